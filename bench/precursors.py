@@ -2,14 +2,16 @@
 
     python bench/precursors.py [--seeds 8] [--recipes NAME,...] [--minutes 120] [--jobs 2] [--keep] [--tuning] [--short]
 
-Each recipe (bench/precursors/recipes.py) is trained under `foreshock run --record`, JOBS trainings at a time, beneath
-everything else that runs. Records are kept in OUT/records and never made twice; what `foreshock detect` says of them
-is scored by the protocol of bench/precursors/scoring.py. Written: OUT/report.html and OUT/results.json. With --keep,
-what scoring needs of each training goes to bench/precursors/trainings, and results.json is computed from all
-trainings kept there, of whatever day and machine; `./dev docs` writes docs/precursors.md and
-bench/precursors/RESULTS.md from it. Kept trainings are not made again, unless the recipe, the detectors or the
-figures of a slice have changed since. A training that lost looks at weights, as on a busy machine, is not kept. After
---minutes nothing further is trained, and what is unfinished is thrown away; the next time goes on from there. --tuning
+Each recipe (bench/precursors/recipes.py) is trained under `foreshock run --record`, JOBS trainings at a time, with idle
+priority. Records are stored in OUT/records and made only once; the output of `foreshock detect` on them is scored by
+the protocol of bench/precursors/scoring.py. Written: OUT/report.html and OUT/results.json.
+
+With --keep, the data that scoring needs of each training goes to bench/precursors/trainings, and results.json is
+computed from all trainings stored there, from any day and machine; `./dev docs` writes docs/precursors.md and
+bench/precursors/RESULTS.md from it. A stored training is made again only if the recipe, the detectors or the code that
+judges slices has changed. A training that lost too many snapshots of weights, as on a busy machine, is not stored.
+
+After --minutes no further training starts, and unfinished ones are discarded; the next call continues there. --tuning
 trains seeds that no result may contain.
 """
 
@@ -41,7 +43,7 @@ Wanted = tuple[recipes.Recipe, int]
 
 
 def wanted_trainings(options: argparse.Namespace) -> list[Wanted]:
-    """Seed by seed, so that whenever time is up every recipe has been tried about equally often."""
+    """Recipes and seeds, seed by seed, so that all recipes have about equally many trainings when the time is up."""
     names = options.recipes.split(",") if options.recipes else [each.name for each in recipes.RECIPES]
     unknown = [name for name in names if name not in {each.name for each in recipes.RECIPES}]
     if unknown:
@@ -52,7 +54,7 @@ def wanted_trainings(options: argparse.Namespace) -> list[Wanted]:
 
 
 def judged(what: recipes.Recipe, seed: int, path: pathlib.Path) -> dict:
-    """The reduced training; made once for each version of the detectors and of the reduction."""
+    """The data of a training that scoring needs; cached for each version of the detectors and of the scoring code."""
     sources = b"".join((HERE / name).read_bytes() for name in ("recording.py", "alarms.py", "scoring.py"))
     key = hashlib.sha256(sources + recording.FORESHOCK.read_bytes()).hexdigest()[:16]
     file = path.with_suffix(f".{key}.json")
@@ -66,7 +68,7 @@ def judged(what: recipes.Recipe, seed: int, path: pathlib.Path) -> dict:
 
 
 class Trainer:
-    """Trains, or takes what is there: a record in `out`, else what is kept in the repository."""
+    """Provides trainings: from a record in `out`, else from those stored in the repository, else by training."""
 
     def __init__(self, options: argparse.Namespace, out: pathlib.Path, deadline: float) -> None:
         self.options, self.out, self.deadline = options, out, deadline
@@ -74,11 +76,11 @@ class Trainer:
         self.kept = {(one["recipe"], one["seed"]): one for one in kept if provenance.is_made_alike(one)}
 
     def path(self, what: recipes.Recipe, seed: int) -> pathlib.Path:
-        # With its identity, so that a record of another training is not taken for one of this.
+        # The name contains the hash of the recipe, so that a record of an older version of it is not used.
         return self.out / "records" / f"{what.name}-{seed}-{provenance.of_training(what)}.jsonl"
 
     def get(self, wanted: Wanted) -> dict | None:
-        """None: not there, and no time for it."""
+        """The training; None: it does not exist, and there is no time for it."""
         what, seed = wanted
         path, kept = self.path(what, seed), self.kept.get((what.name, seed))
         if not path.exists() and (kept is None or provenance.is_outdated(kept)) and not self.options.score:
@@ -96,7 +98,7 @@ class Trainer:
 
 
 def check_steps(out: pathlib.Path, steps: int | None) -> None:
-    """One directory holds trainings of one length."""
+    """Raises an error if the directory holds trainings of another length."""
     file, text = out / "steps.json", json.dumps(steps)
     if file.exists() and file.read_text() != text:
         raise recording.RecordingError(f"{out} holds trainings of another length; give another --out")

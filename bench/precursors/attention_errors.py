@@ -1,5 +1,5 @@
-"""What the detectors say of attention that errs in one layer: before the loss does, of the right layer, and what they
-say where there is no harm. And which detectors are worth shipping as default."""
+"""Evaluates the detectors on trainings with an attention error in one layer: whether they warn before the loss event
+and for the right layer, and whether they warn if the error is harmless. Also selects the default detectors."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import scoring
 
 WATCHED = ("output_error_drift", "bias")
 LEAST_LIFT, LEAST_LEAD, MOST_FALSE = 2.0, 5, 1.0
-LEAST_SHARE = 7 / 8  # of the trainings in which something is planted
+LEAST_SHARE = 7 / 8  # of the trainings with a planted error
 
 
 def layer_number(places: list[str], place: str) -> int:
-    """Layers are labelled in their order, whatever the labels are."""
+    """The number of the layer with label `place`; sorted labels are in the order of the layers."""
     return sorted(places).index(place)
 
 
 def seen(one: dict, detector: str) -> dict | None:
-    """The first alarm of a detector once the error is there (without one: at all that is scored), before the loss event
-    if there is one; None: there is none."""
+    """The first alarm of a detector after the error begins (without an error: after the first scored step) and before
+    the loss event, if there is one. None: no alarm."""
     what, onset = recipes.recipe(one["recipe"]), min(one["onsets"], default=None)
     begin = what.begin(one["seed"]) if what.plant and what.twin else scoring.FIRST_STEP
     end = one["last_step"] + 1 if onset is None else onset
@@ -55,14 +55,14 @@ def median(values: list[int]) -> float | None:
 
 
 def results(found: list[dict]) -> list[dict]:
-    """Of every recipe whose trainings have attention: the planted ones, their twins, and all others."""
+    """A row for every recipe whose model has attention; recipes with a planted error come first."""
     of_attention = [each for each in recipes.RECIPES if each.model != recipes.NET]
     rows = [of_recipe(each, found) for each in of_attention]
     return sorted((row for row in rows if row["trainings"]), key=lambda row: (row["plant"] == "", row["plant"]))
 
 
 def foretells(of: dict) -> bool:
-    """Of one recipe: worth an alert there."""
+    """Whether a detector, with these figures for one recipe, predicts its loss events well enough for an alert."""
     return (
         of["lead_median"] is not None
         and of["lift"] is not None
@@ -74,8 +74,8 @@ def foretells(of: dict) -> bool:
 
 
 def defaults(shipped: dict[str, dict], errors: list[dict]) -> list[str]:
-    """The detectors that are quiet enough in every model and either foretell the failure of a recipe or name the layer
-    of a planted error."""
+    """The detectors that are quiet enough in every model and either predict the loss events of a recipe or name the
+    layer of a planted error."""
     names = []
     for name, of in shipped.items():
         quiet = all(each["per_10k"] <= MOST_FALSE for each in of["models"].values())

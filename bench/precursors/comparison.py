@@ -1,4 +1,4 @@
-"""All detectors over all trainings: with the thresholds that ship, and with thresholds learned from other seeds."""
+"""Scores all detectors over all trainings, with the shipped thresholds and with thresholds learned from other seeds."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import scoring
 from recording import GRID, GRID_OF_OTHERS
 
 LEAST_FALSE = 1.0  # false alarms per 10 000 steps that a learned threshold may have on the seeds it is learned from
-OTHERS = tuple(alarms.of_others([], [], [], []))  # names of the rules of others
-NULL = "step index"
-NULL_EVERY = 40  # steps
+OTHERS = tuple(alarms.of_others([], [], [], []))  # names of detection rules that others have published
+NULL = "step index"  # the null detector: one alarm at a fixed step
+NULL_EVERY = 40  # steps between two thresholds that are tried for it
 
 
 def completed(found: list[dict]) -> list[dict]:
-    """The same, with the onsets of failures that the rules of loss events have missed and the twin shows."""
+    """The trainings, with the onsets of failures added that the rules for loss events missed but the twin reveals."""
     by_key = {(one["recipe"], one["seed"]): one for one in found}
     return [one | missed(one, by_key.get((recipes.recipe(one["recipe"]).twin, one["seed"]))) for one in found]
 
@@ -34,7 +34,7 @@ def missed(one: dict, twin: dict | None) -> dict:
 
 
 def training_of(one: dict, threshold: dict[str, str]) -> scoring.Training:
-    """`threshold`: of each detector, the key among those tried; where none is given, what ships."""
+    """`threshold`: by detector, a key of its tried thresholds; detectors without an entry use the shipped one."""
     found = {name: at.get(threshold.get(name, "1.0"), []) for name, at in one["alarms"].items()}
     found[NULL] = [int(threshold[NULL])] if NULL in threshold else []
     masked = [tuple(pair) for pair in one["masked"]]
@@ -46,8 +46,8 @@ def is_fault(one: dict) -> bool:
 
 
 def pairs(found: list[dict], threshold: dict[str, str]) -> list[tuple[scoring.Training, scoring.Training]]:
-    """Each training with a fault, and its twin up to where the fault's training ends. Only complete pairs count, and
-    those in which the detectors asked for had something to look at."""
+    """Each training with a fault, and its twin cut to the same length. Left out: trainings without a twin, and
+    trainings in which a detector of `threshold` has no values."""
     by_key = {(one["recipe"], one["seed"]): one for one in found}
     whole = []
     for one in filter(is_fault, found):
@@ -59,13 +59,13 @@ def pairs(found: list[dict], threshold: dict[str, str]) -> list[tuple[scoring.Tr
 
 
 def controls(found: list[dict], detector: str, threshold: str) -> list[scoring.Training]:
-    """The trainings without a fault in which the detector had something to look at."""
+    """The trainings without a fault in which the detector has values."""
     calm = [one for one in found if not is_fault(one) and (detector in one["alarms"] or detector == NULL)]
     return [training_of(one, {detector: threshold}) for one in calm]
 
 
 def tallies(found: list[dict], detector: str, threshold: str) -> dict[tuple[str, int], scoring.Tally]:
-    """By recipe and seed."""
+    """The tally of each pair, by recipe and seed."""
     return {
         (fault.recipe, fault.seed): scoring.tally(fault, twin, detector)
         for fault, twin in pairs(found, {detector: threshold})
@@ -73,12 +73,12 @@ def tallies(found: list[dict], detector: str, threshold: str) -> dict[tuple[str,
 
 
 def over_seeds(of: dict[tuple[str, int], scoring.Tally]) -> list[scoring.Tally]:
-    """One group for each seed, of all recipes: those of one model share their twin."""
+    """One tally per seed, over all recipes: recipes of one model share their twin, so they are not independent."""
     return [scoring.pooled(t for key, t in of.items() if key[1] == seed) for seed in sorted({key[1] for key in of})]
 
 
 def summaries(found: list[dict], detector: str, of: dict[tuple[str, int], scoring.Tally], threshold: str) -> dict:
-    """Over all recipes, and by recipe."""
+    """The summary over all recipes, by recipe, and by model."""
     calm = controls(found, detector, threshold)
     by_recipe = {}
     for each in recipes.RECIPES:
@@ -91,7 +91,7 @@ def summaries(found: list[dict], detector: str, of: dict[tuple[str, int], scorin
 
 
 def by_model(calm: list[scoring.Training], detectors: Iterable[str]) -> dict[str, dict]:
-    """False alarms of each model's trainings without a fault."""
+    """False alarms in the trainings without a fault, by recipe; each model has one such recipe or more."""
     names = list(detectors)
     found = {}
     for each in recipes.RECIPES:
@@ -107,7 +107,7 @@ def is_for_learning(seed: int) -> bool:
 
 
 def tried(detector: str) -> list[str]:
-    """Thresholds, lowest first; of the null, which has none that is quiet, steps."""
+    """The thresholds that are tried, lowest first. For the null detector: the steps at which it gives its alarm."""
     if detector == NULL:
         longest = max(each.steps for each in recipes.RECIPES if each.arm == "fault")
         return [str(step) for step in range(scoring.FIRST_STEP, longest, NULL_EVERY)]
@@ -115,8 +115,8 @@ def tried(detector: str) -> list[str]:
 
 
 def learned_threshold(found: list[dict], detector: str) -> str | None:
-    """The lowest that was quiet enough in the trainings without a fault; of the null the one of most lift. From the
-    seeds for learning alone; None: nothing there to learn from, or none was quiet enough."""
+    """The lowest threshold that was quiet enough in the trainings without a fault; for the null detector, the step with
+    the largest lift. Uses only the seeds for learning. None: no trainings to learn from, or none was quiet enough."""
     learning = [one for one in found if is_for_learning(one["seed"])]
     if detector == NULL:
         whole = {at: scoring.pooled(tallies(learning, detector, at).values()).lift() for at in tried(detector)}
@@ -127,8 +127,8 @@ def learned_threshold(found: list[dict], detector: str) -> str | None:
 
 
 def learned(found: list[dict], detector: str) -> dict:
-    """The learned threshold, and what it gave on the other seeds. The null has one for each recipe: it is to be as good
-    as it can, and recipes are of different lengths."""
+    """The learned threshold, and its results on the other seeds. The null detector has one for each recipe, since
+    recipes differ in length and it is to be as good as possible."""
     scored = [one for one in found if not is_for_learning(one["seed"])]
     if detector != NULL:
         at = learned_threshold(found, detector)
@@ -145,7 +145,7 @@ def learned(found: list[dict], detector: str) -> dict:
 
 
 def names_of(found: list[dict]) -> list[str]:
-    """Ours first, then others'."""
+    """The names of all detectors: ours first, then the rules of others."""
     names = {name for one in found for name in one["alarms"]}
     return [*sorted(names - set(OTHERS)), *(name for name in OTHERS if name in names)]
 
@@ -186,7 +186,7 @@ def about_making(found: list[dict]) -> dict:
 
 
 def about(what: recipes.Recipe, found: Iterable[dict]) -> dict:
-    """What happened in the trainings of a recipe."""
+    """A recipe, with the numbers of its trainings and of their loss events."""
     of = [one for one in found if one["recipe"] == what.name]
     return {
         "name": what.name, "family": what.family, "model": what.model, "what": what.what, "steps": what.steps,
@@ -198,7 +198,7 @@ def about(what: recipes.Recipe, found: Iterable[dict]) -> dict:
 
 
 def curves(found: list[dict]) -> list[dict]:
-    """Of the first seed of each recipe, what the page draws: losses, onsets, first alarms."""
+    """Losses, onsets and first alarms of the first seed of each recipe, for the charts of the page."""
     drawn = []
     for each in recipes.RECIPES:
         of = [one for one in found if one["recipe"] == each.name]
@@ -213,7 +213,7 @@ def curves(found: list[dict]) -> list[dict]:
 
 
 def curve(means: list[float | None], points: int = 300) -> list[list[float | None]]:
-    """[step, largest mean of a bin]; None: not finite."""
+    """At most about `points` pairs [step, largest mean loss of the bin]; None: a loss was not finite."""
     width = max(1, len(means) // points)
     bins = [(n, means[n : n + width]) for n in range(0, len(means), width)]
     return [[scoring.BLOCK * n + 1, None if None in of else max(of)] for n, of in bins]

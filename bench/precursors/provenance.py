@@ -1,4 +1,4 @@
-"""What a result depends on, as hashes: a result of another day or machine counts only beside others of the same.
+"""Hashes of the code that a result depends on. Results of several days or machines are combined only if they are equal.
 
 Standard library only: `./dev docs` runs it without a virtual environment.
 """
@@ -15,12 +15,12 @@ import recipes
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = ROOT / "bench" / "precursors"
 DEMO = ROOT / "integrations" / "torch" / "demo"
-FOLDER = HERE / "trainings"  # what is kept of each training, a file for each recipe
-# A training keeps at least this share of the looks at weights that another one of its recipe had: on a busy machine
-# the agent loses some, and the detectors of weights then see fewer values.
+FOLDER = HERE / "trainings"  # the data stored of each training, a file per recipe
+# A training must have at least this share of the weight snapshots of the best training of its recipe: on a busy machine
+# the agent loses some, and the detectors of weights then have fewer values.
 LEAST_LOOKS = 0.85
-JUDGES = ("bias", "deviation", "plain", "reference")  # of shadow/
-# How the trainings are watched.
+JUDGES = ("bias", "deviation", "plain", "reference")  # prefixes of files in shadow/
+# Options of `foreshock run` for the trainings.
 MONITOR = ("--port", "0", "--every", "4", "--weights", "8", "--max-slowdown", "100%")
 
 
@@ -29,31 +29,32 @@ def digest(parts: list[str]) -> str:
 
 
 def without_comments(source: str) -> str:
-    """C++ or Python, near enough for a hash: neither a comment nor a break of lines makes another detector."""
+    """C++ or Python source with comments removed and white space collapsed, roughly, so that these do not change a
+    hash."""
     return re.sub(r"\s+", " ", re.sub(r"//.*|^\s*#(?!include).*", "", source, flags=re.MULTILINE))
 
 
 def of_detectors() -> str:
-    """Of everything between a record and its events."""
+    """Hash of the code that turns a record into events."""
     files = sorted([*(ROOT / "detect").glob("*.h"), *(ROOT / "detect").glob("*.cpp"), ROOT / "agent" / "detection.cpp"])
     return digest([f"{file.name} {without_comments(file.read_text())}" for file in files])
 
 
 def of_judges() -> str:
-    """Of everything that makes the figures of a slice of attention in a record."""
+    """Hash of the code that computes the figures of an attention slice in a record."""
     files = sorted(path for name in JUDGES for path in (ROOT / "shadow").glob(f"{name}*.*"))
     return digest([f"{file.name} {without_comments(file.read_text())}" for file in files])
 
 
 def of_training(what: recipes.Recipe) -> str:
-    """Of everything that makes a record."""
+    """Hash of everything that determines the record of a training."""
     made = what.name, what.model, what.steps, what.begins, what.later, what.plant, what.dose, what.where, what.growth
     sources = HERE / "training.py", DEMO / "train.py", DEMO / "fault.py"
     return digest([repr((made, recipes.LAYERS, MONITOR)), *(without_comments(each.read_text()) for each in sources)])
 
 
 def stored() -> list[dict]:
-    """All trainings that are kept, in the order of the recipes and seeds."""
+    """All stored trainings, in the order of recipes and seeds."""
     lines = [line for each in recipes.RECIPES for line in kept(each.name)]
     return [json.loads(line) for line in lines]
 
@@ -64,13 +65,13 @@ def kept(recipe: str) -> list[str]:
 
 
 def looks(one: dict) -> float:
-    """At weights, per step."""
+    """Weight snapshots per step."""
     return one["lines"]["tensor"] / one["last_step"]
 
 
 def keep(found: list[dict]) -> list[dict]:
-    """Adds trainings to those that are kept, in place of the same ones of before. Returns what is not added: trainings
-    that lost too many looks at weights."""
+    """Stores trainings, replacing those with the same recipe and seed. Returns the trainings that lost too many weight
+    snapshots, which are not stored."""
     FOLDER.mkdir(exist_ok=True)
     refused: list[dict] = []
     for name in sorted({one["recipe"] for one in found}):
@@ -85,15 +86,15 @@ def keep(found: list[dict]) -> list[dict]:
 
 
 def is_made_alike(one: dict) -> bool:
-    """By the training that the recipe now is."""
+    """Whether the training was made with the recipe as it is now."""
     return one["made"]["training"] == of_training(recipes.recipe(one["recipe"]))
 
 
 def is_outdated(one: dict) -> bool:
-    """To be made again: stale, or with other figures of its slices of attention than those of this tree."""
+    """Whether it must be made again: it is stale, or its slices were judged by other code than that of this tree."""
     return is_stale(one) or (one["lines"]["sample"] > 0 and one["made"].get("judges") != of_judges())
 
 
 def is_stale(one: dict) -> bool:
-    """Judged by other detectors than those of this tree."""
+    """Whether its events come from other detectors than those of this tree."""
     return one["made"]["detectors"] != of_detectors()

@@ -1,8 +1,8 @@
 """The trainings of the benchmark: what is wrong in each, and which training is its twin, in which nothing is.
 
-A training and its twin have the seed, the data and everything else in common, up to the step at which the fault begins
-to the last bit. That step depends on the seed, so that the step's number tells little. One twin serves all faults of
-its model; it goes on for longer than they do, and all of it shows how often detectors cry wolf.
+A training and its twin have the same seed and data, and are equal bit for bit until the step at which the fault begins.
+That step depends on the seed, so that step numbers predict little. One twin serves all faults of its model. It is
+longer than they are, and its whole length is used to count false alarms.
 """
 
 from __future__ import annotations
@@ -10,18 +10,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ARMS = ("fault", "control")
-# Of the seeds whose results anybody had seen when a threshold or a detector was chosen none is as large as this.
+# All seeds whose results were known when thresholds and detectors were chosen are smaller than FIRST_SEED.
 FIRST_SEED, FIRST_TUNING_SEED = 1003, 500
 LAYERS = 2
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One row of the table. `steps`: of each training; `begins`: step of the fault for the first seed (0: from the
-    start), and by how many steps later it may be for others. `twin`: the recipe without the fault ("": this is one).
-    `plant`: an error of attention in one layer of `dose` ulp, "following" the output's gradient or "unrelated" to it,
-    or all of attention "rounded" from fp64; `where`: in which layer (None: that depends on the seed). `growth`: of the
-    weights that make queries and keys, a step."""
+    """One row of the table.
+
+    steps   length of each training
+    twin    name of the recipe without the fault; "": this recipe has no fault
+    begins  first step at which the fault may begin; 0: it is there from the start
+    later   the step depends on the seed, in [begins, begins + later)
+    plant   attention error of `dose` ulp in one layer: "following" the gradient of the output or "unrelated" to it;
+            or "rounded": all attention is computed in fp64 and rounded
+    where   layer of the error; None: it depends on the seed
+    growth  by which the query and key weights grow per step, as a fraction
+    """
 
     name: str
     family: str
@@ -41,11 +47,11 @@ class Recipe:
         return "fault" if self.twin else "control"
 
     def begin(self, seed: int) -> int:
-        """Step at which the fault begins; multiplying by a prime spreads neighbouring seeds."""
+        """The step at which the fault begins. The prime spreads neighbouring seeds."""
         return self.begins + (seed * 7919) % self.later if self.later else self.begins
 
     def layer(self, seed: int) -> int | None:
-        """The layer in which attention errs."""
+        """The layer with the attention error; None: no single layer has one."""
         if self.plant in ("", "rounded"):
             return None
         return seed % LAYERS if self.where is None else self.where
@@ -55,8 +61,8 @@ NET, TEXT, COPYING = "1-50-1 tanh net, full batch", "GPT on text", "GPT that cop
 
 
 def following(dose: int) -> Recipe:
-    """In the layer by which most of these models copy; in the other one errors do harm later or none
-    (`following-bias-unused`)."""
+    """An error in the layer that most of these models use for copying. In the other layer an error does harm later or
+    not at all (`following-bias-unused`)."""
     wrong = f"is off by {dose} ulp in the direction of its gradient"
     what = f"in the layer that copies, the output that backward reads {wrong}"
     return Recipe(

@@ -27,7 +27,7 @@ HEAD = (
     "lift",
     "false per 10 k steps",
 )
-NONE_SEEN = 3.0  # one-sided 95 % Poisson bound of what was never seen: -ln 0.05
+NONE_SEEN = 3.0  # one-sided 95 % Poisson bound of a count of zero: -ln 0.05
 
 
 def number(value: float | None) -> str:
@@ -63,8 +63,8 @@ def markdown(head: list[str] | tuple[str, ...], rows: list[list[str]]) -> str:
 
 
 def verdicts(results: dict) -> list[str]:
-    """For each recipe: which detectors would be worth an alert there (lift, lead, more than half of the events), and
-    whether that is sure."""
+    """A line per recipe: the detectors that predict its events well enough for an alert (lift, lead, more than half of
+    the events), and those whose whole interval of lift is high enough."""
     lines, seeds = [], {recipe["name"]: set(recipe["seeds"]) for recipe in results["recipes"]}
     for recipe in faults(results):
         pairs = len(set(recipe["seeds"]) & seeds[recipe["twin"]])
@@ -89,7 +89,8 @@ def faults(results: dict) -> list[dict]:
 
 
 def quiet(results: dict) -> str:
-    """The trainings without a fault: how often each detector, and all that are default, cried wolf."""
+    """The table of false alarms in trainings without a fault: of each detector, and of all default detectors
+    together."""
     rows = []
     for name, of in [*results["shipped"].items(), ("all that are default", {"models": results["default_quiet"]})]:
         cells = [
@@ -106,13 +107,13 @@ def controls(results: dict) -> list[dict]:
 
 
 def steps_of(results: dict, recipe: dict) -> int:
-    """Scored ones; of any detector that had all of them to look at."""
+    """The number of scored steps, taken from the detector that has values for most of them."""
     of = [found["models"].get(recipe["name"]) for found in results["shipped"].values()]
     return max((each["steps"] for each in of if each), default=0)
 
 
 def errors(results: dict) -> str:
-    """Attention that errs, and attention that does not."""
+    """The table of trainings with and without an attention error."""
     rows = []
     for each in results["attention_errors"]:
         drift, bias, of = each["output_error_drift"], each["bias"], each["trainings"]
@@ -128,7 +129,7 @@ def errors(results: dict) -> str:
 
 
 def families(results: dict) -> str:
-    """For each family of failures, the default detectors that warned before it."""
+    """The table of families of failures, with the default detectors that warned before them."""
     rows = []
     for family in dict.fromkeys(recipe["family"] for recipe in faults(results)):
         of = [recipe for recipe in faults(results) if recipe["family"] == family]
@@ -145,7 +146,7 @@ def families(results: dict) -> str:
 
 
 def made(results: dict, current: str) -> str:
-    """States what the figures come from, and whether the detectors are those of this tree."""
+    """Says which trainings the figures come from, and whether their detectors are those of this tree."""
     of = results["made"]
     stale = of["trainings"] if results["detectors"] != current else of["stale"]
     text = (
@@ -168,7 +169,7 @@ def made(results: dict, current: str) -> str:
 
 
 def page(results: dict, current: str) -> str:
-    """The report on one page. `current`: the hash of the detectors of this tree."""
+    """The text of docs/precursors.md. `current`: the hash of the detectors of this tree."""
     parts = [SHORT.format(**results["protocol"]), made(results, current) + "\n", "## Default and experimental\n"]
     parts += [standing(results), ONE_LINE, short_table(results) + "\n"]
     parts.append(f"## Which failures were predicted\n\n{short_families(results)}\n")
@@ -176,7 +177,7 @@ def page(results: dict, current: str) -> str:
 
 
 def short_families(results: dict) -> str:
-    """For each family of failures: which default detector warned before the failure, in how many recipes, how early."""
+    """The table of families of failures, with the default detectors that warned: in how many recipes, how early."""
     rows = []
     for family in dict.fromkeys(recipe["family"] for recipe in faults(results)):
         of = [recipe["name"] for recipe in faults(results) if recipe["family"] == family]
@@ -210,7 +211,7 @@ def short_table(results: dict) -> str:
 
 
 def report(results: dict, current: str) -> str:
-    """Every table. `current`: the hash of the detectors of this tree."""
+    """The text of RESULTS.md, with every table. `current`: the hash of the detectors of this tree."""
     what = [
         [
             f"`{r['name']}`", r["family"], r["model"], r["what"], f"`{r['twin']}`" if r["twin"] else "–",
@@ -248,7 +249,7 @@ def of_recipe(results: dict, recipe: dict) -> str:
 
 
 def text(results: dict) -> str:
-    """For a terminal."""
+    """The main tables for a terminal."""
     rows = [HEAD, *(row_of(name, of["all"]) for name, of in results["shipped"].items())]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
