@@ -2,10 +2,10 @@
 
     python bench/adapter_overhead.py [--library LIB] [--cache DIR] [--rounds 200]
 
-Two processes of this same file, one plain and one with the library preloaded and the adapter in place, take
-turns, each turn a few milliseconds of calls; a round is one turn of each. Printed: the median over rounds of
-either, and of the difference with its 95 % bounds (order statistics of the rounds, no distribution assumed).
-The aim: at most +0.6 us.
+Two processes run this file, one plain and one with the library preloaded and the adapter loaded. They take turns of a
+few milliseconds of calls; a round is one turn of each. Printed: the median time per call over the rounds for both, and
+the median of the difference with its 95 % bounds (order statistics of the rounds, no distribution assumed). The aim: at
+most +0.6 us for an attention call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def workloads() -> dict:
     import torch
 
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 1, 2, 8) for _ in range(3))  # as small as can be: all of it is dispatch
+    q, k, v = (torch.randn(1, 1, 2, 8) for _ in range(3))  # as small as possible, so that nearly all time is dispatch
     x, scalar = torch.randn(4), torch.tensor(1.0)
     op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -56,7 +56,7 @@ def workloads() -> dict:
 
 
 def serve(adapter: str) -> None:
-    """Answers every line on stdin, a workload's name, with the microseconds per call of one turn."""
+    """Reads the name of a workload from each line of stdin, and prints the microseconds per call of one turn."""
     import ctypes
 
     import torch
@@ -65,7 +65,7 @@ def serve(adapter: str) -> None:
     if adapter:
         assert ctypes.CDLL(adapter).foreshock_adapter_start() > 0
         fake = getattr(ctypes.CDLL(None), "fake_sample", None)
-        if fake:  # tests preload a fake monitor (fake_core.cpp): make it neither sample nor record
+        if fake:  # tests preload a fake monitor (fake_core.cpp); it must neither sample nor record here
             fake(0)
             ctypes.CDLL(None).fake_record(0)
     calls = workloads()
@@ -96,9 +96,9 @@ class Child:
 
 
 def median_bounds(values: list[float]) -> tuple[float, float, float]:
-    """Median and its 95 % interval from the binomial law of how many rounds fall below it."""
+    """The median and its 95 % interval, from the binomial distribution of the number of rounds below the median."""
     ranked = sorted(values)
-    # 1.96 standard deviations of Binomial(n, 1/2), each of sqrt(n) / 2.
+    # 1.96 standard deviations of Binomial(n, 1/2); one is sqrt(n) / 2.
     reach = math.ceil(0.98 * math.sqrt(len(ranked))) + 1
     middle = len(ranked) // 2
     return (

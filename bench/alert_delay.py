@@ -2,11 +2,11 @@
 
     python bench/alert_delay.py [--servers 6] [--intervals 1 5 15] [--faults 3]
 
-A small training runs under `foreshock run`; several Prometheus servers for each interval scrape its agent, each at a
-phase of its own. Then the gradients fall to a ten thousandth and grow from there, as before a spike of Adam, which the
-detector `gradient_growth` warns of. Printed: from the step that its warning names until the agent shows it, and from
-then until the rule is true in Prometheus, beside what follows from the intervals alone: half the scrape interval and
-half the evaluation interval in the mean, both in the worst case.
+A small training runs under `foreshock run`; several Prometheus servers for each interval scrape its agent, each with
+another phase. Then the gradients fall to a ten thousandth and grow from there, as before a loss spike with Adam; the
+detector `gradient_growth` warns of that. Printed: the time from the step that the warning names until the agent exports
+it, and from then until the rule is true in Prometheus. For comparison: by the intervals alone, the latter is half the
+scrape interval plus half the evaluation interval in the mean, and the sum of both at most.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 RULES = ROOT / "dashboards" / "rules" / "foreshock.yml"
 LEARNING = 30  # seconds of training before the fault: the detector learns 64 steps
-# Of the gradients after the fault: what they fall to, by how much they grow from step to step, after so many steps.
+# After the fault the gradients are multiplied by LOW for QUIET steps, then grow by the factor GROWTH per step.
 LOW, GROWTH, QUIET = 1e-4, 1.13, 40
-PATIENCE = 90
+PATIENCE = 90  # seconds that the warning and the alert are waited for
 
 TRAINING = """
 import os, sys, time
@@ -79,10 +79,10 @@ def ended(process: subprocess.Popen):
 def start_prometheus(folder: pathlib.Path, agent: int, interval: int) -> tuple[subprocess.Popen, int]:
     folder.mkdir()
     port = free_port()
-    shutil.copy(RULES, folder / "rules.yml")  # another path is another phase of evaluation
+    shutil.copy(RULES, folder / "rules.yml")  # the phase of evaluation depends on the path
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: {interval}s, scrape_timeout: {interval}s, evaluation_interval: {interval}s,"
-        f" external_labels: {{server: '{folder.name}'}}}}\n"  # and another phase of scraping
+        f" external_labels: {{server: '{folder.name}'}}}}\n"  # the phase of scraping depends on the labels
         f"rule_files: ['{folder}/rules.yml']\n"
         f"scrape_configs: [{{job_name: foreshock, static_configs: [{{targets: ['127.0.0.1:{agent}']}}]}}]\n"
     )
@@ -93,7 +93,7 @@ def start_prometheus(folder: pathlib.Path, agent: int, interval: int) -> tuple[s
 
 
 def warned_at(agent: int) -> float:
-    """When the agent first shows that the detector has warned."""
+    """The time at which the agent first exports that the detector has warned."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         page = get(f"http://127.0.0.1:{agent}/metrics")
@@ -105,13 +105,13 @@ def warned_at(agent: int) -> float:
 
 
 def step_of_warning(record: pathlib.Path) -> int:
-    """The first that the record names; the first step is 1."""
+    """The step of the first warning in the record; steps count from 1."""
     events = (json.loads(line) for line in record.read_text().splitlines() if '"gradient_growth"' in line)
     return next(event["step"] for event in events if event.get("level") == "warn")
 
 
 def true_at(port: int) -> float:
-    """When the rule became true in this Prometheus: the time of that evaluation."""
+    """The time of the evaluation at which the rule became true in this Prometheus."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         for alert in json.loads(get(f"http://127.0.0.1:{port}/api/v1/alerts"))["data"]["alerts"]:
@@ -123,7 +123,8 @@ def true_at(port: int) -> float:
 
 
 def one_fault(intervals: list[int], servers: int) -> tuple[float, dict[int, list[float]]]:
-    """(seconds until the agent shows it, for each interval the seconds from then until the rule is true)."""
+    """Runs one training with a fault. Returns the seconds until the agent exports the warning, and for each interval
+    the seconds from then until the rule is true, one value per server."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-delay-", dir="/dev/shm"))
     environment = os.environ | {"FORESHOCK_DIR": str(folder), "OMP_NUM_THREADS": "1"}
     fault = folder / "fault"

@@ -17,11 +17,11 @@ import stored_tensors  # noqa: E402
 
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release"))
 REPETITIONS = 7
-BOUND = 2.5
+BOUND = 2.5  # compare may take this many times as long as reading
 
 
 def write_pair(directory: pathlib.Path, megabytes: int, store, width: int) -> list[pathlib.Path]:
-    """A model of tensors of 32 Mi values, and the same after a step of training."""
+    """Writes a model of tensors with 32 Mi values each, and the same model after a step of training."""
     count = 1 << 25
     weights = np.random.default_rng(1).normal(0, 0.02, count).astype(np.float32)
     update = np.random.default_rng(2).normal(0, 1e-5, count).astype(np.float32)
@@ -36,7 +36,7 @@ def write_pair(directory: pathlib.Path, megabytes: int, store, width: int) -> li
 
 
 def timed(command: list[str]) -> tuple[float, float]:
-    """Wall and CPU seconds."""
+    """Runs the command; returns its wall and CPU seconds."""
     before, start = os.times(), time.monotonic()
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
     wall, after = time.monotonic() - start, os.times()
@@ -46,7 +46,7 @@ def timed(command: list[str]) -> tuple[float, float]:
 
 def measure(name: str, paths: list[pathlib.Path]) -> None:
     files = [str(path) for path in paths]
-    # Interleaved, so that a busy moment of the machine meets both.
+    # Interleaved, so that other work on the machine affects both.
     runs = [
         (timed(["cat", *files]), timed([str(BUILD / "bin" / "foreshock"), "compare", *files]))
         for _ in range(REPETITIONS)

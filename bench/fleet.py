@@ -2,15 +2,17 @@
 
     python bench/fleet.py [--agents 200] [--seconds 90] [--interval 15] [--layers owner|budget] [--json OUT]
 
-200 agents' worth of series (bench/fleet/agents.cpp: the agent's own exporter and server, 8 ranks each; the layers of
-one rank, or of all eight up to the agent's budget) are scraped by two real Prometheus servers with empty stores, of
-which one evaluates our rules: what it takes more of a CPU than the other is what the rules cost, however busy the
-machine is. All share its cores. Printed: series, samples per second, how long a scrape took, memory and CPU of
-Prometheus, CPU seconds of the rules in one interval of evaluation, Prometheus' own time of each group and of the
-dearest rules (by the clock, so the shortest of the evaluations in the last third: a busy machine makes them longer, and
-ranges that are empty yet make the first ones shorter), and what an overview of the whole fleet costs as a query. Every
-alert fires there, which is the dearest case. A range in a rule costs its full price once there is so much data: ten
-minutes for most.
+The series of 200 agents (bench/fleet/agents.cpp, with the agent's own exporter and server; 8 ranks each; the layers of
+one rank, or of all eight up to the agent's budget) are scraped by two real Prometheus servers with empty stores. One of
+them evaluates our rules, so the difference of their CPU times is the cost of the rules, even on a busy machine. All
+processes share the cores.
+
+Printed: series, samples per second, the time of a scrape, memory and CPU of Prometheus, CPU seconds of the rules per
+evaluation interval, the evaluation time that Prometheus reports for each group and for the most expensive rules, and
+the time of queries over the whole fleet. The evaluation times are wall times. Each is the shortest of the last third of
+all evaluations: a busy machine makes evaluations longer, and ranges that are still empty make the first ones shorter.
+Every alert fires here, which is the most expensive case. A range in a rule has its full cost only when there is that
+much data: ten minutes for most.
 """
 
 from __future__ import annotations
@@ -56,12 +58,12 @@ def groups_of_rules() -> list[dict]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/api/v1/rules", timeout=60) as reply:
             return json.load(reply)["data"]["groups"]
-    except OSError:  # it reads its store still
+    except OSError:  # Prometheus is still starting
         return []
 
 
 def wait_for_rules(seconds: float) -> None:
-    """Until each rule was evaluated; an error in one ends the bench."""
+    """Waits until each rule has been evaluated; exits if a rule has an error."""
     end = time.monotonic() + seconds
     while True:
         rules = [rule for group in groups_of_rules() for rule in group["rules"]]
@@ -74,7 +76,7 @@ def wait_for_rules(seconds: float) -> None:
 
 
 def evaluations() -> float:
-    """Of the groups that are evaluated most often, so far: a busy machine leaves some out."""
+    """Evaluations so far of the group that was evaluated most often; a busy machine misses some evaluations."""
     with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=60) as reply:
         lines = [line.rpartition(" ") for line in reply.read().decode().splitlines()]
     named, made = "prometheus_rule_group_iterations", {}
@@ -87,7 +89,8 @@ def evaluations() -> float:
 
 
 class Times:
-    """The shortest time that each rule took in the last third of all looks, in seconds."""
+    """Evaluation times of the rules. The time of a rule is the shortest of the last third of all readings, in
+    seconds."""
 
     def __init__(self) -> None:
         self.looks: list[dict[tuple[str, str], float]] = []
@@ -134,7 +137,7 @@ def start_prometheus(ports: list[int], folder: pathlib.Path, interval: int, port
 
 
 def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, interval: int) -> dict:
-    time.sleep(3 * interval)  # every target once, and its series made
+    time.sleep(3 * interval)  # until every target was scraped and its series exist
     wait_for_rules(120)
     evaluated = evaluations()
     begin, before = time.monotonic(), [process_numbers(each.pid)[1] for each in (server, plain)]

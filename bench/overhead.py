@@ -3,21 +3,21 @@
     python bench/overhead.py [--short] [--sets 4] [--rounds 40] [--wall] [--only parts|processes]
 
 Three kinds of the same small training take turns of a few steps: a plain process, one under `foreshock run` that never
-samples, and one under `foreshock run` with default options. One turn of each, in random order, is a round. A set is one
-process of each kind, all on the same core and of one thread, so that they differ in nothing but the monitor; two
-processes of one kind still differ (where their memory lies), so there are several sets. The agent runs on another core.
+samples, and one under `foreshock run` with default options. A round is one turn of each, in random order. A set is one
+process of each kind, all with one thread on the same core, so that they differ only in the monitor. Two processes of
+one kind still differ (in the layout of their memory), so there are several sets. The agent runs on another core.
 
-Time is the CPU time of the trainer: it does not count while somebody else has the core, so the figures also mean
-something on a shared machine; with --wall it is the clock on the wall, which needs an idle one. The agent's CPU time is
-a line of its own, as a share of one core. `ours` is what the monitor itself says that it took (the control of
---max-slowdown), of the same turns.
+Time is the CPU time of the trainer, which does not include time in which other processes have the core, so that the
+figures are valid on a shared machine too. With --wall it is wall time, which needs an idle machine. The agent's CPU
+time is printed in a separate line, as a share of one core. `ours` is the cost of the same turns as the monitor measures
+it (for --max-slowdown).
 
-`by parts` is the sharper figure, for a machine on which two turns of one process differ by more than the goal. What the
-monitor does in a default training is a sum: something at each step (`step`: a training of one parameter, nearly all of
-whose time is the framework's), slices of attention, snapshots of weights. The last two are done at every step here, in
-a process that `foreshock pause` and `resume` switch off and on between turns, so that their cost stands out and nothing
-else differs; each turn with it on stands beside the two around it. What one slice and one snapshot cost, times how many
-a default training takes a step (counted in one that is left alone), is the sum.
+`by parts` is more accurate, for a machine on which two turns of one process differ by more than the goal. The cost of a
+default training is a sum of three parts: work at each step (`step`, measured in a training of one parameter, whose time
+is nearly all spent in the framework), slices of attention, and snapshots of weights. The last two are taken at every
+step, so that their cost stands out, in a process that `foreshock pause` and `resume` switch off and on between turns;
+each turn with the monitor on is compared with the turns before and after it. The sum is the cost of a step, of a slice
+and of a snapshot, each times the number per step in an undisturbed default training.
 
 Printed: the median over the rounds of time with / time without - 1, and its 95 % interval from a bootstrap that draws
 sets, then rounds within them. Goals (DESIGN): at most 0.3 % and 1 %. A report, not a gate.
@@ -35,10 +35,10 @@ from typing import Any, NamedTuple
 from turns.trainers import KINDS, OFTEN, Rounds, interval, one_of_each, slices_of
 
 GOALS = {"unsampled": 0.003, "default": 0.01}
-DEFAULT_STEPS = 1024  # of a default training that is counted: several intervals between two snapshots of a tensor
+DEFAULT_STEPS = 1024  # of the default training in which slices and snapshots are counted: several weight intervals
 SHORT_DEFAULT_STEPS = 64
-LEAST_ROUNDS = 20  # of a set; with fewer an interval says nothing
-SHORT_SECONDS = 45  # after which --short begins no further round
+LEAST_ROUNDS = 20  # rounds of a set; with fewer, an interval is not meaningful
+SHORT_SECONDS = 45  # --short starts no further round after this time
 
 
 def verdict(high: float, low: float, goal: float, sets: int, rounds: int) -> str:
@@ -56,10 +56,10 @@ def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str,
                 trainer.turn(warm_up)
             kept: dict[str, list[float]] = {kind: [] for kind in GOALS}
             agent_begin, default_seconds = trainers["default"].agent_cpu_seconds(), 0.0
-            chance = random.Random(number)
+            random_order = random.Random(number)
             for _ in rounds:
                 order = list(KINDS)
-                chance.shuffle(order)
+                random_order.shuffle(order)
                 took = {kind: trainers[kind].turn(steps) for kind in order}
                 for kind in GOALS:
                     kept[kind].append(took[kind][clock] / took["plain"][clock] - 1)
@@ -73,8 +73,8 @@ def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str,
     count = f"{sets} sets x {len(ratios['default'][-1])} rounds of {steps} steps, {clock} time"
     for kind, goal in GOALS.items():
         middle, low, high = interval(ratios[kind])
-        told = verdict(high, low, goal, sets, len(ratios[kind][-1]))
-        print(f"{kind:<10} {middle:+.2%}  [{low:+.2%}, {high:+.2%}]  goal {goal:.1%}: {told}   ({count})", flush=True)
+        word = verdict(high, low, goal, sets, len(ratios[kind][-1]))
+        print(f"{kind:<10} {middle:+.2%}  [{low:+.2%}, {high:+.2%}]  goal {goal:.1%}: {word}   ({count})", flush=True)
     print(
         f"{'ours':<10} {statistics.median(ours):+.2%}  as the monitor accounts for it, its agent's CPU included; "
         f"{sampled} slices",
@@ -84,12 +84,12 @@ def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str,
 
 
 class Switched(NamedTuple):
-    """Of trainings that were switched off and on, per set and round."""
+    """Results of trainings whose monitor was switched off and on."""
 
-    added: list[list[float]]  # seconds of a step with the monitor on, less those around it with it off
-    seconds: float  # of a step with it off
-    slices: float  # of a step with it on
-    snapshots: float
+    added: list[list[float]]  # by set and round: seconds of a step with it on, minus those of the turns around it
+    seconds: float  # of a step with the monitor off
+    slices: float  # per step with the monitor on
+    snapshots: float  # per step with the monitor on
 
     def each(self, count: float) -> tuple[float, float, float]:
         return tuple(seconds / count for seconds in interval(self.added))
@@ -109,7 +109,7 @@ def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clo
                 on.append(trainer.turn(steps)[clock] / steps)
             trainer.switch("pause")
             off.append(trainer.turn(steps)[clock] / steps)
-            trainer.switch("resume")  # or its end would not be told
+            trainer.switch("resume")  # a paused trainer would not report its end
             rank = trainer.finish()
         added.append([now - (a + b) / 2 for now, a, b in zip(on, off[:-1], off[1:], strict=True)])
         plain += off
@@ -122,7 +122,7 @@ def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clo
 def measure_parts(
     per_step: tuple[float, float, float], sets: int, rounds: Rounds, default_steps: int, **how: Any
 ) -> None:
-    """`per_step`: what the monitor adds to any step, in seconds."""
+    """Prints the sum of the parts. `per_step`: seconds that the monitor adds to every step: middle, low, high."""
     often = {kind: switched(kind, sets, rounds, **how) for kind in OFTEN}
     slices, weights = often["slices"], often["weights"]
     per_slice, per_snapshot = slices.each(slices.slices), weights.each(weights.snapshots)
@@ -132,7 +132,7 @@ def measure_parts(
     of_slices = slices_of(rank) / rank["steps"]
     of_snapshots = rank["weights"]["snapshots"] / rank["steps"]
     seconds = statistics.median([slices.seconds, weights.seconds])
-    # Bounds add up as if all were wrong in the same direction at once.
+    # The bounds are added, as if all errors had the same direction.
     middle, low, high = (
         (step + of_slices * one_slice + of_snapshots * snapshot) / seconds
         for step, one_slice, snapshot in zip(per_step, per_slice, per_snapshot, strict=True)
@@ -146,21 +146,21 @@ def measure_parts(
             f"by default   ({count}, {how['clock']} time)",
             flush=True,
         )
-    told = verdict(high, low, GOALS["default"], sets, len(slices.added[-1]))
-    print(f"{'by parts':<10} {middle:+.2%}  [{low:+.2%}, {high:+.2%}]  goal {GOALS['default']:.1%}: {told}", flush=True)
+    word = verdict(high, low, GOALS["default"], sets, len(slices.added[-1]))
+    print(f"{'by parts':<10} {middle:+.2%}  [{low:+.2%}, {high:+.2%}]  goal {GOALS['default']:.1%}: {word}", flush=True)
 
 
 def measure_step(sets: int, rounds: Rounds, steps: int, cores: list[int]) -> tuple[float, float, float]:
-    """Seconds that the monitor adds to a step without a sample, with bounds."""
+    """Seconds that the monitor adds to a step without a sample: middle, low, high."""
     added, plain = [], []
     for number in range(sets):
         with one_of_each("step", ("plain", "unsampled"), cores) as trainers:
             for trainer in trainers.values():
                 trainer.turn(4 * steps)
-            chance, kept = random.Random(number), []
+            random_order, kept = random.Random(number), []
             for _ in rounds:
                 order = ["plain", "unsampled"]
-                chance.shuffle(order)
+                random_order.shuffle(order)
                 took = {kind: trainers[kind].turn(steps)["cpu"] / steps * 1e6 for kind in order}
                 kept.append(took["unsampled"] - took["plain"])
                 plain.append(took["plain"])
@@ -187,7 +187,7 @@ def main() -> None:
     deadline = time.monotonic() + (SHORT_SECONDS if arguments.short else float("inf"))
     rounds = Rounds(5 if arguments.short else arguments.rounds, deadline)
     clock = "wall" if arguments.wall else "cpu"
-    # A turn is a whole number of the least sampling interval, so that each holds as many sampled steps.
+    # A turn is a multiple of the smallest sampling interval, so that all turns have equally many sampled steps.
     steps, warm_up = (8, 8) if arguments.short else (16, 64)
     if arguments.only in (None, "parts"):
         per_step = measure_step(sets, rounds, 200 if arguments.short else 500, cores)

@@ -2,19 +2,19 @@
 
     python bench/short_steps.py [--short] [--rounds 30] [--sets 3]
 
-What the helper does at every step cannot be refused, so the shorter the step, the larger its share; samples and
-snapshots of weights then wait (DESIGN: budget). For each length of step a plain training and one under `foreshock run`
-with default options take turns on one core (turns/trainers.py); the agent has the other ones.
+The work of the Python helper at every step cannot be skipped, so its share grows as steps become shorter; samples and
+snapshots of weights are then postponed (DESIGN: budget). For each length of step a plain training and one under
+`foreshock run` with default options take turns on one core (turns/trainers.py); the agent has the other cores.
 
 Printed for each: the length of a plain step; `added`, the CPU time of the trainer with the monitor over that without
-it - 1, and its 95 % interval; `metered`, what the monitor itself says that it took of the trainer, and of the agent's
-cores; and what it is made of in microseconds a step: `each` step (median of those with nothing else in them), and
-what set-up, samples and snapshots add in the mean.
+it - 1, and its 95 % interval; `metered`, the cost as the monitor measures it, in the trainer and with the agent's
+cores; and its parts in microseconds per step: `each` (median of the steps without samples and snapshots) and `beyond`
+(what set-up, samples and snapshots add in the mean).
 
-A second line says what the time is paid for, as a clock in the trainer sees it, plain training subtracted. `clock`: the
-hooks around the optimizer's work, median step; `other`: what steps that look at all parameters, that are sampled or
-that measure weights add to them, per step in the mean; `loss`: what the function of the loss takes longer; `norm`: what
-a step takes longer that clips its gradients, its hooks included. A report, not a gate.
+A second line lists the parts as a clock in the trainer measures them, minus those of the plain training. `clock`: the
+hooks around the optimizer's step, in the median step; `other`: what sampled steps, and steps that check all parameters
+or measure weights, add to that, per step in the mean; `loss`: the additional time of the loss function; `norm`: the
+additional time of a step that clips its gradients, with its hooks. A report, not a gate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from turns.trainers import Trainer, interval, one_of_each
 
-MODELS = {  # by about how many ms a step takes: layers, width, batch, length
+MODELS = {  # about the ms of a step: (layers, width, batch, length)
     "1": (1, 16, 1, 8),
     "2": (1, 32, 2, 24),
     "5": (1, 32, 4, 48),
@@ -38,23 +38,23 @@ MODELS = {  # by about how many ms a step takes: layers, width, batch, length
 TURN_MS = 400
 SET_UP_STEPS = 6
 PART_TURNS, LEAST_PART_STEPS = 5, 64
-MEDIAN, MEAN = 0, 1
+MEDIAN, MEAN = 0, 1  # indexes in the lists that training.py returns
 
 
 class Metered(NamedTuple):
-    """Of one training, as its record has it, without the time that it stood still between two turns."""
+    """The cost of one training according to its record, without the pauses between turns."""
 
     trainer: float  # share of the training's own time
-    all: float  # the same with the agent's, as the summary counts it
+    all: float  # share with the agent's CPU time, as in the summary
     each_us: float
     beyond_us: float
 
 
 def metered(record: str, rank: dict[str, Any], turn: int) -> Metered:
-    """`turn`: steps after which it stands still; the step that comes then is as long as it stood."""
+    """`turn`: steps between two pauses. The first step of a turn lasts as long as the pause before it."""
     lines = [json.loads(line) for line in record.splitlines()]
     steps = [line for line in lines if line["type"] == "step"]
-    looked_at = {line["step"] for line in lines if line["type"] == "tensor"}
+    with_snapshot = {line["step"] for line in lines if line["type"] == "tensor"}
     own = sum(step["overhead_seconds"] for step in steps)
     lasted = sum(step["duration_seconds"] for step in steps)
     without_pauses = sum(step["duration_seconds"] for step in steps if step["step"] % turn != 1)
@@ -63,14 +63,14 @@ def metered(record: str, rank: dict[str, Any], turn: int) -> Metered:
     bare = [
         step["overhead_seconds"]
         for step in steps[SET_UP_STEPS:]
-        if not step["sampled"] and step["step"] not in looked_at
+        if not step["sampled"] and step["step"] not in with_snapshot
     ]
     each = statistics.median(bare)
     return Metered(own / trained, (own + agent) / trained, each * 1e6, (own / len(steps) - each) * 1e6)
 
 
 def paid_for(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
-    """Microseconds a step. Both trainers take turns, since the machine is not the same all the time."""
+    """Microseconds per step. Both trainers take turns, since the speed of the machine varies."""
     turns = [{kind: trainer.parts(steps) for kind, trainer in trainers.items()} for _ in range(PART_TURNS)]
 
     def added(kind: str, part: str, which: int) -> float:
@@ -87,7 +87,7 @@ def paid_for(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
 
 
 def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
-    what, ratios, told, plain_ms = ",".join(map(str, MODELS[model])), [], [], []
+    what, ratios, measured, plain_ms = ",".join(map(str, MODELS[model])), [], [], []
     steps = max(8, 8 * round(TURN_MS / float(model) / 8))
     for number in range(sets):
         with one_of_each(what, ("plain", "recorded"), cores) as trainers:
@@ -102,13 +102,13 @@ def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
                 plain_ms.append(1e3 * took["plain"] / steps)
             ratios.append(kept)
             rank = trainers["recorded"].finish()
-            told.append(metered((trainers["recorded"].base / "record").read_text(), rank, steps))
+            measured.append(metered((trainers["recorded"].base / "record").read_text(), rank, steps))
     with one_of_each(what, ("plain", "recorded"), cores) as trainers:
         for trainer in trainers.values():
             trainer.turn(steps)
         parts = paid_for(trainers, max(steps, LEAST_PART_STEPS))
     middle, low, high = interval(ratios)
-    of = Metered(*(statistics.median(column) for column in zip(*told, strict=True)))
+    of = Metered(*(statistics.median(column) for column in zip(*measured, strict=True)))
     print(
         f"{statistics.median(plain_ms):5.1f} ms  added {middle:+.2%} [{low:+.2%}, {high:+.2%}]  "
         f"metered {of.trainer:.2%}, with the agent {of.all:.2%}  each {of.each_us:.0f} us, "

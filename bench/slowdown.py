@@ -2,11 +2,11 @@
 
     python bench/slowdown.py [--pairs 20] [--steps 500] [--only 10]
 
-Each pair is a plain training and one under `foreshock run` with default options, in random order, each in a process of
-its own with all cores. The first 40 steps, which have the grant of the first look, are left out. For each length of
-step: the median of the ratios of wall time and of processor time - 1 with its 95 % interval over the pairs; the
-slowdown that the summary reports, with the share of the agent; and what remains of it without the agent. A report, not
-a gate: on a machine that does other work the wall clock shows mostly that.
+Each pair is a plain training and one under `foreshock run` with default options, in random order, each in a separate
+process with all cores. The first 40 steps, which have an additional grant of budget, are left out. Printed for each
+length of step: the median over the pairs of the ratio of wall times - 1 and of CPU times - 1, with 95 % intervals; and
+the slowdown that the summary reports, which includes the agent. A report, not a gate: on a machine with other work the
+wall times show mostly that work.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def measure(model: str, pairs: int, steps: int) -> None:
             kept.append(watched[clock] / plain[clock] - 1)
         metered.append(rank["slowdown_ratio"])
         plain_ms.append(1e3 * plain["wall"] / (steps - FIRST_LOOK_STEPS))
-    shown = []
+    columns = []
     for clock, kept in ratios.items():
         middle, low, high = interval([kept])
-        shown.append(f"{clock} {middle:+.2%} [{low:+.2%}, {high:+.2%}]")
+        columns.append(f"{clock} {middle:+.2%} [{low:+.2%}, {high:+.2%}]")
     print(
-        f"{statistics.median(plain_ms):6.1f} ms  {'  '.join(shown)}  metered {statistics.median(metered):.2%} "
+        f"{statistics.median(plain_ms):6.1f} ms  {'  '.join(columns)}  metered {statistics.median(metered):.2%} "
         f"[{min(metered):.2%}, {max(metered):.2%}]   ({pairs} pairs of {steps} steps)",
         flush=True,
     )

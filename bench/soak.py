@@ -3,10 +3,10 @@
     python bench/soak.py [--short] [--steps 1000000] [--restarts 10000] [--json FILE]
 
 A trainer without a framework (soak.cpp) runs under `foreshock run --record` with every eighth step sampled, and with up
-to 10^5 names of layers and of scalars, one after the other. It stands still after every tenth part. Then both
-processes, the run's directory, the pages and the record are measured. Printed for each quantity: its value at the start
-(after three parts, when all tables are full) and at the end, the growth for each 10^5 steps or 10^3 restarts, and the
-growth that BOUNDS allows. Exits with 1 if a quantity grows by more. A quantity that is not in BOUNDS may not grow.
+to 10^5 names of layers and of scalars, one after the other. It pauses ten times, after each tenth of the run. Then both
+processes, the run directory, the HTTP pages and the record are measured. Printed for each quantity: its value at the
+start (after three parts, when all tables are full) and at the end, the growth for each 10^5 steps or 10^3 restarts, and
+the growth that BOUNDS allows. Exits with 1 if a quantity grows by more. A quantity that is not in BOUNDS may not grow.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
-PARTS, WARM_UP = 10, 3  # parts
-RATE = 4000  # steps a second: an agent on a busy core keeps up
-SETTLED = 4.0  # seconds until what has ended is published
+PARTS, WARM_UP = 10, 3  # parts; the measurement after part WARM_UP is the start of growth
+RATE = 4000  # steps per second: slow enough for an agent on a busy core
+SETTLED = 4.0  # seconds after which the agent has published the end of a process
 
 
 class Bound(NamedTuple):
-    """Growth that is allowed between the warm-up and the end: of any length, and for each step or restart."""
+    """Growth that is allowed between the warm-up and the end of a run."""
 
-    once: float
-    each: float = 0
+    once: float  # however long the run is
+    each: float = 0  # in addition, for each step or restart
     why: str = ""
 
 
@@ -51,16 +51,16 @@ BOUNDS = {
     "record": Bound(RECORD_SIZE, why="--record-size"),
 }
 RESTART_BOUNDS = BOUNDS | {
-    "segments": Bound(128 * MIB, why="processes of the last two seconds, which a busy machine makes longer"),
-    "files": Bound(2 + 2 * 64, why="two for each of those processes"),
-    "agent descriptors": Bound(2 * 64, why="two for each of those processes"),
+    "segments": Bound(128 * MIB, why="segments stay for two seconds after a process ended, longer on a busy machine"),
+    "files": Bound(2 + 2 * 64, why="two for each of those segments"),
+    "agent descriptors": Bound(2 * 64, why="two for each of those segments"),
     "agent RSS": Bound(8 * MIB, why="free lists of malloc, and statistics of the last processes"),
     "/api/v1/state": Bound(64 * KIB, why="the last processes of each rank"),
 }
 
 
 def rss(pid: int) -> int:
-    """Anonymous memory: the segment is shared, and fixed."""
+    """Anonymous memory in bytes; excludes the segment, which is shared memory of fixed size."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) * KIB for line in status.splitlines() if line.startswith("RssAnon:"))
 
@@ -79,7 +79,7 @@ def sizes(paths: list[pathlib.Path]) -> int:
 
 
 class Soak:
-    """One training under `foreshock run`."""
+    """One run of the trainer under `foreshock run`, and its measurements."""
 
     def __init__(self, scratch: pathlib.Path, base: pathlib.Path, *command: str) -> None:
         self.directory, self.record = base / "soak", scratch / "record.jsonl"
@@ -95,7 +95,8 @@ class Soak:
         )  # fmt: skip
 
     def measure(self, with_trainer: bool) -> tuple[int, dict[str, int]] | None:
-        """After the next part: how much is done, and every quantity. None: it has ended."""
+        """Waits for the end of the next part. Returns the steps or restarts so far, and every quantity; None: the run
+        has ended."""
         line = self.process.stdout.readline()
         if not line:
             return None
@@ -133,16 +134,16 @@ class Soak:
         return json.loads(self.summary.read_text())
 
 
-def judged(looks: list[tuple[int, dict[str, int]]], bounds: dict[str, Bound], each: int) -> list[dict]:
-    """One row for each quantity; `each`: steps or restarts that the growth is printed for."""
+def judged(looks: list[tuple[int, dict[str, int]]], bounds: dict[str, Bound], per: int) -> list[dict]:
+    """One row for each quantity. `per`: growth is given per this number of steps or restarts."""
     (first, start), (last, end) = looks[WARM_UP - 1], looks[-1]
     rows = []
     for name, value in end.items():
         bound = bounds.get(name, Bound(0))
         growth, allowed = value - start[name], bound.once + bound.each * (last - first)
         rows.append(
-            {"what": name, "start": start[name], "end": value, "growth": growth * each / (last - first),
-             "allowed": allowed * each / (last - first), "ok": growth <= allowed}
+            {"what": name, "start": start[name], "end": value, "growth": growth * per / (last - first),
+             "allowed": allowed * per / (last - first), "ok": growth <= allowed}
         )  # fmt: skip
     return rows
 
@@ -154,7 +155,7 @@ def show(title: str, unit: str, rows: list[dict]) -> None:
         print(f"{row['what']:22}{numbers}  {'' if row['ok'] else 'GROWS'}")
 
 
-def soak(kind: str, count: int, each: int, bounds: dict[str, Bound]) -> list[dict]:
+def soak(kind: str, count: int, per: int, bounds: dict[str, Bound]) -> list[dict]:
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-soak-"))
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-soak-", dir="/dev/shm"))
     try:
@@ -166,10 +167,10 @@ def soak(kind: str, count: int, each: int, bounds: dict[str, Bound]) -> list[dic
         summary = one.end()
         if len(looks) != PARTS:
             sys.exit(f"{len(looks)} of {PARTS} parts ran")
-        rows = judged(looks, bounds, each)
+        rows = judged(looks, bounds, per)
         size = len(json.dumps(summary))
         rows.append({"what": "summary", "start": 0, "end": size, "growth": 0, "allowed": 0, "ok": size < MIB})
-        show(f"{count:,} {kind}", f"bytes or a number; growth for each {each:,} {kind}", rows)
+        show(f"{count:,} {kind}", f"bytes or a number; growth for each {per:,} {kind}", rows)
         return rows
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

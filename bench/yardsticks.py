@@ -2,10 +2,11 @@
 
     python bench/yardsticks.py [--replicates 6] [--steps 800] [--every 40] [--out build/yardsticks]
 
-The second phase of arXiv 2405.02803 on small GPTs: twins that see the same batches and differ in one thing. Every
-replicate has its own text order and weights. Printed and drawn (OUT/report.html, OUT/yardsticks.json): slopes of the
-distance between twins, with 95 % intervals over replicates, and the paper's claim that another kernel moves weights
-2-5 times less than low precision does. Stopped and started again, it goes on where it was.
+Repeats the second phase of arXiv 2405.02803 on small GPTs: twins see the same batches and differ in one thing. Every
+replicate has another order of the text and other initial weights. Written (standard output, OUT/report.html,
+OUT/yardsticks.json): slopes of the distance between twins, with 95 % intervals over replicates, and a check of the
+paper's claim that another kernel moves weights 2-5 times less than low precision does. If it is stopped and started
+again, it continues.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import page  # noqa: E402
 import slopes  # noqa: E402
 import twins  # noqa: E402
 
-# Name of a pair, its two arms, and the replicates that have it.
+# The two arms (twins.ARMS) of each pair that is compared.
 PAIRS = {
     "kernel": ("base", "math"),
     "precision": ("base", "fp32"),
@@ -36,7 +37,8 @@ PAIRS = {
     "seed": ("base", "init"),
     "again": ("base", "again"),
 }
-ONCE = {"again": 0}  # only in this replicate: whether one training repeated has the same bits
+# Pairs that only one replicate has, and its number. "again" tests that a repeated training has the same bits.
+ONCE = {"again": 0}
 STATISTICS = ("w1", "mean_abs")
 KEPT = ("w1", "w1_low", "w1_high", "w1_noise_floor", "mean_abs", "max_abs", "relative_l2", "magnitude")
 SIZES = {
@@ -47,7 +49,7 @@ SIZES = {
 
 
 class ExperimentError(Exception):
-    """Ends the program with one line."""
+    """An error that ends the program; the text is one line for the user."""
 
 
 def pairs_of(replicate: int) -> dict[str, tuple[str, str]]:
@@ -55,7 +57,7 @@ def pairs_of(replicate: int) -> dict[str, tuple[str, str]]:
 
 
 def compared(folder: pathlib.Path, pairs: dict[str, tuple[str, str]], plan: twins.Plan) -> dict[str, list[dict]]:
-    """The distances of each pair at each checkpoint, as `foreshock compare` sees them, all tensors pooled."""
+    """The distances of each pair at each checkpoint, by `foreshock compare`, over all tensors pooled."""
     words: list[str] = []
     for name, arms in pairs.items():
         for step in plan.checkpoints():
@@ -73,7 +75,7 @@ def compared(folder: pathlib.Path, pairs: dict[str, tuple[str, str]], plan: twin
 
 
 def replicate(number: int, plan: twins.Plan, out: pathlib.Path, say: Any) -> dict:
-    """Trains and compares what is not there yet; weights are kept only until they have been compared."""
+    """The result of one replicate; trains and compares it if there is no file. Weights are deleted afterwards."""
     result = out / f"replicate-{number}.json"
     if result.exists():
         return json.loads(result.read_text())
@@ -96,7 +98,7 @@ def replicate(number: int, plan: twins.Plan, out: pathlib.Path, say: Any) -> dic
 
 
 def summarized(replicates: list[dict]) -> dict[str, Any]:
-    """Slopes and last values of each pair, and the ratios that the paper's claim is about."""
+    """Slopes and last values of each pair, and the ratios of precision to kernel that the paper's claim is about."""
     summary: dict[str, Any] = {"slopes": {}, "last": {}, "claim": {}}
     for statistic in STATISTICS:
         slope, last = {}, {}
@@ -128,7 +130,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def check_plan(out: pathlib.Path, plan: dict) -> None:
-    """One directory holds one experiment."""
+    """Raises an error if the directory holds another experiment."""
     file = out / "plan.json"
     if file.exists() and json.loads(file.read_text()) != plan:
         raise ExperimentError(f"{out} holds another experiment ({file.read_text()}); give another --out")

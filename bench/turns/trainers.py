@@ -1,4 +1,5 @@
-"""Trainings with and without the monitor that take turns of a few steps on one core, and what their times say."""
+"""Starts trainings with and without the monitor, which take turns of a few steps on one core, and compares their
+times."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
-NEVER = str(1 << 20)  # the most that --every takes, and more steps than any turn here
+NEVER = str(1 << 20)  # the largest value of --every; no training here has as many steps
+# Options of `foreshock run` by kind of training; None: without the monitor.
 KINDS = {"plain": None, "unsampled": ("--every", NEVER), "default": ()}
-RECORDED = {"recorded": ("--record", "{base}/record")}  # otherwise the defaults
-# One part of the work at every step: its cost stands out of the noise.
+RECORDED = {"recorded": ("--record", "{base}/record")}  # default options, with a record
+# Options that do one part of the monitor's work at every step, so that its cost stands out from the noise.
 OFTEN = {
     "slices": ("--every", "1", "--weights", "off", "--max-slowdown", "100%"),
     "weights": ("--every", NEVER, "--weights", "1", "--max-slowdown", "100%"),
@@ -34,7 +36,7 @@ def cpu_seconds_of(pid: int) -> float:
 
 
 class Trainer:
-    """A training of one kind, on one core, that stands still between turns."""
+    """A training process of one kind on one core, which waits between turns."""
 
     def __init__(self, kind: str, what: str, base: pathlib.Path, cores: list[int]) -> None:
         self.base = base / f"{kind}-{what}"
@@ -57,7 +59,7 @@ class Trainer:
         return self.ask(str(steps))
 
     def parts(self, steps: int) -> dict[str, dict[str, list[float]]]:
-        """Of steps without and with clipping, what training.py says of each part."""
+        """The times of the parts of a step without and with clipping, as training.py prints them."""
         return self.ask(f"parts {steps}")
 
     def ask(self, line: str) -> dict:
@@ -73,20 +75,20 @@ class Trainer:
         return 0
 
     def switch(self, command: str) -> None:
-        """`pause` or `resume`; in force from the next step on."""
+        """Runs `foreshock pause` or `resume`, then one step, after which the switch is effective."""
         line = [str(BUILD / "bin" / "foreshock"), command, "--run-id", "bench"]
         subprocess.run(line, env=os.environ | {"FORESHOCK_DIR": str(self.base)}, check=True, capture_output=True)
         self.turn(1)
 
     def finish(self) -> dict:
-        """Its rank in the summary; {} of a plain one."""
+        """Ends the training. Returns its rank in the summary; {} without the monitor."""
         self.process.stdin.close()
         self.process.wait()
         return json.loads(self.summary.read_text())["ranks"][0] if self.summary.exists() else {}
 
 
 def slices_of(rank: dict) -> int:
-    """Of both passes, as its summary has them."""
+    """The sampled slices of both passes, from the summary of a rank."""
     return sum(of["sampled"] for of in rank["attention"].values())
 
 
@@ -105,7 +107,7 @@ def one_of_each(what: str, kinds: tuple[str, ...], cores: list[int]) -> Iterator
 
 
 def interval(sets: list[list[float]], draws: int = 2000) -> tuple[float, float, float]:
-    """Median of the medians of the sets, and the 2.5 % and 97.5 % points of its bootstrap."""
+    """The median of the medians of the sets, and the 2.5 % and 97.5 % points of its bootstrap distribution."""
     chance = random.Random(1)
 
     def estimate(chosen: list[list[float]]) -> float:
@@ -119,7 +121,7 @@ def interval(sets: list[list[float]], draws: int = 2000) -> tuple[float, float, 
 
 
 class Rounds:
-    """As many rounds as asked for, fewer when the time is up, but never fewer than two."""
+    """Yields `rounds` numbers; stops earlier after the deadline, but never before the second one."""
 
     def __init__(self, rounds: int, deadline: float) -> None:
         self.rounds, self.deadline = rounds, deadline

@@ -1,6 +1,6 @@
-"""A small training that goes on by as many steps as each line on stdin says, and answers each with the seconds they
-took by every clock, as JSON. A trainer of trainers.py. The line `parts STEPS` is answered with the microseconds that
-single parts of a step take (see Parts).
+"""The training process of trainers.py. For each number on stdin it runs as many steps and prints the seconds that they
+took, by every clock, as JSON. For the line `parts STEPS` it prints the microseconds of single parts of a step (see
+Parts).
 
     python bench/turns/training.py gpt | step | LAYERS,WIDTH,BATCH,LENGTH
 """
@@ -20,7 +20,7 @@ CLOCKS: dict[str, Callable[[], float]] = {"cpu": time.process_time, "wall": time
 
 
 def gpt() -> Callable[[], None]:
-    """One step of the GPT of the demo."""
+    """Returns a function that runs one step of the demo's GPT."""
     sys.path.insert(0, str(ROOT / "integrations" / "torch" / "demo"))
     import torch
     import train
@@ -41,7 +41,7 @@ def gpt() -> Callable[[], None]:
 
 
 def one_parameter() -> Callable[[], None]:
-    """One step of as little as a training can be."""
+    """Returns a function that runs one step of the smallest training with attention."""
     import torch
 
     weight = torch.nn.Parameter(torch.ones(2, 2))
@@ -57,7 +57,7 @@ def one_parameter() -> Callable[[], None]:
 
 
 def tiny_gpt(layers: int, width: int, batch: int, length: int) -> Callable[[], None]:
-    """One step of the GPT of the tests."""
+    """Returns a function that runs one step of the tests' GPT."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     import tiny_gpt as tests
     import torch
@@ -77,8 +77,9 @@ def tiny_gpt(layers: int, width: int, batch: int, length: int) -> Callable[[], N
 
 
 class Parts:
-    """Times what the monitor may slow down: the hooks around the optimizer's work, the functions that compute the loss
-    and the norm of the gradients. Each is called by name, so a function that takes the time stands in its place."""
+    """Times the parts of a step that the monitor may slow down: the hooks around the optimizer's step, and the
+    functions that compute the loss and the norm of the gradients. Each is replaced by a function that takes the
+    time."""
 
     def __init__(self) -> None:
         self.spent = dict.fromkeys(("hooks", "loss", "norm"), 0)  # nanoseconds of the step in progress
@@ -97,7 +98,7 @@ class Parts:
         from torch.optim import optimizer
 
         for hooks in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
-            # A hook that does nothing takes what the timing itself does.
+            # In a plain training, a hook that does nothing has the cost of the timing itself.
             hooks.update({number: self.timed("hooks", hook) for number, hook in hooks.items()} or {0: self.nothing()})
         torch.nn.functional.cross_entropy = self.timed("loss", torch.nn.functional.cross_entropy)
         torch.nn.utils.clip_grad_norm_ = self.timed("norm", torch.nn.utils.clip_grad_norm_)
@@ -106,7 +107,7 @@ class Parts:
         return self.timed("hooks", lambda *given: None)
 
     def measure(self, step: Callable[[bool], None], steps: int, clip: bool) -> dict[str, list[float]]:
-        """Of each part the median and the mean over the steps, in microseconds."""
+        """[median, mean] of each part over the steps, in microseconds."""
         taken: list[dict[str, int]] = []
         for _ in range(steps):
             self.spent = dict.fromkeys(self.spent, 0)

@@ -1,4 +1,4 @@
-"""The report: one page that asks nobody for anything, in the dress of the lab's own."""
+"""Makes a report: one HTML page without outside resources, in the style of the lab's reports."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAB = ROOT / "lab" / "page"
 HERE = pathlib.Path(__file__).resolve().parent
-# Where Debian's and Ubuntu's libjs-chart.js has it.
+# Folders of the package libjs-chart.js in Debian and Ubuntu.
 CHART_FOLDERS = ("/usr/share/javascript/chart.js", "/usr/share/nodejs/chart.js/dist")
 CHART_NAMES = ("chart.min.js", "chart.umd.min.js", "Chart.min.js")
 
 
 def no_nan(value: Any) -> Any:
-    """The same with null for what is no finite number, which JSON does not know."""
+    """A copy of `value` with None for numbers that are not finite, which JSON cannot represent."""
     if isinstance(value, dict):
         return {key: no_nan(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -31,13 +31,13 @@ def chart_library() -> str:
 
 
 def report(whole: dict[str, Any], title: str = "foreshock yardsticks", script: pathlib.Path = HERE / "page.js") -> str:
-    """`whole` holds no NaN; `script` draws it."""
+    """`whole`: the data, without NaN. `script`: the JavaScript file that draws it."""
     parts = {
         "/*TITLE*/": title,
         "/*STYLE*/": (LAB / "report.css").read_text(),
         "/*SCRIPT*/": (LAB / "report.js").read_text() + script.read_text(),
         "/*CHART*/": chart_library(),
-        # Last: whatever the data holds is not searched for markers again. No character may close the element.
+        # The data goes last, so that it is not searched for markers. '<' is escaped, since it could close the element.
         "/*DATA*/": json.dumps(whole, allow_nan=False).replace("<", "\\u003c"),
     }
     text = (LAB / "report.html").read_text()

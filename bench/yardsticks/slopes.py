@@ -1,4 +1,4 @@
-"""What replicates say together: slopes, and ratios of them, with intervals over replicates."""
+"""Statistics over replicates: slopes and ratios of them, with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Student's t, 97.5 %, by degrees of freedom from 1 on; beyond, the normal law's 1.96 is within 5 %.
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond the table, 1.96 is within 9 %.
 T975 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
 CLAIMED = (2.0, 5.0)  # "2-5x less model weight deviation as compared to low-precision training"
 
@@ -30,7 +30,7 @@ def interval(values: list[float]) -> Interval:
 
 
 def ratio(numerators: list[float], denominators: list[float]) -> Interval:
-    """The geometric mean of the replicates' ratios: all must be positive, else nothing is known."""
+    """The geometric mean of the ratios of the replicates; NaN unless all values are positive."""
     pairs = list(zip(numerators, denominators, strict=True))
     if any(not x > 0 or not y > 0 for x, y in pairs):
         return Interval(math.nan, math.nan, math.nan)
@@ -39,12 +39,12 @@ def ratio(numerators: list[float], denominators: list[float]) -> Interval:
 
 
 def slope(steps: list[int], values: list[float]) -> float:
-    """By least squares, per step."""
+    """The slope per step, by least squares."""
     return float(np.polyfit(steps, values, 1)[0])
 
 
 def verdict(found: Interval) -> str:
-    """On the paper's claim, from an interval of precision over kernel."""
+    """The verdict on the paper's claim. `found`: the ratio of precision to kernel."""
     low, high = CLAIMED
     if math.isnan(found.low):
         return "undecided"

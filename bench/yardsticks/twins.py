@@ -1,6 +1,7 @@
-"""Trainings that are twins but for one thing: the kernel of attention, the precision, or the initial weights.
+"""Trainings that differ in one thing: the attention kernel, the precision, or the initial weights.
 
-All of a replicate see the same batches in the same order. One thread, so that a training repeated has the same bits.
+All trainings of a replicate see the same batches in the same order. They use one thread, so that a repeated training
+has the same bits.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ import train as demo  # noqa: E402
 
 LEARNING_RATE = 2e-3
 OTHER_INIT = 1_000_003  # added to the seed of the initial weights
-DONE = "done"  # the file that says that an arm is complete: its last loss
+DONE = "done"  # name of the file that marks an arm as complete; it has the last loss
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What one of the twins is made of. bf16 is autocast: fp32 weights, the forward pass and attention in bf16."""
+    """The settings of one of the twins. bf16 means autocast: fp32 weights, forward pass and attention in bf16."""
 
     backend: SDPBackend = SDPBackend.FLASH_ATTENTION
     precision: torch.dtype = torch.bfloat16
@@ -51,14 +52,14 @@ class Plan:
     every: int  # steps between two checkpoints
 
     def checkpoints(self) -> range:
-        """Their steps; 0 is before the first one."""
+        """The steps of the checkpoints; 0 is before the first step."""
         return range(0, self.steps + 1, self.every)
 
 
 @contextlib.contextmanager
 def attention(arm: Arm) -> Iterator[None]:
-    """Within, attention is the arm's. The unfused one keeps its scores and probabilities in bf16, as the paper's
-    baseline does; torch's default there is to do it all in fp32."""
+    """Within the context, attention uses the arm's kernel and precision. The unfused kernel keeps scores and
+    probabilities in bf16, as the paper's baseline does; by default torch would compute them in fp32."""
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     demo.Attention.precision = arm.precision
     try:
@@ -79,8 +80,8 @@ def save(model: torch.nn.Module, path: pathlib.Path) -> None:
 
 
 def train(arm: Arm, seed: int, plan: Plan, folder: pathlib.Path, progress: Callable[[float], None]) -> float:
-    """Trains one arm and saves its weights; returns the mean loss of the last checkpoint's interval. What is there and
-    complete is kept; what is not complete is trained from its beginning."""
+    """Trains one arm and saves its weights; returns the mean loss of the last checkpoint's interval. An arm
+    that is complete is not trained again; an incomplete one is trained from the beginning."""
     if (folder / DONE).exists():
         return float((folder / DONE).read_text())
     folder.mkdir(parents=True, exist_ok=True)
