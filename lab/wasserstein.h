@@ -8,8 +8,7 @@
 namespace foreshock::lab {
 
 // W1 = integral of |F - G|, where F and G are the distribution functions of x and y. Weights must be
-// positive, one per value; they are normalised here. No weights: all equal. NaN if a sample is empty or holds
-// a NaN.
+// positive; none means equal weights. NaN if a sample is empty or has a NaN.
 double wasserstein(std::span<const double> x, std::span<const double> y,
                    std::span<const double> x_weights = {}, std::span<const double> y_weights = {});
 
