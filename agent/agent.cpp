@@ -219,11 +219,11 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   std::string error;
   const std::optional<std::string> address = found.directory->read("agent.json", kMostBytesOfAddress);
   // Run::open() takes this second descriptor; tree_->leave() below still needs the first.
-  std::unique_ptr<Directory> again = found.directory->open_again();
+  std::unique_ptr<Directory> duplicate = found.directory->open_again();
   std::unique_ptr<Run> run =
-      again == nullptr ? nullptr
-                       : Run::open({found.run_id, found.label, "", 0, 0, cores_, 0, &alerts_, "", 0},
-                                   std::move(again), &error);
+      duplicate == nullptr ? nullptr
+                           : Run::open({found.run_id, found.label, "", 0, 0, cores_, 0, &alerts_, "", 0},
+                                       std::move(duplicate), &error);
   if (run == nullptr) {
     const bool is_short = is_shortage(errno);
     tree_->leave(found.label, *found.directory, error.empty() || is_short);
@@ -439,7 +439,7 @@ std::string host_and_port(const Target& target) {
 }
 
 // The end of the file's name, which differs between hosts that share the directory.
-std::string end_of_name() { return std::string(".").append(host_name()).append(".json"); }
+std::string host_suffix() { return std::string(".").append(host_name()).append(".json"); }
 
 std::string lock_name(const std::string& name) { return std::string(".").append(name).append(".lock"); }
 
@@ -467,7 +467,7 @@ std::string targets_json(const std::vector<Target>& targets) {
 TargetFile::TargetFile(const std::string& path, const std::string& run) : path_(path) {
   std::error_code error;
   is_in_directory_ = std::filesystem::is_directory(path, error);
-  if (is_in_directory_) path_ = (std::filesystem::path(path) / (run + end_of_name())).string();
+  if (is_in_directory_) path_ = (std::filesystem::path(path) / (run + host_suffix())).string();
 }
 
 TargetFile::~TargetFile() {
@@ -525,7 +525,7 @@ void TargetFile::remove_abandoned() const {
   std::error_code error;
   const auto directory = Directory::open(std::filesystem::canonical(own.parent_path(), error), &why);
   if (directory == nullptr) return;
-  for (const std::string& name : directory->names("", end_of_name())) {
+  for (const std::string& name : directory->names("", host_suffix())) {
     if (name == own.filename() || !directory->has(lock_name(name))) continue;
     const std::optional<std::string> text = directory->read(name, kMostTargetBytes);
     if (!text || !is_list_of_targets(*text)) continue;

@@ -79,12 +79,12 @@ std::unique_ptr<segment::SegmentReader> Discovery::open(const std::string& name,
 
 namespace {
 
-bool is_same_place(const struct stat& a, const struct stat& b) {
+bool is_same_directory(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 bool is_unchanged(const struct stat& a, const struct stat& b) {
-  return is_same_place(a, b) && a.st_mtim.tv_sec == b.st_mtim.tv_sec &&
+  return is_same_directory(a, b) && a.st_mtim.tv_sec == b.st_mtim.tv_sec &&
          a.st_mtim.tv_nsec == b.st_mtim.tv_nsec;
 }
 
@@ -103,7 +103,7 @@ std::vector<FoundRun> Tree::look() {
   found_.clear();
   followed_ = 0;
   for (auto& [label, seen] : seen_) {
-    seen.here = false;
+    seen.was_found = false;
     followed_ += seen.followed;
   }
   size_t unused = 0;
@@ -111,7 +111,7 @@ std::vector<FoundRun> Tree::look() {
   look_into(*root_, "", &unused);
   // After an incomplete listing a missing run may still exist. Removing it here would start it again without
   // its statistics.
-  if (was_read_) std::erase_if(seen_, [](const auto& entry) { return !entry.second.here; });
+  if (was_read_) std::erase_if(seen_, [](const auto& entry) { return !entry.second.was_found; });
   return std::exchange(found_, {});
 }
 
@@ -127,7 +127,7 @@ void Tree::look_into(const Directory& directory, const std::string& prefix, size
     if (!status || !S_ISDIR(status->st_mode)) continue;
     size_t of_user = 0;  // followed runs of this user; a run at the root has its own count
     size_t* count = prefix.empty() ? &of_user : runs_of_user;
-    const bool is_new = is_news(label, *status, count);
+    const bool is_new = needs_examination(label, *status, count);
     const auto known = seen_.find(label);
     const bool may_be_user = prefix.empty() && (known == seen_.end() || !known->second.followed);
     if (!is_new && !may_be_user) continue;
@@ -144,13 +144,13 @@ void Tree::look_into(const Directory& directory, const std::string& prefix, size
   }
 }
 
-bool Tree::is_news(const std::string& label, const struct stat& now, size_t* runs_of_user) {
+bool Tree::needs_examination(const std::string& label, const struct stat& now, size_t* runs_of_user) {
   const auto known = seen_.find(label);
   if (known == seen_.end()) return true;
   Seen& seen = known->second;
-  seen.here = true;
+  seen.was_found = true;
   *runs_of_user += seen.followed;
-  if (seen.followed) return !is_same_place(seen.status, now);
+  if (seen.followed) return !is_same_directory(seen.status, now);
   return seen.busy || !seen.settled || !is_unchanged(seen.status, now);
 }
 
@@ -172,7 +172,7 @@ void Tree::consider(const std::string& label, std::unique_ptr<Directory> directo
 void Tree::leave(const std::string& label, const Directory& directory, bool busy) {
   const auto known = seen_.find(label);
   const struct stat now = directory.status();
-  if (known == seen_.end() || !is_same_place(known->second.status, now)) return;
+  if (known == seen_.end() || !is_same_directory(known->second.status, now)) return;
   known->second = {now, false, busy, is_settled(now), true};
 }
 

@@ -75,11 +75,11 @@ class Tree {
   struct Seen {
     struct stat status = {};
     bool followed = false, busy = false;  // neither: ignored until something is created in it
-    bool settled = false;  // the last change is so old that a new one must have another time stamp
-    bool here = true;      // found in the present look()
+    bool settled = false;   // the last change is so old that a new one must have another time stamp
+    bool was_found = true;  // the present look() has found the directory
   };
   // Whether a directory must be examined again. If it is followed, adds 1 to *runs_of_user.
-  bool is_news(const std::string& label, const struct stat& now, size_t* runs_of_user);
+  bool needs_examination(const std::string& label, const struct stat& now, size_t* runs_of_user);
   void consider(const std::string& label, std::unique_ptr<Directory> directory, size_t* runs_of_user);
   void look_into(const Directory& directory, const std::string& prefix, size_t* runs_of_user);
 

@@ -50,9 +50,9 @@ bool is_beyond(const SliceDeviation& d, double times) {
 }
 
 bool is_far_beyond(const JudgedSlice& judged) {
-  const double once = std::ldexp(1.0, -format_of(judged.slice.dtype).precision);
+  const double rounding_error = std::ldexp(1.0, -format_of(judged.slice.dtype).precision);
   return is_beyond(judged.deviation, kFarBeyond) &&
-         judged.deviation.relative_error_max.value_or(0) > kFarBeyond * once;
+         judged.deviation.relative_error_max.value_or(0) > kFarBeyond * rounding_error;
 }
 
 double per_ulp(const BiasSums& sums) { return sums.denominator > 0 ? sums.numerator / sums.denominator : 0; }
@@ -148,9 +148,10 @@ bool is_beyond_of_keys(const JudgedColumns& judged, const SliceDeviation& d, dou
 std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const SliceDeviation& d,
                                       const RankStatistics& rank) {
   const LayerContext context(judged.layer, static_cast<uint32_t>(d.tensor), rank);
-  const double once = std::ldexp(1.0, -format_of(judged.columns.dtype).precision);
+  const double rounding_error = std::ldexp(1.0, -format_of(judged.columns.dtype).precision);
   if (is_nonfinite(d) || d.nonfinite_grad_query) return FlagReason::kNonfinite;
-  if ((is_beyond_of_keys(judged, d, kFarBeyond) && d.relative_error_max.value_or(0) > kFarBeyond * once) ||
+  if ((is_beyond_of_keys(judged, d, kFarBeyond) &&
+       d.relative_error_max.value_or(0) > kFarBeyond * rounding_error) ||
       (is_beyond_of_keys(judged, d, 1) && context.has_alarm("fused_ratio")))
     return FlagReason::kDeviationRatio;
   if (context.has_alarm("bias") && has_bias_of_sign(d, context.pooled_bias(), kBiasUlpKeys))

@@ -63,7 +63,7 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     if (step.scalars_given >> rank->scalar_names.size() != 0) rank->scalar_names = segment.scalar_names();
     observe_step(step, rank);
     if (const StepLine line = step_line(*rank, step); !told_.take(line)) detect(line, rank);
-    find_watch(rank);
+    set_watch(rank);
     if (rank->watch != nullptr) rank->loss_zscore = rank->watch->loss_verdict().z;
   }
   hand_over();
@@ -178,10 +178,10 @@ void Pipeline::observe(const segment::Slot& slot, const LayerOfCall& layer, cons
   if (nonfinite > 0)
     record_event(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite), is_new);
   if (is_new) detect(line, rank);
-  find_watch(rank);
+  set_watch(rank);
 }
 
-void Pipeline::find_watch(RankStatistics* rank) const {
+void Pipeline::set_watch(RankStatistics* rank) const {
   rank->watch = rank->current ? watches_.watch_of(rank->run, rank->identity.rank) : nullptr;
 }
 
@@ -191,7 +191,7 @@ void Pipeline::hand_over() {
 }
 
 void Pipeline::take_up(const SegmentReader& segment, RankStatistics* rank) {
-  find_watch(rank);
+  set_watch(rank);
   if (segment.steps_taken() + segment.steps_lost() == 0) return;
   foreshock::take_up(segment.last_step(), watches_.watch_of(rank->run, rank->identity.rank), rank);
 }
@@ -269,7 +269,7 @@ void Pipeline::detect(const Line& line, RankStatistics* rank) {
     if (alerts_ != nullptr) alerts_->tell(event, AlertCommand::Clock::now());
     note_level(event);
   }
-  find_watch(rank);
+  set_watch(rank);
 }
 
 void Pipeline::record_event(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,

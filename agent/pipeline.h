@@ -105,7 +105,7 @@ class Pipeline {
                     std::optional<double> value, bool is_new = true);
 
   // Points rank->watch to the detectors of this rank.
-  void find_watch(RankStatistics* rank) const;
+  void set_watch(RankStatistics* rank) const;
   // Makes sure that written lines reach the record even if the agent is killed.
   void hand_over();
   // Passes a change of a detector's level to the adviser, and notes it in changes_.

@@ -125,9 +125,9 @@ std::optional<double> ratio_of(double train, double own, double agent, int cores
   return (own + agent / std::max(cores_per_rank, 1)) / (train - own);
 }
 
-bool several_beyond(const SampleWindow& values, double limit, int several = kSlicesBeyond) {
+bool several_beyond(const SampleWindow& values, double limit, int least_count = kSlicesBeyond) {
   return std::count_if(values.data(), values.data() + values.size(), [&](double x) { return x > limit; }) >=
-         several;
+         least_count;
 }
 
 }  // namespace
@@ -473,8 +473,9 @@ void add_cost(const RankStatistics::Cost& step, double keep, RankStatistics::Cos
   sum->agent_seconds = keep * sum->agent_seconds + step.agent_seconds;
 }
 
-// A step that took more than a second and twenty times the median contains a pause: a stopped trainer, a
-// checkpoint. Counted as training time, the pause would make the monitor's share look small for minutes.
+// A step that took more than kShortestPause seconds and kMostTimes the median contains a pause: a stopped
+// trainer, a checkpoint. Counted as training time, the pause would make the monitor's share look small for
+// minutes. The median needs kStepsToKnow steps.
 constexpr double kMostTimes = 20, kShortestPause = 1;
 constexpr size_t kStepsToKnow = 16;
 

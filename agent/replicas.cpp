@@ -14,6 +14,7 @@ namespace {
 // Parts that are compared. Further ones are ignored, since a trainer may invent names without end.
 constexpr size_t kMostParts = 1 << 18;
 constexpr size_t kMostSeen = 1 << 16;  // parts of one rank in an interval
+// Checksums are exported as doubles, which hold whole numbers of this many bits exactly.
 constexpr uint64_t kBitsOfADouble = (uint64_t{1} << 52) - 1;
 
 // The finaliser of splitmix64: sums of its values do not cancel as sums of checksums might.
@@ -61,7 +62,7 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
                                    size_t ranks_here) {
   reached_[identity.rank] = record.step;
   const auto stripped = name_of_any_rank(name_of(record), identity.rank);
-  if (is_placed(identity))
+  if (has_coordinates(identity))
     add_to_rank(record, hash_of_part(name_of(record), record, identity), &ranks_[identity.rank]);
   else if (!stripped)
     return {};

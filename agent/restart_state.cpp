@@ -26,7 +26,7 @@ std::optional<std::string> text_in(const json& from, const char* name) {
   return found->get<std::string>();
 }
 
-std::optional<int64_t> whole_in(const json& from, const char* name) {
+std::optional<int64_t> integer_in(const json& from, const char* name) {
   const auto found = from.find(name);
   if (found == from.end() || !found->is_number_integer()) return std::nullopt;
   return found->get<int64_t>();
@@ -59,7 +59,7 @@ void take_up_alarm(const json& alarm, RankStatistics* rank) {
   if (!alarm.is_object()) return;
   const auto label = text_in(alarm, "layer"), of = text_in(alarm, "of");
   const std::optional<uint32_t> tensor = tensor_in(alarm);
-  const auto first = whole_in(alarm, "first_step"), last = whole_in(alarm, "last_step");
+  const auto first = integer_in(alarm, "first_step"), last = integer_in(alarm, "last_step");
   if (!label || !of || of->empty() || !tensor || !first || !last) return;
   LayerStatistics* layer = label->empty() ? &rank->unnamed : rank->layer_of(*label);
   if (layer == nullptr) return;
@@ -70,8 +70,8 @@ void take_up_alarm(const json& alarm, RankStatistics* rank) {
 void take_up_event(const json& event, RankStatistics* rank) {
   if (!event.is_object() || rank->events.size() >= kMostEvents) return;
   const auto what = text_in(event, "event"), layer = text_in(event, "layer");
-  const auto first = whole_in(event, "first_step"), last = whole_in(event, "last_step"),
-             count = whole_in(event, "count");
+  const auto first = integer_in(event, "first_step"), last = integer_in(event, "last_step"),
+             count = integer_in(event, "count");
   if (!what || what->empty() || !layer || !first || !last || !count || *count < 1) return;
   rank->events.push_back(
       {*what, *layer, *first, *last, static_cast<uint64_t>(*count), number_in(event, "value")});
@@ -199,11 +199,11 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
     spdlog::warn("{}: the state of its detectors cannot be read; they learn again", run);
   if (record == nullptr || record->size() == 0) return;
   if (!restored) {
-    EventLine anew;
-    anew.run = run;
-    anew.time = seconds_since_1970();
-    anew.event = kDetectorsBeginAnew;
-    return record->write(anew);
+    EventLine reset_event;
+    reset_event.run = run;
+    reset_event.time = seconds_since_1970();
+    reset_event.event = kDetectorsBeginAnew;
+    return record->write(reset_event);
   }
   std::string error;
   const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &error, false);

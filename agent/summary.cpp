@@ -158,6 +158,7 @@ struct Finding {
   const char* headline;  // in the first line
   std::string text;
 };
+// kNow: a layer exceeds a limit now; kOverall: a whole pass does; kPast: a layer exceeded one before.
 enum FindingOrder { kNonfinite, kReplicas, kNow, kLossNonfinite, kDiverged, kOverall, kPast, kSpike };
 
 constexpr const char* kAttentionFault = "ATTENTION FAULT";

@@ -81,7 +81,7 @@ inline std::optional<double> value_of(const std::optional<Wasserstein>& distance
   return distance ? std::optional<double>(distance->value) : std::nullopt;
 }
 
-// The place of a part in its tensor: segment::kTensorDims numbers in each vector.
+// Offset and shape of a part in its tensor: segment::kTensorDims numbers in each vector.
 struct TensorPart {
   std::vector<int64_t> offset, shape;
   auto operator<=>(const TensorPart&) const = default;
@@ -137,19 +137,19 @@ struct PoolSnapshot {
 
 // Whether all model-parallel coordinates of a rank are known. Only then are ranks with equal coordinates
 // replicas of each other.
-inline bool is_placed(const segment::Identity& identity) {
+inline bool has_coordinates(const segment::Identity& identity) {
   return identity.late_ready == 1 && identity.tensor_parallel >= 0 && identity.pipeline_parallel >= 0 &&
          identity.expert_parallel >= 0;
 }
 
 // Sets the coordinates of `key`, and its rank if they are unknown. For a tensor that the rank holds whole.
-inline void place(const segment::Identity& identity, TensorKey* key) {
+inline void set_coordinates(const segment::Identity& identity, TensorKey* key) {
   if (identity.late_ready == 1) {
     key->tensor_parallel = identity.tensor_parallel;
     key->pipeline_parallel = identity.pipeline_parallel;
     key->expert_parallel = identity.expert_parallel;
   }
-  if (!is_placed(identity) && identity.world_size > 1) key->rank = identity.rank;
+  if (!has_coordinates(identity) && identity.world_size > 1) key->rank = identity.rank;
 }
 
 }  // namespace foreshock

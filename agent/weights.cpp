@@ -31,7 +31,7 @@ TensorKey key_of(const segment::TensorRecord& record, const segment::Identity& i
   TensorKey key;
   key.name = segment::text_of(record.name);
   // The record of a part has its offset in the tensor, so its key needs no coordinates of the rank.
-  if (whole_elements(record) == record.elements) place(identity, &key);
+  if (whole_elements(record) == record.elements) set_coordinates(identity, &key);
   return key;
 }
 
@@ -356,7 +356,7 @@ void pool(const LayerSpectrum& one, LayerSpectrum* all) {
 TensorKey key_of(const std::string& layer, const segment::Identity& identity) {
   TensorKey key;
   key.name = layer;
-  place(identity, &key);
+  set_coordinates(identity, &key);
   return key;
 }
 

@@ -20,7 +20,7 @@ constexpr size_t kMostNamesLeftOut = 1 << 16;
 constexpr char kSeparator = '\x1f';
 
 // Groups of series for the drop order: a higher number is dropped earlier.
-enum Tier { kNode, kLifeOfRank, kRank, kLayer, kTiers };
+enum Tier { kNode, kRankLiveness, kRank, kLayer, kTiers };
 
 bool has_open_label(const MetricInfo& info, std::string_view key) {
   return std::any_of(info.labels.begin(), info.labels.end(),
@@ -29,7 +29,7 @@ bool has_open_label(const MetricInfo& info, std::string_view key) {
 
 // Series of which alerts expect one for every rank: without them a rank would be taken for dead, and a NaN of
 // its loss would go unnoticed. About 30 series of each rank.
-bool is_life_of_rank(Metric metric) {
+bool is_rank_liveness(Metric metric) {
   switch (metric) {
     case Metric::kRankInfo:
     case Metric::kRankUp:
@@ -58,7 +58,7 @@ bool is_life_of_rank(Metric metric) {
 // it counts as a rank series.
 Tier tier_of(const MetricInfo& info) {
   if (has_open_label(info, "layer") && info.metric != Metric::kPrecursorLayerInfo) return kLayer;
-  if (is_life_of_rank(info.metric)) return kLifeOfRank;
+  if (is_rank_liveness(info.metric)) return kRankLiveness;
   return has_open_label(info, "rank") ? kRank : kNode;
 }
 

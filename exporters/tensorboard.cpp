@@ -81,7 +81,7 @@ std::vector<Scalar> RecordScalars::take(const RecordLine& line) {
 
 std::vector<Scalar> RecordScalars::finish() {
   std::vector<Scalar> out;
-  for (const auto& [key, gathered] : open_) give(key, gathered, &out);
+  for (const auto& [key, gathered] : open_) append_scalars(key, gathered, &out);
   open_.clear();
   return out;
 }
@@ -121,7 +121,7 @@ void RecordScalars::take_sample(const SampleLine& line, std::vector<Scalar>* out
 void RecordScalars::gather(const Key& key, const SampleLine& line, std::vector<Scalar>* out) {
   auto place = open_.find(key);
   if (place != open_.end() && place->second.step != *line.step) {
-    give(key, place->second, out);
+    append_scalars(key, place->second, out);
     open_.erase(place);
     place = open_.end();
   }
@@ -140,7 +140,7 @@ void RecordScalars::gather(const Key& key, const SampleLine& line, std::vector<S
   of.bias_ulp += line.bias_ulp_sum.value_or(0);
 }
 
-void RecordScalars::give(const Key& key, const Gathered& of, std::vector<Scalar>* out) {
+void RecordScalars::append_scalars(const Key& key, const Gathered& of, std::vector<Scalar>* out) {
   // Clang before 16 can capture structured bindings only with an initializer.
   const auto& [run, rank, pass, layer] = key;
   const auto put = [&, &run = run, &rank = rank, &pass = pass, &layer = layer](const std::string& name,

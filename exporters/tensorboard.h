@@ -58,7 +58,8 @@ class RecordScalars {
   void take_event(const EventLine& line, std::vector<Scalar>* out);
   void take_sample(const SampleLine& line, std::vector<Scalar>* out);
   void gather(const Key& key, const SampleLine& line, std::vector<Scalar>* out);
-  static void give(const Key& key, const Gathered& of, std::vector<Scalar>* out);
+  // Appends the scalars of a complete step.
+  static void append_scalars(const Key& key, const Gathered& of, std::vector<Scalar>* out);
 
   std::map<Key, Gathered> open_;
 };

@@ -117,7 +117,7 @@ TEST_F(FlaggedWriterTest, AtTheEndADiskThatHangsIsLeft) {
   to->offer(slice("never"));
   wait_until_writing(1);
   const auto begin = std::chrono::steady_clock::now();
-  to.reset();  // waits kAtEnd, 3 s
+  to.reset();  // waits kMaxWaitAtEnd, 3 s
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 30s);
   EXPECT_TRUE(disk_->names.empty());
   hang(false);  // its thread ends by itself
