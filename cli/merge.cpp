@@ -425,8 +425,8 @@ bool TensorShares::overlap(const Share& a, const Share& b) {
 }
 
 std::string TensorShares::check(const RecordIndex& index, Tensor* tensor) {
-  std::vector<std::pair<uint32_t, const Share*>>
-      different;  // record and its share; of replicas only the first
+  // Record and its share; of replicas only the first.
+  std::vector<std::pair<uint32_t, const Share*>> different;
   uint64_t elements = 0;
   for (const auto& [record, share] : tensor->of_record) {
     if (share.elements == tensor->whole) {

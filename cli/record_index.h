@@ -67,9 +67,8 @@ class RecordIndex {
   int64_t world_size() const { return world_size_; }  // the largest in any run line; 0: unknown
   uint64_t bad_lines() const { return bad_lines_; }
   const std::string& first_problem() const { return first_problem_; }
-  const std::string& torn() const {
-    return torn_;
-  }  // paths of the records that end within a line, separated by commas
+  // Paths of the records that end within a line, separated by commas.
+  const std::string& torn() const { return torn_; }
 
  private:
   // State while one record is read.

@@ -94,9 +94,9 @@ Json facts_json(const std::vector<StoryFact>& facts) {
   return list;
 }
 
-// By how many steps a sign may have begun before `since_step`: it may have begun at any step since the value
-// before. A detector that needs several values reacts that many values late, so a longer gap (kLongUnseen)
-// among the last kValues values counts too. -1: there is no earlier value.
+// By how many steps a sign may have begun before `since_step`: it may have begun at any step after the
+// previous value. A detector that needs several values reacts that many values late, so a longer gap
+// (kLongUnseen) among the last kValues values counts too. -1: there is no earlier value.
 int64_t unseen_before(const StorySign& sign) {
   constexpr int kValues = 4;
   int64_t next = sign.since_step, unseen = -1;

@@ -1,4 +1,4 @@
-// Makes the story of a run from the lines of its record.
+// Builds the data of a report (Story, report_model.h) from the lines of the records of a run.
 #ifndef FORESHOCK_CLI_REPORT_BUILDER_H_
 #define FORESHOCK_CLI_REPORT_BUILDER_H_
 

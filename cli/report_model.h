@@ -1,5 +1,6 @@
-// The story of a run, as `foreshock report` tells it: each loss event, what moved before it and where, what
-// is known of the circumstances, what that is consistent with and what it does not exclude.
+// The data of a report on a run: each loss event, the detectors and layers that moved before it, the
+// circumstances, what these are consistent with and what they do not exclude. Also the classes that collect
+// this data from record lines.
 #ifndef FORESHOCK_CLI_REPORT_MODEL_H_
 #define FORESHOCK_CLI_REPORT_MODEL_H_
 
@@ -24,7 +25,7 @@ struct SignalPoint {
   double value = 0, score = 0;
 };
 
-// Thread-compatible.
+// The values that each detector was given, by place. Memory is bounded. Thread-compatible.
 class Signals {
  public:
   static constexpr size_t kMostPoints = 512;   // points kept of a series, the newest
@@ -101,8 +102,6 @@ class AttentionErrors {
   AttentionFault largest_;
 };
 
-// The steps of one rank as a record tells them: the last ones, and in which attempts they were made.
-
 // What the record says about one step; an absent value is unknown. A known loss or norm may be NaN.
 struct TrailStep {
   int64_t step = 0;
@@ -113,7 +112,7 @@ struct TrailStep {
 // b - a, saturated: the steps of a record may be any integers.
 int64_t steps_between(int64_t a, int64_t b);
 
-// Thread-compatible.
+// The steps of one rank: the newest ones, and the first and last step of each attempt. Thread-compatible.
 class Trail {
  public:
   static constexpr size_t kMostRecent = 512;
@@ -147,9 +146,6 @@ class Trail {
   bool process_begins_ = false;
   uint64_t steps_ = 0, missed_ = 0;
 };
-
-// The story of a run, as `foreshock report` tells it: each loss event, what moved before it and where, what
-// is known of the circumstances, what that is consistent with and what it does not exclude.
 
 // A detector that left level quiet before a loss event. Of several such episodes, those that lasted until at
 // most kNear steps before the onset are joined; if none did, the last one is kept.

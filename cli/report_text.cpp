@@ -229,7 +229,7 @@ std::optional<DetectorId> detector_of(std::string_view name) {
 namespace {
 
 constexpr int kBackFor = 3;          // the loss is back after this many low losses in a row
-constexpr double kBackWithin = 0.1;  // of the rise, which may remain when a slow rise is back
+constexpr double kBackWithin = 0.1;  // a slow rise is back if at most this share of it remains
 constexpr int kUsual = 32;  // steps before an onset whose losses are the usual ones; few, since a loss falls
 
 std::string number(double value) { return formatted("%.4g", value); }

@@ -1,6 +1,6 @@
-// A story as text: names of detectors, signals and facts, sentences made of them, and the three documents:
-// JSON (what `foreshock report --json` prints; docs/report.md has its keys), Markdown, and one page that
-// needs nothing from outside, to be attached to a post-mortem, read and printed.
+// Texts of a report: names of detectors, sentences about events, and the three documents: JSON (`foreshock
+// report --json`; docs/report.md has its keys), Markdown, and one HTML page without outside resources, which
+// can be attached to a post-mortem.
 #ifndef FORESHOCK_CLI_REPORT_TEXT_H_
 #define FORESHOCK_CLI_REPORT_TEXT_H_
 

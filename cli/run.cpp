@@ -281,8 +281,8 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   }
   const ExitStatus status = signals.wait_for(pid, keep_agent);
   exchange.tell(status, signals.asked_to_stop_by());
-  signals.interrupted_within(
-      0);  // consumes the Ctrl-C that ended the command; it must not end the wait below
+  // Consumes the Ctrl-C that ended the command; it must not end the wait below.
+  signals.interrupted_within(0);
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
   report(answer, absolute(arguments.text(OptionId::kSummary)), record,
          off_lines(directory.path(), earlier, launcher_id()), directory.path());

@@ -309,7 +309,7 @@ bool read_list(const std::string& list, std::string* library) {
 bool lists_libtorch(const std::string& program, std::string* library) {
   const std::string linker = program_interpreter(program);
   if (linker.empty()) return false;
-  // As ldd does it. The linker is started directly: starting the program could run it.
+  // As ldd does. The linker is started directly, so that the program itself never runs.
   std::vector<std::string> environment = own_environment();
   set_environment(&environment, "LD_TRACE_LOADED_OBJECTS", "1");
   const Captured list = run_and_capture({linker, program}, environment, kListTimeoutMs);

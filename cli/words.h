@@ -47,7 +47,8 @@ class Words {
 // Returns ", did you mean X?" for the most similar word of `known`, or "" if none is similar.
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& known);
 
-// Breaks `text` into lines so that they end before column `columns` if each but the first is indented.
+// Breaks `text` into lines so that they end before column `columns` if all but the first are indented by
+// `indent`.
 std::string wrapped(const std::string& text, size_t indent, size_t columns);
 
 // The options in two aligned columns, for --help; lines end before column `columns`.

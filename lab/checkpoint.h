@@ -85,7 +85,7 @@ struct Checkpoint {
 // trusted: an index may only name files in its own directory.
 std::string open_checkpoint(const std::string& path, Checkpoint* checkpoint);
 
-// Whether name `a` sorts before `b`, with digits compared as numbers: layers.2 before layers.10.
+// Whether name `a` sorts before `b`, with runs of digits compared as numbers: layers.2 before layers.10.
 bool natural_less(const std::string& a, const std::string& b);
 
 }  // namespace foreshock::lab

@@ -101,8 +101,8 @@ struct SliceDeviation {
   uint64_t nonfinite_inputs = 0;  // query, key, value and grad_out, but not an additive mask
   uint64_t nonfinite_out = 0;
   uint64_t nonfinite_lse = 0;
-  uint64_t nonfinite_gradient =
-      0;  // in the judged gradient; for dK and dV in that of all keys, if sums are given
+  // In the judged gradient; for dK and dV in that of all keys, if sums are given.
+  uint64_t nonfinite_gradient = 0;
 
   // Slices of key positions only: the ratio of conservation.h. Valid only if the call saw all keys that its
   // log_sum_exp covers.
@@ -163,8 +163,8 @@ struct BiasCluster {
 // The signed bias of a pool of slices.
 struct Bias {
   double ulp;  // in units in the last place; positive: away from zero
-  std::optional<double>
-      z;  // standard score between clusters; absent below kMinClusters or without any spread
+  // Standard score between clusters; absent below kMinClusters or without any spread.
+  std::optional<double> z;
   int slices;
   int clusters;
 };
