@@ -41,7 +41,7 @@ def test_sigterm_of_the_agent_is_no_end_of_the_run(base, start_hand):
         assert of["sampled"] == of["judged"] > 0
 
     lines = [json.loads(text) for text in trainer.record.read_text().splitlines()]
-    samples = [line["ticket"] for line in lines if line["type"] == "sample" and line["tensor"] != "grad_value"]
+    samples = [line["ticket"] for line in lines if line["type"] == "sample" and line["tensor"] in ("out", "grad_query")]
     assert len(samples) == len(set(samples)) == sum(of["judged"] for of in rank["attention"].values())
     assert [line["step"] for line in lines if line["type"] == "step"] == list(range(1, 141))
     ended = [line["state"] for line in lines if line["type"] == "run"].count("ended")

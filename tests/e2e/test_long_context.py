@@ -60,9 +60,8 @@ def test_what_is_found_does_not_depend_on_the_split():
 
 def test_what_the_memory_cannot_hold_is_counted():
     rank = train("65536", "8MiB").rank()
-    # A slice of key positions has the rows of the 64 queries alone, so it fits.
-    by_keys = {"forward": 0, "backward": rank["key_gradients"]["judged"]}
-    assert by_keys["backward"] > 0
-    for which, of in rank["attention"].items():
-        assert of["sampled"] == by_keys[which]
-        assert of["skipped"]["too_large"] == of["calls"] - of["unsampled"] - of["sampled"] > 0, of
+    for of in rank["attention"].values():
+        assert of["sampled"] == 0
+        assert of["skipped"]["too_large"] == of["calls"] - of["unsampled"] > 0, of
+    # Key positions are taken beside a slice of rows, so there are none here.
+    assert rank["key_gradients"]["judged"] == 0

@@ -51,7 +51,7 @@ def test_four_runs_of_one_id_share_one_agent_and_lose_nothing(base, tmp_path):
         judged[rank] = sum(of["judged"] for of in own["attention"].values())
 
     lines = [json.loads(text) for text in (tmp_path / "record.jsonl").read_text().splitlines()]
-    slices = [line for line in lines if line["type"] == "sample" and line["tensor"] != "grad_value"]
+    slices = [line for line in lines if line["type"] == "sample" and line["tensor"] in ("out", "grad_query")]
     samples = [(line["rank"], line["ticket"]) for line in slices]
     assert len(samples) == len(set(samples))
     assert {rank: sum(each == rank for each, _ in samples) for rank in range(4)} == judged
