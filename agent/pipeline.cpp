@@ -79,10 +79,14 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     const double now = thread_cpu_seconds();
     const bool is_first_look = rank->is_in_first_look(ready.view.header.step);
     (is_first_look ? rank->first_look.agent_seconds : rank->judging_seconds) += now - slice_begins;
+    rank->judged_rows += ready.view.header.columns == 0;
     if (now - begin > kMaxSecondsPerPoll) break;
   }
+  const double tensors_begin = thread_cpu_seconds();
   found |= take_tensors(segment, rank);
-  rank->agent_seconds += thread_cpu_seconds() - begin;
+  const double end = thread_cpu_seconds();
+  rank->tensor_seconds += end - tensors_begin;
+  rank->agent_seconds += end - begin;
   return found;
 }
 

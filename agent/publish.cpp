@@ -405,6 +405,7 @@ json summary_of(const RankStatistics& rank, int cores_per_rank) {
       {"worst_layer", worst != nullptr ? json(worst->label) : json(nullptr)},
       {"worst_layer_name", worst != nullptr && !worst->name.empty() ? json(worst->name) : json(nullptr)},
       {"layer_source", rank.layer_source},
+      {"slices_without_layer", rank.slices_without_layer},
       {"alarms", alarms_json(rank)},
       {"past_alarms", past_alarms_json(rank)},
       {"loss",

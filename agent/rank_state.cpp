@@ -648,6 +648,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   if (slot.pass == 0) add_scores(deviation, &rank->scores);
   if (!is_key_gradient(tensor)) add_to_history(slot, deviation, rank);
   rank->layer_source = better_source(rank->layer_source, layer.source);
+  if (layer.label.empty() && !is_key_gradient(tensor)) ++rank->slices_without_layer[layer.source];
   rank->nonfinite_output += deviation.nonfinite_out + deviation.nonfinite_lse;
   observe_attention_gradient(deviation.nonfinite_gradient, slot, rank);
   LayerStatistics* known = layer.label.empty() ? nullptr : rank->layer_of(layer.label);

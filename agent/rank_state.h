@@ -295,7 +295,8 @@ struct RankStatistics {
   std::map<std::string, LayerStatistics> layers;  // by label
   LayerStatistics unnamed;                        // calls whose layer is not known
   std::string layer_source = "unknown";
-  uint64_t layers_judged[segment::kPasses] = {};  // named layers with a checked slice
+  std::map<std::string, uint64_t> slices_without_layer;  // of query rows, by LayerOfCall::source
+  uint64_t layers_judged[segment::kPasses] = {};         // named layers with a checked slice
 
   uint64_t steps = 0, steps_lost = 0;
   // How often the step number fell or the optimizer was replaced: another training began, or a checkpoint was
@@ -344,7 +345,9 @@ struct RankStatistics {
   uint64_t sampled_steps = 0;
   StepStride stride;
   double agent_seconds = 0;    // CPU time that the agent spent on this rank
-  double judging_seconds = 0;  // the part of agent_seconds spent on checking samples
+  double judging_seconds = 0;  // the part of agent_seconds spent on checking slices after the first look
+  double tensor_seconds = 0;   // the part of agent_seconds spent on tensors
+  uint64_t judged_rows = 0;    // slices of query rows that the agent checked or refused
   uint64_t nonfinite_loss = 0, nonfinite_gradient = 0, nonfinite_output = 0, nonfinite_attention_gradient = 0;
   // Non-finite attention gradients of a step that has not ended. They are added to
   // nonfinite_attention_gradient when it ends, since only then it is known whether a gradient scaler skips

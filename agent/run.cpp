@@ -421,8 +421,12 @@ void Run::charge_trainers() {
   for (const auto& followed : followed_) {
     if (followed->is_finished()) continue;
     const RankStatistics& rank = followed->rank;
-    const double seconds = std::max(rank.agent_seconds - rank.first_look.agent_seconds, 0.0);
-    followed->segment().set_agent_cost(static_cast<uint64_t>(1e9 * seconds / cores));
+    const auto ns = [cores](double seconds) {
+      return static_cast<uint64_t>(1e9 * std::max(seconds, 0.0) / cores);
+    };
+    followed->segment().set_agent_cost({ns(rank.agent_seconds - rank.first_look.agent_seconds),
+                                        ns(rank.judging_seconds + rank.first_look.agent_seconds),
+                                        rank.judged_rows, ns(rank.tensor_seconds)});
   }
 }
 

@@ -872,6 +872,26 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
                                         " losses and norms on a device: " + listed(missed));
 }
 
+// Slices without a layer, if other slices of the rank have one.
+void add_layer_notes(const Ranks& ranks, Notes* notes) {
+  uint64_t judged = 0, unnamed = 0, unknown = 0;
+  for (const RankStatistics* rank : ranks) {
+    if (rank->layer_source != segment::name_of(segment::LayerSource::kParameter) &&
+        rank->layer_source != segment::name_of(segment::LayerSource::kAnnotation))
+      continue;
+    judged += rank->judged[0] + rank->judged[1];
+    for (const auto& [reason, slices] : rank->slices_without_layer)
+      (reason == segment::name_of(segment::LayerSource::kUnnamedParameter) ? unnamed : unknown) += slices;
+  }
+  if (unnamed + unknown == 0) return;
+  std::string reasons;
+  if (unnamed > 0) reasons = grouped(unnamed) + " read a parameter that has no name";
+  if (unknown > 0)
+    reasons += (reasons.empty() ? "" : ", ") + grouped(unknown) + " have no parameter among their inputs";
+  notes->emplace_back("no layer",
+                      grouped(unnamed + unknown) + " of " + grouped(judged) + " slices: " + reasons);
+}
+
 void add_detector_notes(const Ranks& ranks, Notes* notes) {
   for (const RankStatistics* rank : ranks) {
     if (rank->watch == nullptr) continue;
@@ -954,6 +974,7 @@ std::string notes_entries(const SummaryInput& input, const PassTotals (&passes)[
   add_agent_notes(input, &notes);
   add_attention_notes(input.ranks, passes, &notes);
   add_coverage_notes(input.ranks, &notes);
+  add_layer_notes(input.ranks, &notes);
   add_detector_notes(input.ranks, &notes);
   std::string out;
   for (size_t n = 0; n < std::min(notes.size(), kMostNotes); ++n)

@@ -123,7 +123,9 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
   X(RecordText, op, "", "Operation that was called.")                                                        \
   X(RecordText, layer, "", "Label of the layer.")                                                            \
   X(RecordText, layer_name, "", "Module with the parameters of the layer.")                                  \
-  X(RecordText, layer_source, "", "annotation, parameter, ordinal or unknown.")                              \
+  X(RecordText, layer_source, "",                                                                            \
+    "annotation, parameter or ordinal; without a layer unnamed_parameter (the attention reads a parameter "  \
+    "that has no name) or unknown (no parameter was found).")                                                \
   X(RecordText, dtype, "", "Storage format of query, key, value and output.")                                \
   X(RecordText, mask, "", "none, or the storage format of the mask.")                                        \
   X(RecordInteger, batch, "", "Index in the batch, or of the packed sequence.")                              \

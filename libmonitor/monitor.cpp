@@ -210,7 +210,7 @@ void Monitor::name_layer(const foreshock_attention_call& call, const OpenCall& o
   const void* identity = call.layer_identity;
   const auto is = [&](int layer, segment::LayerSource source) {
     slot->layer = layer;
-    slot->layer_source = static_cast<uint32_t>(layer < 0 ? segment::LayerSource::kUnknown : source);
+    if (layer >= 0) slot->layer_source = static_cast<uint32_t>(source);
     return layer >= 0;
   };
   if (call.layer_name != nullptr) {
@@ -218,10 +218,12 @@ void Monitor::name_layer(const foreshock_attention_call& call, const OpenCall& o
     if (lock && is(layers_.index_of(call.layer_name, nullptr), segment::LayerSource::kAnnotation)) return;
   }
   if (is(layers_.find(identity), segment::LayerSource::kParameter)) return;
-  // A parameter that was found but bears no name is not a call that nothing names, unless nobody gives names
-  // here at all (a C++ trainer, a compiled optimizer).
-  const bool is_nameless = identity == nullptr || !layers_.has_names();
-  is(is_nameless ? open.ordinal : -1, segment::LayerSource::kOrdinal);
+  // An ordinal is used if no parameter was found, or if no parameter of this process has a name (a C++
+  // trainer, a compiled optimizer).
+  const bool is_unnamed = identity != nullptr && layers_.has_names();
+  slot->layer_source = static_cast<uint32_t>(is_unnamed ? segment::LayerSource::kUnnamedParameter
+                                                        : segment::LayerSource::kUnknown);
+  if (!is_unnamed) is(open.ordinal, segment::LayerSource::kOrdinal);
 }
 
 void Monitor::skip(int32_t op, uint32_t reason) {
@@ -265,7 +267,8 @@ void Monitor::reset() {
   step_was_sampled_ = clock_is_reported_ = false;
   last_tick_ns_ = monotonic_ns();
   last_totals_ = {};
-  agent_ns_ = 0;
+  agent_ = {};
+  agent_forecast_ = {};
   gradient_cost_ = {};
   gradients_ns_ = 0;
   stride_ = {};

@@ -105,7 +105,7 @@ class Monitor {
   bool falls_due(int64_t step) const;
   bool samples_without_limit() const;
   uint32_t plan_slices();
-  double take_agent_seconds();
+  AgentForecast::Report take_agent_report(double* tensors_seconds);
   void count_kernels();
   bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_process.writer().slots(); }
   // Slices of rows that this step may take: limited by the slots that were free when it began, less those of
@@ -156,10 +156,11 @@ class Monitor {
   Budget budget_;
   CostModel cost_;
   FirstLook first_look_;
-  uint64_t agent_ns_ = 0;       // Control::agent_ns for which the budget has paid
-  GradientCost gradient_cost_;  // gradients on devices
-  uint64_t gradients_ns_ = 0;   // time charged for gradients on devices in this step
-  LossTracker loss_;            // under loss_busy_
+  segment::AgentCost agent_ = {};  // what the agent had reported at the last step
+  AgentForecast agent_forecast_;   // under cost_busy_
+  GradientCost gradient_cost_;     // gradients on devices
+  uint64_t gradients_ns_ = 0;      // time charged for gradients on devices in this step
+  LossTracker loss_;               // under loss_busy_
   // The gradients of the open step are under clock_busy_, everything else under loss_busy_; needs both to
   // move on.
   PendingSteps late_;

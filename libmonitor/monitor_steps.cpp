@@ -23,6 +23,11 @@ constexpr uint64_t kUnsampledCallNs = 500;
 // little short must not make it wait for ever.
 constexpr double kLeastMargin = 1.5;
 
+// Before the optimizer's step the adapter describes the tensors that are due. Where the step was not sampled,
+// the share of weights pays for that: the step's cost beyond that of a bare step, up to this many times what
+// measuring the tensors took, so that an unrelated stall in the step is not held against weights.
+constexpr double kMostDescribed = 4;
+
 // A number of steps that no training reaches; from here on it is taken for unknown, so that counting on from
 // it cannot overflow.
 constexpr int64_t kTooManySteps = int64_t{1} << 62;
@@ -51,14 +56,22 @@ uint64_t Monitor::interval_at(int64_t step) {
   return burst != 0 ? std::min(burst, lasting_interval_) : lasting_interval_;
 }
 
-// What the agent has spent on this rank since this was last asked. An agent that was started again counts
-// from 0; one that writes nonsense stops the sampling for a while, and harms nothing else.
-double Monitor::take_agent_seconds() {
+// What the agent has spent on this rank since the last call. A restarted agent counts from 0. An agent that
+// writes nonsense stops the sampling for a while and harms nothing else.
+AgentForecast::Report Monitor::take_agent_report(double* tensors_seconds) {
   constexpr uint64_t kMostNs = 1'000'000'000;
-  auto& control = const_cast<segment::Control&>(*g_process.writer().control());
-  const uint64_t now = std::atomic_ref<uint64_t>(control.agent_ns).load(std::memory_order_relaxed);
-  const uint64_t before = std::exchange(agent_ns_, now);
-  return 1e-9 * static_cast<double>(std::min(now > before ? now - before : 0, kMostNs));
+  auto& agent = const_cast<segment::AgentCost&>(g_process.writer().control()->agent);
+  const auto since = [](uint64_t& total, uint64_t* last, uint64_t most) {
+    const uint64_t now = std::atomic_ref<uint64_t>(total).load(std::memory_order_relaxed);
+    const uint64_t before = std::exchange(*last, now);
+    return std::min(now > before ? now - before : 0, most);
+  };
+  const auto seconds = [&](uint64_t& total, uint64_t* last) {
+    return 1e-9 * static_cast<double>(since(total, last, kMostNs));
+  };
+  *tensors_seconds = seconds(agent.tensors_ns, &agent_.tensors_ns);
+  return {seconds(agent.ns, &agent_.ns), seconds(agent.slices_ns, &agent_.slices_ns),
+          since(agent.slices, &agent_.slices, segment::kMaxSlots)};
 }
 
 // How many slices the step that begins may take; 0: nothing is left for one.
@@ -76,9 +89,11 @@ uint32_t Monitor::plan_slices() {
   const uint64_t calls =
       std::min<uint64_t>(calls_last_step_.load(std::memory_order_relaxed), segment::kMaxSlots);
   const double seconds = std::max(granted, saved);
-  columns_are_affordable_.store(calls > 0 && cost_.slices_within(seconds / 4, is_cold()) >= calls,
-                                std::memory_order_relaxed);
-  return cost_.slices_within(seconds, is_cold());
+  const double agent_seconds = granted > 0 ? 0 : agent_forecast_.slice_seconds();
+  columns_are_affordable_.store(
+      calls > 0 && cost_.slices_within(seconds / 4, is_cold(), agent_seconds) >= calls,
+      std::memory_order_relaxed);
+  return cost_.slices_within(seconds, is_cold(), agent_seconds);
 }
 
 // With a limit of 100 %, or an interval that the user gave without a limit, no sample is refused for its
@@ -213,20 +228,30 @@ void Monitor::end_step(const foreshock_step& step) {
   const uint64_t apart_ns =
       slices_ns_.exchange(0, std::memory_order_relaxed) + std::exchange(gradients_ns_, 0);
   const double apart = static_cast<double>(apart_ns) * 1e-9;
+  const double rest = std::max(cost_seconds - apart, 0.0);
+  const uint64_t slices = totals.sampled - last_totals_.sampled;
+  const bool is_granted = first_look_.is_open();
+  double tensors_seconds = 0;
+  const AgentForecast::Report report = take_agent_report(&tensors_seconds);
+  double agent_seconds = report.seconds;
+  double weights_seconds = static_cast<double>(weights_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9;
   if (TryLock busy(cost_busy_); busy) {
-    cost_.observe_step(step_was_sampled_, std::max(cost_seconds - apart, 0.0));
-    least_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold()) + gradient_cost_.seconds();
+    const double bare = cost_.bare_seconds();
+    if (weights_seconds == 0 || bare == 0)
+      cost_.observe_step(step_was_sampled_, std::max(rest - weights_seconds, 0.0));
+    else if (!step_was_sampled_)
+      weights_seconds = std::clamp(rest - bare, weights_seconds, kMostDescribed * weights_seconds);
+    agent_seconds = agent_forecast_.end_step(slices, is_granted, report);
+    least_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold()) + agent_forecast_.slice_seconds() +
+                    gradient_cost_.seconds();
   }
   // The lasting interval: a burst neither takes what was saved up nor forgives what is owed.
-  const double granted = first_look_.end_step(step_was_sampled_, record.calls,
-                                              totals.sampled - last_totals_.sampled, cost_seconds);
-  budget_.end_step(step_seconds - granted, cost_seconds - granted + take_agent_seconds(), lasting_interval_,
+  const double granted = first_look_.end_step(step_was_sampled_, record.calls, slices, cost_seconds);
+  budget_.end_step(step_seconds - granted, cost_seconds - granted + agent_seconds, lasting_interval_,
                    kLeastMargin * least_seconds);
   if (TryLock busy(weights_busy_); busy) {
     weights_.set_step_source(step.step_source);
-    weights_.end_step(step_seconds,
-                      static_cast<double>(weights_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9,
-                      budget_.is_overdrawn());
+    weights_.end_step(step_seconds, weights_seconds + tensors_seconds, budget_.is_overdrawn());
   }
   calls_last_step_.store(record.calls, std::memory_order_relaxed);
   last_totals_ = {totals.calls, totals.sampled, totals.cost_ns + own};

@@ -151,6 +151,24 @@ constexpr uint32_t kMost = 10000;  // slices; more than any segment holds
 
 }  // namespace
 
+double AgentForecast::end_step(uint64_t slices, bool is_granted, const Report& report) {
+  const uint64_t settled = std::min(report.slices, outstanding_);
+  const double paid =
+      settled == 0 ? 0 : charged_ * static_cast<double>(settled) / static_cast<double>(outstanding_);
+  outstanding_ -= settled;
+  charged_ -= paid;
+  if (report.slices > 0) {
+    const double each = report.slices_seconds / static_cast<double>(report.slices);
+    const bool is_first = slice_seconds_ == 0;
+    const double counted = is_first ? each : std::min(each, kSurprise * slice_seconds_);
+    slice_seconds_ += (is_first ? 1 : kWeight) * (counted - slice_seconds_);
+  }
+  const double ahead = is_granted ? 0 : static_cast<double>(slices) * slice_seconds_;
+  outstanding_ += slices;
+  charged_ += ahead;
+  return report.seconds - paid + ahead;
+}
+
 double CostModel::warm_seconds(double bytes) const {
   const double mean_bytes = bytes_sum_ / weight_, mean_seconds = seconds_sum_ / weight_;
   const double variance = bytes_squares_ / weight_ - mean_bytes * mean_bytes;
@@ -205,8 +223,8 @@ double CostModel::step_seconds() const {
   return count == 0 ? 0 : sorted[count / 2];
 }
 
-uint32_t CostModel::slices_within(double seconds, bool cold) const {
-  const double slices = (seconds - step_seconds()) / slice_seconds(cold);
+uint32_t CostModel::slices_within(double seconds, bool cold, double agent_seconds) const {
+  const double slices = (seconds - step_seconds()) / (slice_seconds(cold) + agent_seconds);
   return static_cast<uint32_t>(std::clamp(slices, 0.0, static_cast<double>(kMost)));
 }
 

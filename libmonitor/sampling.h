@@ -178,6 +178,31 @@ class FirstLook {
   double seconds_ = segment::kFirstLookSeconds;
 };
 
+// Charges the agent's work on a slice when the slice is copied, by what earlier slices took. The agent
+// reports its time after the work; without the forecast, the last slices of a stretch of steps would come on
+// top of the limit. Plain arithmetic, fixed state. One caller at a time.
+class AgentForecast {
+ public:
+  // What the agent has reported since the last step, in seconds of one of the rank's cores.
+  struct Report {
+    double seconds = 0;         // in all, without slices of the first look
+    double slices_seconds = 0;  // on slices, with those of the first look
+    uint64_t slices = 0;        // slices of query rows in slices_seconds
+  };
+
+  // Ends a step that copied `slices` slices of query rows; `is_granted`: the grant of the first look pays for
+  // them. Returns the seconds that the budget pays in this step; negative: a forecast was too high.
+  double end_step(uint64_t slices, bool is_granted, const Report& report);
+
+  // The agent's expected time for a slice of query rows and the key positions beside it; 0: not known yet.
+  double slice_seconds() const { return slice_seconds_; }
+
+ private:
+  double slice_seconds_ = 0;
+  double charged_ = 0;        // seconds charged for slices that the agent has not reported
+  uint64_t outstanding_ = 0;  // these slices
+};
+
 // Predicts the cost of a sampled step from the costs of earlier ones; before the first measurement, from
 // those of a slow machine. Plain arithmetic, fixed state. One caller at a time. Units are seconds and bytes.
 class CostModel {
@@ -191,15 +216,19 @@ class CostModel {
   // `slices` slices have cost a device `seconds` in all, beside the cost on the host.
   void observe_device(uint32_t slices, double seconds);
 
-  // A step has ended, in which the monitor took `seconds` without its slices.
+  // A step has ended in which no weights were measured; the monitor took `seconds` without its slices.
   void observe_step(bool sampled, double seconds);
+
+  // The mean cost of a step without samples and without weights.
+  double bare_seconds() const { return other_; }
 
   // The expected cost of the next slice, and the expected extra cost of a sampled step without slices.
   double slice_seconds(bool cold) const;
   double step_seconds() const;
 
-  // The number of slices in a step that is to cost at most `seconds`.
-  uint32_t slices_within(double seconds, bool cold) const;
+  // The number of slices in a step that is to cost at most `seconds`, if each costs the agent
+  // `agent_seconds`.
+  uint32_t slices_within(double seconds, bool cold, double agent_seconds) const;
 
  private:
   double warm_seconds(double bytes) const;

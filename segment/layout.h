@@ -237,7 +237,10 @@ struct Layer {
   uint64_t last_nonfinite_step;
 };
 
-enum class LayerSource : uint32_t { kUnknown, kAnnotation, kParameter, kOrdinal };
+// Where the layer of a slice comes from; kUnnamedParameter and kUnknown: why it has none. kUnnamedParameter:
+// the attention's inputs come from a parameter that has no name. kUnknown: no parameter was found, and the
+// place among the calls says nothing.
+enum class LayerSource : uint32_t { kUnknown, kAnnotation, kParameter, kOrdinal, kUnnamedParameter };
 
 // Counters that the agent reads first: if they have not changed, no slot has changed.
 inline constexpr uint32_t kDeviceProgress = 7;
@@ -369,6 +372,17 @@ inline constexpr uint32_t kAdviceLevels = 3;
 inline constexpr double kBurstSlowdown = 3;
 inline constexpr int64_t kMostBurstSteps = 4096;
 
+// CPU time that the agent has spent on one rank so far, divided by the cores of the rank. The agent writes
+// it.
+struct AgentCost {
+  uint64_t ns;          // in all, without slices of the first look
+  uint64_t slices_ns;   // on slices, with those of the first look
+  uint64_t slices;      // slices of query rows judged in slices_ns
+  uint64_t tensors_ns;  // on tensors (weights, optimizer states); a part of ns
+
+  bool operator==(const AgentCost&) const = default;
+};
+
 struct Control {
   char magic[8];
   uint32_t layout_version;
@@ -385,10 +399,9 @@ struct Control {
   uint64_t burst_interval;  // sampling interval in [burst_from_step, burst_until_step); 0: no burst
   int64_t burst_from_step, burst_until_step;
   Advice advice;
-  uint64_t agent_ns;  // CPU time of the agent for this rank so far, divided by the cores of the rank
-  uint64_t reserved2[2];
+  AgentCost agent;
 };
-static_assert(sizeof(Control) == 232);
+static_assert(sizeof(Control) == 240);
 static_assert(256 + kMaxSlots * sizeof(Consumption) == kControlBytes);
 inline constexpr uint32_t kConsumptionOffset = 256;
 
@@ -414,7 +427,7 @@ constexpr bool is_pending(const StepRecord& step) { return (step.given & kNumber
 constexpr bool given(const StepRecord& step, uint32_t what) { return (step.given & what) != 0; }
 
 constexpr const char* name_of(LayerSource source) {
-  constexpr const char* kNames[] = {"unknown", "annotation", "parameter", "ordinal"};
+  constexpr const char* kNames[] = {"unknown", "annotation", "parameter", "ordinal", "unnamed_parameter"};
   return static_cast<uint32_t>(source) < std::size(kNames) ? kNames[static_cast<uint32_t>(source)]
                                                            : kNames[0];
 }

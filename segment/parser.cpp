@@ -87,7 +87,8 @@ const char* check_dimensions(const Slot& slot) {
   if (slot.keys * bytes_per_key(slot) > kMostSliceBytes) return "more bytes than a slice may have";
   if (slot.heads_in_slice == 0) return "heads do not divide rows";
   if (!std::isfinite(slot.scale) || slot.scale == 0) return "scale is not a finite number";
-  if (slot.layer_source > static_cast<uint32_t>(LayerSource::kOrdinal)) return "unknown layer source";
+  if (slot.layer_source > static_cast<uint32_t>(LayerSource::kUnnamedParameter))
+    return "unknown layer source";
   if (slot.parts > kMaxSlots || (slot.parts > 1 ? slot.part >= slot.parts : slot.part != 0))
     return "part out of range";
   if (slot.parts > 1 &&

@@ -311,10 +311,10 @@ void SegmentReader::set_interval(uint64_t interval, int64_t from_step) {
   write_field(control_file_, control_.interval, offsetof(Control, interval));
 }
 
-void SegmentReader::set_agent_cost(uint64_t nanoseconds) {
-  if (control_.agent_ns == nanoseconds) return;
-  control_.agent_ns = nanoseconds;
-  write_field(control_file_, control_.agent_ns, offsetof(Control, agent_ns));
+void SegmentReader::set_agent_cost(const AgentCost& cost) {
+  if (control_.agent == cost) return;
+  control_.agent = cost;
+  write_field(control_file_, cost, offsetof(Control, agent));
 }
 
 void SegmentReader::set_burst(uint64_t interval, int64_t from_step, int64_t until_step) {

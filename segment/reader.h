@@ -108,9 +108,8 @@ class SegmentReader {
   void set_interval(uint64_t interval, int64_t from_step);
   // The burst covers the steps [from_step, until_step).
   void set_burst(uint64_t interval, int64_t from_step, int64_t until_step);
-  // Publishes what the agent has spent on this rank, in nanoseconds of one of the rank's cores; the trainer's
-  // budget pays for it.
-  void set_agent_cost(uint64_t nanoseconds);
+  // Publishes what the agent has spent on this rank. The trainer's budget pays for it.
+  void set_agent_cost(const AgentCost& cost);
   // Publishes `advice`; its `sequence` is ignored and set here.
   void set_advice(Advice advice);
   void set_agent_pid(uint64_t pid);

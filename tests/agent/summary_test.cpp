@@ -275,6 +275,21 @@ TEST(Summary, WhatWasNotSeenIsNamedWithWhatToDo) {
   EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("--max-slowdown 10%"));
 }
 
+TEST(Summary, SlicesWithoutALayerHaveAReason) {
+  RankStatistics rank = healthy_rank();
+  rank.layer_source = "parameter";
+  rank.judged[0] = 50;
+  rank.judged[1] = 12;
+  EXPECT_THAT(unwrapped(text_of(rank)), Not(HasSubstr("no layer")));
+  rank.slices_without_layer = {{"unnamed_parameter", 8}, {"unknown", 4}};
+  EXPECT_THAT(
+      unwrapped(text_of(rank)),
+      HasSubstr(
+          "12 of 62 slices: 8 read a parameter that has no name, 4 have no parameter among their inputs"));
+  rank.layer_source = "ordinal";
+  EXPECT_THAT(unwrapped(text_of(rank)), Not(HasSubstr("no layer"))) << "nobody gave names";
+}
+
 TEST(Summary, CoverageNotesCountGraphsKernelsAndUnseenOperations) {
   RankStatistics rank = healthy_rank();
   rank.coverage.launched_calls[0] = 40;

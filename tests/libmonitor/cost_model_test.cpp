@@ -63,9 +63,44 @@ TEST(CostModel, WhatASampledStepCostsByItself) {
   EXPECT_NEAR(model.step_seconds(), 300e-6, 1e-9);
   model.expect(1 << 20);
   const double slice = model.slice_seconds(false);
-  EXPECT_EQ(model.slices_within(300e-6 + 3.5 * slice, false), 3u);
-  EXPECT_EQ(model.slices_within(200e-6, false), 0u);
-  EXPECT_EQ(model.slices_within(-1, false), 0u);
+  EXPECT_EQ(model.slices_within(300e-6 + 3.5 * slice, false, 0), 3u);
+  EXPECT_EQ(model.slices_within(200e-6, false, 0), 0u);
+  EXPECT_EQ(model.slices_within(-1, false, 0), 0u);
+}
+
+TEST(AgentForecast, ChargesASliceWhenItIsCopied) {
+  AgentForecast forecast;
+  EXPECT_EQ(forecast.end_step(2, false, {}), 0) << "nothing is known yet";
+  EXPECT_NEAR(forecast.end_step(0, false, {0.004, 0.002, 2}), 0.004, 1e-12);
+  EXPECT_NEAR(forecast.slice_seconds(), 0.001, 1e-12) << "other work of the agent is not that of slices";
+  EXPECT_NEAR(forecast.end_step(3, false, {}), 0.003, 1e-12);
+  EXPECT_NEAR(forecast.end_step(0, false, {0.0015, 0.0015, 1}), 0.0005, 1e-12);
+  EXPECT_NEAR(forecast.end_step(0, false, {0.001, 0.001, 2}), -0.001, 1e-12);
+}
+
+TEST(AgentForecast, SlicesOfTheFirstLookCostNothingAndTeach) {
+  AgentForecast forecast;
+  EXPECT_EQ(forecast.end_step(4, true, {}), 0);
+  EXPECT_EQ(forecast.end_step(4, true, {0, 0.008, 4}), 0);
+  EXPECT_EQ(forecast.end_step(0, true, {0, 0.008, 4}), 0);
+  EXPECT_NEAR(forecast.end_step(1, false, {}), 0.002, 1e-12);
+}
+
+// However the reports are delayed, what is charged in the end is what the agent has spent.
+TEST(AgentForecast, ChargesInAllWhatTheAgentReports) {
+  AgentForecast forecast;
+  double charged = 0, reported = 0;
+  uint64_t waiting = 0;
+  for (uint64_t step = 1; step <= 2000; ++step) {
+    const uint64_t random = mix(11, step, 0, 0);
+    const uint64_t slices = step <= 1900 ? random % 5 : 0, judged = std::min(waiting, random / 8 % 6);
+    const double seconds = 1e-3 * static_cast<double>(judged) * (0.5 + static_cast<double>(random / 64 % 8));
+    charged += forecast.end_step(slices, false, {seconds + 1e-5, seconds, judged});
+    reported += seconds + 1e-5;
+    waiting += slices - judged;
+  }
+  ASSERT_EQ(waiting, 0u);
+  EXPECT_NEAR(charged, reported, 1e-9 * reported);
 }
 
 // A training whose calls and costs are known, under budget and model as Monitor puts them together.
@@ -99,7 +134,7 @@ Outcome simulate(const Synthetic& s, double limit, uint64_t steps) {
     double own = s.every_step, on_slices = 0;
     const bool cold = outcome.slices < s.slots;
     const bool due = step % s.interval == 0 && budget.allows();
-    const uint32_t paid = due ? model.slices_within(budget.balance_seconds(), cold) : 0;
+    const uint32_t paid = due ? model.slices_within(budget.balance_seconds(), cold, 0) : 0;
     for (uint64_t call = 0; paid > 0 && call < s.calls; ++call) {
       if (!is_sampled_call(3, static_cast<int64_t>(step), call, std::min<uint32_t>(paid, s.slots), s.calls))
         continue;

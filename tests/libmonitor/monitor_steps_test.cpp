@@ -250,7 +250,7 @@ TEST_F(MonitorBudget, TheBudgetPaysForTheAgent) {
     for (int64_t step = 1; step <= 40; ++step) {
       trainer.step(step, 1);
       usleep(2000);
-      if (step == 20) open()->set_agent_cost(1'000'000'000);
+      if (step == 20) open()->set_agent_cost({1'000'000'000, 0, 0, 0});
     }
   });
   int before = 0, after = 0;
@@ -258,6 +258,31 @@ TEST_F(MonitorBudget, TheBudgetPaysForTheAgent) {
     if (record.sampled != 0) ++(record.step <= 21 ? before : after);
   EXPECT_GE(before, 5);
   EXPECT_EQ(after, 0);
+}
+
+// A slice that costs the agent more than the budget holds is not taken. Other work of the agent says nothing
+// about slices.
+TEST_F(MonitorBudget, ASliceIsTakenOnlyIfTheAgentsTimeIsPaidToo) {
+  for (const uint64_t slice_ns : {10'000u, 1'000'000'000u}) {
+    in_child({{"FORESHOCK_EVERY", "2"}, {"FORESHOCK_MAX_SLOWDOWN", "90%"}}, [&, this] {
+      Trainer trainer;
+      for (int64_t step = 1; step <= 40; ++step) {
+        trainer.step(step, 1);
+        usleep(2000);
+        if (step == 20) open()->set_agent_cost({1'000'000, slice_ns, 1, 0});
+      }
+    });
+    int before = 0, after = 0;
+    for (const segment::StepRecord& record : open()->new_steps())
+      if (record.sampled != 0) ++(record.step <= 21 ? before : after);
+    EXPECT_GE(before, 5);
+    if (slice_ns == 10'000)
+      EXPECT_GE(after, 5);
+    else
+      EXPECT_EQ(after, 0);
+    fs::remove_all(base_ + "/r");
+    fs::create_directory(base_ + "/r");
+  }
 }
 
 }  // namespace

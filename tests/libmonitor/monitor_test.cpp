@@ -344,7 +344,7 @@ TEST_F(Monitor, NamesOfOtherWeightsThanAreThereNowAreForgotten) {
   }
   ASSERT_EQ(sources.size(), 2u);
   EXPECT_EQ(sources[0], static_cast<uint32_t>(segment::LayerSource::kParameter));
-  EXPECT_NE(sources[1], static_cast<uint32_t>(segment::LayerSource::kParameter));
+  EXPECT_EQ(sources[1], static_cast<uint32_t>(segment::LayerSource::kUnknown));
 }
 
 // A C++ trainer shows which weight a query came from, but nobody may have said what that weight is called.
@@ -377,7 +377,7 @@ TEST_F(Monitor, WeightsWithoutAnyNameLeaveTheOrderOfCalls) {
       if (slot.step == 4 && slot.op == 0) sources.push_back(slot.layer_source);
       reader->consume_judged(ready);
     }
-    const auto wanted = named ? segment::LayerSource::kUnknown : segment::LayerSource::kOrdinal;
+    const auto wanted = named ? segment::LayerSource::kUnnamedParameter : segment::LayerSource::kOrdinal;
     EXPECT_EQ(sources, std::vector<uint32_t>(2, static_cast<uint32_t>(wanted)));
   }
 }

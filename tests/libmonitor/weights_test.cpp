@@ -322,6 +322,33 @@ TEST_F(WeightsTest, WaitWhileTheRestTakesMoreThanTheLimit) {
   });
 }
 
+// The agent's time on tensors is paid by the share of weights, so that it does not take that of attention.
+TEST_F(WeightsTest, TheirSharePaysForTheAgent) {
+  for (const bool is_costly : {false, true}) {
+    in_child({{"FORESHOCK_MAX_SLOWDOWN", "50%"}}, [&] {
+      Model model;
+      model.trainer.step(1, 1);
+      ASSERT_EQ(model.name(), 2);
+      uint64_t spent_ns = 0;
+      size_t count = 0;
+      for (int64_t step = 2; step < 2 + 64 * 6; ++step) {
+        usleep(1000);
+        const size_t now = model.step(step, 1e-4f);
+        count += now;
+        if (!is_costly || now == 0) continue;
+        spent_ns += 500'000'000;
+        open()->set_agent_cost({0, 0, 0, spent_ns});
+      }
+      if (is_costly)
+        EXPECT_LE(count, 4u);
+      else
+        EXPECT_GE(count, 10u);
+    });
+    fs::remove_all(base_ + "/r");
+    fs::create_directory(base_ + "/r");
+  }
+}
+
 TEST_F(WeightsTest, AFullRingIsCountedAndDoesNoHarm) {
   in_child({{"FORESHOCK_WEIGHTS", "1"}, {"FORESHOCK_MEMORY", "4MiB"}}, [this] {
     Model model;
