@@ -1,4 +1,4 @@
-"""The clock of a training, seen from its optimizers: steps, their learning rate, names, gradients before clipping."""
+"""Detects training steps from optimizer hooks, and reports step numbers, learning rate, tensor names and gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 from collections import deque
-from sys import getprofile  # bound here: a test of the trainer may replace it
+from sys import getprofile  # bound at import, since the training's own tests may replace sys.getprofile
 from time import perf_counter_ns
 from typing import Any
 from weakref import ref
@@ -44,27 +44,35 @@ from .weights import ENDED, Weights
 
 
 def is_profiled() -> bool:
-    """Whether a profiler records every Python call of this thread (torch.profiler with stacks, cProfile): it would
-    record those of ours. Names, weights and gradients wait meanwhile, since their number of calls grows with the model;
-    steps are still counted."""
+    """Whether a profiler records every Python call of this thread (torch.profiler with stacks, cProfile).
+
+    It would also record our calls, whose number grows with the model for names, weights and gradients. These are left
+    out while a profiler runs; steps are still counted.
+    """
     return getprofile() is not None
 
 
 def labels_of(named: dict[int, tuple[Named, Any]]) -> dict[str, str]:
-    """{parameter's name: its layer's label}: by the framework's own number where there is one, else by path."""
+    """{parameter name: layer label}. The label is the framework's layer number if it has one, else it comes from the
+    path of the module."""
     rows = [row for row, _ in named.values()]
     matrices = [row.name for row, parameter in named.values() if parameter.dim() == 2]
     return layer_labels(matrices, [row.name for row in rows]) | numbered_labels(rows)
 
 
 class Monitor:
-    """Counts a training step at the step of one optimizer whose call follows a backward pass."""
+    """Counts training steps and reports them to the core.
 
-    UNSEEN_CALLS = 3  # calls without any backward pass seen, after which every call counts
-    LOOK_AT = 4  # parameters whose optimizer state is looked at for the step
-    MOST_FAILURES = 3  # to name models
-    LOOK_EVERY = 16  # steps between two looks at all parameters of a training that has settled
-    SETTLED = 3  # ticks after which a process that is not monitored yet will not be
+    One optimizer is the clock: a training step ends when the clock steps after a backward pass. Such a step is also
+    called a tick. Methods that return an int return the nanoseconds that they spent in the core, which measures this
+    time itself.
+    """
+
+    UNSEEN_CALLS = 3  # if no backward pass was ever detected, optimizer calls after this many count as steps
+    LOOK_AT = 4  # parameters whose optimizer state is searched for the step number
+    MOST_FAILURES = 3  # to name tensors, before naming is switched off
+    LOOK_EVERY = 16  # with quiet steps, all parameters are checked once in so many steps
+    SETTLED = 3  # a process that is not monitored after so many ticks is assumed to stay so
 
     def __init__(self, torch: Any, core: Core) -> None:
         self.core = core
@@ -72,101 +80,111 @@ class Monitor:
         self.weights = Weights(torch, core)
         self._torch = torch
         self.batch_id: int | None = None
-        self.reported = False  # the trainer tells its steps itself
-        # Losses told while nobody knows yet of which step: of the one that the optimizer has told, if the trainer tells
-        # that one too, else of the next. Bounded, for a trainer that tells losses and never steps.
+        self.reported = False  # the training reports its steps with report(step=...)
+        # Losses passed to report() whose step is not known yet. If report() later names the step that the optimizer
+        # has already reported, they belonged to that step and are dropped; otherwise they belong to the next step.
+        # Bounded, for a training that reports losses and never steps.
         self._losses: deque[float] = deque(maxlen=1024)
-        self._clock: Any = None  # weak reference to the optimizer that ticks
-        self._others = Others()
-        self._owners = Owners(torch, self._forget_names, core.call_back)
+        self._clock: Any = None  # weak reference to the optimizer whose steps are counted
+        self._other_optimizers = Others()
+        self._owners = Owners(torch, self._clear_names, core.call_back)
         self._pieces = Pieces()
         limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
         share = min(limit, DEFAULT)
-        self._naming = Pace(16, share)
-        self._fuse = Fuse(limit)
-        self._given_up = 0  # to name tensors and to tell of their gradients and values: the bits of a step's record
-        self._once = 0  # bits of the next step's record alone
+        self._naming_limit = Pace(16, share)
+        self._overhead_guard = Fuse(limit)
+        self._off_bits = 0  # GIVEN_UP bits once names, gradients and weights are off for the rest of the process
+        self._next_step_bits = 0  # GIVEN bits of the next step only
         self._failures = 0
-        self._calls: dict[int, int] = {}  # of the others since the last tick
-        self._unseen_calls = 0
+        self._calls_of_others: dict[int, int] = {}  # {id of another optimizer: its calls since the last tick}
+        self._calls_without_backward = 0
         self._seen_backward = False
-        self._state_seen: tuple[int, int] | None = None
-        self._named_for: tuple[list[int], list[int]] = ([], [])  # optimizers, addresses of their parameters
-        self._called: dict[int, tuple[Named, str]] = {}  # name and layer's label by address, as the core has them
-        self._described = self._placed = self._has_forgotten = False
-        self._whole = True
-        self._is_settled = False  # one optimizer ticks, and its tensors have names: quiet steps may follow
-        self._is_counted = False  # no optimizer state has the step's number
+        self._last_state: tuple[int, int] | None = None  # parameter address and step number of the last tick
+        self._named_for: tuple[list[int], list[int]] = ([], [])  # ids of optimizers, addresses of their parameters
+        self._published_names: dict[int, tuple[Named, str]] = {}  # {address: (name, layer label)} that the core has
+        self._is_described = self._is_rank_described = self._has_cleared_names = False
+        self._steps_whole_model = True  # this rank steps the whole model, so its gradient norms are those of the run
+        self._is_settled = False  # only the clock steps, and its tensors have names: quiet steps may follow
+        self._is_step_counted = False  # no optimizer state has the step number
         self._ticks = 0
-        self._told: int | None = None  # the step that the optimizer's steps have told last, as the core numbers it
-        self._rate: float | None = None  # learning rate of the step that is told next
-        self._spent_ns = 0  # our own time since a step was told
-        self._own_ns = 0  # all of it
+        self._last_step: int | None = None  # number of the last step that the clock reported, as the core counts
+        self._learning_rate: float | None = None  # learning rate of the step that is reported next
+        self._unreported_ns = 0  # time spent in the helper since the last reported step
+        self._total_ns = 0  # time spent in the helper in total
 
     def note_module(self, module: Any) -> None:
-        """A module grows. Where ranks are spawned without RANK, it is the last sign of theirs before the first call
-        of an attention; with it there is a segment, and two of rank 0 cannot be."""
-        self._look_again()
-        if self._given_up or self.modules.has(module):
+        """Called when a module registers a parameter or a submodule.
+
+        Also describes the rank of this process, once. The first attention call creates the segment, and two segments
+        of rank 0 cannot exist. If ranks are spawned without RANK in the environment, this is the last hook before that
+        call.
+        """
+        self._stop_quiet_steps()
+        if self._off_bits or self.modules.has(module):
             return
         begin = perf_counter_ns()
         self.modules.note(module)
-        if not self._placed and ranks() > 1:
-            self._placed = True
+        if not self._is_rank_described and ranks() > 1:
+            self._is_rank_described = True
             self.core.describe(place())
-        self._spend(begin)
+        self._add_time(begin)
 
     def before_step(self, optimizer: Any, has_stepped: bool = False) -> None:
         begin = perf_counter_ns()
         self.core.reports_steps()
         in_core = 0
-        if self._clock_is_another_than(optimizer):
+        if self._is_other_than_clock(optimizer):
             if not has_stepped:
-                in_core = self._late(optimizer, self.weights.before)
-        elif self._goes_on(optimizer):
+                in_core = self._observe_late(optimizer, self.weights.before)
+        elif self._continues_step(optimizer):
             if has_stepped:
-                self.weights.forget_due()  # a closure without a backward pass
-            if not self._given_up:
+                self.weights.forget_due()  # the closure ran no backward pass
+            if not self._off_bits:
                 self._pieces.go_on(optimizer)
-        elif self._given_up or is_profiled():
-            in_core = self._begin_bare(optimizer)
+        elif self._off_bits or is_profiled():
+            in_core = self._begin_without_names(optimizer)
         else:
             in_core = self._begin(optimizer, has_stepped)
-        self._spend(begin, in_core)
+        self._add_time(begin, in_core)
 
     def before_closure(self, optimizer: Any) -> None:
-        """A step is about to call a closure, in which the gradients are made (Lightning, LBFGS). The closure is the
-        caller's and is passed on untouched, so the gradients are read when the step has ended: those of its last call.
-        Only the weights are read now, since the step changes them."""
+        """Called before a step with a closure, which computes the gradients (Lightning, LBFGS).
+
+        The closure is not wrapped. So the gradients are read after the step: those of the closure's last call. Only the
+        weights are read here, since the step changes them.
+        """
         begin = perf_counter_ns()
         self.core.reports_steps()
         in_core = 0
-        if self._clock_is_another_than(optimizer):
-            in_core = self._late(optimizer, self.weights.before)
-        elif not self._given_up and not is_profiled():
+        if self._is_other_than_clock(optimizer):
+            in_core = self._observe_late(optimizer, self.weights.before)
+        elif not self._off_bits and not is_profiled():
             self.weights.due()
             in_core = self.weights.before(optimizer)
-        self._spend(begin, in_core)
+        self._add_time(begin, in_core)
 
     def after_closure(self, optimizer: Any) -> None:
         self.before_step(optimizer, has_stepped=True)
         self.after_step(optimizer)
 
     def _begin(self, optimizer: Any, has_stepped: bool) -> int:
-        """Nanoseconds spent in the core, which accounts for them itself; as of the others here."""
-        self._look_again()
-        together = [optimizer, *self._others.companions(optimizer)]
+        """Names the tensors if they changed, and publishes gradients and weights before the optimizer's work."""
+        self._stop_quiet_steps()
+        together = [optimizer, *self._other_optimizers.companions(optimizer)]
         addresses = [p._cdata for o in together for p in parameters_of(o)]
         self._pieces.begin(addresses)
-        partners = self._others.partners(True)
+        partners = self._other_optimizers.partners(True)
         every = addresses + [p._cdata for o in partners for p in parameters_of(o)]
-        if not self._names([*together, *partners], self._others.partners(False), every):
-            return self._begin_bare(optimizer)
+        if not self._try_to_name([*together, *partners], self._other_optimizers.partners(False), every):
+            return self._begin_without_names(optimizer)
         scale = self._scale(optimizer)
         in_backward = self._torch._C._current_graph_task_id() != -1
-        publish = self._whole and scale is not None and not in_backward and not self._pieces.addresses
-        untold = "amp_C" in sys.modules  # Apex's kernels may have clipped gradients, and no version of a tensor tells
-        in_core = self.core.step_begins(addresses if publish else [], 1 / (scale or 1), self.modules.copies, untold)
+        publish = self._steps_whole_model and scale is not None and not in_backward and not self._pieces.addresses
+        # Apex's kernels clip gradients without changing the version of a tensor.
+        writes_untracked = "amp_C" in sys.modules
+        in_core = self.core.step_begins(
+            addresses if publish else [], 1 / (scale or 1), self.modules.copies, writes_untracked
+        )
         self.weights.due()
         if not has_stepped:
             in_core += self.weights.before(optimizer)
@@ -174,28 +192,28 @@ class Monitor:
             self._is_settled = is_plain(optimizer, self._torch.Tensor) and self.core.look(optimizer)
         return in_core
 
-    # A training that has settled has one optimizer, whose tensors have names. Its steps that are not sampled are quiet:
-    # quiet_steps.h handles them, and none of the methods here is called.
+    # A settled training has one optimizer, whose tensors have names. Its steps that are not sampled are quiet: their
+    # hooks run in quiet_steps.h and call no method of this class.
 
-    def _look_again(self) -> None:
-        """The next step is not quiet."""
+    def _stop_quiet_steps(self) -> None:
+        """Stops quiet steps until the training has settled again."""
         if self._is_settled:
-            self._catch_up()
+            self._collect_quiet_steps()
             self._is_settled = False
             self.core.quiet.disarm()
 
-    def _arm(self, source: int) -> None:
-        """Lets quiet steps follow the one that has ended."""
-        if not self._is_settled or self._given_up or self._once or self._owners.has_lost:
+    def _allow_quiet_steps(self, source: int) -> None:
+        """Lets quiet steps follow the step that has just ended."""
+        if not self._is_settled or self._off_bits or self._next_step_bits or self._owners.has_lost:
             return
         waits = self.reported or self._losses or self.batch_id is not None or self.weights.is_any_due
         waits = waits or self.core.logs.has_news()
-        self._is_counted = source == COUNTED
-        address, step = (0, self._told or 0) if self._is_counted else self._state_seen or (0, 0)
+        self._is_step_counted = source == COUNTED
+        address, step = (0, self._last_step or 0) if self._is_step_counted else self._last_state or (0, 0)
         look_at = min((at for at in LOOK_AT if at > self._ticks), default=self._ticks + 2 * self.LOOK_EVERY)
         self.core.arm(
             not waits,
-            self._is_counted,
+            self._is_step_counted,
             step,
             address,
             -self._ticks % self.LOOK_EVERY,
@@ -203,145 +221,155 @@ class Monitor:
             self.weights.is_any_held,
         )
 
-    def _catch_up(self) -> None:
-        """Takes over what quiet steps have counted. The next end of a step comes here, which lets them go on."""
+    def _collect_quiet_steps(self) -> None:
+        """Adds what quiet steps have counted. The end of the next step runs in Python again and may allow more."""
         if not self._is_settled:
             return
         steps, own_ns, spent_ns, ended_at_ns, dearest_ns, step, address = self.core.quiet.take()
-        self._own_ns += own_ns
-        self._spent_ns += spent_ns
+        self._total_ns += own_ns
+        self._unreported_ns += spent_ns
         if steps == 0:
             return
         self._ticks += steps
-        self._told = step
-        if not self._is_counted:
-            self._state_seen = (address, step)
-        self._watch_cost(ended_at_ns, steps, dearest_ns)
+        self._last_step = step
+        if not self._is_step_counted:
+            self._last_state = (address, step)
+        self._check_overhead(ended_at_ns, steps, dearest_ns)
 
     def weights_are_due(self, optimizer: Any, count: int) -> None:
-        """A quiet step has found that `count` weights have their turn."""
+        """Called before a step that is quiet except that `count` weights are due."""
         begin = perf_counter_ns()
-        self._spend(begin, self.weights.due_are(self.core.due(count), optimizer))
+        self._add_time(begin, self.weights.due_are(self.core.due(count), optimizer))
 
-    def _begin_bare(self, optimizer: Any) -> int:
-        """The core still asks whose turn it is, so that the turns that nobody takes are counted."""
+    def _begin_without_names(self, optimizer: Any) -> int:
+        """Begins a step without names, gradients and weights. The core still computes which weights are due, so that it
+        counts them as left out."""
         self.weights.due()
         self.weights.forget_due()
-        if not self._has_forgotten:
+        if not self._has_cleared_names:
             first = [p._cdata for group in groups(optimizer)[:1] for p in parameters_in(group)[: self.LOOK_AT]]
-            if first != self._named_for[1][: len(first)]:  # the addresses that have names are other tensors' now
-                self._forget_names()
+            if first != self._named_for[1][: len(first)]:  # other tensors may now have the addresses with names
+                self._clear_names()
         return self.core.step_begins([], 1.0, 0, False)
 
     def after_step(self, optimizer: Any) -> None:
         begin = perf_counter_ns()
-        self._catch_up()
+        self._collect_quiet_steps()
         backwards = self.core.adapter.foreshock_adapter_backwards()
-        if not self._is_clock(optimizer, backwards):
-            if backwards > 0 and (number := self._others.number_of(optimizer)):
+        if not self._ends_step(optimizer, backwards):
+            if backwards > 0 and (number := self._other_optimizers.number_of(optimizer)):
                 self.core.core.foreshock_loss_is_of(f"loss of optimizer {number}".encode())
-            self._spend(begin, self._late(optimizer, self.weights.after))
+            self._add_time(begin, self._observe_late(optimizer, self.weights.after))
             return
-        self._calls.clear()
-        self._others.ticked()
+        self._calls_of_others.clear()
+        self._other_optimizers.ticked()
         these = groups(optimizer)
         source, step = self._state_step(optimizer, these)
         if step is None:
             self.weights.forget_due()
             self.core.adapter.foreshock_adapter_step_ended()
-            self._spend(begin)
+            self._add_time(begin)
             return
         in_core = self.weights.after(optimizer)
-        self._rate = on_cpu(self._torch, these[0].get("lr")) if these else None
+        self._learning_rate = on_cpu(self._torch, these[0].get("lr")) if these else None
         self._tick()
-        self._watch_cost(perf_counter_ns())
-        self._spend(begin, in_core)
+        self._check_overhead(perf_counter_ns())
+        self._add_time(begin, in_core)
         if not self.reported:
-            self._told = step if step >= 0 else (self._told or 0) + 1
-            self._tell(step, source)
+            self._last_step = step if step >= 0 else (self._last_step or 0) + 1
+            self._report_step(step, source)
         begin = perf_counter_ns()
         self.core.adapter.foreshock_adapter_step_ended()
-        self._arm(source)
-        self._spend(begin)
+        self._allow_quiet_steps(source)
+        self._add_time(begin)
 
-    def _spend(self, begin: int, in_core: int = 0) -> None:
+    def _add_time(self, begin: int, in_core: int = 0) -> None:
         own = perf_counter_ns() - begin - in_core
-        self._spent_ns += own
-        self._own_ns += own
+        self._unreported_ns += own
+        self._total_ns += own
 
     def spend_around(self, nanoseconds: int) -> None:
-        """What a call into here has taken besides, which each of them accounts for itself: of the next step told."""
-        self._spent_ns += nanoseconds
-        self._own_ns += nanoseconds
+        """Adds the time that the caller of a method spent around it. Each method counts its own time."""
+        self._unreported_ns += nanoseconds
+        self._total_ns += nanoseconds
 
-    def _watch_cost(self, now_ns: int, steps: int = 1, dearest_ns: int | None = None) -> None:
-        if self._fuse.blows(self._own_ns, now_ns, steps, dearest_ns):
-            self._given_up = GIVEN_UP
+    def _check_overhead(self, now_ns: int, steps: int = 1, dearest_ns: int | None = None) -> None:
+        if self._overhead_guard.blows(self._total_ns, now_ns, steps, dearest_ns):
+            self._off_bits = GIVEN_UP
             self.weights.forget_due()
-            self._look_again()
+            self._stop_quiet_steps()
 
-    def _clock_is_another_than(self, optimizer: Any) -> bool:
+    def _is_other_than_clock(self, optimizer: Any) -> bool:
         clock = self._clock() if self._clock is not None else None
         return clock is not None and clock is not optimizer
 
-    def _goes_on(self, optimizer: Any) -> bool:
-        """Whether the optimizer that ticks is called again without another backward pass: it is the same step."""
+    def _continues_step(self, optimizer: Any) -> bool:
+        """Whether this call of the clock belongs to the step that has ended: there was no backward pass since."""
         is_clock = self._clock is not None and self._clock() is optimizer
         return is_clock and self._seen_backward and self.core.adapter.foreshock_adapter_backwards() == 0
 
     def _tick(self) -> None:
         self._ticks += 1
         if self._ticks in LOOK_AT:
-            self._look_for_unseen()
+            self._report_unseen_attention()
 
-    def _tell(self, step: int, source: int) -> None:
+    def _report_step(self, step: int, source: int) -> None:
         begin = perf_counter_ns()
-        self._pass_losses()
+        self._flush_losses()
         self.core.logs.tick()
-        self._spend(begin, -self.core.logs.take_spent())
-        self.core.step_end(step, source, self._rate, self.batch_id, self._spent_ns, self._given_up | self._once)
-        self._rate = self.batch_id = None
-        self._spent_ns = self._once = 0
+        self._add_time(begin, -self.core.logs.take_spent())
+        self.core.step_end(
+            step, source, self._learning_rate, self.batch_id, self._unreported_ns, self._off_bits | self._next_step_bits
+        )
+        self._learning_rate = self.batch_id = None
+        self._unreported_ns = self._next_step_bits = 0
 
-    def _pass_losses(self) -> None:
+    def _flush_losses(self) -> None:
         while self._losses:
             self.core.core.foreshock_observe_loss(self._losses.popleft(), LOSS_REPORTED)
 
-    def _late(self, optimizer: Any, look: Any) -> int:
-        """An optimizer that steps after the clock: what it steps is still of the step that the clock has told."""
+    def _observe_late(self, optimizer: Any, look: Any) -> int:
+        """Reports due weights of an optimizer that steps after the clock. They belong to the step that the clock has
+        already reported. `look`: Weights.before or Weights.after."""
         if not self.weights.is_any_due:
             return 0
-        if self.core.adapter.foreshock_adapter_backwards() > 0 and not self._others.is_partner(optimizer):
-            self.weights.forget_due()  # another step has begun
+        if self.core.adapter.foreshock_adapter_backwards() > 0 and not self._other_optimizers.is_partner(optimizer):
+            self.weights.forget_due()  # the next step has started
             return 0
         return look(optimizer, 0 if self.reported else ENDED)
 
-    def _is_clock(self, optimizer: Any, backwards: int) -> bool:
+    def _ends_step(self, optimizer: Any, backwards: int) -> bool:
+        """Whether this call ends a training step.
+
+        Another optimizer becomes the clock if the clock was destroyed, or if the other one steps twice, with a backward
+        pass, while the clock does not.
+        """
         self._seen_backward |= backwards > 0
         clock = self._clock() if self._clock is not None else None
-        if self._clock_is_another_than(optimizer):
-            if not self._given_up and not is_profiled():
-                self._others.stepped(optimizer, clock, backwards > 0)
-                self._look_again()
-            calls = self._calls[id(optimizer)] = self._calls.get(id(optimizer), 0) + 1
+        if self._is_other_than_clock(optimizer):
+            if not self._off_bits and not is_profiled():
+                self._other_optimizers.stepped(optimizer, clock, backwards > 0)
+                self._stop_quiet_steps()
+            calls = self._calls_of_others[id(optimizer)] = self._calls_of_others.get(id(optimizer), 0) + 1
             if calls < 2 or backwards == 0:
                 return False
         if backwards == 0:
-            self._unseen_calls += 1
-            if self._seen_backward or self._unseen_calls <= self.UNSEEN_CALLS:
+            self._calls_without_backward += 1
+            if self._seen_backward or self._calls_without_backward <= self.UNSEEN_CALLS:
                 return False
         if clock is not optimizer:
             if self._clock is not None:
-                self._once = GIVEN_OTHER_TRAINING if clock is None else 0
-                self._called = {}  # another training: an address may be another tensor's now
-            self._clock, self._state_seen = ref(optimizer, self.core.quiet.disarm), None
-            self._others = Others()
+                self._next_step_bits = GIVEN_OTHER_TRAINING if clock is None else 0
+                self._published_names = {}  # another training: other tensors may have the same addresses
+            self._clock, self._last_state = ref(optimizer, self.core.quiet.disarm), None
+            self._other_optimizers = Others()
             self._pieces.forget()
-            self._look_again()
+            self._stop_quiet_steps()
         return True
 
     def _state_step(self, optimizer: Any, these: list[Any] | tuple[Any, ...]) -> tuple[int, int | None]:
-        """(source, absolute step); step None when the optimizer left this step out (overflow, fused)."""
+        """(source, absolute step number). -1: unknown. None: the optimizer skipped this step, because a gradient scaler
+        found an overflow (fused optimizers) or because its step number did not change."""
         if (on_cpu(self._torch, attribute(optimizer, "found_inf")) or 0) > 0:
             return COUNTED, None
         every = ((g, p) for g in these for p in parameters_in(g) if p.grad is not None)
@@ -351,17 +379,17 @@ class Monitor:
             if step is not None:
                 break
         if parameter is None and these:
-            # Gradients may be held elsewhere (Megatron-LM's precision-aware optimizer).
+            # Megatron-LM's precision-aware optimizer keeps gradients in another attribute.
             step = self._step_of(optimizer, these[0], None)
         if step is None:
             return COUNTED, -1
         now = (0 if parameter is None else parameter._cdata, step)
-        stood_still, self._state_seen = now == self._state_seen, now
+        stood_still, self._last_state = now == self._last_state, now
         return OPTIMIZER_STATE, None if stood_still else step
 
     def _step_of(self, optimizer: Any, group: dict[str, Any], parameter: Any) -> int | None:
-        """As the state of the parameter has it, or its group: so do the fused optimizers of Apex and
-        TransformerEngine."""
+        """The step number in the state of the parameter, or in its group (fused optimizers of Apex and
+        TransformerEngine). None: unknown."""
         try:
             state = state_of(optimizer, parameter) if parameter is not None else {}
             value = state.get("step")
@@ -369,38 +397,42 @@ class Monitor:
                 return int(on_host) if 0 <= on_host < 2**53 else None
             own = step_number(self._torch, value)
             return own if own is not None else step_number(self._torch, group.get("step"))
-        except Exception as error:  # a state of the optimizer's own kind
+        except Exception as error:  # the optimizer keeps its state in a class of its own
             if is_of_trainer(error):
                 raise
             return None
 
     def _scale(self, optimizer: Any) -> float | None:
-        """What the gradients still carry of a scaler's factor; None when it is on a device."""
+        """The factor of a gradient scaler that the gradients still contain. None: it is on a device."""
         scale = attribute(optimizer, "grad_scale")
         return 1.0 if scale is None else on_cpu(self._torch, scale)
 
-    def _names(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> bool:
-        """Asks models, wrappers and optimizers of whatever release. False where one of them cannot be told: all else
-        goes on, and no tensor keeps a name. Another thread may be at work on a model, so it is tried again."""
+    def _try_to_name(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> bool:
+        """Names the tensors if they changed. False: an unknown release of a framework made it fail.
+
+        Then no tensor keeps a name, and everything else continues. It is tried again, up to MOST_FAILURES times, since
+        the reason may be another thread that was changing the model.
+        """
         try:
-            self._name(optimizers, unfollowed, addresses)
+            self._name_if_changed(optimizers, unfollowed, addresses)
         except Exception as error:
             if is_of_trainer(error):
                 raise
             self._failures += 1
-            self._given_up = GIVEN_UP | GIVEN_UP_FAILED if self._failures == self.MOST_FAILURES else 0
-            self._forget_names()
+            self._off_bits = GIVEN_UP | GIVEN_UP_FAILED if self._failures == self.MOST_FAILURES else 0
+            self._clear_names()
             return False
         return True
 
-    def _forget_names(self) -> None:
-        """Tensors that had names are gone, or may be: what lies at their addresses now is not called as they were."""
-        self._look_again()
-        self._named_for, self._called, self._has_forgotten = ([], []), {}, True
+    def _clear_names(self) -> None:
+        """Forgets all names, because tensors with names may have been freed and their addresses reused."""
+        self._stop_quiet_steps()
+        self._named_for, self._published_names, self._has_cleared_names = ([], []), {}, True
         self.core.name_parameters([])
 
-    def _name(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> None:
-        """`addresses` of what `optimizers` step; of those `unfollowed` it is only said that nobody follows them."""
+    def _name_if_changed(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> None:
+        """`addresses`: of the parameters that `optimizers` step. Parameters of the `unfollowed` optimizers are listed
+        as not measured."""
         if self._pieces.addresses:
             addresses = list(dict.fromkeys([*self._pieces.addresses, *addresses]))
         these = [id(optimizer) for optimizer in (*optimizers, *unfollowed)], addresses
@@ -408,40 +440,43 @@ class Monitor:
             return
         if self._owners.has_lost or (self._named_for[1] and not set(self._named_for[1]) <= set(addresses)):
             self._owners.has_lost = False
-            self._forget_names()
-        if not self._naming.allows():
+            self._clear_names()
+        if not self._naming_limit.allows():
             return
         begin = perf_counter_ns()
-        self._name_anew(optimizers, unfollowed, these)
-        self._naming.spend(perf_counter_ns() - begin)
+        self._name_tensors(optimizers, unfollowed, these)
+        self._naming_limit.spend(perf_counter_ns() - begin)
 
-    def _name_anew(self, optimizers: list[Any], unfollowed: list[Any], these: tuple[list[int], list[int]]) -> None:
+    def _name_tensors(self, optimizers: list[Any], unfollowed: list[Any], these: tuple[list[int], list[int]]) -> None:
         addresses = these[1]
         parameters = [p for optimizer in optimizers for p in parameters_of(optimizer)]
-        if not self._described:
+        if not self._is_described:
             self.core.describe(place(parameters, self.modules.alive()))
-            self._described = True
+            self._is_described = True
         self._named_for = these
-        named, labels = self._call(self.modules.named(addresses))
+        named, labels = self._keep_names(self.modules.named(addresses))
         self._owners.watch(self.modules.owners(named))
-        self._whole = self._is_whole(parameters, named)
+        self._steps_whole_model = self._is_whole(parameters, named)
         rows = [(address, row.name, labels[row.name], p.numel()) for address, (row, p) in self._in_order(named)]
         self.core.name_parameters(rows)
-        self._has_forgotten = False
-        if self._owners.has_lost:  # meanwhile
-            self._forget_names()
+        self._has_cleared_names = False
+        if self._owners.has_lost:  # a module was destroyed while its tensors were named
+            self._clear_names()
         replicas = Replicas(parameters, self.modules.alive())
         is_told = self.weights.name(optimizers, unfollowed, self._pieces.addresses, named, labels, replicas)
         if not is_told or (not self.core.is_monitored() and self._ticks < self.SETTLED):
-            self._named_for = ([], [])  # to be told again at the next step
+            self._named_for = ([], [])  # name them again at the next step
 
-    def _call(self, named: dict[int, tuple[Named, Any]]) -> tuple[dict[int, tuple[Named, Any]], dict[str, str]]:
-        """Parameters with their names, and {name: label of its layer}. What was followed before goes on as it was
-        called, although another model beside it would have it told apart: a series does not change its name."""
-        before = self._called
+    def _keep_names(self, named: dict[int, tuple[Named, Any]]) -> tuple[dict[int, tuple[Named, Any]], dict[str, str]]:
+        """(parameters with their names, {name: layer label}).
+
+        A parameter that already has a name keeps it, even if a second model now uses the same name: a time series must
+        not be renamed.
+        """
+        before = self._published_names
         labels = labels_of(named)
         called = {a: before.get(a, (row, labels[row.name])) for a, (row, _) in named.items()}
-        self._called = called
+        self._published_names = called
         named = {a: (called[a][0], p) for a, (_, p) in named.items()}
         return named, {row.name: label for row, label in called.values()}
 
@@ -451,45 +486,45 @@ class Monitor:
 
     @staticmethod
     def _is_whole(parameters: list[Any], named: dict[int, tuple[Named, Any]]) -> bool:
-        """False when this rank steps only a part of the model: its gradients are not the run's."""
+        """False if this rank steps only a part of the model. Its gradient norms are then not those of the run."""
         if any(is_part(parameter) for parameter in parameters):
             return False
         here = {parameter._cdata for parameter in parameters}
         missing = [p for address, (_, p) in named.items() if p.requires_grad and address not in here]
         return ranks() == 1 or not (missing or here.isdisjoint(named))
 
-    def _look_for_unseen(self) -> None:
-        """Who taps takes care of the rest."""
+    def _report_unseen_attention(self) -> None:
+        """Reports attention that no hook sees, unless the training uses tap()."""
         if self.core.adapter.foreshock_adapter_taps() == 0:
             for name, evidence in attention_unseen():
                 self.core.core.foreshock_note_unseen(name.encode(), evidence)
 
     def compiled_step(self, optimizer: Any) -> None:
-        """A step whose hooks torch.compile has traced away; its gradients are still there."""
+        """Called after a step whose hooks torch.compile has traced away. The gradients still exist."""
         self.after_closure(optimizer)
 
     def report(self, step: Any, loss: Any, batch_id: Any) -> None:
         begin = perf_counter_ns()
-        self._catch_up()
+        self._collect_quiet_steps()
         done = step_number(self._torch, step)
-        if done is not None and done == self._told and not self.reported:
+        if done is not None and done == self._last_step and not self.reported:
             self.reported = True
-            self._losses.clear()  # told already: what is given with it would be counted into the step after it
+            self._losses.clear()  # the step is already reported; the loss would count for the next one
             self.batch_id = None
-            self._spend(begin)
+            self._add_time(begin)
             return
         if (value := on_cpu(self._torch, loss)) is not None:
             self._losses.append(value)
             if self.reported:
-                self._pass_losses()
+                self._flush_losses()
         if (number := word(batch_id)) is not None:
             self.batch_id = number
         if done is not None and self._clock is None:
             self._tick()
-        self._spend(begin)
+        self._add_time(begin)
         if done is not None and self._clock is None:
-            self._watch_cost(perf_counter_ns())
+            self._check_overhead(perf_counter_ns())
         if done is not None:
             self.core.reports_steps()
             self.reported = True
-            self._tell(done, REPORTED)
+            self._report_step(done, REPORTED)

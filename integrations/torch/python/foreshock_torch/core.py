@@ -1,4 +1,4 @@
-"""The C side: libforeshock.so, already in the process, and the adapter that was built for this torch."""
+"""Calls the C side through ctypes: libforeshock.so, which the process has loaded, and the adapter for this torch."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def _structures() -> tuple[Any, ...]:
 
 
 class Arrays:
-    """Makes ctypes arrays of at least `count` entries. ctypes makes a type for every length, in cycles that only the
-    collector frees; here a length is a power of two, and its type is kept."""
+    """Makes ctypes arrays of at least `count` entries. ctypes creates a type for every length, in reference cycles that
+    only the garbage collector frees. So lengths are rounded up to powers of two, and each type is kept."""
 
     def __init__(self) -> None:
         self._types: dict[tuple[Any, int], Any] = {}
@@ -78,28 +78,37 @@ class Arrays:
 
 
 class QuietSteps(NamedTuple):
-    """Functions of quiet_steps.h, which handle the optimizer hooks of steps with nothing to do. They make no frame, so
-    no signal handler runs in them."""
+    """Functions of quiet_steps.h, which handle the optimizer hooks of quiet steps. They create no Python frame, so no
+    signal handler runs in them."""
 
     prepare: Callable[..., Any]
-    begins: Callable[..., int]  # weights that are due; negative: not a quiet step
+    begins: Callable[..., int]  # returns how many weights are due; negative: not a quiet step
     ends: Callable[..., int]
     look: Callable[..., int]
     arm: Callable[..., Any]
     disarm: Callable[..., Any]
-    wait: Callable[[], Any]  # the next end of a step is not quiet
+    wait: Callable[[], Any]  # makes the end of the next step run in Python
     take: Callable[[], tuple[int, int, int, int, int, int, int]]
 
 
-def _never(*given: Any) -> int:
+def _return_zero(*given: Any) -> int:
     return 0
 
 
-NO_QUIET_STEPS = QuietSteps(_never, lambda *given: -1, _never, _never, _never, _never, _never, lambda: (0,) * 7)
+NO_QUIET_STEPS = QuietSteps(
+    _return_zero,
+    lambda *given: -1,
+    _return_zero,
+    _return_zero,
+    _return_zero,
+    _return_zero,
+    _return_zero,
+    lambda: (0,) * 7,
+)
 
 
 class Core:
-    """libforeshock.so, already in the process, and the adapter; called with the interpreter lock held."""
+    """Functions of libforeshock.so and of the adapter. They are called with the interpreter lock held (PyDLL)."""
 
     def __init__(self, torch: Any, adapter_path: str) -> None:
         import ctypes as c
@@ -108,7 +117,7 @@ class Core:
         self.core = c.PyDLL(None)
         self.Parameter, self.Identity, self.Scalar, self.Weight, self.WeightState = _structures()
         self._arrays = Arrays()
-        self._given: tuple[list[int], Any] = ([], (c.c_void_p * 0)())
+        self._last_addresses: tuple[list[int], Any] = ([], (c.c_void_p * 0)())
         self.core.foreshock_observe_loss.argtypes = [c.c_double, c.c_uint32]
         self.core.foreshock_observe_loss.restype = None
         self.core.foreshock_loss_is_of.argtypes = [c.c_char_p]
@@ -144,7 +153,7 @@ class Core:
         self.core.foreshock_weights_due.restype = c.c_size_t
         self.adapter.foreshock_adapter_observe_weights.argtypes = [c.c_void_p, c.c_size_t, c.c_uint32]
         self.adapter.foreshock_adapter_observe_weights.restype = c.c_uint64
-        self._numbers, self._numbers_at = (c.c_uint32 * 0)(), 0
+        self._due_numbers, self._due_numbers_address = (c.c_uint32 * 0)(), 0
         self.adapter.foreshock_adapter_call_back.argtypes = [c.py_object, c.py_object]
         self.adapter.foreshock_adapter_call_back.restype = None
         self.hooked = self.adapter.foreshock_adapter_start()
@@ -152,13 +161,13 @@ class Core:
         self._reports_steps = False
 
     def call_back(self, function: Any) -> Any:
-        """A callback for weak references that calls `function(reference)` and loses no exception of the trainer's. It
-        is no Python function: in one, a signal handler may run before the first line."""
+        """A callback for weak references that calls `function(reference)` and loses no exception of the training's
+        signal handlers. It is not a Python function, because a handler may run before the first line of one."""
         return partial(self.adapter.foreshock_adapter_call_back, function)
 
     def reports_steps(self) -> None:
-        """An optimizer, or the trainer itself, ends the steps from now on. Until then the adapter counts a step when a
-        weight has changed after a backward pass: so does an update that is written by hand."""
+        """Call it once an optimizer or the training itself reports steps. Until then the adapter counts a step when a
+        weight has changed after a backward pass, which also detects updates without an optimizer."""
         if not self._reports_steps:
             self._reports_steps = True
             self.adapter.foreshock_adapter_steps_are_told()
@@ -174,7 +183,7 @@ class Core:
         self.adapter.foreshock_adapter_end_step(step, source, rate or 0.0, batch_id or 0, given, spent_ns)
 
     def _quiet_steps(self) -> QuietSteps:
-        """Where Python lacks what they need, or has no lock, they never find a quiet step."""
+        """NO_QUIET_STEPS if this Python lacks a function that they need, or has no interpreter lock."""
         import ctypes as c
 
         function = self.adapter.foreshock_adapter_quiet_function
@@ -191,37 +200,41 @@ class Core:
         return quiet
 
     def look(self, optimizer: Any) -> bool:
-        """Whether quiet steps can follow the one that has begun with step_begins()."""
+        """Whether quiet steps can follow the step that step_begins() has started."""
         import ctypes as c
 
-        addresses, array = self._given
+        addresses, array = self._last_addresses
         return bool(self.quiet.look(optimizer, c.addressof(array), len(addresses)))
 
     def arm(
         self, ends: bool, is_counted: bool, step: int, address: int, before: int, after: int, weights: bool
     ) -> None:
-        """Quiet steps may follow: see QuietSteps::Armed of quiet_steps.h."""
-        room = len(self._numbers) if weights else 0
-        self.quiet.arm(ends, is_counted, step, address, before, after, self.logs.modules, self._numbers_at, room)
+        """Lets quiet steps follow. The arguments are the fields of QuietSteps::Armed in quiet_steps.h."""
+        room = len(self._due_numbers) if weights else 0
+        self.quiet.arm(
+            ends, is_counted, step, address, before, after, self.logs.modules, self._due_numbers_address, room
+        )
 
     def due(self, count: int) -> list[int]:
-        """The weights that a quiet step has found due."""
-        return self._numbers[:count]
+        """Numbers of the weights that QuietSteps.begins has found due."""
+        return self._due_numbers[:count]
 
     def number(self, tensor: Any) -> float | None:
-        """Of a plain tensor of one element on the host; None for any other."""
+        """The value of a plain one-element tensor in host memory; None for any other tensor, and for NaN."""
         value = self.adapter.foreshock_adapter_number(tensor._cdata)
         return value if value == value else None  # noqa: PLR0124  # NaN
 
-    def step_begins(self, addresses: list[int], inverse_scale: float, copies: int, untold: bool) -> int:
-        known, array = self._given  # together: another thread may step too
+    def step_begins(self, addresses: list[int], inverse_scale: float, copies: int, writes_untracked: bool) -> int:
+        known, array = self._last_addresses  # read together, since another thread may step too
         if addresses != known:
             import ctypes as c
 
             array = self._arrays.make(c.c_void_p, len(addresses))
             array[: len(addresses)] = addresses
-            self._given = (addresses, array)
-        return self.adapter.foreshock_adapter_step_begins(array, len(addresses), inverse_scale, copies, untold)
+            self._last_addresses = (addresses, array)
+        return self.adapter.foreshock_adapter_step_begins(
+            array, len(addresses), inverse_scale, copies, writes_untracked
+        )
 
     def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> None:
         import ctypes as c
@@ -244,16 +257,16 @@ class Core:
             beyond = DIMS - len(row.shape)
             entry.shape[:], entry.part[:] = [*row.shape, *[1] * beyond], [*row.part, *[1] * beyond]
             entry.offset[:] = [*row.offset, *[0] * beyond]
-        self._numbers = self._arrays.make(c.c_uint32, len(rows))
-        self._numbers_at = c.addressof(self._numbers)
+        self._due_numbers = self._arrays.make(c.c_uint32, len(rows))
+        self._due_numbers_address = c.addressof(self._due_numbers)
         return self.core.foreshock_name_weights(array, len(rows))
 
     def is_monitored(self) -> bool:
         return bool(self.core.foreshock_enabled())
 
     def weights_due(self) -> list[int]:
-        count = self.core.foreshock_weights_due(self._numbers, len(self._numbers))
-        return self._numbers[:count]
+        count = self.core.foreshock_weights_due(self._due_numbers, len(self._due_numbers))
+        return self._due_numbers[:count]
 
     def observe_weights(self, rows: list[tuple[int, list[int | None], Numbers]], when: int) -> int:
         array = self._arrays.make(self.WeightState, len(rows))

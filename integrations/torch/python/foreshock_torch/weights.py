@@ -1,4 +1,4 @@
-"""The tensors that the optimizers step: their table for the core, and those whose turn it is around each step."""
+"""Lists the tensors that the optimizers step for the core, and shows it those that are due, before and after a step."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from .replicas import Replicas, prefixed
 from .signals import is_of_trainer, suppress_ours
 
 DIMS = 4  # as FORESHOCK_TENSOR_DIMS
-BEFORE, AFTER, ENDED = 0, 1, 2  # ENDED: of the step that was told last
+BEFORE, AFTER, ENDED = 0, 1, 2  # as FORESHOCK_BEFORE_STEP, _AFTER_STEP, _ENDED_STEP
 FLAT, PLACEMENT, PACE = 1, 2, 3  # as FORESHOCK_UNFOLLOWED_...
 
 
 class Weight(NamedTuple):
-    """Where a tensor of the model lies on this rank: its part begins at `offset` of the whole `shape`."""
+    """This rank's part of a model tensor: `part` is its shape, `offset` its first index in the whole `shape`."""
 
     name: str
     layer: str
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     part: tuple[int, ...]
-    unfollowed: int = 0  # why it cannot be followed, or 0
+    unfollowed: int = 0  # FLAT, PLACEMENT or PACE: why it cannot be measured; 0: it can
 
 
 class Held(NamedTuple):
-    """Where a parameter is found again. Not by a weak reference to it: torch.utils.swap_tensors refuses a tensor that
-    has one."""
+    """Position of a parameter in its optimizer. A weak reference to the parameter would make torch.utils.swap_tensors
+    fail."""
 
     optimizer: Any  # weak reference
-    group: int
-    place: int
-    address: int
+    group: int  # index in param_groups
+    place: int  # index in the group's parameters
+    address: int  # of its TensorImpl
 
 
 NOWHERE = Held(lambda: None, 0, 0, 0)
 
 
 class Numbers(NamedTuple):
-    """What an optimizer's group and state say of one tensor."""
+    """Hyperparameters and step number of one tensor, from its optimizer's group and state. Unknown: NaN, step -1."""
 
     step: int
     rate: float
@@ -59,17 +59,17 @@ def local(tensor: Any) -> Any:
 
 
 def folded(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """At most four dimensions: the last ones multiplied into one."""
+    """At most DIMS dimensions: the further ones are multiplied into the last one."""
     return sizes if len(sizes) <= DIMS else (*sizes[: DIMS - 1], math.prod(sizes[DIMS - 1 :]))
 
 
 def is_flat(parameter: Any) -> bool:
-    """One that FSDP1 made of many."""
+    """Whether FSDP1 concatenated several parameters into this one."""
     return any(getattr(parameter, mark, None) for mark in ("_is_flat_param", "_fsdp_flattened"))
 
 
 def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-    """(shape, offset, part); None where it cannot be told."""
+    """(shape, offset, part); None if the offset is unknown."""
     shape, part = tuple(parameter.shape), tuple(local(parameter).shape)
     if not getattr(parameter, "placements", None):
         return folded(shape), (0,) * min(len(shape), DIMS), folded(part)
@@ -77,18 +77,22 @@ def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
     expected, offset = compute(parameter.shape, parameter.device_mesh, parameter.placements)
     if tuple(expected) != part:
         return None
-    if len(shape) > DIMS and shape[DIMS - 1 :] != part[DIMS - 1 :]:  # cut in one of those that are folded
+    if len(shape) > DIMS and shape[DIMS - 1 :] != part[DIMS - 1 :]:  # sharded in a dimension that is folded
         return None
     return folded(shape), tuple(min(at, size) for at, size in zip(offset, shape))[:DIMS], folded(part)
 
 
 class Weights:
-    """`core` has name_weights, weights_due and observe_weights."""
+    """Keeps the list of tensors that the core has, and the numbers of those that are due in the current step.
+
+    `core` must have name_weights, weights_due and observe_weights. Methods that return an int return the nanoseconds
+    spent in the core.
+    """
 
     def __init__(self, torch: Any, core: Any) -> None:
         self._torch = torch
         self._core = core
-        self._held: list[Held] = []
+        self._positions: list[Held] = []
         self._due: list[int] = []
 
     def name(
@@ -100,9 +104,12 @@ class Weights:
         labels: dict[str, str],
         replicas: Replicas,
     ) -> bool:
-        """Each parameter once, however many optimizers hold it: that of the first one, which steps it. `pieces`:
-        those that an optimizer has in its groups only for a moment. False when the core has to be told again, at the
-        next step."""
+        """Sends the list of tensors to the core. False: the core was busy, repeat the call at the next step.
+
+        A parameter that several optimizers hold is listed once, with the first of them. `unfollowed`: optimizers whose
+        parameters are listed but not measured. `pieces`: addresses of parameters that an optimizer has in its groups
+        only during one of several calls per step (see Pieces); they are not measured either.
+        """
         order = {address: n for n, address in enumerate(named)}
         rows: dict[int, tuple[Weight, Held]] = {}
         for address in pieces:
@@ -120,18 +127,18 @@ class Weights:
                     rows[parameter._cdata] = weight, Held(reference, group, n, parameter._cdata)
         for parameter in (p for o in unfollowed for p in parameters_of(o) if p._cdata not in rows):
             rows[parameter._cdata] = self._unfollowed(parameter.numel(), f"parameters.{len(rows)}", PACE), NOWHERE
-        # As the model has them: which optimizer of a rank holds them does not change whose turn it is.
+        # In the order of the model, so that the schedule does not depend on which optimizer holds a tensor.
         there = sorted(rows, key=lambda address: order.get(address, len(order)))
         followed = self._core.name_weights([rows[address][0] for address in there])
-        self._held = [rows[address][1] for address in there] if followed > 0 else []
+        self._positions = [rows[address][1] for address in there] if followed > 0 else []
         self._due = []
         return followed >= 0
 
     @staticmethod
     def _place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
-        """shape, offset, part, and why it cannot be followed."""
+        """(shape, offset, part, unfollowed)."""
         place = None
-        with suppress_ours():  # a placement that this torch cannot tell the offset of
+        with suppress_ours():  # this torch may not know the offset of a placement
             place = None if is_flat(parameter) else place_of(parameter)
         if place is not None:
             return *place, 0
@@ -139,24 +146,25 @@ class Weights:
 
     @staticmethod
     def _unfollowed(elements: int, name: str, why: int) -> Weight:
-        # Turns follow from the sizes before a tensor, which all ranks must know alike; that of a flat one is a rank's.
+        # The core derives the step at which a tensor is due from the sizes of the tensors before it. Sizes must
+        # therefore be the same on all ranks. The size of a flat parameter differs between ranks, so it counts as 1.
         size = (1 if why == FLAT else elements,)
         return Weight(name, "", size, (0,), size, why)
 
     def due(self) -> None:
-        """Asks whose turn it is."""
-        self._due = self._core.weights_due() if self._held else []
+        """Gets the numbers of the tensors to measure in this step from the core."""
+        self._due = self._core.weights_due() if self._positions else []
 
     def forget_due(self) -> None:
-        """The step was left out, or another one has begun."""
+        """Call it if the step was skipped or the next one has started."""
         self._due = []
 
     @property
     def is_any_held(self) -> bool:
-        return bool(self._held)
+        return bool(self._positions)
 
     def due_are(self, due: list[int], optimizer: Any) -> int:
-        """What due() and before() do, where the core was asked already."""
+        """Does the work of due() and before() with numbers that the core has already returned."""
         self._due = due
         return self.before(optimizer)
 
@@ -165,25 +173,26 @@ class Weights:
         return bool(self._due)
 
     def before(self, optimizer: Any, ended: int = 0) -> int:
-        """Those whose turn it is and that `optimizer` is about to step. Nanoseconds spent in the core."""
-        return self._observe(self._of(optimizer), BEFORE | ended)
+        """Shows the due tensors that `optimizer` is about to step. `ended`: ENDED if the clock has already reported the
+        step, else 0."""
+        return self._observe(self._due_of(optimizer), BEFORE | ended)
 
     def after(self, optimizer: Any, ended: int = 0) -> int:
-        """The same once it has stepped; what other optimizers step later stays due."""
-        mine = self._of(optimizer)
+        """Shows them after the optimizer's work. Tensors that other optimizers step later stay due."""
+        mine = self._due_of(optimizer)
         seen = set(mine)
         self._due = [number for number in self._due if number not in seen]
         return self._observe(mine, AFTER | ended)
 
-    def _of(self, optimizer: Any) -> list[int]:
-        return [number for number in self._due if self._held[number].optimizer() is optimizer]
+    def _due_of(self, optimizer: Any) -> list[int]:
+        return [number for number in self._due if self._positions[number].optimizer() is optimizer]
 
     def _observe(self, numbers: list[int], when: int) -> int:
-        rows = [row for number in numbers if (row := self._row(number)) is not None]
+        rows = [row for number in numbers if (row := self._row_or_none(number)) is not None]
         return self._core.observe_weights(rows, when) if rows else 0
 
-    def _row(self, number: int) -> tuple[int, list[int | None], Numbers] | None:
-        """None where there is nothing to show, or an optimizer of one's own is not as we know them."""
+    def _row_or_none(self, number: int) -> tuple[int, list[int | None], Numbers] | None:
+        """The state of one tensor; None if it is no longer in its place, or if reading a custom optimizer failed."""
         try:
             return self._state_of(number)
         except Exception as error:
@@ -192,7 +201,7 @@ class Weights:
             return None
 
     def _state_of(self, number: int) -> tuple[int, list[int | None], Numbers] | None:
-        held = self._held[number]
+        held = self._positions[number]
         optimizer = held.optimizer()
         of = groups(optimizer)
         if optimizer is None or held.group >= len(of):
@@ -209,15 +218,15 @@ class Weights:
         return number, addresses, self._numbers(group, state)
 
     def _adds_decay(self, optimizer: Any, group: dict[str, Any]) -> bool:
-        """Whether the second moment is not that of the gradient alone: Adam adds its weight decay to it, AdamW does
-        not."""
+        """Whether weight decay is part of the second moment (exp_avg_sq): Adam adds the decay to the gradient, AdamW
+        does not."""
         optim = self._torch.optim
         coupled = isinstance(optimizer, (optim.Adam, optim.NAdam, optim.RAdam)) and not isinstance(
             optimizer, optim.AdamW
         )
         given = group.get("weight_decay")
         decay = on_cpu(self._torch, given)
-        is_there = decay != 0 if decay is not None else given is not None  # one on a device may be anything
+        is_there = decay != 0 if decay is not None else given is not None  # on a device it is unknown: assume not 0
         return is_there and not group.get("decoupled_weight_decay", not coupled)
 
     def _numbers(self, group: dict[str, Any], state: dict[str, Any]) -> Numbers:
