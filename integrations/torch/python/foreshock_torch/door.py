@@ -1,4 +1,4 @@
-"""How the helper comes into a training and what it registers there. Every door catches everything."""
+"""Starts the helper in a training and registers its hooks. A hook lets no exception of the helper through."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from .core import Core
 from .place import bind_distributed
 from .signals import is_of_trainer, suppress_ours
 
-monitor: Any = None  # the one Monitor of this process, once enter() has succeeded
+monitor: Any = None  # the Monitor of this process, once enter() has succeeded
 torch: Any = None
-no_function: Any = None  # of torch, bound once: a test of the trainer may replace what torch has
+# Functions of torch, bound once, since the training's own tests may replace them.
+no_function: Any = None
 no_dispatch: Any = None
 is_compiling: Any = None
 is_dynamo_compiling: Any = None
-begins_quietly: Any = None  # of the adapter: see QuietSteps in core.py
+begins_quietly: Any = None  # functions of the adapter: see QuietSteps in core.py
 ends_quietly: Any = None
 _watch: Any = None
 
 
 def guarded(name: str, *arguments: Any) -> None:
-    """Calls a method of the monitor, unseen by the trainer's own modes; its first failure is the last one."""
+    """Calls a method of the monitor, hidden from the training's torch function and dispatch modes. The first exception
+    switches the monitor off."""
     global monitor
     mine = monitor
     if mine is None:
@@ -45,7 +47,7 @@ def guarded(name: str, *arguments: Any) -> None:
         if is_of_trainer(error):
             raise
         if isinstance(error, RecursionError):
-            return  # the trainer's own stack is nearly full: not ours to mend, and the next call may have room
+            return  # the training's own stack is nearly full; the next call may have enough
         monitor = None
         with suppress_ours():
             mine.core.quiet.disarm()
@@ -54,11 +56,11 @@ def guarded(name: str, *arguments: Any) -> None:
 
 
 def takes_closure(args: Any, kwargs: Any) -> bool:
-    """Whether step() was called with anything callable. `args` begin with the optimizer."""
+    """Whether step() got a callable argument. `args` begin with the optimizer."""
     return (len(args) > 1 or bool(kwargs)) and any(map(callable, (*args[1:], *kwargs.values())))
 
 
-# Dynamo, which traces the hooks, takes is_dynamo_compiling() for true and looks at nothing after it.
+# When Dynamo traces the hooks, it replaces is_dynamo_compiling() by True and does not trace the code after the return.
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -89,7 +91,7 @@ def _compiled_step(optimizer: Any) -> None:
     guarded("compiled_step", optimizer)
 
 
-def _module_grows(module: Any, name: str, part: Any) -> None:
+def _on_module_change(module: Any, name: str, part: Any) -> None:
     if monitor is None or is_dynamo_compiling():
         return
     try:
@@ -100,8 +102,9 @@ def _module_grows(module: Any, name: str, part: Any) -> None:
 
 
 @contextlib.contextmanager
-def _numbers_of_its_own() -> Any:
-    """Hooks registered within have negative numbers: the trainer's begin at 0 as ever, and are saved with a module."""
+def _negative_hook_numbers() -> Any:
+    """Gives the hooks registered inside negative numbers. Numbers are saved with a module, so those of the training's
+    own hooks must start at 0, as without the helper."""
     handle = sys.modules["torch.utils.hooks"].RemovableHandle
     before, handle.next_id = handle.next_id, -16
     try:
@@ -111,14 +114,14 @@ def _numbers_of_its_own() -> Any:
 
 
 def _note_copies(modules: Any) -> None:
-    """Copied and unpickled modules register nothing. Each takes its state over through this method of their base class,
-    which torch's own compiler wraps in the same way (torch/_dynamo/mutation_guard.py)."""
+    """Detects copied and unpickled modules, which call no registration hook, by wrapping Module.__setstate__. torch's
+    compiler wraps it in the same way (torch/_dynamo/mutation_guard.py)."""
     original = modules.Module.__setstate__
 
     @functools.wraps(original)
     def __setstate__(self: Any, state: Any) -> None:  # noqa: N807
         original(self, state)
-        _module_grows(self, "", None)
+        _on_module_change(self, "", None)
 
     modules.Module.__setstate__ = __setstate__
 
@@ -129,13 +132,13 @@ def _adapter_path() -> str:
 
 
 def is_wanted() -> bool:
-    """The process was set up by `foreshock run` and not switched off, as parse_switch() of the core reads it."""
+    """Whether `foreshock run` has set up the process and FORESHOCK does not switch it off (as parse_switch() does)."""
     off = os.environ.get("FORESHOCK") in ("off", "0", "false", "no")
     return bool(os.environ.get("FORESHOCK_DIR")) and not off
 
 
 def _load_core() -> None:
-    """For a process that was set up but has lost the preload (a container, sudo): the library lies beside us."""
+    """Loads the core from this installation if the process has lost LD_PRELOAD (in a container, after sudo)."""
     import ctypes
 
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -145,7 +148,8 @@ def _load_core() -> None:
 
 
 def enter(load: bool = False) -> None:
-    """Once; torch has been imported. `load`: brings the core in if it is not there."""
+    """Starts the monitor. Does nothing if it runs already, or if torch, the core or the adapter is missing. `load`:
+    loads the core if the process does not have it."""
     global monitor, torch, no_function, no_dispatch, is_compiling, is_dynamo_compiling, _watch
     global begins_quietly, ends_quietly
     if monitor is not None or not is_wanted():
@@ -163,18 +167,18 @@ def enter(load: bool = False) -> None:
     no_function, no_dispatch = torch._C.DisableTorchFunction, torch._C._DisableTorchDispatch
     is_compiling, is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
     if not os.path.isfile(_adapter_path()):
-        return  # the core says so itself
+        return  # the core reports a missing adapter itself
     bind_distributed()
     core = Core(torch, _adapter_path())
     mine = Monitor(torch, core)
     begins_quietly, ends_quietly = core.quiet.begins, core.quiet.ends
     _watch = Watch(torch, _compiled_step, core.call_back)
     optimizers, modules = sys.modules["torch.optim.optimizer"], sys.modules["torch.nn.modules.module"]
-    with _numbers_of_its_own():
+    with _negative_hook_numbers():
         optimizers.register_optimizer_step_pre_hook(_before_step)
         optimizers.register_optimizer_step_post_hook(_after_step)
-        modules.register_module_parameter_registration_hook(_module_grows)
-        modules.register_module_module_registration_hook(_module_grows)
+        modules.register_module_parameter_registration_hook(_on_module_change)
+        modules.register_module_module_registration_hook(_on_module_change)
     _note_copies(modules)
     monitor = mine
     tap.active = True

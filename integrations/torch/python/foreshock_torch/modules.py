@@ -1,4 +1,4 @@
-"""The model's modules, as far as they can be found: where the names of parameters come from."""
+"""Finds the modules of the model, and names parameters by their paths in it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ WRAPPERS = ("_orig_mod", "module")
 
 
 def is_part(parameter: Any) -> bool:
-    """True for a shard of a larger parameter: its gradient's norm says nothing about the whole one's."""
+    """Whether this is a shard of a larger parameter. The norm of its gradient is then not the norm of the whole one."""
     marks = ("placements", "_is_flat_param", "_fsdp_flattened", "tensor_model_parallel")
     return any(getattr(parameter, mark, None) for mark in marks)
 
 
 def tree(root: Any) -> Iterator[tuple[str, Any]]:
-    """(path, module) of `root` and all below it, each once, in torch's order. Methods of the module are not called:
-    they may be the trainer's own, or replaced by its tests."""
+    """(path, module) of `root` and all modules below it, each once, in torch's order. Calls no method of a module: the
+    training may have overridden it, and its tests may have replaced it."""
     seen: set[int] = set()
     left = [("", root)]
     while left:
@@ -38,7 +38,7 @@ def parts_of(module: Any) -> list[tuple[str, Any]]:
 
 
 def parameters_below(root: Any) -> Iterator[tuple[str, Any]]:
-    """(name, parameter), each once."""
+    """(name, parameter) of all parameters in `root`, each once."""
     seen: set[int] = set()
     for path, module in tree(root):
         for name, parameter in list(vars(module).get("_parameters", {}).items()):
@@ -48,7 +48,7 @@ def parameters_below(root: Any) -> Iterator[tuple[str, Any]]:
 
 
 def layer_numbers(root: Any) -> dict[str, int]:
-    """{path of module: its `layer_number`}, as Megatron's layers have them (from 1, over all pipeline stages)."""
+    """{module path: its `layer_number`}. Megatron numbers its layers so, from 1, over all pipeline stages."""
     found = {}
     for path, module in tree(root):
         number = vars(module).get("layer_number")
@@ -58,14 +58,14 @@ def layer_numbers(root: Any) -> dict[str, int]:
 
 
 def groups_of(state: Any) -> list[Any]:
-    """Of what fully_shard keeps of a module: one for each mesh of its parameters. torch before 2.13 has one at most,
-    and later ones refuse to tell of one where there are several."""
+    """The parameter groups in fully_shard's state of a module, one for each mesh. torch before 2.13 has at most one
+    group; later versions raise if the single attribute is read while there are several."""
     several = getattr(state, "_fsdp_param_groups", None)
     return [getattr(state, "_fsdp_param_group", None)] if several is None else list(several)
 
 
 def shards_of(module: Any) -> list[Any]:
-    method = getattr(type(module), "_get_fsdp_state", None)  # of the module itself it would be a search, and in vain
+    method = getattr(type(module), "_get_fsdp_state", None)  # of the type: cheaper than Module.__getattr__
     state = method(module) if method is not None else None
     return [shard for group in groups_of(state) for shard in getattr(group, "fsdp_params", ())]
 
@@ -75,16 +75,16 @@ def is_gathered(shard: Any) -> bool:
 
 
 class Modules:
-    """Modules as they register their parameters or take over the state of a copied or pickled one, by weak reference.
+    """Keeps weak references to the modules that have registered parameters, or were copied or unpickled.
 
-    A module that does neither has no names here; all live objects would have to be searched for it, which stalls the
-    trainer and fills its profile.
+    Any other module gets no names: finding it would need a search of all live objects, which would stall the training
+    and show up in its profile.
     """
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._seen: dict[int, Any] = {}
-        self.copies = 0  # in-place writes per step into gradients by those who average them over ranks
+        self.copies = 0  # in-place writes per step into each gradient by DDP, which averages them over ranks
 
     def has(self, module: Any) -> bool:
         reference = self._seen.get(id(module))
@@ -92,23 +92,24 @@ class Modules:
 
     def note(self, module: Any) -> None:
         key = id(module)
-        # No function of ours: a callback may run anywhere, and what a signal handler raises in it is lost.
+        # Not a Python function: the callback may run anywhere, and Python drops what a signal handler raises in it.
         self._seen[key] = ref(module, partial(self._seen.pop, key))
 
     def alive(self) -> list[Any]:
         return [module for each in list(self._seen.values()) if (module := each()) is not None]
 
     def _roots(self) -> list[Any]:
-        """Those that no other one holds."""
+        """Modules that are not children of another module."""
         alive = self.alive()
         children = {id(child) for module in alive for _, child in parts_of(module)}
         return [module for module in alive if id(module) not in children]
 
     def named(self, wanted: tuple[int, ...]) -> dict[int, tuple[Named, Any]]:
-        """{address: (name, parameter)} of trees that hold any parameter in `wanted`, the fullest tree first.
+        """{address: (name, parameter)} of all models with a parameter in `wanted`, those with the most of them first.
 
-        Where none does, of all that train: an optimizer of copies in higher precision (DeepSpeed, Megatron-LM, Apex)
-        holds none of the parameters that attention is computed from, and it is those that tell its layers.
+        If there is no such model, all models with trained parameters are named. The optimizer then steps copies in
+        higher precision (DeepSpeed, Megatron-LM, Apex), but attention uses the parameters of the model, and they
+        identify its layers.
         """
         trees, others = [], []
         for root in self._roots():
@@ -128,17 +129,18 @@ class Modules:
             new = {a: (number_of(name, numbers), p) for a, (name, p) in every.items() if a not in named}
             named.update(new)
             models.append((root, new))
-        return self._told_apart(models, {address: n for n, address in enumerate(wanted)}) or named
+        return self._prefixed_by_model(models, {address: n for n, address in enumerate(wanted)}) or named
 
-    def _told_apart(self, models: list[tuple[Any, Any]], order: dict[int, int]) -> dict[int, tuple[Named, Any]]:
-        """With each model's class before its names where two models use the same ones; else nothing."""
+    def _prefixed_by_model(self, models: list[tuple[Any, Any]], order: dict[int, int]) -> dict[int, tuple[Named, Any]]:
+        """The names with the class of their model as a prefix, if two models use the same name; else {}. `order`:
+        {address: position in the optimizer}."""
         names = [name for _, rows in models for name in {row.name for row, _ in rows.values()}]
         if len(names) == len(set(names)):
             return {}
         models.sort(key=lambda model: min((order.get(a, len(order)) for a in model[1]), default=len(order)))
         kinds, told = [], {}
         for root, _ in models:
-            for _ in range(8):  # wrappers in wrappers; bounded, since a proxy may answer to any name
+            for _ in range(8):  # unwraps nested wrappers; bounded, since a proxy may have an attribute of any name
                 wrapped = [getattr(root, name, None) for name in WRAPPERS]
                 root = next((w for w in wrapped if isinstance(w, self._torch.nn.Module)), root)
             kinds.append(type(root).__name__)
@@ -149,7 +151,8 @@ class Modules:
         return told
 
     def owners(self, named: dict[int, tuple[Named, Any]]) -> list[tuple[Any, list[int]]]:
-        """(module, addresses) of those that have parameters in `named` themselves, and not only below them."""
+        """(module, addresses of its own parameters that are in `named`) of all modules. Parameters of child modules do
+        not count."""
         every = {id(module): module for module in self.alive()}
         for root in self._roots():
             every.update((id(module), module) for _, module in tree(root))
@@ -162,7 +165,7 @@ class Modules:
 
     @staticmethod
     def _gathered(root: Any, rows: dict[int, tuple[str, Any]]) -> dict[int, tuple[str, Any]]:
-        """Under fully_shard the attention sees the gathered parameter, another tensor than the optimizer's."""
+        """Names the gathered parameters of fully_shard. Attention uses them; the optimizer steps the shards."""
         found = {}
         for _, module in tree(root):
             for shard in shards_of(module):
