@@ -1,9 +1,9 @@
-"""What the training itself logs, read along: Python floats passed to W&B, TensorBoard, Hugging Face and Lightning.
+"""Reads the Python floats that the training logs with W&B, TensorBoard, Hugging Face and Lightning.
 
-Their functions are wrapped once their modules are there, which is looked for at steps: nothing is imported, and no
-import is watched. A wrapper returns, raises and looks as what it wraps. Only floats are read: a tensor may be on a
-device, and reading it would wait for that. TensorBoard's writers wait themselves, so of a tensor that they were given
-(Megatron-LM's loss) what they write is read.
+Wraps their logging functions once their modules have been imported. The end of a step looks for new modules; nothing is
+imported, and imports are not watched. A wrapper returns, raises and looks like the function that it wraps. Only floats
+are read, because reading a tensor on a device would wait. TensorBoard waits for a tensor itself (Megatron-LM logs its
+loss as one) and passes the value on to its FileWriter; there it is read.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 
 from .signals import is_of_trainer
 
-MOST_VALUES = 256  # between two steps; the core keeps 16 names
+MOST_VALUES = 256  # names between two steps; the core keeps 16 names
 MARK = "_foreshock_reads_along"
 
-Reader = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]  # of a call: what is logged, its step
+Reader = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]  # (args, kwargs) -> (logged mapping, step)
 
 
 def argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
     return args[place] if len(args) > place else kwargs.get(name)
 
 
-# `args` begin with the object: all of these are methods.
+# The wrapped functions are methods, so `args` begin with the object.
 
 
 def read_wandb(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -54,7 +54,7 @@ def read_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, An
     return argument(args, kwargs, 1, "metrics"), argument(args, kwargs, 2, "step")
 
 
-# Module, class, method, what to read; `+`: every subclass that defines the method itself too.
+# (module, class, method, reader). A `+` adds every subclass that overrides the method.
 DOORS: list[tuple[str, str, str, Reader]] = [
     ("wandb.sdk.wandb_run", "Run", "log", read_wandb),
     ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", read_scalar),
@@ -75,35 +75,38 @@ def family(cls: type) -> Iterator[type]:
 
 
 class Logs:
-    """`pass_on` takes [(name, value, step or -1)] at the end of a step; it is called by whoever calls tick()."""
+    """Collects logged values and passes them on at the end of a step. `pass_on` gets [(name, value, step or -1)] and
+    runs in the thread that calls tick()."""
 
     def __init__(self, pass_on: Callable[[list[tuple[str, float, int]]], None]) -> None:
         self._pass_on = pass_on
         self._values: dict[str, tuple[float, int]] = {}
-        self.modules = 0  # that were there at the last look
+        self.modules = 0  # size of sys.modules when it was last searched
         self._spent_ns = 0
-        self.noted: Callable[[], Any] = int  # called after each look at what is logged
-        self._within = threading.local()  # a logger that calls another one logs once, unless it was given a tensor
+        self.noted: Callable[[], Any] = int  # called after each logging call
+        # State of the outermost logger of this thread. A logger that it calls is not read again, unless the outermost
+        # one got a tensor.
+        self._in_call = threading.local()
 
     def tick(self) -> None:
         if len(sys.modules) != self.modules:
             self.modules = len(sys.modules)
-            self._look()
+            self._wrap_new()
         if self._values:
             values, self._values = self._values, {}
-            # A copy: a thread that logs may hold the old ones still.
+            # Copied, since another thread that logs may still add to the old dictionary.
             self._pass_on([(name, value, step) for name, (value, step) in list(values.items())])
 
     def has_news(self) -> bool:
-        """Whether there is anything for tick() or take_spent()."""
+        """Whether tick() has values to pass on, or take_spent() a time to return."""
         return bool(self._values or self._spent_ns)
 
     def take_spent(self) -> int:
-        """Nanoseconds since it was last asked that reading along has taken."""
+        """Nanoseconds that the wrappers have taken since the last call."""
         spent, self._spent_ns = self._spent_ns, 0
         return spent
 
-    def _look(self) -> None:
+    def _wrap_new(self) -> None:
         for module_name, class_name, method, reader in DOORS:
             cls = getattr(sys.modules.get(module_name), class_name.rstrip("+"), None)
             if isinstance(cls, type):
@@ -113,7 +116,8 @@ class Logs:
 
     def _wrap(self, cls: type, method: str, reader: Reader) -> None:
         original = vars(cls).get(method)
-        # A function alone, with nothing in it but what functools.wraps put there: no mock, no static method.
+        # Only plain functions, with no attribute except that of functools.wraps. Mocks and static methods stay as they
+        # are.
         if type(original) is not FunctionType or not vars(original).keys() <= {"__wrapped__"}:
             return
 
@@ -124,13 +128,13 @@ class Logs:
                 return original(*args, **kwargs)
             finally:
                 if outermost:
-                    self._within.logger = False
+                    self._in_call.logger = False
 
         setattr(wrapper, MARK, True)
         setattr(cls, method, wrapper)
 
     def _wrap_bound(self) -> None:
-        """`wandb.log` is the method of the run that init() made, bound before the class was wrapped."""
+        """Replaces `wandb.log`: wandb.init() has bound it to the method of its run before the class was wrapped."""
         wandb = sys.modules.get("wandb")
         bound = getattr(wandb, "log", None)
         wrapped = getattr(type(getattr(bound, "__self__", None)), "log", None)
@@ -138,18 +142,19 @@ class Logs:
             wandb.log = wrapped.__get__(bound.__self__)  # type: ignore[union-attr]
 
     def _enter(self, reader: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Notes what is logged. True for the outermost of nested loggers. Raises what is the trainer's alone."""
+        """Reads the arguments of a logging call. True: it is the outermost of nested loggers. Raises only exceptions of
+        the training's signal handlers."""
         begin = perf_counter_ns()
-        outermost = not getattr(self._within, "logger", False)
+        outermost = not getattr(self._in_call, "logger", False)
         try:
             if outermost:
-                self._within.logger, self._within.has_tensor = True, False
-            if outermost or self._within.has_tensor:
+                self._in_call.logger, self._in_call.has_tensor = True, False
+            if outermost or self._in_call.has_tensor:
                 self._note(*reader(args, kwargs))
         except Exception as error:
             if is_of_trainer(error):
                 if outermost:
-                    self._within.logger = False
+                    self._in_call.logger = False
                 raise
             return outermost
         finally:
@@ -164,6 +169,6 @@ class Logs:
         for name, value in logged.items():
             if len(self._values) >= MOST_VALUES and name not in self._values:
                 return
-            self._within.has_tensor |= hasattr(type(value), "dim")
+            self._in_call.has_tensor |= hasattr(type(value), "dim")
             if isinstance(value, float) and isinstance(name, str):
                 self._values[name] = (float(value), number)

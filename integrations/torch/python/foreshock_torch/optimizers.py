@@ -1,4 +1,4 @@
-"""Reads optimizers: their groups, parameters and states, and which calls of several of them belong to one step."""
+"""Reads parameters and states of optimizers, and classifies several optimizers that take part in one training step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .signals import is_of_trainer
 
 
 def attribute(of: Any, name: str) -> Any:
-    """None where there is none. A `__getattribute__` of the trainer's own is not called: it would see what we read."""
+    """The attribute, or None. Does not call a `__getattribute__` of the training, which would see our access."""
     if type(of).__getattribute__ is object.__getattribute__:
         return getattr(of, name, None)
     try:
@@ -22,13 +22,13 @@ def attribute(of: Any, name: str) -> Any:
 
 
 def groups(optimizer: Any) -> list[Any] | tuple[Any, ...]:
-    """Empty if they are no list or tuple. An iterator can be read only once, and the optimizer has to read it."""
+    """param_groups; empty unless it is a list or tuple. An iterator can be read only once, by the optimizer."""
     these = attribute(optimizer, "param_groups")
     return these if type(these) in (list, tuple) or isinstance(these, (list, tuple)) else ()
 
 
 def parameters_in(group: dict[str, Any]) -> list[Any] | tuple[Any, ...]:
-    """Empty as above."""
+    """Parameters of the group; empty unless they are a list or tuple."""
     these = group["params"]
     return these if type(these) in (list, tuple) or isinstance(these, (list, tuple)) else ()
 
@@ -38,14 +38,14 @@ def parameters_of(optimizer: Any) -> list[Any]:
 
 
 def state_of(optimizer: Any, parameter: Any) -> dict[str, Any]:
-    """Empty where the optimizer keeps its state in another way."""
+    """The optimizer's state of one parameter; empty if the state is not a dictionary of dictionaries."""
     states = attribute(optimizer, "state")
     state = states.get(parameter) if isinstance(states, dict) else None
     return state if isinstance(state, dict) else {}
 
 
 def is_plain(optimizer: Any, tensor: Any) -> bool:
-    """Whether reading its groups and states runs no code of the trainer's, so that quiet_steps.h may do it. `tensor` is
+    """Whether groups and states can be read without running code of the training. quiet_steps.h needs this. `tensor`:
     torch.Tensor."""
     kind = type(optimizer)
     if kind.__getattribute__ is not object.__getattribute__:
@@ -67,10 +67,13 @@ def is_plain(optimizer: Any, tensor: Any) -> bool:
 
 
 class Partner:
-    """One with a backward pass of its own, as one half of a GAN has. What it steps is followed if it steps about as
-    often as the clock; at another pace it would seldom be there when its tensors have their turn."""
+    """An optimizer with a backward pass of its own, such as the second one of a GAN.
 
-    LOOK_AFTER = 4  # ticks
+    Its tensors are measured if it steps at least 3 times in 4 ticks of the clock. Otherwise it would rarely step when
+    its tensors are due.
+    """
+
+    LOOK_AFTER = 4  # ticks before `keeps_pace` is decided
 
     def __init__(self, reference: Any) -> None:
         self.reference = reference
@@ -85,11 +88,14 @@ class Partner:
 
 
 class Others:
-    """By weak reference. Thread-compatible."""
+    """The optimizers other than the clock, by weak reference. Calls must not overlap.
+
+    The clock is the optimizer whose steps are counted.
+    """
 
     def __init__(self) -> None:
         self._companions: list[Any] = []  # step after the clock without a backward pass of their own
-        self._wrappers: list[Any] = []  # hold only what the clock steps itself
+        self._wrappers: list[Any] = []  # have only parameters of the clock
         self._partners: list[Partner] = []
 
     def stepped(self, optimizer: Any, clock: Any, has_backward: bool) -> None:
@@ -98,7 +104,7 @@ class Others:
             partner.steps += 1
         elif all(each() is not optimizer for each in self._companions + self._wrappers):
             reference = ref(optimizer)
-            if not self._steps_more(optimizer, clock):
+            if not self._has_other_parameters(optimizer, clock):
                 self._wrappers = [*self._alive(self._wrappers), reference]
             elif not has_backward:
                 self._companions = [*self._alive(self._companions), reference]
@@ -115,12 +121,12 @@ class Others:
         return [o for each in self._companions if (o := each()) is not None and o is not clock]
 
     def partners(self, keep_pace: bool) -> list[Any]:
-        """Those of which it is known that they do, or do not."""
+        """Partners that are known to step about as often as the clock (True), or not (False)."""
         these = [partner.reference() for partner in self._partners if partner.keeps_pace is keep_pace]
         return [optimizer for optimizer in these if optimizer is not None]
 
     def number_of(self, optimizer: Any) -> int:
-        """2 for the first partner, since the optimizer that ticks is number 1. 0: not a partner."""
+        """2 for the first partner, since the clock is number 1; 0: not a partner."""
         return next((n for n, each in enumerate(self._partners, 2) if each.reference() is optimizer), 0)
 
     def is_partner(self, optimizer: Any) -> bool:
@@ -134,23 +140,25 @@ class Others:
         return [each for each in references if each() is not None]
 
     @staticmethod
-    def _steps_more(optimizer: Any, clock: Any) -> bool:
-        """False for one that wraps the clock and holds nothing else."""
+    def _has_other_parameters(optimizer: Any, clock: Any) -> bool:
+        """Whether it has a parameter that the clock does not have. A wrapper of the clock has none."""
         mine = {id(parameter) for parameter in parameters_of(clock)}
         return any(id(parameter) not in mine for parameter in parameters_of(optimizer))
 
 
 class Pieces:
-    """What the optimizer that ticks has stepped since the last backward pass, if it is called several times in a step,
-    each time with another part of its parameters in its groups. DeepSpeed's ZeRO does so: once for each group, in stage
-    3 for each sub-group. The parts are flat copies of many parameters, or of this rank's share of them."""
+    """Collects the parameters of a clock that is called several times in one step, each time with other parameters.
+
+    DeepSpeed's ZeRO does this: one call for each group, in stage 3 for each sub-group. The parameters of a call (a
+    piece) are flat copies of many parameters, or of this rank's share of them.
+    """
 
     def __init__(self) -> None:
-        self.addresses: list[int] = []  # of all pieces, once there are several
-        self._first: list[int] = []
+        self.addresses: list[int] = []  # parameters of all calls; empty until a step had several
+        self._first: list[int] = []  # parameters of the first call
 
     def forget(self) -> None:
-        """Another optimizer ticks."""
+        """Call it when another optimizer becomes the clock."""
         self.addresses = []
 
     def begin(self, addresses: list[int]) -> None:
@@ -158,7 +166,7 @@ class Pieces:
         self._first = addresses
 
     def go_on(self, optimizer: Any) -> None:
-        """Another one."""
+        """A further call of the same step."""
         before = self.addresses or self._first
         known = set(before)
         new = [p._cdata for p in parameters_of(optimizer) if p._cdata not in known]

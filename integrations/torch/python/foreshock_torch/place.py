@@ -1,4 +1,4 @@
-"""What this process is in its job: rank, world, and coordinates where a framework tells them; -1 is unknown."""
+"""Finds the place of this process in its job: rank, world size and parallel coordinates. -1: unknown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from .signals import suppress_ours
 
-# Names that frameworks give to the dimensions of a device mesh.
+# Names that frameworks use for the dimensions of a device mesh.
 DIMENSIONS = {
     "data": ("dp", "ddp", "fsdp", "data", "data_parallel", "replicate", "shard", "dp_replicate", "dp_shard"),
     "tensor": ("tp", "tensor", "tensor_parallel", "model", "mp"),
@@ -42,8 +42,8 @@ class Place(NamedTuple):
 
 
 class Distributed:
-    """The functions of torch.distributed that are called here, as they were when torch was imported: a test of the
-    trainer may replace them."""
+    """The functions of torch.distributed that are called here, as they were when the helper started. The training's own
+    tests may replace them later."""
 
     NAMES = ("is_available", "is_initialized", "get_rank", "get_world_size", "get_process_group_ranks")
 
@@ -61,7 +61,7 @@ def bind_distributed() -> None:
 
 
 def group() -> Any:
-    """Distributed when this process is one of several of a job that is initialized, else None."""
+    """Distributed if torch.distributed is initialized with several processes, else None."""
     distributed = _distributed
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -69,19 +69,19 @@ def group() -> Any:
 
 
 def ranks() -> int:
-    """Processes of the job, as torch.distributed knows them."""
+    """The world size of torch.distributed; 1 if it is not initialized."""
     distributed = group()
     return 1 if distributed is None else distributed.get_world_size()
 
 
 def is_replica(module: Any) -> bool:
-    """Whether it is torch's DistributedDataParallel. Megatron-LM and Apex have others of that name."""
+    """Whether this is torch's DistributedDataParallel. Megatron-LM and Apex have other classes of that name."""
     ours = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
     return isinstance(ours, type) and issubclass(type(module), ours)
 
 
-def _number(*names: str) -> int:
-    """Of the first of these variables that holds one."""
+def _environment_number(*names: str) -> int:
+    """The value of the first of these environment variables that is a number; -1: none is."""
     found = (os.environ.get(name, "") for name in names)
     return next((int(value) for value in found if value.isdigit()), -1)
 
@@ -98,14 +98,15 @@ def of_megatron() -> Coordinates | None:
 
 
 def root_of(mesh: Any) -> Any:
-    """The mesh that `mesh` was cut from. torch before 2.10 keeps it elsewhere."""
+    """The mesh of which `mesh` is a part. torch before 2.10 keeps it in another place."""
     if hasattr(mesh, "_get_root_mesh"):
         return mesh._get_root_mesh()
     return sys.modules["torch.distributed.device_mesh"]._mesh_resources.get_root_mesh(mesh)
 
 
 def _of_mesh(mesh: Any, world_size: int) -> Coordinates | None:
-    """From the names of its dimensions. A dimension that a mesh of the whole world does not have is of one rank."""
+    """Coordinates from the names of the mesh's dimensions. A dimension that is missing has size 1, so coordinate 0, if
+    the mesh covers all ranks; otherwise its coordinate is unknown."""
     root = root_of(mesh)
     names, here = root.mesh_dim_names, root.get_coordinate()
     if not names or here is None:
@@ -123,7 +124,8 @@ def _of_mesh(mesh: Any, world_size: int) -> Coordinates | None:
 
 
 def _of_replica(modules: Iterable[Any], distributed: Any) -> Coordinates | None:
-    """From DistributedDataParallel: its group is the data-parallel dimension, and the only one if it is the world."""
+    """Coordinates from DistributedDataParallel. Its process group is the data-parallel dimension. If the group has all
+    ranks, there is no other dimension."""
     for module in modules:
         if is_replica(module):
             whole = distributed.get_world_size(module.process_group) == distributed.get_world_size()
@@ -133,10 +135,13 @@ def _of_replica(modules: Iterable[Any], distributed: Any) -> Coordinates | None:
 
 
 def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinates:
-    """Whoever tells them first: Megatron, the mesh of a distributed parameter, DistributedDataParallel."""
+    """Coordinates from the first source that has them: Megatron, the mesh of a distributed parameter,
+    DistributedDataParallel."""
     distributed = group()
     if distributed is None:
-        return Coordinates(0, 0, 0, 0) if _number("WORLD_SIZE", "SLURM_NTASKS") in (-1, 1) else Coordinates()
+        return (
+            Coordinates(0, 0, 0, 0) if _environment_number("WORLD_SIZE", "SLURM_NTASKS") in (-1, 1) else Coordinates()
+        )
     with suppress_ours():
         if (found := of_megatron()) is not None:
             return found
@@ -153,8 +158,8 @@ def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinate
 
 def place(parameters: Iterable[Any] = (), modules: Iterable[Any] = ()) -> Place:
     distributed = group()
-    rank, world_size = _number("RANK"), _number("WORLD_SIZE")
+    rank, world_size = _environment_number("RANK"), _environment_number("WORLD_SIZE")
     if distributed is not None:
         rank, world_size = distributed.get_rank(), distributed.get_world_size()
-    attempt = _number("TORCHELASTIC_RESTART_COUNT")
-    return Place(rank, _number("LOCAL_RANK"), world_size, attempt, coordinates(parameters, modules))
+    attempt = _environment_number("TORCHELASTIC_RESTART_COUNT")
+    return Place(rank, _environment_number("LOCAL_RANK"), world_size, attempt, coordinates(parameters, modules))

@@ -1,8 +1,9 @@
-"""foreshock.tap(): an opt-in line for attention that no hook can see.
+"""foreshock.tap(): reports attention that no hook can see. The training calls it itself.
 
-It is an operation of its own, so it goes into compiled graphs: without a graph break, and torch.fx is told that it has
-an effect, so that it is not dropped. The graph is the same whether the process is monitored or not. It reads its
-arguments and gives nothing back; the adapter's hook at BackendSelect does what there is to do.
+It calls a custom operation, so it becomes a node of compiled graphs without a graph break. The operation is marked as
+having side effects, because torch.fx would drop it otherwise. The graph is the same whether the process is monitored or
+not. The operation returns nothing, and its own kernels do nothing: the adapter's hook at BackendSelect reports the
+call.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ _SCHEMA = (
 _CAUSAL = {False: 0, True: 1, "top_left": 1, "bottom_right": 2}
 _LAYOUTS = {"bhnd": False, "bnhd": True}
 
-_library: Any = None  # holds the definitions for as long as the process lives
+_library: Any = None  # keeps the definitions registered until the process ends
 _forward: Any = None
 _backward: Any = None
 _torch: Any = None
-active = False  # somebody is listening
+active = False  # set once the monitor has started
 
 
 def prepare() -> None:
-    """Defines the operations, once torch is there; their kernels do nothing. The adapter's hook may be waiting."""
+    """Defines the operations once torch is imported. Their kernels do nothing. The adapter hooks an operation as soon
+    as it is defined."""
     global _library, _forward, _backward, _torch
     torch = sys.modules.get("torch")
     if _library is not None or torch is None or not hasattr(torch, "library"):
@@ -53,15 +55,16 @@ def tap(
     query: Any, key: Any, value: Any, out: Any, lse: Any = None, *, layer: Any = None, scale: float | None = None,
     causal: Any = False, mask: Any = None, grad_out: Any = None, grad_query: Any = None, layout: str = "bhnd",
 ) -> None:  # fmt: skip
-    """Shows one attention call: out = softmax(scale * query @ key^T + mask) @ value, per head.
+    """Reports one attention call: out = softmax(scale * query @ key^T + mask) @ value, per head.
 
     query (batch, heads, positions, d), key and value with as many heads or a divisor of it; `layout="bnhd"`: positions
     before heads. `lse` (batch, heads, positions): natural logarithm of the row sums of exp(score). `scale`: 1/sqrt(d)
     if not given. `causal`: True or "top_left": key j is visible to query i if j <= i; "bottom_right": if
     j <= i + keys - queries. `mask`: bool (True: visible) or additive, broadcast. `layer`: a number or a name.
 
-    The forward pass is judged. For the backward pass call it where that is written (autograd.Function.backward), with
-    `grad_out` and the `grad_query` that came out. Nothing is changed, kept or waited for.
+    Without gradients the call describes a forward pass. To report a backward pass, call it where that pass is computed
+    (autograd.Function.backward), with `grad_out` and the resulting `grad_query`. The call changes no tensor, keeps no
+    reference and does not wait.
     """
     direction, positions_first = _CAUSAL.get(causal), _LAYOUTS.get(layout)
     if direction is None or positions_first is None:
@@ -88,4 +91,4 @@ def _call(compiling: bool, operation: Any, arguments: tuple[Any, ...]) -> None:
     except Exception as error:
         if is_of_trainer(error):
             raise
-        return  # something that is no attention, or that torch cannot dispatch (vmap): not seen
+        return  # arguments of other types, or a transform that torch cannot dispatch (vmap): the call is not reported
