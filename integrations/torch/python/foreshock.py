@@ -1,4 +1,4 @@
-"""What a training may tell foreshock by itself, and ask. Without `foreshock run` every function here does nothing.
+"""Functions that a training may call to report to foreshock. Without `foreshock run` they do nothing.
 
     import foreshock
     out = my_attention(q, k, v)
@@ -6,8 +6,8 @@
     advice = foreshock.advice()
     if advice and advice.level == "warn": ...
 
-tap() is for attention that no hook can see: FlexAttention, flash-attn 4, a kernel of one's own. report() is for steps
-and losses that are nowhere else to be seen. advice() is what the detectors say, for a training that wants to act on it.
+tap() reports attention that no hook can see: FlexAttention, flash-attn 4, custom kernels. report() reports steps and
+losses that foreshock cannot detect. advice() returns the current warning, for a training that acts on it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ try:
     from foreshock_torch import report
     from foreshock_torch.advice import advice
     from foreshock_torch.tap import tap
-except Exception:  # half an installation is no reason for a training to fail
+except Exception:  # an incomplete installation must not make a training fail
 
     def report(*arguments: object, **named: object) -> None:
-        """Not there."""
+        """Does nothing."""
 
     tap = advice = report
 
 
 def _enter() -> None:
-    """This import is a door too: where torch has been imported but its entry points were not looked at."""
+    """Starts the helper if torch is imported but has not loaded its entry points."""
     try:
         if "torch" not in sys.modules:
-            return  # its entry point comes back to us
+            return  # `import torch` will call our entry point
         from foreshock_torch import door
         from foreshock_torch.tap import prepare
 

@@ -1,8 +1,8 @@
-"""The Python side of foreshock inside a PyTorch training: step clock, names, gradients, learning rate.
+"""The helper: the Python side of foreshock inside a PyTorch training. Reports steps, names, gradients, learning rate.
 
-`import torch` calls autoload() (entry point group torch.backends). It does nothing unless `foreshock run` has set
-the process up, and nothing here may make a training fail: every door catches everything, and the first failure
-switches the monitor off for this process. Standard library only; torch is taken as it is found.
+`import torch` calls autoload() (entry point group torch.backends), which does nothing unless `foreshock run` has set up
+the process. The helper must not make a training fail: every entry point catches all its exceptions, and the first one
+switches the monitor off for this process. Needs only the standard library and the torch that is imported.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def autoload() -> None:
 
 
 def report(step: Any = None, loss: Any = None, batch_id: Any = None) -> None:
-    """What only the trainer knows: the step that has ended, its loss, an opaque number for its batch.
+    """Reports the step that has ended, its loss, and an id of its batch.
 
-    `step` counts optimizer steps done so far, this one included; `loss` is a number or a one-element tensor on the
-    CPU; `batch_id` is a whole number, of which 64 bits are kept. What is none of these is left out.
+    `step`: optimizer steps done so far, this one included. `loss`: a number or a one-element tensor on the CPU.
+    `batch_id`: a whole number, of which 64 bits are kept. Other values are ignored.
     """
     door = sys.modules.get(f"{__name__}.door")
     if door is not None:

@@ -1,4 +1,4 @@
-"""foreshock.advice(): what the agent makes of the training, for the trainer to act on if it wants to."""
+"""foreshock.advice(): returns the agent's warning level, so that the training can act on it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from .signals import is_of_trainer
 _LEVELS = ("quiet", "watch", "warn")
 _ABI = 1
 
-_read: Any = None  # the function of libforeshock.so
+_read_advice: Any = None  # the function of libforeshock.so
 _Record: Any = None
 
 
 class Advice(NamedTuple):
-    """The loudest detector of any rank of this node."""
+    """The detector with the highest level among all ranks of this node."""
 
     level: str  # "quiet", "watch" or "warn"
     detector: str | None  # "output_error_drift", ...; None: quiet
-    layer: str | None  # "003", ...; None: of no layer
-    rank: int | None  # whose signal it is
-    since_step: int  # at this level; of one warning it stays the same
-    from_step: int  # the ranks of a node act together if none does before this step
-    age_steps: int  # steps that the agent has not seen yet; many: it is gone, and the rest is of then
-    score: float  # 1 is where the detector begins to warn
+    layer: str | None  # "003", ...; None: the signal belongs to no layer
+    rank: int | None  # the rank whose detector this is; None: quiet
+    since_step: int  # the step since which the level holds; does not change during one warning
+    from_step: int  # the ranks of a node act in the same step if each waits for this step
+    age_steps: int  # steps that the agent has not read yet; if many, the agent has stopped and the other fields are old
+    score: float  # the detector warns from 1 on
 
 
 def _prepare() -> bool:
-    """Finds the library, which `foreshock run` has loaded before Python began."""
-    global _read, _Record
-    if _read is not None:
+    """Finds the function in libforeshock.so, which `foreshock run` preloads. False: the library is not loaded."""
+    global _read_advice, _Record
+    if _read_advice is not None:
         return True
     import ctypes as c
 
@@ -51,17 +51,17 @@ def _prepare() -> bool:
     if read is None:
         return False
     read.argtypes, read.restype = [c.POINTER(Record)], c.c_int
-    _Record, _read = Record, read
+    _Record, _read_advice = Record, read
     return True
 
 
-def _ask() -> Advice | None:
+def _advice_or_none() -> Advice | None:
     if not _prepare():
         return None
     import ctypes
 
     record = _Record(size=ctypes.sizeof(_Record), version=_ABI)
-    if not _read(ctypes.byref(record)) or record.level >= len(_LEVELS):
+    if not _read_advice(ctypes.byref(record)) or record.level >= len(_LEVELS):
         return None
     is_quiet = record.level == 0
     return Advice(
@@ -77,14 +77,14 @@ def _ask() -> Advice | None:
 
 
 def advice() -> Advice | None:
-    """What the detectors say now; None where nobody is listening: no `foreshock run`, an agent that has not come yet.
+    """The current warning level; None if there is no `foreshock run`, or no agent has read this process yet.
 
-    Takes a few microseconds and waits for nothing; call it where the step has ended, outside of compiled code. Nobody
-    but the caller acts on it. Ranks on several nodes hear different agents: let them agree (an all-reduce of the
-    largest level and the largest from_step) before they act.
+    Takes a few microseconds and does not wait. Call it after a step, outside of compiled code. Foreshock itself never
+    acts on the result. Each node has its own agent, so ranks on several nodes must agree before they act: by an
+    all-reduce of the largest level and the largest from_step.
     """
     try:
-        return _ask()
+        return _advice_or_none()
     except Exception as error:
         if is_of_trainer(error):
             raise

@@ -225,7 +225,7 @@ class Monitor:
         """Adds what quiet steps have counted. The end of the next step runs in Python again and may allow more."""
         if not self._is_settled:
             return
-        steps, own_ns, spent_ns, ended_at_ns, dearest_ns, step, address = self.core.quiet.take()
+        steps, own_ns, spent_ns, ended_at_ns, max_step_ns, step, address = self.core.quiet.take()
         self._total_ns += own_ns
         self._unreported_ns += spent_ns
         if steps == 0:
@@ -234,7 +234,7 @@ class Monitor:
         self._last_step = step
         if not self._is_step_counted:
             self._last_state = (address, step)
-        self._check_overhead(ended_at_ns, steps, dearest_ns)
+        self._check_overhead(ended_at_ns, steps, max_step_ns)
 
     def weights_are_due(self, optimizer: Any, count: int) -> None:
         """Called before a step that is quiet except that `count` weights are due."""
@@ -293,8 +293,8 @@ class Monitor:
         self._unreported_ns += nanoseconds
         self._total_ns += nanoseconds
 
-    def _check_overhead(self, now_ns: int, steps: int = 1, dearest_ns: int | None = None) -> None:
-        if self._overhead_guard.blows(self._total_ns, now_ns, steps, dearest_ns):
+    def _check_overhead(self, now_ns: int, steps: int = 1, max_step_ns: int | None = None) -> None:
+        if self._overhead_guard.blows(self._total_ns, now_ns, steps, max_step_ns):
             self._off_bits = GIVEN_UP
             self.weights.forget_due()
             self._stop_quiet_steps()

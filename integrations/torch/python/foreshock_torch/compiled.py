@@ -1,8 +1,8 @@
-"""Steps of a compiled optimizer. torch.compile traces the step's hooks away; nothing of ours runs in such a step.
+"""Detects steps of a compiled optimizer. torch.compile traces the step hooks, so they do not run at such a step.
 
-But what a hook stores into an object is stored again after every run of the graph, without a graph break, a node in
-the graph or a guard on a value. So the traced hook puts a new token into a box, the old one dies, and the callback of
-a weak reference to it runs: after every compiled step, outside the graph, in the thread that trains.
+But Dynamo repeats every store of a traced hook into an object after each run of the graph, without a graph break, a
+node in the graph or a guard on a value. So the traced hook stores a new token in a box. This destroys the old token,
+and the callback of a weak reference to it runs: after every compiled step, outside the graph, in the training's thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Token:
 
 
 class Box:
-    """`optimizer` is stored before `token`, so it is there when the old token dies."""
+    """`optimizer` must be stored before `token`: the callback that reads it runs when the old token is replaced."""
 
     __slots__ = ("optimizer", "token")
 
@@ -29,7 +29,7 @@ box.optimizer, box.token = None, Token()
 
 
 def keep_out(frames: Any, function: Any) -> None:
-    """Tells Dynamo to leave the function and what it calls alone: it may run inside a compiled region."""
+    """Makes Dynamo skip the function and all that it calls, since it may run inside a compiled region."""
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
@@ -38,39 +38,39 @@ def keep_out(frames: Any, function: Any) -> None:
 
 
 class Watch:
-    """Calls `stepped(optimizer)` after every compiled step, until it is switched off."""
+    """Calls `stepped(optimizer)` after every compiled step, until `on` is cleared."""
 
     def __init__(self, torch: Any, stepped: Callable[[Any], None], call_back: Callable[[Any], Any]) -> None:
-        """`call_back` makes of a function the callback of a weak reference (Core.call_back)."""
-        self._call_back = call_back(self._died)
+        """`call_back` turns a function into the callback of a weak reference (Core.call_back)."""
+        self._call_back = call_back(self._on_token_death)
         self._frames = torch._C._dynamo.eval_frame
         self._stepped = stepped
         self.on = True
-        keep_out(self._frames, Watch._died)
-        self._again()
+        keep_out(self._frames, Watch._on_token_death)
+        self._watch_token()
 
-    def _again(self) -> None:
+    def _watch_token(self) -> None:
         self._reference = ref(box.token, self._call_back)
 
-    def _died(self, _: Any) -> None:
+    def _on_token_death(self, _: Any) -> None:
         try:
             if not self.on:
                 return
             before = self._frames.set_eval_frame(None)
             try:
-                self._again()
+                self._watch_token()
                 optimizer, box.optimizer = box.optimizer, None
                 if optimizer is not None:
                     self._stepped(optimizer)
             finally:
                 self._frames.set_eval_frame(before)
         except Exception as error:
-            if is_of_trainer is not None and is_of_trainer(error):  # at the end of the process all names are gone
+            if is_of_trainer is not None and is_of_trainer(error):  # globals are None while the process exits
                 raise
             self.on = False
 
 
 def step_traced(optimizer: Any) -> None:
-    """Called by the step hook while Dynamo traces it; never runs by itself."""
+    """Called by the step hook while Dynamo traces it. Its stores are repeated after every run of the graph."""
     box.optimizer = optimizer
     box.token = Token()

@@ -1,4 +1,4 @@
-"""Numbers that a trainer passes in, whatever they are: a usable one, or None. Nothing here waits for a device."""
+"""Converts values of any type that a training passes into numbers, or None. Never waits for a device."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from .signals import is_of_trainer
 
-MOST_STEPS = 2**62 - 1  # beyond, hook.h takes it for unknown
+MOST_STEPS = 2**62 - 1  # to hook.h, larger numbers mean unknown
 
 
 def on_cpu(torch: Any, value: Any) -> float | None:
-    """A number, or the value of a one-element CPU tensor; not finite is a value too."""
+    """The value of a number or of a one-element CPU tensor, which may be infinite or NaN; None for anything else."""
     try:
         if isinstance(value, torch.Tensor):
             plain = type(value) in (torch.Tensor, torch.nn.Parameter)
@@ -19,7 +19,7 @@ def on_cpu(torch: Any, value: Any) -> float | None:
                 return None
             return float(value.item())
         is_plain = type(value) in (int, float, bool) or type(value).__module__ == "numpy"
-        return float(value) if is_plain else None  # another one's __float__ is the trainer's to call
+        return float(value) if is_plain else None  # __float__ of another type would run code of the training
     except Exception as error:
         if is_of_trainer(error):
             raise
@@ -27,25 +27,25 @@ def on_cpu(torch: Any, value: Any) -> float | None:
 
 
 def step_number(torch: Any, value: Any) -> int | None:
-    """A number of steps; None for what cannot be one."""
-    step = _index(value)
+    """The value as a count of steps, from 0 to MOST_STEPS; None if it is not one."""
+    step = _whole_number(value)
     if step is None and (real := on_cpu(torch, value)) is not None and abs(real) < 2.0**53:
         step = int(real)
     return step if step is not None and 0 <= step <= MOST_STEPS else None
 
 
 def word(value: Any) -> int | None:
-    """The low 64 bits of a whole number."""
-    whole = _index(value)
+    """The low 64 bits of a whole number; None for anything else."""
+    whole = _whole_number(value)
     return None if whole is None else whole & (2**64 - 1)
 
 
-def _index(value: Any) -> int | None:
-    """The whole number that a Python or NumPy integer is; a tensor, which may be on a device, is none."""
+def _whole_number(value: Any) -> int | None:
+    """The value of a Python or NumPy integer. None for a tensor, since it may be on a device."""
     kind = type(value)
     if kind is int:
         return value
-    if not hasattr(kind, "__index__") or hasattr(kind, "dim"):  # an exception here would cost more than all else
+    if not hasattr(kind, "__index__") or hasattr(kind, "dim"):  # checked first, since an exception is slow
         return None
     try:
         return operator.index(value)

@@ -1,5 +1,4 @@
-"""The modules whose parameters have names. Once one is gone, what comes to lie at its parameters' addresses is another
-tensor, of another name."""
+"""Detects when a module whose parameters have names is destroyed. Other tensors may then reuse their addresses."""
 
 from __future__ import annotations
 
@@ -13,30 +12,32 @@ from .signals import is_of_trainer
 
 
 class Owners:
-    """By weak references to the modules: torch.utils.swap_tensors refuses a tensor that has one. `lost` is called once
-    when the last module is gone that a tensor with a name was in: before its address can be another's, on whatever
-    thread drops the module."""
+    """Calls `lost` once, when the last module with a certain named parameter is destroyed.
+
+    The call comes before the parameter's address can be reused, in the thread that destroys the module. The references
+    are to modules, because torch.utils.swap_tensors refuses tensors that have weak references.
+    """
 
     def __init__(self, torch: Any, lost: Callable[[], None], call_back: Callable[[Any], Any]) -> None:
-        """`call_back` makes of a function the callback of a weak reference (Core.call_back)."""
+        """`call_back` turns a function into the callback of a weak reference (Core.call_back)."""
         self._call_back = call_back
         self._frames = torch._C._dynamo.eval_frame
         self._lost = lost
-        keep_out(self._frames, Owners._gone)
+        keep_out(self._frames, Owners._on_module_death)
         self._references: list[Any] = []
         self.has_lost = False
 
     def watch(self, owners: Iterable[tuple[Any, list[int]]]) -> None:
-        """(module, addresses of its own that have names). Those of before are not watched any more."""
+        """Watches `owners` instead of the previous ones: (module, addresses of its own parameters that have names)."""
         self._references, left, self.has_lost = [], {}, False
         for module, addresses in owners:
             for address in addresses:
                 left[address] = left.get(address, 0) + 1
             if addresses:
-                gone = functools.partial(self._gone, addresses, left)
+                gone = functools.partial(self._on_module_death, addresses, left)
                 self._references.append(ref(module, self._call_back(gone)))
 
-    def _gone(self, addresses: list[int], left: dict[int, int], _: Any) -> None:
+    def _on_module_death(self, addresses: list[int], left: dict[int, int], _: Any) -> None:
         try:
             for address in addresses:
                 left[address] -= 1
@@ -50,5 +51,5 @@ class Owners:
                 self._frames.set_eval_frame(before)
         except Exception as error:
             self.has_lost = True
-            if is_of_trainer is not None and is_of_trainer(error):  # at the end of the process all names are gone
+            if is_of_trainer is not None and is_of_trainer(error):  # globals are None while the process exits
                 raise

@@ -1,6 +1,9 @@
-"""Which tensors a framework keeps equal over ranks. Those alone may bear one name on several ranks, since equal names
-are compared bit for bit: a head sharded by hand, an expert that DDP leaves alone, or the flat shard of an optimizer
-bears its rank in its name."""
+"""Determines which tensors a framework keeps equal over ranks, and prefixes the names of all others with the rank.
+
+The agent compares tensors of the same name bit for bit across ranks. So a tensor that differs by design must not have
+the same name on two ranks: for example a manually sharded head, an expert that DDP ignores, or an optimizer's flat
+shard.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ from typing import Any
 from .place import group, is_replica, of_megatron, root_of
 from .signals import is_of_trainer, suppress_ours
 
-NAME_BYTES = 159  # as the segment keeps it; of a longer one the end
+NAME_BYTES = 159  # the segment keeps so many bytes; of a longer name the end is used
 
-# Communication hooks of DistributedDataParallel after which all ranks hold the same gradient. Others may average less,
-# as that of local SGD does.
+# Communication hooks of DistributedDataParallel after which all ranks have the same gradient. Other hooks may average
+# less often, as local SGD does.
 FAITHFUL = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook", "batched_powerSGD_hook")
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 
@@ -25,10 +28,13 @@ def _is_faithful(hook: Any, state: Any, module: Any) -> bool:
     return is_known and (over is None or over is module.process_group)
 
 
-def _of_module(module: Any, distributed: Any) -> dict[int, str]:
-    """{address: prefix} of what a DistributedDataParallel keeps equal: none over the world; over some ranks, theirs.
-    A communication hook such as that of local SGD lets the ranks drift apart between two averages: then the prefix is
-    one that the agent does not compare, although the tensors are equal now and then."""
+def _prefixes_of_module(module: Any, distributed: Any) -> dict[int, str]:
+    """{address: prefix} of the parameters of a DistributedDataParallel.
+
+    "" if its group has all ranks, else "rank<N>." with the lowest rank N of the group. With a hook such as that of
+    local SGD, ranks drift apart between two averages: then the prefix is "local<own rank>.", which the agent does not
+    compare.
+    """
     if not all(_is_faithful(hook, state, module) for hook, state in getattr(module, "_comm_hooks", ())):
         return {p._cdata: f"local{distributed.get_rank()}." for p in module.module.parameters()}
     ranks = distributed.get_process_group_ranks(module.process_group)
@@ -37,16 +43,21 @@ def _of_module(module: Any, distributed: Any) -> dict[int, str]:
     return {p._cdata: prefix for name, p in inner if name not in module.parameters_to_ignore}
 
 
-def _of_mesh(parameter: Any, told_by: Any, distributed: Any) -> str:
-    """A mesh of some ranks only, whose coordinates are not the run's, has to tell them apart by name."""
+def _prefix_of_mesh(parameter: Any, coordinate_mesh: Any, distributed: Any) -> str:
+    """The prefix of a parameter on a device mesh: the lowest rank of the mesh.
+
+    No prefix is needed if the mesh has all ranks, or if it is part of `coordinate_mesh`, from which the coordinates of
+    this rank come: the agent distinguishes these tensors by the coordinates.
+    """
     mesh = parameter.device_mesh
-    if mesh.size() == distributed.get_world_size() or root_of(mesh) is told_by:
+    if mesh.size() == distributed.get_world_size() or root_of(mesh) is coordinate_mesh:
         return ""
     return f"rank{int(mesh.mesh.min())}."
 
 
-def _is_split_otherwise(parameter: Any) -> bool:
-    """An expert of Megatron whose tensor parallelism is not the model's, which its coordinates do not say."""
+def _has_other_tensor_parallelism(parameter: Any) -> bool:
+    """Whether it is an expert of Megatron with another tensor parallelism than the model. The rank's coordinates do
+    not describe such an expert."""
     if getattr(parameter, "allreduce", True):
         return False
     state = sys.modules["megatron.core.parallel_state"]
@@ -54,39 +65,39 @@ def _is_split_otherwise(parameter: Any) -> bool:
 
 
 class Replicas:
-    """As they are when the tensors are named."""
+    """Prefixes of parameter names on this rank, as of the moment of construction."""
 
     def __init__(self, parameters: Iterable[Any], modules: Iterable[Any]) -> None:
         self._group = group()
         self._prefixes: dict[int, str] = {}
-        self._has_megatron, self._told_by = False, None
+        self._has_megatron, self._coordinate_mesh = False, None
         if self._group is None:
             return
-        self._alone = f"rank{self._group.get_rank()}."
+        self._own_prefix = f"rank{self._group.get_rank()}."
         with suppress_ours():
             self._has_megatron = of_megatron() is not None
         with suppress_ours():
             meshes = (getattr(parameter, "device_mesh", None) for parameter in parameters)
-            self._told_by = next((root_of(mesh) for mesh in meshes if mesh is not None), None)
+            self._coordinate_mesh = next((root_of(mesh) for mesh in meshes if mesh is not None), None)
         for module in modules:
             if is_replica(module):
                 with suppress_ours():
-                    self._prefixes.update(_of_module(module, self._group))
+                    self._prefixes.update(_prefixes_of_module(module, self._group))
 
     def prefix(self, parameter: Any, is_named: bool) -> str:
-        """What goes before the name of a parameter on this rank."""
+        """The prefix of a parameter's name. `is_named`: the name is a path in a model, hence the same on all ranks."""
         if self._group is None:
             return ""
         try:
             if getattr(parameter, "placements", None):
-                return _of_mesh(parameter, self._told_by, self._group)
-            if self._has_megatron and is_named and not _is_split_otherwise(parameter):
+                return _prefix_of_mesh(parameter, self._coordinate_mesh, self._group)
+            if self._has_megatron and is_named and not _has_other_tensor_parallelism(parameter):
                 return ""
-        except Exception as error:  # of a release that we do not know
+        except Exception as error:  # an unknown release of a framework
             if is_of_trainer(error):
                 raise
-            return self._alone
-        return self._prefixes.get(parameter._cdata, self._alone) if is_named else self._alone
+            return self._own_prefix
+        return self._prefixes.get(parameter._cdata, self._own_prefix) if is_named else self._own_prefix
 
 
 def prefixed(prefix: str, name: str) -> str:

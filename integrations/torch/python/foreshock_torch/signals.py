@@ -1,4 +1,4 @@
-"""Exceptions that are the trainer's, although they are raised while our code runs."""
+"""Recognizes exceptions that belong to the training although they are raised while the helper's code runs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ def _codes_of_handlers() -> list[Any]:
 
 
 def is_of_trainer(error: BaseException) -> bool:
-    """Whether a signal handler or another thread of the trainer raised it. Python runs a handler, and raises what
-    another thread sends (PyThreadState_SetAsyncExc), wherever the main thread happens to be: here, for once.
+    """Whether a signal handler or another thread of the training raised the exception. It must then be raised again.
 
-    A handler is one that is installed now, or a function that was called with the frame that it interrupted (it may
-    have been replaced since). What another thread sends is raised in a frame of ours and of a class that nothing which
-    we call raises.
+    Python runs signal handlers, and raises exceptions sent by another thread (PyThreadState_SetAsyncExc), at any point
+    of the main thread's code, so also inside the helper. A signal handler is recognized in the traceback: it is
+    installed now, or it was called with the interrupted frame as an argument (it may have been replaced since). An
+    exception sent by another thread is raised in a frame of the helper, and its class is neither builtin nor torch's.
     """
     try:
         return not isinstance(error, RecursionError) and _is_of_trainer(error)
-    except RecursionError:  # of ours, since the trainer's own stack is nearly full
+    except RecursionError:  # raised by this check, because the training's stack is nearly full
         return False
 
 
@@ -43,7 +43,7 @@ def _is_of_trainer(error: BaseException) -> bool:
 
 
 class suppress_ours:  # noqa: N801, as contextlib.suppress
-    """contextlib.suppress(Exception), which lets the trainer's exceptions through."""
+    """contextlib.suppress(Exception) that lets exceptions of the training through (see is_of_trainer)."""
 
     def __enter__(self) -> None:
         return
