@@ -3,13 +3,19 @@
     python build_adapter.py --cache DIR --library libforeshock.so --include DIR [--fallback DIR] [--torch DIR]
                             [--prebuilt DIR] [--force]
 
-Prints one JSON line {"state", "torch", "path", "reason", "seconds"} and exits 0; wrong use exits 2. States: ready
-(was cached), prebuilt (came with foreshock for exactly this torch, tested now), built, no_torch, unsupported,
-no_compiler, failed. `reason` is one line that says what to do. Nothing of this runs inside a trainer: what it leaves
-is DIR/torch-<version>-<git>/adapter.so, which the trainer only loads. Standard library only. When the cache has the
-adapter torch is not imported. Where the cache cannot be written (a read-only home), a prebuilt adapter is linked in the
-fallback. It is not copied: the fallback is on a tmpfs, which may be mounted noexec. For the same reason, and because a
-tmpfs is memory, nothing is compiled there.
+Prints one JSON line {"state", "torch", "path", "reason", "seconds"} and exits 0; wrong use exits 2. `reason` is one
+line that says what to do. States:
+    ready           the adapter was in the cache
+    prebuilt        it came with foreshock for exactly this torch, and has passed the self-test now
+    built           it was compiled, and has passed the self-test
+    no_torch, unsupported, no_compiler, failed
+
+The result is DIR/torch-<version>-<git>/adapter.so. This program never runs inside a trainer; the trainer only loads the
+result. Needs only the standard library. If the cache has the adapter, torch is not imported.
+
+If the cache cannot be written (a read-only home), the fallback gets a symbolic link to a prebuilt adapter. The fallback
+is on a tmpfs, which may be mounted noexec, so an adapter in it could not be loaded. For this reason, and because a
+tmpfs takes memory, no adapter is copied or compiled there.
 """
 
 from __future__ import annotations
@@ -31,7 +37,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 SOURCES = Path(__file__).resolve().parent
-PREBUILT = SOURCES.parent / "adapters"  # where a package has them
+PREBUILT = SOURCES.parent / "adapters"  # of an installed package
 # Minor versions this adapter was tested with. The dispatcher's C++ interface changes between any two.
 SUPPORTED = {f"2.{minor}" for minor in range(6, 16)}
 FLAGS = ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-s"]
@@ -42,7 +48,7 @@ COMPILE_SECONDS, TEST_SECONDS = 600, 120
 
 
 class BuildError(Exception):
-    """A state other than ready or built, and what to do about it."""
+    """The build ended in a state other than ready, prebuilt or built. `reason` says what to do."""
 
     def __init__(self, state: str, reason: str) -> None:
         super().__init__(reason)
@@ -56,7 +62,7 @@ class Torch(NamedTuple):
 
 
 def find_torch(given: Path | None) -> Torch:
-    """The torch at `given`, or the one this Python would import, looked at without importing it."""
+    """The torch at `given`, or the one that this Python would import. Does not import torch."""
     if given is not None:
         return Torch(given, *read_version(given))
     home = importable_torch()
@@ -74,7 +80,7 @@ def importable_torch() -> Path | None:
 
 
 def read_version(home: Path) -> tuple[str, str]:
-    """Version and git hash of a Python package (version.py) or of the LibTorch archive (two files of one line)."""
+    """(version, git hash) of a Python package (version.py) or of a LibTorch archive (build-version, build-hash)."""
     if (home / "build-version").is_file() and (home / "build-hash").is_file():
         return (home / "build-version").read_text().strip(), (home / "build-hash").read_text().strip()
     try:
@@ -116,13 +122,13 @@ def digest(paths: list[Path]) -> str:
 
 
 def source_digest(include: Path) -> str:
-    """The same wherever they are installed: an adapter that is shipped was built from another place."""
+    """Digest of the adapter's sources. Does not depend on their folder: a shipped adapter was built in another one."""
     ours = [*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"), *(include / "foreshock").glob("*.h")]
     return digest(sorted(ours, key=lambda path: path.name))
 
 
 def is_current(place: Path, sources: str, identity: str) -> bool:
-    """True when the stamp fits these sources, this torch and the file that lies beside it."""
+    """Whether the stamp in `place` matches these sources, this torch, and the adapter.so in `place`."""
     try:
         stamp = json.loads((place / "stamp.json").read_text())
         known = (stamp["sources"], stamp["adapter"], stamp.get("identity", ""))
@@ -132,9 +138,10 @@ def is_current(place: Path, sources: str, identity: str) -> bool:
 
 
 def identity_of(home: Path, git: str) -> str:
-    """What changes when another torch takes this one's place; "" when its git hash says that already.
+    """A text that changes if another torch of the same version and git hash is installed; "" if the hash is unique.
 
-    Distributions build every revision of a version with the git hash "Unknown".
+    Linux distributions build every revision of a version with the git hash "Unknown". Size and modification time of
+    libtorch_cpu.so distinguish them.
     """
     if re.fullmatch(r"[0-9a-f]{40}", git):
         return ""
@@ -143,17 +150,17 @@ def identity_of(home: Path, git: str) -> str:
 
 
 def cxx11_abi(home: Path) -> str:
-    """1 or 0: how libtorch's own strings are compiled; wheels of both kinds exist.
+    """The value of _GLIBCXX_USE_CXX11_ABI with which this torch was built, "0" or "1". Wheels of both kinds exist.
 
-    By a function of torch's with a string of the old kind: the mere word __cxx11 is in wheels of that kind too, which
-    hold pieces of libstdc++ (2.6.0+cu124).
+    Searches libc10.so for a function of torch that takes a std::string of the old ABI. The word __cxx11 proves nothing:
+    wheels of the old ABI contain it too if they include parts of libstdc++ (2.6.0+cu124).
     """
     with (home / "lib" / "libc10.so").open("rb") as library:
         return "0" if b"torchCheckFailEPKcS2_jRKSs" in library.read() else "1"
 
 
 def prebuilt_adapter(folder: Path, home: Path, version: str, git: str, sources: str) -> Path | None:
-    """The adapter that came with foreshock for this commit of torch; CPU and CUDA wheels of it share one."""
+    """The adapter that came with foreshock for this commit of torch, or None. CPU and CUDA wheels share one adapter."""
     if identity_of(home, git):
         return None
     place = folder / prebuilt_name(version, git, cxx11_abi(home))
@@ -165,9 +172,9 @@ def prebuilt_name(version: str, git: str, abi: str) -> str:
 
 
 def compile_command(compiler: str, home: Path, include: Path, source: str, target: Path) -> list[str]:
-    """For a shared library, or for a program where `target` has no suffix."""
+    """The command that compiles a shared library, or a program if `target` has no suffix."""
     flags = FLAGS if target.suffix else [flag for flag in FLAGS if flag != "-shared"]
-    # No path of this machine in what torch's checks print: equal sources give equal adapters.
+    # torch's checks contain the paths of its headers. Mapped, so that equal sources give equal adapters anywhere.
     includes = [f"-ffile-prefix-map={folder}={name}" for folder, name in ((home, "torch"), (SOURCES, "foreshock"))]
     includes += [f"-ffile-prefix-map={include}=include", "-I", str(include)]
     for path in (home / "include", home / "include" / "torch" / "csrc" / "api" / "include"):
@@ -191,7 +198,7 @@ def run_or_fail(command: list[str], seconds: float, what: str, **more: object) -
 
 
 def self_test(adapter: Path, torch: Torch, arguments: argparse.Namespace) -> None:
-    """In a child with the core preloaded: each operation seen, results unchanged."""
+    """Tests the adapter in a child process with the core preloaded (self_test.py). Raises BuildError if it fails."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
     environment |= {"LD_PRELOAD": str(arguments.library), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "FORESHOCK": "0"}
     command = self_test_program(torch.home, adapter.parent.parent, arguments)
@@ -199,7 +206,8 @@ def self_test(adapter: Path, torch: Torch, arguments: argparse.Namespace) -> Non
 
 
 def self_test_program(home: Path, folder: Path, arguments: argparse.Namespace) -> list[str]:
-    """A LibTorch that this Python cannot import is tested by a program, compiled into `folder`."""
+    """The command of the self-test: self_test.py, or a program if this Python cannot import the LibTorch. The program
+    is compiled into `folder`."""
     importable = importable_torch()
     if arguments.torch is None or (importable is not None and importable.resolve() == home):
         return [sys.executable, str(SOURCES / "self_test.py")]
@@ -212,7 +220,7 @@ def self_test_program(home: Path, folder: Path, arguments: argparse.Namespace) -
 
 
 def announce() -> None:
-    """Reports to the caller (cli/torch.cpp) that the answer will take a minute."""
+    """Reports to the caller (cli/torch.cpp) that the answer takes about a minute."""
     print("building", file=sys.stderr, flush=True)
 
 
@@ -225,7 +233,7 @@ def lock_exclusively(lock: IO[str]) -> None:
 
 
 def compile_adapter(home: Path, include: Path, target: Path) -> str:
-    """Gives the compiler's name."""
+    """Compiles the adapter to `target` and returns the compiler's path."""
     if not (home / "include" / "ATen" / "ATen.h").is_file():
         where = home / "include"
         raise BuildError("failed", f"torch has no C++ headers in {where}; install libtorch-dev or a wheel of torch")
@@ -237,9 +245,9 @@ def compile_adapter(home: Path, include: Path, target: Path) -> str:
 
 
 def fill(work: Path, torch: Torch, sources: str, in_place: bool, arguments: argparse.Namespace) -> str:
-    """Puts a tested adapter and its stamp into `work`; gives the state, prebuilt or built.
+    """Puts a tested adapter and its stamp into `work`. Returns the state, prebuilt or built.
 
-    `in_place`: a prebuilt one is linked.
+    `in_place`: make a symbolic link to a prebuilt adapter instead of a copy.
     """
     target = work / "adapter.so"
     prebuilt = prebuilt_adapter(arguments.prebuilt, *torch, sources)
@@ -254,7 +262,7 @@ def fill(work: Path, torch: Torch, sources: str, in_place: bool, arguments: argp
         except BuildError as error:
             if in_place or compiler_or_none() is None:
                 raise BuildError("failed", f"the prebuilt adapter does not work here: {error.reason}") from error
-            prebuilt = None  # what is compiled here may fit better
+            prebuilt = None  # an adapter compiled on this machine may work
             target.unlink()
     if prebuilt is None:
         state, compiler = "built", compile_adapter(torch.home, arguments.include, target)
@@ -266,7 +274,8 @@ def fill(work: Path, torch: Torch, sources: str, in_place: bool, arguments: argp
 
 
 def replace(place: Path, torch: Torch, sources: str, arguments: argparse.Namespace) -> str:
-    """Fills a directory beside `place`, then gives it the name: it is never seen half filled."""
+    """Fills a temporary directory, then renames it to `place`, so that no process sees an incomplete one. Returns the
+    state."""
     with tempfile.TemporaryDirectory(prefix=".build-", dir=place.parent) as scratch:
         work = Path(scratch) / place.name
         work.mkdir()
@@ -278,11 +287,11 @@ def replace(place: Path, torch: Torch, sources: str, arguments: argparse.Namespa
 
 
 def prepare_in(place: Path, torch: Torch, sources: str, identity: str, arguments: argparse.Namespace) -> str:
-    """Puts the adapter at `place`; gives the state. OSError: nothing can be written there."""
+    """Puts the adapter at `place` under a lock. Returns the state. Raises OSError if nothing can be written there."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with (place.parent / "lock").open("w") as lock:
         lock_exclusively(lock)
-        if not arguments.force and is_current(place, sources, identity):  # another process has built it meanwhile
+        if not arguments.force and is_current(place, sources, identity):  # built by another process during the wait
             return "ready"
         return replace(place, torch, sources, arguments)
 

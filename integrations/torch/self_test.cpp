@@ -1,5 +1,5 @@
-// self_test.py for a LibTorch without Python: self_test ADAPTER, with the core preloaded. Exits 0, or 1 with
-// one line that says which check failed.
+// Tests an adapter with a LibTorch without Python; the checks are those of self_test.py. Usage: self_test
+// ADAPTER, with the core preloaded. Exits 0, or 1 with one line that says which check failed.
 #include <ATen/ATen.h>
 #include <dlfcn.h>
 #include <torch/csrc/autograd/variable.h>

@@ -1,9 +1,10 @@
-"""Run by build_adapter.py in a child process that has the core preloaded: does this adapter work with this torch?
+"""Tests an adapter with this Python's torch. build_adapter.py runs it in a child process with the core preloaded.
 
     python self_test.py ADAPTER
 
-Attention forward and backward on a tiny CPU tensor before and after the hooks go in: every operation is seen exactly
-once and the bits are the same. Exits 0, or 1 with one line that says which check failed.
+Runs attention forward and backward on a small CPU tensor, before and after the adapter hooks the operations. The hooks
+must see each operation exactly once, and the results must be the same bit for bit. Exits 0, or 1 with one line that
+says which check failed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Attention that errs, for `./dev demo --fault [grad_key]`: torch's own kernels, and an error.
+"""Attention with an artificial error, for `./dev demo --fault [grad_key]`. The kernels are torch's own.
 
-An error of attention's output spoils a training where it goes with the gradient of that output: the backward pass
-subtracts sum(gradient x output), and a sum of errors that keeps its sign pushes the queries one way at every step. In
-the field that takes thousands of steps to build up (arXiv 2510.04212); here it is planted.
+An error of attention's output harms a training if it correlates with the gradient of that output. The backward pass
+subtracts sum(gradient x output). If the error of this sum keeps its sign, it moves the queries in the same direction at
+every step. In a real training such an error builds up over thousands of steps (arXiv 2510.04212); here it is added.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ from torch import Tensor
 
 
 def moved(out: Tensor, towards: Tensor, ulps: float, numbers: torch.Generator) -> Tensor:
-    """bf16 values moved by `ulps` spacings on average, each in the direction of the sign of `towards`."""
+    """Moves bf16 values by `ulps` spacings on average, each in the direction of the sign of `towards`."""
     whole = math.floor(ulps)
     count = whole + (torch.rand(out.shape, generator=numbers) < ulps - whole).to(torch.int16)
     outwards = (out > 0) == (towards > 0)
     bits = out.contiguous().view(torch.int16) + torch.where(outwards, count, -count)
-    # Where a value is next to nothing, so many spacings would lead through zero.
+    # A value near zero stays, since so many spacings would change its sign.
     return torch.where(out.abs() > 2**-100, bits.view(torch.bfloat16), out)
 
 
 class ErringAttention(torch.autograd.Function):
-    """Causal attention on bf16 tensors (batch, heads, positions, head dimension) with equally many heads."""
+    """Causal attention on bf16 tensors (batch, heads, positions, head dimension) with as many kv-heads as query heads.
+
+    The backward pass gets an output that was moved by `ulps` (see moved); the forward pass is right.
+    """
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, ulps: float, numbers: torch.Generator) -> Tensor:
@@ -44,11 +47,11 @@ class ErringAttention(torch.autograd.Function):
 
 
 class Fault:
-    """The attention of one layer: right until `is_on`."""
+    """The attention of one layer. Its backward pass has the error while `is_on`."""
 
     def __init__(self, ulps: float, seed: int) -> None:
         self.ulps, self.is_on = ulps, False
-        self.numbers = torch.Generator().manual_seed(seed)  # of its own: the training draws none of these
+        self.numbers = torch.Generator().manual_seed(seed)  # separate: does not change the training's random numbers
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         group = q.shape[1] // k.shape[1]
@@ -60,20 +63,20 @@ BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
 
 
 class GradKeyFault:
-    """torch's own backward kernel on the CPU, whose gradient of the keys errs by 5 % in one layer; dQ and dV are right.
+    """torch's CPU backward kernel with a relative error of 5 % in dK of one layer, while `is_on`. dQ and dV are right.
 
-    It stands where torch's kernel does, below the monitor's hook. The backward calls of a step come from the last layer
-    to the first.
+    It replaces torch's kernel, so the monitor's hook, which is above, sees the wrong results. It finds its layer by
+    counting calls: the backward calls of a step come from the last layer to the first.
     """
 
     def __init__(self, layer: int, layers: int, seed: int, error: float = 0.05) -> None:
         self.layers, self.error, self.is_on = layers, error, False
         self.turn, self.calls = layers - 1 - layer, 0
-        self.numbers = torch.Generator().manual_seed(seed)  # of its own: the training draws none of these
+        self.numbers = torch.Generator().manual_seed(seed)  # separate: does not change the training's random numbers
         self.original = torch.library.get_kernel(f"aten::{BACKWARD}", "CPU")
         self.library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel is replaced
+            warnings.simplefilter("ignore")  # torch warns that a kernel is replaced
             self.library.impl(BACKWARD, self, "CPU", with_keyset=True)
 
     def __call__(self, keys: object, *arguments: object, **more: object) -> tuple[Tensor, ...]:

@@ -1,13 +1,13 @@
-"""Trains a small byte-level GPT on the text of Python's own standard library. Knows of no monitor.
+"""Trains a small byte-level GPT on the source text of Python's standard library. Contains no code for the monitor.
 
     python train.py [--steps N] [--seconds S] [--seed N] [--fault ULPS|grad_key]
 
-On a CPU without native bf16 arithmetic a bf16 linear layer is many times slower than an fp32 one and attention is not,
-so there the weights stay in fp32 and only q, k, v are bf16; elsewhere autocast does the whole forward pass.
+Without native bf16 arithmetic on the CPU, a bf16 linear layer is many times slower than an fp32 one, but attention is
+not. On such a CPU the weights stay in fp32 and only q, k, v are bf16. On others the forward pass uses autocast to bf16.
 
-With --fault the attention of one layer errs from a third of the training on (fault.py): its output by so many ulp, or
-with grad_key the gradient of its keys by 5 %. With ulps, queries and keys are not normalised: that would bound the
-scores, and with them what an error can do.
+With --fault the attention of one layer is wrong after a third of the training (fault.py). With ULPS the output that its
+backward pass uses is moved by that many ulp; with grad_key the gradient of its keys has an error of 5 %. With ULPS,
+queries and keys are not normalised, since that would bound the scores and hence the effect of an error.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Size:
     batch: int
 
 
-# From small to large; the largest whose step fits the time is taken.
+# From small to large. choose() takes the largest one that trains enough steps in the given time.
 SIZES = [
     Size(layers=2, heads=4, kv_heads=2, width=64, context=128, batch=4),
     Size(layers=4, heads=4, kv_heads=2, width=128, context=128, batch=8),
     Size(layers=4, heads=8, kv_heads=4, width=256, context=256, batch=8),
     Size(layers=6, heads=8, kv_heads=4, width=384, context=256, batch=8),
 ]
-STEPS_WANTED = 200  # in the time given: fewer would not show that it learns
-STEPS_WANTED_WITH_FAULT = 800  # nor that it breaks
+STEPS_WANTED = 200  # in the given time; with fewer the loss would hardly fall
+STEPS_WANTED_WITH_FAULT = 800  # with fewer the fault would hardly show
 GRAD_KEY = "grad_key"
 FAULTY_LAYER, FAULT_BEGINS = 1, 1 / 3  # counted from 0; share of the training
-RATE, RATE_WITH_FAULT = 2e-3, 1e-3  # at its highest; without normalised queries and keys less is safe
+RATE, RATE_WITH_FAULT = 2e-3, 1e-3  # maximum; lower with a fault, since queries and keys are then not normalised
 
 
 class Attention(nn.Module):
@@ -121,7 +121,7 @@ class Gpt(nn.Module):
 
 
 class Text:
-    """Bytes of the standard library's own source, in a fixed order; the end is kept for validation."""
+    """The source text of the standard library as bytes, in a fixed order. The end is used for validation."""
 
     def __init__(self, seed: int) -> None:
         parts, total = [], 0
@@ -153,7 +153,8 @@ def loss_of(model: Gpt, batch: tuple[Tensor, Tensor], autocast: bool) -> Tensor:
 
 
 def seconds_per_step(size: Size, text: Text, autocast: bool) -> float:
-    """The faster of two forward passes, after one to warm up, times three: backward costs about twice as much."""
+    """An estimate: three times the faster of two forward passes, after one to warm up. The backward pass takes about
+    twice as long as the forward pass."""
     model = Gpt(size)
     taken = []
     with torch.no_grad():
@@ -165,7 +166,7 @@ def seconds_per_step(size: Size, text: Text, autocast: bool) -> float:
 
 
 def choose(text: Text, seconds: float, steps: int, autocast: bool) -> Size:
-    """About a second of trying: grows the model while `steps` of it would still fit."""
+    """The largest model of which `steps` steps fit into `seconds`. Stops trying after about one second."""
     chosen, begin = SIZES[0], time.monotonic()
     for size in SIZES:
         if time.monotonic() - begin > 1 or seconds_per_step(size, text, autocast) > seconds / steps:
@@ -175,7 +176,7 @@ def choose(text: Text, seconds: float, steps: int, autocast: bool) -> Size:
 
 
 def learning_rate(progress: float) -> float:
-    """Short warm-up, then a cosine down to a tenth; `progress` runs from 0 to 1."""
+    """Factor of the maximum rate: a short warm-up, then a cosine down to a tenth. `progress` goes from 0 to 1."""
     return min(1.0, progress / 0.05) * (0.55 + 0.45 * math.cos(math.pi * min(1.0, progress)))
 
 

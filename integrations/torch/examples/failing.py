@@ -1,4 +1,4 @@
-"""Two small trainings that fail, always at the same step: what the examples beside this file are tried on."""
+"""Two small trainings that always fail at the same step. The other examples in this folder run on them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-BEGINS = 160  # the step from which on something is wrong
+BEGINS = 160  # the step at which the fault starts
 
 
 class RateRamp(nn.Module):
-    """A regression by stochastic gradient descent, whose schedule forgets to stop: the loss is lost 200 steps later."""
+    """A regression by stochastic gradient descent whose learning rate grows without limit from BEGINS on. The loss
+    diverges about 200 steps later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +34,7 @@ class RateRamp(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention in fp16, until `precision` is raised."""
+    """Causal attention in the dtype `precision`, at first fp16."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -57,10 +58,13 @@ class Block(nn.Module):
 
 
 class ScoreGrowth(nn.Module):
-    """A language model whose second layer has queries and keys that grow by 7 % a step for a while, as training does it
-    by itself where nothing holds the scores: from 65504 on they are infinite in fp16, and the loss is no number."""
+    """A language model in which queries and keys of the second layer grow by 7 % per step for a while.
 
-    symbols, layers, growth, grows = 32, 2, 1.07, 180  # `grows`: steps
+    A real training can do the same if nothing bounds the scores. Scores above 65504 are infinite in fp16, and the loss
+    becomes NaN.
+    """
+
+    symbols, layers, growth, grows = 32, 2, 1.07, 180  # `grows`: for so many steps
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +89,7 @@ class ScoreGrowth(nn.Module):
         return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), tokens[:, 1:].flatten())
 
     def raise_precision(self, layer: str) -> None:
-        """`layer`: as the page names it, the block's number in three digits."""
+        """`layer`: label as in the advice and on the status page, the block's number in three digits."""
         self.blocks[int(layer)].attention.precision = torch.float32
 
     def optimizer(self) -> torch.optim.Optimizer:

@@ -2,7 +2,7 @@
 
     trainer = Trainer(callbacks=[ActOnAdvice("lower-rate")])
 
-The module that is trained may offer `raise_precision(layer)`, for the action "raise-precision".
+For the action "raise-precision" the trained module must have a method `raise_precision(layer)`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ ACTIONS = ("checkpoint", "lower-rate", "roll-back", "raise-precision")
 class ActOnAdvice(Callback):
     """Acts once for each warning, after the optimizer's step.
 
-    `action`: one of ACTIONS. `directory`: where a checkpoint goes. `keep_every`: steps between the states in memory
-    that one may go back to; the last four are kept. `factor`: of a learning rate that is lowered; a schedule that sets
-    rates anew must be told as well.
+    `action`: one of ACTIONS. `directory`: for checkpoints. `keep_every`: steps between two states that are kept in
+    memory for "roll-back"; the last four are kept. `factor`: lowers the learning rate. A scheduler that sets the rate
+    at every step overwrites the lower rate, so it must be changed too.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class ActOnAdvice(Callback):
                 group["lr"] *= self.factor
 
     def roll_back(self, advice: Advice) -> None:
-        """Weights and optimizers as they were before the warning, and a lower rate, or the same would come again. Data
-        and step count go on."""
+        """Restores weights and optimizers of the last state before the warning. Lowers the rate, since otherwise the
+        same would happen again. Data and step count continue."""
         before = [state for state in self.kept if state["step"] < advice.since_step]
         if before:
             self.module.load_state_dict(before[-1]["module"])

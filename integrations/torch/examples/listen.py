@@ -1,6 +1,6 @@
-"""Acting on foreshock.advice(): what the plain loop and the Lightning callback beside this file share. Copy it.
+"""Acts on foreshock.advice(). The plain loop and the Lightning callback in this folder share it. Copy it.
 
-A detector may warn of nothing (docs/precursors.md), so let an action be one that a healthy training bears.
+A detector may raise a false alarm (docs/precursors.md), so choose an action that does not harm a healthy training.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from foreshock_torch.advice import Advice
 from torch import distributed
 
 LEVELS = ("quiet", "watch", "warn")
-STALE = 256  # steps that the agent has not seen: it is gone, or hopelessly late
+STALE = 256  # steps that the agent has not read yet; with more it has stopped, or is far behind
 
 
 def device_of_group() -> str:
-    """Where the group reduces a tensor: on the CPU where it can, and for NCCL and its like on this rank's device."""
+    """The device on which the group reduces a tensor: the CPU if the backend can, else (NCCL) this rank's device."""
     backend = distributed.get_backend()
-    if ":" in backend:  # one for each device: cpu:gloo,cuda:nccl
+    if ":" in backend:  # one backend for each device: cpu:gloo,cuda:nccl
         devices = [each.partition(":")[0] for each in backend.split(",")]
     else:
         devices = distributed.Backend.backend_capability.get(backend, ["cpu"])
@@ -27,7 +27,8 @@ def device_of_group() -> str:
 
 
 def agreed() -> Advice | None:
-    """The loudest advice that any rank has heard, the same on all of them. Each rank calls it after each step."""
+    """The advice with the highest level among all ranks, the same on every rank. Each rank must call it after each
+    step, because it communicates."""
     mine = foreshock.advice()
     if not (distributed.is_available() and distributed.is_initialized()):
         return mine
@@ -51,7 +52,7 @@ class Listener:
         self.acted: list[Advice] = []
 
     def step_ended(self, step: int) -> None:
-        """`step`: of the optimizer, counted from 1, as the status page shows it."""
+        """Call it after each step. `step`: number of optimizer steps done, as the status page shows it."""
         advice = agreed()
         if advice is None or advice.level != "warn" or advice.age_steps > STALE or step < advice.from_step:
             return

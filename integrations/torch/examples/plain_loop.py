@@ -1,9 +1,9 @@
-"""A plain training loop that listens to foreshock's detectors.
+"""A plain training loop that acts on the warnings of foreshock's detectors.
 
     foreshock run -- python plain_loop.py rate --on-warning roll-back
     foreshock run -- python plain_loop.py scores --on-warning raise-precision
 
-Without --on-warning, or without `foreshock run`, the loss is lost.
+Without --on-warning, or without `foreshock run`, the loss diverges.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from foreshock_torch.advice import Advice
 from listen import Listener
 from torch import nn
 
-KEEP_EVERY = 40  # steps between the states that one may go back to
+KEEP_EVERY = 40  # steps between two states that are kept for roll_back
 
 
 class Training:
-    """The loop, and the four things that it can do when it is warned."""
+    """The training loop, and the four actions for a warning."""
 
     def __init__(self, model: nn.Module, checkpoint: pathlib.Path) -> None:
         self.model, self.optimizer, self.checkpoint = model, model.optimizer(), checkpoint
@@ -47,7 +47,7 @@ class Training:
         self.optimizer.zero_grad()
         loss = self.model.loss(self.step)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), float("inf"))  # clips nothing; its norm is there to be seen
+        nn.utils.clip_grad_norm_(self.model.parameters(), float("inf"))  # clips nothing; foreshock reads the norm
         self.optimizer.step()
         if self.step % KEEP_EVERY == 0:
             self.kept = [*self.kept[-3:], self.state()]
@@ -61,7 +61,7 @@ class Training:
         self.most_rate = self.rate() / 10
 
     def roll_back(self, advice: Advice) -> None:
-        """To the last state before the warning; and with a lower rate, or the same would come again."""
+        """Restores the last state before the warning. Lowers the rate, since otherwise the same would happen again."""
         self.lower_rate(advice)
         before = [state for state in self.kept if state["step"] < advice.since_step]
         if before:
@@ -83,11 +83,11 @@ ACTIONS = {
 
 
 def wait_for_agent() -> None:
-    """Until it has seen this step, a second at most. These steps are so short that it could not keep up; a training in
-    earnest does not wait."""
+    """Waits until the agent has read this step, at most about one second. The steps of these trainings are too short
+    for the agent to keep up; a real training does not wait."""
     for _ in range(1000):
         advice = foreshock.advice()
-        time.sleep(0.001)  # after it has looked: it is soon done with what it saw
+        time.sleep(0.001)  # also after the last look, so that the agent can finish its work on the step
         if advice and advice.age_steps == 0:
             return
 
