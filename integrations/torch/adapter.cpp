@@ -1,7 +1,6 @@
-// The PyTorch adapter: kernels of ours at the dispatcher's BackendSelect key tell the core about attention
-// calls, the loss and the gradients. Built for one exact version of torch by build_adapter.py; the foreshock_
-// functions it calls are those of the libforeshock.so that is in the process already. The reading order is
-// attention.h first.
+// The PyTorch adapter. Its kernels at the dispatcher's BackendSelect key report attention calls, losses and
+// gradients to the core. build_adapter.py builds it for one exact version of torch. It calls the foreshock_
+// functions of the libforeshock.so that the process has already loaded. Start reading with attention.h.
 #include <atomic>
 #include <cmath>
 
@@ -18,7 +17,7 @@
 namespace foreshock::adapter {
 namespace {
 
-// Called all the time, so operations that have arrived are hooked soon where no interpreter does it.
+// detach is called very often, so it also hooks newly registered operations, for processes without Python.
 at::Tensor detach_and_hook_arrived(c10::DispatchKeySet keys, const at::Tensor& self) {
   LateOps::hook_arrived();
   return hooked_detach(keys, self);
@@ -66,8 +65,7 @@ int start_once() noexcept {
 
 extern "C" {
 
-// Hooks the operations; later calls only repeat the answer. Returns how many attention operations of torch
-// are hooked.
+// Hooks the operations at the first call. Returns how many attention operations of torch are hooked.
 FORESHOCK_EXPORT int foreshock_adapter_start(void) {
   static const int hooked = foreshock::adapter::start_once();
   return hooked;
@@ -91,30 +89,29 @@ FORESHOCK_EXPORT int foreshock_adapter_in_backward(void) {
   return foreshock::adapter::in_backward_pass() ? 1 : 0;
 }
 
-// The functions below are the Python helper's. They hold no lock and may be called with the interpreter lock
-// held.
+// The Python helper calls the functions below. They wait for no lock, so the interpreter lock may be held.
 
-// The helper reports every step from now on: none is counted from the versions of the weights any more.
+// Call it once the helper reports steps. From then on the adapter counts no steps from versions of weights.
 FORESHOCK_EXPORT void foreshock_adapter_steps_are_told(void) {
   foreshock::adapter::ParameterClock::instance().disable();
 }
 
-// Backward passes begun since the last foreshock_adapter_step_ended; zero means none, more than one is not
-// exact.
+// Backward passes started since the last foreshock_adapter_step_ended. 0 is exact; other numbers may be too
+// high.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_backwards(void) {
   return foreshock::adapter::training_clock().backwards();
 }
 
-// Before the optimizer's work. `parameters` holds `count` TensorImpl addresses (parameter._cdata) of
-// everything that steps now; none: publish no gradients. See GradientReport::Publish for the rest. Returns
-// the nanoseconds spent inside the core, which accounts for them.
+// Call it before the optimizer's work. `parameters`: `count` TensorImpl addresses (parameter._cdata) of all
+// tensors that the optimizer steps; count 0: report no gradients. See GradientReport::publish for the other
+// arguments. Returns the nanoseconds spent inside the core, which counts them itself.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* parameters, size_t count,
                                                         double inverse_scale, uint32_t copies,
-                                                        uint32_t may_be_written_untold) {
+                                                        uint32_t may_be_written_untracked) {
   auto& gradients = foreshock::adapter::gradient_report();
   const uint64_t before = gradients.core_ns();
   try {
-    gradients.publish(parameters, count, inverse_scale, copies, may_be_written_untold != 0);
+    gradients.publish(parameters, count, inverse_scale, copies, may_be_written_untracked != 0);
   } catch (...) {
     foreshock_off("adapter_gradients");
   }
@@ -126,8 +123,8 @@ FORESHOCK_EXPORT void* foreshock_adapter_quiet_function(uint32_t n) {
   return foreshock::adapter::quiet_function(n);
 }
 
-// Value of a tensor of one element in the memory of the host, by its TensorImpl's address; NaN: there is
-// none. Without a dispatcher, which costs several times as much.
+// The value of a one-element tensor in host memory, by the address of its TensorImpl; NaN if it has none.
+// Reads the memory directly, since a call through the dispatcher costs several times as much.
 FORESHOCK_EXPORT double foreshock_adapter_number(const void* tensor) {
   using foreshock::adapter::scalar_on_cpu;
   auto* impl = static_cast<c10::TensorImpl*>(const_cast<void*>(tensor));
@@ -135,7 +132,7 @@ FORESHOCK_EXPORT double foreshock_adapter_number(const void* tensor) {
   return scalar_on_cpu(held).value_or(std::nan(""));
 }
 
-// foreshock_step_end for the Python helper, which pays for each field of a structure.
+// Calls foreshock_step_end. For the Python helper, because setting the fields of a ctypes structure is slow.
 FORESHOCK_EXPORT void foreshock_adapter_end_step(int64_t number, uint32_t source, double learning_rate,
                                                  uint64_t batch_id, uint32_t given, uint64_t prepare_ns) {
   foreshock_step step{};
@@ -150,7 +147,7 @@ FORESHOCK_EXPORT void foreshock_adapter_end_step(int64_t number, uint32_t source
   foreshock_step_end(&step);
 }
 
-// Before (0) or after (1) the optimizer's work, of the tensors that foreshock_weights_due has named. Returns
+// Shows the tensors that foreshock_weights_due has returned. `when`: as in foreshock_observe_weights. Returns
 // the nanoseconds spent inside the core.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_observe_weights(const foreshock_adapter_weight* rows,
                                                             size_t count, uint32_t when) {
@@ -162,15 +159,15 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_observe_weights(const foreshock_adap
   }
 }
 
-// After foreshock_step_end.
+// Call it after foreshock_step_end. Clears what the adapter has collected for the step.
 FORESHOCK_EXPORT void foreshock_adapter_step_ended(void) { foreshock::adapter::forget_step(); }
 
-// Calls `function` (a PyObject) with the weak reference that has died; no exception is lost.
+// Calls `function` with the dead weak reference (both PyObjects). No exception is lost: see interpreter.h.
 FORESHOCK_EXPORT void foreshock_adapter_call_back(void* function, void* reference) {
   foreshock::adapter::call_back(function, reference);
 }
 
-// Calls of foreshock::tap on real data since the start.
+// Calls of foreshock::tap on real data since the process started.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_taps(void) { return foreshock::adapter::taps.load(); }
 
 }  // extern "C"

@@ -1,7 +1,7 @@
-// The norms of gradients before clipping. Trainers that clip compute every gradient's norm themselves,
-// through _foreach_norm or linalg_vector_norm; the results are a few scalars, noted here with the tensor they
-// belong to. When the optimizer steps, those that belong to its parameters' gradients are published. Values
-// after clipping never are: what was clipped by value is noted, too, as a tensor whose norm is not known.
+// Reports the norms of gradients before clipping. A training that clips computes the norm of every gradient
+// itself, by _foreach_norm or linalg_vector_norm. Hooks note these results together with their tensors. When
+// the optimizer steps, the norms of its parameters' gradients are reported. Norms after clipping are never
+// reported: a tensor that was clipped by value is noted too, as one whose norm is unknown.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_GRADIENTS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_GRADIENTS_H_
 
@@ -22,20 +22,22 @@
 
 namespace foreshock::adapter {
 
+// Notes the norms that the training has computed since the last backward pass began. Any thread; a call is
+// dropped if another thread holds the object, and the norms are then incomplete.
 class GradientNorms {
  public:
-  // Notes one norm. Within one backward pass the first of a tensor counts: a later one may follow the
-  // clipping.
-  // `number`: of a norm on a device, what the core knows it by; 0: it does not.
+  // Notes one norm. Only the first norm of a tensor in one backward pass is used, since later ones may be
+  // taken after clipping. `number`: the core's number (foreshock_fetch) of a norm on a device; 0: none.
   void note(const at::Tensor& tensor, const std::optional<double>& value, uint64_t number = 0) noexcept {
     const bool is_known = value.has_value() || number != 0;
     add(tensor, {.is_known = is_known, .value = value.value_or(0), .number = number});
   }
 
-  // Norms of this one that are taken from now on do not count.
+  // Norms of this tensor that are computed from now on are not used.
   void note_clipped(const at::Tensor& tensor) noexcept { add(tensor, {.is_norm = false}); }
 
-  // The scaler divides these gradients after their norms were taken. By what, on a device, is not asked.
+  // A gradient scaler multiplies these gradients by `inverse_scale` after their norms were computed. If the
+  // scale or a norm is on a device, the norm becomes unknown.
   void unscale(const c10::List<at::Tensor>& tensors, const std::optional<double>& inverse_scale) noexcept {
     const TryGuard turn(busy_);
     if (!has(turn)) return;
@@ -50,14 +52,14 @@ class GradientNorms {
 
   enum class Found { kNone, kSome, kAll };
 
-  // Fills `squares[i]` for tensor i from the norms noted in this backward pass, times inverse_scale; or
-  // numbers[i], where the core has the norm.
+  // For each tensor i with a norm noted in this backward pass: fills in squares[i], the square of the norm
+  // times inverse_scale, or numbers[i] if the norm is on a device.
   Found match(const std::vector<const c10::TensorImpl*>& tensors, double inverse_scale,
               std::vector<double>* squares, std::vector<uint64_t>* numbers) noexcept {
     const TryGuard turn(busy_);
     if (!has(turn)) return Found::kSome;
     if (epoch_ != training_clock().epoch()) clear();
-    size_t found = 0, unusable = full_ ? 1 : 0;
+    size_t found = 0, unusable = is_incomplete_ ? 1 : 0;
     for (size_t i = 0; i < tensors.size(); ++i) {
       const Row* row = find(*tensors[i]);
       if (!row) continue;
@@ -71,8 +73,9 @@ class GradientNorms {
     return found == tensors.size() && unusable == 0 ? Found::kAll : Found::kSome;
   }
 
-  // Whether, in this backward pass, norms were taken of tensors as large as one of the gradients or as all of
-  // them together, which are neither they nor the parameters (sorted). They may be copies, made by who clips.
+  // Whether the noted norms may belong to copies of the gradients, which the training may have made to clip
+  // them: norms of tensors that are as large as one gradient, or as all of them together, but are not
+  // parameters. `parameters` must be sorted. Call it if match() found no norm of the gradients themselves.
   bool may_be_of_copies(const std::vector<const c10::TensorImpl*>& gradients,
                         const std::vector<StorageRange>& parameters) {
     const TryGuard turn(busy_);
@@ -89,13 +92,14 @@ class GradientNorms {
     });
   }
 
-  // There was no room for all of them.
-  bool is_full() const noexcept { return has_no_room_.load(std::memory_order_relaxed); }
+  // Whether there were more norms than the table can hold.
+  bool is_full() const noexcept { return is_table_full_.load(std::memory_order_relaxed); }
 
   // Whether nothing was noted since the last backward pass began.
   bool is_empty() noexcept {
     const TryGuard turn(busy_);
-    return has(turn) && !is_full() && !full_ && (rows_.empty() || epoch_ != training_clock().epoch());
+    return has(turn) && !is_full() && !is_incomplete_ &&
+           (rows_.empty() || epoch_ != training_clock().epoch());
   }
 
   void forget() noexcept {
@@ -106,9 +110,9 @@ class GradientNorms {
  private:
   struct Seen {
     bool is_norm = true;    // false: the tensor was clipped
-    bool is_known = false;  // false: a norm was taken that we could not read
+    bool is_known = false;  // false: a norm was computed, but it could not be read
     double value = 0;
-    uint64_t number = 0;
+    uint64_t number = 0;  // of foreshock_fetch
   };
   struct Row {
     StorageMark mark;
@@ -121,17 +125,17 @@ class GradientNorms {
     if (!has(turn)) return;
     if (epoch_ != training_clock().epoch()) clear();
     if (rows_.capacity() == 0) rows_.reserve(kMostMarks);
-    if (rows_.size() == kMostMarks) full_ = has_no_room_ = true;
+    if (rows_.size() == kMostMarks) is_incomplete_ = is_table_full_ = true;
     if (rows_.size() < kMostMarks) {
       const auto index = static_cast<uint32_t>(rows_.size());
       rows_.push_back({StorageMark(*tensor.unsafeGetTensorImpl()), index, seen});
       sorted_ = false;
     }
   } catch (...) {
-    full_ = true;  // no memory for them
+    is_incomplete_ = true;  // out of memory
   }
 
-  // What was seen first of this tensor.
+  // The first entry of this tensor.
   Row* find(const c10::TensorImpl& tensor) noexcept {
     const auto before = [](const Row& a, const Row& b) {
       return std::tie(a.mark.place(), a.index) < std::tie(b.mark.place(), b.index);
@@ -147,20 +151,21 @@ class GradientNorms {
   void clear() noexcept {
     rows_.clear();
     sorted_ = true;
-    full_ = has_no_room_ = false;
+    is_incomplete_ = is_table_full_ = false;
     epoch_ = training_clock().epoch();
   }
 
-  // Whoever finds it taken drops its norms, and an incomplete list is not published.
+  // Whether the caller has the object. If not, the caller drops its norms, and the list is marked incomplete
+  // so that it is not reported.
   bool has(const TryGuard& turn) noexcept {
-    if (!turn.is_mine) full_ = true;
+    if (!turn.is_mine) is_incomplete_ = true;
     return turn.is_mine;
   }
 
   std::vector<Row> rows_;
   bool sorted_ = true;
   uint64_t epoch_ = 0;
-  std::atomic<bool> full_{false}, has_no_room_{false};
+  std::atomic<bool> is_incomplete_{false}, is_table_full_{false};
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 
@@ -169,7 +174,8 @@ inline GradientNorms& gradient_norms() {
   return *norms;
 }
 
-// Common to the two operations that take norms: only real tensors without a history, outside backward passes.
+// Hooks _foreach_norm and linalg_vector_norm. Notes only norms of tensors that have data and need no
+// gradient, computed outside backward passes.
 class NormHook final : public c10::OperatorKernel {
  public:
   explicit NormHook(const c10::FunctionSchema& schema)
@@ -196,7 +202,8 @@ class NormHook final : public c10::OperatorKernel {
   }
 
  private:
-  // Where a list has no kernel of its own, torch takes the norms one by one: they are noted with the list.
+  // True during _foreach_norm of a list. Without a kernel for lists torch calls linalg_vector_norm for each
+  // tensor; these calls are ignored, since the list's own hook notes the results.
   static inline thread_local bool in_list = false;
   struct ListScope {
     explicit ListScope(bool is_list) { in_list = is_list; }
@@ -207,8 +214,8 @@ class NormHook final : public c10::OperatorKernel {
     if (self.isTensor()) return observe_norm(self.toTensor(), result.toTensor(), euclidean);
     if (!self.isTensorList() || !result.isTensorList()) return;
     const auto tensors = self.toTensorList(), norms = result.toTensorList();
-    // All at once; one by one, as where they are clipped without foreach, a kernel for each would cost too
-    // much.
+    // Fetched only for a list: one kernel copies all its norms. A kernel for each single norm (clipping
+    // without foreach) would cost too much.
     std::vector<uint64_t> numbers(norms.size());
     if (euclidean && norms.size() > 0 && norms.get(0).is_cuda())
       numbers = fetch_numbers(norms, FORESHOCK_FETCH_NORM);
@@ -225,7 +232,7 @@ class NormHook final : public c10::OperatorKernel {
   const int arguments_, self_, order_, dimension_;
 };
 
-// _amp_foreach_non_finite_check_and_unscale_: gradients are divided by the scale in place.
+// Hooks _amp_foreach_non_finite_check_and_unscale_, which divides gradients by the scale in place.
 class UnscaleHook final : public c10::OperatorKernel {
  public:
   explicit UnscaleHook(const c10::FunctionSchema& schema)
@@ -254,10 +261,9 @@ class UnscaleHook final : public c10::OperatorKernel {
   const int arguments_, self_, found_, inverse_;
 };
 
-// The gradients that backward passes have left in the parameters since the last step. One that somebody made
-// and put there (`p.grad = f(p.grad)`) is as new as one of theirs: no version tells them apart.
-
-// Any thread; who finds it busy goes without, and that gradient is nobody's.
+// Remembers the gradients that backward passes have left in the parameters since the last step. The version
+// does not distinguish them from gradients that the training has assigned (`p.grad = f(p.grad)`). Any thread;
+// a call is dropped if another thread holds the object.
 class EngineGradients {
  public:
   void note(const at::Tensor& gradient) noexcept try {
@@ -281,7 +287,7 @@ class EngineGradients {
     return std::ranges::binary_search(marks_, storage_range_of(gradient), {}, &StorageMark::place);
   }
 
-  // There was no room for all of them.
+  // Whether there were more gradients than the table can hold.
   bool is_full() const noexcept { return is_full_.load(std::memory_order_relaxed); }
 
   void forget() noexcept {
@@ -304,15 +310,16 @@ inline EngineGradients& engine_gradients() {
   return *gradients;
 }
 
-// The node that ends a backward pass at a parameter.
+// Whether autograd is at the node that stores the gradient of a parameter.
 inline bool in_accumulate_grad() {
-  const auto node = torch::autograd::get_current_node();  // the pointer's kind differs between versions
+  const auto node = torch::autograd::get_current_node();  // its pointer type differs between torch versions
   return node && std::strstr(typeid(*node).name(), "AccumulateGrad") != nullptr;
 }
 
-// detach: with it a parameter's first gradient of a step is put into place. (One that others hold is copied
-// instead, and the copying moves its version.) Not boxed: it is called all the time, nearly always outside
-// backward passes. Only sampled steps ask for values.
+// Hooks detach, by which autograd stores the first gradient of a parameter in a step. (If the gradient has
+// other references, autograd copies it instead, which increments its version.) Not boxed, since detach is
+// called very often, mostly outside backward passes. Gradients are remembered only in sampled steps, the only
+// ones in which their values are read.
 inline at::Tensor hooked_detach(c10::DispatchKeySet keys, const at::Tensor& self) {
   static const auto below = c10::Dispatcher::singleton()
                                 .findSchemaOrThrow("aten::detach", "")
@@ -324,14 +331,12 @@ inline at::Tensor hooked_detach(c10::DispatchKeySet keys, const at::Tensor& self
   return below.redispatch(rest, self);
 }
 
-// Clipping by value: the norms of what was clipped are not told, whoever takes them later and in whatever way
-// the values were written.
-
+// Marks a tensor that was clipped by value, so that later norms of it are not reported.
 inline void note_clipped(const at::Tensor& tensor) noexcept {
   if (has_data(tensor) && !tensor.requires_grad()) gradient_norms().note_clipped(tensor);
 }
 
-// The operations that clip_grad_value_ and its like call for a list of gradients, or hardly anybody.
+// Hooks the clamping operations of clip_grad_value_ and similar functions, except clamp_ with numbers.
 class ClipHook final : public c10::OperatorKernel {
  public:
   explicit ClipHook(const c10::FunctionSchema& schema)
@@ -353,7 +358,7 @@ class ClipHook final : public c10::OperatorKernel {
   const int arguments_, self_;
 };
 
-// clamp_. Not boxed: models call it, too.
+// Hooks clamp_ with numbers. Not boxed, since models call it too.
 inline at::Tensor& hooked_clamp(c10::DispatchKeySet keys, at::Tensor& self,
                                 const std::optional<at::Scalar>& least,
                                 const std::optional<at::Scalar>& most) {
@@ -375,16 +380,15 @@ inline void hook_clipping(torch::Library& aten) {
     for (const char* overload : {"Scalar", "ScalarList", "List"}) hook_op<ClipHook>(aten, name, overload);
 }
 
-// The gradients of one step, just before the optimizer uses them, from the parameters it was given.
-
-// Any thread; who finds it busy goes without. (The helper holds the interpreter lock, where there is one.)
+// Reports the gradients of one step just before the optimizer uses them. Any thread; a call is dropped if
+// another thread holds the object. (The Python helper calls it with the interpreter lock held.)
 class GradientReport {
  public:
-  // `parameters`: TensorImpl addresses, alive. `inverse_scale`: what the optimizer itself multiplies
-  // gradients by. `copies`: in-place writes per step of those who average them over ranks.
-  // `may_be_written_untold`: by kernels that move no version, so that nothing tells whether somebody clipped.
+  // `parameters`: addresses of live TensorImpls. `inverse_scale`: the factor by which the optimizer itself
+  // multiplies gradients. `copies`: in-place writes per step into each gradient by the averaging over ranks.
+  // `may_be_written_untracked`: kernels that increment no version may have clipped the gradients.
   void publish(const void* const* parameters, size_t count, double inverse_scale, uint32_t copies,
-               bool may_be_written_untold) {
+               bool may_be_written_untracked) {
     const TryGuard turn(busy_);
     if (!turn.is_mine || !collect(parameters, count) || gradients_.empty()) return;
     const auto found = gradient_norms().match(tensors_, inverse_scale, &squares_, &numbers_);
@@ -396,7 +400,7 @@ class GradientReport {
     const bool none = found == GradientNorms::Found::kNone;
     if (gradient_norms().is_full() || (none && engine_gradients().is_full()))
       return foreshock_gradients_too_many();
-    const bool untouched = none && !may_be_written_untold && is_untouched(copies) &&
+    const bool untouched = none && !may_be_written_untracked && is_untouched(copies) &&
                            !gradient_norms().may_be_of_copies(tensors_, parameter_ranges());
     if (!untouched || inverse_scale != 1 || !foreshock_step_is_sampled()) return;
     for (size_t i = 0; i < gradients_.size(); ++i) {
@@ -406,29 +410,30 @@ class GradientReport {
     send();
   }
 
-  // Whether publish() would report nothing of a step that is not sampled, because no norm was taken. Then it
-  // need not be called: a gradient that is kept is followed here.
+  // Whether publish() would report nothing in a step that is not sampled, because no norm was computed. Then
+  // publish() need not be called: this function updates the version of a gradient that is kept over steps.
   bool passes_over() noexcept {
     if (!gradient_norms().is_empty()) return false;
     const TryGuard turn(busy_);
     if (!turn.is_mine) return false;
-    sentinel_ = kept_;
-    sentinel_counter_ = kept_counter_;
-    sentinel_version_ = kept_counter_.enabled() ? kept_counter_.current_version() : 0;
+    least_changed_ = previous_;
+    least_changed_counter_ = previous_counter_;
+    least_changed_version_ = previous_counter_.enabled() ? previous_counter_.current_version() : 0;
     return true;
   }
 
   // Time spent inside the core so far, which it accounts for itself.
   uint64_t core_ns() const noexcept { return core_ns_.load(std::memory_order_relaxed); }
 
-  // After the step: what a gradient that is kept over the step (zeroed, not dropped) starts from.
+  // Call it after the step. Remembers the version with which a gradient that is kept over steps (zeroed, not
+  // dropped) enters the next step.
   void on_step_end() noexcept {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return;
-    kept_ = sentinel_;
-    kept_version_ = sentinel_version_;
-    kept_counter_ = sentinel_counter_;
-    sentinel_ = nullptr;
+    previous_ = least_changed_;
+    previous_version_ = least_changed_version_;
+    previous_counter_ = least_changed_counter_;
+    least_changed_ = nullptr;
   }
 
  private:
@@ -438,11 +443,12 @@ class GradientReport {
     core_ns_.fetch_add(now_ns() - begin, std::memory_order_relaxed);
   }
 
-  // False if any gradient is a part of a larger one, or is not dense: local values never pose as global ones.
+  // Collects the gradients. False if one of them is not a plain strided tensor, for example a distributed
+  // tensor: local values must not be reported as global ones.
   bool collect(const void* const* parameters, size_t count) {
     gradients_.clear();
     tensors_.clear();
-    sentinel_ = nullptr;
+    least_changed_ = nullptr;
     for (size_t i = 0; i < count; ++i) {
       auto* impl = static_cast<c10::TensorImpl*>(const_cast<void*>(parameters[i]));
       const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(impl->autograd_meta());
@@ -456,10 +462,10 @@ class GradientReport {
       gradients_.push_back(entry);
       tensors_.push_back(gradient.unsafeGetTensorImpl());
       const uint32_t version = gradient.unsafeGetTensorImpl()->version_counter().current_version();
-      if (!sentinel_ || version < sentinel_version_) {
-        sentinel_ = tensors_.back();
-        sentinel_version_ = version;
-        sentinel_counter_ = sentinel_->version_counter();
+      if (!least_changed_ || version < least_changed_version_) {
+        least_changed_ = tensors_.back();
+        least_changed_version_ = version;
+        least_changed_counter_ = least_changed_->version_counter();
       }
     }
     squares_.assign(tensors_.size(), 0);
@@ -467,34 +473,35 @@ class GradientReport {
     return true;
   }
 
-  // Has nobody changed the gradients since the backward passes wrote them? Every in-place write moves a
-  // version: n passes into a new gradient give n - 1, into a kept one 1 (zeroing) + n more. A gradient
-  // scaler's operation returns nothing and is no _foreach_ one: for such torch's code generator moves none
-  // (gen_inplace_or_view_type.py).
-  // Anything else, for the least changed gradient, means that somebody clipped in a way we did not see; so
-  // does a gradient as new as theirs that they have not left. (Not seen: a write through `.data` or NumPy
-  // that is none of ClipHook's.)
+  // Whether only backward passes have written the gradients since the last step. Every in-place write
+  // increments the version of a tensor. n passes give a new gradient the version n - 1, and add 1 (zeroing)
+  // + n to the version of a kept one. If the least changed gradient has another version, the training has
+  // clipped in a way that no hook saw. The same follows if a gradient with the version of a new one was not
+  // left by a backward pass. The operation of a gradient scaler increments no version: it returns nothing and
+  // is not a _foreach_ operation, and for such operations torch's code generator writes no increment
+  // (gen_inplace_or_view_type.py). Not detected: writes through `.data` or NumPy that ClipHook does not see.
   bool is_untouched(uint32_t copies) const noexcept {
     const uint32_t passes = training_clock().roots();
     if (passes == 0) return false;
     if (passes > 1 && copies == 0 && are_new()) return true;
     const uint32_t fresh = passes - 1 + copies;
-    if (sentinel_version_ != fresh)
-      return sentinel_ == kept_ && sentinel_version_ == kept_version_ + 1 + passes + copies;
+    if (least_changed_version_ != fresh)
+      return least_changed_ == previous_ && least_changed_version_ == previous_version_ + 1 + passes + copies;
     return std::ranges::all_of(tensors_, [&](const c10::TensorImpl* gradient) {
       return gradient->version_counter().current_version() != fresh || engine_gradients().has(*gradient);
     });
   }
 
-  // Whether all gradients are as one backward pass has left them: an optimizer that calls its closure several
-  // times drops the gradients before each evaluation.
+  // Whether one backward pass has left all gradients and nothing has written them since. This is so although
+  // there were several passes if the optimizer calls its closure several times: each evaluation first drops
+  // the gradients.
   bool are_new() const noexcept {
     return std::ranges::all_of(tensors_, [](const c10::TensorImpl* gradient) {
       return gradient->version_counter().current_version() == 0 && engine_gradients().has(*gradient);
     });
   }
 
-  // Sorted.
+  // The memory of the parameters, sorted.
   std::vector<StorageRange> parameter_ranges() const {
     std::vector<StorageRange> places;
     for (const foreshock_gradient& row : gradients_) {
@@ -505,16 +512,16 @@ class GradientReport {
     return places;
   }
 
-  // Whether any backward pass can have ended at this parameter. Else it is a copy in higher precision of what
-  // the model computes with (DeepSpeed, Megatron-LM, Apex), and somebody has put its gradient there, clipped
-  // or not.
+  // Whether a backward pass can have ended at this parameter. If not, it is a copy in higher precision of a
+  // model parameter (DeepSpeed, Megatron-LM, Apex). The framework has then assigned its gradient and may have
+  // clipped it.
   static bool was_in_graph(const c10::TensorImpl& parameter) {
     const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(parameter.autograd_meta());
     const std::unique_lock<std::mutex> lock(meta->mutex_, std::try_to_lock);
     return lock.owns_lock() && was_set(meta->grad_accumulator_);
   }
 
-  // A weak pointer that has pointed at something: the standard one, or c10's own in later versions of torch.
+  // Whether a weak pointer was ever set. It is std::weak_ptr, or c10's own type in later versions of torch.
   template <class T>
   static bool was_set(const std::weak_ptr<T>& pointer) {
     const std::weak_ptr<T> never;
@@ -525,12 +532,13 @@ class GradientReport {
     return pointer.weak_use_count() != 0;
   }
 
-  // On a device too: the core has them read behind what has written them, on the stream that is current here.
+  // Fills in the view of a gradient's values. On a device, the core reads them on the current stream, after
+  // the work that computes them. False if they cannot be described.
   static bool describe_values(const c10::TensorImpl& gradient, foreshock_gradient* entry) {
     const auto tensor =
         at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(
             const_cast<c10::TensorImpl*>(&gradient)));
-    const uint32_t dtype = dtype_of(tensor);  // what the core cannot square (complex numbers) is not nothing
+    const uint32_t dtype = dtype_of(tensor);  // NONE: the core cannot square the values (complex numbers)
     entry->stream = stream_of(tensor);
     if ((!tensor.is_cpu() && !entry->stream) || !tensor.is_non_overlapping_and_dense() ||
         dtype == FORESHOCK_DTYPE_NONE || !is_in_memory(tensor))
@@ -549,17 +557,19 @@ class GradientReport {
   }
 
   std::vector<foreshock_gradient> gradients_;
-  std::vector<const c10::TensorImpl*> tensors_;  // gradients of gradients_[i]
+  std::vector<const c10::TensorImpl*> tensors_;  // the gradient tensors of gradients_[i]
   std::vector<double> squares_;
-  std::vector<uint64_t> numbers_;  // of norms on a device
+  std::vector<uint64_t> numbers_;  // numbers (foreshock_fetch) of norms on a device; 0: none
   std::atomic_flag busy_;
   std::atomic<uint64_t> core_ns_{0};
-  const c10::TensorImpl* sentinel_ = nullptr;
-  const c10::TensorImpl* kept_ = nullptr;
-  uint32_t sentinel_version_ = 0, kept_version_ = 0;
-  // Shared with their tensors, which they outlive: the addresses above are only compared.
-  c10::VariableVersion sentinel_counter_{c10::VariableVersion::DISABLED};
-  c10::VariableVersion kept_counter_{c10::VariableVersion::DISABLED};
+  // The gradient with the lowest version in this step, and the one of the step before. The tensors may be
+  // destroyed: their addresses are only compared.
+  const c10::TensorImpl* least_changed_ = nullptr;
+  const c10::TensorImpl* previous_ = nullptr;
+  uint32_t least_changed_version_ = 0, previous_version_ = 0;
+  // Version counters shared with these tensors, which may be destroyed earlier.
+  c10::VariableVersion least_changed_counter_{c10::VariableVersion::DISABLED};
+  c10::VariableVersion previous_counter_{c10::VariableVersion::DISABLED};
 };
 
 inline GradientReport& gradient_report() {

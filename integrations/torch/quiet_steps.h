@@ -1,6 +1,6 @@
-// Handles the optimizer hooks of quiet steps: those of a settled training with one optimizer that are not
-// sampled. The helper's Python code runs in all other steps (clock.py); it decides when quiet steps may
-// follow and later collects what they took. All functions need the interpreter lock.
+// Handles the optimizer hooks of quiet steps: the steps of a settled training with one optimizer that are not
+// sampled. The hooks of all other steps run the helper's Python code (clock.py). It decides when quiet steps
+// may follow, and later adds up their number and the time they took. All functions need the interpreter lock.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 
@@ -38,7 +38,7 @@ class NoTorchFunction {
   const at::impl::TorchFunctionDisabledState before_;
 };
 
-// Ends the training step whose optimizer has run (foreshock_step_end has been called).
+// Clears what was collected for a step. Call it after foreshock_step_end.
 inline void forget_step() {
   training_clock().on_step_end();
   gradient_report().on_step_end();
@@ -54,7 +54,8 @@ class QuietSteps {
     return *steps;
   }
 
-  // Keeps references to what later calls read.
+  // Call it once. Keeps references to the objects and attribute names that later calls need. `tensor_bytes`:
+  // size of a tensor's Python object. `compiler`: the dictionary of torch.compiler.
   void prepare(void* getprofile, void* tensor_type, void* tensor_bytes, void* compiler) {
     const Python& python = Python::get();
     getprofile_ = PythonReference::to(getprofile);
@@ -73,9 +74,9 @@ class QuietSteps {
       *name = PythonReference(python.intern(text));
   }
 
-  // Remembers which parameters the optimizer steps. False: quiet steps cannot follow. The helper has checked
-  // that reading the optimizer and its tensors runs no Python code of the trainer. `parameters`: TensorImpl
-  // addresses of all of them in their order; count 0: steps with gradient norms are not quiet.
+  // Remembers which parameters the optimizer steps. False: quiet steps cannot follow. The caller must have
+  // checked that reading the optimizer and its tensors runs no Python code of the trainer. `parameters`:
+  // TensorImpl addresses of all of them in their order; count 0: steps with gradient norms are not quiet.
   bool look(void* optimizer, const void* const* parameters, size_t count) {
     disarm();
     known_ = {};
@@ -88,17 +89,17 @@ class QuietSteps {
   }
 
   struct Armed {
-    bool ends;                        // whether the step's end may be quiet too
-    bool is_counted;                  // no state has the step's number
-    int64_t seen_step;                // number of the last step, and
-    const void* seen_address;         // the tensor (TensorImpl) whose state had it
-    int64_t before_left, after_left;  // quiet steps that may follow, and those whose end may be quiet
-    ssize_t modules;                  // size of sys.modules when the helper last looked
-    uint32_t* numbers;                // room for the numbers of the weights that are due
-    size_t room;
+    bool ends;                        // the end of the step may be quiet too
+    bool is_counted;                  // no optimizer state has the step number
+    int64_t seen_step;                // number of the last step
+    const void* seen_address;         // the parameter (TensorImpl) whose state had this number
+    int64_t before_left, after_left;  // how many more beginnings and ends of steps may be quiet
+    ssize_t modules;                  // size of sys.modules when the helper last searched it
+    uint32_t* numbers;                // buffer for the numbers of the weights that are due
+    size_t room;                      // its length
   };
 
-  // Quiet steps may follow.
+  // Lets quiet steps follow.
   void arm(const Armed& armed) {
     armed_ = armed;
     is_armed_ = true;
@@ -106,11 +107,11 @@ class QuietSteps {
 
   void disarm() { is_armed_ = is_quiet_ = false; }
 
-  // The next end of a step is not quiet.
+  // Makes the end of the next step run in Python.
   void wait() { armed_.ends = false; }
 
-  // Before the optimizer's work. Returns the number of weights that are due (in Armed::numbers); the step is
-  // then not quiet after the optimizer's work. Negative, and nothing was done, if the step is not quiet.
+  // Call it before the optimizer's work. Returns how many weights are due (in Armed::numbers); if there are
+  // any, the end of the step is not quiet. Negative, and nothing was done: the step is not quiet.
   int64_t begin(void* optimizer, void* args, void* kwargs) {
     is_quiet_ = false;
     if (!is_armed_ || optimizer != known_.optimizer || armed_.before_left <= 0) return -1;
@@ -128,7 +129,7 @@ class QuietSteps {
     return static_cast<int64_t>(due);
   }
 
-  // After the optimizer's work. False, and nothing was done, if the step is not quiet.
+  // Call it after the optimizer's work. False, and nothing was done: the end of the step is not quiet.
   bool end(void* optimizer) {
     if (!std::exchange(is_quiet_, false) || !is_armed_ || !armed_.ends) return false;
     if (optimizer != known_.optimizer || armed_.after_left <= 0) return false;
@@ -141,7 +142,7 @@ class QuietSteps {
     armed_.seen_step = ending.number;
     armed_.seen_address = ending.address;
     spend(now_ns() - begin);
-    dearest_ns_ = std::max(dearest_ns_, own_ns_ - own_at_step_ns_);
+    max_step_ns_ = std::max(max_step_ns_, own_ns_ - own_at_step_ns_);
     own_at_step_ns_ = own_ns_;
     ended_at_ns_ = begin;
     foreshock_step step{};
@@ -159,23 +160,24 @@ class QuietSteps {
     return true;
   }
 
-  // What quiet steps have taken since the last call: (steps, nanoseconds of ours, of these not yet reported,
-  // end of the last step, the most that a step took, last step, its tensor). The next end of a step is not
-  // quiet.
+  // Returns a tuple about the quiet steps since the last call: number of steps; own time in ns; own time not
+  // yet reported; time at which the last one ended; own time of the most expensive one; Armed::seen_step;
+  // Armed::seen_address. Makes the end of the next step run in Python.
   void* take() {
     wait();
     void* taken =
         Python::get().build("(LLLLLLL)", static_cast<long long>(steps_), static_cast<long long>(own_ns_),
                             static_cast<long long>(spent_ns_), static_cast<long long>(ended_at_ns_),
-                            static_cast<long long>(dearest_ns_), static_cast<long long>(armed_.seen_step),
+                            static_cast<long long>(max_step_ns_), static_cast<long long>(armed_.seen_step),
                             static_cast<long long>(reinterpret_cast<intptr_t>(armed_.seen_address)));
-    steps_ = own_ns_ = spent_ns_ = dearest_ns_ = own_at_step_ns_ = 0;
+    steps_ = own_ns_ = spent_ns_ = max_step_ns_ = own_at_step_ns_ = 0;
     return taken;
   }
 
  private:
-  // What shows at little cost that an optimizer steps other parameters than before: its number of groups, and
-  // of the first and the last one which list it is, how long, and the tensor at its end.
+  // A cheap fingerprint of an optimizer's parameters: number of groups; identity and length of the parameter
+  // lists of the first and the last group; the last tensor. It changes if the optimizer gets other
+  // parameters.
   struct Shape {
     void *optimizer, *kind, *state_kind;
     ssize_t groups;
@@ -187,6 +189,7 @@ class QuietSteps {
     void *last_kind, *tensor;
     bool operator==(const Shape&) const = default;
   };
+  // A tensor's Python object and the address of its TensorImpl.
   struct Seen {
     void *tensor, *address;
   };
@@ -195,23 +198,23 @@ class QuietSteps {
     const void* address;
     double rate;
   };
-  // Holds the optimizer's own dictionary, so that the rest stays.
+  // An optimizer's own dictionary, and two of its values, which are borrowed from it.
   struct Opened {
     PythonReference own;
     void *groups = nullptr, *states = nullptr;
-    ssize_t count = 0;  // of groups, at least 1
+    ssize_t count = 0;  // number of groups, at least 1
   };
   struct Group {
     void *group, *parameters;
     ssize_t size;
   };
 
-  // Borrowed; nullptr if the key is missing. The look-up of a text runs no Python code.
+  // A borrowed reference; nullptr if the key is missing. Looking up a string runs no Python code.
   static void* item(void* dict, const PythonReference& key) {
     return Python::get().dict_item(dict, key.get());
   }
 
-  // Closures and other arguments need the helper. An explicit None is no closure.
+  // Whether step() was called without arguments; None counts as absent. A closure needs the helper.
   static bool has_no_arguments(void* args, void* kwargs) {
     const Python& python = Python::get();
     const ssize_t count = python.tuple_size(args);
@@ -239,7 +242,7 @@ class QuietSteps {
     return python.dict_size(python.modules()) != armed_.modules;
   }
 
-  // False if the optimizer is not as usual.
+  // False if the optimizer does not have a list of groups and a state.
   bool open(void* optimizer, Opened* out) const {
     const Python& python = Python::get();
     out->own = PythonReference(python.own_dict(optimizer, nullptr));
@@ -260,8 +263,8 @@ class QuietSteps {
     return out->size > 0;
   }
 
-  // The TensorImpl of a tensor of a known type. Reading the attribute takes longer than anything else here,
-  // so it is read again only where the tensor's object does not hold the address that was seen in it before.
+  // The TensorImpl of a tensor of a known type. Reading the attribute `_cdata` is the slowest part of a quiet
+  // step. So it is read again only if word `word_` of the tensor's object has changed since the last reading.
   void* address_of(void* tensor, Seen* seen) {
     const auto* words = static_cast<void* const*>(tensor);
     if (word_ != 0 && seen->tensor == tensor && words[word_] == seen->address) return seen->address;
@@ -274,7 +277,7 @@ class QuietSteps {
     return address;
   }
 
-  // False if the optimizer is not as usual, or its types are not those of `known`.
+  // Reads the fingerprint. False if the optimizer has no readable parameters, or other types than `known`.
   bool read_shape(void* optimizer, const Shape* known, Shape* out) {
     const Python& python = Python::get();
     Opened opened;
@@ -300,8 +303,8 @@ class QuietSteps {
     return out->tensor != nullptr;
   }
 
-  // Reports the gradient norms that the trainer has taken. False, and nothing was done, if the optimizer does
-  // not step the parameters that look() was given, or multiplies gradients itself.
+  // Reports the gradient norms that the trainer has computed. False, and nothing was done: the optimizer
+  // steps other parameters than those given to look(), or it multiplies gradients itself (grad_scale).
   bool publish_norms(const Shape& now) {
     if (parameters_.empty() || !steps_known_parameters(now)) return false;
     try {
@@ -312,7 +315,8 @@ class QuietSteps {
     return true;
   }
 
-  // Each parameter's object is compared with its TensorImpl, so none that the optimizer has dropped is read.
+  // Whether the optimizer steps exactly parameters_. Compares the TensorImpl in each parameter's object, so
+  // that no address of a destroyed tensor is read later.
   bool steps_known_parameters(const Shape& now) const {
     const Python& python = Python::get();
     Opened opened;
@@ -332,8 +336,8 @@ class QuietSteps {
     return count == parameters_.size();
   }
 
-  // The step's number in the state of the first parameter, or the next one where no state has it. False: the
-  // optimizer has to be looked at.
+  // Reads the step number from the state of the first parameter; if no state has one, counts on from the last
+  // number. False: the helper must look at the optimizer.
   bool read_step(void* optimizer, Ending* ending) {
     const Python& python = Python::get();
     Opened opened;
@@ -349,7 +353,7 @@ class QuietSteps {
     ending->rate = python.real(rate);
     auto* impl = static_cast<c10::TensorImpl*>(address_of(parameter, &first_));
     if (!impl || !has_gradient(*impl)) return false;
-    // The hash of a tensor is its address. Python would call a function in Python for it.
+    // The hash of a tensor is its address. Passing it avoids Tensor.__hash__, which is written in Python.
     void* state = python.dict_item_of_hash(opened.states, parameter, reinterpret_cast<ssize_t>(parameter));
     std::optional<int64_t> number;
     if (state && (!is_exactly(state, python.dict_type) || !read_number(item(state, step_), &number)))
@@ -369,8 +373,8 @@ class QuietSteps {
     return meta && meta->grad_.defined();
   }
 
-  // `number` stays empty if there is none, or if reading it would wait for a device. False: the helper has to
-  // look at the value.
+  // `number` stays empty if there is no value, or if reading it would wait for a device. False: the helper
+  // must look at the value.
   bool read_number(void* value, std::optional<int64_t>* number) {
     const Python& python = Python::get();
     constexpr double kMost = 9007199254740992.0;  // 2^53
@@ -398,23 +402,24 @@ class QuietSteps {
     own_ns_ += nanoseconds;
   }
 
-  static constexpr size_t kHeadWords = 2;  // of every object: its reference count and its type
+  static constexpr size_t kHeadWords = 2;  // every Python object begins with its reference count and its type
 
   PythonReference getprofile_, tensor_type_, compiler_;
   PythonReference param_groups_, params_, state_, found_inf_, grad_scale_, cdata_, lr_, step_, is_compiling_;
-  size_t tensor_words_ = 0;                    // size of a tensor's object
-  size_t word_ = 0;                            // of these the one that holds its TensorImpl; 0: not known
-  Seen first_ = {}, last_ = {}, number_ = {};  // parameters, and the step's number
+  size_t tensor_words_ = 0;  // size of a tensor's Python object in words
+  size_t word_ = 0;          // index of the word with its TensorImpl; 0: unknown
+  Seen first_ = {}, last_ = {},
+       number_ = {};  // first and last parameter, and the tensor with the step number
   Shape known_ = {};
-  std::vector<const void*> parameters_;  // TensorImpl addresses of what the optimizer steps
+  std::vector<const void*> parameters_;  // TensorImpl addresses of the parameters given to look()
   Armed armed_ = {};
   bool is_armed_ = false;
-  bool is_quiet_ = false;  // the step in progress
-  uint64_t steps_ = 0, own_ns_ = 0, spent_ns_ = 0, ended_at_ns_ = 0, dearest_ns_ = 0, own_at_step_ns_ = 0;
+  bool is_quiet_ = false;  // the beginning of the step in progress was quiet
+  uint64_t steps_ = 0, own_ns_ = 0, spent_ns_ = 0, ended_at_ns_ = 0, max_step_ns_ = 0, own_at_step_ns_ = 0;
 };
 
-// The functions that the helper calls, as Python sees them. A wrong number of arguments is a mistake of the
-// helper's and gives SystemError there, by the null pointer.
+// Wraps the functions above for Python. A wrong number of arguments is a bug of the helper: the null pointer
+// raises SystemError there.
 namespace quiet_functions {
 
 inline void* integer(int64_t value) { return Python::get().new_integer(value); }
