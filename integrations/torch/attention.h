@@ -28,16 +28,17 @@ struct AttentionInputs {
   at::Tensor grad_key, grad_value;
   int64_t longest_q = 0, longest_k = 0;  // longest packed sequences; 0: not given
   c10::IValue layer;
-  std::optional<double> scale;  // zero is one too; none: the default of the operation
+  std::optional<double> scale;  // 0 is a valid scale; empty: the operation's default
   double dropout = 0;
   int64_t causal = 0;  // FORESHOCK_CAUSAL_..., kSquareOnly
   int64_t window_left = -1, window_right = -1;
   bool positions_first = false;   // (batch, position, head, d)
-  bool masked_otherwise = false;  // slopes, a soft cap or chunks: scores that cannot be recomputed
-  bool stored_otherwise = false;  // pages, appended or rotated keys, or descaling
-  uint64_t keeping_ns = 0;
+  bool masked_otherwise = false;  // has slopes, a soft cap or chunks: its scores cannot be recomputed
+  bool stored_otherwise = false;  // keys are paged, appended or rotated, or tensors are descaled
+  uint64_t keeping_ns = 0;        // time spent in AttentionArguments::keep()
 };
 
+// The positions of an attention operation's arguments, found by name in its schema.
 class AttentionArguments {
  public:
   AttentionArguments(const c10::FunctionSchema& schema, const Semantics& semantics, bool backward)
@@ -80,12 +81,13 @@ class AttentionArguments {
   const at::Tensor& query(const Stack& stack) const {
     return tensor_or_undefined(argument_at(stack, query_));
   }
-  // The gradient of the query is a result, not an argument that the operation fills.
+  // Whether the operation returns the gradient of the query. If not, it writes it to an argument.
   bool returns_gradient() const { return grad_query_ < 0; }
   const at::Tensor& result(const Stack& stack, int index) const {
     return tensor_or_undefined(peek(stack, returns_, index < returns_ ? index : -1));
   }
 
+  // Copies references to the arguments from the stack, before the operation removes them.
   AttentionInputs keep(const Stack& stack) const {
     const auto tensor = [&](int index) { return tensor_or_undefined(argument_at(stack, index)); };
     AttentionInputs in{tensor(query_), tensor(key_), tensor(value_)};
@@ -169,7 +171,8 @@ class AttentionArguments {
   const std::vector<int> masked_, stored_;
 };
 
-// The arguments of an operation whose schema may come later than its kernel. Any thread; never waits.
+// The arguments of an operation, looked up at its first call and again if its schema is replaced. Any thread;
+// never waits.
 class LazyArguments {
  public:
   LazyArguments(const Semantics& semantics, bool backward) : semantics_(semantics), backward_(backward) {}
@@ -223,12 +226,12 @@ inline bool view_mask(const at::Tensor& mask, const foreshock_attention_call& ca
   return true;
 }
 
-// All sequences of a call one after the other, with or without a dimension of one batch before them.
+// Whether the tensor can hold packed sequences: (total, head, d), or (1, total, head, d).
 inline bool is_packed_layout(const at::Tensor& tensor) {
   return tensor.dim() == 3 || (tensor.dim() == 4 && tensor.size(0) == 1);
 }
 
-// (total, head, d) as (head, total, d).
+// A view of packed sequences as (head, total, d).
 inline foreshock_tensor packed_view(const at::Tensor& packed) {
   foreshock_tensor view = packed.defined() && is_packed_layout(packed) ? view_of(packed) : foreshock_tensor{};
   if (!view.data) return {};
@@ -268,14 +271,14 @@ inline foreshock_tensor heads_first(foreshock_tensor view, bool positions_first)
   return view;
 }
 
-// Rows may be padded to a multiple; the first elements belong to the queries.
+// Removes the padding of the rows; the first `queries` elements of a row are valid.
 inline foreshock_tensor without_padding(foreshock_tensor log_sum_exp, int64_t queries) {
   if (log_sum_exp.dims == 3 && log_sum_exp.shape[2] > queries) log_sum_exp.shape[2] = queries;
   return log_sum_exp;
 }
 
 inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_call* call) {
-  // Packed sequences have rows as long as the longest.
+  // For packed sequences the upper bounds of their lengths are used.
   const bool is_packed = call->query_offsets != nullptr;
   const int64_t queries = is_packed ? call->longest_query : call->query.shape[2];
   const int64_t keys = is_packed ? call->longest_key : call->key.shape[2];
@@ -288,8 +291,8 @@ inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_c
   if (in.causal == 0 && in.window_right > 0 && in.window_right < std::max(queries, keys))
     return FORESHOCK_SKIP_MASK;
   if (in.window_right == 0) call->causal = FORESHOCK_CAUSAL_BOTTOM_RIGHT;
-  // The first queries see no key, and kernels do not define the result there. The core checks packed
-  // sequences itself, one by one.
+  // With fewer keys than queries the first queries see no key, and kernels leave their result undefined. For
+  // packed sequences the core checks each sequence itself.
   if (call->causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && queries > keys && !is_packed)
     return FORESHOCK_SKIP_MASK;
   return kDescribed;
@@ -362,13 +365,14 @@ inline uint32_t describe_call(const AttentionInputs& in, const Semantics& semant
 // redispatches it and reports it. A call that is not sampled costs a few loads and one call into the core.
 // The hook itself never throws; exceptions of the operation pass through.
 
-// Nesting depth of attention operations. Only the outermost is counted: those that it calls are parts of it.
+// Nesting depth of attention operations. Only the outermost one is counted; the operations that it calls are
+// its parts.
 inline thread_local int attention_depth = 0;
 
-// Calls on real data since the start, per pass; for the self-test and for "no attention seen".
+// Calls on real data since the process started, forward and backward.
 inline constinit std::atomic<uint64_t> attention_calls[2];
 
-// Calls of foreshock::tap on real data since the start.
+// Calls of foreshock::tap on real data since the process started.
 inline constinit std::atomic<uint64_t> taps{0};
 
 struct AttentionDepth {
@@ -376,9 +380,9 @@ struct AttentionDepth {
   ~AttentionDepth() { --attention_depth; }
 };
 
-// Counts a call that is about to happen. True: the core wants a description. `any_mode`: the call is made
-// inside an autograd.Function, where gradient mode is off by design; whether it needs gradients then follows
-// from the query.
+// Reports a call that is about to happen. True: the core wants a description of it. `any_mode`: the call is
+// made inside an autograd.Function, where gradient mode is always off, so only the query shows whether it
+// needs gradients.
 inline bool enter_attention(int32_t operation, bool backward, const at::Tensor& query,
                             bool any_mode = false) noexcept {
   attention_calls[backward].fetch_add(1, std::memory_order_relaxed);

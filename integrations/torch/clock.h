@@ -1,6 +1,6 @@
-// Follows the course of a training from inside torch's operations: backward passes, losses, gradient scalers
-// and steps. Single numbers on a device are copied by the core without waiting; numbers that the training
-// itself reads (`.item()`) are reported from here.
+// Detects backward passes, losses, gradient scalers and steps of a training with hooks on torch's operations.
+// The core copies single numbers from a device without waiting. Numbers that the training itself reads
+// (`.item()`) are reported from here.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_CLOCK_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_CLOCK_H_
 
@@ -27,8 +27,8 @@ inline bool is_number_on_device(const at::Tensor& tensor) noexcept {
   return has_data(tensor) && tensor.is_cuda() && tensor.numel() == 1 && tensor.is_floating_point();
 }
 
-// Has the core copy these values and fills in their numbers; false if that fails. They must be on one device
-// and computed on one stream.
+// Lets the core copy the values of `tensors` (foreshock_fetch) and fills in their numbers. The tensors must
+// be on one device and computed on one stream. False: it failed.
 template <size_t N>
 bool fetch(const at::Tensor* const (&tensors)[N], uint32_t what, uint64_t (&numbers)[N]) noexcept try {
   foreshock_tensor values[N];
@@ -43,13 +43,13 @@ bool fetch(const at::Tensor* const (&tensors)[N], uint32_t what, uint64_t (&numb
   return false;
 }
 
-// Has the core copy one value and returns its number; 0 if that fails.
+// Lets the core copy one value and returns its number; 0 if that fails.
 inline uint64_t fetch_number(const at::Tensor& tensor, uint32_t what) noexcept {
   uint64_t numbers[1] = {};
   return fetch({&tensor}, what, numbers) ? numbers[0] : 0;
 }
 
-// The numbers of a list of values on one device; 0 for values that cannot be copied.
+// Lets the core copy a list of values on one device and returns their numbers. All are 0 if it fails.
 inline std::vector<uint64_t> fetch_numbers(const c10::List<at::Tensor>& list, uint32_t what) {
   std::vector<uint64_t> numbers(list.size());
   std::vector<foreshock_tensor> values;
@@ -65,8 +65,8 @@ inline std::vector<uint64_t> fetch_numbers(const c10::List<at::Tensor>& list, ui
   return numbers;
 }
 
-// Remembers the last few device numbers, in case the training reads one of them itself. Any thread; a call is
-// dropped if another thread holds the object.
+// Remembers the last few one-element tensors on a device, so that a value that the training reads itself can
+// be reported. Any thread; a call is dropped if another thread holds the object.
 class WatchedNumbers {
  public:
   enum class Kind { kLoss, kFound };
@@ -103,14 +103,14 @@ class WatchedNumbers {
     if (number != 0) foreshock_fetched(number, value);
   }
 
-  // The core's number of this loss; 0: none.
+  // The core's number of the loss in this tensor; 0: none.
   uint64_t number_of(const at::Tensor& tensor) noexcept {
     const TryGuard turn(busy_);
     const Watched* seen = turn.is_mine ? find(tensor) : nullptr;
     return seen && seen->kind == Kind::kLoss && is_unchanged(*seen, tensor) ? seen->number : 0;
   }
 
-  // The value that the training has read from the result of a gradient scaler since it was watched.
+  // The value that the training has read from the result of a gradient scaler; empty if it has read none.
   std::optional<double> value_of(const at::Tensor& tensor) noexcept {
     const TryGuard turn(busy_);
     const Watched* seen = turn.is_mine && has_data(tensor) ? find(tensor) : nullptr;
@@ -121,7 +121,7 @@ class WatchedNumbers {
  private:
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-  // The weak reference prevents that the address of the storage is reused.
+  // The weak reference keeps the address of the storage from being reused.
   struct Watched {
     WeakStorage storage{c10::intrusive_ptr<c10::StorageImpl>()};
     int64_t offset = 0;
@@ -139,7 +139,7 @@ class WatchedNumbers {
   static bool is_unchanged(const Watched& watched, const at::Tensor& tensor) noexcept {
     return version_of(tensor) == watched.version || version_of(tensor) == 0;
   }
-  // The one watched last.
+  // The latest entry of a tensor with the same memory, or null.
   Watched* find(const at::Tensor& tensor) noexcept {
     const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
     for (uint32_t n = 1; n <= watched_.size(); ++n) {
@@ -161,8 +161,8 @@ inline WatchedNumbers& watched_numbers() {
   return *watching;
 }
 
-// Hooks _local_scalar_dense, the operation in which `.item()` waits. Not boxed, since it is called very often
-// for numbers on the CPU, which are ignored.
+// Hooks _local_scalar_dense, the operation in which `.item()` waits for a device. Numbers on the CPU are
+// ignored; they are read very often, so the hook is not boxed.
 inline at::Scalar local_scalar(c10::DispatchKeySet keys, const at::Tensor& self) {
   static const auto below = c10::Dispatcher::singleton()
                                 .findSchemaOrThrow("aten::_local_scalar_dense", "")
@@ -172,10 +172,9 @@ inline at::Scalar local_scalar(c10::DispatchKeySet keys, const at::Tensor& self)
   return value;
 }
 
-// Keeps cross-entropies that a forward pass sums over their targets until its backward pass begins; an
-// evaluation has no backward pass. Several may be pieces of one loss and are reported together. Used by the
-// thread that calls both passes; no lock, no allocation, no wait.
-
+// Collects the cross-entropies with reduction "sum" of a forward pass. Several may be pieces of one loss, so
+// they are reported together when the backward pass begins; an evaluation has no backward pass. One object
+// for each thread, which calls both passes. No lock, no allocation, no wait.
 class SummedLoss {
  public:
   void add(const at::Tensor& sum, const at::Tensor& weight) noexcept {
@@ -189,25 +188,26 @@ class SummedLoss {
     uint64_t numbers[2] = {};
     if (!fetch({&sum, &weight}, FORESHOCK_FETCH_LOSS, numbers)) return;
     watched_numbers().watch(sum, WatchedNumbers::Kind::kLoss, numbers[0]);
-    if (fetched_ < kMostFetched) on_device_[fetched_] = {numbers[0], numbers[1]};
-    ++fetched_;
+    if (fetched_count_ < kMostFetched) on_device_[fetched_count_] = {numbers[0], numbers[1]};
+    ++fetched_count_;
   }
 
-  // True if there were any. If there were more than fit, none is reported, since a part of them has another
-  // mean.
+  // Reports the collected sums and drops them. False: there were none, or too many. Then none is reported,
+  // since the mean of a part would be wrong.
   bool report() noexcept {
-    const bool has_room = fetched_ <= kMostFetched;
+    const bool has_room = fetched_count_ <= kMostFetched;
     if (is_on_host_ && has_room) foreshock_observe_loss_sum(sum_, weight_);
-    for (uint32_t n = 0; n < fetched_ && has_room; ++n)
+    for (uint32_t n = 0; n < fetched_count_ && has_room; ++n)
       foreshock_observe_fetched_loss_sum(on_device_[n].sum, on_device_[n].weight);
     return forget() && has_room;
   }
 
+  // Drops the collected sums. False: there were none.
   bool forget() noexcept {
-    const bool had_some = is_on_host_ || fetched_ > 0;
+    const bool had_some = is_on_host_ || fetched_count_ > 0;
     sum_ = weight_ = 0;
     is_on_host_ = false;
-    fetched_ = 0;
+    fetched_count_ = 0;
     return had_some;
   }
 
@@ -219,75 +219,77 @@ class SummedLoss {
 
   double sum_ = 0, weight_ = 0;
   bool is_on_host_ = false;
-  uint32_t fetched_ = 0;
+  uint32_t fetched_count_ = 0;
   Numbers on_device_[kMostFetched] = {};
 };
 
 inline thread_local constinit SummedLoss pending_sums;
 
-// The cross-entropy of a forward pass. It is reported when the backward pass begins; an evaluation has none.
+// The mean cross-entropy of a forward pass, reported when the backward pass begins; an evaluation has no
+// backward pass. Its value, or for a loss on a device its number from foreshock_fetch (0: none).
 inline thread_local std::optional<double> pending_loss;
-inline thread_local uint64_t pending_number = 0;  // of foreshock_fetch, for a loss on a device
+inline thread_local uint64_t pending_number = 0;
 
-// Detects from torch's operations when a backward pass begins, its loss, and steps that a gradient scaler
-// skips. Any thread; no lock, no allocation.
+// Detects the beginning of a backward pass, and finds its loss. Any thread; no lock, no allocation.
 class TrainingClock {
  public:
-  // Called for the root of backward(), when a gradient of one is made for `loss`. With a gradient scaler the
-  // root is a multiple of the loss. Until the first step has shown whether there is a scaler, a root that is
-  // a product counts only together with a cross-entropy. With a summed cross-entropy both are dropped, since
-  // the root may be any part of it. `divisor`: the number by which the loss was divided, or 0.
+  // Called when backward() makes its first gradient, for its root `loss`. With a gradient scaler the root is
+  // the loss times the scale and is not reported. Until the first step has shown whether there is a scaler, a
+  // root that is a product is reported only if there is a mean cross-entropy too. Summed cross-entropies are
+  // dropped then, since the root may be any multiple of them. `divisor`: the number by which the loss was
+  // divided; 0: none.
   void on_root(double loss, bool is_product, double divisor) noexcept {
-    roots_.fetch_add(1, std::memory_order_relaxed);
+    root_count_.fetch_add(1, std::memory_order_relaxed);
     const bool maybe_scaled = may_be_scaled(is_product);
     if (maybe_scaled) pending_sums.forget();
     const bool beside_loss = begin_backward();
-    if ((maybe_scaled && !beside_loss) || scaler_.load(std::memory_order_relaxed)) return;
+    if ((maybe_scaled && !beside_loss) || has_scaler_.load(std::memory_order_relaxed)) return;
     if (divisor != 0) foreshock_observe_root_divisor(divisor);
     foreshock_observe_loss(loss, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
-  // As on_root(), for a root on a device. A multiple made by a gradient scaler is reported when the scaler
-  // divides by its scale; if there is a cross-entropy, that is the loss instead.
+  // As on_root(), for a root on a device. A root that is multiplied by a scale is reported when the scaler
+  // divides the gradients by the scale (on_unscale). If there is a cross-entropy, it is the loss instead.
   void on_root_on_device(const at::Tensor& loss, bool is_product, double divisor) noexcept {
-    roots_.fetch_add(1, std::memory_order_relaxed);
+    root_count_.fetch_add(1, std::memory_order_relaxed);
     uint64_t number = watched_numbers().number_of(loss);
     const bool maybe_scaled = may_be_scaled(is_product);
     const bool is_left_out = maybe_scaled && pending_sums.forget();
     const bool beside_loss = begin_backward();
     const bool is_known = number != 0;
-    if (beside_loss ? scaler_.load(std::memory_order_relaxed) : is_left_out) return;
+    if (beside_loss ? has_scaler_.load(std::memory_order_relaxed) : is_left_out) return;
     if (!is_known) number = fetch_number(loss, FORESHOCK_FETCH_LOSS);
     if (number == 0) return;
     if (divisor != 0) foreshock_observe_root_divisor(divisor);
-    if (scaler_.load(std::memory_order_relaxed) || (maybe_scaled && !beside_loss)) {
-      const uint32_t n = scaled_.load(std::memory_order_relaxed);
+    if (has_scaler_.load(std::memory_order_relaxed) || (maybe_scaled && !beside_loss)) {
+      const uint32_t n = scaled_count_.load(std::memory_order_relaxed);
       if (n < kMostScaled) scaled_root_[n] = number;
-      scaled_.store(n + 1, std::memory_order_relaxed);
+      scaled_count_.store(n + 1, std::memory_order_relaxed);
       return;
     }
     if (!is_known) watched_numbers().watch(loss, WatchedNumbers::Kind::kLoss, number);
     foreshock_observe_fetched_loss(number, 0, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
-  // The scaler divides the gradients by its scale: the roots of this step must be divided by it too.
+  // Called when the scaler divides the gradients by its scale. Reports the roots of this step, divided too.
   void on_unscale(const at::Tensor& inverse) noexcept {
-    const uint32_t count = scaled_.exchange(0, std::memory_order_relaxed);
+    const uint32_t count = scaled_count_.exchange(0, std::memory_order_relaxed);
     if (count == 0 || count > kMostScaled) return;
     const uint64_t scale = fetch_number(inverse, FORESHOCK_FETCH_OTHER);
     for (uint32_t n = 0; n < count && scale != 0; ++n)
       foreshock_observe_fetched_loss(scaled_root_[n], scale, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
-  // For trainers that pass a gradient to backward(): another graph task means another backward pass.
+  // Detects backward passes of trainers that pass a gradient to backward(), which have no on_root() call. A
+  // new graph task is a new backward pass.
   void on_attention_backward() noexcept {
     const int task = torch::autograd::get_current_graph_task_id();
-    if (task_.load(std::memory_order_relaxed) == task) return;
-    task_.store(task, std::memory_order_relaxed);
+    if (last_task_.load(std::memory_order_relaxed) == task) return;
+    last_task_.store(task, std::memory_order_relaxed);
     begin_backward();
   }
 
-  void on_scaler() noexcept { scaler_.store(true, std::memory_order_relaxed); }
+  void on_scaler() noexcept { has_scaler_.store(true, std::memory_order_relaxed); }
 
   // Reports an optimizer step that the trainer has not reported; its number is unknown.
   void count_step() noexcept {
@@ -301,21 +303,21 @@ class TrainingClock {
   }
 
   void on_step_end() noexcept {
-    stepped_.store(true, std::memory_order_relaxed);
-    roots_.store(0, std::memory_order_relaxed);
-    scaled_.store(0, std::memory_order_relaxed);
+    has_stepped_.store(true, std::memory_order_relaxed);
+    root_count_.store(0, std::memory_order_relaxed);
+    scaled_count_.store(0, std::memory_order_relaxed);
     backwards_.store(0, std::memory_order_relaxed);
   }
 
   uint64_t epoch() const noexcept { return epoch_.load(std::memory_order_relaxed); }
   uint64_t backwards() const noexcept { return backwards_.load(std::memory_order_relaxed); }
-  uint32_t roots() const noexcept { return roots_.load(std::memory_order_relaxed); }
+  uint32_t roots() const noexcept { return root_count_.load(std::memory_order_relaxed); }
 
  private:
-  // Whether a root may be a multiple made by a gradient scaler that has not been seen yet.
+  // Whether a gradient scaler that was not detected yet may have multiplied this root.
   bool may_be_scaled(bool is_product) const noexcept {
-    return is_product && !stepped_.load(std::memory_order_relaxed) &&
-           !scaler_.load(std::memory_order_relaxed);
+    return is_product && !has_stepped_.load(std::memory_order_relaxed) &&
+           !has_scaler_.load(std::memory_order_relaxed);
   }
 
   // Starts a backward pass. True if a cross-entropy belongs to it.
@@ -334,22 +336,25 @@ class TrainingClock {
   }
 
   std::atomic<uint64_t> epoch_{1};      // changes whenever a backward pass begins
-  std::atomic<uint64_t> backwards_{0};  // since the last step; may count one pass twice
-  std::atomic<uint32_t> roots_{
-      0};  // since the last step; exact where the trainer calls backward() on a scalar
-  std::atomic<int> task_{-1};
+  std::atomic<uint64_t> backwards_{0};  // backward passes since the last step; may count one pass twice
+  // Roots since the last step. This is the exact number of backward passes if the trainer calls backward() on
+  // a scalar.
+  std::atomic<uint32_t> root_count_{0};
+  std::atomic<int> last_task_{-1};  // the last graph task
   static constexpr uint32_t kMostScaled = 256;
-  uint64_t scaled_root_[kMostScaled] = {};  // by the thread that calls backward()
-  std::atomic<uint32_t> scaled_{0};
-  std::atomic<bool> scaler_{false};
-  std::atomic<bool> stepped_{false};
+  // Numbers of this step's roots that are multiplied by a scale. Written by the thread that calls backward().
+  uint64_t scaled_root_[kMostScaled] = {};
+  std::atomic<uint32_t> scaled_count_{0};  // their count; may exceed kMostScaled
+  std::atomic<bool> has_scaler_{false};    // there is a gradient scaler
+  std::atomic<bool> has_stepped_{false};   // a step has ended
 };
 
 inline constinit TrainingClock the_training_clock;
 inline TrainingClock& training_clock() { return the_training_clock; }
 
-// Hooks nll_loss_forward and its 2-D variant. Whether a loss needs gradients is read from the input; below
-// autograd the output never does. The second output is the total weight of the targets that are not ignored.
+// Hooks nll_loss_forward and its 2-D variant. Whether the loss needs gradients is read from the input,
+// because below autograd an output never needs them. The second output is the total weight of the targets
+// that are not ignored.
 class LossHook final : public c10::OperatorKernel {
  public:
   explicit LossHook(const c10::FunctionSchema& schema)
@@ -383,8 +388,8 @@ class LossHook final : public c10::OperatorKernel {
   const int arguments_, returns_, self_, reduction_;
 };
 
-// The number by which a node divides, if it is a Python number, whole and at least 2; else 0. Reads what
-// autograd has saved, but no saved tensor with hooks of the user.
+// The number by which a node divides, if it is a whole Python number of at least 2; else 0. Reads the saved
+// tensor of the node without running the user's saved-tensor hooks.
 inline double divisor_of(const torch::autograd::Node* node) noexcept try {
   const auto* division = dynamic_cast<const torch::autograd::generated::DivBackward0*>(node);
   if (!division) return 0;
@@ -448,7 +453,7 @@ class ScalerHook final : public c10::OperatorKernel {
   static void observe(const at::Tensor& found) noexcept {
     training_clock().on_scaler();
     auto value = scalar_on_cpu(found);
-    if (!value) value = watched_numbers().value_of(found);  // GradScaler.step waits for it
+    if (!value) value = watched_numbers().value_of(found);  // GradScaler.step has waited for it and read it
     if (value) {
       if (*value > 0) foreshock_step_skipped();
     } else if (const uint64_t number = fetch_number(found, FORESHOCK_FETCH_OTHER)) {
@@ -461,18 +466,18 @@ class ScalerHook final : public c10::OperatorKernel {
   const int arguments_, found_;
 };
 
-// Detects steps without an optimizer of torch's Python: in C++ trainers, in a Python that does not load the
-// helper (python -I), and with hand-written updates. Optimizers write their parameters in place, which
-// changes the tensor's version. So a step has ended if, after a backward pass, the weight of the first query
-// has another version at the next forward call. The C++ SGD writes through data(), which changes no version;
-// on a CPU some of the values are compared then. A step that changes none of them is missed, and so is the
-// last step of a run. Detected steps are counted from the start of the process; their absolute number is
-// unknown.
-
-// Any thread; a call is dropped if another thread holds the clock. The clock holds the weight's storage
-// weakly and shares its version counter, a few bytes that outlive the weight, so that the last step can be
-// detected after the model was destroyed. It does not hold the weight itself weakly, since
-// torch.utils.swap_tensors refuses tensors with weak references.
+// Detects steps for which the helper gets no optimizer hook: in C++ trainers, in a Python that does not load
+// the helper (python -I), and in updates without an optimizer. Any thread; a call is dropped if another
+// thread holds the clock.
+//
+// Optimizers write their parameters in place, which changes the version of the tensor. So a step has ended
+// if, after a backward pass, the weight of the first query has another version at the next forward call. The
+// C++ SGD writes through data(), which changes no version; for a weight on the CPU some of the values are
+// compared too. A step that changes none of these is missed. The absolute number of a step is unknown.
+//
+// The clock has a weak reference to the weight's storage and shares its version counter, so that the last
+// step can be detected after the model was destroyed. A weak reference to the weight itself would make
+// torch.utils.swap_tensors fail.
 class ParameterClock {
  public:
   void enable() noexcept {
@@ -509,8 +514,8 @@ class ParameterClock {
     if (!weight.has_storage()) return;
     storage_ = weight.storage().getWeakStorageImpl();
     is_readable_ = weight.is_cpu() && has_data(weight) && weight.is_non_overlapping_and_dense();
-    element_ = weight.element_size();
-    first_byte_ = static_cast<size_t>(weight.storage_offset()) * element_;
+    element_bytes_ = weight.element_size();
+    first_byte_ = static_cast<size_t>(weight.storage_offset()) * element_bytes_;
     elements_ = static_cast<size_t>(weight.numel());
     counter_ = leaf->version_counter();
     version_ = counter_.current_version();
@@ -533,13 +538,13 @@ class ParameterClock {
   // device.
   uint64_t weight_digest() const noexcept {
     const auto storage = storage_.lock();
-    if (!is_readable_ || !storage || storage->nbytes() < first_byte_ + elements_ * element_) return 0;
+    if (!is_readable_ || !storage || storage->nbytes() < first_byte_ + elements_ * element_bytes_) return 0;
     const auto* bytes = static_cast<const uint8_t*>(storage->data());
     if (bytes == nullptr) return 0;
     uint64_t digest = 14695981039346656037ull;
     for (size_t n = 0; n < elements_; n += std::max<size_t>(1, elements_ / 64))
-      for (size_t b = 0; b < element_; ++b)
-        digest = (digest ^ bytes[first_byte_ + n * element_ + b]) * 1099511628211ull;
+      for (size_t b = 0; b < element_bytes_; ++b)
+        digest = (digest ^ bytes[first_byte_ + n * element_bytes_ + b]) * 1099511628211ull;
     return digest | 1;
   }
 
@@ -547,15 +552,15 @@ class ParameterClock {
   std::atomic_flag busy_;
   WeakStorage storage_{c10::intrusive_ptr<c10::StorageImpl>()};
   bool is_readable_ = false;
-  size_t element_ = 0, elements_ = 0,
-         first_byte_ = 0;  // element size, count and offset of the weight in storage_
+  // Element size in bytes, number of elements, and byte offset of the weight in storage_.
+  size_t element_bytes_ = 0, elements_ = 0, first_byte_ = 0;
   c10::VariableVersion counter_{c10::VariableVersion::DISABLED};
   uint32_t version_ = 0;
   uint64_t values_ = 0;
   uint64_t epoch_ = 0;  // TrainingClock's epoch at the last comparison
 };
 
-// Never destroyed, since threads may still call while the process ends.
+// Never destroyed, since threads may still call it while the process ends.
 inline ParameterClock& ParameterClock::instance() {
   static auto* clock = new ParameterClock;
   return *clock;

@@ -1,4 +1,4 @@
-// Reads from a tensor what a hook needs: a view in the form of hook.h, the CUDA stream of its operation, and
+// Gets data about a tensor for the hooks: a view in the form of hook.h, the CUDA stream of its operation, and
 // the layer weight in its autograd history. Nothing here copies or changes a tensor.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_TENSOR_VIEW_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_TENSOR_VIEW_H_
@@ -20,8 +20,8 @@
 #include "dispatch.h"
 
 // A shipped adapter must load on every glibc on which its torch loads. glibc 2.34 gave the functions of the
-// dynamic loader a new version, but still has the old one. They are weak, because before 2.34 they are in
-// libdl, which every process with torch has loaded.
+// dynamic loader a new symbol version, but still has the old one, which is used here. They are weak, because
+// before 2.34 they are in libdl, which every process with torch has loaded.
 #if defined(__GLIBC__) && (defined(__x86_64__) || defined(__aarch64__))
 #if defined(__x86_64__)
 #define FORESHOCK_OLD_LOADER "GLIBC_2.2.5"
@@ -57,8 +57,8 @@ bool stream_of_guard(const Guard& guard, c10::Device device, void** handle) noex
   return false;
 }
 
-// Reads the handle of the current stream through torch's C shim for compiled graphs, whose functions never
-// change. The shim is in torch's CUDA library, which is loaded if there is a CUDA tensor.
+// Reads the handle of the current stream through torch's C shim for compiled graphs, which is a stable ABI.
+// The shim is in torch's CUDA library, which is loaded if there is a CUDA tensor.
 inline bool stream_of_shim(c10::Device device, void** handle) noexcept {
   using CurrentStream = int32_t (*)(int32_t, void**);
   static const CurrentStream current = [] {
@@ -80,15 +80,17 @@ inline bool stream_of_shim(c10::Device device, void** handle) noexcept {
 // nothing up. Null: not a CUDA tensor, or unknown.
 inline void* stream_of(const at::Tensor& tensor) noexcept {
   if (!tensor.is_cuda()) return nullptr;
-  static constinit std::atomic<bool> guard_tells{true};
+  static constinit std::atomic<bool> guard_has_handle{true};
   const c10::Device device = tensor.device();
   void* handle = nullptr;
   bool known = false;
-  // Not by way of VirtualGuardImpl, whose messages want a newer C++ runtime than packages may (torch 2.8).
+  // VirtualGuardImpl is not used: its error messages need a newer C++ runtime than our packages may require
+  // (torch 2.8).
   const auto* guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(device.type())].load();
-  if (guard_tells.load(std::memory_order_relaxed) && guard != nullptr) {
+  if (guard_has_handle.load(std::memory_order_relaxed) && guard != nullptr) {
     known = stream_of_guard(*guard, device, &handle);
-    if (!known) guard_tells.store(false, std::memory_order_relaxed);  // avoids an exception at every call
+    if (!known)
+      guard_has_handle.store(false, std::memory_order_relaxed);  // avoids an exception at every call
   }
   if (!known && !stream_of_shim(device, &handle)) return nullptr;
   return handle ? handle : reinterpret_cast<void*>(kLegacyStream);
@@ -138,14 +140,15 @@ inline foreshock_tensor view_of(const at::Tensor& tensor) {
 }
 
 // The functions below find the parameter from which a query was computed; it identifies the layer of a call.
-// The query carries its autograd history also below autograd, in the forward operation and, saved, in the
-// backward one.
+// Below autograd the query still has its history: it is an argument of the forward operation, and a saved
+// tensor of the backward operation.
 //
-// Rule: search breadth-first from the query's node for the first matrix multiplication. Its weight argument,
-// followed only through unary nodes, must be a 2-D leaf. A frozen weight has no edge, and a hand-written
-// operation is opaque: going past either would find the previous layer. A parallel branch (LoRA) is followed
-// instead, but its product counts only if it was computed from the same input, which a product of an earlier
-// layer cannot be. Otherwise the layer is unknown, never guessed. Costs about 10 us: sampled calls only.
+// Rule: search breadth-first from the query's node for the first matrix multiplication. Its weight argument
+// must be a 2-D leaf, reached only through unary nodes. The search does not go past a product with a frozen
+// weight, which has no edge, or past a hand-written operation, which is opaque: behind them is the previous
+// layer. It then continues in parallel branches (LoRA). A product there is accepted only if it was computed
+// from the input of the first one, which a product of an earlier layer was not. Otherwise the layer is
+// unknown; it is never guessed. Takes about 10 us, so it runs in sampled calls only.
 
 inline constexpr int kMaxNodes = 64;
 
@@ -157,7 +160,7 @@ inline NodeKind kind_of(const torch::autograd::Node& node) {
   const char* type = typeid(node).name();
   if (std::strstr(type, "14AccumulateGrad")) return NodeKind::kLeaf;
   const char* generated = std::strstr(type, "9generated");
-  if (!generated) return NodeKind::kOpaque;  // written by hand, or the other side of a compiled graph
+  if (!generated) return NodeKind::kOpaque;  // hand-written, or the border of a compiled graph
   const char* name = generated + std::strlen("9generated");
   while (*name >= '0' && *name <= '9') ++name;
   const auto is = [name](const char* prefix) { return std::strncmp(name, prefix, std::strlen(prefix)) == 0; };
@@ -192,8 +195,8 @@ inline const void* leaf_behind(const torch::autograd::Node* node) {
   return nullptr;
 }
 
-// The weight of a product. Edges are in the order of the schema, including absent ones: (self, mat2), (input,
-// weight, bias), but (bias, mat1, mat2).
+// The weight of a product, or null. The edges of a node are in the order of the operation's arguments: (self,
+// mat2), (input, weight, bias), or (bias, mat1, mat2). Arguments without gradient have empty edges.
 inline const void* weight_of(const torch::autograd::Node& product) {
   const char* type = typeid(product).name();
   const bool bias_first = std::strstr(type, "AddmmBackward") || std::strstr(type, "BaddbmmBackward");
@@ -219,7 +222,7 @@ class HistoryWalk {
   int head_ = 0, tail_ = 0;
 };
 
-// The node before a chain of unary nodes.
+// The first node that is not unary, starting with `node`.
 inline const torch::autograd::Node* before_unary(const torch::autograd::Node* node) {
   for (int hops = 0; node && hops < kMaxNodes; ++hops) {
     if (kind_of(*node) != NodeKind::kUnary || node->num_outputs() != 1) return node;
@@ -228,8 +231,7 @@ inline const torch::autograd::Node* before_unary(const torch::autograd::Node* no
   return nullptr;
 }
 
-// The node from which a frozen product or an opaque operation was computed, other than a weight; null:
-// unknown.
+// The node of the input of a frozen product or an opaque operation; weights are ignored. Null: unknown.
 inline const torch::autograd::Node* input_of(const torch::autograd::Node& node) {
   for (const auto& edge : node.next_edges()) {
     const auto* input = before_unary(edge.function.get());
@@ -238,6 +240,7 @@ inline const torch::autograd::Node* input_of(const torch::autograd::Node& node) 
   return nullptr;
 }
 
+// Whether `input` is in the history of `node`.
 inline bool is_computed_from(const torch::autograd::Node& node, const torch::autograd::Node* input) {
   HistoryWalk walk(&node);
   while (const auto* next = walk.next()) {
