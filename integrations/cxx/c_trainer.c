@@ -1,9 +1,9 @@
-/* A trainer in C99 without any framework: attention forward and backward in plain loops, plain gradient descent. It
- * tells the monitor what only it knows, through <foreshock/annotate.h>, and neither links nor needs it: started alone
- * the calls do nothing, started by `foreshock run -- c_trainer` they are seen.
+/* A trainer in C99 without any framework: attention forward and backward in plain loops, plain gradient
+ * descent. It reports its attention calls and steps with <foreshock/annotate.h> and is not linked with the
+ * monitor. Under `foreshock run -- c_trainer` the monitor receives these calls; otherwise they do nothing.
  *   c_trainer [STEPS [DUMP_FILE]]
- * The task: two layers of causal attention with residuals learn to put out, at each position, the mean of the inputs
- * up to there. The dump holds every loss and the final weights, to compare runs bit by bit.
+ * The task: two layers of causal attention with residuals learn to output, at each position, the mean of the
+ * inputs up to this position. The dump has every loss and the final weights, to compare runs bit by bit.
  */
 #include <foreshock/annotate.h>
 #include <math.h>
@@ -34,7 +34,7 @@ static float next_random(void) {
   return (float)((double)(random_state >> 40) / (1 << 24) - 0.5);
 }
 
-/* -- what the monitor is told -- */
+/* -- descriptions for the monitor -- */
 
 static foreshock_tensor view(const void* data, int width) {
   foreshock_tensor tensor;
@@ -157,7 +157,8 @@ static void backward(struct layer* layer, rows grad) {
         }
 }
 
-/* Mean squared distance from the running mean of the input; `x` becomes its gradient. */
+/* The mean squared difference between `x` and the running mean of the input. Overwrites `x` with the
+ * gradient. */
 static double loss_of(rows x, rows input) {
   double loss = 0, sum[WIDTH] = {0};
   int i, a;
@@ -210,12 +211,13 @@ int main(int argc, char** argv) {
     const double loss = train_step();
     foreshock_annotate_step(step, loss);
     if (dump) fwrite(&loss, sizeof loss, 1, dump);
-    last = step == 1 ? loss : 0.9 * last + 0.1 * loss; /* batches differ: a running mean */
+    last = step == 1 ? loss : 0.9 * last + 0.1 * loss; /* a running mean, since batches differ */
     if (step == 1) first = loss;
   }
   printf("loss %.6f -> %.6f\n", first, last);
   if (dump) {
-    for (layer = 0; layer < LAYERS; ++layer) fwrite(layers[layer].weight, sizeof layers[layer].weight, 1, dump);
+    for (layer = 0; layer < LAYERS; ++layer)
+      fwrite(layers[layer].weight, sizeof layers[layer].weight, 1, dump);
     fclose(dump);
   }
   return last < first ? 0 : 1;

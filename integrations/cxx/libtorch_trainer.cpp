@@ -1,7 +1,7 @@
-// A C++ trainer on LibTorch: a byte-level GPT small enough for a test. It knows nothing of the monitor unless
-// it is told --annotate; `foreshock run -- libtorch_trainer` watches it either way.
+// A C++ trainer on LibTorch: a small GPT for tests. Only with --annotate it calls functions of the monitor;
+// `foreshock run -- libtorch_trainer` monitors it in both cases.
 //   libtorch_trainer [--steps N] [--layers N] [--optimizer adamw|sgd] [--annotate] [--dump FILE]
-// --dump writes every loss and the final weights, to compare runs bit by bit.
+// --dump FILE gets every loss and the final weights, to compare runs bit by bit.
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -15,7 +15,7 @@
 #include <iostream>
 #include <memory>
 
-// After torch's.
+// Must come after torch's headers.
 #include <foreshock/libtorch.h>
 
 namespace {
@@ -72,7 +72,7 @@ struct Gpt : torch::nn::Module {
   torch::nn::Linear head;
 };
 
-// Every token follows the one before by a fixed step, so there is something to learn.
+// Each token is the previous one plus 5, modulo the vocabulary, so that the model can learn it.
 torch::Tensor next_batch() {
   return torch::remainder(torch::randint(kVocabulary, {kBatch, 1}) + 5 * torch::arange(kLength + 1),
                           kVocabulary);
@@ -128,7 +128,7 @@ Options read_options(int count, char** words) {
 int main(int count, char** words) {
   const Options options = read_options(count, words);
   torch::manual_seed(0);
-  torch::set_num_threads(1);  // sums repeat only in one order
+  torch::set_num_threads(1);  // so that sums have the same order in every run
   Gpt model(options.layers);
   const auto optimizer = make_optimizer(options.optimizer, model);
   if (options.annotate) foreshock::name_layers(model);

@@ -304,9 +304,9 @@ inline bool describe_packed(const AttentionInputs& in, bool backward, foreshock_
   call->value = packed_view(in.value);
   call->out = packed_view(in.out);
   if (!call->query.data || !call->key.data || !describe_offsets(in, call)) return false;
-  // (head, total), or (sequence, head, position). flash-attn lays a single query of several grouped heads out
-  // as its heads, and what it returns of their sums is then in another order: csrc/flash_attn/flash_api.cpp,
-  // mha_varlen_fwd.
+  // log_sum_exp is (head, total) or (sequence, head, position). If every sequence has one query and heads are
+  // grouped, flash-attn swaps the heads of a group with the queries, and log_sum_exp has another order. It is
+  // left out then. See mha_varlen_fwd in csrc/flash_attn/flash_api.cpp.
   const bool is_swapped = call->longest_query == 1 && call->query.shape[0] != call->key.shape[0];
   if (in.log_sum_exp.defined() && (in.log_sum_exp.dim() == 2 || in.log_sum_exp.dim() == 3) && !is_swapped)
     call->log_sum_exp = view_of(in.log_sum_exp);
@@ -319,7 +319,7 @@ inline bool describe_packed(const AttentionInputs& in, bool backward, foreshock_
   return true;
 }
 
-// Fills in the tensors of a call; false if they do not fit together.
+// Fills in the tensors of a call. False: their dimensions or offsets are not supported.
 inline bool describe_tensors(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
   if (in.sequences_q.defined()) return describe_packed(in, backward, call);
   if (in.query.dim() != 4 || in.key.dim() != 4 || in.value.dim() != 4) return false;

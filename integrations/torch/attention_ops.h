@@ -1,7 +1,7 @@
-// Lists the attention operations that are hooked, and what their arguments mean: torch's fused operations,
-// and custom operations of other packages, which need not have been imported. Composite operations
-// (scaled_dot_product_attention itself, the math path) are not hooked here, because a kernel for them at an
-// autograd key would remove the gradients from compiled graphs.
+// Lists the attention operations that are hooked, and what their arguments mean. These are torch's fused
+// operations, and custom operations of other packages, which may be imported later or never. Composite
+// operations (scaled_dot_product_attention itself, the math path) are not hooked here, because a kernel for
+// them at an autograd key would remove the gradients from compiled graphs.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_OPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_OPS_H_
 
@@ -23,10 +23,9 @@ enum class Order {
 // A causal mask with unspecified alignment: it can be used only if there are as many queries as keys.
 inline constexpr int32_t kSquareOnly = -1;
 
-// The meaning of an operation's arguments and results, as far as their names do not give it. For all
-// operations:
-// - the default scale is 1 / sqrt(d), d being that of the query that the operation gets. A caller that pads d
-//   to a multiple of 8 passes the scale of the unpadded d; the padding consists of zeros;
+// The meaning of an operation's arguments and results that their names do not show. For all operations:
+// - the default scale is 1 / sqrt(d), with d of the query that the operation gets. A caller that pads d with
+//   zeros to a multiple of 8 passes the scale of the unpadded d;
 // - log-sum-exp is the natural logarithm, over scaled and masked scores before dropout, in fp32, with shape
 //   (batch, head, query). It may have one more dimension of size 1 (cuDNN), rows padded to a multiple of 32
 //   (efficient) or more (flash-attn before 2.7), or be absent. For packed sequences it has (head, all
@@ -42,8 +41,8 @@ struct Semantics {
   bool flat_bias = false;    // a bias of three dimensions is (batch x head, query, key)
 };
 
-// The CPU kernel compares j <= i; so do the math path, by tril() of all queries by all keys, and
-// scaled_dot_product_attention by its own documentation.
+// Causal means j <= i in the CPU kernel, in the math path (tril() of a queries x keys matrix), and in the
+// documentation of scaled_dot_product_attention.
 inline constexpr Semantics kUpperLeft{Order::kHeadsFirst, FORESHOCK_CAUSAL_TOP_LEFT};
 
 // "Lower right" according to torch/nn/attention/bias.py, which calls this operation.
@@ -52,22 +51,22 @@ inline constexpr Semantics kSdpaFlash{Order::kHeadsFirst, FORESHOCK_CAUSAL_BOTTO
 // is_causal becomes CausalFromTopLeft: aten/src/ATen/native/transformers/cuda/attention.cu.
 inline constexpr Semantics kSdpaEfficient = kUpperLeft;
 
-// SDPA_attributes::set_causal_mask, which aligns at the top left (documentation of cudnn-frontend):
-// aten/src/ATen/native/cudnn/MHA.cpp. With offsets of sequences the log-sum-exp has a layout that is
-// cuDNN's own, so then it is not described.
+// aten/src/ATen/native/cudnn/MHA.cpp calls SDPA_attributes::set_causal_mask, which aligns at the top left
+// (documentation of cudnn-frontend). Calls with packed sequences are not described, since cuDNN's log-sum-exp
+// then has a layout of its own.
 inline constexpr Semantics kCudnn = kUpperLeft;
 
-// Devices of other vendors.
+// Used by devices of other vendors; the alignment of the causal mask is unknown.
 inline constexpr Semantics kOverrideable{Order::kHeadsFirst, kSquareOnly};
 
 // flash-attention aligns at the bottom right since 2.1 (its README). torch.nn.attention.varlen, nested
-// tensors and xformers with torch's own kernels end in aten's.
+// tensors, and xformers with torch's kernels call the operations of aten.
 inline constexpr Semantics kFlash{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT, true, true};
 inline constexpr Semantics kFlashInplace{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT, true, true,
                                          true};
 
-// custom_mask_type is torch's CustomMaskType (sdp_utils_cpp.h), whose numbers are FORESHOCK_CAUSAL_...; a
-// bias as in get_bias_4d_view() of mem_eff_attention/pytorch_utils.h.
+// The numbers of custom_mask_type (CustomMaskType in sdp_utils_cpp.h) equal FORESHOCK_CAUSAL_.... The layout
+// of a bias is that of get_bias_4d_view() in mem_eff_attention/pytorch_utils.h.
 inline constexpr Semantics kEfficient{
     Order::kPositionsFirst, FORESHOCK_CAUSAL_TOP_LEFT, true, true, false, true};
 static_assert(FORESHOCK_CAUSAL_NONE == 0 && FORESHOCK_CAUSAL_TOP_LEFT == 1 &&
@@ -129,8 +128,8 @@ inline bool has_tensor(const c10::FunctionSchema& schema, const char* name, cons
   return false;
 }
 
-// Whether the operation is in the table, or in a namespace of torch, whose attention ends in operations of
-// the table.
+// Whether the operation is in the table or in one of torch's namespaces. Attention in those namespaces calls
+// operations of the table.
 inline bool is_known_op(const c10::OperatorName& op) {
   for (const char* space : {"aten::", "prims::", "foreshock::", "torch_attn::", "inductor::", "onnx::"}) {
     if (op.name.rfind(space, 0) == 0) return true;
@@ -141,8 +140,9 @@ inline bool is_known_op(const c10::OperatorName& op) {
   return false;
 }
 
-// Reports the names of unknown operations whose arguments look like attention. torch calls it at registration
-// while it holds its mutex; the callback only reads the schema and notes the name.
+// Reports the names of unknown operations whose arguments look like attention. torch calls it when an
+// operation is registered, while it holds the dispatcher's mutex. The callback only reads the schema and
+// notes the name.
 class UnhookedOps final : public c10::OpRegistrationListener {
  public:
   void onOperatorRegistered(const c10::OperatorHandle& op) override {

@@ -1,9 +1,9 @@
 // Hooks attention that bypasses the fused operations: the math path, and calls through torch's C shim.
 //
-// The math path runs scaled_dot_product_attention if no fused kernel can (dropout on a CPU, masks that need
-// gradients, three dimensions, fp64 on a GPU). It consists of ordinary operations, but only it calls
-// _safe_softmax, once per forward pass, so calls are counted there at no cost for other operations. The
-// backward pass has no operation of its own, and neither has the forward pass inside a compiled graph.
+// scaled_dot_product_attention takes the math path if no fused kernel supports the call (dropout on a CPU,
+// masks that need gradients, three dimensions, fp64 on a GPU). The path consists of ordinary operations. Only
+// _safe_softmax is called by nothing else, once per forward pass, so forward passes are counted there at no
+// cost for other operations. Backward passes, and forward passes inside a compiled graph, cannot be counted.
 //
 // Sampling needs query, key, value and output together, which only torch's RecordFunction sees. Its callbacks
 // cost every operation 0.25 to 0.4 us, so they are active only with --math-path, and only during sampled
@@ -24,6 +24,7 @@ namespace foreshock::adapter {
 
 inline constexpr const char* kMathPath = "_scaled_dot_product_attention_math";
 
+// Counts forward passes of the math path. None of them is sampled here.
 class SafeSoftmaxHook final : public c10::OperatorKernel {
  public:
   SafeSoftmaxHook(const c10::FunctionSchema& schema, int32_t number)
@@ -43,7 +44,7 @@ class SafeSoftmaxHook final : public c10::OperatorKernel {
   const int arguments_;
 };
 
-// Enables RecordFunction's callbacks during sampled steps.
+// Samples the math path with RecordFunction's callbacks, which it enables during sampled steps.
 class MathWindow {
  public:
   // Call it once, at set-up. Adds the callbacks; they are never removed, only disabled, since removing is not
@@ -117,13 +118,13 @@ class MathWindow {
   static inline std::atomic<bool> open_{false};
 };
 
-// An operation called through torch's C shim (AOTInductor, cpp_wrapper). libforeshock.so interposes the shim
-// function and passes its arguments; this file reads the tensors behind the handles. Compiled graphs have no
-// autograd history, so such a call has no layer.
+// An operation that is called through torch's C shim (AOTInductor, cpp_wrapper). libforeshock.so interposes
+// the shim function and passes its arguments to this file, which reads the tensors behind the handles.
+// Compiled graphs have no autograd history, so the layer of such a call is unknown.
 struct ShimRow {
   const char* operation;
   uint32_t pass;
-  bool described;
+  bool described;  // describe_shim() can describe its calls
   int32_t number;  // number of the operation; -1: not registered
 };
 
@@ -158,7 +159,7 @@ inline bool describe_shim(const foreshock_shim_call& given, foreshock_attention_
   call->scale = given.scale != 0 ? given.scale : 1 / std::sqrt(static_cast<double>(query.size(3)));
   call->dropout = given.dropout;
   call->causal =
-      given.causal ? FORESHOCK_CAUSAL_TOP_LEFT : FORESHOCK_CAUSAL_NONE;  // as the CPU kernel counts
+      given.causal ? FORESHOCK_CAUSAL_TOP_LEFT : FORESHOCK_CAUSAL_NONE;  // the CPU kernel aligns top left
   return call->query.data && call->key.data && call->value.data;
 }
 

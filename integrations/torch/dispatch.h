@@ -1,6 +1,6 @@
-// Registers kernels in torch's dispatcher at the key BackendSelect, which is tried for every operation below
-// autograd and above the devices. A kernel must redispatch to the keys below. Kernels are never removed: a
-// call in another thread would fail.
+// Registers kernels in torch's dispatcher at the key BackendSelect. This key is below autograd and above the
+// devices, and every operation passes it. A kernel must redispatch to the keys below. Kernels are never
+// removed, since a call that is running in another thread would fail.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_DISPATCH_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_DISPATCH_H_
 
@@ -27,7 +27,7 @@ using Stack = torch::jit::Stack;
 
 inline constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
 
-// Whether the call goes to a device with real data. Fake, meta and traced calls have another key here.
+// Whether the call goes to a device with real data. For fake, meta and traced calls the next key is another.
 inline bool goes_to_device(c10::DispatchKeySet below) {
   const c10::DispatchKey next = below.highestPriorityTypeId();
   return next == c10::DispatchKey::CPU || next == c10::DispatchKey::CUDA;
@@ -129,11 +129,12 @@ class TryGuard {
   std::atomic_flag& busy_;
 };
 
-// Most gradients of one step that are remembered. A page of the table takes memory once it is used.
+// Maximum number of gradients of one step that are remembered. The table takes physical memory only for the
+// pages in use.
 inline constexpr size_t kMostMarks = 65536;
 
-// Identifies a tensor with data by its memory: `.data`, `.detach()` and a view of the whole tensor are other
-// objects with the same elements.
+// Identifies a tensor with data by its memory, because `.data`, `.detach()` and a view of the whole tensor
+// are different objects with the same elements.
 struct StorageRange {
   const void* storage = nullptr;
   int64_t offset = 0, elements = 0;
@@ -147,8 +148,8 @@ inline StorageRange storage_range_of(const c10::TensorImpl& tensor) {
           tensor.is_non_overlapping_and_dense() ? nullptr : &tensor};
 }
 
-// Remembers a tensor by its storage. The weak reference to the storage does not keep the values alive, but
-// prevents that the address is reused. A weak reference to the tensor would make torch.utils.swap_tensors
+// Remembers a tensor by its storage. The weak reference to the storage does not keep the values in memory,
+// but keeps the address from being reused. A weak reference to the tensor would make torch.utils.swap_tensors
 // (Module.to, load_state_dict) fail.
 class StorageMark {
  public:

@@ -1,10 +1,10 @@
 // Hooks the attention operations of other packages once their schemas are registered.
 //
-// A kernel for an operation without a schema would be hooked sooner, but torch lists such kernels as dangling
+// A kernel could be registered before the schema, but torch lists such kernels as dangling
 // (torch._C._dispatch_find_dangling_impls). The dispatcher reports a new schema while it holds its own mutex,
-// so the kernel cannot be registered there and then. Under Python it is registered by a pending call of the
-// interpreter, which runs before the import that brought the operation returns to its caller; without Python,
-// when hook_arrived() is next called.
+// so the kernel cannot be registered in that callback. With Python a pending call of the interpreter
+// registers it, which runs before the import that registered the operation returns. Without Python the next
+// call of hook_arrived() registers it.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_LATE_OPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_LATE_OPS_H_
 
@@ -22,7 +22,7 @@
 namespace foreshock::adapter {
 
 // Puts an AttentionHook on an operation whose schema is registered. Returns false if there is no schema or
-// the core has no room for another operation. Leaks the library: destroying it would remove its kernels.
+// the core's table of operations is full. Leaks the library, since destroying it would remove its kernels.
 inline bool hook_attention_op(const AttentionOp& op) {
   const std::string qualified = std::string(op.space) + "::" + op.name;
   if (!c10::Dispatcher::singleton().findSchema({qualified, op.overload})) return false;
@@ -73,7 +73,8 @@ class LateOps final : public c10::OpRegistrationListener {
     return *ops;
   }
 
-  // In the order of the table, most important first, in case the core runs out of room.
+  // Hooks in the order of the table, which has the most important operations first: the core's table of
+  // operations may become full.
   void hook_new() noexcept try {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return;

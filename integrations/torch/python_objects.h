@@ -1,6 +1,7 @@
 // Looks up Python's functions in the process. The adapter is not linked with Python, so one adapter works
-// with every version of Python. All functions belong to the stable ABI, except one that has been exported
-// since 3.6. Objects are void pointers. The interpreter lock must be held for all calls.
+// with every version of Python. All functions belong to the stable ABI, except _PyDict_GetItem_KnownHash,
+// which has been exported since 3.6. Objects are void pointers. The interpreter lock must be held for all
+// calls except add_pending.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
 
@@ -11,7 +12,7 @@
 
 namespace foreshock::adapter {
 
-// PyMethodDef and METH_FASTCALL.
+// Same layout as PyMethodDef; kFastCall is METH_FASTCALL.
 struct PythonMethod {
   using Function = void* (*)(void* self, void* const* arguments, ssize_t count);
   static constexpr int kFastCall = 0x80;
@@ -21,7 +22,8 @@ struct PythonMethod {
   const char* doc;
 };
 
-// "borrowed": the result is not a new reference.
+// Python's functions and objects, null where the process has none. "borrowed": the result is not a new
+// reference.
 struct Python {
   using PendingCall = int (*)(void*);
   void* (*new_function)(PythonMethod* method, void* self, void* module);
@@ -114,7 +116,7 @@ struct Python {
   bool is_whole_;
 };
 
-// Owns a reference, or nothing.
+// Owns a reference to a Python object, or nothing.
 class PythonReference {
  public:
   PythonReference() = default;
@@ -141,7 +143,7 @@ class PythonReference {
 
 inline PythonReference python_type_of(void* object) { return PythonReference(Python::get().type_of(object)); }
 
-// Whether `type` is the type itself, not a subclass.
+// Whether the type of the object is `type` itself, not a subclass.
 inline bool is_exactly(void* object, void* type) { return python_type_of(object).get() == type; }
 
 }  // namespace foreshock::adapter

@@ -9,8 +9,8 @@
 
 extern "C" {
 
-// One tensor as the Python helper reports it: addresses of live TensorImpls, NULL if absent. Unknown numbers
-// are NaN or -1.
+// One tensor as the Python helper reports it (WeightState in core.py). Pointers are addresses of live
+// TensorImpls, NULL if absent. An unknown step is -1, other unknown numbers are NaN.
 typedef struct foreshock_adapter_weight {
   uint64_t number;  // index in the array given to foreshock_name_weights
   const void* parameter;
