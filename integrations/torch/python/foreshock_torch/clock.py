@@ -102,6 +102,7 @@ class Monitor:
         self._last_state: tuple[int, int] | None = None  # parameter address and step number of the last tick
         self._named_for: tuple[list[int], list[int]] = ([], [])  # ids of optimizers, addresses of their parameters
         self._published_names: dict[int, tuple[Named, str]] = {}  # {address: (name, layer label)} that the core has
+        # core.describe() was called: in full, or without the coordinates, which need parameters.
         self._is_described = self._is_rank_described = self._has_cleared_names = False
         self._steps_whole_model = True  # this rank steps the whole model, so its gradient norms are those of the run
         self._is_settled = False  # only the clock steps, and its tensors have names: quiet steps may follow
@@ -130,6 +131,7 @@ class Monitor:
         self._add_time(begin)
 
     def before_step(self, optimizer: Any, has_stepped: bool = False) -> None:
+        """Called before the optimizer's work. `has_stepped`: called after it, for a step with a closure."""
         begin = perf_counter_ns()
         self.core.reports_steps()
         in_core = 0
@@ -206,13 +208,14 @@ class Monitor:
         """Lets quiet steps follow the step that has just ended."""
         if not self._is_settled or self._off_bits or self._next_step_bits or self._owners.has_lost:
             return
-        waits = self.reported or self._losses or self.batch_id is not None or self.weights.is_any_due
-        waits = waits or self.core.logs.has_news()
+        # Whether the end of the next step has work that only this class can do.
+        needs_python = self.reported or self._losses or self.batch_id is not None or self.weights.is_any_due
+        needs_python = needs_python or self.core.logs.has_news()
         self._is_step_counted = source == COUNTED
         address, step = (0, self._last_step or 0) if self._is_step_counted else self._last_state or (0, 0)
         look_at = min((at for at in LOOK_AT if at > self._ticks), default=self._ticks + 2 * self.LOOK_EVERY)
         self.core.arm(
-            not waits,
+            not needs_python,
             self._is_step_counted,
             step,
             address,
@@ -253,6 +256,7 @@ class Monitor:
         return self.core.step_begins([], 1.0, 0, False)
 
     def after_step(self, optimizer: Any) -> None:
+        """Called after the optimizer's work. Reports the step if this call ends one."""
         begin = perf_counter_ns()
         self._collect_quiet_steps()
         backwards = self.core.adapter.foreshock_adapter_backwards()
@@ -317,7 +321,7 @@ class Monitor:
         begin = perf_counter_ns()
         self._flush_losses()
         self.core.logs.tick()
-        self._add_time(begin, -self.core.logs.take_spent())
+        self._add_time(begin, -self.core.logs.take_spent())  # negative: adds the time that the logging wrappers took
         self.core.step_end(
             step, source, self._learning_rate, self.batch_id, self._unreported_ns, self._off_bits | self._next_step_bits
         )
@@ -328,15 +332,15 @@ class Monitor:
         while self._losses:
             self.core.core.foreshock_observe_loss(self._losses.popleft(), LOSS_REPORTED)
 
-    def _observe_late(self, optimizer: Any, look: Any) -> int:
-        """Reports due weights of an optimizer that steps after the clock. They belong to the step that the clock has
-        already reported. `look`: Weights.before or Weights.after."""
+    def _observe_late(self, optimizer: Any, observe: Any) -> int:
+        """Shows the due weights of an optimizer that steps after the clock. They belong to the step that the clock has
+        already reported. `observe`: Weights.before or Weights.after."""
         if not self.weights.is_any_due:
             return 0
         if self.core.adapter.foreshock_adapter_backwards() > 0 and not self._other_optimizers.is_partner(optimizer):
             self.weights.forget_due()  # the next step has started
             return 0
-        return look(optimizer, 0 if self.reported else ENDED)
+        return observe(optimizer, 0 if self.reported else ENDED)
 
     def _ends_step(self, optimizer: Any, backwards: int) -> bool:
         """Whether this call ends a training step.
@@ -384,8 +388,8 @@ class Monitor:
         if step is None:
             return COUNTED, -1
         now = (0 if parameter is None else parameter._cdata, step)
-        stood_still, self._last_state = now == self._last_state, now
-        return OPTIMIZER_STATE, None if stood_still else step
+        is_unchanged, self._last_state = now == self._last_state, now
+        return OPTIMIZER_STATE, None if is_unchanged else step
 
     def _step_of(self, optimizer: Any, group: dict[str, Any], parameter: Any) -> int | None:
         """The step number in the state of the parameter, or in its group (fused optimizers of Apex and
@@ -463,8 +467,8 @@ class Monitor:
         if self._owners.has_lost:  # a module was destroyed while its tensors were named
             self._clear_names()
         replicas = Replicas(parameters, self.modules.alive())
-        is_told = self.weights.name(optimizers, unfollowed, self._pieces.addresses, named, labels, replicas)
-        if not is_told or (not self.core.is_monitored() and self._ticks < self.SETTLED):
+        is_listed = self.weights.name(optimizers, unfollowed, self._pieces.addresses, named, labels, replicas)
+        if not is_listed or (not self.core.is_monitored() and self._ticks < self.SETTLED):
             self._named_for = ([], [])  # name them again at the next step
 
     def _keep_names(self, named: dict[int, tuple[Named, Any]]) -> tuple[dict[int, tuple[Named, Any]], dict[str, str]]:
@@ -504,6 +508,7 @@ class Monitor:
         self.after_closure(optimizer)
 
     def report(self, step: Any, loss: Any, batch_id: Any) -> None:
+        """Called by foreshock.report(). Once it gets a step number, steps are reported here, not by the clock."""
         begin = perf_counter_ns()
         self._collect_quiet_steps()
         done = step_number(self._torch, step)

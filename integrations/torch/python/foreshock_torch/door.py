@@ -60,7 +60,7 @@ def takes_closure(args: Any, kwargs: Any) -> bool:
     return (len(args) > 1 or bool(kwargs)) and any(map(callable, (*args[1:], *kwargs.values())))
 
 
-# When Dynamo traces the hooks, it replaces is_dynamo_compiling() by True and does not trace the code after the return.
+# When Dynamo traces a hook, it replaces is_dynamo_compiling() by True, so it does not trace the code after the return.
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -99,6 +99,8 @@ class Others:
         self._partners: list[Partner] = []
 
     def stepped(self, optimizer: Any, clock: Any, has_backward: bool) -> None:
+        """Call it after each step of an optimizer other than the clock; the first step classifies the optimizer.
+        `has_backward`: a backward pass has begun since the clock's last step."""
         partner = self._partner(optimizer)
         if partner is not None:
             partner.steps += 1
@@ -114,10 +116,12 @@ class Others:
                 self._partners[-1].steps = 1
 
     def ticked(self) -> None:
+        """Call it after each step of the clock."""
         for partner in self._partners:
             partner.tick()
 
     def companions(self, clock: Any) -> list[Any]:
+        """The optimizers that step after the clock without a backward pass of their own."""
         return [o for each in self._companions if (o := each()) is not None and o is not clock]
 
     def partners(self, keep_pace: bool) -> list[Any]:

@@ -39,7 +39,7 @@ class Held(NamedTuple):
     address: int  # of its TensorImpl
 
 
-NOWHERE = Held(lambda: None, 0, 0, 0)
+NOWHERE = Held(lambda: None, 0, 0, 0)  # of a tensor that is listed but not measured
 
 
 class Numbers(NamedTuple):
@@ -161,6 +161,7 @@ class Weights:
 
     @property
     def is_any_held(self) -> bool:
+        """Whether any tensor is measured."""
         return bool(self._positions)
 
     def due_are(self, due: list[int], optimizer: Any) -> int:
