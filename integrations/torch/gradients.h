@@ -2,6 +2,9 @@
 // itself, by _foreach_norm or linalg_vector_norm. Hooks note these results together with their tensors. When
 // the optimizer steps, the norms of its parameters' gradients are reported. Norms after clipping are never
 // reported: a tensor that was clipped by value is noted too, as one whose norm is unknown.
+//
+// If the training computes no norms, the core computes them from the values of the gradients in sampled
+// steps, unless something has written the gradients since the backward pass.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_GRADIENTS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_GRADIENTS_H_
 
@@ -50,6 +53,7 @@ class GradientNorms {
     }
   }
 
+  // For how many of the tensors a usable norm was noted.
   enum class Found { kNone, kSome, kAll };
 
   // For each tensor i with a norm noted in this backward pass: fills in squares[i], the square of the norm
