@@ -1,6 +1,6 @@
 // Finds the arguments of attention operations, describes their calls in the form of hook.h, and hooks them.
-// Arguments are found by name, since positions change between versions; packages use different names, so an
-// argument has several.
+// Arguments are found by name, since their positions change between versions. Packages use different names
+// for an argument, so several are tried.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_H_
 
@@ -26,7 +26,7 @@ namespace foreshock::adapter {
 struct AttentionInputs {
   at::Tensor query, key, value, out, log_sum_exp, mask, grad_out, grad_query, sequences_q, sequences_k;
   at::Tensor grad_key, grad_value;
-  int64_t longest_q = 0, longest_k = 0;  // longest packed sequences; 0: not given
+  int64_t longest_q = 0, longest_k = 0;  // maximum lengths of packed sequences; 0: not given
   c10::IValue layer;
   std::optional<double> scale;  // 0 is a valid scale; empty: the operation's default
   double dropout = 0;
@@ -255,8 +255,8 @@ inline bool describe_offsets(const AttentionInputs& in, foreshock_attention_call
   call->query_offsets = q.const_data_ptr<int32_t>();
   call->key_offsets = k.const_data_ptr<int32_t>();
   call->sequences = q.numel() - 1;
-  // Without a given length, a sequence may be as long as all together; with equal offsets, keys as long as
-  // queries.
+  // Without a given maximum length, the total length is the bound. If queries and keys have the same offsets,
+  // the bound of the queries is also used for the keys.
   call->longest_query = in.longest_q > 0 ? in.longest_q : call->query.shape[1];
   call->longest_key = in.longest_k > 0                           ? in.longest_k
                       : call->query_offsets == call->key_offsets ? call->longest_query
@@ -361,9 +361,9 @@ inline uint32_t describe_call(const AttentionInputs& in, const Semantics& semant
   return describe_causal(in, call);
 }
 
-// The functions below are the kernel at BackendSelect of every attention operation: it checks the call,
-// redispatches it and reports it. A call that is not sampled costs a few loads and one call into the core.
-// The hook itself never throws; exceptions of the operation pass through.
+// The rest of this file is the kernel at BackendSelect of every attention operation. AttentionHook checks a
+// call, redispatches it and reports it. A call that is not sampled costs a few loads and one call into the
+// core. The hook itself never throws; exceptions of the operation pass through.
 
 // Nesting depth of attention operations. Only the outermost one is counted; the operations that it calls are
 // its parts.

@@ -471,9 +471,10 @@ class ScalerHook final : public c10::OperatorKernel {
 // thread holds the clock.
 //
 // Optimizers write their parameters in place, which changes the version of the tensor. So a step has ended
-// if, after a backward pass, the weight of the first query has another version at the next forward call. The
-// C++ SGD writes through data(), which changes no version; for a weight on the CPU some of the values are
-// compared too. A step that changes none of these is missed. The absolute number of a step is unknown.
+// if, after a backward pass, the weight of the first query has another version at the next forward call or at
+// the end of the process. The C++ SGD writes through data(), which changes no version; for a weight on the
+// CPU some of the values are compared too. A step that changes none of these is missed. The absolute number
+// of a step is unknown.
 //
 // The clock has a weak reference to the weight's storage and shares its version counter, so that the last
 // step can be detected after the model was destroyed. A weak reference to the weight itself would make
