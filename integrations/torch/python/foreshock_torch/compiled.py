@@ -65,7 +65,7 @@ class Watch:
             finally:
                 self._frames.set_eval_frame(before)
         except Exception as error:
-            if is_of_trainer is not None and is_of_trainer(error):  # globals are None while the process exits
+            if is_of_trainer is not None and is_of_trainer(error):  # at process exit a global may be None
                 raise
             self.on = False
 

@@ -100,7 +100,7 @@ class Others:
 
     def stepped(self, optimizer: Any, clock: Any, has_backward: bool) -> None:
         """Call it after each step of an optimizer other than the clock; the first step classifies the optimizer.
-        `has_backward`: a backward pass has begun since the clock's last step."""
+        `has_backward`: a backward pass has started since the clock's last step."""
         partner = self._partner(optimizer)
         if partner is not None:
             partner.steps += 1

@@ -51,5 +51,5 @@ class Owners:
                 self._frames.set_eval_frame(before)
         except Exception as error:
             self.has_lost = True
-            if is_of_trainer is not None and is_of_trainer(error):  # globals are None while the process exits
+            if is_of_trainer is not None and is_of_trainer(error):  # at process exit a global may be None
                 raise
