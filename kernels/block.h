@@ -1,6 +1,6 @@
 // Defines the interface of a Block. Device kernels are written once, as functions of a job and a Block, and
-// compiled twice: by nvcc with the Block of device_kernels.cu, and by the host's compiler with that of
-// tests/support/emulated_block.h, so that their bodies can be tested without a device.
+// compiled twice. nvcc compiles them with the Block of device_kernels.cu. The host's compiler uses the Block
+// of tests/support/emulated_block.h, so that the kernels can be tested without a device.
 //
 // clang-format off
 // A Block is a group of threads with shared memory and barriers:
@@ -16,7 +16,8 @@
 //   last(uint32_t*, uint32_t of)   by one thread: true in the last of `of` calls on this counter, which
 //                                  is then zero again; everything written before the calls is then visible
 //   now()                          ns of the device's clock
-// Code outside of each() is the same for all threads, reads only jobs and shared memory, and writes nothing.
+// Code outside of each() must do the same in all threads. It reads only jobs and shared memory, and writes
+// nothing.
 // clang-format on
 #ifndef FORESHOCK_KERNELS_BLOCK_H_
 #define FORESHOCK_KERNELS_BLOCK_H_
@@ -31,14 +32,14 @@
 
 namespace foreshock {
 
-inline constexpr uint32_t kMostThreadsOfABlock = 1024;  // on every device
+inline constexpr uint32_t kMostThreadsOfABlock = 1024;  // limit of every CUDA device
 
 // The widest unit that a thread loads or stores.
 struct alignas(16) Bytes16 {
   uint32_t word[4];
 };
 
-// The largest power of two, at most `most`, that divides `x`. `most` must be a power of two.
+// Returns the largest power of two that divides `x` and is at most `most`. `most` must be a power of two.
 constexpr uint32_t power_dividing(uint64_t x, uint32_t most) {
   uint32_t power = most;
   while (x % power != 0) power /= 2;

@@ -1,7 +1,7 @@
 #include "kernels/device_code.h"
 
 #ifdef FORESHOCK_DEVICE_CODE
-// The file that the build names, as it is.
+// Embeds the file that the build names, unchanged.
 asm(".pushsection .rodata\n"
     ".balign 64\n"
     ".global foreshock_device_code_begin\n"

@@ -1,6 +1,6 @@
-// Gives access to the fatbin with the device kernels, so that no part of CUDA is linked. The library reads
-// the fatbin from a file beside it when it first needs it (libmonitor/cuda_driver.h). Each kernel takes one
-// parameter by value, a job of kernels/device_jobs.h.
+// Gives access to the fatbin with the device kernels. The library links no part of CUDA: it reads the fatbin
+// from a file beside the library when it first needs a kernel (libmonitor/cuda_driver.h). Each kernel takes
+// one parameter by value, a job of kernels/device_jobs.h.
 #ifndef FORESHOCK_KERNELS_DEVICE_CODE_H_
 #define FORESHOCK_KERNELS_DEVICE_CODE_H_
 
@@ -13,14 +13,14 @@ namespace foreshock {
 // Identifies the fatbin of this build.
 struct DeviceCodeSeal {
   uint64_t bytes;     // 0: the build had no nvcc
-  uint64_t checksum;  // kernels/sums.h
+  uint64_t checksum;  // checksum() of kernels/sums.h
   int toolkit;        // version of the CUDA toolkit, as 1000 * major + 10 * minor
 };
 DeviceCodeSeal device_code_seal();
 
-// The bytes of the fatbin, embedded in tests and benchmarks that launch kernels. The library must not use
-// them, since every process of a training would then have them in its address space. The fatbin has machine
-// code for sm_80, sm_90 and sm_100, and PTX of compute_100 for later devices. Empty if the build had no nvcc.
+// The bytes of the fatbin, embedded in tests and benchmarks that launch kernels. libforeshock.so must not use
+// this function: it would map the fatbin into every process of a training. The fatbin has machine code for
+// sm_80, sm_90 and sm_100, and PTX of compute_100 for later devices. Empty if the build had no nvcc.
 std::span<const std::byte> DeviceCode();
 
 enum class DeviceKernel : int {

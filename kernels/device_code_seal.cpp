@@ -1,4 +1,5 @@
-// A file apart from device_code.cpp: libforeshock.so links this one and must not embed the kernels.
+// Defines device_code_seal() apart from device_code.cpp: libforeshock.so links this file but must not embed
+// the kernels.
 #include "kernels/device_code.h"
 
 namespace foreshock {

@@ -14,8 +14,8 @@
 
 namespace foreshock {
 
-// The shape of a launch. Results do not depend on the number of blocks: surplus blocks are idle, and fewer
-// blocks do several shares of the work.
+// The shape of a launch. Results do not depend on the number of blocks: with many blocks some are idle, with
+// few each block does several shares of the work.
 struct LaunchShape {
   uint32_t blocks, threads, shared_bytes;
 };
@@ -27,7 +27,7 @@ struct DeviceLimits {
 
 inline constexpr uint32_t kMostJobBytes = 4096;  // limit for the parameters of a kernel, on every device
 
-// The number of blocks for `work` units at `of_a_block` units each: at least one, at most `most`.
+// Returns the number of blocks for `work` units with `of_a_block` units per block, clamped to [1, most].
 constexpr uint32_t blocks_of(uint64_t work, uint64_t of_a_block, uint32_t most) {
   const uint64_t blocks = work / of_a_block + (work % of_a_block != 0);
   return blocks < 1 ? 1 : blocks < most ? static_cast<uint32_t>(blocks) : most;
@@ -35,9 +35,9 @@ constexpr uint32_t blocks_of(uint64_t work, uint64_t of_a_block, uint32_t most) 
 
 // -- gather: a slice of an attention call, packed as kernels/gather.h packs it --
 
-// One payload to copy. Row (head, n) has `width` elements that begin at `from` + head * head_stride + row(n)
-// * row_stride and are column_stride apart. Strides are in elements and may be 0 or negative. The copied rows
-// are packed, head-major, and begin at `to`.
+// One tensor to copy. Row (head, n) has `width` elements, column_stride apart, and begins at `from` + head *
+// head_stride + row(n) * row_stride. Strides are in elements and may be 0 or negative. The copied rows are
+// packed, head-major, and begin at `to`.
 struct GatherPiece {
   uint64_t from;  // address of the element (first head, row 0, first column)
   uint64_t to;    // offset in bytes from the job's `to`
@@ -52,7 +52,8 @@ static_assert(sizeof(GatherPiece) == 64);
 inline constexpr uint32_t kMostPieces = 16;
 inline constexpr uint32_t kMostPositions = 16;
 
-// Scratch of one launch at a time. All zero before the first launch; every launch leaves it all zero.
+// Scratch memory of a launch; only one launch at a time may use it. It must be all zero before the first
+// launch, and every launch leaves it all zero.
 struct GatherClock {
   uint64_t not_begin, end;  // largest ~(begin of a block), and largest end of a block so far
   uint32_t arrived;         // blocks that have ended
@@ -72,7 +73,7 @@ struct GatherJob {
 static_assert(sizeof(GatherJob) == 96 + kMostPieces * sizeof(GatherPiece));
 static_assert(sizeof(GatherJob) <= kMostJobBytes);
 
-// The sequence of a packed batch that was gathered, with its extent.
+// The sequence of a packed batch that the kernel gathered, and its size.
 struct SequenceTold {
   uint32_t number, queries, keys;
   uint32_t positions;  // sampled positions of each head; 0: the offsets were invalid and nothing was copied
@@ -80,9 +81,9 @@ struct SequenceTold {
 };
 static_assert(sizeof(SequenceTold) == 80);
 
-// Gathers from one sequence of a packed batch, the one that find_sequence() chooses (gather.h). `gather`
-// describes a sequence of the longest length that begins at position 0. Rows that the chosen sequence lacks
-// are not copied, and the listed rows are packed for as many positions as it has. gather.position[] are
+// Gathers from one sequence of a packed batch, which find_sequence() chooses (gather.h). `gather` describes a
+// sequence of the longest length that begins at position 0. Rows beyond the end of the chosen sequence are
+// not copied, and the listed rows are packed for as many positions as the sequence has. gather.position[] are
 // fractions of 2^32, one for each part.
 struct PackedGatherJob {
   GatherJob gather;
@@ -98,7 +99,7 @@ struct PackedGatherJob {
 static_assert(sizeof(PackedGatherJob) == sizeof(GatherJob) + 72);
 static_assert(sizeof(PackedGatherJob) <= kMostJobBytes);
 
-// The launch is kept small, so that kernels that run beside it keep most processors.
+// At most 128 blocks, so that kernels that run at the same time keep most processors.
 constexpr LaunchShape launch_of(const GatherJob& job) {
   constexpr uint32_t kThreads = 256, kOfAThread = 16, kMostBlocks = 128;
   uint64_t elements = 0;
@@ -134,8 +135,8 @@ struct KeyGatherJob {
 static_assert(sizeof(KeyGatherJob) == sizeof(GatherJob) + 160 && sizeof(ColumnSum) == 24);
 static_assert(sizeof(KeyGatherJob) <= kMostJobBytes);
 
-// A block sums the keys' gradients in tiles of kColumnsOfATile neighbouring columns, and searches the query's
-// gradient for NaN and Inf in tiles of kRowsOfATile rows.
+// A block sums the gradients of the keys and values in tiles of kColumnsOfATile neighbouring columns. It
+// searches the query's gradient for NaN and Inf in tiles of kRowsOfATile rows.
 inline constexpr uint32_t kColumnsOfATile = 16, kRowsOfATile = 64;
 
 constexpr uint32_t column_tiles(const DeviceView& view) {
@@ -150,9 +151,9 @@ constexpr LaunchShape launch_of(const KeyGatherJob& job) {
   return shape;
 }
 
-// -- scalars: copies numbers of the trainer into cells in host memory --
+// -- scalars: copies numbers of the trainer (loss, norms) into cells in host memory --
 
-// The host may read a cell while a kernel writes it: `number` is stored after `value`.
+// `number` is stored after `value`, because the host may read a cell while a kernel writes it.
 struct ScalarCell {
   double value;
   uint64_t number;  // number of the fetch to which `value` belongs
@@ -164,8 +165,8 @@ inline constexpr uint32_t kMostScalars = 256;    // per launch
 
 constexpr uint32_t cell_of(uint64_t number) { return static_cast<uint32_t>(number % kScalarCells); }
 
-// Value of ScalarsJob::dtype: each source is a GradientSums, whose squares are copied; NaN if an element was
-// not finite.
+// Value of ScalarsJob::dtype for sources that are GradientSums. Their `squares` are copied, or NaN if an
+// element was not finite.
 inline constexpr uint32_t kSquaresOfSums = 0;
 
 struct ScalarsJob {
@@ -194,11 +195,11 @@ struct HistogramJob {
 };
 static_assert(sizeof(HistogramJob) == 24);
 
-// Shared memory for 16-bit counters of all patterns. Without shared memory the kernel counts in the words
+// Bytes of shared memory for 16-bit counters of all patterns. With less, the kernel counts in the words
 // themselves.
 inline constexpr uint32_t kPatternSharedBytes = kPatterns * sizeof(uint16_t);
 
-// At most one block for each processor, and enough work for each block to be worth emptying its counters.
+// At most one block per processor. Each block gets enough values to be worth emptying its counters.
 constexpr LaunchShape launch_of_patterns(const HistogramJob& job, const DeviceLimits& limits) {
   constexpr uint32_t kThreads = 1024, kOfAThread = 64;
   const bool fits = limits.shared_bytes >= kPatternSharedBytes;
@@ -216,8 +217,8 @@ constexpr LaunchShape launch_of_bins(const HistogramJob& job, const DeviceLimits
 
 // -- sums over many tensors at a time --
 
-// A tensor is summed in chunks of kSumChunk elements, each by a block of kSumLanes threads; the block that
-// ends last then adds the chunks. The order of additions is fixed for every launch (sums_body.h).
+// A tensor is summed in chunks of kSumChunk elements, each by a block of kSumLanes threads. The block that
+// ends last adds the sums of the chunks. The order of additions does not depend on the launch (sums_body.h).
 inline constexpr uint32_t kSumChunk = 65536;
 inline constexpr uint32_t kSumLanes = 256;
 

@@ -1,5 +1,5 @@
-// The kernels of kernels/device_code.h: their bodies on the blocks of a device. A job stays in the memory of
-// parameters, which all threads read at once.
+// Defines the kernels of kernels/device_code.h by running their bodies on the blocks of a device. A job stays
+// in constant parameter memory, where all threads of a warp can read it at once.
 #include "kernels/gather_body.h"
 #include "kernels/histogram_body.h"
 #include "kernels/key_gather_body.h"
@@ -25,7 +25,7 @@ class DeviceBlock {
   __device__ uint32_t blocks() const { return gridDim.x; }
   __device__ uint32_t threads() const { return blockDim.x; }
 
-  // What the launch gave.
+  // Reads the size that the launch requested.
   __device__ uint32_t shared_bytes() const {
     uint32_t bytes;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
@@ -52,13 +52,13 @@ class DeviceBlock {
     *reinterpret_cast<T*>(address) = value;
   }
 
-  // The fence is of the whole system; the store is one that the compiler neither splits nor leaves out.
+  // The fence orders writes system-wide. The volatile store is neither split nor removed by the compiler.
   __device__ void publish(uint64_t address, uint64_t value) {
     __threadfence_system();
     *reinterpret_cast<volatile unsigned long long*>(address) = value;
   }
 
-  // Past the first cache, which may hold what was there before.
+  // Bypasses the L1 cache, which may hold old values.
   template <class T>
   __device__ T fresh(const T* at) const {
     static_assert(sizeof(T) % sizeof(unsigned long long) == 0);
@@ -77,7 +77,7 @@ class DeviceBlock {
     return atomicMax(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
   }
 
-  // The barrier before has ordered what the other threads of this block wrote before this fence.
+  // The preceding barrier orders the writes of this block's other threads before the first fence.
   __device__ bool last(uint32_t* counter, uint32_t of) {
     __threadfence();
     const bool is_last = atomicAdd(counter, 1u) + 1 == of;

@@ -1,4 +1,5 @@
-// foreshock_device_seal FATBIN TOOLKIT OUTPUT: writes down what device_code_seal() is to say of a file.
+// foreshock_device_seal FATBIN TOOLKIT OUTPUT: writes the value that device_code_seal() returns for FATBIN,
+// as the initializer of a DeviceCodeSeal.
 #include <cstdio>
 #include <fstream>
 #include <iterator>

@@ -1,4 +1,5 @@
-// Storage formats and their exact conversion to wider ones. The numbers equal FORESHOCK_... in hook.h.
+// Storage formats and their exact conversion to wider formats. The values of DType equal FORESHOCK_... in
+// hook.h.
 #ifndef FORESHOCK_KERNELS_DTYPE_H_
 #define FORESHOCK_KERNELS_DTYPE_H_
 
@@ -111,14 +112,14 @@ inline double load_as_double(const void* data, DType type, size_t index) {
   }
 }
 
-// Asks for the memory of a row that will be read later. Rows of one head often lie a page apart, where the
-// processor does not foresee them. Any address is allowed.
+// Prefetches a row that is read kRowsAhead rows later. Rows of one head often lie a page apart, where the
+// hardware prefetcher does not follow. Any address is allowed.
 inline constexpr int64_t kRowsAhead = 16;
 inline void prefetch_row(const char* row, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
 }
 
-// A strided view of at most four dimensions, borrowed.
+// A strided view of at most four dimensions. Does not own the data.
 
 struct TensorView {
   const void* data = nullptr;
@@ -126,7 +127,7 @@ struct TensorView {
   int64_t shape[4] = {1, 1, 1, 1};
   int64_t stride[4] = {0, 0, 0, 0};  // in elements, may be 0 (broadcast) or negative
 
-  // The address of element (i, j, k, 0).
+  // Returns the address of element (i, j, k, 0).
   const char* row(int64_t i, int64_t j, int64_t k) const {
     return static_cast<const char*>(data) +
            (i * stride[0] + j * stride[1] + k * stride[2]) * static_cast<int64_t>(size_of(dtype));

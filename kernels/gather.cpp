@@ -16,7 +16,7 @@ uint64_t gather_row_heads(const TensorView& from, int64_t i, int64_t j, int64_t 
   const size_t element = size_of(from.dtype);
   const uint64_t row_bytes = static_cast<uint64_t>(width) * element;
   const bool dense_rows = from.stride[3] == 1 || width <= 1;
-  if (dense_rows && from.stride[2] == width && count > 0) {  // one block
+  if (dense_rows && from.stride[2] == width && count > 0) {  // the rows are contiguous
     std::memcpy(to, from.row(i, j, first), row_bytes * count);
     return row_bytes * count;
   }

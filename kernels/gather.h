@@ -22,14 +22,14 @@ uint64_t gather_row_heads(const TensorView& from, int64_t i, int64_t j, int64_t 
 // A batch of sequences stored one after the other without padding, and the choice of the sequence to sample.
 // Host and device share this code, because the offsets may be readable only on the device.
 //
-// Sequence n has the query positions from query offset n up to, but not including, offset n + 1; its key
-// positions follow from the key offsets in the same way.
+// Sequence n has the query positions from query offset n up to, but not including, query offset n + 1. Its
+// key positions follow from the key offsets in the same way.
 struct PackedSequences {
   uint64_t query_offsets, key_offsets;  // addresses of int32_t[count + 1]
   uint32_t count;                       // 0: not packed
   uint32_t queries, keys;               // positions of all sequences, at most 2^31
   uint32_t longest_query, longest_key;  // a longer sequence is not sampled
-  uint32_t place;                       // chooses the sequence by a query position, as a fraction of 2^32
+  uint32_t place;                       // a query position as a fraction of 2^32; its sequence is chosen
 };
 static_assert(sizeof(PackedSequences) == 40);
 
@@ -40,9 +40,9 @@ struct SequencePlace {
 };
 
 // Finds the sequence that holds the query position all.place, so that every position is equally likely and an
-// empty sequence is never chosen. The offsets need not be trusted: the result always lies within `queries`
-// and `keys`, and has no positions if the offsets that were read are negative, do not rise or are too large.
-// Reads the offsets by memory.load<int32_t>(address).
+// empty sequence is never chosen. The offsets are untrusted: the result always lies within `queries` and
+// `keys`. It has no positions if the offsets that were read are negative, do not increase or are too large.
+// Reads the offsets with memory.load<int32_t>(address).
 template <class Memory>
 FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& all, const Memory& memory) {
   const auto offset = [&memory](uint64_t offsets, uint32_t n) {
@@ -76,14 +76,14 @@ FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& all, const M
           .keys = static_cast<uint32_t>(key_end - key)};
 }
 
-// The position that `fraction` of 2^32 chooses in part n of a sequence divided into `parts` equal parts.
-// `parts` must not exceed `length`. For a smaller `length` the position is never larger.
+// Divides a sequence into `parts` equal parts and returns the position that `fraction` / 2^32 chooses in part
+// n. `parts` must not exceed `length`. With a smaller `length` the position is never larger.
 constexpr uint64_t position_in_part(uint64_t length, uint32_t n, uint32_t parts, uint32_t fraction) {
   const uint64_t begin = length * n / parts, end = length * (n + 1) / parts;
   return begin + ((end - begin) * fraction >> 32);
 }
 
-// Host memory for find_sequence(): reads any address, aligned or not.
+// Host memory as find_sequence() reads it: any address, aligned or not.
 
 struct HostMemory {
   template <class T>

@@ -9,8 +9,8 @@ namespace foreshock {
 
 inline constexpr uint32_t kWarp = 32;
 
-// The bytes to copy at a time: the alignment of every row, or of every element if the columns are not
-// adjacent.
+// Returns the bytes to copy at a time: the common alignment of all rows, or of all elements if the columns
+// are not adjacent.
 constexpr uint32_t gather_unit(const GatherPiece& piece, uint64_t to) {
   const bool is_dense = piece.column_stride == 1 || piece.width <= 1;
   const uint64_t strides = static_cast<uint64_t>(piece.head_stride) | static_cast<uint64_t>(piece.row_stride);
@@ -24,7 +24,7 @@ struct PieceRows {
   uint32_t rows;
 };
 
-// The rows that the job lists.
+// Gives gather_piece() the rows that the job lists.
 class RowsAsAsked {
  public:
   explicit FORESHOCK_DEVICE RowsAsAsked(const GatherJob& job) : job_(job) {}
@@ -37,7 +37,7 @@ class RowsAsAsked {
   const GatherJob& job_;
 };
 
-// The rows of the sequence that each thread has found with find_sequence().
+// Gives gather_piece() the rows of the sequence that each thread has found with find_sequence().
 template <class Block>
 class RowsOfASequence {
  public:
@@ -75,7 +75,8 @@ class RowsOfASequence {
   Places& place_;
 };
 
-// Copies one piece. Neighbouring threads share a row: as many as the row has units, at most a warp.
+// Copies one piece. Neighbouring threads share a row: the smallest power of two that covers its units, at
+// most a warp.
 template <class Unit, class Block, class Rows>
 FORESHOCK_DEVICE void gather_piece(const GatherJob& job, uint32_t number, const Rows& rows, Block& block) {
   const GatherPiece& piece = job.piece[number];
@@ -144,7 +145,7 @@ struct Nothing {
   FORESHOCK_DEVICE void operator()() const {}
 };
 
-// Stores the times of the launch. One thread calls `at_end` after all blocks have reached this call.
+// Stores the times of the launch. One thread calls `at_end` after all blocks have reached this function.
 template <class Block, class AtEnd = Nothing>
 FORESHOCK_DEVICE void end_gather(const GatherJob& job, Block& block, const AtEnd& at_end = {}) {
   GatherClock* clock = reinterpret_cast<GatherClock*>(job.clock);
@@ -170,7 +171,7 @@ FORESHOCK_DEVICE void gather_body(const GatherJob& job, Block& block) {
 template <class Block>
 FORESHOCK_DEVICE void packed_gather_body(const PackedGatherJob& job, Block& block) {
   begin_gather(job.gather, block);
-  // Every thread computes the same; the threads of a warp read the same addresses.
+  // Every thread computes the same result. The threads of a warp read the same addresses.
   typename RowsOfASequence<Block>::Places place;
   block.each([&](uint32_t thread) { place[thread] = find_sequence(job.sequences, block); });
   const RowsOfASequence<Block> rows(job, place);

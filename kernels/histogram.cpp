@@ -5,7 +5,8 @@
 namespace foreshock {
 namespace {
 
-// The counters take the cache's attention away from the stream of data, so it is asked for ahead.
+// Bytes to prefetch ahead. The scattered accesses to the counters keep the hardware prefetcher from following
+// the data.
 constexpr size_t kAhead = 1024;
 
 template <class Word>
@@ -19,7 +20,7 @@ constexpr uint32_t kMinusZero = 0x80000000u, kPlusInfinity = 0x7f800000u, kMinus
 
 constexpr size_t bin_of(uint32_t bits) { return bits >> kBinResidualBits; }
 
-// How many words of the bins that hold more than one kind of value have changed hands.
+// The sum of the words whose bins hold more than one kind of value. It changes if such a value was counted.
 uint64_t in_shared_bins(const uint64_t* words) {
   return words[bin_of(kMinusZero)] + words[bin_of(kPlusInfinity)] + words[bin_of(kMinusInfinity)];
 }
@@ -104,7 +105,7 @@ class Packer {
   bool failed_ = false;
 };
 
-// The next counter's place and count. *index beyond `end`: the set has ended.
+// Reads the index and count of the next counter. Sets *index to `end` at the end of the set.
 bool get_place(std::span<const std::byte>* bytes, size_t end, uint64_t most, size_t* index, uint64_t* count) {
   uint64_t distance = 0;
   if (!get_varint(bytes, &distance)) return false;
@@ -112,7 +113,7 @@ bool get_place(std::span<const std::byte>* bytes, size_t end, uint64_t most, siz
     *index = end;
     return true;
   }
-  // *index is -1, as a size_t, before the first one.
+  // Before the first counter *index is ~0, so that adding a distance of 1 gives 0.
   if (distance > end || *index + distance >= end || !get_varint(bytes, count)) return false;
   *index += distance;
   return *count > 0 && *count <= most;
@@ -174,7 +175,7 @@ bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* wor
     if (!get_place(bytes, kBinWords, kMostBinned, &index, &count)) return false;
     if (index == kBinWords) break;
     if (!get_varint(bytes, &residual)) return false;
-    if (index >= kBins) {  // counts once more what lies in a bin with others
+    if (index >= kBins) {  // -0 and the infinities, which a bin counts too
       if (residual != 0) return false;
       words[index] = count;
       continue;

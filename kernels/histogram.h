@@ -9,31 +9,30 @@
 
 namespace foreshock {
 
-// Counts 16-bit values: a counter for each of the 65,536 patterns, so the distribution is exact and NaN, the
-// infinities and -0 are counted separately. There are four sets of counters, and the count of a pattern is
-// the sum over them, so that equal neighbours do not wait for each other's store.
+// Counts 16-bit values with a counter for each of the 65,536 patterns, so the distribution is exact and NaN,
+// the infinities and -0 are counted separately. There are four sets of counters, so that the counter of equal
+// neighbours is not a chain of dependent stores. The count of a pattern is the sum over the sets.
 inline constexpr size_t kPatterns = size_t{1} << 16;
 inline constexpr size_t kPatternSets = 4;
 inline constexpr size_t kPatternWords = kPatternSets * kPatterns;
-inline constexpr uint64_t kMostPatterns = 0xffffffffu;  // most values over all calls
+inline constexpr uint64_t kMostPatterns = 0xffffffffu;  // limit of values over all calls
 
 void count_patterns(const void* data, size_t count, uint32_t* words);
 
-// Counts fp32 values in 2^20 bins; the values of a bin share sign, exponent and the upper 11 bits of the
+// Counts fp32 values in 2^20 bins. The values of a bin share sign, exponent and the upper 11 bits of the
 // fraction. The word of a bin holds the number of its values (from bit kBinCountShift on) and the sum of
-// their lower 12 bits, so the mean of every bin is exact. Three more words count -0, +infinity and -infinity,
-// which share a bin with other values.
+// their lower 12 bits (the residuals), so the mean of every bin is exact. Three more words count -0,
+// +infinity and -infinity, which share a bin with other values.
 inline constexpr size_t kBins = size_t{1} << 20;
 inline constexpr int kBinResidualBits = 12;
 inline constexpr int kBinCountShift = 38;
 inline constexpr size_t kMinusZeroWord = kBins, kPlusInfinityWord = kBins + 1, kMinusInfinityWord = kBins + 2;
 inline constexpr size_t kBinWords = kBins + 3;
-inline constexpr uint64_t kMostBinned =
-    (uint64_t{1} << 26) - 1;  // values that the words hold, over all calls
+inline constexpr uint64_t kMostBinned = (uint64_t{1} << 26) - 1;  // limit of values over all calls
 
 void count_bins(const void* data, size_t count, uint64_t* words);
 
-// Most counters are 0, so they are tested in runs of kCounterRun.
+// Most counters are 0, so kCounterRun counters are tested at a time.
 inline constexpr size_t kCounterRun = 64;
 static_assert(kBins % kCounterRun == 0 && kPatterns % kCounterRun == 0);
 
@@ -45,22 +44,23 @@ bool any_in_run(const Word* words) {
   return all != 0;
 }
 
-// Packed counters need a few bytes for each counter that is not zero.
+// Packed counters take a few bytes for each counter that is not zero.
 //
-// Every number is a variable-length integer, seven bits a byte, lowest first. Each counter that is not zero
-// gives, in order, its distance (>= 1) from the previous one (the first: from index -1), its count, and for a
-// bin the sum of its residuals. A distance of 0 ends a set of counters; another set of the same tensor may
-// follow.
+// Every number is a variable-length integer, seven bits a byte, lowest first. For each counter that is not
+// zero, in order, the bytes hold its distance (>= 1) from the previous such counter (for the first: from
+// index -1), its count, and for a bin the sum of its residuals. A distance of 0 ends a set of counters;
+// another set of the same tensor may follow.
 
 inline constexpr size_t kPackFailed = ~size_t{0};
 
-// Pack one set, including its end, and zero the counters. Return the bytes written, or kPackFailed if `room`
-// is too small; the counters are zeroed also then. `sets` is the number of sets of counters in `words`.
+// Pack one set with its end mark, and zero the counters. Return the bytes written, or kPackFailed if `room`
+// is too small; the counters are zeroed in either case. `sets` is the number of sets of counters in `words`.
 size_t pack_patterns(uint32_t* words, char* to, size_t room, size_t sets = kPatternSets);
 size_t pack_bins(uint64_t* words, char* to, size_t room);
 
-// Add one set to counters that must be zero, and move *bytes behind it. The bytes are not trusted: false if
-// they cannot come from counters of at most `most` values; the counters are then undefined.
+// Add one set to counters that must be zero, and advance *bytes past the set. The bytes are untrusted:
+// returns false if counters of at most `most` values cannot have produced them. The counters are then
+// undefined.
 bool unpack_patterns(std::span<const std::byte>* bytes, uint64_t most, uint32_t* words);
 bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* words);
 
@@ -68,7 +68,7 @@ bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* wor
 
 inline constexpr size_t kLongestVarint = 10;  // bytes
 
-// Writes at most kLongestVarint bytes; returns their end.
+// Writes at most kLongestVarint bytes and returns their end.
 inline char* put_varint(uint64_t number, char* to) {
   for (; number >= 0x80; number >>= 7) *to++ = static_cast<char>(number | 0x80);
   *to++ = static_cast<char>(number);
@@ -76,7 +76,7 @@ inline char* put_varint(uint64_t number, char* to) {
 }
 
 // Reads a number from the front of *bytes. Each number has one valid form, so that equal numbers have equal
-// bytes. False for an invalid or truncated form; *bytes then begins somewhere within it.
+// bytes. Returns false for an invalid or truncated form; *bytes then begins somewhere within it.
 inline bool get_varint(std::span<const std::byte>* bytes, uint64_t* number) {
   *number = 0;
   for (int shift = 0; shift < 64 && !bytes->empty(); shift += 7) {

@@ -9,8 +9,8 @@
 namespace foreshock {
 
 // Calls take(thread, bits) for each value of a packed array of Value. The aligned part is read 16 bytes at a
-// time; the first threads of the first block read its unaligned ends. There is a barrier at the end, and one
-// after each round, in which a thread reads kUnitsOfARound times 16 bytes.
+// time. The first threads of the first block read the unaligned ends. In each round a thread reads
+// kUnitsOfARound times 16 bytes; a barrier follows each round and the end.
 template <class Value, uint64_t kUnitsOfARound, class Block, class Take>
 FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block, const Take& take) {
   constexpr uint64_t kInUnit = sizeof(Bytes16) / sizeof(Value);
@@ -52,24 +52,24 @@ FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block
 
 inline constexpr uint64_t kOneRound = uint64_t{1} << 40;  // units: more than a device holds
 
-// A count that a thread has not added yet. Neighbours are often equal (a tensor of zeros): they are added
-// together, so that threads do not wait for the same word.
+// A count that a thread has not added to its word yet. Neighbours are often equal (a tensor of zeros). Their
+// counts are added at once, so that threads do not wait for the same word.
 template <class Word>
 struct Run {
   uint32_t bin;
   Word sum;
 };
 
-// Two 16-bit counters in a word of shared memory. The thread whose addition completes a portion of kPortion
-// in a counter subtracts the portion and adds it to the words. This may happen arbitrarily later, so only the
-// work between two barriers bounds a counter. Subtracting a portion does not change a counter modulo
-// kPortion, so exactly one addition completes each portion. After a barrier all portions are subtracted and
-// every counter is below kPortion. Before the next barrier only the values of one round are added. kPortion -
-// 1 plus these is below 0x10000, so a counter never carries into its neighbour; it never borrows either,
-// since only what was in it is subtracted.
+// Two 16-bit counters share a word of shared memory. The thread whose addition completes a portion of
+// kPortion in a counter subtracts the portion and adds it to the words. Subtracting a portion does not change
+// a counter modulo kPortion, so exactly one addition completes each portion. The subtraction may come
+// arbitrarily late, so only the work between two barriers bounds a counter. After a barrier all portions are
+// subtracted and every counter is below kPortion. Before the next barrier only the values of one round are
+// added. Their number plus kPortion - 1 is below 0x10000, so a counter never carries into its neighbour. A
+// counter never borrows either, since a portion is subtracted only after it was added.
 inline constexpr uint32_t kPortion = 0x1000;
 inline constexpr uint64_t kPatternUnitsOfARound = 7;
-inline constexpr uint64_t kMostPatternsOfARound =  // and both ends
+inline constexpr uint64_t kMostPatternsOfARound =  // 14: the values of both unaligned ends
     kMostThreadsOfABlock * kPatternUnitsOfARound * (sizeof(Bytes16) / sizeof(uint16_t)) + 14;
 static_assert(kPortion - 1 + kMostPatternsOfARound < 0x10000);
 
@@ -130,7 +130,7 @@ FORESHOCK_DEVICE void count_patterns_body(const HistogramJob& job, Block& block)
   }
 }
 
-// Words as count_bins() makes them.
+// Adds to words of the layout that count_bins() uses.
 template <class Block>
 FORESHOCK_DEVICE void count_bins_body(const HistogramJob& job, Block& block) {
   constexpr uint32_t kMinusZero = 0x80000000u, kPlusInfinity = 0x7f800000u, kMinusInfinity = 0xff800000u;

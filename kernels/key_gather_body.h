@@ -32,7 +32,7 @@ FORESHOCK_DEVICE double load_element(const DeviceView& view, DType type, int64_t
 }
 
 // Sums the columns of one tile over all rows of the first head. Neighbouring threads read neighbouring
-// columns, and each thread takes rows at a fixed distance. The sums of the threads are then added pairwise,
+// columns, and each thread reads every `stripes`-th row. The sums of the threads are then added pairwise,
 // always in the same order.
 template <class Block>
 FORESHOCK_DEVICE void sum_tile(const DeviceView& view, DType type, uint32_t tile, ColumnSum* to,

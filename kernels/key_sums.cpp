@@ -7,8 +7,9 @@
 namespace foreshock {
 namespace {
 
-// Rows that are summed before the sums are converted to fp64. Their rounding, at most kRowsOfABlock * 2^-24
-// of the sum of magnitudes, is small beside the 2^-9 (bf16) or 2^-12 (fp16) that each element was rounded by.
+// kRowsOfABlock rows are summed in fp32 before the sums are converted to fp64. The rounding of these sums, at
+// most kRowsOfABlock * 2^-24 of the sum of magnitudes, is small beside the rounding of each element to 2^-9
+// (bf16) or 2^-12 (fp16).
 constexpr int64_t kRowsOfABlock = 32, kTile = 128;
 
 template <class Element>
@@ -21,7 +22,7 @@ Element load(const char* at) {
 struct Bf16 {
   static constexpr uint16_t kExponent = 0x7f80, kLeast = (127 + ColumnSum::kLeastExponent) << 7,
                             kMost = (127 - ColumnSum::kLeastExponent) << 7;
-  // From a value in the upper half of the bits.
+  // Converts the value in the upper 16 bits.
   static float widen(uint32_t bits) { return std::bit_cast<float>(bits); }
 };
 struct Fp16 {
@@ -35,13 +36,13 @@ struct Fp16 {
   }
 };
 
-// Sums of a tile of columns over the rows of a block. Even and odd columns apart: a pair of values in memory
-// is one integer of 32 bits, and the halves become fp32 by a shift and a mask, so that these loops are vector
-// instructions of any x86-64.
+// Sums of a tile of columns over the rows of a block. Even and odd columns are summed separately. A pair of
+// values in memory is one 32-bit integer, and a shift and a mask make fp32 values of its halves, so compilers
+// vectorize these loops for any x86-64.
 struct BlockSums {
   float even[kTile / 2] = {}, odd[kTile / 2] = {}, even_squares[kTile / 2] = {}, odd_squares[kTile / 2] = {};
 
-  // False if a value is not finite, or so large that the square of its ulp leaves the range of fp32.
+  // Returns false if a value is not finite, or so large that the square of its ulp leaves the range of fp32.
   template <class Type>
   bool add(const char* row, int64_t columns) {
     uint16_t exponent[kTile], largest = 0;
@@ -89,7 +90,7 @@ bool add_block(const RowsOfTile& of, const Format& format, ColumnSum* to) {
   return true;
 }
 
-// As add_block(), in fp64.
+// Does the same as add_block() for fp32 elements, with sums in fp64.
 bool add_fp32_block(const RowsOfTile& of, const Format& format, ColumnSum* to) {
   constexpr int32_t kExponent = 0x7f800000, kLeast = (127 + ColumnSum::kLeastExponent) << 23;
   double sums[kTile] = {}, squares[kTile] = {};
@@ -115,7 +116,7 @@ bool add_fp32_block(const RowsOfTile& of, const Format& format, ColumnSum* to) {
   return true;
 }
 
-// One element at a time: any format, layout and value.
+// Adds one element at a time. Slow, but handles every format, layout and value.
 void add_elements(const TensorView& view, const RowsOfTile& of, ColumnSum* to) {
   const int64_t stride = view.stride[3] * static_cast<int64_t>(size_of(view.dtype));
   const Format format = format_of(view.dtype);
@@ -144,7 +145,7 @@ void sum_rows(const TensorView& view, int64_t batch, int64_t head, ColumnSum* to
   }
 }
 
-// All exponent bits are set. The tensor's rows may have any stride.
+// Counts the elements whose exponent bits are all set. The tensor's rows may have any stride.
 template <class Bits>
 uint64_t nonfinite_in(const TensorView& view, int64_t batch, int64_t head, Bits exponent) {
   const int64_t stride = view.stride[3] * static_cast<int64_t>(sizeof(Bits));

@@ -11,7 +11,7 @@
 
 namespace foreshock {
 
-// The sum of one column, to which rows are added in order.
+// The sum of one column. The bits of the result depend on the order of the rows.
 struct ColumnSum {
   double sum = 0, ulp_squares = 0;
   uint64_t nonfinite = 0;
@@ -30,7 +30,7 @@ struct ColumnSum {
     nonfinite += other.nonfinite;
   }
 
-  // A smaller x counts as one of this exponent, so that the squares of all but huge ulps fit into fp32.
+  // A smaller x counts as one with this exponent, so that the squares of all but huge ulps fit into fp32.
   static constexpr int kLeastExponent = -62;
 
   // ulp(x)^2 for a finite x.
@@ -43,17 +43,17 @@ struct ColumnSum {
   }
 };
 
-// Number of sums of a backward call: a ColumnSum for each column of dK and then of dV, over all keys of one
-// batch and kv-head, and one for dQ of the query heads that share the kv-head, in which only `nonfinite` is
-// set.
+// Number of sums of a backward call. There is a ColumnSum for each column of dK and then of dV, over all keys
+// of one batch and kv-head. One more belongs to dQ of the query heads that share the kv-head; only its
+// `nonfinite` is set.
 constexpr size_t key_sum_count(size_t head_dim, size_t value_dim) { return head_dim + value_dim + 1; }
 
 // Number of NaN and Inf in one head. The format must be floating.
 uint64_t count_nonfinite(const TensorView& view, int64_t batch, int64_t head);
 
 // Writes key_sum_count() sums. The tensors are [batch, heads or kv_heads, queries or keys, dim] and must have
-// the same floating format. This function adds rows in order; the device adds every 16th row and then these
-// sums.
+// the same floating format. The host adds rows in order. The device adds every 16th row in a thread and then
+// the sums of the threads, so the results may differ in rounding.
 void sum_over_keys(const TensorView& grad_query, const TensorView& grad_key, const TensorView& grad_value,
                    int64_t batch, int64_t kv_head, ColumnSum* to);
 

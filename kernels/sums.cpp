@@ -39,7 +39,7 @@ void load_block(const TensorView& tensor, int64_t first, int64_t stride, size_t 
 }
 
 bool is_jointly_dense(const TensorView& a, const TensorView& b) {
-  int64_t filled = 1;  // elements of the dimensions taken so far, the innermost in memory first
+  int64_t filled = 1;  // number of elements of the dimensions taken so far, innermost first
   bool taken[4] = {};
   for (int round = 0; round < 4; ++round) {
     int next = -1;
@@ -126,7 +126,7 @@ Update sums(size_t count, const Load& load) {
     update.sum_squares_after += after_squares[chain];
     update.max_magnitude = std::max(update.max_magnitude, most[chain]);
   }
-  if (std::isnan(update.sum_magnitude)) update.max_magnitude = update.sum_magnitude;  // NaN compares as less
+  if (std::isnan(update.sum_magnitude)) update.max_magnitude = update.sum_magnitude;  // `<` ignored the NaN
   return update;
 }
 
@@ -168,8 +168,9 @@ void add_gradient_sums(const TensorView& gradient, GradientSums* sums) {
 
 namespace {
 
-// base^n for n >= 0, the same bits everywhere, which pow of a C library does not promise. Relative error
-// below n * 2^-53, so that of 1 - beta2^t is below 2^-53 * t beta2^t / (1 - beta2^t) < 2^-53 / (1 - beta2).
+// Returns base^n for n >= 0, with the same bits on every machine, which pow() does not guarantee. The
+// relative error is below n * 2^-53, so the relative error of 1 - beta2^t is below 2^-53 * t beta2^t / (1 -
+// beta2^t) < 2^-53 / (1 - beta2).
 double power(double base, int64_t n) {
   double result = 1;
   for (; n > 0; n >>= 1, base *= base) {
@@ -178,8 +179,8 @@ double power(double base, int64_t n) {
   return result;
 }
 
-// A sum over f(0) .. f(n - 1) in kChains chains. One sum at a time, so that its chains stay in vector
-// registers.
+// Sums f(0) .. f(n - 1) in kChains chains. Only one sum is computed per loop, so that its chains stay in
+// vector registers.
 template <class Function>
 double sum(size_t n, const Function& f) {
   double chain[kChains] = {};
@@ -193,13 +194,14 @@ double sum(size_t n, const Function& f) {
   return total;
 }
 
-// The same of what is true; the counts are kept in fp64 as well: exact, and one kind of arithmetic.
+// Counts the n for which f(n) is true. The count is kept in fp64, which is exact and uses the same
+// instructions as sum().
 template <class Function>
 uint64_t count(size_t n, const Function& f) {
   return static_cast<uint64_t>(sum(n, [&f](size_t i) { return f(i) ? 1.0 : 0.0; }));
 }
 
-// What is left out, which is rare.
+// Counts the elements that the sums leave out. They are rare.
 void count_unusable(const double* g, const double* v, size_t n, AdamSums* block) {
   block->nonfinite_gradient = count(n, [&](size_t i) { return g[i] * 0 != 0; });
   block->unusable_state = count(n, [&](size_t i) { return !is_usable(0, v[i]); });
@@ -257,7 +259,8 @@ uint64_t checksum(const void* data, size_t bytes) {
   uint64_t sum = 0;
   uint32_t first = checksum_factor(0);
   size_t words = bytes / sizeof(uint32_t);
-  // In blocks, so that the factors within one need no chain of additions: this loop becomes vector code.
+  // In blocks, so that the factors within a block are not a chain of additions. The compiler then vectorizes
+  // this loop.
   for (; words >= kBlock; words -= kBlock, at += kBlock * sizeof(uint32_t)) {
     uint32_t block[kBlock];
     std::memcpy(block, at, sizeof block);

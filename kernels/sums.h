@@ -14,12 +14,12 @@ namespace foreshock {
 // Two tensors of the same shape are read together, in blocks of at most this many fp64 values each.
 inline constexpr size_t kJointBlock = 256;
 
-// Converts `count` elements of `tensor` exactly: element `first` and further ones, `stride` apart. Its type
+// Converts `count` elements of `tensor` exactly: elements `first`, `first` + `stride` and so on. The type
 // must be floating.
 void load_block(const TensorView& tensor, int64_t first, int64_t stride, size_t count, double* to);
 
-// Whether both tensors have the same shape and fill a block of memory without gaps in the same order of
-// elements. They can then be read as one row.
+// Whether both tensors have the same shape and the same order of elements in memory, without gaps. They can
+// then be read as one row.
 bool is_jointly_dense(const TensorView& a, const TensorView& b);
 
 inline int64_t element_count(const TensorView& tensor) {
@@ -27,8 +27,8 @@ inline int64_t element_count(const TensorView& tensor) {
 }
 
 // Calls visit(a, b, n) for each block of n <= kJointBlock values of both tensors at the same indices. The
-// shapes must be equal. The order is that of memory if the tensors are jointly dense, else row by row, and
-// then a block never spans two rows.
+// shapes must be equal. If the tensors are jointly dense, the order is that of memory. Otherwise the tensors
+// are read row by row, and a block never spans two rows.
 template <class Visit>
 void for_each_joint_block(const TensorView& a, const TensorView& b, const Visit& visit) {
   double of_a[kJointBlock], of_b[kJointBlock];
@@ -89,7 +89,7 @@ struct GradientSums {
 };
 
 // Sums a tensor with any strides and a floating type. Elements are added in order within each joint block,
-// then the blocks in order: the relative error of the squares is below (blocks + 257) * 2^-53.
+// then the blocks are added in order. The relative error of the squares is below (blocks + 257) * 2^-53.
 void add_gradient_sums(const TensorView& gradient, GradientSums* sums);
 
 // Parameters of the Adam step that was just taken.
@@ -140,16 +140,16 @@ AdamConstants adam_constants(const AdamStep& step);
 inline constexpr double kSurprise = 50;  // from SPAM, arXiv 2501.06842, which also uses 5000
 
 // Adds the statistics of a tensor to *sums. Both tensors must have the same shape and floating formats;
-// formats and strides may differ. The order is fixed: within each joint block element n goes to chain n mod
-// 8, then chains are added in order, then blocks in order. So a sum's relative error is below (blocks + 60 +
-// 2 / (1 - beta2)) * 2^-53, and its bits do not depend on the machine. With a step below 1 or a beta2 outside
-// [0, 1) nothing is counted.
+// formats and strides may differ. The order is fixed: within each joint block element n is added to chain n
+// mod 8, then the chains are added in order, then the blocks. So a sum's relative error is below (blocks + 60
+// + 2 / (1 - beta2)) * 2^-53, and its bits do not depend on the machine. Nothing is counted if the step is
+// below 1, beta2 is outside [0, 1) or eps is negative or NaN.
 void add_adam_sums(const TensorView& gradient, const TensorView& second_moment, const AdamStep& step,
                    AdamSums* sums);
 
 // One element of a gradient and its second moment; the same code runs on host and device.
 
-// Tests for finite values without a branch, so that the loop is vectorized: NaN and the infinities times 0
+// Tests for finite values without a branch, so that the loop is vectorized. NaN and the infinities times 0
 // are NaN.
 constexpr bool is_usable(double g, double v) { return int{g * 0 + v * 0 == 0} & int{v >= 0}; }
 

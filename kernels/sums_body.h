@@ -66,7 +66,8 @@ FORESHOCK_DEVICE void load_group(DType type, uint64_t data, uint64_t first, uint
   }
 }
 
-// Adds the Sums of all lanes in shared memory to lane 0: lane l takes lane l + 128 in, then l + 64, to l + 1.
+// Adds the Sums of all lanes in shared memory to lane 0, pairwise: lane l adds lane l + 128, then l + 64,
+// down to l + 1.
 template <class Sums, class Block>
 FORESHOCK_DEVICE void fold_lanes(Sums* lane, Block& block) {
   for (uint32_t half = kSumLanes / 2; half > 0; half /= 2) {
@@ -76,7 +77,8 @@ FORESHOCK_DEVICE void fold_lanes(Sums* lane, Block& block) {
   }
 }
 
-// Lane l of a chunk adds groups l, l + 256, ... of kSumGroup elements each, in order; the lanes are folded.
+// Sums a chunk. Lane l adds groups l, l + 256, ... of kSumGroup elements each, in order; then the lanes are
+// added.
 template <class Sums, class Tensor, class Block>
 FORESHOCK_DEVICE void sum_chunk(const Tensor& tensor, uint64_t chunk, Sums* lane, Block& block) {
   const uint64_t begin = chunk * kSumChunk, left = tensor.count - begin;
@@ -92,7 +94,7 @@ FORESHOCK_DEVICE void sum_chunk(const Tensor& tensor, uint64_t chunk, Sums* lane
   fold_lanes(lane, block);
 }
 
-// Lane l adds chunks l, l + 256, ... of a tensor, in order; the lanes are folded.
+// Sums the chunks of a tensor. Lane l adds chunks l, l + 256, ..., in order; then the lanes are added.
 template <class Sums, class Block>
 FORESHOCK_DEVICE void sum_partials(const Sums* partial, uint64_t chunks, Sums* lane, Block& block) {
   block.each([&](uint32_t thread) {
@@ -208,9 +210,10 @@ FORESHOCK_DEVICE void scalars_body(const ScalarsJob& job, Block& block) {
   });
 }
 
-// The body of kChecksum. A sum modulo 2^64: every order gives the same bits.
+// The body of kChecksum. The sum is modulo 2^64, so every order of additions gives the same bits.
 
-// Word number `n`, in pieces of Unit, to which `from` is aligned; bytes behind the end are zero.
+// Returns word number `n`, read in units of Unit. `from` must be aligned to Unit. Bytes past the end count as
+// zero.
 template <class Unit, class Block>
 FORESHOCK_DEVICE uint32_t checksum_word(const ChecksumJob& job, uint64_t n, const Block& block) {
   if constexpr (sizeof(Unit) == sizeof(uint32_t)) {
@@ -252,7 +255,7 @@ FORESHOCK_DEVICE void checksum_body(const ChecksumJob& job, Block& block) {
       checksum_words<uint32_t>(job, block);
       break;
     case 2:
-      // An odd number of bytes has no half for its last one.
+      // If the number of bytes is odd, the last byte fills only half of a uint16_t.
       if (job.bytes % 2 == 0) {
         checksum_words<uint16_t>(job, block);
         break;
