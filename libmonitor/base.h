@@ -18,13 +18,13 @@ inline uint64_t clock_ns(clockid_t clock) {
   return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
-// For lengths of time.
+// For durations within this process.
 inline uint64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
 
-// For points in time that another process reads.
+// For timestamps that another process reads.
 inline uint64_t realtime_ns() { return clock_ns(CLOCK_REALTIME); }
 
-// Tries to take a lock and never waits: if the lock is taken, the caller must skip its work.
+// Tries to take a lock and never waits. If another thread holds the lock, the caller must skip its work.
 class TryLock {
  public:
   explicit TryLock(std::atomic_flag& flag)
@@ -41,11 +41,11 @@ class TryLock {
   bool owned_;
 };
 
-// Zeroed memory from the kernel, not from the trainer's allocator. A page takes memory once it is touched.
-// Set-up only. Never freed, since threads may still run while the process ends. Thread-compatible.
+// Zeroed memory from the kernel, not from the trainer's allocator. Pages are allocated at first access. For
+// set-up only. Never freed, since threads may still run while the process ends. Thread-compatible.
 class MmapBuffer {
  public:
-  // Makes room for at least `bytes`; the earlier content is lost. False if there is no memory; the buffer is
+  // Provides at least `bytes`; earlier content is lost. Returns false if there is no memory; the buffer is
   // then empty.
   bool reserve(size_t bytes) {
     if (bytes <= bytes_ && data_ != nullptr) return true;
@@ -54,7 +54,8 @@ class MmapBuffer {
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     data_ = map == MAP_FAILED ? nullptr : static_cast<char*>(map);
     bytes_ = data_ == nullptr ? 0 : bytes;
-    // Counters are sparse: a page that is only read stays the kernel's one page of zeros.
+    // Counters are sparse. Without huge pages, a page that is only read maps the kernel's shared page of
+    // zeros.
     if (data_ != nullptr) madvise(data_, bytes_, MADV_NOHUGEPAGE);
     return data_ != nullptr;
   }
@@ -66,8 +67,8 @@ class MmapBuffer {
   size_t bytes_ = 0;
 };
 
-// Remembers steps in which a thread could not take a lock, for the next thread that can. A step counts once;
-// beyond eight steps further ones are forgotten. Any thread.
+// Remembers steps in which a thread could not take a lock, for the next thread that can. A step is kept once.
+// At most eight steps are kept; further ones are dropped. Any thread.
 class DeferredSteps {
  public:
   void add(int64_t step) {
@@ -76,7 +77,7 @@ class DeferredSteps {
       if (place.compare_exchange_strong(found, step + kFirst) || found == step + kFirst) return;
     }
   }
-  // Calls take(step) once for each step and forgets it.
+  // Removes every step and calls take(step) for it.
   void take(const auto& take) {
     for (auto& place : places_)
       if (const int64_t found = place.exchange(kNone); found != kNone) take(found - kFirst);
@@ -87,9 +88,9 @@ class DeferredSteps {
   std::atomic<int64_t> places_[8] = {};
 };
 
-// Macros for a function that forwards its arguments without knowing their types. It passes on all words that
-// its caller may have set: integer registers, floating-point registers, and words of the stack. Words beyond
-// the arguments belong to the caller's frame; copying them has no effect.
+// Macros for a function that forwards its arguments without knowledge of their types. The function forwards
+// every word that its caller may have set: integer registers, floating-point registers, and words of the
+// stack. Stack words beyond the arguments belong to the caller's frame; copying them has no effect.
 
 using Word = uint64_t;
 
@@ -106,7 +107,7 @@ inline constexpr int kIntegerRegisters = 8;
 #define FORESHOCK_WORD(name) foreshock::Word name
 #define FORESHOCK_DOUBLE(name) double name
 #define FORESHOCK_NAME(name) name
-// Each file that uses these macros must define FORESHOCK_STACK(X), the words of the stack.
+// Each file that uses these macros must define FORESHOCK_STACK(X), the list of stack words.
 #define FORESHOCK_PARAMETERS \
   FORESHOCK_INTEGERS(FORESHOCK_WORD), FORESHOCK_DOUBLES(FORESHOCK_DOUBLE), FORESHOCK_STACK(FORESHOCK_WORD)
 #define FORESHOCK_ARGUMENTS \

@@ -1,8 +1,8 @@
-// How the monitor gets into a PyTorch process that only preloads it, where it loads the adapter that was
-// built for exactly this torch. Python: a function that `import torch` calls (foreshock_load_adapter). C++:
-// when the trainer is linked with LibTorch, that is mapped before our constructor runs. dlopen and dlsym
-// themselves are never interposed: glibc takes the RUNPATH of the caller of dlopen, and cuDNN's sub-libraries
-// were not found any more (bloomberg/memray#212).
+// Starts the monitor in a PyTorch process that preloads libforeshock.so: loads the adapter that was built for
+// exactly this torch. In Python, `import torch` calls our initModule(), which loads the adapter. In a C++
+// program linked with LibTorch, LibTorch is mapped before our constructor, which loads the adapter. dlopen
+// and dlsym are never interposed: glibc uses the RUNPATH of the library that calls dlopen, and with a wrapper
+// cuDNN did not find its sub-libraries (bloomberg/memray#212).
 #include "libmonitor/bootstrap.h"
 
 #include <dlfcn.h>
@@ -23,7 +23,7 @@ namespace {
 
 struct Search {
   const char* name;
-  int skip;  // matches to pass over
+  int skip;  // number of matches to ignore
   char path[512];
 };
 
@@ -34,20 +34,20 @@ int match_name(dl_phdr_info* info, size_t, void* data) {
   if (slash == nullptr || length >= sizeof search->path) return 0;
   if (std::strncmp(slash + 1, search->name, name) != 0) return 0;
   const bool is_whole = std::strstr(search->name, ".so") != nullptr;
-  const char next = slash[1 + name];  // distributions: libtorch_cpu.so.2.6
+  const char next = slash[1 + name];  // Linux distributions: libtorch_cpu.so.2.6
   if ((is_whole && next != '\0' && next != '.') || search->skip-- > 0) return 0;
   std::memcpy(search->path, info->dlpi_name, length + 1);
   return 1;
 }
 
-// The path of a library that is mapped already: the one after `skip` others that match as well.
+// Finds the path of a mapped library with this name. The first `skip` matches are ignored.
 bool find_mapped(const char* name, Search* search, int skip = 0) {
   search->name = name;
   search->skip = skip;
   return dl_iterate_phdr(match_name, search) != 0;
 }
 
-// The quoted value of `name = '...'` at the start of a line of version.py.
+// Reads the quoted value of `name = '...'` at the start of a line of version.py.
 bool read_assignment(const char* text, const char* name, char* value, size_t capacity) {
   for (const char* line = text; line != nullptr && *line != '\0'; line = std::strchr(line, '\n')) {
     if (*line == '\n') ++line;
@@ -69,7 +69,7 @@ bool read_assignment(const char* text, const char* name, char* value, size_t cap
   return false;
 }
 
-// The start of the file `name` in `folder`; "" when it cannot be read.
+// Reads the start of the file `name` in `folder`; "" if it cannot be read.
 void read_start(const char* folder, const char* name, char (&text)[4096]) {
   char path[600];
   text[0] = '\0';
@@ -81,7 +81,7 @@ void read_start(const char* folder, const char* name, char (&text)[4096]) {
   text[got > 0 ? got : 0] = '\0';
 }
 
-// The first line of such a file.
+// Reads the first line of the file `name` in `folder`.
 bool read_line(const char* folder, const char* name, char* value, size_t capacity) {
   char text[4096];
   read_start(folder, name, text);
@@ -92,7 +92,8 @@ bool read_line(const char* folder, const char* name, char* value, size_t capacit
   return true;
 }
 
-// A Python package has a version.py, the LibTorch archive two files of one line.
+// Reads the version of the torch in `home`. A Python package has a version.py; the LibTorch archive has two
+// files of one line.
 bool read_version_at(const char* home, char (&version)[64], char (&commit)[64]) {
   char text[4096];
   read_start(home, "version.py", text);
@@ -103,15 +104,16 @@ bool read_version_at(const char* home, char (&version)[64], char (&commit)[64]) 
          read_line(home, "build-hash", commit, sizeof commit);
 }
 
-// Takes the last part of a path away.
+// Removes the last component of a path.
 bool cut(char* path) {
   char* slash = std::strrchr(path, '/');
   if (slash != nullptr) *slash = '\0';
   return slash != nullptr;
 }
 
-// Version and commit of the torch that `library` belongs to: <home>/lib/libtorch_cpu.so. Distributions have
-// it among the libraries of the system; there torch/_C tells where the Python package is.
+// Reads version and commit of the torch that `library` (<home>/lib/libtorch_cpu.so) belongs to. Linux
+// distributions install this library in the system's library folder; there the Python package is found by its
+// torch/_C.
 bool read_torch_version(const char* library, char (&version)[64], char (&commit)[64]) {
   char home[512];
   std::snprintf(home, sizeof home, "%s", library);
@@ -119,13 +121,13 @@ bool read_torch_version(const char* library, char (&version)[64], char (&commit)
   Search python = {};
   for (int skip = 0; find_mapped("_C.", &python, skip); ++skip) {
     const char* folder = cut(python.path) ? std::strrchr(python.path, '/') : nullptr;
-    if (folder == nullptr || std::strcmp(folder, "/torch") != 0) continue;  // others have a _C as well
+    if (folder == nullptr || std::strcmp(folder, "/torch") != 0) continue;  // other packages have a _C too
     return read_version_at(python.path, version, commit);
   }
   return false;
 }
 
-bool can_find() {  // glibc_compat.h
+bool can_find() {  // weak symbols, see glibc_compat.h
   return dlopen != nullptr && dlsym != nullptr && dlvsym != nullptr && dlclose != nullptr;
 }
 
@@ -133,8 +135,8 @@ void* find_in(void* handle, const char* function, const char* version) {
   return version == nullptr ? dlsym(handle, function) : dlvsym(handle, function, version);
 }
 
-// An adapter takes the foreshock_ functions from the process. Where we were opened locally (dlopen without
-// RTLD_GLOBAL) they are made visible to it, behind everything that was there before.
+// An adapter resolves the foreshock_ functions in the process. If this library was opened without
+// RTLD_GLOBAL, its symbols are added to the global scope, after all existing ones.
 void become_visible() {
   Search us = {};
   if (dlsym(RTLD_DEFAULT, "foreshock_abi_version") != nullptr || !find_mapped("libforeshock.so", &us)) return;
@@ -142,7 +144,7 @@ void become_visible() {
 }
 
 void load_adapter_of(const char* torch, const char* adapters) {
-  if (dlopen == nullptr || dlsym == nullptr) return g_process.off("adapter_not_loadable");  // glibc_compat.h
+  if (dlopen == nullptr || dlsym == nullptr) return g_process.off("adapter_not_loadable");  // weak
   char version[64], commit[64], path[700];
   if (!read_torch_version(torch, version, commit)) return g_process.off("torch_version_unknown");
   std::snprintf(path, sizeof path, "%s/torch-%s-%.12s/adapter.so", adapters, version, commit);
@@ -156,7 +158,8 @@ void load_adapter_of(const char* torch, const char* adapters) {
   attach_nvte(adapter);
 }
 
-// In nearly every process that inherits us there is no torch yet: one look at the list of libraries.
+// Most processes that inherit the preload have no torch yet: the constructor then only scans the list of
+// libraries.
 __attribute__((constructor)) void enter_by_linked_torch() { load_adapter(); }
 
 }  // namespace
@@ -165,7 +168,7 @@ void* find_at(const char* path, const char* function, const char* version, const
   if (!can_find()) return nullptr;
   void* handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
   void* found = handle != nullptr ? find_in(handle, function, version) : nullptr;
-  if (found != nullptr && found != ours) return found;  // the handle keeps it mapped
+  if (found != nullptr && found != ours) return found;  // the handle stays open, so the library stays mapped
   if (handle != nullptr) dlclose(handle);
   return nullptr;
 }
@@ -211,8 +214,7 @@ bool is_monitored_process() {
   return read_environment(SafeEnvironment(), &settings);
 }
 
-// Nothing is compiled or tested here: that was done by `foreshock run` or `foreshock doctor` in a process of
-// their own.
+// Does not compile or test an adapter: `foreshock run` or `foreshock doctor` did this in another process.
 void load_adapter() {
   static std::atomic_flag done;
   Settings settings = {};
@@ -224,19 +226,20 @@ void load_adapter() {
   if (!done.test_and_set()) load_adapter_of(torch.path, adapters);
 }
 
-// importlib calls _imp.create_dynamic(spec), which maps the file and calls its PyInit_ function, from a
-// Python function that has the specification among its variables: as `spec`, or as the first of the `args`
-// that it passes on (importlib._bootstrap._call_with_frames_removed, since Python 3.5). All is of Python's
-// stable ABI.
+// read_imported_file() finds the specification of the module that is being imported. importlib calls
+// _imp.create_dynamic(spec), which maps the file and calls its PyInit_ function. The calling Python function
+// has the specification in a local variable: `spec`, or the first element of the `args` that it passes on
+// (importlib._bootstrap._call_with_frames_removed, since Python 3.5). Only Python's stable ABI is used.
 
 namespace {
 
 struct Object;  // PyObject
 
-// Exported by the program, or by a library that may have been loaded locally.
+// Finds a function or variable of Python. It may be exported by the program, or by a library that was loaded
+// with RTLD_LOCAL.
 template <class T>
 bool find(const char* name, T** found) {
-  void* symbol = dlsym != nullptr ? dlsym(RTLD_DEFAULT, name) : nullptr;  // glibc_compat.h
+  void* symbol = dlsym != nullptr ? dlsym(RTLD_DEFAULT, name) : nullptr;  // weak
   if (symbol == nullptr) symbol = find_in_mapped("libpython3", name);
   *found = reinterpret_cast<T*>(symbol);
   return symbol != nullptr;
@@ -250,13 +253,13 @@ bool is_python_ours() {
 }
 
 struct Python {
-  Object* (*locals)();                               // borrowed
-  Object* (*item)(Object* dict, const char* name);   // borrowed
-  Object* (*element)(Object* tuple, long position);  // borrowed
+  Object* (*locals)();                               // borrowed reference
+  Object* (*item)(Object* dict, const char* name);   // borrowed reference
+  Object* (*element)(Object* tuple, long position);  // borrowed reference
   Object* (*attribute)(Object*, const char* name);
   Object* (*bytes)(Object* path);
   const char* (*text)(Object* bytes);
-  void (*release)(Object*);  // or null
+  void (*release)(Object*);  // accepts null
   void (*forget_error)();
 
   bool find_all() {
@@ -267,7 +270,7 @@ struct Python {
   }
 };
 
-// Borrowed, or null.
+// Returns a borrowed reference, or null.
 Object* find_specification(const Python& python) {
   Object* locals = python.locals();
   if (locals == nullptr) return nullptr;
@@ -294,7 +297,7 @@ bool read_imported_file(char (&path)[4096]) {
   if (!is_python_ours() || !python.find_all()) return false;
   Object* specification = find_specification(python);
   const bool is_known = specification != nullptr && read_origin(python, specification, path);
-  if (!is_known) python.forget_error();  // of our questions: an initialization begins without one
+  if (!is_known) python.forget_error();  // a module's initialization must start without a pending error
   return is_known;
 }
 
@@ -305,20 +308,23 @@ void refuse_import(const char* text) {
     set_error(*type, text);
 }
 
-// The door of Python: torch/_C calls `initModule` of libtorch_python through its PLT, once, in `import
-// torch`. Ours runs first, calls the real one, then loads the adapter.
+// Entry in Python: torch/_C calls `initModule` of libtorch_python through its PLT, once, in `import torch`.
+// Our definition runs first, calls the real one, then loads the adapter.
 //
-// Others have copied torch's stub and call an initModule of their own (backends outside of torch's tree),
-// some of them while torch is being imported. They come here as well, monitored or not, and must get theirs.
-// Our return address does not tell who called, since PyInit__C jumps here and is not returned to, nor does
-// the order in which libraries were mapped, where one was mapped before it is imported. Python knows.
+// Other extension modules (backends outside of torch's tree) have copied torch's stub and call their own
+// initModule, some of them while torch is being imported. In every process, monitored or not, these calls
+// come to our definition too and must be forwarded to the module's own function. Our return address does not
+// identify the caller, since PyInit__C jumps here instead of calling. The order of mapped libraries does not
+// either, since a module may be mapped before it is imported. So the module is read from Python's import
+// state.
 
 namespace {
 
 constexpr const char* kName = "initModule";
 
-// The one that the module being imported sees: its own, or that of a library it is linked with. Where nobody
-// knows which module that is, what was mapped last: it has been mapped to be imported.
+// Finds the initModule that the module being imported would call: its own, or that of a library it is linked
+// with. If the module is unknown, the definition mapped last is used, since a module is usually mapped just
+// before its import.
 void* find_own(const void* ours) {
   char path[4096];
   return read_imported_file(path) ? find_at(path, kName, nullptr, ours) : find_last_mapped(kName, ours);
@@ -328,13 +334,14 @@ bool is_of_torch(const void* function, const void* ours) {
   return function != nullptr && function == find_in_mapped("libtorch_python.so", kName, nullptr, ours);
 }
 
-// What is visible to all comes before what a module has, as it does for the dynamic linker.
+// A globally visible definition comes before the module's own one, as in the dynamic linker.
 void* init_module(const void* ours) {
   void* own = find_own(ours);
   void* visible = find_next(kName, nullptr, ours);
   const auto real = reinterpret_cast<void* (*)()>(visible != nullptr ? visible : own);
   if (real == nullptr) {
-    refuse_import("undefined symbol: initModule");  // as without us, where the library would not be mapped
+    refuse_import("undefined symbol: initModule");  // without our definition, mapping the library would fail
+                                                    // the same way
     return nullptr;
   }
   void* module = real();

@@ -6,10 +6,10 @@
 namespace foreshock {
 
 // The find functions return the address of `function`, or null if it is not found. They never return `ours`,
-// our own definition. If `version` is not null, only a symbol with exactly that version matches. The library
-// that defines the result stays mapped.
+// the definition in libforeshock.so. If `version` is not null, only a symbol with exactly that version
+// matches. The library that defines the result stays mapped.
 
-// Searches the mapped library at `path` and then the libraries it is linked with.
+// Searches the mapped library at `path`, then the libraries it is linked with.
 void* find_at(const char* path, const char* function, const char* version, const void* ours);
 
 // Searches the libraries that are already mapped. `library` is a file name ("libtorch_cpu.so"; a version may
@@ -18,25 +18,26 @@ void* find_at(const char* path, const char* function, const char* version, const
 void* find_in_mapped(const char* library, const char* function, const char* version = nullptr,
                      const void* ours = nullptr);
 
-// The definition in the library that was mapped last.
+// Returns the definition in the library that was mapped last.
 void* find_last_mapped(const char* function, const void* ours);
 
-// The next definition in the global order of the dynamic linker; it may be another tool's.
+// Returns the next definition in the global order of the dynamic linker. It may belong to another tool.
 void* find_next(const char* function, const char* version, const void* ours);
 
-// The definition that a caller of `ours` would get without libforeshock.so: that of find_next(), or, if the
-// function was loaded with RTLD_LOCAL, that of `library` or of any mapped library.
+// Returns the definition that a caller of `ours` would get without libforeshock.so: the result of
+// find_next(). If there is none, the function may have been loaded with RTLD_LOCAL; then `library` is
+// searched, then all mapped libraries.
 void* find_behind(const char* library, const char* function, const char* version, const void* ours);
 
-// The path of a mapped library (`library` as in find_in_mapped()). False if there is none or its path is too
-// long.
+// Gets the path of a mapped library (`library` as in find_in_mapped()). Returns false if there is none or its
+// path is too long.
 bool find_mapped_path(const char* library, char (&path)[512]);
 
-// Whether this process is to be monitored according to its environment.
+// Whether the environment asks to monitor this process.
 bool is_monitored_process();
 
-// Loads the adapter for the mapped torch, once. Does nothing without a torch, or if this process is not to be
-// monitored. Reads a file and maps a library: not for a hot path.
+// Loads the adapter for the mapped torch, once. Does nothing if no torch is mapped, or if this process is not
+// to be monitored. Reads a file and maps a library, so it must not be called on a hot path.
 void load_adapter();
 
 // Connects the adapter, a handle from dlopen, with the shims (interpose_shims.cpp).
@@ -45,14 +46,15 @@ void attach_shims(void* adapter);
 // Connects the adapter with the functions of TransformerEngine (interpose_transformer_engine.cpp).
 void attach_nvte(void* adapter);
 
-// The two functions below use the Python in this process, whichever it is. They must be called only in a
-// thread that may be initializing an extension module: they never take Python's lock, and do nothing if the
+// The two functions below use the Python interpreter of this process. They must be called only in a thread
+// that may be initializing an extension module. They never take Python's lock (GIL), and do nothing if the
 // thread does not hold it.
 
-// The file of the extension module that this thread is importing; false if it is unknown.
+// Gets the file of the extension module that this thread is importing. Returns false if it is unknown.
 bool read_imported_file(char (&path)[4096]);
 
-// Turns that import into an ImportError with this text; the module's initialization must then return null.
+// Makes the import fail with an ImportError with this text. The module's initialization must then return
+// null.
 void refuse_import(const char* text);
 
 }  // namespace foreshock

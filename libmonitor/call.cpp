@@ -26,7 +26,7 @@ TensorView view_of(const foreshock_tensor& tensor) {
   return view;
 }
 
-// A mask of fewer dimensions stands for the last ones, as everywhere in broadcasting.
+// Broadcasting rule: a mask with fewer dimensions has the last ones.
 TensorView right_aligned_view_of(const foreshock_tensor& tensor) {
   TensorView view = view_of(tensor);
   const int missing = 4 - static_cast<int>(std::min<uint32_t>(tensor.dims, 4));
@@ -37,7 +37,7 @@ TensorView right_aligned_view_of(const foreshock_tensor& tensor) {
   return view;
 }
 
-// Whether every tensor that is there lies where the query does. The host has one place, whatever its number.
+// Whether all tensors that are set are on the query's device. On the CPU the device index is ignored.
 bool is_in_one_place(const foreshock_attention_call& call) {
   const foreshock_tensor& query = call.query;
   for (const foreshock_tensor* tensor :
@@ -60,7 +60,7 @@ bool has_shape(const TensorView& view, int64_t a, int64_t b, int64_t c, int64_t 
 
 bool broadcasts(int64_t have, int64_t want) { return have == want || have == 1; }
 
-// A dimension of size 1 that stands for many is read with stride 0.
+// A dimension of size 1 that is broadcast gets stride 0.
 void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
   for (int n = 0; n < 4; ++n) {
     if (mask->shape[n] == 1 && shape[n] != 1) mask->stride[n] = 0;
@@ -68,7 +68,8 @@ void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
   }
 }
 
-// Gradients of keys and values that do not fit the call are left out: the rest of it can be judged.
+// Gradients of keys and values that do not match the call are dropped. The rest of the call can still be
+// judged.
 void keep_columns(const foreshock_attention_call& call, ValidatedCall* checked) {
   ValidatedCall& c = *checked;
   const auto [batch, heads, kv_heads, queries, keys] = c.shape;
@@ -86,8 +87,9 @@ void keep_columns(const foreshock_attention_call& call, ValidatedCall* checked) 
 }  // namespace
 
 int validate_call(const foreshock_attention_call& call, uint32_t pass, ValidatedCall* checked) {
-  // Dropout changes the output, which then cannot be recomputed, but neither scores nor their sums; a
-  // gradient it changes all through. `!(x == 0)`, so that a NaN counts as dropout too.
+  // Dropout changes the output, which then cannot be recomputed. It does not change the scores or their
+  // log-sum-exp, so a forward call can still be judged by these; a backward call cannot. `!(x == 0)` treats
+  // NaN as dropout too.
   const bool drops = !(call.dropout == 0);
   if (drops && (pass == FORESHOCK_BACKWARD || !(call.dropout > 0 && call.dropout <= 1)))
     return FORESHOCK_SKIP_DROPOUT;
@@ -160,7 +162,7 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
 
 namespace {
 
-constexpr int64_t kMaxOffset = std::numeric_limits<int32_t>::max();  // that offsets can tell
+constexpr int64_t kMaxOffset = std::numeric_limits<int32_t>::max();  // offsets are int32
 
 bool is_aligned(const int32_t* offsets) {
   return offsets != nullptr && reinterpret_cast<uint64_t>(offsets) % alignof(int32_t) == 0;
@@ -175,7 +177,7 @@ void add_batch(TensorView* view) {
   view->stride[0] = 0;
 }
 
-// Whether the sums fit one of the two ways that they may lie in.
+// Whether log_sum_exp has one of its two possible layouts.
 bool check_sums(const foreshock_attention_call& call, ValidatedCall* checked) {
   const TensorView& sums = checked->log_sum_exp;
   if (sums.data == nullptr) return true;
@@ -186,7 +188,7 @@ bool check_sums(const foreshock_attention_call& call, ValidatedCall* checked) {
          sums.shape[2] >= rows && sums.shape[3] == 1;
 }
 
-// The same rows, from position `first` on.
+// Restricts the view to `length` rows from position `first` on.
 void begin_at(int64_t first, int64_t length, TensorView* view) {
   if (view->data == nullptr) return;
   view->data = view->row(0, 0, first);
@@ -215,7 +217,8 @@ int check_packed(const foreshock_attention_call& call, ValidatedCall* checked) {
   shape.queries = std::min(queries, call.longest_query);
   shape.keys = std::min(keys, call.longest_key);
   if (!check_sums(call, checked)) return FORESHOCK_SKIP_LAYOUT;
-  // With the same offsets a sequence has as many keys as queries, and both corners are one.
+  // With the same offsets every sequence has as many keys as queries, and both kinds of causal mask are the
+  // same.
   if (call.query_offsets == call.key_offsets && checked->causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT)
     checked->causal = FORESHOCK_CAUSAL_TOP_LEFT;
   checked->packed = {.query_offsets = reinterpret_cast<uint64_t>(call.query_offsets),
@@ -235,7 +238,7 @@ int take_sequence(uint32_t place, ValidatedCall* checked) {
   const SequencePlace one = find_sequence(c.packed, HostMemory());
   c.packed = {};
   if (one.queries == 0) return FORESHOCK_SKIP_LAYOUT;
-  // The first queries see no key at all; what a kernel leaves there is its own affair.
+  // The first queries then see no key, and kernels differ in what they write for such rows.
   if (c.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && one.queries > one.keys) return FORESHOCK_SKIP_MASK;
   c.sequence = one.number;
   c.shape.queries = one.queries;
@@ -254,12 +257,12 @@ namespace {
 
 static_assert(segment::kRowsPerSlice == kRowsPerSample);
 
-constexpr uint64_t kUnit = 64;  // what payloads are aligned to
+constexpr uint64_t kUnit = 64;  // alignment of payloads, in bytes
 constexpr uint64_t round_up(uint64_t value) { return (value + kUnit - 1) / kUnit * kUnit; }
 constexpr uint64_t kHeader = round_up(sizeof(segment::Slot));
 
-// The number of keys that a query position sees. For a packed batch this is an upper bound: no sequence is
-// longer than shape.keys, and no row of one is at a later position.
+// Returns the number of keys that a query position sees. For a packed batch this is an upper bound, because
+// no sequence is longer than shape.keys.
 int64_t visible_keys(const ValidatedCall& call, int64_t position) {
   int64_t limit = call.shape.keys;
   if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) limit = position + 1;
@@ -268,7 +271,7 @@ int64_t visible_keys(const ValidatedCall& call, int64_t position) {
   return std::clamp<int64_t>(limit, 0, call.shape.keys);
 }
 
-// The first query position that sees this key; the number of queries: none does.
+// Returns the first query position that sees this key, or the number of queries if none does.
 int64_t first_query(const ValidatedCall& call, int64_t key) {
   int64_t first = 0;
   if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) first = key;
@@ -278,7 +281,8 @@ int64_t first_query(const ValidatedCall& call, int64_t key) {
 
 uint64_t size_of_dtype(uint32_t dtype) { return size_of(static_cast<DType>(dtype)); }
 
-// Sizes of the payloads of a slot that holds `keys` keys, and the rest too if it is the first.
+// Computes the sizes of the payloads of a slot that holds `keys` keys. The first slot of a slice also holds
+// the payloads of its rows.
 void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
               uint64_t (&sizes)[segment::kPayloads]) {
   const uint64_t element = size_of_dtype(slot.dtype), rows = is_first ? slot.rows : 0;
@@ -318,9 +322,10 @@ uint64_t bytes_per_key(const segment::Slot& slot) {
   return (head + value) * element + slot.rows * size_of_dtype(slot.mask_dtype);
 }
 
-// How many keys a slot of `capacity` bytes holds.
+// Returns how many keys a slot of `capacity` bytes can hold.
 uint32_t keys_within(const segment::Slot& slot, uint64_t capacity, bool is_first) {
-  const uint64_t without = bytes_of(slot, 0, is_first) + 4 * kUnit;  // as many payloads are rounded up
+  // At most four payloads grow with the keys, and each is rounded up.
+  const uint64_t without = bytes_of(slot, 0, is_first) + 4 * kUnit;
   if (capacity <= without) return 0;
   const uint64_t per_key = bytes_per_key(slot);
   return static_cast<uint32_t>(std::min<uint64_t>((capacity - without) / per_key, slot.keys));
@@ -357,7 +362,7 @@ void describe_call(const ValidatedCall& call, const Slice& slice, segment::Slot*
   slot->packed = call.packed.count == 0 ? segment::kNotPacked : segment::packed_word(call.causal);
 }
 
-// How many slots the rows of plan->all need; false when one slot cannot hold a key.
+// Computes how many slots plan->all needs. Returns false if one slot cannot hold a single key.
 bool split(uint64_t capacity, SlicePlan* plan) {
   const segment::Slot& slot = plan->all;
   plan->slots = 1;
@@ -450,14 +455,14 @@ segment::Slot slot_of(const SlicePlan& plan, uint32_t part) {
 
 namespace {
 
-// One row of every chosen head and position, packed.
+// Copies one row of every sampled head and position, packed.
 void copy_rows(const TensorView& from, const Slice& slice, int64_t width, char* to) {
   for (int head = 0; head < slice.heads; ++head)
     for (int n = 0; n < slice.positions; ++n)
       to += gather_row_heads(from, slice.batch, slice.first_head + head, slice.position[n], 1, width, to);
 }
 
-// Query rows [first, first + count) of the chosen heads, head by head.
+// Copies query rows [first, first + count) of the sampled heads, head-major.
 void copy_query_rows(const TensorView& from, const Slice& slice, int64_t queries, int64_t first,
                      int64_t count, char* to) {
   while (count > 0) {
@@ -494,7 +499,7 @@ void copy_columns(const ValidatedCall& call, const Slice& slice, const segment::
                 reinterpret_cast<ColumnSum*>(at(segment::kKeySums)));
 }
 
-// The same view, beginning with column `first` of its rows.
+// Returns the view without the columns before `first`.
 TensorView from_column(TensorView view, int64_t first) {
   view.data = static_cast<const char*>(view.data) +
               first * view.stride[3] * static_cast<int64_t>(size_of(view.dtype));
@@ -524,7 +529,7 @@ namespace {
 
 static_assert(kMostPositions == kRowsPerSample);
 
-// Rows [first, first + count) of one head.
+// Describes rows [first, first + count) of one head.
 GatherPiece consecutive_rows(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
                              int64_t width) {
   GatherPiece piece = {};
@@ -544,7 +549,7 @@ void put(GatherPiece piece, uint64_t to, GatherJob* job) {
   job->piece[job->pieces++] = piece;
 }
 
-// One row of every chosen head and position, from column `first` on.
+// Describes one row of every sampled head and position, from column `first` on.
 GatherPiece chosen_rows(const TensorView& from, const Slice& slice, int64_t first, int64_t width) {
   GatherPiece piece = consecutive_rows(from, slice.batch, slice.first_head, 0, slice.positions, width);
   piece.from += static_cast<uint64_t>(first * from.stride[3] * static_cast<int64_t>(size_of(from.dtype)));
@@ -554,15 +559,15 @@ GatherPiece chosen_rows(const TensorView& from, const Slice& slice, int64_t firs
   return piece;
 }
 
-// Sampled key positions of the kv-head.
+// Describes the sampled key positions of the kv-head.
 GatherPiece chosen_keys(const TensorView& from, const Slice& slice, int64_t width) {
   GatherPiece piece = consecutive_rows(from, slice.batch, slice.kv_head, 0, slice.positions, width);
   piece.is_listed = 1;
   return piece;
 }
 
-// Query rows [first, first + count) of the heads of a slice of key positions, head-major, to `to`: the rest
-// of a head, whole heads, and the beginning of one.
+// Adds pieces for query rows [first, first + count) of the heads of a slice of key positions, copied
+// head-major to `to`: the rest of a head, then whole heads, then the beginning of a head.
 void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, int64_t count, int64_t width,
                     uint64_t to, GatherJob* job) {
   const int64_t queries = from.shape[2];
@@ -581,7 +586,7 @@ void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, i
 }
 static_assert(kMostPieces >= 4 * 3 + 4, "a slice of key positions");
 
-// Without pieces.
+// Returns a job that has no pieces yet.
 GatherJob gather_of(const Slice& slice, uint64_t to) {
   GatherJob job = {};
   job.to = to;

@@ -19,19 +19,19 @@ struct ValidatedCall {
   DType dtype;
   int32_t causal;
   double scale;
-  int32_t device_type, device_index;  // of every tensor
-  void* stream;                       // on a device: the stream of the operation; null: unknown
+  int32_t device_type, device_index;  // the device of all tensors
+  void* stream;                       // on a device: the stream of the operation, or null if unknown
   TensorView query, key, value, out, log_sum_exp, mask, grad_out, grad_query;
-  TensorView grad_key, grad_value;  // both or neither; without them key positions are not sampled
-  // Packed batches only: the tensors hold the positions of all sequences, and `shape` is that of the longest
-  // possible sequence (find_sequence). log_sum_exp is (1, head, position of all), or, if sums_by_sequence,
-  // (sequence, head, position).
+  TensorView grad_key, grad_value;  // both or neither; required for sampling key positions
+  // Packed batches only. The tensors hold the positions of all sequences, and `shape` is that of the longest
+  // possible sequence (find_sequence). log_sum_exp is (1, head, position in the batch), or, if
+  // sums_by_sequence, (sequence, head, position in the sequence).
   PackedSequences packed;
   bool sums_by_sequence;
-  int64_t sequence;  // number of the sequence that take_sequence() has taken; else 0
+  int64_t sequence;  // set by take_sequence(); else 0
 };
 
-// Checks the raw struct (the only function that reads it). Returns -1 and fills *checked, or returns the
+// Checks the raw struct; no other function reads it. Returns -1 and fills *checked, or returns the
 // FORESHOCK_SKIP_ reason.
 int validate_call(const foreshock_attention_call& call, uint32_t pass, ValidatedCall* checked);
 
@@ -39,70 +39,71 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
 bool is_packed_call(const foreshock_attention_call& call);
 
 // Steps of validate_call() for a packed call. add_batch() gives tensors without a batch dimension a batch of
-// one. check_packed() checks the rest of the description without reading the offsets, and returns -1 or the
+// size 1. check_packed() checks the other fields without reading the offsets, and returns -1 or the
 // FORESHOCK_SKIP_ reason.
 void add_batch(const foreshock_attention_call& call, ValidatedCall* checked);
 int check_packed(const foreshock_attention_call& call, ValidatedCall* checked);
 
-// Turns a packed call whose offsets are on the host into a call of the one sequence that holds `place`
-// (choose_place in sampling.h). Returns -1, or the FORESHOCK_SKIP_ reason.
+// Reduces a packed call whose offsets are on the host to the one sequence that holds `place` (choose_place in
+// sampling.h). Returns -1, or the FORESHOCK_SKIP_ reason.
 int take_sequence(uint32_t place, ValidatedCall* checked);
 
-// The slots of a slice: one, or several that each hold a range of its keys.
+// The slots of a slice. A large slice is divided over several slots, each with a range of its keys.
 struct SlicePlan {
   segment::Slot all = {};  // header fields that all slots share: dimensions, rows, limits
   uint32_t slots = 1;
   uint32_t first_keys = 0, other_keys = 0;  // keys in the first slot, and in every other one but the last
 };
 
-// Bytes that a slot needs to hold any whole slice of a call of this shape (forward and backward, with a mask
-// of 4 bytes an entry).
+// Returns the bytes that a slot needs to hold any whole slice of a call of this shape, forward or backward,
+// with a mask of 4 bytes per entry.
 uint64_t slot_bytes_for(const ValidatedCall& call);
 
-// Plans a slice for slots of `capacity` bytes, of which it may take `most_slots`. If the slice is too large
-// and its mask is causal, the rows that see the most keys are removed from *slice. False if not even one
-// position fits.
+// Plans a slice for at most `most_slots` slots of `capacity` bytes. If the slice is too large and its mask is
+// causal, the rows that see the most keys are removed from *slice. Returns false if not even one position
+// fits.
 bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
                 SlicePlan* plan);
 
-// Whether key positions of the call can be sampled: it must be a backward pass on the host, without a mask,
-// with grad_key, grad_value and log_sum_exp.
+// Whether key positions of the call can be sampled. It must be a backward pass without a mask, with grad_key,
+// grad_value and log_sum_exp.
 bool has_columns(const ValidatedCall& call);
 
-// Plans a slice of key positions (choose_columns). False if it is larger than the slots or than a slice may
-// be.
+// Plans a slice of key positions (choose_columns). Returns false if the slice exceeds the slots or the
+// maximal size of a slice.
 bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,
                   SlicePlan* plan);
 
-// segment::Slot::nonfinite_out for a slice of rows. 0 if a correct kernel may give NaN too: with a mask, with
-// rows without keys, or with inputs that are not finite.
+// Counts the values for segment::Slot::nonfinite_out in a slice of rows. Returns 0 if a correct kernel may
+// give NaN too: with a mask, with rows without keys, or with inputs that are not finite.
 uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice);
 
-// The header of slot number `part` of the slice, with its payload table, but without tickets, step, time and
-// layer.
+// Returns the header of slot number `part` of the slice, with its payload table. Tickets, step, time and
+// layer are not set.
 segment::Slot slot_of(const SlicePlan& plan, uint32_t part);
 
-// Copies the payloads of a call on the host to the places that slot_of() gave them. `base` is the start of
-// the slot. No heap.
+// Copies the payloads of a call on the host to the offsets that slot_of() assigned. `base` is the start of
+// the slot. Does not allocate.
 void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base);
 
-// Begin and end of the payloads of a slot, from the start of the slot.
+// Offsets of the begin and end of the payloads of a slot, in bytes from the start of the slot.
 struct PayloadRange {
   uint64_t begin, end;
 };
 PayloadRange payloads_of(const segment::Slot& slot);
 
-// The job that copies the payloads of a call on a device to device memory in the layout of the slot,
-// beginning with the first payload at `to`. The caller must set times and clock.
+// Returns the job that copies the payloads of a call on a device to device memory in the layout of the slot.
+// The first payload is copied to `to`. The caller must set times and clock.
 GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                           uint64_t to);
 
-// As gather_for_slot(), for a slice of key positions; the first part also gets the sums over all keys.
+// Does the same as gather_for_slot() for a slice of key positions. The first part also gets the sums over all
+// keys.
 KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                                  uint64_t to);
 
-// As gather_for_slot(), for the sequence of a packed call that holds call.packed.place. The caller must also
-// set `told`.
+// Does the same as gather_for_slot() for the sequence of a packed call that holds call.packed.place. The
+// caller must also set `told`.
 PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& slice,
                                        const segment::Slot& slot, uint64_t to);
 

@@ -48,15 +48,15 @@ void add(std::atomic<uint64_t>& to, uint64_t count) { to.fetch_add(count, std::m
 
 }  // namespace
 
-// Whose turn it is. Who comes meanwhile leaves word, and then nothing is believed that was known before: it
-// may have been the end of a graph whose handle is another one's now.
+// Exclusive access to the counter. A thread that finds it busy sets has_missed_, and the next Turn marks all
+// graphs as unknown: the missed event may have destroyed a graph whose handle the driver has reused.
 class CudaGraphCounter::Turn {
  public:
-  explicit Turn(CudaGraphCounter* ledger) : lock_(ledger->busy_) {
+  explicit Turn(CudaGraphCounter* counter) : lock_(counter->busy_) {
     if (!lock_)
-      ledger->has_missed_.store(true, std::memory_order_release);
-    else if (ledger->has_missed_.exchange(false, std::memory_order_acquire))
-      ledger->doubt_all();
+      counter->has_missed_.store(true, std::memory_order_release);
+    else if (counter->has_missed_.exchange(false, std::memory_order_acquire))
+      counter->mark_all_unknown();
   }
   explicit operator bool() const { return static_cast<bool>(lock_); }
 
@@ -64,12 +64,12 @@ class CudaGraphCounter::Turn {
   TryLock lock_;
 };
 
-void CudaGraphCounter::doubt_recordings() {
+void CudaGraphCounter::mark_recordings_unknown() {
   for (Recording& recording : recordings_) recording.is_alone = false;
 }
 
-void CudaGraphCounter::doubt_all() {
-  doubt_recordings();
+void CudaGraphCounter::mark_all_unknown() {
+  mark_recordings_unknown();
   for (Graph& graph : graphs_) graph = {};
 }
 
@@ -95,8 +95,8 @@ void CudaGraphCounter::begin_recording_into(uintptr_t stream, uintptr_t graph, c
 void CudaGraphCounter::begin(uintptr_t stream, uintptr_t into, const PassCalls& so_far) {
   const Turn turn(this);
   if (!turn || stream == 0) return;
-  take_out(stream);  // one whose end was not seen
-  if (into == 0) doubt_recordings();
+  take_out(stream);  // removes an earlier recording whose end was not seen
+  if (into == 0) mark_recordings_unknown();
   const uint32_t others = recording_.load(std::memory_order_relaxed);
   if (others == 0) {
     before_all_ = so_far;
@@ -108,7 +108,7 @@ void CudaGraphCounter::begin(uintptr_t stream, uintptr_t into, const PassCalls& 
     recording_.store(others + 1, std::memory_order_relaxed);
     return;
   }
-  is_overfull_ = true;  // of no use to be counted on: what ends cannot be matched with what began
+  is_overfull_ = true;  // ends can no longer be matched with begins, so the recorded graphs are unknown
 }
 
 void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far) {
@@ -122,15 +122,16 @@ void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const Pa
   uint64_t calls[kPasses], all = 0;
   for (uint32_t pass = 0; pass < kPasses; ++pass)
     all += calls[pass] = so_far.of[pass] - ended.before.of[pass];
-  // Calls that went elsewhere than into what else is being recorded, or of which nobody knows.
-  if (was_seen ? ended.into != 0 && all != 0 : graph != 0) doubt_recordings();
+  // Calls in a body of another graph, or in a recording whose begin was not seen, were also counted by the
+  // other recordings. These are then unknown.
+  if (was_seen ? ended.into != 0 && all != 0 : graph != 0) mark_recordings_unknown();
   const bool is_known = was_seen && ended.is_alone && !is_overfull_;
   Graph* record = nullptr;
   if (ended.into == 0)
     record = graph != 0 ? add_graph(graph) : nullptr;
   else if (all != 0)
     record = graph_of(ended.into);
-  for (uint32_t pass = 0; record != nullptr && pass < kPasses; ++pass)  // what it had before stays in it
+  for (uint32_t pass = 0; record != nullptr && pass < kPasses; ++pass)  // earlier calls of the graph are kept
     calls[pass] = record->calls[pass] != kUnknown ? calls[pass] + record->calls[pass] : kUnknown;
   for (uint32_t pass = 0; record != nullptr && pass < kPasses; ++pass)
     record->calls[pass] = is_known && calls[pass] < kUnknown ? static_cast<uint32_t>(calls[pass]) : kUnknown;
@@ -140,7 +141,7 @@ void CudaGraphCounter::end_step() {
   if (recording_.load(std::memory_order_relaxed) == 0) [[likely]]
     return;
   const TryLock lock(busy_);
-  if (!lock) return;  // the next step's end will do
+  if (!lock) return;  // the next step tries again
   for (Recording& recording : recordings_)
     if (recording.stream != 0 && ++recording.steps > kLongestSteps) take_out(recording.stream);
 }
@@ -151,7 +152,7 @@ CudaGraphCounter::Graph* CudaGraphCounter::graph_of(uintptr_t handle) {
   return nullptr;
 }
 
-// In the place of the one before it with that handle, of none, or of the oldest.
+// Reuses the entry with the same handle, else an empty entry, else the oldest one.
 CudaGraphCounter::Graph* CudaGraphCounter::add_graph(uintptr_t handle) {
   Graph* place = graph_of(handle);
   for (Graph& graph : graphs_) {
@@ -167,7 +168,7 @@ void CudaGraphCounter::clone(uintptr_t graph, uintptr_t clone) {
   const Turn turn(this);
   if (!turn) return;
   const Graph* known = graph_of(graph);
-  const Graph original = known != nullptr ? *known : Graph{};  // its place may be the one that is taken
+  const Graph original = known != nullptr ? *known : Graph{};  // add_graph() may reuse its entry
   Graph* made = known != nullptr ? add_graph(clone) : graph_of(clone);
   for (uint32_t pass = 0; made != nullptr && pass < kPasses; ++pass)
     made->calls[pass] = known != nullptr ? original.calls[pass] : kUnknown;
@@ -184,7 +185,7 @@ void CudaGraphCounter::destroy_executable(uintptr_t executable) {
 }
 
 CudaGraphCounter::Executable* CudaGraphCounter::executable_of(uintptr_t handle, bool add) {
-  // Handles are addresses: their low bits say little.
+  // Handles are aligned addresses, so their low bits are dropped before hashing.
   const auto first = static_cast<uint32_t>((handle >> 4) * 0x9e3779b97f4a7c15u >> 54);
   static_assert(kExecutables == 1u << 10);
   Executable* free = nullptr;
@@ -225,12 +226,12 @@ uint64_t CudaGraphCounter::calls_in_graphs() const {
 }
 
 void CudaGraphCounter::store(segment::Coverage* coverage) const {
-  // Several threads come here at once: the one with the older figure must not have the last word.
+  // Several threads may store at once: a smaller value must not overwrite a larger one.
   const auto store = [](uint64_t& to, const std::atomic<uint64_t>& from) {
     const std::atomic_ref<uint64_t> word(to);
     const uint64_t now = from.load(std::memory_order_relaxed);
-    uint64_t told = word.load(std::memory_order_relaxed);
-    while (told < now && !word.compare_exchange_weak(told, now, std::memory_order_relaxed)) {
+    uint64_t stored = word.load(std::memory_order_relaxed);
+    while (stored < now && !word.compare_exchange_weak(stored, now, std::memory_order_relaxed)) {
     }
   };
   store(coverage->graph_launches, launches_);
@@ -242,7 +243,7 @@ void CudaGraphCounter::store(segment::Coverage* coverage) const {
 }
 
 void CudaGraphCounter::forget() {
-  busy_.clear();  // another thread of the parent may have held it
+  busy_.clear();  // another thread of the parent may have held it at the fork
   has_missed_.store(false, std::memory_order_relaxed);
   for (Recording& recording : recordings_) recording = {};
   recording_.store(0, std::memory_order_relaxed);
@@ -260,7 +261,7 @@ namespace {
 using segment::KernelCountState;
 using segment::kPasses;
 
-// Not of an object: a thread may still be in the callback when it was given back.
+// Static, because a thread may still run the callback after its KernelCounter has unsubscribed.
 std::atomic<uint64_t> g_kernels[kPasses];
 
 void count_launch(void*, int domain, uint32_t, const void* data) {
@@ -275,7 +276,7 @@ void store(T& to, T value) {
   std::atomic_ref<T>(to).store(value, std::memory_order_relaxed);
 }
 
-void tell(KernelCountState state, segment::Coverage* coverage) {
+void store_state(KernelCountState state, segment::Coverage* coverage) {
   std::atomic_ref<uint32_t>(coverage->kernel_count_state)
       .store(static_cast<uint32_t>(state), std::memory_order_release);
 }
@@ -304,7 +305,8 @@ bool KernelCounter::enable(uint32_t on) {
 
 void KernelCounter::begin(const PassCalls& calls, uint64_t calls_in_graphs, segment::Coverage* coverage) {
   if (find_ == nullptr || !find_(&library_)) return finish(KernelCountState::kNoLibrary, coverage);
-  if (library_.profiler_runs()) return tell(KernelCountState::kProfiler, coverage);  // asked again next step
+  // Tries again at the next step.
+  if (library_.profiler_runs()) return store_state(KernelCountState::kProfiler, coverage);
   char holder[cupti::kHolderSize] = {};
   const cupti::Result result = subscribe(holder);
   if (result == cupti::kSubscribedByAnother) {
@@ -317,7 +319,7 @@ void KernelCounter::begin(const PassCalls& calls, uint64_t calls_in_graphs, segm
   before_ = calls;
   in_graphs_before_ = calls_in_graphs;
   if (!enable(1)) return finish(KernelCountState::kRefused, coverage);
-  tell(KernelCountState::kCounting, coverage);
+  store_state(KernelCountState::kCounting, coverage);
 }
 
 void KernelCounter::finish(KernelCountState state, segment::Coverage* coverage) {
@@ -326,7 +328,7 @@ void KernelCounter::finish(KernelCountState state, segment::Coverage* coverage) 
     library_.unsubscribe(subscriber_);
   }
   *this = {};
-  tell(state, coverage);
+  store_state(state, coverage);
 }
 
 void KernelCounter::end_step(const PassCalls& calls, uint64_t calls_in_graphs, segment::Coverage* coverage) {
@@ -334,7 +336,7 @@ void KernelCounter::end_step(const PassCalls& calls, uint64_t calls_in_graphs, s
   if (!is_counting_) {
     if (warm_up_ > 0) {
       --warm_up_;
-      return tell(KernelCountState::kWaiting, coverage);
+      return store_state(KernelCountState::kWaiting, coverage);
     }
     return begin(calls, calls_in_graphs, coverage);
   }

@@ -1,6 +1,6 @@
-// Counts attention that the hooks do not see: calls in CUDA graphs, and attention kernels by CUPTI. The used
-// part of CUPTI is declared here, so that building does not need it; cupti_abi_test.cpp compares it with
-// cupti.h if installed.
+// Counts attention that the hooks do not see: calls in CUDA graphs, and attention kernels by CUPTI. This
+// header declares the used part of CUPTI, so that building does not need CUPTI; cupti_abi_test.cpp compares
+// it with cupti.h if installed.
 #ifndef FORESHOCK_LIBMONITOR_COVERAGE_H_
 #define FORESHOCK_LIBMONITOR_COVERAGE_H_
 
@@ -18,12 +18,12 @@ inline constexpr Result kSuccess = 0;
 inline constexpr Result kSubscribedByAnother = 39;  // CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED
 
 inline constexpr int kDriverApi = 1;  // CUPTI_CB_DOMAIN_DRIVER_API
-// cuLaunchKernel, cuLaunchKernel_ptsz, cuLaunchCooperativeKernel, _ptsz, cuLaunchKernelEx, _ptsz: every
-// launch, also one of the runtime API, ends in one of these.
+// cuLaunchKernel, cuLaunchKernel_ptsz, cuLaunchCooperativeKernel, _ptsz, cuLaunchKernelEx, _ptsz. Every
+// launch calls one of these, also a launch by the runtime API.
 inline constexpr uint32_t kLaunches[] = {307, 442, 477, 478, 652, 653};
 
 struct CallbackData {
-  int site;  // 0: the function is entered
+  int site;  // 0: entry of the function
   const char* function;
   const void* parameters;
   void* result;
@@ -55,9 +55,9 @@ struct Library {
 
 namespace foreshock {
 
-// The pass (0 forward, 1 backward) of the attention call that a kernel computes, by its symbol, mangled or
-// not. -1 for any other kernel, and for helpers of an attention call (sums of dO * O, conversions, combining
-// the parts of a split).
+// Returns the pass (0 forward, 1 backward) of the attention call that a kernel computes, from its symbol,
+// mangled or not. Returns -1 for any other kernel, and for helpers of an attention call (sums of dO * O,
+// conversions, combining the parts of a split).
 int attention_pass_of_kernel(const char* symbol);
 
 // Attention calls of all threads so far, by pass.
@@ -65,23 +65,24 @@ struct PassCalls {
   uint64_t of[segment::kPasses] = {};
 };
 
-// Counts attention calls that run inside CUDA graphs, where no hook is called: the calls counted while a
-// graph was recorded, times its launches. Any thread; fixed memory, no heap. No function waits: if another
-// thread holds the counter, the graph becomes unknown, and launches of unknown graphs are counted as such.
-// The driver reuses handles, so a new graph must never inherit the counts of an old one.
+// Counts attention calls that run inside CUDA graphs, where no hook is called. Each launch of a graph adds
+// the calls that were counted while the graph was recorded. Any thread; fixed memory, no heap. No function
+// waits: if another thread holds the counter, the graph becomes unknown. Launches of unknown graphs are
+// counted separately. The driver reuses handles, so a new graph must never inherit the counts of an old one.
 class CudaGraphCounter {
  public:
-  // A stream begins and ends the recording of a graph; `graph` 0: the recording failed. Calls of all threads
-  // in between are counted for the graph, since the backward pass is recorded by other threads. If two
+  // A stream begins or ends the recording of a graph. `graph` is 0 if the recording failed. Calls of all
+  // threads in between are counted for the graph, since other threads record the backward pass. If two
   // streams record at the same time, their calls cannot be separated and both graphs become unknown.
   void begin_recording(uintptr_t stream, const PassCalls& so_far);
   void end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far);
 
-  // A stream begins to record into an existing graph, the body of a conditional node, whose number of runs is
-  // unknown. If it contains attention, the graphs recorded meanwhile become unknown.
+  // A stream begins to record into an existing graph, the body of a conditional node. The number of times
+  // that the body runs is unknown. If it contains attention, the graphs recorded at the same time become
+  // unknown.
   void begin_recording_into(uintptr_t stream, uintptr_t graph, const PassCalls& so_far);
 
-  // `executable` was made of `graph`, or was updated from it.
+  // `executable` was instantiated or updated from `graph`.
   void instantiate(uintptr_t graph, uintptr_t executable);
 
   void clone(uintptr_t graph, uintptr_t clone);
@@ -92,31 +93,31 @@ class CudaGraphCounter {
   void destroy_graph(uintptr_t graph);
   void destroy_executable(uintptr_t executable);
 
-  // Gives up a recording whose end was not seen for kLongestSteps steps.
+  // Drops recordings whose end was not seen for kLongestSteps steps.
   void end_step();
 
-  // Calls of both passes in launched graphs so far.
+  // Returns the calls of both passes in launched graphs so far.
   uint64_t calls_in_graphs() const;
 
   // Stores the totals of the process.
   void store(segment::Coverage* coverage) const;
 
-  // Forgets everything, in a child process that trains.
+  // Clears all state, in a child process that trains.
   void forget();
 
  private:
   static constexpr uint32_t kRecordings = 8;
-  static constexpr uint32_t kGraphs = 64;  // the latest graphs: executables are made soon after recording
+  static constexpr uint32_t kGraphs = 64;  // only the latest: graphs are instantiated soon after recording
   static constexpr uint32_t kExecutables = 1024;
   static constexpr uint32_t kUnknown = UINT32_MAX;
-  static constexpr uintptr_t kGone = 1;         // instead of a handle: the entry may be reused
-  static constexpr uint32_t kLongestSteps = 8;  // a training records one step, or a few
+  static constexpr uintptr_t kGone = 1;         // replaces the handle of an entry that may be reused
+  static constexpr uint32_t kLongestSteps = 8;  // a recording usually spans one step or a few
 
   struct Recording {
     uintptr_t stream = 0;
     uintptr_t into = 0;  // the existing graph that is recorded into, or 0
     bool is_alone = true;
-    uint32_t steps = 0;  // steps that have ended since it began
+    uint32_t steps = 0;  // steps that have ended since the recording began
     PassCalls before;
   };
   struct Graph {
@@ -124,8 +125,8 @@ class CudaGraphCounter {
     uint64_t number = 0;                    // graphs_made_ at its creation
     uint32_t calls[segment::kPasses] = {};  // or kUnknown
   };
-  // launch() finds its entry without a lock: entries are never emptied, and only a thread with the lock
-  // changes a handle, except from a handle to kGone.
+  // launch() finds its entry without a lock. So entries are never emptied, and only a thread with the lock
+  // changes a handle, except that any thread may change a handle to kGone.
   struct Executable {
     std::atomic<uintptr_t> handle{0};
     std::atomic<uint32_t> calls[segment::kPasses] = {};
@@ -134,16 +135,16 @@ class CudaGraphCounter {
 
   void begin(uintptr_t stream, uintptr_t into, const PassCalls& so_far);
   Recording take_out(uintptr_t stream);
-  void doubt_recordings();
-  void doubt_all();
+  void mark_recordings_unknown();
+  void mark_all_unknown();
   Graph* graph_of(uintptr_t handle);
   Graph* add_graph(uintptr_t handle);
   Executable* executable_of(uintptr_t handle, bool add);
 
   std::atomic_flag busy_;
-  std::atomic<bool> has_missed_{false};  // something came while it was busy
+  std::atomic<bool> has_missed_{false};  // an event was missed while busy_ was held
   Recording recordings_[kRecordings];
-  std::atomic<uint32_t> recording_{0};  // streams that record now
+  std::atomic<uint32_t> recording_{0};  // number of streams that record now
   bool is_overfull_ = false;
   PassCalls before_all_;
   Graph graphs_[kGraphs];
@@ -154,19 +155,19 @@ class CudaGraphCounter {
 };
 
 // Counts the attention kernels that are launched in a few steps, by CUPTI, for comparison with the calls that
-// hooks have seen in the same steps. Runs only with --count-kernels: before CUDA 13.3 a process has only one
-// CUPTI subscriber, and profilers need it too. So the counter subscribes late and for few steps, does not
-// start if there is another subscriber, and never while torch.profiler runs.
+// hooks have seen in the same steps. Runs only with --count-kernels: before CUDA 13.3 a process can have only
+// one CUPTI subscriber, and profilers need it too. So the counter subscribes late and for few steps. It does
+// not start if there is another subscriber or while torch.profiler runs.
 class KernelCounter {
  public:
   using Finder = bool (*)(cupti::Library* found);
 
-  // Sets the number of steps to count, beginning kWarmUpSteps from now; 0: none. `find` finds the library;
-  // null: there is no way to find it.
+  // Sets the number of steps to count, which begin kWarmUpSteps from now; 0 counts none. `find` finds the
+  // library; null if there is no way to find it.
   void ask(uint64_t steps, Finder find);
 
-  // Called at the end of every step by one thread at a time, with the attention calls so far and those of
-  // them that ran in CUDA graphs. Stores its state and results in `coverage`.
+  // Called at the end of every step, by one thread at a time. `calls` are the attention calls so far;
+  // `calls_in_graphs` of them ran in CUDA graphs. Stores its state and results in `coverage`.
   void end_step(const PassCalls& calls, uint64_t calls_in_graphs, segment::Coverage* coverage);
 
   static constexpr uint64_t kWarmUpSteps = 10;  // compilation, autotuning, first-time set-ups

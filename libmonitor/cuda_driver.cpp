@@ -14,15 +14,16 @@ namespace foreshock {
 namespace {
 
 using GetVersion = cuda::Result (*)(int*);
-// From CUDA 12.0 on; the last one tells why nothing was found.
+// The signature since CUDA 12.0. The last parameter receives the reason if nothing was found.
 using GetProcAddress = cuda::Result (*)(const char*, void**, int, uint64_t, int*);
 
 }  // namespace
 
 const char* DriverApi::find_all(const char* library, int oldest) {
-  // Weak here, see glibc_compat.h.
+  // dlopen and dlsym are weak here, see glibc_compat.h.
   if (&dlopen == nullptr || &dlsym == nullptr) return "no_loader";
-  // A trainer with tensors on a device has it loaded, so this only counts one more user of it.
+  // A trainer with tensors on a device has already loaded the driver, so this only increments its reference
+  // count.
   void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return "no_driver";
   const auto get_version = reinterpret_cast<GetVersion>(dlsym(handle, "cuDriverGetVersion"));
@@ -68,7 +69,7 @@ bool DriverApi::open(const char* library, int oldest) {
   if (failure() != nullptr) return false;
   TryLock lock(opening_);
   if (!lock) return false;
-  if (opened_by_.load(std::memory_order_relaxed) != 0) return true;  // by a thread that was faster
+  if (opened_by_.load(std::memory_order_relaxed) != 0) return true;  // another thread opened it first
   if (const char* why = find_all(library, oldest)) {
     failure_.store(why, std::memory_order_release);
     return false;
@@ -79,7 +80,7 @@ bool DriverApi::open(const char* library, int oldest) {
 
 namespace {
 
-// A trainer may have a timer whose signals come all the time, and then nothing is read for good.
+// Limit of EINTR per read. A trainer with a fast timer could otherwise interrupt every read.
 constexpr int kMostInterruptions = 1000;
 
 bool read_whole(int fd, std::byte* to, size_t bytes) {
@@ -94,7 +95,7 @@ bool read_whole(int fd, std::byte* to, size_t bytes) {
 }
 
 const char* read_sealed(int fd, const DeviceCodeSeal& seal, std::span<const std::byte>* code) {
-  const off_t bytes_in_file = lseek(fd, 0, SEEK_END);  // fstat would ask for glibc 2.33
+  const off_t bytes_in_file = lseek(fd, 0, SEEK_END);  // lseek, because fstat would require glibc 2.33
   if (bytes_in_file < 0) return "no_file";
   if (static_cast<uint64_t>(bytes_in_file) != seal.bytes) return "other_build";
   void* memory = mmap(nullptr, seal.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -117,7 +118,7 @@ void Fatbin::read(const char* path, const DeviceCodeSeal& seal) {
     failure_ = "not_built";
     return;
   }
-  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe in its place must not hold us up
+  const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // O_NONBLOCK: opening a FIFO must not block
   if (fd < 0) {
     failure_ = "no_file";
     return;

@@ -1,6 +1,6 @@
 // Finds the entry points of the CUDA driver by name in libcuda.so.1, after the trainer itself has used a
-// tensor on a device; and reads the device kernels. Types and numbers are those of the driver's ABI, written
-// down here so that building needs no part of CUDA; device_driver_abi_test.cpp compares them with cuda.h.
+// tensor on a device. Also reads the device kernels. This header declares the types and numbers of the
+// driver's ABI, so that building needs no part of CUDA; device_driver_abi_test.cpp compares them with cuda.h.
 #ifndef FORESHOCK_LIBMONITOR_CUDA_DRIVER_H_
 #define FORESHOCK_LIBMONITOR_CUDA_DRIVER_H_
 
@@ -20,7 +20,7 @@ namespace cuda {
 
 using Result = int;
 using Device = int;
-using Address = unsigned long long;  // of device memory
+using Address = unsigned long long;  // in device memory
 using Context = struct ContextOf*;
 using Stream = struct StreamOf*;
 using Event = struct EventOf*;
@@ -29,9 +29,9 @@ using Function = struct FunctionOf*;
 
 inline constexpr Result kSuccess = 0;
 inline constexpr Result kAlreadyRegistered = 712;
-inline constexpr Result kCaptureImplicit = 906;  // the legacy default stream, while another stream captures
+inline constexpr Result kCaptureImplicit = 906;  // legacy default stream used while another one captures
 
-// Handles below this are the default streams: 1 the legacy one, 2 the thread's own.
+// Smaller handles are the default streams: 1 the legacy stream, 2 the per-thread stream.
 inline constexpr uintptr_t kFirstStreamHandle = 3;
 
 inline constexpr int kCaptureRelaxed = 2;
@@ -39,18 +39,18 @@ inline constexpr int kNotCapturing = 0;
 inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kRegisterPortable = 1, kRegisterDeviceMap = 2;
-inline constexpr int kCanWriteFromStream = 122;  // an attribute: stream operations on 64-bit words
+inline constexpr int kCanWriteFromStream = 122;  // device attribute: stream operations on 64-bit words
 inline constexpr int kProcessors = 16, kSharedBytesOptIn = 97;  // device attributes (DeviceLimits)
-inline constexpr int kMostDynamicShared = 8;                    // a function attribute
-inline constexpr uint64_t kLegacyStream = 1;  // flag of cuGetProcAddress: a null stream is the legacy one
+inline constexpr int kMostDynamicShared = 8;                    // function attribute
+inline constexpr uint64_t kLegacyStream = 1;  // flag of cuGetProcAddress: a null stream is the legacy stream
 
 // Driver versions are 1000 * major + 10 * minor, as cuDriverGetVersion returns them. The entry points below
 // are those of 12.0. Machine code needs a driver of at least the major version of its toolkit, with any minor
-// version (NVIDIA's minor version compatibility). PTX needs a driver at least as new as the toolkit: loading
-// fails if only PTX fits the device and the driver is older.
+// version (NVIDIA's minor version compatibility). PTX needs a driver at least as new as the toolkit. So
+// loading fails on an older driver if only the PTX fits the device.
 inline constexpr int kOldestDriver = 12000;
-// From this version on cuStreamGetCtx may be called for a stream that is being captured; before, the call
-// ends the capture.
+// From this version on cuStreamGetCtx may be called for a stream that is being captured. In older drivers the
+// call invalidates the capture.
 inline constexpr int kContextOfCapture = 12050;
 constexpr int oldest_driver_for(int toolkit) {
   const int of_its_major = toolkit / 1000 * 1000;
@@ -61,7 +61,7 @@ constexpr int oldest_driver_for(int toolkit) {
 
 inline bool ok(cuda::Result result) { return result == cuda::kSuccess; }
 
-// call, symbol, version of its signature, parameters
+// Columns: call, symbol, version of its signature, parameters.
 #define FORESHOCK_DRIVER_CALLS(X)                                                                          \
   X(ctx_get_current, cuCtxGetCurrent, 4000, (cuda::Context*))                                              \
   X(ctx_push_current, cuCtxPushCurrent, 4000, (cuda::Context))                                             \
@@ -94,31 +94,31 @@ inline bool ok(cuda::Result result) { return result == cuda::kSuccess; }
     (cuda::Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, cuda::Stream,   \
      void**, void**))
 
-// Entry points that a driver of a valid version may lack; they are then null.
+// Entry points that a supported driver may lack. They are then null.
 #define FORESHOCK_OPTIONAL_DRIVER_CALLS(X) X(func_load, cuFuncLoad, 12040, (cuda::Function))
 
 // The entry points of the driver. Never closed, since the trainer owns the driver. Thread-safe.
 class DriverApi {
  public:
-  // True once every entry point of a driver of at least version `oldest` is known. The first caller opens
-  // `library`. Returns false in another thread meanwhile, and in a child of the process that opened it, where
-  // the driver must not be used.
+  // Returns true once all entry points of a driver of at least version `oldest` have been found. The first
+  // caller opens `library`. Returns false in another thread while the first one opens it. Also returns false
+  // in a child of the process that opened it, where the driver must not be used.
   bool open(const char* library, int oldest);
 
   // Whether the driver is open in this process. Makes a system call.
   bool is_open() const;
 
-  // The reason why open() will never succeed, as a word; or null.
+  // Returns the reason why open() will never succeed, as a word, or null.
   const char* failure() const;
 
-  // The driver's version; valid once the driver is open.
+  // Returns the driver's version. Valid once the driver is open.
   int version() const { return version_; }
 
   // Finds a kernel of a module and makes sure that it is loaded. Call this at set-up for every kernel that is
-  // launched within a step. Drivers load lazily unless CUDA_MODULE_LOADING says otherwise: the first launch
-  // of a function that was only found loads it, which locks the context and waits for the work of the device.
-  // That work may be a collective that waits for a rank which waits for this one. Before 12.4 there was no
-  // call for loading, but finding a function loaded it.
+  // launched within a step. Drivers load lazily unless CUDA_MODULE_LOADING disables it: the first launch of a
+  // function loads it, which locks the context and waits for the device's work. That work may be a collective
+  // that waits for another rank, which may wait for this one. Drivers before 12.4 have no call for loading,
+  // but there finding a function loaded it.
   bool find_kernel(cuda::Module module, const char* name, cuda::Function* kernel) const;
 
 #define FORESHOCK_DRIVER_MEMBER(call, symbol, version, parameters) cuda::Result(*call) parameters = nullptr;
@@ -135,28 +135,28 @@ class DriverApi {
   std::atomic<pid_t> opened_by_{0};
 };
 
-// Base class of objects that are set up in a context of a device. It keeps in which context that was, and the
-// result. A device that was reset has another context, in which the object must be set up again.
-// Thread-compatible; nothing is virtual.
+// Base class of objects that are set up in a context of a device. Stores that context and the result of the
+// set-up. A device that was reset has another context, in which the object must be set up again.
+// Thread-compatible. Has no virtual functions.
 class PerContext {
  public:
-  // Most contexts in which the object is set up, one after the other. A trainer that resets its device does
-  // so once or twice. A trainer that alternates between two contexts would lose the set-up each time.
+  // Limit of contexts in which the object is set up, one after the other. A trainer that resets its device
+  // does so once or twice. A trainer that alternates between two contexts would need a new set-up each time.
   static constexpr int kMostSetUps = 4;
 
   bool is_of(uint64_t context_id) const { return is_settled_ && context_id_ == context_id; }
 
-  // The FORESHOCK_SKIP_ reason why the object cannot be used, or -1.
+  // Returns the FORESHOCK_SKIP_ reason why the object cannot be used, or -1.
   int failed() const { return failed_; }
 
-  // Refuses a context for good: no handle of it is known that is valid outside of a call (a green context,
-  // which is current only while a part of the step runs in it). A set-up in another context stays.
+  // Refuses a context permanently. Used for a context without a handle that is valid outside of a call, such
+  // as a green context, which is current only during a part of the step. A set-up in another context stays.
   void refuse(uint64_t context_id) { refused_ = context_id; }
-  // Whether `context_id` is the context refused last.
+  // Whether `context_id` is the context that was refused last.
   bool is_refused(uint64_t context_id) const { return refused_ == context_id; }
 
  protected:
-  // Sets the object up in the current context by try_set_up(), whose result failed() returns from then on.
+  // Calls try_set_up() in the current context. failed() returns its result from then on.
   template <class TrySetUp>
   void set_up_in(uint64_t context_id, const TrySetUp& try_set_up) {
     if (set_ups_ == kMostSetUps) return refuse(context_id);
@@ -168,10 +168,11 @@ class PerContext {
     failed_ = try_set_up();
   }
 
-  // Makes the object unusable in this context for good.
+  // Makes the object permanently unusable in this context.
   int fail() { return failed_ = FORESHOCK_SKIP_DEVICE; }
 
-  // The word that the object's stream writes after the work of set-up, and whether it has been written.
+  // The object's stream writes marker() to a word after the work of set-up. has_written_marker() checks
+  // whether it has been written.
   uint64_t marker() const { return uint64_t{1} << 63 | context_id_; }
   bool has_written_marker(uint64_t& word) {
     if (!is_ready_) is_ready_ = std::atomic_ref<uint64_t>(word).load(std::memory_order_acquire) == marker();
@@ -182,15 +183,15 @@ class PerContext {
 
  private:
   int failed_ = -1;
-  bool is_settled_ = false;  // failed_ is about context_id_
+  bool is_settled_ = false;  // failed_ holds the result for context_id_
   bool is_ready_ = false;
   int set_ups_ = 0;
   uint64_t context_id_ = 0;
   uint64_t refused_ = ~uint64_t{0};  // ~0: no context
 };
 
-// Switches this thread to the relaxed capture mode while it exists. In another mode, the calls of set-up fail
-// while any thread captures a graph, and they would invalidate the capture.
+// Switches this thread to the relaxed capture mode during the guard's lifetime. In the other modes, set-up
+// calls fail while any thread captures a graph, and they would invalidate the capture.
 class CaptureGuard {
  public:
   explicit CaptureGuard(const DriverApi& driver) : driver_(driver) {
@@ -212,21 +213,22 @@ class CaptureGuard {
 
 inline constexpr const char* kDeviceCodeFile = "libforeshock.fatbin";
 
-// The device kernels, from the file installed beside the library. The file is read once, after the first
-// tensor on a device was seen; a process without a device does not open it. One caller at a time.
+// The device kernels, read from the file that is installed beside the library. The file is read once, after
+// the first tensor on a device was seen; a process without a device does not open it. One caller at a time.
 class Fatbin {
  public:
-  // Reads the file into own memory, only if it was built with this library (`seal`); this also rejects a
-  // truncated or damaged file. The file is not mapped: some installers replace files in place, which would
-  // raise SIGBUS in the trainer. No descriptor stays open. After a failure the file is not read again.
+  // Reads the file into memory if `seal` matches, i.e. if it was built with this library. The check also
+  // rejects a truncated or damaged file. The file is not mapped: some installers replace files in place, and
+  // a mapping would then raise SIGBUS in the trainer. The descriptor is closed. After a failure the file is
+  // not read again.
   void read(const char* path, const DeviceCodeSeal& seal);
 
   bool is_read() const { return code_.data() != nullptr; }
 
-  // The reason why there is no code, as a word; or null.
+  // Returns the reason why there is no code, as a word, or null.
   const char* failure() const { return failure_; }
 
-  // The bytes of the file. They stay for the life of the process, since a driver may load from them later.
+  // Returns the bytes of the file. They are never freed, since a driver may load from them later.
   std::span<const std::byte> code() const { return code_; }
 
  private:

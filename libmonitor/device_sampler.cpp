@@ -33,9 +33,10 @@ void DeviceSampler::attach(const segment::SegmentWriter* writer, const char* lib
   }
 }
 
-// -- in a sampled call --
+// -- within a sampled call --
 
-// Its owner has it: asked for and given back, the count of its users is what it was.
+// Returns the primary context if the trainer has created it. Retaining and releasing it leaves its reference
+// count unchanged.
 cuda::Context DeviceSampler::primary_context(cuda::Device device) const {
   cuda::Context context = nullptr;
   unsigned flags = 0;
@@ -47,20 +48,20 @@ cuda::Context DeviceSampler::primary_context(cuda::Device device) const {
   return context;
 }
 
-// Whether the stream is asked for its context when it may be captured; else when it is known not to be. An
-// older driver must not be asked of a captured one (NVIDIA's cuda.core keeps to that, too), and in which
-// context to ask whether it is has to be known before.
-bool DeviceSampler::tells_context(const DeviceStream& stream, bool may_be_captured) const {
+// Whether cuStreamGetCtx may be called for the stream: `may_be_captured` before the check for a capture, else
+// after it. Drivers before kContextOfCapture must not get the call for a captured stream, and checking for a
+// capture already needs the context (NVIDIA's cuda.core has the same rule).
+bool DeviceSampler::may_query_context(const DeviceStream& stream, bool may_be_captured) const {
   return !is_default_stream(stream.handle) &&
          (driver_.version() >= cuda::kContextOfCapture) == may_be_captured;
 }
 
-// The context that the stream belongs to, or null. A hook is called before the framework has switched to the
-// device of the tensors, so it need not be the current one. Where the stream cannot tell, it is what a
-// default one of that device has; take() looks after it.
+// Returns the context of the stream, or null. It need not be the current one, because a hook is called before
+// the framework has switched to the device of the tensors. If the stream cannot be queried yet, this is the
+// context of the device's default stream; claim() checks it later.
 cuda::Context DeviceSampler::context_of(const DeviceStream& stream, cuda::Context current) const {
   cuda::Context context = nullptr;
-  if (tells_context(stream, true))
+  if (may_query_context(stream, true))
     return ok(driver_.stream_get_ctx(handle_of(stream), &context)) ? context : nullptr;
   cuda::Device device = -1;
   if (current != nullptr && ok(driver_.ctx_get_device(&device)) && device == stream.device_index)
@@ -71,7 +72,7 @@ cuda::Context DeviceSampler::context_of(const DeviceStream& stream, cuda::Contex
 int DeviceSampler::enter(const DeviceStream& stream, Purpose purpose, DeviceTurn* turn) {
   if (stream.handle == nullptr || stream.device_index < 0 || driver_.failure() != nullptr)
     return FORESHOCK_SKIP_DEVICE;
-  if (!driver_.is_open()) return want(place_of(stream.device_index), purpose, kAnyContext);
+  if (!driver_.is_open()) return request_set_up(place_of(stream.device_index), purpose, kAnyContext);
   cuda::Context current = nullptr;
   if (!ok(driver_.ctx_get_current(&current))) return FORESHOCK_SKIP_DEVICE;
   const cuda::Context context = context_of(stream, current);
@@ -80,7 +81,7 @@ int DeviceSampler::enter(const DeviceStream& stream, Purpose purpose, DeviceTurn
     if (!ok(driver_.ctx_push_current(context))) return FORESHOCK_SKIP_DEVICE;
     turn->driver_ = &driver_;
   }
-  return take(stream, context, turn);
+  return claim(stream, context, turn);
 }
 
 int DeviceSampler::begin(const ValidatedCall& call, DeviceTurn* turn) {
@@ -95,7 +96,8 @@ int DeviceSampler::begin_weights(const DeviceStream& stream, DeviceTurn* turn, i
   return check(turn->weights(), kWeights, *turn);
 }
 
-// Where what is had on a device stands, or -1: all places are taken by others.
+// Returns the index of the device in devices_, adding it if it is new. Returns -1 if all entries are used by
+// other devices.
 int DeviceSampler::place_of(int32_t device) {
   for (int32_t place = 0; place < kMostDevices; ++place) {
     int32_t owner = -1;
@@ -106,26 +108,26 @@ int DeviceSampler::place_of(int32_t device) {
   return -1;
 }
 
-// For the end of the step. Until then nothing is there to be written into.
-int DeviceSampler::want(int place, Purpose purpose, uint64_t context_id) {
+// Requests a set-up at the end of the step. Until then samples are skipped.
+int DeviceSampler::request_set_up(int place, Purpose purpose, uint64_t context_id) {
   if (place < 0) return FORESHOCK_SKIP_DEVICE;
   devices_[place].wanted[purpose].store(context_id, std::memory_order_relaxed);
-  // Sums of gradients are brought as any number is.
+  // The sums of gradients are read back like scalars, which need the set-up for calls.
   if (purpose == kGradients && context_id == kAnyContext)
     devices_[place].wanted[kCalls].store(context_id, std::memory_order_relaxed);
   has_wanted_.store(true, std::memory_order_release);
   return FORESHOCK_SKIP_RING_FULL;
 }
 
-int DeviceSampler::take(const DeviceStream& stream, cuda::Context context, DeviceTurn* turn) {
-  // First: what follows would spoil the capture.
+int DeviceSampler::claim(const DeviceStream& stream, cuda::Context context, DeviceTurn* turn) {
+  // Must come first: the calls below would invalidate the capture.
   int capturing = cuda::kNotCapturing;
   const cuda::Result result = driver_.stream_is_capturing(handle_of(stream), &capturing);
   if (result == cuda::kCaptureImplicit || (ok(result) && capturing != cuda::kNotCapturing))
     return FORESHOCK_SKIP_CAPTURE;
   if (!ok(result)) return FORESHOCK_SKIP_DEVICE;
   cuda::Context its = context;
-  if (tells_context(stream, false) &&
+  if (may_query_context(stream, false) &&
       (!ok(driver_.stream_get_ctx(handle_of(stream), &its)) || its != context))
     return FORESHOCK_SKIP_DEVICE;
   cuda::Device device = -1;
@@ -144,16 +146,16 @@ int DeviceSampler::take(const DeviceStream& stream, cuda::Context context, Devic
   return -1;
 }
 
-// Another context than before: a device that was reset. What was had in the old one went with it, and its
-// handles must not be touched.
-int DeviceSampler::meet(const PerContext& setting, Purpose purpose, const DeviceTurn& turn) {
+// Requests a set-up if the context is a new one, i.e. the device was reset. The objects in the old context
+// are destroyed, and their handles must not be used.
+int DeviceSampler::check_context(const PerContext& setting, Purpose purpose, const DeviceTurn& turn) {
   if (setting.is_refused(turn.context_id_)) return FORESHOCK_SKIP_DEVICE;
-  return setting.is_of(turn.context_id_) ? -1 : want(turn.place_, purpose, turn.context_id_);
+  return setting.is_of(turn.context_id_) ? -1 : request_set_up(turn.place_, purpose, turn.context_id_);
 }
 
 template <class State>
 int DeviceSampler::check(State& state, Purpose purpose, const DeviceTurn& turn) {
-  if (const int why = meet(state, purpose, turn); why >= 0) return why;
+  if (const int why = check_context(state, purpose, turn); why >= 0) return why;
   if (state.failed() >= 0) return state.failed();
   return state.is_ready() ? -1 : FORESHOCK_SKIP_RING_FULL;
 }
@@ -162,7 +164,7 @@ int DeviceSampler::send_scalars(const DeviceStream& stream, const foreshock_tens
                                 uint64_t* numbers) {
   DeviceTurn turn;
   if (const int why = enter(stream, kCalls, &turn); why >= 0) return why;
-  if (const int why = meet(turn.state(), kCalls, turn); why >= 0) return why;
+  if (const int why = check_context(turn.state(), kCalls, turn); why >= 0) return why;
   ScalarReadback& scalars = turn.state().scalars();
   const uint64_t first = scalars.send(values, count, handle_of(stream));
   if (first == 0) return scalars.is_usable() ? FORESHOCK_SKIP_RING_FULL : FORESHOCK_SKIP_DEVICE;
@@ -179,9 +181,9 @@ int DeviceSampler::send_gradients(const DeviceStream& stream, const foreshock_gr
                                   size_t count, SentGradients* sent) {
   DeviceTurn turn;
   if (const int why = enter(stream, kGradients, &turn); why >= 0) return why;
-  // Both are wanted at once: sums are brought as any number is.
+  // Both set-ups are requested at once, because the sums are read back like scalars.
   const int not_there = check(turn.gradients(), kGradients, turn);
-  if (const int why = meet(turn.state(), kCalls, turn); why >= 0) return why;
+  if (const int why = check_context(turn.state(), kCalls, turn); why >= 0) return why;
   if (not_there >= 0) return not_there;
   ScalarReadback& scalars = turn.state().scalars();
   const int why = turn.gradients().send(gradients, count, handle_of(stream), &scalars, sent);
@@ -194,8 +196,8 @@ int DeviceSampler::send_gradients(const DeviceStream& stream, const foreshock_gr
 
 // -- between two steps --
 
-// A context of the device whose handle is good now: the one that is current in this thread, or the primary
-// one. The handle that a call met may be stale, and asking about a stale one is undefined.
+// Returns a context of the device whose handle is valid now: the current one of this thread, or the primary
+// one. A handle that an earlier call saw may be stale, and using a stale handle is undefined.
 cuda::Context DeviceSampler::find_context(cuda::Device device, uint64_t wanted, cuda::Context current,
                                           uint64_t* id) const {
   const auto is_wanted = [&](cuda::Context context) {
@@ -220,7 +222,7 @@ void DeviceSampler::set_up(int place, Purpose purpose, uint64_t wanted) {
   if (!ok(driver_.ctx_get_current(&current))) return;
   const cuda::Context context = find_context(index, wanted, current, &id);
   if (context == nullptr) {
-    if (wanted == kAnyContext) return;  // the next one tells which it wants
+    if (wanted == kAnyContext) return;  // the next call requests a specific context
     if (purpose == kCalls) return device.state.refuse(wanted);
     return purpose == kWeights ? device.weights.refuse(wanted) : device.gradients.refuse(wanted);
   }
@@ -246,7 +248,7 @@ void DeviceSampler::set_up_wanted() {
       if (wanted.load(std::memory_order_relaxed) == kNothing) continue;
       TryLock lock(devices_[place].busy);
       if (!lock)
-        has_wanted_.store(true, std::memory_order_relaxed);  // at the next step
+        has_wanted_.store(true, std::memory_order_relaxed);  // try again at the next step
       else
         set_up(place, purpose, wanted.exchange(kNothing, std::memory_order_relaxed));
     }
@@ -256,9 +258,9 @@ void DeviceSampler::set_up_wanted() {
 CopyTiming::Spent DeviceSampler::take_spent() {
   CopyTiming::Spent all;
   for (Device& device : devices_) {
-    if (device.index.load(std::memory_order_acquire) < 0) break;  // places are taken in order
+    if (device.index.load(std::memory_order_acquire) < 0) break;  // entries are used in order
     TryLock lock(device.busy);
-    if (!lock) continue;  // at the next step
+    if (!lock) continue;  // try again at the next step
     const CopyTiming::Spent spent = device.state.take_spent();
     all.ns += spent.ns;
     all.slices += spent.slices;

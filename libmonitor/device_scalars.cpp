@@ -16,8 +16,8 @@ namespace {
 
 constexpr size_t kCellsBytes = kScalarCells * sizeof(ScalarCell);
 
-// Shared, so that a fork leaves these pages to us: a page that is copied at the next store is another one
-// than that which the device stores into.
+// Maps the memory as shared, so that a fork does not make its pages copy-on-write. Otherwise our next store
+// would copy the page, while the device would keep storing into the old one.
 void* shared_memory(size_t bytes) {
   void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   return map == MAP_FAILED ? nullptr : map;
@@ -39,7 +39,7 @@ void ScalarReadback::set_up(const DriverApi& driver, cuda::Module module) {
   driver_ = &driver;
   first_ = next_;
   is_usable_ = false;
-  // Others than before: a context that is left may still store into those.
+  // Maps new cells: kernels of the earlier context may still store into the old ones.
   cells_ = static_cast<ScalarCell*>(shared_memory(kCellsBytes));
   if (cells_ == nullptr || !driver.find_kernel(module, name_of(DeviceKernel::kScalars), &kernel_)) return;
   const cuda::Result pinned =
@@ -47,7 +47,8 @@ void ScalarReadback::set_up(const DriverApi& driver, cuda::Module module) {
   is_usable_ = ok(pinned) && ok(driver.mem_host_get_device_pointer(&address_, cells_, 0));
 }
 
-// A cell is given away again only when its kernel has ended: two that store into one could mix their values.
+// A cell is reused only after the kernel of its earlier number has ended. Otherwise two kernels could mix
+// their values.
 bool ScalarReadback::is_free(uint64_t number) const {
   const uint64_t before = number - kScalarCells;
   if (number < first_ + kScalarCells) return true;
@@ -82,7 +83,7 @@ uint64_t ScalarReadback::send_all(size_t count, cuda::Stream stream, const Sourc
     for (; begin < count && job.count < kMostScalars && source(begin).dtype == job.dtype; ++begin)
       job.from[job.count++] = source(begin).from;
     if (launch(&job, stream)) continue;
-    lose();  // who refuses once has lost the context, or will refuse again
+    lose();  // after a failed launch the context is lost, or later launches fail too
     return 0;
   }
   return first;
@@ -106,7 +107,7 @@ uint64_t ScalarReadback::send(std::span<const ScalarRow> rows, cuda::Stream stre
   });
 }
 
-// A cell is given to a later number only when that of the one before is there.
+// A cell gets a later number only after its earlier number has arrived, so `>=` is sufficient.
 bool ScalarReadback::has_come(uint64_t number) const {
   return cells_ != nullptr &&
          std::atomic_ref<uint64_t>(cells_[cell_of(number)].number).load(std::memory_order_acquire) >= number;
@@ -126,11 +127,11 @@ bool ScalarReadback::find(uint64_t number, double* value) const {
 
 namespace {
 
-// At the front of the memory, zero before the first kernel.
+// Placed at the begin of the memory. Zero before the first kernel.
 struct Head {
   GatherClock clock;
   uint32_t arrived, reserved;
-  uint64_t first[2], last[2];  // when the first kernel and the last one began and ended
+  uint64_t first[2], last[2];  // begin and end of the first and of the last kernel
 };
 constexpr uint64_t kHeadBytes = 256;
 static_assert(sizeof(Head) <= kHeadBytes);
@@ -178,7 +179,7 @@ int GradientReadback::try_set_up(std::span<const std::byte> code) {
       !driver.find_kernel(module, name_of(DeviceKernel::kGather), &clock_) ||
       !driver.find_kernel(module, name_of(DeviceKernel::kGradientSums), &sums_))
     return FORESHOCK_SKIP_DEVICE;
-  // The memory last: it is what could be missed if something else failed.
+  // The memory is allocated last, so that no memory is lost if another step fails.
   return ok(driver.mem_alloc(&memory_, kSumsBytes)) ? -1 : FORESHOCK_SKIP_DEVICE_MEMORY;
 }
 
@@ -194,7 +195,8 @@ bool GradientReadback::look_at_clock(cuda::Address times, cuda::Stream stream) {
   return launch(clock_, launch_of(job), &job, stream);
 }
 
-// As many at a time as a job holds, and places for their chunks: the kernels run one after the other.
+// Launches as many kernels as needed, with as many tensors and chunks per kernel as a job holds. The kernels
+// run one after the other and share the memory for chunks.
 bool GradientReadback::sum_all(const foreshock_gradient* gradients, size_t count, cuda::Stream stream) {
   GradientSumsJob job = {};
   job.results = memory_ + kResults;
@@ -229,7 +231,8 @@ int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cu
     if (sum_chunks(elements_of(gradient)) > kMostChunks) return FORESHOCK_SKIP_TOO_LARGE;
   }
   if (tensors > kMostTensors) return FORESHOCK_SKIP_TOO_LARGE;
-  // On another stream than before nothing keeps the order in which they use the memory.
+  // If the stream has changed, the new kernels are not ordered after the earlier ones, which use the same
+  // memory.
   const bool is_in_use = last_ != 0 && stream != last_stream_ && !scalars->has_come(last_);
   if (is_in_use || !scalars->has_room(tensors + kTimes)) return FORESHOCK_SKIP_RING_FULL;
   if (!ok(driver_->memset_d8_async(memory_, 0, kHeadBytes, stream)) ||
@@ -250,8 +253,8 @@ int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cu
 
 namespace {
 
-constexpr double kWeight = 0.2;    // of a new value in the running mean
-constexpr double kMostBeyond = 4;  // a measurement counts for at most this many times what was expected
+constexpr double kWeight = 0.2;    // weight of a new value in the running mean
+constexpr double kMostBeyond = 4;  // a measurement is clipped to this multiple of the expected value
 
 }  // namespace
 
@@ -281,8 +284,8 @@ uint64_t GradientCost::take_owed() {
   return owed;
 }
 
-// What lies between the two looks at the clock is what was expected of the bytes; the kernels beside it are
-// charged as they are.
+// The time between the two clock readings is compared with the estimate for the bytes. The other kernels are
+// charged a fixed time each.
 void GradientCost::measured(const Sent& one, uint64_t begin_ns, uint64_t end_ns) {
   if (end_ns < begin_ns) return;
   const auto ns = static_cast<double>(end_ns - begin_ns);

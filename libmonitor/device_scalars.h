@@ -1,7 +1,7 @@
-// Copies numbers of the trainer from a device to the host without waiting. A kernel of one block, launched on
-// the trainer's stream behind the work that computes them, stores each number into a cell in host memory and
-// the cell's number after it. The host reads only its own memory; a number that never comes is just never
-// found.
+// Copies numbers of the trainer from a device to the host without waiting. A kernel of one block is launched
+// on the trainer's stream, after the work that computes the numbers. For each number it stores the value into
+// a cell in host memory, then the number that identifies the value. The host reads only its own memory; a
+// value that never arrives is never found.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 
@@ -18,7 +18,7 @@ namespace foreshock {
 // Whether the tensor has one element of a floating type and is on a CUDA device.
 bool is_scalar_on_device(const foreshock_tensor& tensor);
 
-// Consecutive numbers on a device.
+// Consecutive numbers in device memory.
 struct ScalarRow {
   cuda::Address at;
   uint32_t dtype;  // as in ScalarsJob
@@ -29,25 +29,25 @@ struct ScalarRow {
 // thread.
 class ScalarReadback {
  public:
-  // Sets up in the current context, in which `module` was loaded. Maps memory: call it between steps. Numbers
-  // sent before in another context never come.
+  // Sets up in the current context, in which `module` was loaded. Maps memory, so it must be called between
+  // steps. Numbers that were sent in an earlier context never arrive.
   void set_up(const DriverApi& driver, cuda::Module module);
   void lose() { is_usable_ = false; }
   bool is_usable() const { return is_usable_; }
 
   // Launches a kernel for these values on `stream`, which must not be capturing. All values must be on the
-  // device of the current context. Returns the number of the first value (the others follow), or 0 if none
-  // will come.
+  // device of the current context. Returns the number of the first value (the others follow), or 0 if no
+  // value will arrive.
   uint64_t send(const foreshock_tensor* values, size_t count, cuda::Stream stream);
   uint64_t send(std::span<const ScalarRow> rows, cuda::Stream stream);
 
   // Whether `count` more values can be sent now.
   bool has_room(size_t count) const;
 
-  // Reads the value with this number; false if it has not come, or if its cell was reused for a later one.
-  // Any thread.
+  // Reads the value with this number. Returns false if it has not arrived, or if its cell was reused for a
+  // later number. Any thread.
   bool find(uint64_t number, double* value) const;
-  // Whether the value has come, even if its cell was reused.
+  // Whether the value has arrived, even if its cell was reused since.
   bool has_come(uint64_t number) const;
 
  private:
@@ -69,35 +69,35 @@ class ScalarReadback {
   uint64_t first_ = 1;  // first number of the present context
 };
 
-// Numbers of ScalarReadback that belong to a step's gradients.
+// Identifies the values that belong to a step's gradients in ScalarReadback.
 struct SentGradients {
-  // Times when the first kernel began and when the last one ended: the device's ns, as the bits of a double.
+  // Device times in ns, stored as the bits of a double: begin of the first kernel and end of the last one.
   uint64_t begin, end;
-  uint64_t first, stride;  // squares of the first gradient with values, and distance to the next one
+  uint64_t first, stride;  // number of the first gradient's squares, and distance to the next one
 };
 
-// Whether the kernels can read the gradient: it must be in one block, on a CUDA device.
+// Whether the kernels can read the gradient: it must be contiguous and on a CUDA device.
 bool is_gradient_on_device(const foreshock_gradient& gradient);
 
 // Sums the squares of a step's gradients on their device, in one context. The kernels run on the trainer's
-// own stream, since the memory of the gradients may be reused after the step. Set up once, between steps,
-// because set-up may wait for the device. Nothing is freed, because that may wait too and the context may no
-// longer exist. set_up() and send() must be called in that context. Thread-compatible.
+// own stream, since the memory of the gradients may be reused after the step. set_up() must be called between
+// steps, because it may wait for the device. Nothing is freed, because that may wait too and the context may
+// no longer exist. set_up() and send() must be called in that context. Thread-compatible.
 class GradientReadback : public PerContext {
  public:
   static constexpr uint64_t kMostTensors = 4096;
   static constexpr uint64_t kMostChunks = 32768;  // per tensor: 2^31 elements
-  static constexpr uint64_t kShareOfFree = 32;    // it takes at most 1/32 of the free memory
-  // Two times, begin and end, precede the sums of the gradients.
+  static constexpr uint64_t kShareOfFree = 32;    // takes at most 1/32 of the free memory
+  // Number of times (begin and end) that are sent before the sums of the gradients.
   static constexpr size_t kTimes = 2;
 
   void forget() { *this = {}; }
   void set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id);
   static bool is_ready() { return true; }
 
-  // Sums the squares of all gradients that have values, and sends the sums by `scalars`.
-  // is_gradient_on_device() must hold for these gradients. Returns -1, or the FORESHOCK_SKIP_ reason why
-  // nothing will come.
+  // Sums the squares of all gradients that have values, and sends the sums with `scalars`.
+  // is_gradient_on_device() must be true for these gradients. Returns -1, or the FORESHOCK_SKIP_ reason why
+  // no sum will arrive.
   int send(const foreshock_gradient* gradients, size_t count, cuda::Stream stream, ScalarReadback* scalars,
            SentGradients* sent);
 
@@ -116,19 +116,19 @@ class GradientReadback : public PerContext {
 };
 
 // Estimates the time that reading a step's gradients takes on the trainer's stream. The estimate is charged
-// before the gradients are read; when the device's times have come, a shortfall is charged and an excess is
-// deducted from later charges. Plain arithmetic, fixed state. Thread-compatible.
+// before the gradients are read. When the device's times have arrived, a shortfall is charged and an excess
+// is deducted from later charges. Pure arithmetic, fixed state. Thread-compatible.
 class GradientCost {
  public:
   // Returns the charge, in ns, for reading `bytes` bytes and launching `kernels` further kernels.
   uint64_t ask(uint64_t bytes, uint64_t kernels);
-  // The charge for a repetition of the last ask(), in seconds.
+  // Returns the charge for a repetition of the last ask(), in seconds.
   double seconds() const { return static_cast<double>(due_ns()) * 1e-9; }
 
-  // The kernels were launched. Returns the charge in ns.
+  // Records that the kernels were launched. Returns the charge in ns.
   uint64_t sent(const SentGradients& at);
 
-  // Reads times that have come, by find(number, &value). take_owed() then returns the shortfall in ns.
+  // Reads times that have arrived, with find(number, &value). take_owed() then returns the shortfall in ns.
   void look(const auto& find) {
     if (next_ == 0) return;
     for (Sent& one : sent_) {
@@ -150,11 +150,12 @@ class GradientCost {
   uint64_t due_ns() const;
   void measured(const Sent& one, uint64_t begin_ns, uint64_t end_ns);
 
-  // Memory of training devices reads at least 200 bytes per ns, and an empty kernel takes 2 to 3 us from
+  // Device memory of training GPUs reads at least 200 bytes per ns. An empty kernel takes 2 to 3 us from
   // launch to launch.
   static constexpr double kFirstNsPerByte = 1.0 / 200;
   static constexpr double kKernelNs = 4000;
-  // Most steps on their way. The times of a step that come after those of so many later steps are ignored.
+  // Number of steps whose times can be pending. If kMost later steps were sent first, the times of a step are
+  // ignored.
   static constexpr uint32_t kMost = 8;
 
   double ns_per_byte_ = kFirstNsPerByte;
