@@ -19,7 +19,7 @@ void StagingRing::reset(uint64_t bytes) {
 
 void StagingRing::free_what_has_left() {
   for (; count_ > 0; --count_, first_ = (first_ + 1) % kMostSlices) {
-    // The word may have moved on to a later ticket; it never moves back.
+    // The word may already have the value of a later ticket; it never decreases.
     std::atomic_ref<uint64_t> word(*const_cast<uint64_t*>(at(0).sequence));
     if (word.load(std::memory_order_acquire) < at(0).done) return;
   }
@@ -33,7 +33,7 @@ bool StagingRing::find(uint64_t bytes, Place* place) {
   if (count_ > 0) {
     const uint64_t oldest = at(0).begin, newest = at(count_ - 1).end;
     begin = newest;
-    if (newest > oldest) {  // taken in one piece: free behind it, and before it
+    if (newest > oldest) {  // used range is contiguous: free after it and before it
       if (bytes_ - newest < need) {
         begin = 0;
         if (oldest < need) return false;
@@ -95,16 +95,16 @@ constexpr uint64_t round_up(uint64_t value) {
   return (value + StagingRing::kAlign - 1) / StagingRing::kAlign * StagingRing::kAlign;
 }
 
-// In the ring a part begins with the times of its gather; behind them, of a packed batch, with the sequence.
-constexpr uint64_t kTimes = 64, kTold = 64, kTimesAndTold = 192;
-static_assert(kTold + sizeof(SequenceTold) <= kTimesAndTold);
-// A slot keeps as much in its header, which is not in the ring.
-static_assert(kTimesAndTold <= sizeof(segment::Slot));
+// In the ring a part begins with the times of its gather. For a packed batch the sequence follows.
+constexpr uint64_t kTimes = 64, kSequenceOffset = 64, kTimesAndSequence = 192;
+static_assert(kSequenceOffset + sizeof(SequenceTold) <= kTimesAndSequence);
+// The ring stores these in place of the slot's header, which must be at least as large.
+static_assert(kTimesAndSequence <= sizeof(segment::Slot));
 static_assert(sizeof(SequenceTold) == sizeof(segment::SequenceTold) &&
               offsetof(SequenceTold, position) == offsetof(segment::SequenceTold, position));
 
 constexpr uint64_t before_payloads(const segment::Slot& slot) {
-  return slot.packed == segment::kNotPacked ? kTimes : kTimesAndTold;
+  return slot.packed == segment::kNotPacked ? kTimes : kTimesAndSequence;
 }
 
 constexpr uint64_t kClocks = round_up(StagingRing::kMostSlices * sizeof(GatherClock));
@@ -129,7 +129,7 @@ cuda::Address DeviceState::progress_on_device() const {
   return progress_ + offsetof(segment::Progress, by_device) + sizeof(uint64_t) * static_cast<size_t>(index_);
 }
 
-// Both regions begin with a page of their own. What another device has pinned is pinned for this one too.
+// Both regions begin on their own page. Memory that another device has pinned is pinned for this device too.
 bool DeviceState::pin_segment() {
   const DriverApi& driver = *setting_.driver;
   const auto pin = [&driver](void* begin, uint64_t bytes, cuda::Address* address) {
@@ -171,7 +171,7 @@ int DeviceState::try_set_up() {
       !ok(driver.stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, least)) ||
       !ok(driver.event_create(&event_, cuda::kEventDisableTiming)))
     return FORESHOCK_SKIP_DEVICE;
-  // The memory last: it is what could be missed if something else failed.
+  // The memory is allocated last, so that no memory is lost if another step fails.
   if (!pin_segment() || !ok(driver.mem_alloc(&clocks_, kClocks + bytes))) return FORESHOCK_SKIP_DEVICE_MEMORY;
   memory_ = clocks_ + kClocks;
   ring_.reset(bytes);
@@ -221,7 +221,7 @@ bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const Cl
     } else {
       PackedGatherJob job = packed_gather_for_slot(call, slice, slot, to);
       begin(&job.gather);
-      job.told = at + kTold;
+      job.told = at + kSequenceOffset;
       if (!launch(packed_gather_, &job, stream)) return false;
     }
     at += bytes_of_part(slot);
@@ -240,12 +240,13 @@ bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
                                      range.end - range.begin, stream_)) ||
         !ok(driver.memcpy_dtoh_async(&slot->device_begin_ns, at, 2 * sizeof(uint64_t), stream_)) ||
         (slot->packed != segment::kNotPacked &&
-         !ok(driver.memcpy_dtoh_async(&slot->told, at + kTold, sizeof slot->told, stream_))))
+         !ok(driver.memcpy_dtoh_async(&slot->told, at + kSequenceOffset, sizeof slot->told, stream_))))
       return false;
     at += bytes_of_part(*slot);
   }
   static_assert(offsetof(segment::Slot, device_end_ns) == offsetof(segment::Slot, device_begin_ns) + 8);
-  // As SegmentWriter::publish: whoever sees the first part even finds all others whole.
+  // Published in the order of SegmentWriter::publish: when a reader sees the first part, all others are
+  // complete.
   for (uint32_t part = claimed.parts; part-- > 0;) {
     const auto offset = reinterpret_cast<char*>(claimed.slots[part]) - setting_.writer->slot_region();
     if (!ok(driver.stream_write_value_64(stream_, slots_ + static_cast<uint64_t>(offset),

@@ -14,26 +14,27 @@
 
 namespace foreshock {
 
-// Allocates memory on a device for slices on their way to the segment, in order, and frees it in the same
-// order. The stream stores a sequence word into a slice's slot when it has copied the slice, so the host
-// learns from its own memory that a piece is free. Thread-compatible.
+// Allocates memory on a device for slices that are being copied to the segment, in order, and frees it in the
+// same order. After copying a slice, the stream stores a sequence word into the slice's slot. The host reads
+// that word from its own memory to find out that the slice's memory is free. Thread-compatible.
 class StagingRing {
  public:
-  // Most slices in the ring: each slice has at least one slot of the segment.
+  // Limit of slices in the ring. Each slice has at least one slot of the segment.
   static constexpr uint32_t kMostSlices = segment::kMaxSlots;
   static constexpr uint64_t kAlign = 256;
 
-  // Makes the ring `bytes` bytes large (a multiple of kAlign), all free.
+  // Sets the size of the ring to `bytes` (a multiple of kAlign) and frees all of it.
   void reset(uint64_t bytes);
 
   struct Place {
     uint64_t offset = 0;
     uint32_t number = 0;  // unique among the slices in the ring
   };
-  // Finds a free piece of `bytes` bytes; false if there is none now. The piece is not taken before commit().
+  // Finds a free range of `bytes` bytes. Returns false if there is none now. The range is not allocated
+  // before commit().
   bool find(uint64_t bytes, Place* place);
 
-  // Takes the piece that find() found last. It is free again once `*sequence` >= `done`.
+  // Allocates the range that find() found last. It is free again once `*sequence` >= `done`.
   void commit(const uint64_t* sequence, uint64_t done);
 
   uint64_t bytes() const { return bytes_; }
@@ -55,19 +56,19 @@ class StagingRing {
 };
 
 // Measures how long gathers took on the trainer's stream. A device writes the times into the slot before the
-// sequence word that publishes the slot. This class remembers slots on their way until the times can be read.
-// It reads only host memory and never waits. Thread-compatible.
+// sequence word that publishes the slot. This class remembers the slots until their times can be read. It
+// reads only host memory and never waits. Thread-compatible.
 class CopyTiming {
  public:
-  // Remembers a slice whose gathers were launched; its slots have the tickets from `ticket` on.
+  // Remembers a slice whose gathers were launched. Its slots have the tickets from `ticket` on.
   void expect(segment::Slot* const* slots, uint64_t ticket, uint32_t parts);
 
   struct Spent {
     uint64_t ns = 0;
     uint32_t slices = 0;
   };
-  // The time of the slices that have arrived since the last call. A slot that holds another slice by now
-  // counts as much as the last one that could be read.
+  // Returns the time of the slices that have arrived since the last call. If a slot already holds another
+  // slice, the last time that could be read is counted instead.
   Spent take();
 
  private:
@@ -78,7 +79,7 @@ class CopyTiming {
   };
   void collect();
 
-  // A slot is claimed again only once it was seen, so no more are on their way at once.
+  // A slot is claimed again only after its earlier slice was seen here, so this is enough.
   Expected expected_[segment::kMaxSlots] = {};
   uint32_t count_ = 0;
   uint64_t last_ns_ = 0;
@@ -92,17 +93,17 @@ struct DeviceSetting {
   std::span<const std::byte> code;  // kernels/device_code.h
 };
 
-// A slice whose slots are claimed and described, but empty.
+// A slice whose slots are claimed and have a header, but no payload yet.
 struct ClaimedSlice {
   segment::Slot* const* slots;
   uint64_t ticket;
   uint32_t parts;
 };
 
-// The resources of sampling on one device in one context: a ring, a stream of its own, an event, the kernels,
-// and the pinned segment. They are set up once, between steps, because set-up may wait for the device. They
-// are never freed, because that may wait too and the context may no longer exist. set_up() and the functions
-// after it must be called in their context. Thread-compatible.
+// The resources of sampling on one device in one context: a ring, a stream, an event, the kernels, and the
+// pinned segment. set_up() must be called between steps, because it may wait for the device. Nothing is
+// freed, because that may wait too and the context may no longer exist. set_up() and the functions after it
+// must be called in their context. Thread-compatible.
 class DeviceState : public PerContext {
  public:
   static constexpr uint64_t kMostRingBytes = uint64_t{64} << 20;
@@ -113,23 +114,25 @@ class DeviceState : public PerContext {
   // `index`: index in segment::Progress::by_device.
   void set_up(const DeviceSetting& setting, int32_t index, uint64_t context_id);
 
-  // Whether the stream has completed the work of set_up(). Nothing is sampled before.
+  // Whether the stream has completed the work of set_up(). Nothing is sampled before that.
   bool is_ready();
 
-  // Most bytes of a slot that the ring can hold, and most slots of a slice that it can hold.
+  // capacity(): largest slot, in bytes, that the ring can hold. most_parts(): most slots of one slice that it
+  // can hold.
   uint64_t capacity() const;
   uint32_t most_parts() const;
 
-  // Gathers a slice on `stream`, copies it on the own stream and publishes it from there. Returns -1, or the
-  // reason why the slice will not come; nothing then writes to its slots. If sending fails in the middle, it
-  // returns -1, the slice never comes, and failed() is set from then on.
+  // Gathers a slice on `stream`, then copies and publishes it on this object's own stream. Returns -1, or the
+  // reason why the slice will not arrive; then nothing writes to its slots. If sending fails midway, returns
+  // -1 although the slice never arrives, and failed() is set from then on.
   int send(const ValidatedCall& call, const Slice& slice, const ClaimedSlice& claimed, cuda::Stream stream);
 
-  // Copies single numbers; works even if there is no memory for slices.
+  // Copies single numbers. Works even if there is no memory for slices.
   ScalarReadback& scalars() { return scalars_; }
   const ScalarReadback& scalars() const { return scalars_; }
 
-  // The time of the trainer's stream for gathers that have ended since the last call. In any context.
+  // Returns the time that gathers took on the trainer's stream, for gathers that have ended since the last
+  // call. May be called in any context.
   CopyTiming::Spent take_spent() { return times_.take(); }
 
  private:
@@ -148,7 +151,7 @@ class DeviceState : public PerContext {
   cuda::Stream stream_ = nullptr;
   cuda::Event event_ = nullptr;
   cuda::Address slots_ = 0, progress_ = 0;  // device addresses of the segment's regions
-  cuda::Address clocks_ = 0, memory_ = 0;   // on the device
+  cuda::Address clocks_ = 0, memory_ = 0;   // in device memory
   StagingRing ring_;
   StagingRing::Place place_;
   CopyTiming times_;

@@ -13,16 +13,16 @@
 namespace foreshock {
 namespace {
 
-// No program is started with more: the kernel takes 6 MiB of arguments, environment and pointers to both.
-// Thousands of variables are no rarity: Kubernetes tells a pod of every service.
+// No program starts with more entries: the kernel accepts 6 MiB of arguments, environment and pointers to
+// both. Thousands of variables are common, because Kubernetes sets variables for every service in every pod.
 constexpr size_t kMostEntries = size_t{1} << 19;
 constexpr size_t kText = size_t{8} << 20;
 constexpr size_t kEntriesAtOnce = 512;
 constexpr size_t kLongest = 4096;  // bytes of one variable: name, '=', value, NUL
 constexpr int kTries = 100;
 
-// Bytes copied, up to the first that cannot be read. The descriptor can only be read from: should somebody
-// close it under us and open a file of theirs in its place, nothing of theirs is changed.
+// Returns the number of bytes copied, up to the first unreadable one. The descriptor is read-only: if another
+// thread closes it and opens another file under its number, that file is not changed.
 size_t copy_memory(int memory, void* to, const void* from, size_t bytes) {
   const ssize_t got = pread(memory, to, bytes, static_cast<off_t>(reinterpret_cast<uintptr_t>(from)));
   return got > 0 ? static_cast<size_t>(got) : 0;
@@ -30,7 +30,7 @@ size_t copy_memory(int memory, void* to, const void* from, size_t bytes) {
 
 }  // namespace
 
-// Only what is used of it becomes memory.
+// A large mapping, of which only the used pages are allocated.
 struct SafeEnvironment::Room {
   const char* entries[kMostEntries];
   const char* again[kMostEntries];
@@ -52,12 +52,13 @@ SafeEnvironment::~SafeEnvironment() {
   if (room_ != nullptr) munmap(room_, sizeof(Room));
 }
 
-// The array as it was at one moment, or within about a microsecond; false where it went away meanwhile.
+// Copies the array as it was at one moment, or within about a microsecond. Returns false if it was freed
+// during the copy.
 bool SafeEnvironment::copy_array(int memory, const char** entries, size_t* count) const {
   char** const array = __atomic_load_n(&environ, __ATOMIC_ACQUIRE);
   *count = 0;
   if (array == nullptr) return true;  // clearenv()
-  while (*count < kMostEntries) {     // piece by piece: nothing is known of what lies beyond its end
+  while (*count < kMostEntries) {     // in pieces: memory past the end may be unmapped
     const char** const piece = entries + *count;
     const size_t got =
         copy_memory(memory, piece, array + *count, kEntriesAtOnce * sizeof *piece) / sizeof *piece;
@@ -70,8 +71,8 @@ bool SafeEnvironment::copy_array(int memory, const char** entries, size_t* count
 }
 
 bool SafeEnvironment::copy(int memory) {
-  // unsetenv() moves entries to the front one by one: what was copied meanwhile may lack one, and differs
-  // from what is copied next. Where it never stands still the last copy must do.
+  // unsetenv() moves entries to the front one by one. A copy made at that time may lack an entry, and then
+  // differs from the next copy. If no two copies agree in kTries, the last copy is used.
   size_t count = 0, again = 0;
   bool is_there = false, is_still = false;
   for (int tried = 0; tried < kTries && !is_still; ++tried) {
@@ -84,7 +85,7 @@ bool SafeEnvironment::copy(int memory) {
   for (size_t n = 0; n<count&& static_cast<size_t>(end - to)> kLongest; ++n) {
     const size_t got = copy_memory(memory, to, room_->entries[n], kLongest);
     const size_t length = strnlen(to, got);
-    if (length > 0 && length < got) to += length + 1;  // else too long, or not there any more
+    if (length > 0 && length < got) to += length + 1;  // otherwise too long or already freed
   }
   *to = '\0';
   return true;
@@ -100,7 +101,7 @@ const char* SafeEnvironment::find(const char* name) const {
 
 namespace {
 
-// The first of the named variables that holds a whole number, else `fallback`.
+// Returns the first of the named variables that holds a whole number, else `fallback`.
 int first_number(const SafeEnvironment& variables, std::initializer_list<const char*> names, int fallback) {
   for (const char* name : names) {
     const char* text = variables.find(name);
@@ -110,7 +111,8 @@ int first_number(const SafeEnvironment& variables, std::initializer_list<const c
   return fallback;
 }
 
-// Tasks of this node, from Slurm's list for all of them: "4(x2),3" is 4, 4, 3. -1 where it cannot be read.
+// Returns the number of tasks on this node from Slurm's list for all nodes: "4(x2),3" is 4, 4, 3. Returns -1
+// if the list is invalid.
 int tasks_of_node(const char* list, int node) {
   for (int first = 0; list != nullptr && *list >= '0' && *list <= '9';) {
     char* end = nullptr;
@@ -157,13 +159,14 @@ bool read_environment(const SafeEnvironment& variables, Settings* settings) {
     return false;
   if (std::snprintf(s.run_id, sizeof s.run_id, "%s", run_id) >= int(sizeof s.run_id)) return false;
 
-  // A value that cannot be read leaves the default: `run` has checked them, and here nobody could be told.
+  // A value that cannot be parsed leaves the default: `foreshock run` has checked the values, and this
+  // library cannot print an error.
   parse_ratio(option(OptionId::kMaxSlowdown).fallback, &s.max_slowdown);
   parse_bytes(option(OptionId::kMemory).fallback, &s.memory);
   s.slices = true;
   parse_count(value(OptionId::kLauncher), &s.launcher_id);
   parse_count(value(OptionId::kEvery), &s.every);
-  // `run` passes an empty limit on if the user gave none.
+  // `foreshock run` passes an empty limit if the user gave none.
   const char* limit = variables.find(option(OptionId::kMaxSlowdown).variable);
   s.every_is_promised = s.every != 0 && (limit == nullptr || *limit == '\0');
   parse_ratio(value(OptionId::kMaxSlowdown), &s.max_slowdown);
@@ -179,7 +182,7 @@ bool read_environment(const SafeEnvironment& variables, Settings* settings) {
 
   s.rank = number({"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}, 0);
   s.local_rank = number({"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}, -1);
-  // A step may have fewer tasks than its job: the step's number goes first.
+  // A Slurm step may have fewer tasks than its job, so the step's number has priority.
   s.world_size =
       number({"WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 1);
   s.local_ranks =

@@ -1,6 +1,6 @@
 // Reads the environment while other threads may change it. setenv() in one thread frees the array that
 // getenv() reads in another (glibc before 2.41; Python's os.environ calls setenv). The monitor must not crash
-// the trainer, so it lets the kernel copy the environment through /proc/self/mem, which returns an error
+// the trainer, so the kernel copies the environment for it through /proc/self/mem. This returns an error
 // where a load would raise SIGSEGV.
 #ifndef FORESHOCK_LIBMONITOR_ENVIRONMENT_H_
 #define FORESHOCK_LIBMONITOR_ENVIRONMENT_H_
@@ -14,15 +14,15 @@ namespace foreshock {
 
 class SafeEnvironment {
  public:
-  // Copies all variables. Set-up only: opens a file, and maps memory for the life of this object. If `memory`
-  // cannot be opened (no /proc) or there is no memory, find() uses getenv(). Any thread.
+  // Copies all variables. For set-up only: opens a file, and maps memory for the life of this object. If
+  // `memory` cannot be opened (no /proc) or there is no memory, find() uses getenv(). Any thread.
   explicit SafeEnvironment(const char* memory = "/proc/self/mem");
   ~SafeEnvironment();
   SafeEnvironment(const SafeEnvironment&) = delete;
   SafeEnvironment& operator=(const SafeEnvironment&) = delete;
 
-  // The value of a variable, valid as long as this object. Null if it is not set, or longer than 4 KiB with
-  // its name.
+  // Returns the value of a variable, valid as long as this object. Null if the variable is not set, or if
+  // name and value exceed 4 KiB.
   const char* find(const char* name) const;
 
   bool is_copy() const { return is_copy_; }
@@ -36,12 +36,12 @@ class SafeEnvironment {
   bool is_copy_ = false;
 };
 
-// Reads this process's rank in the job and the settings of the run from the environment. False if the process
-// is not to be monitored (FORESHOCK=0, or no directory given).
+// Reads this process's rank in the job and the settings of the run from the environment. Returns false if the
+// process is not to be monitored (FORESHOCK=0, or no directory given).
 bool read_environment(const SafeEnvironment& variables, Settings* settings);
 inline bool read_environment(Settings* settings) { return read_environment(SafeEnvironment(), settings); }
 
-// As option_value() of options.h, for use while other threads may change the environment.
+// Does the same as option_value() of options.h, but is safe while other threads change the environment.
 const char* option_value(const SafeEnvironment& variables, OptionId id);
 
 }  // namespace foreshock

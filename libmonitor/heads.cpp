@@ -11,10 +11,10 @@ namespace {
 struct Word {
   const char* text;
   ProjectionKind kind;
-  // Models whose keys are grouped use it for the one order of rows and for the other: which, no shape tells.
+  // Models with grouped keys use this name for two orders of rows, and the shape does not show which one.
   bool is_ambiguous = false;
 };
-// What model code calls them: Hugging Face, Megatron, torchtitan, nanoGPT, timm, torch.nn.MultiheadAttention.
+// Names in Hugging Face, Megatron, torchtitan, nanoGPT, timm and torch.nn.MultiheadAttention.
 constexpr Word kWords[] = {
     {"q_proj", ProjectionKind::kQuery},
     {"k_proj", ProjectionKind::kKey},
@@ -44,7 +44,7 @@ constexpr Word kWords[] = {
     {"query_key_value", ProjectionKind::kGrouped, true},  // ChatGLM2: all queries first
 };
 
-// The last component, or the one before ".weight".
+// The last component of a name, or the one before ".weight".
 struct Component {
   const char* begin;
   size_t length;
@@ -83,8 +83,8 @@ uint64_t outputs_of(ProjectionKind kind, const HeadGeometry& heads) {
   return 0;
 }
 
-// One kv-head is one group: both orders are the same. A kv-head for each query head: nobody was seen to
-// differ.
+// With one kv-head both orders are the same. With one kv-head per query head, no model was found that uses
+// the other order.
 bool has_several_groups(const HeadGeometry& heads) {
   return heads.kv_heads > 1 && heads.kv_heads < heads.heads;
 }
@@ -174,7 +174,7 @@ uint32_t count_of(const Projection& projection, const HeadGeometry& heads, uint3
   return static_cast<uint32_t>(std::clamp<uint64_t>(kMostHeadBytes / one, 1, heads.kv_heads));
 }
 
-// Outputs first .. first + head_dim - 1, packed row by row. Returns the end.
+// Copies outputs first .. first + head_dim - 1, packed row by row. Returns the end.
 char* copy_outputs(const Projection& projection, const foreshock_tensor& values, uint64_t first,
                    uint32_t count, char* to) {
   const size_t bytes = size_of(static_cast<DType>(values.dtype));

@@ -1,6 +1,6 @@
-// Finds the rows of a projection's weight that belong to the queries and keys of one attention head, from the
-// weight's name and shape and the heads of the sampled attention calls; and copies them. Pure functions: no
-// heap, no statics.
+// Finds the rows of a projection's weight that belong to the queries and keys of one attention head, and
+// copies them. Uses the weight's name and shape and the heads of the sampled attention calls. Pure functions:
+// no heap, no statics.
 #ifndef FORESHOCK_LIBMONITOR_HEADS_H_
 #define FORESHOCK_LIBMONITOR_HEADS_H_
 
@@ -21,11 +21,11 @@ struct HeadGeometry {
 };
 
 enum class ProjectionKind : uint32_t {
-  kNone = 0,     // neither queries nor keys, or not understood
-  kQuery = 1,    // q_proj and its like: heads * head_dim rows
+  kNone = 0,     // neither queries nor keys, or unknown
+  kQuery = 1,    // q_proj and similar names: heads * head_dim rows
   kKey = 2,      // kv_heads * head_dim rows
-  kFused = 3,    // both: all queries, then all keys, then all values
-  kGrouped = 4,  // both, by kv-head: its queries, its key, its value (Megatron, GPT-NeoX, Falcon)
+  kFused = 3,    // queries and keys: all queries, then all keys, then all values
+  kGrouped = 4,  // queries and keys by kv-head: its queries, its key, its value (Megatron, GPT-NeoX, Falcon)
 };
 
 // Recognizes a projection by the last words of its parameter's name: "layers.0.attention.q_proj.weight",
@@ -39,12 +39,12 @@ struct Projection {
   uint64_t outputs = 0, width = 0;
 };
 
-// The projection of a weight. Its kind is kNone if the shape does not fit name and heads, or if the name does
-// not say which rows belong to which head.
+// Describes the projection of a weight. Its kind is kNone if the shape does not match name and heads, or if
+// the name does not determine which rows belong to which head.
 Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, const HeadGeometry& heads);
 
-// The number of outputs of all key projections, and of all fused projections; 0 if there are none or they
-// differ.
+// The number of outputs that all key projections have, and that all fused projections have; 0 if there are
+// none or they differ.
 struct ProjectionOutputs {
   uint64_t key = 0, fused = 0;
 
@@ -54,12 +54,13 @@ struct ProjectionOutputs {
   bool key_differs_ = false, fused_differs_ = false;
 };
 
-// The heads of the model. Some model code repeats the keys of grouped queries before it calls attention, so
-// that the calls have a kv-head for each query head; the number of kv-heads then comes from the projections.
+// Returns the heads of the model. Some models repeat the keys of grouped queries before they call attention,
+// so that the calls have one kv-head per query head. The number of kv-heads is then derived from the
+// projections.
 HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs);
 
-// The first of the head_dim outputs of a kv-head's key, and of the first query head that reads it. The
-// projection must have them (kQuery has no keys, kKey no queries).
+// Index of the first of the head_dim outputs: of the first query head that reads this kv-head, and of the
+// kv-head's key. The projection must have such outputs (kQuery has no keys, kKey no queries).
 uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 uint64_t first_key_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 
@@ -72,12 +73,12 @@ inline bool has_keys(ProjectionKind kind) {
 
 inline constexpr uint64_t kMostHeadBytes = 512 << 10;  // limit per tensor; a single head may be larger
 
-// Bytes of the payload that copy_heads() writes; 0: no payload. It has as many evenly spaced kv-heads as fit
-// into kMostHeadBytes, but at least one.
+// Returns the bytes of the payload that copy_heads() writes, or 0 for no payload. The payload has as many
+// evenly spaced kv-heads as fit into kMostHeadBytes, but at least one.
 size_t head_payload_bytes(const Projection& projection, const HeadGeometry& heads, uint32_t dtype);
 
 // Writes the payload kTensorHeadRows of a record to `to`, which must be aligned to 8 bytes. `values` is the
-// whole weight, with any strides and a format of 2 or 4 bytes.
+// whole weight. It may have any strides; its format must have 2 or 4 bytes.
 void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
                 char* to);
 
@@ -97,8 +98,8 @@ class ObservedHeads {
 
   bool has_seen() const { return seen_.load(std::memory_order_relaxed) != 0; }
 
-  // All zero before the first call, and if calls differ, since it is then unknown which layer has which
-  // heads.
+  // Returns all zero before the first call. Also returns all zero if calls differ, since the heads of each
+  // layer are then unknown.
   HeadGeometry get() const {
     const uint64_t seen = seen_.load(std::memory_order_relaxed);
     if (seen == kMixed) return {};

@@ -1,4 +1,5 @@
-// The C ABI: checks what it is given, then hands on. The one fast path of the trainer's side is here.
+// The C ABI: checks the arguments of each call and forwards them to the monitor. Contains the fast path for
+// calls that are not sampled.
 #include "foreshock/hook.h"
 
 #include <cstdio>
@@ -11,18 +12,18 @@ using foreshock::g_process;
 
 namespace {
 
-// Set where this thread last counted into a block of its own: equal to the hot word while the monitor is
-// armed, on, and in a step that is not sampled.
+// The value of the hot word with which this thread can count into its own block: the monitor is armed and on,
+// and the step is not sampled.
 thread_local uint32_t t_quiet_state = ~0u;
 thread_local foreshock::segment::ThreadBlock* t_block = nullptr;
 
-// Whether a caller's struct is the one of this hook.h.
+// Whether the caller compiled its struct with this version of hook.h.
 template <class T>
 bool is_known(const T* given) {
   return given != nullptr && given->version == FORESHOCK_ABI_VERSION && given->size == sizeof(T);
 }
 
-// Out of line, so that the paths that nobody may notice save no registers for it.
+// Not inlined, so that the fast path saves no registers for this call.
 __attribute__((noinline)) int enter_slowly(int32_t op, uint32_t flags) {
   const int wanted = g_monitor.enter(op, flags);
   const uint32_t quiet = g_process.hot() & ~(foreshock::kHotGeneration - 1);

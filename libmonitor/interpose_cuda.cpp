@@ -1,10 +1,11 @@
-// CUDA graphs: PyTorch (torch.cuda.graph, mode="reduce-overhead", Megatron) records and launches them through
-// the CUDA runtime, which it finds by the dynamic linker. Attention in a launched graph calls nobody; so what
-// was counted while it was recorded is multiplied by its launches (coverage.h). Nothing of the runtime is
-// called here but what the caller asked for.
+// Interposes the functions of the CUDA runtime that record and launch CUDA graphs. PyTorch (torch.cuda.graph,
+// mode="reduce-overhead", Megatron) calls them through the dynamic linker. Attention in a launched graph
+// calls no hook, so the calls counted during recording are multiplied by the launches (coverage.h). Only the
+// function that the caller called is called in the runtime.
 //
-// The names are exported under the versions that the runtime itself gives them, and not as defaults: only a
-// program that is linked with it can meet them, and none that looks whether CUDA is there.
+// The names are exported under the symbol versions of the runtime, and not as default versions. So only
+// programs that are linked with the runtime resolve them, and a program that looks up the names to test for
+// CUDA does not find them.
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -23,12 +24,12 @@
 namespace foreshock {
 namespace {
 
-// The longest of these functions takes six arguments, all of them words.
+// The longest of these functions takes six arguments, each in one integer register.
 #define FORESHOCK_SIX Word a, Word b, Word c, Word d, Word e, Word f
 using Function = int (*)(FORESHOCK_SIX);
 
-// X(kind, name, stream) for every function that is followed. `stream`: what handle 0 stands for. Programs
-// that are compiled with --default-stream per-thread meet the names with _ptsz.
+// X(kind, name, stream) for every interposed function. `stream` is the meaning of handle 0. Programs that are
+// compiled with --default-stream per-thread call the names with _ptsz.
 #define FORESHOCK_RUNTIME_FUNCTIONS(X)                                    \
   X(kBeginCapture, cudaStreamBeginCapture, kLegacy)                       \
   X(kBeginCapture, cudaStreamBeginCapture_ptsz, kPerThread)               \
@@ -78,12 +79,13 @@ constexpr int kWrongThread = 908;     // cudaErrorStreamCaptureWrongThread
 constexpr Word kStreamPerThread = 2;  // cudaStreamPerThread
 
 std::atomic<void*> g_real[kRuntimes][kFunctions];
-std::atomic<int> g_is_monitored{-1};  // -1: not asked yet
+std::atomic<int> g_is_monitored{-1};  // -1: not determined yet
 
 Function real_function(Runtime runtime, Number number, const void* ours) {
   void* found = g_real[runtime][number].load(std::memory_order_acquire);
   if (found == nullptr) {
-    // Some packages carry it under a longer name (libcudart-d0da41ae.so.11.0); the version tells it.
+    // Some packages contain the runtime under a longer file name (libcudart-d0da41ae.so.11.0), so the symbol
+    // version identifies it.
     found = find_behind("libcudart", kFollowed[number].name, kVersions[runtime], ours);
     g_real[runtime][number].store(found, std::memory_order_release);
   }
@@ -100,10 +102,10 @@ void publish() {
   if ((g_process.hot() & kHotArmed) != 0) g_monitor.graphs().store(g_process.writer().coverage());
 }
 
-// What `place` points to, after a function that stores a handle there.
+// Returns the handle that a function has stored at `place`.
 uintptr_t handle_at(Word place) { return place != 0 ? *reinterpret_cast<const uintptr_t*>(place) : 0; }
 
-// The default stream of each thread has the same handle, so there its thread stands for it.
+// The per-thread default streams of all threads have the same handle, so the thread's id is used instead.
 uintptr_t stream_of(const Followed& called, Word handle) {
   const bool is_of_thread =
       handle == kStreamPerThread || (handle == 0 && called.default_stream == kPerThread);
@@ -111,41 +113,41 @@ uintptr_t stream_of(const Followed& called, Word handle) {
 }
 
 void note(const Followed& called, int error, Word a, Word b) {
-  CudaGraphCounter& ledger = g_monitor.graphs();
+  CudaGraphCounter& graphs = g_monitor.graphs();
   const bool succeeded = error == 0;
   PassCalls so_far;
   if (called.kind <= kEndCapture) g_process.count_calls(so_far.of);
   switch (called.kind) {
     case kBeginCapture:  // (stream, mode)
-      if (succeeded) ledger.begin_recording(stream_of(called, a), so_far);
+      if (succeeded) graphs.begin_recording(stream_of(called, a), so_far);
       return;
     case kBeginCaptureToGraph:  // (stream, graph, ...)
-      if (succeeded) ledger.begin_recording_into(stream_of(called, a), b, so_far);
+      if (succeeded) graphs.begin_recording_into(stream_of(called, a), b, so_far);
       return;
-    case kEndCapture:  // (stream, *graph); it has ended also where that failed, but for one case
+    case kEndCapture:  // (stream, *graph); after an error the recording has ended too, with one exception
       if (error != kWrongThread)
-        ledger.end_recording(stream_of(called, a), succeeded ? handle_at(b) : 0, so_far);
+        graphs.end_recording(stream_of(called, a), succeeded ? handle_at(b) : 0, so_far);
       return publish();
     case kInstantiate:  // (*executable, graph, ...)
-      if (succeeded) ledger.instantiate(b, handle_at(a));
+      if (succeeded) graphs.instantiate(b, handle_at(a));
       return;
     case kUpdate:  // (executable, graph, ...)
-      if (succeeded) ledger.instantiate(b, a);
+      if (succeeded) graphs.instantiate(b, a);
       return;
     case kClone:  // (*clone, graph)
-      if (succeeded) ledger.clone(b, handle_at(a));
+      if (succeeded) graphs.clone(b, handle_at(a));
       return;
     case kLaunch:  // (executable, stream)
-      if (succeeded) ledger.launch(a);
+      if (succeeded) graphs.launch(a);
       return publish();
-    case kDestroyGraph:  // both were told before
+    case kDestroyGraph:  // both are handled by note_destruction()
     case kDestroyExecutable:
       return;
   }
 }
 
-// Before the real function, after which another thread may be given the same handle.
-void note_end(Kind kind, Word handle) {
+// Called before the real function, because afterwards another thread may get the same handle.
+void note_destruction(Kind kind, Word handle) {
   if (kind == kDestroyGraph) g_monitor.graphs().destroy_graph(handle);
   if (kind == kDestroyExecutable) g_monitor.graphs().destroy_executable(handle);
 }
@@ -154,7 +156,7 @@ int pass_on(Runtime runtime, Number number, const void* ours, FORESHOCK_SIX) {
   const Function real = real_function(runtime, number, ours);
   if (real == nullptr) return kSymbolNotFound;
   if (!is_monitored()) return real(a, b, c, d, e, f);
-  note_end(kFollowed[number].kind, a);
+  note_destruction(kFollowed[number].kind, a);
   const int error = real(a, b, c, d, e, f);
   note(kFollowed[number], error, a, b);
   return error;
@@ -163,7 +165,7 @@ int pass_on(Runtime runtime, Number number, const void* ours, FORESHOCK_SIX) {
 }  // namespace
 }  // namespace foreshock
 
-// Functions whose own names stay here, and the name that others see.
+// Defines a function under an internal name, and exports it under the runtime's name and version.
 #define FORESHOCK_RUNTIME_FUNCTION(runtime, version, name)                                                  \
   extern "C" FORESHOCK_EXPORT int runtime##_##name(foreshock::Word a, foreshock::Word b, foreshock::Word c, \
                                                    foreshock::Word d, foreshock::Word e,                    \
@@ -181,21 +183,21 @@ FORESHOCK_RUNTIME_FUNCTIONS(FORESHOCK_OF_CUDA_11)
 FORESHOCK_RUNTIME_FUNCTIONS(FORESHOCK_OF_CUDA_12)
 FORESHOCK_RUNTIME_FUNCTIONS(FORESHOCK_OF_CUDA_13)
 
-// CUPTI, where this process has it already: PyTorch with CUDA is linked with it. Nothing is opened anew.
+// Uses CUPTI if this process has already loaded it, as PyTorch with CUDA does. Never loads it.
 
 namespace foreshock {
 namespace {
 
 using Question = bool (*)();
 
-// torch::profiler::impl::profilerEnabled(), of this thread, and
+// torch::profiler::impl::profilerEnabled(), which is about this thread, and
 // torch::autograd::profiler::isProfilerEnabledInMainThread().
 constexpr const char* kQuestions[] = {
     "_ZN5torch8profiler4impl15profilerEnabledEv",
     "_ZN5torch8autograd8profiler29isProfilerEnabledInMainThreadEv",
 };
 
-// A torch that cannot be asked is taken to be profiling.
+// Assumes that the profiler runs if torch does not export these functions.
 bool profiler_runs() {
   const char* daemon = SafeEnvironment().find("KINETO_USE_DAEMON");
   if (daemon != nullptr && *daemon != '\0' && std::strcmp(daemon, "0") != 0) return true;
@@ -225,8 +227,8 @@ bool find_cupti(cupti::Library* found) {
          find("cuptiEnableCallback", &found->enable_callback);
 }
 
-// What the static library, which unit tests link, cannot do by itself.
-__attribute__((constructor)) void tell_how_to_find_it() { g_monitor.set_kernel_finder(find_cupti); }
+// Registered here, because the static library, which unit tests link, cannot search for CUPTI.
+__attribute__((constructor)) void register_kernel_finder() { g_monitor.set_kernel_finder(find_cupti); }
 
 }  // namespace
 }  // namespace foreshock

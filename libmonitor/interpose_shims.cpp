@@ -1,13 +1,13 @@
-// Attention that passes no dispatcher: AOTInductor packages and Inductor's cpp_wrapper call the functions of
-// torch's C shim, which they find through their PLT, so that a library loaded before torch (preloaded, or
-// linked first) stands before them.
+// Interposes the functions of torch's C shim. AOTInductor packages and Inductor's cpp_wrapper call attention
+// through them and bypass the dispatcher. They find them through their PLT, so a library that is preloaded or
+// linked before torch is found first.
 //
-// The shim is meant to be frozen, but a torch that nobody has tried must not be hurt either. So no function
-// here has a signature of its own: what the caller put into registers and onto the stack is passed on word
-// for word, whatever it is. Only when there is an adapter for exactly this torch are words read as arguments,
-// and then only those of the CPU's two functions (tests/abi compares them with torch's headers).
+// The shim is meant to be stable, but an untested torch must keep working too. So no function here has its
+// own signature: all words that the caller put into registers and onto the stack are forwarded unchanged.
+// Words are read as arguments only if there is an adapter for exactly this torch, and only for the two CPU
+// functions (tests/abi compares them with torch's headers).
 //
-// Without torch, or without the real function, these functions fail as the shim does and touch nothing.
+// If torch or the real function is missing, these functions return the shim's error and do nothing else.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -23,7 +23,7 @@ namespace {
 
 constexpr int32_t kSuccess = 0, kFailure = 1;
 
-// Covers the longest function with room.
+// More words than the longest function has.
 #define FORESHOCK_STACK(X)                                                                              \
   X(s0), X(s1), X(s2), X(s3), X(s4), X(s5), X(s6), X(s7), X(s8), X(s9), X(s10), X(s11), X(s12), X(s13), \
       X(s14), X(s15), X(s16), X(s17), X(s18), X(s19), X(s20), X(s21), X(s22), X(s23)
@@ -41,18 +41,18 @@ struct Shim {
 constinit Shim g_shims[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM_ROW)};
 #undef FORESHOCK_SHIM_ROW
 
-// The adapter's; null where there is none, and then calls are only passed on.
+// Functions of the adapter. Null without an adapter; calls are then only forwarded.
 std::atomic<int (*)(const foreshock_shim_call*)> g_begins{nullptr};
 std::atomic<void (*)(const foreshock_shim_call*, int)> g_ended{nullptr};
 
-// The function that would have been called without us. Found at its first call, which also is when a torch
-// that came by a way of its own (dlopen of LibTorch, say) gets its adapter.
+// Returns the real function, which is looked up at its first call. A torch that was loaded in another way
+// (such as dlopen of LibTorch) gets its adapter at that time too.
 Function real_function(uint32_t number, void* ours) {
   Shim& shim = g_shims[number];
   void* found = shim.real.load(std::memory_order_acquire);
   if (found == nullptr) {
     load_adapter();
-    // libtorch_cpu.so, libtorch_cuda.so, libtorch_hip.so
+    // Matches libtorch_cpu.so, libtorch_cuda.so and libtorch_hip.so.
     found = find_behind("libtorch", shim.function, nullptr, ours);
     shim.real.store(found, std::memory_order_release);
   }
@@ -61,7 +61,7 @@ Function real_function(uint32_t number, void* ours) {
 
 const void* handle(Word word) { return reinterpret_cast<const void*>(word); }
 
-// What an optional argument (a pointer that may be null) points to.
+// Reads an optional argument, which is a pointer that may be null.
 template <class T>
 T given(Word word) {
   T value{};

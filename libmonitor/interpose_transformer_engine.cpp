@@ -1,14 +1,15 @@
-// Attention of TransformerEngine (Megatron-LM): its framework packages call nvte_fused_attn_fwd and _bwd of
-// libtransformer_engine.so through their PLT, so that a preloaded library stands before them.
+// Interposes the fused attention of TransformerEngine (Megatron-LM): nvte_fused_attn_fwd and _bwd of
+// libtransformer_engine.so. Its framework packages call them through their PLT, so a preloaded library is
+// found first.
 //
-// Their arguments move between minor versions, and a version that nobody has read must not be hurt. So
-// nothing here has a signature of its own: words are passed on as they came, and read as arguments only when
-// the package's metadata names a version whose header was read (transformer_engine.cpp), and while they can
-// be those of that version (transformer_engine.cpp). Calls of any other are counted under a name of their
-// own, with `unknown` where they were to be sampled, and told once.
+// The order of the arguments changes between minor versions, and an unknown version must keep working too. So
+// no function here has its own signature: words are forwarded unchanged. They are read as arguments only if
+// the package's metadata names a known version, and only while the words are plausible for that version
+// (transformer_engine.cpp). Calls of any other version are counted under a separate name, skipped as
+// `unknown` when they are due to be sampled, and reported once.
 //
-// Each attention is two calls, of which the first, without a workspace, only asks how large that has to be:
-// it is passed on and not counted, where it can be told apart.
+// Each attention makes two calls. The first one passes no workspace and returns the required size of it. That
+// call is forwarded without being counted, if it can be recognized.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -24,7 +25,7 @@
 namespace foreshock {
 namespace {
 
-// The longest function known takes 35 words, 29 of them on the stack.
+// The longest known function takes 35 words, 29 of them on the stack.
 #define FORESHOCK_STACK(X)                                                                              \
   X(s0), X(s1), X(s2), X(s3), X(s4), X(s5), X(s6), X(s7), X(s8), X(s9), X(s10), X(s11), X(s12), X(s13), \
       X(s14), X(s15), X(s16), X(s17), X(s18), X(s19), X(s20), X(s21), X(s22), X(s23), X(s24), X(s25),   \
@@ -32,7 +33,7 @@ namespace {
       X(s38), X(s39), X(s40), X(s41), X(s42), X(s43), X(s44), X(s45), X(s46), X(s47)
 constexpr int kStackWords = 48;
 
-// They return nothing today; what a later one may return is passed on as well.
+// The known functions return nothing. A result of a later version is returned too.
 using Function = Word (*)(FORESHOCK_PARAMETERS);
 
 constexpr const char* kLibrary = "libtransformer_engine.so";
@@ -48,7 +49,7 @@ struct Driver {
 };
 constexpr int kDeviceOrdinal = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
-// What stands behind us. All of it is found at the first call.
+// The real functions and what is known about their library. All is looked up at the first call.
 struct Library {
   Function real[2];  // by pass
   bool is_monitored, is_known, is_of_host;
@@ -70,7 +71,7 @@ void note_unknown(const char* version, const char* why) {
   foreshock_note_unseen(name, FORESHOCK_UNSEEN_USED);
 }
 
-Library functions_behind(void* const (&ours)[2]) {
+Library real_functions(void* const (&ours)[2]) {
   Library found = {};
   for (int pass = 0; pass < 2; ++pass)
     found.real[pass] =
@@ -78,8 +79,8 @@ Library functions_behind(void* const (&ours)[2]) {
   return found;
 }
 
-Library look_behind(void* const (&ours)[2]) {
-  Library found = functions_behind(ours);
+Library find_library(void* const (&ours)[2]) {
+  Library found = real_functions(ours);
   found.is_monitored = is_monitored_process();
   if (!found.is_monitored) return found;
   char path[512];
@@ -100,29 +101,29 @@ Library look_behind(void* const (&ours)[2]) {
 }
 
 Library g_library;
-std::atomic<int> g_library_state{0};  // 1: somebody fills it in, 2: it is there
+std::atomic<int> g_library_state{0};  // 1: a thread fills in g_library, 2: it is complete
 
-// Nobody waits for whoever is first: a thread that comes meanwhile passes its call on, and nothing more.
+// Never waits: while one thread fills in g_library, other threads only forward their calls.
 const Library& library(void* const (&ours)[2], Library* own) {
   if (g_library_state.load(std::memory_order_acquire) == 2) [[likely]]
     return g_library;
-  int nobody = 0;
-  if (!g_library_state.compare_exchange_strong(nobody, 1)) {
-    *own = functions_behind(ours);
+  int unset = 0;
+  if (!g_library_state.compare_exchange_strong(unset, 1)) {
+    *own = real_functions(ours);
     return *own;
   }
-  g_library = look_behind(ours);
+  g_library = find_library(ours);
   g_library_state.store(2, std::memory_order_release);
   return g_library;
 }
 
-// Whether the words of a call mean what they do in the known version: not looked at yet, described once, or
-// found to be others. By pass.
+// Whether the words of a call are the arguments of the known version, by pass. kUntried: no call has been
+// described yet. kTrusted: a call has been described. kRefused: the words were not plausible.
 enum Trust { kUntried, kTrusted, kRefused };
 std::atomic<int> g_trust[2];
 std::atomic<int32_t> g_refused_ops[2] = {-1, -1};
 
-// For the rest of the process, in both passes: one signature belongs to the other.
+// Applies to the rest of the process and to both passes, because both signatures belong to one version.
 void refuse(const Library& library) {
   for (uint32_t pass = 0; pass < 2; ++pass) {
     g_refused_ops[pass].store(foreshock_register_op(kOfUnknown[pass], pass), std::memory_order_relaxed);
@@ -131,8 +132,8 @@ void refuse(const Library& library) {
   note_unknown(library.version, ": other arguments");
 }
 
-// The adapter's answer whether this thread is in the middle of a backward pass; null where there is none. A
-// forward call there computes an activation once more, and is no further layer.
+// Function of the adapter that returns whether this thread runs a backward pass; null without an adapter. A
+// forward call in a backward pass recomputes an activation and does not belong to a new layer.
 std::atomic<int (*)()> g_in_backward{nullptr};
 
 bool is_in_backward() {
@@ -140,17 +141,17 @@ bool is_in_backward() {
   return ask != nullptr && ask() != 0;
 }
 
-constexpr int32_t kHost = -1, kNobodyKnows = -2;
+constexpr int32_t kHost = -1, kUnknownDevice = -2;
 
-// Memory is a device's, since there is no TransformerEngine without one, and must not be read here only
-// because a driver could not be asked. The host's it is in a stand-in that says so. Asked only where nothing
-// is being captured.
+// Returns the device of the memory. If the driver cannot be queried, the result is unknown: TransformerEngine
+// has only device memory, which the host must not read. A test library that exports kStandIn has host memory.
+// Must not be called during a capture.
 int32_t device_of(const Library& library, const void* data) {
   if (library.is_of_host) return kHost;
-  int ordinal = kNobodyKnows;
+  int ordinal = kUnknownDevice;
   const auto ask = library.driver.pointer_get_attribute;
   if (ask == nullptr || ask(&ordinal, kDeviceOrdinal, reinterpret_cast<Word>(data)) != 0 || ordinal < 0)
-    return kNobodyKnows;
+    return kUnknownDevice;
   return ordinal;
 }
 
@@ -164,15 +165,15 @@ const NvteWords& words_of(const Library& library, uint32_t pass) {
   return pass == FORESHOCK_BACKWARD ? library.signature.backward : library.signature.forward;
 }
 
-// After the function has returned, for a call that was wanted described.
-void tell(const Library& library, uint32_t pass, const Word* words, const float (&floats)[2]) {
+// Describes a sampled call, after the function has returned.
+void describe(const Library& library, uint32_t pass, const Word* words, const float (&floats)[2]) {
   const uint64_t begin = monotonic_ns();
   const NvteWords& places = words_of(library, pass);
   const int32_t op = library.ops[pass];
   auto* stream = reinterpret_cast<void*>(words[places.stream]);
   if (is_captured(library.driver, stream)) return foreshock_attention_skip(op, FORESHOCK_SKIP_CAPTURE);
   const int32_t device = device_of(library, library.tensors.data(words[places.query]));
-  if (device == kNobodyKnows) return foreshock_attention_skip(op, FORESHOCK_SKIP_DEVICE);
+  if (device == kUnknownDevice) return foreshock_attention_skip(op, FORESHOCK_SKIP_DEVICE);
   const NvteGiven given = {&library.signature, &library.tensors, words, floats[0], floats[1], pass, device};
   foreshock_attention_call call;
   const int reason = describe_nvte_call(given, &call);
@@ -184,7 +185,7 @@ void tell(const Library& library, uint32_t pass, const Word* words, const float 
   int untried = kUntried;
   g_trust[pass].compare_exchange_strong(untried, kTrusted, std::memory_order_relaxed);
   call.op = op;
-  // No handle is the legacy default stream for CUDA's runtime; hook.h calls it 1.
+  // A null handle is the legacy default stream in the CUDA runtime, which hook.h numbers 1.
   call.stream = stream != nullptr ? stream : reinterpret_cast<void*>(1);
   call.prepare_ns = monotonic_ns() - begin;
   foreshock_attention_leave(&call);
@@ -196,7 +197,7 @@ uint32_t flags_of(const Library& library, uint32_t pass, const Word* words, bool
   return (trains ? FORESHOCK_NEEDS_GRADIENT : 0) | (is_in_backward() ? FORESHOCK_IN_BACKWARD : 0);
 }
 
-// Until a call has been described all words are looked at, then those of the calls that are wanted.
+// Checks every call until one has been described, then only the calls to be sampled.
 bool are_arguments(const Library& library, uint32_t pass, const Word* words, const float (&floats)[2]) {
   if (g_trust[pass].load(std::memory_order_acquire) == kRefused) return false;
   if (are_words_plausible(words_of(library, pass), words, floats[0], floats[1])) return true;
@@ -204,8 +205,8 @@ bool are_arguments(const Library& library, uint32_t pass, const Word* words, con
   return false;
 }
 
-// Where nobody defines the function, the dynamic linker ends whoever calls it like this. To return would be
-// worse, since attention would have computed nothing.
+// The dynamic linker would end the process with this message if no library defined the function. Returning
+// would be worse, because attention would have computed nothing.
 [[noreturn]] void end_without_it(const char* name) {
   char line[128];
   const int length = std::snprintf(line, sizeof line, "libforeshock.so: undefined symbol: %s\n", name);
@@ -231,10 +232,10 @@ Word pass_on(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
     return real(FORESHOCK_ARGUMENTS);
   const int32_t op = is_read || !behind.is_known ? behind.ops[pass] : g_refused_ops[pass].load();
   const int wanted = foreshock_attention_enter(op, flags_of(behind, pass, words, is_read));
-  const Word result = real(FORESHOCK_ARGUMENTS);  // what it throws passes through: nothing here needs an end
+  const Word result = real(FORESHOCK_ARGUMENTS);  // exceptions propagate; nothing needs cleanup
   if (wanted == 0) return result;
   if (is_read && are_arguments(behind, pass, words, floats))
-    tell(behind, pass, words, floats);
+    describe(behind, pass, words, floats);
   else
     foreshock_attention_skip(op, FORESHOCK_SKIP_UNKNOWN);
   return result;
@@ -243,7 +244,7 @@ Word pass_on(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
 }  // namespace
 
 void attach_nvte(void* adapter) {
-  if (&dlsym == nullptr) return;  // glibc_compat.h
+  if (&dlsym == nullptr) return;  // weak, see glibc_compat.h
   g_in_backward.store(reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_in_backward")),
                       std::memory_order_release);
 }

@@ -29,7 +29,7 @@ void LayerTable::forget_names() {
   if (!has_names()) return;
   Entry* const entries = entries_;
   for (Entry* entry = entries; entry < entries + kBuckets; ++entry) {
-    if (entry->identity.load(std::memory_order_relaxed) == nullptr) continue;  // costs no memory as yet
+    if (entry->identity.load(std::memory_order_relaxed) == nullptr) continue;  // leaves the page unallocated
     entry->identity.store(nullptr, std::memory_order_relaxed);
     entry->layer.store(-1, std::memory_order_relaxed);
   }
@@ -173,7 +173,7 @@ bool LayerTable::publish(const Sums& sums, int64_t step, double* total_norm) {
 }
 
 void UnhookedAttention::attach(segment::UnseenName* records) {
-  busy_.clear();  // a forked child may have been born while another thread held it
+  busy_.clear();  // another thread may have held it at the fork
   records_ = records;
   for (uint32_t n = 0; n < known_; ++n) store(n);
 }

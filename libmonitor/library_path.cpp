@@ -11,8 +11,8 @@ namespace {
 
 char g_library[4096];
 
-// The dynamic linker keeps the name by which the library was asked for, and the program may go to another
-// folder before anybody asks for its place.
+// Resolves the folder at load time: the dynamic linker may hold a relative path, and the program may change
+// its working directory later.
 __attribute__((constructor)) void keep_place() {
   if (&dladdr == nullptr) return;  // weak, see glibc_compat.h
   Dl_info about = {};

@@ -6,7 +6,8 @@
 
 namespace foreshock {
 
-// The path of `name` in the folder of the library. False if the folder is unknown or the path is too long.
+// Writes the path of `name` in the folder of the library. Returns false if the folder is unknown or the path
+// is too long.
 bool path_beside_library(const char* name, char* path, size_t capacity);
 
 }  // namespace foreshock

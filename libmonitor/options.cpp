@@ -14,7 +14,7 @@ constexpr bool rows_stand_at_their_id() {
 }
 static_assert(rows_stand_at_their_id());
 
-// strtoull accepts signs, spaces and the locale's digits, so digits are read here.
+// Not strtoull, which accepts signs, spaces and the locale's digits.
 const char* read_digits(const char* text, uint64_t* result) {
   const char* at = text;
   uint64_t value = 0;
@@ -28,7 +28,7 @@ const char* read_digits(const char* text, uint64_t* result) {
   return at;
 }
 
-// strtod would follow the trainer's locale ("0,01").
+// Not strtod, which follows the trainer's locale ("0,01").
 const char* read_decimal(const char* text, double* result) {
   uint64_t whole = 0;
   const char* at = read_digits(text, &whole);

@@ -202,7 +202,7 @@ inline constexpr Option kOptions[kOptionCount] = {
      "columns: run,rank,step,detector,place,value,score,level"},
 };
 
-// The row of `id`.
+// Returns the row of `id`.
 const Option& option(OptionId id);
 
 // Returns the value of the option's variable, or the default if it is unset or empty. Never nullptr. The
@@ -220,7 +220,8 @@ bool parse_bytes(const char* text, uint64_t* result);
 // Decimal digits that fit into 64 bits.
 bool parse_count(const char* text, uint64_t* result);
 
-// Parses the value of option `id`, bytes or a count. False also if it is outside the option's bounds.
+// Parses the value of option `id`, bytes or a count. Also returns false if the value is outside the option's
+// bounds.
 bool parse_number(OptionId id, const char* text, uint64_t* result);
 
 // "on", "1", "true", "yes"; "off", "0", "false", "no".

@@ -44,7 +44,7 @@ void drain(segment::ThreadBlock* from, segment::ThreadBlock* to) {
   auto* source = reinterpret_cast<uint64_t*>(from);
   auto* target = reinterpret_cast<uint64_t*>(to);
   for (size_t n = 1; n < sizeof(segment::ThreadBlock) / sizeof(uint64_t); ++n) {
-    if (load(source[n]) == 0) continue;  // at every step nearly all are, and an exchange is slow
+    if (load(source[n]) == 0) continue;  // usually 0, and an exchange is slow
     const uint64_t count = std::atomic_ref<uint64_t>(source[n]).exchange(0, std::memory_order_relaxed);
     if (count != 0) std::atomic_ref<uint64_t>(target[n]).fetch_add(count, std::memory_order_relaxed);
   }
@@ -64,15 +64,15 @@ CallTotals call_totals(segment::ThreadBlock* blocks) {
 
 namespace {
 
-// Slots beyond this many are worth less than slots that are larger.
+// Beyond this number, larger slots are worth more than further slots.
 constexpr uint32_t kSlotsBeforeLarger = 32;
 
-// Slices that are to go into one slot each; when fewer fit, they are split over smaller slots: so many, and
-// not smaller than this.
+// If fewer than kFewWhole whole slices fit, slices are split over smaller slots: kSlotsOfParts of them, each
+// at least kLeastPart bytes.
 constexpr uint64_t kFewWhole = 8, kSlotsOfParts = 32, kLeastPart = uint64_t{256} << 10;
 constexpr uint64_t kLeastTensors = uint64_t{256} << 10, kMostTensors = uint64_t{4} << 20;
 
-// The whole of a small file; empty when it cannot be read.
+// Reads a small file. The text is empty if the file cannot be read.
 size_t read_small(const char* path, char* to, size_t capacity) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return 0;
@@ -108,14 +108,14 @@ uint64_t field(const char* text, const char* name, const char* name_of_all_below
   return of_all != 0 ? of_all : field(text, name);
 }
 
-// Bytes charged to a cgroup that the kernel can free before it refuses memory: cached pages of files that
-// need not be written first. Pages of tmpfs and locked pages are not among them. Slabs are left out, because
-// their users pin what could be reclaimed.
+// Returns the bytes charged to a cgroup that the kernel can free before it refuses memory: cached file pages
+// that need not be written first. These do not include tmpfs pages and locked pages. Slabs are left out,
+// because their users can pin them.
 uint64_t reclaimable(const char* directory) {
   char path[1300], text[8192];
   std::snprintf(path, sizeof path, "%s/memory.stat", directory);
   if (read_small(path, text, sizeof text) == 0) return 0;
-  // The second names are those of version 1, for a cgroup and all below it, which is what its usage counts.
+  // The second names are those of cgroup version 1. They include all cgroups below, as the usage does.
   const uint64_t cached =
       field(text, "inactive_file", "total_inactive_file") + field(text, "active_file", "total_active_file");
   const uint64_t unwritten =
@@ -123,8 +123,8 @@ uint64_t reclaimable(const char* directory) {
   return cached - std::min(cached, unwritten);
 }
 
-// What one version of cgroups calls its files; `tree` follows on the root, and `line` on the number of the
-// line that names ours.
+// File names in one version of cgroups. `tree` is appended to the root. `line` follows the number in the line
+// of /proc/self/cgroup with the process's path.
 struct CgroupNames {
   const char *line, *tree, *limit, *usage;
 };
@@ -132,7 +132,8 @@ constexpr CgroupNames kCgroupVersions[] = {
     {"::", "", "memory.max", "memory.current"},
     {":memory:", "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"}};
 
-// The path of ours, up to the end of its line; null where the process has none of this version.
+// Returns the path of this process's cgroup, up to the end of its line, or null if there is none of this
+// version.
 const char* own_path(const char* text, const char* name) {
   for (const char* line = text; line != nullptr; line = std::strchr(line, '\n')) {
     line += *line == '\n';
@@ -142,7 +143,8 @@ const char* own_path(const char* text, const char* name) {
   return nullptr;
 }
 
-// What the tightest cgroup of this version above us still allows; UINT64_MAX without a limit.
+// Returns the smallest remaining memory among this process's cgroup and its parents, or UINT64_MAX without a
+// limit.
 uint64_t headroom_of(const CgroupNames& names, const char* root, const char* text) {
   const char* path = own_path(text, names.line);
   if (path == nullptr) return UINT64_MAX;
@@ -181,7 +183,7 @@ bool is_on_tmpfs(const char* directory) {
 FreeMemory free_shared_memory(const char* directory, const CgroupFiles& cgroup) {
   struct statfs status = {};
   if (statfs(directory, &status) != 0 || status.f_type != TMPFS_MAGIC) return {};
-  // Mounted without a size it reports no blocks at all.
+  // A tmpfs mounted without a size limit reports 0 blocks.
   const uint64_t mounts =
       status.f_blocks == 0 ? UINT64_MAX
                            : static_cast<uint64_t>(status.f_bavail) * static_cast<uint64_t>(status.f_bsize);
@@ -213,18 +215,19 @@ constinit ProcessState g_process;
 
 namespace {
 
-// A slice of 8192 keys of 64 bf16 values: what is reserved per slot when no call has been seen yet.
+// Bytes per slot before any call was seen: a slice of 8192 keys with 64 bf16 values.
 constexpr uint64_t kUnknownSlotBytes = uint64_t{2} << 20;
 
 thread_local Counting t_counting;
-thread_local uint32_t t_generation = 0;  // of t_counting; 0: none
+thread_local uint32_t t_generation = 0;  // segment number of t_counting; 0: none
 
-// Later processes get larger numbers, by the clock that nobody sets: files on tmpfs are never older than it.
+// Later processes get larger numbers. The monotonic clock cannot be set back, and files on tmpfs do not
+// survive a reboot.
 uint64_t fresh_nonce() {
   return (monotonic_ns() & ~uint64_t{0xffff}) | (static_cast<uint64_t>(getpid()) & 0xffff);
 }
 
-// What goes into a file name.
+// Copies text for use in a file name; other characters are replaced.
 void copy_word(char* to, size_t capacity, const char* from) {
   size_t n = 0;
   for (; n + 1 < capacity && from[n] != '\0'; ++n) {
@@ -235,17 +238,17 @@ void copy_word(char* to, size_t capacity, const char* from) {
   to[n] = '\0';
 }
 
-// A handler of exit() is told the status; a destructor, which runs later, is not.
+// An exit handler gets the exit status; a destructor, which runs later, does not.
 std::atomic<int> g_exit_status{-1};
 void note_exit(int status, void*) { g_exit_status.store(status & 0xff, std::memory_order_relaxed); }
 
-// Whose command this is, in a file of its own. On a full tmpfs it stays empty, and every launcher of the run
-// tells it. False: not even that.
+// Writes the launcher's id into the file. On a full tmpfs the file stays empty; then every launcher of the
+// run reports its reason. Returns false if the file cannot be created.
 bool write_owner(const char* path, uint64_t launcher_id) {
   const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return false;
   rlimit limit = {};
-  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= 64) {  // else a write would be SIGXFSZ
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= 64) {  // a write could raise SIGXFSZ
     char text[24];
     const int digits = std::snprintf(text, sizeof text, "%llu", static_cast<unsigned long long>(launcher_id));
     [[maybe_unused]] const ssize_t written = write(fd, text, static_cast<size_t>(digits));
@@ -265,7 +268,7 @@ bool ProcessState::is_inherited() const {
 
 Counting ProcessState::counting() {
   if ((hot() & kHotArmed) == 0) return {&own()->local, true};
-  std::atomic_thread_fence(std::memory_order_acquire);  // whoever sees the hot word sees its segment
+  std::atomic_thread_fence(std::memory_order_acquire);  // a thread that sees the hot word sees its segment
   const uint32_t generation = generation_.load(std::memory_order_acquire);
   if (t_generation != generation) {
     t_counting = claim_block(writer_.threads());
@@ -316,7 +319,7 @@ const char* ProcessState::create_segment(uint64_t slot_bytes_needed) {
   const char* why = writer_.create(request);
   const auto is = [&why](const char* word) { return why != nullptr && std::strcmp(why, word) == 0; };
   if (plan.slots > 0 && (is("no_space") || is("file_limit") || is("no_mapping"))) {
-    // Somebody was faster with the rest of the memory, or a limit is near: statistics only.
+    // Another process took the remaining memory, or a limit is near: keep statistics only.
     request.slots = 0;
     request.slot_bytes = 0;
     request.tensor_bytes = segment::kTensorHeadOnly;
@@ -356,16 +359,17 @@ segment::Identity ProcessState::identity_of(const segment::SegmentRequest& given
 bool ProcessState::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   if (is_off() || (hot() & kHotArmed) != 0) return false;
   const pid_t self = getpid();
-  // A child of a process that was in the middle of this must not wait for a thread it does not have.
+  // A forked child may inherit the pid of a parent that was creating its segment. It must not wait for the
+  // parent's thread.
   pid_t holder = arming_.load(std::memory_order_relaxed);
   if (holder == self || !arming_.compare_exchange_strong(holder, self)) return false;
 
   const char* why = nullptr;
   const bool is_wanted = read_environment(&settings_);
-  if (late_pid_ == self)
-    take_over(late_);  // what the process found out about itself goes before its environment
+  // Facts that the process reported have priority over its environment.
+  if (late_pid_ == self) take_over(late_);
   if (!is_wanted) {
-    off_.store(true, std::memory_order_relaxed);  // nobody needs to be told
+    off_.store(true, std::memory_order_relaxed);  // no reason needs to be reported
   } else if (!prepare_own_page()) {
     why = "no_mapping";
   } else {
@@ -406,16 +410,16 @@ void ProcessState::off(const char* reason) {
   const int length = std::snprintf(path, sizeof path, "%s/off.%d.%s", settings.directory, getpid(), word);
   if (length <= 0 || length >= static_cast<int>(sizeof path) - 1) return;
   std::snprintf(temporary, sizeof temporary, "%s/.off.%d.%s", settings.directory, getpid(), word);
-  // It has its name when it is whole: an empty one is anybody's. Where nothing can be renamed that is better
-  // than none.
+  // The file is renamed once it is complete, because an empty file is attributed to every launcher. If
+  // renaming fails, an empty file is better than none.
   if (!write_owner(temporary, settings.launcher_id)) return;
   if (rename(temporary, path) == 0) return;
   unlink(temporary);
   write_owner(path, settings.launcher_id);
 }
 
-// Without a number an operation is missed for the whole run, and to give one takes microseconds, once: so who
-// finds another thread at it tries a while.
+// Retries if another thread holds the lock. Registration takes microseconds, and without a number the
+// operation would be missed for the whole run.
 int32_t ProcessState::register_op(const char* name, uint32_t pass) {
   constexpr int kTries = 100'000;
   if (pass >= segment::kPasses || name == nullptr) return -1;
@@ -426,11 +430,11 @@ int32_t ProcessState::register_op(const char* name, uint32_t pass) {
 
 int32_t ProcessState::add_op(const char* name, uint32_t pass) {
   const uint32_t number = ops_known_.load(std::memory_order_relaxed);
-  for (uint32_t n = 0; n < number; ++n)  // one operation by two ways
+  for (uint32_t n = 0; n < number; ++n)  // an operation may be registered twice
     if (ops_[n].pass == pass && std::strncmp(ops_[n].name, name, sizeof ops_[n].name - 1) == 0)
       return static_cast<int32_t>(n);
   if (number == segment::kMaxOps) return -1;
-  prepare_own_page();  // in time for what is counted before the first step
+  prepare_own_page();  // needed to count calls before the first step
   segment::Op& op = ops_[number];
   copy_text(op.name, sizeof op.name, name);
   op.pass = pass;
@@ -468,12 +472,13 @@ void ProcessState::publish_late() {
 
 namespace {
 
-// The agent holds it for three system calls. It may be off its core meanwhile: then there is none now.
+// The agent writes the advice within three system calls, but may be preempted. After kTries the advice is
+// treated as missing.
 constexpr int kTries = 64;
 
 constexpr size_t kWords = sizeof(segment::Advice) / sizeof(uint64_t);
 
-// Every word with acquire order: the sequence is read again after all of them.
+// Every word is read with acquire order, so that the sequence is read again after all of them.
 bool copy_whole(const segment::Advice& shared, segment::Advice* copy) {
   using Word [[gnu::may_alias]] = const uint64_t;
   auto* words = reinterpret_cast<Word*>(&shared);
@@ -489,7 +494,7 @@ bool copy_whole(const segment::Advice& shared, segment::Advice* copy) {
   return false;
 }
 
-// Names end, and are of characters that a terminal and a C program can bear.
+// Terminates the text and replaces characters that are not printable ASCII.
 template <size_t n>
 void copy_printable(const char (&from)[n], char (&to)[n]) {
   size_t at = 0;

@@ -1,5 +1,5 @@
 // The state of the monitor in a process: counters of calls per thread, limits of shared memory, settings, and
-// the life of the segment.
+// the creation and end of the segment.
 #ifndef FORESHOCK_LIBMONITOR_PROCESS_H_
 #define FORESHOCK_LIBMONITOR_PROCESS_H_
 
@@ -35,16 +35,16 @@ struct Counting {
   void add(uint64_t& counter, uint64_t by = 1) const {
     shared ? bump_shared(counter, by) : bump(counter, by);
   }
-  // Undoes an add of this thread.
+  // Undoes an earlier add by this thread.
   void take_back(uint64_t& counter) const { add(counter, ~uint64_t{0}); }
 };
 
-// Claims a free block among `blocks`; if there is none, returns the last one, which is shared. Blocks are
-// never freed: the counts of a thread stay after its end.
+// Claims a free block among `blocks`. If there is none, returns the last one, which is shared. Blocks are
+// never freed, so the counts of a thread stay after its end.
 Counting claim_block(segment::ThreadBlock* blocks);
 
-// Moves every count of `from` (written with shared adds) into the shared block `to`, without losing counts
-// that are added at the same time.
+// Moves every count of `from` (written with shared adds) into the shared block `to`. Counts that are added at
+// the same time are not lost.
 void drain(segment::ThreadBlock* from, segment::ThreadBlock* to);
 
 // Sums over all blocks that are in use.
@@ -58,7 +58,7 @@ CallTotals call_totals(segment::ThreadBlock* blocks);
 // Whether `directory` is on tmpfs. Set-up only: makes system calls.
 bool is_on_tmpfs(const char* directory);
 
-// Files by which the process's memory cgroup is found.
+// Files from which the process's memory cgroup is determined.
 struct CgroupFiles {
   const char* self = "/proc/self/cgroup";
   const char* root = "/sys/fs/cgroup";
@@ -68,27 +68,27 @@ struct FreeMemory {
   uint64_t bytes = 0;
   bool is_cgroups = false;  // the limit comes from the memory cgroup, not from the mount
 };
-// Free memory on the mount of `directory` (tmpfs only; elsewhere 0), limited by what the process's memory
-// cgroup still allows. Set-up only: makes system calls.
+// Returns the free memory on the mount of `directory` (tmpfs only; elsewhere 0), limited by the remaining
+// memory of the process's cgroup. For set-up only: makes system calls.
 FreeMemory free_shared_memory(const char* directory, const CgroupFiles& cgroup = {});
 
-// The shared memory that this process may take: a tenth of the free memory divided by the ranks of the node,
-// at most `limit`. At least 90 % stay free for the user's own shared memory.
+// Returns the shared memory that this process may use: a tenth of the free memory divided by the ranks of the
+// node, at most `limit`. At least 90 % stay free for the user's own shared memory.
 uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks);
 
-// The part of `share` for the ring of tensors; 0: too little for a ring.
+// Returns the part of `share` for the ring of tensors, or 0 if `share` is too small for a ring.
 uint64_t tensor_bytes(uint64_t share);
 
 struct SlotPlan {
   uint32_t slots;  // 0: statistics only
   uint64_t slot_bytes;
 };
-// Plans slots for slices of `need` bytes within `bytes` bytes in all. If there is room, a slot is twice as
-// large as needed, since later calls may have longer keys. If few slices would fit, slots are smaller and a
-// slice takes several. With room for fewer than two slots there are none.
+// Plans slots for slices of `need` bytes within a total of `bytes` bytes. If there is room, a slot is twice
+// as large as needed, since later calls may have longer keys. If few slices would fit, slots are smaller and
+// a slice uses several. If fewer than two slots fit, there are none.
 SlotPlan plan_slots(uint64_t bytes, uint64_t need);
 
-// Bits of the hot word, which every call reads first. The bits above them are the number of the segment.
+// Bits of the hot word, which every call reads first. Higher bits are the number of the segment.
 inline constexpr uint32_t kHotArmed = 1;
 inline constexpr uint32_t kHotSampledStep = 2;
 inline constexpr uint32_t kHotTickPending = 4;
@@ -96,9 +96,9 @@ inline constexpr uint32_t kHotSwitchedOff = 8;
 inline constexpr uint32_t kHotNoBudget = 16;
 inline constexpr uint32_t kHotGeneration = 32;  // unit of the segment's number
 
-// State that a child process must not inherit. It is on a page that the kernel wipes in a forked child
-// (MADV_WIPEONFORK), so that a child is inert and counts from zero, without a fork handler and also after a
-// raw clone.
+// State that a child process must not inherit. The kernel zeroes this page in a forked child
+// (MADV_WIPEONFORK). So a child is inactive and counts from zero, without a fork handler and also after a raw
+// clone.
 struct OwnPage {
   std::atomic<uint32_t> hot{0};
   segment::ThreadBlock local = {};  // counts from before the segment exists; shared by all threads
@@ -110,7 +110,7 @@ struct Settings {
   char run_id[64];
   uint64_t launcher_id;
   uint64_t every;          // 0: chosen by the agent
-  bool every_is_promised;  // `every` was given without --max-slowdown: no sample is refused for its cost
+  bool every_is_promised;  // `every` was given without --max-slowdown: the cost never prevents a sample
   double max_slowdown;
   uint64_t memory;
   bool slices;
@@ -121,8 +121,8 @@ struct Settings {
   int rank, local_rank, world_size, local_ranks, attempt;
 };
 
-// The state of the monitor in this process. One object of static storage that is never destroyed, since
-// threads may still call while the process ends.
+// The state of the monitor in this process. One static object that is never destroyed, since threads may
+// still call it while the process ends.
 class ProcessState {
  public:
   // The hot word (kHot... above).
@@ -132,25 +132,27 @@ class ProcessState {
 
   bool is_off() const { return off_.load(std::memory_order_relaxed); }
 
-  // True in a child (fork, clone) of the process that created the segment. Makes a system call.
+  // Whether this is a child (fork, clone) of the process that created the segment. Makes a system call.
   bool is_inherited() const;
 
-  // Creates the segment, once. `slot_bytes_needed` 0: unknown. Returns true if this call created it; false at
-  // once if another thread is doing so. `prepare` runs before any other thread can see the segment.
+  // Creates the segment, once. `slot_bytes_needed` is 0 if unknown. Returns true if this call created it, and
+  // false immediately if another thread is creating it. `prepare` runs before any other thread can see the
+  // segment.
   bool arm(uint64_t slot_bytes_needed, void (*prepare)());
 
-  // Switches the monitor off for the rest of the process. The name of an empty file gives the launcher the
-  // reason.
+  // Switches the monitor off for the rest of the process. Creates a file whose name has the reason, for the
+  // launcher.
   void off(const char* reason);
 
-  // The block in which this thread counts. Before the segment exists, a local block that all threads share.
+  // Returns the block in which this thread counts. Before the segment exists, all threads share a local
+  // block.
   Counting counting();
 
-  // Calls of all threads so far, by pass; also before the segment exists.
+  // Returns the calls of all threads so far, by pass. Also works before the segment exists.
   void count_calls(uint64_t (&calls)[segment::kPasses]) const;
 
-  // Moves the counts from before the segment into it. Called at step boundaries too, since a thread may add
-  // to the local block late.
+  // Moves the counts from before the segment into it. Also called at step boundaries, since a thread may
+  // still add to the local block after the segment was created.
   void drain_local() { drain(&own()->local, &writer_.threads()[segment::kThreadBlocks - 1]); }
 
   const Settings& settings() const { return settings_; }
@@ -160,14 +162,14 @@ class ProcessState {
   int32_t register_op(const char* name, uint32_t pass);
   uint32_t pass_of(int32_t op) const { return ops_[op].pass; }
 
-  // Takes facts about this process that its environment does not contain. If this is called before the
-  // segment exists, rank, local rank, world size and attempt are taken from it.
+  // Stores facts about this process that its environment does not contain. Rank, local rank, world size and
+  // attempt are used only if this is called before the segment exists.
   void describe(const segment::Identity& late);
 
   // Whether the job has other ranks, as far as environment and describe() say.
   bool has_other_ranks() const { return settings_.world_size > 1 || late_.world_size > 1; }
 
-  // Publishes the exit status for the agent. Called by the last code of this library that runs.
+  // Publishes the exit status for the agent. Must be called by the code of this library that runs last.
   void publish_exit();
 
   // Publishes the other facts from describe(). Called by the thread that ends a step.
@@ -199,8 +201,8 @@ class ProcessState {
 
 extern ProcessState g_process;
 
-// Reads the agent's advice from the control file. False if there is none, if the agent is writing it, or if
-// it is invalid. Does not set `size`, `version` and `age_steps`. Any thread; never waits.
+// Reads the agent's advice from the control file. Returns false if there is none, if the agent is writing it,
+// or if it is invalid. Does not set `size`, `version` and `age_steps`. Any thread; never waits.
 bool read_advice(const segment::Control& control, foreshock_advice* advice);
 
 }  // namespace foreshock

@@ -1,5 +1,5 @@
-/* foreshock/adapter.h: the seam between libforeshock.so and the adapters that `foreshock run` builds for one
- * exact torch. Trainers use <foreshock/hook.h> instead. C99.
+/* foreshock/adapter.h: the interface between libforeshock.so and the adapters that `foreshock run` builds,
+ * each for one exact torch. Trainers use <foreshock/hook.h> instead. C99.
  *
  * Compiled graphs that bypass the dispatcher (AOTInductor packages, Inductor with cpp_wrapper) call attention
  * through torch's C shim. libforeshock.so interposes the shim's functions (libmonitor/interpose_shims.cpp)
@@ -56,7 +56,7 @@ typedef struct foreshock_shim_call {
 
 /* The adapter exports the functions below; libforeshock.so finds them by name. */
 
-/* Called before the shim function. Nonzero: the call is to be sampled. Always followed by ..._ended. */
+/* Called before the shim function. Nonzero: the call is to be sampled. A call of ..._ended always follows. */
 int foreshock_adapter_shim_begins(const foreshock_shim_call* call);
 
 /* Called after the shim function has returned, with the results filled in; `wanted` is the result of

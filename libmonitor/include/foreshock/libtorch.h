@@ -1,7 +1,8 @@
 // foreshock/libtorch.h: reports layer names and gradients before clipping from a C++ trainer on LibTorch. All
 // calls are optional: without them the monitor counts steps itself and numbers layers in the order of their
-// calls. They have no effect unless libforeshock.so is preloaded or linked. C++17. Include it after torch's
-// headers; it includes none of them itself.
+// calls. They have no effect unless libforeshock.so is preloaded or linked. C++17. Must be included after
+// torch's headers, which it does not include itself.
+//
 //
 //   foreshock::name_layers(*model);                   // once the model is built, and after it has changed
 //   loss.backward();
@@ -20,8 +21,8 @@
 
 namespace foreshock {
 
-// Label of a parameter's layer: the first number in its name, "003" for "blocks.3.query.weight". A name
-// without a number gives the text before its last dot.
+// Returns the label of a parameter's layer: the first number in its name, "003" for "blocks.3.query.weight".
+// For a name without a number, returns the text before its last dot.
 inline std::string layer_label(const std::string& name) {
   for (size_t at = 0; at < name.size(); at = name.find('.', at) + 1) {
     char* end = nullptr;
@@ -58,8 +59,8 @@ int name_layers(const Module& module) {
   return foreshock_annotate_name_parameters(rows.data(), rows.size());
 }
 
-// Reports all gradients at sampled steps. Every gradient must be dense, on the CPU and in fp32 or fp64; if
-// one is not, none is reported, because a norm over some of them would not be the norm.
+// Reports all gradients at sampled steps. Every gradient must be dense, on the CPU and in fp32 or fp64.
+// Otherwise none is reported, because the norm would lack a part.
 template <class Module>
 void observe_gradients(const Module& module) {
   if (!foreshock_annotate_step_is_sampled()) return;
