@@ -13,13 +13,13 @@
 namespace foreshock {
 namespace {
 
-// fp32 division and scaling round once, 2^-24; 1e-5 leaves room for a loss computed in another order.
+// fp32 division and scaling round once, by 2^-24. 1e-5 also covers a loss that is computed in another order.
 // Neighbouring 1/k differ by more than that up to k = 1e5.
 constexpr double kTolerance = 1e-5;
 
 bool is_whole(double x) { return std::fabs(x - std::nearbyint(x)) <= kTolerance * x; }
 
-// root = nll / k, or root = nll * 2^n / k with a gradient scaler (n >= 0, k a whole number).
+// Whether root = nll / k, or root = nll * 2^n / k with a gradient scaler (n >= 0, k a whole number).
 bool is_scaled(double root, double nll) {
   if (!(root != 0) || !(nll != 0) || !(root / nll > 0)) return false;
   const double ratio = nll / root;  // k / 2^n
@@ -42,8 +42,9 @@ void LossTracker::settle(double root) {
   settled_ = nll_is_the_loss ? FORESHOCK_LOSS_NLL : FORESHOCK_LOSS_BACKWARD_ROOT;
 }
 
-// Shares add up to that mean, those that are whole to k times as much; what else there may be in a loss makes
-// less of a difference than the middle between both, a factor of sqrt(k).
+// The roots of a step add up to about the mean over all targets if they are shares, and to k times that mean
+// if each is a whole loss (k micro-batches). The limit between both is sqrt(k); other terms of a loss change
+// the sum by less than that factor.
 void LossTracker::settle_roots() {
   const Mean &roots = mean_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_[kSummed];
   if (roots_ != Roots::kUnknown || roots.weight < 2 || mean_[FORESHOCK_LOSS_NLL].weight > 0) return;
@@ -60,7 +61,7 @@ void LossTracker::observe(double value, uint32_t source) {
     ++nll_since_root_;
   }
   if (source == FORESHOCK_LOSS_BACKWARD_ROOT) {
-    // A first backward whose loss is not finite tells nothing about who is the loss.
+    // A value that is not finite cannot show which source is the loss.
     if (settled_ == 0 && std::isfinite(value)) settle(value);
     nll_since_root_ = 0;
   }
@@ -204,7 +205,7 @@ bool Scalars::is_taken(const char* cut) const {
   return false;
 }
 
-// The index of a name, which is added when it is new; -1 when there is no room.
+// Returns the index of a name, which is added if it is new, or -1 if there is no room.
 int Scalars::index_of(const char* name) {
   const uint64_t hash = fnv1a(name);
   for (uint32_t n = 0; n < known_; ++n)
@@ -245,7 +246,7 @@ void Scalars::take(segment::StepRecord* record) {
 
 namespace {
 
-// Words of a name, whatever stands between them; and who logs so, where it is not everybody.
+// The words of known names, without separators. A comment names the trainer if only some use the name.
 constexpr std::string_view kLosses[] = {
     "loss",                          // Hugging Face
     "loss step",                     // Lightning, self.log(on_step=True)
@@ -256,7 +257,7 @@ constexpr std::string_view kLosses[] = {
     "loss metrics global avg loss",  // torchtitan
 };
 constexpr std::string_view kNorms[] = {
-    "grad norm",  // Hugging Face, Megatron-LM, torchtitan: of clip_grad_norm_
+    "grad norm",  // Hugging Face, Megatron-LM, torchtitan: result of clip_grad_norm_
     "gradient norm",
 };
 constexpr std::string_view kOfTraining[] = {"train ", "training "};
@@ -271,7 +272,7 @@ Logged logged_as(const char* name) {
   char words[48];
   size_t length = 0;
   for (; *name != '\0'; ++name) {
-    if (length == sizeof words) return Logged::kOther;  // longer than any that is known
+    if (length == sizeof words) return Logged::kOther;  // longer than any known name
     if (is_word(*name))
       words[length++] = static_cast<char>(is_upper(*name) ? *name - 'A' + 'a' : *name);
     else if (length > 0 && words[length - 1] != ' ')

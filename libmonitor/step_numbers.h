@@ -1,4 +1,4 @@
-// Finds the loss of a step among the observed values, and keeps the numbers of a step that are still on a
+// Selects the loss of a step among the observed values, and stores the numbers of a step that are still on a
 // device. One writer at a time.
 #ifndef FORESHOCK_LIBMONITOR_STEP_NUMBERS_H_
 #define FORESHOCK_LIBMONITOR_STEP_NUMBERS_H_
@@ -11,21 +11,22 @@
 
 namespace foreshock {
 
-// Finds the loss of a step. The sources, best first, are: reported by the trainer, the output of a
-// cross-entropy op, the root of backward(), a value that the training logs. The first backward pass whose
-// values are seen decides the source for the life of the process. Until then a logged value is the loss, for
+// Selects the loss of a step. The sources, best first, are: a value reported by the trainer, the output of a
+// cross-entropy op, the root of backward(), a value that the training logs. The first backward pass with
+// observed values decides the source for the life of the process. Until then a logged value is the loss, for
 // example if all other values are on a device.
-//   - A report decides at once.
+//   - A reported value decides at once.
 //   - A cross-entropy is the loss if the root of the same backward pass equals it divided by a whole number
-//     (accumulation) or times a power of two (gradient scaler). With label smoothing, auxiliary losses and
-//     the like this test fails, and the root is the loss.
-// For cross-entropies that are summed over their targets the root is the loss. A trainer that divides the
-// sums by the targets of a whole step (the Hugging Face Trainer) makes each root a share of the loss, to be
-// added. The first step with several micro-batches decides whether roots are added or averaged: the result
-// must be nearer to the mean over all targets. Without roots that mean is the loss. Roots that are divided by
-// a whole number (loss / 4) are shares if a step has exactly that number of roots. From then on each root
-// with this divisor counts undivided, also in a shorter last step of an epoch. A constant divisor that never
-// equals the number of roots, such as a batch size, is part of the loss.
+//     (accumulation) or times a power of two (gradient scaler). With label smoothing or auxiliary losses this
+//     test fails, and the root is the loss.
+// If cross-entropies are summed over their targets, the root is the loss. A trainer that divides the sums by
+// the targets of a whole step (the Hugging Face Trainer) makes each root a share of the loss, so the roots
+// must be added. The first step with several micro-batches decides whether roots are added or averaged: the
+// result must be nearer to the mean over all targets. Without roots that mean is the loss.
+//
+// Roots that are divided by a whole number (loss / 4) are shares if a step has exactly that number of roots.
+// From then on each root with this divisor counts undivided, also in a shorter last step of an epoch. A
+// constant divisor that never equals the number of roots, such as a batch size, is part of the loss.
 class LossTracker {
  public:
   void observe(double value, uint32_t source);  // FORESHOCK_LOSS_...
@@ -36,11 +37,11 @@ class LossTracker {
   // Whether the trainer reports its loss, so that other values are not needed.
   bool is_reported() const;
 
-  // Drops the values observed since the last take(), because they belong to no step.
+  // Drops the values observed since the last take(), because they do not belong to a step.
   void forget_step();
 
-  // The loss since the last call: the mean over the micro-batches, or the sum of shares. False if there was
-  // none.
+  // Gets the loss since the last call: the mean over the micro-batches, or the sum of shares. Returns false
+  // if there was none.
   bool take(double* loss, uint32_t* source);
 
  private:
@@ -66,22 +67,22 @@ class LossTracker {
   uint64_t nll_since_root_ = 0;
 };
 
-// A value, or the number by which it will be found.
+// A value, or the number with which it is read back from the device.
 struct PendingNumber {
   double value;
   uint64_t number;  // number of foreshock_fetch; 0: `value` is valid
 };
 
-// An observation that is applied when all numbers of its step have come: a loss, a summed cross-entropy
-// (kSum), the divisor of the next root (kDivisor), that the losses before belong to another optimizer
-// (kOfAnother), or that a step was skipped (kSkip, if `value` is not 0).
+// An observation that is applied when all numbers of its step have arrived: a loss, a summed cross-entropy
+// (kSum), the divisor of the next root (kDivisor), that the earlier losses belong to another optimizer
+// (kOfAnother), or a skipped step (kSkip, if `value` is not 0).
 struct PendingEvent {
   static constexpr uint32_t kSkip = 0, kSum = ~0u, kDivisor = ~1u, kOfAnother = ~2u;
   uint32_t source;  // FORESHOCK_LOSS_..., or one of the constants above
   PendingNumber value;
   PendingNumber scale;  // the loss is value times scale; kSum: total weight of the targets
-  // Whether `scale` was given as a number of its own. A scale of 1 is then meaningless: a gradient scaler
-  // returns 1 if the optimizer is to divide by the scale itself.
+  // Whether `scale` was given separately. A scale of 1 is then invalid: a gradient scaler returns 1 if the
+  // optimizer is to divide by the scale itself.
   bool is_scaled;
 };
 
@@ -93,11 +94,11 @@ struct PendingGradient {
   double square() const { return is_squared ? norm.value : norm.value * norm.value; }
 };
 
-// The observations of a step of which some numbers are still on a device, in their order.
+// The observations, in order, of a step some of whose numbers are still on a device.
 struct PendingStep {
   static constexpr uint32_t kMostEvents = 512, kMostGradients = 4096;
 
-  uint64_t record;                 // number of its record in the ring of steps; 0: the step has not ended
+  uint64_t record;                 // record number in the ring of steps; 0: step has not ended
   segment::StepRecord so_far;      // the record as it was appended
   uint32_t events, gradients;      // number of events and of gradients
   bool has_events, has_gradients;  // false: some were dropped for lack of room
@@ -110,7 +111,7 @@ struct PendingStep {
   void add(const PendingEvent& added);
   void add(const PendingGradient& added);
 
-  // Looks for missing numbers by find(number, &value). True if no number is missing any more.
+  // Looks for missing numbers with find(number, &value). Returns true if no number is missing any more.
   bool look(const auto& find) {
     bool all = true;
     const auto look_for = [&](PendingNumber* one) {
@@ -125,8 +126,8 @@ struct PendingStep {
     return all;
   }
 
-  // The number of missing numbers for which is(number) holds. Equal neighbours count once: a cross-entropy
-  // that is also the root of its backward pass is observed twice, and a scale as often as it is used.
+  // Returns how many missing numbers satisfy is(number). Equal neighbours count once: a cross-entropy that is
+  // also the root of its backward pass is observed twice, and a scale once per use.
   uint32_t missing(const auto& is) const {
     uint32_t count = 0;
     uint64_t last_value = 0, last_scale = 0, last_norm = 0;
@@ -139,21 +140,20 @@ struct PendingStep {
     return count;
   }
 
-  // Whether every loss, every gradient norm, every result of a gradient scaler has come.
+  // Whether all losses, all gradient norms, or all results of a gradient scaler have arrived.
   bool knows_losses() const;
   bool knows_gradients() const;
   bool knows_skips() const;
 };
 
-// The open step, and the steps before it that wait for numbers from a device. The memory is fixed, and taken
-// from the kernel when the first number is awaited, so a training without a device needs none.
-// Thread-compatible.
+// The open step, and the earlier steps that wait for numbers from a device. The memory is fixed, and mapped
+// at the first awaited number, so a training without a device needs none. Thread-compatible.
 class PendingSteps {
  public:
   static constexpr uint32_t kMost = segment::kMostPendingSteps;
 
   PendingStep& open() { return at(count_); }
-  // The open step, with arrays for its observations if there is memory.
+  // Returns the open step, with arrays for its observations if there is memory.
   PendingStep& open_with_room() {
     reserve();
     return open();
@@ -162,7 +162,7 @@ class PendingSteps {
   bool is_full() const { return count_ == kMost; }
   PendingStep& oldest() { return at(0); }
 
-  // Ends the open step, whose record is `number`, and begins another one. Must not be called if is_full().
+  // Ends the open step, whose record is `number`, and begins the next one. Must not be called if is_full().
   void end_step(uint64_t number, const segment::StepRecord& so_far);
   void drop_oldest();
   void forget();
@@ -176,7 +176,7 @@ class PendingSteps {
   MmapBuffer room_;
 };
 
-// Values that the training itself has read from the device, by the numbers of foreshock_fetch.
+// Values that the training itself has read from the device, indexed by the numbers of foreshock_fetch.
 // Thread-compatible.
 class TrainerReadbacks {
  public:
@@ -189,16 +189,16 @@ class TrainerReadbacks {
   uint32_t next_ = 0;
 };
 
-// Keeps the named numbers that the training itself logs until a step record takes them. Names stay for the
-// life of the segment, values until take(). One caller at a time.
+// Stores the named numbers that the training logs until a step record takes them. Names stay for the life of
+// the segment, values until take(). One caller at a time.
 class Scalars {
  public:
-  // Forgets everything, and stores names into `names` (kMaxScalars of them) from now on.
+  // Drops all names and values. From now on stores names into `names` (kMaxScalars of them).
   void attach(segment::ScalarName* names);
 
-  // Keeps the value for the step that ends next. False if the name is invalid or there is no room for another
-  // one. A name too long for the segment is cut, and gets a number at its end if the cut name is already
-  // used.
+  // Stores the value for the step that ends next. Returns false if the name is invalid or there is no room
+  // for another one. A name too long for the segment is cut. If the cut name is already used, a number is
+  // appended.
   bool observe(const char* name, double value, int64_t step);
 
   // Moves the values observed since the last call into the record.
@@ -218,10 +218,10 @@ class Scalars {
 
 enum class Logged { kOther, kLoss, kGradientNorm };
 
-// The meaning of a logged number by its name. Recognizes the names that widely used trainers give to their
+// Classifies a logged number by its name. Recognizes the names that widely used trainers give to their
 // training loss and to the gradient norm before clipping: "loss", "train/loss", "lm loss", "train/grad_norm",
-// ... Names of validation values and unknown names are kOther, since a wrong loss is worse than no loss.
-// Null: kOther.
+// ... Returns kOther for names of validation values, unknown names and null, since a wrong loss is worse than
+// no loss.
 Logged logged_as(const char* name);
 
 }  // namespace foreshock

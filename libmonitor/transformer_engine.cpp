@@ -35,13 +35,13 @@ constexpr Names kNames[] = {
     // 2.0
     {FORWARD_BEGIN FORWARD_LENGTHS "qkv_layout " KINDS WINDOW END,
      BACKWARD_BEGIN FORWARD_SIZES LENGTHS "qkv_layout " KINDS WINDOW "deterministic " END},
-    // 2.2: tables of pages
+    // 2.2: adds tables of pages
     {FORWARD_BEGIN PAGES FORWARD_LENGTHS "qkv_layout " KINDS WINDOW END,
      BACKWARD_BEGIN FORWARD_SIZES LENGTHS "qkv_layout " KINDS WINDOW "deterministic " END},
-    // 2.8: sinks
+    // 2.8: adds attention sinks
     {FORWARD_BEGIN_OFFSET FORWARD_LENGTHS "qkv_layout " KINDS "softmax_type " WINDOW END, BACKWARD_BEGIN
      "dSoftmaxOffset " FORWARD_SIZES LENGTHS "qkv_layout " KINDS "softmax_type " WINDOW "deterministic " END},
-    // 2.9: the largest score may be asked for
+    // 2.9: can return the largest score
     {FORWARD_BEGIN_OFFSET FORWARD_LENGTHS "return_max_logit qkv_layout " KINDS "softmax_type " WINDOW END,
      BACKWARD_BEGIN "dSoftmaxOffset " FORWARD_SIZES LENGTHS "qkv_layout " KINDS "softmax_type " WINDOW
                     "deterministic " END},
@@ -55,7 +55,7 @@ constexpr Names kNames[] = {
                                           "softmax_type " WINDOW "bottom_right_diagonal " END,
      BACKWARD_BEGIN "dSoftmaxOffset " FORWARD_SIZES LENGTHS "qkv_layout " KINDS "softmax_type " WINDOW
                     "bottom_right_diagonal deterministic cuda_graph " END},
-    // 2.15: results in formats of their own
+    // 2.15: separate formats for the results
     {FORWARD_BEGIN_OFFSET FORWARD_LENGTHS
      "return_max_logit cuda_graph qkv_layout o_format qkv_scale_inv_format " KINDS "softmax_type " WINDOW
      "bottom_right_diagonal " END,
@@ -70,23 +70,23 @@ struct Version {
   uint8_t names;
 };
 
-// Read from the headers of the released versions. Builds from source have a commit behind their version
-// ("2.8.0+5a5b5ea"): they are not here, since the branches of several releases (2.8, 2.9, 2.12, 2.15) began
-// with the arguments of the version before.
+// Read from the headers of the released versions. Builds from source have a commit after their version
+// ("2.8.0+5a5b5ea"). They are not supported, because the branches of several releases (2.8, 2.9, 2.12, 2.15)
+// began with the arguments of the earlier version.
 constexpr Version kVersions[] = {
     {"2.0.0", 0},  {"2.1.0", 0},  {"2.2.0", 1},  {"2.3.0", 1},  {"2.4.0", 1},  {"2.5.0", 1},
     {"2.6.0", 1},  {"2.7.0", 1},  {"2.8.0", 2},  {"2.9.0", 3},  {"2.10.0", 4}, {"2.11.0", 4},
     {"2.12.0", 5}, {"2.13.0", 5}, {"2.14.0", 5}, {"2.14.1", 5}, {"2.15.0", 6}, {"2.16.0", 6},
     {"2.16.1", 6}, {"2.17.0", 6}, {"2.17.1", 6}, {"2.18.0", 6},
 };
-constexpr size_t kFirstWithInt16 = 4;  // 2.4.0; the struct of a shape has changed in the same version
+constexpr size_t kFirstWithInt16 = 4;  // 2.4.0; the struct of a shape changed in this version too
 
 struct KindOfName {
-  const char* begin;  // of the name
+  const char* begin;  // prefix of the name
   NvteKind kind;
 };
 
-// All others are handles.
+// Arguments with other names are handles.
 constexpr KindOfName kKinds[] = {
     {"Aux_CTX_Tensors", NvteKind::kPack},       {"max_seqlen", NvteKind::kLength},
     {"is_training", NvteKind::kBoolean},        {"return_max_logit", NvteKind::kBoolean},
@@ -164,7 +164,7 @@ bool find_nvte_signature(const char* version, NvteSignature* found) {
 
 namespace {
 
-// NVTE_QKV_Layout, NVTE_QKV_Format, NVTE_Bias_Type, NVTE_Mask_Type, NVTE_Softmax_Type: their numbers have not
+// NVTE_QKV_Layout, NVTE_QKV_Format, NVTE_Bias_Type, NVTE_Mask_Type, NVTE_Softmax_Type. Their values have not
 // changed since 2.0.
 enum Layout : uint32_t {
   kSb3hd = 0,
@@ -184,8 +184,8 @@ enum Layout : uint32_t {
 enum Format : uint32_t { kFormatSbhd = 0, kFormatBshd = 1, kFormatBhsd = 7, kNoFormat = 99 };
 enum Mask : uint32_t { kNoMask = 0, kCausal = 2, kCausalBottomRight = 4 };
 
-// In which order a tensor's dimensions stand, how many tensors are packed with it, and whether the packing is
-// of every head ([..., heads, packed, dim]) or of all together.
+// The order of a tensor's dimensions, the number of tensors packed with it, and whether they are packed per
+// head ([..., heads, packed, dim]) or as a whole.
 struct Arrangement {
   Format format;
   int packed;
@@ -193,11 +193,11 @@ struct Arrangement {
 };
 
 struct Arrangements {
-  Arrangement query, key;  // the value's is the key's
+  Arrangement query, key;  // the value has that of the key
 };
 
-// False: rows that are packed without padding (thd), pages, and what later versions may add. Their lengths
-// lie on the device.
+// Returns false for rows that are packed without padding (thd), for pages, and for layouts of later versions.
+// Their lengths are on the device.
 bool arrangements_of(uint32_t layout, Arrangements* found) {
   constexpr Arrangement kPlainSbhd = {kFormatSbhd, 1, false}, kPlainBshd = {kFormatBshd, 1, false};
   const auto is = [found](Arrangement query, Arrangement key) {
@@ -244,7 +244,7 @@ class Describer {
 
  private:
   Word word(int8_t place) const { return given_.words[place]; }
-  // Enumerations and booleans fill the lower part of their word only.
+  // Enumerations and booleans use only the lower part of their word.
   uint32_t number(int8_t place, uint32_t absent = 0) const {
     return place < 0 ? absent : static_cast<uint32_t>(word(place));
   }
@@ -270,13 +270,13 @@ bool all_places(const NvteWords& words, auto is) {
                      [is](int8_t place) { return place < 0 || is(place); });
 }
 
-// Asked before anything else: of a handle that it does not know the library tells no data, and throws when it
-// is asked for a shape.
+// Must be checked first: for an unknown handle the library returns null as data, but throws an exception when
+// its shape is read.
 bool Describer::all_have_data() const {
   return all_places(words_, [this](int8_t place) { return given_.tensors->data(word(place)) != nullptr; });
 }
 
-// Whether all tensors hold floating point numbers of some width, not bytes or integers.
+// Whether all tensors hold floating-point numbers, not bytes or integers.
 bool Describer::all_are_of_numbers() const {
   const int first = given_.signature->has_int16 ? 4 : 3;
   return all_places(words_, [this, first](int8_t place) {
@@ -285,7 +285,7 @@ bool Describer::all_are_of_numbers() const {
   });
 }
 
-// Where keys come from a cache it may hold more sequences than there are queries.
+// The key's batch may be larger than the query's if the keys come from a cache.
 bool Describer::fit_together(const foreshock_attention_call& call) const {
   const auto fit = [](const foreshock_tensor& one, const foreshock_tensor& other,
                       std::initializer_list<int> axes) {
@@ -303,7 +303,7 @@ bool Describer::fit_together(const foreshock_attention_call& call) const {
           (fit(call.grad_out, call.out, {0, 1, 2, 3}) && fit(call.grad_query, call.query, {0, 1, 2, 3})));
 }
 
-constexpr int kFp8 = -2;  // and what has even fewer bits
+constexpr int kFp8 = -2;  // or a format with fewer bits
 
 int Describer::format_of(Word tensor) const {
   const int type = given_.tensors->type(tensor) - (given_.signature->has_int16 ? 1 : 0);
@@ -325,7 +325,7 @@ bool Describer::shape_of(Word tensor, NvteTensors::Shape* shape) const {
   return shape->dims == 4;
 }
 
-// As (batch, heads, position, dimension).
+// Describes a tensor with the dimensions (batch, heads, position, dimension).
 bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) const {
   NvteTensors::Shape shape;
   if (given_.tensors->data(tensor) == nullptr || !shape_of(tensor, &shape)) return false;
@@ -335,8 +335,8 @@ bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) co
                     : arranged.format == kFormatBhsd ? kBhsdAxes
                                                      : nullptr;
   if (axes == nullptr) return false;
-  // Strides in the order of the axes in memory. Tensors that are packed together lie between the heads and
-  // their rows, or around the heads.
+  // Strides in the order of the axes in memory. Tensors that are packed together are between the heads and
+  // their rows, or outside of the heads.
   int64_t strides[4] = {0, 0, 0, 1};
   const auto size = [&shape](int axis) { return static_cast<int64_t>(shape.sizes[axis]); };
   strides[2] = arranged.per_head ? arranged.packed * size(3) : size(3);
@@ -354,13 +354,13 @@ bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) co
   return true;
 }
 
-// Leaves `to` absent where the rest of the call can be judged without it.
+// Leaves `to` absent if the tensor cannot be described; the rest of the call can be judged without it.
 void Describer::add_optional(int8_t place, Arrangement arranged, foreshock_tensor* to) const {
   if (place < 0 || !view(word(place), arranged, to) || format_of(word(place)) == kFp8) *to = {};
 }
 
-// FORESHOCK_CAUSAL_..., or -1 for a mask that is not described: of padding, whose lengths lie on the device,
-// a bias, whose format the handle does not tell reliably, or a window.
+// Returns FORESHOCK_CAUSAL_..., or -1 for a mask that is not supported: padding (its lengths are on the
+// device), a bias (its format cannot be determined reliably), or a window.
 int Describer::causal(int64_t queries, int64_t keys) const {
   const auto left = static_cast<int64_t>(word(words_.window_left));
   const auto right = static_cast<int64_t>(word(words_.window_right));
@@ -369,14 +369,15 @@ int Describer::causal(int64_t queries, int64_t keys) const {
   if (mask == kNoMask) return right == -1 ? FORESHOCK_CAUSAL_NONE : -1;
   if (mask != kCausal && mask != kCausalBottomRight) return -1;
   const bool is_bottom_right = mask == kCausalBottomRight;
-  // From 2.12 on the diagonal's corner is told twice. Where both differ nobody has read what is done.
+  // Since 2.12 two arguments give the diagonal's corner. The result of contradicting arguments is unknown.
   if (words_.bottom_right >= 0 && is_true(words_.bottom_right) != is_bottom_right && queries != keys)
     return -1;
   return is_bottom_right ? FORESHOCK_CAUSAL_BOTTOM_RIGHT : FORESHOCK_CAUSAL_TOP_LEFT;
 }
 
-// The first auxiliary tensor of a training: fp32 of [batch, heads, queries, 1]. That of the older kernels for
-// short sequences is the matrix of probabilities; where the largest score is asked for it may be that.
+// log_sum_exp is the first auxiliary tensor of a training, fp32 of [batch, heads, queries, 1]. For short
+// sequences, older kernels return the matrix of probabilities there. If the largest score is requested, the
+// tensor may be that score.
 void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
   struct Pack {  // NVTETensorPack
     Word tensors[10];
@@ -402,7 +403,7 @@ int Describer::describe(foreshock_attention_call* call) const {
     if (format_of(word(place)) == kFp8) return FORESHOCK_SKIP_FP8;
   if (is_backward && (format_of(word(words_.grad_out)) == kFp8 || format_of(word(words_.grad_query)) == kFp8))
     return FORESHOCK_SKIP_FP8;
-  if (number(words_.softmax) != 0) return FORESHOCK_SKIP_UNKNOWN;  // with sinks
+  if (number(words_.softmax) != 0) return FORESHOCK_SKIP_UNKNOWN;  // has attention sinks
 
   Arrangements given, grads;
   if (!arrangements_of(number(words_.layout), &given) ||
@@ -446,27 +447,29 @@ int describe_nvte_call(const NvteGiven& given, foreshock_attention_call* call) {
 namespace {
 
 constexpr Word kFirstAddress = 4096, kEndOfAddresses = Word{1} << 48;
-constexpr Word kEndOfLengths = Word{1} << 31;  // and of windows
-// The table of handles has some 100'000 places; a program that is not moved about in memory, and so its heap,
-// begins at 4 MiB.
+constexpr Word kEndOfLengths = Word{1} << 31;  // also for windows
+// The library's table of handles has some 100'000 entries, which are valid numbers. Addresses are larger: a
+// program without address randomization, and so its heap, begins at 4 MiB.
 constexpr Word kEndOfNumbers = Word{1} << 21;
 constexpr size_t kPackBytes = 11 * sizeof(Word);
 
 bool is_address(Word word) { return word >= kFirstAddress && word < kEndOfAddresses; }
 
-// Until 2.7 a handle is the address of a tensor, then its number in a table; 0 is none in both. A call has
-// only one kind of them, which that of the query tells: it comes first in every version.
+// Handles are addresses of tensors until 2.7, and numbers in a table in later versions. 0 is no handle in
+// both. All handles of a call are of one kind, which is determined from the query, the first argument in
+// every version.
 class Handles {
  public:
   explicit Handles(Word query) : are_addresses_(query >= kEndOfNumbers) {}
 
-  bool is_one(Word word) const {
+  bool is_handle(Word word) const {
     return word == 0 ||
            (are_addresses_ ? is_address(word) && word % alignof(void*) == 0 : word < kEndOfNumbers);
   }
-  // One that the library will be asked about. A tensor of any version is larger than this.
-  bool can_be_asked_about(Word word) const {
-    return word != 0 && is_one(word) && (!are_addresses_ || is_readable(word, 2 * sizeof(Word)));
+  // Whether the word may be passed to the library. Tensors of all versions are larger than the bytes checked
+  // here.
+  bool can_be_dereferenced(Word word) const {
+    return word != 0 && is_handle(word) && (!are_addresses_ || is_readable(word, 2 * sizeof(Word)));
   }
 
  private:
@@ -484,7 +487,7 @@ bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
   const auto number = static_cast<uint32_t>(word);
   switch (kind) {
     case NvteKind::kHandle:
-      return handles.is_one(word);
+      return handles.is_handle(word);
     case NvteKind::kPack:
       return is_address(word) && word % alignof(void*) == 0 && is_readable(word, kPackBytes);
     case NvteKind::kLength:
@@ -492,7 +495,7 @@ bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
     case NvteKind::kBoolean:
       return is_boolean(word);
     case NvteKind::kLayout:
-      return number <= 26;  // of 2.18, with the one for "not set"
+      return number <= 26;  // largest value in 2.18, including "not set"
     case NvteKind::kFormat:
       return number <= 8;
     case NvteKind::kBias:
@@ -514,8 +517,8 @@ bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
 bool is_readable(Word address, size_t bytes) {
   const int error = errno;
   bool is = true;
-  // The kernel copies the set of signals before it looks at what is to be done with it, of which there is
-  // nothing by this number: EFAULT or EINVAL, and no mask is changed. It takes 8 bytes at a time.
+  // Calls rt_sigprocmask with an invalid operation. The kernel first copies 8 bytes, which fails with EFAULT
+  // if they cannot be read. Otherwise it returns EINVAL. No signal mask is changed.
   for (const Word place : {address, address + bytes - sizeof(Word)}) {
     syscall(SYS_rt_sigprocmask, ~0, reinterpret_cast<const void*>(place), nullptr, sizeof(Word));
     is &= errno == EINVAL;
@@ -533,14 +536,15 @@ bool are_words_plausible(const NvteWords& places, const Word* words, float scale
                           places.out,      places.grad_out,   places.grad_query,
                           places.grad_key, places.grad_value, places.workspace};
   return std::all_of(std::begin(asked), std::end(asked),
-                     [&](int8_t place) { return place < 0 || handles.can_be_asked_about(words[place]); });
+                     [&](int8_t place) { return place < 0 || handles.can_be_dereferenced(words[place]); });
 }
 
 namespace {
 
 enum class Found { kNothing, kOne, kSeveral };
 
-// What stands between "<package>-", or "<package>_cuNN-", and ".dist-info"; "" if `entry` is no such name.
+// Reads the version between "<package>-" or "<package>_cuNN-" and ".dist-info"; "" if `entry` has another
+// form.
 void read_entry(const char* entry, const char* package, char (&version)[64]) {
   constexpr const char* kEnd = ".dist-info";
   version[0] = '\0';

@@ -58,7 +58,7 @@ constexpr uint64_t kAlign = 64;
 
 }  // namespace
 
-// The last piece of a tensor, which may be a shorter one, is only kept with all others.
+// The last piece of a tensor may be shorter. It is only copied if all pieces are.
 uint64_t UpdateSnapshots::piece_at(uint64_t n, uint64_t kept, uint64_t of) {
   const uint64_t pieces = (of + kPiece - 1) / kPiece, here = (kept + kPiece - 1) / kPiece;
   return n * pieces / here * kPiece;

@@ -1,4 +1,4 @@
-// Measures a tensor for its record: packs its values or their counts, measures the change that an optimizer
+// Measures a tensor for its record. Packs its values or their counts, measures the change that an optimizer
 // step made, and sums the optimizer's state.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHT_MEASURE_H_
 #define FORESHOCK_LIBMONITOR_WEIGHT_MEASURE_H_
@@ -20,7 +20,7 @@ class HistogramPacker {
  public:
   static constexpr uint64_t kSmallBytes = 16 << 10;  // largest tensor whose values are packed themselves
 
-  // Set-up. False if there is no memory for the counters.
+  // For set-up. Returns false if there is no memory for the counters.
   bool reserve();
 
   // Packs dense values of fp32, bf16 or fp16 into at most `room` bytes. Returns the bytes written, or
@@ -28,8 +28,8 @@ class HistogramPacker {
   size_t pack(const void* values, DType type, uint64_t elements, char* to, size_t room,
               segment::HistogramForm* form);
 
-  // Packs the counts of values that were counted elsewhere: `words` is one set of kernels/histogram.h; it is
-  // zeroed.
+  // Packs the counts of values that were counted elsewhere. `words` is one set of counters of
+  // kernels/histogram.h; it is zeroed.
   static size_t pack_counted(void* words, DType type, char* to, size_t room, segment::HistogramForm* form);
 
  private:
@@ -38,8 +38,9 @@ class HistogramPacker {
   MmapBuffer counters_;  // all zero between calls
 };
 
-// Keeps copies of tensors from before an optimizer step, to measure what the step changes. Of a tensor larger
-// than its share of the memory it keeps some pieces, evenly spread over the tensor. One caller at a time.
+// Stores copies of tensors before an optimizer step, to measure the change that the step makes. If a tensor
+// is larger than its share of the memory, only some pieces are stored, evenly spread over the tensor. One
+// caller at a time.
 class UpdateSnapshots {
  public:
   static constexpr uint64_t kPiece = uint64_t{16} << 10;  // bytes
@@ -51,7 +52,7 @@ class UpdateSnapshots {
     uint64_t round = 0;
   };
 
-  // Set-up. Loses all copies. If there is no memory, no copies will be kept.
+  // For set-up. Drops all copies. If there is no memory, no copies will be stored.
   void reserve(uint64_t bytes) { memory_.reserve(bytes); }
   uint64_t room() const { return memory_.bytes(); }
 
@@ -62,16 +63,16 @@ class UpdateSnapshots {
   }
   bool holds(const Copy& copy) const { return copy.bytes > 0 && copy.round == round_; }
 
-  // Copies at most `share` of `bytes` dense bytes at `values`, if there is room.
+  // Copies at most `share` bytes of the `bytes` dense bytes at `values`, if there is room.
   Copy keep(const void* values, uint64_t bytes, DType type, uint64_t share);
   // Replaces the content of a held copy.
   void renew(const Copy& copy, const void* values);
 
-  // The change since the copy was made. The copy must be held, and `values` must have the same size and type.
-  // *elements: number of elements compared.
+  // Returns the change since the copy was made. The copy must be held, and `values` must have the same size
+  // and type. Sets *elements to the number of elements compared.
   Update update(const Copy& copy, const void* values, uint64_t* elements) const;
 
-  // The largest share that each of `count` tensors may have so that all fit into `room`; tensor n has
+  // Returns the largest share that each of `count` tensors may have so that all fit into `room`. Tensor n has
   // bytes_of(n) bytes.
   template <class BytesOf>
   static uint64_t share(uint64_t room, uint64_t count, const BytesOf& bytes_of);
@@ -83,8 +84,8 @@ class UpdateSnapshots {
   uint64_t used_ = 0, round_ = 1;
 };
 
-// Room that small tensors do not use goes to the large ones. Every round's share is valid and larger than the
-// last.
+// Distributes memory that small tensors do not use among the large ones. The share of every round is valid
+// and at least that of the previous round.
 template <class BytesOf>
 uint64_t UpdateSnapshots::share(uint64_t room, uint64_t count, const BytesOf& bytes_of) {
   constexpr int kRounds = 8;
@@ -102,8 +103,8 @@ uint64_t UpdateSnapshots::share(uint64_t room, uint64_t count, const BytesOf& by
   return share;
 }
 
-// An optimizer's state for one tensor, borrowed. Absent tensors have data NULL, unknown numbers are NaN, an
-// unknown step is -1.
+// An optimizer's state for one tensor. Does not own the data. Absent tensors have data NULL, unknown numbers
+// are NaN, an unknown step is -1.
 struct OptimizerState {
   foreshock_tensor gradient, second_moment;
   int64_t step;  // steps of this tensor, including the one just taken
@@ -112,19 +113,20 @@ struct OptimizerState {
 
 OptimizerState optimizer_of(const foreshock_weight_state& state);
 
-// Fills `numbers` (segment::OptimizerNumber) in one pass over gradient and second moment. Sums over tensors
-// on a device, of another format or with different shapes are unknown.
+// Fills `numbers` (segment::OptimizerNumber) in one pass over gradient and second moment. Sums are unknown
+// for tensors on a device, with another format or with different shapes.
 void optimizer_numbers(const OptimizerState& state, double* numbers);
 
-// As optimizer_numbers(), with sums computed elsewhere; null: unknown. `moment` includes the sums of the
-// gradient.
+// Does the same as optimizer_numbers() with sums that were computed elsewhere; null means unknown. `moment`
+// includes the sums of the gradient.
 void tell_optimizer(const OptimizerState& state, const GradientSums* gradient, const AdamSums* moment,
                     double* numbers);
 
-// A view of the tensor. Its dimensions become the last ones of the view, since rows are read along the last.
+// Returns a view of the tensor. Its dimensions become the last ones of the view, since rows are read along
+// the last one.
 TensorView view_of(const foreshock_tensor& tensor);
 bool is_same_shape(const foreshock_tensor& a, const foreshock_tensor& b);
-// The parameters of the Adam step; false if too few are known to count anything.
+// Gets the parameters of the Adam step. Returns false if too few are known for any statistic.
 bool adam_step_of(const OptimizerState& state, AdamStep* step);
 
 }  // namespace foreshock

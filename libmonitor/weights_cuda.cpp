@@ -19,7 +19,7 @@
 namespace foreshock {
 namespace {
 
-constexpr uint64_t kRow = 512;  // values that neighbouring threads copy together
+constexpr uint64_t kRow = 512;  // values per row of the copy
 
 constexpr uint64_t round_up(uint64_t value) {
   return (value + WeightWork::kAlign - 1) / WeightWork::kAlign * WeightWork::kAlign;
@@ -27,7 +27,7 @@ constexpr uint64_t round_up(uint64_t value) {
 
 uint64_t address(const void* at) { return reinterpret_cast<uint64_t>(at); }
 
-// Elements that fill one block of memory on the device of `beside`, aligned as kernels load them.
+// Whether the tensor is contiguous, on the device of `beside`, and aligned as kernels load it.
 bool is_readable_there(const foreshock_tensor& tensor, const foreshock_tensor& beside) {
   const auto type = static_cast<DType>(tensor.dtype);
   if (tensor.data == nullptr || tensor.device_type != FORESHOCK_DEVICE_CUDA ||
@@ -37,7 +37,8 @@ bool is_readable_there(const foreshock_tensor& tensor, const foreshock_tensor& b
   return element_count(view) > 0 && address(tensor.data) % size_of(type) == 0 && is_jointly_dense(view, view);
 }
 
-// A sum is taken in chunks; each has a place for its part. One kernel at a time has use for them.
+// A sum is computed in chunks, each with its partial result. The kernels run one after the other and share
+// this memory.
 uint64_t scratch_bytes(const WeightWork& work) {
   const uint64_t of_values = work.is_counted ? sum_chunks(work.count) : 0;
   const uint64_t of_gradient = work.has_gradient ? sum_chunks(work.gradient.count) : 0;
@@ -80,8 +81,8 @@ bool plan_weight(const foreshock_tensor& values, uint64_t elements, const Optimi
   const bool is_fp32 = work->type == DType::kFp32;
   const uint64_t words = is_fp32 ? kBinWords * sizeof(uint64_t) : kPatterns * sizeof(uint32_t);
   const uint64_t bytes = elements * size_of(work->type);
-  // Up to half as large the values themselves leave the device sooner, and the host counts them as fast as it
-  // looks through the words.
+  // Values of at most half that size are copied instead: the copy is faster, and the host counts them as fast
+  // as it reads the words.
   work->is_counted = 2 * bytes > words;
   if (work->is_counted && elements > (is_fp32 ? kMostBinned : kMostPatterns)) return false;
   work->payload_bytes = work->is_counted ? words : bytes;
@@ -128,7 +129,7 @@ GradientSumsJob sums_of_values_and_gradient(const WeightWork& work, uint64_t at)
     job.chunks += sum_chunks(tensor.count);
     job.tensor[job.tensors++] = tensor;
   };
-  // Results follow each other; where the values are not summed here, the gradient's are the first.
+  // The results are adjacent. If the values are not summed here, the gradient's results are the first.
   static_assert(offsetof(WeightResults, gradient) == offsetof(WeightResults, values) + sizeof(GradientSums));
   job.results = at + (work.is_counted ? offsetof(WeightResults, values) : offsetof(WeightResults, gradient));
   if (work.is_counted) put({work.from, work.count, 0, static_cast<uint32_t>(work.type), 0});
@@ -149,7 +150,8 @@ AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at) {
 
 namespace {
 
-// The words: which work has come, by its place; behind them the one that tells that set-up is done.
+// One word per slice of the ring shows that its work has arrived. The next word shows that set-up is
+// complete.
 constexpr uint32_t kReadyWord = StagingRing::kMostSlices;
 constexpr uint64_t kWordBytes = 4096;
 static_assert((kReadyWord + 1) * sizeof(uint64_t) <= kWordBytes);
@@ -166,7 +168,7 @@ void WeightStaging::set_up(const DriverApi& driver, std::span<const std::byte> c
   set_up_in(context_id, [&] { return try_set_up(code); });
 }
 
-// Where a block may not have the shared memory that counts patterns fastest, it counts without.
+// If a block may not have enough shared memory for the fast count of patterns, the kernel counts without it.
 bool WeightStaging::load(std::span<const std::byte> code) {
   const DriverApi& driver = *driver_;
   cuda::Module module = nullptr;
@@ -197,8 +199,8 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
   const uint64_t bytes =
       std::min<uint64_t>(free / kShareOfFree, kMostBytes) / StagingRing::kAlign * StagingRing::kAlign;
   if (bytes < kLeastBytes) return FORESHOCK_SKIP_DEVICE_MEMORY;
-  // Not for children: what is pinned must stay the memory that the device knows, and a fork would part them
-  // as soon as one side writes.
+  // Not inherited by children: the pinned pages must stay the ones that the device writes to, and after a
+  // fork the first store by either process would copy the page.
   if (!host_.reserve(kWordBytes + kMostBytes) || madvise(host_.data(), host_.bytes(), MADV_DONTFORK) != 0)
     return FORESHOCK_SKIP_DEVICE_MEMORY;
 
@@ -207,8 +209,8 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
       !ok(driver.stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, least)) ||
       !ok(driver.event_create(&event_, cuda::kEventDisableTiming)))
     return FORESHOCK_SKIP_DEVICE;
-  // The memory last: it is what could be missed if something else failed.
-  // All of it: another context that finds it registered may have more room.
+  // Pinned last, so that no memory is lost if another step fails. All of it is pinned, because another
+  // context that finds the memory registered may use more of it.
   const cuda::Result pinned = driver.mem_host_register(host_.data(), kWordBytes + kMostBytes,
                                                        cuda::kRegisterPortable | cuda::kRegisterDeviceMap);
   if ((!ok(pinned) && pinned != cuda::kAlreadyRegistered) ||
@@ -226,7 +228,7 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
 
 bool WeightStaging::is_ready() { return has_written_marker(*word(kReadyWord)); }
 
-// The room is left as it was found, all zero, so that the trainer's stream need not see to it.
+// Zeroes the memory after the copy, so that the trainer's stream need not do it before the next work.
 bool WeightStaging::copy(const WeightWork& work, const SentWork& sent) {
   const DriverApi& driver = *driver_;
   const cuda::Address at = memory_ + sent.offset;
@@ -264,13 +266,13 @@ void WeightStaging::release(const SentWork& sent) {
   if (is_awaited(sent)) released_[sent.place] = sent.ticket;
 }
 
-// Turns of tensors that lie on a device: given to it in the step that they belong to, written down when their
-// results have come. Of such a tensor everything is told that its values tell, and not what the step has
-// changed in it: that would take a copy of it on the device.
+// Measurements of tensors on a device. They are sent in the step that they belong to, and their record is
+// written when the results have arrived. Such a record has everything that follows from the tensor's values,
+// but not the change made by the step: that would need a copy of the tensor on the device.
 
 namespace {
 
-// Steps after which what was sent is not awaited any more. A host is ahead of its device by as many kernels
+// After this many steps a result is no longer awaited. A host can be ahead of its device by as many kernels
 // as a stream queues, which is a few steps.
 constexpr uint64_t kPatience = 1024;
 
@@ -336,7 +338,7 @@ WeightSampler::Spent WeightSampler::collect() {
   return spent;
 }
 
-// False: it is still waited for.
+// Returns false if the result is still awaited.
 bool WeightSampler::settle(PendingWeight* errand, Spent* spent) {
   bool is_settled = false;
   devices_->visit_weights(errand->place, [&](WeightStaging& staging) {
@@ -346,7 +348,7 @@ bool WeightSampler::settle(PendingWeight* errand, Spent* spent) {
     is_settled = true;
     if (results == nullptr) {
       if (!errand->is_forgotten) writer_.count_skipped(segment::kTensorDevice);
-      return;  // its room stays taken: a device that is only slow may still store into it
+      return;  // not released: a slow device may still store into this memory
     }
     const WeightResults head = results_in(results);
     if (head.first[0] <= head.last[1]) spent->device_ns += head.last[1] - head.first[0];
@@ -368,7 +370,8 @@ size_t WeightSampler::pack(const PendingWeight& errand, char* payload, const Dra
 }
 
 void WeightSampler::write(const PendingWeight& errand, char* results) {
-  // An agent takes a step that is less than the one before for a training that went back.
+  // A record with an earlier step than the previous record would look to the agent like a training that
+  // resumed from a checkpoint.
   if (host_records_ != errand.host_records && host_step_ != errand.step)
     return writer_.count_skipped(segment::kTensorDevice);
   const WeightResults head = results_in(results);

@@ -1,5 +1,5 @@
-// Measures weight tensors on a device: plans the kernels, launches them, and waits for their results without
-// blocking.
+// Measures weight tensors on a device: plans the kernels, launches them, and collects their results without
+// waiting.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHTS_CUDA_H_
 #define FORESHOCK_LIBMONITOR_WEIGHTS_CUDA_H_
 
@@ -16,7 +16,7 @@
 
 namespace foreshock {
 
-// Results at the front of the work's memory on the device. All zero before the launch.
+// Results at the begin of the work's memory on the device. All zero before the launch.
 struct WeightResults {
   uint64_t first[2],
       last[2];  // begin and end of the first and of the last kernel, in ns of the device's clock
@@ -41,27 +41,27 @@ struct WeightWork {
   GradientTensor gradient;
   AdamTensor adam;
   uint64_t payload_bytes;
-  uint64_t bytes;  // of all memory of the work
+  uint64_t bytes;  // size of the work's memory
 
   uint64_t result_bytes() const { return kPayload + payload_bytes; }
 };
 
-// Plans the work for `elements` dense values of fp32, bf16 or fp16 on a device. False if there are more
-// values than the words can count. Includes those tensors of the optimizer that are on the same device and
-// can be read there.
+// Plans the work for `elements` dense values of fp32, bf16 or fp16 on a device. Returns false if the words
+// cannot count so many values. Includes those tensors of the optimizer that are on the same device and can be
+// read there.
 bool plan_weight(const foreshock_tensor& values, uint64_t elements, const OptimizerState& optimizer,
                  WeightWork* work);
 
-// The jobs of the work in the memory at `at`. The values are copied in rows.
+// The functions below return jobs of the work in the memory at `at`. This one copies the values in rows.
 GatherJob copy_of_values(const WeightWork& work, uint64_t at);
-// A job that copies nothing and only stores the time.
+// Returns a job that copies nothing and only stores the time.
 GatherJob look_at_clock(uint64_t times, uint64_t clock);
 GradientSumsJob sums_of_values_and_gradient(const WeightWork& work,
                                             uint64_t at);  // of those that are present
 AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at);
 
-// Calls launch(kernel, shape, &job) for every job of the work in the memory at `at`, in order. Returns false
-// at the first launch that does.
+// Calls launch(kernel, shape, &job) for every job of the work in the memory at `at`, in order. Stops at the
+// first launch that returns false, and returns false.
 template <class Launch>
 bool launch_all(const WeightWork& work, uint64_t at, const DeviceLimits& limits, const Launch& launch) {
   const uint64_t clock = at + offsetof(WeightResults, clock);
@@ -89,37 +89,37 @@ bool launch_all(const WeightWork& work, uint64_t at, const DeviceLimits& limits,
   return gather(look_at_clock(at + offsetof(WeightResults, last), clock));
 }
 
-// Identifies work that was sent to a device, and the place of its results.
+// Identifies work that was sent to a device, and the location of its results.
 struct SentWork {
   uint64_t context_id;
   uint64_t ticket, offset;
   uint32_t place;
 };
 
-// Sends measurements of weights to one device in one context, and receives their results: memory on the
-// device, as much memory on the host, and a stream of its own between them. They are set up once, between
-// steps, because set-up may wait for the device. They are never freed, because that may wait too and the
-// context may no longer exist. set_up() and send() must be called in that context. Thread-compatible.
+// Sends measurements of weights to one device in one context, and receives their results. Has memory on the
+// device, the same amount of memory on the host, and a stream. set_up() must be called between steps, because
+// it may wait for the device. Nothing is freed, because that may wait too and the context may no longer
+// exist. set_up() and send() must be called in that context. Thread-compatible.
 class WeightStaging : public PerContext {
  public:
   // Room for one histogram of fp32 and many small tensors.
   static constexpr uint64_t kMostBytes = uint64_t{16} << 20;
   static constexpr uint64_t kLeastBytes = uint64_t{1} << 20;
-  static constexpr uint64_t kShareOfFree = 32;  // it takes at most 1/32 of the free memory
+  static constexpr uint64_t kShareOfFree = 32;  // takes at most 1/32 of the free memory
 
   void forget() { *this = {}; }
   void set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id);
   bool is_ready();
   bool holds(const WeightWork& work) const { return work.bytes <= ring_.bytes(); }
 
-  // Launches the work on `stream`, and copies the results to the host on the own stream. Returns -1, or the
-  // reason why they will not come.
+  // Launches the work on `stream`, and copies the results to the host on this object's own stream. Returns
+  // -1, or the reason why no results will arrive.
   int send(const WeightWork& work, cuda::Stream stream, SentWork* sent);
 
-  // The results, as WeightResults followed by the payload, whose words may be written to. Null: not here yet.
-  // Reads only host memory.
+  // Returns the results as WeightResults followed by the payload, whose words may be overwritten. Null if
+  // they have not arrived. Reads only host memory.
   char* results(const SentWork& sent) const;
-  // Whether the results may still come.
+  // Whether the results may still arrive.
   bool is_awaited(const SentWork& sent) const { return sent.context_id == context_id(); }
   // Frees the memory of the results for other work.
   void release(const SentWork& sent);
@@ -143,7 +143,7 @@ class WeightStaging : public PerContext {
   uint64_t released_[StagingRing::kMostSlices] = {};  // by place: ticket of released work
 };
 
-// A measurement that was sent to a device, with what the host knew of the tensor at that time.
+// A measurement that was sent to a device, with the host's information about the tensor at that time.
 struct PendingWeight {
   WeightWork work;
   SentWork sent;
@@ -154,19 +154,20 @@ struct PendingWeight {
   int64_t step;
   uint64_t time_ns, interval;
   uint64_t launch_ns;     // host time for the launch
-  uint64_t round;         // ended steps when it was sent
-  uint64_t host_records;  // records written without a device when it was sent
+  uint64_t round;         // number of ended steps at the time of sending
+  uint64_t host_records;  // records of host tensors at the time of sending
   bool is_forgotten;      // the tensors were named again since; the measurement is already counted as skipped
 };
 
-// The measurements that have not come back yet, in the order in which they were sent. This is the order of
-// their steps, in which the agent expects their records. Thread-compatible.
+// The measurements whose results have not arrived yet, in the order in which they were sent. The agent
+// expects records in this order of steps. Thread-compatible.
 class PendingWeights {
  public:
   static constexpr uint32_t kMost = StagingRing::kMostSlices;  // the capacity of one device, shared by all
 
   uint32_t count() const { return count_; }
-  // The entry to fill in for the next measurement; null if there are too many. It is not taken before push().
+  // Returns the entry to fill in for the next measurement, or null if there are too many. The entry is only
+  // added by push().
   PendingWeight* next() { return count_ == kMost ? nullptr : &at(count_); }
   void push() { ++count_; }
 

@@ -1,7 +1,7 @@
 // The layout of a .seg file, which the trainer writes, and of its .ctl file, which the agent writes: plain
-// structs of fixed size. The agent reads exactly one layout version: raise kLayoutVersion when any struct
-// here changes. segment/SEGMENT.md describes the protocol. All words are little-endian, native on every
-// supported platform.
+// structs of fixed size. The agent reads exactly one layout version, so kLayoutVersion must be raised when
+// any struct here changes. segment/SEGMENT.md describes the protocol. All words are little-endian, which is
+// the native order on every supported platform.
 #ifndef FORESHOCK_SEGMENT_LAYOUT_H_
 #define FORESHOCK_SEGMENT_LAYOUT_H_
 
@@ -15,14 +15,14 @@
 
 namespace foreshock {
 
-// FNV-1a with 64 bits, for names and to compare large data by a small value. For data in several pieces pass
+// 64-bit FNV-1a, for names, and for comparing large data by a small value. For data in several pieces, pass
 // the hash of the earlier pieces as `hash`.
 constexpr uint64_t fnv1a(std::string_view bytes, uint64_t hash = 0xcbf29ce484222325u) {
   for (const char byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3u;
   return hash;
 }
 
-// `hash` as 16 hexadecimal digits.
+// Formats `hash` as 16 hexadecimal digits.
 inline std::string hexadecimal(uint64_t hash) {
   char text[17];
   std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
@@ -44,7 +44,7 @@ inline constexpr uint32_t kMaxOps = 64;
 inline constexpr uint32_t kThreadBlocks = 64;  // the last one is shared by all further threads
 inline constexpr uint32_t kStepRecords = 1024;
 inline constexpr uint32_t kMaxLayers = 512;
-inline constexpr uint32_t kMaxSlots = 60;  // as many consumption records as fit into 4 KiB
+inline constexpr uint32_t kMaxSlots = 60;  // their consumption records fit into 4 KiB
 inline constexpr uint32_t kRowsPerSlice = 16;
 inline constexpr uint32_t kControlBytes = 4096;
 inline constexpr uint32_t kMaxScalars = 16;
@@ -79,7 +79,7 @@ struct Region {
   uint64_t count;
 };
 
-// The header, at offset 0. Written before the file gets its name, and constant afterwards.
+// The header, at offset 0. Written before the file is renamed to its final name, and constant afterwards.
 struct Header {
   char magic[8];
   uint32_t layout_version;
@@ -91,10 +91,10 @@ struct Header {
 static_assert(sizeof(Header) == 296);
 
 // The identity of the process. The fields after `late_ready` are written later; late_ready is stored last
-// with release order, and they must not be read before.
+// with release order. Readers must not read these fields before late_ready is 1.
 struct Identity {
   uint64_t pid;
-  uint64_t launcher_id;    // of the `foreshock run` that started this process; 0: no launcher
+  uint64_t launcher_id;    // id of the `foreshock run` that started this process; 0: none
   uint64_t start_time_ns;  // CLOCK_REALTIME
   uint64_t sample_seed;
   int32_t rank, local_rank, world_size, attempt;  // -1: unknown
@@ -129,33 +129,34 @@ struct alignas(64) ThreadBlock {
   uint64_t unsampled[kPasses];
   uint64_t sampled[kPasses];
   uint64_t skipped[kPasses][kSkipReasons];
-  uint64_t hook_ns;  // time spent in sampled calls, measured
-  uint64_t step_ns;  // time spent at step ends and over gradients, measured
+  uint64_t hook_ns;  // measured time spent in sampled calls
+  uint64_t step_ns;  // measured time spent at step ends and on gradients
 };
 static_assert(sizeof(ThreadBlock) == 832);
 
-// Bit of StepRecord::given: a gradient scaler skips steps on a device, so skipped_steps is unknown.
+// Bit of StepRecord::given: skipped_steps is unknown, because a gradient scaler decides on a device whether
+// to skip.
 inline constexpr uint32_t kSkipsUnseen = uint32_t{1} << 31;
 
-// Bit of StepRecord::given: the grant of the first look (libmonitor/sampling.h) pays this step's cost, as far
-// as it suffices.
+// Bit of StepRecord::given: this step's cost is paid, as far as possible, from the grant of the first look
+// (libmonitor/sampling.h).
 inline constexpr uint32_t kFirstLook = uint32_t{1} << 29;
 inline constexpr double kFirstLookSeconds = 0.5;  // the grant of a process
 
-// Bit of StepRecord::given: some numbers of this step are still on their way from a device. The loss, the
-// norm of the gradient and the skipped steps are stored when the numbers have arrived or are given up, and
-// then this bit is cleared. All other fields are valid from the start.
+// Bit of StepRecord::given: some numbers of this step have not arrived from a device yet. The loss, the
+// gradient norm and the skipped steps are stored when the numbers have arrived or are given up. Then this bit
+// is cleared. All other fields are valid from the start.
 inline constexpr uint32_t kNumbersPending = uint32_t{1} << 30;
 // After this many later records the reader no longer waits for a pending record.
 inline constexpr uint64_t kMostPendingSteps = 4;
 
-// A record of the ring of steps, overwritten in place. Readers must read `sequence`, the data, and `sequence`
-// again.
+// A record of the ring of steps, overwritten in place. Readers must read `sequence`, the data, and then
+// `sequence` again.
 struct StepRecord {
   uint64_t sequence;     // 2n if it holds the n-th record of the run (n from 1); 2n - 1 while it is written
   int64_t step;          // absolute; -1: unknown
   uint64_t time_ns;      // CLOCK_REALTIME at the end of the step
-  uint64_t duration_ns;  // since the end of the step before
+  uint64_t duration_ns;  // since the end of the previous step
   double loss, learning_rate, gradient_norm;
   uint64_t batch_id;
   uint32_t given;               // FORESHOCK_GIVEN_..., kFirstLook, kSkipsUnseen, kNumbersPending
@@ -179,8 +180,8 @@ struct ScalarName {
 };
 static_assert(sizeof(ScalarName) == 48);
 
-// The name of attention that no hook sees. Written once, `ready` last with release order; later only
-// `evidence` may change, to a better one.
+// The name of attention that no hook sees. Written once, `ready` last with release order. Later only
+// `evidence` may change, to a smaller (better) value.
 struct UnseenName {
   uint32_t ready;
   uint32_t evidence;  // FORESHOCK_UNSEEN_... of hook.h
@@ -188,13 +189,13 @@ struct UnseenName {
 };
 static_assert(sizeof(UnseenName) == 64);
 
-// What the hooks do not see, counted over the life of the process. Every word but those of the name is stored
-// atomically.
+// Work that the hooks do not see, counted over the life of the process. Every word except those of the name
+// is stored atomically.
 struct Coverage {
   // CUDA graphs (libmonitor/coverage.h).
   uint64_t graph_launches;           // launches of graphs whose recording was seen
   uint64_t unknown_launches;         // launches of other graphs
-  uint64_t recorded_calls[kPasses];  // attention calls made while a graph was recorded: they did not run then
+  uint64_t recorded_calls[kPasses];  // attention calls recorded into graphs (not run at that time)
   uint64_t launched_calls[kPasses];  // attention calls that ran in launched graphs
   // Launched kernels (libmonitor/coverage.h), counted in some steps.
   uint32_t kernel_count_state;           // KernelCountState
@@ -206,7 +207,7 @@ struct Coverage {
   // Losses, norms and other numbers on devices (libmonitor/device_scalars.h).
   uint64_t numbers_fetched;  // requested
   uint64_t numbers_late;     // requested, but not received in time
-  // Counts of what exceeded a limit.
+  // Counts of items beyond a limit.
   uint64_t parameters_unnamed;  // parameters not kept when names were last given
   uint64_t norms_untold;        // steps with more gradients than there is room for
   uint64_t reserved;
@@ -230,7 +231,7 @@ struct Layer {
   uint32_t ready;
   uint32_t reserved;
   char label[32];
-  char name[128];            // of the module that holds all its parameters named so far; only gets shorter
+  char name[128];            // module of all its parameters named so far; only gets shorter
   uint64_t gradient_step;    // step of gradient_norm; 0: none yet
   double gradient_norm;      // before clipping
   uint64_t nonfinite_steps;  // steps whose gradient here held NaN or Inf
@@ -242,7 +243,7 @@ struct Layer {
 // place among the calls says nothing.
 enum class LayerSource : uint32_t { kUnknown, kAnnotation, kParameter, kOrdinal, kUnnamedParameter };
 
-// Counters that the agent reads first: if they have not changed, no slot has changed.
+// Counters that the agent reads first. If they have not changed, no slot has changed.
 inline constexpr uint32_t kDeviceProgress = 7;
 struct Progress {
   uint64_t published;  // slices that threads have published so far
@@ -269,8 +270,8 @@ enum PayloadId : uint32_t {
 
 inline constexpr uint64_t kKeySumBytes = 24;  // a sum and a sum of squares in fp64, and a count
 
-// Limits of one slice, so that one user's slice cannot take all memory and time of an agent that serves
-// others: a million keys of 128 + 128 dimensions in two bytes, or 4 million smaller keys. A trainer could
+// Limits of one slice, so that one user's slice cannot take all memory and time of an agent that serves other
+// users too: a million keys of 128 + 128 dimensions in two bytes, or 4 million smaller keys. A trainer could
 // exceed them only with --memory above 512 MiB.
 inline constexpr uint64_t kMostSliceBytes = uint64_t{1} << 29;
 inline constexpr uint64_t kMostSliceKeys = uint64_t{1} << 22;
@@ -280,15 +281,15 @@ struct Payload {
   uint64_t bytes;
 };
 
-// The extent of the sampled sequence of a packed batch, which only the device knows and writes with its rows.
+// The extent of the sampled sequence of a packed batch. Only the device has it, and writes it with the rows.
 struct SequenceTold {
   uint32_t number, queries, keys;
   uint32_t positions;  // sampled positions of each head; 0: no rows were copied
   uint32_t position[kRowsPerSlice];
 };
 
-// Values of Slot::packed. kNotPacked: an ordinary slice. Otherwise only the device knew the extent of the
-// slice, and the value stands for FORESHOCK_CAUSAL_... of the call.
+// Values of Slot::packed. kNotPacked marks an ordinary slice. With the other values only the device knew the
+// extent of the slice; packed_word() encodes FORESHOCK_CAUSAL_... of the call.
 inline constexpr uint32_t kNotPacked = 0;
 constexpr uint32_t packed_word(int32_t causal) { return 1 + static_cast<uint32_t>(causal); }
 inline constexpr uint32_t kPackedTopLeft = 2, kPackedBottomRight = 3;
@@ -317,34 +318,34 @@ struct Slot {
   uint32_t head[kRowsPerSlice];
   Payload payload[kPayloads];
   uint64_t device_begin_ns, device_end_ns;  // of the gather, by the device's clock; 0: no gather
-  // A slice larger than a slot is stored in several slots with consecutive tickets. Each holds a range of its
-  // keys (payloads kKey, kValue, kMask), and the first slot also holds everything else.
+  // A slice larger than a slot is stored in several slots with consecutive tickets. Each slot holds a range
+  // of the slice's keys (payloads kKey, kValue, kMask). The first slot also holds all other payloads.
   uint64_t first_ticket;  // ticket of part 0
   uint32_t part, parts;   // parts 0: this slot holds the whole slice
   uint32_t first_key, part_keys;
   uint32_t without_out;  // 1 (forward only): the output is left out, because dropout has changed it
-  // If not kNotPacked, rows, keys, limits, positions and lengths above are those of the longest possible
-  // sequence, and the payloads have room for it. `told` has the real extent; the data begins at the start of
+  // If not kNotPacked, the rows, keys, limits, positions and lengths above are those of the longest possible
+  // sequence, and the payloads have room for it. `told` has the real extent. The data begins at the start of
   // each payload.
   uint32_t packed;
   SequenceTold told;
   // 1: a slice of key positions (columns of the scores), from a backward pass without a mask. Rows and keys
-  // change places. `rows` counts sampled key positions of one kv-head, with payloads key, value, grad_key and
+  // are exchanged. `rows` counts sampled key positions of one kv-head, with payloads key, value, grad_key and
   // grad_value. `keys` counts query rows, heads_in_slice x query_length, head-major, with payloads query,
   // out, log_sum_exp and grad_out. head[] is the first of these heads, position[row] a key position, and
-  // key_limit[row] the first query position that sees it. first_key and part_keys then are a range of query
+  // key_limit[row] the first query position that sees it. first_key and part_keys are then a range of query
   // rows.
   uint32_t columns;
-  // Set for some forward calls on the host without a mask: number of NaN and Inf in the output of head[0],
-  // over all query positions, if the inputs of that head are all finite; at most 2^32 - 1.
+  // Set for some forward calls on the host without a mask: the number of NaN and Inf in the output of head[0]
+  // over all query positions, at most 2^32 - 1. 0 if the inputs of that head are not all finite.
   uint32_t nonfinite_out;
 };
 static_assert(sizeof(Slot) == 648);
 
 // -- the control file --
 
-// What the agent has consumed of one slot. Written by one pwrite of the whole record. Counters are totals
-// over the life of the segment.
+// The agent's progress for one slot. Written by one pwrite of the whole record. Counters are totals over the
+// life of the segment.
 struct Consumption {
   uint64_t consumed;  // the last ticket of this slot that was checked or lost
   uint32_t judged[kPasses];
@@ -359,7 +360,7 @@ struct Advice {
   uint32_t level;      // 0 quiet, 1 watch, 2 warn
   int32_t rank;        // the rank whose detector this is
   int64_t since_step;  // first step of this level
-  int64_t from_step;   // a step that no rank of the node has reached: the ranks can act together at it
+  int64_t from_step;   // a step that no rank of the node has reached, so all can act at it
   double score;        // 1: the detector warns
   char detector[32];
   char layer[32];  // "": the signal belongs to no layer
@@ -367,8 +368,8 @@ struct Advice {
 static_assert(sizeof(Advice) == 104);
 inline constexpr uint32_t kAdviceLevels = 3;
 
-// In a burst the trainer samples more steps and may spend this many times --max-slowdown. The trainer ignores
-// a burst longer than kMostBurstSteps.
+// In a burst the trainer samples more steps, and may spend kBurstSlowdown times --max-slowdown. The trainer
+// ignores a burst longer than kMostBurstSteps.
 inline constexpr double kBurstSlowdown = 3;
 inline constexpr int64_t kMostBurstSteps = 4096;
 
@@ -459,21 +460,21 @@ constexpr const char* kernel_count_state_name(uint32_t state) {
 
 namespace foreshock {
 
-// Estimates by how much the step number grows from one reported step to the next: a trainer may report only
-// every tenth step. The estimate depends on the numbers alone, so it is the same on all ranks that report the
-// same steps and in the agent. One caller at a time.
+// Estimates the difference between the numbers of successive reported steps, since a trainer may report only
+// every tenth step. The estimate depends only on the numbers, so it is the same in the agent and on all ranks
+// that report the same steps. One caller at a time.
 class StepStride {
  public:
-  // Takes the number of a reported step. Any number is allowed, since a trainer chooses it; negative:
-  // unknown.
+  // Adds the number of a reported step. Any number is allowed, since the trainer chooses it; a negative one
+  // is unknown.
   void tell(int64_t step) {
     const int64_t went = last_ < 0 || step < 0 ? 1 : step - last_;
     stride_ = std::max<int64_t>(1, std::min(went, went_));
     went_ = went;
     last_ = step;
   }
-  // Steps expected until the next report: the smaller of the last two differences, so that a single jump (a
-  // resumed training, a report at the end of an epoch) does not count.
+  // Returns the steps expected until the next report: the smaller of the last two differences. A single jump
+  // (a resumed training, a report at the end of an epoch) is thereby ignored.
   int64_t steps() const { return stride_; }
 
  private:
@@ -482,20 +483,20 @@ class StepStride {
 
 }  // namespace foreshock
 
-// Records of weight tensors. They have different lengths and lie in a ring of bytes, the region kTensors,
-// with one writer and one reader. A record is not overwritten before it was read.
+// Records of weight tensors. They have different lengths and are stored in a ring of bytes, the region
+// kTensors, with one writer and one reader. A record is not overwritten before it has been read.
 
 namespace foreshock::segment {
 
-// Why a tensor that was due was not measured. The numbers are also the order of the counters.
+// Reasons why a due tensor was not measured. The values are also the order of the counters.
 enum TensorSkip : uint32_t {
   kTensorBudget,
   kTensorRingFull,      // the agent has not read the records in the ring yet
   kTensorTooLarge,      // the record is larger than the ring
   kTensorDevice,        // the device of its values cannot be used, or never replied
   kTensorFormat,        // unsupported format: fp64, integers, packed formats
-  kTensorLayout,        // its values are not a dense block of memory, or differ from what was named
-  kTensorUnknown,       // it was not reported: its optimizer skipped the step or is of an unknown kind
+  kTensorLayout,        // its values are not dense, or differ from the named tensor
+  kTensorUnknown,       // not reported: its optimizer skipped the step or is unknown
   kTensorCapture,       // the stream of its device was being captured into a graph
   kTensorDeviceMemory,  // its device had too little free memory
   kTensorDeviceFull,    // all result buffers of its device were in use, or it was being set up
@@ -505,26 +506,26 @@ inline constexpr const char* kTensorSkipNames[kTensorSkips] = {
     "budget", "ring_full", "too_large", "device",        "format",
     "layout", "unknown",   "capture",   "device_memory", "device_full"};
 
-// Why a tensor that an optimizer steps is never measured.
+// Reasons why a tensor that an optimizer steps is never measured.
 enum TensorUnfollowed : uint32_t {
   kUnfollowedOff,        // --weights off
   kUnfollowedNoRoom,     // too little shared memory for a ring
   kUnfollowedTooMany,    // the table of tensors is full
   kUnfollowedFlat,       // it consists of many parameters (FSDP1)
-  kUnfollowedPlacement,  // the place of this rank's part is unknown
+  kUnfollowedPlacement,  // the position of this rank's part in the tensor is unknown
   kUnfollowedPace,       // its optimizer does not step once per counted step
   kTensorUnfollowed
 };
 inline constexpr const char* kTensorUnfollowedNames[kTensorUnfollowed] = {
     "off", "no_room", "too_many", "flat_parameter", "placement", "own_pace"};
 
-// Why the record of a query or key projection lacks the rows of its heads.
+// Reasons why the record of a query or key projection lacks the rows of its heads.
 enum TensorHeadSkip : uint32_t {
   kHeadsSharded,   // this rank has only a part of the tensor
   kHeadsRingFull,  // the free piece of the ring had no room for the rows
   kHeadsShape,     // the shape does not fit the tensor's name and the sampled attention calls
   kHeadsTooLarge,  // the record with the rows is larger than the ring
-  kHeadsDevice,    // the tensor is on a device and too large for its values to be copied
+  kHeadsDevice,    // on a device, and too large to copy its values
   kHeadsUnknown,   // no attention call was sampled before, so the heads are unknown
   kTensorHeadSkips
 };
@@ -611,12 +612,12 @@ static_assert(sizeof(TensorRecord) == 504);
 // Bits of TensorHeads::sides.
 enum TensorSides : uint32_t { kQuerySide = 1, kKeySide = 2 };
 
-// The header of the payload kTensorHeadRows: rows of some heads of a query or key projection. It is followed
-// by the numbers of the kv-heads (uint32, padded to a multiple of 8 bytes) and then, for each side present,
-// queries first, by count x head_dim x width values in the format of the tensor. For each kv-head the first
-// of the query heads that read it is present.
+// The header of the payload kTensorHeadRows, which has rows of some heads of a query or key projection. The
+// numbers of the kv-heads follow (uint32, padded to a multiple of 8 bytes). For each side present, queries
+// first, count x head_dim x width values in the format of the tensor follow. For each kv-head, the queries
+// are those of the first query head that reads it.
 struct TensorHeads {
-  uint32_t sides;  // of TensorSides
+  uint32_t sides;  // bits of TensorSides
   uint32_t head_dim, width;
   uint32_t kv_heads;  // kv-heads of the layer
   uint32_t count;     // kv-heads in this payload
@@ -624,12 +625,12 @@ struct TensorHeads {
 };
 static_assert(sizeof(TensorHeads) == 24);
 
-// Offset of the values in the payload.
+// Returns the offset of the values in the payload.
 constexpr uint64_t values_offset(uint32_t count) { return sizeof(TensorHeads) + (count + 1) / 2 * 8; }
 
 // Indices in the payload kTensorOptimizer: the optimizer's state of one tensor at one step, as fp64 numbers;
-// NaN: unknown. Sums are over the finite elements of the rank's part. kernels/sums.h defines those of the
-// second moment.
+// NaN is unknown. Sums are over the finite elements of the rank's part. kernels/sums.h defines the sums of
+// the second moment.
 enum OptimizerNumber : uint32_t {
   kGradientSumOfSquares,  // of the gradient that the optimizer used (after clipping)
   kGradientElements,      // finite elements of the gradient

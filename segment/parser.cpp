@@ -9,7 +9,8 @@
 namespace foreshock::segment {
 namespace {
 
-// Size and number of the records that each region must have. Slots and tensors may be larger than this size.
+// Size of the records that each region must have, and bounds of their number. Records of slots and tensors
+// may be larger.
 struct Expected {
   RegionId id;
   uint64_t record_size;
@@ -28,9 +29,9 @@ constexpr Expected kExpected[] = {
     {kTensors, kTensorHeadOnly, 0, 1},
     {kCoverage, sizeof(Coverage), 0, 1},
 };
-// Limits what a hostile file can make the agent read at once, and keeps every product below from overflowing.
+// Limits what a hostile file can make the agent read at once, and prevents overflow in every product below.
 constexpr uint64_t kMostSlot = uint64_t{1} << 34;
-// Bytes of the ring: a record may fill it, and is read as a whole.
+// Limit of the ring of tensors, in bytes. A record may fill the ring, and is read as a whole.
 constexpr uint64_t kMostTensors = uint64_t{64} << 20;
 
 constexpr uint64_t element_bytes(uint32_t dtype) {
@@ -62,7 +63,7 @@ const char* check_columns(const Slot& slot) {
   return nullptr;
 }
 
-// Bytes for each of `keys`, which are query rows in a slice of key positions.
+// Returns the bytes for each of `keys`. In a slice of key positions these are query rows.
 uint64_t bytes_per_key(const Slot& slot) {
   const uint64_t element = element_bytes(slot.dtype), head = slot.head_dim, value = slot.value_dim;
   if (slot.columns == 1) return (head + 2 * value) * element + element_bytes(slot.lse_dtype);
@@ -83,7 +84,7 @@ const char* check_dimensions(const Slot& slot) {
   if (slot.packed > kPackedBottomRight || (slot.packed != kNotPacked && slot.mask_dtype != 0))
     return "unknown kind of packing";
   if (slot.columns > 1) return "unknown kind of slice";
-  // No overflow: 2^22 keys times 3 * 2^12 dimensions times 2^3 bytes.
+  // Cannot overflow: 2^22 keys times 3 * 2^12 dimensions times 2^3 bytes.
   if (slot.keys * bytes_per_key(slot) > kMostSliceBytes) return "more bytes than a slice may have";
   if (slot.heads_in_slice == 0) return "heads do not divide rows";
   if (!std::isfinite(slot.scale) || slot.scale == 0) return "scale is not a finite number";
@@ -164,8 +165,8 @@ std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* los
   }
   std::sort(records.begin(), records.end(),
             [](const StepRecord& a, const StepRecord& b) { return a.sequence < b.sequence; });
-  // Numbers are consecutive when nothing was overwritten. A writer in the middle of its newest record leaves
-  // a gap at the old end of the ring, which is the record it overwrites.
+  // The numbers are consecutive unless records were overwritten. While a writer writes its newest record, the
+  // oldest record, which it overwrites, is missing.
   const uint64_t newest = records.empty() ? cursor : records.back().sequence / 2;
   *lost = newest - cursor - std::min<uint64_t>(records.size(), newest - cursor);
   return records;
@@ -339,7 +340,7 @@ const char* JoinedSlice::begin(const SlotView& first, uint64_t most_bytes) {
   whole_ = first;
   next_ = 0;
   keys_ = 0;
-  // This part has part_keys of all keys; the sizes for all keys follow from its sizes.
+  // This part has part_keys of all keys, so the sizes for all keys follow from its sizes.
   const uint64_t here = first.header.part_keys, keys = first.header.keys;
   uint64_t offsets[kPayloads], end = 0;
   for (uint32_t id = 0; id < kPayloads; ++id) {
@@ -369,7 +370,7 @@ const char* JoinedSlice::add(const SlotView& part) {
   for (PayloadId id : split_payloads(slot)) {
     if (part.payload[id].empty()) continue;
     // Keys and values are appended. A mask has one row for each row of the slice, and the part has a range of
-    // columns of each.
+    // the columns of each row.
     const uint64_t rows = id == kMask ? slot.rows : 1;
     const uint64_t from_row = part.payload[id].size() / rows, to_row = whole_.payload[id].size() / rows;
     const uint64_t column = from_row / slot.part_keys * keys_;
@@ -390,7 +391,7 @@ SlotView JoinedSlice::take() {
 
 namespace {
 
-// The number of keys that a row of a packed sequence sees.
+// Returns the number of keys that a row of a packed sequence sees.
 uint32_t visible_keys(const Slot& slot, uint32_t position) {
   const SequenceTold& told = slot.told;
   if (slot.packed == kPackedTopLeft) return std::min(position + 1, told.keys);

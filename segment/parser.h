@@ -1,5 +1,5 @@
 // Parses bytes that a trainer has written. They may be torn, truncated or hostile. Functions that return
-// const char* return null on success, else the reason as a static sentence. The fuzzer tests all functions of
+// const char* return null on success, else the reason as a static sentence. A fuzzer tests all functions of
 // this header.
 #ifndef FORESHOCK_SEGMENT_PARSER_H_
 #define FORESHOCK_SEGMENT_PARSER_H_
@@ -17,12 +17,12 @@ namespace foreshock::segment {
 
 using Bytes = std::span<const std::byte>;
 
-// Parses the header in `bytes`, the first page of a file of `file_size` bytes. On success every region lies
+// Parses the header in `bytes`, the first page of a file of `file_size` bytes. On success every region is
 // inside the file, has records of the size that layout.h defines, and is small, except for slots and tensors.
 // A region that the trainer does not use has no records.
 const char* parse_header(Bytes bytes, uint64_t file_size, Header* header);
 
-// The text of a field up to the first NUL or the end of its array.
+// Returns the text of a field up to the first NUL or the end of its array.
 template <size_t N>
 std::string text_of(const char (&field)[N]) {
   size_t length = 0;
@@ -30,7 +30,7 @@ std::string text_of(const char (&field)[N]) {
   return std::string(field, length);
 }
 
-// Record `index` of a region of Ts; all zero if the region has no such record.
+// Returns record `index` of a region of Ts, or zeros if the region has no such record.
 template <class T>
 T record_at(Bytes region, uint64_t index) {
   T value = {};
@@ -50,8 +50,8 @@ struct Totals {
 };
 Totals parse_threads(Bytes region);
 
-// The complete step records with numbers in (cursor, newest], oldest first. *lost is the number of
-// overwritten records in that range.
+// Returns the complete step records with numbers in (cursor, newest], oldest first. Sets *lost to the number
+// of overwritten records in that range.
 std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* lost);
 
 // A slot's header and payloads.
@@ -59,15 +59,15 @@ struct SlotView {
   Slot header;
   Bytes payload[kPayloads];
 };
-// The bytes that each payload of a slot must have by its dimensions; 0: the payload is absent.
+// Computes the bytes that each payload of a slot must have for its dimensions; 0 if the payload is absent.
 void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]);
 
 // Parses a slot. On success header and payloads agree: every offset and size fits, and dimensions, limits and
-// indices are in range. If the slice lies in several slots, this is one part, for JoinedSlice. The spans
+// indices are in range. If the slice is stored in several slots, this is one part, for JoinedSlice. The spans
 // borrow from `bytes`.
 const char* parse_slot(Bytes bytes, SlotView* view);
 
-// Most steps between two snapshots of a tensor; a larger number is invalid.
+// Limit of steps between two snapshots of a tensor; a larger number is invalid.
 inline constexpr uint64_t kMostTensorInterval = uint64_t{1} << 32;
 
 struct TensorView {
@@ -75,18 +75,19 @@ struct TensorView {
   Bytes payload[kTensorPayloads];
 };
 
-// Parses the first 16 bytes of a tensor record at the cursor: its length, and whether it is a filler. `left`:
-// bytes written from the cursor on; `to_end`: bytes from the cursor to the end of the ring.
+// Parses the first 16 bytes of a tensor record at the cursor: its length, and whether it is a filler. `left`
+// is the number of bytes written from the cursor on, `to_end` the number of bytes from the cursor to the end
+// of the ring.
 const char* parse_tensor_length(Bytes bytes, uint64_t left, uint64_t to_end, uint64_t* length,
                                 bool* is_filler);
 
 // Parses a whole tensor record. On success its shapes agree with each other and with the number of elements,
-// and the payloads lie inside the record and have the sizes of their form; the content of payloads is not
+// and the payloads are inside the record and have the sizes of their form. The content of payloads is not
 // checked. The spans borrow from `bytes`.
 const char* parse_tensor(Bytes bytes, TensorView* view);
 
-// Joins the parts of a slice that lies in several slots. The result is the same as if one slot had held it.
-// Reused from slice to slice: its memory grows until keep_at_most() is called. One thread.
+// Joins the parts of a slice that is stored in several slots. The result is the same as if one slot had held
+// it. An object is reused for many slices; its memory grows until keep_at_most() is called. One thread.
 class JoinedSlice {
  public:
   // Starts with part 0. `most_bytes` limits the memory for the payloads. After an error no part may be added.
@@ -95,14 +96,14 @@ class JoinedSlice {
   // Adds the next part, which is borrowed for the call only.
   const char* add(const SlotView& part);
 
-  // Frees its memory if it is more than `bytes`. The result of take() is then invalid.
+  // Frees the memory if it exceeds `bytes`. The result of take() is then invalid.
   void keep_at_most(size_t bytes) {
     if (bytes_.capacity() > bytes) bytes_ = {};
   }
 
   bool is_whole() const { return next_ == whole_.header.parts; }
 
-  // The joined slice, with `parts` 0. Borrows from this object until the next begin().
+  // Returns the joined slice, with `parts` 0. Borrows from this object until the next begin().
   SlotView take();
 
  private:
@@ -113,9 +114,9 @@ class JoinedSlice {
 };
 
 // Converts a slice of a packed batch, as parse_slot() or JoinedSlice returns it, into the slice that a call
-// with this sequence alone would have given: with the dimensions, limits and positions in Slot::told, and
-// payloads cut to them. The result has no rows if the device copied none, or if rows may see no key, for
-// which kernels do not define a result. Leaves any other slice unchanged.
+// with this sequence alone would have given. It then has the dimensions, limits and positions in Slot::told,
+// and payloads cut to them. The result has no rows if the device copied none. It also has none if some rows
+// may see no key, for which kernels do not define a result. Leaves any other slice unchanged.
 const char* settle_packed(SlotView* view);
 
 inline constexpr uint64_t kMostTensorHeadsBytes = uint64_t{64} << 20;  // a larger payload is invalid
@@ -126,7 +127,7 @@ struct TensorHeadsView {
   std::span<const std::byte> queries, keys;  // borrowed; empty: absent
 };
 
-// Parses the payload kTensorHeadRows. `element_bytes`: size of an element in the tensor's format.
+// Parses the payload kTensorHeadRows. `element_bytes` is the size of an element in the tensor's format.
 const char* parse_tensor_heads(std::span<const std::byte> payload, uint64_t element_bytes,
                                TensorHeadsView* view);
 

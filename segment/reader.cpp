@@ -17,7 +17,7 @@
 namespace foreshock::segment {
 namespace {
 
-// Reads all `bytes` at `offset`, or returns false.
+// Reads all `bytes` at `offset`. Returns false on failure.
 bool read_exactly(int fd, void* to, size_t bytes, uint64_t offset) {
   char* at = static_cast<char*>(to);
   while (bytes > 0) {
@@ -33,7 +33,7 @@ bool read_exactly(int fd, void* to, size_t bytes, uint64_t offset) {
 
 template <class T>
 void write_field(int fd, const T& value, uint64_t offset) {
-  // A failed write is not handled here: the field keeps its value.
+  // A failed write is ignored: the field in the file keeps its value.
   while (pwrite(fd, &value, sizeof value, static_cast<off_t>(offset)) < 0 && errno == EINTR) {
   }
 }
@@ -52,7 +52,7 @@ std::unique_ptr<SegmentReader> SegmentReader::adopt(const std::string& name, int
                                                     int control_file, std::string* why) {
   std::unique_ptr<SegmentReader> reader(new SegmentReader);
   reader->name_ = name;
-  // The trainer's lock belongs to its process, so closing this descriptor frees nothing.
+  // Closing this descriptor does not release the trainer's lock, which belongs to the trainer's process.
   reader->segment_ = segment_file;
   reader->control_file_ = control_file;
   const auto refuse = [&](const char* reason) {
@@ -183,7 +183,7 @@ uint64_t SegmentReader::now_ns() {
 }
 
 // Whether unread_steps() still waits for the numbers of a record. The wait is limited in time too, since a
-// trainer that hangs adds no records.
+// hanging trainer adds no records.
 bool SegmentReader::is_waited_for(const StepRecord& record, uint64_t newest, uint64_t now_ns) const {
   constexpr uint64_t kAtLeastNs = 1'000'000'000;
   if (!waits_ || !is_pending(record) || newest - record.sequence / 2 > kMostPendingSteps) return false;
@@ -191,8 +191,9 @@ bool SegmentReader::is_waited_for(const StepRecord& record, uint64_t newest, uin
   return age < kAtLeastNs || age / kMostPendingSteps < record.duration_ns;
 }
 
-// Reads a step record again: sequence, data, sequence. False if it was overwritten meanwhile. If it was
-// completed since `seen`, reads it once more, since the first read may have mixed old and new numbers.
+// Reads a step record again: sequence, data, sequence. Returns false if it was overwritten in between. If the
+// record was completed since `seen`, reads it once more, since the first read may have mixed old and new
+// numbers.
 bool SegmentReader::read_step(const StepRecord& seen, StepRecord* whole) const {
   const Region& region = header_.regions[kSteps];
   const uint64_t at = region.offset + region.record_size * (seen.sequence / 2 % region.count);
@@ -203,8 +204,8 @@ bool SegmentReader::read_step(const StepRecord& seen, StepRecord* whole) const {
   return !is_pending(seen) || is_pending(*whole) || read_step(StepRecord(*whole), whole);
 }
 
-// Reads up to 16 records from `next` on into region_; in most trainings nothing else is new. False if there
-// may be more of them, or if the newest ones lie at the front of the ring.
+// Reads up to 16 records from `next` on into region_. Usually no other record is new. Returns false if there
+// may be more, or if the newest ones are at the begin of the ring.
 bool SegmentReader::read_few_steps(uint64_t next) const {
   constexpr uint64_t kFew = 16;
   const Region& steps = header_.regions[kSteps];
@@ -219,7 +220,7 @@ bool SegmentReader::read_few_steps(uint64_t next) const {
 std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
   const Region& region = header_.regions[kSteps];
   std::vector<StepRecord> records;
-  // Most polls find nothing new: look at the one record that would come next before reading the ring.
+  // Most polls find nothing new, so only the next record is read before the whole ring.
   const uint64_t next = control_.step_cursor + 1;
   uint64_t sequence = 0;
   if (!read_exactly(segment_, &sequence, sizeof sequence,
@@ -231,8 +232,8 @@ std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
   const std::vector<StepRecord> found = parse_steps(region_, control_.step_cursor, &lost);
   for (const StepRecord& record : found) {
     const uint64_t number = record.sequence / 2, newest = found.back().sequence / 2;
-    // A record is missing that was not overwritten: it was stored while the ring was read, and so were those
-    // after it. They are left to the next call, as is a record that was overwritten meanwhile.
+    // A record is missing that was not overwritten. It was stored while the ring was read, as were the
+    // records after it. They are left to the next call, like a record that is overwritten now.
     const uint64_t before = records.empty() ? control_.step_cursor : records.back().sequence / 2;
     const bool is_overwritten = records.empty() && newest - before > region.count - 1;
     StepRecord whole;
@@ -254,7 +255,7 @@ void SegmentReader::consume_steps() {
   control_.step_cursor = unread_.newest;
   unread_ = {};
   // Cursor and count are stored by one write. If an agent were killed between two writes, some steps would
-  // count neither as taken nor as lost. agent_pid lies between the two fields, so it is written with them.
+  // count neither as taken nor as lost. agent_pid is between the two fields, so it is written too.
   struct {
     uint64_t cursor, pid, lost;
   } const taken = {control_.step_cursor, control_.agent_pid, control_.steps_lost};
@@ -304,7 +305,7 @@ bool SegmentReader::switched_on() const {
 }
 
 void SegmentReader::set_interval(uint64_t interval, int64_t from_step) {
-  // The step first: a trainer that reads between the two stores sees a step that is still to come.
+  // The step is stored first: a trainer that reads between the two stores sees a future step.
   control_.interval_from_step = from_step;
   control_.interval = interval;
   write_field(control_file_, control_.interval_from_step, offsetof(Control, interval_from_step));
@@ -325,7 +326,7 @@ void SegmentReader::set_burst(uint64_t interval, int64_t from_step, int64_t unti
 }
 
 void SegmentReader::set_advice(Advice advice) {
-  // An agent that was killed while it wrote has left an odd sequence.
+  // An agent that was killed during a write has left an odd sequence.
   const uint64_t whole = (control_.advice.sequence / 2 + 1) * 2;
   write_field(control_file_, whole - 1, offsetof(Control, advice));
   advice.sequence = whole - 1;
@@ -340,14 +341,14 @@ void SegmentReader::set_agent_pid(uint64_t pid) {
   write_field(control_file_, pid, offsetof(Control, agent_pid));
 }
 
-// The second half of SegmentReader: slices, which may lie in several slots.
+// The second half of SegmentReader: slices, which may be stored in several slots.
 
 namespace {
 
-// Bytes of a slot besides its keys, values and mask: at most 16 rows of 4096 dimensions in 8 bytes for each
-// of queries, output and gradients, and the header.
+// Bytes of a slot other than its keys, values and mask: the header, and at most 16 rows of 4096 dimensions in
+// 8 bytes for each of queries, output and gradients.
 constexpr uint64_t kMostBesideKeys = uint64_t{4} << 20;
-// Bytes of each buffer that are kept for the next slice while there is nothing to read.
+// Size up to which each buffer is kept while there is nothing to read.
 constexpr size_t kMostKept = size_t{16} << 20;
 
 }  // namespace
@@ -368,8 +369,8 @@ Slot SegmentReader::header_of(uint32_t slot) const {
   return header;
 }
 
-// Reads a slot into buffer_, up to the end of its last payload but never beyond the slot. False if the slot
-// changed meanwhile.
+// Reads a slot into buffer_, up to the end of its last payload but never beyond the slot. Returns false if
+// the slot changed in between.
 bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, const char** why) {
   const Slot head = header_of(slot);
   const uint64_t size = header_.regions[kSlots].record_size;
@@ -411,7 +412,7 @@ bool SegmentReader::read_parts(Ready* ready) {
   return sequence_of(ready->slot) == 2 * ready->ticket;
 }
 
-// The number of slots of the slice whose first slot has this header.
+// Returns the number of slots of the slice whose first slot has this header.
 uint32_t SegmentReader::parts_of(const Slot& head, uint64_t ticket) const {
   return head.ticket == ticket && head.part == 0 ? std::clamp(head.parts, 1u, slots()) : 1;
 }
@@ -427,8 +428,8 @@ bool SegmentReader::read_slice(uint32_t slot, uint64_t sequence, Ready* ready) {
   return true;
 }
 
-// Whether a further part belongs to no slice: an agent consumed the first part and was killed before it
-// consumed this one, or the first part was never published.
+// Whether a further part belongs to no slice. This happens if an agent consumed the first part and was killed
+// before it consumed this one, or if the first part was never published.
 bool SegmentReader::is_orphan(const Slot& tail) const {
   const uint32_t first = static_cast<uint32_t>(tail.first_ticket % slots());
   const uint64_t sequence = (sequence_of(first) + 1) / 2 * 2;  // odd: it is still being written
@@ -436,7 +437,8 @@ bool SegmentReader::is_orphan(const Slot& tail) const {
 }
 
 bool SegmentReader::next_ready(Ready* ready) {
-  // Read before the slots: a slice that is published while they are examined is found the next time.
+  // Read before the slots, so that a slice that is published while they are examined is found by the next
+  // call.
   Progress progress = {};
   read_exactly(segment_, &progress, sizeof progress, header_.regions[kProgress].offset);
   if (!look_again_ && std::memcmp(&progress, &progress_, sizeof progress) == 0) return false;
@@ -460,8 +462,8 @@ bool SegmentReader::next_ready(Ready* ready) {
   return false;
 }
 
-// Whether a half-written ticket is a further part of a slice, which is counted by its first part. The
-// ticket's own header may not say so yet.
+// Whether a partly written ticket is a further part of a slice, which is counted by its first part. The
+// ticket's own header may not be written yet.
 bool SegmentReader::is_tail_of_another(uint64_t ticket) const {
   for (uint32_t slot = 0; slot < slots(); ++slot) {
     const Slot head = header_of(slot);
@@ -494,8 +496,8 @@ void SegmentReader::store_consumption(uint32_t slot) {
   write_field(control_file_, consumption_[slot], kConsumptionOffset + slot * sizeof(Consumption));
 }
 
-// Consumes the first part before the others, and only the first is counted. If the agent is killed in
-// between, the others are orphans. By then the trainer may have reused the first slot.
+// Consumes the first part before the others, and counts only the first. If the agent is killed in between,
+// the others are orphans. By then the trainer may have reused the first slot.
 void SegmentReader::consume(const Ready& ready) {
   consumption_[ready.slot].consumed = ready.ticket;
   store_consumption(ready.slot);
@@ -507,7 +509,8 @@ void SegmentReader::consume(const Ready& ready) {
   }
 }
 
-// Whether a slice is counted. A call counts by its slice of rows; a slice of key positions comes in addition.
+// Whether a slice is counted. A call is counted by its slice of rows; its slice of key positions is not
+// counted again.
 bool SegmentReader::counts(const Ready& ready) { return ready.view.header.columns == 0; }
 
 void SegmentReader::consume_judged(const Ready& ready) {
@@ -521,7 +524,7 @@ void SegmentReader::consume_lost(const Ready& ready, Lost reason) {
   consume(ready);
 }
 
-// The part of SegmentReader that reads records of tensors.
+// The third part of SegmentReader: records of tensors.
 
 TensorRing SegmentReader::tensor_ring() const {
   const Region& region = header_.regions[kTensors];

@@ -14,12 +14,12 @@ namespace foreshock::segment {
 
 class SegmentReader {
  public:
-  // Opens `<directory>/<name>.seg` and its .ctl. Returns null if they cannot be used; *why is then one
-  // sentence.
+  // Opens `<directory>/<name>.seg` and its .ctl. Returns null if they cannot be used; *why is then the
+  // reason, as one sentence.
   static std::unique_ptr<SegmentReader> open(const std::string& directory, const std::string& name,
                                              std::string* why);
-  // As open(), with files that are already open, the control file for reading and writing. Takes ownership of
-  // both descriptors; a negative one means that the file could not be opened.
+  // Does the same as open() with files that are already open; the control file must be open for reading and
+  // writing. Takes ownership of both descriptors. A negative one means that the file could not be opened.
   static std::unique_ptr<SegmentReader> adopt(const std::string& name, int segment_file, int control_file,
                                               std::string* why);
   ~SegmentReader();
@@ -30,38 +30,38 @@ class SegmentReader {
   const Header& header() const { return header_; }
 
   Identity identity() const;
-  // The argument of exit(); nothing while the process lives, or if it ended in another way.
+  // Returns the argument of exit(), or nothing while the process runs or if it ended in another way.
   std::optional<int> exit_status() const;
   std::vector<Op> ops() const;
   std::vector<Layer> layers() const;
   Layer layer(uint32_t index) const;  // all zero if there is no such layer
-  // The names of StepRecord::scalars known so far, in their order.
+  // Returns the names of StepRecord::scalars known so far, in their order.
   std::vector<std::string> scalar_names() const;
   std::vector<UnseenName> unseen_names() const;
   Coverage coverage() const;
   Totals totals() const;
 
-  // The step records not consumed yet; after a restart of the agent they begin at the cursor in the control
-  // file. They end before a record whose numbers are on their way from a device. The wait for such a record
-  // ends when kMostPendingSteps later records have come, or when its age is kMostPendingSteps times its
-  // duration (at least 1 s).
+  // Returns the step records that are not consumed yet. After a restart of the agent they begin at the cursor
+  // in the control file. They end before a record with numbers that have not arrived from a device. The wait
+  // for such a record ends when kMostPendingSteps later records exist, or when its age is kMostPendingSteps
+  // times its duration (at least 1 s).
   std::vector<StepRecord> unread_steps() { return unread_steps(now_ns()); }
   std::vector<StepRecord> unread_steps(uint64_t now_ns);
-  // Consumes the result of the last unread_steps(). Records overwritten before them are added to
-  // steps_lost().
+  // Consumes the result of the last unread_steps(). Records that were overwritten before they could be read
+  // are added to steps_lost().
   void consume_steps();
-  // unread_steps() and consume_steps().
+  // Calls unread_steps(), then consume_steps().
   std::vector<StepRecord> new_steps() { return new_steps(now_ns()); }
   std::vector<StepRecord> new_steps(uint64_t now_ns);
-  // Ends the waiting for pending records, after the trainer has ended.
+  // Stops waiting for pending records. To be called after the trainer has ended.
   void wait_no_more() { waits_ = false; }
   uint64_t steps_lost() const { return control_.steps_lost; }
-  // Records consumed over the life of the segment, by all its agents.
+  // Returns the records consumed over the life of the segment, by all its agents.
   uint64_t steps_taken() const { return control_.step_cursor - control_.steps_lost; }
-  // The last consumed record; its sequence is 0 if there is none or it was overwritten.
+  // Returns the last consumed record. Its sequence is 0 if there is none or it was overwritten.
   StepRecord last_step() const;
 
-  // A finished slice that is not consumed yet.
+  // A complete slice that is not consumed yet.
   struct Ready {
     uint32_t slot = 0;   // the slot of its first part
     uint32_t parts = 1;  // number of slots
@@ -69,18 +69,18 @@ class SegmentReader {
     const char* why = nullptr;  // set if the slice cannot be used; then consume it as lost
     SlotView view;              // borrows from an inner buffer until the next call
   };
-  // Finds the next finished slice; false if there is none. Costs one read if nothing was published since it
-  // last returned false.
+  // Finds the next complete slice. Returns false if there is none. Costs only one read if nothing was
+  // published since it last returned false.
   bool next_ready(Ready* ready);
 
   // Makes next_ready() read every slot again. Needed if a writer may have died between publishing a slot and
   // counting it.
   void look_again() { look_again_ = true; }
 
-  // Slices that a writer left unfinished. Must be called only after the trainer has ended.
+  // Returns slices that a writer left incomplete. Must be called only after the trainer has ended.
   std::vector<Ready> torn();
 
-  // Consume a slice. Only slices of rows are counted, so that each call counts once.
+  // Consume a slice. Only slices of rows are counted, so that each call is counted once.
   void consume_judged(const Ready& ready);
   void consume_lost(const Ready& ready, Lost reason);
 
@@ -93,14 +93,14 @@ class SegmentReader {
     const char* why = nullptr;  // set if the record cannot be used
     TensorView view;            // borrows from an inner buffer until the next call
   };
-  // Finds the next tensor record; false if there is none. If the end of an unusable record is unknown,
-  // everything written so far is skipped.
+  // Finds the next tensor record. Returns false if there is none. If the end of an unusable record is
+  // unknown, everything written so far is skipped.
   bool next_tensor(ReadyTensor* ready);
   // Consumes the record, so that the trainer can reuse its space.
   void consume_tensor();
   TensorRing tensor_ring() const;  // all zero if there is no ring
 
-  // Whether the trainer holds its lock. Also false if the file was replaced after it was opened.
+  // Whether the trainer holds its lock. Also returns false if the file was replaced after it was opened.
   bool is_locked() const;
 
   // Whether neither the agent nor `foreshock pause` has switched sampling off.
@@ -147,7 +147,7 @@ class SegmentReader {
     uint64_t newest = 0, count = 0;  // of the records that unread_steps() returned last
   } unread_;
   uint32_t next_slot_ = 0;
-  Progress progress_ = {};  // its value when next_ready() last found all slots consumed
+  Progress progress_ = {};  // value when next_ready() last found all slots consumed
   bool look_again_ = true;
   bool waits_ = true;  // unread_steps() waits for pending records
   mutable std::vector<std::byte> region_;

@@ -17,7 +17,7 @@
 namespace foreshock::segment {
 namespace {
 
-// An fcntl write lock on the whole file, without waiting.
+// Gets an fcntl write lock on the whole file, without waiting.
 bool lock_whole(int fd) {
   struct flock lock = {};
   lock.l_type = F_WRLCK;
@@ -68,9 +68,9 @@ class RankLock {
   RankLock& operator=(const RankLock&) = delete;
   ~RankLock();
 
-  // Returns 0; EBUSY if another process has a live segment of the rank or is creating one; else another
-  // errno. Must be called before this process has a segment: opening and closing a segment file frees all
-  // locks that this process holds on it.
+  // Returns 0 on success, EBUSY if another process has a live segment of the rank or is creating one, or
+  // another errno. Must be called before this process has a segment: opening and closing a segment file
+  // releases all locks that this process holds on it.
   int take(const char* directory, int rank);
 
  private:
@@ -82,7 +82,7 @@ class RankLock {
 
 RankLock::~RankLock() {
   if (fd_ < 0) return;
-  unlink(path_);  // still locked: a process that has opened the file too finds it without a name
+  unlink(path_);  // while locked, so others that opened the file see that it has no name
   close(fd_);
 }
 
@@ -148,9 +148,8 @@ bool make_names(const SegmentRequest& request, const char* suffix, Names* names)
          b < static_cast<int>(sizeof names->temporary);
 }
 
-// Reserves in parts. On some kernels (tmpfs before Linux 6.18, at the latest) a signal ends fallocate, which
-// then frees what the call had reserved. With a profiler's timer, one call for a large file would never
-// succeed.
+// Reserves in parts. On tmpfs before Linux 6.18 a signal may end fallocate, which then frees everything that
+// the call had reserved. With a profiler's timer, one call for a large file would never succeed.
 bool reserve(int fd, uint64_t size) {
   constexpr uint64_t kPart = uint64_t{1} << 20;
   constexpr int kTries = 100;  // per part
@@ -167,14 +166,14 @@ bool reserve(int fd, uint64_t size) {
   return true;
 }
 
-// Whether a file of this size exceeds RLIMIT_FSIZE. It must not be tried: the kernel would send SIGXFSZ,
-// which ends the process.
+// Whether a file of this size exceeds RLIMIT_FSIZE. Must be checked before: otherwise the kernel sends
+// SIGXFSZ, which ends the process.
 bool is_beyond_limit(uint64_t size) {
   rlimit limit = {};
   return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && size > limit.rlim_cur;
 }
 
-// The word for an errno; cli/run_dir.cpp has the advice for each.
+// Returns the word for an errno. cli/run_dir.cpp has the advice for each.
 const char* reason_of(int error) {
   switch (error) {
     case ENOSPC:
@@ -196,8 +195,8 @@ const char* reason_of(int error) {
   }
 }
 
-// Creates a file whose descriptor is not one of the standard streams. A daemon may have closed these, and
-// what a library prints there would overwrite the segment.
+// Creates a file whose descriptor is above the standard streams. If a daemon has closed these, a library that
+// prints would overwrite the segment.
 int create_above_streams(const char* path) {
   const int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0 || fd > STDERR_FILENO) return fd;
@@ -209,7 +208,7 @@ int create_above_streams(const char* path) {
   return above;
 }
 
-// Creates a file of `size` reserved bytes under its temporary name. Returns -1 and errno on failure.
+// Creates a file of `size` reserved bytes under its temporary name. Returns -1 and sets errno on failure.
 int create_reserved(const Names& names, uint64_t size) {
   if (is_beyond_limit(size)) {
     errno = EFBIG;
@@ -217,7 +216,7 @@ int create_reserved(const Names& names, uint64_t size) {
   }
   const int fd = create_above_streams(names.temporary);
   if (fd < 0) return -1;
-  // Reserved, not only sized: a store into a hole of a full tmpfs is SIGBUS.
+  // Reserved, not only resized: a store into a hole raises SIGBUS if the tmpfs is full.
   if (reserve(fd, size)) return fd;
   const int error = errno;
   close(fd);
@@ -226,8 +225,8 @@ int create_reserved(const Names& names, uint64_t size) {
   return -1;
 }
 
-// Whether the files are shared with the directory's group, as its set-group-id bit says: the agent then runs
-// as another user of this group.
+// Whether the files are shared with the directory's group. Its set-group-id bit shows that the agent runs as
+// another user of this group.
 bool is_shared_with_group(const char* directory) {
   // Uses statx(), since stat() is a symbol only of glibc 2.33 and later.
   struct statx status = {};
@@ -275,7 +274,7 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
   const auto undo = [&](const char* reason) {
     if (segment_fd >= 0) close(segment_fd);
     close(control_fd);
-    // A mapped file keeps its memory even without a name.
+    // A mapping keeps the memory of an unlinked file, so both are unmapped.
     if (control_map != MAP_FAILED) munmap(control_map, kControlBytes);
     if (segment_map != MAP_FAILED) munmap(segment_map, header.file_size);
     for (const char* name : {segment.temporary, segment.final_name, control.temporary, control.final_name})
@@ -316,7 +315,7 @@ Slot* SegmentWriter::slot(uint32_t index) const {
 
 uint64_t SegmentWriter::consumed(uint32_t index) const {
   auto* records = reinterpret_cast<Consumption*>(reinterpret_cast<char*>(control_) + kConsumptionOffset);
-  // atomic_ref needs an lvalue without const; the mapping is read-only and only loaded from.
+  // atomic_ref needs an lvalue without const. The mapping is read-only, and this only loads.
   return word(records[index].consumed).load(std::memory_order_acquire);
 }
 
@@ -338,7 +337,7 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
   constexpr size_t kTimes = offsetof(Slot, device_begin_ns), kBehind = offsetof(Slot, first_ticket);
   std::memset(begin + sizeof slot->sequence, 0, kTimes - sizeof slot->sequence);
   std::memset(begin + kBehind, 0, sizeof(Slot) - kBehind);
-  // The thread that gave the slot to a device may still read what the device wrote here
+  // Atomic, because the thread that gave the slot to a device may still read the device's times here
   // (libmonitor/device_state.h).
   word(slot->device_begin_ns).store(0, std::memory_order_relaxed);
   word(slot->device_end_ns).store(0, std::memory_order_relaxed);
@@ -346,7 +345,8 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
   return slot;
 }
 
-// Restores the sequence from before claim(). No other thread changes a slot with an odd sequence.
+// Restores the sequence that the slot had before claim(). No other thread changes a slot with an odd
+// sequence.
 void SegmentWriter::release(uint64_t ticket) const {
   const uint32_t index = static_cast<uint32_t>(ticket % slots());
   word(slot(index)->sequence).store(2 * consumed(index), std::memory_order_release);
@@ -369,7 +369,7 @@ bool SegmentWriter::claim(uint64_t ticket, uint32_t count, Slot** slots) const {
 }
 
 void SegmentWriter::give_back(uint64_t ticket, uint32_t count) const {
-  // The first part last: while it is odd, the others count as its parts.
+  // The first part is released last: while its sequence is odd, the others count as its parts.
   while (count > 0) release(ticket + --count);
 }
 
@@ -445,17 +445,17 @@ void TensorWriter::attach(TensorRing* ring, uint64_t bytes, const Control* contr
 }
 
 uint64_t TensorWriter::consumed() const {
-  auto& control = const_cast<Control&>(*control_);  // atomic_ref needs it; the mapping is only loaded from
+  auto& control = const_cast<Control&>(*control_);  // needed by atomic_ref, which only loads
   return std::atomic_ref<uint64_t>(control.tensor_cursor).load(std::memory_order_acquire);
 }
 
 TensorRecord* TensorWriter::begin(uint64_t least, uint64_t* bytes) {
   const uint64_t written = ring_->written, used = written - consumed();
-  if (used > room_) return nullptr;  // an agent that claims to have read what was never written
+  if (used > room_) return nullptr;  // the agent's cursor is invalid
   const uint64_t free = room_ - used, to_end = room_ - written % room_;
   filler_ = 0;
   *bytes = free < to_end ? free : to_end;
-  if ((*bytes < room_ / 4 || *bytes < least) && free > 2 * to_end) {  // the piece at the front is longer
+  if ((*bytes < room_ / 4 || *bytes < least) && free > 2 * to_end) {  // the range at the begin is longer
     filler_ = to_end;
     *bytes = free - to_end;
   }

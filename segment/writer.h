@@ -16,12 +16,13 @@ struct SegmentRequest {
   uint64_t nonce;
   uint32_t slots;             // 0: statistics only
   uint64_t slot_bytes;        // rounded up to 64
-  uint64_t tensor_bytes = 0;  // of the ring of tensors, its head included; 0: no ring
-  // Written before the file gets its name, so that a reader never sees a file without it. Null: all zeros.
+  uint64_t tensor_bytes = 0;  // size of the ring of tensors with its head; 0: no ring
+  // Written before the file gets its final name, so that a reader never sees a file without it. Null: all
+  // zeros.
   const Identity* identity = nullptr;
 };
 
-// Bytes of the .seg file for a request.
+// Returns the bytes of the .seg file for a request.
 uint64_t segment_bytes(uint32_t slots, uint64_t slot_bytes, uint64_t tensor_bytes = 0);
 
 // Atomic access to a word in shared memory; the layout has only plain structs.
@@ -34,8 +35,8 @@ class SegmentWriter {
  public:
   // Creates, reserves, locks and names both files. Returns null, or a static word for the reason of the
   // failure: "no_space", "rank_taken", "no_directory", "no_mapping", "file_limit", "no_descriptor" or
-  // "not_permitted"; then no file is left. The kernel lock lives as long as the process, since the descriptor
-  // is never closed.
+  // "not_permitted"; then no file is left. The kernel holds the lock until the process ends, since the
+  // descriptor is never closed.
   const char* create(const SegmentRequest& request);
 
   Identity* identity() const { return at<Identity>(kIdentity); }
@@ -55,16 +56,16 @@ class SegmentWriter {
   TensorRing* tensors() const { return tensor_bytes() > 0 ? at<TensorRing>(kTensors) : nullptr; }
   uint64_t tensor_bytes() const { return header()->regions[kTensors].record_size; }
 
-  // Slots that a claim could take now.
+  // Returns the number of slots that a claim could get now.
   uint32_t free_slots() const;
 
   // Claims the slot of `ticket` for a slice. Returns null if the agent has not consumed the slot yet; the
-  // ticket must then not be used again. The slot's header is zeroed except for sequence, ticket and its place
-  // in the slice. Any thread.
+  // ticket must then not be used again. The slot's header is zeroed except for sequence, ticket and part
+  // numbers. Any thread.
   Slot* claim(uint64_t ticket) const;
 
-  // Claims `count` slots with consecutive tickets for one slice: all of them, or none (returns false).
-  // 1 <= count <= slots().
+  // Claims `count` slots with consecutive tickets for one slice, 1 <= count <= slots(). Returns false,
+  // without claiming any, if not all are free.
   bool claim(uint64_t ticket, uint32_t count, Slot** slots) const;
 
   // Undoes a claim of slots that were not published.
@@ -77,7 +78,7 @@ class SegmentWriter {
   void publish(Slot* slot, uint64_t ticket) const { publish(&slot, ticket, 1); }
   void publish(Slot* const* slots, uint64_t ticket, uint32_t count) const;
 
-  // Number of step records that the agent has not consumed. Any thread.
+  // Returns the number of step records that the agent has not consumed. Any thread.
   uint64_t steps_ahead() const;
 
   // Appends a record to the ring of steps and sets its `sequence`. Returns its number. One caller at a time.
@@ -106,7 +107,8 @@ class SegmentWriter {
 // The trainer's side of the ring of tensors. No allocation, no system call. One caller at a time.
 class TensorWriter {
  public:
-  // `ring`: the region, with `bytes` bytes including its head; null: no ring. The agent writes `control`.
+  // `ring` is the region, with `bytes` bytes including its head; null: no ring. `control` is written by the
+  // agent.
   void attach(TensorRing* ring, uint64_t bytes, const Control* control);
 
   // Whether the ring has space for records.
@@ -114,13 +116,13 @@ class TensorWriter {
   TensorRing* ring() const { return ring_; }
   uint64_t largest_record() const { return room_ / 2; }
 
-  // Returns a free piece of the ring with at least `least` bytes, in which a record may be built; *bytes is
-  // its length. Null if the agent must read first.
+  // Returns a free range of the ring with at least `least` bytes, in which a record may be built, and sets
+  // *bytes to its length. Returns null if the agent must read first.
   TensorRecord* begin(uint64_t least, uint64_t* bytes);
 
-  // Publishes the record built in the piece of begin(); record->bytes is the length used.
+  // Publishes the record that was built in the range of begin(). record->bytes is the length used.
   void publish(const TensorRecord* record);
-  // Publishes a record without a histogram. It does not count as a snapshot, since the tensor was counted as
+  // Publishes a record without a histogram. It is not counted as a snapshot, since the tensor was counted as
   // skipped.
   void publish_uncounted(const TensorRecord* record);
 
