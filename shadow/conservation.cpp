@@ -7,7 +7,7 @@
 namespace foreshock {
 namespace {
 
-// The largest norm of `count` packed rows.
+// Returns the largest norm of `count` packed rows.
 double largest_norm(const void* rows, DType type, int count, int width) {
   double largest = 0;
   for (int n = 0; n < count; ++n) {

@@ -4,7 +4,7 @@
 //   sum_j dV_j = sum_i dO_i,   sum_j dK_j = 0
 //
 // The check finds errors at keys that no slice samples. It is not valid if the call saw only a part of the
-// keys that its log_sum_exp covers (context parallelism, sinks); the caller must discard the result of such a
+// keys that its log_sum_exp covers (context parallelism, sinks). The caller must discard the result of such a
 // call.
 //
 // Symbols, for query row i, key j and column c:
@@ -39,8 +39,8 @@
 
 namespace foreshock {
 
-// Root mean square of the violation over the columns, divided by the root mean square tolerance: below 1 if
-// only rounding is at work. Absent if the call has no key sums or some value is not finite.
+// Root mean square of the violation over the columns, divided by the root mean square tolerance. Below 1 if
+// the violation is due to rounding only. Absent if the call has no key sums or some value is not finite.
 struct ConservationRatios {
   std::optional<double> grad_key, grad_value;
 };

@@ -6,7 +6,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "shadow/difference.cpp"
 #include "hwy/foreach_target.h"
-// after foreach_target.h
+// must follow foreach_target.h
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -18,7 +18,7 @@ using Lanes = hn::ScalableTag<double>;
 template <class Stored>
 using Narrow = hn::Rebind<Stored, Lanes>;
 
-// Loads as many values of a format as there are lanes of fp64, and converts them exactly.
+// Loads one vector of values, as many as there are fp64 lanes, and converts them exactly.
 template <DType kType>
 hn::Vec<Lanes> load(const char* at) {
   const Lanes d;
@@ -76,7 +76,7 @@ void sum_pairs_with(DType b_type, const char* a, const char* b, size_t count, Di
   }
 }
 
-// Returns how many pairs were summed; the rest is less than two vectors.
+// Returns how many pairs were summed. Fewer than two vectors of pairs remain.
 size_t sum_vectors(const char* a, DType a_type, const char* b, DType b_type, size_t count, Difference* sums) {
   const size_t whole = count - count % (2 * hn::Lanes(Lanes()));
   switch (a_type) {
@@ -105,8 +105,8 @@ namespace {
 
 HWY_EXPORT(sum_vectors);
 
-// Elements of a block: so many that the rest after the last vector costs little, so few that a block with a
-// value that is not finite can be summed again one by one.
+// Elements per block. Large, so that the elements after the last whole vector cost little. Small, so that a
+// block with a value that is not finite can be summed again one by one.
 constexpr size_t kBlock = 4096;
 
 Difference one_by_one(const char* a, DType type_a, const char* b, DType type_b, size_t first, size_t end) {
@@ -130,7 +130,7 @@ Difference one_by_one(const char* a, DType type_a, const char* b, DType type_b, 
 Difference of_block(const char* a, DType type_a, const char* b, DType type_b, size_t count) {
   Difference sums;
   const size_t done = HWY_DYNAMIC_DISPATCH(sum_vectors)(a, type_a, b, type_b, count, &sums);
-  // The difference of a value that is not finite is infinite or NaN, and so is the sum.
+  // If a value is not finite, its difference is infinite or NaN, and so is the sum.
   if (!std::isfinite(sums.sum_magnitude)) return one_by_one(a, type_a, b, type_b, 0, count);
   sums.pairs = done;
   sums.add(one_by_one(a, type_a, b, type_b, done, count));

@@ -1,4 +1,4 @@
-// Measures how far two arrays are apart element by element. The Wasserstein distance W1 compares only their
+// Measures the difference of two arrays element by element. The Wasserstein distance W1 compares only their
 // distributions. W1 <= mean |d| for any pairing, so W1 / mean |d| is near 1 for a drift and near 0 for noise.
 #ifndef FORESHOCK_SHADOW_DIFFERENCE_H_
 #define FORESHOCK_SHADOW_DIFFERENCE_H_

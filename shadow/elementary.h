@@ -1,5 +1,5 @@
-// Computes the exponential and the logarithm for the reference, which is defined to the bit; those of a C
-// library differ between machines in the last bits. Every operation below is one IEEE operation, in this
+// Computes the exponential and the logarithm for the reference, which is defined to the bit. The functions of
+// C libraries differ between machines in the last bits. Every operation below is one IEEE operation, in this
 // order. rows_in_lanes-inl.h repeats the exponential for vectors with the constants of this file.
 #ifndef FORESHOCK_SHADOW_ELEMENTARY_H_
 #define FORESHOCK_SHADOW_ELEMENTARY_H_
@@ -15,20 +15,19 @@ namespace foreshock {
 inline constexpr double kLog2E = 1.4426950408889634;
 inline constexpr double kLn2High = 6.93147180369123816490e-01;
 inline constexpr double kLn2Low = 1.90821492927058770002e-10;
-// Taylor, degree 12: the first term left out is r^13 / 13! < 2^-52 / 7 at |r| = ln 2 / 2.
+// Taylor series of degree 12. The first omitted term is r^13 / 13! < 2^-52 / 7 at |r| = ln 2 / 2.
 inline constexpr double kExpCoefficient[13] = {
     1,          1,           1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,      1.0 / 720,
     1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600};
-// For smaller x, exp(x) is less than half of the smallest subnormal, so the clamped argument gives +0 as
-// well.
+// For smaller x, exp(x) is less than half of the smallest subnormal. The clamped argument gives +0 too.
 inline constexpr double kExpArgumentMin = -746.0;
 // Adding this number rounds to a whole number n and leaves n + 1023 + 512 in the low bits. 2^(n + 512) is a
-// normal number for every n in use, so multiplying by it is exact. Only the final factor 2^-512 can round,
-// and it does so once, also for a subnormal result.
+// normal number for every n in use, so multiplying by it is exact. Only the final factor 2^-512 can round. It
+// rounds only once, also for a subnormal result.
 inline constexpr double kExpRoundToInteger = 0x1.8p52 + 1023 + 512;
 inline constexpr double kExpUnscale = 0x1p-512;
 
-// exp(x) for x <= 0; 0 for x <= -746; NaN for NaN. The error is below 3 units in the last place.
+// Returns exp(x) for x <= 0; 0 for x <= -746; NaN for NaN. The error is below 3 units in the last place.
 inline double exp_nonpositive(double x) {
   x = x < kExpArgumentMin ? kExpArgumentMin : x;
   const double biased = std::fma(x, kLog2E, kExpRoundToInteger);
@@ -52,11 +51,11 @@ inline double exp_nonpositive(double x) {
   return mantissa * power * kExpUnscale;
 }
 
-// exp(x) for x of any sign; Inf on overflow.
+// Returns exp(x) for x of any sign; Inf on overflow.
 inline double exp_of_any_sign(double x) { return x > 0 ? 1 / exp_nonpositive(-x) : exp_nonpositive(x); }
 
-// log(x), by 2 atanh((f - 1) / (f + 1)) with f in [sqrt 1/2, sqrt 2). -Inf at 0; NaN for NaN and below 0. The
-// series ends at s^25 / 25 < 2^-68 relative, s <= 0.1716.
+// Returns log(x), computed as 2 atanh((f - 1) / (f + 1)) with f in [sqrt 1/2, sqrt 2). -Inf at 0; NaN for NaN
+// and below 0. The series ends at s^25 / 25 < 2^-68 relative, s <= 0.1716.
 inline double log_nonnegative(double x) {
   if (x == 0) return -std::numeric_limits<double>::infinity();
   if (!(x > 0)) return std::numeric_limits<double>::quiet_NaN();

@@ -21,7 +21,7 @@ constexpr uint32_t kInfinite = 0x7f800u;    // values with this magnitude or a l
 constexpr uint32_t kMagnitude = kZero - 1;  // mask of a magnitude
 constexpr uint32_t kSignOfFp32 = 1u << 31, kInfinityOfFp32 = 0x7f800000u;
 
-// The edge nearer to 0 of the bin with this magnitude, as a positive number.
+// Returns the edge nearer to 0 of the bin with this magnitude, as a positive number.
 double edge(uint32_t magnitude) {
   if (magnitude == kInfinite) return 0x1p128;
   return std::bit_cast<float>(magnitude << kBinResidualBits);
@@ -32,7 +32,7 @@ uint32_t index_of(bool negative, uint32_t magnitude) {
 }
 
 // Calls visit(bits) for all patterns of a sign bit and a magnitude, `half` of each sign, in ascending order
-// of their values. Runs of kCounterRun patterns are skipped if any_in(first) says that they are empty.
+// of their values. Skips a run of kCounterRun patterns from `first` on if any_in(first) is false.
 template <class AnyIn, class Visit>
 void ascending(uint32_t half, AnyIn any_in, Visit visit) {
   for (uint32_t end = 2 * half; end > half; end -= kCounterRun) {
@@ -70,7 +70,7 @@ void add_value(uint32_t bits, uint64_t count, Histogram* fresh) {
   }
 }
 
-// Sums the counts of a pattern over all sets and zeroes them.
+// Returns the sum of the counts of a pattern over all sets, and zeroes the counts.
 uint64_t take_pattern(uint32_t* words, uint32_t pattern) {
   uint64_t count = 0;
   for (size_t set = 0; set < kPatternSets; ++set) {
@@ -81,7 +81,7 @@ uint64_t take_pattern(uint32_t* words, uint32_t pattern) {
 }
 
 // Counts and zeroes the words of values that are not finite. The bins do not separate infinities from NaN, so
-// the infinities have words of their own.
+// separate words count the infinities.
 void take_non_finite(uint64_t* words, Histogram* fresh) {
   uint64_t all = 0;
   for (uint32_t sign : {0u, kZero}) {
@@ -159,7 +159,7 @@ void merge(const Histogram& other, Histogram* histogram) {
 double mean_magnitude(const Histogram& histogram) {
   if (histogram.finite == 0) return std::numeric_limits<double>::quiet_NaN();
   constexpr double kUnit = 1.0 / (1 << kBinResidualBits);
-  double sum = 0, lost = 0;  // Neumaier's sum: for terms >= 0 its error does not grow with their number
+  double sum = 0, lost = 0;  // Neumaier's sum: its error does not grow with the number of terms >= 0
   for (const HistogramBin& bin : histogram.bins) {
     const double low = lower_edge(bin.index), high = upper_edge(bin.index);
     const double term = static_cast<double>(bin.count) * std::min(std::fabs(low), std::fabs(high)) +
@@ -176,7 +176,7 @@ namespace {
 // Up to this number of values, sorting them is faster than scanning a million counters.
 constexpr uint64_t kFew = 1 << 15;
 
-// Sets allowed beyond those that the values fill: one that is not full, and one for the remaining values.
+// Sets that are allowed in addition to full ones: one that is not full, and one for the remaining values.
 constexpr uint64_t kSpareSets = 2;
 
 constexpr uint32_t kSign = 1u << 31, kInfinity = 0x7f800000u;
@@ -234,13 +234,13 @@ bool HistogramReader::read_counters(std::span<const std::byte> bytes, DType type
   bins_.resize(kBinWords);
   patterns_.resize(kPatternWords);
   if (unpack(bytes, type, elements, histogram) && values_in(*histogram) == elements) return true;
-  std::fill(bins_.begin(), bins_.end(), 0);  // counts that invalid bytes have left
+  std::fill(bins_.begin(), bins_.end(), 0);  // invalid bytes may have left counts
   std::fill(patterns_.begin(), patterns_.end(), 0);
   return false;
 }
 
-// Counts few values by sorting. The key of a value is the index of its bin, followed by its distance from the
-// edge nearer to 0.
+// Counts a small number of values by sorting them. The key of a value is the index of its bin, followed by
+// its distance from the edge nearer to 0.
 void HistogramReader::count_few(std::span<const std::byte> bytes, DType type, Histogram* histogram) {
   keys_.clear();
   for (size_t at = 0; at < bytes.size(); at += size_of(type)) {
@@ -268,8 +268,8 @@ void HistogramReader::count_few(std::span<const std::byte> bytes, DType type, Hi
   histogram->finite = keys_.size();
 }
 
-// Unpacks sets of counters. Every set costs a scan of all counters, however few bytes it has, so the number
-// of sets is limited by the number of values.
+// Unpacks sets of counters. Every set costs a scan of all counters even if it has few bytes, so the number of
+// sets is limited by the number of values.
 bool HistogramReader::unpack(std::span<const std::byte> bytes, DType type, uint64_t elements,
                              Histogram* histogram) {
   const bool is_fp32 = type == DType::kFp32;
@@ -301,8 +301,8 @@ void put(uint64_t number, std::string* bytes) {
   bytes->append(text, put_varint(number, text));
 }
 
-// Reads a bin. False if it is not a bin of finite values, its count exceeds the values left, or its residual
-// exceeds what its values can have.
+// Reads a bin. Returns false if it is not a bin of finite values, if its count exceeds the values left, or if
+// its residual is too large for its count.
 bool get_bin(Bytes* bytes, uint64_t* index, uint64_t* left, HistogramBin* bin) {
   constexpr uint64_t kMost = (1u << kBinResidualBits) - 1, kFirst = 0x800, kEnd = kBins - kFirst;
   uint64_t distance = 0;
@@ -386,17 +386,17 @@ void side_by_side(const Histogram& a, const Histogram& b, Visit visit) {
   }
 }
 
-// The integral over the bin of the number of its values below x, in units of 1/4096 of the bin's width: each
-// value contributes the distance from its position to the upper edge.
+// Returns the integral over the bin of the number of its values below x, in units of 1/4096 of the bin's
+// width. Each value contributes the distance from its position to the upper edge.
 Wide area_of(const HistogramBin& bin) {
   const Wide residual = static_cast<Wide>(bin.residual);
   const bool negative = bin.index < kBins / 2;
   return negative ? residual : static_cast<Wide>(bin.count) * kUnits - residual;
 }
 
-// F - G inside one bin of width 1. Known are its value at the lower edge, the masses of both sides in the
-// bin, and the integrals of their distribution functions over the bin. All are integers in one unit, so that
-// differences are exact.
+// F - G inside one bin of width 1. The known quantities are its value at the lower edge, the masses of both
+// sides in the bin, and the integrals of their distribution functions over the bin. All are integers in one
+// unit, so that differences are exact.
 struct Inside {
   Wide start = 0;               // F - G at the lower edge
   Wide mass_a = 0, mass_b = 0;  // mass inside the bin
@@ -407,14 +407,15 @@ struct Inside {
 
 double to_double(Wide x) { return static_cast<double>(x); }
 
-// With m(x) the mass in the bin below x, m rising to `mass` and its integral being `area`: the largest
-// possible integral of max(0, m - level). By convexity it is reached if all mass lies at one point.
+// Let m(x) be the mass in the bin below x, rising to `mass`, with integral `area`. Returns the largest
+// possible integral of max(0, m - level). By convexity it is reached if all mass is at one point.
 double excess(Wide area, Wide mass, Wide level) {
   return mass > level ? to_double(area) * (to_double(mass - level) / to_double(mass)) : 0;
 }
 
-// An upper bound of the integral of |F - G|. It uses |x| = x + 2 max(0, -x): F - G is negative at most by the
-// amount by which the mass of G below x exceeds the start, or the mass of F above x exceeds the end.
+// Returns an upper bound of the integral of |F - G|. It uses |x| = x + 2 max(0, -x). F - G is negative at
+// most by the amount by which the mass of G below x exceeds the start, or the mass of F above x exceeds the
+// end.
 double upper_bound(const Inside& in) {
   const Wide rest_a = in.mass_a - in.area_a, rest_b = in.mass_b - in.area_b, end = in.end();
   const double integral = to_double(in.integral());
@@ -427,7 +428,7 @@ double upper_bound(const Inside& in) {
   return std::max(std::fabs(integral), std::min({by_range, by_start, by_end}));
 }
 
-// The estimate of F - G inside the bin: the parabola start + linear t + square t^2 with the same ends and
+// Estimates F - G inside the bin by the parabola start + linear t + square t^2 with the same ends and
 // integral.
 struct Parabola {
   explicit Parabola(const Inside& in)
@@ -437,8 +438,8 @@ struct Parabola {
 
   double integral_to(double t) const { return t * (start + t * (linear / 2 + t * square / 3)); }
 
-  // The zeros inside the bin in ascending order; 1 for each that does not exist. A small rounding error of a
-  // zero changes the integral of the magnitude only by its square.
+  // Returns the zeros inside the bin in ascending order; 1 replaces a missing zero. A small rounding error of
+  // a zero changes the integral of the magnitude only by its square.
   std::pair<double, double> crossings() const {
     const auto inside = [](double t) { return t > 0 && t < 1 ? t : 1; };  // 1 for NaN too
     const double discriminant = linear * linear - 4 * square * start;
@@ -476,8 +477,8 @@ class Walk {
 
   Wasserstein result() const {
     // A term has at most 8 roundings. Where two parts of it cancel (by_start, by_end), at least a third of
-    // them remains, so its relative error is at most 24 * 2^-53. The sum and the division add 4 * 2^-53. 28 *
-    // 2^-53 < 16 epsilon.
+    // their sum remains, so its relative error is at most 24 * 2^-53. The sum and the division add 4 * 2^-53.
+    // The total, 28 * 2^-53, is below 16 epsilon.
     constexpr double kRounding = 16 * std::numeric_limits<double>::epsilon();
     Wasserstein result{value_.value() / one_, low_.value() / one_, high_.value() / one_};
     result.low *= 1 - kRounding;

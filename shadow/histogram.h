@@ -1,6 +1,6 @@
 // Histograms of a tensor's values: reading, adding, storing, and their Wasserstein distance. There are 2^20
 // bins (sign, exponent and 11 bits of the fraction of an fp32), each with the count and the sum of its
-// values. Values of 16-bit formats lie on the edges of bins, so their distribution is kept exactly.
+// values. Values of 16-bit formats are on the edges of bins, so their distribution is kept exactly.
 // Histograms of shards, ranks, tensors and layers can be added.
 #ifndef FORESHOCK_SHADOW_HISTOGRAM_H_
 #define FORESHOCK_SHADOW_HISTOGRAM_H_
@@ -33,7 +33,7 @@ struct Histogram {
   bool operator==(const Histogram&) const = default;
 };
 
-// The ends of bin `index` on the line. The outermost end is 2^128.
+// Return the ends of bin `index` on the number line. The outermost end is 2^128.
 double lower_edge(uint32_t index);
 double upper_edge(uint32_t index);
 
@@ -44,17 +44,17 @@ void take_bins(uint64_t* words, Histogram* histogram);
 // Adds `other` to `histogram`. Counts are integers, so the result does not depend on the order of additions.
 void merge(const Histogram& other, Histogram* histogram);
 
-// The mean of |value| over the finite values, with a relative error of at most 2^-50; NaN without finite
-// values.
+// Returns the mean of |value| over the finite values, with a relative error of at most 2^-50. NaN if there
+// are no finite values.
 double mean_magnitude(const Histogram& histogram);
 
 // Makes histograms from the bytes that a trainer sends: the values of a small tensor, or the packed counters
-// of a large one. The bytes are not trusted: both functions return false if they are not exactly `elements`
-// values of `type` (fp32, bf16 or fp16). Reuses its counters from tensor to tensor. Thread-compatible.
+// of a large one. The bytes are untrusted: both functions return false if they are not exactly `elements`
+// values of `type` (fp32, bf16 or fp16). An object is reused for many tensors. Thread-compatible.
 class HistogramReader {
  public:
   bool read_values(std::span<const std::byte> bytes, DType type, uint64_t elements, Histogram* histogram);
-  // `bytes` are in the format of kernels/packed_counters.h.
+  // `bytes` are in the format of kernels/histogram.h.
   bool read_counters(std::span<const std::byte> bytes, DType type, uint64_t elements, Histogram* histogram);
 
  private:
@@ -67,30 +67,30 @@ class HistogramReader {
 };
 
 // Serializes a histogram: a few bytes per non-empty bin, so tens of kilobytes for a tensor of any size. Every
-// number is a variable-length integer, seven bits a byte, lowest first: the version (1), the five counts of
-// Histogram, the number of bins, and for each bin the distance of its index from the previous bin's, its
-// count and its residual.
+// number is a variable-length integer, seven bits a byte, lowest first. The numbers are the version (1), the
+// five counts of Histogram and the number of bins, then for each bin the distance of its index from the
+// previous bin's, its count and its residual.
 std::string store(const Histogram& histogram);
 
-// Reads what store() has written. False for any other bytes, which need not be trusted; the memory taken is
+// Reads the output of store(). Returns false for any other bytes, which may be untrusted. The memory used is
 // bounded by their length.
 bool restore(std::string_view bytes, Histogram* histogram);
 
-// The Wasserstein distance W1 of two histograms: the integral of |F - G| over the line, F and G being the
-// distribution functions of their finite values.
+// The Wasserstein distance W1 of two histograms: the integral of |F - G| over the number line, where F and G
+// are the distribution functions of their finite values.
 struct Wasserstein {
   double value = 0;          // the best estimate, in the unit of the values
   double low = 0, high = 0;  // certified bounds, including the rounding of this computation
 };
 
-// Computes W1: exactly for 16-bit formats; for fp32 with bounds from the sum of the values in each bin, which
+// Computes W1. For 16-bit formats it is exact. For fp32 the sum of the values in each bin gives bounds, which
 // coincide wherever F - G keeps its sign. All three numbers are NaN if a histogram has no finite value.
 Wasserstein wasserstein(const Histogram& a, const Histogram& b);
 
-// The mean W1 of two independent samples of one distribution (the mixture of a and b) with as many values as
-// a and b: sqrt(2 / pi) * sqrt(1 / n + 1 / m) * integral of sqrt(F (1 - F)). Two seeds are about this far
-// apart, so a smaller W1 is a drift that a comparison of unpaired weights cannot show. This is an estimate:
-// inside a bin F is taken as its mean. NaN if a histogram has no finite value.
+// Returns the mean W1 of two independent samples of one distribution (the mixture of a and b) with as many
+// values as a and b: sqrt(2 / pi) * sqrt(1 / n + 1 / m) * integral of sqrt(F (1 - F)). Two seeds are about
+// this far apart, so a comparison of unpaired weights cannot show a drift with a smaller W1. This is an
+// estimate, which replaces F by its mean inside each bin. NaN if a histogram has no finite value.
 double sampling_noise_floor(const Histogram& a, const Histogram& b);
 
 }  // namespace foreshock

@@ -13,8 +13,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Counts elements whose exponent bits are all ones, that is NaN and Inf. Works on bits for speed: keys and
-// values are most of the data of a slice.
+// Counts elements whose exponent bits are all ones, i.e. NaN and Inf. Compares bits for speed, because keys
+// and values are most of the data of a slice.
 template <class Word, Word kExponent>
 uint64_t count_all_ones(const void* data, size_t count) {
   const auto* bytes = static_cast<const char*>(data);
@@ -55,8 +55,8 @@ void count_all_nonfinite(const AttentionSlice& s, SliceDeviation* d) {
 }
 
 // One row of the judged tensor in all its versions. `given` is the exact result for the log_sum_exp and out
-// that the call was given; fused is compared with it. `reference` is exact attention over the slice; plain is
-// compared with it. In forward slices they are equal.
+// that the call was given; fused is compared with `given`. `reference` is exact attention over the slice;
+// plain is compared with `reference`. In forward slices both are equal.
 struct Row {
   const void* trainer;
   size_t first;  // index of the row's first element in `trainer`
@@ -102,8 +102,8 @@ double squared_error(const Row& row, const double* exact, ValueAt value_at) {
   return std::isnan(sum) ? kInfinity : sum;
 }
 
-// Like squared_error() against `given`, without the component of the error along the mean key. Rounding
-// errors of the gradients of the scores add up along the mean key: if the keys of a layer have a large common
+// Returns the squared error against `given`, without the component of the error along the mean key. Rounding
+// errors of the gradients of the scores add up along the mean key. If the keys of a layer have a large common
 // part, that component alone can exceed the error of a wrong gradient.
 template <class ValueAt>
 double squared_error_across(const Row& row, ValueAt value_at) {
@@ -144,14 +144,14 @@ struct Errors {
   BiasSums plain_bias, given_bias, fused_bias;
 };
 
-// Whether the precision resolves an element: fused attention has at least three correct bits of it. If the
-// softmax is saturated, or keys have a large common part, some elements are differences of nearly equal sums.
-// They consist of rounding errors, whose sign says nothing about the kernel.
+// Whether the precision resolves an element, i.e. fused attention has at least three correct bits of it. If
+// the softmax is saturated, or keys have a large common part, some elements are differences of nearly equal
+// sums. They consist of rounding errors, whose sign does not depend on the kernel.
 bool is_resolved(const Row& row, int c) {
   return std::fabs(row.fused[c] - row.given[c]) <= 0.125 * std::fabs(row.given[c]);
 }
 
-// Signed errors of `value_at` against `exact`.
+// Adds signed errors of `value_at` against `exact`.
 template <class ValueAt>
 void add_bias(const Row& row, const double* exact, ValueAt value_at, BiasSums* sums) {
   for (int c = 0; c < row.columns; ++c) {
@@ -185,7 +185,7 @@ void compare_row(const Row& row, Errors* errors, SliceDeviation* d) {
   ++d->rows_compared;
   const auto trainer = [&](int c) { return row.trainer_at(c); };
   const double kernel = squared_error(row, row.reference, trainer);
-  // A quotient of roots: if the softmax is saturated, the quotient of the squares could overflow.
+  // Divides roots, because the quotient of the squares could overflow if the softmax is saturated.
   const double relative = std::sqrt(kernel) / std::sqrt(norm);
   errors->relative_sum += relative;
   errors->relative_max = std::max(errors->relative_max, relative);
@@ -205,9 +205,9 @@ std::optional<double> effective_count(double sum, double sum_of_squares) {
   return std::isfinite(count) && sum_of_squares > 0 ? std::optional(count) : std::nullopt;
 }
 
-// Whether enough rows contribute to a ratio (kLeastEffectiveRows). Not needed for forward slices, where the
-// elements of a row are rounded independently, nor for gradients of keys, which sum over many rows: there
-// each row is a sample by itself.
+// Whether enough rows contribute to a ratio (kLeastEffectiveRows). Always true for forward slices, where the
+// elements of a row are rounded independently. Also always true for gradients of keys: they sum over many
+// rows, so each row is a sample by itself.
 bool is_decided(bool needs_rows, const AgainstFloor& against) {
   const auto both = effective_count(against.kernel + against.floor, against.squares_of_both);
   return !needs_rows || !both || *both >= kLeastEffectiveRows ||
@@ -220,8 +220,8 @@ std::optional<double> error_ratio(bool needs_rows, const AgainstFloor& against) 
   return against.floor > 0 ? std::sqrt(against.kernel) / std::sqrt(against.floor) : kInfinity;
 }
 
-// Chooses the noise floor for the bias (plain, or fused if plain is much noisier), and takes the kernel's
-// bias relative to the exact values of that floor.
+// Chooses the noise floor for the bias: plain, or fused if plain is much noisier. Computes the kernel's bias
+// against the exact values of that floor.
 void choose_control(const Errors& errors, SliceDeviation* d) {
   d->floor_bias = errors.plain_bias;
   if (!(errors.plain.floor > kMuchNoisier * kMuchNoisier * errors.fused.floor)) return;
@@ -229,7 +229,7 @@ void choose_control(const Errors& errors, SliceDeviation* d) {
   d->floor_bias = errors.fused_bias;
 }
 
-// `needs_rows`: ratios need kLeastEffectiveRows effective rows.
+// If `needs_rows`, ratios need kLeastEffectiveRows effective rows.
 void summarise(const Errors& errors, bool needs_rows, SliceDeviation* d) {
   choose_control(errors, d);
   if (d->rows_compared > 0) {
@@ -288,8 +288,8 @@ void compare_lse(const AttentionSlice& slice, const Reference& ref, int row, Sli
   raise(error / lse_tolerance(slice.dtype, ref.logit_abs_max[row]), &d->lse_error_ratio);
 }
 
-// A slice is partial if this share of its rows is. Less than 1, since a row whose keys in other calls have
-// almost no weight looks like one without such keys.
+// A slice is partial if this share of its rows is. The share is less than 1, since in some rows the keys of
+// other calls have almost no weight, and such rows do not look partial.
 constexpr double kPartialShare = 0.75;
 
 void describe_scores(const AttentionSlice& slice, const Reference& ref, SliceDeviation* d) {
@@ -400,8 +400,8 @@ SliceDeviation compare_columns(const KeyColumns& c, JudgedTensor judged, const C
   return d;
 }
 
-// Whether a gradient may overflow in a correct training: always in fp16, where the loss is scaled until
-// gradients overflow; else if a sampled gradient is near the end of the format's range.
+// Whether a gradient may overflow in a correct training. Always true in fp16, where the loss is scaled until
+// gradients overflow. Otherwise true if a sampled gradient is near the end of the format's range.
 bool may_overflow(const KeyColumns& c, const ColumnGradients& exact) {
   if (c.dtype == DType::kFp16) return true;
   const double limit = c.dtype == DType::kFp64 ? 0x1p1000 : 0x1p112;

@@ -25,26 +25,28 @@ inline constexpr uint32_t kJudgedTensors = 4;
 inline constexpr const char* kJudgedTensorNames[kJudgedTensors] = {"out", "grad_query", "grad_key",
                                                                    "grad_value"};
 
-// Numerator and denominator of a signed bias (BiasPool), summed over the elements that are finite in result x
-// and reference x* and that the precision resolves: fused attention has at least three correct bits there.
+// Numerator and denominator of a signed bias (BiasPool). The sums are over the elements that are finite in
+// result x and reference x* and that the precision resolves: fused attention has at least three correct bits
+// there.
 struct BiasSums {
   double numerator = 0;    // sum of (x - x*) sign(x*); positive: away from zero
   double denominator = 0;  // sum of ulp(x*) in the storage format
 };
 
 // A backward slice has a deviation ratio only if its error is spread over at least kLeastEffectiveRows rows,
-// or plain's error over at least kEnoughPlainRows. The error of a row's gradient is mainly that of one
-// number, (grad_out * out). If one row has nearly all of the error, the ratio is that of two single draws,
-// and exceeds 3 in one slice of five (two normal draws: 1 - 2/pi atan 3), unless plain's own error is spread.
-// In eight trainings of a GPT that memorizes its data, 59 of 10,714 backward slices exceeded 3, all of them
-// among the 4,425 with fewer than 3 effective rows, and all with fewer than 7 effective rows of plain.
+// or plain's error over at least kEnoughPlainRows. The error of a row's gradient is mainly the error of one
+// number, (grad_out * out). If one row has nearly all of the error and plain's error is not spread either,
+// the ratio is that of two single draws. It then exceeds 3 in one slice of five (two normal draws: 1 - 2/pi
+// atan 3). In eight trainings of a GPT that memorizes its data, 59 of 10,714 backward slices exceeded 3. All
+// of them were among the 4,425 with fewer than 3 effective rows, and had fewer than 7 effective rows of
+// plain.
 inline constexpr double kLeastEffectiveRows = 3, kEnoughPlainRows = 8;
 
 // The result of checking one tensor of a slice ("judged": out in a forward slice, grad_query in a backward
 // slice). Errors are taken over the compared rows: those whose reference is finite and not all zero. A row
-// without a visible key, or whose inputs make the reference non-finite, is not compared; without out no row
-// is. An element is not compared if the format cannot hold the reference and the trainer has the Inf that it
-// rounds to. No value here is NaN; an unknown value is absent.
+// without a visible key, or whose inputs make the reference non-finite, is not compared. If out is absent, no
+// row is compared. An element is not compared if the reference exceeds the range of the format and the
+// trainer has the Inf to which it rounds. No value here is NaN; an unknown value is absent.
 struct SliceDeviation {
   bool backward = false;
   JudgedTensor tensor = JudgedTensor::kOut;
@@ -54,20 +56,20 @@ struct SliceDeviation {
   // ||x - x*|| / ||x*|| over the compared rows. +Inf if a compared row of the trainer's result has NaN or
   // Inf. Absent if no row was compared.
   std::optional<double> relative_error_mean, relative_error_max;
-  // Root of the sum of squared errors. Kernel and plain: over the compared rows where plain is finite. Fused:
-  // over the compared rows where fused is finite.
+  // Root of the sum of squared errors over the compared rows: kernel and plain where plain is finite, fused
+  // where fused is finite.
   double kernel_error_norm = 0, plain_error_norm = 0, fused_error_norm = 0;
   double reference_norm = 0;  // norm of the reference over the rows of fused_error_norm
   // Number of rows over which the error is spread: (sum of e)^2 / sum of e^2, from 1 to the number of rows.
-  // For effective_rows e is a row's squared error of the trainer plus that of plain, for plain_effective_rows
-  // that of plain. Absent if the sum is 0 or not finite.
+  // For effective_rows e is the trainer's squared error of a row plus plain's. For plain_effective_rows e is
+  // plain's. Absent if the sum is 0 or not finite.
   std::optional<double> effective_rows, plain_effective_rows;
-  // kernel_error_norm / plain_error_norm. Absent if both are 0 or no row qualifies, or if too few rows of a
-  // backward slice decide it (kLeastEffectiveRows). +Inf if only plain's is 0, or if the trainer's result is
-  // not finite where plain's is.
+  // kernel_error_norm / plain_error_norm. Absent if both are 0, if no row qualifies, or if too few rows
+  // decide it in a backward slice (kLeastEffectiveRows). +Inf if only plain's norm is 0, or if the trainer's
+  // result is not finite where plain's is.
   std::optional<double> deviation_ratio;
   // The ratio to fused attention. In a backward slice the reference is the gradient that the given out and
-  // log_sum_exp define (Reference::given_grad_query), and the value is the larger of two ratios: over all
+  // log_sum_exp define (Reference::given_grad_query). The value is the larger of two ratios: over all
   // components of the errors, and without the component along the mean key. Above the limit, the call itself
   // is faulty. If only deviation_ratio is above its limit, a backward call may have been given a wrong
   // output.
@@ -76,21 +78,21 @@ struct SliceDeviation {
   BiasSums bias;          // of the trainer's result
   BiasSums rounded_bias;  // control: of the reference rounded once
   // Control: of plain attention, or of fused attention where plain's error is kMuchNoisier times larger (with
-  // large scores). Both are correct algorithms, so a bias that they share does not come from a fault of the
+  // large scores). Both are correct algorithms, so a bias that the kernel shares with them is no fault of the
   // kernel.
   BiasSums floor_bias;
 
-  // Backward: rows whose given log_sum_exp is above that of the slice's own keys (Reference::partial),
-  // because it also covers keys of other calls (context parallelism). These rows are checked with the given
-  // log_sum_exp.
+  // Backward: number of rows whose given log_sum_exp is above that of the slice's own keys
+  // (Reference::partial), because it also covers keys of other calls (context parallelism). These rows are
+  // checked with the given log_sum_exp.
   int partial_rows = 0;
-  bool partial = false;  // nearly all rows with keys are partial, and no row is below
+  bool partial = false;  // nearly all rows with keys are partial; none is below
 
-  // The values below are over rows that see a key and are not partial; absent if there is no such row.
-  // Largest error of log_sum_exp. Absent also if none was given; +Inf if the trainer's is not finite.
+  // The values below are over rows that see a key and are not partial. They are absent if there is no such
+  // row. Largest error of log_sum_exp. Also absent if none was given; +Inf if the trainer's is not finite.
   std::optional<double> lse_error_abs_max;
-  // Largest error of log_sum_exp relative to lse_tolerance(). Above 1, rounding of the scores does not
-  // explain it.
+  // Largest error of log_sum_exp relative to lse_tolerance(). A value above 1 is not explained by rounding of
+  // the scores.
   std::optional<double> lse_error_ratio;
   std::optional<double> logit_abs_max;              // of scaled, masked scores; +Inf if one is NaN or +Inf
   std::optional<double> entropy_min, entropy_mean;  // nats
@@ -101,7 +103,7 @@ struct SliceDeviation {
   uint64_t nonfinite_inputs = 0;  // query, key, value and grad_out, but not an additive mask
   uint64_t nonfinite_out = 0;
   uint64_t nonfinite_lse = 0;
-  // In the judged gradient; for dK and dV in that of all keys, if sums are given.
+  // NaN and Inf in the judged gradient. For dK and dV, in the gradient of all keys if sums are given.
   uint64_t nonfinite_gradient = 0;
 
   // Slices of key positions only: the ratio of conservation.h. Valid only if the call saw all keys that its
@@ -109,7 +111,7 @@ struct SliceDeviation {
   std::optional<double> conservation_ratio;
   // Slices of key positions: whether dK or dV has an element that is not finite at any key, or dQ (reported
   // with dK) anywhere, although the inputs are finite and no sampled gradient is near the end of its format.
-  // In a slice of rows the caller sets nonfinite_anywhere: for the output at other rows of the head.
+  // In a slice of rows the caller sets nonfinite_anywhere, for the output at other rows of the head.
   bool nonfinite_anywhere = false, nonfinite_grad_query = false;
 
   // Backward slices only: sum of grad_out * (out - out*) over the rows whose out can be compared. Absent if
@@ -117,8 +119,8 @@ struct SliceDeviation {
   std::optional<double> grad_out_drift;
 };
 
-// The tolerance for an error of log_sum_exp: twice the error that rounding every score once to the format can
-// cause. The lower bound of the result covers the smaller error of sums of products in fp32.
+// Returns the tolerance for an error of log_sum_exp: twice the error that one rounding of every score to the
+// format can cause. The lower bound of the result covers the smaller error of sums of products in fp32.
 double lse_tolerance(DType dtype, double logit_abs_max);
 
 // Working memory of judge(). It grows to the largest slice seen. Use one per thread.
@@ -130,13 +132,13 @@ struct DeviationWorkspace {
 // If plain's error is this many times that of fused attention, plain is too noisy as a control for a bias.
 inline constexpr double kMuchNoisier = 4;
 
-// The kernel's bias minus that of the floor, over the same elements. Empty if one of them is empty.
+// Returns the kernel's bias minus that of the floor, over the same elements. Empty if one of them is empty.
 BiasSums excess_bias(const SliceDeviation& deviation);
 
-// The results for dK and dV of sampled key positions. Each is checked as a slice of its own, whose rows are
-// the key positions. Exact values, plain and fused all use the given log_sum_exp and out, so deviation_ratio
-// and fused_ratio have the same reference. Values that only a slice of rows shows (log_sum_exp, scores,
-// drift) are absent.
+// The results for dK and dV of sampled key positions. Each is checked like a slice whose rows are the key
+// positions. Exact values, plain and fused all use the given log_sum_exp and out, so deviation_ratio and
+// fused_ratio have the same reference. Values that only a slice of rows shows (log_sum_exp, scores, drift)
+// are absent.
 struct ColumnDeviation {
   SliceDeviation grad_key, grad_value;
 };
@@ -170,8 +172,9 @@ struct Bias {
 };
 
 // Pools the bias of the last 64 slices of one layer and pass, of one rank or of several. The kernel's result,
-// its excess over the floor and the rounded reference each need a pool of their own. Plain data that can be
-// copied and saved as it is.
+// its excess over the floor and the rounded reference need separate pools. Plain data that can be copied and
+// saved as bytes.
+//
 //
 // The bias is a ratio of sums, b = sum S / sum D, because elements near zero would dominate a mean of
 // per-element ratios. With S_g and D_g the sums of cluster g of G, the error of b is to first order
@@ -179,26 +182,27 @@ struct Bias {
 // where the clusters are independent and the e_g sum to zero by the choice of b. Hence
 //   var b = G / (G - 1) * sum_g e_g^2 / (sum D)^2,   z = b / sqrt(var b),
 // and z has about Student's distribution with G - 1 degrees of freedom if there is no bias. The rows of one
-// slice share keys and values: if they were treated as independent, |z| of a rounded reference would be in
+// slice share keys and values. If they were treated as independent, |z| of a rounded reference would be in
 // the hundreds.
 //
-// A single cluster must not decide, since in a run that diverges one slice can have a million times the
-// gradient of all others. So the weight D_g of a cluster is limited to kMostWeight times the median weight
-// (S_g shrinks with it), each e_g is divided by 1 - D_g / sum D (a cluster that dominates b would have no
-// residual), and z needs an effective number of clusters, (sum D)^2 / sum D^2, of at least kLeastEffective.
+// A single cluster must not decide: in a run that diverges, one slice can have a million times the gradient
+// of all others. So the weight D_g of a cluster is limited to kMostWeight times the median weight (S_g
+// shrinks with it). Each e_g is divided by 1 - D_g / sum D, since a cluster that dominates b would otherwise
+// have no residual. z needs an effective number of clusters, (sum D)^2 / sum D^2, of at least
+// kLeastEffective.
 class BiasPool {
  public:
   static constexpr size_t kSlices = 64;
   static constexpr int kMinClusters = 16;
   static constexpr double kMostWeight = 4, kLeastEffective = 8;
-  // A slice whose denominator is below this share of the usual one is ignored: if a gradient has vanished,
-  // only the rounding errors of terms that cancelled are left.
+  // A slice whose denominator is below this share of the usual one is ignored. If a gradient has vanished,
+  // only the rounding errors of cancelled terms are left.
   static constexpr double kNegligible = 0x1p-7;
 
   // Adds the sums of one slice; ignores sums that are empty or not finite.
   void add(const BiasCluster& cluster, const BiasSums& sums);
 
-  // The pooled bias; absent while the pool is empty.
+  // Returns the pooled bias, or nothing while the pool is empty.
   std::optional<Bias> bias() const;
 
  private:
@@ -209,7 +213,7 @@ class BiasPool {
   // Sums the slices of each cluster. Returns the number of clusters.
   size_t add_up(std::array<BiasSums, kSlices>* clusters) const;
 
-  // The usual denominator, as a base-2 logarithm: follows about the 90th percentile of more than a hundred
+  // Base-2 logarithm of the usual denominator. It follows about the 90th percentile of more than a hundred
   // slices.
   double usual_octave_ = 0;
   bool has_usual_ = false;
@@ -218,7 +222,7 @@ class BiasPool {
   size_t next_ = 0;
 };
 
-// The shortest decimal that reads back as the same double; "inf", "-inf" or "nan".
+// Returns the shortest decimal that reads back as the same double; "inf", "-inf" or "nan".
 std::string exact_text(double value);
 
 struct Figure {
@@ -226,8 +230,8 @@ struct Figure {
   std::string text;  // exact_text(); empty: unknown
 };
 
-// Every number of the result, always in the same order. Two results are equal to the bit if their texts are
-// equal.
+// Returns every number of the result, always in the same order. Two results are equal to the bit if their
+// texts are equal.
 std::vector<Figure> figures_of(const SliceDeviation& deviation);
 
 }  // namespace foreshock

@@ -6,7 +6,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "shadow/key_columns.cpp"
 #include "hwy/foreach_target.h"
-// after foreach_target.h
+// must follow foreach_target.h
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "shadow/rows_in_lanes-inl.h"
@@ -17,7 +17,7 @@ namespace HWY_NAMESPACE {
 
 constexpr int kColumnTile = 48;
 
-// Working arrays, 64-byte aligned. The sampled columns (key positions) lie in the lanes; query rows are
+// Working arrays, 64-byte aligned. The sampled columns (key positions) are in the lanes. Query rows are
 // processed in tiles and broadcast. Arrays per column are indexed [n][column] with row length `stride` (the
 // padded number of columns); n is an element of the head, or a row of the tile. Arrays per tile are indexed
 // [row][element].
@@ -65,9 +65,9 @@ void load_columns(const KeyColumns& c, T factor, const ColumnArrays<T>& a) {
   }
 }
 
-// Computes delta of each row, adding from the first element to the last, or if `from_last` in reverse
-// (noise_floor.cpp gives the reason). Eight rows are interleaved, since in one chain of fused multiply-adds
-// each waits for the previous.
+// Computes delta of each row, adding from the first element to the last, or in reverse if `from_last`
+// (noise_floor.cpp gives the reason). Eight rows are interleaved, since in a single chain of fused
+// multiply-adds each waits for the previous one.
 template <class T>
 HWY_INLINE void compute_deltas(const ColumnArrays<T>& a, int count, int width, bool from_last) {
   constexpr int kAtOnce = 8;

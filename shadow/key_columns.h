@@ -6,7 +6,7 @@
 //   dK_j = scale sum_i P_ij (dO_i . v_j - delta_i) q_i,   delta_i = dO_i . out_i
 //
 // The sums run over all query positions that see the key, of all query heads that share its kv-head.
-// log_sum_exp and out are those that the call was given, so a call on one block of keys (context parallelism)
+// log_sum_exp and out are those that the call was given. So a call on one block of keys (context parallelism)
 // is checked against the gradient that it must compute.
 #ifndef FORESHOCK_SHADOW_KEY_COLUMNS_H_
 #define FORESHOCK_SHADOW_KEY_COLUMNS_H_
@@ -21,7 +21,8 @@
 
 namespace foreshock {
 
-// All arrays are packed, row-major, borrowed for the call, aligned to 8 bytes. Rows lie head by head.
+// All arrays are packed, row-major, borrowed for the call, and aligned to 8 bytes. Rows are stored head by
+// head.
 struct KeyColumns {
   DType dtype = DType::kNone;  // of every array but log_sum_exp
   int columns = 0;             // 1..16 sampled key positions
@@ -55,7 +56,7 @@ struct ColumnGradients {
   std::vector<double> grad_value;  // [columns][value_dim]
 };
 
-// Reused from slice to slice: vectors only grow. Use one per thread.
+// An object is reused for many slices; its vectors only grow. Use one per thread.
 struct ColumnReference {
   ColumnGradients exact;
   // The noise floors (noise_floor.h): values of the storage format, from sums in fp32 (fp64 for fp64
@@ -69,9 +70,9 @@ struct ColumnReference {
 // missing.
 bool is_valid(const KeyColumns& columns);
 
-// Fills `exact`. `columns` must be valid. The result is defined to the bit, as in reference.h: each element
-// is one chain of fused multiply-adds in the order of the rows, in which a row that does not see the key has
-// weight 0. Infinities and NaN of the inputs propagate, those of query and grad_out to every column, as in a
+// Fills `exact`. `columns` must be valid. The result is defined to the bit, as in reference.h. Each element
+// is one chain of fused multiply-adds in the order of the rows; a row that does not see the key has weight 0.
+// Infinities and NaN of the inputs propagate. Those of query and grad_out propagate to every column, as in a
 // kernel that works on blocks.
 void compute_exact(const KeyColumns& columns, ColumnReference* result);
 

@@ -10,7 +10,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "shadow/noise_floor.cpp"
 #include "hwy/foreach_target.h"
-// after foreach_target.h
+// must follow foreach_target.h
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "shadow/rows_in_lanes-inl.h"
@@ -21,7 +21,7 @@ namespace HWY_NAMESPACE {
 
 constexpr int kFloorTile = 48;
 
-// Arrays of one slice. Those of the weights have room for all keys: an unfused kernel stores the whole
+// Arrays of one slice. The arrays of weights have room for all keys: an unfused kernel stores the whole
 // matrix, and the maximum of a row must be known before its first weight.
 template <class T>
 struct FloorArrays {
@@ -83,7 +83,7 @@ void compute_scores(const AttentionSlice& slice, const FloorArrays<T>& a) {
   }
 }
 
-// Replaces scores by exp(score - max). Stores the sums of a row in a.sum (1 for a row without keys), its
+// Replaces scores by exp(score - max). Stores the sum of a row in a.sum (1 for a row without keys) and its
 // maximum in a.factor.
 template <class T>
 void exponentiate(const AttentionSlice& slice, const FloorArrays<T>& a, T* scores) {
@@ -121,7 +121,8 @@ HWY_INLINE void for_rows(const FloorArrays<T>& a, int keys, const T* of_row, T* 
   }
 }
 
-// Makes a.plain the normalised and rounded weights, in partial rows multiplied by Reference::share.
+// Sets a.plain to the normalised and rounded weights. In partial rows they are multiplied by
+// Reference::share.
 template <class T>
 void plain_weights(const AttentionSlice& slice, const Reference& reference, const FloorArrays<T>& a) {
   exponentiate(slice, a, a.plain);
@@ -132,7 +133,7 @@ void plain_weights(const AttentionSlice& slice, const Reference& reference, cons
            [&](auto w, auto sum) HWY_ATTR { return round_lanes(slice.dtype, hn::Div(w, sum)); });
 }
 
-// Makes a.fused the weights: exp(score - max) in a forward slice, exp(score - log_sum_exp) in a backward
+// Sets a.fused to the weights: exp(score - max) in a forward slice, exp(score - log_sum_exp) in a backward
 // slice.
 template <class T>
 void fused_weights(const AttentionSlice& slice, const Reference& reference, const FloorArrays<T>& a) {
@@ -149,7 +150,7 @@ void fused_weights(const AttentionSlice& slice, const Reference& reference, cons
   });
 }
 
-// Computes out from `weights`. `divides`: the weights are not normalised, so out is divided by a.sum.
+// Computes out from `weights`. If `divides`, the weights are not normalised and out is divided by a.sum.
 template <class T>
 void compute_out(const AttentionSlice& slice, const FloorArrays<T>& a, const T* weights, bool divides,
                  std::vector<double>* result) {
@@ -168,10 +169,10 @@ void compute_out(const AttentionSlice& slice, const FloorArrays<T>& a, const T* 
   store_rows(a.out, a.stride, slice.rows, slice.value_dim, 1, result);
 }
 
-// delta = grad_out . a.out, summed from the last column to the first, while dP is summed from the first to
-// the last. If a single key has nearly all weight of a row, delta and dP are sums of the same terms. Summed
-// in the same order they would cancel exactly: the floor would have no error, and every kernel, which sums in
-// another order, an infinite ratio.
+// Computes delta = grad_out . a.out. It is summed from the last column to the first, while dP is summed from
+// the first to the last. If a single key has nearly all weight of a row, delta and dP are sums of the same
+// terms. Summed in the same order they would cancel exactly. The floor would then have no error, and every
+// kernel that sums in another order would have an infinite ratio.
 template <class T>
 void compute_delta(const AttentionSlice& slice, const FloorArrays<T>& a, T* delta) {
   const LanesTag<T> d;

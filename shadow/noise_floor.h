@@ -1,9 +1,9 @@
 // Computes the noise floors: the error of correct attention in the storage format. The rows of a slice are
 // recomputed by two correct algorithms in the same precision, and the error of a kernel is compared with
-// theirs.
+// their errors.
 //
-// Plain computes as a framework without a fused kernel: scores, weights and results are rounded to the
-// storage format. Fused computes as FlashAttention: scores and sums stay in fp32, the weights are rounded
+// Plain computes like a framework without a fused kernel: scores, weights and results are rounded to the
+// storage format. Fused computes like FlashAttention: scores and sums stay in fp32. It rounds the weights
 // before they multiply V, the gradients of the scores before they multiply K, and the results when they are
 // stored. Both sum in fp32 (fp64 for fp64 storage). With large scores plain has a far larger error than any
 // fused kernel, since bf16 rounds a score of 120 to a multiple of 0.5.
@@ -24,17 +24,18 @@ struct FloorRows {
   std::vector<double> grad_query;  // [rows][head_dim]
 };
 
-// Reused from slice to slice. Use one per thread.
+// An object is reused for many slices. Use one per thread.
 struct NoiseFloors {
   FloorRows plain, fused;
   std::vector<double> scratch;
 };
 
 // Computes both floors of a slice. The slice must be valid (judgement.h), and `reference` must be the
-// reference of this slice. In a backward slice fused uses the given log_sum_exp and out, as a kernel does, so
+// reference of this slice. In a backward slice fused uses the given log_sum_exp and out, like a kernel, so
 // its error is taken against Reference::given_grad_query. Plain uses its own rounded out and weights, so its
-// error is taken against Reference::grad_query. In partial rows, where that has no meaning, plain multiplies
-// its weights by Reference::share and uses the given out. A row that sees no key has out 0 and grad_query 0.
+// error is taken against Reference::grad_query. In partial rows, where that gradient is not meaningful, plain
+// multiplies its weights by Reference::share and uses the given out. A row that sees no key has out 0 and
+// grad_query 0.
 void compute_noise_floors(const AttentionSlice& slice, const Reference& reference, NoiseFloors* floors);
 
 }  // namespace foreshock

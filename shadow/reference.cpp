@@ -10,7 +10,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "shadow/reference.cpp"
 #include "hwy/foreach_target.h"
-// after foreach_target.h
+// must follow foreach_target.h
 #include "hwy/highway.h"
 #include "shadow/rows_in_lanes-inl.h"
 

@@ -1,7 +1,8 @@
 // Computes the reference: attention of one slice in fp64 from the stored inputs. It makes one online pass
-// over tiles of 48 keys; every sum is a chain of fused multiply-adds in the order of the keys (or of the head
+// over tiles of 48 keys. Every sum is a chain of fused multiply-adds in the order of the keys (or of the head
 // dimension), and the division by the sum comes last. The result is defined to the bit (all NaN count as one
-// value) for every instruction set: reference_scalar.cpp is the definition, reference.cpp its fast form.
+// value) for every instruction set: reference_scalar.cpp is the definition, reference.cpp the fast
+// implementation.
 //
 // Compared with exact arithmetic, the relative error of a row of out and of log_sum_exp is below 1e-13
 // (tests/shadow).
@@ -22,7 +23,7 @@ inline constexpr int kReferenceTile = 48;
 // both weights to 1.
 inline constexpr double kNearTie = 0x1p-9;
 
-// Reused from slice to slice: vectors only grow. Use one per thread.
+// An object is reused for many slices; its vectors only grow. Use one per thread.
 struct Reference {
   std::vector<double> out;            // [rows][value_dim]
   std::vector<double> log_sum_exp;    // [rows], of the scaled, masked scores
@@ -34,7 +35,7 @@ struct Reference {
   std::vector<double> delta;       // [rows], sum of grad_out * out
   std::vector<double> grad_query;  // [rows][head_dim]
   // The gradient that the given out and log_sum_exp define, with weights exp(score - log_sum_exp). A backward
-  // kernel must compute this one. With context parallelism it differs from grad_query, since out and
+  // kernel must compute this gradient. With context parallelism it differs from grad_query, since out and
   // log_sum_exp then cover more keys than the slice has.
   std::vector<double> given_grad_query;  // [rows][head_dim]
   std::vector<double> share;        // [rows], sum of the weights of the slice's keys; 1 without other keys
@@ -45,18 +46,18 @@ struct Reference {
   std::vector<double> scratch;
 };
 
-// Whether `given` exceeds the log-sum-exp of a row by more than the error of sums in fp32. It then covers
-// more keys than the slice has.
+// Whether `given` exceeds the log-sum-exp of a row by more than the error of sums in fp32. If so, `given`
+// covers more keys than the slice has.
 bool is_above(double given, double log_sum_exp, double logit_abs_max);
 
 // Computes the reference of a slice, which must be valid (judgement.h). A row that sees no key has out 0,
 // log_sum_exp -Inf and grad_query 0. Infinities and NaN of the inputs propagate. If no log_sum_exp is given,
-// the computed one takes its place.
+// the computed one is used instead.
 void reference(const AttentionSlice& slice, Reference* result);
 
-// The compiled instruction sets that this machine has, and all compiled ones, as bits of
-// hwy/detect_targets.h; and the name of the one in use ("scalar" if none with fused multiply-add is
-// available).
+// Return the compiled instruction sets that this machine supports, and all compiled ones, as bits of
+// hwy/detect_targets.h. The third function returns the name of the one in use ("scalar" if none with fused
+// multiply-add is available).
 int64_t reference_targets_here();
 int64_t reference_targets_compiled();
 const char* reference_target_name();

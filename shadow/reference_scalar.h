@@ -30,12 +30,13 @@ void finish_row(const RowSums& sums, int row, Reference* result);
 void prepare_backward(const AttentionSlice& slice, int row, Reference* result);
 
 // Fills element `k` of grad_query, given_grad_query and key_mean of a row from its sums over the keys, with
-// weights exp(score - max): `sum` of the weights, `grad` of grad_score * key, `key_sum` of weight * key.
+// weights exp(score - max). `sum` sums the weights, `grad` sums grad_score * key, `key_sum` sums weight *
+// key.
 void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, double grad, double key_sum,
                      Reference* result);
 
-// The number subtracted from the scores before exp: the maximum, or 0 for a row without keys, so that its
-// weights are exp(-Inf) = 0 and not NaN.
+// Returns the number to subtract from the scores before exp: the maximum, or 0 for a row without keys, so
+// that its weights are exp(-Inf) = 0 and not NaN.
 inline double shift_of(double max) { return max == -std::numeric_limits<double>::infinity() ? 0.0 : max; }
 
 }  // namespace foreshock

@@ -13,12 +13,12 @@ constexpr double power_of_two(int exponent) {
   return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
-// Every finite magnitude of bf16 and fp32 lies below 2^128.
+// Every finite magnitude of bf16 and fp32 is below 2^128.
 double overflow_of(DType type) { return type == DType::kFp16 ? 0x1p16 : 0x1p128; }
 
 uint16_t narrow_bits(DType type, double rounded) {
   if (type == DType::kBf16) {
-    // NaN must stay NaN when its low payload bits are cut off.
+    // Sets a fraction bit of NaN, since cutting the low payload bits off could leave an infinity.
     const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(rounded));
     return static_cast<uint16_t>(bits >> 16 | (std::isnan(rounded) ? 0x40u : 0u));
   }
@@ -36,7 +36,7 @@ uint16_t narrow_bits(DType type, double rounded) {
 
 double ulp_at(DType type, double x) {
   if (!std::isfinite(x)) return std::numeric_limits<double>::quiet_NaN();
-  // The exponent bits alone are 2^e; 0 for the subnormals of double, which the maximum then lifts.
+  // The exponent bits alone are 2^e. For the subnormals of double they are 0, which the maximum below raises.
   const double power = std::bit_cast<double>(std::bit_cast<uint64_t>(x) & 0x7ff0000000000000);
   const Format format = format_of(type);
   return std::max(power, power_of_two(format.min_exponent)) * power_of_two(1 - format.precision);
@@ -44,8 +44,8 @@ double ulp_at(DType type, double x) {
 
 double round_to(DType type, double x) {
   if (type == DType::kFp64 || !std::isfinite(x)) return x;
-  // |x| / quantum < 2^24, so the sum keeps exactly the bits from the quantum up and rounds the rest once.
-  // From 2^900 on the sum would overflow; there the answer is known.
+  // |x| / quantum < 2^24, so the sum keeps exactly the bits from the quantum up and rounds the rest once. The
+  // sum could overflow only for huge x, which have been handled as overflow before.
   const double overflow = overflow_of(type);
   if (std::fabs(x) >= overflow) return std::copysign(std::numeric_limits<double>::infinity(), x);
   const double shift = 0x1.8p52 * ulp_at(type, x);

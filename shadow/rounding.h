@@ -8,11 +8,11 @@
 
 namespace foreshock {
 
-// The value of format `type` nearest to `x`, as a double, rounded once. `type` must be floating.
+// Returns the value of format `type` nearest to `x`, as a double, rounded once. `type` must be floating.
 double round_to(DType type, double x);
 
-// The spacing of the format at |x|: 2^(e - precision + 1), and for subnormals their spacing. Always positive;
-// NaN if x is not finite.
+// Returns the spacing of the format at |x|: 2^(e - precision + 1), and for subnormals their spacing. Always
+// positive; NaN if x is not finite.
 double ulp_at(DType type, double x);
 
 // Stores round_to(type, x) as element `index` of a packed array.

@@ -1,7 +1,7 @@
-// Vector functions shared by the reference, the noise floors and key_columns.cpp. The rows of a slice lie in
-// the lanes, and keys and values are broadcast, so each lane is one chain of fused multiply-adds and the
-// vector width changes no bit. Included once per instruction set (hwy/foreach_target.h), hence the toggled
-// guard.
+// Vector functions shared by the reference, the noise floors and key_columns.cpp. The rows of a slice are in
+// the lanes, and keys and values are broadcast. So each lane is one chain of fused multiply-adds, and the
+// vector width does not change any bit. This file is included once per instruction set
+// (hwy/foreach_target.h), which needs the toggled include guard.
 #if defined(FORESHOCK_SHADOW_ROWS_IN_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FORESHOCK_SHADOW_ROWS_IN_LANES_INL_H_
 #undef FORESHOCK_SHADOW_ROWS_IN_LANES_INL_H_
@@ -36,7 +36,8 @@ constexpr int lanes_of() {
   return static_cast<int>(hn::MaxLanes(LanesTag<T>()));
 }
 
-// Rows padded to whole vectors: the distance in elements between two columns of a [column][row] array.
+// Returns the rows padded to whole vectors: the distance in elements between two columns of a [column][row]
+// array.
 template <class T>
 constexpr int padded_rows(int rows) {
   return (rows + lanes_of<T>() - 1) / lanes_of<T>() * lanes_of<T>();
@@ -99,7 +100,7 @@ struct Product {
   const T* matrix;
   size_t inner_step, outer_step;
   int inner;
-  bool accumulate;  // start from what the result holds, else from zero
+  bool accumulate;  // add to the result; otherwise start from zero
 };
 
 // result[j][row] (+)= sum over i of lanes[i][row] * matrix(i, j), for j in [0, kColumns) and kVectors vectors
@@ -172,7 +173,7 @@ HWY_NOINLINE void multiply(const Product<T>& p, int columns, T* result) {
   for (; row < p.stride; row += kLanes) multiply_vectors<1>(p, row, columns, result);
 }
 
-// exp_nonpositive() of elementary.h with the same operations, so that each lane has the same bits.
+// Computes exp_nonpositive() of elementary.h with the same operations, so that each lane has the same bits.
 template <class V>
 HWY_INLINE V exp_lanes(V x) {
   const hn::DFromV<V> d;
@@ -201,7 +202,7 @@ HWY_INLINE V exp_lanes(V x) {
   return hn::Mul(hn::Mul(mantissa, power), hn::Set(d, kExpUnscale));
 }
 
-// Rounds to the nearest value of a format narrower than float, ties to even: adding 1.5 * 2^23 quanta leaves
+// Rounds to the nearest value of a format narrower than float, ties to even. Adding 1.5 * 2^23 quanta leaves
 // exactly the bits from the quantum up. bf16 is rounded by integer arithmetic on the bits, which also
 // overflows to infinity as required.
 template <class V>

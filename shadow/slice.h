@@ -1,5 +1,5 @@
-// The data of one sampled slice of an attention call: the sampled rows, all keys they see, and the results of
-// the trainer's kernel.
+// The data of one sampled slice of an attention call: the sampled rows, all keys that they see, and the
+// results of the trainer's kernel.
 #ifndef FORESHOCK_SHADOW_SLICE_H_
 #define FORESHOCK_SHADOW_SLICE_H_
 
@@ -14,13 +14,13 @@ namespace foreshock {
 
 inline constexpr int kMaxSliceRows = 16;
 
-// Grows `values` to at least `size` elements. Results are reused from slice to slice and never shrink.
+// Grows `values` to at least `size` elements. Result vectors are reused for many slices and never shrink.
 inline void resize_up(std::vector<double>* values, size_t size) {
   if (values->size() < size) values->resize(size);
 }
 
-// All arrays are packed, row-major, borrowed for the call, aligned to 8 bytes. Rows of one slice share batch
-// and kv-head, hence keys and values.
+// All arrays are packed, row-major, borrowed for the call, and aligned to 8 bytes. Rows of one slice share
+// batch and kv-head, and therefore keys and values.
 struct AttentionSlice {
   DType dtype = DType::kNone;  // of every floating array but log_sum_exp and mask
   int rows = 0;                // 1..16
@@ -33,8 +33,8 @@ struct AttentionSlice {
   const void* query = nullptr;  // [rows][head_dim]
   const void* key = nullptr;    // [keys][head_dim]
   const void* value = nullptr;  // [keys][value_dim]
-  // [rows][value_dim], the trainer's result. Null (forward only): dropout has changed it, and only scores are
-  // checked.
+  // [rows][value_dim], the trainer's result. Null (forward only) if dropout has changed it; then only scores
+  // are checked.
   const void* out = nullptr;
 
   const void* log_sum_exp = nullptr;  // [rows], the trainer's; null: not given
@@ -49,7 +49,7 @@ struct AttentionSlice {
   bool backward() const { return grad_query != nullptr; }
 };
 
-// The score of (row, key) after mask and key limit: -Inf if the row does not see the key.
+// Returns the score of (row, key) after mask and key limit: -Inf if the row does not see the key.
 template <class T>
 T masked_score(const AttentionSlice& slice, int row, int key, T score) {
   if (static_cast<uint32_t>(key) >= slice.key_limit[row]) return -std::numeric_limits<T>::infinity();

@@ -29,7 +29,7 @@ std::vector<float> values_of(std::span<const std::byte> bytes, DType type) {
   return values;
 }
 
-// One head's rows in fp64.
+// Returns one head's rows in fp64.
 std::vector<double> head_of(const std::vector<float>& values, size_t head, size_t size) {
   const auto begin = values.begin() + static_cast<std::ptrdiff_t>(head * size);
   return {begin, begin + static_cast<std::ptrdiff_t>(size)};
@@ -61,7 +61,7 @@ LayerSpectra::Layer* LayerSpectra::layer_for(const std::string& name, const Proj
     bytes_ -= layer.bytes;
     layers_.erase(found);
   }
-  const uint64_t bytes = 4 * values_in(rows) * sizeof(float);  // queries and keys, twice
+  const uint64_t bytes = 4 * values_in(rows) * sizeof(float);  // queries and keys, at two steps
   if (bytes > most_bytes_ - bytes_) {
     ++layers_refused_;
     return nullptr;
@@ -81,7 +81,7 @@ std::optional<LayerSpectrum> LayerSpectra::take(const std::string& name, const P
   Layer* layer = layer_for(name, rows);
   if (layer == nullptr) return std::nullopt;
   const auto update_side = [&rows](std::span<const std::byte> bytes, Side* side) {
-    if (bytes.empty() || rows.step <= side->after.step) return;  // absent, or known from a replica
+    if (bytes.empty() || rows.step <= side->after.step) return;  // absent, or already received from a replica
     side->before = std::exchange(side->after, {rows.step, values_of(bytes, rows.dtype)});
     side->is_new = true;
   };
@@ -132,8 +132,8 @@ namespace {
 using Matrix = Eigen::MatrixXd;
 using Rows = Eigen::Map<const Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>;
 
-// R of the thin QR decomposition. Householder QR is stable column by column, so the columns of a small change
-// keep their relative precision beside the larger columns of the weights.
+// Returns R of the thin QR decomposition. Householder QR is stable column by column, so the columns of a
+// small change keep their relative precision next to the larger columns of the weights.
 Matrix triangle_of(Matrix tall) {
   if (tall.rows() <= tall.cols()) return tall;  // nothing to gain
   const Eigen::HouseholderQR<Eigen::Ref<Matrix>> qr(tall);

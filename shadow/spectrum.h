@@ -23,7 +23,7 @@ struct ProjectionRows {
   std::vector<uint32_t> kv_heads;  // numbers of the kv-heads whose rows are here
   DType dtype = DType::kNone;
   // kv_heads.size() x head_dim x width packed values each; empty if the tensor does not have that projection.
-  // For each kv-head, `queries` has the first of the query heads that read it.
+  // For each kv-head, `queries` has the rows of the first query head that reads it.
   std::span<const std::byte> queries, keys;
 };
 
@@ -37,17 +37,16 @@ struct LayerSpectrum {
   double effective_rank_mean = 0, effective_rank_min = 0;
 };
 
-// Keeps the rows of every layer and computes a spectrum from each two measurements.
+// Stores the rows of every layer, and computes a spectrum from each two successive measurements.
 class LayerSpectra {
  public:
-  // `most_bytes` limits the memory for rows; layers beyond it are not followed.
+  // `most_bytes` limits the memory for rows. Layers beyond the limit are ignored.
   explicit LayerSpectra(uint64_t most_bytes = uint64_t{64} << 20) : most_bytes_(most_bytes) {}
 
-  // Takes rows of fp32, bf16 or fp16. Returns a spectrum if they complete a second measurement of both
-  // queries and keys of `layer`, over equally many steps. If queries and keys are two tensors, they may be
-  // measured some steps apart, but less than an interval. Rows of another shape or interval start the layer
-  // from the beginning. Rows of a step that is already known (from a replica) and rows of a wrong size are
-  // ignored.
+  // Adds rows of fp32, bf16 or fp16. Returns a spectrum if they complete a second measurement of both queries
+  // and keys of `layer`, over equally many steps. If queries and keys are two tensors, they may be measured
+  // some steps apart, but less than an interval. Rows of another shape or interval restart the layer. Rows of
+  // a step that was already added (by a replica) and rows of a wrong size are ignored.
   std::optional<LayerSpectrum> take(const std::string& layer, const ProjectionRows& rows);
 
   uint64_t layers_refused() const { return layers_refused_; }
@@ -79,8 +78,8 @@ class LayerSpectra {
   std::map<std::string, Layer> layers_;
 };
 
-// Properties of a matrix with singular values s1 >= s2 >= ... The matrix here is the first-order increment of
-// W_Q W_K^T of one head (arXiv 2606.28116). Its effective rank changes long before the loss does, but must be
+// Properties of a matrix with singular values s1 >= s2 >= ... Here it is the first-order increment of W_Q
+// W_K^T of one head (arXiv 2606.28116). Its effective rank changes long before the loss does, but must be
 // compared with that of a healthy run.
 struct Spectrum {
   double frobenius;       // sqrt(sum s^2)
@@ -89,20 +88,20 @@ struct Spectrum {
 };
 
 // One head's rows of a query and a key projection at two times: head dimension x model dimension, row-major,
-// as torch's Linear keeps them.
+// the layout of torch's Linear.
 struct HeadProjections {
   std::span<const double> query_before, query_after, key_before, key_after;
   size_t head_dim = 0, width = 0;
 };
 
-// The spectrum of D2 = dWq^T Wk + Wq^T dWk (width x width; Wq and Wk before, d the change of each). It is
-// computed by thin QR of [dWq, Wq] and [Wk, dWk], so that no matrix is larger than width x 2 head_dim.
-// Returns nullopt if sizes do not fit, a value is not finite, or nothing changed. Any thread; about 16 width
-// head_dim^2 + 300 head_dim^3 operations.
+// Computes the spectrum of D2 = dWq^T Wk + Wq^T dWk (width x width). Wq and Wk are the earlier weights, dWq
+// and dWk their changes. It uses thin QR of [dWq, Wq] and [Wk, dWk], so that no matrix is larger than width x
+// 2 head_dim. Returns nullopt if sizes do not fit, a value is not finite, or nothing changed. Any thread;
+// about 16 width head_dim^2 + 300 head_dim^3 operations.
 std::optional<Spectrum> update_spectrum(const HeadProjections& head);
 
-// The spectrum of a matrix with these singular values, in any order; nullopt if all are 0 or one is
-// not finite.
+// Computes the spectrum of a matrix with these singular values, in any order. Returns nullopt if all are 0 or
+// one is not finite.
 std::optional<Spectrum> spectrum_of(std::span<const double> singular_values);
 
 }  // namespace foreshock

@@ -31,7 +31,7 @@ DType dtype_of(std::string_view name) {
   return DType::kNone;
 }
 
-// The shape of an array, and which member of the slice gives its type.
+// The shape of an array, and the member of the slice that gives its type.
 enum class Extents { kRowsHead, kRowsValue, kKeysHead, kKeysValue, kRowsKeys, kRows };
 enum class TypeOf { kSlice, kLogSumExp, kMask };
 

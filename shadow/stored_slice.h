@@ -1,4 +1,4 @@
-// Converts between slices and the named arrays of their files; used by the writer and the reader of such
+// Converts between slices and the named arrays of their files. Used by the writer and the reader of such
 // files.
 #ifndef FORESHOCK_SHADOW_STORED_SLICE_H_
 #define FORESHOCK_SHADOW_STORED_SLICE_H_
@@ -16,7 +16,7 @@
 
 namespace foreshock {
 
-// A packed, row-major array of a file; the data is borrowed.
+// A packed, row-major array of a file. Does not own the data.
 struct StoredArray {
   std::string type;  // name of the type in safetensors: "BF16"
   std::vector<int64_t> shape;
@@ -25,24 +25,26 @@ struct StoredArray {
 };
 using StoredArrays = std::map<std::string, StoredArray, std::less<>>;
 
-// The arrays of a slice of rows: q [rows, head_dim], k [keys, head_dim], v [keys, value_dim], out [rows,
-// value_dim], key_limit [rows]; if present lse [rows], mask [rows, keys], dout (as out) and dq (as q); and
-// from the reference, in fp64, reference_out, reference_lse, reference_dq. Borrows from both arguments.
+// Returns the arrays of a slice of rows: q [rows, head_dim], k [keys, head_dim], v [keys, value_dim], out
+// [rows, value_dim], key_limit [rows]. Optional are lse [rows], mask [rows, keys], dout (like out) and dq
+// (like q). The reference adds reference_out, reference_lse and reference_dq in fp64. Borrows from both
+// arguments.
 StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference);
 
-// Makes a slice of these arrays and borrows their data, which must be aligned to 8 bytes. The arrays are not
-// trusted: returns an error text, or "" if the slice is valid (judgement.h).
+// Makes a slice of these arrays and borrows their data, which must be aligned to 8 bytes. The arrays are
+// untrusted: returns an error text, or "" if the slice is valid (judgement.h).
 std::string slice_from(const StoredArrays& arrays, double scale, AttentionSlice* slice);
 
-// The arrays of a slice of key positions: k and dk [columns, head_dim], v and dv [columns, value_dim],
-// first_query [columns]; for all query rows, head by head, q [rows, head_dim], out and dout [rows,
-// value_dim], lse [rows]; if present key_sums [key_sum_count(), 3], the fields of each ColumnSum; and in fp64
-// reference_dk, reference_dv. Borrows from all arguments; fills `sums`.
+// Returns the arrays of a slice of key positions: k and dk [columns, head_dim], v and dv [columns,
+// value_dim], first_query [columns]. For all query rows, head by head, there are q [rows, head_dim], out and
+// dout [rows, value_dim], and lse [rows]. Optional is key_sums [key_sum_count(), 3], the fields of each
+// ColumnSum. The reference adds reference_dk and reference_dv in fp64. Borrows from all arguments; fills
+// `sums`.
 StoredArrays arrays_of(const KeyColumns& columns, const ColumnReference& reference,
                        std::vector<double>* sums);
 
-// Like slice_from(), for a slice of key positions. `heads` query heads share the kv-head, which has `keys`
-// keys.
+// Does the same as slice_from() for a slice of key positions. `heads` query heads share the kv-head, which
+// has `keys` keys.
 std::string columns_from(const StoredArrays& arrays, double scale, int heads, int64_t keys,
                          std::vector<ColumnSum>* sums, KeyColumns* columns);
 
