@@ -84,7 +84,7 @@ class Agent {
   double cpu_at_cadence_ = 0;
   TargetFile target_file_;
   bool has_warned_of_shortage_ = false;
-  std::string target_problem_;  // why the file of targets could not be written; "": it was written
+  std::string target_problem_;  // reason why the file of targets could not be written; "": none
 };
 
 int Agent::run() {
@@ -103,7 +103,7 @@ int Agent::run() {
   if (!server_.start(options_.bind, options_.port, &error, options_.token_file, options_.last_port))
     return fail(error);
   if (server_.port() != 0) alerts_.set_url("http://" + server_.place() + "/");
-  publish();  // again, now that the address is known: it goes into the file of targets too
+  publish();  // again, because the file of targets needs the address
   if (is_service())
     spdlog::info("serving {} at {}", options_.tree, server_.place());
   else if (!write_address(*runs_[0].run))
@@ -149,7 +149,7 @@ bool Agent::write_address(const Run& run) {
       {"record", options_.record}, {"save_flagged", options_.save_flagged},   {"service", is_service()},
       {"problem", target_problem_}};
   spdlog::info("run {} at {}", run.label(), server_.place());
-  // A path may contain bytes that are not UTF-8.
+  // A path may have bytes that are not valid UTF-8.
   const std::string text = address.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   return run.directory().write("agent.json", text + "\n");
 }
@@ -177,7 +177,7 @@ void Agent::loop() {
       publish();
       next_publish = now + kPublishEvery;
     }
-    // A launcher that discover() has answered waits for the agent to end, so this is checked at once.
+    // A launcher that discover() has answered waits until the agent ends, so this is checked immediately.
     if (discovers && !is_needed()) return;
     if (now >= next_cadence) {
       choose_cadences();
@@ -194,7 +194,8 @@ void Agent::search(Clock::time_point now) {
   for (FoundRun& found : tree_->look()) adopt(std::move(found), now);
 }
 
-// The agent that the owner of a run started, from the text of its agent.json. Port 0: it cannot be scraped.
+// Returns the agent that the owner of a run has started, from the text of its agent.json. Port 0: it cannot
+// be scraped.
 Target other_agents_target(const std::string& label, const std::optional<std::string>& text) {
   const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, false);
   Target target = {"", 0, label};
@@ -203,7 +204,7 @@ Target other_agents_target(const std::string& label, const std::optional<std::st
     return target;
   target.address = json["address"];
   const uint64_t port = json["port"];
-  // Any user can write agent.json, so Prometheus only gets addresses of this machine.
+  // Any user can write agent.json, so Prometheus only gets addresses of this machine from it.
   const bool is_here = target.address == "127.0.0.1" || target.address == "::1";
   target.port = port <= 65535 && is_here ? static_cast<int>(port) : 0;
   return target;
@@ -266,8 +267,8 @@ void Agent::discover(Clock::time_point now) {
   }
 }
 
-// Charges the agent's CPU time since the last call to the runs, in proportion to the CPU time spent on their
-// ranks, and lets each run choose its sampling interval.
+// Distributes the agent's CPU time since the last call over the runs, in proportion to the CPU time spent on
+// their ranks. Then each run chooses its sampling interval.
 void Agent::choose_cadences() {
   const double cpu = process_cpu_seconds();
   double sum = 0;
@@ -314,8 +315,8 @@ nlohmann::json Agent::state_of_agent() const {
             {"directories_refused", tree_ != nullptr ? tree_->refused() : 0}}}};
 }
 
-// Limits agent.log, which is in shared memory and to which the commands of --on-alert write too. Its end is
-// moved to agent.log.1.
+// Limits the size of agent.log, which is in shared memory. The commands of --on-alert write to it too. The
+// end of the text is moved to agent.log.1.
 void Agent::bound_log() {
   struct stat log = {};
   if (is_service() || runs_.empty() || fstat(STDERR_FILENO, &log) != 0 || !S_ISREG(log.st_mode) ||
@@ -345,7 +346,7 @@ void Agent::publish() {
   refresh_documents(agent, &runs_);
   for (const ServedRun& each : runs_)
     if (each.document != nullptr) published->run_states.emplace_back(each.run->label(), each.document);
-  // Without a run in the query, /api/v1/state shows the run that was found last.
+  // Without a run in the query, /api/v1/state shows the run that was found most recently.
   published->state_json =
       !runs_.empty() && runs_.back().document != nullptr ? *runs_.back().document : text_of(agent, -1);
   auto history = std::make_shared<std::vector<HistoryTable>>();
@@ -383,7 +384,7 @@ using Clock = Run::Clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kMaxRoundTime{20};
-constexpr int kPauseFactor = 20;  // a document is made again after this many times the duration of making it
+constexpr int kPauseFactor = 20;  // pause between two documents, as a multiple of their duration
 constexpr size_t kMostDocumentBytes = 8 << 20;
 
 std::shared_ptr<const std::string> document_of(const Run& run, const nlohmann::json& agent) {
@@ -474,15 +475,15 @@ TargetFile::~TargetFile() {
   if (lock_ >= 0) close(lock_);
 }
 
-// Whether this agent may write the file. write() replaces the file, so the lock is on another file beside it,
-// which is never removed. If the lock file cannot be created or opened, every agent may write.
+// Whether this agent may write the file. write() replaces the file, so the lock is on a second file, which is
+// never removed. If the lock file cannot be created or opened, every agent may write.
 bool TargetFile::is_ours() {
   if (lock_ >= 0) return true;
   const size_t slash = path_.rfind('/');
   const size_t name_at = slash == std::string::npos ? 0 : slash + 1;
   const std::string name = path_.substr(0, name_at) + lock_name(path_.substr(name_at));
   int lock = open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644);
-  // It belongs to another user.
+  // The lock file belongs to another user and can only be opened for reading.
   if (lock < 0) lock = open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   if (lock < 0) return true;
   if (flock(lock, LOCK_EX | LOCK_NB) == 0) {
@@ -516,8 +517,8 @@ void TargetFile::remove() {
   if (is_ours()) unlink(path_.c_str());
 }
 
-// The kernel releases a lock when its agent or the machine ends. The lock file stays: removing it could take
-// the lock from an agent that has just opened it.
+// The kernel releases a lock when the agent that holds it or the machine ends. The lock file stays, because
+// removing it could take the lock from an agent that has just opened it.
 void TargetFile::remove_abandoned() const {
   if (!is_in_directory_) return;
   const std::filesystem::path own = path_;

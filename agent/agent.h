@@ -19,7 +19,7 @@ struct AgentOptions {
   std::string tree;  // root of a tree of runs (discovery.h); the agent then runs until it is stopped
   std::string bind = "127.0.0.1";
   int port = 9847;
-  int last_port = 0;               // the first free port from `port` to this; 0: `port` or an error
+  int last_port = 0;               // uses the first free port from `port` to this; 0: only `port`
   std::string token_file;          // exporters/http_routes.h; empty: none
   std::string file_sd;             // file for Prometheus' file_sd, kept current; empty: none
   std::string grafana;             // address of a Grafana that has our dashboards; empty: none
@@ -31,19 +31,19 @@ struct AgentOptions {
   double max_slowdown = 0.01;
   uint64_t every = 0;                   // 0: the agent chooses the interval
   std::string on_alert;                 // agent/alerts.h; empty: none
-  bool keep_alive = false;              // go on after the last trainer and launcher have ended
+  bool keep_alive = false;              // continue after the last trainer and launcher have ended
   uint64_t forget_after_seconds = 600;  // how long a run of the tree keeps its series after its end
 };
 
 // Runs the agent until no trainer or launcher needs it. Returns the exit status: 0 at the end, or if another
-// agent holds the directory; 1, with one line on stderr, if it cannot work.
+// agent holds the directory; 1, with one line on stderr, if the agent cannot work.
 int run_agent(const AgentOptions& options);
 
 // A run together with its owner, the time when it was last needed, and its state for the page.
 struct ServedRun {
   ServedRun(std::unique_ptr<Run> followed, Run::Clock::time_point now);
 
-  // CPU seconds that the agent has spent on the run's ranks since cpu_seconds was last charged.
+  // CPU seconds that the agent has spent on the run's ranks since cpu_seconds was last increased.
   double new_rank_seconds() const { return std::max(0.0, run->rank_seconds() - rank_seconds); }
 
   std::unique_ptr<Run> run;
@@ -56,8 +56,8 @@ struct ServedRun {
 };
 
 // Makes the documents that are due and merges `agent` into each. A document that takes long is made less
-// often, and after 20 ms no further one is started, so that a run of a thousand layers does not delay the
-// samples of other runs.
+// often, and after 20 ms no further one is started. So a run of a thousand layers does not delay the samples
+// of other runs.
 void refresh_documents(const nlohmann::json& agent, std::vector<ServedRun>* runs);
 
 // An address at which Prometheus can scrape an agent.
@@ -67,8 +67,9 @@ struct Target {
   std::string run;  // label of the run, if the agent serves a single one; empty: several
 };
 
-// The targets as JSON for file_sd and http_sd, in one line. The addresses 0.0.0.0 and :: are written as the
-// host's name. The run becomes the label __meta_foreshock_run, since the series already have a label run.
+// Returns the targets as JSON for file_sd and http_sd, in one line. The addresses 0.0.0.0 and :: are replaced
+// by the host's name. The run becomes the label __meta_foreshock_run, since the series already have a label
+// run.
 std::string targets_json(const std::vector<Target>& targets);
 
 // The file of targets for file_sd: `path` itself, or, if `path` is a directory, a file in it for this run and
@@ -80,11 +81,12 @@ class TargetFile {
   TargetFile(const TargetFile&) = delete;
   TargetFile& operator=(const TargetFile&) = delete;
 
-  // Replaces the file if it does not hold this text already. Returns "" on success, else the reason.
+  // Replaces the file unless it already has this text. Returns "" on success, else the reason.
   std::string write(const std::string& text);
   // Removes the file unless another agent keeps it.
   void remove();
-  // In a directory, removes the files of killed agents of this host: their lock is free. Other files stay.
+  // If `path` is a directory, removes the files of killed agents of this host, whose lock is free. Other
+  // files stay.
   void remove_abandoned() const;
 
  private:

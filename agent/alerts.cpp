@@ -39,7 +39,7 @@ std::string text_of(const std::optional<double>& number) {
   return text;
 }
 
-// `value` may contain any bytes, but an environment variable ends at the first zero byte.
+// `value` may contain any bytes. An environment variable ends at the first zero byte.
 std::string variable(const char* name, const std::string& value) {
   return std::string("FORESHOCK_ALERT_") + name + "=" + value.c_str();
 }
@@ -49,8 +49,8 @@ std::string how_it_ended(int status) {
   return "ended with status " + std::to_string(WEXITSTATUS(status));
 }
 
-// Sets close-on-exec on all descriptors but the standard ones. A command that outlives the agent must not
-// keep a connection or the port open, and some libraries open descriptors without this flag.
+// Sets close-on-exec on all descriptors except the standard streams. A command that outlives the agent must
+// not keep a connection or the port open, and some libraries open descriptors without this flag.
 void close_all_on_exec() {
   DIR* list = opendir("/proc/self/fd");
   if (list == nullptr) return;
@@ -132,7 +132,7 @@ void AlertCommand::leave(Clock::time_point now) {
 void AlertCommand::reap() {
   int status = 0;
   const pid_t ended = waitpid(child_, &status, WNOHANG);
-  // SIGCHLD is ignored by inheritance, so the status is unknown.
+  // The agent inherited SIGCHLD as ignored, so the status is unknown.
   const bool has_no_status = ended < 0 && errno == ECHILD;
   if (ended != child_ && !has_no_status) return;
   child_ = -1;
@@ -156,7 +156,7 @@ void AlertCommand::start(const std::vector<std::string>& alert, Clock::time_poin
   posix_spawnattr_init(&attributes);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
-  // The command gets the default action for the signals that the agent handles or ignores.
+  // The command gets the default action of the signals that the agent handles or ignores.
   sigset_t ours, none;
   sigemptyset(&none);
   sigemptyset(&ours);

@@ -39,14 +39,14 @@ class AlertCommand {
   AlertCommand& operator=(const AlertCommand&) = delete;
 
   // Queues the command for an event of the loss or the gradients, or for a detector that starts to warn;
-  // ignores other events. An event that comes within kApart of one of its kind is only counted; the next
-  // alert of its kind reports the count.
+  // ignores other events. An event within kApart of an earlier one of its kind is only counted. The next
+  // alert of that kind reports the count.
   void tell(const EventLine& event, Clock::time_point now);
 
   // Reaps a command that has ended, kills one that takes too long, starts the next.
   void poll(Clock::time_point now);
 
-  // Starts all queued commands at once and does not wait for them. Called when the agent ends.
+  // Starts all queued commands immediately and does not wait for them. Called when the agent ends.
   void leave(Clock::time_point now);
 
   // Whether a command runs or is queued.
@@ -57,7 +57,7 @@ class AlertCommand {
   // Alerts for which no command was queued.
   uint64_t left_out() const { return left_out_; }
 
-  // Sets the page's address, which the command gets as FORESHOCK_ALERT_URL. Before the first call it is "".
+  // Sets the page's address, which the command gets as FORESHOCK_ALERT_URL. It is "" before the first call.
   void set_url(std::string url) { url_ = std::move(url); }
 
   // Returns the variables of the command as "NAME=value" (docs/alerts.md).
@@ -96,13 +96,13 @@ struct Signal {
 // Finds the detector with the highest level, as advice for the trainers of a node. One thread.
 class Adviser {
  public:
-  // Takes an event of a rank's detectors. `states`: the state of each detector after the event.
+  // Adds an event of a rank's detectors. `states` has the state of each detector after the event.
   void note(int64_t rank, const EventLine& event, const std::array<DetectorState, kDetectors>& states);
 
-  // Takes the states that an earlier agent saved. since_step is known only for warnings; otherwise it is 0.
+  // Adds the states that an earlier agent saved. since_step is known only for warnings; otherwise it is 0.
   void restore(int64_t rank, const std::array<DetectorState, kDetectors>& states);
 
-  // The signal with the highest level among these ranks; of equal levels the earliest.
+  // Returns the signal with the highest level among these ranks, or the earliest of several.
   Signal loudest(const std::set<int64_t>& ranks) const;
 
  private:

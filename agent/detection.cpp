@@ -11,7 +11,7 @@ namespace {
 constexpr char kMagic[] = "foreshock detectors 3\n";
 constexpr uint64_t kMostRanks = 4096;
 
-// Hash of the table of detectors. A state saved under another table cannot be restored.
+// Hash of the table of detectors. A state saved with another table cannot be restored.
 uint64_t fingerprint() {
   uint64_t hash = fnv1a("");
   for (const DetectorInfo& info : kDetectorTable) {
@@ -66,8 +66,8 @@ void watches_fields(State& state, Map& watches) {
 
 }  // namespace
 
-// The larger of deviation_ratio and fused_ratio, which have the same limit. Inf, which detectors ignore, is
-// returned only if there is no finite ratio. Records of reference version 1 have no fused_ratio.
+// Returns the larger of deviation_ratio and fused_ratio, which have the same limit. Returns Inf, which
+// detectors ignore, only if neither ratio is finite. Records of reference version 1 have no fused_ratio.
 static std::optional<double> error_ratio(const SampleLine& line) {
   if (!line.fused_ratio || !std::isfinite(*line.fused_ratio)) return line.deviation_ratio;
   if (!line.deviation_ratio || !std::isfinite(*line.deviation_ratio)) return line.fused_ratio;
@@ -197,7 +197,7 @@ std::vector<std::string> left_out(const Watches& watches) {
 std::string Watches::save(uint64_t note) const {
   StateWriter writer;
   writer(note);
-  // The const_cast is safe: a StateWriter does not change the members, but fields() also serves StateReader.
+  // The const_cast is safe: fields() also serves StateReader, but a StateWriter does not change the members.
   watches_fields(writer, const_cast<Watches*>(this)->watches_);
   const uint64_t table = fingerprint();
   return kMagic + std::string(reinterpret_cast<const char*>(&table), sizeof table) + writer.bytes();

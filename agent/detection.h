@@ -1,5 +1,5 @@
-// Feeds the detectors of every rank with the lines of the record, live or from a recorded file. Lines are
-// their only input, so the same lines give the same events.
+// Passes the lines of the record to the detectors of every rank, live or from a recorded file. The detectors
+// have no other input, so the same lines give the same events.
 #ifndef FORESHOCK_AGENT_DETECTION_H_
 #define FORESHOCK_AGENT_DETECTION_H_
 
@@ -21,12 +21,12 @@ inline constexpr const char* kDetectorsBeginAnew = "detectors_begin_anew";
 // The detectors of all ranks of all runs. One thread.
 class Watches {
  public:
-  // Takes the lines of the record in their order. Returns the events that a line causes, in order, as record
-  // lines without a time; valid until the next call. A line without a rank or a step is ignored.
+  // Processes the lines of the record in their order. Returns the events that a line causes, in order, as
+  // record lines without a time; valid until the next call. A line without a rank or a step is ignored.
   const std::vector<EventLine>& observe(const StepLine& line);
   const std::vector<EventLine>& observe(const SampleLine& line);
   const std::vector<EventLine>& observe(const SpectrumLine& line);
-  // Tensor and optimizer lines belong to the run. They go to the detectors of its lowest rank so far.
+  // Tensor and optimizer lines belong to the run. They are passed to the detectors of its lowest rank so far.
   const std::vector<EventLine>& observe(const TensorLine& line);
   const std::vector<EventLine>& observe(const OptimizerLine& line);
   // Ignores every event other than kDetectorsBeginAnew.
@@ -38,33 +38,33 @@ class Watches {
     return lines_found_;
   }
 
-  // The detectors of a rank; null if no line of that rank has come. Valid as long as this object.
+  // Returns the detectors of a rank, or null if there was no line of that rank. Valid as long as this object.
   const RankWatch* watch_of(const std::string& run, int64_t rank) const;
   const std::map<std::pair<std::string, int64_t>, RankWatch>& all() const { return watches_; }
 
-  // Makes each observe() store its readings in `*readings`, which it empties first; null: none are stored.
+  // From now on each observe() empties `*readings` and stores its readings there. Null stops this.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
 
-  // Lines given to the detectors since this object was constructed; restore() does not change the count.
+  // Number of lines given to the detectors since this object was constructed. restore() does not change it.
   uint64_t lines() const { return lines_; }
-  // Lines ignored because there are too many ranks.
+  // Number of lines ignored because there are too many ranks.
   uint64_t lines_left_out() const { return lines_left_out_; }
-  // The rank to whose detectors the last line went.
+  // The rank whose detectors received the last line.
   int64_t last_rank() const { return last_rank_; }
 
   // Serializes the state of all detectors, together with `note`, a number for the caller.
   std::string save(uint64_t note) const;
-  // Restores what save() has written. Any bytes may be given: returns false and changes nothing if they are
-  // not from save(), or from a version with other detectors or thresholds.
+  // Restores the state that save() has written. The bytes are untrusted: returns false and changes nothing if
+  // they are not from save(), or from a version with other detectors or thresholds.
   bool restore(std::string_view bytes, uint64_t* note);
 
  private:
   // Clears the results of the previous observe().
   void begin();
-  // The detectors of a rank, created if missing; null if there are too many ranks.
+  // Returns the detectors of a rank, created if missing, or null if there are too many ranks.
   RankWatch* watch_for(const std::string& run, int64_t rank);
-  // Gives a value of the run to the detectors of its lowest rank. `place` names the series; `span`: steps
-  // that the value covers.
+  // Passes a value of the run to the detectors of its lowest rank. `place` names the series; `span` is the
+  // number of steps that the value covers.
   const std::vector<EventLine>& observe_of_run(const std::string& run, DetectorId detector,
                                                const std::string& place, const std::string& layer,
                                                int64_t step, double value, int64_t span = 0);
@@ -79,14 +79,15 @@ class Watches {
   int64_t last_rank_ = 0;
 };
 
-// One sentence for each detector that ignored series: "rms_staleness has no room for 91808 of its series".
+// Returns one sentence for each detector that ignored series: "rms_staleness has no room for 91808 of its
+// series".
 std::vector<std::string> series_left_out(const RankWatch& watch);
-// series_left_out() of all ranks, with a prefix "rank 3: " if there are several, and a sentence about ignored
-// ranks.
+// Returns series_left_out() of all ranks, with a prefix "rank 3: " if there are several, and a sentence about
+// ignored ranks.
 std::vector<std::string> left_out(const Watches& watches);
 
-// Results of the benchmark for one detector, over all its trainings; from bench/precursors/results.json at
-// build time. docs/precursors.md describes the protocol. NaN: unknown.
+// Results of the benchmark for one detector, over all its trainings. They are copied from
+// bench/precursors/results.json at build time. docs/precursors.md describes the protocol. NaN is unknown.
 struct Measured {
   double events, hits;    // loss events, and those of them that an alarm preceded
   double alarms, right;   // alarms, and those of them that an event followed
@@ -99,11 +100,11 @@ struct Measured {
   std::optional<double> precision() const {
     return alarms > 0 ? std::optional<double>(right / alarms) : std::nullopt;
   }
-  // Whether the figures show few false alarms and useful true ones; other detectors are experimental.
+  // Whether the results show few false alarms and useful true ones. Other detectors are experimental.
   bool is_proven() const { return proven; }
 };
 
-// Null if the benchmark has no result for this detector.
+// Returns null if the benchmark has no result for this detector.
 const Measured* measured_of(std::string_view detector);
 
 }  // namespace foreshock

@@ -15,8 +15,8 @@
 namespace foreshock {
 namespace {
 
-// Descriptors that are never used for segments. Without a free descriptor the agent could not read launchers'
-// exit files, write the summary or accept connections.
+// Descriptors that are reserved and never used for segments. The agent needs them to read launchers' exit
+// files, write the summary and accept connections.
 constexpr rlim_t kMostLeft = 64;
 
 // Whether enough descriptors remain free. The kernel assigns the lowest free number, so `file` shows how many
@@ -53,7 +53,8 @@ std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::look(size_t most
     else if (!is_short || waiting_.insert(file).second)
       refused->push_back({label_text(name), why, is_short});
   }
-  // A file that was not listed may still exist: the listing needs a descriptor, and there may have been none.
+  // A file that was not listed may still exist: the listing needs a descriptor, and may have failed without
+  // one.
   const auto is_gone = [&](const std::string& name) {
     return !std::binary_search(files.begin(), files.end(), name) && !directory_.status_of(name);
   };
@@ -88,8 +89,8 @@ bool is_unchanged(const struct stat& a, const struct stat& b) {
          a.st_mtim.tv_nsec == b.st_mtim.tv_nsec;
 }
 
-// Two changes within one tick of the kernel have the same time stamp, so a recent change may hide a later
-// one.
+// Two changes within one tick of the kernel's clock have the same time stamp, so a recent change may hide a
+// later one.
 bool is_settled(const struct stat& status) { return status.st_mtim.tv_sec + 2 < time(nullptr); }
 
 }  // namespace
@@ -109,13 +110,13 @@ std::vector<FoundRun> Tree::look() {
   size_t unused = 0;
   was_read_ = true;
   look_into(*root_, "", &unused);
-  // After an incomplete listing a missing run may still exist. Removing it here would start it again without
-  // its statistics.
+  // After an incomplete listing a missing run may still exist. Removing it here would make it start again
+  // without its statistics.
   if (was_read_) std::erase_if(seen_, [](const auto& entry) { return !entry.second.was_found; });
   return std::exchange(found_, {});
 }
 
-// `prefix` is "" for the root, whose directories are runs or users, else "<user>/".
+// `prefix` is "" for the root, whose directories are runs or users, and "<user>/" otherwise.
 void Tree::look_into(const Directory& directory, const std::string& prefix, size_t* runs_of_user) {
   std::string why;
   bool was_read = false;
@@ -156,7 +157,8 @@ bool Tree::needs_examination(const std::string& label, const struct stat& now, s
 
 void Tree::consider(const std::string& label, std::unique_ptr<Directory> directory, size_t* runs_of_user) {
   const struct stat now = directory->status();
-  // Such a run is not followed: a label made from an invalid name could equal the label of another run.
+  // A run with an invalid name is not followed: a label made from its name could equal the label of another
+  // run.
   if (label_text(label) != label) {
     refused_ += seen_.count(label) == 0;
     seen_[label] = {now, false, false, true, true};

@@ -26,12 +26,12 @@ class Discovery {
   };
 
   // Returns at most `most` segments that it has not returned before. A segment that cannot be followed is
-  // added to `refused` once, and a second time if it had to wait and then turns out to be unusable.
+  // added to `refused` once. It is added again if it had to wait and then proves to be unusable.
   std::vector<std::unique_ptr<segment::SegmentReader>> look(size_t most, std::vector<Refusal>* refused);
 
-  // Segments for which the last look() had no descriptors; each look() tries them again.
+  // Number of segments for which the last look() had no descriptors. Each look() tries them again.
   size_t waiting() const { return waiting_.size(); }
-  // Segments that the last look() did not try, because it had already found `most`.
+  // Number of segments that the last look() did not try, because it had already found `most`.
   size_t unread() const { return unread_; }
 
  private:
@@ -55,7 +55,7 @@ struct FoundRun {
 // id> or ROOT/<user>/<run id>. Everything below ROOT may be hostile.
 class Tree {
  public:
-  // Most runs followed at the same time, in all and of one user; further runs wait until others have ended.
+  // Limits of the runs followed at the same time, in total and per user. Further runs wait until others end.
   static constexpr size_t kMostRuns = 256;
   static constexpr size_t kMostRunsOfOne = 64;
 
@@ -65,8 +65,9 @@ class Tree {
   // A directory with an invalid name is counted as refused and never followed.
   std::vector<FoundRun> look();
 
-  // Reports that the caller does not follow a returned directory, or no longer does. look() returns it again
-  // after something was created in it. If it was only `busy` (another agent serves it), the next look() does.
+  // Reports that the caller does not follow a returned directory, or no longer follows it. look() returns it
+  // again after a file was created in it. If the directory was only `busy` (another agent serves it), the
+  // next look() returns it again.
   void leave(const std::string& label, const Directory& directory, bool busy);
 
   uint64_t refused() const { return refused_; }
@@ -75,8 +76,8 @@ class Tree {
   struct Seen {
     struct stat status = {};
     bool followed = false, busy = false;  // neither: ignored until something is created in it
-    bool settled = false;   // the last change is so old that a new one must have another time stamp
-    bool was_found = true;  // the present look() has found the directory
+    bool settled = false;                 // a new change will have another time stamp than the last one
+    bool was_found = true;                // the present look() has found the directory
   };
   // Whether a directory must be examined again. If it is followed, adds 1 to *runs_of_user.
   bool needs_examination(const std::string& label, const struct stat& now, size_t* runs_of_user);
@@ -91,7 +92,8 @@ class Tree {
   uint64_t refused_ = 0;
 };
 
-// Whether a trainer or a launcher has created a file here. *was_read: whether the directory could be read.
+// Whether a trainer or a launcher has created a file here. Sets *was_read to whether the directory could be
+// read.
 bool is_run_directory(const Directory& directory, bool* was_read);
 
 }  // namespace foreshock

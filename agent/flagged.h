@@ -1,4 +1,4 @@
-// Keeps unusual slices as files (--save-flagged): decides which slices are kept, makes the files, and writes
+// Saves unusual slices as files (--save-flagged): decides which slices are saved, makes the files, and writes
 // them in a separate thread.
 #ifndef FORESHOCK_AGENT_FLAGGED_H_
 #define FORESHOCK_AGENT_FLAGGED_H_
@@ -23,20 +23,21 @@ namespace foreshock {
 
 inline constexpr std::string_view kChecksumKey = "\"checksum\":\"", kNoChecksum = "0000000000000000";
 
-// Offset of the checksum's 16 digits within the first `header` bytes of a file; npos if there is no checksum.
+// Returns the offset of the checksum's 16 digits within the first `header` bytes of a file, or npos if there
+// is no checksum.
 inline size_t checksum_place(std::string_view file, size_t header) {
   const size_t key = file.substr(0, header).find(kChecksumKey);
   const size_t place = key == file.npos ? file.npos : key + kChecksumKey.size();
   return place == file.npos || place + kNoChecksum.size() > header ? file.npos : place;
 }
 
-// The checksum over all bytes of a file, with the digits at `place` counted as zeros.
+// Returns the checksum over all bytes of a file, with the digits at `place` counted as zeros.
 inline std::string checksum_of(std::string_view file, size_t place) {
   const uint64_t before = fnv1a(kNoChecksum, fnv1a(file.substr(0, place)));
   return hexadecimal(fnv1a(file.substr(place + kNoChecksum.size()), before));
 }
 
-// Why a slice is kept. A slice has one reason, the first that applies in this order.
+// Reasons to save a slice. A slice has one reason, the first that applies in this order.
 enum class FlagReason : int { kNonfinite, kDeviationRatio, kBias, kOutputErrorDrift, kLogit, kControl };
 inline constexpr size_t kFlagReasons = 6;
 inline constexpr const char* kFlagReasonNames[kFlagReasons] = {
@@ -50,7 +51,7 @@ struct JudgedSlice {
   const std::string& layer;  // label; empty: unknown
 };
 
-// A checked slice of key positions, otherwise as JudgedSlice.
+// The same for a checked slice of key positions.
 struct JudgedColumns {
   const KeyColumns& columns;
   const ColumnDeviation& deviation;
@@ -58,7 +59,7 @@ struct JudgedColumns {
   const std::string& layer;
 };
 
-// The reason to flag a slice; nothing for an ordinary slice.
+// Returns the reason to flag a slice, or nothing for an ordinary slice.
 //  nonfinite           it has NaN or Inf where the reference is finite
 //  deviation_ratio     the ratio of its error to a noise floor exceeds the limit by far; or it exceeds the
 //                      limit, and so do others of the layer's last 64 slices (one may do so by chance)
@@ -69,12 +70,12 @@ struct JudgedColumns {
 // A slice equal to the rounded reference is never flagged for the first four reasons.
 std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank);
 
-// The reason to flag a slice of dK or dV: nonfinite (also in dQ, or at keys that were not sampled),
+// Returns the reason to flag a slice of dK or dV: nonfinite (also in dQ, or at keys that were not sampled),
 // deviation_ratio (the fused ratio with the limits of dK and dV) or bias. The check of conservation over all
-// keys flags no slice.
+// keys does not flag slices.
 std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const RankStatistics& rank);
 
-// Whether a slice that is not flagged shows correct behaviour, so that it can be kept as a control.
+// Whether a slice that is not flagged shows correct behaviour, so that it can be saved as a control.
 bool is_fit_as_control(const SliceDeviation& deviation);
 bool is_fit_as_control(const JudgedColumns& judged);
 
@@ -83,16 +84,16 @@ inline constexpr const char* kFlaggedSuffix = ".slice.safetensors";
 
 inline constexpr const char *kSchemaOfRows = "1", *kSchemaOfColumns = "2";
 
-// The metadata key of a figure. A slice of key positions has the figures of two tensors, so its keys name
-// them.
+// Returns the metadata key of a figure. A slice of key positions has the figures of two tensors, so its keys
+// contain the tensor's name.
 inline std::string figure_key(JudgedTensor tensor, const Figure& figure) {
   const bool is_alone = tensor == JudgedTensor::kOut || tensor == JudgedTensor::kGradQuery;
   return std::string("figure.") +
          (is_alone ? "" : kJudgedTensorNames[static_cast<uint32_t>(tensor)] + std::string(".")) + figure.name;
 }
 
-// A slice to be written. It owns copies of its arrays, since its slot is reused before the disk has taken
-// them.
+// A slice to be written. It owns copies of its arrays, because its slot is reused before the disk write has
+// ended.
 struct FlaggedSlice {
   struct Array {
     std::string name, type;
@@ -107,19 +108,20 @@ struct FlaggedSlice {
   uint64_t bytes() const;  // of the arrays
 };
 
-// Copies the slice in a slot, together with what is known about it. `segment`: name of the slot's segment.
+// Copies the slice in a slot, together with the known facts about it. `segment` is the name of the slot's
+// segment.
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedSlice& judged,
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment);
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedColumns& judged,
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment);
 
-// The bytes of the slice's file.
+// Returns the bytes of the slice's file.
 std::string flagged_file(const FlaggedSlice& slice);
 
 // Writes flagged slices into a directory under a quota of bytes and files, which counts all slices in the
-// directory. Finished files belong to the user and are never removed, so the first slices, which show how a
-// fault started, are kept. One thread. If several agents share the directory, each may exceed the quota by
-// one file.
+// directory. Finished files belong to the user and are never removed. So the first slices, which show how a
+// fault started, stay. One thread. If several agents share the directory, each may exceed the quota by one
+// file.
 class FlaggedFolder {
  public:
   static constexpr uint64_t kMostFiles = 1000;
@@ -142,7 +144,7 @@ class FlaggedFolder {
   const uint64_t most_bytes_;
 };
 
-// Why a flagged slice was not written to a file.
+// Reasons why a flagged slice was not written to a file.
 enum class FlaggedDrop : int { kAlike, kBusy, kQuota, kError };
 inline constexpr size_t kFlaggedDrops = 4;
 inline constexpr const char* kFlaggedDropNames[kFlaggedDrops] = {"alike", "busy", "quota", "error"};
@@ -159,7 +161,7 @@ class FlaggedWriter {
   static constexpr uint64_t kMostWaitingBytes = uint64_t{64} << 20;
 
   explicit FlaggedWriter(std::unique_ptr<const FlaggedFolder> folder);
-  // Waits a short time for slices still to be written, but not for a hanging disk.
+  // Waits a short time for slices that are still to be written, but not for a hanging disk.
   ~FlaggedWriter();
   FlaggedWriter(const FlaggedWriter&) = delete;
   FlaggedWriter& operator=(const FlaggedWriter&) = delete;
@@ -170,7 +172,7 @@ class FlaggedWriter {
   // Counts a dropped slice.
   void drop(FlaggedDrop why);
 
-  // Waits until every offered slice is written or dropped. False if that takes longer than `most`.
+  // Waits until every offered slice is written or dropped. Returns false if that takes longer than `most`.
   bool wait(std::chrono::milliseconds most);
 
   FlaggedCounts counts() const;
@@ -184,10 +186,10 @@ class FlaggedWriter {
   std::thread thread_;
 };
 
-// Chooses the checked slices of one run that go into files. A layer that stays faulty would fill any quota
-// with similar slices. So for each rank, layer, pass and reason only the first four slices are kept, and then
-// the 8th, 16th, 32nd, ... For each rank, layer and pass with a flagged slice, the next ordinary slice is
-// kept too, since it shows the kernel's correct result for similar inputs. One thread.
+// Chooses the checked slices of one run to be saved. A layer that stays faulty would fill any quota with
+// similar slices. So for each rank, layer, pass and reason only the first four slices are saved, and then the
+// 8th, 16th, 32nd, ... After a flagged slice, the next ordinary slice of the same rank, layer and pass is
+// saved too, because it shows the kernel's correct result for similar inputs. One thread.
 class FlaggedSlices {
  public:
   static constexpr uint64_t kFirst = 4;
@@ -196,8 +198,8 @@ class FlaggedSlices {
   FlaggedSlices(std::string path, uint64_t most_bytes)
       : writer_(std::make_unique<FlaggedFolder>(std::move(path), most_bytes)) {}
 
-  // Keeps the slice in `slot` if it is to be kept. The statistics and detectors of `rank` must already
-  // include it.
+  // Decides about the slice in `slot` and saves it if chosen. The statistics and detectors of `rank` must
+  // already include the slice.
   void consider(const segment::Slot& slot, const JudgedSlice& judged, const LayerOfCall& layer,
                 const RankStatistics& rank, const std::string& segment) {
     consider_either(slot, judged, layer, rank, segment);
@@ -211,7 +213,7 @@ class FlaggedSlices {
   const FlaggedWriter& writer() const { return writer_; }
 
  private:
-  // What was flagged of one rank, layer and pass.
+  // The flagged slices of one rank, layer and pass.
   struct Place {
     std::array<uint64_t, kFlagReasons> seen = {};
     bool has_control = false;

@@ -25,12 +25,12 @@ double cpu_seconds(clockid_t clock) {
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 double cores_of_cgroup(const std::string& directory) {
-  double quota = 0, period = 0;  // without a quota cpu.max begins with "max", and reading a number fails
+  double quota = 0, period = 0;  // without a quota cpu.max begins with "max", not a number
   std::ifstream limit(directory + "/cpu.max");
   return limit >> quota >> period && period > 0 ? quota / period : kUnlimited;
 }
 
-// The quota of a v1 cgroup, in cores. A quota of -1 means no limit.
+// Returns the quota of a v1 cgroup, in cores. A quota of -1 means no limit.
 double cores_of_old_cgroup(const std::string& directory) {
   double quota = 0, period = 0;
   std::ifstream(directory + "/cpu.cfs_quota_us") >> quota;
@@ -38,8 +38,8 @@ double cores_of_old_cgroup(const std::string& directory) {
   return quota > 0 && period > 0 ? quota / period : kUnlimited;
 }
 
-// The smallest limit of root + path and of every directory above it up to the root. Directories that are not
-// mounted here are left out.
+// Returns the smallest limit of root + path and of every directory above it up to the root. Directories that
+// are not mounted here are skipped.
 double tightest(const std::string& root, const std::string& path, double (*cores_of)(const std::string&)) {
   std::string directory = root + path;
   for (double cores = kUnlimited;; directory.resize(directory.rfind('/'))) {
@@ -102,11 +102,11 @@ void raise_descriptor_limit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// The HTTP thread, started earlier, keeps its own nice value. With autogroup, nice values only count within a
-// session, so the session gets a nice value too. The HTTP thread is in the same session: on two busy cores,
-// one scrape in ten took over 100 ms (at most 535) with a value of 19, and none over 50 ms with 10 (Linux
-// 6.18). A session that another process leads (an agent started by hand or by a job's script) is left as it
-// is, since the other processes in it would become slower too.
+// The HTTP thread, which was started before, keeps its own nice value. With autogroup, nice values only count
+// within a session, so the session gets a nice value too. The HTTP thread is in the same session. On two busy
+// cores, one scrape in ten took over 100 ms (at most 535) with a value of 19, and none over 50 ms with 10
+// (Linux 6.18). If another process leads the session (an agent started by hand or by a job's script), the
+// session is not changed, since its other processes would become slower too.
 void be_nice() {
   setpriority(PRIO_PROCESS, 0, 19);
   if (getsid(0) == getpid()) std::ofstream("/proc/self/autogroup") << "10";

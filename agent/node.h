@@ -9,17 +9,17 @@
 
 namespace foreshock {
 
-// Cores that the ranks of this node and the agent share: the affinity mask, limited by the cgroup's quota. At
-// least 1.
+// Returns the number of cores that the ranks of this node and the agent share: the affinity mask, limited by
+// the cgroup's quota. At least 1.
 int cores_of_node();
 
-// The smallest CPU quota, in cores, of this process's cgroups (v1 and v2) and their parents; infinite without
-// a quota. `cgroups` is the file that names the cgroups of this process: outside a cgroup namespace (Slurm,
-// systemd) the quota is not at `root`.
+// Returns the smallest CPU quota, in cores, of this process's cgroups (v1 and v2) and their parents; infinite
+// without a quota. `cgroups` is the file that names the cgroups of this process, because outside a cgroup
+// namespace (Slurm, systemd) the quota is not at `root`.
 double cgroup_cores(const std::string& cgroups, const std::string& root);
 
-// The number of this process's pid namespace; 0 if the kernel does not report it. A pid is valid only within
-// its namespace, and every container has one.
+// Returns the number of this process's pid namespace, or 0 if the kernel does not report it. A pid is valid
+// only within its namespace, and every container has its own.
 uint64_t pid_namespace();
 
 // CPU time of this process, all threads, in seconds.
@@ -28,11 +28,11 @@ double process_cpu_seconds();
 // CPU time of the calling thread, in seconds.
 double thread_cpu_seconds();
 
-// The name of a user in /etc/passwd as a valid label; the user's number if there is no entry.
+// Returns the name of a user in /etc/passwd as a valid label, or the user's number if there is no entry.
 std::string user_name(uid_t user);
 
-// Raises the limit of descriptors as far as the node allows and the agent needs: two for each live rank and
-// three for each run.
+// Raises the limit of descriptors up to the need of the agent, as far as the node allows: two for each live
+// rank and three for each run.
 void raise_descriptor_limit();
 
 // Gives the calling thread the lowest CPU priority.

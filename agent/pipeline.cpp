@@ -30,14 +30,14 @@ namespace {
 // Tensors processed per rank and poll, so that a fast rank cannot starve the others. Kept small: a tensor
 // takes about 1 ms and can wait in its ring, but an attention call that finds no free slot is not sampled.
 constexpr uint32_t kMaxTensorsPerPoll = 16;
-// CPU seconds per rank and poll after which no further slice is taken. A slice of 1000 keys takes about a
+// CPU seconds per rank and poll after which no further slice is read. A slice of 1000 keys takes about a
 // hundredth of this, a slice of a million keys more than all of it.
 constexpr double kMaxSecondsPerPoll = 0.25;
-// Polls of a segment whose trainer has ended. They suffice for all slots of a ring and 1024 tensors.
+// Polls of a segment whose trainer has ended. This suffices for all slots of a ring and 1024 tensors.
 constexpr uint32_t kMaxDrainPolls = 64;
 
 // Rank, world size, attempt and launcher id are accepted once. A segment that kept changing them would create
-// new Prometheus series without limit. After late_ready nothing is read again.
+// new Prometheus series without limit. After late_ready the identity is not read again.
 void refresh_identity(const SegmentReader& segment, RankStatistics* rank) {
   if (rank->identity.late_ready == 1) return;
   const segment::Identity before = rank->identity;
@@ -66,12 +66,12 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     set_watch(rank);
     if (rank->watch != nullptr) rank->loss_zscore = rank->watch->loss_verdict().z;
   }
-  hand_over();
+  flush_record();
   segment.consume_steps();
   rank->steps = segment.steps_taken();
   SegmentReader::Ready ready;
-  // At most as many slices as there are slots: a trainer that fills slots without pause, or pretends to,
-  // cannot starve the other ranks.
+  // At most as many slices as there are slots, so that a trainer that fills (or pretends to fill) slots
+  // without pause cannot starve the other ranks.
   for (uint32_t taken = 0; taken < segment::kMaxSlots && segment.next_ready(&ready); ++taken) {
     found = true;
     const double slice_begins = thread_cpu_seconds();
@@ -111,7 +111,7 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
         record_event(rank, "weight_mismatch", snapshot.step, snapshot.layer,
                      static_cast<double>(snapshot.odd_ranks[0]));
     }
-    hand_over();
+    flush_record();
     segment.consume_tensor();
   }
   return taken > 0;
@@ -168,7 +168,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
       flagged_->consider(slot, JudgedSlice{slice, deviation, workspace_.reference, layer.label}, layer, *rank,
                          segment.name());
   }
-  hand_over();
+  flush_record();
   segment.consume_judged(ready);
 }
 
@@ -189,8 +189,9 @@ void Pipeline::set_watch(RankStatistics* rank) const {
   rank->watch = rank->current ? watches_.watch_of(rank->run, rank->identity.rank) : nullptr;
 }
 
-// Called before data in a segment is marked as consumed: it cannot be read again, so its lines come first.
-void Pipeline::hand_over() {
+// Called before data in a segment is marked as consumed. It cannot be read again, so its lines must be in the
+// record first.
+void Pipeline::flush_record() {
   if (record_ != nullptr) record_->hand_over();
 }
 
@@ -245,8 +246,8 @@ void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
   refresh(segment, rank);
 }
 
-// Notes that the level of a detector has changed. `resumed` counts too: when a training goes back, all
-// detectors are quiet again.
+// Records that the level of a detector has changed. `resumed` counts too: when a training returns to an
+// earlier step, all detectors become quiet.
 void Pipeline::note_level(const EventLine& event) {
   const bool is_resumed = event.event == name_of(WatchEventKind::kResumed);
   if ((event.detector.empty() && !is_resumed) || !event.rank) return;

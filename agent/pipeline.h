@@ -21,10 +21,10 @@
 namespace foreshock {
 
 // Decides which weight snapshots keep their histogram in the record, within a fixed number of bytes for a run
-// of any length. The bytes are spent in sixteen equal parts. The first part takes every interval, and each
-// later part takes every second interval that the part before would have taken, so a run 2^15 times as long
-// still has histograms at its end. An interval is taken or left out for all tensors together. All nodes
-// decide the same way, except where a part ends.
+// of any length. The bytes are divided into sixteen equal parts. The first part includes every interval, and
+// each later part every second interval that the previous part would have included. So a run 2^15 times as
+// long still has histograms at its end. An interval is included or omitted for all tensors together. All
+// nodes decide the same way, except where a part ends.
 class HistogramQuota {
  public:
   // Bytes of the largest stored histogram that fits into a line of the record.
@@ -32,7 +32,7 @@ class HistogramQuota {
 
   explicit HistogramQuota(uint64_t bytes) : bytes_(bytes) {}
 
-  // Whether the histogram of `snapshot` is to be written. If so, its bytes are counted as spent.
+  // Whether the histogram of `snapshot` is to be written. If so, its bytes are counted.
   bool takes(const TensorSnapshot& snapshot);
 
   bool is_on() const { return bytes_ > 0; }
@@ -54,7 +54,7 @@ class Pipeline {
   explicit Pipeline(RecordWriter* record, uint64_t histogram_bytes = 0, AlertCommand* alerts = nullptr)
       : record_(record), alerts_(alerts), histograms_(histogram_bytes) {}
 
-  // Keeps unusual slices in `flagged`, which must outlive the pipeline; null: none are kept.
+  // Saves unusual slices in `flagged`, which must outlive the pipeline. Null: none are saved.
   void set_flagged(FlaggedSlices* flagged) { flagged_ = flagged; }
 
   // The detectors of all ranks. Their state may be restored only before the first poll().
@@ -64,30 +64,30 @@ class Pipeline {
   // See Weights::set_followed_before().
   void set_followed_before() { weights_.set_followed_before(); }
 
-  // Sets the number of ranks of the run on this node: each tensor has as many parts or replicas.
+  // Sets the number of ranks of the run on this node. Each tensor has that many parts or replicas.
   void set_ranks_here(size_t ranks) { ranks_here_ = ranks; }
   const Weights& weights() const { return weights_; }
   const HistogramQuota& histograms() const { return histograms_; }
   const HeadSpectra& spectra() const { return spectra_; }
 
-  // Whether the level of any detector has changed, and whether any has risen, since take_changes() was
-  // called.
+  // Whether the level of any detector has changed, and whether any has risen, since the last take_changes().
   struct Changes {
     bool any = false, rise = false;
   };
   Changes take_changes() { return std::exchange(changes_, {}); }
   Adviser& adviser() { return adviser_; }
 
-  // Processes what is new in a segment. Returns whether there was anything.
+  // Processes new data in a segment. Returns whether there was any.
   bool poll(segment::SegmentReader& segment, RankStatistics* rank);
 
-  // Continues a segment that an earlier agent has read. Must precede the first poll() of the segment.
+  // Continues a segment that an earlier agent has read. Must be called before the first poll() of the
+  // segment.
   void take_up(const segment::SegmentReader& segment, RankStatistics* rank);
 
   // Reads counters, names and identity of a segment. Called before they are published.
   void refresh(const segment::SegmentReader& segment, RankStatistics* rank);
 
-  // Processes the rest of a segment after its trainer has ended. What is half-written is counted as lost.
+  // Processes the rest of a segment after its trainer has ended. Incomplete slices are counted as lost.
   void finish(segment::SegmentReader& segment, RankStatistics* rank);
 
   // Records the start of a burst: from `step` on, one step in `interval` is sampled for a while.
@@ -96,8 +96,8 @@ class Pipeline {
  private:
   void judge_slot(segment::SegmentReader& segment, const segment::SegmentReader::Ready& ready,
                   RankStatistics* rank);
-  // Gives one checked tensor of a slice to statistics, record and detectors. `seconds`: CPU time of the
-  // check.
+  // Passes one checked tensor of a slice to statistics, record and detectors. `seconds` is the CPU time of
+  // the check.
   void observe(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                double seconds, RankStatistics* rank);
   // Records an event. `is_new`: the record does not have the event yet.
@@ -107,8 +107,8 @@ class Pipeline {
   // Points rank->watch to the detectors of this rank.
   void set_watch(RankStatistics* rank) const;
   // Makes sure that written lines reach the record even if the agent is killed.
-  void hand_over();
-  // Passes a change of a detector's level to the adviser, and notes it in changes_.
+  void flush_record();
+  // Passes a change of a detector's level to the adviser, and records it in changes_.
   void note_level(const EventLine& event);
   template <class Line>
   void detect(const Line& line, RankStatistics* rank);

@@ -64,7 +64,7 @@ class RankWriter {
     else
       registry_->unset(metric, {run_, rank_, std::string_view(labels)...});
   }
-  // Without this overload a double would be converted to uint64_t and call the overload below.
+  // Without this overload a double would be converted to uint64_t by the overload below.
   template <class... Labels>
   void set(Metric metric, double value, const Labels&... labels) {
     registry_->set(metric, {run_, rank_, std::string_view(labels)...}, value);
@@ -113,7 +113,7 @@ void publish_counts(const RankStatistics& rank, RankWriter& to) {
              segment::kSkipReasonNames[reason]);
     for (uint32_t reason = 0; reason < segment::kLostReasons; ++reason)
       // The layout has a reason "agent_absent", which is never counted: without an agent, slices wait for the
-      // next one.
+      // next agent.
       if (reason != static_cast<uint32_t>(segment::Lost::kAgentAbsent))
         to.set(Metric::kAttentionLostTotal, rank.lost[pass][reason], name, segment::kLostReasonNames[reason]);
   }
@@ -226,15 +226,16 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
           {"rounded_reference_bias_z", z(control)}};
 }
 
-// The mean ratio of the error to that of fused attention, for dK or dV; null if no key-column slice was
-// checked.
+// Returns the mean ratio of the error to that of fused attention, for dK or dV; null if no slice of key
+// positions was checked.
 template <class Holder>
 json key_ratio(const Holder& holder, JudgedTensor tensor) {
   const PassStatistics* known = statistics_of(holder, static_cast<uint32_t>(tensor));
   return known != nullptr ? number_or_null(mean_of(known->fused_ratio)) : json(nullptr);
 }
 
-// Slices of key columns, each of which is checked by both dK and dV: how many there were, and their errors.
+// Returns the number of slices of key positions, each of which is checked by both dK and dV, and their
+// errors.
 json keys_summary(const RankStatistics& rank) {
   return {{"judged", key_slices_of(rank)},
           {"nonfinite", rank.keys.empty() ? 0 : rank.keys[0].nonfinite + rank.keys[1].nonfinite},
@@ -287,8 +288,8 @@ json alarms_json(const RankStatistics& rank) {
 }
 
 // Counts the layers beyond a limit of thresholds.h, by pass and kind of alarm. Combinations without such a
-// layer are exported as 0, which alert rules need. To save series, errors beyond either noise floor and
-// errors of the log-sum-exp are counted together as deviation_ratio.
+// layer are exported as 0, because alert rules need them. To save series, errors beyond either noise floor
+// and errors of the log-sum-exp are counted together as deviation_ratio.
 void publish_alarms(const RankStatistics& rank, RankWriter& to) {
   std::map<std::pair<uint32_t, std::string>, std::set<const LayerStatistics*>> layers;
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
@@ -335,8 +336,8 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_loss, "loss");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_gradient, "gradient");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_output, "attention_output");
-  // Values of a step that has not ended. A gradient scaler can no longer skip that step once the rank is
-  // dead.
+  // Values of a step that has not ended. Once the rank is dead, a gradient scaler can no longer skip that
+  // step, so they count as final.
   const uint64_t of_unfinished_step = rank.alive ? 0 : rank.pending_gradient.values;
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient + of_unfinished_step,
          "attention_gradient");
@@ -347,7 +348,8 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kOverheadSecondsTotal, rank.agent_seconds, "agent");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.switched_on}, "trainer");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.identity.slots_given > 0}, "slices");
-  // A healthy rank has no such series: it would nearly always be 1, and the number of series is limited.
+  // Healthy ranks do not export this series: it would nearly always be 1, and the number of series is
+  // limited.
   const bool has_given_up = rank.tensors_given_up_step >= 0;
   to.set(Metric::kMonitorEnabled, has_given_up ? std::optional<double>(0) : std::nullopt, "tensors");
   publish_alarms(rank, to);
@@ -366,7 +368,7 @@ json given_up_reason(const RankStatistics& rank) {
   return rank.tensors_given_up_failed ? "failure" : "cost";
 }
 
-// JSON has no NaN or infinity: the name of such a value, or null for any other.
+// Returns the name of NaN or infinity, which JSON lacks, or null for any other value.
 static json nonfinite_name(const std::optional<double>& value) {
   if (!value || std::isfinite(*value)) return nullptr;
   return std::isnan(*value) ? "nan" : *value > 0 ? "inf" : "-inf";
@@ -503,8 +505,9 @@ bool has_graphs(const segment::Coverage& coverage) {
 
 bool counts_kernels(const segment::Coverage& coverage) { return coverage.kernel_count_state != 0; }
 
-// Calls that the hooks saw, relative to the attention kernels launched in the same steps. Null if there were
-// more calls than kernels: then some kernels have names that foreshock does not know.
+// Returns the ratio of the calls that the hooks saw to the attention kernels launched in the same steps.
+// Empty if there were more calls than kernels: then some kernels have names that foreshock does not
+// recognize.
 std::optional<double> ratio_of_kernels(const segment::Coverage& coverage) {
   const auto seen = static_cast<double>(sum(coverage.kernel_count_calls));
   const double ran =
@@ -513,9 +516,9 @@ std::optional<double> ratio_of_kernels(const segment::Coverage& coverage) {
   return seen / ran;
 }
 
-// Seen: the calls that the hooks counted, without those made while a graph was recorded, since these did not
-// run. Ran: the seen calls and those inside launched graphs. No ratio if graphs of unknown content were
-// launched.
+// "Seen" are the calls that the hooks counted, without those recorded into graphs, which did not run at that
+// time. "Ran" are the seen calls and those inside launched graphs. There is no ratio if graphs with unknown
+// content were launched.
 CoverageRatio ratio_of(const RankStatistics& rank) {
   const segment::Coverage& coverage = rank.coverage;
   if (const auto ratio = ratio_of_kernels(coverage)) return {ratio, "kernels"};
@@ -608,7 +611,7 @@ namespace {
 
 using nlohmann::json;
 
-// What the benchmark measured for a detector, in other trainings than this run.
+// Returns the benchmark's results for a detector, from other trainings than this run.
 json measured_json(const Measured& measured) {
   return {{"right", number_or_null(measured.right)},
           {"alarms", number_or_null(measured.alarms)},
@@ -658,7 +661,7 @@ json episode_json(const Episode& episode, int64_t onset) {
           {"level", name_of(episode.most)},
           {"since_step", episode.since_step},
           {"warn_step", count_or_null(episode.warn_step)},
-          // Steps may come from a record and be any number: a signed difference could overflow, an unsigned
+          // Steps may come from a record and be any number. A signed difference could overflow; an unsigned
           // one wraps.
           {"lead_steps",
            static_cast<int64_t>(static_cast<uint64_t>(onset) - static_cast<uint64_t>(episode.since_step))}};
@@ -693,7 +696,8 @@ void publish_precursors(const RankStatistics& rank, Registry* registry) {
     set(Metric::kPrecursorLevel, static_cast<double>(state.level));
     set(Metric::kPrecursorEventsTotal, static_cast<double>(state.warnings));
     if (state.warnings > 0) set(Metric::kPrecursorLastEventStep, static_cast<double>(state.last_warn_step));
-    // A healthy rank has no such series: it would nearly always be 0, and the number of series is limited.
+    // Healthy ranks do not export this series: it would nearly always be 0, and the number of series is
+    // limited.
     if (state.series_dropped > 0)
       set(Metric::kPrecursorSeriesDropped, static_cast<double>(state.series_dropped));
     if (state.level == Level::kWarn && !state.layer.empty())

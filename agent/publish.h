@@ -16,7 +16,7 @@
 
 namespace foreshock {
 
-// Whether a rank owns its layers: rank 0 of the data-parallel dimension does. kUnknown if the data-parallel
+// Whether a rank owns its layers. Rank 0 of the data-parallel dimension does. kUnknown if the data-parallel
 // coordinate is unknown.
 enum class Ownership { kUnknown, kReplica, kOwner };
 Ownership ownership_of(const segment::Identity& identity);
@@ -25,11 +25,11 @@ const char* name_of(Ownership ownership);  // "unknown", "0", "1"
 // Decides which rank exports the series of a layer, so that replicas do not export them again.
 class LayerOwners {
  public:
-  // `ranks`: the ranks of the run that are exported now.
+  // `ranks` are the ranks of the run that are exported now.
   explicit LayerOwners(const std::vector<const RankStatistics*>& ranks);
 
   // Whether `rank` exports the layer. Owners export all their layers, replicas none. Among ranks of unknown
-  // ownership the lowest live rank that has the layer exports it, so every layer has series under any
+  // ownership the lowest live rank that has the layer exports it. So every layer has series under any
   // parallelism.
   bool shows(const RankStatistics& rank, const std::string& label) const;
 
@@ -41,40 +41,40 @@ class LayerOwners {
 void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* registry,
                   const LayerOwners* owners = nullptr);
 
-// One entry of "ranks" in the summary (docs/summary.md). Unknown values are null.
+// Returns one entry of "ranks" in the summary (docs/summary.md). Unknown values are null.
 nlohmann::json summary_of(const RankStatistics& rank, int cores_per_rank);
 
-// summary_of() plus what only the status page and `foreshock status` need: layers, events, the monitor's own
-// work.
+// Returns summary_of() with the additional fields of the status page and `foreshock status`: layers, events,
+// the monitor's own work.
 nlohmann::json state_of(const RankStatistics& rank, int cores_per_rank);
 
-// The limits of detect/thresholds.h, which the page shows beside the values.
+// Returns the limits of detect/thresholds.h, which the page shows beside the values.
 nlohmann::json thresholds_json();
 
 // Adds the histories that the page plots by step: one table for the rank and one for each layer.
 void add_history(const RankStatistics& rank, std::vector<HistoryTable>* tables);
 
-// Serializes `json`. Names come from the trainer: invalid UTF-8 becomes a replacement character and throws no
-// exception. `indent` -1: one line.
+// Serializes `json`. Names come from the trainer, so invalid UTF-8 is replaced instead of throwing an
+// exception. `indent` -1 gives one line.
 std::string text_of(const nlohmann::json& json, int indent);
 
 // Sets the metrics of the share of attention that the hooks have seen.
 void publish_coverage(const RankStatistics& rank, Registry* registry);
 
-// {"ratio", "source"}, plus "graphs" if there were CUDA graphs and "kernels" if kernel counting was requested
-// (docs/summary.md).
+// Returns {"ratio", "source"}, with "graphs" if there were CUDA graphs, and "kernels" if kernel counting was
+// requested (docs/summary.md).
 nlohmann::json coverage_json(const RankStatistics& rank);
 
 // Sets the metrics of the saved and dropped flagged slices of a run.
 void publish_flagged(const std::string& run, const FlaggedWriter& writer, Registry* registry);
 
-// {"directory", "saved": {reason: n}, "dropped": {why: n}, "problem"} (docs/summary.md).
+// Returns {"directory", "saved": {reason: n}, "dropped": {why: n}, "problem"} (docs/summary.md).
 nlohmann::json flagged_json(const FlaggedWriter& writer);
 
-// Sets the metrics of the detectors that have had a value; without a value a detector is unknown, not quiet.
+// Sets the metrics of the detectors that have had a value. A detector without a value is unknown, not quiet.
 void publish_precursors(const RankStatistics& rank, Registry* registry);
 
-// {"detectors": [...], "loss_events": [...]} (docs/summary.md).
+// Return {"detectors": [...], "loss_events": [...]} (docs/summary.md).
 nlohmann::json precursors_json(const RankStatistics& rank);
 nlohmann::json precursors_json(const RankWatch& watch);
 

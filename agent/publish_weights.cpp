@@ -7,7 +7,7 @@
 namespace foreshock {
 namespace {
 
-// Share of the elements whose update is known.
+// Returns the share of the elements whose update is known.
 std::optional<double> update_coverage(const PoolSnapshot& model) {
   if (model.step < 0 || model.elements == 0) return std::nullopt;
   return static_cast<double>(model.update_elements) / static_cast<double>(model.elements);
@@ -18,8 +18,8 @@ nlohmann::json mean_max(const std::optional<double>& mean, const std::optional<d
   return {{"mean", number_or_null(mean)}, {"max", number_or_null(max)}, {"tensor", text_or_null(of)}};
 }
 
-// Intervals after which a snapshot is stale. More than one, since a snapshot may have been skipped to keep
-// the budget, and the interval may have become longer since.
+// Number of intervals after which a snapshot is stale. More than one, since a snapshot may have been skipped
+// to keep the budget, and the interval may have become longer.
 constexpr int64_t kMostIntervals = 3;
 
 bool is_stale(const PoolSnapshot& model, const RunPosition& now) {

@@ -18,7 +18,7 @@ struct RunPosition {
 };
 
 // Sets the series of a run's weights; each tensor of the node counts once. Snapshots older than three
-// intervals are left out, since a reader would take them for current.
+// intervals are left out, since a reader would assume that they are current.
 void publish_weights(const std::string& run, const Weights& weights, const RunPosition& now,
                      Registry* registry);
 
@@ -31,12 +31,12 @@ void publish_spectra(const std::string& run, const HeadSpectra& spectra, Registr
 // Sets the series from which Prometheus compares a rank's weights with those of replicas on other nodes.
 void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Registry* registry);
 
-// Where the data-parallel replicas of these weights are: "here", "elsewhere" (on other nodes; Prometheus
-// compares them) or "none" (one rank, or a full shard). Null if unknown.
+// Returns where the data-parallel replicas of these weights are: "here", "elsewhere" (on other nodes;
+// Prometheus compares them) or "none" (one rank, or a full shard). Null if unknown.
 const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here);
 
-// The parts "weights", "optimizer" and "update_spectra" of a rank's summary. The last two describe the whole
-// node. Unknown values are null. `ranks_here`: number of ranks of the run on this node.
+// Return the parts "weights", "optimizer" and "update_spectra" of a rank's summary. The last two describe the
+// whole node. Unknown values are null. `ranks_here` is the number of ranks of the run on this node.
 nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, size_t ranks_here);
 nlohmann::json optimizer_json(const OptimizerHealth& optimizer);
 nlohmann::json spectra_json(const RankStatistics& rank, const HeadSpectra& spectra);

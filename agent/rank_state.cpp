@@ -90,14 +90,15 @@ bool is_alarm(const std::optional<Bias>& bias, double limit) {
   return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > limit;
 }
 
-// The last step whose slice supports an alarm of this kind; the step of the last slice if none does.
+// Returns the last step whose slice supports an alarm of this kind, or the step of the last slice if none
+// does.
 int64_t last_supported(const PassStatistics& pass, const char* kind) {
   const auto found = pass.past.find(kind);
   return found != pass.past.end() ? found->second.last_step : pass.last_step;
 }
 
-// The largest of the layer's values relative to their alarm thresholds: 1 is at the threshold. An unknown
-// value counts as 0.
+// Returns the largest of the layer's values relative to their alarm thresholds: 1 is at the threshold.
+// Unknown values count as 0.
 double alarm_nearness(const LayerStatistics& layer) {
   double nearness = 0;
   for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
@@ -150,8 +151,8 @@ std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor)
   };
   if (max_of(statistics.nonfinite_slices).value_or(0) > 0) add("nonfinite", std::nullopt);
   if (is_biased(statistics, tensor) && !layer.is_mixed) add("bias", statistics.bias.bias()->ulp);
-  // One fault gives one alarm, so fused_ratio counts only without deviation_ratio: under large scores, say,
-  // unfused attention has the same error, and only fused_ratio shows the fault. dK and dV have only
+  // One fault gives one alarm, so fused_ratio is used only without a deviation_ratio alarm. With large scores
+  // unfused attention may have the same error, and only fused_ratio shows the fault. dK and dV have only
   // fused_ratio: with the given log-sum-exp the error of the rounded scores of unfused attention does not
   // cancel.
   if (!is_key_gradient(tensor) && several_beyond(statistics.deviation_ratio, ratio_limit(statistics, tensor)))
@@ -175,8 +176,8 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor,
   const double limit = statistics != nullptr ? ratio_limit(*statistics, tensor) : 0;
   for (const LayerAlarm& alarm : alarms_of(*layer, tensor)) {
     const std::string kind = alarm.of;
-    // The alarm holds for 64 slices, so a later slice may not support it. A bias shows only in the pool of
-    // slices: every slice that contributes to the pool counts as support.
+    // The alarm holds for 64 slices, so a later slice may not support it. A bias is only visible in the pool
+    // of slices, so every slice in the pool counts as support.
     if (kind == "nonfinite" && !is_nonfinite(deviation)) continue;
     if (kind == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > limit)) continue;
     if (kind == "fused_ratio" && !(deviation.fused_ratio.value_or(0) > limit)) continue;
@@ -226,7 +227,7 @@ uint64_t RankStatistics::calls(uint32_t which) const {
 uint64_t RankStatistics::in_flight(uint32_t which) const {
   uint64_t ended = judged[which];
   for (uint64_t count : lost[which]) ended += count;
-  // `sampled` and the other counts are read one after the other: a slice judged in between must not make the
+  // `sampled` and the other counts are read one after the other, so a slice checked in between could make the
   // difference negative.
   return totals.sampled[which] > ended ? totals.sampled[which] - ended : 0;
 }
@@ -251,8 +252,8 @@ const LayerStatistics* RankStatistics::worst_layer() const {
   double most = -1;
   for (const auto& [label, layer] : layers) {
     if (layer.pass[0].judged + layer.pass[1].judged == 0 && layer.keys.empty()) continue;
-    // A layer that was counted by its ordinal before the first name was known is also one of the named
-    // layers.
+    // A layer that was counted by its ordinal before the first name was known is also counted as one of the
+    // named layers.
     if (layer.source == "ordinal" && layer_source != "ordinal") continue;
     const double nearness = alarm_nearness(layer);
     if (nearness > most) {
@@ -323,8 +324,8 @@ AttentionSlice slice_of(const segment::SlotView& view) {
   return slice;
 }
 
-// A slot of key positions uses some fields in another sense: `rows` counts key positions, and `key_limit`
-// holds the first query position that sees each of them.
+// A slot of key positions uses some fields differently: `rows` counts key positions, and `key_limit` has the
+// first query position that sees each of them.
 KeyColumns columns_of(const segment::SlotView& view) {
   const segment::Slot& slot = view.header;
   KeyColumns columns;
@@ -356,8 +357,8 @@ LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot&
   LayerOfCall layer = {"", "", segment::name_of(source)};
   if (slot.layer < 0) return layer;
   if (source == segment::LayerSource::kOrdinal) {
-    // If layers have names, a call known by its ordinal (in an evaluation, say) belongs to one of them, but
-    // to which is unknown.
+    // If layers have names, a call with only an ordinal (in an evaluation, for example) belongs to one of
+    // them, but it is unknown to which.
     if (rank.layer_source == segment::name_of(segment::LayerSource::kParameter) ||
         rank.layer_source == segment::name_of(segment::LayerSource::kAnnotation))
       return {"", "", segment::name_of(segment::LayerSource::kUnknown)};
@@ -431,7 +432,7 @@ void add_scores(const SliceDeviation& deviation, ScoreStatistics* scores) {
   add(scores->near_tie_ratio, near_tie_ratio(deviation));
 }
 
-// The better of two layer sources, in the order annotation, parameter, ordinal, unknown.
+// Returns the better of two layer sources, in the order annotation, parameter, ordinal, unknown.
 std::string better_source(const std::string& a, const std::string& b) {
   for (auto source :
        {segment::LayerSource::kAnnotation, segment::LayerSource::kParameter, segment::LayerSource::kOrdinal})
@@ -439,8 +440,8 @@ std::string better_source(const std::string& a, const std::string& b) {
   return segment::name_of(segment::LayerSource::kUnknown);
 }
 
-// How many standard deviations x lies above the mean of the window before it, as loss_rules.h computes it;
-// absent until the window is full.
+// Returns by how many standard deviations x is above the mean of the window before it, as in loss_rules.h.
+// Absent until the window is full.
 std::optional<double> standard_score(const Window<kLossWindow>& window, double x) {
   const auto summary = window.summary();
   if (!summary || !window.full() || !(summary->std > 0) || !std::isfinite(x)) return std::nullopt;
@@ -463,8 +464,8 @@ void observe_gradient(double norm, RankStatistics* rank) {
   rank->gradient_reference.add(norm);
 }
 
-// Time constant of recent_cost, which the overhead alert reads. It is short enough that a removed cause is
-// forgotten within minutes, and long enough to average a sampled step with the unsampled steps around it.
+// Time constant of recent_cost, which the overhead alert reads. It is short, so that a removed cause
+// disappears within minutes. It is long enough to average a sampled step with the unsampled steps around it.
 constexpr double kRecentSeconds = 300;
 
 void add_cost(const RankStatistics::Cost& step, double keep, RankStatistics::Cost* sum) {
@@ -473,9 +474,9 @@ void add_cost(const RankStatistics::Cost& step, double keep, RankStatistics::Cos
   sum->agent_seconds = keep * sum->agent_seconds + step.agent_seconds;
 }
 
-// A step that took more than kShortestPause seconds and kMostTimes the median contains a pause: a stopped
-// trainer, a checkpoint. Counted as training time, the pause would make the monitor's share look small for
-// minutes. The median needs kStepsToKnow steps.
+// A step that took more than kShortestPause seconds and kMostTimes the median contains a pause, such as a
+// stopped trainer or a checkpoint. If the pause counted as training time, the monitor's share would look
+// small for minutes. The median needs kStepsToKnow steps.
 constexpr double kMostTimes = 20, kShortestPause = 1;
 constexpr size_t kStepsToKnow = 16;
 
@@ -485,9 +486,9 @@ double training_seconds(double seconds, double cost, const StepWindow& usual) {
   return seconds - cost > kMostTimes * median ? median + cost : seconds;
 }
 
-// The part of a step's cost that the grant of the first look pays. The first look is the first samples of a
-// process, which a fixed grant (kFirstLookSeconds) pays instead of the overhead budget; the trainer computes
-// the same sum.
+// Returns the part of a step's cost that the grant of the first look pays. The first look is the first
+// samples of a process. They are paid from a fixed grant (kFirstLookSeconds) instead of the overhead budget.
+// The trainer computes the same sum.
 double granted_seconds(const segment::StepRecord& step, double cost, RankStatistics::FirstLookCost* look) {
   if (!segment::is_first_look(step)) return 0;
   const double granted = std::min(cost, segment::kFirstLookSeconds - look->own_seconds);
@@ -534,9 +535,9 @@ void observe_giving_up(const segment::StepRecord& step, RankStatistics* rank) {
   rank->note_event("tensors_given_up", step.step, "", std::nullopt);
 }
 
-// Non-finite attention gradients are counted when their step ends. If that end is not recognized, since the
-// step has another number than expected, they are counted after this many ends of steps; if no step ends,
-// after this time.
+// Non-finite attention gradients are counted when their step ends. That end may not be recognized, because
+// the step has another number than expected. Then they are counted after kEndsToWaitFor ends of steps, or, if
+// no step ends, after kNanosecondsToWait.
 constexpr int kEndsToWaitFor = 2;
 constexpr uint64_t kNanosecondsToWait = 120'000'000'000;
 
@@ -598,9 +599,9 @@ std::optional<double> near_tie_ratio(const SliceDeviation& deviation) {
   return static_cast<double>(deviation.near_tie_rows) / deviation.rows_with_keys;
 }
 
-// Adds what a slice of key positions shows beyond its own keys: the conservation sums over all keys, and
-// non-finite values in grad_query. Conservation holds only for calls that see all keys their log_sum_exp
-// covers; whether they do is known from slices of rows (with_partial_rows).
+// Adds the results of a slice of key positions that are not about its own keys: the conservation sums over
+// all keys, and non-finite values in grad_query. Conservation holds only for calls that see all keys that
+// their log_sum_exp covers. Slices of rows show whether they do (with_partial_rows).
 void add_all_keys(const SliceDeviation& deviation, const segment::Slot& slot, LayerStatistics* layer) {
   if (slot.columns == 0) return;
   PassStatistics& rows = layer->pass[1];
@@ -622,15 +623,15 @@ uint64_t kind_of(const segment::Slot& slot) {
 }
 
 void note_kind(const segment::Slot& slot, LayerStatistics* layer) {
-  if (slot.columns == 1) return;  // slices of key positions have another shape than those of rows
+  if (slot.columns == 1) return;  // their shape differs from that of slices of rows
   const uint64_t kind = kind_of(slot);
   uint64_t& known = layer->kind[slot.pass];
   if (layer->source == "ordinal" && known != 0 && known != kind) layer->is_mixed = true;
   known = kind;
 }
 
-// Counts a restart of the step numbers, and marks layers known by ordinal as mixed: another training may run
-// now. The same number twice is not a restart.
+// Counts a restart of the step numbers, and marks layers known by ordinal as mixed, because another training
+// may run now. A repeated number is not a restart.
 void note_restart(const segment::StepRecord& step, RankStatistics* rank) {
   const segment::StepRecord& last = rank->last_step;
   if (last.sequence == 0) return;
@@ -671,7 +672,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
 }
 
 void observe_event(const EventLine& line, RankStatistics* rank) {
-  // An event that says that a detector is quiet again is not listed.
+  // Events of a detector that has become quiet are not listed.
   if (line.level == name_of(Level::kQuiet)) return;
   const std::string what = line.detector.empty() ? line.event : line.level + "_" + line.detector;
   rank->note_event(what.c_str(), *line.step, line.layer, line.value);

@@ -1,5 +1,5 @@
 // The state of one rank in the agent, and the functions that update it from a checked slice, an ended step,
-// an event or a tensor snapshot. Plain data: the pipeline writes it, publishing only reads it.
+// an event or a tensor snapshot. Plain data: the pipeline writes it, the publishing code only reads it.
 #ifndef FORESHOCK_AGENT_RANK_STATE_H_
 #define FORESHOCK_AGENT_RANK_STATE_H_
 
@@ -27,7 +27,7 @@
 namespace foreshock {
 
 // Values by step over a whole run, in bounded memory. A point covers a range of steps whose length is a power
-// of two and which begins at a multiple of it. If there are too many points, neighbours are merged and the
+// of two and whose begin is a multiple of it. If there are too many points, neighbours are merged and the
 // length doubles. Thread-compatible.
 class History {
  public:
@@ -40,7 +40,7 @@ class History {
   // Keeps at most `points` points; `points` must be at least 2.
   History(std::span<const Column> columns, size_t points);
 
-  // Ignores a step before the first one added, and a value that is not finite (events report those).
+  // Ignores a step before the first one added. Ignores values that are not finite, which events report.
   void add(int64_t step, size_t column, double value);
 
   // Fills in the steps and columns.
@@ -58,7 +58,7 @@ class History {
 
   std::span<const Column> columns_;
   size_t most_points_;
-  int64_t first_point_ = -1;  // the first point begins at step first_point_ << shift_; -1: no point yet
+  int64_t first_point_ = -1;  // first point begins at step first_point_ << shift_; -1: none
   int shift_ = 0;
   std::vector<Cell> cells_;  // by point, then column
 };
@@ -104,13 +104,13 @@ struct PassStatistics {
   std::map<std::string, PastAlarm> past;  // by LayerAlarm::of
   SampleWindow relative_error_mean, relative_error_max, deviation_ratio, fused_ratio, lse_error_ratio;
   BiasPool bias;          // of the kernel
-  BiasPool excess_bias;   // the kernel's bias minus that of a sound algorithm on the same slices
+  BiasPool excess_bias;   // the kernel's bias minus that of a correct algorithm on the same slices
   BiasPool rounded_bias;  // of the rounded reference
-  // dK and dV only: query rows that the last slice summed over, of all heads of the group.
+  // dK and dV only: number of query rows that the last slice summed over, of all heads of the group.
   uint64_t query_rows = 0;
   // dK and dV only: violation of the sums over all keys, relative to its tolerance (conservation.h).
   SampleWindow conservation_ratio;
-  // Slices that have rows whose log_sum_exp covers more keys than the call has.
+  // Number of slices with rows whose log_sum_exp covers more keys than the call has.
   uint64_t with_partial_rows = 0;
   uint64_t partial = 0;    // slices of calls that saw only a part of the keys (context parallelism)
   int64_t last_step = -1;  // step of the last checked slice
@@ -119,8 +119,8 @@ struct PassStatistics {
 // Statistics of grad_key and grad_value; empty until the first slice of key positions.
 using KeyStatistics = std::vector<PassStatistics>;
 
-// Whether the kernel itself is biased: its bias is large, significant, and beyond that of a sound algorithm
-// on the same slices and that of the rounded reference. `tensor` is a JudgedTensor.
+// Whether the kernel itself is biased: its bias is large, significant, and exceeds that of a correct
+// algorithm on the same slices and that of the rounded reference. `tensor` is a JudgedTensor.
 bool is_biased(const PassStatistics& pass, uint32_t tensor);
 
 struct ScoreStatistics {
@@ -190,8 +190,8 @@ inline constexpr size_t kRankPoints = 512, kLayerPoints = 64;
 
 struct LayerStatistics {
   std::string label, name, source;
-  // Set for a layer known by its ordinal alone once its calls have different shapes or belong to different
-  // trainings. A mean over such calls says nothing about any of them, so there is no bias alarm.
+  // Set for a layer known only by its ordinal once its calls have different shapes or belong to different
+  // trainings. A mean over such calls is meaningless, so there is no bias alarm.
   bool is_mixed = false;
   uint64_t kind[segment::kPasses] = {};  // hash of the properties that all calls share; 0: no call yet
   PassStatistics pass[segment::kPasses];
@@ -212,31 +212,31 @@ struct RankEvent {
   uint64_t count;
   std::optional<double> value;  // of the last repetition
 };
-inline constexpr size_t kMostEvents = 64;  // when more come, the oldest are dropped
+inline constexpr size_t kMostEvents = 64;  // beyond this, the oldest are dropped
 
 // A scalar that the training itself logs.
 struct LoggedScalar {
   double value;
-  int64_t step;  // the step that the training logs with it; without one, the optimizer's step
+  int64_t step;  // step logged with the value, else the optimizer's step
 };
 
-// A trainer has at most kMaxLayers names. Layers beyond this limit, from a trainer that invents names without
-// end, are not kept.
+// Limit of the layers that are kept. A trainer has at most kMaxLayers names at a time, but may invent new
+// ones without end.
 inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
 
-// Whether `tensor`, a JudgedTensor, is grad_key or grad_value, the tensors by which slices of key positions
-// are checked. The number of any other tensor is that of its pass.
+// Whether `tensor`, a JudgedTensor, is grad_key or grad_value, which are the tensors that slices of key
+// positions check. The number of any other tensor equals its pass.
 constexpr bool is_key_gradient(uint32_t tensor) { return tensor >= segment::kPasses; }
 
-// The statistics of a layer or a rank for `tensor`; null for grad_key and grad_value if no slice of key
-// positions was checked.
+// Returns the statistics of a layer or a rank for `tensor`. Null for grad_key and grad_value if no slice of
+// key positions was checked.
 template <class Holder>
 const PassStatistics* statistics_of(const Holder& holder, uint32_t tensor) {
   if (!is_key_gradient(tensor)) return &holder.pass[tensor];
   return holder.keys.empty() ? nullptr : &holder.keys[tensor - segment::kPasses];
 }
 
-// As statistics_of() above, but creates missing statistics.
+// Does the same as statistics_of() above, but creates missing statistics.
 template <class Holder>
 PassStatistics& statistics_of(uint32_t tensor, Holder* holder) {
   if (!is_key_gradient(tensor)) return holder->pass[tensor];
@@ -246,22 +246,23 @@ PassStatistics& statistics_of(uint32_t tensor, Holder* holder) {
 
 constexpr uint32_t pass_of(uint32_t tensor) { return tensor == 0 ? 0 : 1; }
 
-// A fault in the attention of one layer, or of the calls whose layer is not known (label "").
+// A fault in the attention of one layer, or of the calls whose layer is unknown (label "").
 struct LayerAlarm {
   const LayerStatistics* layer;
   uint32_t pass;
   const char* of;               // nonfinite, bias, deviation_ratio, fused_ratio, conservation or log_sum_exp
   std::optional<double> value;  // the largest ratio, or the bias in ulp; absent for nonfinite
   // Step of the last slice that supports the alarm. An alarm holds until 64 later slices have replaced that
-  // slice, which may never happen after a divergence.
+  // slice. After a divergence this may never happen.
   int64_t last_step = -1;
   uint32_t tensor = 0;  // JudgedTensor
 };
 
-// The alarms of one layer for one tensor, at most one of each kind, in the order that LayerAlarm::of lists.
+// Returns the alarms of one layer for one tensor, at most one of each kind, in the order that LayerAlarm::of
+// lists.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor);
 
-// The limit of the fused ratio of dK and dV, which are sums over `query_rows` rows.
+// Returns the limit of the fused ratio of dK and dV, which are sums over `query_rows` rows.
 double ratio_limit_of_keys(uint64_t query_rows);
 // Stores the alarms that the slice of `step` supports in PassStatistics::past. The slice must already have
 // been added to `layer`.
@@ -299,25 +300,25 @@ struct RankStatistics {
   uint64_t layers_judged[segment::kPasses] = {};         // named layers with a checked slice
 
   uint64_t steps = 0, steps_lost = 0;
-  // How often the step number fell or the optimizer was replaced: another training began, or a checkpoint was
-  // loaded.
+  // How often the step number fell or the optimizer was replaced, because another training began or a
+  // checkpoint was loaded.
   uint64_t step_restarts = 0;
   segment::StepRecord last_step = {};
-  // The step at which the trainer stopped reporting tensors, because that cost too much or, if
-  // tensors_given_up_failed, because it failed; -1: it reports them.
+  // The step at which the trainer stopped reporting tensors, or -1 if it has not. The reason is the cost, or
+  // a failure if tensors_given_up_failed.
   int64_t tensors_given_up_step = -1;
   bool tensors_given_up_failed = false;
   std::optional<double> first_loss, last_loss;
   uint32_t loss_source = 0;  // FORESHOCK_LOSS_... of the last step that had a loss
   std::optional<double> gradient_norm, learning_rate;
   // The detectors of this rank, over all attempts. Null until they have received a line. Also null once a
-  // later process has replaced this one, so that their events are published once.
+  // later process has replaced this one, so that their events are published only once.
   const RankWatch* watch = nullptr;
-  // An earlier agent has processed the steps up to this one; -1: no earlier agent.
+  // An earlier agent has processed the steps up to this one. -1: no earlier agent.
   int64_t taken_up_step = -1;
   bool loss_events_known = true;  // the loss events of steps up to taken_up_step are known too
-  // Loss events over all attempts. Nothing if an earlier agent may have seen some, or if a later process has
-  // replaced this one.
+  // Returns the loss events over all attempts. Empty if an earlier agent may have seen some, or if a later
+  // process has replaced this one.
   std::optional<LossCount> losses(WatchEventKind kind) const;
   StepWindow loss_window, gradient_window;
   Window<kLossWindow> gradient_reference;
@@ -328,8 +329,8 @@ struct RankStatistics {
   };
   Cost cost;         // over all steps seen
   Cost recent_cost;  // over the last minutes: older steps count exponentially less
-  // Time paid by the grant of the first look (the first samples of a process), in the trainer and by the
-  // agent on their slices. It counts neither for the slowdown nor for the choice of the sampling interval.
+  // Time paid by the grant of the first look (the first samples of a process), in the trainer and in the
+  // agent for these slices. It is excluded from the slowdown and from the choice of the sampling interval.
   struct FirstLookCost {
     double own_seconds = 0, agent_seconds = 0;
     int64_t last_step = -1;
@@ -350,8 +351,8 @@ struct RankStatistics {
   uint64_t judged_rows = 0;    // slices of query rows that the agent checked or refused
   uint64_t nonfinite_loss = 0, nonfinite_gradient = 0, nonfinite_output = 0, nonfinite_attention_gradient = 0;
   // Non-finite attention gradients of a step that has not ended. They are added to
-  // nonfinite_attention_gradient when it ends, since only then it is known whether a gradient scaler skips
-  // the step.
+  // nonfinite_attention_gradient when the step ends, since only then it is known whether a gradient scaler
+  // skips the step.
   struct PendingGradient {
     uint64_t values = 0, since_ns = 0;
     int64_t step = 0;
@@ -366,48 +367,50 @@ struct RankStatistics {
   std::vector<std::string> scalar_names;       // names of segment::StepRecord::scalars
   std::map<std::string, LoggedScalar> logged;  // by name; at most kMaxScalars
 
-  // The layer with this label, created if missing; null if there are too many layers.
+  // Returns the layer with this label, created if missing, or null if there are too many layers.
   LayerStatistics* layer_of(const std::string& label);
   void note_event(const char* what, int64_t step, const std::string& layer, std::optional<double> value);
   uint64_t calls(uint32_t pass) const;
   uint64_t in_flight(uint32_t pass) const;
   bool no_attention_seen() const { return steps >= 10 && calls(0) + calls(1) == 0; }
-  // The monitor's time on the training threads plus the agent's share of the node's cores, divided by the
-  // training time without the monitor: over all steps seen, and over the last minutes.
+  // Returns the monitor's time on the training threads plus the agent's share of the node's cores, divided by
+  // the training time without the monitor: over all steps seen, and over the last minutes.
   std::optional<double> slowdown(int cores_per_rank) const;
   std::optional<double> recent_slowdown(int cores_per_rank) const;
-  // Drops the histories and the layers that the summary does not mention; frees about 20 KiB per layer.
+  // Drops the histories and the layers that the summary does not mention. Frees about 20 KiB per layer.
   void shrink_to_summary();
-  // The layer nearest to, or furthest beyond, an alarm; null if no layer has a checked slice.
+  // Returns the layer nearest to, or furthest beyond, an alarm, or null if no layer has a checked slice.
   const LayerStatistics* worst_layer() const;
-  // Alarms of all layers, in the order of their labels; those of calls without a layer come first.
+  // Returns the alarms of all layers, in the order of their labels. Those of calls without a layer come
+  // first.
   std::vector<LayerAlarm> alarms() const;
 };
 
-// The slice in a slot of query rows. Borrows its arrays from the view.
+// Returns the slice in a slot of query rows. Borrows its arrays from the view.
 AttentionSlice slice_of(const segment::SlotView& view);
-// The key columns in a slot of key positions. Borrows their arrays from the view.
+// Returns the key columns in a slot of key positions. Borrows their arrays from the view.
 KeyColumns columns_of(const segment::SlotView& view);
 
 struct LayerOfCall {
   std::string label, name, source;
 };
 
-// The layer under which a call is counted. With an empty label the call is counted for the rank only.
+// Returns the layer under which a call is counted. If the label is empty, the call is counted for the rank
+// only.
 LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot& slot,
                      const RankStatistics& rank);
 
 void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                    RankStatistics* rank);
 
-// Checked slices of key positions. For each, both dK and dV are checked.
+// Returns the number of checked slices of key positions. For each, both dK and dV are checked.
 inline uint64_t key_slices_of(const RankStatistics& rank) {
   const PassStatistics* known = statistics_of(rank, static_cast<uint32_t>(JudgedTensor::kGradKey));
   return known != nullptr ? known->judged : 0;
 }
 
-// Continues a rank whose steps up to `last` an earlier agent has processed. `watch` holds the detectors'
-// state after `last`; null: unknown.
+// Continues a rank whose steps up to `last` an earlier agent has processed. `watch` has the detectors' state
+// after `last`; null if unknown.
 void take_up(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank);
 
 void observe_step(const segment::StepRecord& step, RankStatistics* rank);
@@ -415,17 +418,17 @@ void observe_step(const segment::StepRecord& step, RankStatistics* rank);
 // Adds an event of the detectors to the rank's list.
 void observe_event(const EventLine& line, RankStatistics* rank);
 
-// Adds the distance of a tensor snapshot, which this rank has completed, to the history of its layer.
+// Adds the distance of a tensor snapshot to the history of its layer. This rank has completed the snapshot.
 void add_to_history(const TensorSnapshot& snapshot, RankStatistics* rank);
 
-// Adds the spectrum of a layer's heads, completed by a record of this rank, to the histories of layer and
-// rank.
+// Adds the spectrum of a layer's heads to the histories of layer and rank. A record of this rank has
+// completed it.
 void add_to_history(const std::string& layer, const LayerSpectrum& spectrum, RankStatistics* rank);
 
 // Adds the latest snapshot of the whole model to the rank's history, once per interval.
 void add_to_history(const Weights& weights, RankStatistics* rank);
 
-// Share of rows whose second largest score nearly equals the largest.
+// Returns the share of rows whose second largest score nearly equals the largest.
 std::optional<double> near_tie_ratio(const SliceDeviation& deviation);
 
 }  // namespace foreshock

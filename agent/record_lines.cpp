@@ -16,8 +16,8 @@ std::vector<int64_t> copy_words(const uint32_t (&words)[segment::kRowsPerSlice],
   return {words, words + count};
 }
 
-// The query heads over whose rows the gradients of the slice's keys and values sum. Their number comes from
-// the trainer, so it is capped.
+// Returns the query heads over whose rows the gradients of the slice's keys and values sum. Their number
+// comes from the trainer, so it is limited.
 std::vector<int64_t> heads_of_columns(const segment::Slot& slot) {
   constexpr uint32_t kMostListed = 256;
   std::vector<int64_t> heads(std::min(slot.heads_in_slice, kMostListed));
@@ -206,7 +206,8 @@ void set_parts(const TensorSnapshot& snapshot, TensorLine* line) {
   line->parts = snapshot.parts.size();
   line->ranks = snapshot.ranks;
   if (snapshot.parts.size() == 1 && snapshot.elements == snapshot.whole_elements) return;
-  // The parts are in the order in which the ranks were read. Sorted, equal parts give equal lines.
+  // The parts are in the order in which the ranks were read. They are sorted, so that equal parts give equal
+  // lines.
   std::vector<TensorPart> parts = snapshot.parts;
   std::sort(parts.begin(), parts.end());
   for (const TensorPart& part : parts) {
@@ -234,7 +235,7 @@ TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, b
   line.whole_elements = snapshot.whole_elements;
   line.interval_steps = snapshot.interval;
   line.odd_ranks = snapshot.odd_ranks;
-  if (snapshot.parts.empty()) return line;  // a replica that came late adds only its rank, if it differs
+  if (snapshot.parts.empty()) return line;  // a late replica adds only its rank, if it differs
   line.elements = snapshot.elements;
   set_parts(snapshot, &line);
   line.previous_step = snapshot.previous_step;

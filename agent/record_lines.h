@@ -15,12 +15,13 @@ namespace foreshock {
 
 double seconds_since_1970();
 
-// `judge_seconds`: CPU time that the check of the slice took.
+// `judge_seconds` is the CPU time of the check of the slice.
 SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, const LayerOfCall& layer,
                        const SliceDeviation& deviation, double judge_seconds);
 StepLine step_line(const RankStatistics& rank, const segment::StepRecord& step);
 RunLine run_line(const RankStatistics& rank, const char* state);
-// The spectrum of a layer. `tensor` is the record of `rank` with the projection rows that completed it.
+// Returns the line of a layer's spectrum. `tensor` is the record of `rank` whose projection rows completed
+// it.
 SpectrumLine spectrum_line(const RankStatistics& rank, const segment::TensorRecord& tensor,
                            const LayerSpectrum& spectrum);
 EventLine event_line(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,

@@ -11,13 +11,13 @@
 namespace foreshock {
 namespace {
 
-// Parts that are compared. Further ones are ignored, since a trainer may invent names without end.
+// Limit of the parts that are compared, since a trainer may invent names without end.
 constexpr size_t kMostParts = 1 << 18;
 constexpr size_t kMostSeen = 1 << 16;  // parts of one rank in an interval
 // Checksums are exported as doubles, which hold whole numbers of this many bits exactly.
 constexpr uint64_t kBitsOfADouble = (uint64_t{1} << 52) - 1;
 
-// The finaliser of splitmix64: sums of its values do not cancel as sums of checksums might.
+// The finaliser of splitmix64. Sums of checksums might cancel; sums of its values do not.
 uint64_t mixed(uint64_t word) {
   word = (word ^ word >> 30) * 0xbf58476d1ce4e5b9u;
   word = (word ^ word >> 27) * 0x94d049bb133111ebu;
@@ -28,8 +28,8 @@ std::string_view name_of(const segment::TensorRecord& record) {
   return {record.name, strnlen(record.name, sizeof record.name)};
 }
 
-// The name without its prefix "rank<number>."; nothing without such a prefix: the name is the same on all
-// ranks.
+// Returns the name without its prefix "rank<number>.". Returns nothing if there is no such prefix, i.e. the
+// name is the same on all ranks.
 std::optional<std::string_view> name_of_any_rank(std::string_view name, int32_t rank) {
   const std::string own = "rank" + std::to_string(rank) + ".";
   if (!name.starts_with(own)) return std::nullopt;
@@ -48,7 +48,7 @@ uint64_t hash_of_part(std::string_view name, const segment::TensorRecord& record
     add(record.part[n]);
   }
   add(record.dtype);
-  // Ranks that count steps differently report different states under one step number.
+  // Ranks that count steps differently report different states with the same step number.
   add(record.step_source);
   add(identity.tensor_parallel);
   add(identity.pipeline_parallel);
@@ -76,7 +76,8 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   if (compared.holders.insert(identity.rank).second) compared.is_settled = false;
   std::vector<int32_t> odd;
   if (record.step <= compared.closed) return odd;
-  // Only a rank's first checksum of a step counts: replicas are compared as they were right after that step.
+  // Only a rank's first checksum of a step counts, because replicas are compared as they were directly after
+  // that step.
   open_ += compared.open[record.step].emplace(identity.rank, record.checksum).second;
   const bool is_now = is_complete(compared, record.step, compared.open[record.step], ranks_here);
   while (!compared.open.empty()) {
@@ -89,8 +90,8 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   return odd;
 }
 
-// Whether no other rank will report its replica of this step: all ranks that hold one have reported it (with
-// hybrid sharding not all ranks hold one), or the others have passed this step.
+// Whether no other rank will report its replica of this step. This is so if all ranks that hold a replica
+// have reported it (with hybrid sharding not all ranks do), or if the other ranks have passed this step.
 bool Replicas::is_complete(const Compared& compared, int64_t step, const Checksums& here,
                            size_t ranks_here) const {
   if (here.size() >= ranks_here ||

@@ -14,12 +14,12 @@
 namespace foreshock {
 
 // A tensor that a framework keeps equal over ranks has one name on all of them. Any other tensor of a job has
-// its rank in its name ("rank1.head.weight"). If such a tensor is equal on all ranks at kEqualSteps
-// measurements, and changes between them, the training script keeps it equal itself ("by hand"): from then on
-// it is treated as a replica too.
+// its rank in its name ("rank1.head.weight"). Such a tensor may be kept equal by the training script itself
+// ("by hand"). If it is equal on all ranks at kEqualSteps measurements, and changes between them, it is
+// treated as a replica from then on.
 class Replicas {
  public:
-  static constexpr size_t kMostOpen = 64;  // steps of one part that may wait for a rank that lags behind
+  static constexpr size_t kMostOpen = 64;            // steps of one part that may wait for a slow rank
   static constexpr size_t kMostOpenInAll = 1 << 20;  // checksums that may wait, over all parts
 
   // Adds the checksum of one rank's part of a tensor at one step. `ranks_here` is the number of ranks of the
@@ -28,32 +28,34 @@ class Replicas {
   std::vector<int32_t> add(const segment::TensorRecord& record, const segment::Identity& identity,
                            size_t ranks_here);
 
-  // Forgets the reported checksums. Called when the ranks were restarted, since steps may then repeat.
+  // Drops the reported checksums. Called when the ranks were restarted, since steps may then repeat.
   void begin_anew();
 
   // One checksum of all parts that a rank holds, over a whole interval. It is published as a metric, so that
-  // ranks of different nodes can be compared; a metric for each tensor would be too many series.
+  // ranks of different nodes can be compared. A metric for each tensor would create too many series.
   struct OfRank {
     int64_t step = -1;    // first step of the interval
     double checksum = 0;  // 52 bits
     std::string group;    // equal for ranks that hold the same parts of the same tensors
   };
-  // The last complete interval of a rank. An interval is complete when the rank has reported all parts it
-  // holds, or the same parts as in the interval before (some parts may never be reported). Null if none is
-  // complete or the rank's place in the job is unknown.
+  // Returns the last complete interval of a rank. An interval is complete when the rank has reported all
+  // parts that it holds, or the same parts as in the previous interval (some parts may never be reported).
+  // Null if none is complete or the rank's coordinates in the job are unknown.
   const OfRank* of(int32_t rank) const;
 
-  // Counts of tensors that may have replicas. Iterates over all tensors: call it for the summary only.
+  // Numbers of tensors that may have replicas. Iterates over all tensors, so it must be called for the
+  // summary only.
   struct Coverage {
     std::vector<std::string> never;  // tensors that were reported but never compared
     size_t by_hand = 0;              // compared tensors that the training script keeps equal
-    size_t alone = 0;  // tensors with their rank in the name, not known to be replicas; the most of any rank
+    size_t alone = 0;                // maximum over ranks: tensors named by rank, not known to be replicas
     size_t maybe = 0;  // those that were always equal on several ranks, but not kEqualSteps times
   };
   Coverage coverage() const;
 
   uint64_t mismatches(int32_t rank) const;
-  // Largest number of ranks that hold the same part of a tensor; 0: each part is on one rank only.
+  // Returns the largest number of ranks that hold the same part of a tensor, or 0 if each part is on one rank
+  // only.
   size_t most_ranks() const { return most_ranks_; }
   uint64_t compared() const { return compared_; }                // comparisons of a replica with another
   size_t tensors_compared() const { return tensors_compared_; }  // tensors compared at least once
@@ -68,8 +70,8 @@ class Replicas {
     // Set to false for a tensor that has its rank in its name, until kEqualSteps equal steps have shown that
     // it is a replica.
     bool is_replica = true;
-    // The members below are used only for a tensor that has its rank in its name. is_apart: it differed
-    // between ranks while is_replica was false, and never becomes a replica.
+    // The members below are used only for a tensor that has its rank in its name. is_apart: the tensor
+    // differed between ranks while is_replica was false. It then never becomes a replica.
     bool is_apart = false;
     uint64_t last_equal = 0;   // checksum of the last step at which all ranks were equal
     uint32_t equal_steps = 0;  // such steps with a new checksum: a constant tensor is equal by chance
@@ -83,7 +85,7 @@ class Replicas {
     uint64_t interval = 0;
     std::set<uint64_t> seen;  // parts reported in this interval
     uint64_t sum = 0, group = 0;
-    uint64_t last_group = 0;  // `group` of the interval before
+    uint64_t last_group = 0;  // `group` of the previous interval
     OfRank last;
     uint64_t mismatches = 0;
   };

@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 // Longest name that is accepted. The file is in the trainer's directory, so any process of that user can
-// write it: each entry is checked, and one that facts_of() could not have written is ignored.
+// write it. Each entry is checked, and entries that facts_of() could not have written are ignored.
 constexpr size_t kLongestName = 64;
 
 std::optional<std::string> text_in(const json& from, const char* name) {
@@ -77,7 +77,7 @@ void take_up_event(const json& event, RankStatistics* rank) {
       {*what, *layer, *first, *last, static_cast<uint64_t>(*count), number_in(event, "value")});
 }
 
-// Whether there is anything to save. For a healthy training there is not, and no file is written.
+// Whether there is anything to save. A healthy training has nothing, and no file is written.
 bool has_any(const json& facts) { return !facts["past_alarms"].empty() || !facts["events"].empty(); }
 
 json facts_of(const RankStatistics& rank) {
@@ -165,8 +165,8 @@ bool is_same(const EventLine& a, const EventLine& b) {
          a.detector == b.detector && a.level == b.level;
 }
 
-// Gives the lines of a record to the detectors, and notes them for ToldLines. An event is written after the
-// line that caused it; returns the events that the record lacks, since the agent was killed in between.
+// Passes the lines of a record to the detectors, and adds them to `told`. An event is written after the line
+// that caused it. Returns the events that the record lacks, because the agent was killed in between.
 std::deque<EventLine> replay(RecordReader& reader, Watches* watches, ToldLines* told) {
   std::deque<EventLine> missing;
   while (const std::optional<RecordLine> line = reader.next()) {

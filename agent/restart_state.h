@@ -1,4 +1,4 @@
-// Saves and restores what an agent that is started again in the middle of a run needs: facts about each rank,
+// Saves and restores the data with which an agent continues in the middle of a run: facts about each rank,
 // the state of the detectors, and the last lines of the record.
 #ifndef FORESHOCK_AGENT_RESTART_STATE_H_
 #define FORESHOCK_AGENT_RESTART_STATE_H_
@@ -17,17 +17,17 @@
 
 namespace foreshock {
 
-// The parts "past_alarms" and "events" of the summary (docs/summary.md).
+// Return the parts "past_alarms" and "events" of the summary (docs/summary.md).
 nlohmann::json past_alarms_json(const RankStatistics& rank);
 nlohmann::json events_json(const RankStatistics& rank);
 
-// Keeps facts about the ranks of a run, by segment, in a file in the run's directory. One thread.
+// Stores facts about the ranks of a run, by segment, in a file in the run's directory. One thread.
 class RankFacts {
  public:
   static constexpr const char* kFile = "facts.json";
   static constexpr size_t kMostBytes = 16 << 20;  // a larger file is ignored
 
-  // Reads what an earlier agent has saved. An invalid file is ignored.
+  // Reads the facts that an earlier agent has saved. An invalid file is ignored.
   void restore(const Directory& directory);
 
   // Fills `rank`, which must be new, with the saved facts about the process with this segment.
@@ -35,9 +35,10 @@ class RankFacts {
 
   // Stores the facts about `rank` for the next save().
   void note(const std::string& segment, const RankStatistics& rank);
-  // Forgets a segment that has been removed.
+  // Drops a segment that has been removed.
   void forget(const std::string& segment);
-  // Replaces the file if anything is new. False if it cannot be written; the run goes on without it.
+  // Replaces the file if anything has changed. Returns false if it cannot be written; the run continues
+  // without it.
   bool save(const Directory& directory);
 
  private:
@@ -45,12 +46,12 @@ class RankFacts {
   bool is_new_ = false;
 };
 
-// Finds lines that a killed agent has already written. If an agent is killed between writing lines and
+// Recognizes lines that a killed agent has already written. If an agent is killed between writing lines and
 // releasing their steps and slices to the trainer, the next agent reads the same steps and slices again. One
 // thread.
 class ToldLines {
  public:
-  // Most lines kept. One poll writes fewer, so more lines cannot be repeated.
+  // Limit of the lines that are kept. One poll writes fewer lines, so earlier lines cannot be repeated.
   static constexpr size_t kMost = 1 << 16;
 
   void note(const StepLine& line) { note(key_of(line)); }
@@ -58,7 +59,7 @@ class ToldLines {
   template <class Line>
   void note(const Line&) {}
 
-  // Whether the record has this line already. If so, the line is forgotten, since it cannot come a third
+  // Whether the record has this line already. If so, the line is removed here, since it cannot occur a third
   // time.
   template <class Line>
   bool take(const Line& line) {
@@ -66,7 +67,8 @@ class ToldLines {
   }
 
  private:
-  // The key has the time, since a later process of the rank counts tickets, and maybe steps, from 1 again.
+  // The key includes the time, since a later process of the rank counts tickets, and maybe steps, from 1
+  // again.
   using Key = std::tuple<std::string, int64_t, std::string, int64_t, double>;
   static Key key_of(const StepLine& line) {
     return {line.run, line.rank.value_or(-1), "step", line.step.value_or(-1), line.time.value_or(0)};
@@ -82,24 +84,23 @@ class ToldLines {
   std::set<Key> told_;
 };
 
-// Keeps the state of a run's detectors in a file in the run's directory, so that an agent that is started
-// again continues with them: they need no second learning period and find the same events as without the
-// restart. One thread.
+// Saves the state of a run's detectors in a file in the run's directory, so that a restarted agent continues
+// with them. They need no second learning period and find the same events as without the restart. One thread.
 class WatchState {
  public:
   static constexpr const char* kFile = "detectors.state";
   static constexpr size_t kMostBytes = 64 << 20;  // a larger file is ignored
 
-  // Restores the state that an earlier agent has saved; must precede the first observation. Then observes the
-  // lines that the earlier agent wrote to the record after its last save, adds events that the record lacks,
-  // and notes those lines in `told`. If there is a record but no state, writes kDetectorsBeginAnew to the
-  // record. `record` may be null; `path` is its file.
+  // Restores the state that an earlier agent has saved. Must be called before the first observation. Then
+  // observes the lines that the earlier agent wrote to the record after its last save, adds events that the
+  // record lacks, and adds those lines to `told`. If there is a record but no state, writes
+  // kDetectorsBeginAnew to the record. `record` may be null; `path` is its file.
   void restore(const Directory& directory, const std::string& run, const std::string& path,
                RecordWriter* record, Watches* watches, ToldLines* told);
 
-  // Replaces the file if anything is new, the first time always. A large file is replaced less often, at a
-  // mean rate of kBytesPerSecond, unless `is_last`. The record must have been flushed before. False if the
-  // file cannot be written; the run goes on without it.
+  // Replaces the file if anything has changed, and always the first time. A large file is replaced less
+  // often, at a mean rate of kBytesPerSecond, unless `is_last`. The record must have been flushed before.
+  // Returns false if the file cannot be written; the run continues without it.
   bool save(const Directory& directory, const RecordWriter* record, const Watches& watches,
             bool is_last = false);
 

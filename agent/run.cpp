@@ -29,7 +29,7 @@ Followed::Followed(std::unique_ptr<segment::SegmentReader> segment, const std::s
 
 void Followed::look(Clock::time_point now) {
   if (is_finished()) return;
-  // Reads the lock before the counters: if the lock is free, the trainer has stored its last counts.
+  // The lock is read before the counters: if the lock is free, the trainer has stored its last counts.
   rank.alive = segment_->is_locked();
   pipeline_->refresh(*segment_, &rank);
   if (!rank.alive) rank.exit_status = segment_->exit_status();
@@ -62,7 +62,7 @@ RunState state_from(const std::string& word) {
 
 std::string exit_name(uint64_t launcher_id) { return "exit." + std::to_string(launcher_id) + ".json"; }
 
-// The number between "exit." and ".json"; 0 when there is none.
+// Returns the number between "exit." and ".json", or 0 if there is none.
 uint64_t launcher_in(const std::string& name) {
   uint64_t launcher = 0;
   const char* end = name.data() + name.size() - 5;
@@ -100,25 +100,25 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A trainer is gone if its lock is free and its counters have not changed for this long.
+// A trainer is considered dead if its lock is free and its counters have not changed for this time.
 constexpr auto kGoneAfter = 10s;
-// If its launcher has reported the end of the command, or a later process has replaced it, a free lock is
-// enough. The last stores become visible within this time.
+// A free lock is enough if the launcher has reported the end of the command, or if a later process has
+// replaced the trainer. The last stores become visible within this time.
 constexpr auto kGoneAfterExit = 100ms;
-// Ranks that still run this long after their command has ended are summarised as they are.
+// Ranks that still run at this time after their command has ended are summarised as they are.
 constexpr auto kDrainAtMost = 5s;
-// Most segments of one run on one node, including earlier attempts. Each needs two file descriptors while its
-// trainer lives.
+// Limit of the segments of one run on one node, including earlier attempts. Each needs two file descriptors
+// while its trainer runs.
 constexpr size_t kMostSegments = 512;
-// Limit among them for segments that have ended and were replaced. The statistics of older ones are dropped.
+// Limit of the segments that have ended and were replaced. The statistics of the oldest ones are dropped.
 constexpr size_t kMostReplaced = 256;
-// Time from the last exit(0) until the run counts as finished, since a command may start its next training at
-// once.
+// Time from the last exit(0) until the run counts as finished, since a command may start its next training
+// immediately.
 constexpr auto kFinishedAfter = 2s;
 constexpr uint64_t kMostRefusalsLogged = 20;
 constexpr size_t kMostExitsAtOnce = 64;
-// This file exists while lines of the record would be lost if the agent were killed, and for good once lines
-// are lost.
+// This file exists while lines of the record would be lost if the agent were killed. It stays once lines are
+// lost.
 constexpr const char* kRecordIncomplete = "record.incomplete";
 constexpr const char* kRecordSpool = "record.spool";
 
@@ -158,8 +158,8 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   for (const auto& [key, watch] : run->pipeline_->watches().all())
     run->pipeline_->adviser().restore(key.second, watch.states());
   run->record_was_incomplete_ = run->has_incomplete_file_ = run->directory_->has(kRecordIncomplete);
-  // Creates the state file now, since there may be no free inode at the end: the one that the launcher then
-  // frees is for the summary.
+  // Creates the state file now, since the tmpfs may have no free inode at the end. The inode that the
+  // launcher then frees is needed for the summary.
   run->save_watches();
   return run;
 }
@@ -229,8 +229,8 @@ bool Run::discover(Registry* registry) {
   return !found.empty();
 }
 
-// If there are too many segments, drops the oldest ones that have ended and that a later process of the same
-// rank has replaced.
+// If there are too many segments, drops the oldest ones that have ended and were replaced by a later process
+// of the same rank.
 void Run::make_room() {
   const auto is_over = [](const auto& each) { return each->is_finished() && !each->rank.current; };
   auto over = static_cast<size_t>(std::count_if(followed_.begin(), followed_.end(), is_over));
@@ -257,7 +257,7 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
   spdlog::info("{}: rank {} in {}", options_.label, rank.identity.rank, label_text(followed->name));
   for (auto& other : followed_) {
     if (other->rank.identity.rank != rank.identity.rank) continue;
-    // The order of the nonces decides: a segment that had to wait may be older than the other.
+    // The later nonce is the later process. A segment that had to wait for a descriptor may be the older one.
     RankStatistics& replaced = other->name < followed->name ? other->rank : rank;
     replaced.current = false;
     replaced.watch = nullptr;
@@ -266,7 +266,7 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
   if (interval_ != 0) followed->segment().set_interval(interval_, 0);
   followed->segment().set_advice(advice_);
   followed_.push_back(std::move(followed));
-  if (state_ != RunState::kRunning) state_ = worst_ = RunState::kRunning;  // the run goes on
+  if (state_ != RunState::kRunning) state_ = worst_ = RunState::kRunning;  // the run continues
 }
 
 void Run::look_for_life(Clock::time_point now) {
@@ -277,8 +277,8 @@ void Run::look_for_life(Clock::time_point now) {
     if (followed->rank.identity.late_ready == 1) announce(*followed);
     const bool is_replaced = !followed->rank.current;
     if (!followed->is_gone(now, is_replaced ? kGoneAfterExit : kGoneAfter)) continue;
-    // A launcher that runs will still report how the command ends. Without one, an exit file may already say
-    // so.
+    // A running launcher will still report the end of its command. Without a launcher, an exit file may
+    // already report it.
     if (!has_launcher(*directory_))
       finish(*followed, exit_of(*directory_, followed->launcher_id()).value_or(RunState::kFailed));
     else if (!followed->rank.current)
@@ -287,15 +287,16 @@ void Run::look_for_life(Clock::time_point now) {
   advise();  // signals of ranks that have ended no longer count
 }
 
-// Writes the "started" line of a rank once. Callers wait for the late fields of its identity, or its end.
+// Writes the "started" line of a rank once. Callers wait until the late fields of its identity are set or the
+// rank ends.
 void Run::announce(Followed& followed) {
   if (followed.announced) return;
   followed.announced = true;
   record_run(followed.rank, "started");
 }
 
-// Finishes a process that a later one has replaced, and removes its segment: a command that trains again and
-// again would otherwise fill the node's memory. How the process ended follows from its launcher's exit.
+// Finishes a process that a later one has replaced, and removes its segment. Otherwise a command that trains
+// again and again would fill the node's memory. The launcher's exit shows how the process ended.
 void Run::retire(Followed& followed) {
   followed.finish(RunState::kRunning);
   may_have_room_ = true;
@@ -307,17 +308,17 @@ void Run::retire(Followed& followed) {
 }
 
 RunState Run::end_of(const Followed& followed, RunState of_launcher) const {
-  // A process that a later attempt replaced has failed, even if the later attempt ends well.
+  // A process that was replaced by a later attempt has failed, even if the later attempt ends well.
   return is_replaced(followed) ? RunState::kFailed : of_launcher;
 }
 
 void Run::finish(Followed& followed, RunState state) {
   followed.finish(end_of(followed, state));
   may_have_room_ = true;
-  facts_.note(followed.name, followed.rank);  // nothing is read after finish()
+  facts_.note(followed.name, followed.rank);  // the statistics are final after finish()
   announce(followed);
   record_run(followed.rank, "ended");
-  note_end(state);
+  set_final_state(state);
 }
 
 bool Run::is_replaced(const Followed& followed) const {
@@ -327,8 +328,8 @@ bool Run::is_replaced(const Followed& followed) const {
   });
 }
 
-// The state of the run is the worst end of any of its commands, once all have ended.
-void Run::note_end(RunState state) {
+// The state of the run is the worst state of any of its commands, once all have ended.
+void Run::set_final_state(RunState state) {
   worst_ = std::max(worst_, state, is_better);
   if (std::all_of(followed_.begin(), followed_.end(), [](const auto& each) { return each->is_finished(); }))
     state_ = worst_;
@@ -345,7 +346,7 @@ RunState Run::state() const {
   return std::max(worst_, RunState::kFinished, is_better);
 }
 
-// Whether nothing more is to come from the ranks of this launcher.
+// Reads the remaining data of this launcher's ranks. Returns whether all of it has been read.
 bool Run::drain(const LauncherExit& exit, Clock::time_point now) {
   bool waiting = false;
   for (auto& followed : followed_) {
@@ -371,10 +372,10 @@ std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* 
     const Clock::time_point seen = exits_seen_.emplace(exit.launcher_id, now).first->second;
     discover(registry);  // a segment may have been created just before the exit
     const bool is_drained = drain(exit, now);
-    // Draining closed descriptors, so segments that waited for descriptors can be opened now.
+    // Draining has closed descriptors, so segments that waited for descriptors can be opened now.
     if (discovery_.waiting() > 0 && discover(registry)) continue;
     if (!is_drained && now - seen < kDrainAtMost) continue;
-    note_end(exit.state);
+    set_final_state(exit.state);
     ended.push_back(exit);
   }
   return ended;
@@ -406,7 +407,7 @@ size_t Run::ranks_that_live() const {
     live += !followed->is_finished();
     expected = std::max<size_t>(expected, followed->rank.identity.local_ranks);
   }
-  // Before the first end, the missing ones may still start.
+  // Before the first rank has ended, missing ranks may still start.
   return has_ended ? live : std::max(live, expected);
 }
 
@@ -414,8 +415,8 @@ int Run::cores_per_rank() const {
   return std::max(1, options_.cores / std::max(static_cast<int>(ranks()), 1));
 }
 
-// What the agent spends counts as slowdown, so the trainers' budgets pay for it. The first look has its own
-// grant.
+// The agent's cost counts as slowdown, so it is deducted from the trainers' budgets. The first look is
+// excluded, since it has its own grant.
 void Run::charge_trainers() {
   const int cores = cores_per_rank();
   for (const auto& followed : followed_) {
@@ -530,7 +531,7 @@ nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
     all["text"] = summary_text(input);
     all["line"] = summary_line(input);
   }
-  // A segment that is refused does not reveal its launcher, so the summary for every launcher has the count.
+  // The launcher of a refused segment is unknown, so the summaries for all launchers have the count.
   if (refused_segments() > 0) all["refused"] = {{"segments", refused_segments()}, {"why", refusal_}};
   all["processes_left_out"] = processes_left_out_;
   return all;
@@ -589,7 +590,7 @@ void Run::publish_ranks(Registry* registry) {
 namespace {
 
 // Added to the step from which several ranks follow advice: the time that the agent, at the lowest priority,
-// may need until all ranks can read it. A single rank need not wait for others.
+// may need until all ranks can read the advice. A single rank does not wait for others.
 constexpr double kAheadSeconds = 0.25;
 constexpr int64_t kMostAhead = 64;  // steps
 
@@ -600,7 +601,8 @@ int64_t steps_ahead(double step_seconds) {
 
 }  // namespace
 
-// The step from which ranks follow new advice: no rank of the node has reached it when the advice arrives.
+// Returns the step from which ranks follow new advice. No rank of the node has reached it when the advice is
+// written.
 int64_t Run::step_to_act_from() const {
   const int64_t soon = effective_step();
   if (ranks() < 2) return soon;
@@ -612,7 +614,7 @@ int64_t Run::step_to_act_from() const {
   return std::min(soon, INT64_MAX - kMostAhead) + steps_ahead(step_seconds);
 }
 
-// Writes advice only if the signal has changed. The trainer itself counts how long a level has lasted.
+// Writes advice only if the signal has changed. The trainer itself counts the duration of a level.
 void Run::advise() {
   std::set<int64_t> ranks;
   for (const auto& followed : followed_)

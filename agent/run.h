@@ -32,7 +32,7 @@ class Followed {
 
   Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run, Pipeline* pipeline);
 
-  // Processes what is new. False if there was nothing, or if the segment is finished.
+  // Processes new data. Returns false if there was none, or if the segment is finished.
   bool poll() { return !is_finished() && pipeline_->poll(*segment_, &rank); }
 
   // Reads the counters, and whether the trainer still holds its lock.
@@ -41,10 +41,10 @@ class Followed {
   // Whether the trainer has released its lock and no counter has changed for `quiet`.
   bool is_gone(Clock::time_point now, Clock::duration quiet) const;
 
-  // Whether the process has called exit(0), so that nothing more will come even if its launcher still runs.
+  // Whether the process has called exit(0), so that it produces no more data even if its launcher still runs.
   bool has_exited_well() const { return !rank.alive && rank.exit_status == 0; }
 
-  // Checks the slices that are left and closes the segment.
+  // Checks the remaining slices and closes the segment.
   void finish(RunState state);
   bool is_finished() const { return segment_ == nullptr; }
 
@@ -71,10 +71,11 @@ struct LauncherExit {
   RunState state = RunState::kFailed;
 };
 
-// Exits of launchers for which there is no summary yet.
+// Returns the exits of launchers for which there is no summary yet.
 std::vector<LauncherExit> unanswered_exits(const Directory& directory);
 
-// How the command of this launcher ended; nothing if its exit file does not exist or cannot be read now.
+// Returns how the command of this launcher ended, or nothing if its exit file does not exist or cannot be
+// read now.
 std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_id);
 
 std::string summary_name(uint64_t launcher_id);
@@ -103,42 +104,42 @@ class Run {
   using Clock = Followed::Clock;
 
   // Opens the run in `directory`, <base>/<run id>, and locks it for the life of the Run. Returns null on
-  // failure: *error is then one line, or empty if another agent holds the directory; errno says why locking
-  // failed.
+  // failure: *error is then one line, or empty if another agent holds the directory. errno gives the reason
+  // why locking failed.
   static std::unique_ptr<Run> open(const RunOptions& options, std::unique_ptr<Directory> directory,
                                    std::string* error);
   ~Run();
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  // Processes what is new in the known segments. Returns whether there was anything.
+  // Processes new data in the known segments. Returns whether there was any.
   bool poll();
 
   // Finds new segments. Returns whether there were any.
   bool discover(Registry* registry);
 
-  // Reads counters and locks of all segments. Finishes a segment whose trainer is gone if no launcher will
+  // Reads counters and locks of all segments. Finishes the segment of a dead trainer if no launcher will
   // report its exit, or if a later process has replaced it.
   void look_for_life(Clock::time_point now);
 
-  // Launchers whose command has ended, and whose ranks are drained or have been waited for long enough.
+  // Returns the launchers whose command has ended and whose ranks are drained, or did not drain in time.
   std::vector<LauncherExit> ended_launchers(Clock::time_point now, Registry* registry);
-  // Writes the summary for a launcher that ended_launchers() returned. The launcher waits only for the
-  // summary, so the series must be published before.
+  // Writes the summary for a launcher that ended_launchers() returned. The launcher ends after it has read
+  // the summary, so the series must be published before.
   void answer(const LauncherExit& exit);
 
   // Sets every series of the run.
   void publish(Registry* registry);
 
-  // JSON of the ranks of one launcher, or of all (0), as in docs/summary.md; `for_page` adds histories and
-  // layers.
+  // Returns the JSON of the ranks of one launcher, or of all (0), as in docs/summary.md. `for_page` adds
+  // histories and layers.
   nlohmann::json document(uint64_t launcher_id, bool for_page) const;
 
   // Adds the histories of every rank.
   void add_history(std::vector<HistoryTable>* tables) const;
 
-  // Sends the ranks a sampling interval that keeps the budget. `agent_cpu_seconds`: CPU time that the agent
-  // has spent on this run so far.
+  // Sends the ranks a sampling interval that keeps the budget. `agent_cpu_seconds` is the CPU time that the
+  // agent has spent on this run so far.
   void choose_cadence(double agent_cpu_seconds);
 
   // Whether a trainer or a launcher is alive.
@@ -147,13 +148,14 @@ class Run {
   const std::string& run_id() const { return options_.run_id; }
   const std::string& label() const { return options_.label; }
   const Directory& directory() const { return *directory_; }
-  // CPU seconds that the agent has spent on the ranks so far.
+  // Returns the CPU seconds that the agent has spent on the ranks so far.
   double rank_seconds() const;
   size_t ranks() const;  // distinct ranks, alive or ended
 
-  // Segments that were refused, or that wait for a descriptor.
+  // Returns the number of segments that were refused, or that wait for a descriptor.
   uint64_t refused_segments() const { return refused_segments_ + discovery_.waiting(); }
-  // The state of the run. It is finished when all trainings have ended well, even if the command still runs.
+  // Returns the state of the run. It is finished when all trainings have ended well, even if the command
+  // still runs.
   RunState state() const;
 
  private:
@@ -179,12 +181,12 @@ class Run {
   int64_t step_to_act_from() const;
   void advise();
   void begin_burst();
-  void note_end(RunState state);
+  void set_final_state(RunState state);
   void publish_ranks(Registry* registry);
   void record_run(const RankStatistics& rank, const char* state);
   void save_watches(bool is_last = false);
   void flush_record();
-  // The input of the summary for the ranks of one launcher, or of all (0).
+  // Returns the input of the summary for the ranks of one launcher, or of all (0).
   SummaryInput summary_input(uint64_t launcher_id) const;
   std::vector<const Followed*> ranks_of(uint64_t launcher_id) const;
   int cores_per_rank() const;

@@ -11,11 +11,11 @@
 namespace foreshock {
 namespace {
 
-// The share of the budget that samples may always use. Unsampled steps cost the same at any interval, so if
+// The share of the budget that samples may always use. Unsampled steps cost the same at any interval. So if
 // they alone exceed the budget, longer intervals save little.
 constexpr double kLeastShare = 0.125;
 
-// Reported steps from one sampled step to the next.
+// Returns the number of reported steps from one sampled step to the next.
 double reported_steps_in(const SamplingCost& cost, uint64_t interval) {
   return std::max(static_cast<double>(interval) / static_cast<double>(cost.stride), 1.0);
 }
@@ -34,7 +34,7 @@ std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& no
   const uint64_t steps = std::max(now.steps - (has_restarted ? 0 : before.steps), sampled);
   if (sampled < 2) return std::nullopt;
   const double spent = std::max(now.cpu_seconds - before.cpu_seconds, 0.0);
-  // Clamped, since judging_seconds falls when a rank is forgotten: it is a sum over the known ranks.
+  // Clamped, since judging_seconds is a sum over the known ranks and falls when a rank is dropped.
   const double judging =
       std::clamp(now.judging_seconds - (has_restarted ? 0 : before.judging_seconds), 0.0, spent);
   const double rest = spent - judging;
@@ -62,8 +62,8 @@ uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t
 
 namespace {
 
-// A rank that is this many steps or more before a burst has loaded an older checkpoint, so the burst is not
-// pending for it.
+// If a rank is at least this many steps before a burst, it has loaded an older checkpoint, and the burst is
+// not pending for it.
 constexpr int64_t kMostStepsBeforeBurst = 64;
 
 }  // namespace
@@ -90,18 +90,18 @@ bool is_pending_or_running(const Burst& burst, int64_t step) {
   return step < burst.until_step && step > burst.from_step - kMostStepsBeforeBurst;
 }
 
-// The part of Run that sets the sampling interval: one for all ranks of the node, by the cost of the slowest,
-// and a smaller one during a burst.
+// The part of Run that sets the sampling interval. All ranks of the node have the same interval, chosen by
+// the cost of the slowest rank. The interval is smaller during a burst.
 
 namespace {
 
 // A new interval takes effect this many reported steps after the newest step of any rank, so that every rank
-// of the node reads it in time.
+// of the node can read it before.
 constexpr int64_t kStepsAhead = 4;
 constexpr double kDefaultSlowdown = 0.01;
 
-// The smaller of the limit found so far (0: none) and the limit that a trainer reports. A reported limit
-// outside (0, 1] counts as the default.
+// Returns the smaller of the limit found so far (0: none) and the limit that a trainer reports. A reported
+// limit outside (0, 1] is replaced by the default.
 double smaller_limit(double limit, double reported) {
   const double valid = reported > 0 && reported <= 1 ? reported : kDefaultSlowdown;
   return limit > 0 ? std::min(limit, valid) : valid;
@@ -120,7 +120,8 @@ int64_t Run::effective_step() const {
   return std::min(newest, INT64_MAX - ahead) + ahead;
 }
 
-// Absent if the agent must not choose the interval: the user fixed it, or the job has ranks on other nodes.
+// Returns nothing if the agent must not choose the interval: the user fixed it, or the job has ranks on other
+// nodes.
 std::optional<Run::Measured> Run::measure() const {
   if (options_.every != 0) return std::nullopt;
   Measured all;
@@ -131,7 +132,7 @@ std::optional<Run::Measured> Run::measure() const {
     const RankStatistics& rank = followed->rank;
     if (followed->is_finished() || rank.last_step.sequence == 0) continue;
     if (rank.identity.world_size > static_cast<int>(std::max(rank.identity.local_ranks, here)))
-      return std::nullopt;  // ranks on other nodes would not learn the new interval
+      return std::nullopt;  // ranks on other nodes would not get the new interval
     if (rank.identity.fixed_interval != 0) return std::nullopt;
     if (options_.max_slowdown <= 0) all.budget = smaller_limit(all.budget, rank.identity.max_slowdown);
     SamplingCost& cost = all.cost;

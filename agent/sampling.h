@@ -14,8 +14,9 @@ struct AgentCost {
   double step_seconds = 0;          // everything else, per step, sampled or not
 };
 
-// Costs of the slowest rank, which a synchronous job pays. They are per reported step: if a trainer reports
-// only every `stride`-th step, it covers all steps since the last report. An interval counts step numbers.
+// Costs of the slowest rank, which determines the speed of a synchronous job. They are per reported step. If
+// a trainer reports only every `stride`-th step, a reported step includes all steps since the last report. An
+// interval counts step numbers.
 struct SamplingCost {
   double step_seconds = 0;          // duration of a step without the monitor
   double sampled_step_seconds = 0;  // the monitor's time in a sampled step of the trainer
@@ -35,39 +36,40 @@ struct AgentWork {
   uint64_t sampled_steps = 0;  // the part of `steps` that was sampled
 };
 
-// The agent's cost per step between `before` and `now`; absent if fewer than two steps were sampled between
-// them. If a counter fell, ranks were started again and count from zero.
+// Returns the agent's cost per step between `before` and `now`, or nothing if fewer than two steps were
+// sampled in between. If a counter fell, ranks were restarted and count from zero.
 std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& now, int cores);
 
-// The share of the training's time that sampling every `interval` steps takes.
+// Returns the share of the training's time that sampling every `interval` steps takes.
 double predicted_slowdown(const SamplingCost& cost, uint64_t interval);
 
-// The interval to use from now on; `in_force` is the current one. The interval grows as soon as the predicted
-// slowdown exceeds the budget. It shrinks only if the smaller interval leaves a fifth of the budget unused,
-// so that it does not oscillate. If unsampled steps alone exceed the budget, samples still get an eighth of
-// it.
+// Returns the interval to use from now on; `in_force` is the current one. The interval grows as soon as the
+// predicted slowdown exceeds the budget. It shrinks only if the smaller interval leaves a fifth of the budget
+// unused, so that it does not oscillate. If unsampled steps alone exceed the budget, samples still get an
+// eighth of it.
 uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force);
 
-// Denser sampling for some steps after a detector's level rises, so that it gets the samples it needs sooner.
+// Denser sampling for some steps after a detector's level has risen, so that the detector gets more samples
+// sooner.
 struct Burst {
   uint64_t interval;  // sampling interval in the steps [from_step, until_step)
   int64_t from_step, until_step;
 };
 
 // Sampled steps of a burst: an eighth of the samples in a detector's baseline (thresholds.h: 256), so that
-// what caused the burst does not become the baseline.
+// the cause of the burst does not become the baseline.
 inline constexpr int64_t kBurstSamples = 32;
 // No burst begins until this many times the length of the last one have passed. Bursts then cost less than a
 // quarter of --max-slowdown on average: (kBurstSlowdown - 1) / (1 + 8).
 inline constexpr int64_t kBurstPause = 8;
 
 // Plans a burst that begins at `from_step`. Its interval is the smallest power of two whose cost stays below
-// kBurstSlowdown times the budget. Absent if that is more than half of the current interval `in_force`, or if
-// the pause after the burst `last` is not over.
+// kBurstSlowdown times the budget. Returns nothing if that is more than half of the current interval
+// `in_force`, or if the pause after the burst `last` is not over.
 std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, uint64_t in_force,
                                 int64_t from_step, const std::optional<Burst>& last);
 
-// Whether a rank whose last step is `step` is in the burst or will soon reach it.
+// Whether a rank whose last step is `step` is in the burst or will reach it soon.
 bool is_pending_or_running(const Burst& burst, int64_t step);
 
 }  // namespace foreshock

@@ -18,8 +18,8 @@ namespace {
 constexpr size_t kLabelColumns = 14;
 constexpr size_t kMostFindings = 3, kMostRankLines = 4, kMostNotes = 8, kMostNamed = 3;
 constexpr int64_t kSameStep = 1;  // ranks of one job end within a step of each other
-// If a rank trained for fewer seconds, the summary prints them beside the overhead, which is then mostly that
-// of the set-up.
+// If a rank trained for fewer seconds, the summary prints them beside the overhead. Most of the overhead is
+// then the set-up.
 constexpr double kShortSeconds = 10;
 
 // -- text --
@@ -58,7 +58,7 @@ std::string spaced(std::string text) {
   return text;
 }
 
-// "label         text", wrapped at kSummaryColumns; a word that is too long gets a separate line.
+// Formats "label         text", wrapped at kSummaryColumns. A word that is too long gets a separate line.
 std::string entry(const std::string& label, const std::string& text) {
   std::string out = "  " + label, line;
   out.resize(std::max(kLabelColumns, out.size() + 1), ' ');
@@ -80,7 +80,7 @@ std::string entry(const std::string& label, const std::string& text) {
   return out + "\n";
 }
 
-// "3 budget, 1 mask"; "" when all are 0.
+// Formats counts as "3 budget, 1 mask"; "" if all are 0.
 std::string listed(const std::map<std::string, uint64_t>& counts) {
   std::string line;
   for (const auto& [name, value] : counts)
@@ -158,7 +158,7 @@ struct Finding {
   const char* headline;  // in the first line
   std::string text;
 };
-// kNow: a layer exceeds a limit now; kOverall: a whole pass does; kPast: a layer exceeded one before.
+// kNow: a layer exceeds a limit now. kOverall: a whole pass does. kPast: a layer exceeded a limit earlier.
 enum FindingOrder { kNonfinite, kReplicas, kNow, kLossNonfinite, kDiverged, kOverall, kPast, kSpike };
 
 constexpr const char* kAttentionFault = "ATTENTION FAULT";
@@ -179,16 +179,16 @@ std::string fault_text(const std::string& of, std::optional<double> value) {
   return "error up to " + formatted("%.3gx", value) + " of plain attention";
 }
 
-// When a slice last supported the alarm, if that is long ago. An alarm holds until 64 later slices have
-// replaced that slice, which may never happen after a divergence.
+// Returns the step at which a slice last supported the alarm, if that is long ago. An alarm holds until 64
+// later slices have replaced that slice. After a divergence this may never happen.
 std::string support_of(const LayerAlarm& alarm, const RankStatistics& rank) {
   const auto interval = static_cast<int64_t>(std::max<uint64_t>(rank.last_step.interval, 1));
   if (alarm.last_step < 0 || rank.last_step.step - alarm.last_step <= 8 * interval) return "";
   return " (last seen at step " + std::to_string(alarm.last_step) + ")";
 }
 
-// Adds the limits that a layer exceeds now, and those that one exceeded before; each layer, tensor and kind
-// once.
+// Adds the limits that layers exceed now, and those that layers exceeded earlier. Each layer, tensor and kind
+// is added once.
 void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
   std::set<std::string> seen;
   for (const RankStatistics* rank : ranks) {
@@ -224,8 +224,8 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
   }
 }
 
-// The first rank on which a whole pass is biased; null if there is none. Ranks with a layer that pools calls
-// of different kinds are left out: a mean error over such calls says nothing.
+// Returns the first rank on which a whole pass is biased, or null. Ranks with a layer that pools calls of
+// different kinds are excluded, because a mean error over such calls is meaningless.
 const RankStatistics* biased_rank(const Ranks& ranks, uint32_t pass) {
   for (const RankStatistics* rank : ranks) {
     const bool is_mixed = std::any_of(rank->layers.begin(), rank->layers.end(),
@@ -235,7 +235,7 @@ const RankStatistics* biased_rank(const Ranks& ranks, uint32_t pass) {
   return nullptr;
 }
 
-// Adds the limits that a pass exceeds over all layers, if no layer alone exceeds any.
+// Adds the limits that a pass exceeds over all layers, if no layer alone exceeds a limit.
 void add_overall(const Ranks& ranks, const PassTotals (&passes)[2], std::vector<Finding>* findings) {
   constexpr double kLimits[] = {kDeviationRatioForward, kDeviationRatioBackward};
   const bool has_layers = !findings->empty();
@@ -275,7 +275,7 @@ std::string before_it(const LossEventSeen& event) {
          std::to_string(event.onset_step - first.since_step) + " steps)";
 }
 
-// A spike and the divergence that it becomes are one event.
+// A spike that becomes a divergence is counted as one event.
 void add_loss_events(const RankWatch& watch, std::vector<Finding>* findings) {
   std::set<int64_t> diverged;
   for (const LossEventSeen& event : watch.loss_events())
@@ -289,7 +289,7 @@ void add_loss_events(const RankWatch& watch, std::vector<Finding>* findings) {
   }
 }
 
-// All ranks see the same loss, so only the first rank with loss events is listed.
+// All ranks have the same loss, so only the first rank with loss events is listed.
 void add_loss(const Ranks& ranks, std::vector<Finding>* findings) {
   for (const RankStatistics* rank : ranks) {
     if (rank->last_loss && !std::isfinite(*rank->last_loss)) {
@@ -313,7 +313,7 @@ std::vector<Finding> findings_of(const SummaryInput& input, const PassTotals (&p
   return findings;
 }
 
-// The verdict of the first line. Attention that was not checked is not called healthy.
+// Returns the verdict of the first line. Attention that was not checked is not reported as healthy.
 std::string verdict_of(const std::vector<Finding>& findings, const PassTotals (&passes)[2]) {
   if (!findings.empty()) return findings.front().headline;
   if (passes[0].judged + passes[1].judged == 0) return "attention not checked";
@@ -375,7 +375,8 @@ struct LayerCounts {
   size_t known = 0;
 };
 
-// Whether a part of the label is a number, as in "003" or "decoder.003"; "linear1" is the name of a module.
+// Whether a component of the label is a number, as in "003" or "decoder.003". "linear1" is the name of a
+// module.
 bool is_numbered(std::string_view label) {
   const auto is_number = [](std::string_view word) {
     return !word.empty() && word.find_first_not_of("0123456789") == word.npos;
@@ -385,7 +386,8 @@ bool is_numbered(std::string_view label) {
   return is_number(label);
 }
 
-// An upper limit of the number of layers with attention, since each makes at least one call in a step.
+// Returns an upper limit of the number of layers with attention, since each makes at least one call in a
+// step.
 uint64_t most_layers(const Ranks& ranks) {
   uint64_t most = 0;
   for (const RankStatistics* rank : ranks) {
@@ -403,8 +405,8 @@ LayerCounts layers_of(const Ranks& ranks) {
   LayerCounts counts;
   uint64_t judged_layers = 0;
   for (const auto& [label, of] : judged) {
-    // A layer without checked calls is known only if its label has a number: embeddings and heads have
-    // gradient norms too, but no number.
+    // A layer without checked calls is counted only if its label has a number. Embeddings and output heads
+    // have gradient norms too, but no number.
     const bool is_judged = of[0] + of[1] > 0;
     judged_layers += is_judged;
     counts.known += is_judged || is_numbered(label);
@@ -433,7 +435,8 @@ std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
   return text + "; " + grouped(keys) + " of the backward by dK and dV as well as dQ";
 }
 
-// Mean error of dK or dV over that of fused attention, each rank weighted by its slices.
+// Returns the mean error of dK or dV relative to that of fused attention, with each rank weighted by its
+// slices.
 std::optional<double> key_ratio(const Ranks& ranks, JudgedTensor tensor) {
   WeightedMean ratio;
   for (const RankStatistics* rank : ranks)
@@ -473,7 +476,7 @@ std::string loss_events_text(const RankStatistics& rank) {
   const std::optional<LossCount> spikes = rank.losses(WatchEventKind::kLossSpike),
                                  divergences = rank.losses(WatchEventKind::kDivergence);
   if (!spikes || !divergences) return rank.current ? ", spikes unknown" : "";
-  // A spike that became a divergence is one event: the divergence.
+  // A spike that became a divergence is counted as one event, the divergence.
   const bool is_one =
       divergences->count > 0 && spikes->count > 0 && spikes->first_step == divergences->first_step;
   const auto spikes_text = [](uint64_t count) { return counted(count, "spike", "spikes"); };
@@ -522,7 +525,7 @@ std::string process_text(const RankStatistics& rank) {
          ": ";
 }
 
-// Optimizer steps that a gradient scaler left out, on the rank with the most.
+// Reports the optimizer steps that a gradient scaler skipped, on the rank with the most.
 std::string skipped_entry(const Ranks& ranks) {
   const uint64_t most = most_of(ranks, [](const RankStatistics& rank) {
     return segment::knows_skips(rank.last_step) ? rank.last_step.skipped_steps : 0;
@@ -588,7 +591,7 @@ std::map<std::string, uint64_t> unfollowed_tensors(const Ranks& ranks) {
   for (const RankStatistics* rank : ranks)
     for (uint32_t n = 0; n < segment::kTensorUnfollowed; ++n)
       counts[segment::kTensorUnfollowedNames[n]] += rank->tensors.unfollowed[n];
-  counts.erase("off");  // the user switched them off
+  counts.erase("off");  // the user has switched these tensors off
   return counts;
 }
 
@@ -632,8 +635,8 @@ std::string weights_entries(const SummaryInput& input) {
   return out;
 }
 
-// "2 ranks agree bit for bit: 83 of 120 tensors compared (412 comparisons); never compared: head.weight and
-// 36 more". Tensors that no rank has reported are counted, but have no name here.
+// Formats "2 ranks agree bit for bit: 83 of 120 tensors compared (412 comparisons); never compared:
+// head.weight and 36 more". Tensors that no rank has reported are counted, but have no name here.
 std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& coverage, const Ranks& ranks) {
   const size_t compared = replicas.tensors_compared();
   const size_t held =
@@ -674,7 +677,7 @@ std::string replicas_entry(const SummaryInput& input) {
                  "not compared: none on this node (alert ForeshockReplicaMismatch compares nodes)");
   if (sum_over(input.ranks, [&](const RankStatistics& r) { return replicas.mismatches(r.identity.rank); }) >
       0)
-    return "";  // add_replicas() has made it a finding
+    return "";  // add_replicas() has added it to the findings
   return entry("replicas", replicas_text(replicas, coverage, input.ranks));
 }
 
@@ -682,8 +685,8 @@ std::string milliseconds(double seconds) {
   return formatted(seconds < 0.01 ? "%.2g" : "%.0f", 1e3 * seconds) + " ms";
 }
 
-// If the cost of unsampled steps alone exceeds the limit: how long steps must be for that cost to be within
-// the limit. Longer sampling intervals cannot reduce this cost.
+// If the cost of unsampled steps alone exceeds the limit, returns how long steps must be for that cost to be
+// within the limit. Longer sampling intervals cannot reduce this cost.
 std::string short_steps_text(const RankStatistics& rank, double allowed) {
   if (allowed <= 0 || allowed >= 1 || rank.other_step_cost.size() == 0) return "";
   const double fixed = median_of(rank.other_step_cost), step = median_of(rank.step_seconds);
@@ -692,7 +695,7 @@ std::string short_steps_text(const RankStatistics& rank, double allowed) {
          milliseconds(fixed / allowed) + " or longer allow for";
 }
 
-// "; first look 0.04 s of 0.5 s granted, not included": of the rank that took the most.
+// Formats "; first look 0.04 s of 0.5 s granted, not included", for the rank with the longest first look.
 std::string first_look_text(const Ranks& ranks) {
   double most = 0;
   for (const RankStatistics* rank : ranks) most = std::max(most, rank->first_look.own_seconds);
@@ -733,7 +736,7 @@ std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)
 
 using Notes = std::vector<std::pair<std::string, std::string>>;
 
-// Why a training had no step that could be sampled; "": it had one.
+// Returns the reason why a training had no step that could be sampled, or "" if it had one.
 std::string too_short_text(const RankStatistics& rank) {
   const uint64_t steps = steps_of(rank), interval = rank.identity.fixed_interval;
   const std::string ended = "the training ended after " + counted(steps, "step", "steps") + ", and ";
@@ -865,8 +868,8 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
       missed[segment::kSkipReasonNames[n]] += rank->coverage.numbers_skipped[n];
   }
   for (const auto& [reason, times] : missed) all_missed += times;
-  // The first numbers are always missed, until the device is set up. More than one in a hundred is worth a
-  // note.
+  // The first numbers are always missed, until the device is set up. A note is added if more than 1 % are
+  // missed.
   if (all_missed * 100 > fetched)
     notes->emplace_back("not read", grouped(all_missed) + " of " + grouped(fetched) +
                                         " losses and norms on a device: " + listed(missed));
@@ -984,7 +987,7 @@ std::string notes_entries(const SummaryInput& input, const PassTotals (&passes)[
   return out;
 }
 
-// The first kSummaryLines lines; the last of them says how many are missing.
+// Returns the first kSummaryLines lines. The last of them gives the number of missing lines.
 std::string shortened(const std::string& text) {
   const auto lines = static_cast<size_t>(std::count(text.begin(), text.end(), '\n'));
   if (lines <= kSummaryLines) return text;

@@ -1,6 +1,5 @@
-// Writes the summary of a run, which `foreshock run` prints after its command has ended and `foreshock
-// status` prints for a live run. The verdict comes first, every figure has its unit, and what was not checked
-// is named.
+// Writes the summary of a run. `foreshock run` prints it after its command has ended, `foreshock status` for
+// a live run. The verdict comes first, every figure has its unit, and unchecked data is named.
 #ifndef FORESHOCK_AGENT_SUMMARY_H_
 #define FORESHOCK_AGENT_SUMMARY_H_
 

@@ -16,8 +16,9 @@
 
 namespace foreshock {
 
-// Identifies a tensor of the job. Ranks with other model-parallel coordinates may hold another tensor under
-// the same name, so the coordinates are part of the key; if they are unknown, the rank is.
+// Identifies a tensor of the job. Ranks with other model-parallel coordinates may hold another tensor with
+// the same name, so the coordinates are part of the key. If they are unknown, the rank is part of the key
+// instead.
 struct TensorKey {
   std::string name;
   int32_t tensor_parallel = -1, pipeline_parallel = -1, expert_parallel = -1;
@@ -43,19 +44,20 @@ struct OptimizerSums {
   std::optional<double> epsilon_dominated_ratio() const;  // share of elements with sqrt(v_hat) < eps
   std::optional<double> update_ratio() const;             // |dW| / |W|
 
-  // Adds another part of the same tensor at the same step. A value that either part lacks becomes unknown.
+  // Adds another part of the same tensor at the same step. A value that is unknown in either part becomes
+  // unknown.
   void join(const OptimizerSums& other);
-  // Adds another tensor. A value that only one of the two knows is kept.
+  // Adds another tensor. A value that is known for only one of the two is kept.
   void pool(const OptimizerSums& other);
 };
 
-// Pools the latest statistics of every tensor. Tensors are measured in turn, so these cover the last
-// interval.
+// Pools the latest statistics of every tensor. The tensors are measured in turn over an interval, so the
+// statistics cover the last interval.
 class OptimizerHealth {
  public:
   void take(const TensorKey& key, uint32_t dims, int64_t step, const OptimizerSums& sums);
 
-  // Forgets the tensors whose latest statistics are of a step before `step`.
+  // Drops the tensors whose latest statistics are from a step before `step`.
   void forget_before(int64_t step);
 
   struct Summary {
@@ -63,8 +65,8 @@ class OptimizerHealth {
     std::optional<double> staleness_max, update_ratio_max;
     std::string stalest, fastest;  // the tensors with staleness_max and update_ratio_max
   };
-  // Nothing before the first tensor. Tensors of one dimension do not count for update_ratio_max: a vector may
-  // be near 0 as a whole, which makes its update ratio large.
+  // Empty before the first tensor. Tensors of one dimension are excluded from update_ratio_max: a whole
+  // vector may be near 0, which makes its update ratio large.
   std::optional<Summary> summary() const;
 
  private:
@@ -106,7 +108,7 @@ struct TensorSnapshot {
   std::optional<int64_t> previous_step, initial_step;
   std::optional<Wasserstein> previous, initial;  // W1 to the snapshot an interval before, and to the first
   double sum_of_squares = 0;
-  // Sum and maximum of the absolute change that this one step made in `update_elements` of the values; absent
+  // Sum and maximum of the absolute change made by this one step in `update_elements` of the values. Absent
   // if update_elements is 0.
   std::optional<double> update_sum_magnitude, update_max_magnitude;
   uint64_t update_elements = 0;
@@ -135,14 +137,15 @@ struct PoolSnapshot {
   std::optional<double> update_mean_abs_max;  // largest update_mean_abs of a single tensor
 };
 
-// Whether all model-parallel coordinates of a rank are known. Only then are ranks with equal coordinates
+// Whether all model-parallel coordinates of a rank are known. If they are, ranks with equal coordinates are
 // replicas of each other.
 inline bool has_coordinates(const segment::Identity& identity) {
   return identity.late_ready == 1 && identity.tensor_parallel >= 0 && identity.pipeline_parallel >= 0 &&
          identity.expert_parallel >= 0;
 }
 
-// Sets the coordinates of `key`, and its rank if they are unknown. For a tensor that the rank holds whole.
+// Sets the coordinates of `key`, or its rank if they are unknown. For a tensor of which the rank holds the
+// whole.
 inline void set_coordinates(const segment::Identity& identity, TensorKey* key) {
   if (identity.late_ready == 1) {
     key->tensor_parallel = identity.tensor_parallel;

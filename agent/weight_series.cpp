@@ -43,8 +43,8 @@ void WeightSeries::take(bool is_first, TensorSnapshot* snapshot) {
   complete_windows(snapshot->layer, &group);
 }
 
-// Counts the snapshot's window if it is new. Then removes tensors without a snapshot in the latest windows:
-// the trainer now divides the model differently.
+// Counts the snapshot's window if it is new. Then removes tensors without a snapshot in the latest windows.
+// They no longer exist, because the trainer now divides the model differently.
 void WeightSeries::begin_window(const TensorSnapshot& snapshot) {
   const int64_t begin = window_of(snapshot) * static_cast<int64_t>(snapshot.interval);
   if (begin <= newest_window_begin_) return;
@@ -63,8 +63,7 @@ void WeightSeries::begin_window(const TensorSnapshot& snapshot) {
   }
 }
 
-// Removes a tensor from a layer's group. A tensor is only in the group of the layer that its latest record
-// names.
+// Removes a tensor from a layer's group. A tensor is only in the group of the layer in its latest record.
 void WeightSeries::leave_group(const std::string& layer, const TensorKey& key) {
   const auto found = groups_.find(layer);
   if (found == groups_.end()) return;
@@ -122,7 +121,7 @@ void WeightSeries::keep_initial(const TensorSnapshot& snapshot, Tensor* tensor) 
   tensor->initial_elements = snapshot.elements;
 }
 
-// Forgets the tensor's snapshots, except those of the windows in `building` and of window `except`.
+// Drops the tensor's snapshots, except those of the windows in `building` and of window `except`.
 void WeightSeries::forget_kept(Tensor* tensor, const std::map<int64_t, TensorKeys>& building,
                                int64_t except) {
   std::erase_if(tensor->kept, [&](const auto& each) {
@@ -148,8 +147,8 @@ bool WeightSeries::store(const std::string& bytes, uint64_t limit, std::string* 
   return true;
 }
 
-// Opens the window of a snapshot in its group. Returns false if the window is closed already: ranks are at
-// different steps and are read one by one, so a snapshot may come late.
+// Opens the window of a snapshot in its group. Returns false if the window is already closed. Snapshots may
+// be late, because ranks are at different steps and are read one by one.
 bool WeightSeries::open_window(const TensorSnapshot& snapshot, Group* group) {
   const int64_t window = window_of(snapshot);
   if (snapshot.interval != group->interval) {
@@ -272,7 +271,8 @@ void close_pool(double squares, double updates, PoolSnapshot* pool) {
 
 }  // namespace
 
-// The sum of the histograms of all members that have one in this window; *elements is their number of values.
+// Returns the sum of the histograms of all members that have one in this window. Sets *elements to their
+// number of values.
 Histogram WeightSeries::pooled(const TensorKeys& members, int64_t window, uint64_t* elements) const {
   Histogram sum;
   *elements = 0;
@@ -364,7 +364,7 @@ void WeightSeries::complete(const std::string& layer, int64_t window, Group* gro
   add_to_model(sums, window);
 }
 
-// The number of groups in the model; a group without recent snapshots is no longer part of it.
+// Returns the number of groups in the model. A group without recent snapshots is no longer part of it.
 size_t WeightSeries::groups_alive() const {
   return static_cast<size_t>(std::ranges::count_if(groups_, [this](const auto& each) {
     return !each.second.members.empty() && each.second.seen_at_window + kMaxMissedWindows >= window_count_;

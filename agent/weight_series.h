@@ -1,5 +1,5 @@
-// Measures how far weight tensors, layers and the model have moved since the snapshot an interval before and
-// since the first snapshot.
+// Measures how far weight tensors, layers and the model have moved since the snapshot one interval earlier,
+// and since the first snapshot.
 #ifndef FORESHOCK_AGENT_WEIGHT_SERIES_H_
 #define FORESHOCK_AGENT_WEIGHT_SERIES_H_
 
@@ -12,22 +12,23 @@
 
 namespace foreshock {
 
-// Keeps stored histograms up to a limit of bytes. Beyond half of the limit no first snapshots are kept;
-// beyond the limit no snapshots at all, and such tensors count neither for a layer nor for the model.
-// Thread-compatible.
+// Keeps histograms in their storage format, up to a limit of bytes. Beyond half of the limit no first
+// snapshots are stored. Beyond the limit no snapshots are stored, and such tensors are excluded from their
+// layer and from the model. Thread-compatible.
 class WeightSeries {
  public:
   explicit WeightSeries(uint64_t most_bytes) : most_bytes_(most_bytes) {}
 
-  // Fills in the distances of `snapshot` to earlier snapshots, and its stored histogram. `is_first`: it may
-  // be the first snapshot of its tensor in the run. Snapshots of one tensor must come in the order of steps;
-  // those of different tensors need not, since ranks are at different steps.
+  // Sets the distances of `snapshot` to earlier snapshots, and its stored histogram. `is_first`: this may be
+  // the first snapshot of its tensor in the run. Snapshots of one tensor must be passed in the order of
+  // steps. Those of different tensors need not be, since ranks are at different steps.
   void take(bool is_first, TensorSnapshot* snapshot);
 
-  // Declares that no snapshot of a step before `step` will come, so that the set of tensors is known earlier.
+  // Declares that no snapshot of a step before `step` will follow, so that the set of tensors is known
+  // earlier.
   void pass(int64_t step);
 
-  // The layers, and the model, that have become complete since the last call.
+  // Returns the layers, and the model, that have become complete since the last call.
   std::vector<PoolSnapshot> completed();
 
   // The last complete snapshots.
@@ -42,14 +43,14 @@ class WeightSeries {
   uint64_t dropped() const { return dropped_; }  // snapshots that exceeded the memory limit
   uint64_t bytes() const { return bytes_; }      // bytes of the kept histograms
 
-  // Forgets everything except, if `keeps_initial`, the first snapshots: steps may repeat from now on.
+  // Drops everything, except the first snapshots if `keeps_initial`. Steps may repeat from now on.
   void begin_anew(bool keeps_initial);
   int64_t initial_step(const TensorKey& key) const;  // step of the first snapshot; -1: not kept
   void forget_initial(const TensorKey& key);
 
  private:
   static constexpr size_t kMostBuilding = 2;  // incomplete windows of a group, and of the model
-  // A tensor without a snapshot in this many windows is taken to be gone.
+  // A tensor without a snapshot in this many windows is assumed to no longer exist.
   static constexpr uint64_t kMaxMissedWindows = 3;
 
   struct KeptSnapshot {
@@ -69,7 +70,7 @@ class WeightSeries {
   // The tensors of a layer, or, for layer "", those without a layer.
   struct Group {
     TensorKeys members;
-    // Incomplete windows, by number (step / interval). When a third begins, the oldest is dropped.
+    // Incomplete windows, by number (step / interval). When a third one begins, the oldest is dropped.
     std::map<int64_t, TensorKeys> building;
     int64_t newest = -1;   // the last window with a snapshot
     int64_t closed = -1;   // the last window that is complete or dropped

@@ -15,9 +15,9 @@ namespace foreshock {
 namespace {
 
 constexpr size_t kMostTensors = 1 << 16;
-// Ranks are read one after the other, so steps of a tensor wait for the parts of other ranks: at most
-// kMostPending steps, and if more than kFewPending wait, at most kPatience seconds. Ranks whose parts are
-// missing then are taken to report no weights.
+// Ranks are read one after the other, so steps of a tensor wait for the parts of other ranks. At most
+// kMostPending steps wait. If more than kFewPending wait, they wait for at most kPatience seconds. Ranks
+// whose parts are missing then are assumed to report no weights.
 constexpr size_t kMostPending = 64, kFewPending = 2;
 constexpr double kPatience = 10;  // seconds
 
@@ -30,7 +30,7 @@ uint64_t whole_elements(const segment::TensorRecord& record) {
 TensorKey key_of(const segment::TensorRecord& record, const segment::Identity& identity) {
   TensorKey key;
   key.name = segment::text_of(record.name);
-  // The record of a part has its offset in the tensor, so its key needs no coordinates of the rank.
+  // The record of a part has its offset in the tensor, so the key does not need the rank's coordinates.
   if (whole_elements(record) == record.elements) set_coordinates(identity, &key);
   return key;
 }
@@ -61,7 +61,7 @@ bool is_at_start_of_run(const segment::TensorRecord& record) {
 
 uint64_t bytes_of(const Histogram& histogram) { return histogram.bins.capacity() * sizeof(HistogramBin); }
 
-// One number of the record's reductions; NaN if it is unknown.
+// Returns one number of the record's reductions, or NaN if it is unknown.
 double reduction(const segment::TensorView& view, segment::TensorReduction which) {
   const segment::Bytes payload = view.payload[segment::kTensorReductions];
   double value = std::numeric_limits<double>::quiet_NaN();
@@ -70,7 +70,8 @@ double reduction(const segment::TensorView& view, segment::TensorReduction which
   return value;
 }
 
-// The number of values whose change is known. Older trainers report it for all values or for none.
+// Returns the number of values whose change is known. Older trainers report the change for all values or for
+// none.
 uint64_t updated(const segment::TensorView& view) {
   const double elements = reduction(view, segment::kUpdateElements);
   if (std::isnan(reduction(view, segment::kUpdateSumMagnitude)) ||
@@ -90,7 +91,7 @@ void join_update(const segment::TensorView& view, TensorSnapshot* snapshot) {
       std::max(snapshot->update_max_magnitude.value_or(0), reduction(view, segment::kUpdateMaxMagnitude));
 }
 
-// Adds the optimizer sums of a part that snapshot->parts contains already.
+// Adds the optimizer sums of a part that snapshot->parts already contains.
 void join_optimizer(const segment::TensorView& view, TensorSnapshot* snapshot) {
   const segment::Bytes payload = view.payload[segment::kTensorOptimizer];
   // The sum of squares of the values whose change is known.
@@ -116,7 +117,7 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
     ++dropped_;
     return {};
   }
-  // A process may return to its own beginning too, with another model, as in cross-validation.
+  // A process may also return to its own start with another model, as in cross-validation.
   if (verdict == RollbackWatch::Verdict::kWentBack) begin_anew(!is_at_start_of_run(record));
   ranks_here_ = ranks_here;
   reached_[identity.rank] = record.step;
@@ -127,8 +128,8 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   std::vector<TensorSnapshot> done;
   const bool is_checksum = record.form == segment::HistogramForm::kNone;
   if (is_checksum || (found != known_.end() && record.step <= found->second.last_step)) {
-    // The snapshot was completed without this rank. The rank is a replica, or later snapshots wait for it
-    // too.
+    // The snapshot was completed without this rank. The rank is a replica, or later snapshots must wait for
+    // it too.
     if (!is_checksum && found->second.holders.insert(identity.rank).second) found->second.is_settled = false;
     if (odd.empty()) return done;
     TensorSnapshot& late = done.emplace_back();
@@ -161,8 +162,8 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   return done;
 }
 
-// Begins again if the record is of a new attempt. An attempt at the beginning of the run has its own first
-// snapshots; a later attempt is compared with the known ones.
+// Restarts the series if the record is of a new attempt. An attempt from the begin of the run gets its own
+// first snapshots. A later attempt is compared with the known ones.
 void Weights::begin_attempt(const segment::TensorRecord& record, const segment::Identity& identity) {
   if (!attempt_.is_new(record, identity)) return;
   begin_anew(!is_at_start_of_run(record));
@@ -184,8 +185,8 @@ void Weights::begin_anew(bool keeps_initial) {
   forgotten_ = 0;
 }
 
-// Whether a record may be of the run's first snapshot. A process that continues a run has a first snapshot
-// too, but not that of the run.
+// Whether a record may be of the run's first snapshot. A process that continues a run also has a first
+// snapshot, which is not the first of the run.
 bool Weights::may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const {
   if (record.snapshot != 1) return false;
   return is_at_start_of_run(record) || !(is_followed_before_ || identity.attempt > 0);
@@ -193,8 +194,8 @@ bool Weights::may_be_first(const segment::TensorRecord& record, const segment::I
 
 std::optional<int64_t> Weights::take_initial_unknown() { return std::exchange(initial_unknown_, {}); }
 
-// Reads the histogram of a part. It stays empty if a replica on another rank has reported the part. `known`
-// may be null.
+// Reads the histogram of a part. The histogram stays empty if a replica on another rank has reported the
+// part. `known` may be null.
 bool Weights::read(const segment::TensorView& view, const Known* known, Histogram* histogram,
                    const char** why) {
   const segment::TensorRecord& record = view.record;
@@ -222,7 +223,7 @@ void Weights::add_part(const segment::TensorView& view, const Histogram& histogr
   TensorSnapshot& snapshot = pending->snapshot;
   snapshot.ranks = pending->ranks.size();
   TensorPart part = part_of(record);
-  if (std::ranges::find(snapshot.parts, part) != snapshot.parts.end()) return;  // a replica has reported it
+  if (std::ranges::find(snapshot.parts, part) != snapshot.parts.end()) return;  // reported by a replica
   snapshot.parts.push_back(std::move(part));
   pending_bytes_ -= bytes_of(snapshot.histogram);
   merge(histogram, &snapshot.histogram);
@@ -241,8 +242,7 @@ bool Weights::have_passed(int64_t step, const Pending& pending) const {
          });
 }
 
-// Whether all ranks of this node that hold a part of the tensor have reported it; not every rank need hold
-// one.
+// Whether all ranks of this node that hold a part of the tensor have reported it. Some ranks may hold none.
 bool Weights::is_complete(const Known& known, int64_t step, const Pending& pending) const {
   if (pending.snapshot.elements == pending.snapshot.whole_elements) return true;
   if (pending.ranks.size() >= ranks_here_) return true;
@@ -250,8 +250,8 @@ bool Weights::is_complete(const Known& known, int64_t step, const Pending& pendi
          (known.is_settled || have_passed(step, pending));
 }
 
-// Moves complete snapshots to *done, in the order of steps. Drops a snapshot without the part of a rank that
-// had one before, since it cannot be compared with others.
+// Moves complete snapshots to *done, in the order of steps. Drops a snapshot that lacks the part of a rank
+// that had a part before, since such a snapshot cannot be compared with others.
 void Weights::finish(Known* known, std::vector<TensorSnapshot>* done) {
   int64_t newest = -1;
   for (const auto& [step, pending] : known->pending)
@@ -288,7 +288,7 @@ std::map<int64_t, Weights::Pending>::node_type Weights::extract(Known* known, in
   return node;
 }
 
-// A step before which no more records will come; 0: unknown.
+// Returns a step before which no more records will follow, or 0 if unknown.
 int64_t Weights::passed() const {
   if (reached_.empty() || reached_.size() < std::min(ranks_here_, expected_)) return 0;
   const auto last = [](const auto& a, const auto& b) { return a.second < b.second; };
@@ -302,7 +302,7 @@ void Weights::note_initial(const TensorSnapshot& snapshot) {
   initial_unknown_ = snapshot.step;
 }
 
-// Stops waiting for ranks that have not reached `step`: they are taken to report no weights any more.
+// Stops waiting for ranks that have not reached `step`. They are assumed to report no weights any more.
 void Weights::stop_waiting_for_ranks(int64_t step) {
   std::erase_if(reached_, [step](const auto& rank) { return rank.second < step; });
   expected_ = reached_.size();
@@ -326,8 +326,8 @@ void Weights::make_room(std::vector<TensorSnapshot>* done) {
   }
 }
 
-// Keeps the latest statistics of each tensor. A tensor without statistics for three intervals no longer
-// exists, since the trainer now divides the model differently.
+// Stores the latest statistics of each tensor. A tensor without statistics for three intervals is dropped. It
+// no longer exists, because the trainer now divides the model differently.
 void Weights::take_optimizer(const TensorSnapshot& snapshot) {
   if (!snapshot.optimizer) return;
   optimizer_.take(snapshot.key, static_cast<uint32_t>(snapshot.shape.size()), snapshot.step,

@@ -27,7 +27,7 @@ namespace foreshock {
 class AttemptWatch {
  public:
   // Whether `record` is the first of a new attempt, or the first at all. A rank not seen before may only have
-  // started late, or, after an elastic restart, be new on this node. So it begins a new attempt only if its
+  // started late, or may be new on this node after an elastic restart. So it begins a new attempt only if its
   // attempt number is higher.
   bool is_new(const segment::TensorRecord& record, const segment::Identity& identity) {
     const bool is_first = starts_.empty();
@@ -48,14 +48,14 @@ class AttemptWatch {
   int64_t attempt_ = -1;  // highest attempt number so far; -1: attempts are not numbered
 };
 
-// Detects that a trainer has gone back to an earlier state without a restart, so that steps repeat with other
+// Detects that a trainer has returned to an earlier state without a restart, so that steps repeat with other
 // values. A single step number that is far too high looks the same when the numbers fall again.
 //
-// All ranks go back together, but the agent reads them one after the other. Records of a rank from before its
-// own return that are read after another rank's return are stale. Thread-compatible.
+// All ranks return together, but the agent reads them one after the other. After one rank's return, it may
+// still read records that another rank wrote before its own return. These are stale. Thread-compatible.
 class RollbackWatch {
  public:
-  // Longest time, by the trainers' clock, for which records of a rank that does not go back count as stale.
+  // Longest time, by the trainers' clock, for which records of a rank that has not returned count as stale.
   static constexpr uint64_t kPatienceNs = 10'000'000'000;
 
   enum class Verdict { kGoesOn, kWentBack, kStale };
@@ -71,7 +71,7 @@ class RollbackWatch {
       return Verdict::kWentBack;
     }
     if (one.returns < returns_) {
-      // Counted from the rank's own first stale record: if the run goes back again and again, the time of the
+      // Counted from the rank's own first stale record. If the run returns again and again, counting from the
       // last return would make every record stale.
       if (one.behind_since_ns == 0) one.behind_since_ns = record.time_ns;
       if (record.time_ns - one.behind_since_ns < kPatienceNs) return Verdict::kStale;
@@ -105,27 +105,27 @@ class Weights {
   explicit Weights(uint64_t most_bytes = kMostBytes)
       : most_pending_(most_bytes / 4), series_(most_bytes - most_bytes / 4) {}
 
-  // Takes one record of a rank; `ranks_here` is the number of ranks of the run on this node. Returns the
+  // Adds one record of a rank. `ranks_here` is the number of ranks of the run on this node. Returns the
   // snapshots that are complete now, in the order of steps. If the record is refused, *why is the reason.
   std::vector<TensorSnapshot> take(const segment::TensorView& view, const segment::Identity& identity,
                                    size_t ranks_here, const char** why);
 
   // Must be called if an earlier agent has followed this run, since the first snapshots are then unknown.
   void set_followed_before() { is_followed_before_ = true; }
-  // The step of a snapshot whose tensor has no known first snapshot; returned once per attempt, else nothing.
+  // Returns the step of a snapshot whose tensor has no known first snapshot, once per attempt, else nothing.
   std::optional<int64_t> take_initial_unknown();
 
   // The last complete interval of the model and of each layer.
   const PoolSnapshot& model() const { return series_.model(); }
   const std::map<std::string, PoolSnapshot>& layers() const { return series_.layers(); }
   std::vector<PoolSnapshot> completed() { return series_.completed(); }
-  // Elements of all tensors: those that this node holds, and those of the whole tensors.
+  // Elements of all tensors: those held on this node, and those of the whole tensors.
   using Held = WeightSeries::Held;
   Held held() const { return series_.held(); }
   const Replicas& replicas() const { return replicas_; }
   // Latest optimizer statistics; each tensor counts once, with any number of replicas and parts on this node.
   const OptimizerHealth& optimizer() const { return optimizer_; }
-  // Snapshots dropped because memory was full or a part never came.
+  // Number of snapshots dropped because memory was full or a part was never reported.
   uint64_t snapshots_dropped() const { return series_.dropped() + dropped_; }
   uint64_t pending_bytes() const { return pending_bytes_; }  // histograms of snapshots that wait for a part
   uint64_t kept_bytes() const { return series_.bytes(); }    // histograms kept for comparison
@@ -184,17 +184,17 @@ class Weights {
 // projections, from the rows of these projections in tensor records.
 class HeadSpectra {
  public:
-  static constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // of rows; layers beyond this are not followed
+  static constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // limit for rows; layers beyond it are ignored
 
-  // Takes the rows of one record, if it has any. Returns a spectrum if they complete a second measurement of
-  // a layer. Rows that several replicas report for one step count once. If the rows are invalid, *why is the
+  // Adds the rows of one record, if it has any. Returns a spectrum if they complete a second measurement of a
+  // layer. Rows that several replicas report for one step count once. If the rows are invalid, *why is the
   // reason.
   std::optional<LayerSpectrum> take(const segment::TensorView& tensor, const segment::Identity& identity,
                                     const char** why);
 
-  // The spectrum over all heads of all layers.
+  // Returns the spectrum over all heads of all layers.
   std::optional<LayerSpectrum> all_layers() const;
-  // By label of the layer: the smallest effective rank of its heads.
+  // Returns the smallest effective rank of each layer's heads, by label of the layer.
   std::map<std::string, double> smallest_effective_ranks() const;
 
  private:
