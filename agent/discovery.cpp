@@ -109,7 +109,7 @@ std::vector<FoundRun> Tree::look() {
   }
   size_t unused = 0;
   was_read_ = true;
-  look_into(*root_, "", &unused);
+  scan(*root_, "", &unused);
   // After an incomplete listing a missing run may still exist. Removing it here would make it start again
   // without its statistics.
   if (was_read_) std::erase_if(seen_, [](const auto& entry) { return !entry.second.was_found; });
@@ -117,7 +117,7 @@ std::vector<FoundRun> Tree::look() {
 }
 
 // `prefix` is "" for the root, whose directories are runs or users, and "<user>/" otherwise.
-void Tree::look_into(const Directory& directory, const std::string& prefix, size_t* runs_of_user) {
+void Tree::scan(const Directory& directory, const std::string& prefix, size_t* runs_of_user) {
   std::string why;
   bool was_read = false;
   const std::vector<std::string> names = directory.directories(&was_read);
@@ -137,11 +137,11 @@ void Tree::look_into(const Directory& directory, const std::string& prefix, size
     if (inside == nullptr ? is_shortage(errno) : !was_read) was_read_ = false;
     if (inside == nullptr || !was_read) continue;
     if (is_run) {
-      if (is_new) consider(label, std::move(inside), count);
+      if (is_new) examine(label, std::move(inside), count);
       continue;
     }
     seen_[label] = {inside->status(), false, false, is_settled(inside->status()), true};
-    if (prefix.empty()) look_into(*inside, label + "/", &of_user);
+    if (prefix.empty()) scan(*inside, label + "/", &of_user);
   }
 }
 
@@ -155,7 +155,7 @@ bool Tree::needs_examination(const std::string& label, const struct stat& now, s
   return seen.busy || !seen.settled || !is_unchanged(seen.status, now);
 }
 
-void Tree::consider(const std::string& label, std::unique_ptr<Directory> directory, size_t* runs_of_user) {
+void Tree::examine(const std::string& label, std::unique_ptr<Directory> directory, size_t* runs_of_user) {
   const struct stat now = directory->status();
   // A run with an invalid name is not followed: a label made from its name could equal the label of another
   // run.

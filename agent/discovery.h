@@ -81,8 +81,8 @@ class Tree {
   };
   // Whether a directory must be examined again. If it is followed, adds 1 to *runs_of_user.
   bool needs_examination(const std::string& label, const struct stat& now, size_t* runs_of_user);
-  void consider(const std::string& label, std::unique_ptr<Directory> directory, size_t* runs_of_user);
-  void look_into(const Directory& directory, const std::string& prefix, size_t* runs_of_user);
+  void examine(const std::string& label, std::unique_ptr<Directory> directory, size_t* runs_of_user);
+  void scan(const Directory& directory, const std::string& prefix, size_t* runs_of_user);
 
   std::unique_ptr<Directory> root_;
   std::map<std::string, Seen> seen_;  // by label

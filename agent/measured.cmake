@@ -1,4 +1,4 @@
-# What the benchmark has measured of the detectors, as rows of a table: FORESHOCK_MEASURED_ROWS.
+# Sets FORESHOCK_MEASURED_ROWS to the benchmark's results for the detectors, as rows of a C++ table.
 set(results ${PROJECT_SOURCE_DIR}/bench/precursors/results.json)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${results})
 set(FORESHOCK_MEASURED_ROWS "")
@@ -14,7 +14,7 @@ set(n 0)
 while(n LESS detectors)
   string(JSON name MEMBER "${shipped}" ${n})
   math(EXPR n "${n} + 1")
-  if(NOT name MATCHES "^[a-z_]+$") # rules of others, for comparison
+  if(NOT name MATCHES "^[a-z_]+$") # skip rules of other projects, for comparison
     continue()
   endif()
   set(proven false)

@@ -202,7 +202,7 @@ void Run::flush_record() {
 
 bool Run::poll() {
   bool busy = false;
-  pipeline_->set_ranks_here(ranks_that_live());
+  pipeline_->set_ranks_here(expected_ranks());
   for (auto& followed : followed_) busy |= followed->poll();
   charge_trainers();
   if (const Pipeline::Changes changes = pipeline_->take_changes(); changes.any) {
@@ -398,7 +398,7 @@ size_t Run::ranks() const {
       std::count_if(followed_.begin(), followed_.end(), [](const auto& each) { return each->rank.current; }));
 }
 
-size_t Run::ranks_that_live() const {
+size_t Run::expected_ranks() const {
   size_t live = 0, expected = 0;
   bool has_ended = false;
   for (const auto& followed : followed_) {

@@ -191,7 +191,7 @@ class Run {
   std::vector<const Followed*> ranks_of(uint64_t launcher_id) const;
   int cores_per_rank() const;
   void charge_trainers();
-  size_t ranks_that_live() const;
+  size_t expected_ranks() const;
 
   const RunOptions options_;
   const std::unique_ptr<Directory> directory_;

@@ -267,7 +267,7 @@ void add_replicas(const SummaryInput& input, std::vector<Finding>* findings) {
 }
 
 // "; before it gradient_norm in layer 3 (12 steps)".
-std::string before_it(const LossEventSeen& event) {
+std::string preceding_text(const LossEventSeen& event) {
   if (event.preceded_by.empty()) return "";
   const Episode& first = event.preceded_by.front();
   return "; before it " + std::string(info_of(first.detector).name) +
@@ -281,7 +281,7 @@ void add_loss_events(const RankWatch& watch, std::vector<Finding>* findings) {
   for (const LossEventSeen& event : watch.loss_events())
     if (event.kind == WatchEventKind::kDivergence) diverged.insert(event.onset_step);
   for (const LossEventSeen& event : watch.loss_events()) {
-    const std::string at = " at step " + std::to_string(event.onset_step) + before_it(event);
+    const std::string at = " at step " + std::to_string(event.onset_step) + preceding_text(event);
     if (event.kind == WatchEventKind::kDivergence)
       findings->push_back({kDiverged, "LOSS DIVERGED", "loss diverged" + at});
     else if (event.kind == WatchEventKind::kLossSpike && !diverged.contains(event.onset_step))

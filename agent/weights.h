@@ -36,15 +36,16 @@ class AttemptWatch {
     if (starts_again) found->second = identity.start_time_ns;
     const bool is_numbered_higher = attempt_ >= 0 && identity.attempt > attempt_;
     attempt_ = std::max<int64_t>(attempt_, identity.attempt);
-    if (!is_first && !is_numbered_higher && (!starts_again || identity.start_time_ns <= begun_ns_))
+    if (!is_first && !is_numbered_higher && (!starts_again || identity.start_time_ns <= attempt_began_ns_))
       return false;
-    begun_ns_ = record.time_ns;  // a restarted rank that began before this belongs to the same attempt
+    attempt_began_ns_ =
+        record.time_ns;  // a restarted rank that began before this belongs to the same attempt
     return true;
   }
 
  private:
   std::map<int32_t, uint64_t> starts_;  // by rank: start time of its last process
-  uint64_t begun_ns_ = 0;
+  uint64_t attempt_began_ns_ = 0;
   int64_t attempt_ = -1;  // highest attempt number so far; -1: attempts are not numbered
 };
 

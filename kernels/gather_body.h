@@ -25,9 +25,9 @@ struct PieceRows {
 };
 
 // Gives gather_piece() the rows that the job lists.
-class RowsAsAsked {
+class ListedRows {
  public:
-  explicit FORESHOCK_DEVICE RowsAsAsked(const GatherJob& job) : job_(job) {}
+  explicit FORESHOCK_DEVICE ListedRows(const GatherJob& job) : job_(job) {}
   FORESHOCK_DEVICE PieceRows of(uint32_t piece, uint32_t) const {
     return {job_.piece[piece].from, job_.piece[piece].rows};
   }
@@ -39,11 +39,11 @@ class RowsAsAsked {
 
 // Gives gather_piece() the rows of the sequence that each thread has found with find_sequence().
 template <class Block>
-class RowsOfASequence {
+class SequenceRows {
  public:
   using Places = typename Block::template PerThread<SequencePlace>;
 
-  FORESHOCK_DEVICE RowsOfASequence(const PackedGatherJob& job, Places& place) : job_(job), place_(place) {}
+  FORESHOCK_DEVICE SequenceRows(const PackedGatherJob& job, Places& place) : job_(job), place_(place) {}
 
   FORESHOCK_DEVICE PieceRows of(uint32_t number, uint32_t thread) const {
     const GatherPiece& piece = job_.gather.piece[number];
@@ -164,7 +164,7 @@ FORESHOCK_DEVICE void end_gather(const GatherJob& job, Block& block, const AtEnd
 template <class Block>
 FORESHOCK_DEVICE void gather_body(const GatherJob& job, Block& block) {
   begin_gather(job, block);
-  gather_pieces(job, RowsAsAsked(job), block);
+  gather_pieces(job, ListedRows(job), block);
   end_gather(job, block);
 }
 
@@ -172,9 +172,9 @@ template <class Block>
 FORESHOCK_DEVICE void packed_gather_body(const PackedGatherJob& job, Block& block) {
   begin_gather(job.gather, block);
   // Every thread computes the same result. The threads of a warp read the same addresses.
-  typename RowsOfASequence<Block>::Places place;
+  typename SequenceRows<Block>::Places place;
   block.each([&](uint32_t thread) { place[thread] = find_sequence(job.sequences, block); });
-  const RowsOfASequence<Block> rows(job, place);
+  const SequenceRows<Block> rows(job, place);
   gather_pieces(job.gather, rows, block);
   block.each([&](uint32_t thread) {
     if (block.index() != 0 || thread != 0) return;

@@ -7,7 +7,7 @@ namespace {
 
 // Bytes to prefetch ahead. The scattered accesses to the counters keep the hardware prefetcher from following
 // the data.
-constexpr size_t kAhead = 1024;
+constexpr size_t kPrefetchBytes = 1024;
 
 template <class Word>
 Word load(const char* at) {
@@ -51,7 +51,7 @@ void count_patterns(const void* data, size_t count, uint32_t* words) {
   };
   constexpr size_t kLine = 64, kInLine = kLine / sizeof(uint16_t);
   for (; count >= kInLine; count -= kInLine, at += kLine) {
-    __builtin_prefetch(at + kAhead);
+    __builtin_prefetch(at + kPrefetchBytes);
     for (size_t n = 0; n < kLine; n += sizeof(uint64_t)) count_four(load<uint64_t>(at + n));
   }
   for (; count > 0; --count, at += sizeof(uint16_t)) ++set0[load<uint16_t>(at)];
@@ -65,7 +65,7 @@ void count_bins(const void* data, size_t count, uint64_t* words) {
   constexpr size_t kLine = 64, kInLine = kLine / sizeof(uint32_t);
   size_t left = count;
   for (; left >= kInLine; left -= kInLine, at += kLine) {
-    __builtin_prefetch(at + kAhead);
+    __builtin_prefetch(at + kPrefetchBytes);
     for (size_t n = 0; n < kLine; n += sizeof(uint64_t)) {
       const uint64_t two = load<uint64_t>(at + n);
       count_one(static_cast<uint32_t>(two));
@@ -90,7 +90,7 @@ class Packer {
     else
       at_ = put_varint(number, at_);
   }
-  void put_place(size_t index) {
+  void put_index(size_t index) {
     put(index + 1 - next_);
     next_ = index + 1;
   }
@@ -106,7 +106,7 @@ class Packer {
 };
 
 // Reads the index and count of the next counter. Sets *index to `end` at the end of the set.
-bool get_place(std::span<const std::byte>* bytes, size_t end, uint64_t most, size_t* index, uint64_t* count) {
+bool get_index(std::span<const std::byte>* bytes, size_t end, uint64_t most, size_t* index, uint64_t* count) {
   uint64_t distance = 0;
   if (!get_varint(bytes, &distance)) return false;
   if (distance == 0) {
@@ -134,7 +134,7 @@ size_t pack_patterns(uint32_t* words, char* to, size_t room, size_t sets) {
         words[set * kPatterns + n] = 0;
       }
       if (count == 0) continue;
-      packer.put_place(n);
+      packer.put_index(n);
       packer.put(count);
     }
   }
@@ -145,7 +145,7 @@ size_t pack_bins(uint64_t* words, char* to, size_t room) {
   Packer packer(to, room);
   const auto pack_word = [&](size_t n, uint64_t count, uint64_t residual) {
     words[n] = 0;
-    packer.put_place(n);
+    packer.put_index(n);
     packer.put(count);
     packer.put(residual);
   };
@@ -162,7 +162,7 @@ size_t pack_bins(uint64_t* words, char* to, size_t room) {
 bool unpack_patterns(std::span<const std::byte>* bytes, uint64_t most, uint32_t* words) {
   uint64_t left = most < kMostPatterns ? most : kMostPatterns, count = 0;
   for (size_t index = ~size_t{0};;) {
-    if (!get_place(bytes, kPatterns, left, &index, &count)) return false;
+    if (!get_index(bytes, kPatterns, left, &index, &count)) return false;
     if (index == kPatterns) return true;
     words[index] = static_cast<uint32_t>(count);
     left -= count;
@@ -172,7 +172,7 @@ bool unpack_patterns(std::span<const std::byte>* bytes, uint64_t most, uint32_t*
 bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* words) {
   uint64_t left = most < kMostBinned ? most : kMostBinned, count = 0, residual = 0;
   for (size_t index = ~size_t{0};;) {
-    if (!get_place(bytes, kBinWords, kMostBinned, &index, &count)) return false;
+    if (!get_index(bytes, kBinWords, kMostBinned, &index, &count)) return false;
     if (index == kBinWords) break;
     if (!get_varint(bytes, &residual)) return false;
     if (index >= kBins) {  // -0 and the infinities, which a bin counts too

@@ -76,7 +76,7 @@ FORESHOCK_DEVICE void find_nonfinite(const DeviceView& view, DType type, uint32_
 template <class Block>
 FORESHOCK_DEVICE void key_gather_body(const KeyGatherJob& job, Block& block) {
   begin_gather(job.gather, block);
-  gather_pieces(job.gather, RowsAsAsked(job.gather), block);
+  gather_pieces(job.gather, ListedRows(job.gather), block);
   if (job.sums == 0) return end_gather(job.gather, block);
 
   const DType type = static_cast<DType>(job.dtype);

@@ -105,7 +105,7 @@ bool read_version_at(const char* home, char (&version)[64], char (&commit)[64]) 
 }
 
 // Removes the last component of a path.
-bool cut(char* path) {
+bool remove_last_component(char* path) {
   char* slash = std::strrchr(path, '/');
   if (slash != nullptr) *slash = '\0';
   return slash != nullptr;
@@ -117,10 +117,11 @@ bool cut(char* path) {
 bool read_torch_version(const char* library, char (&version)[64], char (&commit)[64]) {
   char home[512];
   std::snprintf(home, sizeof home, "%s", library);
-  if (cut(home) && cut(home) && read_version_at(home, version, commit)) return true;
+  if (remove_last_component(home) && remove_last_component(home) && read_version_at(home, version, commit))
+    return true;
   Search python = {};
   for (int skip = 0; find_mapped("_C.", &python, skip); ++skip) {
-    const char* folder = cut(python.path) ? std::strrchr(python.path, '/') : nullptr;
+    const char* folder = remove_last_component(python.path) ? std::strrchr(python.path, '/') : nullptr;
     if (folder == nullptr || std::strcmp(folder, "/torch") != 0) continue;  // other packages have a _C too
     return read_version_at(python.path, version, commit);
   }
@@ -137,19 +138,19 @@ void* find_in(void* handle, const char* function, const char* version) {
 
 // An adapter resolves the foreshock_ functions in the process. If this library was opened without
 // RTLD_GLOBAL, its symbols are added to the global scope, after all existing ones.
-void become_visible() {
+void make_symbols_global() {
   Search us = {};
   if (dlsym(RTLD_DEFAULT, "foreshock_abi_version") != nullptr || !find_mapped("libforeshock.so", &us)) return;
   dlopen(us.path, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
 }
 
-void load_adapter_of(const char* torch, const char* adapters) {
+void load_adapter_for(const char* torch, const char* adapters) {
   if (dlopen == nullptr || dlsym == nullptr) return g_process.off("adapter_not_loadable");  // weak
   char version[64], commit[64], path[700];
   if (!read_torch_version(torch, version, commit)) return g_process.off("torch_version_unknown");
   std::snprintf(path, sizeof path, "%s/torch-%s-%.12s/adapter.so", adapters, version, commit);
   if (access(path, R_OK) != 0) return g_process.off("adapter_missing");
-  become_visible();
+  make_symbols_global();
   void* adapter = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (adapter == nullptr) return g_process.off("adapter_not_loadable");
   const auto start = reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_start"));
@@ -223,7 +224,7 @@ void load_adapter() {
   const SafeEnvironment variables;
   const char* adapters = option_value(variables, OptionId::kAdapters);
   if (!read_environment(variables, &settings) || *adapters == '\0') return;
-  if (!done.test_and_set()) load_adapter_of(torch.path, adapters);
+  if (!done.test_and_set()) load_adapter_for(torch.path, adapters);
 }
 
 // read_imported_file() finds the specification of the module that is being imported. importlib calls
@@ -245,7 +246,7 @@ bool find(const char* name, T** found) {
   return symbol != nullptr;
 }
 
-bool is_python_ours() {
+bool holds_python_lock() {
   int (*is_initialized)() = nullptr;
   int (*is_lock_held)() = nullptr;
   return find("Py_IsInitialized", &is_initialized) && find("PyGILState_Check", &is_lock_held) &&
@@ -294,7 +295,7 @@ bool read_origin(const Python& python, Object* specification, char (&path)[4096]
 
 bool read_imported_file(char (&path)[4096]) {
   Python python = {};
-  if (!is_python_ours() || !python.find_all()) return false;
+  if (!holds_python_lock() || !python.find_all()) return false;
   Object* specification = find_specification(python);
   const bool is_known = specification != nullptr && read_origin(python, specification, path);
   if (!is_known) python.forget_error();  // a module's initialization must start without a pending error
@@ -304,7 +305,7 @@ bool read_imported_file(char (&path)[4096]) {
 void refuse_import(const char* text) {
   void (*set_error)(Object * type, const char* text) = nullptr;
   Object** type = nullptr;
-  if (is_python_ours() && find("PyErr_SetString", &set_error) && find("PyExc_ImportError", &type))
+  if (holds_python_lock() && find("PyErr_SetString", &set_error) && find("PyExc_ImportError", &type))
     set_error(*type, text);
 }
 
@@ -325,7 +326,7 @@ constexpr const char* kName = "initModule";
 // Finds the initModule that the module being imported would call: its own, or that of a library it is linked
 // with. If the module is unknown, the definition mapped last is used, since a module is usually mapped just
 // before its import.
-void* find_own(const void* ours) {
+void* find_own_definition(const void* ours) {
   char path[4096];
   return read_imported_file(path) ? find_at(path, kName, nullptr, ours) : find_last_mapped(kName, ours);
 }
@@ -336,7 +337,7 @@ bool is_of_torch(const void* function, const void* ours) {
 
 // A globally visible definition comes before the module's own one, as in the dynamic linker.
 void* init_module(const void* ours) {
-  void* own = find_own(ours);
+  void* own = find_own_definition(ours);
   void* visible = find_next(kName, nullptr, ours);
   const auto real = reinterpret_cast<void* (*)()>(visible != nullptr ? visible : own);
   if (real == nullptr) {

@@ -70,7 +70,7 @@ void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
 
 // Gradients of keys and values that do not match the call are dropped. The rest of the call can still be
 // judged.
-void keep_columns(const foreshock_attention_call& call, ValidatedCall* checked) {
+void drop_mismatched_key_gradients(const foreshock_attention_call& call, ValidatedCall* checked) {
   ValidatedCall& c = *checked;
   const auto [batch, heads, kv_heads, queries, keys] = c.shape;
   const auto is_near = [&](const foreshock_tensor& tensor) {
@@ -145,7 +145,7 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
                                      !has_shape(c.grad_query, batch, heads, queries, c.head_dim) ||
                                      c.grad_out.dtype != c.dtype || c.grad_query.dtype != c.dtype))
     return FORESHOCK_SKIP_LAYOUT;
-  keep_columns(call, checked);
+  drop_mismatched_key_gradients(call, checked);
   if (is_packed) return check_packed(call, checked);
   if (c.log_sum_exp.data != nullptr &&
       (!has_shape(c.log_sum_exp, batch, heads, queries, 1) || !is_floating(c.log_sum_exp.dtype)))
@@ -189,7 +189,7 @@ bool check_sums(const foreshock_attention_call& call, ValidatedCall* checked) {
 }
 
 // Restricts the view to `length` rows from position `first` on.
-void begin_at(int64_t first, int64_t length, TensorView* view) {
+void restrict_rows(int64_t first, int64_t length, TensorView* view) {
   if (view->data == nullptr) return;
   view->data = view->row(0, 0, first);
   view->shape[2] = length;
@@ -244,12 +244,13 @@ int take_sequence(uint32_t place, ValidatedCall* checked) {
   c.shape.queries = one.queries;
   c.shape.keys = one.keys;
   for (TensorView* view : {&c.query, &c.out, &c.grad_out, &c.grad_query})
-    begin_at(one.query, one.queries, view);
-  for (TensorView* view : {&c.key, &c.value, &c.grad_key, &c.grad_value}) begin_at(one.key, one.keys, view);
+    restrict_rows(one.query, one.queries, view);
+  for (TensorView* view : {&c.key, &c.value, &c.grad_key, &c.grad_value})
+    restrict_rows(one.key, one.keys, view);
   if (c.sums_by_sequence && c.log_sum_exp.data != nullptr)
     c.log_sum_exp.data = c.log_sum_exp.row(one.number, 0, 0);
   else
-    begin_at(one.query, one.queries, &c.log_sum_exp);
+    restrict_rows(one.query, one.queries, &c.log_sum_exp);
   return -1;
 }
 

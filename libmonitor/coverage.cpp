@@ -73,12 +73,12 @@ void CudaGraphCounter::mark_all_unknown() {
   for (Graph& graph : graphs_) graph = {};
 }
 
-CudaGraphCounter::Recording CudaGraphCounter::take_out(uintptr_t stream) {
+CudaGraphCounter::Recording CudaGraphCounter::remove_recording(uintptr_t stream) {
   for (Recording& recording : recordings_) {
     if (stream == 0 || recording.stream != stream) continue;
     const Recording found = recording;
     recording = {};
-    recording_.fetch_sub(1, std::memory_order_relaxed);
+    active_recordings_.fetch_sub(1, std::memory_order_relaxed);
     return found;
   }
   return {};
@@ -95,37 +95,37 @@ void CudaGraphCounter::begin_recording_into(uintptr_t stream, uintptr_t graph, c
 void CudaGraphCounter::begin(uintptr_t stream, uintptr_t into, const PassCalls& so_far) {
   const Turn turn(this);
   if (!turn || stream == 0) return;
-  take_out(stream);  // removes an earlier recording whose end was not seen
+  remove_recording(stream);  // removes an earlier recording whose end was not seen
   if (into == 0) mark_recordings_unknown();
-  const uint32_t others = recording_.load(std::memory_order_relaxed);
+  const uint32_t others = active_recordings_.load(std::memory_order_relaxed);
   if (others == 0) {
-    before_all_ = so_far;
-    is_overfull_ = false;
+    calls_before_all_ = so_far;
+    has_overflowed_ = false;
   }
   for (Recording& recording : recordings_) {
     if (recording.stream != 0) continue;
     recording = {stream, into, others == 0, 0, so_far};
-    recording_.store(others + 1, std::memory_order_relaxed);
+    active_recordings_.store(others + 1, std::memory_order_relaxed);
     return;
   }
-  is_overfull_ = true;  // ends can no longer be matched with begins, so the recorded graphs are unknown
+  has_overflowed_ = true;  // ends can no longer be matched with begins, so the recorded graphs are unknown
 }
 
 void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far) {
   const Turn turn(this);
   if (!turn) return;
-  const Recording ended = take_out(stream);
+  const Recording ended = remove_recording(stream);
   const bool was_seen = ended.stream != 0;
-  if (was_seen && recording_.load(std::memory_order_relaxed) == 0)
+  if (was_seen && active_recordings_.load(std::memory_order_relaxed) == 0)
     for (uint32_t pass = 0; pass < kPasses; ++pass)
-      add(recorded_[pass], so_far.of[pass] - before_all_.of[pass]);
+      add(recorded_[pass], so_far.of[pass] - calls_before_all_.of[pass]);
   uint64_t calls[kPasses], all = 0;
   for (uint32_t pass = 0; pass < kPasses; ++pass)
     all += calls[pass] = so_far.of[pass] - ended.before.of[pass];
   // Calls in a body of another graph, or in a recording whose begin was not seen, were also counted by the
   // other recordings. These are then unknown.
   if (was_seen ? ended.into != 0 && all != 0 : graph != 0) mark_recordings_unknown();
-  const bool is_known = was_seen && ended.is_alone && !is_overfull_;
+  const bool is_known = was_seen && ended.is_alone && !has_overflowed_;
   Graph* record = nullptr;
   if (ended.into == 0)
     record = graph != 0 ? add_graph(graph) : nullptr;
@@ -138,12 +138,12 @@ void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const Pa
 }
 
 void CudaGraphCounter::end_step() {
-  if (recording_.load(std::memory_order_relaxed) == 0) [[likely]]
+  if (active_recordings_.load(std::memory_order_relaxed) == 0) [[likely]]
     return;
   const TryLock lock(busy_);
   if (!lock) return;  // the next step tries again
   for (Recording& recording : recordings_)
-    if (recording.stream != 0 && ++recording.steps > kLongestSteps) take_out(recording.stream);
+    if (recording.stream != 0 && ++recording.steps > kLongestSteps) remove_recording(recording.stream);
 }
 
 CudaGraphCounter::Graph* CudaGraphCounter::graph_of(uintptr_t handle) {
@@ -246,7 +246,7 @@ void CudaGraphCounter::forget() {
   busy_.clear();  // another thread of the parent may have held it at the fork
   has_missed_.store(false, std::memory_order_relaxed);
   for (Recording& recording : recordings_) recording = {};
-  recording_.store(0, std::memory_order_relaxed);
+  active_recordings_.store(0, std::memory_order_relaxed);
   for (Graph& graph : graphs_) graph = {};
   for (Executable& executable : executables_) executable.handle.store(0, std::memory_order_relaxed);
   for (std::atomic<uint64_t>* total : {&launches_, &unknown_launches_}) total->store(0);

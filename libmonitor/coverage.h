@@ -134,7 +134,7 @@ class CudaGraphCounter {
   class Turn;
 
   void begin(uintptr_t stream, uintptr_t into, const PassCalls& so_far);
-  Recording take_out(uintptr_t stream);
+  Recording remove_recording(uintptr_t stream);
   void mark_recordings_unknown();
   void mark_all_unknown();
   Graph* graph_of(uintptr_t handle);
@@ -144,9 +144,9 @@ class CudaGraphCounter {
   std::atomic_flag busy_;
   std::atomic<bool> has_missed_{false};  // an event was missed while busy_ was held
   Recording recordings_[kRecordings];
-  std::atomic<uint32_t> recording_{0};  // number of streams that record now
-  bool is_overfull_ = false;
-  PassCalls before_all_;
+  std::atomic<uint32_t> active_recordings_{0};  // number of streams that record now
+  bool has_overflowed_ = false;
+  PassCalls calls_before_all_;
   Graph graphs_[kGraphs];
   uint64_t graphs_made_ = 0;
   Executable executables_[kExecutables];

@@ -17,7 +17,7 @@ void StagingRing::reset(uint64_t bytes) {
   first_ = count_ = 0;
 }
 
-void StagingRing::free_what_has_left() {
+void StagingRing::free_completed() {
   for (; count_ > 0; --count_, first_ = (first_ + 1) % kMostSlices) {
     // The word may already have the value of a later ticket; it never decreases.
     std::atomic_ref<uint64_t> word(*const_cast<uint64_t*>(at(0).sequence));
@@ -26,7 +26,7 @@ void StagingRing::free_what_has_left() {
 }
 
 bool StagingRing::find(uint64_t bytes, Place* place) {
-  free_what_has_left();
+  free_completed();
   const uint64_t need = (bytes + kAlign - 1) / kAlign * kAlign;
   if (count_ == kMostSlices || need > bytes_) return false;
   uint64_t begin = 0;

@@ -47,7 +47,7 @@ class StagingRing {
     uint64_t done;
   };
   Taken& at(uint32_t n) { return taken_[(first_ + n) % kMostSlices]; }
-  void free_what_has_left();
+  void free_completed();
 
   uint64_t bytes_ = 0;
   uint32_t first_ = 0, count_ = 0;  // the used part of taken_, oldest first

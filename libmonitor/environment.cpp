@@ -31,7 +31,7 @@ size_t copy_memory(int memory, void* to, const void* from, size_t bytes) {
 }  // namespace
 
 // A large mapping, of which only the used pages are allocated.
-struct SafeEnvironment::Room {
+struct SafeEnvironment::Buffers {
   const char* entries[kMostEntries];
   const char* again[kMostEntries];
   char text[kText];  // "NAME=value\0NAME=value\0\0"
@@ -40,16 +40,16 @@ struct SafeEnvironment::Room {
 SafeEnvironment::SafeEnvironment(const char* memory) {
   const int fd = open(memory, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return;
-  void* room = mmap(nullptr, sizeof(Room), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* room = mmap(nullptr, sizeof(Buffers), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (room != MAP_FAILED) {
-    room_ = static_cast<Room*>(room);
+    buffers_ = static_cast<Buffers*>(room);
     is_copy_ = copy(fd);
   }
   close(fd);
 }
 
 SafeEnvironment::~SafeEnvironment() {
-  if (room_ != nullptr) munmap(room_, sizeof(Room));
+  if (buffers_ != nullptr) munmap(buffers_, sizeof(Buffers));
 }
 
 // Copies the array as it was at one moment, or within about a microsecond. Returns false if it was freed
@@ -76,14 +76,15 @@ bool SafeEnvironment::copy(int memory) {
   size_t count = 0, again = 0;
   bool is_there = false, is_still = false;
   for (int tried = 0; tried < kTries && !is_still; ++tried) {
-    if (!copy_array(memory, room_->again, &again) || !copy_array(memory, room_->entries, &count)) continue;
+    if (!copy_array(memory, buffers_->again, &again) || !copy_array(memory, buffers_->entries, &count))
+      continue;
     is_there = true;
-    is_still = count == again && std::equal(room_->entries, room_->entries + count, room_->again);
+    is_still = count == again && std::equal(buffers_->entries, buffers_->entries + count, buffers_->again);
   }
   if (!is_there) return false;
-  char *to = room_->text, *const end = room_->text + kText;
+  char *to = buffers_->text, *const end = buffers_->text + kText;
   for (size_t n = 0; n<count&& static_cast<size_t>(end - to)> kLongest; ++n) {
-    const size_t got = copy_memory(memory, to, room_->entries[n], kLongest);
+    const size_t got = copy_memory(memory, to, buffers_->entries[n], kLongest);
     const size_t length = strnlen(to, got);
     if (length > 0 && length < got) to += length + 1;  // otherwise too long or already freed
   }
@@ -94,7 +95,7 @@ bool SafeEnvironment::copy(int memory) {
 const char* SafeEnvironment::find(const char* name) const {
   if (!is_copy_) return std::getenv(name);
   const size_t length = std::strlen(name);
-  for (const char* at = room_->text; *at != '\0'; at += std::strlen(at) + 1)
+  for (const char* at = buffers_->text; *at != '\0'; at += std::strlen(at) + 1)
     if (std::strncmp(at, name, length) == 0 && at[length] == '=') return at + length + 1;
   return nullptr;
 }

@@ -28,11 +28,11 @@ class SafeEnvironment {
   bool is_copy() const { return is_copy_; }
 
  private:
-  struct Room;
+  struct Buffers;
   bool copy(int memory);
   bool copy_array(int memory, const char** entries, size_t* count) const;
 
-  Room* room_ = nullptr;
+  Buffers* buffers_ = nullptr;
   bool is_copy_ = false;
 };
 

@@ -43,19 +43,19 @@ void LayerTable::forget() {
 }
 
 void LayerTable::attach(segment::Layer* records) {
-  if (records_ != ahead_) forget();
+  if (records_ != early_layers_) forget();
   for (uint32_t n = 0; n < layers_; ++n) {
-    std::memcpy(records[n].label, ahead_[n].label, sizeof records[n].label);
-    std::memcpy(records[n].name, ahead_[n].name, sizeof records[n].name);
+    std::memcpy(records[n].label, early_layers_[n].label, sizeof records[n].label);
+    std::memcpy(records[n].name, early_layers_[n].name, sizeof records[n].name);
     std::atomic_ref<uint32_t>(records[n].ready).store(1, std::memory_order_release);
   }
   records_ = records;
 }
 
 void LayerTable::name_ahead() {
-  if (records_ == ahead_) return;
+  if (records_ == early_layers_) return;
   forget();
-  records_ = ahead_;
+  records_ = early_layers_;
 }
 
 void LayerTable::shorten(segment::Layer* record, const char* name) {
@@ -100,8 +100,8 @@ bool LayerTable::name(const foreshock_parameter& parameter) {
 }
 
 bool LayerTable::add(const void* identity, int layer) {
-  if (!room_.reserve(kBuckets * sizeof(Entry))) return false;
-  Entry* const entries = reinterpret_cast<Entry*>(room_.data());
+  if (!table_memory_.reserve(kBuckets * sizeof(Entry))) return false;
+  Entry* const entries = reinterpret_cast<Entry*>(table_memory_.data());
   entries_.store(entries, std::memory_order_release);
   for (uint32_t n = bucket_of(identity, kBuckets);; n = (n + 1) % kBuckets) {
     Entry& entry = entries[n];

@@ -73,9 +73,9 @@ class LayerTable {
     std::atomic<const void*> identity;
     std::atomic<int32_t> layer;
   };
-  MmapBuffer room_;
-  std::atomic<Entry*> entries_{nullptr};  // array of kBuckets in room_
-  segment::Layer ahead_[segment::kMaxLayers] = {};
+  MmapBuffer table_memory_;
+  std::atomic<Entry*> entries_{nullptr};  // array of kBuckets in table_memory_
+  segment::Layer early_layers_[segment::kMaxLayers] = {};
   segment::Layer* records_ = nullptr;
   std::atomic<bool> is_partial_[segment::kMaxLayers] = {};  // some parameters of the layer could not be named
   uint32_t layers_ = 0;

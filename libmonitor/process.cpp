@@ -367,7 +367,7 @@ bool ProcessState::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   const char* why = nullptr;
   const bool is_wanted = read_environment(&settings_);
   // Facts that the process reported have priority over its environment.
-  if (late_pid_ == self) take_over(late_);
+  if (late_pid_ == self) apply_to_settings(late_);
   if (!is_wanted) {
     off_.store(true, std::memory_order_relaxed);  // no reason needs to be reported
   } else if (!prepare_own_page()) {
@@ -444,7 +444,7 @@ int32_t ProcessState::add_op(const char* name, uint32_t pass) {
   return static_cast<int32_t>(number);
 }
 
-void ProcessState::take_over(const segment::Identity& late) {
+void ProcessState::apply_to_settings(const segment::Identity& late) {
   if (late.rank >= 0) settings_.rank = late.rank;
   if (late.local_rank >= 0) settings_.local_rank = late.local_rank;
   if (late.world_size >= 0) settings_.world_size = late.world_size;

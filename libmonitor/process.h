@@ -180,7 +180,7 @@ class ProcessState {
   OwnPage* own() const { return own_.load(std::memory_order_relaxed); }
   bool prepare_own_page();
   int32_t add_op(const char* name, uint32_t pass);
-  void take_over(const segment::Identity& late);
+  void apply_to_settings(const segment::Identity& late);
   segment::Identity identity_of(const segment::SegmentRequest& given) const;
 
   OwnPage before_set_up_;

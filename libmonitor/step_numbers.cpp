@@ -37,15 +37,15 @@ bool is_scaled(double root, double nll) {
 
 }  // namespace
 
-void LossTracker::settle(double root) {
+void LossTracker::choose_source(double root) {
   const bool nll_is_the_loss = nll_since_root_ == 1 && is_scaled(root, last_nll_);
-  settled_ = nll_is_the_loss ? FORESHOCK_LOSS_NLL : FORESHOCK_LOSS_BACKWARD_ROOT;
+  chosen_source_ = nll_is_the_loss ? FORESHOCK_LOSS_NLL : FORESHOCK_LOSS_BACKWARD_ROOT;
 }
 
 // The roots of a step add up to about the mean over all targets if they are shares, and to k times that mean
 // if each is a whole loss (k micro-batches). The limit between both is sqrt(k); other terms of a loss change
 // the sum by less than that factor.
-void LossTracker::settle_roots() {
+void LossTracker::choose_root_meaning() {
   const Mean &roots = mean_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_[kSummed];
   if (roots_ != Roots::kUnknown || roots.weight < 2 || mean_[FORESHOCK_LOSS_NLL].weight > 0) return;
   const double together = roots.sum / (summed.sum / summed.weight);
@@ -55,14 +55,14 @@ void LossTracker::settle_roots() {
 
 void LossTracker::observe(double value, uint32_t source) {
   if (source < FORESHOCK_LOSS_REPORTED || source > FORESHOCK_LOSS_LOGGED) return;
-  if (source == FORESHOCK_LOSS_REPORTED) settled_ = source;
+  if (source == FORESHOCK_LOSS_REPORTED) chosen_source_ = source;
   if (source == FORESHOCK_LOSS_NLL) {
     last_nll_ = value;
     ++nll_since_root_;
   }
   if (source == FORESHOCK_LOSS_BACKWARD_ROOT) {
     // A value that is not finite cannot show which source is the loss.
-    if (settled_ == 0 && std::isfinite(value)) settle(value);
+    if (chosen_source_ == 0 && std::isfinite(value)) choose_source(value);
     nll_since_root_ = 0;
   }
   mean_[source].add(value, 1);
@@ -78,7 +78,7 @@ void LossTracker::observe_divisor(double divisor) {
   ++divided_.count;
 }
 
-bool LossTracker::is_reported() const { return settled_ == FORESHOCK_LOSS_REPORTED; }
+bool LossTracker::is_reported() const { return chosen_source_ == FORESHOCK_LOSS_REPORTED; }
 
 void LossTracker::forget_step() {
   for (Mean& each : mean_) each = {};
@@ -89,10 +89,10 @@ void LossTracker::forget_step() {
 bool LossTracker::take(double* loss, uint32_t* source) {
   // Without a root (autograd.grad instead of backward) a cross-entropy that needed gradients is the loss.
   const bool has_root = mean_[FORESHOCK_LOSS_BACKWARD_ROOT].weight > 0;
-  if (settled_ == 0 && mean_[FORESHOCK_LOSS_NLL].weight > 0) settled_ = FORESHOCK_LOSS_NLL;
-  if (settled_ == 0 && mean_[kSummed].weight > 0 && !has_root) settled_ = kSummed;
-  settle_roots();
-  const uint32_t seen = settled_ != 0 ? settled_ : uint32_t{FORESHOCK_LOSS_LOGGED};
+  if (chosen_source_ == 0 && mean_[FORESHOCK_LOSS_NLL].weight > 0) chosen_source_ = FORESHOCK_LOSS_NLL;
+  if (chosen_source_ == 0 && mean_[kSummed].weight > 0 && !has_root) chosen_source_ = kSummed;
+  choose_root_meaning();
+  const uint32_t seen = chosen_source_ != 0 ? chosen_source_ : uint32_t{FORESHOCK_LOSS_LOGGED};
   Mean mean = mean_[seen];
   const bool all_divided = has_root && divided_.count == mean_[FORESHOCK_LOSS_BACKWARD_ROOT].weight;
   if (all_divided && divided_.by == divided_.count) accumulation_ = divided_.by;
@@ -159,8 +159,8 @@ void PendingSteps::reserve() {
   constexpr size_t kEvents = sizeof(PendingEvent) * PendingStep::kMostEvents;
   constexpr size_t kGradients = sizeof(PendingGradient) * PendingStep::kMostGradients;
   static_assert(alignof(PendingGradient) <= alignof(PendingEvent) && kEvents % alignof(PendingGradient) == 0);
-  if (open().event != nullptr || !room_.reserve((kMost + 1) * (kEvents + kGradients))) return;
-  char* at = room_.data();
+  if (open().event != nullptr || !memory_.reserve((kMost + 1) * (kEvents + kGradients))) return;
+  char* at = memory_.data();
   for (PendingStep& step : steps_) {
     step.event = reinterpret_cast<PendingEvent*>(at);
     step.gradient = reinterpret_cast<PendingGradient*>(at + kEvents);

@@ -55,10 +55,10 @@ class LossTracker {
     double by = 0;  // NaN if the roots have different divisors
     double count = 0;
   };
-  void settle(double root);
-  void settle_roots();
+  void choose_source(double root);
+  void choose_root_meaning();
 
-  uint32_t settled_ = 0;
+  uint32_t chosen_source_ = 0;
   double accumulation_ = 0;  // the divisor that has equalled the number of roots; 0: none
   Divided divided_;          // roots of this step
   Roots roots_ = Roots::kUnknown;
@@ -173,7 +173,7 @@ class PendingSteps {
 
   uint32_t first_ = 0, count_ = 0;
   PendingStep steps_[kMost + 1] = {};
-  MmapBuffer room_;
+  MmapBuffer memory_;
 };
 
 // Values that the training itself has read from the device, indexed by the numbers of foreshock_fetch.

@@ -113,7 +113,7 @@ void report_gradient(const GradientSums& sums, double* numbers) {
   numbers[segment::kGradientNonFinite] = static_cast<double>(sums.nonfinite);
 }
 
-void tell_moment(const AdamSums& sums, double* numbers) {
+void report_moment(const AdamSums& sums, double* numbers) {
   numbers[segment::kMomentElements] = static_cast<double>(sums.counted);
   numbers[segment::kMomentUnusable] = static_cast<double>(sums.unusable_state);
   numbers[segment::kStalenessSum] = sums.staleness;
@@ -163,7 +163,7 @@ void tell_optimizer(const OptimizerState& state, const GradientSums* gradient, c
   numbers[segment::kSeenEpsilon] = state.epsilon;
   numbers[segment::kSeenWeightDecay] = state.weight_decay;
   if (moment != nullptr) {
-    tell_moment(*moment, numbers);
+    report_moment(*moment, numbers);
     report_gradient({moment->gradient_squares, moment->counted, moment->nonfinite_gradient}, numbers);
   } else if (gradient != nullptr) {
     report_gradient(*gradient, numbers);

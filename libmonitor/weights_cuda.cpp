@@ -299,39 +299,39 @@ WeightResults results_in(const char* results) {
 
 void WeightSampler::send(const foreshock_weight_state& state, int64_t step) {
   const uint64_t begin = monotonic_ns();
-  PendingWeight* errand = pending_.next();
-  if (errand == nullptr) return writer_.count_skipped(segment::kTensorDeviceFull);
+  PendingWeight* pending = pending_.next();
+  if (pending == nullptr) return writer_.count_skipped(segment::kTensorDeviceFull);
   const uint64_t elements = weight(state.number)->elements;
-  errand->optimizer = optimizer_of(state);
-  if (!plan_weight(state.parameter, elements, errand->optimizer, &errand->work))
+  pending->optimizer = optimizer_of(state);
+  if (!plan_weight(state.parameter, elements, pending->optimizer, &pending->work))
     return writer_.count_skipped(segment::kTensorTooLarge);
   void* stream = state.stream;
   DeviceTurn turn;
-  int why = devices_->begin_weights({state.parameter.device_index, stream}, &turn, &errand->place);
-  if (why < 0 && !turn.weights().holds(errand->work)) return writer_.count_skipped(segment::kTensorTooLarge);
-  if (why < 0) why = turn.weights().send(errand->work, static_cast<cuda::Stream>(stream), &errand->sent);
+  int why = devices_->begin_weights({state.parameter.device_index, stream}, &turn, &pending->place);
+  if (why < 0 && !turn.weights().holds(pending->work)) return writer_.count_skipped(segment::kTensorTooLarge);
+  if (why < 0) why = turn.weights().send(pending->work, static_cast<cuda::Stream>(stream), &pending->sent);
   if (why >= 0) return writer_.count_skipped(skip_of(why));
-  errand->number = state.number;
-  errand->values = state.parameter;
-  errand->step = step;
-  errand->time_ns = realtime_ns();
-  errand->interval = cadence_.interval();
-  errand->round = round_;
-  errand->host_records = host_records_;
-  errand->is_forgotten = false;
+  pending->number = state.number;
+  pending->values = state.parameter;
+  pending->step = step;
+  pending->time_ns = realtime_ns();
+  pending->interval = cadence_.interval();
+  pending->round = round_;
+  pending->host_records = host_records_;
+  pending->is_forgotten = false;
   pending_.push();
   writer_.set_awaited(writer_.ring()->awaited + 1);
-  errand->launch_ns = monotonic_ns() - begin;
-  deferred_ns_ += errand->launch_ns;
+  pending->launch_ns = monotonic_ns() - begin;
+  deferred_ns_ += pending->launch_ns;
 }
 
 WeightSampler::Spent WeightSampler::collect() {
   Spent spent;
   if (pending_.count() == 0) return spent;
   const uint64_t begin = monotonic_ns();
-  while (PendingWeight* errand = pending_.oldest()) {
-    if (!settle(errand, &spent)) break;
-    if (!errand->is_forgotten) writer_.set_awaited(writer_.ring()->awaited - 1);
+  while (PendingWeight* pending = pending_.oldest()) {
+    if (!settle(pending, &spent)) break;
+    if (!pending->is_forgotten) writer_.set_awaited(writer_.ring()->awaited - 1);
     pending_.pop();
   }
   spent.host_ns = monotonic_ns() - begin;
@@ -339,52 +339,52 @@ WeightSampler::Spent WeightSampler::collect() {
 }
 
 // Returns false if the result is still awaited.
-bool WeightSampler::settle(PendingWeight* errand, Spent* spent) {
+bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
   bool is_settled = false;
-  devices_->visit_weights(errand->place, [&](WeightStaging& staging) {
-    char* results = staging.results(errand->sent);
-    const bool never_comes = !staging.is_awaited(errand->sent) || round_ - errand->round > kPatience;
+  devices_->visit_weights(pending->place, [&](WeightStaging& staging) {
+    char* results = staging.results(pending->sent);
+    const bool never_comes = !staging.is_awaited(pending->sent) || round_ - pending->round > kPatience;
     if (results == nullptr && !never_comes) return;
     is_settled = true;
     if (results == nullptr) {
-      if (!errand->is_forgotten) writer_.count_skipped(segment::kTensorDevice);
+      if (!pending->is_forgotten) writer_.count_skipped(segment::kTensorDevice);
       return;  // not released: a slow device may still store into this memory
     }
     const WeightResults head = results_in(results);
     if (head.first[0] <= head.last[1]) spent->device_ns += head.last[1] - head.first[0];
-    spent->before_ns += errand->launch_ns;
-    read_ += errand->work.count * size_of(errand->work.type);
-    if (!errand->is_forgotten) write(*errand, results);
-    staging.release(errand->sent);
+    spent->before_ns += pending->launch_ns;
+    read_ += pending->work.count * size_of(pending->work.type);
+    if (!pending->is_forgotten) write(*pending, results);
+    staging.release(pending->sent);
   });
   return is_settled;
 }
 
-size_t WeightSampler::pack(const PendingWeight& errand, char* payload, const Draft& draft) {
+size_t WeightSampler::pack(const PendingWeight& pending, char* payload, const Draft& draft) {
   const uint64_t room = draft.room - draft.histogram_at;
-  if (errand.work.is_counted)
-    return HistogramPacker::pack_counted(payload, errand.work.type, draft.histogram, room,
+  if (pending.work.is_counted)
+    return HistogramPacker::pack_counted(payload, pending.work.type, draft.histogram, room,
                                          &draft.record->form);
-  return packer_.pack(payload, errand.work.type, errand.work.count, draft.histogram, room,
+  return packer_.pack(payload, pending.work.type, pending.work.count, draft.histogram, room,
                       &draft.record->form);
 }
 
-void WeightSampler::write(const PendingWeight& errand, char* results) {
+void WeightSampler::write(const PendingWeight& pending, char* results) {
   // A record with an earlier step than the previous record would look to the agent like a training that
   // resumed from a checkpoint.
-  if (host_records_ != errand.host_records && host_step_ != errand.step)
+  if (host_records_ != pending.host_records && host_step_ != pending.step)
     return writer_.count_skipped(segment::kTensorDevice);
   const WeightResults head = results_in(results);
-  const WeightWork& work = errand.work;
+  const WeightWork& work = pending.work;
   char* payload = results + WeightWork::kPayload;
-  Weight& of = *weight(errand.number);
+  Weight& of = *weight(pending.number);
   Draft draft;
   if (!open(of, &draft)) return;
   segment::TensorRecord* record = draft.record;
-  describe(of, errand.number, work.type, errand.step, record);
-  record->time_ns = errand.time_ns;
-  record->interval = errand.interval;
-  const size_t packed = pack(errand, payload, draft);
+  describe(of, pending.number, work.type, pending.step, record);
+  record->time_ns = pending.time_ns;
+  record->interval = pending.interval;
+  const size_t packed = pack(pending, payload, draft);
   if (packed == kPackFailed) return rest(&of, draft.room);
   record->payload[segment::kTensorHistogram] = {draft.histogram_at, packed};
   record->checksum = work.is_counted ? head.checksum : checksum(payload, work.count * size_of(work.type));
@@ -397,9 +397,9 @@ void WeightSampler::write(const PendingWeight& errand, char* results) {
   const AdamSums& moment = head.moment;
   const bool is_counted =
       work.has_moment && moment.counted + moment.nonfinite_gradient + moment.unusable_state > 0;
-  tell_optimizer(errand.optimizer, work.has_gradient ? &head.gradient : nullptr,
+  tell_optimizer(pending.optimizer, work.has_gradient ? &head.gradient : nullptr,
                  is_counted ? &moment : nullptr, draft.optimizer);
-  foreshock_tensor values = errand.values;
+  foreshock_tensor values = pending.values;
   values.data = work.is_counted ? nullptr : payload;
   close(&of, draft, add_heads(of, values, (draft.histogram_at + packed + 7) / 8 * 8, draft));
 }

@@ -468,9 +468,9 @@ class StepStride {
   // Adds the number of a reported step. Any number is allowed, since the trainer chooses it; a negative one
   // is unknown.
   void tell(int64_t step) {
-    const int64_t went = last_ < 0 || step < 0 ? 1 : step - last_;
-    stride_ = std::max<int64_t>(1, std::min(went, went_));
-    went_ = went;
+    const int64_t difference = last_ < 0 || step < 0 ? 1 : step - last_;
+    stride_ = std::max<int64_t>(1, std::min(difference, difference_));
+    difference_ = difference;
     last_ = step;
   }
   // Returns the steps expected until the next report: the smaller of the last two differences. A single jump
@@ -478,7 +478,7 @@ class StepStride {
   int64_t steps() const { return stride_; }
 
  private:
-  int64_t last_ = -1, went_ = 1, stride_ = 1;
+  int64_t last_ = -1, difference_ = 1, stride_ = 1;
 };
 
 }  // namespace foreshock

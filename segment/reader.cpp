@@ -42,10 +42,10 @@ void write_field(int fd, const T& value, uint64_t offset) {
 
 std::unique_ptr<SegmentReader> SegmentReader::open(const std::string& directory, const std::string& name,
                                                    std::string* why) {
-  constexpr int kCareful = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  constexpr int kOpenFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
   const std::string path = directory + "/" + name;
-  return adopt(name, ::open((path + ".seg").c_str(), O_RDONLY | kCareful),
-               ::open((path + ".ctl").c_str(), O_RDWR | kCareful), why);
+  return adopt(name, ::open((path + ".seg").c_str(), O_RDONLY | kOpenFlags),
+               ::open((path + ".ctl").c_str(), O_RDWR | kOpenFlags), why);
 }
 
 std::unique_ptr<SegmentReader> SegmentReader::adopt(const std::string& name, int segment_file,

@@ -334,9 +334,9 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
     return nullptr;
   std::atomic_thread_fence(std::memory_order_release);  // odd before any byte of the header
   char* begin = reinterpret_cast<char*>(slot);
-  constexpr size_t kTimes = offsetof(Slot, device_begin_ns), kBehind = offsetof(Slot, first_ticket);
+  constexpr size_t kTimes = offsetof(Slot, device_begin_ns), kPartFields = offsetof(Slot, first_ticket);
   std::memset(begin + sizeof slot->sequence, 0, kTimes - sizeof slot->sequence);
-  std::memset(begin + kBehind, 0, sizeof(Slot) - kBehind);
+  std::memset(begin + kPartFields, 0, sizeof(Slot) - kPartFields);
   // Atomic, because the thread that gave the slot to a device may still read the device's times here
   // (libmonitor/device_state.h).
   word(slot->device_begin_ns).store(0, std::memory_order_relaxed);

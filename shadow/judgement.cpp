@@ -78,7 +78,7 @@ struct Row {
 
   // Whether the exact value exceeds the range of the format and the trainer has the Inf to which it rounds.
   // Such elements are not compared, since even the rounded reference has an infinite error there.
-  bool overflows_rightly(int c, const double* exact) const {
+  bool overflows_correctly(int c, const double* exact) const {
     const double x = trainer_at(c);
     return std::isinf(x) && std::isfinite(exact[c]) && x == round_to(dtype, exact[c]);
   }
@@ -87,7 +87,7 @@ struct Row {
 double squared_norm(const Row& row, const double* exact) {
   double sum = 0;
   for (int c = 0; c < row.columns; ++c)
-    if (!row.overflows_rightly(c, exact)) sum += exact[c] * exact[c];
+    if (!row.overflows_correctly(c, exact)) sum += exact[c] * exact[c];
   return sum;
 }
 
@@ -95,7 +95,7 @@ template <class ValueAt>
 double squared_error(const Row& row, const double* exact, ValueAt value_at) {
   double sum = 0;
   for (int c = 0; c < row.columns; ++c) {
-    if (row.overflows_rightly(c, exact)) continue;
+    if (row.overflows_correctly(c, exact)) continue;
     const double error = value_at(c) - exact[c];
     sum += error * error;
   }

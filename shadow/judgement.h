@@ -78,8 +78,8 @@ struct SliceDeviation {
   BiasSums bias;          // of the trainer's result
   BiasSums rounded_bias;  // control: of the reference rounded once
   // Control: of plain attention, or of fused attention where plain's error is kMuchNoisier times larger (with
-  // large scores). Both are correct algorithms, so a bias that the kernel shares with them is no fault of the
-  // kernel.
+  // large scores). Both are correct algorithms, so a bias that the kernel shares with them is not a fault of
+  // the kernel.
   BiasSums floor_bias;
 
   // Backward: number of rows whose given log_sum_exp is above that of the slice's own keys
@@ -174,7 +174,6 @@ struct Bias {
 // Pools the bias of the last 64 slices of one layer and pass, of one rank or of several. The kernel's result,
 // its excess over the floor and the rounded reference need separate pools. Plain data that can be copied and
 // saved as bytes.
-//
 //
 // The bias is a ratio of sums, b = sum S / sum D, because elements near zero would dominate a mean of
 // per-element ratios. With S_g and D_g the sums of cluster g of G, the error of b is to first order

@@ -3,7 +3,6 @@
 // calls. They have no effect unless libforeshock.so is preloaded or linked. C++17. Must be included after
 // torch's headers, which it does not include itself.
 //
-//
 //   foreshock::name_layers(*model);                   // once the model is built, and after it has changed
 //   loss.backward();
 //   foreshock::observe_gradients(*model);             // before clipping
