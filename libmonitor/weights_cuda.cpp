@@ -81,8 +81,8 @@ bool plan_weight(const foreshock_tensor& values, uint64_t elements, const Optimi
   const bool is_fp32 = work->type == DType::kFp32;
   const uint64_t words = is_fp32 ? kBinWords * sizeof(uint64_t) : kPatterns * sizeof(uint32_t);
   const uint64_t bytes = elements * size_of(work->type);
-  // Values of at most half that size are copied instead: the copy is faster, and the host counts them as fast
-  // as it reads the words.
+  // If the values take at most half the bytes of the words, the values are copied instead: the copy is
+  // faster, and the host counts them as fast as it reads the words.
   work->is_counted = 2 * bytes > words;
   if (work->is_counted && elements > (is_fp32 ? kMostBinned : kMostPatterns)) return false;
   work->payload_bytes = work->is_counted ? words : bytes;

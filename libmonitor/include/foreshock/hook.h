@@ -6,8 +6,8 @@
  *      something. The training must not depend on it. Only the result of foreshock_read_advice is meant to
  *      be acted on.
  *   3. Every struct starts with `size` (sizeof) and `version` (FORESHOCK_ABI_VERSION), as the caller
- *      compiled them. If either differs from this header, the struct is not read: an attention call is then
- *      counted as skipped ("unknown"), anything else is ignored.
+ *      compiled them. If either differs from this header, the struct is not read. An attention call is then
+ *      counted as skipped ("unknown"); any other call is ignored.
  *   4. Pointers are borrowed for the duration of the call.
  *   5. Every function may be called from any thread, and from a forked child (there it does nothing until
  *      the child itself trains).
@@ -43,7 +43,7 @@ enum { FORESHOCK_DEVICE_CPU = 0, FORESHOCK_DEVICE_CUDA = 1, FORESHOCK_DEVICE_OTH
 
 #define FORESHOCK_TENSOR_DIMS 4
 
-/* A strided view. Embedded in other structs, hence frozen: it never grows. */
+/* A strided view. It is embedded in other structs, so it never gets new fields. */
 typedef struct foreshock_tensor {
   const void* data;                      /* NULL: absent */
   int64_t shape[FORESHOCK_TENSOR_DIMS];  /* unused trailing dimensions are 1 */
@@ -54,13 +54,13 @@ typedef struct foreshock_tensor {
   int32_t device_index;
 } foreshock_tensor;
 
-/* flags of foreshock_attention_enter */
+/* Flags of foreshock_attention_enter. */
 enum {
   FORESHOCK_NEEDS_GRADIENT = 1, /* the call's inputs need gradients: this process trains */
   FORESHOCK_IN_BACKWARD = 2     /* called while a backward pass runs on this thread (recomputation) */
 };
 
-/* Why a call that was due to be sampled was not. The numbers are also the order of the counters in the
+/* Reasons why a call that was to be sampled was skipped. The values are also the order of the counters in the
  * segment. */
 enum {
   FORESHOCK_SKIP_BUDGET = 0,
@@ -74,7 +74,7 @@ enum {
   FORESHOCK_SKIP_TOO_LARGE = 8,
   FORESHOCK_SKIP_OFF = 9,
   FORESHOCK_SKIP_UNKNOWN = 10,
-  FORESHOCK_SKIP_DEVICE = 11,        /* the device's driver is absent, too old, or has refused something */
+  FORESHOCK_SKIP_DEVICE = 11,        /* the device's driver is absent, too old, or returned an error */
   FORESHOCK_SKIP_DEVICE_MEMORY = 12, /* no room on the device, or the segment cannot be pinned for it */
   FORESHOCK_SKIP_REASONS = 13
 };
@@ -82,8 +82,8 @@ enum {
 /* Values of `causal`: which keys a query position may see. */
 enum {
   FORESHOCK_CAUSAL_NONE = 0,
-  FORESHOCK_CAUSAL_TOP_LEFT = 1,    /* key j visible to query i iff j <= i */
-  FORESHOCK_CAUSAL_BOTTOM_RIGHT = 2 /* iff j <= i + keys - queries */
+  FORESHOCK_CAUSAL_TOP_LEFT = 1,    /* query i sees key j if j <= i */
+  FORESHOCK_CAUSAL_BOTTOM_RIGHT = 2 /* query i sees key j if j <= i + keys - queries */
 };
 
 /* One attention call, described after the operation returned. Shapes (batch, heads, position, head
@@ -95,8 +95,8 @@ typedef struct foreshock_attention_call {
   int32_t op;     /* from foreshock_register_op */
   int32_t causal; /* FORESHOCK_CAUSAL_... */
   double scale;   /* factor of the scores; never 0 */
-  double dropout; /* probability. If it is not 0, only scores and log_sum_exp are checked, and of the backward
-                     call nothing */
+  double dropout; /* probability. If it is not 0, only scores and log_sum_exp of a forward call are checked,
+                     and backward calls are not checked */
   foreshock_tensor query; /* (B, H, N, D) */
   foreshock_tensor key;   /* (B, KVH, M, D) */
   foreshock_tensor value; /* (B, KVH, M, DV) */
@@ -111,21 +111,21 @@ typedef struct foreshock_attention_call {
       layer_identity; /* opaque, equal for all calls of one layer (see foreshock_parameter); NULL: unknown */
   const char* layer_name; /* explicit annotation, wins over layer_identity; NULL: none */
   void* stream;        /* CUDA tensors only: the CUstream on which the operation was launched (1: the legacy
-                          default stream, 2: the thread's default stream). NULL: unknown, and then the call is
-                          not sampled, since the monitor cannot order its copy behind the operation */
+                          default stream, 2: the thread's default stream). NULL: unknown; the call is then
+                          not sampled, since the monitor could not order its copy after the operation */
   uint64_t prepare_ns; /* time the caller spent on this description; counted as overhead of the monitor */
   /* A packed batch: sequences of any lengths, one after the other without padding. Sequence s has the queries
      at positions query_offsets[s] .. query_offsets[s + 1] - 1 and the keys at positions key_offsets[s] ..
-     key_offsets[s + 1] - 1; it sees no other keys. The tensors above then hold the positions of all sequences
-     and have no batch dimension: (H, N, D), (KVH, M, D), ...; log_sum_exp is (H, N), or (sequences, H,
-     longest_query or more) with the rows of each sequence from 0 on. A packed call has no mask. The offsets
-     must be on the same device as the tensors and stay valid as long: offsets on a device are read there, not
-     on the host. The monitor samples one sequence of the call. */
+     key_offsets[s + 1] - 1. Its queries see no other keys. The tensors above then hold the positions of all
+     sequences and have no batch dimension: (H, N, D), (KVH, M, D), ...; log_sum_exp is (H, N), or (sequences,
+     H, longest_query or more) with the rows of each sequence from 0 on. A packed call has no mask. The
+     offsets must be on the same device as the tensors and stay valid as long. Offsets on a device are read
+     there, not on the host. The monitor samples one sequence of the call. */
   const int32_t* query_offsets; /* [sequences + 1]; NULL: not packed */
   const int32_t* key_offsets;   /* [sequences + 1] */
   int64_t sequences;
-  int64_t longest_query, longest_key; /* upper bounds of a sequence's length. The memory for a sample is
-                                         planned by them, so a bound that is much too large wastes memory */
+  int64_t longest_query, longest_key; /* upper bounds of a sequence's length. They determine the
+                                         memory of a sample, so a bound that is far too large wastes memory */
   foreshock_tensor grad_key;          /* backward only, (B, KVH, M, D); absent: not checked */
   foreshock_tensor grad_value;        /* backward only, (B, KVH, M, DV); absent: not checked */
 } foreshock_attention_call;
@@ -134,11 +134,11 @@ typedef struct foreshock_attention_call {
 typedef struct foreshock_step {
   uint32_t size;
   uint32_t version;
-  int64_t step;         /* absolute: optimizer steps done so far, this one included. Negative, or 2^62 and
-                           more: unknown, and the monitor continues its own count */
+  int64_t step;         /* absolute: number of optimizer steps so far, including this one. If it is negative
+                           or at least 2^62, the monitor continues its own count */
   uint32_t step_source; /* FORESHOCK_STEP_... */
   uint32_t reserved;
-  double loss; /* read only if `given` has FORESHOCK_GIVEN_LOSS; a NaN is a loss like any other */
+  double loss; /* read only if `given` has FORESHOCK_GIVEN_LOSS; may be NaN */
   double learning_rate;
   double gradient_norm; /* before clipping */
   uint64_t batch_id;
@@ -154,8 +154,8 @@ enum {
   FORESHOCK_GIVEN_LEARNING_RATE = 2,
   FORESHOCK_GIVEN_GRADIENT_NORM = 4,
   FORESHOCK_GIVEN_BATCH_ID = 8,
-  /* The caller no longer describes tensors, their gradients and their values, for the rest of the process:
-     that cost several times the allowed overhead. */
+  /* For the rest of the process the caller no longer describes tensors, their gradients and their values,
+     because this cost several times the allowed overhead. */
   FORESHOCK_GIVEN_UP_TENSORS = 16,
   /* Set beside FORESHOCK_GIVEN_UP_TENSORS if the reason is that describing them failed. */
   FORESHOCK_GIVEN_UP_FAILED = 32,
@@ -191,7 +191,7 @@ typedef struct foreshock_gradient {
   /* Values on a CUDA device only: the stream on which the optimizer's work is launched, as in
    * foreshock_attention_call; all gradients of the step must then be on that device and have that stream. The
    * monitor launches kernels on it that sum the squares, and completes the record of the step when the sums
-   * arrive. NULL: unknown, and the gradients of the step are left out. */
+   * arrive. NULL: unknown; the gradients of the step are then left out. */
   void* stream;
 } foreshock_gradient;
 
@@ -215,7 +215,7 @@ typedef struct foreshock_weight {
   int64_t offset[FORESHOCK_TENSOR_DIMS]; /* index in the whole tensor at which this rank's part begins */
   int64_t part[FORESHOCK_TENSOR_DIMS];   /* shape of this rank's part; any 0: this rank has no part */
   uint32_t dims;                         /* 0..4 */
-  uint32_t unfollowed;                   /* FORESHOCK_FOLLOWED, or why the tensor cannot be measured */
+  uint32_t unfollowed; /* FORESHOCK_FOLLOWED, or the reason why the tensor cannot be measured */
 } foreshock_weight;
 
 /* Values of `unfollowed`. A tensor that cannot be measured is counted, and its `shape` still takes part in
@@ -241,12 +241,12 @@ typedef struct foreshock_weight_state {
   int64_t optimizer_step;          /* the optimizer's own count for this tensor; -1: unknown */
   double learning_rate, beta1, beta2, epsilon, weight_decay; /* of the parameter group */
   /* Tensors on a device only: the stream on which the optimizer's work is launched, as in
-   * foreshock_attention_call. NULL: unknown, and the tensor is left out. */
+   * foreshock_attention_call. NULL: unknown; the tensor is then left out. */
   void* stream;
 } foreshock_weight_state;
 
-/* When foreshock_observe_weights is called. Add FORESHOCK_ENDED_STEP to either value if the optimizer works
- * after foreshock_step_end has already reported the step that the work belongs to. */
+/* Time of a call of foreshock_observe_weights. Add FORESHOCK_ENDED_STEP to either value if the optimizer
+ * works after foreshock_step_end has already reported the step that the work belongs to. */
 enum { FORESHOCK_BEFORE_STEP = 0, FORESHOCK_AFTER_STEP = 1, FORESHOCK_ENDED_STEP = 2 };
 
 /* The place of this process in the job. A negative field is unknown. */
@@ -267,18 +267,19 @@ typedef struct foreshock_advice {
   uint32_t version;
   uint32_t level;     /* FORESHOCK_QUIET, ... */
   int32_t rank;       /* the rank whose detector this is; -1: quiet */
-  int64_t since_step; /* the step since which the level holds. It stays the same during one warning, so a
-                         trainer can act once per warning by comparing it */
+  int64_t since_step; /* first step of this level. It stays the same during one warning, so a trainer can
+                         compare it in order to act once per warning */
   int64_t from_step; /* the ranks of a node act in the same step if each waits for this step. Ranks on several
                         nodes must agree among themselves: on the largest level and the largest from_step */
-  uint64_t age_steps; /* steps that this process has ended and the agent has not read yet. Usually a few; if
-                         many, the agent has stopped and the other fields are as old as this says */
+  uint64_t age_steps; /* number of steps that this process has ended and the agent has not read yet.
+                         Usually a few. If it is large, the agent has stopped, and the other fields are at
+                         least that many steps old */
   double score;       /* 1: the detector begins to warn */
   char detector[32];  /* "output_error_drift", ...; "": quiet */
   char layer[32];     /* "003", ...; "": the signal belongs to no layer */
 } foreshock_advice;
 
-/* -- life -- */
+/* -- process -- */
 
 FORESHOCK_EXPORT uint32_t foreshock_abi_version(void);
 
@@ -296,7 +297,7 @@ FORESHOCK_EXPORT void foreshock_describe(const foreshock_identity* identity);
 
 /* Fills in `*advice` and returns nonzero. Returns 0 if there is no advice: the process is not monitored, no
  * agent has followed it yet, or the agent is writing at this moment. Reads a few words of shared memory, so
- * it may be called at every step. What the trainer does with the advice, if anything, is its own decision. */
+ * it may be called at every step. The trainer decides whether to act on the advice. */
 FORESHOCK_EXPORT int foreshock_read_advice(foreshock_advice* advice);
 
 /* -- attention -- */
@@ -363,7 +364,7 @@ FORESHOCK_EXPORT void foreshock_loss_is_of(const char* name);
 
 /* Reports the cross-entropy of a micro-batch, or of a piece of one, as the sum over its targets; `weight` is
  * the sum of the targets' weights (without weights: the number of targets that count). From it the monitor
- * learns whether the backward roots of a step's micro-batches must be added or averaged. Without backward
+ * decides whether the backward roots of a step's micro-batches must be added or averaged. Without backward
  * roots the loss is the total of the sums divided by the total of the weights; its source is then nll. */
 FORESHOCK_EXPORT void foreshock_observe_loss_sum(double sum, double weight);
 
@@ -379,17 +380,17 @@ enum { FORESHOCK_FETCH_LOSS = 1, FORESHOCK_FETCH_NORM = 2, FORESHOCK_FETCH_OTHER
 FORESHOCK_EXPORT int foreshock_fetch(const foreshock_tensor* values, size_t count, void* stream,
                                      uint32_t what, uint64_t* numbers);
 
-/* As foreshock_observe_loss; the loss is the value behind `number` times the value behind `scale` (0: no
- * scale), both numbers from foreshock_fetch. */
+/* Does the same as foreshock_observe_loss. The loss is the value behind `number` times the value behind
+ * `scale` (0: no scale), both numbers from foreshock_fetch. */
 FORESHOCK_EXPORT void foreshock_observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source);
 
-/* As foreshock_observe_loss_sum; `sum` and `weight` are numbers from foreshock_fetch. */
+/* Does the same as foreshock_observe_loss_sum; `sum` and `weight` are numbers from foreshock_fetch. */
 FORESHOCK_EXPORT void foreshock_observe_fetched_loss_sum(uint64_t sum, uint64_t weight);
 
 /* Supplies the value behind `number`, after the training itself has waited for it and read it on the host. */
 FORESHOCK_EXPORT void foreshock_fetched(uint64_t number, double value);
 
-/* Nonzero if the step that ends next is sampled; only then is it worth reading the gradients. */
+/* Nonzero if the step that ends next is sampled. Gradients need to be read only in such a step. */
 FORESHOCK_EXPORT int foreshock_step_is_sampled(void);
 
 /* Reports numbers that the training logs, for the record of the step that ends next. Of several values with
@@ -401,7 +402,7 @@ FORESHOCK_EXPORT int foreshock_observe_scalars(const foreshock_scalar* scalars, 
 
 /* Names parameters, once per run and again after resharding; a later entry replaces an earlier one with the
  * same identity. May be called before the process is monitored. Returns how many names were kept. With
- * `count` 0 all names are forgotten: call it so if the identities now belong to other tensors. */
+ * `count` 0 all names are forgotten: this must be done if the identities now belong to other tensors. */
 FORESHOCK_EXPORT int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count);
 
 /* Reports the gradients of the step that ends next, before clipping; call it once per step with all of them.
@@ -416,11 +417,11 @@ FORESHOCK_EXPORT void foreshock_observe_gradients(const foreshock_gradient* grad
 FORESHOCK_EXPORT int foreshock_name_weights(const foreshock_weight* weights, size_t count);
 
 /* Fills in the numbers (foreshock_weight_state.number) of the tensors to be measured in the step that ends
- * next, at most `room` of them, and returns how many. Calls before and after the optimizer's work ask for the
- * same step, until foreshock_step_end. */
+ * next, at most `room` of them, and returns how many. Until foreshock_step_end, calls before and after the
+ * optimizer's work return the tensors of the same step. */
 FORESHOCK_EXPORT size_t foreshock_weights_due(uint32_t* numbers, size_t room);
 
-/* Shows the tensors that are due: with FORESHOCK_BEFORE_STEP before the optimizer's work (this call is
+/* Reports the tensors that are due: with FORESHOCK_BEFORE_STEP before the optimizer's work (this call is
  * optional; without it the change made by the step is unknown), and with FORESHOCK_AFTER_STEP after it. Both
  * must precede foreshock_step_end unless `when` has FORESHOCK_ENDED_STEP. */
 FORESHOCK_EXPORT void foreshock_observe_weights(const foreshock_weight_state* states, size_t count,
