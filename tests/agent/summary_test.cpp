@@ -287,7 +287,7 @@ TEST(Summary, SlicesWithoutALayerHaveAReason) {
       HasSubstr(
           "12 of 62 slices: 8 read a parameter that has no name, 4 have no parameter among their inputs"));
   rank.layer_source = "ordinal";
-  EXPECT_THAT(unwrapped(text_of(rank)), Not(HasSubstr("no layer"))) << "nobody gave names";
+  EXPECT_THAT(unwrapped(text_of(rank)), Not(HasSubstr("no layer"))) << "no layer has a name";
 }
 
 TEST(Summary, CoverageNotesCountGraphsKernelsAndUnseenOperations) {
