@@ -24,12 +24,12 @@ bool is_plain_name(const std::string& name) {
          name.find('\0') == std::string::npos;
 }
 
-bool write_all(int file, const std::string& text) {
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t wrote = ::write(file, text.data() + done, text.size() - done);
-    if (wrote < 0 && errno == EINTR) continue;
-    if (wrote <= 0) return false;
-    done += static_cast<size_t>(wrote);
+bool write_all(int file, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(file, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return false;
+    bytes.remove_prefix(static_cast<size_t>(written));
   }
   return true;
 }
@@ -59,6 +59,27 @@ bool each_entry(int directory, const Take& take) {
 }
 
 }  // namespace
+
+bool replace_file(int directory, const std::string& name, std::string_view bytes,
+                  const std::function<bool(int file)>& prepare) {
+  const std::string unfinished = name + kUnfinishedSuffix;
+  unlinkat(directory, unfinished.c_str(), 0);  // left by an agent that was killed while it wrote
+  // O_EXCL: never write into a file that another process has put there.
+  const int file = ::openat(directory, unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | kCareful, 0600);
+  if (file < 0) return false;
+  const bool is_written = (prepare == nullptr || prepare(file)) && write_all(file, bytes);
+  int failure = errno;
+  // A network file system may report only at close() that it is full.
+  const bool is_closed = close(file) == 0;
+  if (is_written) failure = errno;
+  if (is_written && is_closed) {
+    if (renameat(directory, unfinished.c_str(), directory, name.c_str()) == 0) return true;
+    failure = errno;
+  }
+  unlinkat(directory, unfinished.c_str(), 0);
+  errno = failure;
+  return false;
+}
 
 Directory::Directory(std::string path, int descriptor, uid_t owner)
     : path_(std::move(path)), descriptor_(descriptor), owner_(owner) {}
@@ -181,17 +202,9 @@ bool Directory::give_to_owner(int file) const {
 
 bool Directory::write(const std::string& name, const std::string& text, mode_t mode) const {
   if (!is_plain_name(name)) return false;
-  const std::string temporary = name + ".new";
-  unlinkat(descriptor_, temporary.c_str(), 0);  // left by an agent that was killed while it wrote
-  // O_EXCL: never write into a file that another process has put there.
-  const int file = ::openat(descriptor_, temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | kCareful, 0600);
-  if (file < 0) return false;
-  const bool written =
-      (mode == 0600 || fchmod(file, mode) == 0) && give_to_owner(file) && write_all(file, text);
-  close(file);
-  if (written && renameat(descriptor_, temporary.c_str(), descriptor_, name.c_str()) == 0) return true;
-  unlinkat(descriptor_, temporary.c_str(), 0);
-  return false;
+  return replace_file(descriptor_, name, text, [&](int file) {
+    return (mode == 0600 || fchmod(file, mode) == 0) && give_to_owner(file);
+  });
 }
 
 void Directory::remove(const std::string& name) const {

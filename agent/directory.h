@@ -6,15 +6,26 @@
 
 #include <sys/stat.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace foreshock {
 
 // Whether errno `error` means a temporary shortage of descriptors or memory, after which a retry may succeed.
 bool is_shortage(int error);
+
+// The end of a file's name while replace_file() writes it. A process that is killed leaves such a file.
+inline constexpr const char* kUnfinishedSuffix = ".new";
+
+// Replaces the file `name` of an open directory atomically: a reader sees the old or the new content.
+// `prepare` sets owner and permissions of the new file (0600 before). On failure: false, errno, and the old
+// file is kept.
+bool replace_file(int directory, const std::string& name, std::string_view bytes,
+                  const std::function<bool(int file)>& prepare = nullptr);
 
 class Directory {
  public:

@@ -22,6 +22,7 @@
 #include <system_error>
 #include <utility>
 
+#include "agent/directory.h"
 #include "detect/thresholds.h"
 #include "segment/layout.h"
 #include "shadow/judgement.h"
@@ -380,8 +381,6 @@ std::string flagged_file(const FlaggedSlice& slice) {
 
 namespace {
 
-constexpr std::string_view kPart = ".part";  // end of the file's name until it is complete
-
 struct Usage {
   uint64_t files = 0, bytes = 0;
 };
@@ -396,7 +395,7 @@ bool read_usage(int folder, Usage* usage) {
   }
   while (const dirent* entry = readdir(list)) {
     const std::string_view name = entry->d_name;
-    const bool is_part = name.ends_with(std::string(kFlaggedSuffix) + std::string(kPart));
+    const bool is_part = name.ends_with(std::string(kFlaggedSuffix) + kUnfinishedSuffix);
     struct stat status = {};
     if ((!is_part && !name.ends_with(kFlaggedSuffix)) ||
         fstatat(folder, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0)
@@ -409,33 +408,6 @@ bool read_usage(int folder, Usage* usage) {
   }
   closedir(list);
   return true;
-}
-
-bool write_all(int file, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(file, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return false;
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  return true;
-}
-
-bool write_file(int folder, const std::string& name, const std::string& bytes) {
-  const std::string part = name + std::string(kPart);
-  unlinkat(folder, part.c_str(), 0);
-  const int file = openat(folder, part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (file < 0) return false;
-  // A network file system may report only at close() that it is full.
-  const bool is_written = write_all(file, bytes);
-  const int failure = errno;
-  if (close(file) == 0 && is_written && renameat(folder, part.c_str(), folder, name.c_str()) == 0)
-    return true;
-  if (!is_written) errno = failure;
-  const int first_error = errno;
-  unlinkat(folder, part.c_str(), 0);
-  errno = first_error;
-  return false;
 }
 
 int open_folder(const std::string& path) {
@@ -453,7 +425,9 @@ FlaggedFolder::Outcome FlaggedFolder::write(const std::string& name, const std::
   if (folder >= 0 && read_usage(folder, &usage)) {
     const bool fits =
         usage.files < kMostFiles && usage.bytes <= most_bytes_ && bytes.size() <= most_bytes_ - usage.bytes;
-    outcome = !fits ? Outcome::kFull : write_file(folder, name, bytes) ? Outcome::kWritten : Outcome::kFailed;
+    outcome = !fits                               ? Outcome::kFull
+              : replace_file(folder, name, bytes) ? Outcome::kWritten
+                                                  : Outcome::kFailed;
   }
   if (outcome == Outcome::kFailed) *error = path_ + ": " + std::strerror(errno);
   if (outcome == Outcome::kFull)

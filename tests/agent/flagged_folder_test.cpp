@@ -75,7 +75,7 @@ TEST_F(FlaggedFolderTest, WhatIsNoSliceIsNotCountedAndNotTouched) {
 
 TEST_F(FlaggedFolderTest, HalfWrittenFilesCountAndGoWhenTheyAreAbandoned) {
   fs::create_directory(path(""));
-  const std::string part = path("dead" + std::string(kEnd) + ".part");
+  const std::string part = path("dead" + std::string(kEnd) + ".new");
   std::ofstream(part) << std::string(900, 'x');
   EXPECT_EQ(write(folder_, "a", 101), Outcome::kFull);
   EXPECT_TRUE(fs::exists(part));
@@ -116,7 +116,7 @@ TEST_F(FlaggedFolderTest, OfAFileThatDoesNotFitNothingStays) {
 TEST_F(FlaggedFolderTest, NoLinkIsFollowed) {
   fs::create_directory(path(""));
   std::ofstream(base_.path() + "/victim") << "mine";
-  fs::create_symlink(base_.path() + "/victim", path("a" + std::string(kEnd) + ".part"));
+  fs::create_symlink(base_.path() + "/victim", path("a" + std::string(kEnd) + ".new"));
   EXPECT_EQ(write(folder_, "a", 10), Outcome::kWritten);
   EXPECT_EQ(fs::file_size(base_.path() + "/victim"), 4u);
   EXPECT_TRUE(fs::is_regular_file(fs::symlink_status(path("a" + std::string(kEnd)))));
