@@ -206,7 +206,7 @@ def of(owner, name):
     setattr(owner, name, before)
     spent.append([name, [row["prepare_ns"] for row in events("step")]])
     step()
-of(optimizers.Others, "stepped"); of(clock.Monitor, "_look_for_unseen")
+of(optimizers.Others, "stepped"); of(clock.Monitor, "_report_unseen_attention")
 of(clock.Pieces, "begin"); of(logs.Logs, "_note")
 slowed(modules.Modules, "note"); events(); three = torch.nn.Linear(2, 2); step()
 spent.append(["note", [row["prepare_ns"] for row in events("step")]])
@@ -216,5 +216,5 @@ print(json.dumps(spent))
     # The second optimizer steps, and the logger logs, after the step was told: it is in the next one's.
     assert all(spent > 10 * MS for name in ("stepped", "_note") for spent in told[name][1:]), told
     assert all(spent > 10 * MS for spent in told["begin"]), told
-    assert sum(spent > 10 * MS for spent in told["_look_for_unseen"]) == 1, told  # the tenth tick
+    assert sum(spent > 10 * MS for spent in told["_report_unseen_attention"]) == 1, told  # the tenth tick
     assert told["note"][0] > 10 * MS, "one module"

@@ -248,7 +248,8 @@ seen = times = before = 0
 @pytest.mark.parametrize("event", ["call", "line", "return"])
 def test_a_signal_while_a_model_is_dropped_is_not_lost(trainer, event: str) -> None:
     """The callback of a weak reference runs then, and Python drops what leaves one."""
-    seen, times = trainer(f"""{TOY}{DROPPED.format(module="owners", name="Owners", method="_gone", event=event)}
+    seen, times = (
+        trainer(f"""{TOY}{DROPPED.format(module="owners", name="Owners", method="_on_module_death", event=event)}
 for _ in range(10):
     model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3)
     backward(model); opt.step(); opt = None
@@ -260,12 +261,14 @@ for _ in range(10):
     finally: sys.settrace(None)
 print(json.dumps([seen, times > 0]))
 """)
+    )
     assert (seen, times) == (10, True)
 
 
 @pytest.mark.parametrize("event", ["call", "line", "return"])
 def test_a_signal_while_a_compiled_step_is_counted_is_not_lost(trainer, event: str) -> None:
-    seen, steps = trainer(f"""{TOY}{DROPPED.format(module="compiled", name="Watch", method="_died", event=event)}
+    seen, steps = (
+        trainer(f"""{TOY}{DROPPED.format(module="compiled", name="Watch", method="_on_token_death", event=event)}
 model = Toy(); opt = torch.optim.SGD(model.parameters(), lr=1e-3)
 step = torch.compile(opt.step, backend="eager")
 for _ in range(3):
@@ -280,6 +283,7 @@ for _ in range(5):
     finally: sys.settrace(None)
 print(json.dumps([seen, times]))
 """)
+    )
     assert seen == 5
     assert steps >= 5
 
