@@ -18,7 +18,8 @@ namespace {
 
 thread_local OpenCall t_open;
 
-// Before the agent has said anything; with several nodes nothing here talks between them, so it stays fixed.
+// Sampling intervals until the agent stores one. With several nodes the interval stays fixed, since nothing
+// coordinates it between nodes.
 constexpr uint64_t kFirstInterval = 8;
 constexpr uint64_t kSeveralNodesInterval = 64;
 
@@ -28,15 +29,15 @@ constexpr uint64_t kSeveralNodesInterval = 64;
 
 void Monitor::count_call(const Counting& counting, int32_t op) {
   counting.add(counting.block->calls[op]);
-  // Read back as an atomic: the last block is shared with other threads.
+  // Atomic, because threads without a block of their own share the last block.
   const uint64_t calls = std::atomic_ref<uint64_t>(counting.block->calls[op]).load(std::memory_order_relaxed);
   if ((calls & 1023) == 0 && (g_process.hot() & kHotArmed) != 0) read_switches();
 }
 
-int Monitor::enter_asleep(int32_t op, uint32_t flags) {
+int Monitor::enter_unarmed(int32_t op, uint32_t flags) {
   t_open = {};
   const bool trains = (flags & FORESHOCK_NEEDS_GRADIENT) != 0 || g_process.pass_of(op) == FORESHOCK_BACKWARD;
-  if (!trains && g_process.is_inherited()) return 0;  // a worker of a trainer, not a trainer
+  if (!trains && g_process.is_inherited()) return 0;  // e.g. a data loader's worker
   const Counting counting = g_process.counting();
   counting.add(counting.block->calls[op]);
   counting.add(counting.block->unsampled[g_process.pass_of(op)]);
@@ -47,13 +48,13 @@ int Monitor::enter_asleep(int32_t op, uint32_t flags) {
 
 int Monitor::enter(int32_t op, uint32_t flags) {
   if (op < 0 || op >= static_cast<int32_t>(segment::kMaxOps) || g_process.is_off()) return 0;
-  if ((g_process.hot() & kHotArmed) == 0) return enter_asleep(op, flags);
+  if ((g_process.hot() & kHotArmed) == 0) return enter_unarmed(op, flags);
   const uint32_t pass = g_process.pass_of(op);
   const bool recomputed = (flags & FORESHOCK_IN_BACKWARD) != 0;
   if ((g_process.hot() & kHotTickPending) != 0 && pass == FORESHOCK_FORWARD && !recomputed) begin_step();
 
   const Counting counting = g_process.counting();
-  // The call before it on this thread threw through a door that could not see it.
+  // The previous call on this thread is still open: it threw, and its hook did not notice.
   if (t_open.op >= 0) skip(-1, FORESHOCK_SKIP_UNKNOWN);
   count_call(counting, op);
   const uint32_t hot = g_process.hot();
@@ -120,11 +121,11 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   const Settings& settings = g_process.settings();
   if (checked.packed.count > 0) {
     const uint32_t place = choose_place(settings.seed, step, open.call, settings.rank);
-    checked.packed.place = place;  // of a device the offsets are read where they lie
+    checked.packed.place = place;  // offsets on a device are read by the kernel
     if (checked.device_type == FORESHOCK_DEVICE_CPU)
       if (const int reason = take_sequence(place, &checked); reason >= 0) return skip(reason);
   }
-  DeviceTurn turn;  // of none, for tensors of the host
+  DeviceTurn turn;  // empty for host tensors
   SlotRoom room = {writer.slot_bytes(), writer.slots()};
   if (checked.device_type != FORESHOCK_DEVICE_CPU) {
     if (const int reason = devices_.begin(checked, &turn); reason >= 0) return skip(reason);
@@ -134,7 +135,7 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   SlicePlan plan;
   if (!plan_slice(checked, room.bytes, room.slots, &rows, &plan)) return skip(FORESHOCK_SKIP_TOO_LARGE);
   slots_per_slice_.store(plan.slots, std::memory_order_relaxed);
-  // Every second call, since it takes half as long as the copy or more.
+  // Only for every second call, since the count takes at least half as long as the copy.
   if (mix(settings.seed, static_cast<uint64_t>(step), open.call, 6) % 2 == 0)
     plan.all.nonfinite_out = count_nonfinite_out(checked, rows);
   plan.all.step = step;
@@ -144,7 +145,8 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   name_layer(call, open, &plan.all);
   observed_heads_.see(checked);
 
-  // Counted before the slot turns odd, so that a death in between leaves a torn sample, not an uncounted one.
+  // The call is counted before its slot's sequence turns odd. If the process dies in between, the sample is
+  // counted as torn instead of not at all.
   counting.add(block.sampled[pass]);
   Taken taken;
   if (const int reason = put_slice(checked, rows, plan, &turn, &taken); reason >= 0) {
@@ -155,7 +157,8 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   return taken;
 }
 
-// Copies a slice of the host, or sends one of a device on its way. Returns -1, or the FORESHOCK_SKIP_ reason.
+// Copies a slice of host tensors, or launches the copy of a slice of device tensors. Returns -1, or the
+// FORESHOCK_SKIP_ reason.
 int Monitor::put_slice(const ValidatedCall& checked, const Slice& slice, const SlicePlan& plan,
                        DeviceTurn* turn, Taken* taken) {
   segment::SegmentWriter& writer = g_process.writer();
@@ -182,8 +185,8 @@ int Monitor::put_slice(const ValidatedCall& checked, const Slice& slice, const S
   return -1;
 }
 
-// A slice of key positions of a call whose rows were taken; of most calls none. Whatever stands against it,
-// the call counts as sampled. `rows` says what the slots of both slices have in common.
+// Takes a slice of key positions for some of the calls whose rows were taken. The call counts as sampled even
+// if this fails. `rows` is the slot header of the slice of rows; it supplies the fields that both share.
 void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& rows, const SlotRoom& room,
                           DeviceTurn* turn, Taken* taken) {
   const Settings& settings = g_process.settings();
@@ -196,7 +199,7 @@ void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& row
   if (!plan_columns(checked, room.bytes, room.slots, slice, &plan)) return;
   slots_per_columns_.store(plan.slots, std::memory_order_relaxed);
   const int64_t needed = plan.slots;
-  if (column_slots_.fetch_sub(needed, std::memory_order_relaxed) < needed) return;  // left to slices of rows
+  if (column_slots_.fetch_sub(needed, std::memory_order_relaxed) < needed) return;  // kept for slices of rows
   plan.all.step = rows.step;
   plan.all.time_ns = rows.time_ns;
   plan.all.call = rows.call;
@@ -236,19 +239,19 @@ void Monitor::skip(int32_t op, uint32_t reason) {
                                       [is_known ? reason : uint32_t{FORESHOCK_SKIP_UNKNOWN}]);
 }
 
-// -- life --
+// -- segment and reset --
 
 bool Monitor::wake(uint64_t slot_bytes_needed) {
   return g_process.arm(slot_bytes_needed, [] { g_monitor.reset(); });
 }
 
 void Monitor::reset() {
-  // In a child that trains by itself nothing of its parent's clock is left. What was seen before the first
-  // segment stays: a first pass without gradients (reentrant checkpoint, compiled graph) has a loss but wakes
-  // nobody.
+  // A forked child that trains drops its parent's observations. Observations made before the first segment
+  // are kept: a first pass without gradients (reentrant checkpoint, compiled graph) has a loss but creates no
+  // segment.
   if (std::exchange(has_woken_, true)) {
     loss_ = {};
-    loss_is_told_.store(false);
+    loss_is_reported_.store(false);
     logged_norm_.reset();
     norm_is_seen_ = false;
     skipped_steps_.store(0);
@@ -263,11 +266,11 @@ void Monitor::reset() {
   interval_.store(g_process.settings().every != 0 ? g_process.settings().every
                   : g_process.settings().world_size > g_process.settings().local_ranks ? kSeveralNodesInterval
                                                                                        : kFirstInterval);
-  lasting_interval_ = interval_.load();
-  step_was_sampled_ = clock_is_reported_ = false;
+  base_interval_ = interval_.load();
+  step_was_sampled_ = steps_are_explicit_ = false;
   last_tick_ns_ = monotonic_ns();
   last_totals_ = {};
-  agent_ = {};
+  last_agent_cost_ = {};
   agent_forecast_ = {};
   gradient_cost_ = {};
   gradients_ns_ = 0;
@@ -280,12 +283,12 @@ void Monitor::reset() {
   budget_.set_limit(g_process.settings().max_slowdown);
   ordinal_ = {};
   layers_.attach(g_process.writer().layers());
-  if (!layers_.has_names()) unnamed_ = 0;  // as far as they were told, it was of a parent
+  if (!layers_.has_names()) unnamed_ = 0;  // it counted names of a parent process
   set_unnamed();
   devices_.attach(&g_process.writer());
-  late_.forget();
+  pending_steps_.forget();
   fetched_ = {};
-  numbers_asked_.store(0);
+  numbers_requested_.store(0);
   scalars_.attach(g_process.writer().scalar_names());
   unseen_.attach(g_process.writer().unseen_names());
   graphs_.store(g_process.writer().coverage());
@@ -296,7 +299,7 @@ void Monitor::reset() {
                   settings.weights_every, settings.memory, !settings.weights, &devices_);
   weights_ns_.store(0);
   set_up_ns_ = unreported_ns_ = 0;
-  unasked_.take([](int64_t) {});
+  deferred_steps_.take([](int64_t) {});
   observed_heads_.reset();
   for (std::atomic_flag* flag :
        {&clock_busy_, &layer_busy_, &loss_busy_, &scalars_busy_, &cost_busy_, &weights_busy_})
@@ -315,8 +318,10 @@ void Monitor::read_switches() {
     g_process.set_bits(kHotSwitchedOff);
 }
 
-// The gradients of a step, as the trainer tells them: norms that it has taken itself, or values to be summed
-// here or, by kernels on its own stream, on the device that they lie on.
+// -- gradients --
+//
+// The trainer reports either norms that it has computed itself, or values. Host values are summed here;
+// device values are summed by kernels on the trainer's stream.
 
 namespace {
 
@@ -330,8 +335,9 @@ bool lies_on_device(const foreshock_gradient& gradient) {
   return gradient.values.data != nullptr && gradient.values.device_type == FORESHOCK_DEVICE_CUDA;
 }
 
-// The values that kernels are to read: all of one device and one stream, or none.
-struct Wanted {
+// The gradients of one step whose values lie on a device. `is_whole`: kernels can read all of them, since
+// they are on one device and one stream.
+struct DeviceGradients {
   DeviceStream at = {-1, nullptr};
   uint64_t bytes = 0;
   size_t tensors = 0;
@@ -345,7 +351,7 @@ struct Wanted {
                 gradient.stream == at.handle;
     if (is_whole) bytes += static_cast<uint64_t>(values.shape[0]) * size_of(static_cast<DType>(values.dtype));
   }
-  // Launches beside those that read, between which the device's clock is looked at.
+  // Launches in addition to the kernels that read gradients: among them those that read the device's clock.
   uint64_t kernels() const { return 4 + (tensors + kMostScalars - 1) / kMostScalars; }
 };
 
@@ -357,15 +363,16 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   if ((g_process.hot() & kHotArmed) == 0) return;
   TryLock lock(clock_busy_);
   if (!lock) return;
-  // Afresh: a trainer may take several steps before it tells one, or leave one out and try it again.
+  // Gradients of an earlier call are dropped: a trainer may make several steps before it reports one, or skip
+  // a step and repeat it.
   layers_.begin_gradients();
-  late_.open().begin_gradients();
+  pending_steps_.open().begin_gradients();
   uint64_t on_device_ns = 0;
   if (is_any(gradients, count_of, [](const auto& one) { return one.norm_fetched != 0; })) {
     for (size_t n = 0; n < count_of; ++n) {
       const foreshock_gradient& one = gradients[n];
       const PendingNumber norm = {std::sqrt(one.sum_of_squares), one.norm_fetched};
-      late_.open_with_room().add(PendingGradient{layers_.find(one.identity), false, norm});
+      pending_steps_.open_with_room().add(PendingGradient{layers_.find(one.identity), false, norm});
     }
   } else if (is_any(gradients, count_of, lies_on_device)) {
     on_device_ns = send_gradients(gradients, count_of);
@@ -376,9 +383,10 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   counting.add(counting.block->step_ns, monotonic_ns() - begin + on_device_ns);
 }
 
-// A pass over the gradients is what a step without attention calls is sampled for.
+// Marks the step as sampled because its gradients are read. This matters for steps without attention calls,
+// which begin_step() does not mark.
 void Monitor::sample_gradients() {
-  step_was_sampled_ |= (g_process.hot() & kHotTickPending) != 0 && falls_due(ending_step());
+  step_was_sampled_ |= (g_process.hot() & kHotTickPending) != 0 && is_due(ending_step());
 }
 
 void Monitor::add_gradient(const foreshock_gradient& gradient) {
@@ -393,10 +401,11 @@ void Monitor::add_gradient(const foreshock_gradient& gradient) {
   layers_.add_gradient(gradient.identity, squares);
 }
 
-// Returns what it is charged for on the device, ns. What kernels will take is asked of the budget before they
-// are launched: a step that it does not pay for is left out, as one that is not sampled.
+// Launches the kernels that sum the gradients on their device. Returns the device time to be charged, in ns.
+// If the budget cannot pay for the expected time, nothing is launched or counted, as in a step that is not
+// sampled.
 uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t count_of) {
-  Wanted wanted;
+  DeviceGradients wanted;
   for (size_t n = 0; n < count_of; ++n) wanted.add(gradients[n]);
   const double needed = static_cast<double>(gradient_cost_.ask(wanted.bytes, wanted.kernels())) * 1e-9;
   if (!budget_.is_unlimited() && budget_.balance_seconds() < needed) return 0;
@@ -407,7 +416,7 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   int why = -1;
   if (!wanted.is_whole)
     why = FORESHOCK_SKIP_LAYOUT;
-  else if (numbers_asked_.load(std::memory_order_relaxed) + numbers > kMostInAStep)
+  else if (numbers_requested_.load(std::memory_order_relaxed) + numbers > kMaxNumbersPerStep)
     why = FORESHOCK_SKIP_TOO_LARGE;
   else
     why = devices_.send_gradients(wanted.at, gradients, count_of, &sent);
@@ -415,14 +424,14 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
     bump_shared(coverage.numbers_skipped[why], wanted.tensors);
     return 0;
   }
-  numbers_asked_.fetch_add(numbers, std::memory_order_relaxed);
+  numbers_requested_.fetch_add(numbers, std::memory_order_relaxed);
   sample_gradients();
   uint64_t number = sent.first;
   for (size_t n = 0; n < count_of; ++n) {
     const foreshock_gradient& one = gradients[n];
     PendingNumber squares = {one.sum_of_squares, 0};
     if (one.values.data != nullptr) squares = {0, std::exchange(number, number + sent.stride)};
-    late_.open_with_room().add(PendingGradient{layers_.find(one.identity), true, squares});
+    pending_steps_.open_with_room().add(PendingGradient{layers_.find(one.identity), true, squares});
   }
   const uint64_t charged = gradient_cost_.sent(sent);
   gradients_ns_ += charged;

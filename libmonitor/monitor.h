@@ -23,15 +23,15 @@ namespace foreshock {
 // A call for which enter() returned nonzero and which has not ended.
 struct OpenCall {
   int32_t op = -1;
-  bool waking = false;  // the call is described only to choose the slot size of the new segment
-  uint64_t call = 0;
-  int ordinal = -1;
+  bool waking = false;  // there is no segment yet: the call is described only to choose its slot size
+  uint64_t call = 0;    // number within the step
+  int ordinal = -1;     // from OrdinalFollower; -1: unknown
 };
 
 class Monitor {
  public:
-  // A call begins. Nonzero: the caller must describe it. The fast path (armed, on, not a sampled step) is in
-  // hook.cpp.
+  // Begins an attention call. Returns nonzero if the caller must describe the call with leave() or skip().
+  // The fast path is in hook.cpp: it counts most calls of steps that are not sampled without calling enter().
   int enter(int32_t op, uint32_t flags);
   void leave(const foreshock_attention_call& call);
   void skip(int32_t op, uint32_t reason);
@@ -49,8 +49,8 @@ class Monitor {
   void observe_fetched_loss_sum(uint64_t sum, uint64_t weight);
   void fetched(uint64_t number, double value);
   void skip_step_if(uint64_t number);
-  // At the end of the process: completes what has arrived from devices since the last step. Reads only host
-  // memory.
+  // Called when the process ends. Completes step and tensor records whose device results have arrived. Reads
+  // only host memory.
   void look_at_the_end();
   void note_unseen(const char* name, uint32_t evidence);
   int observe_scalars(const foreshock_scalar* scalars, size_t count);
@@ -69,7 +69,7 @@ class Monitor {
   void set_unnamed();
   bool wake(uint64_t slot_bytes_needed);
   void reset();
-  int enter_asleep(int32_t op, uint32_t flags);
+  int enter_unarmed(int32_t op, uint32_t flags);
   void count_call(const Counting& counting, int32_t op);
   void begin_step();
   void read_switches();
@@ -84,7 +84,7 @@ class Monitor {
   };
   struct SlotRoom {
     uint64_t bytes;  // of a slot
-    uint32_t slots;  // most slots of a slice
+    uint32_t slots;  // the largest number of slots that a slice may use
   };
   Taken take_sample(const Counting& counting, const foreshock_attention_call& call, const OpenCall& open,
                     uint32_t pass);
@@ -97,33 +97,34 @@ class Monitor {
   void sample_gradients();
   void name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot);
   bool find_late(uint64_t number, double* value) const;
-  void count_late(const PendingStep& step, bool with_losses);
+  void apply_events(const PendingStep& step, bool with_losses);
   void complete(PendingStep* step);
-  void settle_late(bool is_step_end);
-  bool settle_open();
+  void complete_pending(bool is_step_end);
+  bool complete_open();
   int64_t ending_step() const;
-  bool falls_due(int64_t step) const;
+  bool is_due(int64_t step) const;
   bool samples_without_limit() const;
   uint32_t plan_slices();
   AgentForecast::Report take_agent_report(double* tensors_seconds);
   void count_kernels();
   bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_process.writer().slots(); }
-  // Slices of rows that this step may take: limited by the slots that were free when it began, less those of
-  // a slice of key positions, and by the budget.
+  // Returns how many slices of rows this step may take. The limits are the budget and the slots that were
+  // free when the step began. The slots of one slice of key positions are kept back if a slice of rows still
+  // fits.
   uint32_t free_slices() const {
     const uint32_t free = free_slots_.load(std::memory_order_relaxed);
     const uint32_t needed = slots_per_slice_.load(std::memory_order_relaxed);
     const uint32_t kept = slots_per_columns_.load(std::memory_order_relaxed);
     const uint32_t left = free >= needed + kept ? free - kept : free;
-    return std::min(left / needed, paid_slices_.load(std::memory_order_relaxed));
+    return std::min(left / needed, affordable_slices_.load(std::memory_order_relaxed));
   }
 
-  // Most device numbers of a step. The cells must suffice for all waiting steps, the present step, and one
-  // step whose numbers were given up and may still come.
-  static constexpr uint64_t kMostInAStep = kScalarCells / (PendingSteps::kMost + 2);
+  // Limit of device numbers per step. There must be cells for all pending steps, the present step, and one
+  // step that was completed without its numbers, which may still arrive.
+  static constexpr uint64_t kMaxNumbersPerStep = kScalarCells / (PendingSteps::kMost + 2);
 
   std::atomic_flag clock_busy_;  // protects the step state below
-  std::atomic_flag layer_busy_;  // ordinals, layer names by annotation
+  std::atomic_flag layer_busy_;  // protects ordinals and layer names
   std::atomic_flag loss_busy_;
   std::atomic_flag scalars_busy_;
   std::atomic_flag cost_busy_;
@@ -131,46 +132,46 @@ class Monitor {
   std::atomic<uint64_t> ticket_{0};
 
   // Step state. Written under clock_busy_, read by every sampled call.
-  std::atomic<int64_t> step_{-1};         // the step to which calls belong now; -1: unknown
+  std::atomic<int64_t> step_{-1};         // step of the present calls; -1: unknown
   std::atomic<int64_t> next_step_{-1};    // the step that begins with the next forward call
   std::atomic<int64_t> period_steps_{1};  // steps expected until the next reported step
   std::atomic<uint64_t> interval_{8};
-  uint64_t lasting_interval_ = 8;  // outside of bursts
+  uint64_t base_interval_ = 8;  // sampling interval outside of bursts
   std::atomic<uint64_t> call_in_step_{0};
   std::atomic<uint64_t> calls_last_step_{0};
   std::atomic<uint32_t> free_slots_{0};
   std::atomic<uint32_t> slots_per_slice_{1};    // slots of the last slice of rows
   std::atomic<uint32_t> slots_per_columns_{0};  // slots of the last slice of key positions; 0: none yet
-  std::atomic<uint32_t> paid_slices_{0};
+  std::atomic<uint32_t> affordable_slices_{0};
   std::atomic<bool> columns_are_affordable_{false};  // see takes_columns()
   std::atomic<int64_t> column_slots_{0};             // slots left for key positions in this step
   std::atomic<uint64_t> slices_ns_{0};               // time spent on slices in this step
   std::atomic<uint64_t> skipped_steps_{0};
   std::atomic<bool> skips_unseen_{false};
   bool step_was_sampled_ = false;
-  bool clock_is_reported_ = false;  // the trainer reports its steps; detected steps are ignored from then on
-  bool has_woken_ = false;          // in this process or in a parent
+  bool steps_are_explicit_ = false;  // set once the trainer reports a step; then detected steps are ignored
+  bool has_woken_ = false;           // this process or a parent has had a segment
   uint64_t last_tick_ns_ = 0;
   CallTotals last_totals_;
   StepStride stride_;
   Budget budget_;
   CostModel cost_;
   FirstLook first_look_;
-  segment::AgentCost agent_ = {};  // what the agent had reported at the last step
-  AgentForecast agent_forecast_;   // under cost_busy_
-  GradientCost gradient_cost_;     // gradients on devices
-  uint64_t gradients_ns_ = 0;      // time charged for gradients on devices in this step
-  LossTracker loss_;               // under loss_busy_
-  // The gradients of the open step are under clock_busy_, everything else under loss_busy_; needs both to
-  // move on.
-  PendingSteps late_;
-  TrainerReadbacks fetched_;  // under clock_busy_ and loss_busy_
-  std::atomic<bool> loss_is_told_{false};
-  std::atomic<uint64_t> numbers_asked_{0};  // device numbers requested since the last step record
+  segment::AgentCost last_agent_cost_ = {};  // the agent's totals at the last step
+  AgentForecast agent_forecast_;             // under cost_busy_
+  GradientCost gradient_cost_;               // gradients on devices
+  uint64_t gradients_ns_ = 0;                // time charged for gradients on devices in this step
+  LossTracker loss_;                         // under loss_busy_
+  // clock_busy_ protects the gradients of the open step; loss_busy_ protects everything else. Ending a step
+  // needs both locks.
+  PendingSteps pending_steps_;
+  TrainerReadbacks fetched_;  // under clock_busy_ and loss_busy_; see fetched()
+  std::atomic<bool> loss_is_reported_{false};
+  std::atomic<uint64_t> numbers_requested_{0};  // since the last step record
   std::atomic<uint64_t> host_numbers_{0};
   Scalars scalars_;
   std::optional<double> logged_norm_;  // gradient norm logged since the last step; under scalars_busy_
-  bool norm_is_seen_ = false;  // the monitor has measured a norm itself; logged norms are then ignored
+  bool norm_is_seen_ = false;  // set once a norm was reported or measured; then logged norms are ignored
   UnhookedAttention unseen_;
   CudaGraphCounter graphs_;
   KernelCounter kernels_;  // under clock_busy_
@@ -184,7 +185,7 @@ class Monitor {
   std::atomic<uint64_t> weights_ns_{0};  // time spent on weights in this step
   uint64_t unreported_ns_ = 0;           // time spent in end_step() after its record was written
   uint64_t set_up_ns_ = 0;               // time spent on setting up devices since the last step record
-  DeferredSteps unasked_;                // steps in which weights_due() found weights_busy_ taken
+  DeferredSteps deferred_steps_;         // steps in which weights_due() could not lock weights_busy_
 };
 
 extern Monitor g_monitor;

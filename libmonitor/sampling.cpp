@@ -20,7 +20,7 @@ int64_t below(uint64_t random, int64_t bound) {
   return static_cast<int64_t>(((random >> 32) * static_cast<uint64_t>(bound)) >> 32);
 }
 
-// What one choice of one call depends on.
+// Returns the random number of one choice (`purpose`) for one call.
 uint64_t random_of(uint64_t seed, int64_t step, uint64_t call, int rank, uint64_t purpose) {
   return mix(seed, static_cast<uint64_t>(step), call, static_cast<uint64_t>(rank) << 8 | purpose);
 }
@@ -35,8 +35,8 @@ uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c) {
 
 bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices, uint64_t expected_calls) {
   if (expected_calls <= slices) return slices > 0;
-  // Calls lie at multiples of `slices` on a circle of `expected_calls`; those are taken that step over a
-  // mark.
+  // Each call moves `slices` ahead on a circle of length `expected_calls`. A call gives a slice if its move
+  // reaches or passes the start of the circle.
   const uint64_t begin = static_cast<uint64_t>(
       below(mix(seed, static_cast<uint64_t>(step), 0, 0), static_cast<int64_t>(expected_calls)));
   return (begin + call * slices) % expected_calls + slices >= expected_calls;
@@ -78,7 +78,8 @@ Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64
 
 bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
                    uint64_t seed, int64_t step, uint64_t call) {
-  // By bytes read. Measured costs are further apart, by up to a fourth: hence less than 0.3.
+  // The share follows from the bytes read. Measured costs differ from that by up to a fourth, so the constant
+  // is below the promised 0.3.
   constexpr double kExtraCost = 0.22;
   const double group = static_cast<double>(shape.heads / shape.kv_heads);
   const double rows = static_cast<double>(shape.keys) * static_cast<double>(head_dim + value_dim);
@@ -100,11 +101,11 @@ void OrdinalFollower::end_run() {
   run_ = 0;
   const bool is_first = runs_++ == 0;
   if (period_ == 0) period_ = last_run_;
-  // An evaluation between two steps makes a run of several periods.
+  // An evaluation between two steps lengthens the forward run to several periods.
   if (last_run_ % period_ == 0) {
     ++agreed_;
   } else if (agreed_ >= kRunsToTrust || (!is_first && last_run_ < period_)) {
-    unstable_ = true;  // names that were given meant something else, or would
+    unstable_ = true;  // earlier or later ordinals would be wrong
   } else {
     period_ = last_run_;
     agreed_ = 1;
@@ -125,8 +126,8 @@ int OrdinalFollower::next(bool backward, bool in_backward) {
 }
 
 void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interval, double least_seconds) {
-  const double theirs = std::max(step_seconds - cost_seconds, 0.0);
-  step_seconds_ += (step_seconds_ == 0 ? 1 : kWeight) * (theirs - step_seconds_);
+  const double trainer_seconds = std::max(step_seconds - cost_seconds, 0.0);
+  step_seconds_ += (step_seconds_ == 0 ? 1 : kWeight) * (trainer_seconds - step_seconds_);
   if (steps_ < kFirstSteps) {
     ++steps_;
     return;
@@ -134,7 +135,7 @@ void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interva
   const auto earnings = [&](uint64_t steps) {
     return max_slowdown_ * static_cast<double>(steps) * step_seconds_;
   };
-  const double change = max_slowdown_ * theirs - cost_seconds;
+  const double change = max_slowdown_ * trainer_seconds - cost_seconds;
   const double most_saved = earnings(interval) + least_seconds;
   balance_seconds_ = std::clamp(balance_seconds_ + change, -kMostOwed * earnings(interval), most_saved);
   const double most_owed = kMostOwed * earnings(std::min(interval, kPatientInterval));
@@ -144,10 +145,10 @@ void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interva
 
 namespace {
 
-constexpr double kWeight = 0.2;    // of a new value in a running mean
-constexpr double kSurprise = 4;    // an observation counts for at most this many times what was expected
-constexpr double kSpread = 0.01;   // of the sizes, relative; below it they tell nothing about the slope
-constexpr uint32_t kMost = 10000;  // slices; more than any segment holds
+constexpr double kWeight = 0.2;    // weight of a new value in a running mean
+constexpr double kSurprise = 4;    // an observation counts as at most this many times its expected value
+constexpr double kSpread = 0.01;   // least relative spread of the slice sizes from which a slope is fitted
+constexpr uint32_t kMost = 10000;  // most slices in a step; more than any segment holds
 
 }  // namespace
 
@@ -176,7 +177,7 @@ double CostModel::warm_seconds(double bytes) const {
   const double slope = variance > limit * limit
                            ? (products_sum_ / weight_ - mean_bytes * mean_seconds) / variance
                            : mean_seconds / mean_bytes;
-  // Never below a tenth of the mean: a fit may cross zero, a slice never costs nothing.
+  // At least a tenth of the mean, because the fitted line may fall below zero.
   return std::max(mean_seconds + std::max(slope, 0.0) * (bytes - mean_bytes), 0.1 * mean_seconds);
 }
 
@@ -199,7 +200,7 @@ void CostModel::observe_slice(uint64_t bytes, bool cold, double seconds) {
 
 void CostModel::observe_device(uint32_t slices, double seconds) {
   const double each = seconds / slices;
-  // The first one stands for itself: nothing is known of a device before.
+  // The first observation counts in full, because there is no expected value yet.
   const double counted = device_seconds_ == 0 ? each : std::min(each, kSurprise * device_seconds_);
   device_seconds_ += (device_seconds_ == 0 ? 1 : kWeight) * (counted - device_seconds_);
 }

@@ -1,5 +1,5 @@
-// Chooses the steps, calls, heads and rows to sample, within the overhead budget. The choices are pure
-// functions: the same seed and arguments give the same result on every rank and in every rerun.
+// Chooses the steps, calls, heads and rows to sample, and enforces the overhead budget. The choices are pure
+// functions: equal arguments give equal results on every rank and in every rerun.
 #ifndef FORESHOCK_LIBMONITOR_SAMPLING_H_
 #define FORESHOCK_LIBMONITOR_SAMPLING_H_
 
@@ -16,8 +16,8 @@ inline constexpr int kRowsPerSample = 16;
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
 
 // Whether a step is sampled: its absolute number must be a multiple of the interval. An unknown (negative)
-// step is never sampled. If the trainer reports one of several steps, all steps up to the next report are
-// sampled together: `steps` steps from `step` on are sampled if one of their numbers is such a multiple.
+// step is never sampled. If the trainer reports only every n-th step, the `steps` steps from `step` on are
+// sampled together if one of their numbers is such a multiple.
 constexpr bool is_sampled_step(int64_t step, uint64_t interval, int64_t steps = 1) {
   if (step < 0 || interval == 0 || steps <= 0) return false;
   const uint64_t beyond = static_cast<uint64_t>(step) % interval;
@@ -25,8 +25,8 @@ constexpr bool is_sampled_step(int64_t step, uint64_t interval, int64_t steps = 
 }
 
 // Whether call number `call` of a sampled step gives a slice. Exactly `slices` of the first `expected_calls`
-// calls do (all, if there are fewer), evenly spread. The offset changes from step to step, so that every call
-// has the same chance and layers take turns.
+// calls do, evenly spread; if `expected_calls` is not above `slices`, all calls do. The offset changes from
+// step to step, so that every call has the same chance and layers take turns.
 bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices, uint64_t expected_calls);
 
 struct CallShape {
@@ -39,8 +39,8 @@ struct Slice {
   int heads = 0, positions = 0;  // heads * positions <= 16
   int64_t first_head = 0;        // query heads first_head .. first_head + heads - 1
   int64_t position[kRowsPerSample] = {};
-  // How the positions were chosen, so that a device can choose them in a sequence of another length
-  // (kernels/gather.h).
+  // The random numbers behind the positions. A device uses them to choose the positions in a sequence of
+  // another length (kernels/gather.h).
   int parts = 0;
   uint32_t fraction[kRowsPerSample] = {};
   int rows() const { return heads * positions; }
@@ -65,19 +65,19 @@ bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, 
 // Chooses the sequence of a packed batch to sample, by a position in the batch, as a fraction of 2^32.
 uint32_t choose_place(uint64_t seed, int64_t step, uint64_t call, int rank);
 
-// Gives calls without a layer name an ordinal: the place in the run of calls since the direction last changed
-// between forward and backward. It must see every call of the sampled steps, in order. Forward calls count up
-// from the last backward call; backward calls count down through the forward run before them. The length of a
-// forward run is the period. An ordinal is given only after two steps in a row had the same period, and never
-// again after the period has changed, or after a shorter run within a step, which may be a recomputation that
-// is not marked as one.
+// Gives an ordinal to calls without a layer name: the call's index in its run, which is a sequence of calls
+// in the same direction (forward or backward). next() must be called for every call of the sampled steps, in
+// order. Forward calls count up from 0; backward calls count down through the forward run before them. The
+// length of a forward run is the period. Ordinals are given once two runs in a row had the same period. They
+// stop for good if the period changes later, or if a step contains a shorter run, which may be a
+// recomputation that is not marked as one.
 class OrdinalFollower {
  public:
   // Called at the start of a sampled step.
   void begin_step();
 
-  // The ordinal of the next call; -1: unknown. `in_backward`: a recomputation, which does not change the
-  // direction.
+  // Returns the ordinal of the next call; -1: unknown. `in_backward`: the call runs during a backward pass.
+  // If it is a forward call, it is a recomputation and does not change the direction.
   int next(bool backward, bool in_backward);
 
  private:
@@ -94,12 +94,12 @@ class OrdinalFollower {
   bool unstable_ = false;
 };
 
-// The overhead budget, enforced in the trainer, with or without an agent. Every step earns max_slowdown times
-// its length and pays the monitor's time in it, sampled or not. A sampled step is allowed while the balance
-// is not negative, and may take as many slices as the balance is expected to pay for. Savings are limited to
-// the earnings of one interval plus the cost of the smallest sample, so that a quiet hour does not pay for an
-// expensive minute. Debt is limited to the earnings of 64 intervals, so that one stall (a storm of page
-// faults, a stopped process) does not silence the monitor for good. Plain arithmetic on measured times.
+// Enforces the overhead budget in the trainer, with or without an agent. Every step, sampled or not, earns
+// max_slowdown times its length and pays for the monitor's time in it. A sampled step is allowed while the
+// balance is not negative, and may take as many slices as the balance is expected to pay for. Savings are
+// limited to the earnings of one interval plus the cost of the smallest sample, so that a quiet hour does not
+// pay for an expensive minute. Debt is limited to the earnings of 64 intervals, so that one stall (a storm of
+// page faults, a stopped process) does not stop the sampling for good. Plain arithmetic on measured times.
 class Budget {
  public:
   // Sets the limit to `times` (in a burst more than 1) times max_slowdown. A limit below 100 % stays below
@@ -117,20 +117,20 @@ class Budget {
   bool allows() const { return is_unlimited() || (max_slowdown_ > 0 && balance_seconds_ >= 0); }
   bool is_unlimited() const { return max_slowdown_ >= 1; }
 
-  // Whether the debt exceeds the earnings of 256 steps, or did and is not paid off yet. Costs that cannot be
-  // refused then take most of the limit, and parts of the monitor with a share of their own (weights) must
-  // wait. A stall is paid off within 512 steps, whatever the interval.
+  // Becomes true when the debt exceeds the earnings of 256 steps, and false when the debt is paid off. While
+  // it is true, unavoidable costs take most of the limit, so parts of the monitor with a share of their own
+  // (weights) must wait. The debt counted here is limited to the earnings of 512 steps for any interval.
   bool is_overdrawn() const { return !is_unlimited() && is_overdrawn_; }
 
   // The savings; negative: debt.
   double balance_seconds() const { return balance_seconds_; }
 
  private:
-  static constexpr double kMostLimited = 0.99;
-  static constexpr double kWeight = 0.1;   // weight of a new step in the running mean of the step time
-  static constexpr double kMostOwed = 64;  // largest debt, in earnings of an interval
-  // patient_balance_ has the same limit of debt, but for intervals of at most this many steps. is_overdrawn()
-  // begins at half of it.
+  static constexpr double kMostLimited = 0.99;  // largest limit, unless max_slowdown itself is larger
+  static constexpr double kWeight = 0.1;        // weight of a new step in the running mean of the step time
+  static constexpr double kMostOwed = 64;       // largest debt, in earnings of an interval
+  // The debt in patient_balance_ is limited to kMostOwed intervals of at most this many steps. is_overdrawn()
+  // becomes true at half of that debt.
   static constexpr uint64_t kPatientInterval = 8;
   // The first steps contain the set-up. It is part of the reported cost, but not held against sampling.
   static constexpr int kFirstSteps = 2;
@@ -143,11 +143,10 @@ class Budget {
   int steps_ = 0;
 };
 
-// Samples the first steps of a process whatever the interval, so that a short run is judged too. A fixed
-// grant of seconds pays for everything the monitor does in them, set-up included, instead of the budget.
-// Closes after kSteps sampled steps, or earlier once they hold kSlices slices and two of each call; after
-// kMostSteps steps if nothing can be sampled in them; or when the grant is spent. What is left of the grant
-// is forfeited. The steps are counted first, so that all ranks of a job sample the same ones.
+// Samples the first steps of a process regardless of the interval, so that a short run is judged too. Instead
+// of the budget, a fixed grant of seconds pays for the monitor's time in these steps. The first look ends at
+// the first of these events: kSteps steps were sampled; at least kSlices slices, and two per call of a step,
+// were copied; kMostSteps steps have ended; the grant is spent. The rest of the grant is not used.
 class FirstLook {
  public:
   static constexpr int kSteps = 8, kMostSteps = 32;
@@ -157,7 +156,7 @@ class FirstLook {
   FirstLook() = default;
   explicit FirstLook(bool is_wanted) : steps_(is_wanted ? kSteps : 0) {}
   bool is_open() const { return steps_ > 0 && seconds_ > 0; }
-  // What is left of the grant; 0 when closed.
+  // The unspent grant, in seconds; 0 when the first look has ended.
   double seconds() const { return is_open() ? seconds_ : 0; }
 
   // Ends a step with `calls` attention calls, of which `slices` were copied. Returns the seconds of its cost
@@ -178,15 +177,15 @@ class FirstLook {
   double seconds_ = segment::kFirstLookSeconds;
 };
 
-// Charges the agent's work on a slice when the slice is copied, by what earlier slices took. The agent
-// reports its time after the work; without the forecast, the last slices of a stretch of steps would come on
-// top of the limit. Plain arithmetic, fixed state. One caller at a time.
+// Charges the agent's work on a slice when the slice is copied, with an estimate from earlier slices. The
+// agent reports its time only after the work. Without the estimate, slices would be copied whose cost exceeds
+// the limit once it is reported. Plain arithmetic, fixed state. One caller at a time.
 class AgentForecast {
  public:
   // What the agent has reported since the last step, in seconds of one of the rank's cores.
   struct Report {
-    double seconds = 0;         // in all, without slices of the first look
-    double slices_seconds = 0;  // on slices, with those of the first look
+    double seconds = 0;         // total, without slices of the first look
+    double slices_seconds = 0;  // on slices, including slices of the first look
     uint64_t slices = 0;        // slices of query rows in slices_seconds
   };
 
@@ -200,11 +199,11 @@ class AgentForecast {
  private:
   double slice_seconds_ = 0;
   double charged_ = 0;        // seconds charged for slices that the agent has not reported
-  uint64_t outstanding_ = 0;  // these slices
+  uint64_t outstanding_ = 0;  // number of slices that the agent has not reported
 };
 
-// Predicts the cost of a sampled step from the costs of earlier ones; before the first measurement, from
-// those of a slow machine. Plain arithmetic, fixed state. One caller at a time. Units are seconds and bytes.
+// Predicts the cost of a sampled step from the costs of earlier ones. Until the first measurement it assumes
+// a slow machine. Plain arithmetic, fixed state. One caller at a time. Units are seconds and bytes.
 class CostModel {
  public:
   // Sets the expected size of a slice until the first one is observed.
@@ -213,10 +212,10 @@ class CostModel {
   // A slice was copied. `cold`: into a slot that was never written before, whose pages the kernel had to map.
   void observe_slice(uint64_t bytes, bool cold, double seconds);
 
-  // `slices` slices have cost a device `seconds` in all, beside the cost on the host.
+  // `slices` slices took `seconds` of device time together, in addition to the host time.
   void observe_device(uint32_t slices, double seconds);
 
-  // A step has ended in which no weights were measured; the monitor took `seconds` without its slices.
+  // A step has ended; `seconds` is the monitor's time in it, without slices and weights.
   void observe_step(bool sampled, double seconds);
 
   // The mean cost of a step without samples and without weights.
@@ -226,14 +225,13 @@ class CostModel {
   double slice_seconds(bool cold) const;
   double step_seconds() const;
 
-  // The number of slices in a step that is to cost at most `seconds`, if each costs the agent
-  // `agent_seconds`.
+  // Returns how many slices a step of at most `seconds` can hold. A slice costs the agent `agent_seconds`.
   uint32_t slices_within(double seconds, bool cold, double agent_seconds) const;
 
  private:
   double warm_seconds(double bytes) const;
 
-  // Least squares of seconds over bytes, with exponential forgetting; it begins with two assumed
+  // Least-squares fit of seconds over bytes with exponential forgetting, starting from two assumed
   // observations.
   static constexpr double kFading = 0.95;
   static constexpr double kFirstCall = 10e-6, kFirstPerByte = 0.3e-9, kFirstBytes = 1 << 20;
@@ -244,7 +242,7 @@ class CostModel {
   double device_seconds_ = 0;      // cost of a slice on the device, in addition to the host
   double bytes_ = 0;               // size of the last slice
 
-  // The median of the last values is used, so that one stall does not keep the monitor from sampling for
+  // step_seconds() is the median of the last extra costs, so that one stall does not stop the sampling for
   // hours.
   static constexpr uint32_t kExtras = 5;
   double extra_[kExtras] = {};  // extra costs of the last sampled steps
