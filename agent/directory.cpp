@@ -38,7 +38,7 @@ bool write_all(int file, std::string_view bytes) {
 // shortage (is_shortage()) stopped the reading.
 template <class Take>
 bool each_entry(int directory, const Take& take) {
-  // The directory is opened again, since duplicates of a descriptor share one read position.
+  // Opens the directory again, because a duplicated descriptor would share the read position.
   const int own = ::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* stream = own >= 0 ? fdopendir(own) : nullptr;
   if (stream == nullptr) {
@@ -64,7 +64,7 @@ bool replace_file(int directory, const std::string& name, std::string_view bytes
                   const std::function<bool(int file)>& prepare) {
   const std::string unfinished = name + kUnfinishedSuffix;
   unlinkat(directory, unfinished.c_str(), 0);  // left by an agent that was killed while it wrote
-  // O_EXCL: never write into a file that another process has put there.
+  // O_EXCL: fails if another process has created the file meanwhile.
   const int file = ::openat(directory, unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | kCareful, 0600);
   if (file < 0) return false;
   const bool is_written = (prepare == nullptr || prepare(file)) && write_all(file, bytes);
@@ -195,8 +195,8 @@ std::optional<std::string> Directory::read(const std::string& name, size_t most)
 bool Directory::give_to_owner(int file) const {
   if (owner_ == geteuid()) return true;
   if (geteuid() == 0) return fchown(file, owner_, static_cast<gid_t>(-1)) == 0;
-  // A set-group-id directory is shared by its owner and this process's group, and closed to others. The file
-  // belongs to this process, so the directory's owner needs the permissions for others.
+  // A set-group-id directory is shared by its owner and this process's group, and closed to all others. The
+  // file belongs to this process's user, so the permissions for others apply to the directory's owner.
   return (status().st_mode & S_ISGID) == 0 || fchmod(file, 0666) == 0;
 }
 

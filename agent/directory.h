@@ -1,6 +1,6 @@
 // Reads and writes files of a directory that may belong to a hostile user. The directory is held open, so
-// that it cannot be replaced by another, and files are named without any path. Links are not followed,
-// opening a pipe does not block, and nothing outside the directory is read or written. One thread.
+// that it cannot be replaced by another one. Files are given by name only, without a path. Links are not
+// followed, opening a pipe does not block, and nothing outside the directory is read or written. One thread.
 #ifndef FORESHOCK_AGENT_DIRECTORY_H_
 #define FORESHOCK_AGENT_DIRECTORY_H_
 
@@ -29,8 +29,9 @@ bool replace_file(int directory, const std::string& name, std::string_view bytes
 
 class Directory {
  public:
-  // Opens `path`. Its last component need not be trusted: it must be a directory and not a link. The caller
-  // must trust the others. Returns null and sets *why to a short reason if that fails.
+  // Opens `path`, whose last component must be a directory and not a link. The owner of that component may be
+  // hostile; the caller must trust the earlier components. On failure returns null and sets *why to a short
+  // reason.
   static std::unique_ptr<Directory> open(const std::string& path, std::string* why);
   // As open(), for the directory `name` inside this one.
   std::unique_ptr<Directory> open_inside(const std::string& name, std::string* why) const;
@@ -40,7 +41,7 @@ class Directory {
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
-  // The path passed to open(). For messages only: by now the path may lead to another directory.
+  // The path passed to open(). Use it in messages only: the path may lead to another directory by now.
   const std::string& path() const { return path_; }
   int descriptor() const { return descriptor_; }
   struct stat status() const;
@@ -52,7 +53,7 @@ class Directory {
   static constexpr size_t kMostEntries = 16384;
   std::vector<std::string> names(const std::string& begin, const std::string& end,
                                  bool* was_read = nullptr) const;
-  // As names(), for every directory inside this one.
+  // Returns the sorted names of the directories inside this one. The rules of names() apply.
   std::vector<std::string> directories(bool* was_read = nullptr) const;
 
   // Opens a regular file with link count 1 that belongs to the directory's owner or to this process; in a
@@ -60,16 +61,18 @@ class Directory {
   // descriptor that the caller must close, or -1 and errno.
   int open_file(const std::string& name, int flags) const;
   bool has(const std::string& name) const;
-  // The status of the entry itself, not of the target of a link; nothing if there is no such entry.
+  // Returns the status of the entry itself, even if it is a link; nullopt if there is no such entry.
   std::optional<struct stat> status_of(const std::string& name) const;
 
-  // The content of the file; nothing, and errno, if it cannot be read or has more than `most` bytes.
+  // Returns the content of the file. If it cannot be read or has more than `most` bytes, returns nullopt and
+  // sets errno.
   std::optional<std::string> read(const std::string& name, size_t most) const;
 
-  // Replaces the file atomically: a reader sees the old or the new content. Root gives the file to the owner
-  // of the directory. Any other user makes the file readable and writable for all if the directory has the
-  // set-group-id bit, since such a directory is shared between its owner and this process's group. Otherwise
-  // only this process's user can read the file. False if it cannot be written.
+  // Replaces the file atomically: a reader sees the old or the new content. Access to the file then depends
+  // on this process's user. Root gives the file to the owner of the directory. The owner keeps the file.
+  // Another user makes the file readable and writable for all if the directory has the set-group-id bit,
+  // since such a directory is shared by its owner and this process's group. Returns false if the file cannot
+  // be written.
   bool write(const std::string& name, const std::string& text, mode_t mode = 0600) const;
   void remove(const std::string& name) const;
 

@@ -32,13 +32,14 @@
 namespace foreshock {
 namespace {
 
-// A ratio of errors beyond this many times its limit flags a slice without further evidence. The noise floor
-// in the denominator is that small by chance only if almost nothing was rounded. So the error must also
-// exceed this many times 2^-p of the row's norm, the most that one rounding to p bits costs.
+// If a slice's deviation ratio exceeds this many times its limit, the slice is flagged without an alarm of
+// its layer. The ratio's denominator, the noise floor, may be small by chance if almost no value was rounded.
+// So the error must also exceed this many times 2^-p of the row's norm, the largest error of one rounding to
+// p bits.
 constexpr double kFarBeyond = 4;
 
-// The reference's own error (shadow/reference.h). With fp64 tensors the error of plain attention is as small,
-// and the ratio of such errors means nothing.
+// The reference's own relative error (shadow/reference.h). With fp64 tensors the error of plain attention is
+// as small, so a ratio of these errors has no meaning.
 constexpr double kReferenceError = 1e-13;
 
 double ratio_limit(const SliceDeviation& d) {
@@ -58,8 +59,8 @@ bool is_far_beyond(const JudgedSlice& judged) {
 
 double per_ulp(const BiasSums& sums) { return sums.denominator > 0 ? sums.numerator / sums.denominator : 0; }
 
-// Whether the slice's bias has the sign of `pooled` and exceeds, by `limit`, both the bias of a sound
-// algorithm and that of the rounded reference on this slice.
+// Whether the slice's bias has the sign of `pooled` and exceeds two values by `limit`: the bias of a correct
+// algorithm on this slice, and the bias of the rounded reference on this slice.
 bool has_bias_of_sign(const SliceDeviation& d, double pooled, double limit) {
   return per_ulp(excess_bias(d)) * (pooled < 0 ? -1 : 1) > limit &&
          (per_ulp(d.bias) - per_ulp(d.rounded_bias)) * (pooled < 0 ? -1 : 1) > limit;
@@ -175,7 +176,7 @@ bool is_fit_as_control(const JudgedColumns& judged) {
 
 namespace {
 
-// Makes `text` a part of a file name that every file system accepts. Dots stay.
+// Replaces the characters of `text` that some file system does not accept in a file name. Keeps dots.
 std::string plain(const std::string& text) {
   std::string name = text.substr(0, 64);
   for (char& c : name) {
@@ -261,7 +262,8 @@ void add_facts_of_rank(const segment::Slot& slot, const RankStatistics& rank,
   (*facts)["reference_version"] = std::to_string(kReferenceVersion);
 }
 
-// Adds the statistics of the slice's layer: a bias shows in many slices together, hardly in one.
+// Adds the statistics of the slice's layer, because a bias is visible in many slices together but rarely in
+// one.
 void add_figures_of_layer(uint32_t tensor, const std::string& label, const RankStatistics& rank,
                           std::map<std::string, std::string>* facts) {
   const auto found = rank.layers.find(label);
@@ -352,8 +354,8 @@ FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const J
 }
 
 std::string flagged_file(const FlaggedSlice& slice) {
-  // The arrays with the widest elements come first and there are no gaps: so each array is aligned, and other
-  // readers of safetensors reject gaps.
+  // Arrays with wider elements come first, so that each array is aligned without gaps. Other readers of
+  // safetensors reject gaps.
   std::vector<const FlaggedSlice::Array*> order;
   for (const FlaggedSlice::Array& array : slice.arrays) order.push_back(&array);
   std::stable_sort(order.begin(), order.end(),
@@ -385,7 +387,7 @@ struct Usage {
   uint64_t files = 0, bytes = 0;
 };
 
-// Counts the slices of a folder, and removes unfinished files that a killed agent left there.
+// Counts the files of a folder and removes unfinished ones that a killed agent has left there.
 bool read_usage(int folder, Usage* usage) {
   const int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* list = again >= 0 ? fdopendir(again) : nullptr;
@@ -487,7 +489,7 @@ void FlaggedWriter::offer(FlaggedSlice slice) {
     return;
   }
   if (!thread_.joinable()) {
-    sigset_t all, before;  // all signals are blocked in the new thread, so that the main thread gets them
+    sigset_t all, before;  // the new thread blocks all signals, so that the main thread receives them
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {

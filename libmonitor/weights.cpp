@@ -68,7 +68,7 @@ size_t WeightSchedule::due(int64_t step, int64_t steps, uint64_t interval, uint3
 
 WeightSchedule::Count WeightSchedule::unasked(int64_t step, int64_t steps, uint64_t interval) {
   Count count;
-  if (step == step_) return count;  // it was asked about before or after
+  if (step == step_) return count;  // due() has counted the step
   find(step, steps, interval, [&](uint32_t, State*) { ++count.due; });
   count.lost = count.due;
   return count;
@@ -90,12 +90,12 @@ namespace {
 using segment::TensorRecord;
 
 constexpr uint32_t kMostWeights = 1u << 16;
-constexpr uint64_t kLeastPiece = 8 << 10;  // of the ring, below which packing is not tried
-constexpr uint32_t kMostRest = 32;         // turns for which a record that is too large is not tried again
+constexpr uint64_t kLeastPiece = 8 << 10;  // ring bytes without which packing is not tried
+constexpr uint32_t kMostRest = 32;         // most turns that a tensor skips after its record did not fit
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// The number of elements; 0 for what cannot be one.
+// Returns the number of elements; 0: the shape is invalid or too large.
 uint64_t product(const int64_t (&shape)[FORESHOCK_TENSOR_DIMS]) {
   uint64_t elements = 1;
   for (const int64_t size : shape) {
@@ -124,7 +124,7 @@ bool is_counted(uint32_t dtype) {
   return dtype == FORESHOCK_FP32 || dtype == FORESHOCK_BF16 || dtype == FORESHOCK_FP16;
 }
 
-// The end of a name tells more than its beginning.
+// Copies the end of a long name, which is more specific than its beginning.
 template <size_t n>
 void copy_end(char (&to)[n], const char* from) {
   const size_t length = std::strlen(from);
@@ -171,7 +171,7 @@ int WeightSampler::name(const foreshock_weight* weights, size_t count) {
   }
   ring.unfollowed[segment::kUnfollowedTooMany] = count - followed;
   outputs_ = {};
-  // By the whole tensors' sizes, which all ranks know alike.
+  // From the sizes of whole tensors, which are the same on all ranks.
   uint64_t whole = 0, before = 0;
   for (size_t n = 0; n < followed; ++n) whole += product(weights[n].shape);
   for (size_t n = 0; n < followed; ++n) {
@@ -180,7 +180,7 @@ int WeightSampler::name(const foreshock_weight* weights, size_t count) {
   }
   copies_.reserve(std::max<uint64_t>(std::min(memory_, bytes_ + count_ * 64), 1));
   copies_.forget();
-  copy_share_ = copies_.room();  // of those that nobody has asked for
+  copy_share_ = copies_.room();  // for tensors that are shown before the first due()
   copy_step_ = -1;
   ring.tensors = held_;
   ring.elements = bytes_ / sizeof(float);
@@ -224,7 +224,7 @@ size_t WeightSampler::due(int64_t step, int64_t steps, uint32_t* numbers, size_t
     if (found > 0) writer_.count_skipped(segment::kTensorBudget, found);
     return 0;
   }
-  // A device has a turn order of its own where there is no room for all.
+  // after_step() orders the tensors on devices.
   if (has_replicas_)
     std::sort(numbers, numbers + found, [this](uint32_t a, uint32_t b) {
       return std::pair(weight(a)->snapshots, a) < std::pair(weight(b)->snapshots, b);
@@ -268,21 +268,21 @@ void WeightSampler::before_step(const foreshock_weight_state* states, size_t cou
   for (size_t n = 0; n < count; ++n) {
     const foreshock_weight_state& state = states[n];
     segment::TensorSkip why;
-    // What lies on a device is not kept: memory of its own there is not ours to take.
+    // Tensors on a device are not copied, because the copies would take the training's device memory.
     if (state.number >= count_ || is_on_device(state) || !check(state, &why) || !cadence_.allows()) continue;
     Weight& of = *weight(state.number);
     const auto type = static_cast<DType>(state.parameter.dtype);
     of.element_bytes = size_of(type);
     const uint64_t bytes = of.elements * of.element_bytes;
-    if (copies_.holds(of.copy) && of.copy.of == bytes && of.copy.type == type)  // a step that is tried again
+    if (copies_.holds(of.copy) && of.copy.of == bytes && of.copy.type == type)  // the step is repeated
       copies_.renew(of.copy, state.parameter.data);
     else
       of.copy = copies_.keep(state.parameter.data, bytes, type, copy_share_);
   }
 }
 
-// In every interval another tensor on a device is the first. So if there is not room for all of them, it is
-// not always the same tensors that are left out.
+// The first tensor on a device changes with every interval, so that lack of room does not always hit the same
+// tensors.
 void WeightSampler::after_step(const foreshock_weight_state* states, size_t count, int64_t step) {
   if (step < 0) return;
   for (size_t n = 0; n < count; ++n) {
@@ -333,7 +333,8 @@ void WeightSampler::describe(const Weight& of, uint32_t number, DType type, int6
 void WeightSampler::reduce(const Weight& of, const foreshock_tensor& values, DType type, int64_t step,
                            double* reductions) const {
   std::fill_n(reductions, segment::kTensorReductionCount, std::numeric_limits<double>::quiet_NaN());
-  // An optimizer may step a master copy in another format that it puts in the parameter's place meanwhile.
+  // The format must be unchanged: an optimizer may temporarily replace the parameter by a master copy in
+  // another format.
   const bool is_known = copy_step_ == step && copies_.holds(of.copy) && of.copy.type == type;
   if (!is_known || of.copy.bytes < of.copy.of)
     reductions[segment::kSumOfSquares] = sum_of_squares(values.data, type, of.elements);
@@ -348,7 +349,8 @@ void WeightSampler::reduce(const Weight& of, const foreshock_tensor& values, DTy
   reductions[segment::kUpdatedSumOfSquares] = update.sum_squares_after;
 }
 
-// The rows of some heads, where the tensor is a projection of queries or keys. Returns where the record ends.
+// Adds the rows of some heads if the tensor is a projection of queries or keys. Returns the end of the
+// record.
 uint64_t WeightSampler::add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at,
                                   const Draft& draft) {
   if (of.dims != 2 || projection_kind(of.name) == ProjectionKind::kNone) return at;
@@ -357,7 +359,7 @@ uint64_t WeightSampler::add_heads(const Weight& of, const foreshock_tensor& valu
     return at;
   };
   if (product(of.shape) != of.elements) return without(segment::kHeadsSharded);
-  // Rows are found by the shape that was named: one that holds as much in another shape has none of them.
+  // The rows are located by the named shape, so the tensor must have that shape.
   if (values.dims != 2 || !std::equal(values.shape, values.shape + 2, of.shape))
     return without(segment::kHeadsShape);
   if (!knows_heads_) return without(segment::kHeadsUnknown);
@@ -372,7 +374,8 @@ uint64_t WeightSampler::add_heads(const Weight& of, const foreshock_tensor& valu
   return at + bytes;
 }
 
-// A record that did not fit would not fit the next time either, most likely; to find out costs a whole pass.
+// Whether the tensor skips this turn. A record that did not fit will probably not fit the next time, and each
+// attempt costs a pass over the tensor.
 bool WeightSampler::is_resting(Weight* of) {
   if (of->rest == 0) return false;
   --of->rest;
@@ -388,16 +391,16 @@ void WeightSampler::rest(Weight* of, uint64_t room) {
   writer_.count_skipped(segment::kTensorTooLarge);
 }
 
-// What other records leave free, so that the checksums of a few looks at every tensor find room, also while
-// the agent reads nothing.
+// Returns the ring bytes that other records must leave free. They hold the checksums of several measurements
+// of every tensor, so that checksums fit even while the agent reads nothing.
 uint64_t WeightSampler::checksum_room() const {
   constexpr uint64_t kRecord = round_up(sizeof(TensorRecord), segment::kTensorAlign);
   constexpr uint64_t kLooks = 8;
   return has_replicas_ ? std::min(kLooks * held_ * kRecord, writer_.largest_record() / 2) : 0;
 }
 
-// Replicas are compared by their checksums, so a tensor whose histogram has no room, or is not paid for, is
-// shown without it.
+// Writes a record without a histogram. Replicas are compared by their checksums, so the checksum is needed
+// even if the histogram does not fit or the budget does not pay for it.
 void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t step) {
   if (!has_replicas_ || is_on_device(state) || !cadence_.allows_checksum()) return;
   const Weight& of = *weight(state.number);
@@ -412,7 +415,7 @@ void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t 
   writer_.publish_uncounted(record);
 }
 
-// False: there is no piece that a record would fit into.
+// Begins a record. Returns false if the ring has no room for it.
 bool WeightSampler::open(const Weight& of, Draft* draft) {
   const uint64_t least = std::min(std::max(of.needs, kLeastPiece), writer_.largest_record());
   const uint64_t kept = checksum_room();
@@ -432,7 +435,7 @@ bool WeightSampler::open(const Weight& of, Draft* draft) {
   return true;
 }
 
-// Its histogram fits; the whole of it ends at `end`.
+// Completes and publishes a record whose histogram has fitted. `end` is the length of the record.
 void WeightSampler::close(Weight* of, const Draft& draft, uint64_t end) {
   const auto place = [&](const double* first, uint64_t count) -> segment::Payload {
     const auto offset = reinterpret_cast<const char*>(first) - reinterpret_cast<const char*>(draft.record);
@@ -456,7 +459,7 @@ void WeightSampler::take(const foreshock_weight_state& state, int64_t step) {
   TensorRecord* record = draft.record;
   describe(of, state.number, type, step, record);
   read_ += bytes;
-  // First what may fail.
+  // Packing comes first, because it may fail.
   const size_t packed = packer_.pack(values.data, type, of.elements, draft.histogram,
                                      draft.room - draft.histogram_at, &record->form);
   if (packed == kPackFailed) {
@@ -492,8 +495,8 @@ void WeightCadence::start(double max_slowdown, uint64_t fixed) {
 }
 
 void WeightCadence::end_step(double step_seconds, double cost_seconds, double bytes) {
-  const double theirs = std::max(step_seconds - cost_seconds, 0.0);
-  step_seconds_ += (step_seconds_ == 0 ? 1 : kWeight) * (theirs - step_seconds_);
+  const double trainer_seconds = std::max(step_seconds - cost_seconds, 0.0);
+  step_seconds_ += (step_seconds_ == 0 ? 1 : kWeight) * (trainer_seconds - step_seconds_);
   look_cost_ += cost_seconds;
   if (bytes > 0) {
     const double usual = seconds_per_byte() * bytes + kLookSeconds;
@@ -502,7 +505,7 @@ void WeightCadence::end_step(double step_seconds, double cost_seconds, double by
     cost_sum_ = kKept * cost_sum_ + std::min(std::exchange(look_cost_, 0), most);
     byte_sum_ = kKept * byte_sum_ + bytes;
   }
-  balance_ = std::clamp(balance_ + share_ * theirs - cost_seconds, -8 * earnings(), earnings());
+  balance_ = std::clamp(balance_ + share_ * trainer_seconds - cost_seconds, -8 * earnings(), earnings());
 }
 
 uint64_t WeightCadence::interval_for(double bytes) const {
