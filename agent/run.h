@@ -175,6 +175,7 @@ class Run {
     uint64_t in_force = 0;          // the present interval
     double budget = 0;
     bool is_in_burst = false;
+    int64_t slowest_step = INT64_MAX;  // last step of the slowest rank
   };
   std::optional<Measured> measure() const;
   int64_t effective_step() const;

@@ -60,14 +60,6 @@ uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t
   return interval;
 }
 
-namespace {
-
-// If a rank is at least this many steps before a burst, it has loaded an older checkpoint, and the burst is
-// not pending for it.
-constexpr int64_t kMostStepsBeforeBurst = 64;
-
-}  // namespace
-
 std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, uint64_t in_force,
                                 int64_t from_step, const std::optional<Burst>& last) {
   if (cost.step_seconds <= 0 || from_step < 0 || from_step > INT64_MAX - segment::kMostBurstSteps)
@@ -83,11 +75,11 @@ std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, u
     interval *= 2;
   if (interval > in_force / 2) return std::nullopt;
   const int64_t steps = kBurstSamples * static_cast<int64_t>(interval);
-  return Burst{interval, from_step, from_step + std::min(steps, segment::kMostBurstSteps)};
+  return Burst{interval, from_step, from_step + std::min(steps, segment::kMostBurstSteps), from_step};
 }
 
 bool is_pending_or_running(const Burst& burst, int64_t step) {
-  return step < burst.until_step && step > burst.from_step - kMostStepsBeforeBurst;
+  return step < burst.until_step && step >= burst.planned_step;
 }
 
 // The part of Run that sets the sampling interval. All ranks of the node have the same interval, chosen by
@@ -141,6 +133,7 @@ std::optional<Run::Measured> Run::measure() const {
         std::max(cost.sampled_step_seconds, mean_of(rank.sampled_step_cost).value_or(0));
     cost.other_step_seconds = std::max(cost.other_step_seconds, mean_of(rank.other_step_cost).value_or(0));
     cost.stride = std::max(cost.stride, rank.stride.steps());
+    all.slowest_step = std::min(all.slowest_step, rank.last_step.step);
     all.work.steps = std::max(all.work.steps, rank.steps);
     all.work.sampled_steps = std::max(all.work.sampled_steps, rank.sampled_steps);
     all.work.judging_seconds += rank.judging_seconds;
@@ -178,6 +171,7 @@ void Run::begin_burst() {
       plan_burst(measured->cost, measured->budget, measured->in_force, effective_step(), burst_);
   if (!burst) return;
   burst_ = burst;
+  burst_->planned_step = measured->slowest_step;
   spdlog::info("burst: sampling every {} steps from {} to {}", burst->interval, burst->from_step,
                burst->until_step);
   for (auto& followed : followed_) {

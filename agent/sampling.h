@@ -54,6 +54,7 @@ uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t
 struct Burst {
   uint64_t interval;  // sampling interval in the steps [from_step, until_step)
   int64_t from_step, until_step;
+  int64_t planned_step = 0;  // step of the slowest rank when the burst was planned
 };
 
 // Sampled steps of a burst: an eighth of the samples in a detector's baseline (thresholds.h: 256), so that
@@ -69,7 +70,8 @@ inline constexpr int64_t kBurstPause = 8;
 std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, uint64_t in_force,
                                 int64_t from_step, const std::optional<Burst>& last);
 
-// Whether a rank whose last step is `step` is in the burst or will reach it soon.
+// Whether a rank whose last step is `step` is in the burst or has yet to reach it. A rank that has returned
+// to a step before planned_step has loaded an older checkpoint, and the burst is not pending for it.
 bool is_pending_or_running(const Burst& burst, int64_t step);
 
 }  // namespace foreshock

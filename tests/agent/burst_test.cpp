@@ -51,6 +51,15 @@ TEST(Burst, IsFollowedByAPause) {
   EXPECT_TRUE(plan_burst(cost_of(0.0001), 0.01, 64, 40, first)) << "the training went back";
 }
 
+// A trainer that reports every 100th step gets a burst 400 steps ahead.
+TEST(Burst, IsPendingFromTheStepAtWhichItWasPlanned) {
+  const Burst burst = {1, 1400, 1432, 1000};
+  EXPECT_TRUE(is_pending_or_running(burst, 1000));
+  EXPECT_TRUE(is_pending_or_running(burst, 1431));
+  EXPECT_FALSE(is_pending_or_running(burst, 1432)) << "it is over";
+  EXPECT_FALSE(is_pending_or_running(burst, 900)) << "an older checkpoint was loaded";
+}
+
 TEST(Burst, NeverIsLongerThanATrainerAccepts) {
   const auto burst = plan_burst(cost_of(0.1), 0.01, 1 << 16, 0, std::nullopt);
   ASSERT_TRUE(burst);
