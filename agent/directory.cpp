@@ -63,7 +63,7 @@ bool each_entry(int directory, const Take& take) {
 bool replace_file(int directory, const std::string& name, std::string_view bytes,
                   const std::function<bool(int file)>& prepare) {
   const std::string unfinished = name + kUnfinishedSuffix;
-  unlinkat(directory, unfinished.c_str(), 0);  // left by an agent that was killed while it wrote
+  unlinkat(directory, unfinished.c_str(), 0);  // left by a killed agent
   // O_EXCL: fails if another process has created the file meanwhile.
   const int file = ::openat(directory, unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | kCareful, 0600);
   if (file < 0) return false;

@@ -68,11 +68,10 @@ class Directory {
   // sets errno.
   std::optional<std::string> read(const std::string& name, size_t most) const;
 
-  // Replaces the file atomically: a reader sees the old or the new content. Access to the file then depends
-  // on this process's user. Root gives the file to the owner of the directory. The owner keeps the file.
-  // Another user makes the file readable and writable for all if the directory has the set-group-id bit,
-  // since such a directory is shared by its owner and this process's group. Returns false if the file cannot
-  // be written.
+  // Replaces the file atomically: a reader sees the old or the new content. Root gives the file to the
+  // owner of the directory. If this process's user is neither root nor that owner, and the directory has the
+  // set-group-id bit, the file becomes readable and writable for all: such a directory is shared by its owner
+  // and this process's group. Returns false if the file cannot be written.
   bool write(const std::string& name, const std::string& text, mode_t mode = 0600) const;
   void remove(const std::string& name) const;
 
