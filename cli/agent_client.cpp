@@ -32,7 +32,7 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kFirstPause{200}, kLongestPause{5000}, kShortLife{1000}, kStartTimeout{5000};
 
-// The path as it is read back from JSON, where invalid UTF-8 is replaced; for comparison with paths in
+// Returns the path as JSON returns it, with invalid UTF-8 replaced. Needed for comparison with paths in
 // agent.json.
 std::string through_json(const std::string& path) {
   const std::string text =
@@ -50,7 +50,7 @@ std::string AgentAddress::url() const {
   return is_service && !run.empty() ? page + "#run=" + percent_encoded(run) : page;
 }
 
-// An agent that does not report its pid namespace is taken to be elsewhere only if it is a service.
+// If the agent does not report its pid namespace, only a service counts as elsewhere.
 bool AgentAddress::is_elsewhere() const {
   return pid_namespace != 0 ? pid_namespace != foreshock::pid_namespace() : is_service;
 }
@@ -128,8 +128,8 @@ void AgentKeeper::tick() {
     return;
   }
   if (steady_clock::now() < next_start_) return;
-  // Only the holder of agent.start touches agent.lock, so no probe can take the lock from an agent that
-  // starts.
+  // A launcher may probe agent.lock only while it holds agent.start. Otherwise a probe could take the lock
+  // from an agent that is starting.
   if (!starter_.try_lock(directory_ + "/agent.start", LOCK_EX)) return;
   if (is_locked(directory_ + "/agent.lock")) {
     failures_ = 0;  // another launcher's agent follows the run
@@ -196,7 +196,7 @@ bool read_agent_state(const AgentAddress& agent, const std::string& token_file, 
   struct stat status = {};
   std::string problem;
   const std::string token = token_file.empty() ? "" : read_token(token_file, &status, &problem);
-  // A service follows several runs; without a run id it returns the state of the latest one.
+  // A service follows several runs. Without a run id it would return the state of the latest run.
   const std::string path =
       agent.run.empty() ? "/api/v1/state" : "/api/v1/state?run=" + percent_encoded(agent.run);
   if (!http_get(agent.address, agent.port, path, kStateTimeoutMs, json, error, token)) {
@@ -259,7 +259,7 @@ std::string ExitExchange::reserve(const std::string& directory) {
   const std::string launcher = std::to_string(launcher_id());
   exit_ = directory + "/exit." + launcher + ".json";
   summary_ = directory + "/summary." + launcher + ".json";
-  // The exit file goes first: an exit file without a summary would be answered by the agent.
+  // The exit file is removed first, because the agent would answer an exit file that has no summary.
   unlink(exit_.c_str());
   unlink(summary_.c_str());
   spare_ = directory + "/spare." + launcher;
@@ -283,7 +283,7 @@ void ExitExchange::tell(const ExitStatus& status, int asked_by) const {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return;
   unlink(spare_.c_str());  // frees the space for the summary
-  // Written into the reserved space, then renamed, so that the agent never reads half a file.
+  // Renames the file after writing, so that the agent never reads an incomplete file.
   const bool written = write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
                        ftruncate(fd, static_cast<off_t>(text.size())) == 0;
   close(fd);
@@ -295,8 +295,8 @@ ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keep
   const double delay = keeper->seconds_without_processor();
   for (int waited = 0; waited < kStarvedTimeoutMs; waited += kPollMs) {
     if (waited >= kExitTimeoutMs) {
-      // The agent has the lowest priority. It is starved if it waited for a CPU half of the time; on a
-      // machine with idle CPUs it hardly waits.
+      // The agent has the lowest priority. It counts as starved if it waited for a CPU half of the time. On a
+      // machine with idle CPUs it waits almost never.
       if (keeper->seconds_without_processor() - delay < waited / 2000.0) break;
       if (waited == kExitTimeoutMs)
         std::fputs("foreshock: other processes keep the agent from running; waiting for the summary\n",
@@ -346,7 +346,7 @@ std::string in_colour(const std::string& text) {
   const size_t end = text.find('\n');
   const size_t verdict = end == text.npos ? text.npos : text.rfind("  ", end);
   if (verdict == text.npos || verdict + 2 >= end) return text;
-  // Faults are written in capitals.
+  // The summary writes the verdict of a fault in capitals.
   const std::string words = text.substr(verdict + 2, end - verdict - 2);
   const bool is_fault = std::isupper(static_cast<unsigned char>(words[0])) != 0;
   const char* colour = is_fault ? "\033[1;31m" : words == "healthy" ? "\033[32m" : "\033[33m";

@@ -1,5 +1,5 @@
-// The launcher's side of an agent: starts it and keeps it alive, finds live runs, reads their state, and
-// reports the end of the command in exchange for a summary.
+// The launcher's side of the protocol with the agent: starts and restarts the agent, finds live runs, reads
+// their state, and exchanges the end of the command for a summary.
 #ifndef FORESHOCK_CLI_AGENT_CLIENT_H_
 #define FORESHOCK_CLI_AGENT_CLIENT_H_
 
@@ -22,22 +22,22 @@ struct AgentAddress {
   std::string address;
   int port = 0;
   int port_taken = 0;         // the first port tried, if it was in use; else 0
-  std::string record;         // the file it writes; "" for none
-  std::string save_flagged;   // the directory of flagged slices; "" for none
+  std::string record;         // file of the record; "": none
+  std::string save_flagged;   // directory of flagged slices; "": none
   std::string run;            // run id; "" if the agent does not report it
-  bool is_service = false;    // it follows other runs too
+  bool is_service = false;    // the agent follows other runs too
   std::string problem;        // an option that the agent could not honour, in one line; "": none
-  bool is_elsewhere() const;  // the agent's pid has no meaning in our pid namespace
+  bool is_elsewhere() const;  // the agent's pid belongs to another pid namespace than ours
   std::string url() const;    // URL of the page, with this run selected
-  bool writes(const std::string& path) const;         // whether it writes this record
-  bool saves_flagged(const std::string& path) const;  // whether it saves to this directory
+  bool writes(const std::string& path) const;         // whether the agent writes this record
+  bool saves_flagged(const std::string& path) const;  // whether the agent saves slices there
 };
 
-// Reads <directory>/agent.json. nullopt if that agent does not live: its process does not exist or, in
-// another pid namespace, does not hold agent.lock.
+// Reads <directory>/agent.json. Returns nullopt if the agent is gone: its process does not exist or, if the
+// agent is in another pid namespace, agent.lock is not held.
 std::optional<AgentAddress> read_agent_address(const std::string& directory);
 
-// Starts the agent of a run, and starts another one whenever it has died.
+// Starts the agent of a run, and a new agent whenever it has died. One thread.
 class AgentKeeper {
  public:
   // `command` starts the agent, whose output goes to <directory>/agent.log. If it is empty, a service follows
@@ -51,10 +51,10 @@ class AgentKeeper {
   // Calls tick() until the agent has published its address, `timeout_ms` have passed, or has_failed().
   std::optional<AgentAddress> wait_for_address(int timeout_ms);
 
-  // The address of the agent if it has changed since the last call, else nullopt.
+  // Returns the address of the agent if another agent runs than at the last call, else nullopt.
   std::optional<AgentAddress> news();
 
-  // Continues an agent that was stopped (SIGSTOP): a stopped agent would never write a summary.
+  // Sends SIGCONT to the agent, because an agent stopped by SIGSTOP would never write a summary.
   void wake() const;
 
   // Seconds that our own agent was runnable but waited for a CPU. 0 if we have no agent, or the kernel has no
@@ -66,10 +66,10 @@ class AgentKeeper {
 
   bool is_service() const { return command_.empty(); }
 
-  // Three agents in a row ended within their first second, and no agent runs now.
+  // Whether three agents in a row ended within their first second, and no agent of ours runs now.
   bool has_failed() const { return failures_ >= 3 && pid_ < 0; }
 
-  // Why no agent could be started, else the last line of agent.log.
+  // Returns why no agent could be started, else the last line of agent.log.
   std::string last_words() const;
 
  private:
@@ -79,11 +79,12 @@ class AgentKeeper {
 
   std::string directory_;
   std::vector<std::string> command_;
-  FileLock starter_;                            // held from before the start until the address is known
-  pid_t pid_ = -1;                              // our own agent; -1: none, or another launcher's agent runs
-  std::pair<uint64_t, pid_t> reported_{0, -1};  // pid namespace and pid of news()
+  FileLock starter_;  // held from before the start until the address is known
+  pid_t pid_ = -1;    // our own agent; -1: none, or another launcher's agent runs
+  std::pair<uint64_t, pid_t> reported_{0,
+                                       -1};  // pid namespace and pid of the agent that news() last returned
   int failures_ = 0;
-  int start_error_ = 0;  // errno
+  int start_error_ = 0;  // errno of the last start; 0: no error
   std::chrono::steady_clock::time_point started_{}, next_start_{};
 };
 
@@ -92,43 +93,42 @@ class AgentKeeper {
 bool read_agent_state(const AgentAddress& agent, const std::string& token_file, std::string* json,
                       std::string* error);
 
-// The runs of this user on this node, for status, pause and resume.
-
+// A run of this user on this node, for status, pause and resume.
 struct LiveRun {
   std::string run_id, directory;
 };
 
-// Run directories in use (a `run`, an agent or a trainer), sorted by id; `run_id` "" means all.
+// Returns the runs whose directory is in use by a launcher, an agent or a trainer, sorted by id. `run_id` "":
+// all runs.
 std::vector<LiveRun> live_runs(const std::string& run_id);
 
-// The exchange of files when the command has ended: the launcher writes exit.<launcher>.json, the agent
-// answers with summary.<launcher>.json (segment/SEGMENT.md, "Who is alive").
-
+// Exchanges files with the agent when the command has ended: the launcher writes exit.<launcher>.json, and
+// the agent answers with summary.<launcher>.json (segment/SEGMENT.md, "Who is alive").
 class ExitExchange {
  public:
-  // Removes files of an earlier launcher with our number, and allocates the space and inodes of both files
-  // now: when the training ends, the tmpfs may be full. Returns "" or a reason.
+  // Removes files of an earlier launcher with our number. Allocates space and inodes of both files now,
+  // because the tmpfs may be full when the training ends. Returns "" or the reason of a failure.
   std::string reserve(const std::string& directory);
 
-  // Writes the exit file, which says how the command ended. `asked_by`: the signal that asked the launcher to
-  // stop, or 0.
+  // Writes the exit file with the exit status of the command. `asked_by`: the signal that asked the launcher
+  // to stop, or 0.
   void tell(const ExitStatus& status, int asked_by) const;
 
   struct Answer {
     std::string summary;  // summary of the ranks of our command, JSON text
-    std::string problem;  // why there is none
+    std::string problem;  // why there is no summary
   };
-  // Waits until the agent has answered or cannot, or a signal asks to stop: at most 30 s, or 180 s while
-  // other processes keep the agent from running.
+  // Waits until the agent has answered, the agent cannot answer, or a signal asks to stop. Waits at most 30
+  // s, or 180 s while other processes keep the agent from running.
   Answer wait(SignalPasser* signals, AgentKeeper* keeper) const;
 
  private:
   std::string directory_, exit_, spare_, summary_;
 };
 
-// What the launcher needs of the summary that the agent wrote (agent/summary.h).
+// The parts of the agent's summary (agent/summary.h) that the launcher needs.
 struct Summary {
-  bool is_valid = false;            // it is a JSON object
+  bool is_valid = false;            // the summary is a JSON object
   std::string text;                 // several lines; "" if the agent wrote none
   std::string line;                 // the run in one line; only in the state of a live run
   bool has_ranks = false;           // ranks of this launcher's command
@@ -137,11 +137,11 @@ struct Summary {
   bool lacks_record_lines = false;  // lines of the record could not be written
 };
 
-// Reads the JSON of docs/summary.md. Control characters except newlines are replaced: names come from a
-// trainer.
+// Reads the JSON of docs/summary.md. Replaces control characters except newlines, since names come from a
+// trainer and are not trusted.
 Summary read_summary(const std::string& json);
 
-// `text` with its first line in bold and the verdict in it coloured.
+// Returns `text` with its first line in bold and with the verdict in that line coloured.
 std::string in_colour(const std::string& text);
 
 // Whether `descriptor` is a terminal and NO_COLOR is not set.

@@ -22,8 +22,8 @@ namespace {
 constexpr std::array kEnding = {SIGHUP,  SIGINT,  SIGQUIT, SIGPIPE, SIGTERM,
                                 SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
 
-// Names of the temporary files that exist. Changed only while signals are blocked, since the handler reads
-// it.
+// Paths of the existing temporary files. The signal handler reads the list, so it is changed only while
+// signals are blocked.
 std::vector<const char*> unfinished;
 
 // Blocks all signals while it exists.
@@ -45,10 +45,11 @@ class SignalsBlocked {
 void remove_all_and_end(int number) {
   for (const char* path : unfinished) unlink(path);
   signal(number, SIG_DFL);
-  raise(number);  // blocked in the handler: it ends the process when the handler returns
+  raise(number);  // the signal is blocked now and ends the process when the handler returns
 }
 
-// Replaces the handler `from` by `to`. Ignored signals (nohup) and foreign handlers stay.
+// Replaces the handler `from` of a signal by `to`. If the signal has another handler or is ignored (nohup),
+// nothing changes.
 void replace(int number, void (*from)(int), void (*to)(int)) {
   struct sigaction now {};
   if (sigaction(number, nullptr, &now) == 0 && now.sa_handler == from) signal(number, to);
@@ -80,17 +81,17 @@ UnfinishedFile::~UnfinishedFile() {
   const SignalsBlocked held;
   if (path_.empty()) return;
   unlink(path_.c_str());
-  leave_out();
+  forget();
 }
 
 bool UnfinishedFile::finish(const std::string& name) {
   const SignalsBlocked held;
   if (std::rename(path_.c_str(), name.c_str()) != 0) return false;
-  leave_out();
+  forget();
   return true;
 }
 
-void UnfinishedFile::leave_out() {
+void UnfinishedFile::forget() {
   std::erase(unfinished, path_.c_str());
   path_.clear();
   if (unfinished.empty()) leave_signals();
@@ -103,8 +104,8 @@ std::string directory_of(const std::string& path) {
   return slash == std::string::npos ? "./" : path.substr(0, slash + 1);
 }
 
-// The descriptor of our standard output or error if `at` is the same file; else -1. A new descriptor, opened
-// by name, would start at offset 0 and overwrite what was printed before.
+// Returns the descriptor of our standard output or error if `at` is the same file; else -1. If the file were
+// opened by name, writing would start at offset 0 and overwrite what was printed before.
 int standard_stream(const struct stat& at) {
   for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
     struct stat own {};
@@ -123,15 +124,15 @@ bool is_stream(const std::string& path) {
   return !S_ISREG(at.st_mode) || standard_stream(at) >= 0;
 }
 
-// Whether the link was made by another user in a directory where all may write (/tmp). The kernel refuses to
-// follow such links too (fs.protected_symlinks).
+// Whether another user has created the link in a sticky directory in which all may write (/tmp). With
+// fs.protected_symlinks the kernel does not follow such links either.
 bool is_trap(const struct stat& link, const std::string& directory) {
   struct stat at {};
   return link.st_uid != geteuid() && stat(directory.c_str(), &at) == 0 && link.st_uid != at.st_uid &&
          (at.st_mode & S_ISVTX) != 0 && (at.st_mode & S_IWOTH) != 0;
 }
 
-// The target of a symbolic link; nullopt if `path` is not a link.
+// Returns the target of a symbolic link; nullopt if `path` is not a link.
 std::optional<std::string> next_of(const std::string& path, std::string* problem) {
   const int place = open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
   if (place < 0) return std::nullopt;
@@ -186,8 +187,7 @@ WholeFile::WholeFile(const std::string& path) : path_(path), target_(path) {
   if (!problem_.empty()) return;
   file_ = descriptor < 0 ? nullptr : fdopen(descriptor, "wb");
   if (file_ != nullptr) return;
-  // EINVAL: the standard stream was closed, and main() holds its number with a descriptor that is not
-  // writable.
+  // EINVAL: the standard stream is closed. main() has put a descriptor that is not writable in its place.
   fail(descriptor >= 0 && errno == EINVAL ? std::strerror(EBADF) : std::strerror(errno));
   if (descriptor >= 0) ::close(descriptor);
 }
@@ -198,7 +198,7 @@ WholeFile::~WholeFile() {
 
 int WholeFile::open_stream() {
   struct stat at {};
-  std::fflush(stdout);  // bytes that were printed before come first
+  std::fflush(stdout);  // bytes that were printed earlier must come first
   if (is_standard_output(path_)) return dup(STDOUT_FILENO);
   const int own = stat(path_.c_str(), &at) == 0 ? standard_stream(at) : -1;
   return own >= 0 ? dup(own) : open(path_.c_str(), O_WRONLY | O_CLOEXEC);

@@ -1,4 +1,4 @@
-// Writes files atomically, one or several together; file locks; the limit on open files.
+// Writes files atomically, one or several together. Locks files. Raises the limit on open files.
 #ifndef FORESHOCK_CLI_FILES_H_
 #define FORESHOCK_CLI_FILES_H_
 
@@ -13,9 +13,9 @@
 
 namespace foreshock::cli {
 
-// A temporary file. The destructor removes it, and so does any signal other than SIGKILL that ends the
-// process. While one exists, exceeding the limit on file size (ulimit -f) makes write() fail instead of
-// raising a signal. Use all objects from one thread.
+// A temporary file. The destructor removes it. A signal handler removes it too if a signal such as SIGTERM or
+// SIGINT ends the process. While an object exists, a write beyond the limit on file size (ulimit -f) fails
+// instead of raising a signal. All objects must be used from one thread.
 class UnfinishedFile {
  public:
   // Creates an empty file in this directory, with a unique name and mode 0600.
@@ -24,33 +24,31 @@ class UnfinishedFile {
   UnfinishedFile(const UnfinishedFile&) = delete;
   UnfinishedFile& operator=(const UnfinishedFile&) = delete;
 
-  // For writing; the caller must close it. -1: the file could not be created, and errno says why.
+  // The descriptor for writing; the caller must close it. -1: the file could not be created; errno is set.
   int descriptor() const { return descriptor_; }
 
-  // Renames the file to `name` and keeps it. False: errno says why.
+  // Renames the file to `name`, so that it is kept. Returns false and sets errno on failure.
   bool finish(const std::string& name);
 
  private:
-  void leave_out();
+  void forget();
 
   std::string path_;  // "": not created, or finished
   int descriptor_;
 };
 
-// Files that are replaced atomically: whenever the process is stopped, either the old or the new file is
-// complete.
-
-// Returns "", or why no file can be written at `path`, so that a command can fail before its work.
+// Returns "", or why no file can be written at `path`. With this check a command can fail before its work.
 std::string why_no_file(const std::string& path);
 
-// A file that is written in pieces to a temporary file and renamed at the end. A symbolic link stays; its
+// A file that is replaced atomically: it is written in pieces to a temporary file, which is renamed at the
+// end. If the process is stopped, either the old or the new file is complete. A symbolic link stays; its
 // target is replaced. A device, a pipe, or our own standard output or error (/dev/stdout) is written
 // directly.
 class WholeFile {
  public:
   // "" and "-": standard output.
   explicit WholeFile(const std::string& path);
-  ~WholeFile();  // without finish() an existing file stays unchanged
+  ~WholeFile();  // without finish(): an existing file stays unchanged
   WholeFile(const WholeFile&) = delete;
   WholeFile& operator=(const WholeFile&) = delete;
 
@@ -80,23 +78,22 @@ class WholeFile {
 // Writes a WholeFile. Returns "" or an error.
 std::string write_whole_file(const std::string& path, std::string_view content);
 
-// New files of one folder that are created together: all of them complete, or none.
-
+// New files of one folder that are created together: either all are complete, or none exists.
 class NewFiles {
  public:
   explicit NewFiles(std::filesystem::path folder) : folder_(std::move(folder)) {}
-  ~NewFiles();  // without finish() it removes the files, and the folders made for them
+  ~NewFiles();  // without finish(): removes the files, and the folders that were created for them
   NewFiles(const NewFiles&) = delete;
   NewFiles& operator=(const NewFiles&) = delete;
 
   bool has(const std::string& name) const { return files_.contains(name); }
   bool empty() const { return files_.empty(); }
 
-  // Appends to the file `name`, a path relative to the folder. Returns "" or one line with the error; a file
-  // that existed before is an error and stays unchanged.
+  // Appends to the file `name`, a path relative to the folder. Returns "" or one line with the error. It is
+  // an error if the file existed before; that file stays unchanged.
   std::string write(const std::string& name, std::string_view bytes);
 
-  // Creates all files. Returns "" or an error; then none of them exists.
+  // Creates all files. Returns "" or an error; after an error none of the files exists.
   std::string finish();
 
  private:
@@ -107,8 +104,7 @@ class NewFiles {
   std::map<std::string, WholeFile> files_;   // by name
 };
 
-// An flock held by one descriptor, released with it.
-
+// An flock on a file, which is held by one descriptor and released when that is closed.
 class FileLock {
  public:
   FileLock() = default;
@@ -128,13 +124,12 @@ class FileLock {
   int descriptor_ = -1;
 };
 
-// Whether another process holds an exclusive flock on `path`. The test takes the lock for a moment: do not
-// call it while another process may try to lock the file and give up.
+// Whether another process holds an exclusive flock on `path`. The test takes the lock for a moment. It must
+// not be called while another process may try to lock the file without retrying.
 bool is_locked(const std::string& path);
 
-// The limit on open files: a checkpoint may have hundreds of shards, and as many records may be merged.
-
-// Raises the soft limit on open files to the hard limit.
+// Raises the soft limit on open files to the hard limit. A checkpoint may have hundreds of shards, and
+// hundreds of records may be merged.
 void allow_many_files();
 
 }  // namespace foreshock::cli
