@@ -98,7 +98,7 @@ Check check_adapter(const Adapter& adapter, const std::string& library) {
   return {true, torch, built};
 }
 
-// CPU trainings need no device code, so this check never fails.
+// Never fails, because trainings on a CPU need no device code.
 Check check_device_code(const Installation& installation) {
   const DeviceCodeSeal seal = device_code_seal();
   const std::string path =
@@ -118,7 +118,7 @@ Check check_device_code(const Installation& installation) {
               " or later runs them"};
 }
 
-// Every instruction set gives the same bits; it only affects the speed.
+// Never fails: the instruction set affects only the speed, not the bits of the result.
 Check check_reference() {
   return {true, "reference", std::string("fp64 with ") + reference_target_name() + " instructions"};
 }

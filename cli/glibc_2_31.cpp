@@ -7,13 +7,13 @@
 
 extern "C" {
 
-// Since glibc 2.32. Zero: shared pointers always count atomically.
+// In glibc since 2.32. With 0, shared pointers always count atomically.
 __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
 
-// Since glibc 2.35. After a failure the unwinder uses dl_iterate_phdr, as with older versions.
+// In glibc since 2.35. When it fails, the unwinder uses dl_iterate_phdr, as with older versions.
 __attribute__((visibility("hidden"))) int _dl_find_object(void* /*address*/, void* /*result*/) { return -1; }
 
-// Since glibc 2.36; used by std::random_device.
+// In glibc since 2.36; used by std::random_device.
 __attribute__((visibility("hidden"))) uint32_t arc4random() {
   uint32_t value = 0;
   while (getrandom(&value, sizeof value, 0) != sizeof value) {

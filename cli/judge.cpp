@@ -27,37 +27,36 @@
 
 namespace foreshock::cli {
 
-// Judges a flagged slice again and prints the figures beside the stored ones. Returns 0 if every bit is equal
-// and the file is as it was written, 1 if not, 2 if the slice cannot be judged.
+// Judges a flagged slice again and prints its figures next to the stored ones. Returns 0 if every bit is
+// equal and the file is unchanged, 1 if not, 2 if the slice cannot be judged.
 int judge_slice(const std::string& path);
 
-// Becomes lab/python/foreshock_rerun.py, which runs the operation again with torch. `words` follow "judge".
-// Returns only if the script cannot be started: 2.
+// Replaces this process by lab/python/foreshock_rerun.py, which runs the operation again with torch. `words`
+// are the words after "judge". Returns only if the script cannot be started; then returns 2.
 int judge_rerun(const std::vector<std::string>& words);
 
-// The content of the file of a flagged slice (agent/flagged.h). Nothing in the file is trusted.
-
+// The content of a flagged slice's file (agent/flagged.h). Nothing in the file is trusted.
 struct StoredSlice {
   std::map<std::string, std::string> metadata;
   std::map<std::string, std::vector<char>> data;  // the bytes of all arrays, by name
   AttentionSlice slice;                           // borrows from `data`
-  bool is_columns = false;  // a slice of key columns: `columns` and `sums` are set instead of `slice`
+  bool is_columns = false;  // a slice of key positions: `columns` and `sums` are set instead of `slice`
   KeyColumns columns;
   std::vector<ColumnSum> sums;
-  bool is_unchanged = false;  // the checksum matches
+  bool is_unchanged = false;  // the file's checksum matches its content
 
-  // A value of the metadata, with control characters replaced; "" if there is none.
+  // Returns a value of the metadata, with control characters replaced; "" if there is none.
   std::string fact(const std::string& name) const;
 };
 
 // Whether the metadata says that the file is a flagged slice.
 bool is_slice_file(const lab::Safetensors& file);
 
-// Returns "", or one line on why the slice cannot be judged.
+// Returns "" or, in one line, why the slice cannot be judged.
 std::string read_slice(const std::string& path, StoredSlice* stored);
 
-// Replaces this process by `script` of share/foreshock/lab with `words`, in the interpreter of --python EXE
-// (python3). Returns only if that fails: prints one line and returns 2.
+// Replaces this process by `script` of share/foreshock/lab, run with `words` by the interpreter of --python
+// EXE (default: python3). Returns only if that fails; then prints one line and returns 2.
 int run_python_script(const std::string& script, std::vector<std::string> words);
 
 namespace {
@@ -197,12 +196,12 @@ int judge(const std::vector<std::string>& words) {
 
 namespace {
 
-// How many values were compared with the stored reference, and how many have other bits.
+// Counts of the values that were compared with the stored reference, and of those whose bits differ.
 struct Bits {
   size_t values = 0, different = 0;
 };
 
-// All NaN count as equal: their bits depend on the processor.
+// NaN values count as equal, since their bits depend on the processor.
 Bits compare_bits(const std::vector<char>& stored, const std::vector<double>& now, size_t count) {
   Bits bits = {count, 0};
   if (stored.size() != count * sizeof(double)) return {count, count};
@@ -279,7 +278,7 @@ size_t print_figures(const StoredSlice& stored, const SliceDeviation& deviation)
   return different;
 }
 
-// Why the bits may differ from the stored ones.
+// Explains why the bits may differ from the stored ones.
 std::string explanation(const StoredSlice& stored) {
   if (!stored.is_unchanged) return "the file was changed after it was written (checksum)";
   const std::string then = stored.fact("reference_version"), now = std::to_string(kReferenceVersion);

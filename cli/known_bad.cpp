@@ -106,7 +106,7 @@ constexpr KnownBad kTable[] = {
      "the output is biased away from zero by about 0.17 ulp",
      "none needed unless heads stay that flat",
      "foreshock judge --function torch.nn.functional:scaled_dot_product_attention"},
-    // Measured with 2.6, 2.8, 2.13, 2.14 and 2.15; all have it.
+    // Measured with torch 2.6, 2.8, 2.13, 2.14 and 2.15; all have the defect.
     {{"torch", "2.6", ""},
      {},
      "CPU, bf16, backward over 32 thousand keys or more",
@@ -116,7 +116,7 @@ constexpr KnownBad kTable[] = {
      "tests/e2e/test_long_context.py"},
 };
 
-// The numbers at the front of a version: 2.9.0+cu128 is {2, 9, 0}; missing ones count as 0.
+// Returns the numbers at the start of a version: {2, 9, 0} for 2.9.0+cu128.
 std::vector<int> numbers_of(std::string_view version) {
   std::vector<int> numbers;
   const char *at = version.data(), *end = at + version.size();

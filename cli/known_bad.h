@@ -1,5 +1,5 @@
-// A table of known defects of attention kernels, by version. A row repeats what its source says (an issue, or
-// a test of ours that measures the defect), nothing else.
+// Lists known defects of attention kernels by version. Each row repeats its source: an issue, or a test of
+// this project that measures the defect.
 #ifndef FORESHOCK_CLI_KNOWN_BAD_H_
 #define FORESHOCK_CLI_KNOWN_BAD_H_
 
@@ -11,7 +11,7 @@
 
 namespace foreshock::cli {
 
-// Versions `from` <= v < `before` of a component; empty: no bound known.
+// The versions v of a component with `from` <= v < `before`. An empty bound is unknown and does not limit v.
 struct VersionRange {
   std::string_view
       component;  // torch, cudnn, cudnn-frontend, flash-attn, transformer-engine; empty: no condition
@@ -23,21 +23,22 @@ struct KnownBad {
   std::string_view inputs;               // the class of shapes and inputs
   std::string_view symptom;
   std::string_view remedy;
-  std::string_view source;  // an address, a command, or the file of tests/ that measures it
+  std::string_view source;  // an address, a command, or the file in tests/ that measures the defect
 };
 
 std::span<const KnownBad> known_bad_table();
 
-// The installed version of each component. Local parts ("2.9.0+cu128") and pre-release letters are ignored.
+// The installed version of each component. Comparisons ignore local parts ("2.9.0+cu128") and pre-release
+// letters.
 using Versions = std::map<std::string, std::string, std::less<>>;
 
-// The rows that apply to these versions. A range of a component that is not installed does not match.
+// Returns the rows that apply to these versions. A range of a component that is not installed does not match.
 std::vector<const KnownBad*> known_bad(const Versions& versions);
 
-// The rows as text for `foreshock doctor`; "" if there are none.
+// Returns the rows as text for `foreshock doctor`; "" if there are none.
 std::string known_bad_text(const std::vector<const KnownBad*>& rows, size_t columns = 80);
 
-// The versions that the interpreter's package metadata names; no package is imported.
+// Reads the versions from the interpreter's package metadata, without importing a package.
 Versions installed_versions(const std::string& python);
 
 }  // namespace foreshock::cli

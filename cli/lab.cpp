@@ -65,7 +65,7 @@ struct Axis {
   const char* flag;
   const char* value;
   bool (*set)(const std::string& text, Point* point);
-  bool in_named_sweeps;  // may be combined with a named sweep; the others make a custom sweep
+  bool in_named_sweeps;  // may be combined with a named sweep; other axes make a custom sweep
   const char* help;
 };
 
@@ -145,8 +145,8 @@ std::string human(double bytes) {
   return text;
 }
 
-// Returns an error for points that cannot be measured or need too much memory; lowers the number of threads
-// so that the points that run at once fit into memory.
+// Returns an error if a point cannot be measured or needs too much memory. Lowers the number of threads so
+// that the points that run at the same time fit into memory.
 std::string check(LabRequest* request) {
   const double room = 0.8 * available_bytes();
   double most = 0;

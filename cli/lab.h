@@ -21,7 +21,7 @@ struct LabRequest {
   bool help = false, list = false;
 };
 
-// Fills `request`. Returns "" or one line that says what is wrong and what to do.
+// Fills in `request`. Returns "" or one line that says what is wrong and what to do.
 std::string parse_lab_request(const std::vector<std::string>& words, LabRequest* request);
 
 }  // namespace foreshock::cli

@@ -18,7 +18,8 @@ namespace {
 
 struct Command {
   const char* name;
-  // One of the two is null: dispatch() parses the options of `function`; `words_function` parses its own.
+  // Exactly one of the two is null. dispatch() parses the options of `function`; `words_function` parses its
+  // own.
   int (*function)(const Arguments&);
   int (*words_function)(const std::vector<std::string>&);
   uint32_t reader;  // OptionReader bit of the options of `function`
@@ -130,9 +131,9 @@ int main(const std::vector<std::string>& words) {
                    "; foreshock --help lists all commands");
 }
 
-// Opens /dev/null for closed standard streams: otherwise the next opened file would get the number of a
-// stream, and printed text would go into it. The trainer does not inherit these descriptors. They
-// are opened in the wrong direction on purpose, so that using them fails.
+// Opens /dev/null for closed standard streams. Otherwise the next opened file would get the number of a
+// stream, and printed text would go into that file. The trainer does not inherit these descriptors. They are
+// opened in the wrong direction, so that reading standard input or writing output fails.
 void hold_standard_streams() {
   for (const int stream : {0, 1, 2})
     if (fcntl(stream, F_GETFD) < 0) open("/dev/null", (stream == 0 ? O_WRONLY : O_RDONLY) | O_CLOEXEC);
@@ -154,7 +155,7 @@ int main(int count, char** words) {
   foreshock::cli::hold_standard_streams();
   try {
     return foreshock::cli::status_after_flush(foreshock::cli::main({words + 1, words + count}));
-  } catch (const std::exception& error) {  // no memory or working directory: one line instead of an abort
+  } catch (const std::exception& error) {  // no memory, or no working directory
     foreshock::cli::say(error.what());
     return 1;
   }

@@ -136,8 +136,9 @@ std::string Merge::write_others(Lines::const_iterator begin, Lines::const_iterat
   return "";
 }
 
-// With histograms, TensorMerger makes the model lines. Without them, a model line is only written if the
-// lines of all nodes agree: then each of them describes the whole model.
+// With histograms, TensorMerger makes the model lines and nothing is written here. Without histograms, a
+// model line is written only if the lines of all nodes agree, since each node's line then describes the whole
+// model.
 void Merge::write_model(Lines::const_iterator begin, Lines::const_iterator end, Output* output) {
   if (has_histograms_ || static_cast<size_t>(end - begin) != index_.records()) return;
   std::optional<ModelLine> common;
@@ -155,7 +156,7 @@ void Merge::write_model(Lines::const_iterator begin, Lines::const_iterator end, 
 std::string Merge::write(Output* output) {
   ProgressBar bar("merge");
   uint32_t generation = 0;
-  Lines group;  // lines of one rank, tensor or model at one step
+  Lines group;  // lines of the same kind at one step, of one rank, tensor or model
   IndexedLine line;
   bool has_line = index_.next(&line);
   for (uint64_t done = 0; has_line && output->problem().empty(); done += group.size()) {
@@ -184,7 +185,7 @@ std::string Merge::write(Output* output) {
 }
 
 void Merge::print_totals(const Output& output) const {
-  // The world size is 1 or unknown if each rank believes that it is alone; then it is not printed.
+  // If the ranks run without a common world size, the recorded one is 1 or unknown and is not printed.
   const auto world_size = static_cast<uint64_t>(index_.world_size());
   std::string text = std::to_string(index_.records()) + " records of run " + index_.run() + ", " +
                      std::to_string(index_.ranks()) +
@@ -239,7 +240,7 @@ void start(const TensorLine& line, TensorSnapshot* snapshot) {
   snapshot->shape = line.shape;
 }
 
-// Adds those values of a line that need no histogram to the snapshot of the whole tensor.
+// Adds the values of a line that are independent of its histogram to the snapshot of the whole tensor.
 void add_sums(const TensorLine& line, TensorSnapshot* snapshot) {
   const auto elements = static_cast<double>(line.elements.value_or(0));
   snapshot->time = std::min(snapshot->time, line.time.value_or(snapshot->time));
@@ -267,7 +268,8 @@ void add_sums(const TensorLine& line, TensorSnapshot* snapshot) {
 
 bool is_whole(const TensorLine& line) { return line.elements && line.elements == line.whole_elements; }
 
-// Sets the ranks of the merged line: the sum over all nodes, replicas included.
+// Sets the number of ranks of the merged line to the sum over all nodes, including replicas, and joins their
+// lists of odd ranks.
 void add_ranks(const std::vector<TensorMerger::NodeLine>& nodes, TensorLine* to) {
   std::vector<int64_t> odd;
   uint64_t ranks = 0;
@@ -281,8 +283,8 @@ void add_ranks(const std::vector<TensorMerger::NodeLine>& nodes, TensorLine* to)
 
 }  // namespace
 
-// Returns one line for each distinct part of the tensor. Lines of the same part are replicas: a difference
-// between them becomes event_.
+// Returns one line for each distinct part of the tensor. Lines of the same part are replicas; if they differ,
+// event_ is set.
 std::vector<const TensorMerger::NodeLine*> TensorMerger::different(const std::vector<NodeLine>& nodes) {
   std::vector<const NodeLine*> result;
   for (const NodeLine& node : nodes) {
@@ -305,7 +307,7 @@ std::vector<const TensorMerger::NodeLine*> TensorMerger::different(const std::ve
       event_ = event;
     }
   }
-  // Sorted, so that rounding of the sums does not depend on the order of the records.
+  // Sorts the parts so that rounding of the sums does not depend on the order of the records.
   std::sort(result.begin(), result.end(),
             [](const NodeLine* a, const NodeLine* b) { return a->line.part_offsets < b->line.part_offsets; });
   return result;
@@ -332,8 +334,8 @@ std::string TensorMerger::put_together(const std::vector<const NodeLine*>& parts
   return "";
 }
 
-// Fills in the distances from earlier snapshots of the tensor. The initial snapshot must be the one of the
-// agents, of step `initial_step`; if the agents have none, none is used here either.
+// Fills in the distances from earlier snapshots of the tensor. The distance from the initial snapshot is
+// filled in only if that snapshot is from step `initial_step`, which the agents have used.
 void TensorMerger::follow(std::optional<int64_t> initial_step, TensorSnapshot* snapshot) {
   if (begins_again_) {
     continues_run_ = snapshot->step > static_cast<int64_t>(snapshot->interval);
@@ -384,9 +386,9 @@ std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
 
 namespace {
 
-constexpr size_t kDims = 4;  // numbers in part_offsets and part_shapes for each part
+constexpr size_t kDims = 4;  // numbers per part in part_offsets, and in part_shapes
 
-// Whether all numbers are valid offsets or sizes, so small that their sums do not overflow.
+// Whether all numbers are valid offsets or sizes, and so small that their sums do not overflow.
 bool are_extents(const std::vector<int64_t>& numbers) {
   return std::all_of(numbers.begin(), numbers.end(),
                      [](int64_t number) { return number >= 0 && number <= int64_t{1} << 48; });
@@ -425,7 +427,7 @@ bool TensorShares::overlap(const Share& a, const Share& b) {
 }
 
 std::string TensorShares::check(const RecordIndex& index, Tensor* tensor) {
-  // Record and its share; of replicas only the first.
+  // Records with distinct shares. Of several replicas only the first is kept.
   std::vector<std::pair<uint32_t, const Share*>> different;
   uint64_t elements = 0;
   for (const auto& [record, share] : tensor->of_record) {

@@ -14,9 +14,9 @@
 
 namespace foreshock::cli {
 
-// Merges the tensor lines of several nodes into lines of the job. Shards are combined, bit for bit as the
-// whole tensor would give; replicas are compared. Thread-compatible. Lines must come generation by
-// generation, step by step.
+// Merges the tensor lines of several nodes into lines of the job. Combines shards: the result equals that of
+// the whole tensor bit for bit. Compares replicas. Lines must be passed in the order of generations
+// (IndexedLine) and steps. Thread-compatible.
 class TensorMerger {
  public:
   struct NodeLine {
@@ -24,19 +24,22 @@ class TensorMerger {
     std::string path;  // path of its record
   };
 
-  // Takes the lines of all nodes of one tensor and step. Returns "" or one line that says what cannot be
-  // read. The lines to write are in tensor(), models() and event() until the next call.
+  // Takes the lines of all nodes for one tensor and step. Returns "" or one line that says what cannot be
+  // read. Until the next call, the resulting lines are in tensor(), models() and event().
   std::string take(const std::vector<NodeLine>& nodes);
 
   const std::optional<TensorLine>& tensor() const { return tensor_; }  // nullopt: parts are missing
-  const std::vector<ModelLine>& models() const { return models_; }     // pools that this tensor completed
-  const std::optional<EventLine>& event() const { return event_; }     // set if replicas on two nodes differ
+  const std::vector<ModelLine>& models() const {
+    return models_;
+  }  // one for each pool of tensors that this tensor has completed
+  const std::optional<EventLine>& event() const { return event_; }  // set if replicas on two nodes differ
 
-  // Call before the first line of each generation, in which steps begin again.
+  // Must be called before the first line of each generation, because its steps repeat earlier ones.
   void begin_anew() { begins_again_ = true; }
 
  private:
-  // Limit of stored histograms. Tensors beyond it are merged, but not compared with an earlier state.
+  // Limit of stored histograms, in bytes. Tensors beyond it are merged but not compared with an earlier
+  // state.
   static constexpr uint64_t kMostBytes = uint64_t{8} << 30;
 
   std::string put_together(const std::vector<const NodeLine*>& parts, TensorSnapshot* snapshot) const;
@@ -51,16 +54,16 @@ class TensorMerger {
   std::optional<EventLine> event_;
 };
 
-// Checks that the records of all nodes together hold the whole of each tensor, each value once.
-// Thread-compatible.
+// Checks that the records of all nodes together contain each value of each tensor exactly once; replicas
+// count once. Thread-compatible.
 class TensorShares {
  public:
   // Adds a tensor line; `at` is its entry in the index.
   void add(const TensorLine& line, const IndexedLine& at);
 
-  // Returns "" if every tensor is complete in at least one generation, else one line on the first that is
-  // not: a part is missing, parts overlap, or there are no histograms, which combining parts needs. Call
-  // once, after all lines.
+  // Must be called once, after all lines. Returns "" if every tensor is complete in at least one generation,
+  // else one line on the first incomplete tensor: a part is missing, parts overlap, or the histograms that
+  // are needed to combine parts are missing.
   std::string check(const RecordIndex& index);
 
   // Whether the parts of the tensor are complete in this generation; check() must have been called.
@@ -78,7 +81,7 @@ class TensorShares {
   struct Tensor {
     std::string name;
     uint64_t whole = 0;
-    std::map<uint32_t, Share> of_record;  // the last share by record
+    std::map<uint32_t, Share> of_record;  // by record: the last share of the tensor in it
     bool is_complete = false, has_histograms = true;
   };
   using Key = std::pair<uint32_t, uint32_t>;  // tensor, generation

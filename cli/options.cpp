@@ -57,7 +57,7 @@ std::vector<std::string> flags_of(uint32_t reader) {
 
 std::string or_empty(const char* text) { return text == nullptr ? "" : text; }
 
-// `text` as code in a Markdown table; '|' is escaped, since it would end the cell.
+// Returns `text` as code in a Markdown table. Escapes '|', which would end the cell.
 std::string code(const std::string& text) {
   if (text.empty()) return "";
   std::string quoted(1, '`');
@@ -78,7 +78,7 @@ std::string size_text(uint64_t bytes) {
   return bytes % kMiB == 0 ? std::to_string(bytes / kMiB) + "MiB" : std::to_string(bytes / 1024) + "KiB";
 }
 
-// "from 1 to 64", "of 1MiB or more"; "" if every number is valid.
+// Returns "from 1 to 64" or "of 1MiB or more", for example; "" if every number is valid.
 std::string bounds_text(const Option& row) {
   if (row.most != UINT64_MAX) return "from " + std::to_string(row.least) + " to " + std::to_string(row.most);
   return row.least > 0 ? "of " + size_text(row.least) + " or more" : "";
@@ -91,13 +91,13 @@ std::string number_wanted(OptionId id, const std::string& text, const std::strin
   return bounds.empty() ? what : what + " " + bounds;
 }
 
-// The help of the option, with the bounds of its value.
+// Returns the help of the option, with the bounds of its value.
 std::string help_text(const Option& row) {
   const std::string bounds = bounds_text(row);
   return bounds.empty() ? row.help : row.help + (" (" + bounds + ")");
 }
 
-// The text in docs/options.md: help, then details.
+// Returns the text for docs/options.md: help, then details.
 std::string full_help_text(const Option& row) {
   return *row.details == '\0' ? help_text(row) : help_text(row) + ". " + row.details;
 }
@@ -126,7 +126,7 @@ std::string unknown_variable() {
     const std::string_view text = *entry;
     const std::string name(text.substr(0, text.find('=')));
     if (!name.starts_with(kPrefix) || std::find(known.begin(), known.end(), name) != known.end()) continue;
-    // Other programs may have variables with that prefix: only a likely misspelling is reported.
+    // Other programs may have variables with this prefix, so only a likely misspelling is reported.
     if (const std::string meant = did_you_mean(name, known); !meant.empty())
       return "ignored: environment variable " + name + meant;
   }
@@ -363,7 +363,8 @@ std::string output_problem(const Arguments& arguments, OptionId id) {
   const std::string path = absolute(given);
   const std::string folder = fs::path(path).parent_path();
   const bool exists = access(path.c_str(), F_OK) == 0;
-  const bool has_bad_name = !exists && errno != ENOENT;  // too long, a file as a folder, links in a circle
+  const bool has_bad_name =
+      !exists && errno != ENOENT;  // name too long, a file used as a folder, or a cycle of links
   std::error_code error;
   const bool is_directory = fs::is_directory(path, error);
   const bool takes_directory = id == OptionId::kFileSd;  // the agent writes one file per run into it
@@ -394,7 +395,7 @@ std::string token_problem(const Arguments& arguments) {
   return problem.empty() ? "" : std::string(option(OptionId::kTokenFile).flag) + ": " + problem;
 }
 
-// An existing socket is no problem here: the agent removes one without a listener, and reports any other.
+// Accepts an existing socket: the agent removes a socket without a listener, and reports any other socket.
 std::string socket_problem(const std::string& path) {
   struct stat there = {};
   const bool is_file = lstat(path.c_str(), &there) == 0 && !S_ISSOCK(there.st_mode);
@@ -403,7 +404,8 @@ std::string socket_problem(const std::string& path) {
                                                               : "name a socket in a directory you may write";
 }
 
-// "" if this machine has the address, else a reason. Any free port will do; the agent checks the real one.
+// Returns "" if this machine has the address, else a reason. Binds to any free port; the agent checks the
+// real one.
 template <class Address>
 std::string bind_problem(const Address& address) {
   const int probe = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);

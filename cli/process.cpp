@@ -27,7 +27,7 @@ ExitStatus decode(int status) {
   return {WEXITSTATUS(status), 0};
 }
 
-// Appends the bytes that are available; false at the end of the stream or on an error.
+// Appends the bytes that are available. Returns false at the end of the stream or on an error.
 bool read_some(int descriptor, std::string* text) {
   char buffer[4096];
   const ssize_t got = read(descriptor, buffer, sizeof buffer);
@@ -99,7 +99,7 @@ void end_like(const ExitStatus& status) {
   if (status.signal != 0) {
     const rlimit no_core = {0, 0};
     setrlimit(RLIMIT_CORE, &no_core);
-    prctl(PR_SET_DUMPABLE, 0);  // a core_pattern that is a pipe ignores the limit
+    prctl(PR_SET_DUMPABLE, 0);  // needed if core_pattern is a pipe, which ignores the limit on core files
     signal(status.signal, SIG_DFL);
     sigset_t only;
     sigemptyset(&only);
@@ -181,8 +181,8 @@ bool is_ignored(int signal) {
   return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
-// Whether the terminal sent the signal. A key or a hang-up signals the whole foreground process group, so a
-// command in our group has received it already.
+// Whether the terminal has sent the signal to the command too: a key or a hang-up signals every process of
+// the foreground process group.
 bool came_from_terminal(const siginfo_t& info, pid_t pid) {
   return info.si_code == SI_KERNEL && getpgid(pid) == getpgrp();
 }
@@ -195,12 +195,13 @@ SignalPasser::SignalPasser() {
   for (int signal : kPassedOn) sigaddset(&waited_, signal);
   sigemptyset(&asking_);
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    // A blocked signal becomes pending even if it is ignored, so ignored ones must not count.
+    // A blocked signal becomes pending even if it is ignored. Ignored signals must not ask to stop.
     if (!is_ignored(signal)) sigaddset(&asking_, signal);
   }
   signal(SIGCHLD, SIG_DFL);  // if SIGCHLD were ignored, exit statuses would be lost
   sigset_t blocked = waited_;
-  for (int signal : {SIGPIPE, SIGXFSZ}) sigaddset(&blocked, signal);  // a failed write must not kill us
+  for (int signal : {SIGPIPE, SIGXFSZ})
+    sigaddset(&blocked, signal);  // a failed write must not end this process
   sigprocmask(SIG_BLOCK, &blocked, &original_);
 }
 

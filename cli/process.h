@@ -1,5 +1,5 @@
-// Runs other programs: to capture their output, or as the command of `foreshock run`, to which signals are
-// passed on.
+// Runs other programs: captures their output, or runs the command of `foreshock run` and passes signals on to
+// it.
 #ifndef FORESHOCK_CLI_PROCESS_H_
 #define FORESHOCK_CLI_PROCESS_H_
 
@@ -27,16 +27,17 @@ struct SpawnPlan {
   int errors = -1;                        // descriptor for standard error; -1: ours
 };
 
-// Starts a process. Returns 0 and sets *pid, or returns an errno.
+// Starts a process and sets *pid. Returns 0 or an errno.
 int spawn(const SpawnPlan& plan, pid_t* pid);
 
-// How `pid`, a child of ours, ended; nullopt while it lives. Does not wait.
+// Returns the exit status of the child process `pid`; nullopt while it runs. Does not wait.
 std::optional<ExitStatus> poll_exit(pid_t pid);
 
-// Ends this process as `status` says: with the same exit status, or by the same signal, without a core file.
+// Ends this process with the same exit status, or by the same signal, as `status`. Writes no core file.
 [[noreturn]] void end_like(const ExitStatus& status);
 
-// The exit status a shell gives to a command that could not be started: 127 not found, 126 otherwise.
+// Returns the exit status that a shell gives to a command that could not be started: 127 if it was not found,
+// else 126.
 int status_of_failed_start(int error);
 
 struct Captured {
@@ -46,23 +47,23 @@ struct Captured {
   std::string output, errors;
 };
 
-// Runs a command to its end, or kills it after `timeout_ms`. `progress`, if given, is called with what the
-// command has written so far whenever that has grown.
+// Runs a command to its end, or kills it after `timeout_ms`. If `progress` is given, it is called with the
+// output so far whenever the command has written more.
 Captured run_and_capture(const std::vector<std::string>& command, const std::vector<std::string>& environment,
                          int timeout_ms, void (*progress)(const Captured&) = nullptr);
 
-// Our own environment as "NAME=value".
+// Returns our own environment as "NAME=value".
 std::vector<std::string> own_environment();
 
-// The value of `name` in such an environment, or "".
+// Returns the value of `name` in an environment of this form, or "".
 std::string environment_value(const std::vector<std::string>& environment, const std::string& name);
 
-// Sets or replaces `name`.
+// Adds `name` to an environment of this form, or replaces its value.
 void set_environment(std::vector<std::string>* environment, const std::string& name,
                      const std::string& value);
 
-// Waits for the user's command and passes signals on to it. From construction on, the signals that are passed
-// on (and SIGPIPE, SIGXFSZ) are blocked; they stay pending until wait_for().
+// Waits for the user's command and passes signals on to it. The constructor blocks these signals, SIGPIPE and
+// SIGXFSZ. Signals stay pending until wait_for().
 class SignalPasser {
  public:
   SignalPasser();
@@ -70,14 +71,14 @@ class SignalPasser {
   // The signal mask with which the command must be started.
   const sigset_t* original_mask() const { return &original_; }
 
-  // A pending signal that asks to stop, or 0. Call it before the command is started: a signal from the
-  // terminal is never passed on, so a command started later would not receive it.
+  // Returns a pending signal that asks to stop, or 0. Must be called before the command is started, because
+  // signals from the terminal are not passed on and a command that starts later would not receive them.
   int stop_before_start();
 
-  // Waits for `pid`, passing signals on and calling `tick` every 200 ms.
+  // Waits for the end of `pid`. Meanwhile passes signals on and calls `tick` every 200 ms.
   ExitStatus wait_for(pid_t pid, const std::function<void()>& tick);
 
-  // Waits up to `period_ms`; true if a signal that asks to stop has arrived.
+  // Waits up to `period_ms`. Returns true if a signal that asks to stop has arrived.
   bool interrupted_within(int period_ms);
 
   // The first SIGTERM, SIGINT or SIGHUP since the construction; 0: none. A signal that was ignored before

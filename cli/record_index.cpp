@@ -54,7 +54,7 @@ std::optional<int64_t> step_of(const RecordLine& line) {
       line);
 }
 
-// Lines with the same key and step describe one tensor or model and can be merged; "" for other lines.
+// Returns the key of a tensor or model; "" for other lines. Lines with the same key and step can be merged.
 std::string key_of(const RecordLine& line) {
   if (const auto* tensor = std::get_if<TensorLine>(&line)) {
     std::string key = "t" + tensor->tensor;
@@ -75,7 +75,7 @@ bool is_merged(const RecordLine& line) {
 
 }  // namespace
 
-// Returns an error if the rank is in another record too: each rank belongs to one node.
+// Returns an error if another record has this rank too, since each rank belongs to one node.
 std::string RecordIndex::take_rank(int64_t rank, uint32_t record) {
   const auto [of, is_new] = record_of_rank_.emplace(rank, record);
   if (is_new || of->second == record) return "";
@@ -194,7 +194,8 @@ std::string RecordIndex::sort() {
   return "";
 }
 
-// Reads further lines of a piece if all lines in memory have been returned. False at the end of the piece.
+// Reads further lines of a piece if all its lines in memory have been returned. Returns false at the end of
+// the piece.
 bool RecordIndex::fill(Piece* piece) {
   if (piece->next < piece->read.size()) return true;
   const size_t room = std::max<size_t>(most_ / pieces_.size(), 1);

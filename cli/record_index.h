@@ -1,6 +1,6 @@
-// An index of the lines of several records of one run, in the order of steps. Memory does not grow with the
-// records: the lines stay in their files until they are written, and the index is sorted in pieces in a
-// temporary file (an external merge sort).
+// Indexes the lines of several records of one run, in the order of steps. Memory does not grow with the
+// records: lines stay in their files until they are needed, and an external merge sort in a temporary file
+// sorts the index.
 #ifndef FORESHOCK_CLI_RECORD_INDEX_H_
 #define FORESHOCK_CLI_RECORD_INDEX_H_
 
@@ -20,15 +20,16 @@
 namespace foreshock::cli {
 
 struct IndexedLine {
-  // Lines of one step are sorted in this order. `step` of an event is at least the step of its rank when the
-  // event was written: a loss event names its onset, which is earlier.
+  // Lines of one step are sorted in this order.
   enum class Kind : uint8_t { kStarted, kStep, kSample, kEvent, kOther, kTensor, kModel, kEnded };
 
-  // How often the steps of the record had begun again before this line, after restarts from a checkpoint.
+  // Number of times that the steps of the record had started again before this line, e.g. from a checkpoint.
   uint32_t generation = 0;
+  // For an event, at least the last step of its rank before the event was written. The event itself may have
+  // an earlier step: a loss event has the step of its onset.
   int64_t step = -1;
   Kind kind = Kind::kOther;
-  uint32_t of = 0;      // rank; for tensors and models the number of their key_of()
+  uint32_t of = 0;      // rank; for tensors and models a number that identifies them
   uint32_t record = 0;  // index in the order of add()
   uint64_t offset = 0, bytes = 0;
   auto operator<=>(const IndexedLine&) const = default;
@@ -39,7 +40,7 @@ class RecordIndex {
  public:
   static constexpr size_t kMostInMemory = 1 << 18;  // lines; about 12 MiB
 
-  // The temporary file is made in $TMPDIR, else in /tmp, when there are more lines than `most_in_memory`.
+  // If there are more than `most_in_memory` lines, a temporary file is created in $TMPDIR, else in /tmp.
   explicit RecordIndex(size_t most_in_memory = kMostInMemory) : most_(most_in_memory) {}
 
   // Called with every line and its entry in the index.
@@ -48,16 +49,16 @@ class RecordIndex {
   // Reads the whole record. Returns "" or one line that says what is wrong with it.
   std::string add(const std::string& path, const Visitor& visit);
 
-  // Call after the last record. Returns "" or one line that says what is wrong.
+  // Sorts the index. Must be called after the last record. Returns "" or one line that says what is wrong.
   std::string sort();
-  // After sort(), returns one line after the other: first the "started" line of each rank, then generation by
-  // generation and step by step; a rank that starts again has that line at its step. False at the end, or if
-  // the temporary file cannot be read.
+  // Gets the next line; sort() must have been called. The first "started" lines of all ranks come first. The
+  // other lines follow in the order of generations and steps, including "started" lines of restarted ranks.
+  // Returns false at the end, or if the temporary file cannot be read.
   bool next(IndexedLine* line);
   uint64_t count() const { return count_; }
   size_t pieces() const { return pieces_.size(); }
 
-  // The text of a line, without its newline. "" if the file has changed since.
+  // Returns the text of a line without its newline; "" if it can no longer be read.
   std::string text(const IndexedLine& line);
 
   const std::string& run() const { return run_; }
@@ -67,7 +68,7 @@ class RecordIndex {
   int64_t world_size() const { return world_size_; }  // the largest in any run line; 0: unknown
   uint64_t bad_lines() const { return bad_lines_; }
   const std::string& first_problem() const { return first_problem_; }
-  // Paths of the records that end within a line, separated by commas.
+  // Paths of the records whose last line is incomplete, separated by commas.
   const std::string& torn() const { return torn_; }
 
  private:
@@ -79,7 +80,7 @@ class RecordIndex {
   };
   // A sorted part of the temporary file.
   struct Piece {
-    uint64_t at = 0, end = 0;  // range of lines in the file that are not read yet
+    uint64_t at = 0, end = 0;  // range of the lines in the file that were not read yet
     std::vector<IndexedLine> read;
     size_t next = 0;  // index in `read`
   };
@@ -87,7 +88,7 @@ class RecordIndex {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
 
-  // Comparison for a heap whose first piece has the smallest next line.
+  // Comparison for a heap with the piece whose next line is the smallest at the front.
   struct Later {
     const std::vector<Piece>* pieces;
     bool operator()(size_t a, size_t b) const {
@@ -102,8 +103,7 @@ class RecordIndex {
   std::string take_rank(int64_t rank, uint32_t record);
 
   std::vector<std::string> paths_;
-  // One file of a record. If the record is kept in two files, offsets in the second continue those of the
-  // first.
+  // One file of a record. If a record has two files, offsets in the second continue those of the first.
   struct Part {
     std::ifstream file;
     uint64_t begin = 0, position = 0;
@@ -115,7 +115,7 @@ class RecordIndex {
   uint64_t count_ = 0;
   std::unique_ptr<std::FILE, CloseFile> temporary_;
   std::vector<Piece> pieces_;
-  std::vector<size_t> heap_;  // indexes in pieces_, the one with the smallest next line first
+  std::vector<size_t> heap_;  // heap of indexes into pieces_, ordered by Later
   std::map<int64_t, uint32_t> record_of_rank_;
   std::map<std::string, uint32_t> keys_;  // numbers of the keys of tensors and models
   std::string run_, first_problem_, torn_;
