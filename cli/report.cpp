@@ -22,11 +22,11 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMostPoints = 160;  // points kept of a curve
+constexpr size_t kMostPoints = 160;  // points that are kept per curve
 constexpr size_t kMostEpisodes = 600;
-constexpr size_t kLongestText = 400;  // bytes of a name that comes from a trainer
+constexpr size_t kLongestText = 400;  // longest name from a trainer, in bytes
 
-// Six digits are more than a chart shows.
+// Rounds to six digits, which is more than a chart can show.
 Json short_number(const std::optional<double>& value) {
   if (!value || !std::isfinite(*value)) return nullptr;
   char text[32];
@@ -40,7 +40,8 @@ std::string cut(const std::string& text) {
 
 Json name_or_null(const std::string& name) { return text_or_null(cut(name)); }
 
-// Indexes of the points to keep: both ends, and the smallest and the largest value of each interval.
+// Returns the indexes of the points to keep: both ends, and the smallest and the largest value of each
+// interval.
 template <class Points, class Value>
 std::vector<size_t> kept(const Points& points, const Value& value) {
   std::vector<size_t> indexes;
@@ -68,7 +69,7 @@ Json points_json(const std::vector<SignalPoint>& points) {
   return list;
 }
 
-// The curve of one member of the steps. A value that is not finite becomes null, which interrupts the line.
+// Returns the curve of one member of the steps. A value that is not finite becomes null, a gap in the curve.
 Json curve_json(const std::vector<TrailStep>& steps, std::optional<double> TrailStep::*member) {
   std::vector<SignalPoint> points;
   for (const TrailStep& step : steps)
@@ -94,9 +95,9 @@ Json facts_json(const std::vector<StoryFact>& facts) {
   return list;
 }
 
-// By how many steps a sign may have begun before `since_step`: it may have begun at any step after the
-// previous value. A detector that needs several values reacts that many values late, so a longer gap
-// (kLongUnseen) among the last kValues values counts too. -1: there is no earlier value.
+// Returns how many steps before `since_step` a sign may have begun. It may have begun at any step after the
+// detector's previous value. A detector that needs several values reacts late, so a gap of more than
+// kLongUnseen steps among the last kValues values counts too. -1: there is no earlier value.
 int64_t unseen_before(const StorySign& sign) {
   constexpr int kValues = 4;
   int64_t next = sign.since_step, unseen = -1;
@@ -249,7 +250,7 @@ std::string report_json(const Story& story) {
 
 namespace {
 
-// A source expression of a content security policy, which needs the hash in base64.
+// Returns a source expression for a content security policy, which contains the hash in base64.
 std::string source_of(std::string_view hexadecimal) {
   std::string bytes;
   for (size_t at = 0; at + 1 < hexadecimal.size(); at += 2)
@@ -263,7 +264,7 @@ std::string policy() {
          source_of(kReportCssHash);
 }
 
-// Escapes '<', so that no text can close the script element that holds the JSON.
+// Escapes '<', so that text in the JSON cannot close the script element around it.
 std::string inside_script(const std::string& json) {
   std::string text;
   text.reserve(json.size());
@@ -276,7 +277,7 @@ std::string inside_script(const std::string& json) {
 std::string report_page(const std::string& json) {
   std::string page;
   const std::string data = inside_script(json), rules = policy();
-  // Inserted parts are not searched for further marks: they hold text from a trainer.
+  // Inserted parts must not be searched for further marks, because they contain text from a trainer.
   const std::pair<std::string_view, std::string_view> parts[] = {{"/*POLICY*/", rules},
                                                                  {"/*STYLE*/", kReportCss},
                                                                  {"/*DATA*/", data},
@@ -355,7 +356,7 @@ std::string report_markdown(const Story& story, const std::vector<std::string>& 
   text +=
       "\n## Look further\n\n    foreshock report" + names + "\n    foreshock report --json" + names + "\n";
   if (records.size() == 1) text += "    foreshock detect" + names + "\n";
-  std::string lines;  // each made printable separately, since printable() replaces newlines
+  std::string lines;  // each line is made printable on its own, since printable() replaces newlines
   std::istringstream all(text);
   for (std::string line; std::getline(all, line);) lines += printable(line) + "\n";
   return lines;
@@ -422,8 +423,8 @@ std::string parse(const Words& words, Request* request) {
   return why_no_file(request->out);
 }
 
-// Feeds a record to the report builder. Returns "" or one line that says what is wrong with the record;
-// appends to `*notes` the defects that do not prevent a report.
+// Passes the lines of a record to the report builder. Returns "" or one line that says why there can be no
+// report. Appends defects that do not prevent a report to `*notes`.
 std::string read(const std::string& path, Storyteller* teller, std::vector<std::string>* notes) {
   std::string problem;
   const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &problem);

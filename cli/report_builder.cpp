@@ -19,11 +19,11 @@ constexpr int64_t kBack = StoryEvent::kBefore;
 // A possible cause is a suspect if it was at most this many steps before the onset. The learning rate is
 // compared over the same span.
 constexpr int64_t kRecent = 64;
-// A learning rate that changes by this factor within kRecent steps is notable: schedules change it so fast
+// A change of the learning rate by this factor within kRecent steps is notable. Schedules change it as fast
 // only during warm-up.
 constexpr double kRateFactor = 2;
-constexpr size_t kMostDetectors = 4;  // detectors whose explanations are given
-constexpr size_t kMostNamed = 8;      // layers or ranks named in a list
+constexpr size_t kMostDetectors = 4;  // most detectors that are explained for an event
+constexpr size_t kMostNamed = 8;      // most layers or ranks in a list
 
 std::string steps(int64_t number) {
   return count(static_cast<double>(number)) + (number == 1 ? " step" : " steps");
@@ -56,8 +56,8 @@ std::string where_nonfinite(const Notable& of) {
   return what + (of.layer.empty() ? "" : " of layer " + of.layer);
 }
 
-// Makes `what`, which happened at `step`, a suspect of `event`, unless it was after the onset or more than
-// kRecent steps before it.
+// Makes `what`, which happened at `step`, a suspect of `event`. Does nothing if `step` is after the onset or
+// more than kRecent steps before it.
 void suspect(const StoryEvent& event, int64_t step, const std::string& what, StoryFact* fact) {
   fact->lead = steps_between(step, event.onset_step);
   if (fact->lead < 0 || fact->lead > kRecent) return;
@@ -66,7 +66,7 @@ void suspect(const StoryEvent& event, int64_t step, const std::string& what, Sto
                                     : steps(fact->lead) + " after " + what;
 }
 
-// Says when `step` was, seen from the onset: "3 steps before", "at the onset", "2 steps after".
+// Returns when `step` was relative to the onset: "3 steps before", "at the onset", "2 steps after".
 std::string relative_to_onset(const StoryEvent& event, int64_t step) {
   const int64_t lead = steps_between(step, event.onset_step);
   return lead > 0 ? steps(lead) + " before" : lead == 0 ? "at the onset" : steps(-lead) + " after";
@@ -148,7 +148,7 @@ StoryFact replicas(const StoryEvent& event, const RunSeen& run, std::vector<Clue
           Mark::kUnknown};
 }
 
-// The first kept step that is not before `step`; null if there is none.
+// Returns the first of the event's steps from `step` on; null if there is none.
 const TrailStep* first_step_from(const StoryEvent& event, int64_t step) {
   const auto found = std::find_if(event.steps.begin(), event.steps.end(),
                                   [&](const TrailStep& each) { return each.step >= step; });
@@ -160,7 +160,7 @@ struct RateJump {
   double from = 0, to = 0;
   int64_t step = 0;
 };
-// The last jump after step `since` and up to the onset.
+// Returns the last jump after step `since` and not after the onset.
 std::optional<RateJump> rate_jump(const StoryEvent& event, int64_t since) {
   std::optional<RateJump> jump;
   std::optional<double> last;
@@ -176,7 +176,7 @@ std::optional<RateJump> rate_jump(const StoryEvent& event, int64_t since) {
   return jump;
 }
 
-// A learning rate is set before the step that it spoils, so changes up to and including the onset step count.
+// A learning rate is set before the step that uses it, so changes up to and including the onset step count.
 StoryFact learning_rate(const StoryEvent& event, std::vector<Clue>* clues) {
   const TrailStep* before = first_step_from(event, event.onset_step - std::min(event.onset_step, kRecent));
   const TrailStep* at = first_step_from(event, event.onset_step);
@@ -215,7 +215,7 @@ StoryFact batch(const StoryEvent& event) {
   return {"batch", "batch_id " + std::to_string(*at->batch_id) + " at the onset", Mark::kQuiet};
 }
 
-// Optimizer steps that the gradient scaler skipped.
+// Reports the optimizer steps that the gradient scaler skipped before the onset.
 StoryFact skipped_by_scaler(const StoryEvent& event, std::vector<Clue>* clues) {
   const TrailStep* at = first_step_from(event, event.onset_step);
   const TrailStep* before = event.steps.empty() ? nullptr : &event.steps.front();
@@ -254,7 +254,7 @@ StoryFact restart(const StoryEvent& event, const RunSeen& run, std::vector<Clue>
   return fact;
 }
 
-// Whether another attempt made the same steps, and whether the event came again there.
+// Reports whether another attempt made the same steps, and whether the event occurred there too.
 StoryFact run_again(const StoryEvent& event, const std::vector<StoryEvent>& events, const RunSeen& run,
                     std::vector<Clue>* clues) {
   constexpr int64_t kNear = 8;
@@ -336,14 +336,14 @@ void explain(const std::vector<Clue>& clues, StoryEvent* event) {
 
 namespace {
 
-// The earlier of two steps; -1 stands for never.
+// Returns the earlier of two steps; -1: never.
 int64_t earlier(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
 bool has_rank(const StoryEvent& event, int64_t rank) {
   return std::find(event.ranks.begin(), event.ranks.end(), rank) != event.ranks.end();
 }
 
-// The later of two end steps; -1 (not over yet) is later than any step.
+// Returns the later of two end steps; -1 (not ended yet) is later than any step.
 int64_t later_end(int64_t end, int64_t other) { return end < 0 || other < 0 ? -1 : std::max(end, other); }
 
 void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<StorySign>* signs) {
@@ -356,7 +356,8 @@ void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<S
   const auto is_near = [&](const StorySign& each) {
     return each.end_step < 0 || steps_between(each.end_step, onset) <= StorySign::kNear;
   };
-  // Both near the onset: joined. Otherwise the near one is kept; if neither is near, the later one.
+  // If both signs are near the onset, they are joined. If only one is near, it is kept. Else the later one is
+  // kept.
   if (is_near(*known) != is_near(sign) || !is_near(sign)) {
     const bool replaces =
         is_near(sign) == is_near(*known) ? sign.since_step > known->since_step : is_near(sign);
@@ -369,8 +370,8 @@ void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<S
   known->end_step = later_end(known->end_step, sign.end_step);
 }
 
-// Sorts proven detectors before the others; within each group those that warned come first, then the
-// earliest.
+// Sorts proven detectors before the others. Within each group, detectors that warned come first; ties are
+// sorted by the first step.
 void sort_signs(std::vector<StorySign>* signs) {
   const auto order = [](const StorySign& sign) {
     return std::tuple(!is_proven(sign.detector), sign.most != Level::kWarn, sign.since_step);
@@ -408,7 +409,7 @@ void Strand::take_level(const EventLine& event) {
                       : event.level == name_of(Level::kWatch) ? Level::kWatch
                                                               : Level::kQuiet;
   warnings_ += level == Level::kWarn;
-  // An event line names no place within the layer, so the layer is used as the place.
+  // An event line does not name the place within the layer, so the layer stands for the place.
   precursors_[*event.rank].note(*detector, event.layer, event.layer, level, *event.step);
   const auto lasting = std::find_if(episodes_.rbegin(), episodes_.rend(), [&](const StoryEpisode& each) {
     return each.end_step < 0 && each.detector == *detector && each.layer == event.layer &&
@@ -427,9 +428,9 @@ void Strand::take_level(const EventLine& event) {
   }
 }
 
-// Events with nearly the same onset are one: those of several ranks, and a spike and the divergence it
-// becomes. So a rank that is in the event already joins it again only with its first divergence. A slow rise
-// is never joined with another kind of event.
+// Joins loss events with nearly the same onset: events of several ranks, and a spike with the divergence that
+// it becomes. If the event already has the rank, only the first divergence of that rank is joined. A slow
+// rise is not joined with another kind of event.
 void Strand::take_loss_event(WatchEventKind kind, const EventLine& event, size_t attempt, int64_t declared) {
   const int64_t rank = *event.rank;
   const bool is_rise = kind == WatchEventKind::kLossRise, is_divergence = kind == WatchEventKind::kDivergence;
@@ -493,7 +494,7 @@ constexpr size_t kMostRanks = 4096;
 constexpr size_t kTimelinePoints = 1024;
 constexpr History::Column kTimeline[] = {{"loss", History::Keep::kMean}, {"loss_max", History::Keep::kMax}};
 
-// The layer that a line names; "" for kinds of lines without a layer, such as steps.
+// Returns the layer of a line; "" for kinds of lines without a layer, such as steps.
 template <class Line>
 std::string layer_of(const Line& line) {
   if constexpr (requires { line.layer; }) return line.layer;
@@ -564,7 +565,7 @@ void Storyteller::end_record() {
 std::string Storyteller::take(const RecordLine& line) {
   const std::string& run = std::visit([](const auto& each) -> const std::string& { return each.run; }, line);
   if (run_id_.empty()) run_id_ = run;
-  // The first record may hold lines of several runs: those of other runs are counted and skipped. A further
+  // The first record may have lines of several runs; lines of other runs are counted and skipped. A further
   // record must be of the same run.
   if (run != run_id_ && !run.empty()) {
     ++other_runs_;
@@ -602,9 +603,9 @@ void Storyteller::observe(const RunLine& line) {
   if (!line.executable.empty()) executable_ = line.executable;
   world_size_ = std::max(world_size_, line.world_size.value_or(0));
   if (!line.rank) return;
-  const auto [of, is_new] = lives_.emplace(*line.rank, line);
+  const auto [of, is_new] = last_run_line_.emplace(*line.rank, line);
   if (is_new) return;
-  // A restarted agent writes "started" again for a process that it already followed; only another process
+  // A restarted agent writes "started" again for a process that was already followed. Only another process
   // begins a new part of the trail.
   const RunLine& before = of->second;
   if (line.state == "started" && (before.state == "ended" || before.pid != line.pid ||
@@ -624,11 +625,11 @@ void Storyteller::observe(const StepLine& line) {
   run_.attention_calls += line.attention_calls.value_or(0);
   if (!line.loss_source.empty()) loss_source_ = line.loss_source;
   if (!line.step_source.empty()) step_source_ = line.step_source;
-  draw(line);
+  add_to_timeline(line);
 }
 
-// The timeline is the loss of one rank, the first in the record: one curve is enough to see the run.
-void Storyteller::draw(const StepLine& line) {
+// Adds the loss to the timeline, which shows only the first rank in the record.
+void Storyteller::add_to_timeline(const StepLine& line) {
   losses_ += line.loss.has_value();
   if (timeline_rank_ < 0) timeline_rank_ = *line.rank;
   if (*line.rank != timeline_rank_ || !line.loss || *line.step < 0) return;
@@ -637,14 +638,14 @@ void Storyteller::draw(const StepLine& line) {
 }
 
 void Storyteller::observe(const SampleLine& line) {
-  // A slice of key columns has two lines, grad_key and grad_value, and is counted once.
+  // A slice of key positions has two lines, grad_key and grad_value. It is counted once.
   if (line.tensor != "grad_value") ++run_.slices[line.pass == "backward"];
   attention_.take(line);
 }
 
 void Storyteller::observe(const TensorLine& line) {
   ++run_.tensors;
-  // More ranks than distinct parts: some part has replicas, and these were compared.
+  // If there are more ranks than distinct parts, some part has replicas, which were compared.
   run_.replicas_compared += line.ranks.value_or(0) > line.parts.value_or(1);
 }
 
@@ -656,7 +657,7 @@ void Storyteller::observe(const EventLine& line) {
   }
   const bool is_notable = line.event.starts_with("nonfinite") || line.event == "weight_mismatch";
   if (!is_notable || !line.step || run_.notables.size() >= kMostNotables) return;
-  // A mismatch between nodes has no rank; its attempt is taken from the lowest rank's trail.
+  // A mismatch between nodes has no rank. Its attempt is taken from the trail of the lowest rank.
   if (!line.rank && (line.event != "weight_mismatch" || run_.trails.empty())) return;
   const auto trail = line.rank ? run_.trails.find(*line.rank) : run_.trails.begin();
   const size_t attempts = trail != run_.trails.end() ? trail->second.attempts().size() : 0;
@@ -752,9 +753,9 @@ std::vector<StoryFact> Storyteller::facts() const {
       has_steps = true;
     }
   }
-  const bool ended = !lives_.empty() && std::all_of(lives_.begin(), lives_.end(), [](const auto& each) {
-    return each.second.state == "ended";
-  });
+  const bool ended =
+      !last_run_line_.empty() && std::all_of(last_run_line_.begin(), last_run_line_.end(),
+                                             [](const auto& each) { return each.second.state == "ended"; });
   facts.push_back({"state", ended ? "ended" : "no end in the record: it goes on, or its agent was stopped",
                    ended ? Mark::kQuiet : Mark::kNotable});
   if (has_steps)
@@ -829,8 +830,8 @@ std::vector<StoryDetector> Storyteller::detectors() const {
   return all;
 }
 
-// Says where the events come from. Another version of foreshock may find other events in the same lines than
-// the agent that wrote them.
+// Returns a note on the source of the events. This version of foreshock may find other events in the record
+// than the version of the agent that wrote it.
 std::string Storyteller::events_note(const Strand& chosen) const {
   if (!recorded_.has_any() && !found_.has_any()) return "No detector spoke, then or now.";
   if (&chosen == &found_)

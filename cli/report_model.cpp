@@ -14,11 +14,12 @@ namespace {
 constexpr History::Column kCurves[] = {
     {"forward", History::Keep::kMax}, {"backward", History::Keep::kMax}, {"keys", History::Keep::kMax}};
 constexpr History::Column kLayerCurve[] = {{"error", History::Keep::kMax}};
-constexpr uint64_t kLastSlices = 64;  // the number of slices that the agent's alarm looks back
+constexpr uint64_t kLastSlices = 64;  // number of last slices that the agent's alarm uses
 
 bool is_of_keys(const std::string& tensor) { return tensor == "grad_key" || tensor == "grad_value"; }
 
-// The error divided by its alarm limit; the larger of the errors relative to the two noise floors.
+// Returns the error divided by its alarm limit. If there are errors relative to two noise floors, the larger
+// one is used.
 std::optional<double> over_limit(const SampleLine& line, const std::string& tensor) {
   const double limit =
       is_of_keys(tensor)

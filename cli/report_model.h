@@ -1,6 +1,5 @@
-// The data of a report on a run: each loss event, the detectors and layers that moved before it, the
-// circumstances, what these are consistent with and what they do not exclude. Also the classes that collect
-// this data from record lines.
+// The data of a report on a run: its loss events, the detectors that left level quiet before them, the
+// circumstances, and possible explanations. Also the classes that collect this data from record lines.
 #ifndef FORESHOCK_CLI_REPORT_MODEL_H_
 #define FORESHOCK_CLI_REPORT_MODEL_H_
 
@@ -25,26 +24,28 @@ struct SignalPoint {
   double value = 0, score = 0;
 };
 
-// The values that each detector was given, by place. Memory is bounded. Thread-compatible.
+// Stores the input values of each detector, by place (WatchReading). Memory is bounded. Thread-compatible.
 class Signals {
  public:
-  static constexpr size_t kMostPoints = 512;   // points kept of a series, the newest
-  static constexpr size_t kMostSeries = 8192;  // of tensors, and of all others; further series are ignored
+  static constexpr size_t kMostPoints = 512;  // newest points that are kept per series
+  static constexpr size_t kMostSeries =
+      8192;  // limit for series of tensors, and for other series; more are ignored
 
-  // Adds the readings that one line of the record gave; `layer` is the layer of the line, "" if it has none.
+  // Adds the readings from one line of the record. `layer`: the layer of the line; "": none.
   void take(const std::string& layer, const std::vector<WatchReading>& readings);
 
-  // The series of `detector` in `layer` with the highest score in the steps from `first` to `event`: its
-  // finite values from `first` to `last`. Empty if no series has a value there.
+  // Selects the series of `detector` in `layer` that has the highest score in the steps from `first` to
+  // `event`, and returns its finite values from `first` to `last`. Empty if no series has a value in the
+  // steps up to `event`.
   std::vector<SignalPoint> around(DetectorId detector, const std::string& layer, int64_t first, int64_t event,
                                   int64_t last) const;
 
-  // Layers for which `detector` has had a value in the whole run.
+  // Layers for which `detector` has had a value during the run.
   const std::set<std::string>& layers(DetectorId detector) const;
-  // Layers for which any detector has had a value.
+  // Layers for which any detector has had a value during the run.
   std::set<std::string> layers() const;
 
-  // Call when another attempt begins: its step numbers repeat those of the points.
+  // Must be called when another attempt begins, because its step numbers repeat those of the stored points.
   void forget_points() {
     series_.clear();
     tensors_ = others_ = 0;
@@ -62,16 +63,16 @@ class Signals {
 
 // A layer and tensor whose attention errors exceeded the alarm limit in several of its recent slices.
 struct AttentionFault {
-  std::string layer;    // "": not known
+  std::string layer;    // "": unknown
   std::string tensor;   // out, grad_query, grad_key or grad_value
-  double most = 0;      // largest error over the alarm limit
+  double most = 0;      // largest error, divided by the alarm limit
   int64_t at_step = 0;  // step of `most`
   int64_t first_step = 0, last_step = 0;
-  uint64_t beyond = 0, slices = 0;  // slices beyond the limit; all slices
+  uint64_t beyond = 0, slices = 0;  // number of slices beyond the limit; number of all slices
 };
 
-// Attention errors of a run, all ranks together. Each is divided by its alarm limit, so 1 is the limit.
-// Thread-compatible.
+// Collects the attention errors of all ranks of a run. Each error is divided by its alarm limit, so 1 is the
+// limit. Thread-compatible.
 class AttentionErrors {
  public:
   static constexpr size_t kMostLayers = 512;  // further layers are missing in layers()
@@ -80,14 +81,15 @@ class AttentionErrors {
   AttentionErrors();
   void take(const SampleLine& line);
 
-  // Columns forward, backward (dQ) and keys (dK and dV): the largest error of the steps of each point.
+  // A table with columns forward, backward (dQ) and keys (dK and dV). Each value is the largest error in the
+  // steps of its point.
   HistoryTable curve() const;
-  // One table per layer with a column "error": the largest error of any tensor.
+  // One table per layer. Its column "error" is the largest error of any tensor.
   std::vector<HistoryTable> layers() const;
-  // Sorted by largest error, the largest first.
+  // Sorted by error, the largest first.
   std::vector<AttentionFault> faults() const;
-  // The largest error of the run in `most`. `slices` counts all slices that have an error; if it is 0, the
-  // other fields are meaningless.
+  // The largest error of the run. `slices` is the number of all slices with an error; if it is 0, the other
+  // fields are invalid.
   const AttentionFault& largest() const { return largest_; }
 
  private:
@@ -102,23 +104,24 @@ class AttentionErrors {
   AttentionFault largest_;
 };
 
-// What the record says about one step; an absent value is unknown. A known loss or norm may be NaN.
+// The record's data on one step. An absent value is unknown; a known loss or norm may be NaN.
 struct TrailStep {
   int64_t step = 0;
   std::optional<double> loss, gradient_norm, learning_rate;
   std::optional<uint64_t> batch_id, skipped_steps, interval;
 };
 
-// b - a, saturated: the steps of a record may be any integers.
+// Returns b - a, saturated, since a record may contain any integers as steps.
 int64_t steps_between(int64_t a, int64_t b);
 
-// The steps of one rank: the newest ones, and the first and last step of each attempt. Thread-compatible.
+// Stores the newest steps of one rank, and the first and last step of each attempt. Thread-compatible.
 class Trail {
  public:
   static constexpr size_t kMostRecent = 512;
   static constexpr size_t kMostAttempts = 4096;
 
-  // A series of steps that never goes back, `first` to `last`. A step before `last` begins another attempt.
+  // A series of steps that do not go back, from `first` to `last`. A step that goes back begins another
+  // attempt.
   struct Attempt {
     int64_t first = 0, last = 0;
   };
@@ -127,16 +130,16 @@ class Trail {
   bool goes_back(const StepLine& line) const;
   // Adds a step; a line without a step is ignored.
   void add(const StepLine& line);
-  // The next step added is of another process of this rank.
+  // Marks the next added step as the first one of another process of this rank.
   void begin_process() { process_begins_ = true; }
 
   // The last steps of the present attempt, in order.
   const std::deque<TrailStep>& recent() const { return recent_; }
   const std::vector<Attempt>& attempts() const { return attempts_; }
-  // First steps of processes that continued where the previous process had stopped, within the same attempt.
+  // First steps of processes that continued the attempt of an earlier process.
   const std::vector<int64_t>& went_on() const { return went_on_; }
   uint64_t steps() const { return steps_; }
-  // Number of steps that the record lacks between steps of one attempt.
+  // Number of steps that are missing in the record between steps of the same attempt.
   uint64_t missed() const { return missed_; }
 
  private:
@@ -147,18 +150,19 @@ class Trail {
   uint64_t steps_ = 0, missed_ = 0;
 };
 
-// A detector that left level quiet before a loss event. Of several such episodes, those that lasted until at
-// most kNear steps before the onset are joined; if none did, the last one is kept.
+// A detector that left level quiet before a loss event. If it has several such episodes, those that ended at
+// most kNear steps before the onset, or later, are joined. If all ended earlier, the last one is kept.
 struct StorySign {
   static constexpr int64_t kNear = 64;       // steps; the horizon of the benchmark (bench/precursors)
-  static constexpr int64_t kLongUnseen = 8;  // a gap between two values of more steps than this is reported
+  static constexpr int64_t kLongUnseen = 8;  // a gap of more steps between two values is reported
 
   DetectorId detector = DetectorId::kBias;
   std::string layer;  // "": the detector has no layer
   int64_t rank = 0;
   Level most = Level::kWatch;
-  int64_t since_step = 0, warn_step = -1, end_step = -1;  // -1: it did not warn; it had not ended
-  std::vector<SignalPoint> points;                        // the detector's input around the event
+  int64_t since_step = 0, warn_step = -1,
+          end_step = -1;            // warn_step -1: it did not warn; end_step -1: it had not ended
+  std::vector<SignalPoint> points;  // the detector's input around the event
 };
 
 // One circumstance of an event.
@@ -166,7 +170,7 @@ struct StoryFact {
   enum class Mark { kQuiet, kNotable, kUnknown };
   std::string name, text;
   Mark mark = Mark::kQuiet;
-  // What may have caused the event, as the end of "Loss diverged at step 222, ...". "": no suspect.
+  // A possible cause, as the end of the sentence "Loss diverged at step 222, ...". "": no suspect.
   std::string suspect = {};
   int64_t lead = 0;  // steps from the suspect to the onset
 };
@@ -180,8 +184,8 @@ struct StoryEvent {
   std::vector<int64_t> ranks;  // ranks that had the event, in the order of the record
   std::set<int64_t> diverged;  // the members of `ranks` whose loss diverged
   std::vector<StorySign> before;
-  // Steps of the first rank, from kBefore before the onset to kAfter behind it. Empty for events beyond
-  // Strand::kMostDetailed.
+  // Steps of the first rank, from kBefore steps before the onset to kAfter steps after it. Empty for events
+  // beyond Strand::kMostDetailed.
   std::vector<TrailStep> steps;
   std::string title, text;
   std::vector<StoryFact> facts;
@@ -194,7 +198,8 @@ struct StoryEpisode {
   std::string layer;
   int64_t rank = 0;
   Level most = Level::kWatch;
-  int64_t since_step = 0, warn_step = -1, end_step = -1;  // -1: it never warned; it has not ended
+  int64_t since_step = 0, warn_step = -1,
+          end_step = -1;  // warn_step -1: it did not warn; end_step -1: it has not ended
 };
 
 // Totals of one detector over the whole run and all ranks.
@@ -206,10 +211,10 @@ struct StoryDetector {
 };
 
 struct Story {
-  std::string run, version;       // as the agent wrote them into the record
+  std::string run, version;       // run id and version of foreshock in the record
   std::string headline, verdict;  // one sentence each
   std::vector<StoryFact> facts;   // facts of the whole run
-  bool from_record = false;       // true: events written by the agent; false: found now
+  bool from_record = false;  // true: the agent wrote the events; false: the report's detectors found them
   std::string events_note;
   HistoryTable timeline;           // loss and loss_max of one rank
   int64_t timeline_last_step = 0;  // last step of that rank, with or without a loss

@@ -228,9 +228,10 @@ std::optional<DetectorId> detector_of(std::string_view name) {
 
 namespace {
 
-constexpr int kBackFor = 3;          // the loss is back after this many low losses in a row
-constexpr double kBackWithin = 0.1;  // a slow rise is back if at most this share of it remains
-constexpr int kUsual = 32;  // steps before an onset whose losses are the usual ones; few, since a loss falls
+constexpr int kBackFor = 3;          // consecutive low losses after which the loss has recovered
+constexpr double kBackWithin = 0.1;  // a slow rise has recovered if at most this share of it remains
+constexpr int kUsual =
+    32;  // steps before the onset that give the usual loss; few, since a loss falls over time
 
 std::string number(double value) { return formatted("%.4g", value); }
 std::string step_text(int64_t step) { return count(static_cast<double>(step)); }
@@ -241,7 +242,7 @@ const char* name_of_event(WatchEventKind kind) {
                                                : "Loss spike";
 }
 
-// The losses before the onset: their mean and the highest of them.
+// Mean and highest value of the losses before the onset.
 struct Usual {
   double mean = 0, highest = 0;
   size_t count = 0;
@@ -259,8 +260,9 @@ Usual usual_of(const StoryEvent& event) {
   return usual;
 }
 
-// The step from which the loss is back: the first of kBackFor losses in a row after the peak that are at most
-// `highest`, the highest loss before the onset. -1: not yet. Not for slow rises, which begin below `highest`.
+// Returns the step at which the loss has recovered: after the peak, the first of kBackFor consecutive losses
+// that are at most `highest`, the highest loss before the onset. -1: not yet. Must not be used for slow
+// rises, which begin below `highest`.
 int64_t back_at(const StoryEvent& event, int64_t peak_at, double highest) {
   int in_row = 0;
   int64_t first = -1;
@@ -276,11 +278,13 @@ int64_t back_at(const StoryEvent& event, int64_t peak_at, double highest) {
   return -1;
 }
 
-// Means of kUsual consecutive losses from the onset on: the highest, and the first one after it whose rise
-// above `usual` is at most kBackWithin of the highest one's. Single losses vary too much to show a slow rise.
+// Means of kUsual consecutive losses from the onset on, since single losses vary too much to show a slow
+// rise. `highest` is the highest mean. The loss has recovered at the first later mean whose rise above the
+// usual loss is at most kBackWithin times that of `highest`.
 struct Means {
   double highest = -INFINITY;
-  int64_t highest_from = 0, back_from = -1;  // first step of each mean; -1: not back yet
+  int64_t highest_from = 0,
+          back_from = -1;  // first step of the highest mean, and of the mean with recovery; -1: not yet
 };
 Means means_of(const StoryEvent& event, double usual) {
   Means found;
@@ -305,7 +309,7 @@ std::string lead_text(const StoryEvent& event, int64_t step) {
   return steps_text(steps_between(step, event.onset_step)) + " before";
 }
 
-// Cut, since names come from a trainer and may be long.
+// Returns " in layer ...". Cuts the name, since names come from a trainer and may be long.
 std::string in_layer(const std::string& layer) {
   constexpr size_t kLongest = 64;
   return layer.empty() ? "" : " in layer " + layer.substr(0, kLongest);
@@ -319,7 +323,7 @@ double median(std::vector<int64_t> values) {
              : (static_cast<double>(values[middle - 1]) + static_cast<double>(values[middle])) / 2;
 }
 
-// The detector that warned before the largest number of events, as a phrase; "" if none warned.
+// Returns a phrase about the detector that warned before the most events; "" if none warned.
 std::string most_frequent_sign(const Story& story) {
   std::map<DetectorId, std::vector<int64_t>> leads;
   for (const StoryEvent& event : story.events) {
@@ -339,8 +343,8 @@ std::string most_frequent_sign(const Story& story) {
          ", a median of " + formatted("%g", median(most->second)) + " steps ahead)";
 }
 
-// The first proven detector that warned after the onset, as a sentence. Some faults affect the loss at once;
-// what warns a little later then shows their kind.
+// Returns a sentence about the first proven detector that warned at or after the onset. Some faults change
+// the loss at once; a detector that warns soon afterwards then shows the kind of fault.
 std::string warned_after(const Story& story, const StoryEvent& event) {
   const StoryEpisode* first = nullptr;
   for (const StoryEpisode& each : story.episodes) {
@@ -363,7 +367,7 @@ size_t count_warned_events(const Story& story) {
       }));
 }
 
-// The first warning of the run, as a clause.
+// Returns a clause about the first warning of the run.
 std::string first_warning(const Story& story) {
   const StoryEpisode* first = nullptr;
   for (const StoryEpisode& each : story.episodes)
@@ -382,7 +386,7 @@ std::string verdict_without_events(const Story& story, const RunCounts& counts) 
          (counts.warnings == 1 ? " time" : " times") + first_warning(story) + ".";
 }
 
-// The course of a slow rise, in means: single steps go up and down by more than the rise.
+// Describes the course of a slow rise with means, since single losses vary by more than the rise.
 std::string course_of_rise(const StoryEvent& event, double usual) {
   const std::string window = "mean of " + step_text(kUsual) + " steps";
   std::string text = "The loss was " + number(usual) + " in the " + window + " just before";
@@ -463,15 +467,15 @@ std::string how_sure(const Measured* measured) {
 
 std::string first_sign_of(const StoryEvent& event) {
   if (event.before.empty()) return "nothing";
-  const StorySign& sign = event.before.front();  // sort_signs() has put the most telling one first
+  const StorySign& sign = event.before.front();  // sort_signs() has put the most reliable sign first
   return text_of(sign.detector).plain + in_layer(sign.layer) + ", " + lead_text(event, sign.since_step) +
          (is_proven(sign.detector) ? "" : " (an experimental detector)");
 }
 
 namespace {
 
-// "Loss diverged at step 222, one step after the learning rate went from 0.001 to 1": of several suspects,
-// the earliest is named.
+// Returns "Loss diverged at step 222, one step after the learning rate went from 0.001 to 1", for example.
+// Names the earliest suspect.
 std::string what_and_suspect(const StoryEvent& event) {
   const StoryFact* suspect = nullptr;
   for (const StoryFact& fact : event.facts)
@@ -483,7 +487,7 @@ std::string what_and_suspect(const StoryEvent& event) {
 
 namespace {
 
-// "attention's output of layer 003", "dQ of layer 003"
+// Returns "attention's output of layer 003" or "dQ of layer 003", for example.
 std::string tensor_of(const AttentionFault& of) {
   const std::string what = of.tensor == "out"          ? "attention's output"
                            : of.tensor == "grad_query" ? "attention's dQ"
@@ -514,7 +518,7 @@ std::string attention_text(const std::vector<AttentionFault>& faults, const Atte
 
 namespace {
 
-// "Attention fault in layer 003 from step 64 on: ... ", or "".
+// Returns "Attention fault in layer 003 from step 64 on: ... " or, if there is no fault, "".
 std::string attention_fault_of(const Story& story) {
   if (story.attention_faults.empty()) return "";
   const AttentionFault& worst = story.attention_faults.front();
@@ -555,7 +559,7 @@ std::string loss_verdict_of(const Story& story, const RunCounts& counts) {
 
 }  // namespace
 
-// A loss event comes before an attention fault, which may have nothing to do with it.
+// Mentions a loss event before an attention fault, since the two may be unrelated.
 std::string verdict_of(const Story& story, const RunCounts& counts) {
   const std::string loss = loss_verdict_of(story, counts), attention = attention_fault_of(story);
   if (attention.empty()) return loss;

@@ -30,8 +30,8 @@ std::string parent_of(const std::string& path) {
   return slash == 0 || slash == std::string::npos ? "/" : path.substr(0, slash);
 }
 
-// Whether the directory is ours and closed to others. It must be closed to the group too, unless the
-// set-group-id bit marks it as shared with a service.
+// Whether the directory belongs to this user and is closed to others. It must be closed to the group too,
+// unless the set-group-id bit marks it as shared with a service.
 bool is_private(const std::string& path) {
   struct stat info;
   if (lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != geteuid()) return false;
@@ -94,12 +94,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kBaseLockTimeoutMs = 10000;  // leave() holds the lock while its agent ends
+constexpr int kBaseLockTimeoutMs = 10000;  // long, since leave() holds the lock while its agent ends
 constexpr int kAgentEndTimeoutMs = 5000;
 constexpr int kAgentDeathTimeoutMs = 1000;
-constexpr int kProbeTimeoutMs = 100;  // the agent probes run.lock by locking it for a moment
+constexpr int kProbeTimeoutMs = 100;  // more than 0, since the agent locks run.lock for a moment to probe it
 
-// Whether a trainer holds the fcntl lock on the segment. It is only queried: we never lock or map a segment.
+// Whether a trainer holds the fcntl lock on the segment. Only queries the lock; a launcher never locks or
+// maps a segment.
 bool is_live(const fs::path& segment) {
   const int descriptor = open(segment.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (descriptor < 0) return false;
@@ -110,9 +111,9 @@ bool is_live(const fs::path& segment) {
   return live;
 }
 
-// Whether no agent holds agent.lock, within the time. Without a lock file there never was an agent; it is not
-// created here, since the file system may be out of inodes. No agent can start meanwhile: only runs start
-// one, and none is left.
+// Waits until no agent holds agent.lock; false after `timeout_ms`. A missing file means that no agent has
+// run. The file is not created here, because the file system may have no inodes left. No agent can start
+// meanwhile, because no launcher is left.
 bool agent_is_gone(const std::string& directory, int timeout_ms) {
   FileLock agent;
   return access((directory + "/agent.lock").c_str(), F_OK) != 0 ||
@@ -135,7 +136,7 @@ bool has_live_segment(const std::string& directory) {
 }
 
 bool remove_if_stale(const std::string& directory) {
-  // Only run directories have a run.lock: the base may hold other directories too.
+  // Only run directories have a run.lock. The base may contain other directories too.
   if (access((directory + "/run.lock").c_str(), F_OK) != 0) return false;
   FileLock runs;
   if (!runs.try_lock(directory + "/run.lock", LOCK_EX) || !agent_is_gone(directory, 0) ||
@@ -174,9 +175,9 @@ std::string RunDirectory::enter(const std::string& base, const std::string& run_
   return "";
 }
 
-// A set-group-id base is shared with the group of a service, so that the service can follow the run without
-// being root. The new directory inherits bit and group. The mode is set by umask: chmod() by a user outside
-// that group would clear the bit.
+// Creates the run directory. A base with the set-group-id bit is shared with the group of a service, so that
+// the service can follow the run without being root. The new directory inherits bit and group. The mode is
+// set with umask, because chmod() by a user outside that group would clear the bit.
 int RunDirectory::make_directory() const {
   const mode_t before = umask(is_shared_with_group(base_) ? 07 : 077);
   const int result = mkdir(path_.c_str(), 0770);
@@ -190,7 +191,7 @@ bool RunDirectory::leave(const std::function<void()>& stuck) {
   FileLock base_lock;
   if (!base_lock.lock_within(base_ + "/lock", LOCK_EX, kBaseLockTimeoutMs)) return false;
   use_.release();
-  FileLock alone;  // no process can enter while we hold the base lock
+  FileLock alone;  // no launcher can enter while this process holds the base lock
   if (!alone.lock_within(path_ + "/run.lock", LOCK_EX, kProbeTimeoutMs) || has_live_segment(path_))
     return false;
   alone.release();  // the agent ends when no run holds this lock
@@ -248,7 +249,7 @@ constexpr Advice kAdvice[] = {
     {"no_tmpfs", "the run directory is not on tmpfs; set FORESHOCK_DIR"},
 };
 
-// "off.1234.no_space" -> "no_space"; "" for any other name.
+// Returns "no_space" for "off.1234.no_space"; "" for a name of another form.
 std::string reason_of(const std::string& file) {
   if (file.rfind("off.", 0) != 0) return "";
   const size_t dot = file.find('.', 4);

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kWatchSeconds = 2;
 
-// Exit statuses beside kWrongUse; documented in docs/summary.md.
+// Exit statuses other than kWrongUse; documented in docs/summary.md.
 constexpr int kAllAnswered = 0, kNoRun = 1, kSomeSilent = 3;
 
 struct RunState {
@@ -60,7 +60,7 @@ std::string no_live_run(const std::string& run_id) {
   return run_id.empty() ? "no live run" : "no live run '" + run_id + "'";
 }
 
-// An array in one line: for each run its state, or nulls and the reason.
+// Returns a JSON array in one line. Its entry for a run is the state, or nulls and the reason.
 std::string json_of(const std::vector<RunState>& states) {
   nlohmann::json array = nlohmann::json::array();
   for (const RunState& each : states) {
@@ -95,7 +95,7 @@ void print(const std::vector<RunState>& states, bool as_json) {
   fflush(stdout);
 }
 
-// The full text of every run if all of them fit into the rows, else one line for each run.
+// Returns the full text of every run if all fit into the rows, else one line for each run.
 std::string watched_text(const std::vector<RunState>& states, const std::string& run_id, size_t rows) {
   if (states.empty()) return "foreshock: " + no_live_run(run_id) + "; Ctrl-C ends this\n";
   std::string full_texts, briefs;
@@ -115,7 +115,7 @@ int watch_terminal(const Arguments& arguments) {
   return kAllAnswered;
 }
 
-// Reports once that there is no run, and again after one has ended.
+// Prints the states repeatedly. Reports the absence of runs once, and again after a run has ended.
 [[noreturn]] void watch_lines(const Arguments& arguments, bool as_json) {
   for (bool was_empty = false;;) {
     const std::vector<RunState> states = states_of(arguments);
