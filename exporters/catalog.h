@@ -1,5 +1,5 @@
-// Every metric foreshock exports, once: name, type, unit, help, labels. docs/metrics.md is generated from
-// this table; dashboards and rules are checked against it.
+// The table of all metrics that foreshock exports: name, type, unit, help, labels. docs/metrics.md is
+// generated from it. Tests check that dashboards and rules use only these metrics.
 #ifndef FORESHOCK_EXPORTERS_CATALOG_H_
 #define FORESHOCK_EXPORTERS_CATALOG_H_
 
@@ -24,7 +24,7 @@ enum class Metric : uint16_t {
   kSourceInfo,
   kSkippedStepsTotal,
   kLastStepTimestampSeconds,
-  // what became of the attention calls
+  // counts of attention calls
   kAttentionCallsTotal,
   kAttentionUnsampledTotal,
   kAttentionSamplesTotal,
@@ -40,7 +40,7 @@ enum class Metric : uint16_t {
   kGraphLaunchesTotal,
   kAttentionKernelsTotal,
   kKernelCountState,
-  // what the samples say
+  // results of the judged samples
   kAttentionRelativeError,
   kAttentionDeviationRatio,
   kAttentionBiasUlp,
@@ -111,7 +111,8 @@ inline constexpr size_t kMaxLabels = 12;
 
 enum class MetricType { kCounter, kGauge };
 
-// `values` empty: any text, which label_text() converts. Otherwise the closed set of allowed values.
+// If `values` is empty, any text is allowed and label_text() converts it. Otherwise `values` is the closed
+// set of allowed values.
 struct LabelInfo {
   std::string_view key;
   std::span<const std::string_view> values = {};
@@ -122,7 +123,7 @@ struct MetricInfo {
   std::string_view name;  // full, e.g. "foreshock_loss"
   MetricType type;
   std::string_view unit;              // for the reader, e.g. "ratio", "steps", "nats"
-  std::string_view help;              // no backslash, no newline: the text format would need them escaped
+  std::string_view help;              // without backslash and newline, which would need escapes
   std::span<const LabelInfo> labels;  // in the order in which Registry::set takes their values
 };
 

@@ -1,4 +1,4 @@
-// The smallest HTTP client that can read our own page.
+// A minimal HTTP client, for reading the pages of our own agent.
 #ifndef FORESHOCK_EXPORTERS_HTTP_GET_H_
 #define FORESHOCK_EXPORTERS_HTTP_GET_H_
 
@@ -8,9 +8,9 @@
 namespace foreshock {
 
 // Sends GET http://address:port/path. `address` is numeric, or unix:PATH (then `port` is ignored); 0.0.0.0
-// and :: mean this machine. `token`, if not empty, is sent as a bearer token. The whole exchange takes at
-// most about `timeout_ms`. Returns true if the status was 200; *body is then the body. Otherwise *error is
-// one line; a body of more than 64 MiB is an error. Thread-safe.
+// and :: mean this machine. A `token` that is not empty is sent as a bearer token. The whole exchange takes
+// at most about `timeout_ms`. If the status is 200, returns true and sets *body. Otherwise returns false and
+// sets *error to one line. A body of more than 64 MiB is an error. Thread-safe.
 bool http_get(const std::string& address, int port, const std::string& path, int timeout_ms,
               std::string* body, std::string* error, const std::string& token = "");
 

@@ -148,8 +148,8 @@ HttpReply state(const HttpRequest& request, const std::shared_ptr<const Publishe
   return refusal(404, "no such run");
 }
 
-// A reply with status 503 if the published state is older than `most`, else nothing. The thread that
-// publishes may hang, on a disk for example, while the HTTP thread still answers.
+// Returns a reply with status 503 if the published state is older than `most`. The thread that publishes may
+// hang, on a disk for example, while the HTTP thread still answers.
 std::optional<HttpReply> refusal_of_age(const Published& published, std::chrono::seconds most) {
   const auto age = std::chrono::steady_clock::now() - published.made;
   if (age <= most) return std::nullopt;

@@ -1,5 +1,6 @@
-// Makes the replies of the agent's HTTP server, without any network: from a method, a Host and a target to a
-// status and a body. /metrics, /api/v1/state, /api/v1/history, /api/v1/targets, /healthz and the status page.
+// Makes the replies of the agent's HTTP server, without any network code: a request has a method, a Host and
+// a target, a reply has a status and a body. The paths are /metrics, /api/v1/state, /api/v1/history,
+// /api/v1/targets, /healthz and those of the status page.
 #ifndef FORESHOCK_EXPORTERS_HTTP_ROUTES_H_
 #define FORESHOCK_EXPORTERS_HTTP_ROUTES_H_
 
@@ -19,8 +20,8 @@
 namespace foreshock {
 
 // Values by step, for the charts of the status page; the body of /api/v1/history has a list of these tables.
-// Point n of each column covers the steps [first_step + n * steps_per_point, ... + steps_per_point). NaN:
-// unknown.
+// Point n of each column covers the `steps_per_point` steps from first_step + n * steps_per_point on. NaN
+// means unknown.
 struct HistoryTable {
   std::string run;
   int64_t rank = 0;
@@ -44,30 +45,31 @@ struct Published {
   // Bodies of /api/v1/state?run=LABEL, by label. Several published states may share a text.
   std::vector<std::pair<std::string, std::shared_ptr<const std::string>>> run_states = {};
   std::string targets_json = "[]";  // body of /api/v1/targets, for Prometheus' http_sd
-  // When this state was made. If that is more than kStaleAfter ago, /healthz answers 503, since the agent
-  // publishes every second.
+  // The time at which this state was made. /healthz answers 503 once the state is older than kStaleAfter,
+  // since the agent publishes every second.
   std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();
   static constexpr std::chrono::seconds kStaleAfter{30};
-  // /metrics answers 503 after this age, which is longer because a busy node makes the agent slow. Beyond it,
-  // unchanged values would look as if the training stood still, while it is the agent that does not publish.
+  // /metrics answers 503 once the state is older than this. The limit is longer than kStaleAfter, because a
+  // busy node makes the agent slow. Old values are not served, since a hung agent would look like a training
+  // that stands still.
   static constexpr std::chrono::seconds kTooOldAfter{120};
 };
 
 inline constexpr size_t kLeastTokenBytes = 16;
 inline constexpr size_t kMostTokenBytes = 1024;
 
-// The secret that a client must send: the first line of a file, read again whenever the file changes.
-// Thread-compatible.
+// The secret that a client must send. It is the first line of a file, which is read again whenever it
+// changes. Thread-compatible.
 class BearerToken {
  public:
-  // Returns null if the file cannot be used; *error is then one line. The file must belong to root or to this
-  // user, be closed to others and not writable for its group, and begin with a line of 16 to 1024 visible
-  // ASCII characters.
+  // The file must belong to root or to this user. Other users must have no permissions; its group may only
+  // read it. Its first line must have 16 to 1024 visible ASCII characters. On failure returns null and sets
+  // *error to one line.
   static std::unique_ptr<BearerToken> open(const std::string& path, std::string* error);
 
-  // `authorization`: the value of that header, either "Bearer TOKEN", or "Basic ..." with any user and the
-  // token as the password, which browsers can send. The comparison takes as long for a wrong token as for the
-  // right one. While the file cannot be used, no request is admitted.
+  // `authorization`: the value of the Authorization header. It is "Bearer TOKEN", or "Basic ..." with any
+  // user and the token as the password, which browsers can send. The duration does not reveal how much of a
+  // wrong token is right. While the file cannot be used, no request is admitted.
   bool admits(std::string_view authorization);
 
  private:
@@ -79,11 +81,11 @@ class BearerToken {
   std::string token_;      // empty: no request is admitted
 };
 
-// Reads the token from a file. Returns "" and sets *error if the file cannot be used. *status becomes that of
-// the file.
+// Reads the token from a file and sets *status to the file's status. Returns "" and sets *error if the file
+// cannot be used.
 std::string read_token(const std::string& path, struct stat* status, std::string* error);
 
-// Takes a time that depends only on the lengths.
+// Compares two strings in a time that depends only on their lengths. False if `expected` is empty.
 bool equal_in_constant_time(std::string_view given, std::string_view expected);
 
 struct HttpRequest {
@@ -101,7 +103,7 @@ struct HttpReply {
 // True for 127.0.0.1, localhost and [::1], with or without a port.
 bool is_loopback_host(std::string_view host);
 
-// A reply with one line that says what is wrong.
+// A plain-text reply with the line `why`.
 HttpReply refusal(int status, std::string_view why);
 
 // The value of `key` in the target's query, percent-decoded; "" if there is none.
@@ -111,13 +113,13 @@ std::string query_value(std::string_view target, std::string_view key);
 // rendered at most once, and only on request. Thread-compatible.
 class HttpRoutes {
  public:
-  // From now on all paths except /healthz require this token; null: none is required.
+  // Sets the token that all paths except /healthz require; null: no token is required.
   void require(std::unique_ptr<BearerToken> token) { token_ = std::move(token); }
 
-  // Turns the check of the Host header off, for a Unix socket, which no web page can reach.
+  // true turns the check of the Host header off. Used for a Unix socket, which web pages cannot reach.
   void allow_any_host(bool any) { allows_any_host_ = any; }
 
-  // The reply shares what it can with `published` instead of copying it.
+  // The body of the reply may share memory with `published`, which is then kept alive.
   HttpReply answer(const HttpRequest& request, const std::shared_ptr<const Published>& published);
 
  private:
@@ -127,10 +129,10 @@ class HttpRoutes {
 
   std::unique_ptr<BearerToken> token_;
   bool allows_any_host_ = false;
-  // What text_ was rendered from; kept, so that its address is not reused.
+  // The source of text_. Holding it prevents reuse of its address, by which it is recognised.
   std::shared_ptr<const Snapshot> rendered_;
   std::shared_ptr<const std::string> text_;
-  // What histories_ was rendered from; kept for the same reason.
+  // The source of histories_, held for the same reason.
   std::shared_ptr<const std::vector<HistoryTable>> histories_of_;
   std::map<std::string, std::shared_ptr<const std::string>> histories_;  // by run; "": all runs
 };

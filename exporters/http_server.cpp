@@ -59,8 +59,8 @@ struct HttpShared {
   HttpSessions sessions;
 };
 
-// One connection: waits for a byte, reads a request head, replies, and starts again. Handlers refer to the
-// session and keep it alive.
+// One connection: waits for a byte, reads a request head, replies, and starts again. Pending handlers own the
+// session; without one it is destroyed.
 class HttpSession : public std::enable_shared_from_this<HttpSession> {
  public:
   HttpSession(StreamProtocol::socket socket, HttpShared* shared)
@@ -149,7 +149,8 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
                       });
   }
 
-  // Closing while bytes are unread would reset the connection and could destroy the reply on its way.
+  // Closes the connection after the client's unread bytes are discarded. Closing earlier would reset the
+  // connection, and the client might lose the reply.
   void finish() {
     beast::error_code ignored;
     stream_.socket().shutdown(asio::socket_base::shutdown_send, ignored);
@@ -315,7 +316,8 @@ void HttpServer::Impl::on_accept(beast::error_code error, Socket socket) {
 void HttpServer::Impl::close_oldest() {
   if (shared.sessions.empty()) return;
   HttpSession* oldest = shared.sessions.front();
-  // The session ends only with its handlers. At the end of the list, the next call does not choose it again.
+  // The session stays in the list until its handlers have run. It is moved to the end, so that the next call
+  // chooses another one.
   shared.sessions.splice(shared.sessions.end(), shared.sessions, shared.sessions.begin());
   oldest->close();
 }
@@ -327,7 +329,7 @@ void HttpServer::Impl::serve() {
       context->run();
       return;
     } catch (const std::exception&) {
-      // There was no memory for one client: its handler and its connection are gone, the others go on.
+      // Out of memory for one client. Its handler and connection are destroyed; the others continue.
     }
   }
 }

@@ -9,12 +9,13 @@
 
 namespace foreshock {
 
-// start() starts the server's thread, stop() joins it. No client can hold up another: every exchange is
-// asynchronous, a request head must be complete within 1 s, an exchange within 5 s, and beyond 256
-// connections the one that has been silent longest is closed. Only GET and HEAD are served.
+// start() starts the server's thread, stop() joins it. A slow client cannot delay another one: all input and
+// output is asynchronous, a request head must be complete within 1 s, and an exchange within 5 s. Beyond 256
+// connections, the one that has been silent longest is closed. Only GET and HEAD are served.
 //
 // Without a token, a request to a loopback address whose Host is not a loopback name is answered with 403.
-// Otherwise a foreign web page could read the state through a name that it points at 127.0.0.1.
+// Otherwise a foreign web page could read the state through a domain name that resolves to 127.0.0.1 (DNS
+// rebinding).
 class HttpServer {
  public:
   HttpServer();
@@ -23,10 +24,10 @@ class HttpServer {
   HttpServer& operator=(const HttpServer&) = delete;
 
   // Binds and starts to serve. `address`: "localhost", a numeric address, or "unix:PATH" for a socket that
-  // only this user can open (0600). `port` 0: any free port. A port in use is an error, unless `last_port` is
-  // larger: then the first free port up to that is taken. With a `token_file` (BearerToken) all paths except
-  // /healthz require the token; it must be given if the address is neither loopback nor a socket. On failure
-  // returns false, and *error is one line.
+  // only this user can open (0600). `port` 0: any free port. If `port` is in use and `last_port` is larger,
+  // the first free port up to `last_port` is used; otherwise a port in use is an error. With a `token_file`
+  // (BearerToken) all paths except /healthz require the token. An address that is neither loopback nor a
+  // socket requires a `token_file`. On failure returns false and sets *error to one line.
   bool start(const std::string& address, int port, std::string* error, const std::string& token_file = "",
              int last_port = 0);
 

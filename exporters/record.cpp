@@ -40,8 +40,8 @@ off_t whole_lines(int file, off_t size) {
   return 0;
 }
 
-// Locks the file and removes a torn last line; *size is then its size. Returns "", or why it must not be
-// written to.
+// Locks the file, removes an incomplete last line and sets *size to the new size. Returns "", or the reason
+// why the file must not be written.
 std::string prepare(int file, off_t* size) {
   if (flock(file, LOCK_EX | LOCK_NB) != 0) return "another writer holds it";
   if (*size == 0) return "";
@@ -86,7 +86,7 @@ RecordFile::RecordFile(int file, std::string path, bool is_regular, uint64_t ino
 
 RecordFile::~RecordFile() { close(file_); }
 
-// Renames the file to older_part() and begins a new one. If that fails, the old file is continued.
+// Renames the file to older_part() and starts a new one. On failure the present file stays in use.
 void RecordFile::begin_new_part() {
   const std::string next = path_ + ".new";
   const int file = ::open(next.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600);
@@ -140,7 +140,8 @@ struct RecordWriter::Shared {
   std::condition_variable changed;
   RecordSpool spool;
   std::string waiting;  // lines that are not in the file
-  // The first bytes of `waiting`, passed to hand_over(); also in the spool if it is whole.
+  // Number of leading bytes of `waiting` that hand_over() has processed. The spool has them too if it is
+  // whole.
   size_t handed_over = 0;
   uint64_t size = 0, inode = 0;  // of the file
   uint64_t asked = 0, done = 0;  // numbers of the last requested and the last finished attempt to write

@@ -19,24 +19,24 @@
 
 namespace foreshock {
 
-// write(2), or a test's replacement.
+// The signature of write(2), which tests replace.
 using WriteCall = ssize_t (*)(int file, const void* bytes, size_t count);
 
 // The file of a record. It contains whole lines and has one writer. Thread-compatible.
 class RecordFile {
  public:
   // Creates the file, or opens a record to append to it after its last whole line. Returns null and a
-  // one-line *error if the file cannot be opened, is not a record, or another writer holds it. `most`: bytes
-  // that are kept, 0: all. At half of them the file is renamed to older_part(path), which replaces an earlier
-  // one, and a new file begins.
+  // one-line *error if the file cannot be opened, is not a record, or another writer has locked it. `most`:
+  // maximal bytes of both parts; 0: unlimited. When the file would exceed half of `most`, it is renamed to
+  // older_part(path), which replaces the earlier older part, and a new file is started.
   static std::unique_ptr<RecordFile> open(const std::string& path, std::string* error, WriteCall write,
                                           uint64_t most = 0);
   ~RecordFile();
   RecordFile(const RecordFile&) = delete;
   RecordFile& operator=(const RecordFile&) = delete;
 
-  // How many bytes of `lines` are in the file, and the errno if these are not all, else 0. A partly written
-  // line is removed again, so that it can be written again as a whole.
+  // `bytes`: how many bytes of `lines` are in the file. `error`: the errno if some are missing, else 0. A
+  // partly written line is removed, so that a later attempt can write it as a whole.
   struct Appended {
     size_t bytes = 0;
     int error = 0;
@@ -61,20 +61,20 @@ class RecordFile {
   const WriteCall write_;
 };
 
-// Writes the record. One thread calls it. A second thread, which it starts, writes the file, so that a slow
-// or hung disk does not hold up the caller. Up to 4 MiB of lines wait in memory and are written once a
-// second. If the disk is full or hangs, the file still consists of whole lines, the others wait for the next
-// attempt, and lines beyond the 4 MiB are counted as lost.
+// Writes the record. One thread may call it. It starts a second thread that writes the file, so that a slow
+// or hung disk does not delay the caller. Lines wait in memory, up to 4 MiB, and are written once a second.
+// If the disk is full or hangs, the file keeps whole lines only. The other lines wait for the next attempt;
+// lines beyond the 4 MiB are counted as lost.
 class RecordWriter {
  public:
-  // An attempt to write that takes longer counts as failed for now: the file hangs.
+  // Time after which an attempt to write counts as failed and the file as hung.
   static constexpr std::chrono::milliseconds kPatience{2000};
   // Longest time that flush() waits for a file that hangs.
   static constexpr std::chrono::milliseconds kLongestFlush{10000};
 
-  // Opens the file as RecordFile::open() does, and appends the lines of `spool` that it lacks. `spool`: the
-  // descriptor for RecordSpool, or -1. `most`: see RecordFile. From now on SIGXFSZ is ignored, so that a
-  // limit of file sizes is an error and does not end the process.
+  // Opens the file as RecordFile::open() does, and appends the lines of `spool` that are not in the file.
+  // `spool`: the descriptor for RecordSpool, or -1. `most`: see RecordFile. Ignores SIGXFSZ from now on, so
+  // that exceeding a limit of file sizes is an error and does not end the process.
   static std::unique_ptr<RecordWriter> open(const std::string& path, std::string* error, int spool = -1,
                                             WriteCall write = ::write, uint64_t most = 0);
   // Flushes. If the file hangs, the thread is detached, and the waiting lines are lost.
@@ -87,21 +87,21 @@ class RecordWriter {
     append(to_json_line(line));
   }
 
-  // Waits until all lines are in the file or cannot be written; returns false in the second case.
+  // Waits until all lines are written or cannot be written. Returns whether all were written.
   bool flush() { return write_out(kLongestFlush); }
   // Starts to write all lines, without waiting.
   void begin_flush();
 
-  // Must be called before the trainer may reuse the data that the lines describe: the lines written so far
-  // then survive a killed agent. They are put into the spool. If that fails, waits for the file, unless it is
-  // known to be full or to hang.
+  // Copies the lines written so far to the spool, where they survive a killed agent. Must be called before
+  // the trainer may reuse the data that the lines describe. If the spool fails, waits until the lines are in
+  // the file, unless the file is known to be full or to hang.
   void hand_over();
 
-  // The first error of a series of failures, returned once; empty if there is none to report.
+  // Returns the first error of a series of failures, only once; empty if there is no new one.
   std::string take_error();
 
-  // Bytes of whole lines in the file, including those in the spool, which the next agent writes if this one
-  // cannot. 0 if the file is not a regular file.
+  // Bytes of whole lines in the file and in the spool. If this agent cannot write the lines of the spool, the
+  // next one does. 0 if the file is not a regular file.
   uint64_t size() const;
 
   uint64_t errors() const;      // attempts to write that failed
@@ -126,8 +126,8 @@ struct RecordPlace {
   uint64_t offset = 0;
 };
 
-// A file in shared memory with lines that are not in the record yet, so that they survive a killed agent. Its
-// first line is a heading with the place of the other lines in the record. Thread-compatible.
+// A file in shared memory for lines that are not yet in the record, so that they survive a killed agent. Its
+// first line is a heading: the position of the other lines in the record. Thread-compatible.
 class RecordSpool {
  public:
   static constexpr size_t kMostBytes = size_t{8} << 20;
@@ -139,13 +139,13 @@ class RecordSpool {
   RecordSpool(const RecordSpool&) = delete;
   RecordSpool& operator=(const RecordSpool&) = delete;
 
-  // The lines that an earlier agent added and that the record, which ends at `end`, lacks. These are all
-  // lines of the spool if it belongs to another file, or if the record has become shorter. The spool must be
-  // cleared before lines are added.
+  // Returns the lines that an earlier agent added and that are not in the record. `end`: the end of the
+  // record. Returns all lines if the spool belongs to another file, or if the record has become shorter. The
+  // spool must be cleared before lines are added.
   std::string missing(const RecordPlace& end) const;
 
-  // Adds lines, the first of which belongs at `place` in the record, directly after the lines added before.
-  // Returns false if they could not be added; then none can be until the next clear().
+  // Adds lines. `place`: position of the first of them in the record, directly after the lines added before.
+  // Returns false on failure; later calls then also fail until the next clear().
   bool add(std::string_view lines, const RecordPlace& place);
 
   // Empties the spool. Called when all its lines are in the record.

@@ -16,9 +16,8 @@ namespace foreshock {
 
 inline constexpr int kRecordSchema = 1;
 
-// Types of values. In all lines an empty text, list or object and an empty optional are unknown and written
-// as null. Times are seconds since 1970. A number that is not finite is written as null, and its field is
-// named in "nonfinite".
+// Types of values. An empty text, list, object or optional means unknown and is written as null. Times are in
+// seconds since 1970. A number that is not finite is written as null, and "nonfinite" lists its field.
 using RecordText = std::string;
 using RecordFlag = std::optional<bool>;
 using RecordInteger = std::optional<int64_t>;
@@ -106,8 +105,8 @@ FORESHOCK_RECORD_LINE(RunLine, "run", FORESHOCK_RUN_FIELDS);
   X(RecordIntegerMap, logged_step, "", "The step that the training logged with them, in its own count.")
 FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
 
-// One judged slice of one attention call. Over several samples the bias is the quotient of the sums: add the
-// sums, do not average the quotients.
+// One judged slice of one attention call. To combine several samples, add bias_error_sum and bias_ulp_sum and
+// divide the totals; do not average the quotients.
 #define FORESHOCK_SAMPLE_FIELDS(X)                                                                           \
   X(RecordText, run, "", "Run id.")                                                                          \
   X(RecordInteger, rank, "", "Rank in the job.")                                                             \
@@ -350,13 +349,13 @@ FORESHOCK_RECORD_LINE(SpectrumLine, "spectrum", FORESHOCK_SPECTRUM_FIELDS);
   X(RecordNumber, score, "1", "Of a precursor: 1 is where the detector warns.")
 FORESHOCK_RECORD_LINE(EventLine, "event", FORESHOCK_EVENT_FIELDS);
 
-// The file with the earlier lines of the record at `path`, if it is kept in two parts.
+// The file with the earlier lines of the record at `path`, if the record is kept in two parts.
 inline std::string older_part(const std::string& path) { return path + ".1"; }
 
 // Every line of a record begins with these bytes.
 inline constexpr std::string_view kFirstRecordBytes = R"({"schema":1,)";
 
-// Whether older_part(path) exists and is a record; a file of another kind may have such a name.
+// Whether older_part(path) exists and is a record. An unrelated file may have this name.
 bool has_older_part(const std::string& path);
 
 // Bytes of the longest line that is written or read.
@@ -372,11 +371,10 @@ std::string record_markdown();
 template <class Line>
 std::string to_json_line(const Line& line);
 
-// Bytes as text in RFC 4648 base64, padded.
-
+// Encodes bytes as base64 (RFC 4648) with padding.
 std::string to_base64(std::string_view bytes);
 
-// Decodes base64. Nothing if to_base64() cannot have written `text`.
+// Decodes base64. Returns nothing if to_base64() could not have written `text`.
 std::optional<std::string> from_base64(std::string_view text);
 
 }  // namespace foreshock

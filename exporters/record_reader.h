@@ -1,4 +1,4 @@
-// Reads a record line by line, also one whose last line RecordWriter did not complete.
+// Reads a record line by line. The last line may be incomplete, as after its writer was killed.
 #ifndef FORESHOCK_EXPORTERS_RECORD_READER_H_
 #define FORESHOCK_EXPORTERS_RECORD_READER_H_
 
@@ -18,27 +18,27 @@ namespace foreshock {
 using RecordLine = std::variant<RunLine, StepLine, SampleLine, TensorLine, ModelLine, OptimizerLine,
                                 SpectrumLine, EventLine>;
 
-// Parses a line of a record, without its newline. Fields that a newer foreshock has added are ignored,
-// missing fields are unknown, and a number named in "nonfinite" becomes NaN, also if it was infinite. On
-// failure returns nothing, and *why is a phrase. `text` may have any bytes. Thread-safe.
+// Parses a line of a record, without its newline. Unknown fields are ignored, since a newer foreshock may
+// have added them. Missing fields are unknown. A number listed in "nonfinite" becomes NaN, even if it was
+// infinite. On failure returns nothing and sets *why to a phrase. `text` may have any bytes. Thread-safe.
 std::optional<RecordLine> parse_record_line(std::string_view text, std::string* why);
 
-// Thread-compatible. Holds one line at a time, so the size of the file does not matter.
+// Iterates over the lines of a record. Holds only one line in memory. Thread-compatible.
 class RecordReader {
  public:
   static constexpr size_t kLongestLine = kLongestRecordLine;  // a longer line counts as bad
 
-  // If the record is kept in two parts (--record-size), the older part is read first unless `with_older_part`
-  // is false, and the offsets of the second part go on from the first. Returns null with a one-line *error.
+  // Opens a record. If it is kept in two parts (--record-size) and `with_older_part` is true, the older part
+  // is read first; offsets in the newer part then continue from the end of the older one. On failure returns
+  // null and sets *error to one line.
   static std::unique_ptr<RecordReader> open(const std::string& path, std::string* error,
                                             bool with_older_part = true);
 
-  // The next line that can be read. Bad lines before it are skipped and counted. Nothing at the end of the
-  // file.
+  // Returns the next valid line, and nothing at the end of the file. Skips and counts bad lines.
   std::optional<RecordLine> next();
 
-  // Continues at byte `offset`, the first of a line. The file must have been opened without its older part.
-  // False if it is shorter.
+  // Continues at byte `offset`, which must be the first byte of a line. The record must have been opened
+  // without its older part. Returns false if the file is shorter than `offset`.
   bool seek(uint64_t offset);
 
   // Offset of the last line that next() returned, and its length without the newline.
@@ -47,7 +47,7 @@ class RecordReader {
 
   uint64_t lines() const { return lines_; }  // so far, including bad and empty lines
   uint64_t bad_lines() const { return bad_lines_; }
-  // Whether the file ends within a line, as after its writer was killed. Such a line does not count as bad.
+  // Whether the last line is incomplete, as after its writer was killed. It does not count as a bad line.
   bool ends_torn() const { return ends_torn_; }
   // "line 7: not JSON" for the first bad line; "" if there was none.
   const std::string& first_problem() const { return first_problem_; }
@@ -67,7 +67,7 @@ class RecordReader {
   std::string first_problem_, torn_problem_;
 };
 
-// Lines of a record as comma separated values (RFC 4180), the columns in the order of the fields.
+// Writes lines of a record as comma-separated values (RFC 4180). The columns are in the order of the fields.
 
 // "run", "step", "sample", ...: the field "type" of the line.
 const char* type_of(const RecordLine& line);
@@ -75,9 +75,9 @@ const char* type_of(const RecordLine& line);
 // The column names for lines of this type, with a newline.
 std::string csv_header(const RecordLine& line);
 
-// The values, with a newline. An unknown value is empty, and a number that is not finite is "nan". Numbers
-// have enough digits to be read back exactly. A list is written as numbers with blanks between them, an
-// object as names and numbers ("a=1 b=2"). Independent of the locale.
+// The values of the line, with a newline. An unknown value is empty. A number that is not finite is "nan".
+// Numbers have enough digits to be read back exactly. A list is written as numbers separated by blanks, an
+// object as "a=1 b=2". Independent of the locale.
 std::string csv_row(const RecordLine& line);
 
 // One cell, in quotes if it needs them.

@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kMaxLabelBytes = 96;  // enough for a user's name, a slash and a run id
 constexpr size_t kMostNamesLeftOut = 1 << 16;
-// Separates label values in a key. label_text() lets no control character through.
+// Separates label values in a key. label_text() replaces control characters.
 constexpr char kSeparator = '\x1f';
 
 // Groups of series for the drop order: a higher number is dropped earlier.
@@ -27,8 +27,8 @@ bool has_open_label(const MetricInfo& info, std::string_view key) {
                      [&](const LabelInfo& label) { return label.key == key && label.values.empty(); });
 }
 
-// Series of which alerts expect one for every rank: without them a rank would be taken for dead, and a NaN of
-// its loss would go unnoticed. About 30 series of each rank.
+// Series that alerts expect for every rank. Without them an alert would report the rank as dead, or would
+// miss a NaN loss. Each rank has about 30 of them.
 bool is_rank_liveness(Metric metric) {
   switch (metric) {
     case Metric::kRankInfo:
@@ -53,9 +53,9 @@ bool is_rank_liveness(Metric metric) {
 }
 
 // Only an open `layer` label names a layer; that of source_info has a closed set of values.
-// kPrecursorLayerInfo names the layer of a warning. It is cleared and set again at each publish, so as a
-// layer series it would always be the youngest and dropped first, although the reader of a warning needs it:
-// it counts as a rank series.
+// kPrecursorLayerInfo names the layer of a warning and counts as a rank series. It is cleared and set again
+// at each publish. As a layer series it would always be the youngest and would be dropped first, although the
+// user needs it with a warning.
 Tier tier_of(const MetricInfo& info) {
   if (has_open_label(info, "layer") && info.metric != Metric::kPrecursorLayerInfo) return kLayer;
   if (is_rank_liveness(info.metric)) return kRankLiveness;
@@ -133,7 +133,7 @@ bool Registry::Store::make_key(const MetricInfo& info, std::initializer_list<std
   return true;
 }
 
-// The value of the series named by `key`; null if the series is new and refused.
+// Returns the value of the series with the label values `key`. Null: the series is new and was refused.
 double* Registry::Store::find_or_admit(const MetricInfo& info) {
   auto& family = families[static_cast<size_t>(info.metric)];
   auto value_of = [&](Series& series) {
@@ -160,7 +160,8 @@ double* Registry::Store::find_or_admit(const MetricInfo& info) {
   return value_of(series);
 }
 
-// Drops the youngest series that the drop order puts before `tier`; node series are admitted in any case.
+// Drops the youngest series of a group that is dropped before `tier`. Returns whether a series of `tier` may
+// be added; node series always may.
 bool Registry::Store::make_room(Tier tier) {
   for (int victim = kLayer; victim > tier; --victim) {
     if (by_age[victim].empty()) continue;

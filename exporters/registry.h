@@ -1,4 +1,4 @@
-// The values behind /metrics. One thread sets them; snapshots can be read by any thread.
+// Holds the values of all metrics that /metrics exports. One thread sets them; any thread may read snapshots.
 #ifndef FORESHOCK_EXPORTERS_REGISTRY_H_
 #define FORESHOCK_EXPORTERS_REGISTRY_H_
 
@@ -34,7 +34,7 @@ std::string label_text(std::string_view text);
 // comes before it in the drop order, or is refused. The drop order, in each group the youngest first:
 //  1. series with a `layer` label;
 //  2. series with a `rank` label, and the series that names the layer of a detector's warning;
-//  3. series by which alerts know that a rank is alive and in what state.
+//  3. series from which alerts derive whether a rank is alive, and its state.
 // All others are always admitted and never dropped. Each dropped or refused series is counted once in
 // foreshock_series_dropped_total.
 class Registry {
@@ -55,7 +55,7 @@ class Registry {
   // Adds to a counter or gauge; a new series starts from 0. Same errors as set().
   bool add(Metric metric, std::initializer_list<std::string_view> label_values, double amount);
 
-  // Removes one series if it exists: its value is no longer known.
+  // Removes one series if it exists. Called when its value is no longer known.
   void unset(Metric metric, std::initializer_list<std::string_view> label_values);
 
   // Removes every series of one rank. Its counters may start again from 0.

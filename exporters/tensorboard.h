@@ -1,5 +1,5 @@
-// Turns the lines of a record into scalars by step, and scalars into the bytes of a TensorBoard event file,
-// as SummaryWriter.add_scalar would write them.
+// Converts the lines of a record to scalars by step (RecordScalars), and scalars to the bytes of a
+// TensorBoard event file in the format of SummaryWriter.add_scalar.
 #ifndef FORESHOCK_EXPORTERS_TENSORBOARD_H_
 #define FORESHOCK_EXPORTERS_TENSORBOARD_H_
 
@@ -33,10 +33,10 @@ struct Scalar {
   double value;     // may be NaN
 };
 
-// Converts lines to scalars. All samples of a step become one value of the rank and one of each layer: means
-// of the errors, the largest score, and for the bias the quotient of the sums. These are returned when a
-// sample of another step, or finish(), shows that the step is complete. Lines without a rank or a step are
-// ignored. Thread-compatible.
+// Converts lines to scalars. Samples of one step are combined, once per rank and once per layer: errors by
+// their mean, scores by their maximum, the bias by the quotient of its sums. The combined scalars are
+// returned once the step is complete: at the next sample of another step, or by finish(). Lines without a
+// rank or a step are ignored. Thread-compatible.
 class RecordScalars {
  public:
   std::vector<Scalar> take(const RecordLine& line);

@@ -1,10 +1,10 @@
-// The loss events, and the detectors that warned before each.
+// The table of loss events, with the detectors that warned before each event.
 
 const LOSS_EVENTS = { loss_spike: "spike", divergence: "divergence", loss_rise: "slow rise" };
 const SEVERITY = ["slow rise", "spike", "divergence"];
-const ONE_INCIDENT = 8; // steps between onsets: a divergence starts as a spike
+const ONE_INCIDENT = 8; // largest distance of onsets in steps; a divergence is often first detected as a spike
 
-// Combines events of several ranks, and events of one onset, into one incident of the severest kind.
+// Merges events of several ranks, and events at most ONE_INCIDENT steps apart, into one incident of the severest kind.
 function lossEvents(ranks) {
   const incidents = [];
   for (const event of eventsByStep(ranks)) {
@@ -33,8 +33,8 @@ function eventsByStep(ranks) {
   return [...events.values()].sort((a, b) => a.step - b.step);
 }
 
-// The earliest signal of each detector, over its layers and ranks. `lead`: steps before the onset; negative if it
-// warned only between the onset and its detection.
+// Returns the earliest signal of each detector, over all layers and ranks. `lead` is the number of steps from the
+// signal to the onset. A negative `lead` means a warning after the onset and before the event was detected.
 function speakersOf({ step, declared, ranks }) {
   const earliest = new Map();
   const offer = (speaker) => {
@@ -60,7 +60,7 @@ function measuredOf(ranks, detector) {
   return ranks.flatMap((rank) => rank.precursors?.detectors || []).find((d) => d.detector === detector)?.measured;
 }
 
-// Newest event first; the first row of each names it.
+// The newest event comes first. Only the first row of an event has its name, step, time and ranks.
 function beforeRows(ranks) {
   const many = ranks.length > 1;
   return lossEvents(ranks).reverse().flatMap((event) => {

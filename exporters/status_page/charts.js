@@ -1,7 +1,8 @@
-// Charts over the step, with Chart.js. One line per rank; what is shown in words stands in each chart's label. The loss
-// is the wide one, with a lane below it for each detector that has spoken, and can be read with the arrow keys.
+// Line charts over the step, drawn with Chart.js: one line per rank. The ARIA label of a chart has its content as text.
+// The loss chart is the wide one. Below its curves, each detector that left level quiet has a lane (lanes.js). The
+// arrow keys move a cursor in it (reader.js).
 
-// Places labels of [text, x, width] beside their x, left of `end`, each in the first row where it covers no other.
+// Places each label [text, x, width] beside its x, left of `end`, in the first row where it overlaps no other label.
 function placedLabels(labels, end) {
   const rows = [];
   return labels.map(([text, at, width]) => {
@@ -13,8 +14,9 @@ function placedLabels(labels, end) {
   });
 }
 
-// What an alarm compares with is a dashed line where it is in view, a warning of a detector a triangle below the curves,
-// a loss event a line through all of them, named where it is about the loss. `cursor`: the step that the keyboard is at.
+// Chart.js plugin that draws the marks of a chart: limits of alarms as dashed lines, detector warnings as triangles at
+// the bottom, loss events as vertical lines. Only the loss chart has the names of loss events (`isNamed`). `cursor` is
+// the step selected with the keyboard.
 const guides = {
   id: "guides",
   afterDatasetsDraw(chart, _, { lines = [], warnings = [], lossEvents = [], isNamed = false, cursor = null }) {
@@ -43,7 +45,7 @@ const guides = {
     ctx.restore();
   },
 
-  // Of two that fall together only the first is named.
+  // If two lines coincide, only the first one gets its label.
   drawLines({ ctx, chartArea: area, scales: { y } }, lines) {
     let named = [];
     ctx.setLineDash([4, 3]);
@@ -64,7 +66,8 @@ const guides = {
   },
 };
 
-// name, column of the history, when it fills, how a value reads, and what belongs to the picture.
+// `column`: column of the history. `waits`: text until the chart has data. `text`: formats a value. `band`: column with
+// the maximum. `lines`: reference lines. `from`, `to`: values that the y axis always includes.
 const CHARTS = [
   { name: "loss", column: "loss", waits: "the first loss that is seen", text: (v) => number(v), logarithmic: true, band: "loss_max", isWide: true },
   { name: "gradient norm before clipping", column: "gradient_norm", waits: "the first gradient norm: clipping computes one, or named parameters", text: (v) => number(v), logarithmic: true },
@@ -92,16 +95,16 @@ function points(table, column) {
   return values.map((y, i) => ({ x: table.first_step + (i + 1) * table.steps_per_point - 1, y })).filter((p) => finite(p.y));
 }
 
-const GAP = 8; // of what is usual between two points: then no line says what was between them
+const GAP = 8; // a line is interrupted between points that are more than GAP times the median distance apart
 
-// The same with an end of the line in every long gap.
+// Returns `all` with a NaN point in every long gap, which interrupts the line.
 function withGaps(all) {
   const gaps = all.slice(1).map((p, i) => p.x - all[i].x).sort((a, b) => a - b);
   const most = GAP * gaps[gaps.length >> 1];
   return all.flatMap((p, i) => (i > 0 && p.x - all[i - 1].x > most ? [{ x: all[i - 1].x + 1, y: NaN }, p] : [p]));
 }
 
-// "step 1,200, 14:05:12": of the first rank that has made it.
+// "step 1,200, 14:05:12"; the time is that of the first rank whose history has the step.
 function stepText(step) {
   const time = (ui.state?.ranks || []).map((rank) => timeOf(rank, step)).find(Boolean);
   return "step " + count(step) + (time ? ", " + time : "");
@@ -142,12 +145,12 @@ class StepChart {
 
   make() {
     const all = options(this.kind);
-    // The names of the lanes stand where the axis is.
+    // The names of the lanes are drawn left of the lanes, so the y axis is made wide enough for them.
     if (this.kind.isWide) all.scales.y.afterFit = (axis) => (axis.width = this.lanes.length ? Math.min(136, this.frame.clientWidth / 3) : axis.width);
     this.chart = new Chart(this.canvas, { type: "line", options: all, plugins: this.kind.isWide ? [guides, laneMarks] : [guides], data: { datasets: [] } });
   }
 
-  // `tables`: histories of the ranks shown, each with its `index` among all of them.
+  // `tables`: the histories of the shown ranks. `index` of a table is its position among all ranks.
   update(tables, { limits, lanes, lossEvents, logarithmic, cursor }) {
     this.lanes = lanes;
     const sets = tables.flatMap((table) => this.datasets(table, tables.length === 1));

@@ -1,5 +1,5 @@
-// The status page. Names in the state come from a trainer, so every text goes through textContent. Unknown values are
-// null there and a dash here.
+// Formats values for the status page. Names in the state come from a trainer and are untrusted, so every text is set
+// with textContent. Unknown values are null in the state and a dash on the page.
 "use strict";
 
 const known = (value) => value !== null && value !== undefined;
@@ -24,7 +24,7 @@ const mean = (values) => {
   const good = values.filter(finite);
   return good.length ? good.reduce((sum, v) => sum + v, 0) / good.length : null;
 };
-// "14:05:12", with the day if it is another one than that of `today`; both in seconds since 1970.
+// "14:05:12", with the date if it differs from that of `today`. Both times are in seconds since 1970.
 const clock = (seconds, today = seconds, hasSeconds = true) => {
   if (!finite(seconds)) return "";
   const [at, now] = [new Date(1000 * seconds), new Date(1000 * today)];
@@ -49,7 +49,7 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 const rankColour = (index) => colour("rank-" + (index % 8));
 const rankDash = (index) => [[], [6, 3], [2, 2]][Math.floor(index / 8) % 3];
 const setText = (node, text) => {
-  if (node.textContent !== text) node.textContent = text; // a status region speaks on every change
+  if (node.textContent !== text) node.textContent = text; // screen readers announce every change of a status region
 };
 
 function total(counters) {
@@ -57,7 +57,7 @@ function total(counters) {
   return values.reduce((sum, value) => sum + value, 0);
 }
 
-// {torn: 2, refused: 0} and the like of several ranks, added up.
+// Adds up counters by reason, such as {torn: 2, refused: 0}, over several ranks.
 function addUp(counters) {
   const sums = {};
   for (const each of counters) {

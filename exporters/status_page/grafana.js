@@ -1,9 +1,9 @@
-// The way to Grafana, where the agent was told of one (--grafana): our dashboards, of this run and its time.
+// Links to our Grafana dashboards, for this run and its period. Shown only if the agent has an address (--grafana).
 
 const BOARDS = ["overview", "attention", "weights", "fleet", "monitor"];
-const MARGIN_MS = 60000; // a scrape or more
+const MARGIN_MS = 60000; // at least one scrape interval
 
-// null where `base` is no address of the web.
+// Returns null if `base` is not an http or https URL.
 function boardAddress(base, board, state, rank) {
   let url;
   try {

@@ -1,9 +1,9 @@
-// Layers by step as a map of colours. A cell can be read by pointing at it, or with the arrow keys.
+// A heat map of layers by step. The mouse or the arrow keys select a cell, whose value is shown as text.
 
-// Cividis: reads the same with every kind of colour vision, and in grey.
+// The Cividis colour map: it is readable with every kind of colour blindness and in greyscale.
 const CIVIDIS = ["#00224e", "#213d6b", "#4c556b", "#6c6e72", "#8d8878", "#b2a470", "#d9c55c", "#fee838"].map(
   (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
-const BEYOND = "#d55e00"; // beyond the limit, not on the scale: striped too, and its layer is marked
+const BEYOND = "#d55e00"; // colour of cells above the limit, which are also striped
 const LEFT = 76, BELOW = 24; // pixels for the names of layers and for the steps
 
 function shade(share) {
@@ -11,7 +11,7 @@ function shade(share) {
   return `rgb(${CIVIDIS[low].map((c, i) => Math.round(c + (at - low) * (CIVIDIS[high][i] - c))).join()})`;
 }
 
-// Slanted lines, so that neither what is missing nor what is beyond the scale is told by colour alone.
+// A pattern of slanted lines. It marks missing cells and cells above the limit, so that colour is not their only mark.
 function striped(back, front, period, slant) {
   const tile = element("canvas");
   tile.width = tile.height = period;
@@ -29,8 +29,9 @@ function striped(back, front, period, slant) {
   return ctx.createPattern(tile, "repeat");
 }
 
-// `limit`: name of what is beyond the scale, which one slice may be: an alarm asks for more. `isPooled`: there is no limit
-// before the layer has enough slices to say how sure its bias is. `turns`: layers take turns within an interval of so many steps.
+// `limit`: name of the threshold at which the scale ends. One slice may exceed it by chance; an alarm needs more
+// slices. `isPooled`: the limit applies only once the layer's bias has a z. `turns`: not every layer has a value in
+// every step; each gets one per weight interval.
 const SIGNALS = [
   { name: "deviation ratio, forward, largest", column: "deviation_ratio_forward", limit: "deviation_ratio_forward", text: (v) => fixed(v, 2) },
   { name: "deviation ratio, backward, largest", column: "deviation_ratio_backward", limit: "deviation_ratio_backward", text: (v) => fixed(v, 2) },
@@ -61,15 +62,15 @@ class HeatMap {
     setText(byId("heat-cell"), "");
   }
 
-  // Until the reader chooses: the signal that an alarm is about.
+  // Selects the signal of the alarm, unless the user has selected one.
   suggest(alarm) {
     const column = alarm && (alarm.of === "bias" ? "bias_ulp" : ["deviation_ratio", "fused_ratio"].includes(alarm.of) ? "deviation_ratio_" + alarm.pass : null);
     const index = SIGNALS.findIndex((signal) => signal.column === column);
     if (!this.isChosen && index >= 0) this.signal.value = index;
   }
 
-  // `tables`: histories of layers; of one layer on several ranks the largest magnitude is shown.
-  // `pooled`: "RANK LAYER" of those whose bias has a z.
+  // `tables`: histories of layers. If several ranks have the same layer, the largest magnitude is shown.
+  // `pooled`: the set of "RANK LAYER" whose bias has a z.
   update(tables, limits, names, pooled, interval, lossEvents) {
     this.pooled = pooled;
     this.lossEvents = lossEvents;
@@ -82,7 +83,8 @@ class HeatMap {
     this.draw();
   }
 
-  // Steps between two sampled ones, or what one point stands for if that is more: else most cells would be empty.
+  // Steps per column: the smallest distance of two points with a value, so that most cells have one; with `turns`, the
+  // weight interval.
   columnWidth(kind) {
     const width = Math.max(...this.tables.map((t) => t.steps_per_point)), filled = new Set();
     if (kind.turns && finite(this.interval)) return width * Math.ceil(this.interval / width);
@@ -169,7 +171,8 @@ class HeatMap {
     });
   }
 
-  // The name of a marked layer takes the room of its neighbours' where rows are low.
+  // Whether a label near `row` is highlighted. If rows are too low for all names, a highlighted one hides its
+  // neighbours.
   isNearMarked(row, every, kind) {
     const { map } = this;
     for (let near = row - every + 1; near < row + every; ++near) {

@@ -1,9 +1,10 @@
-// Below the loss: what each detector said at which step, a lane for each that has spoken. Shape tells the level, not
-// colour alone: a warning is a filled triangle, watching a ring.
+// Draws lanes below the loss chart: one lane per detector, with marks at the first and last step of each of its
+// events. A filled triangle marks a warning, a ring the level watch, so that colour is not the only difference.
 
 const LANE = 15; // pixels
 
-// lanes: [{name, marks: [{from, to, level, layer, rank}]}], those that warned come first, then the earliest.
+// Returns [{name, marks: [{from, to, level, layer, rank}]}]. Lanes with warnings come first, sorted by the first
+// warning.
 function lanesOf(ranks) {
   const lanes = new Map();
   for (const rank of ranks) {
@@ -23,7 +24,7 @@ function lanesOf(ranks) {
 const warningSteps = (lanes) =>
   [...new Set(lanes.flatMap((lane) => lane.marks.filter((mark) => mark.level === "warn").flatMap((mark) => [mark.from, mark.to])))].sort((a, b) => a - b);
 
-// What a reader hears of the step where the cursor is, in words.
+// The detector events within steps [from, to] as phrases, for screen readers.
 const spokenAt = (lanes, from, to) => lanes.flatMap((lane) => lane.marks.filter((mark) => [mark.from, mark.to].some((step) => step >= from && step <= to))
   .map((mark) => `${lane.name} ${mark.level === "warn" ? "warns" : "watches"}${known(mark.layer) ? " in " + mark.layer : ""}`));
 

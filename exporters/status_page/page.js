@@ -1,9 +1,9 @@
-// Reads /api/v1/state every two seconds, and /api/v1/history when steps have been made since.
+// Polls /api/v1/state every two seconds, reads /api/v1/history when it has new steps, and updates the page.
 
 const POLL_MS = 2000;
 const ui = { charts: [], rank: null, run: runOfAddress(), view: null, state: null, history: null, historyRun: null, historySteps: null, polls: 0 };
 
-// #run=ID: the address of the page selects the run.
+// The fragment of the page's URL, #run=ID, selects the run.
 function runOfAddress() {
   return new URLSearchParams(location.hash.slice(1)).get("run");
 }
@@ -13,7 +13,7 @@ function layerText(rank, label) {
   return label + (layer && known(layer.name) ? ` (${layer.name})` : "");
 }
 
-// Layers come first: the fault of one layer disappears in the mean over all.
+// The layer comes first, since the mean over all layers hides the fault of one layer.
 function alarmText({ rank, alarm }, many) {
   const layer = known(alarm.layer) ? `layer ${layerText(rank, alarm.layer)}` : "calls without a layer";
   const what = { grad_key: "dK", grad_value: "dV" }[alarm.tensor] || alarm.pass;
@@ -23,7 +23,7 @@ function alarmText({ rank, alarm }, many) {
   return `${where} has an error up to ${fixed(alarm.value, 1)} times what its precision explains`;
 }
 
-// Faults of a pass as a whole, and alarms that have passed.
+// Returns faults of a whole pass, and alarms that have ended.
 function faultOf(rank, limits) {
   const sure = (ulp, z) => known(ulp) && known(z) && Math.abs(ulp) > limits?.bias_ulp && Math.abs(z) > limits?.bias_z;
   for (const pass of ["forward", "backward"]) {
@@ -36,15 +36,15 @@ function faultOf(rank, limits) {
   return past ? `attention exceeded a limit at steps ${count(past.first_step)} to ${count(past.last_step)}: ${past.of.replace("_", " ")}` : null;
 }
 
-const AFTERMATH = 128; // steps in which a spike is still the headline
+const AFTERMATH = 128; // steps after its onset during which a spike stays the headline
 
-// The last loss event, if the loss may still suffer from it.
+// The last loss event: a divergence or a slow rise, or a spike within the last AFTERMATH steps; else null.
 function currentIncident(ranks) {
   const last = lossEvents(ranks).at(-1), step = largest(ranks.map(by("step")));
   return last && (last.what === "divergence" || last.what === "slow rise" || step - last.step <= AFTERMATH) ? last : null;
 }
 
-// " (3 -> 9)": the loss before the onset, and at it; "" if the history does not have both.
+// " (3 -> 9)": the last loss before the onset and the loss at the onset. "" if the history lacks one of them.
 function lossChange({ step, ranks }) {
   const table = (ui.history?.tables || []).find((t) => !known(t.layer) && t.rank === ranks[0].rank.rank);
   const points = (table?.columns?.loss || []).map((y, i) => ({ last: table.first_step + (i + 1) * table.steps_per_point - 1, y })).filter((p) => finite(p.y));
@@ -64,7 +64,7 @@ function trainingFault(ranks) {
   return failed.length ? `RUN FAILED on rank ${span(failed)}` : null;
 }
 
-// State of the training: loss and weights first, then attention. "good" only if both were seen.
+// The verdict on the training: first loss and weights, then attention. "good" requires measurements of both.
 function verdict(ranks, limits) {
   const fault = trainingFault(ranks), [kind, attention] = attentionVerdict(ranks, limits);
   const sentence = attention[0].toUpperCase() + attention.slice(1);
@@ -112,7 +112,7 @@ function showVerdict(ranks) {
   byId("notes").replaceChildren(...notes(ranks).map((line) => element("li", line.alarm ? "alarm" : "quiet", line.text)));
 }
 
-// Marks the tab of a page with a fault.
+// Sets the title of the browser tab. A triangle marks a fault.
 function showTitle(state) {
   const mark = byId("verdict").className === "bad" ? "\u25B2 " : "";
   document.title = known(state.run) ? `${mark}${state.run} – foreshock` : "foreshock";
@@ -128,7 +128,7 @@ function showFigures(ranks) {
   }));
 }
 
-// "node17, user me, python3.11, torch 2.13.0": where the run is, whose it is, and what it runs.
+// "node17, user me, python3.11, torch 2.13.0": hosts, owner, executables and frameworks of the run.
 function jobText(state, ranks) {
   const several = (key) => {
     const values = [...new Set(ranks.map(by(key)).filter(Boolean))];
@@ -163,7 +163,7 @@ function showLegend(ranks) {
   for (const made of legend.children) made.setAttribute("aria-pressed", String(made.dataset.rank === (ui.rank ?? "all")));
 }
 
-// Whether the loss has values of more than a factor of 30 between them: then a linear axis shows only the largest.
+// Whether the largest loss is more than 30 times the smallest. A linear axis would then show only the largest ones.
 function spansDecades(tables) {
   const values = tables.flatMap((t) => t.columns.loss || []).filter((y) => finite(y) && y > 0);
   return values.length > 0 && largest(values) > 30 * smallest(values);
@@ -203,7 +203,7 @@ function showTables(ranks, shown) {
   ui.tables.logged.fill(loggedRows(shown));
 }
 
-// Which run the page shows, when its agent serves several: its state, which may be another document.
+// Returns the state of the selected run. If the agent serves several runs, this may need another request.
 async function chooseRun(document) {
   const runs = document.runs ?? [document], ids = runs.map((run) => run.run), select = byId("runs");
   select.hidden = runs.length < 2;
@@ -215,11 +215,11 @@ async function chooseRun(document) {
   const run = runs.find((each) => each.run === (ui.run ?? document.run)) ?? runs[0] ?? {};
   select.selectedIndex = runs.indexOf(run);
   if (Array.isArray(run.ranks)) return { ...document, ...run };
-  // The list of runs has only their number of ranks.
+  // In the list of runs, `ranks` is only a number.
   return (run.run ?? document.run) === document.run ? document : read("/api/v1/state?run=" + encodeURIComponent(run.run));
 }
 
-// Readings of another run, or of other ranks, do not apply to these.
+// Resets both cursors when another run or other ranks are shown.
 function forgetReadings(view) {
   if (ui.view === view) return;
   ui.view = view;
@@ -253,7 +253,7 @@ async function read(path) {
   return response.json();
 }
 
-// Reads the history of the shown run again when it has new steps; not at every poll, because it is long.
+// Reads the history of the shown run again if it has new steps. It is too long to be read at every poll.
 async function readHistory(state) {
   const steps = JSON.stringify((state.ranks || []).map((rank) => [rank.rank, rank.steps, rank.attention?.backward?.judged]));
   const isOther = ui.historyRun !== state.run;
@@ -262,7 +262,7 @@ async function readHistory(state) {
   Object.assign(ui, { history, historyRun: state.run, historySteps: steps });
 }
 
-// Returns false if another run was chosen meanwhile, which has its own update under way.
+// Returns false if the user selected another run meanwhile; the update of that run is already in progress.
 async function update() {
   const run = ui.run;
   ui.document = await read("/api/v1/state");
@@ -296,7 +296,7 @@ function start() {
   ui.heat = new HeatMap();
   ui.tables = {
     ranks: new Table(tables, "Ranks", ["rank", "state", "step", "loss", "gradient norm", "ratio forward", "largest", "ratio backward", "bias, ulp", "z",
-      "worst layer", "s per step", "slowdown"], [0, 1]), // of one rank all is said elsewhere
+      "worst layer", "s per step", "slowdown"], [0, 1]), // with one rank, other parts of the page have these values
     before: new Table(byId("before"), "Loss events, and what came before", ["event", "step", "time", "seen at step", "rank", "detector", "level", "layer", "from step", "steps before"], [0, 5, 6, 7, 9],
       "None so far. A spike is found once 128 losses are known before it."),
     detectors: new Table(byId("detectors"), "Detectors", ["detector", "finding", "level", "value", "limit", "of the limit", "layer", "since step", "rank", "values",

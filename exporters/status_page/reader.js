@@ -1,8 +1,8 @@
-// The keyboard in the charts: the chart of the loss takes the arrow keys, a line shows the step in all of them, and the
-// values there are said in words.
+// Keyboard access to the charts. The arrow keys move a cursor in the loss chart, every chart shows it as a line, and
+// the values at its step are shown as text.
 
 class StepReader {
-  // `redraw()` draws the charts anew with the cursor.
+  // `redraw()` must draw all charts again, with the cursor.
   constructor(chart, redraw) {
     this.chart = chart;
     this.redraw = redraw;
@@ -30,7 +30,7 @@ class StepReader {
     return Math.max(...this.tables.map((table) => table.steps_per_point));
   }
 
-  // The steps that have a value, of all ranks shown.
+  // The steps at which a shown rank has a loss, ascending.
   steps() {
     return [...new Set(this.tables.flatMap((table) => points(table, "loss").map((p) => p.x)))].sort((a, b) => a - b);
   }

@@ -1,8 +1,9 @@
-// The tables below the charts, and the figures above them.
+// The tables below the charts and the key figures above them.
 
-// Rows of texts; a cell may be {text, alarm, bar}: a bar of that share of its width. Kept from update to update, so that focus and open details survive.
+// A table of texts. A cell may be {text, alarm, bar}, where `bar` is the length of a bar from 0 to 1. The elements
+// around the rows are created once, so that an update keeps the focus and opened details.
 class Table {
-  // `waits`: what an empty table says; without it an empty one is hidden.
+  // `waits`: the text of an empty table. If it is "", an empty table is hidden.
   constructor(parent, name, columns, textColumns, waits = "", isOpen = true) {
     this.waits = waits;
     this.section = add(parent, "section");
@@ -38,12 +39,13 @@ class Table {
   }
 }
 
-// When a rank ended a step, in words; "" if the history does not say.
+// The time at which a rank ended a step, as text; "" if the history does not have it.
 function timeOf(rank, step) {
   const table = (ui.history?.tables || []).find((t) => !known(t.layer) && t.rank === rank.rank), elapsed = table?.columns.elapsed_seconds;
   if (!elapsed || !finite(step) || step < table.first_step) return "";
   const seconds = elapsed[Math.floor((step - table.first_step) / table.steps_per_point)];
-  return finite(seconds) ? clock(rank.started_at + seconds, rank.last_step_at, seconds < 1e5) : ""; // the history has five digits
+  // The history has five digits, so from 1e5 s on it does not resolve seconds.
+  return finite(seconds) ? clock(rank.started_at + seconds, rank.last_step_at, seconds < 1e5) : "";
 }
 const isAboveBudget = (rank) => rank.max_slowdown < 1 && rank.slowdown_ratio > rank.max_slowdown;
 const slowdownCell = (rank) => ({ text: percent(rank.slowdown_ratio), alarm: isAboveBudget(rank) });
@@ -71,7 +73,8 @@ function layerRow(rank, layer) {
     number(layer.gradient_norm, 3), { text: count(layer.nonfinite_steps), alarm: layer.nonfinite_steps > 0 }];
 }
 
-// Of a layer that several ranks hold, the one with the largest ratio; layers with an alarm come first.
+// One row per layer. If several ranks have the layer, the row shows the rank with the largest deviation ratio. Layers
+// with an alarm come first.
 function layerRows(ranks) {
   const worst = new Map();
   for (const rank of ranks) {
@@ -94,7 +97,7 @@ function countRow(ranks, pass) {
     sum("in_flight"), [reasons(skipped), reasons(lost)].filter(Boolean).join("; ")];
 }
 
-// Names, norms and weights are switched off if they cost too much, or if naming them failed.
+// The agent's state for a rank. Names, norms and weights are switched off if they cost too much or if naming failed.
 function monitorText(rank) {
   const now = rank.on === false ? "paused" : rank.alive === false ? "ended" : "on";
   if ((rank.tensors_given_up_step ?? null) === null) return now;
@@ -115,7 +118,7 @@ function healthRows(ranks) {
 const LEVELS = ["quiet", "watch", "warn"];
 const levelCell = (level) => ({ text: level, alarm: level === "warn", kind: level === "watch" ? "watch" : "" });
 
-// What each detector finds, in plain words, and when it gets its first value.
+// `finding`: the meaning of a detector's warning. `waits`: the event that gives the detector its first value.
 const DETECTORS = {
   bias: { finding: "attention output is biased", waits: "a judged forward slice" },
   output_error_drift: { finding: "attention error follows the gradient", waits: "a judged backward slice" },
@@ -131,7 +134,7 @@ const DETECTORS = {
   weight_shift: { finding: "weights move faster than before", waits: "two snapshots of a tensor" },
 };
 const times = (logarithm) => `${short(Math.exp(logarithm))} \u00D7`;
-// Where a detector warns, in the unit of its value.
+// The value at which a detector warns, as text, by the kind of its statistic.
 const LIMITS = {
   drift: (d) => (d.least > 0 ? `${short(d.least)} that lasts` : "a sign that lasts"),
   limit: (d) => `${short(d.warn)}, twice`,
@@ -140,7 +143,7 @@ const LIMITS = {
   forecast: (d) => `${short(d.least)} ahead`,
   growth: (d) => `grows ${times(d.least)}`,
 };
-// Every series learns by itself; a fixed limit needs no learning.
+// Each series of a detector learns separately, so `values` is divided by their number. A fixed limit needs no learning.
 function scoreCell(d) {
   const each = Math.floor(d.values / (d.series || 1));
   if (d.look !== "limit" && each < d.learning) return `learns, ${count(each)} of ${count(d.learning)}`;
@@ -148,8 +151,8 @@ function scoreCell(d) {
 }
 const findingOf = (detector) => DETECTORS[detector]?.finding ?? "";
 
-// What the benchmark measured: how well a warning predicts a loss event. Whether the finding itself is true is another
-// question, so these figures are a tooltip.
+// How well a warning predicts a loss event, as measured by the benchmark. Shown only as a tooltip, since a finding can
+// be true without a loss event.
 function benchmarkText(measured) {
   if (!measured) return "Not measured by the benchmark.";
   const followed = measured.alarms > 0 ? `a loss event followed ${count(measured.right)} of ${count(measured.alarms)} warnings` : "it never warned";
@@ -160,7 +163,7 @@ function benchmarkText(measured) {
 const detectorCell = (detector, measured) => ({ text: detector, title: [findingOf(detector), benchmarkText(measured)].filter(Boolean).join(". ") });
 const statusCell = (measured) => ({ text: !measured ? "not measured" : measured.proven ? "default" : "experimental", title: benchmarkText(measured) });
 
-// Of several ranks the one with the highest level; high levels come first, then in the order of the table.
+// One row per detector: that of the rank with the highest level. High levels come first, then the order of the table.
 function detectorRows(ranks) {
   const worst = new Map();
   for (const rank of ranks) {
@@ -182,7 +185,7 @@ const EVENT_NAMES = { loss_spike: "loss spike", divergence: "loss diverged", los
   weight_mismatch: "weights differ from their replicas'", weight_initial_unknown: "first weights of the run not known",
   tensors_given_up: "names, norms and weights given up" };
 
-// "warn_bias" as it is said.
+// "warn_bias" becomes "bias warns".
 const levelName = (name) => name.replace(/^warn_(.+)/, "$1 warns").replace(/^watch_(.+)/, "$1 watches");
 
 function eventRows(ranks) {
@@ -195,7 +198,7 @@ function eventRows(ranks) {
 const loggedRows = (ranks) => ranks.flatMap((rank) =>
   Object.entries(rank.logged || {}).map(([name, { value, step }]) => [name, String(rank.rank), number(value, 5), count(step)]));
 
-// How far the weights of the node have moved, the same in every rank; and whether replicas agree.
+// How far the weights of the node have moved, and whether replicas agree. Every rank of a node has the same values.
 function weightFigure(ranks) {
   const all = ranks.map(by("weights")).filter((weights) => weights?.tensors > 0);
   if (all.length === 0) return [];
@@ -207,7 +210,7 @@ function weightFigure(ranks) {
   return [["weights", number(of.wasserstein_previous, 3), notes.filter(Boolean).join("; "), odd !== ""]];
 }
 
-// "; 10 min since the start; last at 14:05:12", from the clock of the trainers.
+// "; 10 min since the start; last at 14:05:12", by the clocks of the trainers.
 function elapsedText(ranks) {
   const begin = smallest(ranks.map(by("started_at"))), last = largest(ranks.map(by("last_step_at")));
   if (!finite(begin) || !finite(last) || last < begin) return "";
