@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A safe file name made of a text from a record, which is not trusted.
+// Makes a safe file name of a text from a record, which is not trusted.
 std::string file_name_of(const std::string& text) {
   std::string name = text.substr(0, 64);
   for (char& c : name)
@@ -27,9 +27,8 @@ std::string file_name_of(const std::string& text) {
   return name;
 }
 
-// In both folder classes, add() and finish() return "" or one line with the error.
-
-// One file per type of line: run.csv, step.csv, sample.csv, event.csv.
+// Writes one CSV file per type of line: run.csv, step.csv, sample.csv, event.csv. In this class and the next,
+// add() and finish() return "" or one line with the error.
 class CsvFolder {
  public:
   explicit CsvFolder(const fs::path& folder) : files_(folder) {}
@@ -45,7 +44,7 @@ class CsvFolder {
   NewFiles files_;
 };
 
-// One folder per run and rank, as TensorBoard shows one curve per folder.
+// Writes one folder per run and rank, because TensorBoard shows one curve per folder.
 class TensorBoardFolder {
  public:
   explicit TensorBoardFolder(const fs::path& folder) : files_(folder) {}
@@ -118,7 +117,7 @@ int export_record(const Arguments& arguments) {
   return csv.empty() ? copy_record<TensorBoardFolder>(record, board) : copy_record<CsvFolder>(record, csv);
 }
 
-// foreshock detect: runs the detectors over a record, with the same code as the agent during the run.
+// foreshock detect: runs the detectors over a record, with the code that the agent uses during a run.
 
 namespace {
 
@@ -130,8 +129,8 @@ struct Found {
   uint64_t lines = 0;
 };
 
-// Writes one CSV line for every value that a detector was given. Numbers are written so that they can be read
-// back exactly.
+// Writes one CSV line for every input value of a detector. Numbers have enough digits to be read back
+// exactly.
 class ScoreTable {
  public:
   // Returns "" or an error.

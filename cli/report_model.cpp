@@ -121,7 +121,7 @@ void Signals::take(const std::string& layer, const std::vector<WatchReading>& re
 
 std::vector<SignalPoint> Signals::around(DetectorId detector, const std::string& layer, int64_t first,
                                          int64_t event, int64_t last) const {
-  const Series* loudest = nullptr;
+  const Series* selected = nullptr;
   double highest = -1;
   for (auto at = series_.lower_bound({static_cast<int>(detector), ""}); at != series_.end(); ++at) {
     if (at->first.first != static_cast<int>(detector)) break;
@@ -129,12 +129,12 @@ std::vector<SignalPoint> Signals::around(DetectorId detector, const std::string&
     for (const SignalPoint& point : at->second.points) {
       if (point.step < first || point.step > event || !(point.score > highest)) continue;
       highest = point.score;
-      loudest = &at->second;
+      selected = &at->second;
     }
   }
   std::vector<SignalPoint> points;
-  if (loudest == nullptr) return points;
-  for (const SignalPoint& point : loudest->points)
+  if (selected == nullptr) return points;
+  for (const SignalPoint& point : selected->points)
     if (point.step >= first && point.step <= last && std::isfinite(point.value)) points.push_back(point);
   return points;
 }

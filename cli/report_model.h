@@ -35,8 +35,8 @@ class Signals {
   void take(const std::string& layer, const std::vector<WatchReading>& readings);
 
   // Selects the series of `detector` in `layer` that has the highest score in the steps from `first` to
-  // `event`, and returns its finite values from `first` to `last`. Empty if no series has a value in the
-  // steps up to `event`.
+  // `event`, and returns its finite values from `first` to `last`. Empty if no series has a
+  // value in the steps from `first` to `event`.
   std::vector<SignalPoint> around(DetectorId detector, const std::string& layer, int64_t first, int64_t event,
                                   int64_t last) const;
 

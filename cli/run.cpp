@@ -1,5 +1,5 @@
-// foreshock run: runs a command with the monitor. See run() for the course. If something needed for
-// monitoring is missing, it prints one line and runs the command without the monitor.
+// foreshock run: runs a command with the monitor. run() has the sequence of steps. If monitoring is not
+// possible, prints one line and runs the command without the monitor.
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -27,15 +27,15 @@ namespace foreshock::cli {
 namespace {
 
 constexpr int kAgentStartTimeoutMs = 5000;
-constexpr int kPortsTried = 100;  // ports tried, starting with the default port
+constexpr int kPortsTried = 100;  // number of ports to try, starting with the default port
 
-// Replaces this process by the command, so its exit status becomes ours.
+// Replaces this process by the command. Returns an exit status only if the command cannot be started.
 int run_alone(const std::vector<std::string>& command) {
   std::vector<char*> words;
   for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   execvp(words[0], words.data());
-  const int error = errno;  // say() may change it
+  const int error = errno;  // say() may change errno
   say("cannot start '" + command[0] + "': " + strerror(error));
   return status_of_failed_start(error);
 }
@@ -45,7 +45,7 @@ int run_unmonitored(const std::vector<std::string>& command, const std::string& 
   return run_alone(command);
 }
 
-// Whether `program` was found, and for a script also its interpreter.
+// Whether `program` and, if it is a script, its interpreter exist.
 bool can_start(const std::string& program) {
   if (program.empty()) return false;
   std::string words, interpreter;
@@ -61,18 +61,18 @@ bool is_followed_by_service(const Arguments& arguments) {
   return arguments.text(OptionId::kAgent) == "service";
 }
 
-// "" or why the limit on file size (RLIMIT_FSIZE) is too low: a write beyond it raises SIGXFSZ, which would
-// kill the trainer.
+// Returns "" or that the limit on file size (RLIMIT_FSIZE) is too low. A write beyond the limit raises
+// SIGXFSZ, which would kill the trainer.
 std::string file_size_problem() {
-  constexpr rlim_t kLeast = 4 << 20;  // a segment without slots and what the agent writes
+  constexpr rlim_t kLeast = 4 << 20;  // enough for a segment without slots, and for the agent's files
   rlimit limit = {};
   if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur >= kLeast) return "";
   return "files are limited to " + std::to_string(limit.rlim_cur >> 10) +
          " KiB here; raise `ulimit -f` to 4 MiB or more";
 }
 
-// The library in the trainer allocates no memory for its settings, so the directory name has a fixed maximal
-// length.
+// Returns "" or that the directory name is too long. Its length is limited, because the library in the
+// trainer allocates no memory for its settings.
 std::string length_problem(const Monitored& monitored) {
   constexpr size_t kMost = sizeof(Settings::directory) - 1;
   if (monitored.base.size() + 1 + monitored.run_id.size() <= kMost) return "";
@@ -80,7 +80,7 @@ std::string length_problem(const Monitored& monitored) {
          std::to_string(kMost - 1 - monitored.run_id.size()) + " characters at most";
 }
 
-// "" or what to do about options that contradict each other or have unusable values.
+// Returns "" or what to do about options that contradict each other or have unusable values.
 std::string run_problem(const Arguments& arguments) {
   const bool service = is_followed_by_service(arguments);
   for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kOnAlert,
@@ -108,7 +108,7 @@ std::string adapter_problem(const Installation& installation, const std::vector<
   const Adapter adapter = prepare_adapter(installation, python.executable, *cache);
   if (adapter.usable() && !adapter.path.empty()) *cache = adapter.folder();
   if (const std::string why = helper_problem(python); python.certain && !why.empty()) say(why);
-  // A guessed interpreter says nothing about the command, which may be a C++ trainer.
+  // If the interpreter is only a guess, the command may be a C++ trainer, which needs no adapter for it.
   return adapter.usable() || !python.certain ? "" : adapter.reason;
 }
 
@@ -117,7 +117,7 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   std::vector<std::string> command = {
       installation.executable, "agent", "--dir", directory, "--run-id", run_id};
   if (is_followed_by_service(arguments)) return {};
-  // The user scrapes a port that was given, so only the default port may be replaced by a free one.
+  // A given port is the one that the user scrapes. Only the default port may be replaced by a free one.
   std::string ports = arguments.text(OptionId::kPort);
   if (!arguments.is_given(OptionId::kPort)) ports += "-" + std::to_string(std::stoi(ports) + kPortsTried - 1);
   command.insert(command.end(), {option(OptionId::kPort).flag, ports});
@@ -136,8 +136,8 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   return command;
 }
 
-// True the first time that it is called with `line` and `python`. The lines printed so far are stored in the
-// cache, which belongs to one user on one machine.
+// Returns true at the first call with `line` and `python`, also across runs. The earlier lines are stored in
+// the cache, which belongs to one user on one machine.
 bool is_first_time(const std::string& cache, const std::string& python, const std::string& line) {
   const std::string path = cache + "/known-defects", text = python + ": " + line;
   std::ifstream file(path);
@@ -147,8 +147,8 @@ bool is_first_time(const std::string& cache, const std::string& python, const st
   return true;
 }
 
-// Mentions the number of known defects of the attention kernels of this torch, once per machine. This run may
-// not have the inputs concerned; foreshock doctor lists them.
+// Prints the number of known defects of the installed attention kernels, once per cache and interpreter. The
+// run's inputs may not be affected, so the defects are only listed by foreshock doctor.
 void mention_known_bad(const std::vector<std::string>& command, const std::string& cache) {
   const FoundPython python = find_python(command);
   if (python.executable.empty() || !python.certain) return;
@@ -159,8 +159,8 @@ void mention_known_bad(const std::vector<std::string>& command, const std::strin
   if (is_first_time(cache, python.executable, line)) say(line);
 }
 
-// A hint if --every and --max-slowdown were both given and the limit may suppress samples of that interval;
-// else "".
+// Returns a hint if --every and --max-slowdown were both given, because the limit may then suppress samples
+// of that interval; else "".
 std::string interval_and_limit_line(const Arguments& arguments) {
   uint64_t every = 0;
   double limit = 1;
@@ -173,7 +173,7 @@ std::string interval_and_limit_line(const Arguments& arguments) {
          ": steps that it does not pay for are not sampled; give --every alone to sample them all";
 }
 
-// The last step in the last MiB of the record; -1: there is none.
+// Returns the last step in the last MiB of the record; -1: there is none.
 int64_t last_step_in(const std::string& record) {
   constexpr std::streamoff kEnd = 1 << 20;
   std::ifstream file(record, std::ios::binary | std::ios::ate);
@@ -238,7 +238,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
       const std::string words = keeper.last_words();  // read before leave() removes the log
       directory.leave();
       sigprocmask(SIG_SETMASK, signals.original_mask(), nullptr);
-      // A given port that is in use is wrong use, like a --bind address that this machine lacks.
+      // If a given port is in use, that is wrong use, like a --bind address that this machine does not have.
       if (arguments.is_given(OptionId::kPort) && words.find(": port ") != std::string::npos &&
           words.find(strerror(EADDRINUSE)) != std::string::npos)
         return wrong_use(words + "; choose another --port, or 0 for any free one");
@@ -248,7 +248,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   }
   const std::string record = absolute(arguments.text(OptionId::kRecord));
   const std::string flagged = absolute(arguments.text(OptionId::kSaveFlagged));
-  // Restarts a dead agent, and prints the address of each new one.
+  // Restarts a dead agent and prints the address of each new agent.
   const auto keep_agent = [&keeper, &monitored, &record, &flagged] {
     keeper.tick();
     const auto agent = keeper.news();
@@ -281,7 +281,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   }
   const ExitStatus status = signals.wait_for(pid, keep_agent);
   exchange.tell(status, signals.asked_to_stop_by());
-  // Consumes the Ctrl-C that ended the command; it must not end the wait below.
+  // Consumes the Ctrl-C that ended the command, so that it does not end the wait below.
   signals.interrupted_within(0);
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
   report(answer, absolute(arguments.text(OptionId::kSummary)), record,
@@ -300,7 +300,7 @@ int run(const Arguments& arguments) {
   parse_switch(arguments.text(OptionId::kEnabled).c_str(), &enabled);
   if (!enabled) return run_alone(command);
   if (const std::string problem = run_problem(arguments); !problem.empty()) return wrong_use(problem);
-  // A command that cannot start fails here, before a run is announced.
+  // A command that cannot be started fails here, before anything about a run is printed.
   const char* path = std::getenv("PATH");
   if (!can_start(look_up(command[0], path != nullptr ? path : "/bin:/usr/bin"))) return run_alone(command);
 
@@ -336,7 +336,7 @@ std::string without_slashes(std::string path) {
   return path;
 }
 
-// "" or what to do about the options of `foreshock agent`.
+// Returns "" or what to do about the options of `foreshock agent`.
 std::string problem_of(const AgentOptions& options, const Arguments& arguments) {
   if (options.directory.empty() && options.tree.empty())
     return "no run given; type foreshock agent --dir DIR, or --tree DIR for all runs below DIR";
@@ -374,7 +374,7 @@ int agent(const Arguments& arguments) {
   parse_count(arguments.text(OptionId::kForgetAfter).c_str(), &options.forget_after_seconds);
   options.keep_alive = arguments.has_flag(OptionId::kKeepAlive);
   if (const std::string problem = problem_of(options, arguments); !problem.empty()) return wrong_use(problem);
-  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond `ulimit -f` then fails and is counted
+  std::signal(SIGXFSZ, SIG_IGN);  // so that a write beyond `ulimit -f` fails and is counted
   const int status = run_agent(options);
   if (options.tree.empty()) remove_after_agent(options.directory);
   return status;

@@ -20,7 +20,8 @@ std::string printable(std::string text) {
 
 void say(const std::string& line) {
   const std::string text = printable("foreshock: " + line) + '\n';
-  // SIGPIPE is blocked and consumed: if standard error is a pipe without a reader, the command must go on.
+  // Blocks and consumes SIGPIPE, because the command must continue if standard error is a pipe without a
+  // reader.
   sigset_t pipe, pending, before;
   sigemptyset(&pipe);
   sigaddset(&pipe, SIGPIPE);
@@ -45,14 +46,14 @@ int wrong_use(const std::string& line) {
 
 namespace {
 
-// Terminals that support mode 2026 display a frame only when it is complete; the others ignore the sequence.
+// Terminals with mode 2026 display a frame only when it is complete. Other terminals ignore these sequences.
 constexpr std::string_view kBegin = "\033[?2026h\033[H", kEnd = "\033[?2026l";
 constexpr std::string_view kClearLine = "\033[K", kClearBelow = "\033[J";
 constexpr std::string_view kHideCursor = "\033[?25l\033[2J", kShowCursor = "\033[?25h";
 
 volatile std::sig_atomic_t g_stop = 0;
 void ask_to_stop(int) { g_stop = 1; }
-void wake_up(int) {}  // ends a sleep early
+void wake_up(int) {}  // a handler for SIGWINCH that only interrupts the sleep in wait()
 
 void put(std::string_view text) {
   while (!text.empty()) {
@@ -62,7 +63,7 @@ void put(std::string_view text) {
   }
 }
 
-// Length of the colour sequence that `text` begins with; 0 if there is none.
+// Returns the length of the colour sequence at the start of `text`; 0 if there is none.
 size_t colour_length(std::string_view text) {
   if (!text.starts_with("\033[")) return 0;
   const size_t end = text.find_first_not_of("0123456789;", 2);
@@ -105,8 +106,8 @@ std::string frame_of(const std::string& text, size_t columns, size_t rows) {
   const size_t most = std::max<size_t>(rows, 1);
   const size_t shown = lines.size() <= most ? lines.size() : most - 1;
   std::string frame(kBegin);
-  // A row is cleared before it is written: after a row of full width the cursor is still on its last
-  // character, which clearing would erase.
+  // Clears a row before writing it. After writing a row of full width, the cursor is still on the last
+  // character, and clearing would erase that character.
   const auto add_row = [&](size_t n, std::string_view line) {
     if (n > 0) frame += "\r\n";
     (frame += kClearLine) += fit_line(line, columns);

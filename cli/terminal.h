@@ -1,5 +1,5 @@
-// What the command line writes to a terminal: whole lines on standard error, a screen that is redrawn, a
-// progress bar.
+// Writes to the terminal: whole lines on standard error, a screen that is redrawn, a progress bar. Formats
+// numbers and facts as text.
 #ifndef FORESHOCK_CLI_TERMINAL_H_
 #define FORESHOCK_CLI_TERMINAL_H_
 
@@ -13,35 +13,35 @@
 
 namespace foreshock::cli {
 
-// Replaces control characters by '?', so that a text from a record, which is not trusted, cannot send escape
+// Replaces control characters by '?'. Text from a record is not trusted and could otherwise send escape
 // sequences to the terminal.
 std::string printable(std::string text);
 
 // Writes "foreshock: <line>\n" with one call.
 void say(const std::string& line);
 
-// Returns the width of the terminal on standard output, at least 60 and at most 120; `otherwise` without a
-// terminal.
+// Returns the width of the terminal on standard output, limited to the range from 60 to 120. Returns
+// `otherwise` if standard output is not a terminal.
 size_t terminal_columns(size_t otherwise);
 
 // The exit status after wrong use of the command line.
 inline constexpr int kWrongUse = 2;
 
-// Calls say(line) and returns kWrongUse, for `return wrong_use(...)`.
+// Prints the line with say(). Returns kWrongUse.
 int wrong_use(const std::string& line);
 
-// The first `columns` characters of a line; colours (ESC [ ... m) have no width and are switched off at the
-// end.
+// Returns the first `columns` characters of a line. Colours (ESC [ ... m) have no width and are switched off
+// at the end.
 std::string fit_line(std::string_view line, size_t columns);
 
-// Returns the text and escape sequences that draw `text` over the previous frame: from the top left, each
-// line cut to the width, the rest of the screen cleared. If there are more lines than rows, the last row says
-// how many are missing.
+// Returns `text` with the escape sequences that draw it over the previous frame, from the top left. Each line
+// is cut to `columns`, and the rest of the screen is cleared. If there are more lines than rows, the last row
+// has the number of missing lines.
 std::string frame_of(const std::string& text, size_t columns, size_t rows);
 
-// A text that is redrawn at the same place of a terminal. While it exists, the cursor is hidden, and SIGINT,
-// SIGTERM and SIGHUP only make wait() return false; the destructor restores both and leaves the last frame on
-// the screen. One object at a time, one thread.
+// Redraws a text at the same place of a terminal. While a Screen exists, the cursor is hidden. SIGINT,
+// SIGTERM and SIGHUP do not end the process but make wait() return false. The destructor restores cursor and
+// signals and leaves the last frame on the screen. One object at a time, one thread.
 class Screen {
  public:
   Screen();
@@ -53,10 +53,9 @@ class Screen {
   static bool is_terminal();
 
   void draw(const std::string& text);
-  size_t rows() const { return rows_; }  // as of the last draw() or wait()
+  size_t rows() const { return rows_; }  // at the last draw() or wait()
 
-  // Waits until the time is up or the window has changed its size. Returns false after a signal that asks to
-  // stop.
+  // Waits `seconds`, or until the size of the window changes. Returns false after a signal that asks to stop.
   bool wait(int seconds);
 
  private:
@@ -66,7 +65,7 @@ class Screen {
   std::vector<std::pair<int, struct sigaction>> before_;  // signals and their previous handlers
 };
 
-// One line on standard error, rewritten in place; prints nothing if standard error is not a terminal.
+// Draws a progress bar in one line of standard error. Prints nothing if standard error is not a terminal.
 class ProgressBar {
  public:
   explicit ProgressBar(const std::string& name);
@@ -80,31 +79,29 @@ class ProgressBar {
  private:
   std::string name_;
   bool on_;
-  int shown_ = -1;  // filled characters of the bar that is displayed
+  int shown_ = -1;  // number of filled characters on the screen; -1: nothing was drawn yet
 };
 
-// Numbers and facts as text: columns, units, colours.
-
-// The number in printf's `format`, or "unknown".
+// Returns the number in printf's `format`, or "unknown".
 std::string formatted(const char* format, std::optional<double> value);
 
-// 1234567 -> "1 234 567"; "unknown".
+// Returns "1 234 567" for 1234567, or "unknown".
 std::string count(std::optional<double> value);
 
-// "3 budget, 1 mask"; "none".
+// Returns "3 budget, 1 mask", for example; "none" if all counts are 0.
 std::string reasons(const std::map<std::string, double>& counts);
 
-// "optimizer_state" -> " (optimizer state)"; "" stays "".
+// Returns " (optimizer state)" for "optimizer_state", and "" for "".
 std::string in_brackets(std::string text);
 
-// A line of a table with the columns name, forward, backward, remark.
+// Returns a line of a table with the columns name, forward, backward, remark.
 std::string row(const std::string& name, const std::string& forward, const std::string& backward,
                 const std::string& remark = "");
 
-// A line with a name and a value, aligned with row().
+// Returns a line with a name and a value, aligned with row().
 std::string fact(const std::string& name, const std::string& value);
 
-// ANSI colours, or none.
+// Adds ANSI colours to text, unless colours are switched off.
 class Paint {
  public:
   explicit Paint(bool on) : on_(on) {}

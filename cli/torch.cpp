@@ -39,7 +39,7 @@ std::string installation_problem(const Installation& installation) {
         installation.adapter_sources + "/build_adapter.py", installation.headers + "/foreshock/hook.h"}) {
     if (access(path.c_str(), R_OK) != 0) return path + " is missing; build or install foreshock again";
   }
-  // The dynamic linker splits LD_PRELOAD at ' ' and ':' and expands '$'; none of them can be quoted.
+  // The dynamic linker splits LD_PRELOAD at ' ' and ':' and expands '$'. These characters cannot be escaped.
   if (installation.library.find_first_of(" :$") != std::string::npos) {
     return "the path " + installation.library +
            " cannot be preloaded; move foreshock to one without ' ', ':' and '$'";
@@ -66,8 +66,8 @@ std::string cache_root() {
   return "";
 }
 
-// FNV-1a over the names and contents of the adapter's sources, so that an adapter built from other sources is
-// not used.
+// Returns the FNV-1a hash of the names and contents of the adapter's sources, so that an adapter built from
+// other sources is not used.
 std::string hash_of_sources(const Installation& installation) {
   std::vector<fs::path> files;
   std::error_code ignored;
@@ -113,8 +113,8 @@ Adapter read_answer(const Captured& answer, const std::string& python) {
   return adapter;
 }
 
-// Announces a build once build_adapter.py has written "building". Elapsed time is no sign: on a busy machine
-// the check of a cached adapter may take seconds too.
+// Announces a build when build_adapter.py has written "building". A long wait does not imply a build, because
+// checking a cached adapter may take seconds on a busy machine.
 void say_once_that_it_builds(const Captured& so_far) {
   static bool was_said = false;
   if (was_said || so_far.errors.find("building\n") == std::string::npos) return;
@@ -180,12 +180,12 @@ bool is_python_name(const std::string& name) {
   return false;
 }
 
-// What is lost without the helper; ParameterClock (integrations/torch/clock.h) then counts the steps.
+// The effect of a missing helper. ParameterClock (integrations/torch/clock.h) then counts the steps.
 constexpr const char* kWithoutHelper =
     "; else steps are counted from 1, and learning rate, gradient norms and layer names stay unknown";
 
-// 'I' or 'E' if `option` is -I, -E, or a cluster of one-letter options that contains one (-uE); 0 for others,
-// such as -X..., -W... and --long.
+// Returns 'I' or 'E' if `option` is -I or -E, or a group of one-letter options with one of these (-uE).
+// Returns 0 for other options, such as -X..., -W... and --long.
 char isolating_letter(const std::string& option) {
   if (option.find_first_not_of("bBdEiIOPqRsSuvx", 1) != std::string::npos) return 0;
   if (option.find('I') != std::string::npos) return 'I';
@@ -291,8 +291,8 @@ namespace fs = std::filesystem;
 
 constexpr int kListTimeoutMs = 20000;
 
-// `libtorch_cpu.so => /opt/libtorch/lib/libtorch_cpu.so (0x...)`, or `=> not found`. False: the program is
-// not linked with it.
+// Reads the line `libtorch_cpu.so => /opt/libtorch/lib/libtorch_cpu.so (0x...)` or `... => not found`.
+// Returns false if there is none: the program is not linked with LibTorch.
 bool read_list(const std::string& list, std::string* library) {
   std::istringstream lines(list);
   for (std::string line; std::getline(lines, line);) {
@@ -309,14 +309,14 @@ bool read_list(const std::string& list, std::string* library) {
 bool lists_libtorch(const std::string& program, std::string* library) {
   const std::string linker = program_interpreter(program);
   if (linker.empty()) return false;
-  // As ldd does. The linker is started directly, so that the program itself never runs.
+  // As ldd does. Starts the linker directly, so that the program itself does not run.
   std::vector<std::string> environment = own_environment();
   set_environment(&environment, "LD_TRACE_LOADED_OBJECTS", "1");
   const Captured list = run_and_capture({linker, program}, environment, kListTimeoutMs);
   return list.start_error == 0 && read_list(list.output, library);
 }
 
-// The directory that holds lib/ with this library and include/ with the headers; "" if there are no headers.
+// Returns the directory with lib/ for this library and include/ for its headers; "" if there are no headers.
 std::string home_of(const std::string& library) {
   std::error_code error;
   const fs::path home = fs::canonical(library, error).parent_path().parent_path();
@@ -398,8 +398,8 @@ std::vector<std::string> command_environment(const Installation& installation, c
                       OptionId::kMathPath, OptionId::kWeights, OptionId::kCountKernels}) {
     set_environment(&environment, option(id).variable, arguments.text(id));
   }
-  // With --every but without --max-slowdown, samples are not limited by time: the trainer gets an empty
-  // limit.
+  // With --every but without --max-slowdown, the time for samples is not limited. An empty limit in the
+  // trainer's environment means that.
   const bool has_every = arguments.is_given(OptionId::kEvery) && arguments.text(OptionId::kEvery) != "0";
   if (has_every && !arguments.is_given(OptionId::kMaxSlowdown))
     set_environment(&environment, option(OptionId::kMaxSlowdown).variable, "");
@@ -411,7 +411,7 @@ std::string preload_problem(const std::vector<std::string>& environment, const s
   if (probe.start_error != 0)
     return "/bin/true does not start: " + std::string(std::strerror(probe.start_error));
   if (probe.timed_out) return "/bin/true hangs with libforeshock.so preloaded";
-  // If the dynamic linker cannot load the library, it prints a message with its name and continues.
+  // If the dynamic linker cannot load the library, it prints a message with the library's name and continues.
   if (probe.errors.find(library) != std::string::npos) return "libforeshock.so cannot be preloaded here";
   if (probe.status.signal != 0 || probe.status.code != 0)
     return "/bin/true fails with libforeshock.so preloaded";

@@ -9,8 +9,8 @@
 namespace foreshock::cli {
 namespace {
 
-// Damerau-Levenshtein distance: insertions, deletions, replacements, and exchanges of neighbours that turn a
-// into b.
+// Returns the Damerau-Levenshtein distance: the number of insertions, deletions, replacements, and exchanges
+// of neighbours that turn a into b.
 size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::vector<size_t>> rows(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) {
@@ -31,7 +31,7 @@ size_t edit_distance(const std::string& a, const std::string& b) {
 }  // namespace
 
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& known) {
-  constexpr size_t kLongestWord = 64;  // longer words were not typed by hand
+  constexpr size_t kLongestWord = 64;  // a longer word was not typed by hand
   if (word.size() > kLongestWord) return "";
   const std::string* best = nullptr;
   size_t least = 1 + std::min<size_t>(2, word.size() / 3);

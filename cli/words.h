@@ -19,14 +19,15 @@ struct WordOption {
 
 class Words {
  public:
-  // Reads `words`, which follow the name of `command`. An option's value follows it, or "="; "--" ends the
-  // options. Returns "" or one line that says what is wrong and what to do. Stops at --help.
+  // Reads `words`, the words after the name of `command`. The value of an option is the next word, or follows
+  // "=" in the same word. "--" ends the options. Stops at --help. Returns "" or one line that says what is
+  // wrong and what to do.
   std::string parse(const std::vector<std::string>& words, const std::string& command,
                     std::span<const WordOption> options);
 
   bool wants_help() const { return wants_help_; }
   bool has(std::string_view flag) const { return find(flag) != nullptr; }
-  // The value of the last `flag` given; "" if there is none.
+  // Returns the value of the last `flag` given; "" if it was not given.
   std::string value(std::string_view flag) const;
 
   struct Given {
@@ -51,7 +52,7 @@ std::string did_you_mean(const std::string& word, const std::vector<std::string>
 // `indent`.
 std::string wrapped(const std::string& text, size_t indent, size_t columns);
 
-// The options in two aligned columns, for --help; lines end before column `columns`.
+// Returns the options in two aligned columns, for --help. Lines end before column `columns`.
 std::string words_help(std::span<const WordOption> options, size_t columns);
 
 // What --help prints: usage, purpose, options, notes.
