@@ -8,13 +8,14 @@ namespace {
 
 constexpr double kSmallest = 1e-30;
 constexpr double kMostScore = 1e6;
-// The smallest spread that Shift assumes: the spread of a nearly constant series consists of rounding errors.
+// The smallest spread that Shift assumes. The spread of a nearly constant series consists only of rounding
+// errors.
 constexpr double kLeastSpread = 1e-6;
 
 }  // namespace
 
 double Baseline::std() const {
-  // The standard deviation of a sample, with n - 1, since there may be few values.
+  // Sample standard deviation with n - 1, since there may be few values.
   const double known = static_cast<double>(std::max<uint64_t>(count_, 2));
   return std::sqrt(std::max(variance_, 0.0) * known / (known - 1));
 }
@@ -53,7 +54,7 @@ double Shift::observe(const DetectorInfo& info, double value) {
   recent_ = usual_.count() == 0 ? x : recent_ + weight * (x - recent_);
   const double sign = info.look == Look::kRise ? 1 : -1;
   const double off = sign * (recent_ - usual_.mean());
-  // Variance of an exponential mean of independent values: weight / (2 - weight) of theirs.
+  // The exponential mean of independent values has weight / (2 - weight) times their variance.
   const double error = std::max(usual_.std(), kLeastSpread) * std::sqrt(weight / (2 - weight));
   const bool learned = usual_.count() >= info.learning;
   usual_.add(x, info.memory, info.learning);
@@ -88,12 +89,13 @@ void Line::add(double x, double y, double memory) {
 
 double Line::t() const {
   if (count_ < 4 || !(xx_ > 0)) return 0;
-  // The residuals of a perfect line are rounding errors; they must not count as precision.
+  // The residuals of a perfect line are only rounding errors. The lower bound keeps them from giving a huge
+  // t.
   const double residual = std::max(yy_ - slope() * xy_, 1e-12 * yy_) / std::max(weight_ - 2, 1.0);
   return residual > 0 ? slope() / std::sqrt(residual / xx_) : 0;
 }
 
-// Values evenly spaced over s steps have the variance s^2 / 12 of their step numbers.
+// The step numbers of values evenly spaced over s steps have the variance s^2 / 12.
 double Line::span() const { return weight_ > 0 ? std::sqrt(12 * xx_ / weight_) : 0; }
 
 double Growth::observe(const DetectorInfo& info, int64_t step, double value) {

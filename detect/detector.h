@@ -1,8 +1,8 @@
-// Detectors: each computes a statistic of one series of values, a score from the statistic and a row of the
-// table (thresholds.h), and a level from the scores. Pure functions of the values in their order: no clock,
-// no input or output, no heap.
+// Detectors. Each computes a statistic of one series of values, then a score from the statistic and a row of
+// the table in thresholds.h, then a level from the scores. The results depend only on the values and their
+// order. No clock, no input or output, no heap.
 //
-//   Baseline  mean and spread of a series, learned and slowly followed
+//   Baseline  mean and spread of a series, learned and then slowly updated
 //   Drift     a small signed error that persists (two-sided CUSUM)
 //   Shift     a recent mean above or below the baseline
 //   Limit     two values above a fixed limit
@@ -41,9 +41,9 @@ struct Reading {
   double score = 0;
 };
 
-// Turns scores into a level. The level rises at once, but falls only after kCalm scores in a row below
-// kLeaveAt times the score at which the level begins, so that a score that swings around a threshold makes
-// one event.
+// Turns scores into a level. The level rises at the first score that reaches its threshold. It falls only
+// after kCalm scores in a row below kLeaveAt times the threshold, so that a score that oscillates around a
+// threshold makes one event.
 class LevelRule {
  public:
   static constexpr double kLeaveAt = 0.7;
@@ -78,10 +78,10 @@ class LevelRule {
   int calm_ = 0;
 };
 
-// The usual mean and spread of a series. The first `memory` values count equally, later ones with exponential
-// forgetting of that length. After `learning` values, each value is clipped to kClip standard deviations from
-// the mean. So a spike does not change the baseline much, but a lasting new level does in the end, since
-// every clipped value enlarges the spread (by 15/(2 memory)): no alarm lasts forever.
+// The usual mean and spread of a series. The first `memory` values have equal weights, later ones exponential
+// weights with that memory. After `learning` values, each value is clipped to kClip standard deviations from
+// the mean, so that a spike hardly changes the baseline. Every clipped value enlarges the spread by the share
+// 15/(2 memory), so the baseline eventually reaches a lasting new level, and no alarm lasts forever.
 class Baseline {
  public:
   static constexpr double kClip = 4;
@@ -106,9 +106,9 @@ class Baseline {
   uint64_t count_ = 0;
 };
 
-// One side of Page's cumulative sum, the standard test for a small lasting shift: S = max(0, S + z - slack).
-// z has unit spread, and mean 0 if there is no shift. S is limited to `most`, so that it falls soon after the
-// shift ends.
+// One side of Page's cumulative sum (CUSUM), the standard test for a small lasting shift: S = max(0, S + z -
+// slack). z must have unit spread, and has mean 0 without a shift. S is limited to `most`, so that it falls
+// soon after the shift ends.
 class Cusum {
  public:
   void add(double z, double slack, double most, double value) {
@@ -137,8 +137,8 @@ class Cusum {
 };
 
 // Mean number of values until a one-sided CUSUM of independent normal values without a shift reaches
-// `threshold`: Siegmund's approximation (Sequential Analysis, 1985, 2.6), accurate to a few percent. With two
-// sides it is half.
+// `threshold`: Siegmund's approximation (Sequential Analysis, 1985, 2.6), accurate to a few percent. For a
+// two-sided CUSUM the number is half.
 inline double cusum_run_length(double slack, double threshold) {
   const double b = 2 * slack * (threshold + 1.166);
   return (std::exp(b) - b - 1) / (2 * slack * slack);
@@ -146,10 +146,10 @@ inline double cusum_run_length(double slack, double threshold) {
 
 // Detects a small lasting signed error, however small compared with the noise of single values.
 //
-// By its definition the series has mean 0 without a fault. Only the spread is learned, about the mean of the
-// values themselves, so that a bias present from the start is still found. The spread used is the larger of
-// the learned one and that of the last kRecent values, so that growing noise is not taken for a drift. A
-// single value counts for at most kMost standard deviations.
+// Without a fault the series must have mean 0. The mean is therefore not learned, so that a bias present from
+// the start is found. The spread is learned, around the mean of the values. It is replaced by the spread of
+// the last kRecent values if that is larger, so that growing noise is not taken for a drift. A value is
+// limited to kMost standard deviations.
 class Drift {
  public:
   static constexpr double kMost = 4;
@@ -171,9 +171,9 @@ class Drift {
   Cusum up_, down_, control_up_, control_down_;
 };
 
-// Detects that a positive quantity is suddenly far from its baseline. It compares the recent mean
-// (exponential, of `recent` values) with the baseline of the values before it, in standard errors. It works
-// on logarithms, so that a factor counts the same at every size.
+// Detects that a positive quantity is suddenly far from its baseline. It compares the exponential mean of
+// `recent` values with the baseline of earlier values, in standard errors. It uses logarithms, so that a
+// factor counts the same at every magnitude.
 class Shift {
  public:
   // Returns the score; 0 for a shift in the other direction. A value of 0 or below counts as the smallest
@@ -191,11 +191,11 @@ class Shift {
   double recent_ = 0;
 };
 
-// Detects values above a fixed limit. One value may exceed it by chance, so two of the last info.learning
-// values (at most 64) must.
+// Detects values above a fixed limit. Two of the last info.learning values (at most 64) must exceed it, since
+// a single value may do so by chance.
 class Limit {
  public:
-  // Returns the score: the second largest of the last values divided by the limit; negative values count as
+  // Returns the score: the second largest of the last values, divided by the limit. Negative values count as
   // 0.
   double observe(const DetectorInfo& info, double value);
 
@@ -233,10 +233,10 @@ class Line {
   uint64_t count_ = 0;
 };
 
-// Extrapolates a series by a straight line. kForecast: the line reaches info.least within another span.
-// kGrowth: the line through the logarithms rises by info.least over its span, while the square of the value
-// is below the mean square of the last kLongMemory values: Adam's second moment, which scales the steps,
-// still falls although the gradient grows.
+// Fits a straight line to a series. kForecast: detects that the line reaches info.least within another span.
+// kGrowth: detects that the line through the logarithms rises by info.least over its span, while the square
+// of the value is below the mean square of the last kLongMemory values. Then Adam's second moment, which
+// scales the steps, still falls although the gradient grows.
 class Growth {
  public:
   static constexpr double kLongMemory = 1000;
@@ -263,9 +263,9 @@ class Detector {
  public:
   explicit Detector(DetectorId id);
 
-  // Takes a value. If the value or its control is not finite, the state stays as it is and the reading has
-  // the present level with the score 0; such values are counted elsewhere. `step` is only a coordinate and
-  // may go back.
+  // Takes a value. If the value or its control is not finite, the state does not change, and the reading has
+  // the present level and the score 0; Window counts such values. `step` is only a coordinate and may go
+  // back.
   Reading observe(int64_t step, double value, double control = 0);
 
   Level level() const { return rule_.level(); }

@@ -79,8 +79,8 @@ void LossEventRule::restart() {
   in_spike_ = diverged_ = false;
 }
 
-// Returns the event that the present loss completes, if any. A divergence may follow the spike with which it
-// began; it then has the same onset.
+// Returns the event that the present loss completes, if any. A spike can turn into a divergence; both events
+// then have the same onset.
 std::optional<LossEvent> LossEventRule::declare(int64_t step) {
   if (nonfinite_in_row_ >= kLossPersistence && !diverged_) return raise(LossEventKind::kDivergence, step);
   if (high_in_row_ >= static_cast<int>(kLossWindow) && nonfinite_in_row_ == 0) {
@@ -158,7 +158,7 @@ bool LossRiseRule::is_above(double mean) const {
   const std::optional<double> noise = this->noise();
   if (!noise || !has_best_) return false;
   const double margin = std::max(kSigmas * *noise, kLeastShare * std::fabs(best_));
-  // If the level and the noise are exactly zero, there is no scale on which a rise could be large.
+  // If level and noise are both exactly zero, no rise is reported, since its size has no scale.
   return margin > 0 && mean > best_ + margin;
 }
 

@@ -14,9 +14,9 @@ namespace foreshock {
 
 inline constexpr size_t kRobustZMaxValues = 256;
 
-// (x - median) / (1.4826 median |value - median|), which equals the usual z for normal values. `values` must
-// be finite; only the first kRobustZMaxValues are used. Absent with fewer than 16 values, if x is not finite,
-// or if more than half of the values are equal.
+// Returns (x - median) / (1.4826 median |value - median|), which equals the usual z for normal values.
+// `values` must be finite; only the first kRobustZMaxValues are used. Absent with fewer than 16 values, if x
+// is not finite, or if more than half of the values are equal.
 std::optional<double> robust_z(const double* values, size_t count, double x);
 
 // 1.4826 median |value - median|, which equals the standard deviation for normal values. `values` must be
@@ -24,17 +24,17 @@ std::optional<double> robust_z(const double* values, size_t count, double x);
 // equal.
 double robust_spread(const double* values, size_t count);
 
-// The definition of a loss event. It is fixed, since every detector is scored against it.
+// The definition of a loss event. It must not change, since every detector is scored against it.
 //
-// A loss is high if it is not finite, or above mean + 6 std of the 128 usable losses before it. A high loss
-// is not usable: it does not enter the window, since a spike would otherwise hide its own later part. Before
-// 128 usable losses no finite loss is high.
+// A loss is high if it is not finite, or above mean + 6 std of the window, the last 128 usable losses. A loss
+// that is not high is usable. High losses do not enter the window, since a spike would otherwise hide its own
+// later part. Until the window is full, no finite loss is high.
 //
 // A spike is 3 high losses in a row. Its onset is the first of them. It ends after 3 losses in a row that are
 // not high.
 //
-// A divergence is 3 losses in a row that are not finite, whether or not the window is full, or 128 high
-// losses in a row. In the second case the window starts again at the new level.
+// A divergence is 3 losses in a row that are not finite, even if the window is not full, or 128 high losses
+// in a row. In the second case the window is filled again at the new level.
 
 inline constexpr size_t kLossWindow = 128;
 inline constexpr double kLossSigmas = 6;
@@ -71,7 +71,7 @@ class LossEventRule {
   uint64_t spikes() const { return spikes_; }
   uint64_t divergences() const { return divergences_; }
 
-  // Resets everything but the counts: the next losses belong to another part of the training.
+  // Resets everything but the counts. Called when the next losses belong to another part of the training.
   void restart();
 
   template <class State>
@@ -102,20 +102,21 @@ class LossEventRule {
   uint64_t spikes_ = 0, divergences_ = 0;
 };
 
-// Finds slow rises of the loss. LossEventRule, which follows the literature so that results can be compared,
-// cannot find them: losses just below 6 sigma widen its window, and a slowly rising loss moves the window
-// along. This rule compares the run with its own best level.
+// Finds slow rises of the loss, by comparing the run with its own best level. LossEventRule cannot find them:
+// losses just below 6 sigma widen its window, and a slowly rising loss raises the window's mean. It follows
+// the literature, so that results can be compared, and is therefore left as it is.
 //
 // Losses are averaged in blocks of kBlock. Three blocks in a row whose mean exceeds the level by 6 times the
 // noise of a mean and by 5 % of the level are a rise. The level is the lowest average of kLevel blocks in a
-// row; the lowest single block would fall ever further below the usual level in a long run.
+// row. The lowest single block is not used, since in a long run it would be far below the usual level by
+// chance.
 //
 // The noise of a mean is the larger of two estimates:
-//   - from the differences of neighbouring blocks, by median and MAD, divided by sqrt(2). The median removes
-//     a steady fall of the loss; half of kMemory blocks after a steep first descent its effect is gone;
-//   - from the differences of neighbouring losses within blocks. This one alone would miss slow
-//     oscillations, and the first alone is inaccurate with few blocks.
-// A suspect block counts neither for the level nor for the noise. A single high loss does not count for its
+//   - from the differences of neighbouring blocks: the median absolute deviation from their median, divided
+//     by sqrt(2). The median removes a steady fall of the loss. A steep first descent has no effect after
+//     half of kMemory blocks. With few blocks this estimate is inaccurate.
+//   - from the differences of neighbouring losses within blocks. This estimate misses slow oscillations.
+// A block that may be part of a rise changes neither the level nor the noise. A high loss is left out of its
 // block.
 class LossRiseRule {
  public:
@@ -128,8 +129,8 @@ class LossRiseRule {
   static constexpr int kPersistence = 3;
 
   // Takes the next loss. Returns the first step of a rise if this loss completes it. `is_high` and `in_event`
-  // are the result of LossEventRule for the same loss: a high loss is ignored, and during an event, which is
-  // already reported, no rise is found; the level after it counts as a new level.
+  // are the result of LossEventRule for the same loss. A high loss is ignored. During an event no rise is
+  // found, since the event is already reported. After the event a new level is learned.
   std::optional<int64_t> observe(int64_t step, double loss, bool is_high, bool in_event);
 
   void restart() { *this = LossRiseRule(); }

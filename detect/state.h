@@ -34,8 +34,8 @@ class StateWriter {
   std::string bytes_;
 };
 
-// Reads fields. The bytes need not be trusted: after the first invalid field good() stays false and every
-// value reads as zero. The object that was read into must then not be used.
+// Reads fields. The bytes may be invalid: after the first invalid field, good() stays false and all values
+// read as zero. If good() is false, the object that was read must not be used.
 class StateReader {
  public:
   static constexpr bool kReads = true;

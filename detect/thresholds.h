@@ -14,30 +14,30 @@ inline constexpr double kDeviationRatioBackward = 3;
 
 // Limit of the error of dK and dV relative to that of fused attention. PyTorch's CPU kernel sums them in
 // bf16, one block of queries at a time: its error is 1.3 to 1.8 times that of fused attention at 256
-// queries, 1.4 to 2.6 at 1024 and 3 at 4096, 4 if causal. An error of 5 % gives more than 10. The roundings
-// of the blocks are independent, so the kernel's error grows with the square root of the rows. So does the
-// limit, from kRowsOfLimit rows on.
+// queries, 1.4 to 2.6 at 1024, and at 4096 3 times, or 4 times with a causal mask. A planted error of 5 %
+// gives more than 10. The roundings of the blocks are independent, so the kernel's error grows with the
+// square root of the rows. From kRowsOfLimit rows on, the limit grows likewise.
 inline constexpr double kDeviationRatioKeys = 6;
 inline constexpr double kRowsOfLimit = 4096;
 
 // Limit of the violation of the conservation of dK and dV, relative to its tolerance (shadow/conservation.h).
 // Correct calls of PyTorch's CPU kernel have at most 0.7 (bench/verdicts.py's situations). If one key of 256
-// is left out, dK has 7 and dV 2.5.
+// is left out, the ratio is 7 for dK and 2.5 for dV.
 inline constexpr double kConservationRatio = 3;
 
-// Number of a layer's backward slices of rows that must show that its calls see all keys before conservation
-// counts.
+// Number of a layer's backward slices of query rows that must show that its calls see all keys, before the
+// conservation of dK and dV is judged.
 inline constexpr uint64_t kWholeCalls = 4;
 
 // Number of a layer's last 64 slices that must exceed the limit. A single slice may exceed it by chance, if
 // plain attention happens to have a small error; a single faulty head among 32 gives two slices.
 inline constexpr int kSlicesBeyond = 2;
-// The same number for dK and dV. Their slices count however few positions have a gradient: in a training that
-// has memorized its data, one slice of dK in 800 exceeds the limit.
+// The same number for dK and dV. It is larger, since slices with few nonzero gradients count as well: in a
+// training that has memorized its data, one slice of dK in 800 exceeds the limit.
 inline constexpr int kSlicesBeyondKeys = 3;
 
 // Limits of the pooled signed bias of a pass, in ulp, and of its standard score between slices. A bias alarm
-// needs both to be exceeded, and not by the rounded reference as well.
+// needs both to be exceeded. There is no alarm if the rounded reference exceeds them as well.
 inline constexpr double kBiasUlp = 0.05;
 inline constexpr double kBiasZ = 6;
 // Limit of the bias of dK and dV. PyTorch's CPU kernel, which sums them in bf16, exceeds the bias of fused
@@ -73,9 +73,9 @@ enum class Look : int {
   kGrowth,    // t of the slope through their logarithms, while the square is below its own running mean
 };
 
-// A row of the table of detectors. `warn` is the statistic that gives the score 1, and `least` the effect
-// that is needed besides: the score is the smaller of statistic / warn and effect / least. Counts are numbers
-// of values of one series.
+// A row of the table of detectors. `warn` is the value of the statistic and `least` the size of the effect at
+// which the detector warns: the score is the smaller of statistic / warn and effect / least. All counts are
+// numbers of values of one series.
 struct DetectorInfo {
   DetectorId id;
   const char* name;
@@ -89,10 +89,10 @@ struct DetectorInfo {
   double watch;  // lowest score of the level watch
 };
 
-// The values come from the literature or the design. entropy_drop and gradient_norm came close to theirs in
-// healthy trainings (of seeds that bench/precursors does not score), so they were raised by a third. A
-// two-sided CUSUM with slack 0.5 and threshold 18 gives one false alarm in 2e8 values if the spread is known
-// (cusum_run_length), which is rare enough for a thousand series.
+// The thresholds come from the literature or the design. In healthy trainings (with seeds that
+// bench/precursors does not score), entropy_drop and gradient_norm came close to their thresholds, which were
+// then raised by a third. If the spread is known, a two-sided CUSUM with slack 0.5 and threshold 18 gives one
+// false alarm in 2e8 values (cusum_run_length), which is rare enough for a thousand series.
 inline constexpr DetectorInfo kDetectorTable[kDetectors] = {
     {DetectorId::kBias, "bias",
      "signed error of attention's output in ulp that lasts and that the rounded reference has not",

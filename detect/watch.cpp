@@ -77,8 +77,7 @@ void RankWatch::observe_step(int64_t step, const std::optional<double>& loss,
   observe(DetectorId::kGradientGrowth, "", "", step, *gradient_norm, 0, out);
 }
 
-// Resets all detectors and rules: what they have learned may not hold for the part of the training that
-// follows.
+// Resets all detectors and rules, since their baselines may be wrong for the next part of the training.
 void RankWatch::resume(int64_t step, std::vector<WatchEvent>* out) {
   out->push_back({.kind = WatchEventKind::kResumed,
                   .step = step,
@@ -95,7 +94,8 @@ void RankWatch::resume(int64_t step, std::vector<WatchEvent>* out) {
 }
 
 void RankWatch::observe_loss(int64_t step, double loss, std::vector<WatchEvent>* out) {
-  if (!std::isfinite(loss)) loss = NAN;  // a record does not distinguish them, and replays must agree
+  if (!std::isfinite(loss))
+    loss = NAN;  // a record does not distinguish NaN and Inf, and a replay must give the same events
   loss_verdict_ = loss_rule_.observe(step, loss);
   if (loss_verdict_.event) {
     const bool spike = loss_verdict_.event->kind == LossEventKind::kSpike;
@@ -117,7 +117,7 @@ void RankWatch::note_loss_event(WatchEventKind kind, int64_t onset, int64_t decl
   out->push_back({.kind = kind, .step = onset, .value = loss, .place = {}, .layer = {}});
 }
 
-// Removes the series that has been without a value for longest: a quiet one if there is any.
+// Removes a series of the lowest level; among these, the one that has been without a value for longest.
 void RankWatch::give_up_one(DetectorId detector, int64_t step, std::vector<WatchEvent>* out) {
   const auto begin = series_.lower_bound({static_cast<int>(detector), ""});
   const auto end = series_.lower_bound({static_cast<int>(detector) + 1, ""});
@@ -133,7 +133,7 @@ void RankWatch::give_up_one(DetectorId detector, int64_t step, std::vector<Watch
   ++given_up_[static_cast<size_t>(detector)];
 }
 
-// Ends the episode of a series that is removed or learns again, so that it does not stay above quiet forever.
+// Ends the episode of a series that is removed or learns again. The episode would otherwise never end.
 void RankWatch::end_episode(const SeriesMap::value_type& series, int64_t step, double value,
                             std::vector<WatchEvent>* out) {
   const auto& [key, of] = series;

@@ -1,4 +1,4 @@
-// Runs all detectors of one rank over all restarts of a run: takes values, returns events, and finds the
+// Runs all detectors of one rank, over all restarts of a run. Takes values, returns events, and finds the
 // detector episodes that preceded each loss event.
 #ifndef FORESHOCK_DETECT_WATCH_H_
 #define FORESHOCK_DETECT_WATCH_H_
@@ -23,7 +23,8 @@
 
 namespace foreshock {
 
-// A period in which one detector was above quiet at one place.
+// A period in which one series of a detector was above level quiet. The series is named by its place: a layer
+// or a tensor.
 struct Episode {
   DetectorId detector;
   std::string place, layer;
@@ -51,7 +52,7 @@ class Precursors {
   // All episodes in the order of their first step.
   const std::deque<Episode>& episodes() const { return episodes_; }
 
-  // Forgets all episodes, since another part of the training begins.
+  // Removes all episodes. Called when another part of the training begins.
   void clear() { episodes_.clear(); }
 
   template <class State>
@@ -147,9 +148,9 @@ struct DetectorState {
   int64_t last_warn_step = -1;  // -1: never
   // Values given to the detector, and how often a level has risen to watch and to warn.
   uint64_t values = 0, watches = 0, warnings = 0;
-  size_t series = 0;            // series that it follows
-  uint64_t series_dropped = 0;  // series refused or given up for lack of room
-  // The last value of the series nearest to a warning. NaN: no value since this process started.
+  size_t series = 0;            // series at present
+  uint64_t series_dropped = 0;  // series refused or removed because of the limit
+  // The last value and score of the series with the highest score. NaN: no value since this process started.
   double value = NAN, score = 0;
   std::string value_layer;
   int64_t value_step = -1;
@@ -160,11 +161,11 @@ constexpr bool is_per_tensor(DetectorId id) {
   return id == DetectorId::kRmsStaleness || id == DetectorId::kWeightShift;
 }
 
-// All detectors of one rank. Every detector has a limit of series of its own, so that detectors cannot
-// displace each other's series. The detectors of the loss and of the gradient norm have one series each. A
-// detector of layers accepts every new layer; at the limit it gives up the series that has been quiet and
-// without a value for longest. A detector of tensors refuses new series at the limit: tensors come in turns,
-// and each would be given up before its next value.
+// All detectors of one rank. Every detector has its own limit of series, so that one detector cannot displace
+// the series of another. The detectors of the loss and of the gradient norm have one series each. A detector
+// of layers accepts every new layer; at the limit it removes the quiet series that has been without a value
+// for longest. A detector of tensors refuses new series at the limit. Tensors are measured in turns, so a
+// replaced series would be removed before its next value.
 class RankWatch {
  public:
   static constexpr size_t kMostLayers = 4096;           // series of a detector of layers

@@ -17,8 +17,9 @@ struct WindowSummary {
   size_t count;
 };
 
-// The last kCapacity finite values. NaN and Inf are only counted. Trivially copyable, so its state can be
-// saved as it is. A summary takes one pass over the values, so errors of earlier values do not accumulate.
+// The last kCapacity finite values. NaN and Inf are only counted. Trivially copyable, so its bytes can be
+// saved. summary() computes from the values each time, so rounding errors of removed values do not
+// accumulate.
 template <size_t kCapacity>
 class Window {
  public:
