@@ -95,8 +95,8 @@ Json facts_json(const std::vector<StoryFact>& facts) {
   return list;
 }
 
-// Returns how many steps before `since_step` a sign may have begun. It may have begun at any step after the
-// detector's previous value. A detector that needs several values reacts late, so a gap of more than
+// Returns how many steps before `since_step` a sign may have started. It may have started at any step after
+// the detector's previous value. A detector that needs several values reacts late, so a gap of more than
 // kLongUnseen steps among the last kValues values counts too. -1: there is no earlier value.
 int64_t unseen_before(const StorySign& sign) {
   constexpr int kValues = 4;

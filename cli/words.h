@@ -48,8 +48,8 @@ class Words {
 // Returns ", did you mean X?" for the most similar word of `known`, or "" if none is similar.
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& known);
 
-// Breaks `text` into lines so that they end before column `columns` if all but the first are indented by
-// `indent`.
+// Breaks `text` into lines and indents all lines but the first by `indent`. Lines end before column `columns`
+// if the caller prints the first line at column `indent`. A line may always have 20 characters.
 std::string wrapped(const std::string& text, size_t indent, size_t columns);
 
 // Returns the options in two aligned columns, for --help. Lines end before column `columns`.

@@ -87,11 +87,11 @@ void Monitor::leave(const foreshock_attention_call& call) {
   t_open = {};
   if (open.op < 0) return;
   const uint32_t pass = g_process.pass_of(open.op);
-  if (open.waking) {
+  if (open.sizes_segment) {
     ValidatedCall checked;
     const bool usable = validate_call(call, pass, &checked) < 0;
     const uint64_t bytes = usable ? slot_bytes_for(checked) : 0;
-    if (wake(bytes)) cost_.expect(bytes);
+    if (ensure_segment(bytes)) cost_.expect(bytes);
     return;
   }
   const uint64_t begin = monotonic_ns();
@@ -232,7 +232,7 @@ void Monitor::name_layer(const foreshock_attention_call& call, const OpenCall& o
 void Monitor::skip(int32_t op, uint32_t reason) {
   const OpenCall open = t_open;
   t_open = {};
-  if (open.op < 0 || open.waking) return;
+  if (open.op < 0 || open.sizes_segment) return;
   const Counting counting = g_process.counting();
   const bool is_known = open.op == op && reason < FORESHOCK_SKIP_REASONS;
   counting.add(counting.block->skipped[g_process.pass_of(open.op)]
@@ -241,7 +241,7 @@ void Monitor::skip(int32_t op, uint32_t reason) {
 
 // -- segment and reset --
 
-bool Monitor::wake(uint64_t slot_bytes_needed) {
+bool Monitor::ensure_segment(uint64_t slot_bytes_needed) {
   return g_process.arm(slot_bytes_needed, [] { g_monitor.reset(); });
 }
 
@@ -249,7 +249,7 @@ void Monitor::reset() {
   // A forked child that trains drops its parent's observations. Observations made before the first segment
   // are kept: a first pass without gradients (reentrant checkpoint, compiled graph) has a loss but creates no
   // segment.
-  if (std::exchange(has_woken_, true)) {
+  if (std::exchange(had_segment_, true)) {
     loss_ = {};
     loss_is_reported_.store(false);
     logged_norm_.reset();
@@ -359,7 +359,7 @@ struct DeviceGradients {
 
 void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t count_of) {
   const uint64_t begin = monotonic_ns();
-  wake(0);
+  ensure_segment(0);
   if ((g_process.hot() & kHotArmed) == 0) return;
   TryLock lock(clock_busy_);
   if (!lock) return;

@@ -23,11 +23,13 @@ namespace foreshock {
 // A call for which enter() returned nonzero and which has not ended.
 struct OpenCall {
   int32_t op = -1;
-  bool waking = false;  // there is no segment yet: the call is described only to choose its slot size
-  uint64_t call = 0;    // number within the step
-  int ordinal = -1;     // from OrdinalFollower; -1: unknown
+  bool sizes_segment = false;  // there is no segment yet; the call is described to choose its slot size
+  uint64_t call = 0;           // number within the step
+  int ordinal = -1;            // from OrdinalFollower; -1: unknown
 };
 
+// Most public functions implement the function of hook.h with the same name. They may be called from any
+// thread. If a function cannot take a lock at once, it drops its data instead of waiting.
 class Monitor {
  public:
   // Begins an attention call. Returns nonzero if the caller must describe the call with leave() or skip().
@@ -67,7 +69,8 @@ class Monitor {
 
  private:
   void set_unnamed();
-  bool wake(uint64_t slot_bytes_needed);
+  // Creates the segment if this process has none. Returns true if this call created it.
+  bool ensure_segment(uint64_t slot_bytes_needed);
   void reset();
   int enter_unarmed(int32_t op, uint32_t flags);
   void count_call(const Counting& counting, int32_t op);
@@ -96,7 +99,7 @@ class Monitor {
   uint64_t send_gradients(const foreshock_gradient* gradients, size_t count);
   void sample_gradients();
   void name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot);
-  bool find_late(uint64_t number, double* value) const;
+  bool find_number(uint64_t number, double* value) const;
   void apply_events(const PendingStep& step, bool with_losses);
   void complete(PendingStep* step);
   void complete_pending(bool is_step_end);
@@ -150,7 +153,7 @@ class Monitor {
   std::atomic<bool> skips_unseen_{false};
   bool step_was_sampled_ = false;
   bool steps_are_explicit_ = false;  // set once the trainer reports a step; then detected steps are ignored
-  bool has_woken_ = false;           // this process or a parent has had a segment
+  bool had_segment_ = false;         // this process or a parent has had a segment
   uint64_t last_tick_ns_ = 0;
   CallTotals last_totals_;
   StepStride stride_;

@@ -153,11 +153,12 @@ bool Monitor::step_is_sampled() {
 
 void Monitor::end_step(const foreshock_step& step) {
   uint64_t begin = monotonic_ns();
-  wake(0);
+  ensure_segment(0);
   if ((g_process.hot() & kHotArmed) == 0) return;
   TryLock lock(clock_busy_);
   if (!lock) return;
-  begin = std::max(begin, last_tick_ns_);  // last_tick_ns_ is later if wake() has just created the segment
+  begin = std::max(begin,
+                   last_tick_ns_);  // last_tick_ns_ is later if ensure_segment() has just created the segment
   if (step.step_source == FORESHOCK_STEP_REPORTED) steps_are_explicit_ = true;
   if (steps_are_explicit_ && step.step_source != FORESHOCK_STEP_REPORTED) return;
   g_process.drain_local();
@@ -288,7 +289,7 @@ uint64_t Monitor::collect_weights(const Counting& counting) {
 // Charges the device time of gathers and gradient sums, which delay the trainer's stream like any kernel. The
 // time is charged to the step in which it arrives on the host.
 void Monitor::charge_devices(const Counting& counting) {
-  gradient_cost_.look([this](uint64_t number, double* value) { return find_late(number, value); });
+  gradient_cost_.look([this](uint64_t number, double* value) { return find_number(number, value); });
   const uint64_t owed_ns = gradient_cost_.take_owed();
   gradients_ns_ += owed_ns;
   counting.add(counting.block->step_ns, owed_ns);
@@ -355,7 +356,7 @@ void Monitor::invalidate_norms() {
 // -- weights --
 
 int Monitor::name_weights(const foreshock_weight* weights, size_t count) {
-  wake(0);
+  ensure_segment(0);
   if ((g_process.hot() & kHotArmed) == 0) return 0;
   TryLock lock(weights_busy_);
   if (lock && g_process.has_other_ranks()) weights_.share_interval();
@@ -434,7 +435,7 @@ bool Monitor::fetch(const foreshock_tensor* values, size_t count_of, void* strea
   return is_sent || is_loss;
 }
 
-bool Monitor::find_late(uint64_t number, double* value) const {
+bool Monitor::find_number(uint64_t number, double* value) const {
   return (!is_without_kernel(number) && devices_.find_scalar(number, value)) || fetched_.find(number, value);
 }
 
@@ -566,7 +567,7 @@ void Monitor::complete(PendingStep* step) {
 // two kinds of numbers are no longer waited for: those of the oldest step if pending_steps_ is full, and
 // those that no kernel copies and the training has not fetched.
 void Monitor::complete_pending(bool is_step_end) {
-  const auto find = [this](uint64_t number, double* value) { return find_late(number, value); };
+  const auto find = [this](uint64_t number, double* value) { return find_number(number, value); };
   while (pending_steps_.has_ended()) {
     PendingStep& oldest = pending_steps_.oldest();
     const bool is_there = oldest.look(find);
@@ -582,7 +583,7 @@ bool Monitor::complete_open() {
   PendingStep& open = pending_steps_.open();
   if (pending_steps_.has_ended()) return false;
   if (open.events == 0 && open.gradients == 0 && open.has_events && open.has_gradients) return true;
-  if (!open.look([this](uint64_t number, double* value) { return find_late(number, value); })) return false;
+  if (!open.look([this](uint64_t number, double* value) { return find_number(number, value); })) return false;
   const bool knows = open.knows_losses();
   if (!open.has_events) mark_skips_unknown();
   apply_events(open, knows);
@@ -607,7 +608,7 @@ void Monitor::fetched(uint64_t number, double value) {
   if (!clock || !busy) return;
   // With several ranks the training may have averaged the value over them before it read it.
   if (!g_process.has_other_ranks()) fetched_.add(number, value);
-  pending_steps_.open().look([this](uint64_t wanted, double* found) { return find_late(wanted, found); });
+  pending_steps_.open().look([this](uint64_t wanted, double* found) { return find_number(wanted, found); });
   complete_pending(false);
 }
 

@@ -58,9 +58,9 @@ size_t WeightSchedule::due(int64_t step, int64_t steps, uint64_t interval, uint3
   }
   size_t found = 0;
   find(step, steps, interval, [&](uint32_t number, State* state) {
-    if (state->ended == round_) return;
-    if (state->asked != round_) ++open_, ++count->due;
-    state->asked = round_;
+    if (state->end_round == round_) return;
+    if (state->due_round != round_) ++open_, ++count->due;
+    state->due_round = round_;
     if (found < room) numbers[found++] = number;
   });
   return found;
@@ -77,9 +77,9 @@ WeightSchedule::Count WeightSchedule::unasked(int64_t step, int64_t steps, uint6
 uint64_t WeightSchedule::end(uint32_t number, int64_t step) {
   if (step != step_) return 1;
   State& state = states()[number];
-  const bool is_open = state.asked == round_ && state.ended != round_;
+  const bool is_open = state.due_round == round_ && state.end_round != round_;
   open_ -= is_open;
-  state.ended = round_;
+  state.end_round = round_;
   return !is_open;
 }
 

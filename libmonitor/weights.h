@@ -50,7 +50,8 @@ class WeightSchedule {
 
  private:
   struct State {
-    uint64_t asked, ended;  // the last rounds in which the tensor was due, and was shown
+    uint64_t due_round,
+        end_round;  // the last rounds in which the tensor was due, and in which end() was called
     bool is_here;
   };
   void find(int64_t step, int64_t steps, uint64_t interval, const auto& take);
@@ -194,7 +195,7 @@ class WeightSampler {
     uint64_t needs;          // ring bytes to reserve for the next record
     uint64_t element_bytes;  // size of an element when it was last shown
     uint32_t rest,
-        next_rest;  // turns that are still skipped because a record did not fit; length of the last skip
+        next_rest;  // turns that are still skipped because a record did not fit; length of the last such skip
     UpdateSnapshots::Copy copy;
   };
 
