@@ -157,8 +157,8 @@ void Monitor::end_step(const foreshock_step& step) {
   if ((g_process.hot() & kHotArmed) == 0) return;
   TryLock lock(clock_busy_);
   if (!lock) return;
-  begin = std::max(begin,
-                   last_tick_ns_);  // last_tick_ns_ is later if ensure_segment() has just created the segment
+  // If ensure_segment() has just created the segment, last_tick_ns_ is later than `begin`.
+  begin = std::max(begin, last_tick_ns_);
   if (step.step_source == FORESHOCK_STEP_REPORTED) steps_are_explicit_ = true;
   if (steps_are_explicit_ && step.step_source != FORESHOCK_STEP_REPORTED) return;
   g_process.drain_local();
