@@ -1,4 +1,4 @@
-// How the products of a matrix multiplication are summed.
+// Accumulators: the orders and roundings in which a matrix multiplication sums its products.
 #ifndef FORESHOCK_LAB_ACCUMULATOR_H_
 #define FORESHOCK_LAB_ACCUMULATOR_H_
 
@@ -20,7 +20,7 @@ enum class Accumulation {
 struct Accumulator {
   std::string_view name;
   Accumulation kind;
-  // Of tensor cores only. One step adds `step` products to the accumulator: the terms are truncated to
+  // kTensorCore only. One step adds `step` products to the accumulator: the terms are truncated to
   // `fraction_bits` bits below the largest exponent among them, the sum to `output_bits` fraction bits.
   int step = 0;
   int fraction_bits = 0;
@@ -39,8 +39,8 @@ Accumulator natural_accumulator(const NumberFormat& format);
 // Whether the unit exists for operands of `format` (tensor cores take no fp64, fp8 units only fp8).
 bool accepts(const Accumulator& accumulator, const NumberFormat& format);
 
-// The unit for operands of `format`: with operands of 32 bits a tensor core adds half as many products in a
-// step.
+// `accumulator`, adapted to operands of `format`. With 32-bit operands a tensor core adds half as many
+// products in a step.
 Accumulator for_operands(const Accumulator& accumulator, const NumberFormat& format);
 
 }  // namespace foreshock::lab

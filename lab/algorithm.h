@@ -16,7 +16,7 @@ namespace foreshock::lab {
 //   attention       query [rows][d], key, value [n][d], grad_out [rows][d]
 //                   -> out [rows][d], log_sum_exp [rows][1]
 //                   with backward also delta [rows][1], grad_query, grad_key, grad_value
-//                   only plain takes visible [rows][1]: how many keys, from the first on, each row sees
+//                   plain also takes visible [rows][1]: number of keys, from the first on, that each row sees
 //   convolution     image [d][n * n], filter [rows][d * 9] -> out [rows][(n - 2) * (n - 2)]
 //   softmax         logits [rows][n] -> out [rows][n]
 //   layer_norm      input [rows][n] -> out [rows][n]
@@ -55,7 +55,8 @@ struct Algorithm {
 std::span<const Algorithm> algorithms();
 std::optional<Algorithm> find_algorithm(std::string_view name);
 
-// The unfused algorithm of the family. In the format under test it is the noise floor, in fp64 the reference.
+// The unfused algorithm of the family. Its error in the format under test is the noise floor; its result in
+// fp64 is the reference.
 const Algorithm& plain_of(Family family);
 std::string_view name_of(Family family);
 

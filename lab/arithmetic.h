@@ -1,5 +1,5 @@
-// The arithmetic in which an algorithm runs. Every algorithm of the lab is written once, in terms of this
-// class, for all formats, roundings and accumulators.
+// The arithmetic in which an algorithm runs: format, rounding and accumulator. Every algorithm of the lab is
+// written once, in terms of this class.
 #ifndef FORESHOCK_LAB_ARITHMETIC_H_
 #define FORESHOCK_LAB_ARITHMETIC_H_
 
@@ -21,10 +21,10 @@ class Arithmetic {
   Arithmetic(NumberFormat format, Accumulator accumulator, Rounding rounding = Rounding::kNearestEven,
              uint64_t seed = 0);
 
-  // The format under test, in which the operands of products are.
+  // The format under test: that of the operands of products.
   const NumberFormat& format() const { return format_; }
-  // The format of stored tensors and of state kept "in the format": bf16 if the format is fp8, whose range is
-  // too small for scores and sums; else the format itself.
+  // The format of stored tensors and of running state "in the format". It is bf16 if the format is fp8, whose
+  // range is too small for scores and sums; else the format itself.
   const NumberFormat& storage() const { return storage_; }
 
   // Rounds an operand of a product to the format.
@@ -43,8 +43,9 @@ class Arithmetic {
   Tensor multiply(const Tensor& a, const Tensor& b) const;
   void multiply_add(const Tensor& a, const Tensor& b, Tensor& c) const;
 
-  // Sums and largest elements of rows. A sum consists of sixteen interleaved chains in registers, merged
-  // pairwise, as in vector units and warps: a single chain would lose small terms that real kernels keep.
+  // The sum and the largest element of a row. A sum consists of sixteen interleaved chains in registers,
+  // merged pairwise, as in vector units and warps. A single chain would lose small terms that real kernels
+  // keep.
   double row_sum(const Tensor& x, int row) const;
   static double row_max(const Tensor& x, int row);
 

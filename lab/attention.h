@@ -33,13 +33,13 @@ inline std::vector<int> key_tiles(int keys, const Tiling& tiling) {
 
 // Unfused: scores, probabilities and output are stored in the format, softmax works in registers.
 Tensors attention_plain(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// FlashAttention-1 re-implemented tensor by tensor, as studied in arXiv 2405.02803: every intermediate,
+// FlashAttention-1 as a sequence of tensor operations, as studied in arXiv 2405.02803. Every intermediate,
 // including the normalised running output, is stored in the format after every tile.
 Tensors flash_reimplemented(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // FlashAttention-2 with running maximum, sum and output in the format.
 Tensors flash2_reimplemented(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// flash2_reimplemented, but a larger value is subtracted in rows where several scores of a tile equal the
-// maximum (arXiv 2510.04212, algorithm 1).
+// flash2_reimplemented, but if several scores of a row and tile equal the maximum, a larger value is
+// subtracted (arXiv 2510.04212, algorithm 1).
 Tensors flash2_dynamic_max(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // FlashAttention-2 as shipped: all state is in registers, P is cast for the second product, the sum uses P
 // before the cast.

@@ -21,8 +21,8 @@ struct StoredTensor {
 };
 
 // A file in the safetensors format: a length, a JSON header, the data. The header is read and checked when
-// the file is opened; data is read on request, so a file may be far larger than memory. It is
-// read, not mapped, so that a file that shrinks causes an error and not SIGBUS.
+// the file is opened. Data is read on request, so a file may be far larger than memory. It is read instead of
+// mapped, so that a file that shrinks causes an error and not SIGBUS.
 class Safetensors {
  public:
   Safetensors() = default;

@@ -1,5 +1,5 @@
-// Claims of papers and of this lab about each sweep, each checked against the measurements of the sweep. One
-// function per sweep.
+// Claims of papers and of this lab about each sweep, with one function per sweep. Each claim is checked
+// against the measurements of its sweep.
 #ifndef FORESHOCK_LAB_CLAIMS_H_
 #define FORESHOCK_LAB_CLAIMS_H_
 

@@ -98,9 +98,9 @@ Histogram without(const Histogram& part, const Histogram& all) {
 
 namespace {
 
-// Elements of a unit, which one thread does, and of a block, which is read at a time and stays in the cache
-// until it is counted and compared. Sums are kept per unit and added in order, so they do not depend on the
-// number of threads.
+// Elements of a unit and of a block. A unit is the work of one thread. A block is read at once and stays in
+// the cache until it is counted and compared. Sums are kept per unit and added in order, so they do not
+// depend on the number of threads.
 constexpr uint64_t kUnit = uint64_t{1} << 24;
 constexpr uint64_t kBlock = uint64_t{1} << 17;
 
@@ -370,7 +370,8 @@ const Checkpoint::Place* find(const Checkpoint& checkpoint, const std::string& n
   return found == checkpoint.tensors.end() ? nullptr : &found->second;
 }
 
-// Whether a tensor exists in both, with supported types and one shape; if not, adds the reason to the result.
+// Whether a tensor exists in both checkpoints with supported types and the same shape. If not, adds the
+// reason to the result.
 bool comparable(const std::string& name, const Checkpoint::Place* a, const Checkpoint::Place* b,
                 PairResult* result) {
   if (!a && !b) return false;
@@ -392,7 +393,7 @@ size_t side_of(const Checkpoint& checkpoint, const Checkpoint::Place& place, Com
   return task->sides.size() - 1;
 }
 
-// The task with the tensor's shape among those from `first` on, which have the same name; else a new task.
+// Returns the task with the tensor's shape, or a new one. The tasks from `first` on have the tensor's name.
 ComparisonTask* task_of(const StoredTensor& tensor, size_t first, std::vector<ComparisonTask>* tasks) {
   for (size_t t = first; t < tasks->size(); ++t)
     if ((*tasks)[t].sides.front().place.tensor->shape == tensor.shape) return &(*tasks)[t];

@@ -1,5 +1,6 @@
-// Measures how far apart checkpoints are (the second phase of arXiv 2405.02803). Several pairs are measured
-// alike, so that the effect of another kernel can be compared with that of another seed or precision.
+// Measures how far apart the weights of checkpoints are (the second phase of arXiv 2405.02803). All pairs are
+// measured in the same way, so that the effect of another kernel can be compared with that of another seed or
+// precision.
 #ifndef FORESHOCK_LAB_COMPARISON_H_
 #define FORESHOCK_LAB_COMPARISON_H_
 
@@ -41,8 +42,9 @@ class TensorCounter {
   double rounding_ = 0;
 };
 
-// Counts the finite values of a tensor whose partner in the other tensor is not finite. Differences leave
-// them out, so the distributions that are compared with the differences must leave them out too.
+// Counts the unpaired values of a tensor: finite values whose partner in the other tensor is not finite.
+// Differences exclude them. The distributions that are compared with the differences must exclude them as
+// well.
 class UnpairedCounter {
  public:
   // Adds those of `count` packed elements that are finite and whose partner is not. The limit between two

@@ -178,8 +178,8 @@ std::vector<std::string> lines_of(const std::vector<Unlike>& unlike) {
   return lines;
 }
 
-// Lists tensors with values that are not finite: a tensor that is all NaN would not appear among the farthest
-// ones.
+// Lists tensors with values that are not finite. The list of the farthest tensors may lack them, since the
+// distance of a tensor that is all NaN is unknown.
 std::string not_finite_of(const Comparison& comparison, const PairResult& pair) {
   const std::string a = printable(comparison.paths[pair.pair.a]),
                     b = printable(comparison.paths[pair.pair.b]);

@@ -1,5 +1,5 @@
-// The tiled attention algorithms that the lab measures: FlashAttention 1 and 2 as the papers write them, and
-// the kernels as they are shipped (FlashAttention 2, 3 in FP8, 4, split keys).
+// The tiled attention algorithms that the lab measures: FlashAttention 1 and 2 as in their papers, and the
+// shipped kernels (FlashAttention 2, 3 in fp8, 4, split keys).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -295,10 +295,10 @@ Tensors flash2_cast_sum(const Tensors& inputs, const Settings& settings, Arithme
   return flash2_kernel(inputs, settings, {.sum_after_cast = true}, arithmetic);
 }
 
-// The stabilised maximum of "Why Low-Precision Transformer Training Fails" (arXiv 2510.04212, algorithm 1):
-// where the row maximum is repeated, a larger value is subtracted, so that P is never exactly 1, and sums of
-// equal values of one sign do not always round in the same direction. Softmax does not depend on the
-// subtracted value.
+// The stabilised maximum of "Why Low-Precision Transformer Training Fails" (arXiv 2510.04212, algorithm 1).
+// If the row maximum occurs several times, a larger value is subtracted. P is then never exactly 1, so sums
+// of values of one sign do not always round in the same direction. Softmax does not depend on the subtracted
+// value.
 
 namespace {
 
@@ -327,7 +327,7 @@ Tensors flash3_fp8(const Tensors& inputs, const Settings& settings, Arithmetic& 
 }
 
 Tensors flash4_lazy(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
-  // P may be as large as 2^8 in such a kernel.
+  // In such a kernel P may be as large as 2^8.
   return flash2_kernel(inputs, settings, {.lazy_log2 = 8}, arithmetic);
 }
 

@@ -42,8 +42,8 @@ Tensor drawn(int rows, int cols, Kind kind, uint64_t seed, Stream stream) {
 
 bool is_one_signed(Kind kind) { return kind == Kind::kOneSigned || kind == Kind::kTies; }
 
-// Row i gets the query sqrt(d) * e_c with c = i % d, so column c of the keys is the list of its scores. Each
-// column gets `ties` keys at the maximum; all other keys together have the softmax weight kResidue.
+// Row i has the query sqrt(d) * e_c with c = i % d, so its scores are column c of the keys. In each column,
+// `ties` keys have the maximum; all other keys together have the softmax weight kResidue.
 constexpr double kResidue = 2e-4;
 
 void plant_ties(Tensors& inputs, const InputLaw& law, uint64_t seed) {
@@ -51,7 +51,8 @@ void plant_ties(Tensors& inputs, const InputLaw& law, uint64_t seed) {
   const int n = key.rows, d = key.cols;
   std::fill(query.data.begin(), query.data.end(), 0.0);
   for (int i = 0; i < query.rows; ++i) query.at(i, i % d) = std::sqrt(d);
-  const double top = law.gap > 0 ? 0 : 1;  // with a gap the maximum is 0, where the format resolves the gap
+  // With a gap the maximum is 0, since the format resolves small gaps only near 0.
+  const double top = law.gap > 0 ? 0 : 1;
   const double fall = std::log(n / kResidue);
   for (int c = 0; c < d; ++c) {
     for (int j = 0; j < n; ++j)

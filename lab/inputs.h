@@ -42,7 +42,7 @@ inline double normal(uint64_t key, uint64_t counter) {
 // - uniform: U(0, 1)
 // - outlier: N(0, 1) + N(0, 100) * Bernoulli(0.001), as in FlashAttention-3's error table (arXiv 2407.08608)
 // - one_signed: as normal, but value in (-1.5, -0.5] and grad_out negative
-// - flat: as normal, but query * 3e-4: scores so close that P rounds to 1 in bf16
+// - flat: as normal, but query * 3e-4, which makes scores so close that P rounds to 1 in bf16
 // - shifted: N(32, 1), with a mean far above the standard deviation
 // - ties:T[:GAP]: T keys of each row share the maximum, or lie GAP below the first of them; the other keys
 //   together have weight 2e-4; value and grad_out as in one_signed. Needs d >= 1 and T <= n.

@@ -32,8 +32,8 @@ constexpr Field kResults[] = {{"out", "out", true},
 
 bool is_backward(const std::string& name) { return name[0] == 'd'; }
 
-// The rows of a stored tensor for batch b and kv-head h: of tensors per query, the rows of all heads that it
-// serves.
+// The rows of a stored tensor for batch b and kv-head h. A tensor per query has rows of all query heads that
+// the kv-head serves.
 Tensor slice_of(const StoredCall& call, const char* name, bool per_query, int b, int h) {
   const DType type = call.file.tensors().at(name).dtype;
   const char* data = call.data.at(name).data();
@@ -64,8 +64,8 @@ struct Part {
   uint64_t values = 0, not_compared = 0;
 };
 
-// With a single key the weight is 1 for every score, so the gradients of query and key are exactly zero: they
-// are dout . v minus the same value.
+// With a single key the softmax weight is 1 for every score, so the gradients of query and key are exactly
+// zero: the difference of two equal values dout . v.
 bool is_zero_gradient(const StoredCall& call, const std::string& name) {
   return call.keys == 1 && (name == "dq" || name == "dk");
 }
@@ -82,8 +82,8 @@ uint64_t not_finite(const Tensor& x) {
       std::count_if(x.data.begin(), x.data.end(), [](double v) { return !std::isfinite(v); }));
 }
 
-// Sets the elements to 0 where the reference is not finite (as in rows without keys), which excludes them
-// from the comparison.
+// Sets the elements to 0 where the reference is not finite, as in rows without keys. The comparison then
+// ignores them.
 void zero_where_undefined(const Tensor& reference, Tensor* result) {
   for (size_t i = 0; i < reference.data.size(); ++i)
     if (!std::isfinite(reference.data[i])) result->data[i] = 0;

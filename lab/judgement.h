@@ -51,11 +51,11 @@ struct Verdict {
   std::string failure;  // "": within the limits
 };
 
-// A tensor fails if its error exceeds 2 (forward) or 3 (backward) times the floor, if it is not finite where
-// the reference is, or if it is biased: |bias| > 0.05 ulp with |z| > 6 over at least 16 slices, unless the
-// rounded reference is biased too. fp64 tensors are not tested for bias, since the reference itself may be
-// biased. With a single key, the gradients of query and key are zero: their error is taken relative to the
-// terms that cancel, and the floor is at least one rounding of these.
+// A tensor fails in three cases: its error exceeds 2 (forward) or 3 (backward) times the floor; it is not
+// finite where the reference is finite; or it is biased. Biased means |bias| > 0.05 ulp with |z| > 6 over at
+// least 16 slices, while the rounded reference is not biased. fp64 tensors are not tested for bias, since the
+// reference itself may be biased. With a single key, the gradients of query and key are zero. Their error is
+// then taken relative to the terms that cancel, and the floor is at least one rounding of these terms.
 std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>& models, const Tiling& tiling,
                            int threads);
 

@@ -86,7 +86,7 @@ double z_of(std::span<const double> values) {
 
 namespace {
 
-// Points with the same inputs, reference and plain result, which are computed once for all of them.
+// Points with the same inputs, reference and plain result. These are computed once per group.
 struct Group {
   std::vector<size_t> points;
   int seeds = 0;
@@ -263,8 +263,8 @@ std::string why_not(const Point& p) {
 double bytes_needed(const Point& p) {
   const double n = p.n, d = p.d, rows = p.rows;
   const Family family = find_algorithm(p.algorithm)->family;
-  // First inputs, results and their transposes, then the matrices of the size of the scores that exist at the
-  // same time; both are upper estimates.
+  // `tensors`: inputs, results and their transposes. Then the score-sized matrices that exist at the same
+  // time. Both are upper estimates.
   const double tensors =
       family == Family::kConvolution ? 40 * d * n * n + rows * (n * n + d * 9) : 6 * (rows + 2 * n) * d;
   const double scores = family == Family::kConvolution ? 0 : (p.backward ? 10 : 5) * rows * n;

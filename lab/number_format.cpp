@@ -32,8 +32,8 @@ std::optional<NumberFormat> parse_general(const std::string& text) {
 double NumberFormat::unit_roundoff() const { return std::ldexp(1.0, -precision); }
 
 double NumberFormat::ulp(double x) const {
-  // Computed from bits, since it is called for every element. `below` is the largest power of two that is at
-  // most |x|.
+  // Computed from bits for speed, since every element needs it. `below` is the largest power of two that is
+  // at most |x|.
   const auto power = [](int exponent) {
     return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
   };

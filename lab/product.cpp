@@ -81,8 +81,8 @@ namespace {
 HWY_EXPORT(chain_fp32);
 HWY_EXPORT(chain_fp64);
 
-// Operands are padded with zeros: rows to a multiple of a tile's, columns to a pair of the widest vectors (2
-// * 16 fp32).
+// Operands are padded with zeros: rows to a multiple of the rows of a tile, columns to a pair of the widest
+// vectors (32 fp32).
 constexpr int kRowPadding = 4;
 constexpr int kColumnPadding = 32;
 int padded(int n, int to) { return (n + to - 1) / to * to; }

@@ -29,7 +29,7 @@ std::vector<Point> with(std::vector<Point> base, Value Point::*axis, const Value
 
 using Names = std::vector<const char*>;
 
-// The inputs with which the paper's factor of ten appears.
+// The inputs for which the paper's factor of ten is reproduced.
 std::vector<Point> uniform_base() {
   Point point;
   point.input = "uniform";
@@ -308,7 +308,7 @@ ordered_json whole(const Study& study) {
   return root;
 }
 
-// The charts of the page, which the JSON of to_json() does not have.
+// Descriptions of the page's charts, which to_json() does not contain.
 ordered_json drawings(const Study& study) {
   ordered_json list = ordered_json::array();
   for (const SweepResult& result : study.sweeps) {
@@ -361,8 +361,8 @@ std::string spread(const Interval& interval) {
   return interval.mean == 0 ? "" : written(" ±%.0f%%", 100 * half / std::fabs(interval.mean));
 }
 
-// Whether the table has a measurement: a named sweep selects its tensor. Otherwise all are in the table
-// except the log-sum-exp, which is not stored in the format; the JSON has it.
+// Whether the table shows a measurement. A named sweep shows only its tensor. Other tables show all tensors
+// except the log-sum-exp, which is not stored in the format.
 bool is_shown(const SweepResult& result, const Measurement& m) {
   if (result.sweep && !result.sweep->tensor.empty()) return m.tensor == result.sweep->tensor;
   return m.tensor != "log_sum_exp";

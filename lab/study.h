@@ -1,5 +1,5 @@
-// The named sweeps: their points, charts and the claims of the literature about them. Also writes results as
-// JSON, page and tables.
+// The named sweeps: their points, their charts and the claims of the literature about them. Also writes
+// results as JSON, as a page and as tables.
 #ifndef FORESHOCK_LAB_STUDY_H_
 #define FORESHOCK_LAB_STUDY_H_
 
@@ -21,8 +21,8 @@ struct Claim {
   bool holds = false;
 };
 
-// A named sweep. `x`, `y` and `series` describe its chart, with names of axes and statistics as in the JSON
-// (`series`: one or several, separated by commas). Table and chart show only `tensor`; "": all tensors.
+// A named sweep. `x`, `y` and `series` describe its chart, by the names of axes and statistics in the JSON.
+// `series` may list several axes, separated by commas. Table and chart show only `tensor`; "": all tensors.
 struct Sweep {
   std::string_view name;
   std::string_view question;

@@ -17,8 +17,8 @@
 namespace foreshock::lab {
 
 // An operand matrix in the layout of the vector code: the values, and for each value the power of two of its
-// exponent (0 for zero). k is padded to whole steps and columns to whole vectors, with zeros, which do not
-// change the result.
+// exponent (0 for zero). k is padded to whole steps and columns to whole vectors. The padding is zeros, which
+// do not change the result.
 struct PackedOperand {
   int rows = 0, cols = 0;
   std::vector<double> value, binade;

@@ -8,7 +8,7 @@
 namespace foreshock::lab {
 namespace {
 
-// A step of F - G: the value where it happens, and by how much.
+// A step of the function F - G: its position and its height.
 struct Step {
   double value, height;
 };

@@ -1,5 +1,5 @@
 (() => {
-  // Of an entry of the JSON; "relative" ones are seen on the scale of the weights.
+  // Statistics of an entry of the JSON. "relative" ones are divided by the mean magnitude of the weights.
   const STATISTICS = {
     w1_relative: ['W1 / mean |a|', (d) => ratio(d.w1, d.magnitude)],
     w1: ['W1', (d) => d.w1],
@@ -30,7 +30,7 @@
       element('table', {}, element('thead', {}, head), element('tbody', {}, ...rows)));
   }
 
-  // What the paper's Figure 8 shows: the pairs side by side on one scale.
+  // As Figure 8 of the paper: all pairs side by side on one scale.
   function pooledChart(canvas) {
     const bars = [['W1', (d) => d.w1], ['mean |d|', (d) => d.mean_abs], ['noise floor of W1', (d) => d.w1_noise_floor]];
     const highest = Math.max(...pairs.flatMap((p) => bars.map(([, value]) => value(p.pooled) || 0)));
@@ -87,7 +87,7 @@
     return { panel: element('div', {}, controls, element('div', { className: 'chart' }, canvas)), redraw };
   }
 
-  // All tensors of all pairs, farthest first; a long list is cut and can be searched.
+  // All tensors of all pairs, the farthest first. A long list is cut; a search box finds the others.
   function tensorTable() {
     const all = pairs.flatMap((p) => p.tensors.map((t) => [[t.name, p.name, t.type_a === t.type_b ? t.type_a : `${t.type_a} and ${t.type_b}`], t]));
     all.sort(([, a], [, b]) => (b.relative_l2 ?? -1) - (a.relative_l2 ?? -1));

@@ -11,7 +11,7 @@
     'splits', 'key_order', 'scale', 'pass', 'delta', 'reference', 'seeds', 'first_seed', 'tensor'];
   const varying = (points) => AXES.filter((axis) => unique(points.map((p) => p[axis])).length > 1);
 
-  // 95 % intervals over seeds as thin bars; Chart.js has none of its own.
+  // Draws 95 % intervals over seeds as thin bars, which Chart.js cannot draw.
   const intervals = {
     id: 'intervals',
     afterDatasetsDraw(chart) {
@@ -35,7 +35,7 @@
     },
   };
 
-  // Categories lie at 0, 1, 2, ...; the series stand side by side around them.
+  // Categories are at x = 0, 1, 2, ...; the series are drawn side by side around them.
   function datasets(points, drawing, statistic, labels) {
     const keys = drawing.series.split(',');
     const name = (p) => keys.map((key) => p[key]).join(', ');
@@ -143,8 +143,8 @@
         element('tbody', {}, ...rows))));
   }
 
-  // A sweep of one's own: the axis with most values runs along x, a number before a name; the others tell the series
-  // apart, and tensors are chosen one at a time.
+  // Chooses the axes of a sweep that is not a named one. x is the axis with the most values; numeric axes take
+  // precedence over names. The other axes define the series. The user selects one tensor at a time.
   function guessed(points, drawing) {
     if (drawing.x) return drawing;
     const axes = varying(points).filter((axis) => axis !== 'first_seed' && axis !== 'tensor');

@@ -1,5 +1,5 @@
 'use strict';
-// What the reports share.
+// Functions that both kinds of report use.
 const study = JSON.parse(document.getElementById('study').textContent);
 const COLOURS = ['#2f6db5', '#d1662b', '#1a7f4b', '#8a4fb0', '#b3372e', '#14889a', '#a3801c', '#c24f8e',
   '#57636f', '#5a9e32', '#3f3d9e', '#946048'];
@@ -14,7 +14,7 @@ const short = (x) => x === null || x === undefined ? '–'
     : Math.abs(x) >= 0.01 && Math.abs(x) < 1e4 ? String(+x.toPrecision(3)) : String(x.toExponential(2)).replace(/\.?0+e/, 'e');
 const unique = (values) => [...new Set(values)];
 
-// A part of the page, and its line in the contents.
+// Adds a section to the page and its line to the table of contents.
 function section(id, title, note, ...children) {
   const heading = element('h2', {}, title, element('small', { textContent: note }));
   document.getElementById('sweeps').append(element('section', { id }, heading, ...children));

@@ -156,7 +156,7 @@ def plain(q, k, v, case: Case, mask, probabilities_of=torch.softmax) -> torch.Te
 
 
 def gradients_from_rounded_out(x, case: Case, mask, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """fp64 gradients with delta computed from the rounded output: the best that a kernel can do which stores it."""
+    """fp64 gradients, with delta from the rounded output: the best that a kernel with a stored output can do."""
     leaves = [x[name].double().requires_grad_() for name in ("q", "k", "v")]
     kept = {}
 
@@ -265,8 +265,8 @@ class Sweep:
         if non_finite:
             self.report.findings.append(Finding(case, tensor, f"{non_finite} elements are not finite"))
             return
-        # The floor is at least the error of the exact result (for gradients: of the exact gradient of a stored output)
-        # after rounding to the dtype.
+        # The floor is at least the error of rounding the exact result to the dtype. For gradients, the exact result is
+        # the gradient computed from the rounded output.
         noise = max(relative_error(floor, reference), relative_error(limit.to(self.dtype), reference))
         error = relative_error(result, reference)
         ratio = 0.0 if error == 0 else error / noise if noise > 0 else math.inf
@@ -354,7 +354,7 @@ def main() -> int:
     except (ImportError, AttributeError, ValueError) as error:
         print(f"foreshock judge: {error}", file=sys.stderr)
         return 2
-    except (Exception, SystemExit) as error:  # raised by the module itself; its exit status must not become the verdict
+    except (Exception, SystemExit) as error:  # raised by the user's module; its exit status must not become the verdict
         print(f"foreshock judge: {options.function} cannot be imported: {in_one_line(error)}", file=sys.stderr)
         return 2
 

@@ -66,7 +66,8 @@ def through_autograd(call: Call, forward) -> torch.Tensor:
 
 
 def runner(call: Call, function) -> tuple[str, object]:
-    """A name of the operation, and a function that runs it once and returns the rows of the result, on the CPU."""
+    """The name of the operation, and a function that runs it once and returns the stored rows of the result, on the
+    CPU."""
     stored, name = call.stored, operation_of(call.stored)
     if function is not None:
         more = {"scale": float(stored.facts["scale"]), "is_causal": call.causal}
@@ -166,7 +167,7 @@ def verdict_of(stored_ratio: float | None, ratio: float | None, results: int, as
 
 
 def rerun(path: str, device: str | None = None, times: int = 5, function=None) -> Report:
-    """Reruns one file. `device` None: that of the stored operation."""
+    """Reruns the slice of one file. `device` None: the device of the stored operation."""
     stored = read_slice(path)
     if device is None:
         device = "cuda" if function is None and operation_of(stored) not in ON_CPU else "cpu"

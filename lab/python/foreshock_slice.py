@@ -29,7 +29,8 @@ class NoSliceError(Exception):
 
 @dataclass
 class Slice:
-    """Query rows of the heads that one kv-head serves, grouped by head. q, out, dout, dq [rows, d], k, v [keys, d]."""
+    """Query rows of all query heads that share one kv-head, grouped by head. Shapes: q, out, dout and dq [rows, d];
+    k and v [keys, d]."""
 
     facts: dict[str, str]
     arrays: dict[str, torch.Tensor]
@@ -112,7 +113,8 @@ def check(stored: Slice) -> None:
 
 
 class Call:
-    """The slice as a call of attention: of the original size unless that is too large, else with only its rows."""
+    """The slice as a call of attention. The call has the original size; if that is too large, it has only the stored
+    rows."""
 
     def __init__(self, stored: Slice, device: str) -> None:
         self.stored, self.device = stored, device
@@ -142,7 +144,7 @@ class Call:
         return causal == "top-left" or (causal == "bottom-right" and queries == keys)
 
     def place(self, rows: torch.Tensor) -> torch.Tensor:
-        """[rows, d] as [1, heads, queries, d], zeros elsewhere."""
+        """Places [rows, d] into zeros of shape [1, heads, queries, d]."""
         placed = torch.zeros(1, self.stored.heads, self.queries, *rows.shape[1:], dtype=rows.dtype)
         placed[0, self.head_of_row, self.row] = rows
         return placed.to(self.device)
@@ -170,7 +172,7 @@ class Call:
         return placed
 
     def arguments(self, operation) -> dict:
-        """The arguments of `operation` by name, as far as its schema has them."""
+        """Those arguments of the call that the schema of `operation` has, by name."""
         known = {
             "query": self.query,
             "key": self.key,
