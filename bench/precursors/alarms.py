@@ -1,6 +1,7 @@
-"""From scores to alarms: the level rule of detect/detector.h at any threshold, and the rules that others use.
+"""Converts scores to alarms with the level rule of detect/detector.h, and implements published rules of others.
 
-A score of 1 is where a detector warns. Series are lists of (step, place, score) in the order in which they were found.
+A detector warns at the score 1; other thresholds can be tried. A series is a list of (step, place, score) in the order
+of computation.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import math
 import statistics
 
 Series = list[tuple[int, str, float]]
-LEAVE_AT, CALM = 0.7, 8  # of detect/detector.h
+LEAVE_AT, CALM = 0.7, 8  # kLeaveAt and kCalm of LevelRule in detect/detector.h
 
 
 def alarms(series: Series, threshold: float = 1.0) -> list[tuple[int, str]]:
-    """Steps at which the first of all places begins to warn while none does, and that place."""
-    calm: dict[str, int] = {}  # of places that warn: values in a row that were well below
+    """Returns (step, place) each time that a place begins to warn while no other place warns."""
+    calm: dict[str, int] = {}  # by place that warns: number of scores in a row below LEAVE_AT times the threshold
     begun = []
     for step, place, score in series:
         if score >= threshold:
@@ -30,8 +31,8 @@ def alarms(series: Series, threshold: float = 1.0) -> list[tuple[int, str]]:
 
 
 def zclip(norms: list[float]) -> list[float]:
-    """ZClip (2504.02507): z of the gradient norm over moving averages, alarm at 2.5. It takes in what it would have
-    clipped to: a monitor that took in the outliers would be deaf after one, one that left them out would never stop."""
+    """ZClip (arXiv 2504.02507): z of the gradient norm by moving averages, alarm at 2.5. The averages use the clipped
+    norms. With unclipped norms, one outlier would hide later ones; without outliers, an alarm would never end."""
     alpha, least, wait = 0.97, 2.5, 25
     scores, first, mean, variance = [], [], 0.0, 0.0
     for norm in norms:
@@ -77,8 +78,8 @@ def twice_the_mean(losses: list[float], patience: int = 4) -> list[float]:
 
 
 def cusum_of_loss(losses: list[float]) -> list[float]:
-    """trainscope 1.8 without its optional change-point library: two-sided CUSUM of the loss, slack 1, alarm at 6, over
-    median and MAD of the last 200; an alarm begins it anew."""
+    """trainscope 1.8 without its optional change-point library: two-sided CUSUM of the loss, slack 1, alarm at 6.
+    z uses median and MAD of the last 200 losses. An alarm resets the sums."""
     slack, least = 1.0, 6.0
     scores, last, high, low = [], collections.deque(maxlen=200), 0.0, 0.0
     for loss in losses:
@@ -98,7 +99,7 @@ def cusum_of_loss(losses: list[float]) -> list[float]:
 
 
 def of_others(steps: list[int], losses: list[float], norms: list[float], staleness: Series) -> dict[str, Series]:
-    """The rules of others and the null, by the names under which they are reported. `staleness`: RMS of all tensors."""
+    """The series of the rules of others, by reported name. `staleness`: RMS staleness of all tensors."""
 
     def series(scores: list[float]) -> Series:
         return [(step, "", score) for step, score in zip(steps, scores, strict=True)]

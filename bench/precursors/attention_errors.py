@@ -14,7 +14,7 @@ LEAST_SHARE = 7 / 8  # of the trainings with a planted error
 
 
 def layer_number(places: list[str], place: str) -> int:
-    """The number of the layer with label `place`; sorted labels are in the order of the layers."""
+    """The index of the layer with label `place`. Layer labels sort in the order of the layers."""
     return sorted(places).index(place)
 
 

@@ -13,14 +13,14 @@ import recipes
 import scoring
 from recording import GRID, GRID_OF_OTHERS
 
-LEAST_FALSE = 1.0  # false alarms per 10 000 steps that a learned threshold may have on the seeds it is learned from
+LEAST_FALSE = 1.0  # most false alarms per 10 000 steps of a learned threshold, on the seeds used for learning
 OTHERS = tuple(alarms.of_others([], [], [], []))  # names of detection rules that others have published
 NULL = "step index"  # the null detector: one alarm at a fixed step
 NULL_EVERY = 40  # steps between two thresholds that are tried for it
 
 
 def completed(found: list[dict]) -> list[dict]:
-    """The trainings, with the onsets of failures added that the rules for loss events missed but the twin reveals."""
+    """The trainings, with additional onsets: failures that only the comparison with the twin shows."""
     by_key = {(one["recipe"], one["seed"]): one for one in found}
     return [one | missed(one, by_key.get((recipes.recipe(one["recipe"]).twin, one["seed"]))) for one in found]
 
@@ -34,7 +34,8 @@ def missed(one: dict, twin: dict | None) -> dict:
 
 
 def training_of(one: dict, threshold: dict[str, str]) -> scoring.Training:
-    """`threshold`: by detector, a key of its tried thresholds; detectors without an entry use the shipped one."""
+    """The training for scoring, with the alarms at the given thresholds. `threshold`: by detector, one of the
+    thresholds tried; detectors without an entry use the shipped one."""
     found = {name: at.get(threshold.get(name, "1.0"), []) for name, at in one["alarms"].items()}
     found[NULL] = [int(threshold[NULL])] if NULL in threshold else []
     masked = [tuple(pair) for pair in one["masked"]]
@@ -46,8 +47,8 @@ def is_fault(one: dict) -> bool:
 
 
 def pairs(found: list[dict], threshold: dict[str, str]) -> list[tuple[scoring.Training, scoring.Training]]:
-    """Each training with a fault, and its twin cut to the same length. Left out: trainings without a twin, and
-    trainings in which a detector of `threshold` has no values."""
+    """Each training with a fault, and its twin cut to the same length. Trainings without a twin, and trainings in which
+    a detector of `threshold` has no values, are left out."""
     by_key = {(one["recipe"], one["seed"]): one for one in found}
     whole = []
     for one in filter(is_fault, found):
@@ -73,7 +74,7 @@ def tallies(found: list[dict], detector: str, threshold: str) -> dict[tuple[str,
 
 
 def over_seeds(of: dict[tuple[str, int], scoring.Tally]) -> list[scoring.Tally]:
-    """One tally per seed, over all recipes: recipes of one model share their twin, so they are not independent."""
+    """One tally per seed, over all recipes. Recipes of one model share their twin, so they are not independent."""
     return [scoring.pooled(t for key, t in of.items() if key[1] == seed) for seed in sorted({key[1] for key in of})]
 
 
@@ -115,8 +116,8 @@ def tried(detector: str) -> list[str]:
 
 
 def learned_threshold(found: list[dict], detector: str) -> str | None:
-    """The lowest threshold that was quiet enough in the trainings without a fault; for the null detector, the step with
-    the largest lift. Uses only the seeds for learning. None: no trainings to learn from, or none was quiet enough."""
+    """The lowest threshold with at most LEAST_FALSE false alarms in trainings without a fault; for the null detector,
+    the step with the largest lift. Uses only the seeds for learning. None: no such trainings, or no such threshold."""
     learning = [one for one in found if is_for_learning(one["seed"])]
     if detector == NULL:
         whole = {at: scoring.pooled(tallies(learning, detector, at).values()).lift() for at in tried(detector)}
@@ -127,8 +128,8 @@ def learned_threshold(found: list[dict], detector: str) -> str | None:
 
 
 def learned(found: list[dict], detector: str) -> dict:
-    """The learned threshold, and its results on the other seeds. The null detector has one for each recipe, since
-    recipes differ in length and it is to be as good as possible."""
+    """The learned threshold, and its results on the other seeds. The null detector learns one threshold per recipe:
+    since recipes differ in length, this gives the best null detector."""
     scored = [one for one in found if not is_for_learning(one["seed"])]
     if detector != NULL:
         at = learned_threshold(found, detector)

@@ -14,7 +14,8 @@
     d.lead_median === null ? '–' : `${short(d.lead_median)} (${d.lead_p25}–${d.lead_p75}; ${d.lead_p10})`, String(d.alarms), String(d.right),
     short(d.lift) + range(d.lift_low, d.lift_high), d.twin_steps ? `${short(d.false_per_10k)} (≤ ${short(d.false_per_10k_most)})` : '–'];
 
-  // The losses of both arms of one seed, the onsets, and where each detector began to warn with the fault.
+  // Draws the losses of both arms of one seed, the onsets, and the steps at which detectors began to warn with the
+  // fault.
   function frame(name) {
     if (!window.Chart) return element('p', { textContent: 'made without the chart library: tables only' });
     const canvas = element('canvas');

@@ -1,4 +1,4 @@
-"""Hashes of the code that a result depends on. Results of several days or machines are combined only if they are equal.
+"""Hashes of the code that a result depends on. Results of several days or machines are combined only if hashes agree.
 
 Standard library only: `./dev docs` runs it without a virtual environment.
 """
@@ -16,8 +16,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = ROOT / "bench" / "precursors"
 DEMO = ROOT / "integrations" / "torch" / "demo"
 FOLDER = HERE / "trainings"  # the data stored of each training, a file per recipe
-# A training must have at least this share of the weight snapshots of the best training of its recipe: on a busy machine
-# the agent loses some, and the detectors of weights then have fewer values.
+# Least share of weight snapshots that a stored training must have, relative to the best training of its recipe. On a
+# busy machine the agent loses snapshots, and the detectors of weights then have fewer values.
 LEAST_LOOKS = 0.85
 JUDGES = ("bias", "deviation", "plain", "reference")  # prefixes of files in shadow/
 # Options of `foreshock run` for the trainings.
@@ -29,8 +29,8 @@ def digest(parts: list[str]) -> str:
 
 
 def without_comments(source: str) -> str:
-    """C++ or Python source with comments removed and white space collapsed, roughly, so that these do not change a
-    hash."""
+    """C++ or Python source, approximately without comments and with white space collapsed, so that these do not change
+    a hash. Python docstrings and comments behind code remain."""
     return re.sub(r"\s+", " ", re.sub(r"//.*|^\s*#(?!include).*", "", source, flags=re.MULTILINE))
 
 
@@ -91,10 +91,10 @@ def is_made_alike(one: dict) -> bool:
 
 
 def is_outdated(one: dict) -> bool:
-    """Whether it must be made again: it is stale, or its slices were judged by other code than that of this tree."""
+    """Whether a stored training must be made again: it is stale, or other code than this tree's judged its slices."""
     return is_stale(one) or (one["lines"]["sample"] > 0 and one["made"].get("judges") != of_judges())
 
 
 def is_stale(one: dict) -> bool:
-    """Whether its events come from other detectors than those of this tree."""
+    """Whether the events of a stored training come from other detectors than those of this tree."""
     return one["made"]["detectors"] != of_detectors()

@@ -1,8 +1,8 @@
-"""The trainings of the benchmark: what is wrong in each, and which training is its twin, in which nothing is.
+"""The trainings of the benchmark. Each recipe has a planted fault, and names its twin, a recipe without a fault.
 
 A training and its twin have the same seed and data, and are equal bit for bit until the step at which the fault begins.
-That step depends on the seed, so that step numbers predict little. One twin serves all faults of its model. It is
-longer than they are, and its whole length is used to count false alarms.
+That step depends on the seed, so that step numbers predict little. All faults of a model share one twin. The twin is
+longer than the trainings with a fault; false alarms are counted over its whole length.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Recipe:
     steps   length of each training
     twin    name of the recipe without the fault; "": this recipe has no fault
     begins  first step at which the fault may begin; 0: it is there from the start
-    later   the step depends on the seed, in [begins, begins + later)
+    later   the fault begins at a step in [begins, begins + later) that depends on the seed; 0: at `begins`
     plant   attention error of `dose` ulp in one layer: "following" the gradient of the output or "unrelated" to it;
             or "rounded": all attention is computed in fp64 and rounded
     where   layer of the error; None: it depends on the seed
-    growth  by which the query and key weights grow per step, as a fraction
+    growth  growth of the query and key weights per step, as a fraction
     """
 
     name: str
@@ -47,7 +47,7 @@ class Recipe:
         return "fault" if self.twin else "control"
 
     def begin(self, seed: int) -> int:
-        """The step at which the fault begins. The prime spreads neighbouring seeds."""
+        """The step at which the fault begins. The prime factor gives neighbouring seeds distant steps."""
         return self.begins + (seed * 7919) % self.later if self.later else self.begins
 
     def layer(self, seed: int) -> int | None:
@@ -61,8 +61,8 @@ NET, TEXT, COPYING = "1-50-1 tanh net, full batch", "GPT on text", "GPT that cop
 
 
 def following(dose: int) -> Recipe:
-    """An error in the layer that most of these models use for copying. In the other layer an error does harm later or
-    not at all (`following-bias-unused`)."""
+    """A recipe with an attention error in the layer that most of these models use for copying. An error in the other
+    layer does harm later or not at all (`following-bias-unused`)."""
     wrong = f"is off by {dose} ulp in the direction of its gradient"
     what = f"in the layer that copies, the output that backward reads {wrong}"
     return Recipe(

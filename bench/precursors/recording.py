@@ -1,4 +1,4 @@
-"""A training under the monitor, and what its record says to the scorer."""
+"""Runs a training under the monitor, and extracts from its record the data that scoring needs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
 LOSS_EVENTS = ("loss_spike", "divergence", "loss_rise")
 FOUND_BY_DETECTORS = (*LOSS_EVENTS, "precursor", "nonfinite_gradient_norm", "resumed")
 EVENT_FIELDS = ("rank", "step", "event", "layer", "value", "detector", "level", "score")
-# Thresholds that are tried where one is learned, as multiples of what ships; of the rules of others only these.
+# Thresholds that are tried when one is learned, as multiples of the shipped one; for our detectors and for rules of
+# others.
 GRID, GRID_OF_OTHERS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0), (1.0, 2.0, 4.0)
-# Beneath everything else that runs; without `chrt` as far beneath as nice goes.
+# Runs a command at idle priority: only when no other process needs the processor.
 IDLE = ("chrt", "--idle", "0", "nice", "-n", "19")
 
 
@@ -42,8 +43,8 @@ def environment() -> dict[str, str]:
 
 
 def record(what: recipes.Recipe, seed: int, steps: int, path: pathlib.Path, seconds: float, idle: bool) -> bool:
-    """Trains under `foreshock run` and leaves the record at `path`, and beside it by what it was made; false if there
-    was no time for it. It has a directory of its own in shared memory."""
+    """Trains under `foreshock run`. Writes the record to `path` and its provenance to made_of(path). Returns false if
+    the training takes longer than `seconds`. The run uses a temporary FORESHOCK_DIR in shared memory."""
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
     training = [sys.executable, str(provenance.HERE / "training.py"), what.name, str(seed), str(steps)]
@@ -57,7 +58,7 @@ def record(what: recipes.Recipe, seed: int, steps: int, path: pathlib.Path, seco
         try:
             problem = process.communicate(timeout=max(seconds, 0))[1]
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)  # which `run` passes on
+            process.send_signal(signal.SIGTERM)  # `run` forwards it to the training
             process.communicate()
             part.unlink(missing_ok=True)
             return False
@@ -71,12 +72,12 @@ def record(what: recipes.Recipe, seed: int, steps: int, path: pathlib.Path, seco
 
 
 def made_of(path: pathlib.Path) -> pathlib.Path:
-    """The file beside a record that says by what it was made."""
+    """The path of the provenance of a record: hashes of the code, and versions."""
     return path.with_suffix(".made.json")
 
 
 def made_by(what: recipes.Recipe, path: pathlib.Path) -> dict:
-    """`replays`: the detectors on the record find, event for event, what the agent wrote into it."""
+    """The provenance of a record. `replays`: a replay of the record finds exactly the events that the agent wrote."""
     version = subprocess.run([FORESHOCK, "--version"], capture_output=True, text=True, check=False).stdout.strip()
     live = [tuple(line[key] for key in EVENT_FIELDS) for line in lines_of(path) if is_found_by_detectors(line)]
     replayed = [tuple(event[key] for key in EVENT_FIELDS) for event in detected(path)]
@@ -97,7 +98,7 @@ def lines_of(path: pathlib.Path) -> list[dict]:
 
 
 def detected(path: pathlib.Path, *options: str) -> list[dict]:
-    """Events of a record."""
+    """The events that `foreshock detect` finds in a record."""
     command = [str(FORESHOCK), "detect", "--json", *options, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -106,8 +107,8 @@ def detected(path: pathlib.Path, *options: str) -> list[dict]:
 
 
 def readings(path: pathlib.Path) -> tuple[list[dict], dict[str, alarms.Series], dict[str, list[int]]]:
-    """What `foreshock detect` makes of a record: its events; scores of each detector; and the steps at which each began
-    to warn by its levels."""
+    """Runs `foreshock detect` on a record. Returns its events, the series of scores of each detector, and for each
+    detector the steps at which its levels show the begin of a warning."""
     with tempfile.TemporaryDirectory() as folder:
         scores = pathlib.Path(folder) / "scores.csv"
         events = detected(path, "--scores", str(scores))
@@ -133,14 +134,14 @@ def finite(value: float | None) -> float:
 
 
 def means(losses: dict[int, float], last: int) -> list[float | None]:
-    """Of scoring.BLOCK losses each, from step 1 on; None where one is missing or not finite."""
+    """Means of scoring.BLOCK losses, from step 1 on. None: a loss is missing or not finite."""
     blocks = [[losses.get(s, math.nan) for s in range(b, b + scoring.BLOCK)] for b in range(1, last + 1, scoring.BLOCK)]
     whole = [of for n, of in enumerate(blocks) if (n + 1) * scoring.BLOCK <= last]
     return [float(f"{statistics.fmean(of):.5g}") if all(map(math.isfinite, of)) else None for of in whole]
 
 
 def found_alarms(path: pathlib.Path, ours: dict[str, alarms.Series], others: dict[str, alarms.Series]) -> dict:
-    """Steps of alarms by detector and threshold; those without any are left out."""
+    """Steps of alarms by detector and threshold. Thresholds without alarms are left out."""
     found = {
         name: {str(at): [step for step, _ in alarms.alarms(of, at)] for at in grid}
         for series, grid in ((ours, GRID), (others, GRID_OF_OTHERS))
@@ -150,7 +151,7 @@ def found_alarms(path: pathlib.Path, ours: dict[str, alarms.Series], others: dic
 
 
 def reduced(path: pathlib.Path, what: recipes.Recipe, seed: int, made: dict) -> dict:
-    """All that scoring and the page need of a record."""
+    """Extracts the data of a record that scoring and the page need."""
     lines = lines_of(path)
     steps = [line for line in lines if line["type"] == "step"]
     if not steps:

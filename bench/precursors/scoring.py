@@ -1,8 +1,8 @@
-"""The protocol: what is an event, what is scored, what counts as a hit, and how sure one can be.
+"""The protocol of the benchmark: events, scored steps, hits, and intervals of the results.
 
-Fixed before any training: HORIZON, AFTERMATH, FIRST_STEP, the rule of loss events (detect/loss_rules.h). The rule of
-slow failures (detect/loss_rules.h) was mended, and that of excess over the twin made, after trainings of
-`following-bias` in which they had been missed; none of those is scored.
+HORIZON, AFTERMATH, FIRST_STEP and the rule for loss events (LossEventRule in detect/loss_rules.h) were fixed before any
+training. Trainings of `following-bias` then showed slow failures that went undetected. After them the rule for slow
+rises (LossRiseRule) was corrected and excess() was added. Those trainings are not scored.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-HORIZON = 64  # steps before an onset in which an alarm must begin to have foretold it
-# What attention tells comes hundreds of steps ahead by all accounts; so far ahead the agent looks back too
-# (detect/watch.h). The base rate is taken over the same horizon, so that a longer one is no advantage.
+HORIZON = 64  # an alarm that begins at most so many steps before an onset is a hit
+# The horizon of attention detectors. According to the literature, their signs come hundreds of steps before the loss
+# event. The agent uses the same horizon (Precursors::kHorizon in detect/watch.h). The base rate has the same horizon as
+# the detector, so that a longer one gives no advantage.
 LONG_HORIZON = 256
 OF_ATTENTION = (
     "bias", "output_error_drift", "deviation_forward", "deviation_backward", "max_logit", "logit_growth",
     "entropy_drop", "update_spectrum",
 )  # fmt: skip
-AFTERMATH = 64  # steps after the loss has recovered in which nothing is scored
-FIRST_STEP = 160  # before it no event could be: its rule's window of 128 losses is filling
-# A failure that the rules of loss events miss: means of BLOCK losses are so much above the twin's, so many in a row.
+AFTERMATH = 64  # steps after the recovery of the loss that are not scored
+FIRST_STEP = 160  # first scored step; earlier no event is possible, since the rule needs a window of 128 losses
+# A failure that the rules for loss events miss: EXCESS_LASTS means of BLOCK losses in a row exceed those of the twin by
+# the share EXCESS.
 BLOCK, EXCESS, EXCESS_LASTS = 16, 0.1, 3
 RESAMPLES, LEAST_GROUPS = 1000, 4
 Z95 = 1.959964
@@ -35,12 +37,12 @@ def horizon(detector: str) -> int:
 
 @dataclass
 class Training:
-    """One training, reduced to what is scored."""
+    """The data of one training that scoring needs."""
 
     recipe: str
     seed: int
     last_step: int
-    onsets: list[int]  # of loss events, ascending, each after the aftermath of the one before
+    onsets: list[int]  # onsets of loss events, ascending, without those in the aftermath of an earlier event
     masked: list[tuple[int, int]]  # steps [from, to) from an onset to the end of its aftermath
     alarms: dict[str, list[int]] = field(default_factory=dict)  # by detector
 
@@ -54,14 +56,14 @@ class Training:
         return [step for step in range(FIRST_STEP, self.last_step + 1) if self.is_scored(step)]
 
     def cut(self, last: int) -> Training:
-        """As if it had ended there."""
+        """The training as if it had ended at step `last`."""
         onsets = [onset for onset in self.onsets if onset <= last]
         return Training(self.recipe, self.seed, min(last, self.last_step), onsets, self.masked, self.alarms)
 
 
 def recovered(losses: dict[int, float], onset: int, last: int) -> int:
-    """First step of three in a row with losses no larger than the largest of the 128 before the onset; `last` + 1 if
-    there is none."""
+    """The step at which the loss has recovered: the first of three in a row with losses at most the largest of the 128
+    before the onset. `last` + 1 if the loss does not recover."""
     before = [losses[s] for s in range(onset - 128, onset) if math.isfinite(losses.get(s, math.nan))]
     usual, in_row = max(before, default=-math.inf), 0
     for step in range(onset + 1, last + 1):
@@ -72,7 +74,8 @@ def recovered(losses: dict[int, float], onset: int, last: int) -> int:
 
 
 def masks(losses: dict[int, float], found: Iterable[int], last: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Onsets that begin something new, and the stretches that they spoil."""
+    """Returns the onsets outside the aftermath of earlier events, and the steps [from, to) that each one excludes from
+    scoring."""
     onsets: list[int] = []
     masked: list[tuple[int, int]] = []
     for onset in sorted(found):
@@ -84,10 +87,13 @@ def masks(losses: dict[int, float], found: Iterable[int], last: int) -> tuple[li
 
 
 def excess(means: list[float | None], twin: list[float | None]) -> tuple[int, int] | None:
-    """Steps [from, to) of the first failure beside the twin, both given by their means of BLOCK losses from step 1 on:
-    from the first step of the first of EXCESS_LASTS means in a row that are above the twin's by EXCESS (it began there
-    or later: no lead is flattered), until AFTERMATH after the last of that row. None: there is none. What is not finite
-    is in excess. Until the fault begins the losses are the same to the bit."""
+    """Steps [from, to) of the first failure in comparison with the twin; None: no failure.
+
+    Both trainings are given by their means of BLOCK losses, from step 1 on; None stands for a mean that is not finite,
+    which counts as excess. A failure is EXCESS_LASTS or more means in a row that exceed those of the twin by the share
+    EXCESS. `from` is the first step of the first of these means; the failure begins there or later, so leads are not
+    overestimated. `to` is AFTERMATH steps after the last of them. Before the fault, both trainings have equal losses.
+    """
     above = [
         mean is None or (other is not None and mean > (1 + EXCESS) * other)
         for mean, other in zip(means, twin, strict=False)
@@ -102,7 +108,7 @@ def excess(means: list[float | None], twin: list[float | None]) -> tuple[int, in
 
 
 def wilson(hits: int, of: int) -> tuple[float, float]:
-    """95 % interval of a share."""
+    """Wilson's 95 % interval of the share hits / of."""
     if of == 0:
         return math.nan, math.nan
     share, z2 = hits / of, Z95 * Z95
@@ -112,11 +118,11 @@ def wilson(hits: int, of: int) -> tuple[float, float]:
 
 
 def most_expected(count: int) -> float:
-    """Upper 95 % bound (one-sided) of a Poisson law's mean of which `count` were seen: the mean that gives so few only
-    once in twenty."""
+    """One-sided upper 95 % bound of the mean of a Poisson distribution, after `count` events: with that mean, `count`
+    or fewer events have the probability 5 %."""
 
     def at_most(mean: float) -> float:
-        # Each term by its logarithm: exp(-mean) alone is 0 from 746 on.
+        # Terms are computed by logarithms, since exp(-mean) underflows to 0 from a mean of 746 on.
         return sum(math.exp(n * math.log(mean) - mean - math.lgamma(n + 1)) for n in range(count + 1))
 
     low, high = 0.0, 10.0 + 3.0 * count
@@ -128,23 +134,23 @@ def most_expected(count: int) -> float:
 
 @dataclass
 class Tally:
-    """Sums of one detector over trainings; what is asked of it are ratios of them."""
+    """Counts of one detector, summed over trainings. Results are ratios of these sums."""
 
-    events: int = 0  # whose window has a scored step
+    events: int = 0  # loss events with a scored step in their window
     hits: int = 0
     leads: list[int] = field(default_factory=list)
-    twin_hits: int = 0  # alarms of the twins in the same windows
-    alarms: int = 0  # scored, both arms
-    right: int = 0  # those that an onset follows within the horizon
-    steps: int = 0  # scored, both arms
-    steps_before: int = 0  # those that an onset follows within the horizon
+    twin_hits: int = 0  # windows of these events in which the twin had an alarm
+    alarms: int = 0  # alarms in scored steps of both arms
+    right: int = 0  # alarms that an onset follows within the horizon
+    steps: int = 0  # scored steps of both arms
+    steps_before: int = 0  # scored steps that an onset follows within the horizon
 
     def add(self, other: Tally) -> None:
         for name in self.__dataclass_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def lift(self) -> float:
-        """How much oftener an event follows an alarm than it follows any scored step."""
+        """How much more often an event follows an alarm than an arbitrary scored step."""
         if self.alarms == 0 or self.steps_before == 0:
             return math.nan
         return self.right / self.alarms / (self.steps_before / self.steps)
@@ -174,7 +180,7 @@ def tally(fault: Training, twin: Training | None, detector: str) -> Tally:
 
 @dataclass
 class Quiet:
-    """Of trainings in which nothing is wrong: alarms that no onset follows, and the steps without one to follow."""
+    """False alarms in trainings without a fault: the alarms and the scored steps that no onset follows."""
 
     alarms: int = 0
     steps: int = 0
@@ -187,7 +193,7 @@ class Quiet:
 
 
 def quiet(controls: Iterable[Training], detectors: Iterable[str]) -> Quiet:
-    """Each training counts once, however many faults it is the twin of."""
+    """Counts the false alarms of `detectors`. Each training counts once, even if it is the twin of several faults."""
     found, names = Quiet(), list(detectors)
     for training in controls:
         before = {step for onset in training.onsets for step in training.window(onset, LONG_HORIZON)}
@@ -206,8 +212,8 @@ def pooled(tallies: Iterable[Tally]) -> Tally:
 
 
 def bootstrap(groups: list[Tally], value: Callable[[Tally], float]) -> tuple[float, float]:
-    """95 % interval over groups (seeds) drawn with replacement; NaN below LEAST_GROUPS, where it would be far too
-    narrow, or where most draws have no value. The same draws every time."""
+    """95 % bootstrap interval: groups (seeds) are drawn with replacement, with the same draws in every call. NaN with
+    fewer than LEAST_GROUPS groups, for which it would be far too narrow, or if most draws have no value."""
     numbers = random.Random(1)
     drawn = (
         [value(pooled(numbers.choices(groups, k=len(groups)))) for _ in range(RESAMPLES)]
@@ -221,8 +227,8 @@ def bootstrap(groups: list[Tally], value: Callable[[Tally], float]) -> tuple[flo
 
 
 def summary(groups: list[Tally], calm: Quiet) -> dict:
-    """What is reported of one detector; a group is a seed, or a seed of a recipe. `calm`: the trainings without a fault
-    that go with them."""
+    """The reported figures of one detector. A group is a seed, or a seed of a recipe. `calm`: the counts of the
+    trainings without a fault."""
     whole = pooled(groups)
     leads = sorted(whole.leads)
 

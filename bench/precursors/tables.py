@@ -63,8 +63,8 @@ def markdown(head: list[str] | tuple[str, ...], rows: list[list[str]]) -> str:
 
 
 def verdicts(results: dict) -> list[str]:
-    """A line per recipe: the detectors that predict its events well enough for an alert (lift, lead, more than half of
-    the events), and those whose whole interval of lift is high enough."""
+    """A line per recipe with two lists: the detectors that predict its events well enough for an alert (by lift, lead
+    and more than half of the events), and among them those whose interval of lift is entirely high enough."""
     lines, seeds = [], {recipe["name"]: set(recipe["seeds"]) for recipe in results["recipes"]}
     for recipe in faults(results):
         pairs = len(set(recipe["seeds"]) & seeds[recipe["twin"]])
