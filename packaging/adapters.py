@@ -1,4 +1,4 @@
-"""Prebuilt adapters: built and tested once per release of torch, taken up by every package until a source changes."""
+"""Prebuilt adapters. Each is built and tested once per release of torch; packages reuse it until a source changes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ INCLUDE = ROOT / "libmonitor" / "include"
 
 
 class AdapterError(Exception):
-    """One line that says which torch has no adapter and why."""
+    """The text is one line: the release of torch without an adapter, and the reason."""
 
 
 def build(python: Path, library: Path, cache: Path = CACHE) -> Path:
-    """Directory of the adapter for the torch of `python`, tested under `library`."""
+    """Builds the adapter for the torch of `python`, tests it under `library`, and returns its directory."""
     command = [python, BUILDER, "--cache", cache, "--library", library, "--include", INCLUDE]
     answer = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     if answer["state"] not in ("ready", "built"):
@@ -29,7 +29,7 @@ def build(python: Path, library: Path, cache: Path = CACHE) -> Path:
 
 
 def ship(built: Path, folder: Path) -> Path:
-    """Copies an adapter into `folder` under the name by which the builder looks for it on the user's machine."""
+    """Copies an adapter into `folder` under the name that the builder looks up on the user's machine."""
     stamp = json.loads((built / "stamp.json").read_text())
     version, _, git = built.name.removeprefix("torch-").rpartition("-")
     if newer := elf.too_new(built / "adapter.so"):

@@ -1,7 +1,7 @@
-"""Debian systems of several ages to try things in: made once with debootstrap under build/chroots, then reused.
+"""Chroots with releases of Debian, for tests. Made once with debootstrap under build/chroots, then reused.
 
-Needs root and debootstrap. The mirror is the one the machine's apt uses, or DEBIAN_MIRROR. Every command runs in
-mount and process namespaces of its own: nothing stays mounted and no process stays alive when it has ended.
+Needs root and debootstrap. The mirror is that of the machine's apt, or DEBIAN_MIRROR. Every command runs in its own mount
+and process namespaces, so no mount and no process outlives it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ChrootError(Exception):
-    """One line that says what is missing or what failed."""
+    """The text is one line: the missing tool, or the failed command."""
 
 
 def mirror() -> str:
-    """The Debian archive this machine's apt uses."""
+    """The URL of the Debian archive: DEBIAN_MIRROR, or the archive of this machine's apt."""
     if given := os.environ.get("DEBIAN_MIRROR"):
         return given
     query = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian"]
@@ -45,7 +45,7 @@ def check_tools() -> None:
 
 
 class Chroot:
-    """A Debian `suite` with `packages`; made when it is not there yet."""
+    """A Debian `suite` with `packages`. Made by the constructor unless it exists."""
 
     def __init__(self, suite: str, name: str = "", packages: Sequence[str] = ()) -> None:
         self.suite = suite
@@ -58,10 +58,10 @@ class Chroot:
             self.install(packages)
             ready.write_text(" ".join(packages))
             return
-        base = CHROOTS / suite if name else None  # a named chroot is a copy of the plain one of its suite
+        base = CHROOTS / suite if name else None  # a chroot with a name starts as a copy of the suite's chroot without a name
         if base is not None and not (base / "ready").exists():
             Chroot(suite)
-        # Built under another name and renamed at the end, so that an interrupted build is never used.
+        # Made under another name and renamed at the end, so that an incomplete chroot is never used.
         unfinished = CHROOTS / (self.path.name + ".new")
         shutil.rmtree(unfinished, ignore_errors=True)
         CHROOTS.mkdir(parents=True, exist_ok=True)
@@ -130,7 +130,7 @@ class Chroot:
         )
 
     def check(self, *command: str, **more: object) -> str:
-        """As run(), but the end of the output is the error when it fails; gives standard output."""
+        """Like run(), but returns standard output. If the command fails, raises an error with the end of the output."""
         done = self.run(*command, capture_output=True, **more)
         if done.returncode != 0:
             tail = (done.stdout + done.stderr).strip()[-2000:]

@@ -1,4 +1,4 @@
-"""The third-party software inside the packages: what it is, its licence, and the texts that go along."""
+"""The third-party software in the packages: names, licences, and the licence texts that packages must include."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ COMMON = Path("/usr/share/common-licenses")
 
 
 class ComponentError(Exception):
-    """One line that says what to do."""
+    """The text is one line for the user."""
 
 
 class Component(NamedTuple):
     name: str
-    file: str  # a file of the Debian package that brings it, or the name of a library of the compiler
+    file: str  # a file of its Debian package, or the name of a library of the compiler
     license: str  # SPDX expression
     homepage: str
 
 
-# Everything whose code is in a binary or a page of the packages. glibc is not among them: the binaries load that of
-# the system. Only its start-up objects are linked in, which its licence permits without conditions.
+# All software whose code is in a binary or a page of the packages, except glibc. The binaries load the system's glibc;
+# only its start-up objects are linked in, which its licence permits without conditions.
 COMPONENTS = [
     Component("Boost", "/usr/include/boost/version.hpp", "BSL-1.0", "https://www.boost.org"),
     Component("Chart.js", "/usr/share/javascript/chart.js/Chart.min.js", "MIT", "https://www.chartjs.org"),
@@ -36,12 +36,12 @@ COMPONENTS = [
     Component("prometheus-cpp", "/usr/include/prometheus/registry.h", "MIT", "https://github.com/jupp0r/prometheus-cpp"),
     Component("spdlog", "/usr/include/spdlog/spdlog.h", "MIT", "https://github.com/gabime/spdlog"),
 ]  # fmt: skip
-# Inlined from torch's headers into the adapters.
+# Adapters contain inline code from torch's headers.
 TORCH = Component("PyTorch", "", "BSD-3-Clause", "https://pytorch.org")
 
 
 def package_of(file: str) -> str:
-    """The Debian package that brought a file, or a library of the compiler."""
+    """The Debian package that contains a file or a library of the compiler."""
     if not file.startswith("/"):
         file = subprocess.check_output(["gcc", f"-print-file-name={file}"], text=True).strip()
     answer = subprocess.run(["dpkg", "-S", os.path.realpath(file)], capture_output=True, text=True, check=False)
@@ -56,8 +56,8 @@ def version_of(component: Component) -> str:
 
 
 def statement_of(component: Component) -> str:
-    """Copyright and licence as Debian records them. Of Boost only the licence: all its statements are 2 MB, and the
-    licence asks for none of them beside binaries."""
+    """The copyright file of the component's Debian package. For Boost only the licence: its copyright statements have
+    2 MB, and the licence does not require them with binaries."""
     package = package_of(component.file)
     text = (Path("/usr/share/doc") / package / "copyright").read_text()
     if component.name != "Boost":
@@ -67,12 +67,12 @@ def statement_of(component: Component) -> str:
 
 
 def referred(text: str) -> set[str]:
-    """Names of the licences that a statement refers to, as they are called below common-licenses/."""
+    """The files of /usr/share/common-licenses to which a statement refers."""
     return set(re.findall(r"common-licenses/([\w.+-]*[\w+])", text))
 
 
 def copy_licenses(folder: Path, torch_license: Path | None) -> None:
-    """Writes a statement for each component below `folder`, and in full every licence that one of them refers to."""
+    """Writes to `folder` the statement of each component, and the full text of every licence to which one refers."""
     folder.mkdir(parents=True)
     texts = {component: statement_of(component) for component in COMPONENTS}
     if torch_license is not None:

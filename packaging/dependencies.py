@@ -1,8 +1,8 @@
-"""What the packaged command line is linked with: static libraries and the glibc of the oldest supported system.
+"""Provides the libraries that the packaged command line is linked with: static ones, and the oldest supported glibc.
 
-Debian has these libraries only as shared ones, so they are built from Debian's own source packages, in the version of
-the installed development package: what is shipped is what the tests ran with. Sources come from the archives that apt
-knows already; nothing of the system is changed, and root is not needed.
+Debian has these libraries only as shared ones. They are built from Debian's source packages, in the version of the
+installed development package, so that packages contain the version that the tests used. Sources come from the archives
+in apt's configuration. The system is not changed, and root is not needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-# Development package -> what to tell its CMake.
+# By development package: CMake settings of its build.
 LIBRARIES = {
     "libfmt-dev": ["FMT_DOC=OFF", "FMT_TEST=OFF"],
     "libhwy-dev": ["HWY_ENABLE_CONTRIB=OFF", "HWY_ENABLE_EXAMPLES=OFF", "HWY_ENABLE_TESTS=OFF"],
@@ -24,12 +24,12 @@ LIBRARIES = {
     ],
 }  # fmt: skip
 
-# The release of each distribution whose glibc is 2.31.
+# By distribution: the release with glibc 2.31.
 BASELINE = {"debian": "bullseye", "ubuntu": "focal"}
 
 
 class DependencyError(Exception):
-    """One line that says what to do."""
+    """The text is one line for the user."""
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
@@ -42,12 +42,12 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 
 def source_of(package: str) -> str:
-    """ "highway=1.0.3-3" of the installed libhwy-dev."""
+    """The source package and version of an installed package: "highway=1.0.3-3" for libhwy-dev."""
     return run("dpkg-query", "-W", "-f", "${source:Package}=${source:Version}", package)
 
 
 def archives() -> list[str]:
-    """ "http://deb.debian.org/debian/ bookworm main" for each Debian or Ubuntu archive that apt knows."""
+    """The Debian and Ubuntu archives in apt's configuration, such as "http://deb.debian.org/debian/ bookworm main"."""
     query = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"]
     found = sorted({line for line in run(*query).splitlines() if any(name in line for name in BASELINE)})
     if not found:
@@ -56,7 +56,7 @@ def archives() -> list[str]:
 
 
 def apt_options(lines: list[str], work: Path) -> list[str]:
-    """Options under which apt-get knows these lines of sources.list only, with its state in `work`."""
+    """Options of apt-get that make it use only these lines of sources.list, and keep its state in `work`."""
     lists = work / "lists"
     (lists / "partial").mkdir(parents=True, exist_ok=True)
     (work / "sources.list").write_text("\n".join(lines) + "\n")
@@ -87,7 +87,7 @@ def build_one(package: str, settings: list[str], prefix: Path, work: Path) -> No
     tree = unpack(source, folder)
     common = ["CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF", "CMAKE_POSITION_INDEPENDENT_CODE=ON"]
     common += [f"CMAKE_INSTALL_PREFIX={prefix}", "CMAKE_INSTALL_LIBDIR=lib"]
-    # No path of this machine in assertions: equal sources give equal libraries, wherever they are built.
+    # Removes the path of the build from assertions, so that the same sources give the same libraries on every machine.
     common += [f"CMAKE_CXX_FLAGS=-ffile-prefix-map={folder}=."]
     flags = [f"-D{setting}" for setting in (*common, *settings)]
     run("cmake", "-G", "Ninja", "-S", tree, "-B", folder / "build", *flags)
@@ -97,7 +97,7 @@ def build_one(package: str, settings: list[str], prefix: Path, work: Path) -> No
 
 @contextlib.contextmanager
 def alone_in(work: Path) -> Iterator[None]:
-    """Two tests may prepare the same directory at once: the second waits for the first."""
+    """Locks `work` within the block, since two tests may prepare it at the same time."""
     work.mkdir(parents=True, exist_ok=True)
     with (work / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -110,7 +110,7 @@ def old_glibc(work: Path) -> Path:
 
 
 def unpack_old_glibc(work: Path) -> Path:
-    """Folder with glibc 2.31 and its link libraries, laid out as a root directory; the compiler stays this system's."""
+    """Unpacks glibc 2.31 and its link libraries into a directory that the system's compiler uses as root directory."""
     root = work / "glibc"
     if (root / "ready").exists():
         return root
@@ -133,7 +133,7 @@ def unpack_old_glibc(work: Path) -> Path:
     )
     for package in sorted(folder.glob("*.deb")):
         run("dpkg-deb", "-x", package, root)
-    # Absolute links would lead to the libraries of this system.
+    # Absolute links are changed, since they point to the libraries of this system.
     for link in root.rglob("*.so*"):
         if link.is_symlink() and (target := os.readlink(link)).startswith("/"):
             link.unlink()
@@ -143,7 +143,7 @@ def unpack_old_glibc(work: Path) -> Path:
 
 
 def build_all(work: Path) -> Path:
-    """Prefix with the static libraries, to be put before the system's in CMAKE_PREFIX_PATH."""
+    """Builds the static libraries. Returns their prefix, which must precede the system's in CMAKE_PREFIX_PATH."""
     prefix = work / "prefix"
     with alone_in(work):
         for package, settings in LIBRARIES.items():

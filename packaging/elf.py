@@ -1,4 +1,4 @@
-"""What a binary asks of the system it runs on."""
+"""Reads the requirements of a binary: shared libraries and symbol versions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ def is_elf(path: Path) -> bool:
 
 
 def needed(path: Path) -> set[str]:
-    """The shared libraries it names."""
+    """The shared libraries that a binary names as dependencies."""
     text = subprocess.run(["readelf", "-dW", path], capture_output=True, text=True, check=True).stdout
     return set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
 
 
-# Parts of glibc. What else a binary needs must be inside it; the adapter finds torch in the process that loads it.
+# Parts of glibc. A binary must contain all other code that it needs, except that an adapter uses the torch of its
+# process.
 OF_GLIBC = re.compile(r"(libc|libm|libdl|librt|libpthread|ld-linux-[\w-]+)\.so\.\d+")
 OF_TORCH = {"libtorch_cpu.so", "libc10.so", "libstdc++.so.6", "libgcc_s.so.1"}
 
 
 def problems(path: Path) -> list[str]:
-    """A line for each thing that makes a binary unfit for another machine than the builder's."""
+    """A line for each reason why a binary may not run on other machines than the builder's."""
     text = subprocess.run(["readelf", "-dW", path], capture_output=True, text=True, check=True).stdout
     allowed = OF_TORCH if path.name == "adapter.so" else set()
     foreign = sorted(name for name in needed(path) if not OF_GLIBC.fullmatch(name) and name not in allowed)
@@ -37,7 +38,7 @@ def problems(path: Path) -> list[str]:
 
 
 def versions(path: Path) -> dict[str, tuple[int, ...]]:
-    """The highest symbol version it wants of each kind in OLDEST."""
+    """The highest symbol version that a binary requires, for each kind in OLDEST."""
     text = subprocess.run(["readelf", "-VW", path], capture_output=True, text=True, check=True).stdout
     wants = text.partition("Version needs")[2]
     highest: dict[str, tuple[int, ...]] = {}
@@ -48,5 +49,5 @@ def versions(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def too_new(path: Path) -> list[str]:
-    """ "GLIBC_2.34" for what Debian 11 does not have."""
+    """The required symbol versions that Debian 11 does not have, such as "GLIBC_2.34"."""
     return [f"{kind}_{'.'.join(map(str, number))}" for kind, number in versions(path).items() if number > OLDEST[kind]]

@@ -1,9 +1,10 @@
-"""The newcomer's path, run inside a bare system without root and without a compiler, by its Python 3.9 or later.
+"""Tests the packages as a new user would: on a bare system, without root and without a compiler.
 
     python3 newcomer.py PACKAGES WHEELS RELEASE
 
-Installs the wheel and the tarball that lie in PACKAGES and trains under them, with the torch RELEASE that lies in
-WHEELS. Prints a line for everything that works; the first thing that does not ends it with the reason.
+Runs on Python 3.9 or later. Installs the wheel and the tarball in the folder PACKAGES and runs trainings under them, with
+the torch RELEASE in the folder WHEELS. Prints a line for each check that passes. The first failure ends the program with
+the reason.
 """
 
 import json
@@ -43,12 +44,12 @@ def call(*command, status=0, **variables):
 
 
 def facts_of(said):
-    """What the training says of itself, among the warnings of torch."""
+    """The JSON line that the training prints; other lines are warnings of torch."""
     return json.loads(next(line for line in said.splitlines() if line.startswith("{")))
 
 
 def environment_with_torch(wheels, release):
-    """Of an earlier call when it has this release."""
+    """Makes a virtual environment with torch, unless an earlier call made one with this release."""
     folder = HOME / "training"
     python, ready = folder / "bin" / "python", folder / f"torch-{release}"
     if not ready.exists():
@@ -61,16 +62,16 @@ def environment_with_torch(wheels, release):
 
 
 def scrape(line):
-    """What /metrics of the agent in "foreshock: run X, page at URL" says of this run."""
+    """Reads /metrics of the agent that printed `line`, "foreshock: run X, page at URL"."""
     address = re.search(r"page at (http://\S+?)/?( |$)", line).group(1)
     with urllib.request.urlopen(address + "/metrics", timeout=10) as page:
         return page.read().decode()
 
 
 def train_under(foreshock, python, plain, cache):
-    """A training under `foreshock`: the same bits, judged samples, live metrics, nothing left behind."""
+    """Runs a training under `foreshock`. Checks equal bits, judged samples, live metrics, and that no files remain."""
     summary = HOME / "summary.json"
-    # On a busy machine the default budget would leave these few steps unsampled.
+    # With the default budget, a busy machine might sample none of these few steps.
     sampling = ["--every", "4", "--max-slowdown", "100%"]
     command = [str(foreshock), "run", *sampling, "--summary", str(summary), "--", str(python), *TRAINING]
     environment = dict(os.environ, FORESHOCK_CACHE=str(cache))
@@ -111,7 +112,7 @@ def try_installation(what, foreshock, python, plain):
 
 
 def files_below(folder):
-    """Without what Python itself caches beside a module that was imported."""
+    """All files below a folder, without Python's caches of imported modules."""
     return {path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
 
 
@@ -175,7 +176,7 @@ def wait_until(holds, text, seconds=60):
 
 
 def task_environment(tree, base):
-    """As slurmd makes it of what the task prolog prints."""
+    """The environment of a Slurm task, as slurmd makes it from the output of the task prolog."""
     slurm = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_JOB_USER": "newcomer"}
     slurm.update(FORESHOCK_PREFIX=str(tree), FORESHOCK_TREE=str(base))
     script = tree / "share" / "foreshock" / "deploy" / "slurm" / "task_prolog.sh"
@@ -185,7 +186,7 @@ def task_environment(tree, base):
 
 
 def try_service(tree, python, plain):
-    """An agent for a tree of runs, and a task of Slurm's that has nothing but the environment of the prolog."""
+    """Runs one agent for a tree of runs, and a Slurm task that has only the environment of the prolog."""
     foreshock, base = tree / "bin" / "foreshock", pathlib.Path("/dev/shm/tree")
     token, targets = HOME / "token", HOME / "targets.json"
     base.mkdir()

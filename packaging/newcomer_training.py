@@ -27,7 +27,7 @@ class Block(torch.nn.Module):
 
 def main():
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # sums repeat only in one order
+    torch.set_num_threads(1)  # with several threads, the order of sums may differ between runs
     blocks = [Block() for _ in range(LAYERS)]
     model = torch.nn.Sequential(torch.nn.Embedding(BYTES, WIDTH), *blocks, torch.nn.Linear(WIDTH, BYTES))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -1,8 +1,8 @@
 """./dev package: a relocatable tarball and a wheel in build/packages, with everything that a run needs.
 
-The command line and the agent are one executable that needs only glibc 2.31, the library in the trainer needs glibc
-2.17, adapters come prebuilt for the chosen releases of torch: no compiler and no root on the machine that uses them.
-Two builds of one commit are equal byte for byte, whatever the folder.
+The command line and the agent are one executable that needs only glibc 2.31. The library in the trainer needs glibc
+2.17. Adapters are prebuilt for the chosen releases of torch, so the user's machine needs neither a compiler nor root.
+Two builds of one commit are equal byte for byte, independently of the folder.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WHEEL_TAG = f"py3-none-manylinux_2_31_{platform.machine()}"
 
 
 class PackageError(Exception):
-    """One line that says what to do."""
+    """The text is one line for the user."""
 
 
 def run(*command: str | Path, **more: object) -> None:
@@ -59,37 +59,37 @@ def version(prefix: Path) -> str:
 
 
 def commit_time() -> str:
-    """Seconds; every file of a package carries it, so that the same tree gives the same package. SOURCE_DATE_EPOCH
-    replaces it."""
+    """The time stamp of every file in a package, in seconds since 1970: SOURCE_DATE_EPOCH, or the time of the commit.
+    With a fixed time stamp the same tree gives the same package."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
         return given
     return subprocess.check_output(["git", "log", "-1", "--format=%ct"], cwd=ROOT, text=True).strip()
 
 
 def configure() -> None:
-    """Writes the build files; the libraries to link with are made first. Two at once would spoil each other's files, so
-    callers hold the lock of BUILD (dependencies.alone_in)."""
+    """Builds the static libraries, then configures the build. The caller must hold the lock of BUILD
+    (dependencies.alone_in), since two calls at the same time would overwrite each other's files."""
     settings = [f"-DCMAKE_PREFIX_PATH={dependencies.build_all(DEPENDENCIES)}"]
     settings.append(f"-DFORESHOCK_GLIBC={dependencies.old_glibc(DEPENDENCIES)}")
     run("cmake", "--preset", "package", *settings, cwd=ROOT)
 
 
 def compile_all() -> None:
-    with dependencies.alone_in(BUILD):  # test-torch of several releases at once
+    with dependencies.alone_in(BUILD):  # several test-torch commands may run at the same time
         configure()
         print("package: building foreshock", flush=True)
         run("cmake", "--build", "--preset", "package", "--parallel", str(os.cpu_count() or 1), cwd=ROOT)
 
 
 def install(tree: Path, releases: list[str], build: Path = BUILD, cache: Path = adapters.CACHE) -> None:
-    """Everything a package holds, laid out below `tree` as below any prefix: from `build`, with adapters of `cache`."""
+    """Installs `build` to the prefix `tree`, and adds all other files of a package, with adapters from `cache`."""
     shutil.rmtree(tree, ignore_errors=True)
     run("cmake", "--install", build, "--prefix", tree, "--strip")
     fill(tree, releases, cache)
 
 
 def fill(tree: Path, releases: list[str], cache: Path) -> None:
-    """Adds what is not installed by CMake: documents, licences, adapters, the list of parts."""
+    """Adds the files that CMake does not install: documents, licences, adapters, and the list of components."""
     documents = tree / DOCUMENTS
     components.copy_licenses(documents / "licenses", torch_license(releases))
     for name in ("README.md", "LICENSE", "NOTICE"):
@@ -99,14 +99,14 @@ def fill(tree: Path, releases: list[str], cache: Path) -> None:
         built = adapters.build(python_of(release), tree / "lib" / "libforeshock.so", cache)
         place = adapters.ship(built, tree / "share" / "foreshock" / "adapters")
         print(f"package: adapter {place.name}", flush=True)
-    for path in tree.rglob("*"):  # whatever the umask was
+    for path in tree.rglob("*"):  # permissions must not depend on the umask
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
     (documents / SBOM).write_text(sbom.document(version(tree), int(commit_time()), releases, tree))
 
 
 def torch_license(releases: list[str]) -> Path | None:
-    """The file of the installed torch; its text is that of every release."""
+    """The licence file of the installed torch; all releases have the same text."""
     if not releases:
         return None
     code = "import importlib.metadata as m; print([f.locate() for f in m.files('torch') if f.name == 'LICENSE'][0])"
@@ -121,7 +121,7 @@ def python_of(release: str) -> Path:
 
 
 def check(tree: Path, releases: list[str]) -> None:
-    """That every part is there, and that nothing in it asks for more than the oldest system has."""
+    """Checks that all parts exist and that the binaries run on the oldest supported system."""
     for part in REQUIRED:
         if not (tree / part).exists():
             hint = "; install nvcc 12.8 or later" if part.endswith(".fatbin") else ""
@@ -146,7 +146,7 @@ def make_tarball(tree: Path, output: Path = OUTPUT) -> Path:
 
 
 def description() -> str:
-    """The README without links into the repository, which lead nowhere outside of it."""
+    """The README without its links to files of the repository, which a package does not contain."""
     return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", (ROOT / "README.md").read_text())
 
 
@@ -170,7 +170,8 @@ def metadata(name: str, license_files: list[str]) -> str:
 
 
 def make_wheel(tree: Path, output: Path = OUTPUT) -> Path:
-    """The tree below the prefix of a Python: bin, lib, share and include are found from the executable's place."""
+    """Makes a wheel whose files are installed to the prefix of a Python. The executable finds lib, share and include by
+    its own path."""
     name = version(tree)
     folder = tree.with_name("wheel") / f"foreshock-{name}"
     shutil.rmtree(folder.parent, ignore_errors=True)

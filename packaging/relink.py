@@ -1,4 +1,4 @@
-"""Links the command line of a build as ./dev package links it, without compiling it again."""
+"""Links the command line from the objects of a build in the way ./dev package does, without compiling again."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import dependencies
 import package
 
-BASELINE_OBJECT = "cli/CMakeFiles/foreshock_cli.dir/glibc_2_31.cpp.o"  # what only the packaged binary contains
+BASELINE_OBJECT = "cli/CMakeFiles/foreshock_cli.dir/glibc_2_31.cpp.o"  # an object that only the packaged binary contains
 
 
 def link(build: Path, program: Path) -> list[str]:
-    """Runs the package's own link command on the objects and archives of `build`; gives its words."""
+    """Runs the link command of the package on the objects and archives of `build`. Returns the words of the command."""
     baseline = program.with_suffix(".o")
     with dependencies.alone_in(package.BUILD):
         package.configure()

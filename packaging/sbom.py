@@ -32,7 +32,7 @@ def package(name: str, version: str, license: str, homepage: str, **more: object
 
 
 def document(version: str, seconds: int, torch: list[str], tree: Path) -> str:
-    """For foreshock `version`, made of `tree` at this time; `torch`: the releases whose headers the adapters inline."""
+    """The document for foreshock `version`. `torch`: the releases whose headers are inlined in the adapters."""
     parts = [package(each.name, version_of(each), each.license, each.homepage) for each in COMPONENTS]
     parts += [package(f"{TORCH.name}-{each}", each, TORCH.license, TORCH.homepage) for each in torch]
     ours = package("foreshock", version, "Apache-2.0", "", copyrightText="Copyright 2026 The foreshock authors")

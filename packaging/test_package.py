@@ -1,8 +1,8 @@
 """./dev test-package: the newcomer's path with the packages of build/packages on Debian 11, 12 and testing.
 
-Each system is a bare chroot without a compiler; everything in it is done without root (newcomer.py). Needs root for
-the chroots, a network for what is not there yet, and 25 GB of disk. The packages must have been made with adapters for
-the releases of SYSTEMS: `./dev package --torch 2.8.0,2.13.0,2.15.0`, or all.
+Each system is a bare chroot without a compiler. newcomer.py runs in it without root. Making chroots needs root, missing
+downloads need a network, and the disk needs 25 GB. The packages must have adapters for the releases of SYSTEMS:
+`./dev package --torch 2.8.0,2.13.0,2.15.0`, or all.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ SYSTEMS = [
 
 
 def wheels_for(chroot: Chroot, release: str) -> Path:
-    """torch and all it needs for the Python inside, downloaded as this machine's pip is configured."""
+    """Downloads torch and its dependencies for the Python of the chroot, with the configuration of this machine's
+    pip."""
     program = "import sys; print('%d.%d' % sys.version_info[:2])"
     python = chroot.check("python3", "-c", program).strip()
     folder = ROOT / "build" / "package-wheels" / f"{python}-{release}"
@@ -43,7 +44,7 @@ def wheels_for(chroot: Chroot, release: str) -> Path:
     print(f"package: downloading torch {release} for Python {python}", flush=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), f"torch=={release}"]
     command += ["--only-binary=:all:", "--python-version", python, "--implementation", "cp"]
-    if python == "3.9":  # pip asks the markers of the Python it runs under
+    if python == "3.9":  # pip evaluates environment markers for the Python that runs it
         command.append("importlib-metadata")
     for policy in ("2014", *(f"_2_{minor}" for minor in range(17, 32))):
         command += ["--platform", f"manylinux{policy}_x86_64"]

@@ -1,8 +1,8 @@
 """./dev test-torch VERSION: the adapter and a training under foreshock with another torch than the pinned one.
 
-2.6 and 2.14 are Debian's builds, in chroots of trixie and testing (needs root); a release of torch_versions.py is a
-wheel in an environment of its own. Runs tests/integrations with that torch, then a training under the static build of
-foreshock: the same bits as without it, forward and backward judged.
+2.6 and 2.14 are Debian's builds, in chroots of trixie and testing, which need root. A release of torch_versions.py is a
+wheel in a separate virtual environment. Runs tests/integrations with that torch. Then runs a training under the static
+build of foreshock: its bits must equal those without foreshock, and forward and backward slices must be judged.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from torch_versions import ROOT
 
 SUITES = {"2.6": "trixie", "2.14": "testing"}
 PACKAGES = ["python3-torch", "libtorch-dev", "python3-pytest", "python3-numpy", "g++"]
-# torch.compile wants these two.
+# torch.compile needs these two.
 PACKAGES += ["python3-setuptools", "python3-dev"]
-FORESHOCK = ROOT / "build" / "test-torch"  # an installation
+FORESHOCK = ROOT / "build" / "test-torch"  # prefix of the installed build of foreshock
 
 TREES = ROOT / "build" / "test-torch-trees"
 
-# run(command, environment) -> exit status and standard output; paths are those of this machine.
+# run(command, environment) returns exit status and standard output. Paths in the command are those of this machine.
 Runner = Callable[[list[str], dict[str, str]], tuple[int, str]]
 
 
 class TestError(Exception):
-    """One line that says what failed."""
+    """The text is one line: the failed check."""
 
 
 def snapshot(tree: Path) -> None:
-    """The tests run in a copy of the tree, which nobody edits meanwhile."""
+    """Copies the tree, so that edits during the tests do not affect them."""
     shutil.rmtree(tree, ignore_errors=True)
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
@@ -53,7 +53,7 @@ def in_chroot(version: str, tree: Path) -> tuple[str, Runner]:
     home = f"/home/{USER}"
 
     def run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
-        # Paths are the same inside.
+        # Paths inside the chroot equal those outside.
         variables = environment | {"USE_LIBUV": "0", "PYTHONDONTWRITEBYTECODE": "1"}
         words = ["env", f"--chdir={tree}", *(word.replace("@HOME@", home) for word in command)]
         variables = {key: value.replace("@HOME@", home) for key, value in variables.items()}
@@ -78,7 +78,7 @@ def in_environment(release: str, tree: Path) -> tuple[str, Runner]:
 
 
 def test_integrations(python: str, run: Runner, selection: str, log: Path) -> None:
-    """As the default tests do with the pinned torch."""
+    """Runs tests/integrations, like the default tests with the pinned torch."""
     begin = time.monotonic()
     options = ["-o", "cache_dir=@HOME@/pytest", "--tb=short", "-rfEs", *(["-k", selection] if selection else [])]
     command = [python, "-m", "pytest", "tests/integrations", *options]
@@ -112,7 +112,7 @@ def test_training(python: str, run: Runner) -> None:
     training = [python, "packaging/newcomer_training.py"]
     plain = last_line_of_json(must(run, training, {}))
     summary = "@HOME@/summary.json"
-    # On a busy machine the default budget would leave these few steps unsampled.
+    # With the default budget, a busy machine might sample none of these few steps.
     sampling = ["--every", "4", "--max-slowdown", "100%"]
     watched = must(run, [foreshock, "run", *sampling, "--summary", summary, "--", *training], environment)
     if last_line_of_json(watched) != plain:

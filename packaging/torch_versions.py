@@ -1,7 +1,7 @@
-"""The releases of torch that packages bring adapters for, and a virtual environment with each.
+"""The releases of torch for which packages contain adapters, and a virtual environment with each.
 
-One release per minor version is tested (`./dev test-torch`); an adapter fits exactly one commit, so any other patch
-release is built on the user's machine. CPU and CUDA wheels of a release share its adapter.
+One release per minor version is tested (`./dev test-torch`). An adapter fits exactly one commit of torch, so adapters for
+other patch releases are built on the user's machine. CPU and CUDA wheels of a release have the same adapter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ RELEASES = ["2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2
 
 
 def python_with(release: str) -> Path:
-    """The Python of an environment with this torch from a package index (about 5 GB on disk for a CUDA build)."""
+    """The Python of a virtual environment with this torch, installed from a package index if it does not exist. A CUDA
+    build needs about 5 GB of disk."""
     folder = PLACE / release
     python = folder / "bin" / "python"
     if (folder / "ready").exists():
