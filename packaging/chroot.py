@@ -1,7 +1,7 @@
 """Chroots with releases of Debian, for tests. Made once with debootstrap under build/chroots, then reused.
 
-Needs root and debootstrap. The mirror is that of the machine's apt, or DEBIAN_MIRROR. Every command runs in its own mount
-and process namespaces, so no mount and no process outlives it.
+Needs root and debootstrap. The mirror is that of the machine's apt, or DEBIAN_MIRROR. Every command runs in its own
+mount and process namespaces, so no mount and no process outlives it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Chroot:
             self.install(packages)
             ready.write_text(" ".join(packages))
             return
-        base = CHROOTS / suite if name else None  # a chroot with a name starts as a copy of the suite's chroot without a name
+        base = CHROOTS / suite if name else None  # a named chroot starts as a copy of the suite's unnamed one
         if base is not None and not (base / "ready").exists():
             Chroot(suite)
         # Made under another name and renamed at the end, so that an incomplete chroot is never used.

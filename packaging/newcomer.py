@@ -2,9 +2,9 @@
 
     python3 newcomer.py PACKAGES WHEELS RELEASE
 
-Runs on Python 3.9 or later. Installs the wheel and the tarball in the folder PACKAGES and runs trainings under them, with
-the torch RELEASE in the folder WHEELS. Prints a line for each check that passes. The first failure ends the program with
-the reason.
+Runs on Python 3.9 or later. Installs the wheel and the tarball in the folder PACKAGES and runs trainings under them,
+with the torch RELEASE in the folder WHEELS. Prints a line for each check that passes. The first failed check ends the
+program with the reason.
 """
 
 import json

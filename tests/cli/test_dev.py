@@ -139,13 +139,13 @@ sleep 600 & wait
     ninja.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(dev, "configure", lambda preset: None)
-    monkeypatch.setattr(dev, "give_way", lambda: (tmp_path / "gave_way").touch())
+    monkeypatch.setattr(dev, "use_idle_priority", lambda: (tmp_path / "at_idle_priority").touch())
     started, ended = tmp_path / "started", tmp_path / "ended"
 
     def tests():
         while not (started.exists() and started.read_text().endswith("\n")):
             time.sleep(0.05)
-        assert (tmp_path / "gave_way").exists()
+        assert (tmp_path / "at_idle_priority").exists()
         assert not ended.exists()
         return 1
 
@@ -157,7 +157,7 @@ sleep 600 & wait
 
 
 def test_what_gives_way_takes_only_what_is_left(dev):
-    sleeper = subprocess.Popen(["sleep", "60"], preexec_fn=dev.give_way, start_new_session=True)
+    sleeper = subprocess.Popen(["sleep", "60"], preexec_fn=dev.use_idle_priority, start_new_session=True)
     try:
         assert os.sched_getscheduler(sleeper.pid) == os.SCHED_IDLE != os.sched_getscheduler(0)
         group = pathlib.Path(f"/proc/{sleeper.pid}/autogroup")
@@ -416,7 +416,7 @@ def test_a_warning_on_the_page_is_said_once(dev, monkeypatch, capsys):
     monkeypatch.setattr(dev, "fetch", lambda *_: dev.json.dumps({"ranks": [{"events": events, "alarms": alarms}]}))
     told = set()
     for _ in range(2):
-        dev.tell_warnings("here", told)
+        dev.print_warnings("here", told)
     assert capsys.readouterr().out.splitlines() == [
         "dev: attention of layer 001: grad_key is wrong (fused_ratio)",
         "dev: detector bias warns in layer 003 at step 7",
