@@ -155,7 +155,7 @@ def scores(values: Values) -> Row:
             ),
             lines(
                 "Near ties",
-                "Share of the sampled rows whose two largest scores differ by less than 1/512 of the largest, on"
+                "Share of the sampled rows whose two largest scores differ by at most 1/512 (in nats), on"
                 " the selected rank where the share is highest. There is no alarm: such rows make low-precision kernels"
                 " biased, so read it beside 'Bias'.",
                 "percentunit",

@@ -193,7 +193,7 @@ constexpr MetricInfo kTable[] = {
     {kAttentionEntropyNats, "foreshock_attention_entropy_nats", kGauge, "nats",
      "Entropy of the attention weights of a row: mean and smallest of the last 64 samples.", kRankMinMean},
     {kAttentionNearTieRatio, "foreshock_attention_near_tie_ratio", kGauge, "ratio",
-     "Share of the rows of the last 64 samples whose second largest score is within 1/512 of the largest.",
+     "Share of the rows of the last 64 samples whose two largest scores differ by at most 1/512 (in nats).",
      kRank},
     {kAttentionAlarmLayers, "foreshock_attention_alarm_layers", kGauge, "layers",
      "Layers whose last samples exceed a limit: a bias that the rounded reference does not have, the "

@@ -186,7 +186,7 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
   X(RecordNumber, entropy_nats_min, "nats", "Smallest entropy of the weights of a row.")                     \
   X(RecordNumber, entropy_nats_mean, "nats", "Mean entropy of the weights of a row.")                        \
   X(RecordNumber, near_tie_ratio, "ratio",                                                                   \
-    "Share of rows whose second largest score is within 1/512 of the largest.")                              \
+    "Share of rows whose two largest scores differ by at most 1/512 (in nats).")                             \
   X(RecordNumber, grad_out_drift, "1",                                                                       \
     "Backward: sum of the output's gradient times the output's error, which is the effect of the error "     \
     "on the loss.")                                                                                          \
