@@ -8,7 +8,7 @@ PASS, MEAN, LEAST = ',pass="$pass"', ',stat="mean"', ',stat="min"'
 
 
 def worst(metric: str, more: str = "", what: str = "") -> Query:
-    """Selects the five worst of the chosen ranks."""
+    """Selects the five ranks with the largest values among the selected ranks."""
     return Query(f"topk(5, max by (rank) ({metric}{more}))", f"rank {{{{rank}}}}{what}")
 
 

@@ -1,4 +1,4 @@
-"""Attention errors beyond what the precision explains, too large weight changes, replicas that differ."""
+"""Alerts on attention errors larger than the precision explains, too large weight changes, and differing replicas."""
 
 from rule import (
     AT_STEP,
@@ -20,15 +20,16 @@ KERNEL, CONTROL = 'of="kernel"', 'of="rounded_reference"'
 RATIO = "run:foreshock_attention_deviation_ratio:max"
 UPDATE = "run:foreshock_optimizer_update_ratio:max"
 
-# Of no rank, but of all that the agent has of the run.
+# Excludes runs that have ended. For series of a run, which have no rank.
 UNLESS_OVER = f'unless on ({TARGET}, run) foreshock_run_state{{state="running"}} == 0'
 
 CHECKSUM, DIFFERS = "rank:foreshock_weight_checksum:newest", "rank:foreshock_weight_checksum:differs"
 
 
 def newest_checksum() -> Record:
-    """Of one step only: a rank that was read a moment earlier may still show the interval before. A rank that ended
-    shows what may have been done again since, from a checkpoint."""
+    """Records the checksums of the newest step of each group, so that only checksums of one step are compared. A rank
+    that was scraped a moment earlier may still have the checksum of an earlier step. Ended ranks are excluded: the run
+    may have repeated their steps from a checkpoint."""
     step = f"(foreshock_weight_checksum_step {UNLESS_ENDED})"
     return Record(
         CHECKSUM,
@@ -62,7 +63,7 @@ def bias(of: dict) -> Alert:
         """,
         RUN + ": {{ $labels.pass }} attention is biased",
         "The signed error of {{ $labels.pass }} attention does not average out to zero"
-        # The detector sees the forward pass only: its layers are not those of backward.
+        # The detector checks only the forward pass, so its layers are not shown for backward.
         '{{ if eq $labels.pass "forward" }}' + where('"bias"') + "{{ end }}" + AT_STEP
         + f". Its mean is larger than {of['ulp']} ulp (spacings of the number format), and larger than {of['z']} of its"
         " own standard errors. Rounding does not explain such a bias, but a bias alone is often harmless. First see"
@@ -110,7 +111,8 @@ def update_ratio(of: dict) -> Alert:
 
 
 def in_majority() -> str:
-    """Ranks that hold what more than half of their group do: the median, if that many hold it."""
+    """Selects ranks whose checksum is that of more than half of their group. If there is such a checksum, it is the
+    median."""
     as_median = f"{CHECKSUM} == on ({JOB}, group) group_left () quantile by ({JOB}, group) (0.5, {CHECKSUM})"
     return f"""
           {as_median}
@@ -132,7 +134,7 @@ def differing_ranks(of: dict) -> Record:
 
 
 def replica_mismatch() -> Alert:
-    # One alert for a run, however many of its ranks: each alert costs the queries of its texts.
+    # One alert per run, not per rank, since each alert costs the queries in its texts.
     return Alert(
         "ForeshockReplicaMismatch", "training", "weights", "fleet",
         f"count by ({JOB}) ({DIFFERS})",

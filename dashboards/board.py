@@ -1,4 +1,4 @@
-"""Parts of all dashboards: identity, variables, drawn alerts, links to the other dashboards."""
+"""Parts that all dashboards have: identity, variables, alerts as annotations, links to the other dashboards."""
 
 import json
 import typing
@@ -17,8 +17,7 @@ from panel import OF_CLUSTER, OF_RUN, OF_SCOPE, SOURCE
 
 ALERTS = f'ALERTS{{alertname=~"Foreshock.+",alertstate="firing",{OF_RUN}}}'
 
-# Fields of a drawn alert. Without them Grafana's data source leaves title and tags empty; the schema of the builders
-# does not have them.
+# Fields of an alert annotation. Without them Grafana leaves title and tags empty. The builders' schema lacks them.
 READ = {"titleFormat": "{{alertname}}", "tagKeys": "severity,detector,pass,site,why"}
 
 ALL = VariableOption(True, ["All"], ["$__all"])

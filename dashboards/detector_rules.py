@@ -1,4 +1,5 @@
-"""Alerts from the agent's detectors. Detectors count steps; the rules keep a warning long enough to be read."""
+"""Alerts from the agent's detectors. A warning may last only a few steps; the rules keep its alert long enough to be
+noticed."""
 
 from rule import AT_STEP, JOB, RUN, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, warned_at, where
 from standing import Default, alerting, remark, severity
@@ -12,7 +13,7 @@ RESTART_FOR_LOGITS = (
     " queries and keys) or a softcap (a bound on the logits) to the model."
 )
 
-# Alert, component, dashboard, summary, what each detector sees, what it means and what to do first.
+# A row: alert, component, dashboard, summary, finding by detector, and description with meaning and first action.
 TABLE: list[tuple[str, str, str, str, dict[str, str], str]] = [
     (
         "ForeshockAttentionErrorDrift", "attention", "attention",
@@ -66,7 +67,7 @@ TABLE: list[tuple[str, str, str, str, dict[str, str], str]] = [
 
 
 def warned(detectors: str, level: float) -> str:
-    """One series for each detector that warns, or did between two scrapes."""
+    """Selects one series per detector that warns, or that warned between two scrapes."""
     return f'({LEVEL}{{detector=~"{detectors}"}} >= {level}) or ({EVENTS}{{detector=~"{detectors}"}} > 0)'
 
 
@@ -103,7 +104,8 @@ def entropy_collapse(values: Values, default: Default) -> Alert:
     at = warned_at('"entropy_drop"')
     return Alert(
         "ForeshockAttentionEntropyCollapse", "precursor", "attention", "attention",
-        # The detector finds the sudden fall, the hour that it lasts: the entropy of attention that learns recovers.
+        # The detector finds a sudden fall. The comparison with the average requires that it lasts, since in a healthy
+        # training the entropy recovers.
         f"""
         {entropy} < {of["share"]} * avg_over_time({entropy}[{of["window"]}])
         and on ({JOB}) ({warned("entropy_drop", values["detectors"]["level"])})
@@ -121,7 +123,8 @@ def entropy_collapse(values: Values, default: Default) -> Alert:
 
 
 def logit_forecast(of: dict) -> Alert:
-    """Separate from the detectors of logits: a straight line must hold for minutes, a warning may be brief."""
+    """Forecasts logits with a straight line over minutes. Separate from the alerts of logit detectors, whose warnings
+    may be short."""
     logit = "run:foreshock_attention_logit_abs:max"
     return Alert(
         "ForeshockAttentionLogitForecast", "precursor", "attention", "attention",

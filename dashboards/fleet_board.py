@@ -21,7 +21,7 @@ from panel import (
 )
 from rule import JOB, RANK, Values
 
-# Selects ranks that are alive; an ended attempt keeps its last values.
+# Selects ranks that are alive. The series of an ended attempt keep their last values.
 LIVING = f"and on ({RANK}) {of_run('rank_up')} == 1"
 # Adds node and coordinates of a rank to one of its values.
 WITH_NODE = f"* on ({RANK}) group_left (node, local_rank, dp, tp, pp) {of_run('rank_info')}"

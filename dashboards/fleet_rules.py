@@ -1,4 +1,5 @@
-"""Trainings that stand still, lack ranks or are not seen. Absence counts only while the run is running."""
+"""Alerts on trainings without progress, without all ranks, or without an answering agent. They fire only while the run
+is in the state running."""
 
 from rule import AT_STEP, JOB, RUN, TARGET, UNLESS_ENDED, Alert, Group, Record, Values
 
@@ -8,8 +9,8 @@ LAST_STEP = "run:foreshock_last_step_timestamp_seconds:max"
 
 
 def world() -> str:
-    """World size as reported by ranks that are alive, because an elastic job may continue with fewer ranks; if none is
-    alive, as reported by all."""
+    """The world size that living ranks report, since an elastic job may continue with fewer ranks. If no rank is alive,
+    the world size that any rank reported."""
     size = "foreshock_world_size"
     return f"max by ({JOB}) ({size} {UNLESS_ENDED}) or max by ({JOB}) ({size})"
 
@@ -50,7 +51,8 @@ def ranks_missing(of: dict) -> Alert:
 def no_data(of: dict) -> Alert:
     return Alert(
         "ForeshockNoData", "training", "fleet", "fleet",
-        # If a run has ended, its state says so or its agent is no longer a target. Here the agent is still a target.
+        # After a run has ended, its state is not running, or its agent is no longer a scrape target. Here the last
+        # state is running, and the agent is a target that does not answer.
         f"""
         count by ({JOB}) (
           last_over_time(foreshock_run_state{{state="running"}}[{of["window"]}]) == 1
@@ -69,7 +71,7 @@ def no_data(of: dict) -> Alert:
 def run_id_shared(of: dict) -> Alert:
     return Alert(
         "ForeshockRunIdShared", "monitor", "fleet", "fleet",
-        # A rank that moves to another node is up at one agent only, but for a scrape or two.
+        # A rank that moves to another node is up at both agents only for one or two scrapes.
         f"count by ({JOB}) (count by ({JOB}, rank) (foreshock_rank_up == 1) > 1)",
         f"{RUN}: two trainings use this run id",
         "{{ $value }} process ranks of this run are reported as alive by more than one agent. Two trainings use this"
@@ -89,7 +91,7 @@ def fleet_rules(values: Values) -> Group:
             Record(RANKS, f"sum by ({JOB}) (foreshock_rank_up)"),
             Record(WORLD, world()),
             Record("run:foreshock_step:max", f"max by ({JOB}) (foreshock_step)"),
-            # Ranks that are alive may not have made a step yet; the last step of an ended attempt does not count.
+            # Excludes ended attempts, whose last step is not that of a living rank.
             Record(LAST_STEP, f"max by ({JOB}) (foreshock_last_step_timestamp_seconds {UNLESS_ENDED})"),
             stalled(values["stalled"]),
             ranks_missing(values["ranks_missing"]),

@@ -22,7 +22,7 @@ BOARDS = (overview, attention, weights, fleet, monitor)
 
 
 def texts(values: dict) -> dict[str, str]:
-    """What is generated, by its path below dashboards/."""
+    """The generated texts, by path below dashboards/."""
     boards = [make(values) for make in BOARDS]
     return {
         "rules/foreshock.yml": rules_yaml(values),

@@ -1,4 +1,4 @@
-"""The incidents: NaN or Inf, and a rising loss."""
+"""Alerts on incidents: NaN or Inf values, and a rising loss."""
 
 from rule import AT_STEP, CHOICE, JOB, RUN, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, ranks
 
@@ -10,10 +10,10 @@ def non_finite(of: dict) -> Alert:
     values, skipped, steps = (f"foreshock_{name}_total" for name in ("nonfinite_values", "skipped_steps", "steps"))
     return Alert(
         "ForeshockNonFinite", "incident", "loss", "overview",
-        # A gradient scaler with too large a scale makes gradients infinite and skips the step: not an incident, unless
-        # it does so all the time. If it decides on a device, its decisions are unknown. Its first
-        # report may already count skipped steps, which is not an increase. A loss may have been NaN before the agent
-        # started: a finite loss times 0 is 0. An attempt that ended keeps its last loss.
+        # A gradient scaler whose scale is too large makes gradients infinite and skips the step. This is an incident
+        # only if most steps are skipped. If the scaler decides on a device, its decisions are unknown. The first sample
+        # of the counter may already include skipped steps, which increase() does not see. The third part finds a loss
+        # that was NaN before the agent started: only a finite loss times 0 is 0. Ended attempts keep their last loss.
         f"""
         sum by ({JOB}, site) (
           increase({values}{{site=~"loss|attention_output"}}[{window}])
@@ -76,7 +76,7 @@ def loss_rules(values: Values) -> Group:
         "foreshock-loss",
         [
             Record("run:foreshock_run_info:user", f"max by ({JOB}, user) (foreshock_run_info)"),
-            # Without the ranks whose loss is no number: one would hide all others.
+            # Excludes ranks whose loss is NaN or infinite, since one of them would make the average NaN or infinite.
             Record(LOSS, f'avg by ({JOB}) (foreshock_loss_window{{stat="mean"}} < Inf > -Inf {UNLESS_ENDED})'),
             non_finite(values["non_finite"]),
             diverging(values["loss_diverging"]),

@@ -1,4 +1,4 @@
-"""Coverage, losses and cost of the monitor in one run."""
+"""Dashboard: coverage, lost samples and cost of the monitor in one run."""
 
 from board import Board, Row, run_variable
 from panel import (

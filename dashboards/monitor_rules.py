@@ -1,4 +1,4 @@
-"""The monitor itself: coverage, losses, cost."""
+"""Alerts on the monitor itself: coverage, lost samples, cost."""
 
 from rule import JOB, RANK, RUN, TARGET, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
 
@@ -19,8 +19,9 @@ def increase(metric: str, window: str) -> str:
 
 
 def calls() -> list[Record]:
-    """Rates summed over ranks, because half an hour of every rank would be expensive to read. Forward calls only; they
-    include those of backward. Calls skipped for the budget or by --slices are intended."""
+    """Records rates summed over ranks, since alerts read half an hour, which would be expensive for every rank. Counts
+    only forward calls, since every backward call has one. Excludes calls skipped for the budget or by --slices, which
+    are intended."""
     skipped, sampled = (f"foreshock_attention_{what}_total" for what in ("skipped", "samples"))
     return [
         Record(SKIPPED, f'sum by ({JOB}) (rate({skipped}{{pass="forward",reason!~"budget|off"}}[5m]))'),
@@ -137,6 +138,6 @@ def monitor_rules(values: Values) -> Group:
             series_dropped(values["series_dropped"]),
             detector_series_dropped(),
         ],
-        # These rules read more series than any other group and are not urgent: most of them wait for minutes anyway.
+        # A longer interval, since this group reads the most series and is not urgent: most of its alerts wait minutes.
         interval="1m",
     )

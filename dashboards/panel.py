@@ -1,6 +1,6 @@
-"""Kinds of panels. Each shows one thing, describes it, and reads from the chosen data source.
+"""Kinds of panels. Each has one topic, a description, and the data source that the user selects.
 
-Built with Grafana's own typed builders for its version 10.4, whose dashboards later versions read too.
+Built with Grafana's typed builders for version 10.4. Later versions read its dashboards too.
 """
 
 import typing
@@ -30,17 +30,17 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from rule import RANK
 
 SOURCE = DataSourceRef("prometheus", "${datasource}")
-# A label that no series has is empty and matches ".*".
+# Matches series without the label too: a missing label is empty, and ".*" matches it.
 OF_CLUSTER = 'cluster=~"$cluster"'
 OF_SCOPE = f'{OF_CLUSTER},namespace=~"$namespace"'
 OF_RUN = f'{OF_SCOPE},run="$run"'
 OF_RANKS = f'{OF_RUN},rank=~"$rank"'
-# As in the rules: a rank that ended keeps its last values while its run continues without it.
+# As in the rules: the series of an ended rank keep their last values while the run continues without it.
 UNLESS_ENDED = f"unless on ({RANK}) foreshock_rank_up{{{OF_RUN}}} == 0"
-# Fine enough for a wide screen; more points only cost the server time.
+# Most points per series: enough for a wide screen. More points would only cost server time.
 MOST_POINTS = 300
 
-# Units, as Grafana writes them behind a value. A title names the unit where the axis cannot.
+# Units, as Grafana writes them behind a value. If the axis cannot show the unit, the title names it.
 RATIO = "suffix:x"
 ULP = "suffix: ulp"
 SIGMA = "suffix: sigma"
@@ -53,7 +53,7 @@ PER_SECOND = "cps"
 NO_UNIT = "none"  # norms, weights and learning rates
 
 
-# What a ratio of errors is, in the descriptions of panels.
+# The definition of the deviation ratio in the descriptions of panels.
 DEVIATION = "error of the kernel divided by the error of plain (unfused) attention in the same precision"
 
 
@@ -80,7 +80,7 @@ def per_second(counter: str, labels: str) -> str:
 
 
 def steps_per_second() -> str:
-    """Selects ranks that are alive: a dead rank is not a slow one."""
+    """Steps per second of living ranks. A dead rank must not look like a slow one."""
     return f"{per_second(of_run('steps_total'), 'rank')} and on (rank) {of_run('rank_up')} == 1"
 
 
@@ -96,7 +96,7 @@ def target(number: int, query: Query) -> prometheus.Dataquery:
 
 
 def limits(*steps: tuple[str, float]) -> ThresholdsConfig:
-    """Returns the colours that start at these values."""
+    """Thresholds: each colour starts at its value; below the first one the colour is green."""
     config = ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE)
     return config.steps([Threshold(None, "green"), *(Threshold(value, colour) for colour, value in steps)])
 
@@ -109,7 +109,7 @@ def begin(builder: typing.Any, title: str, description: str, queries: typing.Ite
 
 
 def number(title: str, description: str, unit: str, query: Query, *steps: tuple[str, float]) -> stat.Panel:
-    """One value, the last."""
+    """Shows one value: the last one in the time range."""
     builder = begin(stat.Panel(), title, description, [query])
     builder.unit(unit).span(3).height(4).thresholds(limits(*steps))
     builder.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
@@ -117,8 +117,8 @@ def number(title: str, description: str, unit: str, query: Query, *steps: tuple[
 
 
 def present(panel: stat.Panel, query: Query, otherwise: str) -> stat.Panel:
-    """Shows only a value at the end of the time range: an agent ends with its run, and its last value would look
-    current."""
+    """Restricts a panel to a value at the end of the time range. An agent ends with its run, so an older last value
+    would look current."""
     return panel.targets([target(0, query).instant()]).no_value(otherwise)
 
 
@@ -127,7 +127,7 @@ def number_now(title: str, description: str, query: Query, unit: str = "none", *
 
 
 def name(title: str, description: str, query: Query) -> stat.Panel:
-    """Shows the legends of the series, usually one."""
+    """Shows the legends of the series (usually one) instead of their values."""
     return number(title, description, "none", query).text_mode(BigValueTextMode.NAME)
 
 
@@ -154,10 +154,10 @@ def logarithmic(panel: timeseries.Panel) -> timeseries.Panel:
     return panel.scale_distribution(common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10))
 
 
-# Grafana draws nothing over an axis that stands still or goes back. Steps stand still while a trainer evaluates, and go
-# back when it resumes from a checkpoint. So a step is left out if a later point of the panel reaches it again: the
-# panel shows the final history of the run. A millionth per second orders equal steps. All ranks are read, also ended
-# ones: to leave these out at every step of the subquery costs several times as much.
+# Grafana draws no line over an x axis that does not increase. Steps do not increase while a trainer evaluates, and they
+# decrease when it resumes from a checkpoint. So a step is left out if a later point of the panel reaches it again: the
+# panel shows the final history of the run. A millionth per second is added to order equal steps. Ended ranks are
+# included, since excluding them in every step of the subquery would cost several times as much.
 STEP = f"max({of_run('step')})"
 LATER = f"({STEP} - time() / 1e6)"
 SHOWN = f"({LATER} and on () vector(time()) <= ${{__to}} / 1000)"
@@ -178,7 +178,7 @@ def by_step(title: str, description: str, unit: str, *queries: Query, width: int
 def layers(
     title: str, description: str, expression: str, unit: str, least: float | None = None, most: float | None = None
 ) -> heatmap.Panel:
-    """Draws layer by time; `least` and `most`: ends of the colours."""
+    """Draws a heat map of layers over time. `least` and `most`: the values at the ends of the colour scale."""
     builder = begin(heatmap.Panel(), title, description, [Query(f"max by (layer) ({expression})", "{{layer}}")])
     colours = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Turbo").steps(64)
     colours.scale(HeatmapColorScale.EXPONENTIAL).exponent(0.5)

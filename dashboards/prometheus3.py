@@ -2,8 +2,8 @@
 
     python dashboards/prometheus3.py
 
-Only unpacked, not installed: tests/dashboards/test_prometheus3.py tries our rules with them, and is skipped without.
-Needs Debian's apt; the archive is the one that apt uses, or DEBIAN_MIRROR. Signatures are checked.
+They are unpacked, not installed. tests/dashboards/test_prometheus3.py tests our rules with them and is skipped if they
+are missing. Needs Debian's apt. The archive is that of apt, or DEBIAN_MIRROR. Signatures are checked.
 """
 
 import pathlib

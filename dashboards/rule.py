@@ -1,4 +1,4 @@
-"""What a rule of Prometheus is, and how it is written down."""
+"""Recording rules and alerts as Python objects, templates for their texts, and their conversion to YAML."""
 
 import json
 import textwrap
@@ -14,9 +14,10 @@ JOB = ", ".join(IDENTITY)
 # The scrape target of an agent.
 TARGET = ", ".join((*SCOPE, "job", "instance"))
 
-# What one agent shows of a rank. Nodes can know a rank of one number each: the attempt that ended, which keeps its last
-# values until it is forgotten, and the one that lives. A job that goes on with fewer ranks keeps those of the others
-# for as long as it lasts: no gauge of a rank makes an alert without this.
+# Labels that identify a rank at one agent. Two agents can export the same rank: one for an ended attempt, whose series
+# keep their last values until the agent removes them, and one for the living attempt. If a job continues with fewer
+# ranks, the series of the others remain until the job ends. Alerts on gauges of a rank must therefore exclude ended
+# ranks.
 RANK = f"{TARGET}, run, rank"
 UNLESS_ENDED = f"unless on ({RANK}) foreshock_rank_up == 0"
 
@@ -28,27 +29,28 @@ class Record(typing.NamedTuple):
 
 class Alert(typing.NamedTuple):
     name: str
-    kind: str  # incident, precursor, agreement, training, monitor: Alertmanager's rules go by it
-    component: str  # what it looks at
+    kind: str  # incident, precursor, agreement, training or monitor; Alertmanager routes and inhibits by it
+    component: str  # the monitored part: attention, gradient, ...
     dashboard: str  # uid, without "foreshock-"
     expression: str
     summary: str  # names the run (or agent) and the fact
-    description: str  # where, what it means, what to do first
-    hold: str | None = None  # how long it must be so
-    keep: str | None = None  # how long it stays after it was so
-    severity: str = "ticket"  # or page, or info, which is sent to no receiver
+    description: str  # place, meaning, first action
+    hold: str | None = None  # Prometheus' `for`: time that the expression must be true before the alert fires
+    keep: str | None = None  # Prometheus' `keep_firing_for`
+    severity: str = "ticket"  # or page, or info; info is sent to no receiver
 
 
 class Group(typing.NamedTuple):
-    """Its rules are evaluated one after the other, so that alerts see the records of the same moment."""
+    """A group of rules. Prometheus evaluates them in order, so that alerts see recording rules of the same
+    evaluation."""
 
     name: str
     rules: list[Record | Alert]
-    interval: str | None = None  # between two evaluations, where Prometheus' own is needlessly short
+    interval: str | None = None  # between two evaluations; None: Prometheus' default
 
 
-# The user that owns the run now or, because it must be known when the agent is gone, did so during the last day; empty
-# if that is not exactly one user. A template, because a join would drop the alert if the owner is unknown.
+# The user that owns the run. If the agent is gone, the user of the last day; empty unless there is exactly one. This is
+# a template, since a join in the expression would drop the alert if the owner is unknown.
 CHOICE = ",".join(f"{name}=%q" for name in IDENTITY)  # for printf, with OF_LABELS as its arguments
 OF_LABELS = " ".join(f"$labels.{name}" for name in IDENTITY)
 INFO = f"run:foreshock_run_info:user{{{CHOICE}}}"
@@ -60,8 +62,8 @@ OWNER = (
 )
 
 
-# Layers in which a detector warns, or did in the last minutes. A rank exports one layer per detector, the first by
-# name: these are examples. A template and no label: each layer would be an alert of its own.
+# Layers in which a detector warns, or warned in the last minutes. They are only examples, since a rank exports one
+# layer per detector, the first by name. This is a template, since a label would make each layer a separate alert.
 LAYERS = (
     '{{ with printf "count by (layer) (last_over_time(foreshock_precursor_layer_info'
     f'{{{CHOICE},detector=%q}}[5m]))" {OF_LABELS} DETECTOR | query }}}}, e.g. in layer'
@@ -69,18 +71,18 @@ LAYERS = (
 )
 
 
-# The value of an alert's expression: `humanize` would write a loss of 0.8 as 800m.
+# The value of an alert's expression. `humanize` is not used: it would write a loss of 0.8 as 800m.
 VALUE = '{{ $value | printf "%.4g" }}'
 
 RUN = "Run {{ $labels.run }}"
 
-# The step of the run while the alert fires: " (current step 1200)", or nothing. The record has the step of the cause.
+# The step of the run while the alert fires: " (current step 1200)" or "". The step of the cause is in the record.
 AT_STEP = (
     f'{{{{ with printf "run:foreshock_step:max{{{CHOICE}}}" {OF_LABELS} | query }}}}'
     "{{ range . }} (current step {{ .Value }}){{ end }}{{ end }}"
 )
 
-# Where a detector warned last: ", at step 1200 on process rank 3", or nothing.
+# The step and rank of the last warning of a detector: ", at step 1200 on process rank 3" or "".
 WARNED_AT = (
     f'{{{{ with printf "topk(1, foreshock_precursor_last_event_step{{{CHOICE},detector=%q}})" {OF_LABELS} DETECTOR'
     " | query }}{{ range . }}, at step {{ .Value }} on process rank {{ .Labels.rank }}{{ end }}{{ end }}"
@@ -92,8 +94,8 @@ def warned_at(detector: str = "$labels.detector") -> str:
 
 
 def ranks(expression: str, more: str = "") -> str:
-    """Template of " on process rank 3 5": up to eight ranks of `expression`, which has CHOICE in its braces. `more`:
-    arguments of printf after those of CHOICE."""
+    """Returns the template of " on process rank 3 5": up to eight ranks of the series that `expression` selects. The
+    expression must contain CHOICE. `more`: arguments of printf after those of CHOICE."""
     return (
         f'{{{{ with printf "topk(8, {expression})" {OF_LABELS}{more} | query }}}} on process rank'
         '{{ range . | sortByLabel "rank" }} {{ .Labels.rank }}{{ end }}{{ end }}'
@@ -101,7 +103,7 @@ def ranks(expression: str, more: str = "") -> str:
 
 
 def where(detector: str = "$labels.detector") -> str:
-    """Returns the template of ", e.g. in layer 003 007", or of nothing. `detector`: an expression of templates."""
+    """Returns the template of ", e.g. in layer 003 007" or "". `detector`: a template expression."""
     return LAYERS.replace("DETECTOR", detector)
 
 

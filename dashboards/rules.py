@@ -1,4 +1,4 @@
-"""All recording rules and alerts, from the values of values.toml and what the bench says of the detectors."""
+"""All recording rules and alerts, made from values.toml and the results of the detector benchmark."""
 
 from attention_rules import attention_rules
 from detector_rules import detector_rules

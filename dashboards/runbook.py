@@ -33,12 +33,12 @@ def line(detector: str, results: dict) -> str:
     return text + named(detector, results["attention_errors"]) + ".\n"
 
 
-# What was planted into attention's output, and how it goes with the gradient.
+# Kinds of planted errors of attention's output, and their relation to the gradient.
 PLANTS = {"unrelated": "is unrelated to the gradient", "following": "follows it"}
 
 
 def named(detector: str, trainings: list[dict]) -> str:
-    """How often the layer that it warned of was that of the planted error, where that was asked."""
+    """How often the first warning named the layer of the planted error, for the trainings that test this."""
     asked = {plant: [row for row in trainings if row["plant"] == plant and detector in row] for plant in PLANTS}
     parts = [
         f"{sum(row[detector]['right'] for row in rows)} of {sum(row['trainings'] for row in rows)} trainings whose"
@@ -50,7 +50,7 @@ def named(detector: str, trainings: list[dict]) -> str:
 
 
 def filled(page: str, results: dict) -> str:
-    """`page` with the lines of the named detectors in each of its blocks."""
+    """Fills each block of `page` with the lines of the detectors that the block names."""
 
     def lines(block: re.Match) -> str:
         names = block.group(2).split()

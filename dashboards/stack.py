@@ -2,9 +2,9 @@
 
     python dashboards/stack.py [--interval S] [--seconds S] [--stay] [--expect-silence] [-- COMMAND…]
 
-`./dev stack` calls it. All of it listens on 127.0.0.1 only and ends with the training, or with Ctrl-C when told to
-stay, and at any time with SIGTERM or SIGHUP; data lies in build/stack until the next start. Notifications go to this
-program, which prints them and keeps them in build/stack/notifications.jsonl. Standard library only.
+`./dev stack` calls it. All servers listen on 127.0.0.1 only. They end with the training (with --stay: at Ctrl-C), and
+at SIGTERM or SIGHUP. Data stays in build/stack until the next start. This program receives the notifications, prints
+them and appends them to build/stack/notifications.jsonl. Standard library only.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from alertmanager import alertmanager_yaml
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 DEMO = [sys.executable, str(ROOT / "integrations" / "torch" / "demo" / "train.py")]
-PATIENCE = 30  # seconds until a server must answer, and until what was asked to end has ended
+PATIENCE = 30  # seconds in which a server must answer, and in which a process must end after a signal
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -40,21 +40,22 @@ def say(text: str) -> None:
 
 
 def end_with_signals() -> None:
-    """From here on SIGTERM and SIGHUP end this program as an exception does: what was started ends first."""
+    """From now on, SIGTERM and SIGHUP raise SystemExit, so that all started processes are ended first."""
 
     def leave(number: int, _: object) -> None:
         for each in ENDING:
-            signal.signal(each, signal.SIG_IGN)  # a second one must not interrupt the ending
+            signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
         raise SystemExit(128 + number)
 
     for each in ENDING:
-        if signal.getsignal(each) != signal.SIG_IGN:  # nohup
+        if signal.getsignal(each) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(each, leave)
 
 
 @contextlib.contextmanager
 def held_signals():
-    """Those that come within the block end the program after it: by then it knows of the process that it starts."""
+    """Delays signals until the end of the block. A process that the block starts is then registered and can be
+    ended."""
     came: list[int] = []
     kept = {each: how for each in (*ENDING, signal.SIGINT) if (how := signal.getsignal(each)) != signal.SIG_IGN}
     for each in kept:
@@ -69,7 +70,8 @@ def held_signals():
 
 
 def end(process: subprocess.Popen, *asked: int) -> None:
-    """Asks with one signal after the other, and kills what has not ended then, or when Ctrl-C says not to wait."""
+    """Sends the signals one after the other until the process ends, and waits after each. Kills it if it has not ended
+    then, or at Ctrl-C."""
     try:
         for number in asked:
             process.send_signal(number)
@@ -83,7 +85,7 @@ def end(process: subprocess.Popen, *asked: int) -> None:
 
 
 def port_from(first: int) -> int:
-    """The first free port from there on."""
+    """The first free port from `first` on."""
     for port in range(first, first + 50):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -95,7 +97,7 @@ def port_from(first: int) -> int:
 
 @contextlib.contextmanager
 def turn():
-    """One stack after the other, from a free port until somebody listens there."""
+    """A lock between stacks of one user, held from the choice of free ports until the servers listen on them."""
     with (pathlib.Path(tempfile.gettempdir()) / f"foreshock-stack-{os.getuid()}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -126,7 +128,7 @@ class Notifications(http.server.BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def receiver(folder: pathlib.Path):
     handler = type("Handler", (Notifications,), {"kept": folder / "notifications.jsonl"})
-    server = http.server.HTTPServer(("127.0.0.1", 0), handler)  # one after the other, so that lines stay whole
+    server = http.server.HTTPServer(("127.0.0.1", 0), handler)  # one thread, so that lines stay whole
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield server.server_port
@@ -137,7 +139,7 @@ def receiver(folder: pathlib.Path):
 
 @contextlib.contextmanager
 def serving(command: list[str], folder: pathlib.Path, ready: str):
-    """`command` until the block ends; it begins once `ready` answers."""
+    """Runs `command` until the block ends. Enters the block once the URL `ready` answers."""
     name = pathlib.Path(command[0]).name
     if shutil.which(command[0]) is None:
         raise SystemExit(f"stack: {name} is not installed; install the package {name}")
@@ -176,7 +178,8 @@ def write_alertmanager(folder: pathlib.Path, receiver_port: int) -> None:
 
 
 def train(command: list[str], folder: pathlib.Path, foreshock: pathlib.Path) -> int:
-    """Its exit status. What ends this program ends it as Ctrl-C does, or else as SIGTERM does."""
+    """Runs the training and returns its exit status. If this program is ended, it ends the training: first with SIGINT,
+    then with SIGTERM."""
     line = [str(foreshock), "run", "--file-sd", str(folder / "targets.json"), "--", *command]
     training = None
     try:
@@ -186,7 +189,7 @@ def train(command: list[str], folder: pathlib.Path, foreshock: pathlib.Path) -> 
             try:
                 return training.wait()
             except KeyboardInterrupt:
-                continue  # the terminal has sent it the signal too
+                continue  # the terminal sends Ctrl-C to the training as well
     finally:
         if training:
             end(training, signal.SIGINT, signal.SIGTERM)
@@ -208,7 +211,8 @@ def ask(prometheus: int, expression: str) -> list[dict]:
 
 
 def is_silent(prometheus: int) -> bool:
-    """Whether no alert fired since the start, of rules that were evaluated without an error over a run's series."""
+    """Whether no alert has fired since the start. False as well if a rule failed, or if no rule had the series of a
+    run."""
     count = int(sum(float(each["value"][1]) for each in ask(prometheus, "count_over_time(run:foreshock_step:max[1d])")))
     told = ask(prometheus, "sum(prometheus_rule_evaluation_failures_total)")
     failures = told[0]["value"][1] if told else "unknown"
@@ -245,7 +249,7 @@ def main() -> int:
             line = ["prometheus-alertmanager", f"--config.file={folder}/alertmanager.yml", "--cluster.listen-address="]
             line += [f"--storage.path={folder}/alertmanager", f"--web.listen-address=127.0.0.1:{alertmanager}"]
             stack.enter_context(serving(line, folder, f"{base}/-/ready"))
-            prometheus = port_from(9090)  # only now: both may find the same one free
+            prometheus = port_from(9090)  # only after Alertmanager listens, since it may have taken the same port
             write_prometheus(folder, options.interval, alertmanager, prometheus)
             line = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/prometheus"]
             line += [f"--web.listen-address=127.0.0.1:{prometheus}"]

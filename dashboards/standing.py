@@ -1,5 +1,5 @@
-"""Divides detectors into default and experimental, by the results of bench/precursors. Dashboards show both. An alert
-uses experimental detectors only where no default one watches the same, and is sent to no receiver then."""
+"""Divides detectors into default and experimental ones, by the results of bench/precursors. Dashboards show both. An
+alert uses experimental detectors only if it has no default detector; it is then sent to no receiver."""
 
 import json
 import pathlib
