@@ -2,6 +2,7 @@
 
 import pathlib
 
+import pytest
 from monitored import EVERYTHING, PYTHON, Run, assert_conserved, run_monitored
 
 SCRIPT = pathlib.Path(__file__).with_name("long_training.py")
@@ -41,6 +42,7 @@ def test_long_contexts_are_judged():
             assert all(0.3 < ratio < most for ratio in ratios), of_keys
 
 
+@pytest.mark.long  # tests/segment/split_slice_test.cpp shows the joining, the test above a split slice
 def test_what_is_found_does_not_depend_on_the_split():
     split, whole = train("32768", "64MiB"), train("32768", "128MiB")
     (of_split, of_whole) = (next(line for line in run.of("run"))["slot_bytes"] for run in (split, whole))
