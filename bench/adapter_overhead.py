@@ -2,10 +2,10 @@
 
     python bench/adapter_overhead.py [--library LIB] [--cache DIR] [--rounds 200]
 
-Two processes run this file, one plain and one with the library preloaded and the adapter loaded. They take turns of a
-few milliseconds of calls; a round is one turn of each. Printed: the median time per call over the rounds for both, and
-the median of the difference with its 95 % bounds (order statistics of the rounds, no distribution assumed). The aim: at
-most +0.6 us for an attention call.
+Two processes run this file: a plain one, and one with the library preloaded and the adapter loaded. They take turns of
+a few milliseconds of calls; a round is one turn of each. Printed: the median time per call over the rounds for both,
+and the median of the difference with its 95 % bounds (order statistics of the rounds). The aim: at most +0.6 us for an
+attention call.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def serve(adapter: str) -> None:
     if adapter:
         assert ctypes.CDLL(adapter).foreshock_adapter_start() > 0
         fake = getattr(ctypes.CDLL(None), "fake_sample", None)
-        if fake:  # tests preload a fake monitor (fake_core.cpp); it must neither sample nor record here
+        if fake:  # a test preloads a fake monitor (fake_core.cpp), which must neither sample nor record here
             fake(0)
             ctypes.CDLL(None).fake_record(0)
     calls = workloads()

@@ -2,11 +2,12 @@
 
     python bench/alert_delay.py [--servers 6] [--intervals 1 5 15] [--faults 3]
 
-A small training runs under `foreshock run`; several Prometheus servers for each interval scrape its agent, each with
-another phase. Then the gradients fall to a ten thousandth and grow from there, as before a loss spike with Adam; the
-detector `gradient_growth` warns of that. Printed: the time from the step that the warning names until the agent exports
-it, and from then until the rule is true in Prometheus. For comparison: by the intervals alone, the latter is half the
-scrape interval plus half the evaluation interval in the mean, and the sum of both at most.
+A small training runs under `foreshock run`. For each interval several Prometheus servers scrape its agent, each with
+another phase. Then the gradients are multiplied by 1e-4 and grow from there, as before a loss spike with Adam. The
+detector `gradient_growth` warns of this growth. Two delays are printed: from the step that the warning names until the
+agent exports the warning, and from the export until the rule is true in Prometheus. For comparison: computed from the
+intervals alone, the second delay has a mean of half the scrape interval plus half the evaluation interval, and a
+maximum of the sum of both.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RULES = ROOT / "dashboards" / "rules" / "foreshock.yml"
 LEARNING = 30  # seconds of training before the fault: the detector learns 64 steps
 # After the fault the gradients are multiplied by LOW for QUIET steps, then grow by the factor GROWTH per step.
 LOW, GROWTH, QUIET = 1e-4, 1.13, 40
-PATIENCE = 90  # seconds that the warning and the alert are waited for
+PATIENCE = 90  # longest wait for the warning and for the alert, in seconds
 
 TRAINING = """
 import os, sys, time

@@ -2,17 +2,17 @@
 
     python bench/fleet.py [--agents 200] [--seconds 90] [--interval 15] [--layers owner|budget] [--json OUT]
 
-The series of 200 agents (bench/fleet/agents.cpp, with the agent's own exporter and server; 8 ranks each; the layers of
-one rank, or of all eight up to the agent's budget) are scraped by two real Prometheus servers with empty stores. One of
-them evaluates our rules, so the difference of their CPU times is the cost of the rules, even on a busy machine. All
-processes share the cores.
+Two real Prometheus servers with empty stores scrape the series of 200 agents. bench/fleet/agents.cpp simulates the
+agents with the real exporter and server. Each agent has 8 ranks, and the layers of one rank, or of all eight up to the
+agent's budget (--layers). One Prometheus server evaluates our rules, so the difference of the CPU times of the two
+servers is the cost of the rules, even on a busy machine. All processes share the cores.
 
 Printed: series, samples per second, the time of a scrape, memory and CPU of Prometheus, CPU seconds of the rules per
 evaluation interval, the evaluation time that Prometheus reports for each group and for the most expensive rules, and
 the time of queries over the whole fleet. The evaluation times are wall times. Each is the shortest of the last third of
-all evaluations: a busy machine makes evaluations longer, and ranges that are still empty make the first ones shorter.
-Every alert fires here, which is the most expensive case. A range in a rule has its full cost only when there is that
-much data: ten minutes for most.
+all evaluations, since a busy machine makes evaluations longer, and ranges without data make the first ones shorter.
+Every alert fires here, which is the most expensive case. A rule with a range reaches its full cost only after the
+length of its range, ten minutes for most.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def wait_for_rules(seconds: float) -> None:
 
 
 def evaluations() -> float:
-    """Evaluations so far of the group that was evaluated most often; a busy machine misses some evaluations."""
+    """The largest number of evaluations of any group so far. A busy machine misses some evaluations."""
     with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=60) as reply:
         lines = [line.rpartition(" ") for line in reply.read().decode().splitlines()]
     named, made = "prometheus_rule_group_iterations", {}
@@ -137,7 +137,7 @@ def start_prometheus(ports: list[int], folder: pathlib.Path, interval: int, port
 
 
 def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, interval: int) -> dict:
-    time.sleep(3 * interval)  # until every target was scraped and its series exist
+    time.sleep(3 * interval)  # every target is scraped, so that all series exist
     wait_for_rules(120)
     evaluated = evaluations()
     begin, before = time.monotonic(), [process_numbers(each.pid)[1] for each in (server, plain)]

@@ -68,8 +68,8 @@ void bench_histograms(Bench& bench) {
   bench.print("histogram, bf16", DeviceKernel::kCountPatterns,
               launch_of_patterns(patterns, bench.device.limits()), patterns, bench.size.bytes,
               " (bound 0.6)");
-  // The largest tensor that is counted; a small one would not occupy all processors. Over all launches the
-  // counters overflow, which does not matter here.
+  // The tensor is as large as the kernel accepts, since a small one would not occupy all processors. The
+  // counters overflow over all launches, which does not affect the time.
   const uint64_t binned = std::min<uint64_t>(kMostBinned, bench.size.bytes / 4);
   const HistogramJob bins{.from = bench.from, .count = binned, .words = bench.zeros(8 * kBinWords)};
   bench.print("histogram, fp32", DeviceKernel::kCountBins, launch_of_bins(bins, bench.device.limits()), bins,

@@ -1,8 +1,8 @@
-// Measures what a sampled call costs a training on a device: the host's time in the call, and how much later
-// the trainer's stream finishes. Work on the device and attention calls alternate, as in layers; windows with
-// sampled calls alternate with windows without calls, and their medians are compared. Done with CUDA's
-// default number of connections, and with one connection for all streams, as Megatron-LM needs: there our
-// copies could delay the trainer's kernels.
+// Measures the cost of a sampled call for a training on a device: the host's time in the call, and the delay
+// of the trainer's stream. Work on the device and attention calls alternate, as in layers. Windows with
+// sampled calls alternate with windows without calls, and their medians are compared. Both settings of
+// CUDA_DEVICE_MAX_CONNECTIONS are measured: CUDA's default, and one connection for all streams, which
+// Megatron-LM needs and with which our copies could delay the trainer's kernels.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -55,8 +55,8 @@ class Training {
     call_.key = call_.value = tensor(kKvHeads);
   }
 
-  // Microseconds from the first work to the end of the last one on the trainer's stream. Copies to the host
-  // follow on another stream, and the trainer does not wait for them.
+  // Returns the microseconds from the first to the last work on the trainer's stream. Copies to the host run
+  // on another stream, for which the trainer does not wait; they are not included.
   double window(bool with_calls) {
     const Clock::time_point begin = Clock::now();
     for (int layer = 0; layer < kLayers; ++layer) {
@@ -70,7 +70,7 @@ class Training {
     return took;
   }
 
-  std::vector<double> calls;  // microseconds of the host
+  std::vector<double> calls;  // microseconds of the host, by call
 
  private:
   // A tensor on the device; its values do not matter and are not set.

@@ -2,10 +2,10 @@
 
     python bench/gpu_training.py [--windows 100] [--steps 32] [--device cuda]
 
-Runs one training under `foreshock run` with default options. In every other window of --steps steps the monitor is
-paused by `foreshock pause`; the device is idle when a window begins and ends. Printed: the median over pairs of windows
-of time with / time without - 1, with its 95 % bounds (order statistics of the pairs), the cost that the monitor
-reports, and how many attention calls it checked. Goal (DESIGN): at most 1 %. `--device cpu` only shows that it runs.
+Runs one training under `foreshock run` with default options. `foreshock pause` pauses the monitor in every other window
+of --steps steps. The device is idle when a window begins and ends. Printed: the median over pairs of windows of time
+with / time without - 1, with its 95 % bounds (order statistics of the pairs); the cost that the monitor reports; and
+the number of checked attention calls. Goal (DESIGN): at most 1 %. `--device cpu` only tests that the bench runs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def train(device: str, windows: int, steps: int) -> None:
         times = {}
         for word in ("pause", "resume"):
             subprocess.run([BUILD / "bin" / "foreshock", word, "--run-id", RUN_ID], check=True, capture_output=True)
-            window(1)  # a switch takes effect at the next step
+            window(1)  # pause and resume take effect at the next step
             times[word] = window(steps)
         ratios.append(times["resume"] / times["pause"] - 1)
     median, low, high = median_bounds(ratios)

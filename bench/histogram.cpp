@@ -1,6 +1,6 @@
-// Measures the counting of bit patterns, which the Wasserstein distance of a tensor needs, relative to
-// reading the same bytes and to sorting them with a vectorised sort. One thread, CPU time, the best of
-// several interleaved repetitions.
+// Measures the counting of bit patterns, which the Wasserstein distance of a tensor needs. Compares it with
+// reading the same bytes and with a vectorised sort. One thread, CPU time, the best of several interleaved
+// repetitions.
 #include "kernels/histogram.h"
 
 #include <time.h>
@@ -60,8 +60,8 @@ std::vector<float> weights(size_t count) {
   std::mt19937_64 random(1);
   std::normal_distribution<float> normal(0, 0.02f);
   std::vector<float> values(count);
-  // A million random values, repeated with another scale each time: faster than drawing all, with as many
-  // patterns.
+  // A million random values, repeated with another scale each time. This is faster than drawing all values
+  // and gives as many bit patterns.
   const size_t drawn = std::min<size_t>(count, 1 << 20);
   for (size_t n = 0; n < drawn; ++n) values[n] = normal(random);
   for (size_t n = drawn; n < count; ++n)
@@ -117,7 +117,8 @@ void measure(const char* law, const std::vector<float>& fp32) {
     read32.run(fp32.size(), [&] { sink ^= read_all(fp32.data(), 4 * fp32.size()); });
     std::fill(words32.begin(), words32.end(), 0);
     count32.run(fp32.size(), [&] { count_bins(fp32.data(), fp32.size(), words32.data()); });
-    // The same values again and again, from the cache: a lower bound for counting with one store per value.
+    // Counts a few values from the cache repeatedly. The time is a lower bound for counting with one store
+    // per value.
     const size_t rounds = fp32.size() / kInCache;
     cached16.run(rounds * kInCache, [&] {
       for (size_t n = 0; n < rounds; ++n) count_patterns(bf16.data(), kInCache, words16.data());
@@ -131,7 +132,7 @@ void measure(const char* law, const std::vector<float>& fp32) {
     sorts32[0].timing = sorts16[0].timing;
     sort_copy(bf16, &copy16, &sorts16[1].timing);
   }
-  if (sink == 12345) std::puts("");  // keeps the reads
+  if (sink == 12345) std::puts("");  // keeps the compiler from removing the reads
 #if !FORESHOCK_VQSORT
   sorts16.clear();
   sorts32.clear();

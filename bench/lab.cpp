@@ -1,5 +1,5 @@
 // Measures the lab's emulation in one thread: rounding per element, tensor-core models per multiply-add. The
-// best of several passes, since other work on the machine can only add time.
+// best of several passes counts, since other work on the machine can only add time.
 #include <chrono>
 #include <cstdio>
 #include <functional>

@@ -7,17 +7,17 @@ samples, and one under `foreshock run` with default options. A round is one turn
 process of each kind, all with one thread on the same core, so that they differ only in the monitor. Two processes of
 one kind still differ (in the layout of their memory), so there are several sets. The agent runs on another core.
 
-Time is the CPU time of the trainer, which does not include time in which other processes have the core, so that the
-figures are valid on a shared machine too. With --wall it is wall time, which needs an idle machine. The agent's CPU
-time is printed in a separate line, as a share of one core. `ours` is the cost of the same turns as the monitor measures
-it (for --max-slowdown).
+Time is the CPU time of the trainer. It excludes the time of other processes on the core, so the figures are also valid
+on a shared machine. With --wall it is wall time, which needs an idle machine. The agent's CPU time is printed in a
+separate line, as a share of one core. `ours` is the cost of the same turns as the monitor measures it (for
+--max-slowdown).
 
-`by parts` is more accurate, for a machine on which two turns of one process differ by more than the goal. The cost of a
-default training is a sum of three parts: work at each step (`step`, measured in a training of one parameter, whose time
-is nearly all spent in the framework), slices of attention, and snapshots of weights. The last two are taken at every
-step, so that their cost stands out, in a process that `foreshock pause` and `resume` switch off and on between turns;
-each turn with the monitor on is compared with the turns before and after it. The sum is the cost of a step, of a slice
-and of a snapshot, each times the number per step in an undisturbed default training.
+`by parts` is more accurate if two turns of one process differ by more than the goal. It adds the costs of three parts:
+work at each step (`step`), slices of attention, and snapshots of weights. `step` is measured in a training of one
+parameter, whose time is nearly all spent in the framework. Slices and snapshots are measured in a training that takes
+one at every step, so that their cost is larger than the noise. `foreshock pause` and `resume` switch the monitor
+between turns; each turn with the monitor on is compared with the turns before and after it. The sum is the cost of a
+step, of a slice and of a snapshot, each times its number per step in an undisturbed default training.
 
 Printed: the median over the rounds of time with / time without - 1, and its 95 % interval from a bootstrap that draws
 sets, then rounds within them. Goals (DESIGN): at most 0.3 % and 1 %. A report, not a gate.
@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 from turns.trainers import KINDS, OFTEN, Rounds, interval, one_of_each, slices_of
 
 GOALS = {"unsampled": 0.003, "default": 0.01}
-DEFAULT_STEPS = 1024  # of the default training in which slices and snapshots are counted: several weight intervals
+DEFAULT_STEPS = 1024  # length of the default training; several weight intervals
 SHORT_DEFAULT_STEPS = 64
 LEAST_ROUNDS = 20  # rounds of a set; with fewer, an interval is not meaningful
 SHORT_SECONDS = 45  # --short starts no further round after this time
@@ -86,7 +86,7 @@ def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str,
 class Switched(NamedTuple):
     """Results of trainings whose monitor was switched off and on."""
 
-    added: list[list[float]]  # by set and round: seconds of a step with it on, minus those of the turns around it
+    added: list[list[float]]  # by set and round: seconds that the monitor adds to a step
     seconds: float  # of a step with the monitor off
     slices: float  # per step with the monitor on
     snapshots: float  # per step with the monitor on
@@ -132,7 +132,7 @@ def measure_parts(
     of_slices = slices_of(rank) / rank["steps"]
     of_snapshots = rank["weights"]["snapshots"] / rank["steps"]
     seconds = statistics.median([slices.seconds, weights.seconds])
-    # The bounds are added, as if all errors had the same direction.
+    # The bounds are added, which assumes that all errors have the same direction.
     middle, low, high = (
         (step + of_slices * one_slice + of_snapshots * snapshot) / seconds
         for step, one_slice, snapshot in zip(per_step, per_slice, per_snapshot, strict=True)

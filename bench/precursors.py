@@ -3,16 +3,17 @@
     python bench/precursors.py [--seeds 8] [--recipes NAME,...] [--minutes 120] [--jobs 2] [--keep] [--tuning] [--short]
 
 Each recipe (bench/precursors/recipes.py) is trained under `foreshock run --record`, JOBS trainings at a time, with idle
-priority. Records are stored in OUT/records and made only once; the output of `foreshock detect` on them is scored by
-the protocol of bench/precursors/scoring.py. Written: OUT/report.html and OUT/results.json.
+priority. Each record is made once and stored in OUT/records. The protocol of bench/precursors/scoring.py scores the
+output of `foreshock detect` on the records. Written: OUT/report.html and OUT/results.json.
 
-With --keep, the data that scoring needs of each training goes to bench/precursors/trainings, and results.json is
-computed from all trainings stored there, from any day and machine; `./dev docs` writes docs/precursors.md and
-bench/precursors/RESULTS.md from it. A stored training is made again only if the recipe, the detectors or the code that
-judges slices has changed. A training that lost too many snapshots of weights, as on a busy machine, is not stored.
+With --keep, the data of each training that scoring needs is stored in bench/precursors/trainings, and results.json is
+computed from all trainings stored there, from any day and machine. `./dev docs` writes docs/precursors.md and
+bench/precursors/RESULTS.md from results.json. A stored training is made again only if the recipe, the detectors or the
+code that judges slices has changed. A training that lost too many snapshots of weights, as on a busy machine, is not
+stored.
 
-After --minutes no further training starts, and unfinished ones are discarded; the next call continues there. --tuning
-trains seeds that no result may contain.
+After --minutes no further training starts, and unfinished ones are discarded. The next call continues with them.
+--tuning trains seeds that no result may contain.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ Wanted = tuple[recipes.Recipe, int]
 
 
 def wanted_trainings(options: argparse.Namespace) -> list[Wanted]:
-    """Recipes and seeds, seed by seed, so that all recipes have about equally many trainings when the time is up."""
+    """Pairs of recipe and seed, ordered by seed, so that all recipes have about equally many trainings after
+    --minutes."""
     names = options.recipes.split(",") if options.recipes else [each.name for each in recipes.RECIPES]
     unknown = [name for name in names if name not in {each.name for each in recipes.RECIPES}]
     if unknown:

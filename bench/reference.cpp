@@ -1,6 +1,6 @@
-// Measures the speed of the reference relative to the peak of the machine (fused multiply-adds in registers)
-// and to the same work done by a BLAS. The best of several repetitions; the peak is measured immediately
-// before and after.
+// Measures the speed of the reference. Compares it with the peak of the machine (fused multiply-adds in
+// registers) and with a BLAS that does the same work. The best of several repetitions counts. The peak is
+// measured immediately before and after.
 #include "shadow/reference.h"
 
 #include <algorithm>
@@ -88,7 +88,7 @@ double peak_of_this_moment() {
     const double start = now();
     const double operations = HWY_DYNAMIC_DISPATCH(multiply_add_registers)(300000, &sink);
     best = std::max(best, operations / (now() - start));
-    if (sink == 12345) std::puts("");  // keeps the work
+    if (sink == 12345) std::puts("");  // keeps the compiler from removing the work
   }
   return best;
 }
@@ -137,7 +137,8 @@ double best_seconds(double operations, Work work) {
 }
 
 #if FORESHOCK_OPENBLAS
-// The forward reference with dgemm: online over blocks of 512 keys, which suit a BLAS better than 48.
+// The forward reference with dgemm. It processes 512 keys at a time, since the 48 of the reference are slow
+// with a BLAS.
 void blas_attention(const AttentionSlice& slice, std::vector<double>* scratch) {
   constexpr int kBlock = 512;
   const int rows = slice.rows, dim = slice.head_dim;
@@ -200,8 +201,8 @@ void measure(int rows, int keys, int dim, [[maybe_unused]] bool with_blas) {
   std::printf("\n");
 }
 
-// OpenBLAS chooses its instruction set itself, so only our best instruction set is compared with it
-// (`with_blas`).
+// `with_blas`: also measures OpenBLAS, which always uses the best instruction set and so is compared only
+// with ours.
 void measure_all(bool with_blas) {
   for (int dim : {64, 128}) {
     for (int keys : {1024, 4096, 16384}) measure(16, keys, dim, with_blas);

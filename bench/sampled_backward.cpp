@@ -1,8 +1,8 @@
 // Measures what a sampled backward call costs the trainer: a slice of query rows (dQ), a slice of key
 // positions (dK, dV and their sums over all keys), and the mean of a sampled call. Every sampled call takes
-// rows; the share of calls that takes_columns() selects while the budget is short takes key positions as
-// well. Medians over calls of different heads. The aim: a mean of at most 1.3 times a slice of rows. Also
-// measures the CPU time that the agent spends on a slice of either kind.
+// query rows. If the budget is short, only the calls that takes_columns() selects take key positions as well;
+// the mean is for this case. Medians over calls of different heads. The aim: a mean of at most 1.3 times a
+// slice of rows. Also measures the agent's CPU time for a slice of either kind.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>

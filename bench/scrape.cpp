@@ -1,5 +1,5 @@
-// Measures the cost of a scrape per series: setting a value, taking a snapshot, writing the text. The aim for
-// all three together: 1 us per series.
+// Measures the cost of a scrape per series: setting a value, taking a snapshot, writing the text. The aim: 1
+// us per series for all three together.
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
@@ -13,7 +13,7 @@ namespace {
 constexpr int kSeries = 4000;
 constexpr int kRounds = 25;
 
-// CPU time of this thread, so that other programs do not count.
+// CPU time of this thread in microseconds; other programs hardly change it.
 double cpu_us() {
   timespec now;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);

@@ -2,19 +2,19 @@
 
     python bench/short_steps.py [--short] [--rounds 30] [--sets 3]
 
-The work of the Python helper at every step cannot be skipped, so its share grows as steps become shorter; samples and
-snapshots of weights are then postponed (DESIGN: budget). For each length of step a plain training and one under
-`foreshock run` with default options take turns on one core (turns/trainers.py); the agent has the other cores.
+The Python helper works at every step, so its share of the time grows as steps become shorter. Samples and snapshots of
+weights are then postponed (DESIGN: budget). For each length of step, a plain training and one under `foreshock run`
+with default options take turns on one core (turns/trainers.py). The agent has the other cores.
 
 Printed for each: the length of a plain step; `added`, the CPU time of the trainer with the monitor over that without
 it - 1, and its 95 % interval; `metered`, the cost as the monitor measures it, in the trainer and with the agent's
 cores; and its parts in microseconds per step: `each` (median of the steps without samples and snapshots) and `beyond`
-(what set-up, samples and snapshots add in the mean).
+(mean addition by set-up, samples and snapshots).
 
 A second line lists the parts as a clock in the trainer measures them, minus those of the plain training. `clock`: the
-hooks around the optimizer's step, in the median step; `other`: what sampled steps, and steps that check all parameters
-or measure weights, add to that, per step in the mean; `loss`: the additional time of the loss function; `norm`: the
-additional time of a step that clips its gradients, with its hooks. A report, not a gate.
+hooks around the optimizer's step, in the median step. `other`: the mean addition per step by sampled steps and by steps
+that check all parameters or measure weights. `loss`: the additional time of the loss function. `norm`: the additional
+time of a step that clips its gradients, with its hooks. A report, not a gate.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python bench/slowdown.py [--pairs 20] [--steps 500] [--only 10]
 
 Each pair is a plain training and one under `foreshock run` with default options, in random order, each in a separate
-process with all cores. The first 40 steps, which have an additional grant of budget, are left out. Printed for each
-length of step: the median over the pairs of the ratio of wall times - 1 and of CPU times - 1, with 95 % intervals; and
-the slowdown that the summary reports, which includes the agent. A report, not a gate: on a machine with other work the
-wall times show mostly that work.
+process with all cores. The first 40 steps are left out, since they have an additional budget. Printed for each length
+of step: the median over the pairs of the ratio of wall times - 1 and of CPU times - 1, with 95 % intervals; and the
+slowdown that the summary reports, which includes the agent. A report, not a gate: other work on the machine dominates
+the wall times.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 // The trainer of bench/soak.py: drives the C interface at a given rate, with attention, losses, scalars and
 // weights, and pauses after each part so that the trainer and the agent can be measured.
 //
-// bench_soak steps COUNT PARTS RATE    COUNT steps at RATE per second, with ever new names of layers and
-// scalars
-//   bench_soak restarts COUNT PARTS      COUNT processes of five steps each, one after the other
+//   bench_soak steps COUNT PARTS RATE   COUNT steps at RATE per second; names of layers and scalars change
+//   bench_soak restarts COUNT PARTS     COUNT processes of five steps each, one after the other
 //
 // After each part it prints "PID DONE" (its pid; steps or restarts so far) and waits for a line of input.
 #include <spawn.h>
@@ -163,7 +162,8 @@ class Trainer {
   std::array<std::array<float, 4096>, kWeights> weights_;
 };
 
-// Reports the end of a part and waits. False at the end of the input: the bench has ended.
+// Reports the end of a part and waits for a line of input. Returns false at the end of the input, which means
+// that the bench has ended.
 bool end_part(long done) {
   std::printf("%d %ld\n", getpid(), done);
   std::fflush(stdout);

@@ -2,11 +2,12 @@
 
     python bench/soak.py [--short] [--steps 1000000] [--restarts 10000] [--json FILE]
 
-A trainer without a framework (soak.cpp) runs under `foreshock run --record` with every eighth step sampled, and with up
-to 10^5 names of layers and of scalars, one after the other. It pauses ten times, after each tenth of the run. Then both
-processes, the run directory, the HTTP pages and the record are measured. Printed for each quantity: its value at the
-start (after three parts, when all tables are full) and at the end, the growth for each 10^5 steps or 10^3 restarts, and
-the growth that BOUNDS allows. Exits with 1 if a quantity grows by more. A quantity that is not in BOUNDS may not grow.
+A trainer without a framework (soak.cpp) runs under `foreshock run --record`. Every eighth step is sampled, and up to
+10^5 names of layers and of scalars are used, one after the other. The trainer pauses after each tenth of the run. In
+each pause both processes, the run directory, the HTTP pages and the record are measured. Printed for each quantity: its
+value at the start (after three parts, when all tables are full) and at the end, the growth per 10^5 steps or 10^3
+restarts, and the growth that BOUNDS allows. Exits with 1 if a quantity grows by more. A quantity that is not in BOUNDS
+must not grow.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ SETTLED = 4.0  # seconds after which the agent has published the end of a proces
 class Bound(NamedTuple):
     """Growth that is allowed between the warm-up and the end of a run."""
 
-    once: float  # however long the run is
-    each: float = 0  # in addition, for each step or restart
+    once: float  # independent of the length of the run
+    each: float = 0  # additional growth per step or restart
     why: str = ""
 
 
@@ -135,7 +136,7 @@ class Soak:
 
 
 def judged(looks: list[tuple[int, dict[str, int]]], bounds: dict[str, Bound], per: int) -> list[dict]:
-    """One row for each quantity. `per`: growth is given per this number of steps or restarts."""
+    """One row for each quantity. `per`: number of steps or restarts for which the growth is given."""
     (first, start), (last, end) = looks[WARM_UP - 1], looks[-1]
     rows = []
     for name, value in end.items():

@@ -28,7 +28,7 @@ FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 BF16 = 3  # kernels/dtype.h
 ROWS = 16
-MOST_CALLS = 64  # sampled calls of a trial; an error that is not found by then is "no"
+MOST_CALLS = 64  # sampled calls of a trial; an error not found within them is reported as "no"
 # The judged tensors, and the kind of slice by which each is judged (`pass` in judge_stream.cpp).
 TENSORS = {"out": 0, "grad_query": 1, "grad_key": 2, "grad_value": 2}
 
@@ -65,7 +65,7 @@ class Situation:
     offset: float = 0  # added to all scores
     logits: float = 1  # standard deviation of the scores
     blocks: int = 1  # blocks of keys; the first is judged, given the out and log-sum-exp over all blocks
-    memorised: bool = False  # nearly all of a row's weight is on one key
+    memorised: bool = False  # nearly all softmax weight of a row is on one key
 
 
 SITUATIONS = [
@@ -110,7 +110,7 @@ def make_call(of: Situation, numbers: torch.Generator, scale_error: float = 0) -
         out, lse = FORWARD(q, k, v, 0.0, of.causal, scale=used)[:2]
         call = Call(q, k, v, grad, of.causal, scale, out, lse)
         call.given_out, call.given_lse = out, lse
-    else:  # as in torch's _templated_ring_attention: the backward of a block is given the result of all blocks
+    else:  # as in torch's _templated_ring_attention: the backward of a block gets out and log-sum-exp of all blocks
         parts = [
             FORWARD(q, a.contiguous(), b.contiguous(), 0.0, False, scale=used)[:2]
             for a, b in zip(k.chunk(of.blocks, 2), v.chunk(of.blocks, 2), strict=True)
@@ -132,7 +132,7 @@ def of_kv_heads(gradient: torch.Tensor, of: Situation) -> torch.Tensor:
     return gradient.view(batch, of.kv_heads, heads // of.kv_heads, length, width).float().sum(2).bfloat16()
 
 
-# An error: a function that returns the wrong result for a right one. `numbers`: its random generator.
+# An error: a function of a correct result and a random generator that returns a wrong result.
 Wrong = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
 
@@ -185,7 +185,7 @@ class Error:
     wrong: Wrong | None = None
     scale: float = 0
     unmasked: bool = False  # the last row of each tile of 64 sees all keys
-    bound: int | None = None  # number of sampled calls within which it must be found; None: no limit
+    bound: int | None = None  # number of sampled calls within which the error must be found; None: no limit
 
 
 ERRORS = [

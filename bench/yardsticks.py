@@ -2,11 +2,11 @@
 
     python bench/yardsticks.py [--replicates 6] [--steps 800] [--every 40] [--out build/yardsticks]
 
-Repeats the second phase of arXiv 2405.02803 on small GPTs: twins see the same batches and differ in one thing. Every
-replicate has another order of the text and other initial weights. Written (standard output, OUT/report.html,
-OUT/yardsticks.json): slopes of the distance between twins, with 95 % intervals over replicates, and a check of the
-paper's claim that another kernel moves weights 2-5 times less than low precision does. If it is stopped and started
-again, it continues.
+Repeats the second phase of arXiv 2405.02803 on small GPTs. Twins are trainings with the same batches that differ in one
+thing. Every replicate has another order of the text and other initial weights. Results go to standard output,
+OUT/report.html and OUT/yardsticks.json: slopes of the distance between twins, with 95 % intervals over replicates, and
+a check of the paper's claim that another kernel moves weights 2-5 times less than low precision does. An interrupted
+bench continues when it is started again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PAIRS = {
     "seed": ("base", "init"),
     "again": ("base", "again"),
 }
-# Pairs that only one replicate has, and its number. "again" tests that a repeated training has the same bits.
+# Pairs of a single replicate, with its number. "again" tests that a repeated training has the same bits.
 ONCE = {"again": 0}
 STATISTICS = ("w1", "mean_abs")
 KEPT = ("w1", "w1_low", "w1_high", "w1_noise_floor", "mean_abs", "max_abs", "relative_l2", "magnitude")

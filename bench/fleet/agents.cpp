@@ -1,8 +1,8 @@
 // Serves /metrics of many agents from one process, for bench/fleet.py: `fleet_agents COUNT SERIES_OF_LAYERS`.
-// Each agent has a separate server with every series of the catalog for 8 ranks. It has the layers of one
-// rank, or of all ranks up to the agent's budget (SERIES_OF_LAYERS: owner or budget). Values change every 5
-// s. Prints the port of each agent, then the number of series of the first one, and runs until its input
-// ends.
+// Each agent has a separate server with every series of the catalog for 8 ranks. SERIES_OF_LAYERS is "owner"
+// (layer series of one rank) or "budget" (layer series of all ranks, up to the agent's series budget). Values
+// change every 5 s. Prints the port of each agent, then the number of series of the first one, and runs until
+// its input ends.
 #include <poll.h>
 #include <unistd.h>
 

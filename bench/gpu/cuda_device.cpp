@@ -98,8 +98,8 @@ void CudaDevice::launch(DeviceKernel kernel, const LaunchShape& shape, const voi
   call("cuCtxSynchronize");
 }
 
-// Occupies the device until the host has queued all timed launches. Otherwise gaps in which the device waits
-// for the host would be counted as kernel time.
+// Occupies the device while the host queues all timed launches. Otherwise the kernel time would include gaps
+// in which the device waits for the host.
 void CudaDevice::keep_busy() {
   constexpr size_t kBytes = size_t{64} << 20;
   constexpr int kTimes = 8;  // takes about 0.2 ms on an H100

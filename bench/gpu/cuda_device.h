@@ -14,8 +14,8 @@ namespace foreshock {
 
 class CudaDevice {
  public:
-  // Opens the device on the first call and keeps it open. If there is none, missing() says why; else it is
-  // "".
+  // Opens the device on the first call and keeps it open. Afterwards missing() is "", or the reason why there
+  // is no device.
   static CudaDevice& get();
   const std::string& missing() const { return missing_; }
 
@@ -30,8 +30,8 @@ class CudaDevice {
   // Launches a kernel and waits until it has ended.
   void launch(DeviceKernel kernel, const LaunchShape& shape, const void* job);
 
-  // The mean time of a launch in a row of `times`, or of a copy of `bytes` within device memory, by the
-  // device's clock.
+  // The mean time in milliseconds of one of `times` consecutive launches, or copies of `bytes` within device
+  // memory, by the device's clock.
   double milliseconds(DeviceKernel kernel, const LaunchShape& shape, const void* job, int times);
   double milliseconds_of_copy(uint64_t to, uint64_t from, size_t bytes, int times);
 

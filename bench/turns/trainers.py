@@ -36,7 +36,7 @@ def cpu_seconds_of(pid: int) -> float:
 
 
 class Trainer:
-    """A training process of one kind on one core, which waits between turns."""
+    """A training process of one kind on one core. It waits between its turns."""
 
     def __init__(self, kind: str, what: str, base: pathlib.Path, cores: list[int]) -> None:
         self.base = base / f"{kind}-{what}"
@@ -75,13 +75,13 @@ class Trainer:
         return 0
 
     def switch(self, command: str) -> None:
-        """Runs `foreshock pause` or `resume`, then one step, after which the switch is effective."""
+        """Runs `foreshock pause` or `resume`, then one step, since the switch takes effect at the next step."""
         line = [str(BUILD / "bin" / "foreshock"), command, "--run-id", "bench"]
         subprocess.run(line, env=os.environ | {"FORESHOCK_DIR": str(self.base)}, check=True, capture_output=True)
         self.turn(1)
 
     def finish(self) -> dict:
-        """Ends the training. Returns its rank in the summary; {} without the monitor."""
+        """Ends the training. Returns the object of its rank in the summary; {} without the monitor."""
         self.process.stdin.close()
         self.process.wait()
         return json.loads(self.summary.read_text())["ranks"][0] if self.summary.exists() else {}

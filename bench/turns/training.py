@@ -1,6 +1,5 @@
-"""The training process of trainers.py. For each number on stdin it runs as many steps and prints the seconds that they
-took, by every clock, as JSON. For the line `parts STEPS` it prints the microseconds of single parts of a step (see
-Parts).
+"""The training process of trainers.py. For each number on stdin it runs as many steps and prints their seconds by every
+clock as JSON. For the line `parts STEPS` it prints the microseconds of parts of a step (see Parts).
 
     python bench/turns/training.py gpt | step | LAYERS,WIDTH,BATCH,LENGTH
 """
@@ -78,7 +77,7 @@ def tiny_gpt(layers: int, width: int, batch: int, length: int) -> Callable[[], N
 
 class Parts:
     """Times the parts of a step that the monitor may slow down: the hooks around the optimizer's step, and the
-    functions that compute the loss and the norm of the gradients. Each is replaced by a function that takes the
+    functions that compute the loss and the norm of the gradients. Each function is replaced by one that measures its
     time."""
 
     def __init__(self) -> None:
@@ -98,7 +97,7 @@ class Parts:
         from torch.optim import optimizer
 
         for hooks in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
-            # In a plain training, a hook that does nothing has the cost of the timing itself.
+            # A plain training gets a hook that does nothing, so that the cost of the timing itself is subtracted.
             hooks.update({number: self.timed("hooks", hook) for number, hook in hooks.items()} or {0: self.nothing()})
         torch.nn.functional.cross_entropy = self.timed("loss", torch.nn.functional.cross_entropy)
         torch.nn.utils.clip_grad_norm_ = self.timed("norm", torch.nn.utils.clip_grad_norm_)

@@ -4,10 +4,10 @@
 // A slice of rows (pass 0 or 1) is a Header, then key_limit, query, key, value, out, log_sum_exp (fp32, if
 // has_lse), and in a backward slice grad_out and grad_query.
 //
-// A slice of key positions (pass 2) is a Header, where `rows` is the number of key positions and `keys` the
-// number of queries of one head; then first_query, query, out, grad_out, log_sum_exp, key, value, grad_key
-// and grad_value; then grad_key and grad_value of all keys, and grad_query. Its line has two objects,
-// grad_key and grad_value.
+// A slice of key positions (pass 2) is a Header, then first_query, query, out, grad_out, log_sum_exp, key,
+// value, grad_key and grad_value, then grad_key and grad_value of all keys, and grad_query. In its Header,
+// `rows` is the number of key positions and `keys` the number of queries of one head. Its line has two
+// objects, grad_key and grad_value.
 //
 // Every array is padded to 8 bytes.
 #include <cstdint>

@@ -15,7 +15,8 @@
     return element('div', { className: 'chart' }, canvas);
   }
 
-  // One curve per replicate, thin, and their mean, thick. `value` of a checkpoint; null is not drawn.
+  // Draws a thin curve per replicate and a thick one for their mean. `value`: function of a checkpoint; null values are
+  // not drawn.
   function curves(canvas, names, value, text, logarithmic) {
     const line = (points, name, thick) => ({
       label: thick ? NAMES[name] : '', data: points.filter((p) => p.y !== null && (!logarithmic || p.y > 0)),

@@ -28,7 +28,7 @@ DONE = "done"  # name of the file that marks an arm as complete; it has the last
 
 @dataclass(frozen=True)
 class Arm:
-    """The settings of one of the twins. bf16 means autocast: fp32 weights, forward pass and attention in bf16."""
+    """The settings of one training of a pair. bf16 means autocast: fp32 weights, and a forward pass in bf16."""
 
     backend: SDPBackend = SDPBackend.FLASH_ATTENTION
     precision: torch.dtype = torch.bfloat16
