@@ -70,8 +70,9 @@ class Directory {
 
   // Replaces the file atomically: a reader sees the old or the new content. Root gives the file to the
   // owner of the directory. If this process's user is neither root nor that owner, and the directory has the
-  // set-group-id bit, the file becomes readable and writable for all: such a directory is shared by its owner
-  // and this process's group. Returns false if the file cannot be written.
+  // set-group-id bit, the file gets mode 0666, since for it the directory's owner is one of the others. Such
+  // a directory must be closed to all users but that owner and this process's group. Returns false if the
+  // file cannot be written.
   bool write(const std::string& name, const std::string& text, mode_t mode = 0600) const;
   void remove(const std::string& name) const;
 

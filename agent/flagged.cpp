@@ -90,7 +90,7 @@ class LayerContext {
     return !label_.empty() && watch_ != nullptr && watch_->level_of(detector, label_) == Level::kWarn;
   }
   bool has_alarm(std::string_view of) const {
-    return std::any_of(alarms_.begin(), alarms_.end(), [&](const LayerAlarm& a) { return a.of == of; });
+    return std::any_of(alarms_.begin(), alarms_.end(), [&](const LayerAlarm& a) { return a.kind == of; });
   }
   double pooled_bias() const {
     const PassStatistics* known = layer_ != nullptr ? statistics_of(*layer_, tensor_) : nullptr;

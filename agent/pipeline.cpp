@@ -79,7 +79,7 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     const double now = thread_cpu_seconds();
     const bool is_first_look = rank->is_in_first_look(ready.view.header.step);
     (is_first_look ? rank->first_look.agent_seconds : rank->judging_seconds) += now - slice_begins;
-    rank->judged_rows += ready.view.header.columns == 0;
+    rank->row_slices_handled += ready.view.header.columns == 0;
     if (now - begin > kMaxSecondsPerPoll) break;
   }
   const double tensors_begin = thread_cpu_seconds();

@@ -281,7 +281,7 @@ json alarms_json(const RankStatistics& rank) {
     alarms.push_back({{"layer", text_or_null(alarm.layer->label)},
                       {"pass", segment::kPassNames[alarm.pass]},
                       {"tensor", kJudgedTensorNames[alarm.tensor]},
-                      {"of", alarm.of},
+                      {"of", alarm.kind},
                       {"value", number_or_null(alarm.value)},
                       {"last_step", count_or_null(alarm.last_step)}});
   return alarms;
@@ -295,7 +295,7 @@ void publish_alarms(const RankStatistics& rank, RankWriter& to) {
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
     for (const char* of : {"deviation_ratio", "bias", "nonfinite"}) layers[{pass, of}] = {};
   for (const LayerAlarm& alarm : rank.alarms()) {
-    const std::string of = alarm.of;
+    const std::string of = alarm.kind;
     layers[{alarm.pass, of == "bias" || of == "nonfinite" ? of : "deviation_ratio"}].insert(alarm.layer);
   }
   for (const auto& [key, which] : layers)

@@ -175,7 +175,7 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor,
   const PassStatistics* statistics = statistics_of(*layer, tensor);
   const double limit = statistics != nullptr ? ratio_limit(*statistics, tensor) : 0;
   for (const LayerAlarm& alarm : alarms_of(*layer, tensor)) {
-    const std::string kind = alarm.of;
+    const std::string kind = alarm.kind;
     // The alarm holds for 64 slices, so a later slice may not support it. A bias is only visible in the pool
     // of slices, so every slice in the pool counts as support.
     if (kind == "nonfinite" && !is_nonfinite(deviation)) continue;
@@ -460,8 +460,8 @@ void observe_gradient(double norm, RankStatistics* rank) {
   if (!std::isfinite(norm)) ++rank->nonfinite_gradient;
   rank->gradient_norm = norm;
   rank->gradient_window.add(norm);
-  rank->gradient_zscore = standard_score(rank->gradient_reference, norm);
-  rank->gradient_reference.add(norm);
+  rank->gradient_zscore = standard_score(rank->gradient_before, norm);
+  rank->gradient_before.add(norm);
 }
 
 // Time constant of recent_cost, which the overhead alert reads. It is short, so that a removed cause

@@ -101,19 +101,21 @@ struct PastAlarm {
 struct PassStatistics {
   uint64_t judged = 0, nonfinite = 0;     // checked slices, and those of them with NaN or Inf
   SampleWindow nonfinite_slices;          // 1 for a slice with NaN or Inf, else 0
-  std::map<std::string, PastAlarm> past;  // by LayerAlarm::of
+  std::map<std::string, PastAlarm> past;  // by LayerAlarm::kind
+  // fused_ratio: error relative to that of fused attention (judgement.h).
   SampleWindow relative_error_mean, relative_error_max, deviation_ratio, fused_ratio, lse_error_ratio;
   BiasPool bias;          // of the kernel
   BiasPool excess_bias;   // the kernel's bias minus that of a correct algorithm on the same slices
   BiasPool rounded_bias;  // of the rounded reference
   // dK and dV only: number of query rows that the last slice summed over, of all heads of the group.
   uint64_t query_rows = 0;
-  // dK and dV only: violation of the sums over all keys, relative to its tolerance (conservation.h).
+  // dK and dV only: how far their sums over all keys are from the values that every correct kernel gives,
+  // relative to the tolerance (conservation.h).
   SampleWindow conservation_ratio;
-  // Number of slices with rows whose log_sum_exp covers more keys than the call has.
-  uint64_t with_partial_rows = 0;
-  uint64_t partial = 0;    // slices of calls that saw only a part of the keys (context parallelism)
-  int64_t last_step = -1;  // step of the last checked slice
+  // A row is partial if its log_sum_exp covers more keys than the call has (context parallelism).
+  uint64_t with_partial_rows = 0;  // slices with at least one partial row
+  uint64_t partial = 0;            // slices in which nearly all rows are partial
+  int64_t last_step = -1;          // step of the last checked slice
 };
 
 // Statistics of grad_key and grad_value; empty until the first slice of key positions.
@@ -250,21 +252,23 @@ constexpr uint32_t pass_of(uint32_t tensor) { return tensor == 0 ? 0 : 1; }
 struct LayerAlarm {
   const LayerStatistics* layer;
   uint32_t pass;
-  const char* of;               // nonfinite, bias, deviation_ratio, fused_ratio, conservation or log_sum_exp
+  const char* kind;             // nonfinite, bias, deviation_ratio, fused_ratio, conservation or log_sum_exp
   std::optional<double> value;  // the largest ratio, or the bias in ulp; absent for nonfinite
   // Step of the last slice that supports the alarm. An alarm holds until 64 later slices have replaced that
-  // slice. After a divergence this may never happen.
+  // slice in the windows. After a divergence this may never happen, because slices without a comparable row
+  // do not enter the windows.
   int64_t last_step = -1;
   uint32_t tensor = 0;  // JudgedTensor
 };
 
-// Returns the alarms of one layer for one tensor, at most one of each kind, in the order that LayerAlarm::of
-// lists.
+// Returns the alarms of one layer for one tensor, at most one of each kind, in the order that
+// LayerAlarm::kind lists.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor);
 
-// Returns the limit of the fused ratio of dK and dV, which are sums over `query_rows` rows.
+// Returns the alarm limit of PassStatistics::fused_ratio for dK and dV, which are sums over `query_rows`
+// rows.
 double ratio_limit_of_keys(uint64_t query_rows);
-// Stores the alarms that the slice of `step` supports in PassStatistics::past. The slice must already have
+// Stores in PassStatistics::past the alarms that the slice of `step` supports. The slice must already have
 // been added to `layer`.
 void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer);
 
@@ -296,8 +300,9 @@ struct RankStatistics {
   std::map<std::string, LayerStatistics> layers;  // by label
   LayerStatistics unnamed;                        // calls whose layer is not known
   std::string layer_source = "unknown";
-  std::map<std::string, uint64_t> slices_without_layer;  // of query rows, by LayerOfCall::source
-  uint64_t layers_judged[segment::kPasses] = {};         // named layers with a checked slice
+  // Slices of query rows without a layer, by LayerOfCall::source.
+  std::map<std::string, uint64_t> slices_without_layer;
+  uint64_t layers_judged[segment::kPasses] = {};  // named layers with a checked slice
 
   uint64_t steps = 0, steps_lost = 0;
   // How often the step number fell or the optimizer was replaced, because another training began or a
@@ -321,9 +326,10 @@ struct RankStatistics {
   // process has replaced this one.
   std::optional<LossCount> losses(WatchEventKind kind) const;
   StepWindow loss_window, gradient_window;
-  Window<kLossWindow> gradient_reference;
+  Window<kLossWindow> gradient_before;                 // norms of the last 128 steps, for gradient_zscore
   std::optional<double> loss_zscore, gradient_zscore;  // of the last step against the 128 before it
-  // Time of training, of the monitor in the trainer, and of the agent.
+  // Time of training, of the monitor in the trainer, and of the agent. The last two are without the time that
+  // the grant of the first look pays (FirstLookCost).
   struct Cost {
     double train_seconds = 0, own_seconds = 0, agent_seconds = 0;
   };
@@ -345,10 +351,10 @@ struct RankStatistics {
   Window<16> sampled_step_cost;  // the monitor's part in sampled steps
   uint64_t sampled_steps = 0;
   StepStride stride;
-  double agent_seconds = 0;    // CPU time that the agent spent on this rank
-  double judging_seconds = 0;  // the part of agent_seconds spent on checking slices after the first look
-  double tensor_seconds = 0;   // the part of agent_seconds spent on tensors
-  uint64_t judged_rows = 0;    // slices of query rows that the agent checked or refused
+  double agent_seconds = 0;         // CPU time that the agent spent on this rank
+  double judging_seconds = 0;       // the part of agent_seconds spent on checking slices after the first look
+  double tensor_seconds = 0;        // the part of agent_seconds spent on tensors
+  uint64_t row_slices_handled = 0;  // slices of query rows that the agent checked or refused
   uint64_t nonfinite_loss = 0, nonfinite_gradient = 0, nonfinite_output = 0, nonfinite_attention_gradient = 0;
   // Non-finite attention gradients of a step that has not ended. They are added to
   // nonfinite_attention_gradient when the step ends, since only then it is known whether a gradient scaler
@@ -361,7 +367,8 @@ struct RankStatistics {
   PendingGradient pending_gradient;
   uint64_t refused_slots = 0, refused_tensors = 0;
   int64_t model_step_in_history = -1;  // step of the last snapshot of the model in `history`
-  segment::TensorRing tensors = {};    // counts of the tensors that the optimizer steps
+  // The head of the tensor ring: counts of named tensors and of snapshots taken, due and skipped.
+  segment::TensorRing tensors = {};
   History history{kRankColumns, kRankPoints};
   std::deque<RankEvent> events;
   std::vector<std::string> scalar_names;       // names of segment::StepRecord::scalars
@@ -418,11 +425,12 @@ void observe_step(const segment::StepRecord& step, RankStatistics* rank);
 // Adds an event of the detectors to the rank's list.
 void observe_event(const EventLine& line, RankStatistics* rank);
 
-// Adds the distance of a tensor snapshot to the history of its layer. This rank has completed the snapshot.
+// Adds the distance of a tensor snapshot to the history of its layer. `rank`: the rank whose record completed
+// the snapshot.
 void add_to_history(const TensorSnapshot& snapshot, RankStatistics* rank);
 
-// Adds the spectrum of a layer's heads to the histories of layer and rank. A record of this rank has
-// completed it.
+// Adds the spectrum of a layer's heads to the histories of layer and rank. `rank`: the rank whose record
+// completed the spectrum.
 void add_to_history(const std::string& layer, const LayerSpectrum& spectrum, RankStatistics* rank);
 
 // Adds the latest snapshot of the whole model to the rank's history, once per interval.

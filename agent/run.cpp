@@ -427,7 +427,7 @@ void Run::charge_trainers() {
     };
     followed->segment().set_agent_cost({ns(rank.agent_seconds - rank.first_look.agent_seconds),
                                         ns(rank.judging_seconds + rank.first_look.agent_seconds),
-                                        rank.judged_rows, ns(rank.tensor_seconds)});
+                                        rank.row_slices_handled, ns(rank.tensor_seconds)});
   }
 }
 

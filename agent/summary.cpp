@@ -194,14 +194,14 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
   for (const RankStatistics* rank : ranks) {
     for (const LayerAlarm& alarm : rank->alarms()) {
       const std::string place = place_of(alarm.layer->label, alarm.tensor) + on_rank(ranks, *rank);
-      seen.insert(place + alarm.of);
+      seen.insert(place + alarm.kind);
       const PassStatistics& statistics = *statistics_of(*alarm.layer, alarm.tensor);
-      const auto past = statistics.past.find(alarm.of);
+      const auto past = statistics.past.find(alarm.kind);
       const std::string since =
           past != statistics.past.end() ? ", since step " + std::to_string(past->second.first_step) : "";
       findings->push_back(
-          {std::string_view(alarm.of) == "nonfinite" ? kNonfinite : kNow, kAttentionFault,
-           place + since + ": " + fault_text(alarm.of, alarm.value) + support_of(alarm, *rank)});
+          {std::string_view(alarm.kind) == "nonfinite" ? kNonfinite : kNow, kAttentionFault,
+           place + since + ": " + fault_text(alarm.kind, alarm.value) + support_of(alarm, *rank)});
     }
   }
   for (const RankStatistics* rank : ranks) {

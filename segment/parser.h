@@ -18,8 +18,9 @@ namespace foreshock::segment {
 using Bytes = std::span<const std::byte>;
 
 // Parses the header in `bytes`, the first page of a file of `file_size` bytes. On success every region is
-// inside the file, has records of the size that layout.h defines, and is small, except for slots and tensors.
-// A region that the trainer does not use has no records.
+// inside the file, its number of records is in range, and its records have the size in layout.h. Only the
+// records of slots and tensors may be larger, up to a limit. A region that the trainer does not use has no
+// records.
 const char* parse_header(Bytes bytes, uint64_t file_size, Header* header);
 
 // Returns the text of a field up to the first NUL or the end of its array.
@@ -50,8 +51,8 @@ struct Totals {
 };
 Totals parse_threads(Bytes region);
 
-// Returns the complete step records with numbers in (cursor, newest], oldest first. Sets *lost to the number
-// of overwritten records in that range.
+// Returns the completely written step records numbered above `cursor`, oldest first. Sets *lost to the number
+// of missing records between `cursor` and the newest record returned. These were overwritten.
 std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* lost);
 
 // A slot's header and payloads.
@@ -82,8 +83,9 @@ const char* parse_tensor_length(Bytes bytes, uint64_t left, uint64_t to_end, uin
                                 bool* is_filler);
 
 // Parses a whole tensor record. On success its shapes agree with each other and with the number of elements,
-// and the payloads are inside the record and have the sizes of their form. The content of payloads is not
-// checked. The spans borrow from `bytes`.
+// and the payloads are inside the record. The HistogramForm is possible for the storage format, and the
+// histogram has the right size if its form is kNone or kValues. The content of payloads is not checked. The
+// spans borrow from `bytes`.
 const char* parse_tensor(Bytes bytes, TensorView* view);
 
 // Joins the parts of a slice that is stored in several slots. The result is the same as if one slot had held
@@ -113,10 +115,12 @@ class JoinedSlice {
   uint64_t keys_ = 0;  // keys copied so far
 };
 
-// Converts a slice of a packed batch, as parse_slot() or JoinedSlice returns it, into the slice that a call
-// with this sequence alone would have given. It then has the dimensions, limits and positions in Slot::told,
-// and payloads cut to them. The result has no rows if the device copied none. It also has none if some rows
-// may see no key, for which kernels do not define a result. Leaves any other slice unchanged.
+// Converts a slice of a packed batch, as parse_slot() or JoinedSlice returns it. A packed batch concatenates
+// sequences, and the slice is from one of them. The result is the slice that a call with only that sequence
+// would have given. Its dimensions, limits and positions follow from Slot::told, the sequence's real extent,
+// which the device wrote. Its payloads are cut to these dimensions. The result has no rows if the device
+// copied none. It also has none if some rows may see no key, for which kernels do not define a result. A
+// slice of an ordinary batch stays unchanged.
 const char* settle_packed(SlotView* view);
 
 inline constexpr uint64_t kMostTensorHeadsBytes = uint64_t{64} << 20;  // a larger payload is invalid

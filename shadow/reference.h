@@ -38,7 +38,9 @@ struct Reference {
   // kernel must compute this gradient. With context parallelism it differs from grad_query, since out and
   // log_sum_exp then cover more keys than the slice has.
   std::vector<double> given_grad_query;  // [rows][head_dim]
-  std::vector<double> share;        // [rows], sum of the weights of the slice's keys; 1 without other keys
+  // [rows], sum of exp(score - given log_sum_exp) over the slice's keys: 1, unless the given log_sum_exp
+  // covers keys that the slice lacks.
+  std::vector<double> share;
   std::vector<double> given_delta;  // [rows], sum of grad_out * given out
   std::vector<double> key_mean;     // [rows][head_dim], mean of the keys with their attention weights
   std::vector<uint8_t> partial;     // [rows], is_above(given log_sum_exp, log_sum_exp)

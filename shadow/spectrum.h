@@ -18,12 +18,13 @@ namespace foreshock {
 // Rows of some heads of one layer, as they were after `step`.
 struct ProjectionRows {
   int64_t step = 0;
-  uint64_t interval = 0;  // steps between two measurements; a new interval starts from the beginning
+  uint64_t interval = 0;  // steps between two measurements; if it changes, earlier measurements are dropped
   uint32_t head_dim = 0, width = 0;
   std::vector<uint32_t> kv_heads;  // numbers of the kv-heads whose rows are here
   DType dtype = DType::kNone;
-  // kv_heads.size() x head_dim x width packed values each; empty if the tensor does not have that projection.
-  // For each kv-head, `queries` has the rows of the first query head that reads it.
+  // kv_heads.size() x head_dim x width packed values each; empty if the weight tensor these rows come from
+  // has only the other projection. For each kv-head, `queries` has the rows of the first query head that
+  // reads it.
   std::span<const std::byte> queries, keys;
 };
 
@@ -43,10 +44,11 @@ class LayerSpectra {
   // `most_bytes` limits the memory for rows. Layers beyond the limit are ignored.
   explicit LayerSpectra(uint64_t most_bytes = uint64_t{64} << 20) : most_bytes_(most_bytes) {}
 
-  // Adds rows of fp32, bf16 or fp16. Returns a spectrum if they complete a second measurement of both queries
-  // and keys of `layer`, over equally many steps. If queries and keys are two tensors, they may be measured
-  // some steps apart, but less than an interval. Rows of another shape or interval restart the layer. Rows of
-  // a step that was already added (by a replica) and rows of a wrong size are ignored.
+  // Adds rows of fp32, bf16 or fp16. `layer` names one shard of a layer: label, parallel coordinates and
+  // rank. Returns a spectrum once its queries and its keys both have a new measurement and an earlier one,
+  // equally many steps apart. If queries and keys are two tensors, they may be measured some steps apart, but
+  // less than an interval. Rows of another shape or interval restart the layer. Rows of a step that was
+  // already added (by a replica) and rows of a wrong size are ignored.
   std::optional<LayerSpectrum> take(const std::string& layer, const ProjectionRows& rows);
 
   uint64_t layers_refused() const { return layers_refused_; }
@@ -78,9 +80,9 @@ class LayerSpectra {
   std::map<std::string, Layer> layers_;
 };
 
-// Properties of a matrix with singular values s1 >= s2 >= ... Here it is the first-order increment of W_Q
-// W_K^T of one head (arXiv 2606.28116). Its effective rank changes long before the loss does, but must be
-// compared with that of a healthy run.
+// Properties of a matrix with singular values s1 >= s2 >= ... Here it is the first-order increment of one
+// head's W_Q W_K^T (arXiv 2606.28116), which is Wq^T Wk in the layout of torch. Its effective rank changes
+// long before the loss does, but must be compared with that of a healthy run.
 struct Spectrum {
   double frobenius;       // sqrt(sum s^2)
   double stable_rank;     // sum s^2 / s1^2

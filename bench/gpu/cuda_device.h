@@ -30,22 +30,23 @@ class CudaDevice {
   // Launches a kernel and waits until it has ended.
   void launch(DeviceKernel kernel, const LaunchShape& shape, const void* job);
 
-  // The mean time in milliseconds of one of `times` consecutive launches, or copies of `bytes` within device
-  // memory, by the device's clock.
+  // Return the mean time in milliseconds of one launch, or of one copy of `bytes` within device memory, over
+  // `times` repetitions queued back to back. Device events measure it, after one repetition that is not
+  // timed.
   double milliseconds(DeviceKernel kernel, const LaunchShape& shape, const void* job, int times);
   double milliseconds_of_copy(uint64_t to, uint64_t from, size_t bytes, int times);
 
  private:
   CudaDevice();
   void enqueue(DeviceKernel kernel, const LaunchShape& shape, const void* job);
-  void keep_busy();
+  void keep_busy();  // occupies the device until all timed launches are queued
   template <class Work>
   double milliseconds_of(int times, const Work& work);
 
   std::string missing_, name_;
   DeviceLimits limits_ = {};
   std::vector<void*> functions_;
-  uint64_t busy_ = 0;  // memory that keep_busy() sets
+  uint64_t busy_ = 0;  // memory that keep_busy() fills to occupy the device; 0: not allocated yet
 };
 
 }  // namespace foreshock

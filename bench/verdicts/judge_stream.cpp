@@ -106,7 +106,7 @@ KeyColumns read_columns(const Header& h, Arrays* arrays, std::vector<ColumnSum>*
 
 nlohmann::json line_of(const SliceDeviation& d, const LayerStatistics& layer, uint32_t tensor) {
   nlohmann::json alarms = nlohmann::json::array();
-  for (const LayerAlarm& alarm : alarms_of(layer, tensor)) alarms.push_back(alarm.of);
+  for (const LayerAlarm& alarm : alarms_of(layer, tensor)) alarms.push_back(alarm.kind);
   const PassStatistics& of = *statistics_of(layer, tensor);
   const std::optional<Bias> bias = of.bias.bias(), excess = of.excess_bias.bias();
   return {{"fused", number_or_null(d.fused_ratio)},

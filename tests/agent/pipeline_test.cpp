@@ -117,7 +117,7 @@ std::string alarm_of_unsampled_keys(double error, uint64_t whole_calls, uint64_t
   if (alarms.empty()) return "";
   EXPECT_EQ(alarms.size(), 1u);
   EXPECT_STREQ(kJudgedTensorNames[alarms[0].tensor], "grad_key");
-  return alarms[0].of;
+  return alarms[0].kind;
 }
 
 TEST(Pipeline, ErrorOfKeysThatAreNotSampledIsFoundByConservation) {
@@ -140,7 +140,7 @@ TEST(Pipeline, CallsWithoutALayerAreJudgedAsOne) {
   EXPECT_TRUE(rank.layers.empty());
   ASSERT_EQ(rank.alarms().size(), 1u);
   EXPECT_EQ(rank.alarms()[0].layer->label, "");
-  EXPECT_STREQ(rank.alarms()[0].of, "nonfinite");
+  EXPECT_STREQ(rank.alarms()[0].kind, "nonfinite");
   EXPECT_EQ(rank.pass[0].nonfinite, 2u);
 }
 
@@ -155,7 +155,7 @@ TEST(Pipeline, AnAlarmThatHasEndedIsKeptWithItsSteps) {
   }
   const std::vector<LayerAlarm> alarms = rank.alarms();
   EXPECT_TRUE(std::none_of(alarms.begin(), alarms.end(),
-                           [](const LayerAlarm& alarm) { return alarm.of == std::string("nonfinite"); }));
+                           [](const LayerAlarm& alarm) { return alarm.kind == std::string("nonfinite"); }));
   const auto& past = rank.layers["003"].pass[0].past;
   ASSERT_EQ(past.count("nonfinite"), 1u);
   EXPECT_EQ(past.at("nonfinite").first_step, 9);

@@ -39,7 +39,7 @@ void expect_alarm(const LayerStatistics& layer, uint32_t pass, const std::string
   ASSERT_EQ(alarms.size(), 1u);
   EXPECT_EQ(alarms[0].layer->label, layer.label);
   EXPECT_EQ(alarms[0].pass, pass);
-  EXPECT_EQ(alarms[0].of, of);
+  EXPECT_EQ(alarms[0].kind, of);
   EXPECT_EQ(rank.worst_layer()->label, layer.label);
 }
 
@@ -110,7 +110,7 @@ TEST(Rank, BiasOfKeyGradientsHasALimitOfItsOwn) {
     const std::vector<LayerAlarm> alarms = alarms_of(layer, static_cast<uint32_t>(JudgedTensor::kGradKey));
     ASSERT_EQ(alarms.size(), ulp > 0.25 ? 1u : 0u) << ulp;
     if (!alarms.empty()) {
-      EXPECT_STREQ(alarms[0].of, "bias");
+      EXPECT_STREQ(alarms[0].kind, "bias");
     }
   }
 }
