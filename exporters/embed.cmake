@@ -1,5 +1,5 @@
-# cmake -DSOURCE=<status_page folder> -DCHART=<chart library or empty> -DOUTPUT=<file.cpp> -P embed.cmake: the page as
-# raw strings. Its scripts become one, in this order.
+# cmake -DSOURCE=<status_page folder> -DCHART=<chart library or empty> -DOUTPUT=<file.cpp> -P embed.cmake: writes the
+# status page as raw strings. The scripts are joined in the order below.
 set(scripts format lanes charts reader heatmap tables before grafana page)
 set(text "#include \"exporters/http_routes.h\"\n\nnamespace foreshock {\n")
 macro(embed name)

@@ -143,8 +143,8 @@ struct RecordWriter::Shared {
   // Number of leading bytes of `waiting` that hand_over() has processed. The spool has them too if it is
   // whole.
   size_t handed_over = 0;
-  uint64_t size = 0, inode = 0;  // of the file
-  uint64_t asked = 0, done = 0;  // numbers of the last requested and the last finished attempt to write
+  uint64_t size = 0, inode = 0;      // of the file
+  uint64_t requested = 0, done = 0;  // numbers of the last requested and the last finished attempt to write
   bool is_writing = false, is_ending = false;
   Clock::time_point began;  // start of the present attempt
   bool is_failing = false, has_reported_hang = false;
@@ -156,7 +156,7 @@ struct RecordWriter::Shared {
   // Whether lines passed to hand_over() survive a killed agent.
   bool survives() const { return is_regular && spool.is_whole(); }
   void fail(const std::string& why);
-  void look_for_hang();
+  void check_for_hang();
   void attempt(std::unique_lock<std::mutex>* lock);
   void work();
 };
@@ -180,14 +180,14 @@ void RecordWriter::Shared::fail(const std::string& why) {
   is_failing = true;
 }
 
-void RecordWriter::Shared::look_for_hang() {
+void RecordWriter::Shared::check_for_hang() {
   if (!is_writing || has_reported_hang || Clock::now() - began < kPatience) return;
   fail("its disk does not answer");
   has_reported_hang = true;
 }
 
 void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
-  const uint64_t number = asked;
+  const uint64_t number = requested;
   const std::string lines = waiting.substr(0, handed_over);
   is_writing = true;
   began = Clock::now();
@@ -218,8 +218,8 @@ void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
 void RecordWriter::Shared::work() {
   std::unique_lock lock(mutex);
   for (;;) {
-    changed.wait(lock, [&] { return asked != done || is_ending; });
-    if (asked == done) return;
+    changed.wait(lock, [&] { return requested != done || is_ending; });
+    if (requested == done) return;
     attempt(&lock);
   }
 }
@@ -251,7 +251,7 @@ RecordWriter::~RecordWriter() {
   std::unique_lock lock(shared_->mutex);
   shared_->is_ending = true;
   shared_->changed.notify_all();
-  const bool is_done = shared_->asked == shared_->done;
+  const bool is_done = shared_->requested == shared_->done;
   lock.unlock();
   if (!thread_.joinable()) return;
   if (is_done)
@@ -276,10 +276,10 @@ bool RecordWriter::start_thread() {
 void RecordWriter::begin_flush() {
   last_flush_ = Clock::now();
   std::unique_lock lock(shared_->mutex);
-  shared_->look_for_hang();
+  shared_->check_for_hang();
   shared_->hand_over();
   if (shared_->waiting.empty()) return;
-  ++shared_->asked;
+  ++shared_->requested;
   if (start_thread())
     shared_->changed.notify_all();
   else
@@ -289,9 +289,9 @@ void RecordWriter::begin_flush() {
 bool RecordWriter::write_out(std::chrono::milliseconds most) {
   begin_flush();
   std::unique_lock lock(shared_->mutex);
-  const uint64_t asked = shared_->asked;
-  shared_->changed.wait_for(lock, most, [&] { return shared_->done >= asked; });
-  shared_->look_for_hang();
+  const uint64_t requested = shared_->requested;
+  shared_->changed.wait_for(lock, most, [&] { return shared_->done >= requested; });
+  shared_->check_for_hang();
   return shared_->waiting.empty();
 }
 

@@ -15,7 +15,7 @@ namespace foreshock {
 namespace {
 
 constexpr size_t kMaxLabelBytes = 96;  // enough for a user's name, a slash and a run id
-constexpr size_t kMostNamesLeftOut = 1 << 16;
+constexpr size_t kMaxDroppedNames = 1 << 16;
 // Separates label values in a key. label_text() replaces control characters.
 constexpr char kSeparator = '\x1f';
 
@@ -108,13 +108,13 @@ struct Registry::Store {
   // Ordered, so that the series of every scrape are in the same order.
   std::array<std::map<std::string, Series, std::less<>>, kMetricCount> families;
   std::array<std::list<std::pair<Metric, std::string>>, kTiers> by_age;  // oldest first
-  std::unordered_set<std::string> left_out;  // series that are dropped or refused at present
-  std::string key;                           // label values of the series in question; set by make_key()
+  std::unordered_set<std::string> dropped_names;  // series that are dropped or refused now; counted once each
+  std::string key;                                // label values of the series in question; set by make_key()
 
   bool make_key(const MetricInfo& info, std::initializer_list<std::string_view> label_values);
   double* find_or_admit(const MetricInfo& info);
-  bool make_room(Tier tier);
-  void leave_out(Metric metric, const std::string& series_key);
+  bool drop_one_for(Tier tier);
+  void note_dropped(Metric metric, const std::string& series_key);
   void erase(Metric metric, std::map<std::string, Series, std::less<>>::iterator series);
   void clear(Metric metric, const std::string& prefix);
 };
@@ -142,11 +142,11 @@ double* Registry::Store::find_or_admit(const MetricInfo& info) {
   if (auto found = family.find(key); found != family.end()) return value_of(found->second);
 
   const Tier tier = tier_of(info);
-  if (count >= series_budget && !make_room(tier)) {
-    leave_out(info.metric, key);
+  if (count >= series_budget && !drop_one_for(tier)) {
+    note_dropped(info.metric, key);
     return nullptr;
   }
-  left_out.erase(std::string(info.name) + kSeparator + key);
+  dropped_names.erase(std::string(info.name) + kSeparator + key);
   Series& series = family[key];
   size_t begin = 0;
   for (const LabelInfo& label : info.labels) {
@@ -162,11 +162,11 @@ double* Registry::Store::find_or_admit(const MetricInfo& info) {
 
 // Drops the youngest series of a group that is dropped before `tier`. Returns whether a series of `tier` may
 // be added; node series always may.
-bool Registry::Store::make_room(Tier tier) {
+bool Registry::Store::drop_one_for(Tier tier) {
   for (int victim = kLayer; victim > tier; --victim) {
     if (by_age[victim].empty()) continue;
     const auto [metric, series_key] = by_age[victim].back();
-    leave_out(metric, series_key);
+    note_dropped(metric, series_key);
     auto& family = families[static_cast<size_t>(metric)];
     erase(metric, family.find(series_key));
     return true;
@@ -174,11 +174,11 @@ bool Registry::Store::make_room(Tier tier) {
   return tier == kNode;
 }
 
-void Registry::Store::leave_out(Metric metric, const std::string& series_key) {
-  // A hostile trainer that keeps inventing names must not fill the memory. After clear(), a series may be
-  // counted twice.
-  if (left_out.size() >= kMostNamesLeftOut) left_out.clear();
-  if (left_out.insert(std::string(metric_info(metric).name) + kSeparator + series_key).second) ++dropped;
+void Registry::Store::note_dropped(Metric metric, const std::string& series_key) {
+  // The set is limited, since a trainer that keeps using new names would fill the memory. After clear(), a
+  // series may be counted twice.
+  if (dropped_names.size() >= kMaxDroppedNames) dropped_names.clear();
+  if (dropped_names.insert(std::string(metric_info(metric).name) + kSeparator + series_key).second) ++dropped;
 }
 
 void Registry::Store::erase(Metric metric, std::map<std::string, Series, std::less<>>::iterator series) {

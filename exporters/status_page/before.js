@@ -35,11 +35,11 @@ function eventsByStep(ranks) {
 
 // Returns the earliest signal of each detector, over all layers and ranks. `lead` is the number of steps from the
 // signal to the onset. A negative `lead` means a warning after the onset and before the event was detected.
-function speakersOf({ step, declared, ranks }) {
+function earliestSignals({ step, declared, ranks }) {
   const earliest = new Map();
-  const offer = (speaker) => {
-    const before = earliest.get(speaker.detector);
-    if (!before || speaker.lead > before.lead) earliest.set(speaker.detector, speaker);
+  const offer = (signal) => {
+    const before = earliest.get(signal.detector);
+    if (!before || signal.lead > before.lead) earliest.set(signal.detector, signal);
   };
   for (const { rank, event } of ranks) {
     for (const { detector, layer, level, since_step, lead_steps } of event.preceded_by || [])
@@ -64,10 +64,10 @@ function measuredOf(ranks, detector) {
 function beforeRows(ranks) {
   const many = ranks.length > 1;
   return lossEvents(ranks).reverse().flatMap((event) => {
-    const speakers = speakersOf(event), longest = Math.max(1, ...speakers.map(by("lead")));
+    const signals = earliestSignals(event), longest = Math.max(1, ...signals.map(by("lead")));
     const who = many ? span(event.ranks.map(({ rank }) => rank.rank)) : String(ranks[0].rank);
     const named = [{ text: event.what, alarm: true }, count(event.step), timeOf(event.ranks[0].rank, event.step), count(event.declared), who];
-    const rows = speakers.map((s) => [detectorCell(s.detector, measuredOf(ranks, s.detector)), levelCell(s.level), known(s.layer) ? layerText(s.rank, s.layer) : "",
+    const rows = signals.map((s) => [detectorCell(s.detector, measuredOf(ranks, s.detector)), levelCell(s.level), known(s.layer) ? layerText(s.rank, s.layer) : "",
       count(s.since), { text: leadText(s.lead), bar: Math.max(0, s.lead) / longest }]);
     if (rows.length === 0) rows.push(["no detector warned before it", "", "", "", ""]);
     return rows.map((row, i) => Object.assign([...(i === 0 ? named : named.map(() => ({ text: "" }))), ...row], { isFirst: i === 0 }));
@@ -76,8 +76,8 @@ function beforeRows(ranks) {
 
 // One sentence for the head of the page.
 function eventSentence(event, many) {
-  const speakers = speakersOf(event).filter((s) => s.lead > 0);
-  const before = speakers.slice(0, 3).map((s) => `${s.detector}${known(s.layer) ? " in " + s.layer : ""} (${count(s.lead)} steps)`).join(", ");
+  const signals = earliestSignals(event).filter((s) => s.lead > 0);
+  const before = signals.slice(0, 3).map((s) => `${s.detector}${known(s.layer) ? " in " + s.layer : ""} (${count(s.lead)} steps)`).join(", ");
   const time = timeOf(event.ranks[0].rank, event.step);
   return `Loss: ${event.what} at step ${count(event.step)}${time && ` (${time})`}${many ? " on rank " + span(event.ranks.map(({ rank }) => rank.rank)) : ""}; ` +
     (before ? "before it " + before : "no detector warned before it");

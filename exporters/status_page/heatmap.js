@@ -140,7 +140,7 @@ class HeatMap {
     this.paintSteps(ctx);
     this.paintCursor(ctx);
     this.scale(kind);
-    this.tell();
+    this.showCell();
   }
 
   isBeyond(kind, label, { value, rank }) {
@@ -258,7 +258,7 @@ class HeatMap {
     this.select(...to);
   }
 
-  tell() {
+  showCell() {
     const kind = SIGNALS[this.signal.value], { map, cursor } = this;
     this.canvas.setAttribute("aria-label", `${kind.name} of ${map.labels.length} layers by step; arrow keys read a cell`);
     const label = cursor && map.labels[cursor.row];

@@ -25,7 +25,7 @@ const warningSteps = (lanes) =>
   [...new Set(lanes.flatMap((lane) => lane.marks.filter((mark) => mark.level === "warn").flatMap((mark) => [mark.from, mark.to])))].sort((a, b) => a - b);
 
 // The detector events within steps [from, to] as phrases, for screen readers.
-const spokenAt = (lanes, from, to) => lanes.flatMap((lane) => lane.marks.filter((mark) => [mark.from, mark.to].some((step) => step >= from && step <= to))
+const eventTexts = (lanes, from, to) => lanes.flatMap((lane) => lane.marks.filter((mark) => [mark.from, mark.to].some((step) => step >= from && step <= to))
   .map((mark) => `${lane.name} ${mark.level === "warn" ? "warns" : "watches"}${known(mark.layer) ? " in " + mark.layer : ""}`));
 
 function triangle(ctx, x, bottom, size) {

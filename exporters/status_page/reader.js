@@ -59,6 +59,6 @@ class StepReader {
     }
     const here = this.lossEvents.filter((event) => event.step >= first && event.step <= this.step).map((event) => `loss event: ${event.what}`);
     const where = first === this.step ? stepText(this.step) : `steps ${count(first)} to ${count(this.step)}`;
-    return `${where}: ${[...here, ...spokenAt(this.lanes, first, this.step), ...texts].join("; ")}`;
+    return `${where}: ${[...here, ...eventTexts(this.lanes, first, this.step), ...texts].join("; ")}`;
   }
 }

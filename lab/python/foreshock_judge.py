@@ -2,13 +2,13 @@
 
     foreshock judge --function MODULE:NAME [--device cuda] [--dtype bf16] [--grad]
 
-or, in one's own tests, with this file's folder on PYTHONPATH and `pytest_plugins = ["foreshock_judge"]`:
+or in tests, with this file's folder on PYTHONPATH and `pytest_plugins = ["foreshock_judge"]`:
 
     def test_kernel(judge_attention):
         judge_attention(my_attention, device="cuda", grad=True)
 
-The function is called as torch's scaled_dot_product_attention is, with query, key, value of shape
-[batch, heads, length, d], and as many of attn_mask, is_causal, scale, enable_gqa as it takes.
+The function is called like torch's scaled_dot_product_attention, with query, key, value of shape
+[batch, heads, length, d], and with those of attn_mask, is_causal, scale, enable_gqa that it accepts.
 """
 
 from __future__ import annotations
