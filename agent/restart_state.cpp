@@ -15,8 +15,9 @@ namespace {
 
 using nlohmann::json;
 
-// Longest name that is accepted. The file is in the trainer's directory, so any process of that user can
-// write it. Each entry is checked, and entries that facts_of() could not have written are ignored.
+// Limit of names; the longest accepted name has kLongestName - 1 characters. The file is in the trainer's
+// directory, so any process of that user can write it. Each entry is checked, and entries that facts_of()
+// could not have written are ignored.
 constexpr size_t kLongestName = 64;
 
 std::optional<std::string> text_in(const json& from, const char* name) {
@@ -165,9 +166,10 @@ bool is_same(const EventLine& a, const EventLine& b) {
          a.detector == b.detector && a.level == b.level;
 }
 
-// Passes the lines of a record to the detectors, and adds them to `told`. An event is written after the line
-// that caused it. Returns the events that the record lacks, because the agent was killed in between.
-std::deque<EventLine> replay(RecordReader& reader, Watches* watches, ToldLines* told) {
+// Passes the lines of a record to the detectors, and adds them to `already_written`. An event is written
+// after the line that caused it. Returns the events that the record lacks, because the agent was killed after
+// it wrote a line and before it wrote that line's event.
+std::deque<EventLine> replay(RecordReader& reader, Watches* watches, ToldLines* already_written) {
   std::deque<EventLine> missing;
   while (const std::optional<RecordLine> line = reader.next()) {
     if (const auto* event = std::get_if<EventLine>(&*line)) {
@@ -177,7 +179,7 @@ std::deque<EventLine> replay(RecordReader& reader, Watches* watches, ToldLines* 
     }
     std::visit(
         [&](const auto& each) {
-          told->note(each);
+          already_written->note(each);
           for (const EventLine& event : watches->observe(each)) missing.push_back(event);
         },
         *line);
@@ -188,7 +190,7 @@ std::deque<EventLine> replay(RecordReader& reader, Watches* watches, ToldLines* 
 }  // namespace
 
 void WatchState::restore(const Directory& directory, const std::string& run, const std::string& path,
-                         RecordWriter* record, Watches* watches, ToldLines* told) {
+                         RecordWriter* record, Watches* watches, ToldLines* already_written) {
   const auto status = directory.status_of(kFile);
   const auto size = status ? static_cast<size_t>(std::max<off_t>(status->st_size, 0)) : 0;
   const std::optional<std::string> bytes =
@@ -208,7 +210,7 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
   std::string error;
   const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &error, false);
   if (reader == nullptr || offset == kNoRecord || !reader->seek(offset)) return;
-  for (EventLine& event : replay(*reader, watches, told)) {
+  for (EventLine& event : replay(*reader, watches, already_written)) {
     event.time = seconds_since_1970();
     record->write(event);
   }

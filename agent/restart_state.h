@@ -93,10 +93,10 @@ class WatchState {
 
   // Restores the state that an earlier agent has saved. Must be called before the first observation. Then
   // observes the lines that the earlier agent wrote to the record after its last save, adds events that the
-  // record lacks, and adds those lines to `told`. If there is a record but no state, writes
+  // record lacks, and adds those lines to `already_written`. If there is a record but no state, writes
   // kDetectorsBeginAnew to the record. `record` may be null; `path` is its file.
   void restore(const Directory& directory, const std::string& run, const std::string& path,
-               RecordWriter* record, Watches* watches, ToldLines* told);
+               RecordWriter* record, Watches* watches, ToldLines* already_written);
 
   // Replaces the file if anything has changed, and always the first time. A large file is replaced less
   // often, at a mean rate of kBytesPerSecond, unless `is_last`. The record must have been flushed before.

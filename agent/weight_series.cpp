@@ -34,7 +34,8 @@ void WeightSeries::take(bool is_first, TensorSnapshot* snapshot) {
   compare(tensor, snapshot);
   const bool goes_on =
       !tensor.kept.empty() && tensor.kept.rbegin()->second.snapshot.interval == snapshot->interval;
-  if (!goes_on)  // incomplete windows belong to the series that ends here
+  // If the tensor is new or its interval changed, its earlier snapshots in incomplete windows are forgotten.
+  if (!goes_on)
     for (auto& [window, seen] : group.building) seen.erase(snapshot->key);
   const bool is_kept = keep(is_first, goes_on, *snapshot, group, &tensor);
   if (!is_in_order || !is_kept) return;
@@ -81,7 +82,7 @@ void WeightSeries::compare(const Tensor& tensor, TensorSnapshot* snapshot) const
     Histogram before;
     return distance(restore(stored, &before), before, snapshot->histogram);
   };
-  // Compares with the snapshot one interval earlier, if it covers the same parts.
+  // Compares with the snapshot one interval earlier, if it covers equally many elements.
   const KeptSnapshot* last = tensor.kept.empty() ? nullptr : &tensor.kept.rbegin()->second;
   const auto interval = static_cast<int64_t>(snapshot->interval);
   if (last != nullptr && !last->stored.empty() && last->snapshot.elements == snapshot->elements &&
@@ -163,25 +164,25 @@ bool WeightSeries::open_window(const TensorSnapshot& snapshot, Group* group) {
   group->seen_at_window = window_count_;
   group->building.try_emplace(window);
   while (group->building.size() > kMostBuilding)
-    group->is_first ? end_first(group) : close(group->building.begin()->first, group);
+    group->is_first ? end_first_window(group) : close(group->building.begin()->first, group);
   return window > group->closed;
 }
 
-void WeightSeries::pass(int64_t step) {
+void WeightSeries::expect_none_before(int64_t step) {
   std::erase_if(new_groups_, [&](const std::string& layer) {
     const auto found = groups_.find(layer);
     if (found == groups_.end() || !found->second.is_first) return true;
     Group& group = found->second;
     if (group.building.size() < 2) return false;
     if (step / static_cast<int64_t>(group.interval) <= group.building.begin()->first) return false;
-    end_first(&group);
+    end_first_window(&group);
     complete_windows(layer, &group);
     return true;
   });
 }
 
 // Ends the group's first window, in which its members became known.
-void WeightSeries::end_first(Group* group) {
+void WeightSeries::end_first_window(Group* group) {
   const auto& [window, seen] = *group->building.begin();
   uint64_t elements = 0;
   const Histogram before = pooled(seen, window, &elements);
@@ -262,7 +263,7 @@ std::optional<double> larger(const std::optional<double>& a, const std::optional
   return std::max(*a, *b);
 }
 
-void close_pool(double squares, double updates, PoolSnapshot* pool) {
+void set_means(double squares, double updates, PoolSnapshot* pool) {
   const auto elements = static_cast<double>(pool->elements);
   if (elements == 0) return;
   pool->rms = std::sqrt(squares / elements);
@@ -286,7 +287,7 @@ Histogram WeightSeries::pooled(const TensorKeys& members, int64_t window, uint64
   return sum;
 }
 
-Histogram WeightSeries::first_of(const TensorKeys& members, uint64_t* elements) const {
+Histogram WeightSeries::initial_of(const TensorKeys& members, uint64_t* elements) const {
   Histogram sum;
   *elements = 0;
   for (const TensorKey& key : members) {
@@ -308,30 +309,31 @@ WeightSeries::Sums WeightSeries::sums_of(const std::string& layer, const Group& 
   pool.tensors = group.members.size();
   sums.now = pooled(group.members, window, &pool.elements);
   for (const TensorKey& key : group.members) {
-    const TensorSnapshot& last = tensors_.at(key).kept.at(window).snapshot;
-    pool.time = std::max(pool.time, last.time);
-    if (last.previous && last.previous->value >= pool.previous_max.value_or(0)) pool.moved_most = key.name;
-    pool.previous_max = larger(pool.previous_max, value_of(last.previous));
-    pool.initial_max = larger(pool.initial_max, value_of(last.initial));
-    sums.previous_known &= last.previous.has_value();
-    sums.initial_known &= last.initial.has_value();
-    sums.squares += last.sum_of_squares;
-    const std::optional<double> mean = last.update_mean_abs();
+    const TensorSnapshot& snapshot = tensors_.at(key).kept.at(window).snapshot;
+    pool.time = std::max(pool.time, snapshot.time);
+    if (snapshot.previous && snapshot.previous->value >= pool.previous_max.value_or(0))
+      pool.moved_most = key.name;
+    pool.previous_max = larger(pool.previous_max, value_of(snapshot.previous));
+    pool.initial_max = larger(pool.initial_max, value_of(snapshot.initial));
+    sums.previous_known &= snapshot.previous.has_value();
+    sums.initial_known &= snapshot.initial.has_value();
+    sums.squares += snapshot.sum_of_squares;
+    const std::optional<double> mean = snapshot.update_mean_abs();
     if (!mean) continue;
-    sums.updates += *last.update_sum_magnitude;
-    pool.update_elements += last.update_elements;
+    sums.updates += *snapshot.update_sum_magnitude;
+    pool.update_elements += snapshot.update_elements;
     pool.update_mean_abs_max = larger(pool.update_mean_abs_max, mean);
   }
   return sums;
 }
 
-// Stores the sum of the first snapshots of all members, once all of them have one.
-void WeightSeries::set_first(Group* group, uint64_t elements) {
+// Stores the sum of the first snapshots of all members, if all of them have one.
+void WeightSeries::set_initial(Group* group, uint64_t elements) {
   if (group->initial_elements == elements) return;
   forget(&group->initial);
   group->initial_elements = 0;
   uint64_t with_first = 0;
-  const Histogram first = first_of(group->members, &with_first);
+  const Histogram first = initial_of(group->members, &with_first);
   if (with_first == elements && store(foreshock::store(first), most_bytes_, &group->initial))
     group->initial_elements = elements;
 }
@@ -347,7 +349,7 @@ void WeightSeries::complete(const std::string& layer, int64_t window, Group* gro
   Sums sums = sums_of(layer, *group, window);
   close(window, group);
   PoolSnapshot& pool = sums.snapshot;
-  set_first(group, pool.elements);
+  set_initial(group, pool.elements);
   sums.previous_known &= group->previous_window == window - 1 && group->previous_elements == pool.elements &&
                          restore(group->previous, &sums.previous);
   sums.initial_known &= group->initial_elements == pool.elements && restore(group->initial, &sums.initial);
@@ -355,7 +357,7 @@ void WeightSeries::complete(const std::string& layer, int64_t window, Group* gro
   pool.initial = distance(sums.initial_known, sums.initial, sums.now);
   const std::string stored = foreshock::store(sums.now);
   pool.histogram_hash = fnv1a(stored);
-  close_pool(sums.squares, sums.updates, &pool);
+  set_means(sums.squares, sums.updates, &pool);
   store_previous(group, window, stored, pool.elements);
   if (!layer.empty()) {
     layers_[layer] = pool;
@@ -407,7 +409,7 @@ void WeightSeries::complete_model(int64_t window, Sums* model) {
   if (!model->previous_known) pool.previous_max = std::nullopt;
   if (!model->initial_known) pool.initial_max = std::nullopt;
   pool.histogram_hash = fnv1a(foreshock::store(model->now));
-  close_pool(model->squares, model->updates, &pool);
+  set_means(model->squares, model->updates, &pool);
   model_ = pool;
   completed_.push_back(pool);
   std::erase_if(layers_, [&](const auto& each) {

@@ -26,7 +26,7 @@ class WeightSeries {
 
   // Declares that no snapshot of a step before `step` will follow, so that the set of tensors is known
   // earlier.
-  void pass(int64_t step);
+  void expect_none_before(int64_t step);
 
   // Returns the layers, and the model, that have become complete since the last call.
   std::vector<PoolSnapshot> completed();
@@ -96,14 +96,14 @@ class WeightSeries {
   void keep_initial(const TensorSnapshot& snapshot, Tensor* tensor);
   void begin_window(const TensorSnapshot& snapshot);
   bool open_window(const TensorSnapshot& snapshot, Group* group);
-  void end_first(Group* group);
+  void end_first_window(Group* group);
   void complete_windows(const std::string& layer, Group* group);
   void complete(const std::string& layer, int64_t window, Group* group);
   void close(int64_t window, Group* group);
   Histogram pooled(const TensorKeys& members, int64_t window, uint64_t* elements) const;
-  Histogram first_of(const TensorKeys& members, uint64_t* elements) const;
+  Histogram initial_of(const TensorKeys& members, uint64_t* elements) const;
   Sums sums_of(const std::string& layer, const Group& group, int64_t window) const;
-  void set_first(Group* group, uint64_t elements);
+  void set_initial(Group* group, uint64_t elements);
   void store_previous(Group* group, int64_t window, const std::string& stored, uint64_t elements);
   void add_to_model(const Sums& sums, int64_t window);
   size_t groups_alive() const;

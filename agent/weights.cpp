@@ -121,7 +121,7 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   if (verdict == RollbackWatch::Verdict::kWentBack) begin_anew(!is_at_start_of_run(record));
   ranks_here_ = ranks_here;
   reached_[identity.rank] = record.step;
-  series_.pass(passed());
+  series_.expect_none_before(passed());
   const std::vector<int32_t> odd = replicas_.add(record, identity, ranks_here);
   const TensorKey key = key_of(record, identity);
   const auto found = known_.find(key);
@@ -158,7 +158,7 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
     stop_waiting_for_ranks(oldest + 1);
   finish(&known, &done);
   make_room(&done);
-  series_.pass(passed());  // now with this record
+  series_.expect_none_before(passed());  // now with this record
   return done;
 }
 

@@ -167,18 +167,18 @@ void foreshock_observe_weights(const foreshock_weight_state* states, size_t coun
 
 void foreshock_describe(const foreshock_identity* given) {
   if (!is_known(given) || g_process.is_off()) return;
-  foreshock::segment::Identity late = {};
-  late.rank = given->rank;
-  late.local_rank = given->local_rank;
-  late.world_size = given->world_size;
-  late.attempt = given->attempt;
-  late.data_parallel = given->data_parallel;
-  late.tensor_parallel = given->tensor_parallel;
-  late.pipeline_parallel = given->pipeline_parallel;
-  late.expert_parallel = given->expert_parallel;
+  foreshock::segment::Identity described = {};
+  described.rank = given->rank;
+  described.local_rank = given->local_rank;
+  described.world_size = given->world_size;
+  described.attempt = given->attempt;
+  described.data_parallel = given->data_parallel;
+  described.tensor_parallel = given->tensor_parallel;
+  described.pipeline_parallel = given->pipeline_parallel;
+  described.expert_parallel = given->expert_parallel;
   if (given->framework != nullptr)
-    std::snprintf(late.framework, sizeof late.framework, "%s", given->framework);
-  g_process.describe(late);
+    std::snprintf(described.framework, sizeof described.framework, "%s", given->framework);
+  g_process.describe(described);
 }
 
 }  // extern "C"

@@ -162,7 +162,7 @@ void Monitor::end_step(const foreshock_step& step) {
   if (step.step_source == FORESHOCK_STEP_REPORTED) steps_are_explicit_ = true;
   if (steps_are_explicit_ && step.step_source != FORESHOCK_STEP_REPORTED) return;
   g_process.drain_local();
-  g_process.publish_late();
+  g_process.publish_described();
   const Counting counting = g_process.counting();
   charge_devices(counting);
   if (TryLock busy(weights_busy_); busy) collect_weights(counting);

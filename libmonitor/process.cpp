@@ -70,7 +70,7 @@ constexpr uint32_t kSlotsBeforeLarger = 32;
 // If fewer than kFewWhole whole slices fit, slices are split over smaller slots: kSlotsOfParts of them, each
 // at least kLeastPart bytes.
 constexpr uint64_t kFewWhole = 8, kSlotsOfParts = 32, kLeastPart = uint64_t{256} << 10;
-constexpr uint64_t kLeastTensors = uint64_t{256} << 10, kMostTensors = uint64_t{4} << 20;
+constexpr uint64_t kLeastTensorRingBytes = uint64_t{256} << 10, kMostTensorRingBytes = uint64_t{4} << 20;
 
 // Reads a small file. The text is empty if the file cannot be read.
 size_t read_small(const char* path, char* to, size_t capacity) {
@@ -103,9 +103,10 @@ uint64_t field(const char* text, const char* name) {
   return 0;
 }
 
-uint64_t field(const char* text, const char* name, const char* name_of_all_below) {
-  const uint64_t of_all = field(text, name_of_all_below);
-  return of_all != 0 ? of_all : field(text, name);
+// `name_in_v1`: the name in cgroup version 1. Such a field includes all cgroups below, as the usage does.
+uint64_t field(const char* text, const char* name, const char* name_in_v1) {
+  const uint64_t in_v1 = field(text, name_in_v1);
+  return in_v1 != 0 ? in_v1 : field(text, name);
 }
 
 // Returns the bytes charged to a cgroup that the kernel can free before it refuses memory: cached file pages
@@ -115,7 +116,6 @@ uint64_t reclaimable(const char* directory) {
   char path[1300], text[8192];
   std::snprintf(path, sizeof path, "%s/memory.stat", directory);
   if (read_small(path, text, sizeof text) == 0) return 0;
-  // The second names are those of cgroup version 1. They include all cgroups below, as the usage does.
   const uint64_t cached =
       field(text, "inactive_file", "total_inactive_file") + field(text, "active_file", "total_active_file");
   const uint64_t unwritten =
@@ -123,8 +123,8 @@ uint64_t reclaimable(const char* directory) {
   return cached - std::min(cached, unwritten);
 }
 
-// File names in one version of cgroups. `tree` is appended to the root. `line` follows the number in the line
-// of /proc/self/cgroup with the process's path.
+// File names in one version of cgroups. `tree` is appended to the root. `line` is the text between number and
+// path in a line of /proc/self/cgroup.
 struct CgroupNames {
   const char *line, *tree, *limit, *usage;
 };
@@ -149,11 +149,11 @@ uint64_t headroom_of(const CgroupNames& names, const char* root, const char* tex
   const char* path = own_path(text, names.line);
   if (path == nullptr) return UINT64_MAX;
   char directory[1200];
-  const size_t of_root = std::strlen(root) + std::strlen(names.tree);
+  const size_t root_length = std::strlen(root) + std::strlen(names.tree);
   std::snprintf(directory, sizeof directory, "%s%s%.*s", root, names.tree,
                 static_cast<int>(std::strcspn(path, "\n")), path);
   uint64_t headroom = UINT64_MAX;
-  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= of_root;) {
+  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= root_length;) {
     uint64_t most = 0, current = 0;
     if (read_number(directory, names.limit, &most) && read_number(directory, names.usage, &current))
       headroom =
@@ -184,11 +184,11 @@ FreeMemory free_shared_memory(const char* directory, const CgroupFiles& cgroup) 
   struct statfs status = {};
   if (statfs(directory, &status) != 0 || status.f_type != TMPFS_MAGIC) return {};
   // A tmpfs mounted without a size limit reports 0 blocks.
-  const uint64_t mounts =
+  const uint64_t free_on_mount =
       status.f_blocks == 0 ? UINT64_MAX
                            : static_cast<uint64_t>(status.f_bavail) * static_cast<uint64_t>(status.f_bsize);
   const uint64_t headroom = cgroup_headroom(cgroup);
-  return {std::min(mounts, headroom), headroom < mounts};
+  return {std::min(free_on_mount, headroom), headroom < free_on_mount};
 }
 
 uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks) {
@@ -196,8 +196,8 @@ uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks) {
 }
 
 uint64_t tensor_bytes(uint64_t share) {
-  const uint64_t part = std::min(share / 16, kMostTensors);
-  return part < kLeastTensors ? 0 : part / 4096 * 4096;
+  const uint64_t part = std::min(share / 16, kMostTensorRingBytes);
+  return part < kLeastTensorRingBytes ? 0 : part / 4096 * 4096;
 }
 
 SlotPlan plan_slots(uint64_t bytes, uint64_t need) {
@@ -242,8 +242,9 @@ void copy_word(char* to, size_t capacity, const char* from) {
 std::atomic<int> g_exit_status{-1};
 void note_exit(int status, void*) { g_exit_status.store(status & 0xff, std::memory_order_relaxed); }
 
-// Writes the launcher's id into the file. On a full tmpfs the file stays empty; then every launcher of the
-// run reports its reason. Returns false if the file cannot be created.
+// Writes the launcher's id into the file. On a full tmpfs the file stays empty. Then every launcher of the
+// run reports the reason that the file's name contains, since the owner is unknown. Returns false if the file
+// cannot be created.
 bool write_owner(const char* path, uint64_t launcher_id) {
   const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return false;
@@ -268,7 +269,8 @@ bool ProcessState::is_inherited() const {
 
 Counting ProcessState::counting() {
   if ((hot() & kHotArmed) == 0) return {&own()->local, true};
-  std::atomic_thread_fence(std::memory_order_acquire);  // a thread that sees the hot word sees its segment
+  // After reading kHotArmed, this thread also sees the segment that kHotArmed announces.
+  std::atomic_thread_fence(std::memory_order_acquire);
   const uint32_t generation = generation_.load(std::memory_order_acquire);
   if (t_generation != generation) {
     t_counting = claim_block(writer_.threads());
@@ -310,7 +312,7 @@ const char* ProcessState::create_segment(uint64_t slot_bytes_needed) {
   SlotPlan plan = {0, 0};
   const uint64_t need = slot_bytes_needed != 0 ? slot_bytes_needed : kUnknownSlotBytes;
   if (settings_.slices && share > fixed + ring) plan = plan_slots(share - fixed - ring, need);
-  if (fixed > free.bytes / 2) return free.is_cgroups ? "memory_limit" : "no_space";
+  if (fixed > free.bytes / 2) return free.limited_by_cgroup ? "memory_limit" : "no_space";
 
   segment::SegmentRequest request = {settings_.directory, settings_.rank,  fresh_nonce(),
                                      plan.slots,          plan.slot_bytes, tensors};
@@ -359,15 +361,15 @@ segment::Identity ProcessState::identity_of(const segment::SegmentRequest& given
 bool ProcessState::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   if (is_off() || (hot() & kHotArmed) != 0) return false;
   const pid_t self = getpid();
-  // A forked child may inherit the pid of a parent that was creating its segment. It must not wait for the
-  // parent's thread.
+  // If the parent forked while one of its threads created its segment, `arming_` here still has the parent's
+  // pid. That thread does not exist in the child, so the child goes on.
   pid_t holder = arming_.load(std::memory_order_relaxed);
   if (holder == self || !arming_.compare_exchange_strong(holder, self)) return false;
 
   const char* why = nullptr;
   const bool is_wanted = read_environment(&settings_);
-  // Facts that the process reported have priority over its environment.
-  if (late_pid_ == self) apply_to_settings(late_);
+  // Facts from describe() have priority over the environment.
+  if (described_pid_ == self) apply_to_settings(described_);
   if (!is_wanted) {
     off_.store(true, std::memory_order_relaxed);  // no reason needs to be reported
   } else if (!prepare_own_page()) {
@@ -434,7 +436,7 @@ int32_t ProcessState::add_op(const char* name, uint32_t pass) {
     if (ops_[n].pass == pass && std::strncmp(ops_[n].name, name, sizeof ops_[n].name - 1) == 0)
       return static_cast<int32_t>(n);
   if (number == segment::kMaxOps) return -1;
-  prepare_own_page();  // needed to count calls before the first step
+  prepare_own_page();  // needed to count calls before the segment exists
   segment::Op& op = ops_[number];
   copy_text(op.name, sizeof op.name, name);
   op.pass = pass;
@@ -444,29 +446,29 @@ int32_t ProcessState::add_op(const char* name, uint32_t pass) {
   return static_cast<int32_t>(number);
 }
 
-void ProcessState::apply_to_settings(const segment::Identity& late) {
-  if (late.rank >= 0) settings_.rank = late.rank;
-  if (late.local_rank >= 0) settings_.local_rank = late.local_rank;
-  if (late.world_size >= 0) settings_.world_size = late.world_size;
-  if (late.attempt >= 0) settings_.attempt = late.attempt;
+void ProcessState::apply_to_settings(const segment::Identity& described) {
+  if (described.rank >= 0) settings_.rank = described.rank;
+  if (described.local_rank >= 0) settings_.local_rank = described.local_rank;
+  if (described.world_size >= 0) settings_.world_size = described.world_size;
+  if (described.attempt >= 0) settings_.attempt = described.attempt;
 }
 
-void ProcessState::describe(const segment::Identity& late) {
-  late_ = late;
-  late_pid_ = getpid();
-  late_is_new_.store(true, std::memory_order_release);
+void ProcessState::describe(const segment::Identity& described) {
+  described_ = described;
+  described_pid_ = getpid();
+  described_is_new_.store(true, std::memory_order_release);
 }
 
-void ProcessState::publish_late() {
-  if (!late_is_new_.load(std::memory_order_acquire)) return;
-  late_is_new_.store(false, std::memory_order_relaxed);
-  if (late_pid_ != getpid()) return;
+void ProcessState::publish_described() {
+  if (!described_is_new_.load(std::memory_order_acquire)) return;
+  described_is_new_.store(false, std::memory_order_relaxed);
+  if (described_pid_ != getpid()) return;
   segment::Identity& identity = *writer_.identity();
-  identity.data_parallel = late_.data_parallel;
-  identity.tensor_parallel = late_.tensor_parallel;
-  identity.pipeline_parallel = late_.pipeline_parallel;
-  identity.expert_parallel = late_.expert_parallel;
-  copy_text(identity.framework, sizeof identity.framework, late_.framework);
+  identity.data_parallel = described_.data_parallel;
+  identity.tensor_parallel = described_.tensor_parallel;
+  identity.pipeline_parallel = described_.pipeline_parallel;
+  identity.expert_parallel = described_.expert_parallel;
+  copy_text(identity.framework, sizeof identity.framework, described_.framework);
   std::atomic_ref<uint32_t>(identity.late_ready).store(1, std::memory_order_release);
 }
 
@@ -494,7 +496,7 @@ bool copy_whole(const segment::Advice& shared, segment::Advice* copy) {
   return false;
 }
 
-// Terminates the text and replaces characters that are not printable ASCII.
+// Terminates the text and replaces spaces and characters that are not printable ASCII.
 template <size_t n>
 void copy_printable(const char (&from)[n], char (&to)[n]) {
   size_t at = 0;

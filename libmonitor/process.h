@@ -66,7 +66,7 @@ struct CgroupFiles {
 
 struct FreeMemory {
   uint64_t bytes = 0;
-  bool is_cgroups = false;  // the limit comes from the memory cgroup, not from the mount
+  bool limited_by_cgroup = false;  // the limit comes from the memory cgroup, not from the mount
 };
 // Returns the free memory on the mount of `directory` (tmpfs only; elsewhere 0), limited by the remaining
 // memory of the process's cgroup. For set-up only: makes system calls.
@@ -164,23 +164,23 @@ class ProcessState {
 
   // Stores facts about this process that its environment does not contain. Rank, local rank, world size and
   // attempt are used only if this is called before the segment exists.
-  void describe(const segment::Identity& late);
+  void describe(const segment::Identity& described);
 
   // Whether the job has other ranks, as far as environment and describe() say.
-  bool has_other_ranks() const { return settings_.world_size > 1 || late_.world_size > 1; }
+  bool has_other_ranks() const { return settings_.world_size > 1 || described_.world_size > 1; }
 
   // Publishes the exit status for the agent. Must be called by the code of this library that runs last.
   void publish_exit();
 
   // Publishes the other facts from describe(). Called by the thread that ends a step.
-  void publish_late();
+  void publish_described();
 
  private:
   const char* create_segment(uint64_t slot_bytes_needed);
   OwnPage* own() const { return own_.load(std::memory_order_relaxed); }
   bool prepare_own_page();
   int32_t add_op(const char* name, uint32_t pass);
-  void apply_to_settings(const segment::Identity& late);
+  void apply_to_settings(const segment::Identity& described);
   segment::Identity identity_of(const segment::SegmentRequest& given) const;
 
   OwnPage before_set_up_;
@@ -192,9 +192,10 @@ class ProcessState {
   std::atomic<uint32_t> ops_known_{0};
   std::atomic_flag ops_busy_;
   segment::Op ops_[segment::kMaxOps] = {};
-  segment::Identity late_ = {};
-  std::atomic<bool> late_is_new_{false};
-  pid_t late_pid_ = 0;  // pid of the process that late_ describes; late_ does not apply to its children
+  segment::Identity described_ = {};  // facts from describe()
+  std::atomic<bool> described_is_new_{false};
+  // Pid of the process that called describe(). The facts do not apply to its children.
+  pid_t described_pid_ = 0;
   Settings settings_ = {};
   segment::SegmentWriter writer_;
 };

@@ -76,16 +76,16 @@ class RoomOfACgroup : public testing::Test {
 };
 
 TEST_F(RoomOfACgroup, TheTightestOneBounds) {
-  EXPECT_FALSE(free().is_cgroups);
+  EXPECT_FALSE(free().limited_by_cgroup);
   EXPECT_GT(free().bytes, 0u);
   limit("/job/task", std::to_string(10 * kMiB), 9 * kMiB + 4096);
   EXPECT_EQ(free().bytes, kMiB - 4096);
-  EXPECT_TRUE(free().is_cgroups);
+  EXPECT_TRUE(free().limited_by_cgroup);
   limit("/job", std::to_string(20 * kMiB), 19 * kMiB + 8192);
   EXPECT_EQ(free().bytes, kMiB - 8192);
   limit("/job", std::to_string(20 * kMiB), 21 * kMiB);
   EXPECT_EQ(free().bytes, 0u);
-  EXPECT_TRUE(free().is_cgroups);
+  EXPECT_TRUE(free().limited_by_cgroup);
 }
 
 // As the kernel shows version 1: a tree for each controller, and no limit is a number beyond all memory.
@@ -101,10 +101,10 @@ TEST_F(RoomOfACgroup, OfVersion1Too) {
   write("/self", "12:memory:/job/task\n11:cpu,cpuacct:/elsewhere\n1:name=systemd:/job\n0::/job\n");
   limit_of("", kNone, 100 * kMiB);
   limit_of("/job/task", kNone, kMiB);
-  EXPECT_FALSE(free().is_cgroups);
+  EXPECT_FALSE(free().limited_by_cgroup);
   limit_of("/job", 20 * kMiB, 19 * kMiB);
   EXPECT_EQ(free().bytes, kMiB);
-  EXPECT_TRUE(free().is_cgroups);
+  EXPECT_TRUE(free().limited_by_cgroup);
   limit_of("/job/task", 10 * kMiB, 10 * kMiB - 4096);
   EXPECT_EQ(free().bytes, 4096u);
   // Its own pages, and those of all below it, which its usage counts.
