@@ -344,7 +344,7 @@ void TensorMerger::follow(std::optional<int64_t> initial_step, TensorSnapshot* s
   }
   if (initial_step.value_or(-1) != series_.initial_step(snapshot->key)) series_.forget_initial(snapshot->key);
   series_.take(!continues_run_, snapshot);
-  series_.pass(snapshot->step);
+  series_.expect_none_before(snapshot->step);
   for (const PoolSnapshot& pool : series_.completed()) {
     models_.push_back(model_line(tensor_->run, pool));
     models_.back().scope = kJob;
