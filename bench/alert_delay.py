@@ -6,8 +6,8 @@ A small training runs under `foreshock run`. For each interval several Prometheu
 another phase. Then the gradients are multiplied by 1e-4 and grow from there, as before a loss spike with Adam. The
 detector `gradient_growth` warns of this growth. Two delays are printed: from the step that the warning names until the
 agent exports the warning, and from the export until the rule is true in Prometheus. For comparison: computed from the
-intervals alone, the second delay has a mean of half the scrape interval plus half the evaluation interval, and a
-maximum of the sum of both.
+intervals alone, the second delay is on average (scrape + evaluation interval) / 2, and at most scrape + evaluation
+interval.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def get(url: str) -> str:
 
 
 @contextlib.contextmanager
-def ended(process: subprocess.Popen):
+def terminated_at_exit(process: subprocess.Popen):
     try:
         yield process
     finally:
@@ -97,9 +97,9 @@ def warned_at(agent: int) -> float:
     """The time at which the agent first exports that the detector has warned."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
-        page = get(f"http://127.0.0.1:{agent}/metrics")
+        metrics = get(f"http://127.0.0.1:{agent}/metrics")
         now = time.time()
-        if re.search(r'foreshock_precursor_events_total\{[^}]*detector="gradient_growth"\} [1-9]', page):
+        if re.search(r'foreshock_precursor_events_total\{[^}]*detector="gradient_growth"\} [1-9]', metrics):
             return now
         time.sleep(0.05)
     raise SystemExit("alert_delay: the detector did not warn")
@@ -138,7 +138,7 @@ def one_fault(intervals: list[int], servers: int) -> tuple[float, dict[int, list
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         steps = stack.enter_context((folder / "steps").open("w"))
         training = subprocess.Popen([*command, program], env=environment, stdout=steps, stderr=subprocess.DEVNULL)
-        stack.enter_context(ended(training))
+        stack.enter_context(terminated_at_exit(training))
         address = folder / "delay" / "agent.json"
         while not address.exists():
             time.sleep(0.2)
@@ -147,7 +147,7 @@ def one_fault(intervals: list[int], servers: int) -> tuple[float, dict[int, list
         for interval in intervals:
             for number in range(servers):
                 server, port = start_prometheus(folder / f"server-{interval}-{number}", agent, interval)
-                stack.enter_context(ended(server))
+                stack.enter_context(terminated_at_exit(server))
                 ports[interval].append(port)
         time.sleep(max(LEARNING, 2 * max(intervals)))
         fault.touch()

@@ -1,4 +1,4 @@
-"""What `foreshock compare` takes for two checkpoints, beside reading them (`cat` of both, cached)."""
+"""The time of `foreshock compare` on two checkpoints, compared with the time to read them (`cat` of both, cached)."""
 
 import argparse
 import os

@@ -15,8 +15,8 @@ LEAVE_AT, CALM = 0.7, 8  # kLeaveAt and kCalm of LevelRule in detect/detector.h
 
 
 def alarms(series: Series, threshold: float = 1.0) -> list[tuple[int, str]]:
-    """Returns (step, place) each time that a place begins to warn while no other place warns."""
-    calm: dict[str, int] = {}  # by place that warns: number of scores in a row below LEAVE_AT times the threshold
+    """The steps at which a place begins to warn while no other place warns, each with that place."""
+    calm: dict[str, int] = {}  # consecutive scores below LEAVE_AT * threshold, by place that warns
     begun = []
     for step, place, score in series:
         if score >= threshold:
@@ -31,8 +31,11 @@ def alarms(series: Series, threshold: float = 1.0) -> list[tuple[int, str]]:
 
 
 def zclip(norms: list[float]) -> list[float]:
-    """ZClip (arXiv 2504.02507): z of the gradient norm by moving averages, alarm at 2.5. The averages use the clipped
-    norms. With unclipped norms, one outlier would hide later ones; without outliers, an alarm would never end."""
+    """ZClip (arXiv 2504.02507): z of the gradient norm by moving averages, alarm at 2.5.
+
+    Outliers enter the averages as the value ZClip would clip them to. With the outlier itself, the next one would not
+    be seen. Without any value, the alarm would never end after a lasting rise.
+    """
     alpha, least, wait = 0.97, 2.5, 25
     scores, first, mean, variance = [], [], 0.0, 0.0
     for norm in norms:
@@ -65,7 +68,8 @@ def sigmas(values: list[float], window: int = 128, least: float = 6.0) -> list[f
 
 
 def twice_the_mean(losses: list[float], patience: int = 4) -> list[float]:
-    """llm-foundry's KillLossSpike: more than `patience` losses in a row at least twice the mean of the last 100."""
+    """llm-foundry's KillLossSpike: more than `patience` losses in a row at least twice the mean of the last 100 losses,
+    or of a twentieth of all losses if that is more."""
     window = max(100, len(losses) // 20)
     scores, last, ratios = [], collections.deque(maxlen=window), collections.deque(maxlen=patience + 1)
     for loss in losses:
@@ -78,8 +82,9 @@ def twice_the_mean(losses: list[float], patience: int = 4) -> list[float]:
 
 
 def cusum_of_loss(losses: list[float]) -> list[float]:
-    """trainscope 1.8 without its optional change-point library: two-sided CUSUM of the loss, slack 1, alarm at 6.
-    z uses median and MAD of the last 200 losses. An alarm resets the sums."""
+    """trainscope 1.8 without its optional change-point library: two-sided CUSUM of
+    (loss - median) / (1.4826 MAD), slack 1, alarm at 6. Median and MAD are of up to 200 last losses. An alarm resets
+    the sums."""
     slack, least = 1.0, 6.0
     scores, last, high, low = [], collections.deque(maxlen=200), 0.0, 0.0
     for loss in losses:
@@ -99,7 +104,8 @@ def cusum_of_loss(losses: list[float]) -> list[float]:
 
 
 def of_others(steps: list[int], losses: list[float], norms: list[float], staleness: Series) -> dict[str, Series]:
-    """The series of the rules of others, by reported name. `staleness`: RMS staleness of all tensors."""
+    """The series of the rules of others, by their reported names. `staleness`: the RMS staleness of each tensor, as
+    (step, tensor, value)."""
 
     def series(scores: list[float]) -> Series:
         return [(step, "", score) for step, score in zip(steps, scores, strict=True)]
