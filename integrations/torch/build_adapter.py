@@ -33,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -99,15 +100,27 @@ def require_supported(version: str) -> None:
         raise BuildError("unsupported", f"torch {version} is not supported yet; attention is seen with torch {known}")
 
 
-def compiler_or_none() -> str | None:
+def compilers() -> list[str]:
+    """The C++ compilers of this machine, best first: CXX, then those in PATH. CXX is often set for another purpose, and
+    the compiler that it names cannot always link a shared library for this torch."""
     names = [name.split()[0] for name in (os.environ.get("CXX", ""), *COMPILERS) if name.strip()]
-    return next((found for found in map(shutil.which, names) if found), None)
+    by_program: dict[str, str] = {}
+    for found in filter(None, map(shutil.which, names)):
+        by_program.setdefault(os.path.realpath(found), found)
+    return [*by_program.values()]
 
 
-def find_compiler() -> str:
-    if found := compiler_or_none():
-        return found
-    raise BuildError(
+def with_each_compiler(attempt: Callable[[str], None]) -> str:
+    """Calls `attempt` with one compiler after the other until one succeeds, and returns that one. Raises the error of
+    the first if all fail."""
+    first_error = None
+    for compiler in compilers():
+        try:
+            attempt(compiler)
+            return compiler
+        except BuildError as error:
+            first_error = first_error or error
+    raise first_error or BuildError(
         "no_compiler",
         "no C++ compiler found; install g++ (apt-get install g++) or set CXX: "
         "no adapter for this torch came with foreshock",
@@ -192,9 +205,19 @@ def run_or_fail(command: list[str], seconds: float, what: str, **more: object) -
     except OSError as error:
         raise BuildError("failed", f"{what} did not start: {error}") from error
     if done.returncode != 0:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        telling = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "no output")
-        raise BuildError("failed", f"{what} failed with {done.returncode}: {telling[:300]}")
+        reason = first_cause((done.stderr or done.stdout).strip().splitlines())
+        raise BuildError("failed", f"{what} failed with {done.returncode}: {reason[:300]}")
+
+
+def first_cause(lines: list[str]) -> str:
+    """The line of a compiler's output that names the cause. Linkers name it before the line with "error"."""
+    linker = re.compile(
+        r"undefined reference|undefined symbol|cannot find|relocation|hidden symbol|multiple definition"
+    )
+    for is_cause in (lambda line: "error" in line.lower() and "ld returned" not in line, linker.search):
+        if found := next(filter(is_cause, lines), None):
+            return found
+    return lines[-1] if lines else "no output"
 
 
 def self_test(adapter: Path, torch: Torch, arguments: argparse.Namespace) -> None:
@@ -213,9 +236,13 @@ def self_test_program(home: Path, folder: Path, arguments: argparse.Namespace) -
         return [sys.executable, str(SOURCES / "self_test.py")]
     program = folder / "self_test"
     if not program.exists():
-        command = compile_command(find_compiler(), home, arguments.include, "self_test.cpp", program)
-        command.append(f"-Wl,-rpath,{home / 'lib'}")
-        run_or_fail(command, COMPILE_SECONDS, "compiling the adapter's self-test")
+
+        def attempt(compiler: str) -> None:
+            command = compile_command(compiler, home, arguments.include, "self_test.cpp", program)
+            command.append(f"-Wl,-rpath,{home / 'lib'}")
+            run_or_fail(command, COMPILE_SECONDS, "compiling the adapter's self-test")
+
+        with_each_compiler(attempt)
     return [str(program)]
 
 
@@ -232,16 +259,20 @@ def lock_exclusively(lock: IO[str]) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def compile_adapter(home: Path, include: Path, target: Path) -> str:
-    """Compiles the adapter to `target` and returns the compiler's path."""
+def build_adapter(torch: Torch, target: Path, arguments: argparse.Namespace) -> str:
+    """Compiles the adapter to `target` and tests it. Returns the path of the compiler."""
+    home, include = torch.home, arguments.include
     if not (home / "include" / "ATen" / "ATen.h").is_file():
         where = home / "include"
         raise BuildError("failed", f"torch has no C++ headers in {where}; install libtorch-dev or a wheel of torch")
-    compiler = find_compiler()
-    command = compile_command(compiler, home, include, "adapter.cpp", target)
-    announce()
-    run_or_fail(command, COMPILE_SECONDS, "compiling the adapter")
-    return compiler
+
+    def attempt(compiler: str) -> None:
+        announce()
+        command = compile_command(compiler, home, include, "adapter.cpp", target)
+        run_or_fail(command, COMPILE_SECONDS, f"compiling the adapter with {compiler}")
+        self_test(target, torch, arguments)
+
+    return with_each_compiler(attempt)
 
 
 def fill(work: Path, torch: Torch, sources: str, in_place: bool, arguments: argparse.Namespace) -> str:
@@ -260,13 +291,12 @@ def fill(work: Path, torch: Torch, sources: str, in_place: bool, arguments: argp
         try:
             self_test(target, torch, arguments)
         except BuildError as error:
-            if in_place or compiler_or_none() is None:
+            if in_place or not compilers():
                 raise BuildError("failed", f"the prebuilt adapter does not work here: {error.reason}") from error
             prebuilt = None  # an adapter compiled on this machine may work
             target.unlink()
     if prebuilt is None:
-        state, compiler = "built", compile_adapter(torch.home, arguments.include, target)
-        self_test(target, torch, arguments)
+        state, compiler = "built", build_adapter(torch, target, arguments)
     stamp = {"sources": sources, "adapter": digest([target]), "identity": identity_of(torch.home, torch.git)}
     stamp |= {"compiler": compiler, "flags": FLAGS, "abi": cxx11_abi(torch.home)}
     (work / "stamp.json").write_text(json.dumps(stamp, indent=1) + "\n")

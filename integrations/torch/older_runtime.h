@@ -1,19 +1,24 @@
 // Defines symbols that older C++ runtimes and C libraries lack, so that an adapter loads with old and new
-// ones. Only adapter.cpp includes this file.
+// ones. They are weak: a compiler that links its C++ runtime statically brings definitions of its own. Only
+// adapter.cpp includes this file.
 #pragma once
 
 #include <new>
 #include <sstream>
 #include <string>
 
+#define FORESHOCK_OWN_SYMBOL __attribute__((weak, visibility("hidden")))
+
 // shared_ptr reads this variable to avoid atomics; it is new in glibc 2.32. The value 0 means that there are
 // threads, which is always correct.
-extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
+extern "C" {
+FORESHOCK_OWN_SYMBOL char __libc_single_threaded = 0;
+}
 
 // Containers call this function if they are asked for too many elements; it is new in the C++ runtime of
 // GCC 11. The adapter needs it with torch versions that do not bring their own instantiation (2.6 with the
 // old string ABI).
-extern "C" [[noreturn]] __attribute__((visibility("hidden"))) void _ZSt28__throw_bad_array_new_lengthv() {
+extern "C" [[noreturn]] FORESHOCK_OWN_SYMBOL void _ZSt28__throw_bad_array_new_lengthv() {
   throw std::bad_array_new_length();
 }
 
@@ -22,7 +27,7 @@ extern "C" [[noreturn]] __attribute__((visibility("hidden"))) void _ZSt28__throw
 #if defined(__GLIBCXX__) && _GLIBCXX_USE_CXX11_ABI
 #define FORESHOCK_STRINGBUF "St7__cxx1115basic_stringbufIcSt11char_traitsIcESaIcEE3strEv"
 std::string old_string_of(const std::stringbuf& buffer) __asm__("_ZNK" FORESHOCK_STRINGBUF);
-__attribute__((visibility("hidden"), used)) std::string string_of(const std::stringbuf& buffer) __asm__(
+FORESHOCK_OWN_SYMBOL __attribute__((used)) std::string string_of(const std::stringbuf& buffer) __asm__(
     "_ZNKR" FORESHOCK_STRINGBUF);
 std::string string_of(const std::stringbuf& buffer) { return old_string_of(buffer); }
 #endif

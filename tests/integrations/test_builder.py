@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -68,8 +69,50 @@ def test_a_build_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     (tmp_path / "include" / "ATen").mkdir(parents=True)
     (tmp_path / "include" / "ATen" / "ATen.h").touch()
     monkeypatch.setattr(builder, "compile_command", lambda *_: [])
-    builder.compile_adapter(tmp_path, INCLUDE, tmp_path / "adapter.so")
+    monkeypatch.setattr(builder, "self_test", lambda *_: None)
+    torch = builder.Torch(tmp_path, "2.13.0", "unknown")
+    builder.build_adapter(torch, tmp_path / "adapter.so", argparse.Namespace(include=INCLUDE))
     assert said == ["building\n"], "before the compiler runs"
+
+
+def compiler_that(folder: Path, does: str) -> str:
+    """A compiler that CXX can name."""
+    program = folder / "compiler"
+    program.write_text(f"#!/bin/sh\n{does}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_a_compiler_may_link_its_runtime_statically(build_adapter, fake_core: Path, tmp_path: Path) -> None:
+    compiler = compiler_that(tmp_path, 'exec g++ -static-libstdc++ -static-libgcc "$@"')
+    answer = build_adapter(tmp_path / "cache", fake_core, env=os.environ | {"CXX": compiler})
+    assert answer["state"] == "built", answer["reason"]
+    assert json.loads((Path(answer["path"]).parent / "stamp.json").read_text())["compiler"] == compiler
+
+
+def test_the_next_compiler_is_tried_if_the_first_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", compiler_that(tmp_path, "exit 1"))
+    tried = []
+
+    def attempt(compiler: str) -> None:
+        tried.append(compiler)
+        builder.run_or_fail([compiler, "--version"], 60, compiler)
+
+    assert builder.with_each_compiler(attempt) == tried[1]
+    monkeypatch.setattr(builder, "COMPILERS", [])
+    with pytest.raises(builder.BuildError, match=tried[0]):
+        builder.with_each_compiler(attempt)
+
+
+def test_the_reason_names_what_the_linker_could_not_do() -> None:
+    lines = [
+        "adapter.cpp:1: warning: x",
+        "a.o: undefined reference to `f'",
+        "collect2: error: ld returned 1 exit status",
+    ]
+    assert builder.first_cause(lines) == lines[1]
+    assert builder.first_cause(["adapter.cpp:1:2: error: y", *lines]) == "adapter.cpp:1:2: error: y"
+    assert builder.first_cause(["odd"]) == "odd"
 
 
 def test_it_asks_for_nothing_that_the_oldest_system_lacks(build_adapter, fake_core: Path, adapters: Path) -> None:
