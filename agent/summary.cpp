@@ -746,7 +746,12 @@ std::string too_short_text(const RankStatistics& rank) {
 
 void add_attention_notes(const Ranks& ranks, const PassTotals (&passes)[2], Notes* notes) {
   const bool saw_no_call = passes[0].calls + passes[1].calls == 0;
-  if (saw_no_call && steps_of(*ranks[0]) >= 10)
+  const bool knows_what_ran = std::any_of(ranks.begin(), ranks.end(), [](auto* rank) {
+    return std::any_of(rank->unseen.begin(), rank->unseen.end(), [](const segment::UnseenName& name) {
+      return std::string(segment::unseen_evidence_name(name.evidence)) == "used";
+    });
+  });
+  if (saw_no_call && !knows_what_ran && steps_of(*ranks[0]) >= 10)
     notes->emplace_back(
         "not seen",
         "any attention call: written by hand, a kernel that PyTorch does not dispatch, or the "
@@ -759,17 +764,16 @@ void add_attention_notes(const Ranks& ranks, const PassTotals (&passes)[2], Note
       std::any_of(ranks.begin(), ranks.end(), [](auto* rank) { return rank->identity.slots_given > 0; });
   const bool wants_slots =
       std::any_of(ranks.begin(), ranks.end(), [](auto* rank) { return rank->identity.slots_wanted > 0; });
-  const auto budget = [&](int pass) {
-    const auto found = passes[pass].skipped.find("budget");
-    return found != passes[pass].skipped.end() ? found->second : 0;
-  };
+  uint64_t for_budget = 0, for_others = 0;
+  for (const PassTotals& pass : passes)
+    for (const auto& [reason, calls] : pass.skipped) (reason == "budget" ? for_budget : for_others) += calls;
   if (!has_slots && !wants_slots)
     notes->emplace_back("not sampled", "--slices off: calls are counted, none is copied");
   else if (!has_slots)
     notes->emplace_back("not sampled",
                         "no shared memory left: raise --memory, the container's --shm-size or memory limit, "
                         "or set FORESHOCK_DIR to a tmpfs with room");
-  else if (passes[0].judged + passes[1].judged == 0 && budget(0) + budget(1) > 0)
+  else if (passes[0].judged + passes[1].judged == 0 && for_budget > for_others)
     notes->emplace_back("not sampled",
                         "one sample costs more than --max-slowdown allows for steps this short or so few: "
                         "train longer, or allow more, as in --max-slowdown 10%");
@@ -867,9 +871,8 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
     for (uint32_t n = 0; n < segment::kSkipReasons; ++n)
       missed[segment::kSkipReasonNames[n]] += rank->coverage.numbers_skipped[n];
   }
+  missed.erase("set_up");  // happens on each device, in the first steps
   for (const auto& [reason, times] : missed) all_missed += times;
-  // The first numbers are always missed, until the device is set up. A note is added if more than 1 % are
-  // missed.
   if (all_missed * 100 > fetched)
     notes->emplace_back("not read", grouped(all_missed) + " of " + grouped(fetched) +
                                         " losses and norms on a device: " + listed(missed));

@@ -19,9 +19,9 @@ constexpr Values kBiasOf[] = {"kernel", "rounded_reference"};
 constexpr Values kAlarms[] = {"deviation_ratio", "bias", "nonfinite"};
 constexpr Values kRunStates[] = {"running", "finished", "failed", "preempted", "interrupted"};
 constexpr Values kSkippedSteps[] = {"overflow"};
-constexpr Values kSkipReasons[] = {"budget",  "ring_full", "dropout",      "capture",   "nested",
-                                   "fp8",     "mask",      "layout",       "too_large", "off",
-                                   "unknown", "device",    "device_memory"};
+constexpr Values kSkipReasons[] = {"budget",  "ring_full", "dropout",       "capture",   "nested",
+                                   "fp8",     "mask",      "layout",        "too_large", "off",
+                                   "unknown", "device",    "device_memory", "set_up"};
 constexpr Values kLostReasons[] = {"torn", "refused", "unsupported"};
 constexpr Values kCoverageSources[] = {"none", "graphs", "kernels"};
 constexpr Values kKernelCountStateNames[] = {"waiting", "counting", "done",   "no_library",
@@ -31,8 +31,8 @@ constexpr Values kEvidence[] = {"used", "imported", "registered", "unknown"};
 constexpr Values kReferences[] = {"previous", "initial"};
 constexpr Values kScopes[] = {"node"};
 constexpr Values kPooledMax[] = {"pooled", "max"};
-constexpr Values kWeightSkips[] = {"budget", "ring_full", "too_large", "device",        "format",
-                                   "layout", "unknown",   "capture",   "device_memory", "device_full"};
+constexpr Values kWeightSkips[] = {"budget",  "ring_full", "too_large",     "device",      "format", "layout",
+                                   "unknown", "capture",   "device_memory", "device_full", "set_up"};
 constexpr Values kSites[] = {"loss", "gradient", "attention_output", "attention_gradient"};
 constexpr Values kCostPlaces[] = {"attention", "step", "agent"};
 constexpr Values kComponents[] = {"trainer", "slices", "tensors"};

@@ -116,7 +116,7 @@ int DeviceSampler::request_set_up(int place, Purpose purpose, uint64_t context_i
   if (purpose == kGradients && context_id == kAnyContext)
     devices_[place].wanted[kCalls].store(context_id, std::memory_order_relaxed);
   has_wanted_.store(true, std::memory_order_release);
-  return FORESHOCK_SKIP_RING_FULL;
+  return FORESHOCK_SKIP_SET_UP;
 }
 
 int DeviceSampler::claim(const DeviceStream& stream, cuda::Context context, DeviceTurn* turn) {
@@ -157,7 +157,7 @@ template <class State>
 int DeviceSampler::check(State& state, Purpose purpose, const DeviceTurn& turn) {
   if (const int why = check_context(state, purpose, turn); why >= 0) return why;
   if (state.failed() >= 0) return state.failed();
-  return state.is_ready() ? -1 : FORESHOCK_SKIP_RING_FULL;
+  return state.is_ready() ? -1 : FORESHOCK_SKIP_SET_UP;
 }
 
 int DeviceSampler::send_scalars(const DeviceStream& stream, const foreshock_tensor* values, size_t count,

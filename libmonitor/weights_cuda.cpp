@@ -284,6 +284,8 @@ segment::TensorSkip skip_of(int why) {
       return segment::kTensorDeviceMemory;
     case FORESHOCK_SKIP_RING_FULL:
       return segment::kTensorDeviceFull;
+    case FORESHOCK_SKIP_SET_UP:
+      return segment::kTensorSetUp;
     default:
       return segment::kTensorDevice;
   }

@@ -35,10 +35,10 @@ namespace foreshock::segment {
 
 inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n'};
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
-inline constexpr uint32_t kLayoutVersion = 10;
+inline constexpr uint32_t kLayoutVersion = 11;
 
 inline constexpr uint32_t kPasses = 2;        // 0 forward, 1 backward
-inline constexpr uint32_t kSkipReasons = 13;  // in the order of FORESHOCK_SKIP_... in hook.h
+inline constexpr uint32_t kSkipReasons = 14;  // in the order of FORESHOCK_SKIP_... in hook.h
 inline constexpr uint32_t kLostReasons = 4;
 inline constexpr uint32_t kMaxOps = 64;
 inline constexpr uint32_t kThreadBlocks = 64;  // the last one is shared by all further threads
@@ -51,8 +51,8 @@ inline constexpr uint32_t kMaxScalars = 16;
 inline constexpr uint32_t kMaxUnseen = 8;
 
 inline constexpr const char* kSkipReasonNames[kSkipReasons] = {
-    "budget", "ring_full", "dropout", "capture", "nested", "fp8",          "mask",
-    "layout", "too_large", "off",     "unknown", "device", "device_memory"};
+    "budget", "ring_full", "dropout", "capture", "nested", "fp8",           "mask",
+    "layout", "too_large", "off",     "unknown", "device", "device_memory", "set_up"};
 
 enum class Lost : uint32_t { kTorn, kAgentAbsent, kRefused, kUnsupported };
 inline constexpr const char* kLostReasonNames[kLostReasons] = {"torn", "agent_absent", "refused",
@@ -213,7 +213,7 @@ struct Coverage {
   uint64_t reserved;
   uint64_t numbers_skipped[kSkipReasons];  // numbers requested but not copied, by reason
 };
-static_assert(sizeof(Coverage) == 312);
+static_assert(sizeof(Coverage) == 320);
 
 enum class KernelCountState : uint32_t {
   kNotAsked,
@@ -499,12 +499,13 @@ enum TensorSkip : uint32_t {
   kTensorUnknown,       // not reported: its optimizer skipped the step or is unknown
   kTensorCapture,       // the stream of its device was being captured into a graph
   kTensorDeviceMemory,  // its device had too little free memory
-  kTensorDeviceFull,    // all result buffers of its device were in use, or it was being set up
+  kTensorDeviceFull,    // all result buffers of its device were in use
+  kTensorSetUp,         // its device is set up at the end of the step
   kTensorSkips
 };
 inline constexpr const char* kTensorSkipNames[kTensorSkips] = {
-    "budget", "ring_full", "too_large", "device",        "format",
-    "layout", "unknown",   "capture",   "device_memory", "device_full"};
+    "budget",  "ring_full", "too_large",     "device",      "format", "layout",
+    "unknown", "capture",   "device_memory", "device_full", "set_up"};
 
 // Reasons why a tensor that an optimizer steps is never measured.
 enum TensorUnfollowed : uint32_t {
@@ -546,7 +547,7 @@ struct TensorRing {
   uint64_t due;  // tensors due so far: taken + skipped + awaited, and those of the present step
   uint64_t unfollowed[kTensorUnfollowed];  // tensors of the last table of names
   uint64_t awaited;                        // due tensors whose results are still on a device
-  uint64_t reserved[3];
+  uint64_t reserved[2];
 };
 static_assert(sizeof(TensorRing) == 256);
 // A region of this size has counters but no records.

@@ -18,8 +18,8 @@ CPU, CUDA = "0", "1"
     # The first sampled call on a device comes before the driver is opened, at the end of its step.
     [
         (CPU, True, 0, {}),
-        (CUDA, True, 1, {"ring_full": 1, "device": 2}),
-        (CUDA, False, 0, {"ring_full": 1, "device": 2}),
+        (CUDA, True, 1, {"set_up": 1, "device": 2}),
+        (CUDA, False, 0, {"set_up": 1, "device": 2}),
     ],
 )
 def test_only_a_tensor_on_a_device_opens_its_driver(where, has_driver, mapped, reasons, library, compile_c, base):

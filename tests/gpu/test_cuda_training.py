@@ -76,7 +76,7 @@ def test_its_attention_is_judged(backend: str) -> None:
         assert of["calls"] == STEPS * LAYERS
         # In the first steps the trainer is met and its device set up.
         assert of["judged"] >= (STEPS - 4) * LAYERS, of
-        assert {reason for reason, count in of["skipped"].items() if count} <= {"off", "ring_full"}
+        assert {reason for reason, count in of["skipped"].items() if count} <= {"off", "ring_full", "set_up"}
         assert of["deviation_ratio"]["mean"] < alarm
         mine = [sample for sample in samples if sample["pass"] == which]
         assert {sample["op"] for sample in mine} == {f"_scaled_dot_product_{operation}{suffix}"}
@@ -95,7 +95,12 @@ def test_its_weights_are_followed(backend: str) -> None:
     assert len(lines) == weights["snapshots"]
     assert len({line["tensor"] for line in lines}) == weights["tensors"]
     assert weights["due"] == weights["snapshots"] + weights["awaited"] + sum(weights["skipped"].values())
-    assert {reason for reason, count in weights["skipped"].items() if count} <= {"device_full", "ring_full", "unknown"}
+    assert {reason for reason, count in weights["skipped"].items() if count} <= {
+        "device_full",
+        "ring_full",
+        "set_up",
+        "unknown",
+    }
     assert {line["nonfinite_values"] for line in lines} == {0}
     known = [line["rms_staleness"] for line in run.of("optimizer")]
     assert known
@@ -118,7 +123,7 @@ def test_kernels_are_counted_and_the_profiler_works_afterwards(backend: str) -> 
     run = watched(backend, "profile", "--count-kernels", "4")
     kernels = run.rank()["attention_coverage"]["kernels"]
     if backend == "cpu":
-        assert kernels["state"] == "no_library"
+        assert kernels["state"] in ("no_library", "refused")  # refused: a CUPTI, but no device
         return
     assert kernels["state"] == "done", kernels
     assert run.rank()["attention_coverage"]["ratio"] == 1

@@ -146,7 +146,7 @@ TEST_F(DeviceOfAnOldDriver, NeedNotBeTheCurrentOne) {
           EXPECT_EQ(fake_cuda::primary_users(1), 1) << "as it was";
         },
         {}, fake_cuda::Run::kByHand, 2);
-    expect_skipped(FORESHOCK_SKIP_RING_FULL, 2, 2);
+    expect_skipped(FORESHOCK_SKIP_SET_UP, 2, 2);
     EXPECT_EQ(samples().size(), 2u);
     clear();
   }
@@ -211,7 +211,7 @@ TEST_F(DeviceFaults, SeveralDevicesSideBySide) {
         EXPECT_EQ(count_of("cuMemAlloc"), 2);
       },
       {}, fake_cuda::Run::kByHand, 2);
-  expect_skipped(FORESHOCK_SKIP_RING_FULL, 2, 4);
+  expect_skipped(FORESHOCK_SKIP_SET_UP, 2, 4);
   EXPECT_EQ(samples().size(), 4u);
 }
 
@@ -224,7 +224,7 @@ TEST_F(DeviceFaults, TheLastDeviceOfANodeIsSampledAsAnyOther) {
         trainer.train(kSteps);
       },
       {}, fake_cuda::Run::kByHand, segment::kDeviceProgress + 1);
-  expect_skipped(FORESHOCK_SKIP_RING_FULL, 2, kToSample - 2);
+  expect_skipped(FORESHOCK_SKIP_SET_UP, 2, kToSample - 2);
 }
 
 TEST_F(DeviceFaults, MoreDevicesThanTheSegmentHasWordsFor) {

@@ -68,7 +68,7 @@ TEST_F(DeviceGradientsTest, AreWhatTheHostSumsOfTheSameValues) {
   EXPECT_NEAR(std::hypot(layers[true][0].gradient_norm, layers[true][1].gradient_norm), device[2],
               (1 + 2 + 1.5) * 0x1p-53 * device[2]);
   EXPECT_EQ(fetched_, 2 * kTensors);
-  EXPECT_EQ(missed_, "ring_full " + std::to_string(kTensors)) << "the device was not set up";
+  EXPECT_EQ(missed_, "set_up " + std::to_string(kTensors)) << "the device was not set up";
 }
 
 // Everything on the trainer's stream, in this order, and no word of it that waits.

@@ -84,7 +84,7 @@ TEST_F(DeviceSetUp, IsMadeAtTheEndOfTheStepThatMetTheDevice) {
     EXPECT_EQ(count_of("cuThreadExchangeStreamCaptureMode"), 0);
     fake_cuda::run_all();
   });
-  expect_skipped(FORESHOCK_SKIP_RING_FULL, kMeeting, 1);
+  expect_skipped(FORESHOCK_SKIP_SET_UP, kMeeting, 1);
 }
 
 // In another context than the thread's it is pushed and popped, nothing else.
@@ -121,7 +121,7 @@ TEST_F(DeviceSetUp, AContextThatHasGoneMeanwhileIsNotSetUp) {
     trainer.train(2);
     EXPECT_EQ(count_of("cuMemAlloc"), 1);
   });
-  expect_skipped(FORESHOCK_SKIP_RING_FULL, kMeeting + 1 + 2, 2);
+  expect_skipped(FORESHOCK_SKIP_SET_UP, kMeeting + 1 + 2, 2);
 }
 
 TEST_F(DeviceSetUp, WithoutTheFileOfItsKernelsOrWithAnotherOne) {
@@ -195,7 +195,7 @@ TEST_F(DeviceSetUp, ADriverThatCannotBeToldToLoad) {
     EXPECT_EQ(count_of("cuFuncLoad"), 0);
     EXPECT_EQ(count_of("cuLaunchKernel"), 4);
   });
-  expect_skipped(FORESHOCK_SKIP_RING_FULL, kMeeting, 4);
+  expect_skipped(FORESHOCK_SKIP_SET_UP, kMeeting, 4);
 }
 
 TEST_F(DeviceSetUp, NoStreamOperations) {
@@ -281,7 +281,7 @@ TEST_F(DeviceSetUp, ADeviceThatIsNotTheCurrentOne) {
             EXPECT_NE(fake_cuda::own_stream(1), nullptr);
           },
           {}, fake_cuda::Run::kByHand, 2);
-      expect_skipped(FORESHOCK_SKIP_RING_FULL, kMeeting, 2);
+      expect_skipped(FORESHOCK_SKIP_SET_UP, kMeeting, 2);
       EXPECT_EQ(samples().size(), 2u);
       clear();
     }
@@ -298,7 +298,7 @@ TEST_F(DeviceSetUp, AContextThatComesBackIsSetUpAnew) {
     trainer.train(3);
     EXPECT_EQ(count_of("cuMemAlloc"), 1);
   });
-  expect_skipped(FORESHOCK_SKIP_RING_FULL, 2 * kMeeting, 4);
+  expect_skipped(FORESHOCK_SKIP_SET_UP, 2 * kMeeting, 4);
   EXPECT_EQ(samples().size(), 4u);
 }
 

@@ -160,7 +160,7 @@ TEST_F(WeightsOnDevices, NothingButKernelsIsGivenToTheTrainersStream) {
     fake_cuda::run_all();
     weights.trainer.end_step();
   });
-  expect_skipped(segment::kTensorDeviceFull, 1, 2);
+  expect_skipped(segment::kTensorSetUp, 1, 2);
 }
 
 // The memory of a device is taken once, as much as is told, and of no device that has no weights.
@@ -184,7 +184,7 @@ TEST_F(WeightsOnDevices, TakeMemoryOnceAndOnlyWhereWeightsAre) {
         EXPECT_EQ(count_of("cuMemAlloc"), 1);
       },
       "1", fake_cuda::Run::kByHand, 2);
-  expect_skipped(segment::kTensorDeviceFull, 1, 4);
+  expect_skipped(segment::kTensorSetUp, 1, 4);
 }
 
 // Before the next ones are sent: a step may end before its own have come, as on a device it mostly does.
@@ -198,7 +198,7 @@ TEST_F(WeightsOnDevices, WhatHasComeMakesRoomForTheNext) {
     }
     weights.trainer.end_step();
   });
-  expect_skipped(segment::kTensorDeviceFull, 1, 3);
+  expect_skipped(segment::kTensorSetUp, 1, 3);
 }
 
 // Its allocator gives a tensor's memory to somebody else, or back, in the order of the stream.
@@ -215,7 +215,7 @@ TEST_F(WeightsOnDevices, MayBeFreedRightAfterwards) {
     fake_cuda::run_all();
     weights.trainer.end_step();
   });
-  expect_skipped(segment::kTensorDeviceFull, 2, 2);
+  expect_skipped(segment::kTensorSetUp, 2, 2);
   StoredTensor same("some", 300, 211, FORESHOCK_FP32);
   same.move(2);  // of the step that met the device
   EXPECT_EQ(records().at({"some", 3}).record.checksum, checksum(same.values.data(), same.values.size()));

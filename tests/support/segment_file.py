@@ -6,7 +6,7 @@ import struct
 
 SKIP_REASONS = (
     "budget", "ring_full", "dropout", "capture", "nested", "fp8", "mask", "layout", "too_large", "off", "unknown",
-    "device", "device_memory",
+    "device", "device_memory", "set_up",
 )  # fmt: skip
 LOST_REASONS = ("torn", "agent_absent", "refused", "unsupported")
 PASSES = ("forward", "backward")

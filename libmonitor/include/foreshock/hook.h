@@ -76,7 +76,8 @@ enum {
   FORESHOCK_SKIP_UNKNOWN = 10,
   FORESHOCK_SKIP_DEVICE = 11,        /* the device's driver is absent, too old, or returned an error */
   FORESHOCK_SKIP_DEVICE_MEMORY = 12, /* no room on the device, or the segment cannot be pinned for it */
-  FORESHOCK_SKIP_REASONS = 13
+  FORESHOCK_SKIP_SET_UP = 13,        /* the device is set up at the end of the step */
+  FORESHOCK_SKIP_REASONS = 14
 };
 
 /* Values of `causal`: which keys a query position may see. */
