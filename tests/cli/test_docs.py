@@ -64,7 +64,7 @@ def test_readme_is_one_page():
     assert len(text.splitlines()) <= 90
     first_screen = "\n".join(text.splitlines()[:48])
     assert "## Quick start" in first_screen
-    assert "no GPU has run it yet" in first_screen
+    assert "run on one H100" in first_screen
 
 
 def test_readme_states_the_supported_versions(monkeypatch):
