@@ -36,13 +36,13 @@ def cpu_seconds_of(pid: int) -> float:
 
 
 class Trainer:
-    """A training process of one kind on one core. It waits between its turns."""
+    """A training process of one kind on one core. It waits between its turns. `objects`: see training.py."""
 
-    def __init__(self, kind: str, what: str, base: pathlib.Path, cores: list[int]) -> None:
+    def __init__(self, kind: str, what: str, base: pathlib.Path, cores: list[int], objects: int = 0) -> None:
         self.base = base / f"{kind}-{what}"
         self.base.mkdir()
         self.summary = self.base / "summary.json"
-        line = [sys.executable, str(ROOT / "bench" / "turns" / "training.py"), what]
+        line = [sys.executable, str(ROOT / "bench" / "turns" / "training.py"), what, str(objects)]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")} | {"OMP_NUM_THREADS": "1"}
         options = (KINDS | OFTEN | RECORDED)[kind]
         if options is not None:
@@ -93,12 +93,12 @@ def slices_of(rank: dict) -> int:
 
 
 @contextlib.contextmanager
-def one_of_each(what: str, kinds: tuple[str, ...], cores: list[int]) -> Iterator[dict[str, Trainer]]:
+def one_of_each(what: str, kinds: tuple[str, ...], cores: list[int], objects: int = 0) -> Iterator[dict[str, Trainer]]:
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
     trainers: dict[str, Trainer] = {}
     try:
         for kind in kinds:
-            trainers[kind] = Trainer(kind, what, base, cores)
+            trainers[kind] = Trainer(kind, what, base, cores, objects)
         yield trainers
     finally:
         for trainer in trainers.values():

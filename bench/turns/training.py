@@ -1,11 +1,16 @@
 """The training process of trainers.py. For each number on stdin it runs as many steps and prints their seconds by every
 clock as JSON. For the line `parts STEPS` it prints the microseconds of parts of a step (see Parts).
 
-    python bench/turns/training.py gpt | step | LAYERS,WIDTH,BATCH,LENGTH
+    python bench/turns/training.py gpt | step | LAYERS,WIDTH,BATCH,LENGTH [OBJECTS]
+
+OBJECTS: how many lists the process holds beside the training. Python's cycle collector is off then, since a full
+collection of millions of objects takes longer than a step in any program. `slowest` is the wall time of the slowest
+step.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import pathlib
 import statistics
@@ -116,10 +121,22 @@ class Parts:
         return {part: [statistics.median(column), statistics.fmean(column)] for part, column in columns.items()}
 
 
-def serve(what: str) -> None:
+def run_steps(step: Callable[[], None], steps: int) -> dict[str, float]:
+    begin, slowest = {name: clock() for name, clock in CLOCKS.items()}, 0.0
+    for _ in range(steps):
+        before = time.perf_counter()
+        step()
+        slowest = max(slowest, time.perf_counter() - before)
+    return {name: clock() - begin[name] for name, clock in CLOCKS.items()} | {"slowest": slowest}
+
+
+def serve(what: str, objects: int) -> None:
     import torch
 
     torch.set_num_threads(1)
+    if objects:
+        gc.disable()
+    heap: list[list[None]] = [[None] for _ in range(objects)]
     step = {"gpt": gpt, "step": one_parameter}.get(what, lambda: tiny_gpt(*map(int, what.split(","))))()
     parts = None
     for line in sys.stdin:
@@ -131,11 +148,9 @@ def serve(what: str) -> None:
             answer = {name: parts.measure(step, steps, clip) for name, clip in (("plain", False), ("clipped", True))}
             print(json.dumps(answer), flush=True)
             continue
-        begin = {name: clock() for name, clock in CLOCKS.items()}
-        for _ in range(int(line)):
-            step()
-        print(json.dumps({name: clock() - begin[name] for name, clock in CLOCKS.items()}), flush=True)
+        print(json.dumps(run_steps(step, int(line))), flush=True)
+    del heap
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0)
