@@ -16,8 +16,8 @@ std::vector<int64_t> copy_words(const uint32_t (&words)[segment::kRowsPerSlice],
   return {words, words + count};
 }
 
-// Returns the query heads over whose rows the gradients of the slice's keys and values sum. Their number
-// comes from the trainer, so it is limited.
+// Returns the query heads that read the slice's key-value head. The gradients of its keys and values are sums
+// over the rows of these heads. Their number comes from the trainer, so it is limited.
 std::vector<int64_t> heads_of_columns(const segment::Slot& slot) {
   constexpr uint32_t kMostListed = 256;
   std::vector<int64_t> heads(std::min(slot.heads_in_slice, kMostListed));
@@ -235,7 +235,10 @@ TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, b
   line.whole_elements = snapshot.whole_elements;
   line.interval_steps = snapshot.interval;
   line.odd_ranks = snapshot.odd_ranks;
-  if (snapshot.parts.empty()) return line;  // a late replica adds only its rank, if it differs
+  // Without parts, the snapshot comes from a replica that differs from the others and whose values are in no
+  // line: it sent only a checksum, or it arrived after the tensor's line was written. Only odd_ranks is then
+  // added.
+  if (snapshot.parts.empty()) return line;
   line.elements = snapshot.elements;
   set_parts(snapshot, &line);
   line.previous_step = snapshot.previous_step;

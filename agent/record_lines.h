@@ -20,17 +20,18 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
                        const SliceDeviation& deviation, double judge_seconds);
 StepLine step_line(const RankStatistics& rank, const segment::StepRecord& step);
 RunLine run_line(const RankStatistics& rank, const char* state);
-// Returns the line of a layer's spectrum. `tensor` is the record of `rank` whose projection rows completed
-// it.
+// Returns the line of a layer's spectrum, which needs the query and the key projection. `tensor` is the
+// record of the projection that arrived last, `rank` the rank that wrote it.
 SpectrumLine spectrum_line(const RankStatistics& rank, const segment::TensorRecord& tensor,
                            const LayerSpectrum& spectrum);
 EventLine event_line(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
                      std::optional<double> value);
 
-// Lines of tensors and optimizers have scope "node".
+// Lines of tensors and of the model have scope "node". Lines of optimizers have no scope.
 TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, bool with_histogram);
 // `snapshot.optimizer` must be present.
 OptimizerLine optimizer_line(const std::string& run, const TensorSnapshot& snapshot);
+// `pool`: the values of all tensors of a layer, or of the whole model, as one distribution.
 ModelLine model_line(const std::string& run, const PoolSnapshot& pool);
 
 }  // namespace foreshock

@@ -115,7 +115,8 @@ class Run {
   // Processes new data in the known segments. Returns whether there was any.
   bool poll();
 
-  // Finds new segments. Returns whether there were any.
+  // Finds new segments. Returns whether there were any. If a new process replaces an earlier one of the same
+  // rank, the rank's old series are removed from `registry`.
   bool discover(Registry* registry);
 
   // Reads counters and locks of all segments. Finishes the segment of a dead trainer if no launcher will
@@ -142,7 +143,8 @@ class Run {
   // agent has spent on this run so far.
   void choose_cadence(double agent_cpu_seconds);
 
-  // Whether a trainer or a launcher is alive.
+  // Whether a launcher is alive, a segment is not finished, or a segment that had to wait for a descriptor
+  // may now be followed.
   bool is_needed() const;
 
   const std::string& run_id() const { return options_.run_id; }
@@ -152,7 +154,8 @@ class Run {
   double rank_seconds() const;
   size_t ranks() const;  // distinct ranks, alive or ended
 
-  // Returns the number of segments that were refused, or that wait for a descriptor.
+  // Returns the number of segments that are not followed: refused for good, or waiting because too many files
+  // are open.
   uint64_t refused_segments() const { return refused_segments_ + discovery_.waiting(); }
   // Returns the state of the run. It is finished when all trainings have ended well, even if the command
   // still runs.
@@ -164,21 +167,29 @@ class Run {
   void follow(std::unique_ptr<segment::SegmentReader> segment, Registry* registry);
   bool drain(const LauncherExit& exit, Clock::time_point now);
   void announce(Followed& followed);
+  // Ends a process that a later one has replaced, and removes its segment.
   void retire(Followed& followed);
+  // Ends a rank's process whose final state is known. `state`: the state of its launcher.
   void finish(Followed& followed, RunState state);
+  // Returns the final state of a process: failed if a later attempt has replaced it, else `of_launcher`.
   RunState end_of(const Followed& followed, RunState of_launcher) const;
   bool is_replaced(const Followed& followed) const;
   struct Measured {
-    SamplingCost cost;              // all but `agent`
-    AgentWork work;                 // all but `cpu_seconds`
-    double first_look_seconds = 0;  // the agent's CPU time for first looks; not part of `cost` and `work`
-    uint64_t in_force = 0;          // the present interval
+    SamplingCost cost;  // all but `agent`
+    AgentWork work;     // all but `cpu_seconds`
+    // The agent's CPU time for samples of the first steps, which have a grant of their own. Not part of
+    // `cost` and `work`.
+    double first_look_seconds = 0;
+    uint64_t in_force = 0;  // the present interval
     double budget = 0;
     bool is_in_burst = false;
     int64_t slowest_step = INT64_MAX;  // last step of the slowest rank
   };
   std::optional<Measured> measure() const;
+  // Returns a step that no rank has reached yet. A new sampling interval applies from it.
   int64_t effective_step() const;
+  // Returns such a step for new advice. With several ranks it is later, so that all of them can read the
+  // advice before it.
   int64_t step_to_act_from() const;
   void advise();
   void begin_burst();
@@ -191,6 +202,7 @@ class Run {
   SummaryInput summary_input(uint64_t launcher_id) const;
   std::vector<const Followed*> ranks_of(uint64_t launcher_id) const;
   int cores_per_rank() const;
+  // Writes the agent's cost into the segments. The trainers deduct it from their budgets.
   void charge_trainers();
   size_t expected_ranks() const;
 
@@ -202,8 +214,8 @@ class Run {
   std::unique_ptr<RecordWriter> record_;
   std::unique_ptr<FlaggedSlices> flagged_;
   std::unique_ptr<Pipeline> pipeline_;
-  WatchState watch_state_;
-  RankFacts facts_;
+  WatchState watch_state_;              // saves the state of the detectors for the next agent
+  RankFacts facts_;                     // past alarms and events by segment, saved for the next agent
   bool record_was_incomplete_ = false;  // an earlier agent could not write some lines of the record
   bool has_incomplete_file_ = false;    // the directory has the file kRecordIncomplete
   std::vector<std::unique_ptr<Followed>> followed_;
@@ -220,7 +232,7 @@ class Run {
   AgentWork work_at_last_choice_;        // when choose_cadence() last measured
   std::optional<AgentCost> agent_cost_;  // measured by the last choose_cadence()
   std::optional<Burst> burst_;           // the last burst
-  Signal advised_signal_;                // the signal that advice_ was made from
+  Signal advised_signal_;                // the strongest detector signal when advice_ was written
   segment::Advice advice_ = {};          // advice sent to all ranks
   // By launcher: when its exit without a summary was first seen.
   std::map<uint64_t, Clock::time_point> exits_seen_;

@@ -1,10 +1,14 @@
-"""How often each detector is right, how early, and how often it cries wolf: on trainings that go wrong and their twins.
+"""Measures hits, lead times and false alarms of each detector, on trainings with a planted fault and on their twins.
 
-    python bench/precursors.py [--seeds 8] [--recipes NAME,...] [--minutes 120] [--jobs 2] [--keep] [--tuning] [--short]
+A twin is the same training without the fault.
+
+    python bench/precursors.py [--seeds 8] [--recipes NAME,...] [--minutes 120] [--jobs 2]
+                               [--out OUT] [--keep] [--tuning] [--short]
 
 Each recipe (bench/precursors/recipes.py) is trained under `foreshock run --record`, JOBS trainings at a time, with idle
 priority. Each record is made once and stored in OUT/records. The protocol of bench/precursors/scoring.py scores the
-output of `foreshock detect` on the records. Written: OUT/report.html and OUT/results.json.
+output of `foreshock detect` on the records. Written: OUT/report.html and OUT/results.json. OUT is build/precursors
+unless --out names another directory.
 
 With --keep, the data of each training that scoring needs is stored in bench/precursors/trainings, and results.json is
 computed from all trainings stored there, from any day and machine. `./dev docs` writes docs/precursors.md and
@@ -55,7 +59,7 @@ def wanted_trainings(options: argparse.Namespace) -> list[Wanted]:
     return [(recipes.recipe(name), first + n) for n in range(options.seeds) for name in names]
 
 
-def judged(what: recipes.Recipe, seed: int, path: pathlib.Path) -> dict:
+def scoring_data(what: recipes.Recipe, seed: int, path: pathlib.Path) -> dict:
     """The data of a training that scoring needs; cached for each version of the detectors and of the scoring code."""
     sources = b"".join((HERE / name).read_bytes() for name in ("recording.py", "alarms.py", "scoring.py"))
     key = hashlib.sha256(sources + recording.FORESHOCK.read_bytes()).hexdigest()[:16]
@@ -87,7 +91,7 @@ class Trainer:
         path, kept = self.path(what, seed), self.kept.get((what.name, seed))
         if not path.exists() and (kept is None or provenance.is_outdated(kept)) and not self.options.score:
             self.train(what, seed, path)
-        return judged(what, seed, path) if path.exists() else kept
+        return scoring_data(what, seed, path) if path.exists() else kept
 
     def train(self, what: recipes.Recipe, seed: int, path: pathlib.Path) -> None:
         begin = time.monotonic()
@@ -124,12 +128,17 @@ def run(options: argparse.Namespace) -> None:
     out = pathlib.Path(options.out)
     found = trainings(options, out, begin + 60 * options.minutes)
     if options.keep:
-        for one in provenance.keep(found):
+        refused = provenance.keep(found)  # stores the others
+        for one in refused:
             for record in (out / "records").glob(f"{one['recipe']}-{one['seed']}-*"):
                 record.unlink()
             which = f"{one['recipe']}, seed {one['seed']}"
-            print(f"precursors: {which}: lost looks at weights; run again while nothing else runs", file=sys.stderr)
+            print(
+                f"precursors: {which}: too many snapshots of weights were lost; run it again while nothing else runs",
+                file=sys.stderr,
+            )
         found = [one for one in provenance.stored() if provenance.is_made_alike(one)]
+    # Adds the failures that only the comparison with the twin shows.
     found = comparison.completed(found)
     results: dict[str, Any] = page.no_nan(comparison.results(found, options.steps))
     (out / "results.json").write_text(json.dumps(results, indent=1))

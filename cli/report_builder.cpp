@@ -15,7 +15,6 @@ namespace {
 
 using Mark = StoryFact::Mark;
 
-constexpr int64_t kBack = StoryEvent::kBefore;
 // A possible cause is a suspect if it was at most this many steps before the onset. The learning rate is
 // compared over the same span.
 constexpr int64_t kRecent = 64;
@@ -76,14 +75,15 @@ StoryFact nonfinite(const StoryEvent& event, const RunSeen& run, std::vector<Clu
   const Notable* first = nullptr;
   for (const Notable& each : run.notables) {
     const int64_t lead = steps_between(each.step, event.onset_step);
-    const bool counts = each.what.starts_with("nonfinite") && is_of(each, event) && lead <= kBack &&
-                        each.step <= event.declared_step;
+    const bool counts = each.what.starts_with("nonfinite") && is_of(each, event) &&
+                        lead <= StoryEvent::kBefore && each.step <= event.declared_step;
     if (counts && (first == nullptr || each.step < first->step)) first = &each;
   }
   const bool in_loss = std::any_of(event.steps.begin(), event.steps.end(), [&](const TrailStep& each) {
     return each.step <= event.declared_step && each.loss && !std::isfinite(*each.loss);
   });
-  StoryFact fact = {"NaN or infinite values", "none in the " + steps(kBack) + " before", Mark::kQuiet};
+  StoryFact fact = {"NaN or infinite values", "none in the " + steps(StoryEvent::kBefore) + " before",
+                    Mark::kQuiet};
   if (in_loss) fact = {fact.name, "in the loss; none was seen before it", Mark::kNotable};
   if (first == nullptr) return fact;
   fact.mark = Mark::kNotable;
@@ -202,9 +202,10 @@ StoryFact learning_rate(const StoryEvent& event, std::vector<Clue>* clues) {
   if (!(high >= kRateFactor * low)) return fact;
   fact.mark = Mark::kNotable;
   clues->push_back(Clue::kLearningRate);
-  if (to > from)
-    fact.suspect = "after the learning rate " + change(from, to) + " in " +
-                   steps(fact.lead = steps_between(before->step, event.onset_step));
+  if (to > from) {
+    fact.lead = steps_between(before->step, event.onset_step);
+    fact.suspect = "after the learning rate " + change(from, to) + " in " + steps(fact.lead);
+  }
   return fact;
 }
 
@@ -236,7 +237,7 @@ StoryFact restart(const StoryEvent& event, const RunSeen& run, std::vector<Clue>
   if (of == run.trails.end() || event.attempt >= of->second.attempts().size())
     return {"restarts", "none before it", Mark::kQuiet};
   const Trail::Attempt& attempt = of->second.attempts()[event.attempt];
-  std::optional<int64_t> went_on;
+  std::optional<int64_t> went_on;  // first step of the last process that continued this attempt
   for (const int64_t step : of->second.went_on())
     if (step > attempt.first && step <= std::min(event.onset_step, attempt.last)) went_on = step;
   if (event.attempt == 0 && !went_on) return {"restarts", "none before it", Mark::kQuiet};
@@ -244,7 +245,7 @@ StoryFact restart(const StoryEvent& event, const RunSeen& run, std::vector<Clue>
   const int64_t since = steps_between(first, event.onset_step);
   const std::string text = (went_on ? "another process went on from step " : "went back to step ") +
                            std::to_string(first) + ", " + relative_to_onset(event, first);
-  if (since > kBack) return {"restarts", text, Mark::kQuiet};
+  if (since > StoryEvent::kBefore) return {"restarts", text, Mark::kQuiet};
   clues->push_back(Clue::kResumed);
   StoryFact fact = {"restarts", text, Mark::kNotable};
   suspect(event, first,
@@ -346,6 +347,8 @@ bool has_rank(const StoryEvent& event, int64_t rank) {
 // Returns the later of two end steps; -1 (not ended yet) is later than any step.
 int64_t later_end(int64_t end, int64_t other) { return end < 0 || other < 0 ? -1 : std::max(end, other); }
 
+// Adds an episode of a detector before an event to the signs of that event. An episode anywhere in the run is
+// a StoryEpisode.
 void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<StorySign>* signs) {
   const StorySign sign = {episode.detector,  episode.layer,    rank, episode.most, episode.since_step,
                           episode.warn_step, episode.end_step, {}};
@@ -409,20 +412,21 @@ void Strand::take_level(const EventLine& event) {
                       : event.level == name_of(Level::kWatch) ? Level::kWatch
                                                               : Level::kQuiet;
   warnings_ += level == Level::kWarn;
-  // An event line does not name the place within the layer, so the layer stands for the place.
+  // A detector has one series for each place: a layer or a tensor. The event line has only the layer, which
+  // is used as the place.
   precursors_[*event.rank].note(*detector, event.layer, event.layer, level, *event.step);
-  const auto lasting = std::find_if(episodes_.rbegin(), episodes_.rend(), [&](const StoryEpisode& each) {
+  const auto open_episode = std::find_if(episodes_.rbegin(), episodes_.rend(), [&](const StoryEpisode& each) {
     return each.end_step < 0 && each.detector == *detector && each.layer == event.layer &&
            each.rank == *event.rank;
   });
   if (level == Level::kQuiet) {
-    if (lasting != episodes_.rend()) lasting->end_step = *event.step;
+    if (open_episode != episodes_.rend()) open_episode->end_step = *event.step;
     return;
   }
   const int64_t warned = level == Level::kWarn ? *event.step : -1;
-  if (lasting != episodes_.rend()) {
-    lasting->most = std::max(lasting->most, level);
-    lasting->warn_step = earlier(lasting->warn_step, warned);
+  if (open_episode != episodes_.rend()) {
+    open_episode->most = std::max(open_episode->most, level);
+    open_episode->warn_step = earlier(open_episode->warn_step, warned);
   } else if (episodes_.size() < kMostEpisodes) {
     episodes_.push_back({*detector, event.layer, *event.rank, level, *event.step, warned, -1});
   }
@@ -544,6 +548,7 @@ void Storyteller::begin_record() {
   if (watches_ != nullptr) end_record();
   run_.records = ++records_;
   watches_ = std::make_unique<Watches>();
+  // The detectors run again over this record. Each observe() of a line stores their readings in readings_.
   watches_->collect(&readings_);
 }
 
@@ -651,6 +656,8 @@ void Storyteller::observe(const TensorLine& line) {
 
 void Storyteller::observe(const EventLine& line) {
   take_event(line, &recorded_);
+  // The agent's detectors have lost their state, and the detectors in watches_ drop theirs at this line too.
+  // So the episodes of both sources are forgotten.
   if (line.event == kDetectorsBeginAnew) {
     recorded_.begin_anew();
     found_.begin_anew();

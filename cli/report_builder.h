@@ -53,7 +53,7 @@ void explain(const std::vector<Clue>& clues, StoryEvent* event);
 class Strand {
  public:
   static constexpr size_t kMostEvents = 1000;    // further events are only counted
-  static constexpr size_t kMostDetailed = 40;    // events whose steps are kept
+  static constexpr size_t kMostDetailed = 40;    // only the first events get their steps and curves
   static constexpr size_t kMostEpisodes = 2000;  // further episodes are ignored
   static constexpr int64_t kSameEvent =
       8;  // loss events whose onsets are at most this many steps apart are one
@@ -88,7 +88,7 @@ class Strand {
   std::vector<StoryEvent> events_;
   std::vector<size_t> open_;  // indexes of the events whose steps are not filled in yet
   std::vector<StoryEpisode> episodes_;
-  size_t detailed_ = 0;
+  size_t detailed_ = 0;  // number of events that get their steps, at most kMostDetailed
   uint64_t taken_ = 0, loss_events_ = 0, warnings_ = 0, left_out_ = 0;
 };
 

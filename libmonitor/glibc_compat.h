@@ -5,8 +5,7 @@
 //
 // The symbols are weak, because an older glibc has them only in libdl.so.2. Requiring libdl would load one
 // more library in every child that inherits the preload (measured: 40 us per exec). A process that can load
-// torch has libdl anyway. In other processes dlopen is null, so callers must check before they call. torch
-// has it anyway. In other processes dlopen is null, so callers must check before they call.
+// torch has libdl anyway. In other processes dlopen is null, so callers must check before they call.
 #ifndef FORESHOCK_LIBMONITOR_GLIBC_COMPAT_H_
 #define FORESHOCK_LIBMONITOR_GLIBC_COMPAT_H_
 

@@ -1,11 +1,13 @@
 // Interposes the functions of the CUDA runtime that record and launch CUDA graphs. PyTorch (torch.cuda.graph,
 // mode="reduce-overhead", Megatron) calls them through the dynamic linker. Attention in a launched graph
-// calls no hook, so the calls counted during recording are multiplied by the launches (coverage.h). Only the
-// function that the caller called is called in the runtime.
+// calls no hook, so the calls counted during recording are multiplied by the launches (coverage.h). Each
+// function calls only its own counterpart in the runtime, and no other function of the runtime.
 //
 // The names are exported under the symbol versions of the runtime, and not as default versions. So only
 // programs that are linked with the runtime resolve them, and a program that looks up the names to test for
 // CUDA does not find them.
+//
+// The end of the file finds CUPTI for the kernel counter (KernelCounter in coverage.h).
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -28,8 +30,9 @@ namespace {
 #define FORESHOCK_SIX Word a, Word b, Word c, Word d, Word e, Word f
 using Function = int (*)(FORESHOCK_SIX);
 
-// X(kind, name, stream) for every interposed function. `stream` is the meaning of handle 0. Programs that are
-// compiled with --default-stream per-thread call the names with _ptsz.
+// X(kind, name, stream) for every interposed function. `stream`: the default stream that the handle 0 stands
+// for in this function. Programs that are compiled with --default-stream per-thread call the names with
+// _ptsz.
 #define FORESHOCK_RUNTIME_FUNCTIONS(X)                                    \
   X(kBeginCapture, cudaStreamBeginCapture, kLegacy)                       \
   X(kBeginCapture, cudaStreamBeginCapture_ptsz, kPerThread)               \
@@ -81,6 +84,8 @@ constexpr Word kStreamPerThread = 2;  // cudaStreamPerThread
 std::atomic<void*> g_real[kRuntimes][kFunctions];
 std::atomic<int> g_is_monitored{-1};  // -1: not determined yet
 
+// Returns the function that the caller would get without libforeshock.so. `ours`: our own definition, which
+// is never returned.
 Function real_function(Runtime runtime, Number number, const void* ours) {
   void* found = g_real[runtime][number].load(std::memory_order_acquire);
   if (found == nullptr) {
@@ -188,29 +193,31 @@ FORESHOCK_RUNTIME_FUNCTIONS(FORESHOCK_OF_CUDA_13)
 namespace foreshock {
 namespace {
 
-using Question = bool (*)();
+using ProfilerQuery = bool (*)();
 
-// torch::profiler::impl::profilerEnabled(), which is about this thread, and
+// torch::profiler::impl::profilerEnabled(), which covers the calling thread only, and
 // torch::autograd::profiler::isProfilerEnabledInMainThread().
-constexpr const char* kQuestions[] = {
+constexpr const char* kProfilerQueries[] = {
     "_ZN5torch8profiler4impl15profilerEnabledEv",
     "_ZN5torch8autograd8profiler29isProfilerEnabledInMainThreadEv",
 };
 
-// Assumes that the profiler runs if torch does not export these functions.
+// Whether torch's profiler runs, or a daemon may start it at any time. CUPTI accepts one subscriber, and the
+// profiler needs it, so nothing is counted while the profiler runs. If torch is not loaded, no profiler runs.
+// If torch does not export these functions, the profiler is assumed to run.
 bool profiler_runs() {
   const char* daemon = SafeEnvironment().find("KINETO_USE_DAEMON");
   if (daemon != nullptr && *daemon != '\0' && std::strcmp(daemon, "0") != 0) return true;
   char path[512];
   if (!find_mapped_path("libtorch_cpu.so", path)) return false;
-  bool was_asked = false;
-  for (const char* name : kQuestions) {
-    const auto question = reinterpret_cast<Question>(find_in_mapped("libtorch_cpu.so", name));
-    if (question == nullptr) continue;
-    was_asked = true;
-    if (question()) return true;
+  bool is_exported = false;
+  for (const char* name : kProfilerQueries) {
+    const auto query = reinterpret_cast<ProfilerQuery>(find_in_mapped("libtorch_cpu.so", name));
+    if (query == nullptr) continue;
+    is_exported = true;
+    if (query()) return true;
   }
-  return !was_asked;
+  return !is_exported;
 }
 
 template <class T>

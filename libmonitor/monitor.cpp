@@ -34,6 +34,7 @@ void Monitor::count_call(const Counting& counting, int32_t op) {
   if ((calls & 1023) == 0 && (g_process.hot() & kHotArmed) != 0) read_switches();
 }
 
+// enter() before the segment exists.
 int Monitor::enter_unarmed(int32_t op, uint32_t flags) {
   t_open = {};
   const bool trains = (flags & FORESHOCK_NEEDS_GRADIENT) != 0 || g_process.pass_of(op) == FORESHOCK_BACKWARD;
@@ -42,7 +43,7 @@ int Monitor::enter_unarmed(int32_t op, uint32_t flags) {
   counting.add(counting.block->calls[op]);
   counting.add(counting.block->unsampled[g_process.pass_of(op)]);
   if (!trains) return 0;
-  t_open = {op, true, 0, -1};
+  t_open = {.op = op, .sizes_segment = true};
   return 1;
 }
 
@@ -50,8 +51,8 @@ int Monitor::enter(int32_t op, uint32_t flags) {
   if (op < 0 || op >= static_cast<int32_t>(segment::kMaxOps) || g_process.is_off()) return 0;
   if ((g_process.hot() & kHotArmed) == 0) return enter_unarmed(op, flags);
   const uint32_t pass = g_process.pass_of(op);
-  const bool recomputed = (flags & FORESHOCK_IN_BACKWARD) != 0;
-  if ((g_process.hot() & kHotTickPending) != 0 && pass == FORESHOCK_FORWARD && !recomputed) begin_step();
+  const bool in_backward = (flags & FORESHOCK_IN_BACKWARD) != 0;
+  if ((g_process.hot() & kHotTickPending) != 0 && pass == FORESHOCK_FORWARD && !in_backward) begin_step();
 
   const Counting counting = g_process.counting();
   // The previous call on this thread is still open: it threw, and its hook did not notice.
@@ -72,13 +73,13 @@ int Monitor::enter(int32_t op, uint32_t flags) {
   }
   const uint64_t call = call_in_step_.fetch_add(1, std::memory_order_relaxed);
   int ordinal = -1;
-  if (TryLock lock(layer_busy_); lock) ordinal = ordinal_.next(pass == FORESHOCK_BACKWARD, recomputed);
+  if (TryLock lock(layer_busy_); lock) ordinal = ordinal_.next(pass == FORESHOCK_BACKWARD, in_backward);
   if (!is_sampled_call(g_process.settings().seed, step_.load(std::memory_order_relaxed), call, free_slices(),
                        calls_last_step_.load(std::memory_order_relaxed))) {
     counting.add(counting.block->unsampled[pass]);
     return 0;
   }
-  t_open = {op, false, call, ordinal};
+  t_open = {.op = op, .call = call, .ordinal = ordinal};
   return 1;
 }
 
@@ -135,7 +136,8 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   SlicePlan plan;
   if (!plan_slice(checked, room.bytes, room.slots, &rows, &plan)) return skip(FORESHOCK_SKIP_TOO_LARGE);
   slots_per_slice_.store(plan.slots, std::memory_order_relaxed);
-  // Only for every second call, since the count takes at least half as long as the copy.
+  // Only for every second call, since the count takes at least half as long as the copy. Each random choice
+  // has its own last argument of mix(), here 6; the others are in sampling.cpp.
   if (mix(settings.seed, static_cast<uint64_t>(step), open.call, 6) % 2 == 0)
     plan.all.nonfinite_out = count_nonfinite_out(checked, rows);
   plan.all.step = step;
@@ -143,6 +145,7 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   plan.all.call = open.call;
   plan.all.op = open.op;
   name_layer(call, open, &plan.all);
+  // The weights of query and key projections are divided into heads by these counts (heads.h).
   observed_heads_.see(checked);
 
   // The call is counted before its slot's sequence turns odd. If the process dies in between, the sample is
@@ -181,6 +184,7 @@ int Monitor::put_slice(const ValidatedCall& checked, const Slice& slice, const S
     return reason;
   }
   taken->bytes += bytes;
+  // In the first round of tickets the slots are new: the operating system had to map their pages.
   taken->is_cold |= ticket <= writer.slots();
   return -1;
 }
@@ -199,7 +203,8 @@ void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& row
   if (!plan_columns(checked, room.bytes, room.slots, slice, &plan)) return;
   slots_per_columns_.store(plan.slots, std::memory_order_relaxed);
   const int64_t needed = plan.slots;
-  if (column_slots_.fetch_sub(needed, std::memory_order_relaxed) < needed) return;  // kept for slices of rows
+  // The other free slots are reserved for slices of rows.
+  if (column_slots_.fetch_sub(needed, std::memory_order_relaxed) < needed) return;
   plan.all.step = rows.step;
   plan.all.time_ns = rows.time_ns;
   plan.all.call = rows.call;
@@ -283,7 +288,7 @@ void Monitor::reset() {
   budget_.set_limit(g_process.settings().max_slowdown);
   ordinal_ = {};
   layers_.attach(g_process.writer().layers());
-  if (!layers_.has_names()) unnamed_ = 0;  // it counted names of a parent process
+  if (!layers_.has_names()) parameters_without_room_ = 0;  // the count came from the parent process
   set_unnamed();
   devices_.attach(&g_process.writer());
   pending_steps_.forget();
@@ -320,8 +325,9 @@ void Monitor::read_switches() {
 
 // -- gradients --
 //
-// The trainer reports either norms that it has computed itself, or values. Host values are summed here;
-// device values are summed by kernels on the trainer's stream.
+// The trainer reports norms that it has computed itself on a device (norm_fetched), sums of squares, or
+// values. Values on the host are summed here. Values on a device are summed by kernels on the trainer's
+// stream.
 
 namespace {
 
@@ -351,13 +357,14 @@ struct DeviceGradients {
                 gradient.stream == at.handle;
     if (is_whole) bytes += static_cast<uint64_t>(values.shape[0]) * size_of(static_cast<DType>(values.dtype));
   }
-  // Launches in addition to the kernels that read gradients: among them those that read the device's clock.
-  uint64_t kernels() const { return 4 + (tensors + kMostScalars - 1) / kMostScalars; }
+  // Number of launches besides the kernels that read gradients. It includes the two kernels that read the
+  // device's clock.
+  uint64_t further_launches() const { return 4 + (tensors + kMostScalars - 1) / kMostScalars; }
 };
 
 }  // namespace
 
-void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t count_of) {
+void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t count) {
   const uint64_t begin = monotonic_ns();
   ensure_segment(0);
   if ((g_process.hot() & kHotArmed) == 0) return;
@@ -368,16 +375,16 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   layers_.begin_gradients();
   pending_steps_.open().begin_gradients();
   uint64_t on_device_ns = 0;
-  if (is_any(gradients, count_of, [](const auto& one) { return one.norm_fetched != 0; })) {
-    for (size_t n = 0; n < count_of; ++n) {
+  if (is_any(gradients, count, [](const auto& one) { return one.norm_fetched != 0; })) {
+    for (size_t n = 0; n < count; ++n) {
       const foreshock_gradient& one = gradients[n];
       const PendingNumber norm = {std::sqrt(one.sum_of_squares), one.norm_fetched};
       pending_steps_.open_with_room().add(PendingGradient{layers_.find(one.identity), false, norm});
     }
-  } else if (is_any(gradients, count_of, lies_on_device)) {
-    on_device_ns = send_gradients(gradients, count_of);
+  } else if (is_any(gradients, count, lies_on_device)) {
+    on_device_ns = send_gradients(gradients, count);
   } else {
-    for (size_t n = 0; n < count_of; ++n) add_gradient(gradients[n]);
+    for (size_t n = 0; n < count; ++n) add_gradient(gradients[n]);
   }
   const Counting counting = g_process.counting();
   counting.add(counting.block->step_ns, monotonic_ns() - begin + on_device_ns);
@@ -404,10 +411,11 @@ void Monitor::add_gradient(const foreshock_gradient& gradient) {
 // Launches the kernels that sum the gradients on their device. Returns the device time to be charged, in ns.
 // If the budget cannot pay for the expected time, nothing is launched or counted, as in a step that is not
 // sampled.
-uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t count_of) {
+uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t count) {
   DeviceGradients wanted;
-  for (size_t n = 0; n < count_of; ++n) wanted.add(gradients[n]);
-  const double needed = static_cast<double>(gradient_cost_.ask(wanted.bytes, wanted.kernels())) * 1e-9;
+  for (size_t n = 0; n < count; ++n) wanted.add(gradients[n]);
+  const double needed =
+      static_cast<double>(gradient_cost_.ask(wanted.bytes, wanted.further_launches())) * 1e-9;
   if (!budget_.is_unlimited() && budget_.balance_seconds() < needed) return 0;
   segment::Coverage& coverage = *g_process.writer().coverage();
   bump_shared(coverage.numbers_fetched, wanted.tensors);
@@ -419,7 +427,7 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   else if (numbers_requested_.load(std::memory_order_relaxed) + numbers > kMaxNumbersPerStep)
     why = FORESHOCK_SKIP_TOO_LARGE;
   else
-    why = devices_.send_gradients(wanted.at, gradients, count_of, &sent);
+    why = devices_.send_gradients(wanted.at, gradients, count, &sent);
   if (why >= 0) {
     bump_shared(coverage.numbers_skipped[why], wanted.tensors);
     return 0;
@@ -427,7 +435,7 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   numbers_requested_.fetch_add(numbers, std::memory_order_relaxed);
   sample_gradients();
   uint64_t number = sent.first;
-  for (size_t n = 0; n < count_of; ++n) {
+  for (size_t n = 0; n < count; ++n) {
     const foreshock_gradient& one = gradients[n];
     PendingNumber squares = {one.sum_of_squares, 0};
     if (one.values.data != nullptr) squares = {0, std::exchange(number, number + sent.stride)};

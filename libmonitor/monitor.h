@@ -182,7 +182,7 @@ class Monitor {
   OrdinalFollower ordinal_;
   DeviceSampler devices_;
   LayerTable layers_;
-  uint64_t unnamed_ = 0;  // parameters of the last name_parameters() for which layers_ had no room
+  uint64_t parameters_without_room_ = 0;  // in layers_, at the last name_parameters()
   WeightSampler weights_;
   ObservedHeads observed_heads_;
   std::atomic<uint64_t> weights_ns_{0};  // time spent on weights in this step

@@ -339,14 +339,14 @@ int Monitor::name_parameters(const foreshock_parameter* parameters, size_t count
   if (count == 0) layers_.forget_names();
   int kept = 0;
   for (size_t n = 0; n < count; ++n) kept += layers_.name(parameters[n]);
-  if (count > 0) unnamed_ = count - static_cast<size_t>(kept);
+  if (count > 0) parameters_without_room_ = count - static_cast<size_t>(kept);
   if ((g_process.hot() & kHotArmed) != 0) set_unnamed();
   return kept;
 }
 
 void Monitor::set_unnamed() {
   std::atomic_ref<uint64_t>(g_process.writer().coverage()->parameters_unnamed)
-      .store(unnamed_, std::memory_order_relaxed);
+      .store(parameters_without_room_, std::memory_order_relaxed);
 }
 
 void Monitor::invalidate_norms() {

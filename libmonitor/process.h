@@ -89,8 +89,9 @@ struct SlotPlan {
 SlotPlan plan_slots(uint64_t bytes, uint64_t need);
 
 // Bits of the hot word, which every call reads first. Higher bits are the number of the segment.
-inline constexpr uint32_t kHotArmed = 1;
+inline constexpr uint32_t kHotArmed = 1;  // the segment exists
 inline constexpr uint32_t kHotSampledStep = 2;
+// A step has ended. The next forward call outside a backward pass begins the next step.
 inline constexpr uint32_t kHotTickPending = 4;
 inline constexpr uint32_t kHotSwitchedOff = 8;
 inline constexpr uint32_t kHotNoBudget = 16;

@@ -1,4 +1,9 @@
-"""A small training that prints its first and last loss and a hash of all its bits. Runs on Python 3.9 and later."""
+"""A small training for packaging/newcomer.py and packaging/test_torch.py.
+
+Prints one line of JSON: the first loss, the last loss, a hash of all losses and of the final weights, and torch's
+version. If the hashes of two runs are equal, their losses and weights are equal bit for bit. Runs on Python 3.9 and
+later.
+"""
 
 import hashlib
 import json
@@ -7,7 +12,8 @@ import time
 import torch
 from torch.nn import functional
 
-STEPS, LAYERS, WIDTH, HEADS, BYTES = 120, 2, 32, 4, 64
+# packaging/test_torch.py expects STEPS * LAYERS = 240 attention calls in each pass.
+STEPS, LAYERS, WIDTH, HEADS, VOCABULARY = 120, 2, 32, 4, 64
 
 
 class Block(torch.nn.Module):
@@ -29,18 +35,18 @@ def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)  # with several threads, the order of sums may differ between runs
     blocks = [Block() for _ in range(LAYERS)]
-    model = torch.nn.Sequential(torch.nn.Embedding(BYTES, WIDTH), *blocks, torch.nn.Linear(WIDTH, BYTES))
+    model = torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, WIDTH), *blocks, torch.nn.Linear(WIDTH, VOCABULARY))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
     for _ in range(STEPS):
-        tokens = (torch.randint(BYTES, (4, 1)) + 5 * torch.arange(49)) % BYTES
+        tokens = (torch.randint(VOCABULARY, (4, 1)) + 5 * torch.arange(49)) % VOCABULARY
         logits = model(tokens[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        time.sleep(0.05)  # long enough for a scrape in the middle
+        time.sleep(0.05)  # the training must last some seconds: newcomer.py reads /metrics while it runs
     digest = hashlib.sha256(json.dumps(losses).encode())
     for value in model.state_dict().values():
         digest.update(bytes(value.contiguous().view(torch.uint8).flatten().tolist()))

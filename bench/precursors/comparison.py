@@ -13,7 +13,8 @@ import recipes
 import scoring
 from recording import GRID, GRID_OF_OTHERS
 
-LEAST_FALSE = 1.0  # most false alarms per 10 000 steps of a learned threshold, on the seeds used for learning
+# A learned threshold may give at most this many false alarms per 10 000 steps, on the seeds used for learning.
+MOST_FALSE_PER_10K = 1.0
 OTHERS = tuple(alarms.of_others([], [], [], []))  # names of detection rules that others have published
 NULL = "step index"  # the null detector: one alarm at a fixed step
 NULL_EVERY = 40  # steps between two thresholds that are tried for it
@@ -26,6 +27,8 @@ def completed(found: list[dict]) -> list[dict]:
 
 
 def missed(one: dict, twin: dict | None) -> dict:
+    """The fields that change if the training failed and the rules for loss events missed it: only the comparison with
+    the twin shows the failure."""
     failure = scoring.excess(one["losses"], twin["losses"]) if twin and not one["onsets"] else None
     if failure is None:
         return {"missed": False}
@@ -36,10 +39,10 @@ def missed(one: dict, twin: dict | None) -> dict:
 def training_of(one: dict, threshold: dict[str, str]) -> scoring.Training:
     """The training for scoring, with the alarms at the given thresholds. `threshold`: by detector, one of the
     thresholds tried; detectors without an entry use the shipped one."""
-    found = {name: at.get(threshold.get(name, "1.0"), []) for name, at in one["alarms"].items()}
-    found[NULL] = [int(threshold[NULL])] if NULL in threshold else []
+    begins = {name: at.get(threshold.get(name, "1.0"), []) for name, at in one["alarms"].items()}
+    begins[NULL] = [int(threshold[NULL])] if NULL in threshold else []
     masked = [tuple(pair) for pair in one["masked"]]
-    return scoring.Training(one["recipe"], one["seed"], one["last_step"], one["onsets"], masked, found)
+    return scoring.Training(one["recipe"], one["seed"], one["last_step"], one["onsets"], masked, begins)
 
 
 def is_fault(one: dict) -> bool:
@@ -61,8 +64,8 @@ def pairs(found: list[dict], threshold: dict[str, str]) -> list[tuple[scoring.Tr
 
 def controls(found: list[dict], detector: str, threshold: str) -> list[scoring.Training]:
     """The trainings without a fault in which the detector has values."""
-    calm = [one for one in found if not is_fault(one) and (detector in one["alarms"] or detector == NULL)]
-    return [training_of(one, {detector: threshold}) for one in calm]
+    without_fault = [one for one in found if not is_fault(one) and (detector in one["alarms"] or detector == NULL)]
+    return [training_of(one, {detector: threshold}) for one in without_fault]
 
 
 def tallies(found: list[dict], detector: str, threshold: str) -> dict[tuple[str, int], scoring.Tally]:
@@ -79,24 +82,24 @@ def over_seeds(of: dict[tuple[str, int], scoring.Tally]) -> list[scoring.Tally]:
 
 
 def summaries(found: list[dict], detector: str, of: dict[tuple[str, int], scoring.Tally], threshold: str) -> dict:
-    """The summary over all recipes, by recipe, and by model."""
-    calm = controls(found, detector, threshold)
+    """The summary over all recipes, by recipe, and of the trainings without a fault ("models")."""
+    without_fault = controls(found, detector, threshold)
     by_recipe = {}
     for each in recipes.RECIPES:
         groups = [t for key, t in sorted(of.items()) if key[0] == each.name]
         if groups:
-            own = [one for one in calm if one.recipe == each.twin]
+            own = [one for one in without_fault if one.recipe == each.twin]
             by_recipe[each.name] = scoring.summary(groups, scoring.quiet(own, [detector]))
-    whole = scoring.summary(over_seeds(of), scoring.quiet(calm, [detector]))
-    return {"all": whole, "recipes": by_recipe, "models": by_model(calm, [detector])}
+    whole = scoring.summary(over_seeds(of), scoring.quiet(without_fault, [detector]))
+    return {"all": whole, "recipes": by_recipe, "models": by_control(without_fault, [detector])}
 
 
-def by_model(calm: list[scoring.Training], detectors: Iterable[str]) -> dict[str, dict]:
-    """False alarms in the trainings without a fault, by recipe; each model has one such recipe or more."""
+def by_control(without_fault: list[scoring.Training], detectors: Iterable[str]) -> dict[str, dict]:
+    """False alarms in the trainings without a fault, by their recipes. A model has one or more such recipes."""
     names = list(detectors)
     found = {}
     for each in recipes.RECIPES:
-        of = scoring.quiet([one for one in calm if one.recipe == each.name], names)
+        of = scoring.quiet([one for one in without_fault if one.recipe == each.name], names)
         if of.steps:
             figures = {"false": of.alarms, "steps": of.steps, "per_10k": of.per_10k(), "most": of.per_10k_most()}
             found[each.name] = figures
@@ -116,24 +119,29 @@ def tried(detector: str) -> list[str]:
 
 
 def learned_threshold(found: list[dict], detector: str) -> str | None:
-    """The lowest threshold with at most LEAST_FALSE false alarms in trainings without a fault; for the null detector,
-    the step with the largest lift. Uses only the seeds for learning. None: no such trainings, or no such threshold."""
+    """The lowest threshold with at most MOST_FALSE_PER_10K false alarms in trainings without a fault. For the null
+    detector: the step with the largest lift (Tally.lift: how much more often an event follows an alarm than any step).
+    Uses only the seeds for learning. None: no such trainings, or no such threshold."""
     learning = [one for one in found if is_for_learning(one["seed"])]
     if detector == NULL:
         whole = {at: scoring.pooled(tallies(learning, detector, at).values()).lift() for at in tried(detector)}
         lifts = {at: lift for at, lift in whole.items() if not math.isnan(lift)}
         return max(lifts, key=lifts.get) if lifts else None
-    calm = {at: scoring.quiet(controls(learning, detector, at), [detector]) for at in tried(detector)}
-    return next((at for at, of in calm.items() if of.steps and of.per_10k() <= LEAST_FALSE), None)
+    false_alarms = {at: scoring.quiet(controls(learning, detector, at), [detector]) for at in tried(detector)}
+    return next((at for at, of in false_alarms.items() if of.steps and of.per_10k() <= MOST_FALSE_PER_10K), None)
 
 
 def learned(found: list[dict], detector: str) -> dict:
-    """The learned threshold, and its results on the other seeds. The null detector learns one threshold per recipe:
-    since recipes differ in length, this gives the best null detector."""
+    """The learned threshold, and its results on the other seeds.
+
+    The null detector learns one threshold for each recipe. This favours it: recipes differ in length, so one step for
+    all of them would give worse results.
+    """
     scored = [one for one in found if not is_for_learning(one["seed"])]
     if detector != NULL:
         at = learned_threshold(found, detector)
         of = tallies(scored, detector, at) if at is not None else {}
+        # Without a threshold there is nothing to score, and the threshold given here is not used.
         return {"threshold": at} | summaries(scored if at else [], detector, of, at or "1.0")
     of, steps = {}, []
     for each in recipes.RECIPES:
@@ -142,6 +150,7 @@ def learned(found: list[dict], detector: str) -> dict:
         if at is not None:
             steps.append(f"{each.name} {at}")
             of |= tallies([one for one in own if not is_for_learning(one["seed"])], NULL, at)
+    # summaries() gets no trainings, so the threshold "0" is not used.
     return {"threshold": ", ".join(steps) or None} | summaries([], NULL, of, "0")
 
 
@@ -156,7 +165,7 @@ def results(found: list[dict], steps: int | None) -> dict:
     errors = attention_errors.results(found)
     ours = {name: of for name, of in shipped.items() if name not in OTHERS}
     defaults = attention_errors.defaults(ours, errors)
-    calm = [training_of(one, {}) for one in found if not is_fault(one)]
+    without_fault = [training_of(one, {}) for one in found if not is_fault(one)]
     return {
         "schema": 2,
         "protocol": {
@@ -171,11 +180,17 @@ def results(found: list[dict], steps: int | None) -> dict:
         "attention_errors": errors,
         "ours": list(ours),
         "default": defaults,
-        "default_quiet": by_model(calm, defaults),
+        "default_quiet": by_control(without_fault, defaults),
     }  # fmt: skip
 
 
 def about_making(found: list[dict]) -> dict:
+    """How the trainings were made.
+
+    stale: number of trainings whose events come from other detectors than those of this tree. judges: number of
+    trainings by hash of the code that judged their slices. live_events: events that the agent found during the
+    trainings. replays: trainings in which `foreshock detect` found the same events.
+    """
     made = [one["made"] for one in found]
     judges = [one["made"].get("judges", "") for one in found if one["lines"]["sample"]]
     return {
@@ -205,10 +220,10 @@ def curves(found: list[dict]) -> list[dict]:
         of = [one for one in found if one["recipe"] == each.name]
         if of:
             one = min(of, key=lambda one: one["seed"])
-            found_by = {name: at["1.0"][:50] for name, at in one["alarms"].items() if at.get("1.0")}
+            first_alarms = {name: at["1.0"][:50] for name, at in one["alarms"].items() if at.get("1.0")}
             drawn.append(
                 {key: one[key] for key in ("recipe", "seed", "onsets")}
-                | {"twin": each.twin, "curve": curve(one["losses"]), "alarms": found_by}
+                | {"twin": each.twin, "curve": curve(one["losses"]), "alarms": first_alarms}
             )
     return drawn
 

@@ -1,13 +1,14 @@
 // Judges slices from standard input as the agent does, for bench/verdicts.py. Prints one line of JSON per
 // slice, with the alarms of its layer after that slice.
 //
-// A slice of rows (pass 0 or 1) is a Header, then key_limit, query, key, value, out, log_sum_exp (fp32, if
-// has_lse), and in a backward slice grad_out and grad_query.
+// A slice of rows (pass 0 or 1) is a Header, then key_limit (uint32: for each row, how many keys it sees),
+// query, key, value, out, log_sum_exp (fp32, if has_lse), and in a backward slice grad_out and grad_query.
 //
-// A slice of key positions (pass 2) is a Header, then first_query, query, out, grad_out, log_sum_exp, key,
-// value, grad_key and grad_value, then grad_key and grad_value of all keys, and grad_query. In its Header,
-// `rows` is the number of key positions and `keys` the number of queries of one head. Its line has two
-// objects, grad_key and grad_value.
+// A slice of key positions (pass 2) is a Header, then first_query (uint32: for each key position, the first
+// query that sees it), query, out, grad_out, log_sum_exp, key, value, grad_key and grad_value. Then, for the
+// conservation check, grad_key and grad_value of all keys of the kv-head, and grad_query of all query heads
+// that share it. In its Header, `rows` is the number of key positions and `keys` the number of queries of one
+// head. Its line has two objects, grad_key and grad_value.
 //
 // Every array is padded to 8 bytes.
 #include <cstdint>
@@ -25,7 +26,8 @@ using namespace foreshock;
 
 struct Header {
   char layer[32];
-  uint32_t pass, dtype, rows, keys, head_dim, value_dim, has_lse, heads;
+  uint32_t pass, dtype, rows, keys, head_dim, value_dim, has_lse;
+  uint32_t heads;  // query heads that share the kv-head; only for slices of key positions
   int64_t step, batch, kv_head;
   double scale;
   int64_t all_keys;       // keys of the call; only for slices of key positions
@@ -149,6 +151,7 @@ class Stream {
  private:
   nlohmann::json observe(const segment::Slot& slot, const std::string& label,
                          const SliceDeviation& deviation) {
+    // Each trial has a layer of its own. Old layers are dropped to limit memory.
     if (rank_.layers.size() > 256) rank_.layers.clear();
     observe_slice(slot, {label, "", "annotation"}, deviation, &rank_);
     return line_of(deviation, rank_.layers[label], static_cast<uint32_t>(deviation.tensor));

@@ -1,5 +1,6 @@
-// Charts over the step. Colours of Okabe and Ito, told apart with every kind of colour vision; what a colour says is
-// said by a shape or a word too.
+// Draws the charts of the report page. embed.cmake joins this file with words.js, which defines story, element(),
+// known(), finite(), count(), short(), steps(), before() and sentence(). The colours are those of Okabe and Ito, which
+// people with any kind of colour vision can distinguish. A shape or a word always repeats the meaning of a colour.
 const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
 const INK = { line: shade('blue'), most: shade('pale'), event: shade('orange'), moved: '#e69f00', warned: shade('orange'), green: shade('green'), grid: shade('grid'), quiet: shade('quiet'), paper: shade('paper') };
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => location.reload());
@@ -16,7 +17,8 @@ function placedLabels(labels, area) {
   });
 }
 
-// Vertical lines with a word each, and a band from where something moved to the event.
+// Draws vertical lines, each with a word, and shaded bands. A band begins at the step at which a detector left level
+// quiet ("moved") and ends at the event.
 const marks = {
   id: 'marks',
   beforeDatasetsDraw(chart, _, { bands = [] }) {
@@ -43,7 +45,7 @@ const marks = {
       ctx.lineTo(place, area.bottom);
       ctx.stroke();
     }
-    // One word of lines at one step.
+    // If several lines at one step have the same text, the text is written once.
     const named = shown.filter((line, i) => line.text && !shown.slice(0, i).some((other) => other.text === line.text && Math.abs(other.place - line.place) < 2));
     chart.labels = placedLabels(named.map(({ text, place }) => ({ text, at: place, width: ctx.measureText(text).width })), area);
     chart.labels.forEach(({ text, left, right, top }, i) => {
@@ -65,14 +67,16 @@ function frame(parent, title, label) {
 
 const tick = { color: INK.quiet, font: { size: 11 }, maxRotation: 0 };
 const axis = (more) => ({ grid: { color: INK.grid }, border: { display: false }, ...more });
-const wide = (values) => {
+// Whether a logarithmic axis is better: all values are positive, and the largest is more than 30 times the smallest.
+const spansDecades = (values) => {
   const good = values.filter((v) => finite(v));
   return good.length > 0 && good.every((v) => v > 0) && Math.max(...good) > 30 * Math.min(...good);
 };
 const logTick = (v) => (/^[125]/.test(v.toExponential()) ? short(v) : '');
-function yAxis(values, width) {
-  const logarithmic = wide(values);
-  const more = width ? { afterFit: (scale) => (scale.width = width) } : {};
+// `labelWidth`: width of the axis with its labels. Charts with equal widths have equal steps one below the other.
+function yAxis(values, labelWidth) {
+  const logarithmic = spansDecades(values);
+  const more = labelWidth ? { afterFit: (scale) => (scale.width = labelWidth) } : {};
   return axis({ ...more, type: logarithmic ? 'logarithmic' : 'linear', ticks: { ...tick, maxTicksLimit: 6, callback: logarithmic ? logTick : short } });
 }
 const plain = { animation: false, maintainAspectRatio: false, responsive: true };
@@ -82,11 +86,12 @@ function span(values) {
   return good.length ? `from ${short(Math.min(...good))} to ${short(Math.max(...good))}` : 'no value is a number';
 }
 
-// A loss that is no number is not in the curve; the run went on for all that.
+// The last step of the run. Losses that are NaN or infinite are not in the curve, so the curve can end before the run
+// does.
 const lastStep = () => Math.max(story.timeline.last_step, story.timeline.first_step + (story.timeline.loss ?? []).length * story.timeline.steps_per_point - 1);
 
 // The loss of the whole run, with a numbered line at every event.
-function lossChart(parent, width) {
+function lossChart(parent, labelWidth) {
   const { first_step: first, steps_per_point: every, loss = [], loss_max: most = [] } = story.timeline, end = lastStep();
   const points = (values) => values.map((y, i) => ({ x: first + i * every, y }));
   if (!loss.some((v) => finite(v))) return false;
@@ -98,7 +103,7 @@ function lossChart(parent, width) {
     data: { datasets: [line(loss, INK.line, 1.6), ...(every > 1 ? [line(most, INK.most, 1)] : [])] },
     options: {
       ...plain, parsing: false, normalized: true,
-      scales: { x: axis({ type: 'linear', min: first, max: end, ticks: { ...tick, callback: count } }), y: yAxis([...loss, ...most], width) },
+      scales: { x: axis({ type: 'linear', min: first, max: end, ticks: { ...tick, callback: count } }), y: yAxis([...loss, ...most], labelWidth) },
       plugins: { legend: { display: false }, tooltip: { enabled: false },
         marks: { lines: story.loss_events.slice(0, 60).map((e) => ({ at: e.step, text: String(e.number), colour: INK.event, dash: [4, 3] })) } },
     },
@@ -106,8 +111,9 @@ function lossChart(parent, width) {
   return true;
 }
 
-// When each detector moved and warned, one row a detector, under the same steps as the loss.
-function laneChart(parent, width) {
+// Draws one row for each detector: a thin bar while it is not at level quiet ("moved"), a thick bar from its warning
+// on. The steps are those of the loss chart above.
+function laneChart(parent, labelWidth) {
   const { first_step: first, loss = [] } = story.timeline, end = lastStep();
   const phrase = new Map(story.detectors.map((d) => [d.detector, d.plain]));
   const names = [...new Set(story.episodes.map((e) => e.detector))];
@@ -127,7 +133,7 @@ function laneChart(parent, width) {
     options: {
       ...plain, indexAxis: 'y',
       scales: { x: axis({ type: 'linear', min: first, max: end, ticks: { ...tick, callback: count } }),
-        y: axis({ type: 'category', grid: { display: false }, afterFit: (scale) => (scale.width = width),
+        y: axis({ type: 'category', grid: { display: false }, afterFit: (scale) => (scale.width = labelWidth),
           ticks: { ...tick, autoSkip: false, callback: (_, i) => label(names[i]) } }) },
       plugins: { legend: { display: false }, tooltip: { enabled: false },
         marks: { lines: story.loss_events.slice(0, 60).map((e) => ({ at: e.step, text: '', colour: INK.event, dash: [4, 3] })) } },
@@ -135,7 +141,9 @@ function laneChart(parent, width) {
   });
 }
 
-// The steps around an event that its charts show: most of what was kept when something moved long before, less else.
+// Returns the range of steps that the charts of an event show, relative to the onset. It is 96 steps before to 48 steps
+// after the onset. If the earliest sign has a longer lead, the range begins 1.5 times that lead before the onset and ends
+// at least that lead after it. The range never exceeds the stored steps.
 function view(event) {
   const curve = event.loss.length ? event.loss : event.gradient_norm;
   const first = (curve[0]?.[0] ?? event.step) - event.step, last = (curve[curve.length - 1]?.[0] ?? event.step) - event.step;
@@ -143,19 +151,20 @@ function view(event) {
   return [Math.max(first, -Math.max(96, Math.round(1.5 * lead))), Math.min(last, Math.max(48, lead))];
 }
 
-// No line where nobody looked: a gap is four times the usual distance of two points.
+// Breaks the line where samples are missing: where two points are more than four times the median distance apart.
 function withGaps(data) {
   const apart = data.slice(1).map(({ x }, i) => x - data[i].x).sort((a, b) => a - b), usual = apart[apart.length >> 1] ?? 1;
   return data.flatMap((point, i) => (i > 0 && point.x - data[i - 1].x > 4 * usual ? [{ x: (point.x + data[i - 1].x) / 2, y: null }, point] : [point]));
 }
 
-// One signal around an event, by steps from the onset. `signs`: what was seen in it.
+// Draws one signal around an event, by steps from the onset. `signs`: the detectors that use this signal and left level
+// quiet before the event.
 function signalChart(parent, title, points, event, signs) {
   const [from, to] = view(event);
   const data = withGaps(points.map(([x, y]) => ({ x: x - event.step, y })).filter(({ x }) => x >= from && x <= to));
   const values = data.map((p) => p.y);
-  const told = signs.map((s) => `${s.plain}, ${before(s.lead_steps)}`).join('; ');
-  const canvas = frame(parent, title, `${title} from ${steps(-from)} before the event: ${span(values)}${told ? '. ' + told : ''}`);
+  const signTexts = signs.map((s) => `${s.plain}, ${before(s.lead_steps)}`).join('; ');
+  const canvas = frame(parent, title, `${title} from ${steps(-from)} before the event: ${span(values)}${signTexts ? '. ' + signTexts : ''}`);
   const lines = [{ at: 0, text: 'event', colour: INK.event, dash: [] }];
   for (const sign of signs) {
     lines.push({ at: -sign.lead_steps, text: 'moved', colour: INK.quiet, dash: [2, 3] });
@@ -173,10 +182,11 @@ function signalChart(parent, title, points, event, signs) {
   });
 }
 
-// The error of attention over the whole run, and by layer.
+// Draws the error of attention over the whole run, and by layer.
+// Curves: field of story.attention, name, colour, dash pattern.
 const CURVES_OF_ATTENTION = [['forward', 'output', INK.line, []], ['backward', 'dQ', INK.event, [6, 3]], ['keys', 'dK and dV', INK.green, [2, 2]]];
 
-function attentionCharts(parent, width) {
+function attentionCharts(parent, labelWidth) {
   const { first_step: first, steps_per_point: every, layers, text } = story.attention;
   parent.append(element('h3', { textContent: 'Attention' }), element('p', { textContent: text }));
   const curves = CURVES_OF_ATTENTION.map(([key, name, colour, dash]) => ({ name, colour, dash,
@@ -193,18 +203,20 @@ function attentionCharts(parent, width) {
     data: { datasets: [...curves.map((c) => ({ data: withGaps(c.data), borderColor: c.colour, borderDash: c.dash, borderWidth: 1.6, pointRadius: c.data.length < 40 ? 2 : 0, pointBackgroundColor: c.colour, spanGaps: false })), limit] },
     options: {
       ...plain, parsing: false, normalized: true,
-      scales: { x: axis({ type: 'linear', min: begin, max: end, ticks: { ...tick, callback: count } }), y: { ...yAxis([...values, 1], width), suggestedMin: 0 } },
+      scales: { x: axis({ type: 'linear', min: begin, max: end, ticks: { ...tick, callback: count } }), y: { ...yAxis([...values, 1], labelWidth), suggestedMin: 0 } },
       plugins: { legend: { display: false }, tooltip: { enabled: false } },
     },
   });
+  // The CSS border style that resembles the dash pattern of the curve.
   const key = ([, name, colour, dash]) => element('span', { className: 'key' },
     Object.assign(element('i'), { style: `border-top: 2px ${['solid', 'dashed', 'dotted'][dash.length && (dash[0] > 2 ? 1 : 2)]} ${colour}` }), name);
   holder.append(element('p', { className: 'quiet' }, ...CURVES_OF_ATTENTION.filter(([k]) => story.attention[k]?.some(finite)).map(key)));
-  layerMap(holder, layers, begin, end, width);
+  layerMap(holder, layers, begin, end, labelWidth);
 }
 
-// A row a layer, a column some steps: the darker the nearer to the limit; beyond it orange with a stroke.
-function layerMap(parent, layers, begin, end, left) {
+// Draws a map. Each row is a layer, each column a range of steps. The colour is fuller if the error is nearer to its
+// alarm limit (1). An error beyond the limit is orange and, in rows that are high enough, has a horizontal stroke.
+function layerMap(parent, layers, begin, end, labelWidth) {
   const filled = layers.filter((l) => l.error.some(finite));
   if (filled.length === 0) return;
   const row = Math.min(18, Math.max(5, 420 / filled.length)), below = 16, most = Math.max(...filled.flatMap((l) => l.error.filter(finite)));
@@ -212,26 +224,26 @@ function layerMap(parent, layers, begin, end, left) {
   canvas.setAttribute('aria-label', `Map of ${count(filled.length)} layers by step: largest error over the alarm limit, up to ${short(most)}`);
   parent.append(element('h4', { textContent: 'the same by layer: full colour is near the alarm limit, \u25B2 orange beyond it, empty not sampled' }), element('div', { className: 'map' }, canvas));
   const draw = () => {
-    const wide = canvas.parentElement.clientWidth - 12, ratio = window.devicePixelRatio || 1, high = row * filled.length + below, ctx = canvas.getContext('2d');
-    const labels = Math.min(left, wide / 3), unit = (wide - labels) / Math.max(end - begin + 1, 1);
-    Object.assign(canvas, { width: wide * ratio, height: high * ratio });
-    Object.assign(canvas.style, { width: `${wide}px`, height: `${high}px` });
+    const canvasWidth = canvas.parentElement.clientWidth - 12, ratio = window.devicePixelRatio || 1, high = row * filled.length + below, ctx = canvas.getContext('2d');
+    const labels = Math.min(labelWidth, canvasWidth / 3), unit = (canvasWidth - labels) / Math.max(end - begin + 1, 1);
+    Object.assign(canvas, { width: canvasWidth * ratio, height: high * ratio });
+    Object.assign(canvas.style, { width: `${canvasWidth}px`, height: `${high}px` });
     ctx.scale(ratio, ratio);
     ctx.font = '11px system-ui, sans-serif';
     ctx.textBaseline = 'middle';
     filled.forEach(({ layer, error, first_step: first, steps_per_point: every }, n) => {
-      const known = error.map((y, i) => [i, y]).filter(([, y]) => finite(y)), beyond = known.some(([, y]) => y > 1);
-      const gaps = known.slice(1).map(([i], k) => i - known[k][0]).sort((a, b) => a - b), cell = every * (gaps[gaps.length >> 1] ?? 1);
+      const points = error.map((y, i) => [i, y]).filter(([, y]) => finite(y)), beyond = points.some(([, y]) => y > 1);
+      const gaps = points.slice(1).map(([i], k) => i - points[k][0]).sort((a, b) => a - b), cell = every * (gaps[gaps.length >> 1] ?? 1);
       ctx.fillStyle = beyond ? INK.event : INK.quiet;
       ctx.textAlign = 'right';
       if (row >= 11 || n % Math.ceil(11 / row) === 0) ctx.fillText((beyond ? '\u25B2 ' : '') + (layer ?? 'no layer known'), labels - 8, row * (n + 0.5), labels - 10);
-      for (const [i, y] of known) {
+      for (const [i, y] of points) {
         const at = labels + (first + i * every - begin) * unit, size = Math.max(cell * unit, 1);
         ctx.fillStyle = y > 1 ? '#e69f00' : INK.line + Math.round(255 * (0.12 + 0.88 * y)).toString(16).padStart(2, '0');
-        ctx.fillRect(at, row * n + 0.5, Math.min(size, wide - at), row - 1);
+        ctx.fillRect(at, row * n + 0.5, Math.min(size, canvasWidth - at), row - 1);
         if (y > 1 && row >= 8) {
           ctx.fillStyle = '#5c3f00';
-          ctx.fillRect(at, row * (n + 0.5) - 0.5, Math.min(size, wide - at), 1);
+          ctx.fillRect(at, row * (n + 0.5) - 0.5, Math.min(size, canvasWidth - at), 1);
         }
       }
     });
@@ -239,7 +251,7 @@ function layerMap(parent, layers, begin, end, left) {
     ctx.textAlign = 'left';
     ctx.fillText('step ' + count(begin), labels, high - below / 2);
     ctx.textAlign = 'right';
-    ctx.fillText(count(end), wide, high - below / 2);
+    ctx.fillText(count(end), canvasWidth, high - below / 2);
   };
   draw();
   addEventListener('resize', draw);

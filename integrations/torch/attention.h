@@ -30,7 +30,8 @@ struct AttentionInputs {
   c10::IValue layer;
   std::optional<double> scale;  // 0 is a valid scale; empty: the operation's default
   double dropout = 0;
-  int64_t causal = 0;  // FORESHOCK_CAUSAL_..., kSquareOnly
+  // FORESHOCK_CAUSAL_..., or kSquareOnly: causal, usable only if there are as many queries as keys
+  int64_t causal = 0;
   int64_t window_left = -1, window_right = -1;
   bool positions_first = false;   // (batch, position, head, d)
   bool masked_otherwise = false;  // has slopes, a soft cap or chunks: its scores cannot be recomputed
@@ -96,7 +97,7 @@ class AttentionArguments {
     in.grad_query = tensor(grad_query_);
     in.grad_key = tensor(grad_key_);
     in.grad_value = tensor(grad_value_);
-    // Some releases pass offsets without sequences to a dense call.
+    // Some releases pass an empty tensor of offsets to a call that is not packed. It counts as absent.
     const auto offsets = [&](int index) {
       return tensor(index).defined() && tensor(index).numel() ? tensor(index) : at::Tensor();
     };
@@ -104,7 +105,7 @@ class AttentionArguments {
     in.sequences_k = offsets(sequences_k_);
     in.longest_q = integer_or(argument_at(stack, longest_q_), 0);
     in.longest_k = integer_or(argument_at(stack, longest_k_), 0);
-    const bool is_tap = semantics_.order == Order::kAsSaid;
+    const bool is_tap = semantics_.order == Order::kAsSaid;  // only foreshock::tap has this order
     if (backward_ || is_tap || semantics_.fills_out) in.out = tensor(out_);
     if (backward_ || is_tap) in.log_sum_exp = tensor(log_sum_exp_);
     if (const c10::IValue& scale = argument_at(stack, scale_); !scale.isNone()) in.scale = real_or(scale, 0);
@@ -140,7 +141,8 @@ class AttentionArguments {
     return found;
   }
 
-  // Whether an argument is in use: a tensor, or a number other than 0.
+  // Whether an argument is in use. A tensor is in use if it is defined, a number if it is not 0. None is not
+  // in use. A value of any other type (a list, a string, a boolean) is assumed to be in use.
   static bool is_given(const c10::IValue& value) {
     if (value.isTensor()) return value.toTensor().defined();
     return real_or(value, value.isNone() ? 0 : 1) != 0;
@@ -156,7 +158,8 @@ class AttentionArguments {
   }
 
   int64_t causal_of(const c10::IValue& value) const {
-    if (value.isInt()) return value.toInt();  // FORESHOCK_CAUSAL_...
+    // custom_mask_type: its numbers equal FORESHOCK_CAUSAL_... (checked in attention_ops.h).
+    if (value.isInt()) return value.toInt();
     return value.isBool() && value.toBool() ? semantics_.causal : FORESHOCK_CAUSAL_NONE;
   }
 
@@ -196,6 +199,7 @@ class LazyArguments {
 // The functions below describe a call in the form of hook.h from the arguments and results of its operation.
 // They make views only: no tensor is created, and no values are read.
 
+// The result of a successful description; it differs from all FORESHOCK_SKIP_ reasons.
 inline constexpr uint32_t kDescribed = FORESHOCK_SKIP_REASONS;
 
 // Expands a mask to all dimensions of the call, with stride 0 where it is broadcast. False if it does not
@@ -290,6 +294,7 @@ inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_c
   if (in.window_left >= 0 && in.window_left < keys) return FORESHOCK_SKIP_MASK;
   if (in.causal == 0 && in.window_right > 0 && in.window_right < std::max(queries, keys))
     return FORESHOCK_SKIP_MASK;
+  // Only kernels that align causal masks at the bottom right (flash-attn) have an argument for a window.
   if (in.window_right == 0) call->causal = FORESHOCK_CAUSAL_BOTTOM_RIGHT;
   // With fewer keys than queries the first queries see no key, and kernels leave their result undefined. For
   // packed sequences the core checks each sequence itself.
@@ -394,6 +399,7 @@ inline bool enter_attention(int32_t operation, bool backward, const at::Tensor& 
   } else if (query.requires_grad() && (any_mode || c10::GradMode::is_enabled())) {
     flags |= FORESHOCK_NEEDS_GRADIENT;
   }
+  // Until steps are reported, they are counted from the version of a weight that this call uses (clock.h).
   if (!in_backward) ParameterClock::instance().observe(query);
   return foreshock_attention_enter(operation, flags) != 0;
 }
@@ -459,6 +465,7 @@ class AttentionHook final : public c10::OperatorKernel {
 
   void take_results(AttentionInputs* inputs, const AttentionArguments& arguments, const Stack& stack) const {
     if (arguments.semantics().fills_out) {
+      // The output is an argument, so the first result is log_sum_exp.
       inputs->log_sum_exp = arguments.result(stack, 0);
     } else if (!backward_) {
       inputs->out = arguments.result(stack, 0);

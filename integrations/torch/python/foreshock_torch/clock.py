@@ -39,7 +39,8 @@ from .owners import Owners
 from .place import place, ranks
 from .replicas import Replicas
 from .signals import is_of_trainer
-from .unseen import LOOK_AT, attention_unseen
+from .unseen import LOOK_AT as UNSEEN_CHECK_TICKS
+from .unseen import attention_unseen
 from .weights import ENDED, Weights
 
 
@@ -69,9 +70,11 @@ class Monitor:
     """
 
     UNSEEN_CALLS = 3  # if no backward pass was ever detected, optimizer calls after this many count as steps
-    LOOK_AT = 4  # parameters whose optimizer state is searched for the step number
+    STATE_PARAMETERS = 4  # parameters whose optimizer state is searched for the step number
     MOST_FAILURES = 3  # to name tensors, before naming is switched off
-    LOOK_EVERY = 16  # with quiet steps, all parameters are checked once in so many steps
+    # With quiet steps (see below), the beginning of every 16th step runs in Python and checks whether the optimizer
+    # still has the same parameters.
+    LOOK_EVERY = 16
     SETTLED = 3  # a process that is not monitored after so many ticks is assumed to stay so
 
     def __init__(self, torch: Any, core: Core) -> None:
@@ -88,11 +91,11 @@ class Monitor:
         self._clock: Any = None  # weak reference to the optimizer whose steps are counted
         self._other_optimizers = Others()
         self._owners = Owners(torch, self._clear_names, core.call_back)
-        self._pieces = Pieces()
+        self._pieces = Pieces()  # parameters of a clock that is called several times in one step (DeepSpeed ZeRO)
         limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
         share = min(limit, DEFAULT)
-        self._naming_limit = Pace(16, share)
-        self._overhead_guard = Fuse(limit)
+        self._naming_limit = Pace(free=16, share=share)  # the first 16 times are always allowed
+        self._overhead_guard = Fuse(limit)  # detects, once, that the helper takes several times its limit
         self._off_bits = 0  # GIVEN_UP bits once names, gradients and weights are off for the rest of the process
         self._next_step_bits = 0  # GIVEN bits of the next step only
         self._failures = 0
@@ -102,8 +105,9 @@ class Monitor:
         self._last_state: tuple[int, int] | None = None  # parameter address and step number of the last tick
         self._named_for: tuple[list[int], list[int]] = ([], [])  # ids of optimizers, addresses of their parameters
         self._published_names: dict[int, tuple[Named, str]] = {}  # {address: (name, layer label)} that the core has
-        # core.describe() was called: in full, or without the coordinates, which need parameters.
-        self._is_described = self._is_rank_described = self._has_cleared_names = False
+        self._is_described = False  # core.describe() was called with the coordinates, which need parameters
+        self._is_rank_described = False  # core.describe() was called without the coordinates
+        self._has_cleared_names = False  # the core's names were cleared and not set again
         self._steps_whole_model = True  # this rank steps the whole model, so its gradient norms are those of the run
         self._is_settled = False  # only the clock steps, and its tensors have names: quiet steps may follow
         self._is_step_counted = False  # no optimizer state has the step number
@@ -116,9 +120,9 @@ class Monitor:
     def note_module(self, module: Any) -> None:
         """Called when a module registers a parameter or a submodule.
 
-        Also describes the rank of this process, once. The first attention call creates the segment, and two segments
-        of rank 0 cannot exist. If ranks are spawned without RANK in the environment, this is the last hook before that
-        call.
+        Also describes the rank of this process to the core, once. This must be done before the first attention call,
+        which creates the segment, and this is the last hook before that call. If ranks are spawned without RANK in the
+        environment, each process would otherwise create a segment of rank 0.
         """
         self._stop_quiet_steps()
         if self._off_bits or self.modules.has(module):
@@ -133,7 +137,7 @@ class Monitor:
     def before_step(self, optimizer: Any, has_stepped: bool = False) -> None:
         """Called before the optimizer's work. `has_stepped`: called after it, for a step with a closure."""
         begin = perf_counter_ns()
-        self.core.reports_steps()
+        self.core.reports_steps()  # from now on the adapter does not count steps itself
         in_core = 0
         if self._is_other_than_clock(optimizer):
             if not has_stepped:
@@ -175,22 +179,27 @@ class Monitor:
         together = [optimizer, *self._other_optimizers.companions(optimizer)]
         addresses = [p._cdata for o in together for p in parameters_of(o)]
         self._pieces.begin(addresses)
-        partners = self._other_optimizers.partners(True)
+        # Companions step after the clock without a backward pass of their own. Partners have their own backward pass.
+        # A partner that keeps pace steps about as often as the clock, so its tensors are measured too.
+        partners = self._other_optimizers.partners(keep_pace=True)
         every = addresses + [p._cdata for o in partners for p in parameters_of(o)]
-        if not self._try_to_name([*together, *partners], self._other_optimizers.partners(False), every):
+        if not self._try_to_name([*together, *partners], self._other_optimizers.partners(keep_pace=False), every):
             return self._begin_without_names(optimizer)
         scale = self._scale(optimizer)
         in_backward = self._torch._C._current_graph_task_id() != -1
+        # Gradients are read only if all of them exist now: this rank steps the whole model, no backward pass is
+        # running, and the clock is not called in pieces.
         publish = self._steps_whole_model and scale is not None and not in_backward and not self._pieces.addresses
         # Apex's kernels clip gradients without changing the version of a tensor.
         writes_untracked = "amp_C" in sys.modules
         in_core = self.core.step_begins(
             addresses if publish else [], 1 / (scale or 1), self.modules.copies, writes_untracked
         )
-        self.weights.due()
+        self.weights.due()  # gets the numbers of the weights to measure in this step
         if not has_stepped:
             in_core += self.weights.before(optimizer)
         if self._named_for[0] == [id(optimizer)] and not self._pieces.addresses:
+            # core.look() returns whether the steps of this optimizer can be quiet.
             self._is_settled = is_plain(optimizer, self._torch.Tensor) and self.core.look(optimizer)
         return in_core
 
@@ -207,21 +216,23 @@ class Monitor:
     def _allow_quiet_steps(self, source: int) -> None:
         """Lets quiet steps follow the step that has just ended."""
         if not self._is_settled or self._off_bits or self._next_step_bits or self._owners.has_lost:
-            return
+            return  # has_lost: a module with named parameters was destroyed; other tensors may get their addresses
         # Whether the end of the next step has work that only this class can do.
         needs_python = self.reported or self._losses or self.batch_id is not None or self.weights.is_any_due
         needs_python = needs_python or self.core.logs.has_news()
         self._is_step_counted = source == COUNTED
         address, step = (0, self._last_step or 0) if self._is_step_counted else self._last_state or (0, 0)
-        look_at = min((at for at in LOOK_AT if at > self._ticks), default=self._ticks + 2 * self.LOOK_EVERY)
+        look_at = min((at for at in UNSEEN_CHECK_TICKS if at > self._ticks), default=self._ticks + 2 * self.LOOK_EVERY)
+        # before: how many beginnings of steps may be quiet until all parameters are checked again. after: how many ends
+        # of steps may be quiet until one must run in Python, for example to search for attention that no hook sees.
         self.core.arm(
-            not needs_python,
-            self._is_step_counted,
-            step,
-            address,
-            -self._ticks % self.LOOK_EVERY,
-            look_at - self._ticks - 1,
-            self.weights.is_any_held,
+            ends=not needs_python,
+            is_counted=self._is_step_counted,
+            step=step,
+            address=address,
+            before=-self._ticks % self.LOOK_EVERY,
+            after=look_at - self._ticks - 1,
+            weights=self.weights.is_any_held,
         )
 
     def _collect_quiet_steps(self) -> None:
@@ -242,6 +253,7 @@ class Monitor:
     def weights_are_due(self, optimizer: Any, count: int) -> None:
         """Called before a step that is quiet except that `count` weights are due."""
         begin = perf_counter_ns()
+        # due_are() sets which weights are due, and measures them before the step.
         self._add_time(begin, self.weights.due_are(self.core.due(count), optimizer))
 
     def _begin_without_names(self, optimizer: Any) -> int:
@@ -250,7 +262,7 @@ class Monitor:
         self.weights.due()
         self.weights.forget_due()
         if not self._has_cleared_names:
-            first = [p._cdata for group in groups(optimizer)[:1] for p in parameters_in(group)[: self.LOOK_AT]]
+            first = [p._cdata for group in groups(optimizer)[:1] for p in parameters_in(group)[: self.STATE_PARAMETERS]]
             if first != self._named_for[1][: len(first)]:  # other tensors may now have the addresses with names
                 self._clear_names()
         return self.core.step_begins([], 1.0, 0, False)
@@ -261,6 +273,8 @@ class Monitor:
         self._collect_quiet_steps()
         backwards = self.core.adapter.foreshock_adapter_backwards()
         if not self._ends_step(optimizer, backwards):
+            # If a partner steps, the losses since the last step are its own, not those of the clock. The core records
+            # them as a scalar.
             if backwards > 0 and (number := self._other_optimizers.number_of(optimizer)):
                 self.core.core.foreshock_loss_is_of(f"loss of optimizer {number}".encode())
             self._add_time(begin, self._observe_late(optimizer, self.weights.after))
@@ -314,7 +328,7 @@ class Monitor:
 
     def _tick(self) -> None:
         self._ticks += 1
-        if self._ticks in LOOK_AT:
+        if self._ticks in UNSEEN_CHECK_TICKS:
             self._report_unseen_attention()
 
     def _report_step(self, step: int, source: int) -> None:
@@ -378,7 +392,7 @@ class Monitor:
             return COUNTED, None
         every = ((g, p) for g in these for p in parameters_in(g) if p.grad is not None)
         step = parameter = None
-        for group, parameter in itertools.islice(every, self.LOOK_AT):
+        for group, parameter in itertools.islice(every, self.STATE_PARAMETERS):
             step = self._step_of(optimizer, group, parameter)
             if step is not None:
                 break
@@ -469,7 +483,8 @@ class Monitor:
         replicas = Replicas(parameters, self.modules.alive())
         is_listed = self.weights.name(optimizers, unfollowed, self._pieces.addresses, named, labels, replicas)
         if not is_listed or (not self.core.is_monitored() and self._ticks < self.SETTLED):
-            self._named_for = ([], [])  # name them again at the next step
+            # Names them again at the next step: the core was busy, or this process may still become a monitored one.
+            self._named_for = ([], [])
 
     def _keep_names(self, named: dict[int, tuple[Named, Any]]) -> tuple[dict[int, tuple[Named, Any]], dict[str, str]]:
         """(parameters with their names, {name: layer label}).
@@ -495,6 +510,7 @@ class Monitor:
             return False
         here = {parameter._cdata for parameter in parameters}
         missing = [p for address, (_, p) in named.items() if p.requires_grad and address not in here]
+        # Disjoint: the optimizer steps copies of the parameters (DeepSpeed, Megatron-LM), maybe those of a part.
         return ranks() == 1 or not (missing or here.isdisjoint(named))
 
     def _report_unseen_attention(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from .signals import is_of_trainer
+from .signals import is_of_trainer  # an exception of the training itself must be raised again
 
-MOST_STEPS = 2**62 - 1  # to hook.h, larger numbers mean unknown
+MOST_STEPS = 2**62 - 1  # largest step number; hook.h takes a larger number as "unknown"
 
 
 def on_cpu(torch: Any, value: Any) -> float | None:
@@ -27,7 +27,7 @@ def on_cpu(torch: Any, value: Any) -> float | None:
 
 
 def step_number(torch: Any, value: Any) -> int | None:
-    """The value as a count of steps, from 0 to MOST_STEPS; None if it is not one."""
+    """The value as a count of steps, from 0 to MOST_STEPS; None if it is outside or unknown. A fraction is cut off."""
     step = _whole_number(value)
     if step is None and (real := on_cpu(torch, value)) is not None and abs(real) < 2.0**53:
         step = int(real)
@@ -45,7 +45,8 @@ def _whole_number(value: Any) -> int | None:
     kind = type(value)
     if kind is int:
         return value
-    if not hasattr(kind, "__index__") or hasattr(kind, "dim"):  # checked first, since an exception is slow
+    # A tensor has "dim". These checks come first, because an exception of operator.index() would be slow.
+    if not hasattr(kind, "__index__") or hasattr(kind, "dim"):
         return None
     try:
         return operator.index(value)
