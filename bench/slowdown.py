@@ -1,13 +1,12 @@
-"""The slowdown of short trainings after their first look, by the wall clock and by foreshock's own meter.
+"""The slowdown of whole short trainings after their first look, by the wall clock and by foreshock's own meter.
 
     python bench/slowdown.py [--pairs 20] [--steps 500] [--only 10] [--objects 3000000]
 
-Each pair is a plain training and one under `foreshock run` with default options: new processes, which take turns of
-about half a second on one core, in random order, since the speed of a machine varies from minute to minute. The agent
-has the other cores. The first 40 steps are left out, since they have an additional budget. Printed for each length of
-step: the median over the pairs of the ratio of wall times - 1 and of CPU times - 1, with 95 % intervals; the slowdown
-that the summary reports, which includes the agent, with its least and largest value; and the slowest step of all
-trainings of either kind. A line per pair goes to stderr. A report, not a gate.
+Each pair is a plain training and one under `foreshock run` with default options, in random order, each in a separate
+process with all cores. The first 40 steps are left out, since they have an additional budget. Printed for each length
+of step: the median over the pairs of the ratio of wall times - 1 and of CPU times - 1, with 95 % intervals; and the
+slowdown that the summary reports, which includes the agent; and the slowest step of either kind. A line per pair goes
+to stderr. A report, not a gate: two processes of the same program differ by several percent on a shared machine.
 
 --objects: the trainings hold so many Python objects beside the model. Work that grew with the heap would be in the
 slowest step.
@@ -17,38 +16,48 @@ from __future__ import annotations
 
 import argparse
 import os
+import pathlib
 import random
+import shutil
 import statistics
 import sys
+import tempfile
+from typing import Any
 
-from turns.trainers import interval, one_of_each
+from turns.trainers import Trainer, interval
 
 MODELS = {"10": (3, 32, 4, 48), "30": (5, 64, 4, 64), "100": (6, 96, 8, 96)}  # ms: layers, width, batch, length
 FIRST_LOOK_STEPS = 40
-TURN_MS = 500
-CLOCKS = ("wall", "cpu")
+
+
+def run(kind: str, model: str, steps: int, objects: int) -> tuple[dict[str, float], dict[str, Any]]:
+    base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
+    try:
+        what = ",".join(map(str, MODELS[model]))
+        trainer = Trainer(kind, what, base, sorted(os.sched_getaffinity(0)), objects)
+        trainer.turn(FIRST_LOOK_STEPS)
+        took = trainer.turn(steps - FIRST_LOOK_STEPS)
+        return took, trainer.finish()
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
 
 
 def measure(model: str, pairs: int, steps: int, objects: int) -> None:
-    what, cores, chance = ",".join(map(str, MODELS[model])), sorted(os.sched_getaffinity(0)), random.Random(1)
-    turn = max(1, TURN_MS // int(model))
-    ratios: dict[str, list[float]] = {clock: [] for clock in CLOCKS}
-    slowest, metered, plain_ms = {"plain": 0.0, "default": 0.0}, [], []
+    chance = random.Random(1)
+    ratios: dict[str, list[float]] = {"wall": [], "cpu": []}
+    metered, plain_ms = [], []
+    slowest = {"plain": 0.0, "default": 0.0}
     for pair in range(pairs):
-        with one_of_each(what, ("plain", "default"), cores, objects) as trainers:
-            took = {kind: dict.fromkeys(CLOCKS, 0.0) for kind in trainers}
-            for trainer in trainers.values():
-                trainer.turn(FIRST_LOOK_STEPS)
-            for begin in range(FIRST_LOOK_STEPS, steps, turn):
-                for kind in chance.sample(sorted(trainers), 2):
-                    times = trainers[kind].turn(min(turn, steps - begin))
-                    slowest[kind] = max(slowest[kind], times["slowest"])
-                    for clock in CLOCKS:
-                        took[kind][clock] += times[clock]
-            metered.append(trainers["default"].finish()["slowdown_ratio"])
+        kinds = ["plain", "default"]
+        chance.shuffle(kinds)
+        runs = {kind: run(kind, model, steps, objects) for kind in kinds}
+        (plain, _), (watched, rank) = runs["plain"], runs["default"]
         for clock, kept in ratios.items():
-            kept.append(took["default"][clock] / took["plain"][clock] - 1)
-        plain_ms.append(1e3 * took["plain"]["wall"] / (steps - FIRST_LOOK_STEPS))
+            kept.append(watched[clock] / plain[clock] - 1)
+        for kind, (took, _) in runs.items():
+            slowest[kind] = max(slowest[kind], took["slowest"])
+        metered.append(rank["slowdown_ratio"])
+        plain_ms.append(1e3 * plain["wall"] / (steps - FIRST_LOOK_STEPS))
         print(f"  pair {pair}: wall {ratios['wall'][-1]:+.2%} metered {metered[-1]:.2%}", file=sys.stderr, flush=True)
     columns = []
     for clock, kept in ratios.items():

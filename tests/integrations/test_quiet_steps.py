@@ -163,6 +163,12 @@ def test_a_quiet_step_runs_no_method_of_the_monitor(trainer, optimizer, argument
     assert [(row["step"], row["source"]) for row in steps] == [(n + 1, 2) if known else (-1, 3) for n in range(40)]
 
 
+def test_slices_of_a_module_list_leave_steps_quiet(trainer):
+    """Hugging Face's models run `for layer in self.layers[:n]`: a new ModuleList in every forward pass."""
+    (before, after), _ = calls_of(trainer, before="[*torch.nn.ModuleList([net, torch.nn.Identity()])[:1]]")
+    assert (before, after) == ({16, 32}, {9, 16, 32})
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -117,14 +117,17 @@ class Monitor:
         self._unreported_ns = 0  # time spent in the helper since the last reported step
         self._total_ns = 0  # time spent in the helper in total
 
-    def note_module(self, module: Any) -> None:
-        """Called when a module registers a parameter or a submodule.
+    def note_module(self, module: Any, has_new_tensors: bool = True) -> None:
+        """Called when a module registers a parameter or a submodule. `has_new_tensors`: false for a submodule, whose
+        parameters were registered before. Hugging Face's models register modules in every forward pass, since a slice
+        of a ModuleList is a new one; their steps can be quiet all the same.
 
         Also describes the rank of this process to the core, once. This must be done before the first attention call,
         which creates the segment, and this is the last hook before that call. If ranks are spawned without RANK in the
         environment, each process would otherwise create a segment of rank 0.
         """
-        self._stop_quiet_steps()
+        if has_new_tensors:
+            self._stop_quiet_steps()
         if self._off_bits or self.modules.has(module):
             return
         begin = perf_counter_ns()

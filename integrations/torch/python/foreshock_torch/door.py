@@ -101,6 +101,16 @@ def _on_module_change(module: Any, name: str, part: Any) -> None:
             raise
 
 
+def _on_submodule(module: Any, name: str, part: Any) -> None:
+    if monitor is None or is_dynamo_compiling():
+        return
+    try:
+        monitor.note_module(module, has_new_tensors=False)
+    except Exception as error:
+        if is_of_trainer(error):
+            raise
+
+
 @contextlib.contextmanager
 def _negative_hook_numbers() -> Any:
     """Gives the hooks registered inside negative numbers. Numbers are saved with a module, so those of the training's
@@ -178,7 +188,7 @@ def enter(load: bool = False) -> None:
         optimizers.register_optimizer_step_pre_hook(_before_step)
         optimizers.register_optimizer_step_post_hook(_after_step)
         modules.register_module_parameter_registration_hook(_on_module_change)
-        modules.register_module_module_registration_hook(_on_module_change)
+        modules.register_module_module_registration_hook(_on_submodule)
     _note_copies(modules)
     monitor = mine
     tap.active = True
