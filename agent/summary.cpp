@@ -21,6 +21,9 @@ constexpr int64_t kSameStep = 1;  // ranks of one job end within a step of each 
 // If a rank trained for fewer seconds, the summary prints them beside the overhead. Most of the overhead is
 // then the set-up.
 constexpr double kShortSeconds = 10;
+// The limit of the slowdown holds over this many steps after the first look, or more. In fewer steps, the
+// first snapshots of the weights and the last samples weigh more.
+constexpr uint64_t kStepsOfLimit = 500;
 
 // -- text --
 
@@ -716,6 +719,9 @@ std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)
   std::string text = formatted("%.2f %%", *most * 100);
   if (allowed >= 1)
     text += ", no limit given";
+  else if (allowed > 0 && *most > allowed && steps_of(*input.ranks[0]) < kStepsOfLimit)
+    text += " (the limit of " + formatted("%g %%", allowed * 100) + " is for " +
+            std::to_string(kStepsOfLimit) + " steps or more)";
   else if (allowed > 0)
     text += (*most > allowed ? ", above the " : " of ") + formatted("%g %%", allowed * 100) + " allowed";
   if (input.ranks.size() > 1) text += " (slowest rank)";

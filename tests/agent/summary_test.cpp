@@ -115,6 +115,36 @@ TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
   EXPECT_THAT(text, Not(HasSubstr("unknown")));
 }
 
+TEST(Summary, TheLimitOfTheSlowdownIsForLongerRuns) {
+  RankStatistics rank = healthy_rank();
+  rank.cost.own_seconds = 1.5;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("1.52 % (the limit of 1 % is for 500 steps or more)"));
+  rank.steps = 500;
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("1.52 %, above the 1 % allowed"));
+}
+
+TEST(Summary, SamplesAreAdvisedOnlyIfTheBudgetWasTheReason) {
+  RankStatistics rank = healthy_rank();
+  rank.judged[0] = rank.judged[1] = 0;
+  rank.totals.skipped[0][0] = 3;  // budget
+  rank.totals.skipped[0][6] = 2;  // mask
+  EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("one sample costs more than --max-slowdown allows"));
+  rank.totals.skipped[0][6] = 40;
+  EXPECT_THAT(unwrapped(text_of(rank)), Not(HasSubstr("one sample costs more than --max-slowdown allows")));
+}
+
+TEST(Summary, AttentionThatRanUnseenIsNamedOnce) {
+  RankStatistics rank = healthy_rank();
+  rank.totals = {};
+  segment::UnseenName unseen = {};
+  std::strcpy(unseen.name, "flex_attention");
+  unseen.evidence = 1;
+  rank.unseen = {unseen};
+  const std::string text = unwrapped(text_of(rank));
+  EXPECT_THAT(text, HasSubstr("flex_attention (used)"));
+  EXPECT_THAT(text, Not(HasSubstr("any attention call")));
+}
+
 TEST(Summary, SaysHowMuchWasJudgedByTheGradientsOfKeys) {
   const std::string text = unwrapped(text_of(rank_with_keys(1.25, 1.5)));
   EXPECT_THAT(text, HasSubstr("mean error 1.25x dK, 1.50x dV of fused attention (alarm above 6)"));
