@@ -5,6 +5,7 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "foreshock/hook.h"
 #include "libmonitor/base.h"
 
 namespace foreshock {
@@ -348,6 +349,37 @@ void KernelCounter::end_step(const PassCalls& calls, uint64_t calls_in_graphs, s
   }
   store(coverage->kernel_count_in_graphs, calls_in_graphs - in_graphs_before_);
   if (counted_ >= steps_ || library_.profiler_runs()) finish(KernelCountState::kDone, coverage);
+}
+
+void UnhookedAttention::attach(segment::UnseenName* records) {
+  busy_.clear();  // another thread may have held it at the fork
+  records_ = records;
+  for (uint32_t n = 0; n < known_; ++n) store(n);
+}
+
+void UnhookedAttention::store(uint32_t index) {
+  segment::UnseenName& record = records_[index];
+  std::memcpy(record.name, names_[index].name, sizeof record.name);
+  std::atomic_ref<uint32_t>(record.evidence).store(names_[index].evidence, std::memory_order_relaxed);
+  std::atomic_ref<uint32_t>(record.ready).store(1, std::memory_order_release);
+}
+
+void UnhookedAttention::note(const char* name, uint32_t evidence, bool has_segment) {
+  if (name == nullptr || *name == '\0' || evidence < FORESHOCK_UNSEEN_USED ||
+      evidence > FORESHOCK_UNSEEN_REGISTERED)
+    return;
+  if (busy_.test_and_set(std::memory_order_acquire)) return;
+  char cut[sizeof(segment::UnseenName::name)] = {};
+  std::strncpy(cut, name, sizeof cut - 1);
+  uint32_t index = 0;
+  while (index < known_ && std::strcmp(names_[index].name, cut) != 0) ++index;
+  if (index < segment::kMaxUnseen && (index == known_ || evidence < names_[index].evidence)) {
+    std::memcpy(names_[index].name, cut, sizeof cut);
+    names_[index].evidence = evidence;
+    if (index == known_) ++known_;
+    if (has_segment && records_ != nullptr) store(index);
+  }
+  busy_.clear(std::memory_order_release);
 }
 
 }  // namespace foreshock

@@ -1,6 +1,6 @@
-// Counts attention that the hooks do not see: calls in CUDA graphs, and attention kernels by CUPTI. This
-// header declares the used part of CUPTI, so that building does not need CUPTI; cupti_abi_test.cpp compares
-// it with cupti.h if installed.
+// What is known of attention that the hooks do not see: calls in CUDA graphs, attention kernels counted by
+// CUPTI, and names of attention that the Python helper found. This header declares the used part of CUPTI, so
+// that building does not need CUPTI; cupti_abi_test.cpp compares it with cupti.h if installed.
 #ifndef FORESHOCK_LIBMONITOR_COVERAGE_H_
 #define FORESHOCK_LIBMONITOR_COVERAGE_H_
 
@@ -186,6 +186,27 @@ class KernelCounter {
   cupti::Subscriber subscriber_ = nullptr;
   PassCalls before_;
   uint64_t in_graphs_before_ = 0;
+};
+
+// Stores the names of attention that no hook sees, also before there is a segment. Any thread; a call is
+// dropped if another thread is using the table. Fixed memory, no heap.
+class UnhookedAttention {
+ public:
+  // Copies the known names into `records` (kMaxUnseen of them), and stores later ones there too.
+  void attach(segment::UnseenName* records);
+
+  // Adds a name. `evidence` is FORESHOCK_UNSEEN_...; the smallest one of a name is kept. An invalid name is
+  // dropped, as is a name for which there is no room. `has_segment`: whether the attached records belong to
+  // this process (false in a forked child).
+  void note(const char* name, uint32_t evidence, bool has_segment);
+
+ private:
+  void store(uint32_t index);
+
+  std::atomic_flag busy_;
+  segment::UnseenName names_[segment::kMaxUnseen] = {};
+  uint32_t known_ = 0;
+  segment::UnseenName* records_ = nullptr;
 };
 
 }  // namespace foreshock

@@ -1,5 +1,4 @@
-// Stores the layers of parameters, the gradient norms of layers, and the names of attention that hooks do not
-// see.
+// Stores the layers of parameters, and the gradient norms of layers.
 #ifndef FORESHOCK_LIBMONITOR_LAYERS_H_
 #define FORESHOCK_LIBMONITOR_LAYERS_H_
 
@@ -82,27 +81,6 @@ class LayerTable {
   uint32_t last_found_ = 0;  // tried first: parameters of one layer are consecutive
   std::atomic<uint32_t> named_{0};
   Sums gradients_ = {};
-};
-
-// Stores the names of attention that no hook sees, also before there is a segment. Any thread; a call is
-// dropped if another thread is using the table. Fixed memory, no heap.
-class UnhookedAttention {
- public:
-  // Copies the known names into `records` (kMaxUnseen of them), and stores later ones there too.
-  void attach(segment::UnseenName* records);
-
-  // Adds a name. `evidence` is FORESHOCK_UNSEEN_...; the smallest one of a name is kept. An invalid name is
-  // dropped, as is a name for which there is no room. `has_segment`: whether the attached records belong to
-  // this process (false in a forked child).
-  void note(const char* name, uint32_t evidence, bool has_segment);
-
- private:
-  void store(uint32_t index);
-
-  std::atomic_flag busy_;
-  segment::UnseenName names_[segment::kMaxUnseen] = {};
-  uint32_t known_ = 0;
-  segment::UnseenName* records_ = nullptr;
 };
 
 }  // namespace foreshock

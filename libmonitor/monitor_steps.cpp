@@ -1,11 +1,13 @@
-// The parts of Monitor that handle steps, losses, scalars, names and weights. Attention calls and gradients
-// are in monitor.cpp.
+// The parts of Monitor that handle ends of steps, losses, scalars, names, weights and gradients. Which steps
+// and attention calls are sampled is in monitor.cpp.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <optional>
 #include <utility>
 
+#include "kernels/dtype.h"
+#include "kernels/sums.h"
 #include "libmonitor/base.h"
 #include "libmonitor/monitor.h"
 #include "libmonitor/sampling.h"
@@ -35,28 +37,6 @@ constexpr int64_t kTooManySteps = int64_t{1} << 62;
 
 }  // namespace
 
-// Returns the sampling interval of the burst that contains `step`; 0: there is no burst.
-uint64_t Monitor::burst_at(int64_t step) const {
-  auto& control = const_cast<segment::Control&>(*g_process.writer().control());
-  const uint64_t asked = std::atomic_ref<uint64_t>(control.burst_interval).load(std::memory_order_acquire);
-  const int64_t from = std::atomic_ref<int64_t>(control.burst_from_step).load(std::memory_order_relaxed);
-  const int64_t until = std::atomic_ref<int64_t>(control.burst_until_step).load(std::memory_order_relaxed);
-  if (g_process.settings().every != 0 || from < 0 || until <= from) return 0;
-  return until - from <= segment::kMostBurstSteps && step >= from && step < until ? asked : 0;
-}
-
-// Returns the sampling interval at `step`. The interval in the control file takes effect at its first step.
-uint64_t Monitor::interval_at(int64_t step) {
-  const uint64_t fixed = g_process.settings().every;
-  if (fixed != 0) return fixed;
-  auto& control = const_cast<segment::Control&>(*g_process.writer().control());
-  const uint64_t asked = std::atomic_ref<uint64_t>(control.interval).load(std::memory_order_acquire);
-  const int64_t from = std::atomic_ref<int64_t>(control.interval_from_step).load(std::memory_order_relaxed);
-  if (asked != 0 && step >= from) base_interval_ = asked;
-  const uint64_t burst = burst_at(step);
-  return burst != 0 ? std::min(burst, base_interval_) : base_interval_;
-}
-
 // Returns the agent's cost for this rank since the last call. A restarted agent counts from 0 again. The
 // values are limited, so that a faulty agent can only stop the sampling for a while.
 AgentForecast::Report Monitor::take_agent_report(double* tensors_seconds) {
@@ -73,65 +53,6 @@ AgentForecast::Report Monitor::take_agent_report(double* tensors_seconds) {
   *tensors_seconds = seconds(agent.tensors_ns, &last_agent_cost_.tensors_ns);
   return {seconds(agent.ns, &last_agent_cost_.ns), seconds(agent.slices_ns, &last_agent_cost_.slices_ns),
           since(agent.slices, &last_agent_cost_.slices, segment::kMaxSlots)};
-}
-
-// Returns how many slices the budget allows in the step that begins.
-uint32_t Monitor::plan_slices() {
-  if (samples_without_limit()) {
-    columns_are_affordable_.store(true, std::memory_order_relaxed);
-    return segment::kMaxSlots;
-  }
-  TryLock lock(cost_busy_);
-  if (!lock) return affordable_slices_.load(std::memory_order_relaxed);
-  const double granted = first_look_.seconds();
-  if (granted <= 0 && !budget_.allows()) return 0;
-  const double saved = budget_.balance_seconds() - gradient_cost_.seconds();
-  // Key positions are affordable if a quarter of the balance would pay for rows of every call.
-  const uint64_t calls =
-      std::min<uint64_t>(calls_last_step_.load(std::memory_order_relaxed), segment::kMaxSlots);
-  const double seconds = std::max(granted, saved);
-  const double agent_seconds = granted > 0 ? 0 : agent_forecast_.slice_seconds();
-  columns_are_affordable_.store(
-      calls > 0 && cost_.slices_within(seconds / 4, is_cold(), agent_seconds) >= calls,
-      std::memory_order_relaxed);
-  return cost_.slices_within(seconds, is_cold(), agent_seconds);
-}
-
-// With a limit of 100 %, or an interval that the user gave without a limit, no sample is refused for its
-// cost.
-bool Monitor::samples_without_limit() const {
-  return budget_.is_unlimited() || g_process.settings().every_is_promised;
-}
-
-void Monitor::begin_step() {
-  TryLock lock(clock_busy_);
-  if (!lock) return;
-  const int64_t step = next_step_.load(std::memory_order_relaxed);
-  g_process.clear_bits(kHotTickPending | kHotSampledStep | kHotNoBudget);
-  step_.store(step, std::memory_order_relaxed);
-  interval_.store(interval_at(step), std::memory_order_relaxed);
-  budget_.set_limit(g_process.settings().max_slowdown, burst_at(step) != 0 ? segment::kBurstSlowdown : 1);
-  call_in_step_.store(0, std::memory_order_relaxed);
-  read_switches();
-  if ((g_process.hot() & kHotSwitchedOff) != 0 || !is_due(step)) return;
-  const uint32_t paid = plan_slices();
-  if (paid == 0) return g_process.set_bits(kHotNoBudget);
-  affordable_slices_.store(paid, std::memory_order_relaxed);
-  const uint32_t free = g_process.writer().free_slots();
-  free_slots_.store(free, std::memory_order_relaxed);
-  const uint64_t rows = std::min<uint64_t>(free_slices(), calls_last_step_.load(std::memory_order_relaxed));
-  column_slots_.store(int64_t{free} - static_cast<int64_t>(rows * slots_per_slice_.load()),
-                      std::memory_order_relaxed);
-  step_was_sampled_ = true;
-  if (TryLock layers(layer_busy_); layers) ordinal_.begin_step();
-  g_process.set_bits(kHotSampledStep);
-}
-
-// Whether a step that begins with step number `step` is to be sampled, regardless of the budget.
-bool Monitor::is_due(int64_t step) const {
-  if (first_look_.is_open()) return step >= 0;
-  return is_sampled_step(step, interval_.load(std::memory_order_relaxed),
-                         period_steps_.load(std::memory_order_relaxed));
 }
 
 // The number of the step that ends next. If several steps are reported as one, the first of them.
@@ -610,6 +531,129 @@ void Monitor::fetched(uint64_t number, double value) {
   if (!g_process.has_other_ranks()) fetched_.add(number, value);
   pending_steps_.open().look([this](uint64_t wanted, double* found) { return find_number(wanted, found); });
   complete_pending(false);
+}
+
+// -- gradients --
+//
+// The trainer reports norms that it has computed itself on a device (norm_fetched), sums of squares, or
+// values. Values on the host are summed here. Values on a device are summed by kernels on the trainer's
+// stream.
+
+namespace {
+
+bool is_any(const foreshock_gradient* gradients, size_t count, const auto& is) {
+  for (size_t n = 0; n < count; ++n)
+    if (is(gradients[n])) return true;
+  return false;
+}
+
+bool lies_on_device(const foreshock_gradient& gradient) {
+  return gradient.values.data != nullptr && gradient.values.device_type == FORESHOCK_DEVICE_CUDA;
+}
+
+// The gradients of one step whose values lie on a device. `is_whole`: kernels can read all of them, since
+// they are on one device and one stream.
+struct DeviceGradients {
+  DeviceStream at = {-1, nullptr};
+  uint64_t bytes = 0;
+  size_t tensors = 0;
+  bool is_whole = true;
+
+  void add(const foreshock_gradient& gradient) {
+    const foreshock_tensor& values = gradient.values;
+    if (values.data == nullptr) return;
+    if (tensors++ == 0) at = {values.device_index, gradient.stream};
+    is_whole &= is_gradient_on_device(gradient) && values.device_index == at.device_index &&
+                gradient.stream == at.handle;
+    if (is_whole) bytes += static_cast<uint64_t>(values.shape[0]) * size_of(static_cast<DType>(values.dtype));
+  }
+  // Number of launches besides the kernels that read gradients. It includes the two kernels that read the
+  // device's clock.
+  uint64_t further_launches() const { return 4 + (tensors + kMostScalars - 1) / kMostScalars; }
+};
+
+}  // namespace
+
+void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t count) {
+  const uint64_t begin = monotonic_ns();
+  ensure_segment(0);
+  if ((g_process.hot() & kHotArmed) == 0) return;
+  TryLock lock(clock_busy_);
+  if (!lock) return;
+  // Gradients of an earlier call are dropped: a trainer may make several steps before it reports one, or skip
+  // a step and repeat it.
+  layers_.begin_gradients();
+  pending_steps_.open().begin_gradients();
+  uint64_t on_device_ns = 0;
+  if (is_any(gradients, count, [](const auto& one) { return one.norm_fetched != 0; })) {
+    for (size_t n = 0; n < count; ++n) {
+      const foreshock_gradient& one = gradients[n];
+      const PendingNumber norm = {std::sqrt(one.sum_of_squares), one.norm_fetched};
+      pending_steps_.open_with_room().add(PendingGradient{layers_.find(one.identity), false, norm});
+    }
+  } else if (is_any(gradients, count, lies_on_device)) {
+    on_device_ns = send_gradients(gradients, count);
+  } else {
+    for (size_t n = 0; n < count; ++n) add_gradient(gradients[n]);
+  }
+  const Counting counting = g_process.counting();
+  counting.add(counting.block->step_ns, monotonic_ns() - begin + on_device_ns);
+}
+
+// Marks the step as sampled because its gradients are read. This matters for steps without attention calls,
+// which begin_step() does not mark.
+void Monitor::sample_gradients() {
+  step_was_sampled_ |= (g_process.hot() & kHotTickPending) != 0 && is_due(ending_step());
+}
+
+void Monitor::add_gradient(const foreshock_gradient& gradient) {
+  const foreshock_tensor& values = gradient.values;
+  double squares = gradient.sum_of_squares;
+  if (values.data != nullptr) {
+    if (values.dims != 1 || values.stride[0] != 1 || values.device_type != FORESHOCK_DEVICE_CPU) return;
+    squares =
+        sum_of_squares(values.data, static_cast<DType>(values.dtype), static_cast<size_t>(values.shape[0]));
+    sample_gradients();
+  }
+  layers_.add_gradient(gradient.identity, squares);
+}
+
+// Launches the kernels that sum the gradients on their device. Returns the device time to be charged, in ns.
+// If the budget cannot pay for the expected time, nothing is launched or counted, as in a step that is not
+// sampled.
+uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t count) {
+  DeviceGradients wanted;
+  for (size_t n = 0; n < count; ++n) wanted.add(gradients[n]);
+  const double needed =
+      static_cast<double>(gradient_cost_.ask(wanted.bytes, wanted.further_launches())) * 1e-9;
+  if (!budget_.is_unlimited() && budget_.balance_seconds() < needed) return 0;
+  segment::Coverage& coverage = *g_process.writer().coverage();
+  bump_shared(coverage.numbers_fetched, wanted.tensors);
+  const size_t numbers = wanted.tensors + GradientReadback::kTimes;
+  SentGradients sent;
+  int why = -1;
+  if (!wanted.is_whole)
+    why = FORESHOCK_SKIP_LAYOUT;
+  else if (numbers_requested_.load(std::memory_order_relaxed) + numbers > kMaxNumbersPerStep)
+    why = FORESHOCK_SKIP_TOO_LARGE;
+  else
+    why = devices_.send_gradients(wanted.at, gradients, count, &sent);
+  if (why >= 0) {
+    bump_shared(coverage.numbers_skipped[why], wanted.tensors);
+    return 0;
+  }
+  numbers_requested_.fetch_add(numbers, std::memory_order_relaxed);
+  sample_gradients();
+  uint64_t number = sent.first;
+  for (size_t n = 0; n < count; ++n) {
+    const foreshock_gradient& one = gradients[n];
+    PendingNumber squares = {one.sum_of_squares, 0};
+    if (one.values.data != nullptr) squares = {0, std::exchange(number, number + sent.stride)};
+    pending_steps_.open_with_room().add(PendingGradient{layers_.find(one.identity), true, squares});
+  }
+  const uint64_t charged = gradient_cost_.sent(sent);
+  gradients_ns_ += charged;
+  return charged;
 }
 
 }  // namespace foreshock

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "foreshock/hook.h"
-#include "libmonitor/layers.h"
+#include "libmonitor/coverage.h"
 
 namespace foreshock {
 namespace {
