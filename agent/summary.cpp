@@ -21,8 +21,8 @@ constexpr int64_t kSameStep = 1;  // ranks of one job end within a step of each 
 // If a rank trained for fewer seconds, the summary prints them beside the overhead. Most of the overhead is
 // then the set-up.
 constexpr double kShortSeconds = 10;
-// The limit of the slowdown holds over this many steps after the first look, or more. In fewer steps, the
-// first snapshots of the weights and the last samples weigh more.
+// The limit of the slowdown holds over this many steps, or more. In a shorter run of a few seconds, the first
+// snapshots of the weights and the last samples weigh more.
 constexpr uint64_t kStepsOfLimit = 500;
 
 // -- text --
@@ -716,17 +716,18 @@ std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)
     allowed = std::max(allowed, rank->identity.max_slowdown);
   }
   if (!most) return entry("overhead", "unknown");
+  double least = input.ranks[0]->cost.train_seconds;
+  for (const RankStatistics* rank : input.ranks) least = std::min(least, rank->cost.train_seconds);
   std::string text = formatted("%.2f %%", *most * 100);
   if (allowed >= 1)
     text += ", no limit given";
-  else if (allowed > 0 && *most > allowed && steps_of(*input.ranks[0]) < kStepsOfLimit)
+  else if (allowed > 0 && *most > allowed && least < kShortSeconds &&
+           steps_of(*input.ranks[0]) < kStepsOfLimit)
     text += " (the limit of " + formatted("%g %%", allowed * 100) + " is for " +
             std::to_string(kStepsOfLimit) + " steps or more)";
   else if (allowed > 0)
     text += (*most > allowed ? ", above the " : " of ") + formatted("%g %%", allowed * 100) + " allowed";
   if (input.ranks.size() > 1) text += " (slowest rank)";
-  double least = input.ranks[0]->cost.train_seconds;
-  for (const RankStatistics* rank : input.ranks) least = std::min(least, rank->cost.train_seconds);
   if (least < kShortSeconds) text += " of " + formatted("%.2f", least) + " s in steps";
   const uint64_t interval = input.ranks[0]->last_step.interval;
   if (interval > 0 && passes[0].sampled + passes[1].sampled > 0)
@@ -877,7 +878,7 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
     for (uint32_t n = 0; n < segment::kSkipReasons; ++n)
       missed[segment::kSkipReasonNames[n]] += rank->coverage.numbers_skipped[n];
   }
-  missed.erase("set_up");  // happens on each device, in the first steps
+  if (missed["set_up"] * 2 < fetched) missed.erase("set_up");  // happens on each device, in the first steps
   for (const auto& [reason, times] : missed) all_missed += times;
   if (all_missed * 100 > fetched)
     notes->emplace_back("not read", grouped(all_missed) + " of " + grouped(fetched) +

@@ -45,7 +45,7 @@ FLAGS = ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidd
 FLAGS += ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now"]
 FLAGS += ["-fcf-protection"] if platform.machine() == "x86_64" else []
 COMPILERS = ["g++", "c++", "clang++"]
-COMPILE_SECONDS, TEST_SECONDS = 600, 120
+COMPILE_SECONDS, TEST_SECONDS, RETRY_SECONDS = 600, 120, 120
 
 
 class BuildError(Exception):
@@ -104,27 +104,30 @@ def compilers() -> list[str]:
     """The C++ compilers of this machine, best first: CXX, then those in PATH. CXX is often set for another purpose, and
     the compiler that it names cannot always link a shared library for this torch."""
     names = [name.split()[0] for name in (os.environ.get("CXX", ""), *COMPILERS) if name.strip()]
-    by_program: dict[str, str] = {}
-    for found in filter(None, map(shutil.which, names)):
-        by_program.setdefault(os.path.realpath(found), found)
-    return [*by_program.values()]
+    return [*dict.fromkeys(filter(None, map(shutil.which, names)))]
 
 
 def with_each_compiler(attempt: Callable[[str], None]) -> str:
-    """Calls `attempt` with one compiler after the other until one succeeds, and returns that one. Raises the error of
-    the first if all fail."""
-    first_error = None
+    """Calls `attempt` with one compiler after the other until one succeeds, and returns that one. If all fail, the
+    error has the reasons of the first and of the last. No further attempt begins after RETRY_SECONDS, since
+    cli/torch.cpp waits 15 minutes."""
+    begin, errors = time.monotonic(), []
     for compiler in compilers():
+        if errors and time.monotonic() - begin > RETRY_SECONDS:
+            break
         try:
             attempt(compiler)
             return compiler
         except BuildError as error:
-            first_error = first_error or error
-    raise first_error or BuildError(
-        "no_compiler",
-        "no C++ compiler found; install g++ (apt-get install g++) or set CXX: "
-        "no adapter for this torch came with foreshock",
-    )
+            errors.append((compiler, error))
+    if not errors:
+        raise BuildError(
+            "no_compiler",
+            "no C++ compiler found; install g++ (apt-get install g++) or set CXX: "
+            "no adapter for this torch came with foreshock",
+        )
+    (_, first), (compiler, last) = errors[0], errors[-1]
+    raise first if last is first else BuildError("failed", f"{first.reason}; with {compiler}: {last.reason}")
 
 
 def digest(paths: list[Path]) -> str:
@@ -214,35 +217,39 @@ def first_cause(lines: list[str]) -> str:
     linker = re.compile(
         r"undefined reference|undefined symbol|cannot find|relocation|hidden symbol|multiple definition"
     )
-    for is_cause in (lambda line: "error" in line.lower() and "ld returned" not in line, linker.search):
+    follows = re.compile("ld returned|linker command failed")
+    for is_cause in (lambda line: "error" in line.lower() and not follows.search(line), linker.search):
         if found := next(filter(is_cause, lines), None):
             return found
     return lines[-1] if lines else "no output"
 
 
-def self_test(adapter: Path, torch: Torch, arguments: argparse.Namespace) -> None:
-    """Tests the adapter in a child process with the core preloaded (self_test.py). Raises BuildError if it fails."""
+def self_test(adapter: Path, torch: Torch, arguments: argparse.Namespace, compiler: str | None = None) -> None:
+    """Tests the adapter in a child process with the core preloaded (self_test.py). Raises BuildError if it fails.
+    `compiler`: the one that built the adapter, if it was built here."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
     environment |= {"LD_PRELOAD": str(arguments.library), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "FORESHOCK": "0"}
-    command = self_test_program(torch.home, adapter.parent.parent, arguments)
+    command = self_test_program(torch.home, adapter.parent.parent, arguments, compiler)
     run_or_fail([*command, str(adapter)], TEST_SECONDS, "the adapter's self-test", env=environment)
 
 
-def self_test_program(home: Path, folder: Path, arguments: argparse.Namespace) -> list[str]:
+def self_test_program(home: Path, folder: Path, arguments: argparse.Namespace, compiler: str | None) -> list[str]:
     """The command of the self-test: self_test.py, or a program if this Python cannot import the LibTorch. The program
-    is compiled into `folder`."""
+    is compiled into `folder`, by the compiler of the adapter if it was built here."""
     importable = importable_torch()
     if arguments.torch is None or (importable is not None and importable.resolve() == home):
         return [sys.executable, str(SOURCES / "self_test.py")]
     program = folder / "self_test"
-    if not program.exists():
 
-        def attempt(compiler: str) -> None:
-            command = compile_command(compiler, home, arguments.include, "self_test.cpp", program)
-            command.append(f"-Wl,-rpath,{home / 'lib'}")
-            run_or_fail(command, COMPILE_SECONDS, "compiling the adapter's self-test")
+    def attempt(compiler: str) -> None:
+        command = compile_command(compiler, home, arguments.include, "self_test.cpp", program)
+        command.append(f"-Wl,-rpath,{home / 'lib'}")
+        run_or_fail(command, COMPILE_SECONDS, "compiling the adapter's self-test")
 
+    if compiler is None:
         with_each_compiler(attempt)
+    else:
+        attempt(compiler)
     return [str(program)]
 
 
@@ -270,7 +277,7 @@ def build_adapter(torch: Torch, target: Path, arguments: argparse.Namespace) -> 
         announce()
         command = compile_command(compiler, home, include, "adapter.cpp", target)
         run_or_fail(command, COMPILE_SECONDS, f"compiling the adapter with {compiler}")
-        self_test(target, torch, arguments)
+        self_test(target, torch, arguments, compiler)
 
     return with_each_compiler(attempt)
 

@@ -117,8 +117,11 @@ TEST(Summary, HealthyRunFitsTenLinesOfEightyColumns) {
 
 TEST(Summary, TheLimitOfTheSlowdownIsForLongerRuns) {
   RankStatistics rank = healthy_rank();
-  rank.cost.own_seconds = 1.5;
+  rank.cost = {.train_seconds = 5, .own_seconds = 0.075, .agent_seconds = 0};
   EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("1.52 % (the limit of 1 % is for 500 steps or more)"));
+  RankStatistics slow = healthy_rank();
+  slow.cost.own_seconds = 1.5;
+  EXPECT_THAT(unwrapped(text_of(slow)), HasSubstr("1.52 %, above the 1 % allowed")) << "of 100 s";
   rank.steps = 500;
   EXPECT_THAT(unwrapped(text_of(rank)), HasSubstr("1.52 %, above the 1 % allowed"));
 }

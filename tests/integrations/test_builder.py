@@ -104,6 +104,20 @@ def test_the_next_compiler_is_tried_if_the_first_fails(tmp_path: Path, monkeypat
         builder.with_each_compiler(attempt)
 
 
+def test_the_error_has_the_reasons_of_the_first_and_the_last_compiler(tmp_path, monkeypatch) -> None:
+    for name in ("first", "last"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "first"))
+    monkeypatch.setattr(builder, "COMPILERS", [str(tmp_path / "last")])
+    with pytest.raises(builder.BuildError, match="first .*; with .*last: .*last"):
+        builder.with_each_compiler(lambda compiler: builder.run_or_fail([compiler], 60, f"{compiler} compiling"))
+    monkeypatch.setattr(builder, "RETRY_SECONDS", -1)
+    with pytest.raises(builder.BuildError) as late:
+        builder.with_each_compiler(lambda compiler: builder.run_or_fail([compiler], 60, f"{compiler} compiling"))
+    assert "last" not in late.value.reason, "no time was left for it"
+
+
 def test_the_reason_names_what_the_linker_could_not_do() -> None:
     lines = [
         "adapter.cpp:1: warning: x",
@@ -112,6 +126,8 @@ def test_the_reason_names_what_the_linker_could_not_do() -> None:
     ]
     assert builder.first_cause(lines) == lines[1]
     assert builder.first_cause(["adapter.cpp:1:2: error: y", *lines]) == "adapter.cpp:1:2: error: y"
+    clang = ["/usr/bin/ld: cannot find -lstdc++", "clang: error: linker command failed with exit code 1"]
+    assert builder.first_cause(clang) == clang[0]
     assert builder.first_cause(["odd"]) == "odd"
 
 

@@ -201,7 +201,8 @@ class Monitor:
         self.weights.due()  # gets the numbers of the weights to measure in this step
         if not has_stepped:
             in_core += self.weights.before(optimizer)
-        if self._named_for[0] == [id(optimizer)] and not self._pieces.addresses:
+        # A step with a closure is never quiet, and after it there is usually another one.
+        if not has_stepped and self._named_for[0] == [id(optimizer)] and not self._pieces.addresses:
             # core.look() returns whether the steps of this optimizer can be quiet.
             self._is_settled = is_plain(optimizer, self._torch.Tensor) and self.core.look(optimizer)
         return in_core
