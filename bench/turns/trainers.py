@@ -93,12 +93,12 @@ def slices_of(rank: dict) -> int:
 
 
 @contextlib.contextmanager
-def one_of_each(what: str, kinds: tuple[str, ...], cores: list[int], objects: int = 0) -> Iterator[dict[str, Trainer]]:
+def one_of_each(what: str, kinds: tuple[str, ...], cores: list[int]) -> Iterator[dict[str, Trainer]]:
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
     trainers: dict[str, Trainer] = {}
     try:
         for kind in kinds:
-            trainers[kind] = Trainer(kind, what, base, cores, objects)
+            trainers[kind] = Trainer(kind, what, base, cores)
         yield trainers
     finally:
         for trainer in trainers.values():

@@ -91,24 +91,18 @@ def _compiled_step(optimizer: Any) -> None:
     guarded("compiled_step", optimizer)
 
 
-def _on_module_change(module: Any, name: str, part: Any) -> None:
+def _on_module_change(module: Any, name: str, part: Any, has_new_tensors: bool = True) -> None:
     if monitor is None or is_dynamo_compiling():
         return
     try:
-        monitor.note_module(module)
+        monitor.note_module(module, has_new_tensors)
     except Exception as error:  # without contextlib, whose calls a profiler would record
         if is_of_trainer(error):
             raise
 
 
 def _on_submodule(module: Any, name: str, part: Any) -> None:
-    if monitor is None or is_dynamo_compiling():
-        return
-    try:
-        monitor.note_module(module, has_new_tensors=False)
-    except Exception as error:
-        if is_of_trainer(error):
-            raise
+    _on_module_change(module, name, part, has_new_tensors=False)
 
 
 @contextlib.contextmanager
