@@ -6,9 +6,12 @@ Standard library only: `./dev docs` runs it without a virtual environment.
 from __future__ import annotations
 
 import hashlib
+import io
+import itertools
 import json
 import pathlib
 import re
+import tokenize
 
 import recipes
 
@@ -29,9 +32,27 @@ def digest(parts: list[str]) -> str:
 
 
 def without_comments(source: str) -> str:
-    """C++ or Python source, approximately without comments and with white space collapsed, so that these do not change
-    a hash. Python docstrings and comments behind code remain."""
+    """C++ source, approximately without comments and with white space collapsed, so that these do not change a hash.
+    Of the preprocessor's lines only those of #include remain."""
     return re.sub(r"\s+", " ", re.sub(r"//.*|^\s*#(?!include).*", "", source, flags=re.MULTILINE))
+
+
+def python_code(source: str) -> str:
+    """Python source without comments and docstrings and with white space collapsed. The same for every Python."""
+    lines = source.splitlines(keepends=True)
+    starts = [0, *itertools.accumulate(map(len, lines))]
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    spans = [(token.start, token.end) for token in tokens if token.type == tokenize.COMMENT]
+    before = tokenize.NEWLINE
+    for token in tokens:
+        if token.type in (tokenize.COMMENT, tokenize.NL):
+            continue
+        if token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+            spans.append((token.start, token.end))  # a statement that is only a string
+        before = token.type
+    for (row, column), (last_row, last_column) in sorted(spans, reverse=True):
+        source = source[: starts[row - 1] + column] + source[starts[last_row - 1] + last_column :]
+    return re.sub(r"\s+", " ", source)
 
 
 def of_detectors() -> str:
@@ -50,7 +71,7 @@ def of_training(what: recipes.Recipe) -> str:
     """Hash of everything that determines the record of a training."""
     made = what.name, what.model, what.steps, what.begins, what.later, what.plant, what.dose, what.where, what.growth
     sources = HERE / "training.py", DEMO / "train.py", DEMO / "fault.py"
-    return digest([repr((made, recipes.LAYERS, MONITOR)), *(without_comments(each.read_text()) for each in sources)])
+    return digest([repr((made, recipes.LAYERS, MONITOR)), *(python_code(each.read_text()) for each in sources)])
 
 
 def stored() -> list[dict]:

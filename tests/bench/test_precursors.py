@@ -185,6 +185,16 @@ def test_neither_comments_nor_breaks_of_lines_make_other_detectors():
     assert provenance.without_comments(source) != provenance.without_comments("int a = 2; int b;\n")
 
 
+def test_comments_and_docstrings_do_not_change_the_hash_of_a_training():
+    one = 'def f(a):\n    """Old."""\n    return f"{a} # x"  # why\n'
+    other = '"""New."""\n# a comment\ndef f(a):\n    """Other."""\n    return f"{a} # x"\n'
+    assert provenance.python_code(one).strip() == provenance.python_code(other).strip()
+    assert "# x" in provenance.python_code(one)
+    assert provenance.python_code(one) != provenance.python_code(one.replace("# x", "# y"))
+    kept = "a = [\n    'not a docstring',\n]\n"
+    assert "not a docstring" in provenance.python_code(kept)
+
+
 def kept_training(recipe, seed, day=1, looks=100):
     return {"recipe": recipe, "seed": seed, "day": day, "last_step": 800, "lines": {"tensor": looks}}
 
