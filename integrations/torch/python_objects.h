@@ -31,6 +31,7 @@ struct Python {
   void (*release)(void* object);
   void* (*type_of)(void* object);
   int (*is_subtype)(void* type, void* base);
+  int (*is_callable)(void* object);
   void* (*call)(void* function, void* arguments);
   void* (*call_with)(void* function, ...);  // arguments, and a null pointer
   void* (*attribute)(void* object, void* name);
@@ -79,6 +80,7 @@ struct Python {
     find("Py_DecRef", &it.release);
     find("PyObject_Type", &it.type_of);
     find("PyType_IsSubtype", &it.is_subtype);
+    find("PyCallable_Check", &it.is_callable);
     find("PyObject_CallObject", &it.call);
     find("PyObject_CallFunctionObjArgs", &it.call_with);
     find("PyObject_GetAttr", &it.attribute);

@@ -1,6 +1,7 @@
-// Handles the optimizer hooks of quiet steps: the steps of a settled training with one optimizer that are not
-// sampled. The hooks of all other steps run the helper's Python code (clock.py). It decides when quiet steps
-// may follow, and later adds up their number and the time they took. All functions need the interpreter lock.
+// Handles the optimizer hooks of quiet steps: the steps of a settled training that are not sampled. The hooks
+// of all other steps run the helper's Python code (clock.py). It decides when quiet steps may follow, and
+// later adds up their number and the time they took. One optimizer is the clock: its steps are the training's
+// steps. All functions need the interpreter lock.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdio>
 #include <iterator>
 #include <new>
 #include <optional>
@@ -74,18 +76,36 @@ class QuietSteps {
       *name = PythonReference(python.intern(text));
   }
 
-  // Remembers which parameters the optimizer steps. False: quiet steps cannot follow. The caller must have
-  // checked that reading the optimizer and its tensors runs no Python code of the trainer. `parameters`:
-  // TensorImpl addresses of all of them in their order; count 0: steps with gradient norms are not quiet.
+  // Remembers the clock and the parameters that it steps. False: quiet steps cannot follow. The caller must
+  // have checked that reading the optimizer and its tensors runs no Python code of the trainer. `parameters`:
+  // TensorImpl addresses of all of them in their order, and then of those of the companions (see look_other);
+  // count 0: steps with gradient norms are not quiet.
   bool look(void* optimizer, const void* const* parameters, size_t count) {
     disarm();
-    known_ = {};
+    clock_ = {};
+    others_.clear();
     try {
       parameters_.assign(parameters, parameters + count);
     } catch (const std::bad_alloc&) {
       return false;
     }
-    return read_shape(optimizer, nullptr, &known_);
+    return read_shape(optimizer, nullptr, &clock_.last, &clock_.shape);
+  }
+
+  // Call it after look() for each of the other optimizers, in the order of `parameters`. `number`: 0 for a
+  // companion, which steps after the clock without a backward pass of its own; else the number by which its
+  // loss is named. False: quiet steps cannot follow.
+  bool look_other(void* optimizer, int64_t number) {
+    if (others_.size() == kMostOthers) return false;
+    Known other;
+    other.number = number;
+    if (!read_shape(optimizer, nullptr, &other.last, &other.shape)) return false;
+    try {
+      others_.push_back(other);
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+    return true;
   }
 
   struct Armed {
@@ -105,71 +125,61 @@ class QuietSteps {
     is_armed_ = true;
   }
 
-  void disarm() { is_armed_ = is_quiet_ = false; }
+  void disarm() {
+    is_armed_ = false;
+    begun_ = nullptr;
+  }
 
   // Makes the end of the next step run in Python.
   void wait() { armed_.ends = false; }
 
   // Call it before the optimizer's work. Returns how many weights are due (in Armed::numbers); if there are
-  // any, the end of the step is not quiet. Negative, and nothing was done: the step is not quiet.
+  // any, the end of the step is not quiet. Negative, and nothing was done: the step is not quiet. If step()
+  // got a closure, the gradients do not exist yet; then end() publishes them.
   int64_t begin(void* optimizer, void* args, void* kwargs) {
-    is_quiet_ = false;
-    if (!is_armed_ || optimizer != known_.optimizer || armed_.before_left <= 0) return -1;
+    begun_ = nullptr;
+    if (!is_armed_) return -1;
+    const bool is_clock = optimizer == clock_.shape.optimizer;
+    Known* const known = is_clock ? &clock_ : find_other(optimizer);
+    // The helper handles a second step of another optimizer since the last tick: that optimizer may become
+    // the clock. It also shows the weights that another optimizer steps later than the clock; `ends` is false
+    // then.
+    if (!known || (is_clock ? armed_.before_left <= 0 : known->has_stepped || !armed_.ends)) return -1;
     const uint64_t begin = now_ns();
-    if (!has_no_arguments(args, kwargs) || is_profiled() || is_compiling()) return -1;
-    Shape now;
-    if (!read_shape(optimizer, &known_, &now) || now != known_) return -1;
-    if (training_clock().backwards() == 0 || foreshock_step_is_sampled()) return -1;
-    const uint64_t core_before = gradient_report().core_ns();
-    if (!gradient_report().passes_over() && !publish_norms(now)) return -1;
-    const uint64_t in_core = gradient_report().core_ns() - core_before;
-    const size_t due = armed_.room == 0 ? 0 : foreshock_weights_due(armed_.numbers, armed_.room);
-    is_quiet_ = due == 0;
+    const Given given = read_arguments(args, kwargs);
+    if (given == Given::kOther || is_profiled() || is_compiling() || !is_unchanged(known)) return -1;
+    uint64_t in_core = 0;
+    size_t due = 0;
+    if (is_clock) {
+      has_closure_ = given == Given::kCallable;
+      if (!has_closure_ && !publish_gradients(&in_core)) return -1;
+      due = armed_.room == 0 ? 0 : foreshock_weights_due(armed_.numbers, armed_.room);
+    }
+    if (due == 0) begun_ = optimizer;
     spend(now_ns() - begin - in_core);
     return static_cast<int64_t>(due);
   }
 
   // Call it after the optimizer's work. False, and nothing was done: the end of the step is not quiet.
   bool end(void* optimizer) {
-    if (!std::exchange(is_quiet_, false) || !is_armed_ || !armed_.ends) return false;
-    if (optimizer != known_.optimizer || armed_.after_left <= 0) return false;
-    const uint64_t begin = now_ns();
-    Ending ending = {};
-    if (!read_step(optimizer, &ending) || has_new_modules()) return false;
-    --armed_.before_left;
-    --armed_.after_left;
-    ++steps_;
-    armed_.seen_step = ending.number;
-    armed_.seen_address = ending.address;
-    spend(now_ns() - begin);
-    max_step_ns_ = std::max(max_step_ns_, own_ns_ - own_at_step_ns_);
-    own_at_step_ns_ = own_ns_;
-    ended_at_ns_ = begin;
-    foreshock_step step{};
-    step.size = sizeof(step);
-    step.version = FORESHOCK_ABI_VERSION;
-    step.step = armed_.is_counted ? -1 : ending.number;
-    step.step_source = armed_.is_counted ? FORESHOCK_STEP_COUNTED : FORESHOCK_STEP_OPTIMIZER_STATE;
-    step.learning_rate = ending.rate;
-    step.given = FORESHOCK_GIVEN_LEARNING_RATE;
-    step.prepare_ns = std::exchange(spent_ns_, 0);
-    foreshock_step_end(&step);
-    const uint64_t after = now_ns();
-    forget_step();
-    spend(now_ns() - after);
-    return true;
+    if (std::exchange(begun_, nullptr) != optimizer || !is_armed_ || !armed_.ends) return false;
+    return optimizer == clock_.shape.optimizer ? end_step(optimizer) : end_other(find_other(optimizer));
   }
 
   // Returns a tuple about the quiet steps since the last call: number of steps; own time in ns; own time not
   // yet reported; time at which the last one ended; own time of the most expensive one; Armed::seen_step;
-  // Armed::seen_address. Makes the end of the next step run in Python.
+  // Armed::seen_address; a bit for each of the other optimizers, in the order of look_other(), that has
+  // stepped since the last tick. Makes the end of the next step run in Python.
   void* take() {
     wait();
+    long long stepped = 0;
+    for (size_t n = 0; n < others_.size(); ++n)
+      stepped |= static_cast<long long>(std::exchange(others_[n].has_stepped, false)) << n;
     void* taken =
-        Python::get().build("(LLLLLLL)", static_cast<long long>(steps_), static_cast<long long>(own_ns_),
+        Python::get().build("(LLLLLLLL)", static_cast<long long>(steps_), static_cast<long long>(own_ns_),
                             static_cast<long long>(spent_ns_), static_cast<long long>(ended_at_ns_),
                             static_cast<long long>(max_step_ns_), static_cast<long long>(armed_.seen_step),
-                            static_cast<long long>(reinterpret_cast<intptr_t>(armed_.seen_address)));
+                            static_cast<long long>(reinterpret_cast<intptr_t>(armed_.seen_address)), stepped);
     steps_ = own_ns_ = spent_ns_ = max_step_ns_ = own_at_step_ns_ = 0;
     return taken;
   }
@@ -193,6 +203,13 @@ class QuietSteps {
   struct Seen {
     void *tensor, *address;
   };
+  // An optimizer as it was when quiet steps were last allowed.
+  struct Known {
+    Shape shape = {};
+    Seen last = {};            // its last parameter
+    int64_t number = 0;        // see look_other()
+    bool has_stepped = false;  // quietly, since the last tick; false for the clock
+  };
   struct Ending {
     int64_t number;
     const void* address;
@@ -214,18 +231,23 @@ class QuietSteps {
     return Python::get().dict_item(dict, key.get());
   }
 
-  // Whether step() was called without arguments; None counts as absent. A closure needs the helper.
-  static bool has_no_arguments(void* args, void* kwargs) {
+  // What step() was called with. None counts as absent. kCallable: a closure, or another object that can be
+  // called (see takes_closure() of door.py).
+  enum class Given { kNothing, kCallable, kOther };
+  static Given read_arguments(void* args, void* kwargs) {
     const Python& python = Python::get();
+    Given given = Given::kNothing;
+    const auto add = [&](void* value) {
+      if (value == python.none || given == Given::kOther) return;
+      given = python.is_callable(value) ? Given::kCallable : Given::kOther;
+    };
     const ssize_t count = python.tuple_size(args);
-    for (ssize_t n = 1; n < count; ++n)
-      if (python.tuple_item(args, n) != python.none) return false;
-    if (python.dict_size(kwargs) == 0) return true;
+    for (ssize_t n = 1; n < count; ++n) add(python.tuple_item(args, n));
+    if (python.dict_size(kwargs) == 0) return given;
     ssize_t position = 0;
     void *key = nullptr, *value = nullptr;
-    while (python.dict_next(kwargs, &position, &key, &value))
-      if (value != python.none) return false;
-    return true;
+    while (python.dict_next(kwargs, &position, &key, &value)) add(value);
+    return given;
   }
 
   // See is_profiled() of clock.py.
@@ -278,7 +300,7 @@ class QuietSteps {
   }
 
   // Reads the fingerprint. False if the optimizer has no readable parameters, or other types than `known`.
-  bool read_shape(void* optimizer, const Shape* known, Shape* out) {
+  bool read_shape(void* optimizer, const Shape* known, Seen* last_seen, Shape* out) {
     const Python& python = Python::get();
     Opened opened;
     Group first, last;
@@ -299,14 +321,85 @@ class QuietSteps {
             nullptr};
     if (!python.is_subtype(out->state_kind, python.dict_type)) return false;
     if (known && (out->kind != known->kind || out->last_kind != known->last_kind)) return false;
-    out->tensor = address_of(tensor, &last_);
+    out->tensor = address_of(tensor, last_seen);
     return out->tensor != nullptr;
   }
 
-  // Reports the gradient norms that the trainer has computed. False, and nothing was done: the optimizer
-  // steps other parameters than those given to look(), or it multiplies gradients itself (grad_scale).
-  bool publish_norms(const Shape& now) {
-    if (parameters_.empty() || !steps_known_parameters(now)) return false;
+  // The end of the clock's step.
+  bool end_step(void* optimizer) {
+    if (armed_.after_left <= 0) return false;
+    const uint64_t begin = now_ns();
+    Ending ending = {};
+    if (!read_step(optimizer, &ending) || has_new_modules()) return false;
+    uint64_t in_core = 0;
+    if (has_closure_ && (!is_unchanged(&clock_) || !publish_gradients(&in_core))) return false;
+    for (Known& other : others_) other.has_stepped = false;
+    --armed_.before_left;
+    --armed_.after_left;
+    ++steps_;
+    armed_.seen_step = ending.number;
+    armed_.seen_address = ending.address;
+    spend(now_ns() - begin - in_core);
+    max_step_ns_ = std::max(max_step_ns_, own_ns_ - own_at_step_ns_);
+    own_at_step_ns_ = own_ns_;
+    ended_at_ns_ = begin;
+    foreshock_step step{};
+    step.size = sizeof(step);
+    step.version = FORESHOCK_ABI_VERSION;
+    step.step = armed_.is_counted ? -1 : ending.number;
+    step.step_source = armed_.is_counted ? FORESHOCK_STEP_COUNTED : FORESHOCK_STEP_OPTIMIZER_STATE;
+    step.learning_rate = ending.rate;
+    step.given = FORESHOCK_GIVEN_LEARNING_RATE;
+    step.prepare_ns = std::exchange(spent_ns_, 0);
+    foreshock_step_end(&step);
+    const uint64_t after = now_ns();
+    forget_step();
+    spend(now_ns() - after);
+    return true;
+  }
+
+  // The end of a step of another optimizer. The losses since the last step are its own if it had a backward
+  // pass.
+  bool end_other(Known* other) {
+    if (!other) return false;
+    const uint64_t begin = now_ns();
+    other->has_stepped = true;
+    if (other->number > 0 && training_clock().backwards() > 0) {
+      char name[32];
+      std::snprintf(name, sizeof name, "loss of optimizer %lld", static_cast<long long>(other->number));
+      foreshock_loss_is_of(name);
+    }
+    spend(now_ns() - begin);
+    return true;
+  }
+
+  // Null: unknown.
+  Known* find_other(void* optimizer) {
+    for (Known& other : others_)
+      if (other.shape.optimizer == optimizer) return &other;
+    return nullptr;
+  }
+
+  bool is_unchanged(Known* known) {
+    Shape now;
+    return read_shape(known->shape.optimizer, &known->shape, &known->last, &now) && now == known->shape;
+  }
+
+  // Reports what is known of the gradients of the last backward pass. False, and nothing was done: there was
+  // no backward pass, or the helper must read the gradients. `in_core`: the time that the core accounts for
+  // itself.
+  bool publish_gradients(uint64_t* in_core) {
+    if (training_clock().backwards() == 0 || foreshock_step_is_sampled()) return false;
+    const uint64_t before = gradient_report().core_ns();
+    if (!gradient_report().passes_over() && !publish_norms()) return false;
+    *in_core = gradient_report().core_ns() - before;
+    return true;
+  }
+
+  // Reports the gradient norms that the trainer has computed. False, and nothing was done: the optimizers
+  // step other parameters than those given to look(), or one multiplies gradients itself (grad_scale).
+  bool publish_norms() {
+    if (parameters_.empty() || !step_known_parameters()) return false;
     try {
       gradient_report().publish(parameters_.data(), parameters_.size(), 1.0, 0, true);
     } catch (...) {
@@ -315,25 +408,33 @@ class QuietSteps {
     return true;
   }
 
-  // Whether the optimizer steps exactly parameters_. Compares the TensorImpl in each parameter's object, so
-  // that no address of a destroyed tensor is read later.
-  bool steps_known_parameters(const Shape& now) const {
+  // Whether the clock and its companions step exactly parameters_. Compares the TensorImpl in each
+  // parameter's object, so that no address of a destroyed tensor is read later.
+  bool step_known_parameters() const {
+    size_t count = 0;
+    bool are_known = word_ != 0 && has_known_parameters(clock_.shape, &count);
+    for (const Known& other : others_)
+      if (other.number == 0) are_known = are_known && has_known_parameters(other.shape, &count);
+    return are_known && count == parameters_.size();
+  }
+
+  // Whether the parameters of the optimizer are those of parameters_ from *count on, which is moved on.
+  bool has_known_parameters(const Shape& of, size_t* count) const {
     const Python& python = Python::get();
     Opened opened;
-    if (word_ == 0 || !open(now.optimizer, &opened) || item(opened.own.get(), grad_scale_)) return false;
-    size_t count = 0;
+    if (!open(of.optimizer, &opened) || item(opened.own.get(), grad_scale_)) return false;
     for (ssize_t n = 0; n < opened.count; ++n) {
       Group group;
       if (!read_group(python.list_item(opened.groups, n), &group)) return false;
-      for (ssize_t i = 0; i < group.size; ++i, ++count) {
+      for (ssize_t i = 0; i < group.size; ++i, ++*count) {
         void* tensor = python.list_item(group.parameters, i);
         const void* kind = python_type_of(tensor).get();
-        if (kind != now.first_kind && kind != now.last_kind) return false;
-        if (count == parameters_.size() || static_cast<void* const*>(tensor)[word_] != parameters_[count])
+        if (kind != of.first_kind && kind != of.last_kind) return false;
+        if (*count == parameters_.size() || static_cast<void* const*>(tensor)[word_] != parameters_[*count])
           return false;
       }
     }
-    return count == parameters_.size();
+    return true;
   }
 
   // Reads the step number from the state of the first parameter; if no state has one, counts on from the last
@@ -342,12 +443,12 @@ class QuietSteps {
     const Python& python = Python::get();
     Opened opened;
     if (!open(optimizer, &opened) || item(opened.own.get(), found_inf_) ||
-        python_type_of(opened.states).get() != known_.state_kind)
+        python_type_of(opened.states).get() != clock_.shape.state_kind)
       return false;
     Group group;
     if (!read_group(python.list_item(opened.groups, 0), &group)) return false;
     void* parameter = python.list_item(group.parameters, 0);
-    if (python_type_of(parameter).get() != known_.first_kind) return false;
+    if (python_type_of(parameter).get() != clock_.shape.first_kind) return false;
     void* rate = item(group.group, lr_);
     if (!rate || !is_exactly(rate, python.float_type) || item(group.group, step_)) return false;
     ending->rate = python.real(rate);
@@ -402,19 +503,21 @@ class QuietSteps {
     own_ns_ += nanoseconds;
   }
 
+  static constexpr size_t kMostOthers = 62;  // the bits of take()
   static constexpr size_t kHeadWords = 2;  // every Python object begins with its reference count and its type
 
   PythonReference getprofile_, tensor_type_, compiler_;
   PythonReference param_groups_, params_, state_, found_inf_, grad_scale_, cdata_, lr_, step_, is_compiling_;
-  size_t tensor_words_ = 0;  // size of a tensor's Python object in words
-  size_t word_ = 0;          // index of the word with its TensorImpl; 0: unknown
-  Seen first_ = {}, last_ = {},
-       number_ = {};  // first and last parameter, and the tensor with the step number
-  Shape known_ = {};
+  size_t tensor_words_ = 0;        // size of a tensor's Python object in words
+  size_t word_ = 0;                // index of the word with its TensorImpl; 0: unknown
+  Seen first_ = {}, number_ = {};  // of the clock: the first parameter, and the tensor with the step number
+  Known clock_;
+  std::vector<Known> others_;
   std::vector<const void*> parameters_;  // TensorImpl addresses of the parameters given to look()
   Armed armed_ = {};
   bool is_armed_ = false;
-  bool is_quiet_ = false;  // the beginning of the step in progress was quiet
+  void* begun_ = nullptr;     // the optimizer whose step in progress began quietly
+  bool has_closure_ = false;  // step() got a closure, which computes the gradients
   uint64_t steps_ = 0, own_ns_ = 0, spent_ns_ = 0, ended_at_ns_ = 0, max_step_ns_ = 0, own_at_step_ns_ = 0;
 };
 
@@ -451,6 +554,11 @@ inline void* look(void*, void* const* given, ssize_t count) {
                                              static_cast<size_t>(number(2))));
 }
 
+inline void* look_other(void*, void* const* given, ssize_t count) {
+  if (count != 2) return nullptr;
+  return integer(QuietSteps::instance().look_other(given[0], Python::get().integer(given[1])));
+}
+
 inline void* arm(void*, void* const* given, ssize_t count) {
   if (count != 9) return nullptr;
   const auto number = [&](ssize_t n) { return Python::get().integer(given[n]); };
@@ -482,6 +590,7 @@ inline void* quiet_function(size_t n) {
       {"begins", quiet_functions::begins, PythonMethod::kFastCall, nullptr},
       {"ends", quiet_functions::ends, PythonMethod::kFastCall, nullptr},
       {"look", quiet_functions::look, PythonMethod::kFastCall, nullptr},
+      {"look_other", quiet_functions::look_other, PythonMethod::kFastCall, nullptr},
       {"arm", quiet_functions::arm, PythonMethod::kFastCall, nullptr},
       {"disarm", quiet_functions::disarm, PythonMethod::kFastCall, nullptr},
       {"wait", quiet_functions::wait, PythonMethod::kFastCall, nullptr},

@@ -89,7 +89,7 @@ class Monitor:
         # Bounded, for a training that reports losses and never steps.
         self._losses: deque[float] = deque(maxlen=1024)
         self._clock: Any = None  # weak reference to the optimizer whose steps are counted
-        self._other_optimizers = Others()
+        self._other_optimizers = Others(core.quiet.disarm)
         self._owners = Owners(torch, self._clear_names, core.call_back)
         self._pieces = Pieces()  # parameters of a clock that is called several times in one step (DeepSpeed ZeRO)
         limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
@@ -109,7 +109,8 @@ class Monitor:
         self._is_rank_described = False  # core.describe() was called without the coordinates
         self._has_cleared_names = False  # the core's names were cleared and not set again
         self._steps_whole_model = True  # this rank steps the whole model, so its gradient norms are those of the run
-        self._is_settled = False  # only the clock steps, and its tensors have names: quiet steps may follow
+        self._is_settled = False  # all optimizers are known, and their tensors have names: quiet steps may follow
+        self._quiet_others: list[int] = []  # ids of the optimizers other than the clock whose steps may be quiet
         self._is_step_counted = False  # no optimizer state has the step number
         self._ticks = 0
         self._last_step: int | None = None  # number of the last step that the clock reported, as the core counts
@@ -185,8 +186,9 @@ class Monitor:
         # Companions step after the clock without a backward pass of their own. Partners have their own backward pass.
         # A partner that keeps pace steps about as often as the clock, so its tensors are measured too.
         partners = self._other_optimizers.partners(keep_pace=True)
+        rare = self._other_optimizers.partners(keep_pace=False)
         every = addresses + [p._cdata for o in partners for p in parameters_of(o)]
-        if not self._try_to_name([*together, *partners], self._other_optimizers.partners(keep_pace=False), every):
+        if not self._try_to_name([*together, *partners], rare, every):
             return self._begin_without_names(optimizer)
         scale = self._scale(optimizer)
         in_backward = self._torch._C._current_graph_task_id() != -1
@@ -201,14 +203,21 @@ class Monitor:
         self.weights.due()  # gets the numbers of the weights to measure in this step
         if not has_stepped:
             in_core += self.weights.before(optimizer)
-        # A step with a closure is never quiet, and after it there is usually another one.
-        if not has_stepped and self._named_for[0] == [id(optimizer)] and not self._pieces.addresses:
-            # core.look() returns whether the steps of this optimizer can be quiet.
-            self._is_settled = is_plain(optimizer, self._torch.Tensor) and self.core.look(optimizer)
+        self._settle([*together, *partners, *rare])
         return in_core
 
-    # A settled training has one optimizer, whose tensors have names. Its steps that are not sampled are quiet: their
-    # hooks run in quiet_steps.h and call no method of this class.
+    # In a settled training all optimizers are known, and their tensors have names. Its steps that are not sampled are
+    # quiet: their hooks run in quiet_steps.h and call no method of this class.
+
+    def _settle(self, optimizers: list[Any]) -> None:
+        """Determines whether the training is settled. `optimizers`: the clock and all others that are known."""
+        if self._named_for[0] != [id(o) for o in optimizers] or self._pieces.addresses:
+            return
+        if self._other_optimizers.is_any_undecided() or not all(is_plain(o, self._torch.Tensor) for o in optimizers):
+            return
+        clock, *others = optimizers
+        self._quiet_others = [id(o) for o in others]
+        self._is_settled = self.core.look(clock, [(o, self._other_optimizers.number_of(o)) for o in others])
 
     def _stop_quiet_steps(self) -> None:
         """Stops quiet steps until the training has settled again."""
@@ -243,7 +252,10 @@ class Monitor:
         """Adds what quiet steps have counted. The end of the next step runs in Python again and may allow more."""
         if not self._is_settled:
             return
-        steps, own_ns, spent_ns, ended_at_ns, max_step_ns, step, address = self.core.quiet.take()
+        steps, own_ns, spent_ns, ended_at_ns, max_step_ns, step, address, others = self.core.quiet.take()
+        for n, other in enumerate(self._quiet_others):
+            if others >> n & 1:
+                self._calls_of_others[other] = self._calls_of_others.get(other, 0) + 1
         self._total_ns += own_ns
         self._unreported_ns += spent_ns
         if steps == 0:
@@ -369,8 +381,8 @@ class Monitor:
         self._seen_backward |= backwards > 0
         clock = self._clock() if self._clock is not None else None
         if self._is_other_than_clock(optimizer):
-            if not self._off_bits and not is_profiled():
-                self._other_optimizers.stepped(optimizer, clock, backwards > 0)
+            is_followed = not self._off_bits and not is_profiled()
+            if is_followed and self._other_optimizers.stepped(optimizer, clock, backwards > 0):
                 self._stop_quiet_steps()
             calls = self._calls_of_others[id(optimizer)] = self._calls_of_others.get(id(optimizer), 0) + 1
             if calls < 2 or backwards == 0:
@@ -384,7 +396,7 @@ class Monitor:
                 self._next_step_bits = GIVEN_OTHER_TRAINING if clock is None else 0
                 self._published_names = {}  # another training: other tensors may have the same addresses
             self._clock, self._last_state = ref(optimizer, self.core.quiet.disarm), None
-            self._other_optimizers = Others()
+            self._other_optimizers = Others(self.core.quiet.disarm)
             self._pieces.forget()
             self._stop_quiet_steps()
         return True

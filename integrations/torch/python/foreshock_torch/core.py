@@ -85,10 +85,11 @@ class QuietSteps(NamedTuple):
     begins: Callable[..., int]  # returns how many weights are due; negative: not a quiet step
     ends: Callable[..., int]
     look: Callable[..., int]
+    look_other: Callable[..., int]
     arm: Callable[..., Any]
     disarm: Callable[..., Any]
     wait: Callable[[], Any]  # makes the end of the next step run in Python
-    take: Callable[[], tuple[int, int, int, int, int, int, int]]
+    take: Callable[[], tuple[int, int, int, int, int, int, int, int]]
 
 
 def _return_zero(*given: Any) -> int:
@@ -103,7 +104,8 @@ NO_QUIET_STEPS = QuietSteps(
     _return_zero,
     _return_zero,
     _return_zero,
-    lambda: (0,) * 7,
+    _return_zero,
+    lambda: (0,) * 8,
 )
 
 
@@ -199,12 +201,15 @@ class Core:
         self.logs.noted = quiet.wait
         return quiet
 
-    def look(self, optimizer: Any) -> bool:
-        """Whether quiet steps can follow the step that step_begins() has started."""
+    def look(self, clock: Any, others: list[tuple[Any, int]]) -> bool:
+        """Whether quiet steps can follow the step that step_begins() has started. `others`: the other optimizers and
+        their numbers, see QuietSteps::look_other in quiet_steps.h."""
         import ctypes as c
 
         addresses, array = self._last_addresses
-        return bool(self.quiet.look(optimizer, c.addressof(array), len(addresses)))
+        if not self.quiet.look(clock, c.addressof(array), len(addresses)):
+            return False
+        return all(self.quiet.look_other(*other) for other in others)
 
     def arm(
         self, ends: bool, is_counted: bool, step: int, address: int, before: int, after: int, weights: bool

@@ -93,19 +93,24 @@ class Others:
     The clock is the optimizer whose steps are counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_death: Any = None) -> None:
+        """`on_death`: called with the weak reference when a companion or partner is destroyed."""
+        self._on_death = on_death
         self._companions: list[Any] = []  # step after the clock without a backward pass of their own
         self._wrappers: list[Any] = []  # have only parameters of the clock
         self._partners: list[Partner] = []
 
-    def stepped(self, optimizer: Any, clock: Any, has_backward: bool) -> None:
+    def stepped(self, optimizer: Any, clock: Any, has_backward: bool) -> bool:
         """Call it after each step of an optimizer other than the clock; the first step classifies the optimizer.
-        `has_backward`: a backward pass has started since the clock's last step."""
+        `has_backward`: a backward pass has started since the clock's last step. Returns whether the optimizer is new,
+        or a wrapper: the steps of a wrapper contain those of the clock."""
         partner = self._partner(optimizer)
         if partner is not None:
             partner.steps += 1
-        elif all(each() is not optimizer for each in self._companions + self._wrappers):
-            reference = ref(optimizer)
+        elif any(each() is optimizer for each in self._wrappers):
+            return True
+        elif all(each() is not optimizer for each in self._companions):
+            reference = ref(optimizer, self._on_death)
             if not self._has_other_parameters(optimizer, clock):
                 self._wrappers = [*self._alive(self._wrappers), reference]
             elif not has_backward:
@@ -114,6 +119,8 @@ class Others:
                 self._partners = [partner for partner in self._partners if partner.reference() is not None]
                 self._partners.append(Partner(reference))
                 self._partners[-1].steps = 1
+            return True
+        return False
 
     def ticked(self) -> None:
         """Call it after each step of the clock."""
@@ -128,6 +135,10 @@ class Others:
         """Partners that are known to step about as often as the clock (True), or not (False)."""
         these = [partner.reference() for partner in self._partners if partner.keeps_pace is keep_pace]
         return [optimizer for optimizer in these if optimizer is not None]
+
+    def is_any_undecided(self) -> bool:
+        """Whether there is a partner of which it is not known yet how often it steps."""
+        return any(partner.keeps_pace is None and partner.reference() is not None for partner in self._partners)
 
     def number_of(self, optimizer: Any) -> int:
         """2 for the first partner, since the clock is number 1; 0: not a partner."""
