@@ -2,11 +2,14 @@
 
     python bench/slowdown.py [--pairs 20] [--steps 500] [--only 10] [--objects 3000000]
 
-Each pair is a plain training and one under `foreshock run` with default options, in random order, each in a separate
-process with all cores. The first 40 steps are left out, since they have an additional budget. Printed for each length
-of step: the median over the pairs of the ratio of wall times - 1 and of CPU times - 1, with 95 % intervals; and the
-slowdown that the summary reports, which includes the agent; and the slowest step of either kind. A line per pair goes
-to stderr. A report, not a gate: two processes of the same program differ by several percent on a shared machine.
+Each pair is a plain training and one under `foreshock run`, on one core. They take turns of one step, in random order,
+because the speed of a shared machine changes within seconds by more than what is measured. A step of the watched
+training thus lasts as long as two, so it may take half of the default share: `--max-slowdown 0.5%`. The first 40 steps
+are left out, since they have an additional budget.
+
+Printed for each length of step: the wall time and the CPU time that foreshock adds to a step, relative to a plain step,
+as the median over the pairs with its 95 % interval; the same as foreshock reports it, with the agent; and the slowest
+step of either kind. A line per pair goes to stderr, with the standard error of its mean. A report, not a gate.
 
 --objects: the trainings hold so many Python objects beside the model. Work that grew with the heap would be in the
 slowest step.
@@ -15,6 +18,7 @@ slowest step.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import pathlib
 import random
@@ -22,7 +26,8 @@ import shutil
 import statistics
 import sys
 import tempfile
-from typing import Any
+import time
+from typing import NamedTuple
 
 from turns.trainers import Trainer, interval
 
@@ -30,43 +35,68 @@ MODELS = {"10": (3, 32, 4, 48), "30": (5, 64, 4, 64), "100": (6, 96, 8, 96)}  # 
 FIRST_LOOK_STEPS = 40
 
 
-def run(kind: str, model: str, steps: int, objects: int) -> tuple[dict[str, float], dict[str, Any]]:
+class Pair(NamedTuple):
+    """What foreshock added to one training, as a share of a plain step."""
+
+    wall: float
+    standard_error: float  # of `wall`
+    cpu: float
+    metered: float
+    plain_ms: float
+    slowest: dict[str, float]  # by kind, in seconds
+
+
+def run(model: str, steps: int, objects: int, chance: random.Random) -> Pair:
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
     try:
         what = ",".join(map(str, MODELS[model]))
-        trainer = Trainer(kind, what, base, sorted(os.sched_getaffinity(0)), objects)
-        trainer.turn(FIRST_LOOK_STEPS)
-        took = trainer.turn(steps - FIRST_LOOK_STEPS)
-        return took, trainer.finish()
+        cores = sorted(os.sched_getaffinity(0))
+        trainers = {kind: Trainer(kind, what, base, cores, objects) for kind in ("plain", "halved")}
+        for trainer in trainers.values():
+            trainer.turn(FIRST_LOOK_STEPS)
+        taken: dict[str, list[dict[str, float]]] = {kind: [] for kind in trainers}
+        begin = time.perf_counter()
+        for _ in range(steps - FIRST_LOOK_STEPS):
+            for kind in chance.sample(list(trainers), len(trainers)):
+                taken[kind].append(trainers[kind].turn(1))
+        lasted = time.perf_counter() - begin
+        ranks = {kind: trainer.finish() for kind, trainer in trainers.items()}
     finally:
         shutil.rmtree(base, ignore_errors=True)
+    plain, watched = ({clock: [turn[clock] for turn in turns] for clock in turns[0]} for turns in taken.values())
+    step = statistics.fmean(plain["wall"])
+    added = [b - a for a, b in zip(plain["wall"], watched["wall"], strict=True)]
+    return Pair(
+        wall=statistics.fmean(added) / step,
+        standard_error=statistics.stdev(added) / math.sqrt(len(added)) / step,
+        cpu=sum(watched["cpu"]) / sum(plain["cpu"]) - 1,
+        metered=ranks["halved"]["slowdown_ratio"] * lasted / sum(plain["wall"]),
+        plain_ms=1e3 * step,
+        slowest={"plain": max(plain["wall"]), "watched": max(watched["wall"])},
+    )
 
 
 def measure(model: str, pairs: int, steps: int, objects: int) -> None:
-    chance = random.Random(1)
-    ratios: dict[str, list[float]] = {"wall": [], "cpu": []}
-    metered, plain_ms = [], []
-    slowest = {"plain": 0.0, "default": 0.0}
-    for pair in range(pairs):
-        kinds = ["plain", "default"]
-        chance.shuffle(kinds)
-        runs = {kind: run(kind, model, steps, objects) for kind in kinds}
-        (plain, _), (watched, rank) = runs["plain"], runs["default"]
-        for clock, kept in ratios.items():
-            kept.append(watched[clock] / plain[clock] - 1)
-        for kind, (took, _) in runs.items():
-            slowest[kind] = max(slowest[kind], took["slowest"])
-        metered.append(rank["slowdown_ratio"])
-        plain_ms.append(1e3 * plain["wall"] / (steps - FIRST_LOOK_STEPS))
-        print(f"  pair {pair}: wall {ratios['wall'][-1]:+.2%} metered {metered[-1]:.2%}", file=sys.stderr, flush=True)
+    chance, measured = random.Random(1), []
+    for number in range(pairs):
+        pair = run(model, steps, objects, chance)
+        measured.append(pair)
+        print(
+            f"  pair {number}: wall {pair.wall:+.2%} (standard error {pair.standard_error:.2%}), "
+            f"metered {pair.metered:.2%}",
+            file=sys.stderr,
+            flush=True,
+        )
     columns = []
-    for clock, kept in ratios.items():
-        middle, low, high = interval([kept])
+    for clock in ("wall", "cpu"):
+        middle, low, high = interval([[getattr(pair, clock) for pair in measured]])
         columns.append(f"{clock} {middle:+.2%} [{low:+.2%}, {high:+.2%}]")
+    metered = [pair.metered for pair in measured]
+    slowest = {kind: 1e3 * max(pair.slowest[kind] for pair in measured) for kind in ("plain", "watched")}
     print(
-        f"{statistics.median(plain_ms):6.1f} ms  {'  '.join(columns)}  metered {statistics.median(metered):.2%} "
-        f"[{min(metered):.2%}, {max(metered):.2%}]  slowest step {1e3 * slowest['plain']:.1f} ms plain, "
-        f"{1e3 * slowest['default']:.1f} ms watched   ({pairs} pairs of {steps} steps)",
+        f"{statistics.median(pair.plain_ms for pair in measured):6.1f} ms  {'  '.join(columns)}  "
+        f"metered {statistics.median(metered):.2%} [{min(metered):.2%}, {max(metered):.2%}]  slowest step "
+        f"{slowest['plain']:.1f} ms plain, {slowest['watched']:.1f} ms watched   ({pairs} pairs of {steps} steps)",
         flush=True,
     )
 
