@@ -15,9 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-// Limit of names; the longest accepted name has kLongestName - 1 characters. The file is in the trainer's
-// directory, so any process of that user can write it. Each entry is checked, and entries that facts_of()
-// could not have written are ignored.
+// The file of facts is in the trainer's directory, so any process of that user can write it. Each entry is
+// checked, and malformed entries are ignored. A name must be shorter than kLongestName.
 constexpr size_t kLongestName = 64;
 
 std::optional<std::string> text_in(const json& from, const char* name) {
@@ -142,19 +141,21 @@ void RankFacts::take_up(const std::string& segment, RankStatistics* rank) const 
 void RankFacts::note(const std::string& segment, const RankStatistics& rank) {
   json facts = facts_of(rank);
   const auto known = known_.find(segment);
-  if (known == known_.end() ? !has_any(facts) : *known == facts) return;
+  const bool is_known = known != known_.end();
+  if (is_known && *known == facts) return;
+  if (!is_known && !has_any(facts)) return;
   known_[segment] = std::move(facts);
-  is_new_ = true;
+  has_unsaved_changes_ = true;
 }
 
 void RankFacts::forget(const std::string& segment) {
-  if (known_.erase(segment) > 0) is_new_ = true;
+  if (known_.erase(segment) > 0) has_unsaved_changes_ = true;
 }
 
 bool RankFacts::save(const Directory& directory) {
-  if (!is_new_) return true;
-  is_new_ = !directory.write(kFile, text_of(known_, -1));
-  return !is_new_;
+  if (!has_unsaved_changes_) return true;
+  has_unsaved_changes_ = !directory.write(kFile, text_of(known_, -1));
+  return !has_unsaved_changes_;
 }
 
 namespace {

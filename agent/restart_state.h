@@ -4,6 +4,7 @@
 #define FORESHOCK_AGENT_RESTART_STATE_H_
 
 #include <chrono>
+#include <deque>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -43,7 +44,7 @@ class RankFacts {
 
  private:
   nlohmann::json known_ = nlohmann::json::object();  // by segment
-  bool is_new_ = false;
+  bool has_unsaved_changes_ = false;
 };
 
 // Recognizes lines that a killed agent has already written. If an agent is killed between writing lines and
@@ -51,7 +52,7 @@ class RankFacts {
 // thread.
 class ToldLines {
  public:
-  // Limit of the lines that are kept. One poll writes fewer lines, so earlier lines cannot be repeated.
+  // Only the newest lines are kept. One poll writes fewer lines, so earlier lines cannot be repeated.
   static constexpr size_t kMost = 1 << 16;
 
   void note(const StepLine& line) { note(key_of(line)); }
@@ -77,11 +78,16 @@ class ToldLines {
     return {line.run, line.rank.value_or(-1), "sample " + line.tensor,
             static_cast<int64_t>(line.ticket.value_or(0)), line.time.value_or(0)};
   }
-  void note(Key key) {
-    if (told_.size() < kMost) told_.insert(std::move(key));
+  void note(const Key& key) {
+    if (!told_.insert(key).second) return;
+    order_.push_back(key);
+    if (order_.size() <= kMost) return;
+    told_.erase(order_.front());
+    order_.pop_front();
   }
 
   std::set<Key> told_;
+  std::deque<Key> order_;  // the noted lines, oldest first
 };
 
 // Saves the state of a run's detectors in a file in the run's directory, so that a restarted agent continues
@@ -91,10 +97,10 @@ class WatchState {
   static constexpr const char* kFile = "detectors.state";
   static constexpr size_t kMostBytes = 64 << 20;  // a larger file is ignored
 
-  // Restores the state that an earlier agent has saved. Must be called before the first observation. Then
-  // observes the lines that the earlier agent wrote to the record after its last save, adds events that the
-  // record lacks, and adds those lines to `already_written`. If there is a record but no state, writes
-  // kDetectorsBeginAnew to the record. `record` may be null; `path` is its file.
+  // Must be called before the first observation. Restores the state that an earlier agent has saved. Passes
+  // to the detectors the lines that the earlier agent wrote to the record after its last save, adds events
+  // that the record lacks, and adds those lines to `already_written`. If there is a record but no readable
+  // state, writes kDetectorsBeginAnew to the record. `record` may be null; `path` is its file.
   void restore(const Directory& directory, const std::string& run, const std::string& path,
                RecordWriter* record, Watches* watches, ToldLines* already_written);
 

@@ -150,4 +150,18 @@ TEST_F(WatchStateTest, NothingNewIsNotWritten) {
 }
 
 }  // namespace
+TEST(ToldLines, KeepsTheNewest) {
+  ToldLines told;
+  StepLine line;
+  const auto at = [&](size_t step) {
+    line.step = static_cast<int64_t>(step);
+    return line;
+  };
+  for (size_t step = 0; step < ToldLines::kMost + 2; ++step) told.note(at(step));
+  EXPECT_FALSE(told.take(at(1)));
+  EXPECT_TRUE(told.take(at(2)));
+  EXPECT_FALSE(told.take(at(2))) << "a line is repeated once";
+  EXPECT_TRUE(told.take(at(ToldLines::kMost + 1)));
+}
+
 }  // namespace foreshock
