@@ -30,7 +30,8 @@ const char* name_of(Ownership ownership) {
 }
 
 LayerOwners::LayerOwners(const std::vector<const RankStatistics*>& ranks) {
-  for (bool alive : {true, false})  // dead ranks count only for layers that no live rank has
+  for (bool alive :
+       {true, false})  // live ranks first: a dead rank then gets only layers that no earlier rank has
     for (const RankStatistics* rank : ranks) {
       if (rank->alive != alive || ownership_of(rank->identity) != Ownership::kUnknown) continue;
       for (const auto& layer : rank->layers) {

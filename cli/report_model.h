@@ -88,14 +88,14 @@ class AttentionErrors {
   std::vector<HistoryTable> layers() const;
   // Sorted by error, the largest first.
   std::vector<AttentionFault> faults() const;
-  // The largest error of the run. `slices` is the number of all slices with an error; if it is 0, the other
-  // fields are invalid.
+  // The largest error of the run. `slices` is the number of all slices whose error is known. If all errors
+  // are 0, or none is known, the other fields are not set.
   const AttentionFault& largest() const { return largest_; }
 
  private:
   struct Series {
     AttentionFault so_far;
-    std::deque<uint64_t> last_beyond;  // numbers of the last slices beyond the limit, ascending
+    std::deque<uint64_t> last_beyond;  // so_far.slices at the last slices beyond the limit
     bool is_fault = false;
   };
   History curve_;
@@ -153,8 +153,9 @@ class Trail {
 // A detector that left level quiet before a loss event. If it has several such episodes, those that ended at
 // most kNear steps before the onset, or later, are joined. If all ended earlier, the last one is kept.
 struct StorySign {
-  static constexpr int64_t kNear = 64;       // steps; the horizon of the benchmark (bench/precursors)
-  static constexpr int64_t kLongUnseen = 8;  // a gap of more steps between two values is reported
+  static constexpr int64_t kNear = 64;  // steps; the horizon of the benchmark (bench/precursors)
+  static constexpr int64_t kLongUnseen =
+      8;  // a gap of more than this many steps between two values is reported
 
   DetectorId detector = DetectorId::kBias;
   std::string layer;  // "": the detector has no layer

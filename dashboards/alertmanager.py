@@ -20,13 +20,13 @@ route:
   # Experimental detectors: visible in Alertmanager and Prometheus, sent to no receiver.
   - matchers: [severity="info"]
     receiver: none
-  # Problems of the monitor itself, also of no particular run, are for the operators of the cluster.
+  # Problems of the monitor itself are for the operators of the cluster. Some of these alerts belong to no run.
   - matchers: [kind="monitor"]
     receiver: operators
     group_by: [cluster, alertname]
 
 inhibit_rules:
-# During an incident its precursors are visible on the dashboard and not sent.
+# During an incident, its precursors and the alert that several of them agree are only on the dashboard.
 - source_matchers: [kind="incident"]
   target_matchers: [kind=~"precursor|agreement"]
   equal: [cluster, namespace, run]

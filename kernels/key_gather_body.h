@@ -31,9 +31,9 @@ FORESHOCK_DEVICE double load_element(const DeviceView& view, DType type, int64_t
                     block);
 }
 
-// Sums the columns of one tile over all rows of the first head. Neighbouring threads read neighbouring
-// columns, and each thread reads every `stripes`-th row. The sums of the threads are then added pairwise,
-// always in the same order.
+// Sums the columns of one tile over all rows of head 0, the only head of a view of dK or dV. Neighbouring
+// threads read neighbouring columns, and each thread reads every `stripes`-th row. The sums of the threads
+// are then added pairwise, always in the same order.
 template <class Block>
 FORESHOCK_DEVICE void sum_tile(const DeviceView& view, DType type, uint32_t tile, ColumnSum* to,
                                Block& block) {

@@ -6,7 +6,7 @@
 namespace foreshock::lab {
 namespace {
 
-// Rounds x as the next operation reads it: stored in the format, or in registers.
+// Rounds x to the storage format (kFormat), or to the precision of a register (kRegisters).
 void keep(Tensor& x, State state, Arithmetic& arithmetic) {
   if (state == State::kFormat) return arithmetic.store(x);
   for (double& v : x.data) v = arithmetic.in_register(v);

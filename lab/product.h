@@ -9,9 +9,9 @@
 namespace foreshock::lab {
 
 // c[i][j] += a[i][:] . b[:][j], with the products of one (i, j) added in the order of k. The elements of a
-// and b must be numbers of `format`, those of c numbers of the accumulator (fp32 for kFp32 and tensor cores).
-// kFp32 and kFp64 results do not depend on the width of vector registers, since each lane computes one
-// element of c.
+// and b must be numbers of `format`. Those of c must be numbers that the accumulator can hold (fp32 for kFp32
+// and tensor cores). kFp32 and kFp64 results do not depend on the width of vector registers, since each lane
+// computes one element of c.
 void multiply_add(const Accumulator& accumulator, const NumberFormat& format, const Tensor& a,
                   const Tensor& b, Tensor& c);
 

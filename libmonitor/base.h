@@ -42,11 +42,11 @@ class TryLock {
 };
 
 // Zeroed memory from the kernel, not from the trainer's allocator. Pages are allocated at first access. For
-// set-up only. Never freed, since threads may still run while the process ends. Thread-compatible.
+// set-up only. Not freed at the end, since threads may still run while the process ends. Thread-compatible.
 class MmapBuffer {
  public:
-  // Provides at least `bytes`; earlier content is lost. Returns false if there is no memory; the buffer is
-  // then empty.
+  // Provides at least `bytes`. If the buffer must grow, earlier content is lost; otherwise it stays. Returns
+  // false if there is no memory; the buffer is then empty.
   bool reserve(size_t bytes) {
     if (bytes <= bytes_ && data_ != nullptr) return true;
     if (data_ != nullptr) munmap(data_, bytes_);
@@ -54,8 +54,8 @@ class MmapBuffer {
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     data_ = map == MAP_FAILED ? nullptr : static_cast<char*>(map);
     bytes_ = data_ == nullptr ? 0 : bytes;
-    // Counters are sparse. Without huge pages, a page that is only read maps the kernel's shared page of
-    // zeros.
+    // Some users touch few pages of a buffer (sparse counters). Without huge pages, a page that is only read
+    // maps the kernel's shared page of zeros.
     if (data_ != nullptr) madvise(data_, bytes_, MADV_NOHUGEPAGE);
     return data_ != nullptr;
   }
@@ -74,17 +74,18 @@ class DeferredSteps {
   void add(int64_t step) {
     for (auto& place : places_) {
       int64_t found = kNone;
-      if (place.compare_exchange_strong(found, step + kFirst) || found == step + kFirst) return;
+      if (place.compare_exchange_strong(found, step + kOffset) || found == step + kOffset) return;
     }
   }
   // Removes every step and calls take(step) for it.
   void take(const auto& take) {
     for (auto& place : places_)
-      if (const int64_t found = place.exchange(kNone); found != kNone) take(found - kFirst);
+      if (const int64_t found = place.exchange(kNone); found != kNone) take(found - kOffset);
   }
 
  private:
-  static constexpr int64_t kNone = 0, kFirst = 2;  // a step may be -1 (unknown)
+  static constexpr int64_t kNone = 0,
+                           kOffset = 2;  // a place holds step + kOffset: a step may be -1 (unknown)
   std::atomic<int64_t> places_[8] = {};
 };
 
