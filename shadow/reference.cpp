@@ -4,7 +4,6 @@
 #include <cmath>
 #include <limits>
 
-#include "shadow/reference_scalar.h"
 #include "shadow/slice.h"
 
 #undef HWY_TARGET_INCLUDE

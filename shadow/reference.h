@@ -10,6 +10,7 @@
 #define FORESHOCK_SHADOW_REFERENCE_H_
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "shadow/slice.h"
@@ -57,12 +58,43 @@ bool is_above(double given, double log_sum_exp, double logit_abs_max);
 // the computed one is used instead.
 void reference(const AttentionSlice& slice, Reference* result);
 
+// Defines the result of reference(), one element at a time with std::fma.
+void reference_scalar(const AttentionSlice& slice, Reference* result);
+
 // Return the compiled instruction sets that this machine supports, and all compiled ones, as bits of
 // hwy/detect_targets.h. The third function returns the name of the one in use ("scalar" if none with fused
 // multiply-add is available).
 int64_t reference_targets_here();
 int64_t reference_targets_compiled();
 const char* reference_target_name();
+
+// What follows is shared by the two implementations.
+
+// Reductions of one row's scores over the keys.
+struct RowSums {
+  double max;       // largest score; -Inf: the row sees no key
+  double second;    // second largest score; equals max if two keys tie
+  double min;       // smallest score above -Inf; +Inf: none
+  double sum;       // sum of exp(score - max)
+  double weighted;  // sum of exp(score - max) * (score - max), <= 0
+};
+
+// Sizes the vectors of `result` for the slice.
+void resize_reference(const AttentionSlice& slice, Reference* result);
+// Fills log_sum_exp, logit_max, logit_abs_max, entropy_nats and near_tie of a row.
+void finish_row(const RowSums& sums, int row, Reference* result);
+// Fills delta, given_delta, share and partial of a row. Needs its out and log_sum_exp.
+void prepare_backward(const AttentionSlice& slice, int row, Reference* result);
+
+// Fills element `k` of grad_query, given_grad_query and key_mean of a row from its sums over the keys, with
+// weights exp(score - max). `sum` sums the weights, `grad` sums grad_score * key, `key_sum` sums weight *
+// key.
+void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, double grad, double key_sum,
+                     Reference* result);
+
+// Returns the number to subtract from the scores before exp: the maximum, or 0 for a row without keys, so
+// that its weights are exp(-Inf) = 0 and not NaN.
+inline double shift_of(double max) { return max == -std::numeric_limits<double>::infinity() ? 0.0 : max; }
 
 }  // namespace foreshock
 

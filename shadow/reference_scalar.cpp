@@ -1,9 +1,10 @@
-#include "shadow/reference_scalar.h"
-
+// Defines the reference, one element at a time; reference.cpp must agree with it to the bit.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "shadow/elementary.h"
+#include "shadow/reference.h"
 #include "shadow/slice.h"
 
 namespace foreshock {

@@ -74,7 +74,6 @@ CIRCLES = {  # modules of a folder that include one another
     frozenset({"agent/run", "agent/sampling"}): "sampling.cpp holds the members of Run that choose how often",
     frozenset({"lab/claims", "lab/study"}): "a claim is judged by measurements of the study that names it",
     frozenset({"libmonitor/environment", "libmonitor/process"}): "a process is set up by its environment",
-    frozenset({"shadow/reference", "shadow/reference_scalar"}): "the fast form and its truth",
 }
 LARGE_CIRCLES = {"lab": 8, "libmonitor": 5}  # of the arithmetic with its rounding; of what a device's work shares
 

@@ -6,7 +6,6 @@
 #include <bit>
 #include <cstdio>
 
-#include "shadow/reference_scalar.h"
 #include "tests/shadow/quad_attention.h"
 #include "tests/shadow/slice_data.h"
 
