@@ -25,8 +25,8 @@
 #include "agent/directory.h"
 #include "detect/thresholds.h"
 #include "segment/layout.h"
+#include "shadow/elementary.h"
 #include "shadow/judgement.h"
-#include "shadow/rounding.h"
 #include "shadow/stored_slice.h"
 
 namespace foreshock {

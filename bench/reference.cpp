@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "shadow/elementary.h"
 #include "shadow/noise_floor.h"
-#include "shadow/rounding.h"
 #if FORESHOCK_OPENBLAS
 #include <cblas.h>
 #endif

@@ -1,13 +1,20 @@
-// Computes the exponential and the logarithm for the reference, which is defined to the bit. The functions of
-// C libraries differ between machines in the last bits. Every operation below is one IEEE operation, in this
-// order. rows_in_lanes-inl.h repeats the exponential for vectors with the constants of this file.
+// The elementary functions that are defined to the bit: exponential, logarithm, rounding to a storage format.
+//
+// The reference uses this exponential and logarithm, since those of C libraries differ between machines in
+// the last bits. Every operation in them is one IEEE operation, in this order. rows_in_lanes-inl.h repeats
+// the exponential for vectors with the constants of this file.
+//
+// Rounding is to nearest, ties to even. Overflow gives infinity, and subnormals are kept.
 #ifndef FORESHOCK_SHADOW_ELEMENTARY_H_
 #define FORESHOCK_SHADOW_ELEMENTARY_H_
 
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
+
+#include "kernels/dtype.h"
 
 namespace foreshock {
 
@@ -73,6 +80,16 @@ inline double log_nonnegative(double x) {
   const double log_f = std::fma(2 * s * s2, series, 2 * s);
   return std::fma(exponent, kLn2High, std::fma(exponent, kLn2Low, log_f));
 }
+
+// Returns the value of format `type` nearest to `x`, as a double, rounded once. `type` must be floating.
+double round_to(DType type, double x);
+
+// Returns the spacing of the format at |x|: 2^(e - precision + 1), and for subnormals their spacing. Always
+// positive; NaN if x is not finite.
+double ulp_at(DType type, double x);
+
+// Stores round_to(type, x) as element `index` of a packed array.
+void store_rounded(DType type, double x, void* data, size_t index);
 
 }  // namespace foreshock
 

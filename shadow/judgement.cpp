@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "shadow/conservation.h"
-#include "shadow/rounding.h"
+#include "shadow/elementary.h"
 
 namespace foreshock {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <bit>
 
+#include "shadow/elementary.h"
 #include "shadow/judgement.h"
 #include "shadow/reference.h"
-#include "shadow/rounding.h"
 #include "tests/shadow/column_data.h"
 
 namespace foreshock {

@@ -1,10 +1,10 @@
-#include "shadow/rounding.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 #include <random>
+
+#include "shadow/elementary.h"
 
 namespace foreshock {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/dtype.h"
-#include "shadow/rounding.h"
+#include "shadow/elementary.h"
 #include "shadow/slice.h"
 
 namespace foreshock {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "kernels/histogram.h"
+#include "shadow/elementary.h"
 #include "shadow/histogram.h"
-#include "shadow/rounding.h"
 
 namespace foreshock::test {
 

@@ -1,4 +1,4 @@
-#include "shadow/rounding.h"
+#include "shadow/elementary.h"
 
 #include <algorithm>
 #include <bit>
