@@ -3,6 +3,7 @@
 #ifndef FORESHOCK_KERNELS_GATHER_H_
 #define FORESHOCK_KERNELS_GATHER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -11,13 +12,39 @@
 
 namespace foreshock {
 
-// Copies elements (i, j, first .. first + count - 1, 0 .. shape[3] - 1) to `to`, row-major and packed; `to`
-// holds count * shape[3] elements. Indices must lie inside the shape. Returns the bytes written.
-uint64_t gather_rows(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count, char* to);
+inline void copy_strided(const char* from, int64_t step, int64_t count, size_t element, char* to) {
+  for (int64_t n = 0; n < count; ++n) std::memcpy(to + n * element, from + n * step, element);
+}
 
-// As gather_rows(), but copies only the first `width` elements of each row.
-uint64_t gather_row_heads(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
-                          int64_t width, char* to);
+// Copies elements (i, j, first .. first + count - 1, 0 .. width - 1) to `to`, row-major and packed; `to`
+// holds count * width elements. Indices must lie inside the shape. Returns the bytes written.
+inline uint64_t gather_row_heads(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
+                                 int64_t width, char* to) {
+  const size_t element = size_of(from.dtype);
+  const uint64_t row_bytes = static_cast<uint64_t>(width) * element;
+  const bool dense_rows = from.stride[3] == 1 || width <= 1;
+  if (dense_rows && from.stride[2] == width && count > 0) {  // the rows are contiguous
+    std::memcpy(to, from.row(i, j, first), row_bytes * count);
+    return row_bytes * count;
+  }
+  for (int64_t n = 0; n < count; ++n) {
+    const char* row = from.row(i, j, first + n);
+    if (n + kRowsAhead < count)
+      prefetch_row(from.row(i, j, first + n + kRowsAhead), static_cast<int64_t>(row_bytes));
+    if (dense_rows) {
+      std::memcpy(to + n * row_bytes, row, row_bytes);
+    } else {
+      copy_strided(row, from.stride[3] * static_cast<int64_t>(element), width, element, to + n * row_bytes);
+    }
+  }
+  return row_bytes * count;
+}
+
+// Does the same with whole rows.
+inline uint64_t gather_rows(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
+                            char* to) {
+  return gather_row_heads(from, i, j, first, count, from.shape[3], to);
+}
 
 // A batch of sequences stored one after the other without padding, and the choice of the sequence to sample.
 // Host and device share this code, because the offsets may be readable only on the device.
@@ -84,7 +111,6 @@ constexpr uint64_t position_in_part(uint64_t length, uint32_t n, uint32_t parts,
 }
 
 // Host memory as find_sequence() reads it: any address, aligned or not.
-
 struct HostMemory {
   template <class T>
   T load(uint64_t address) const {

@@ -23,7 +23,7 @@ def test_the_tree_is_layered():
     ("path", "line"),
     [
         ("segment/reader.h", '#include "agent/rank.h"'),
-        ("kernels/gather.cpp", '#include "shadow/slice.h"'),
+        ("kernels/sums.cpp", '#include "shadow/slice.h"'),
         ("libmonitor/monitor.cpp", "#include <exporters/catalog.h>"),
         ("exporters/catalog.cpp", '  #  include "shadow/slice.h"'),
         ("integrations/torch/adapter.cpp", '#include "libmonitor/options.h"'),
