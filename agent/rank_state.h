@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "agent/weights.h"
+#include "detect/detector.h"
 #include "detect/watch.h"
-#include "detect/window.h"
 #include "exporters/http_routes.h"
 #include "exporters/record_line.h"
 #include "segment/layout.h"

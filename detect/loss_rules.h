@@ -8,7 +8,7 @@
 #include <initializer_list>
 #include <optional>
 
-#include "detect/window.h"
+#include "detect/detector.h"
 
 namespace foreshock {
 

@@ -9,8 +9,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "detect/detector.h"
 #include "detect/state.h"
-#include "detect/window.h"
 
 namespace foreshock {
 namespace {
