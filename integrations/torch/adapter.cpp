@@ -9,7 +9,6 @@
 #include "attention_paths.h"
 #include "gradients.h"
 #include "interpreter.h"
-#include "late_ops.h"
 #include "older_runtime.h"
 #include "quiet_steps.h"
 #include "weight_report.h"

@@ -5,6 +5,7 @@
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_H_
 
 #include <c10/core/GradMode.h>
+#include <foreshock/hook.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,12 +15,48 @@
 #include <utility>
 #include <vector>
 
-#include "attention_ops.h"
 #include "clock.h"
 #include "dispatch.h"
 #include "tensor_view.h"
 
 namespace foreshock::adapter {
+
+// The order of dimensions of query, key, value, output and their gradients.
+enum class Order {
+  kHeadsFirst,      // (batch, head, position, d)
+  kPositionsFirst,  // (batch, position, head, d)
+  kAsSaid           // given by an argument of the operation
+};
+
+// A causal mask with unspecified alignment: it can be used only if there are as many queries as keys.
+inline constexpr int32_t kSquareOnly = -1;
+
+// The meaning of an operation's arguments and results that their names do not show. For all operations:
+// - the default scale is 1 / sqrt(d), with d of the query that the operation gets. A caller that pads d with
+//   zeros to a multiple of 8 passes the scale of the unpadded d;
+// - log-sum-exp is the natural logarithm, over scaled and masked scores before dropout, in fp32, with shape
+//   (batch, head, query). It may have one more dimension of size 1 (cuDNN), rows padded to a multiple of 32
+//   (efficient) or more (flash-attn before 2.7), or be absent. For packed sequences it has (head, all
+//   queries), or (sequence, head, query) with rows as long as the longest (efficient, flash-attn before 2.7);
+// - a mask or bias is added to the scaled scores, whatever its strides;
+// - query head h reads kv-head h / (query heads / kv-heads).
+struct Semantics {
+  Order order;
+  int32_t causal;            // meaning of `is_causal`: FORESHOCK_CAUSAL_..., kSquareOnly
+  bool packs = false;        // accepts offsets of packed sequences; tensors are then (all positions, head, d)
+  bool in_function = false;  // called inside an autograd.Function, where gradients are off by design
+  bool fills_out = false;    // the output is an argument, the first result the log-sum-exp
+  bool flat_bias = false;    // a bias of three dimensions is (batch x head, query, key)
+};
+
+// An operation that is hooked.
+struct AttentionOp {
+  const char* space;
+  const char* name;
+  const char* overload;
+  uint32_t pass;
+  const Semantics* semantics;
+};
 
 // The arguments of one call that a description needs. It holds references, because an operation removes its
 // arguments from the stack.

@@ -1,45 +1,30 @@
-// Lists the attention operations that are hooked, and what their arguments mean. These are torch's fused
-// operations, and custom operations of other packages, which may be imported later or never. Composite
-// operations (scaled_dot_product_attention itself, the math path) are not hooked here, because a kernel for
-// them at an autograd key would remove the gradients from compiled graphs.
+// Lists the attention operations that are hooked, and hooks each once its schema is registered. These are
+// torch's fused operations, and custom operations of other packages, which may be imported later or never.
+// Composite operations (scaled_dot_product_attention itself, the math path) are not hooked here, because a
+// kernel for them at an autograd key would remove the gradients from compiled graphs.
+//
+// A kernel could be registered before the schema, but torch lists such kernels as dangling
+// (torch._C._dispatch_find_dangling_impls). The dispatcher reports a new schema while it holds its own mutex,
+// so the kernel cannot be registered in that callback. With Python a pending call of the interpreter
+// registers it, which runs before the import that registered the operation returns. Without Python the next
+// call of hook_arrived() registers it.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_OPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_OPS_H_
 
 #include <foreshock/hook.h>
 
+#include <array>
+#include <atomic>
 #include <cstring>
+#include <iterator>
+#include <memory>
+#include <string>
 
+#include "attention.h"
 #include "dispatch.h"
+#include "interpreter.h"
 
 namespace foreshock::adapter {
-
-// The order of dimensions of query, key, value, output and their gradients.
-enum class Order {
-  kHeadsFirst,      // (batch, head, position, d)
-  kPositionsFirst,  // (batch, position, head, d)
-  kAsSaid           // given by an argument of the operation
-};
-
-// A causal mask with unspecified alignment: it can be used only if there are as many queries as keys.
-inline constexpr int32_t kSquareOnly = -1;
-
-// The meaning of an operation's arguments and results that their names do not show. For all operations:
-// - the default scale is 1 / sqrt(d), with d of the query that the operation gets. A caller that pads d with
-//   zeros to a multiple of 8 passes the scale of the unpadded d;
-// - log-sum-exp is the natural logarithm, over scaled and masked scores before dropout, in fp32, with shape
-//   (batch, head, query). It may have one more dimension of size 1 (cuDNN), rows padded to a multiple of 32
-//   (efficient) or more (flash-attn before 2.7), or be absent. For packed sequences it has (head, all
-//   queries), or (sequence, head, query) with rows as long as the longest (efficient, flash-attn before 2.7);
-// - a mask or bias is added to the scaled scores, whatever its strides;
-// - query head h reads kv-head h / (query heads / kv-heads).
-struct Semantics {
-  Order order;
-  int32_t causal;            // meaning of `is_causal`: FORESHOCK_CAUSAL_..., kSquareOnly
-  bool packs = false;        // accepts offsets of packed sequences; tensors are then (all positions, head, d)
-  bool in_function = false;  // called inside an autograd.Function, where gradients are off by design
-  bool fills_out = false;    // the output is an argument, the first result the log-sum-exp
-  bool flat_bias = false;    // a bias of three dimensions is (batch x head, query, key)
-};
 
 // Causal means j <= i in the CPU kernel, in the math path (tril() of a queries x keys matrix), and in the
 // documentation of scaled_dot_product_attention.
@@ -75,14 +60,6 @@ static_assert(FORESHOCK_CAUSAL_NONE == 0 && FORESHOCK_CAUSAL_TOP_LEFT == 1 &&
 // The arguments of foreshock::tap give their own meaning.
 inline constexpr Semantics kTap{Order::kAsSaid, kSquareOnly};
 
-struct AttentionOp {
-  const char* space;
-  const char* name;
-  const char* overload;
-  uint32_t pass;
-  const Semantics* semantics;
-};
-
 inline constexpr uint32_t kAhead = FORESHOCK_FORWARD, kBack = FORESHOCK_BACKWARD;
 
 inline constexpr AttentionOp kAttentionOps[] = {
@@ -117,6 +94,85 @@ inline constexpr AttentionOp kAttentionOps[] = {
     {"xformers_flash", "flash_bwd", "", kBack, &kFlash},
     {"xformers_flash3", "flash_fwd", "", kAhead, &kFlash},
     {"xformers_flash3", "flash_bwd", "", kBack, &kFlash},
+};
+
+// Puts an AttentionHook on an operation whose schema is registered. Returns false if there is no schema or
+// the core's table of operations is full. Leaks the library, since destroying it would remove its kernels.
+inline bool hook_attention_op(const AttentionOp& op) {
+  const std::string qualified = std::string(op.space) + "::" + op.name;
+  if (!c10::Dispatcher::singleton().findSchema({qualified, op.overload})) return false;
+  const bool is_torch = !std::strcmp(op.space, "aten");
+  const int32_t number = foreshock_register_op((is_torch ? op.name : qualified).c_str(), op.pass);
+  if (number < 0) return false;
+  auto* library =
+      new torch::Library(torch::Library::IMPL, op.space, c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+  const std::string name = *op.overload ? std::string(op.name) + "." + op.overload : op.name;
+  library->impl(name.c_str(),
+                torch::CppFunction::makeFromBoxedFunctor(std::make_unique<AttentionHook>(op, number)));
+  return true;
+}
+
+// Thread-safe. Never destroyed.
+class LateOps final : public c10::OpRegistrationListener {
+ public:
+  // Hooks the operations that are registered already, including torch's own, and listens for later ones. Call
+  // it once. Returns the number of torch's operations that are hooked.
+  static int start() {
+    LateOps& ops = instance();
+    new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(
+        std::unique_ptr<c10::OpRegistrationListener>(&ops)));
+    ops.hook_new();
+    return ops.hooked_of_torch_;
+  }
+
+  // Hooks operations that were registered since. Costs one atomic load if there are none.
+  static void hook_arrived() noexcept {
+    if (instance().has_arrived_.load(std::memory_order_relaxed)) instance().hook_new();
+  }
+
+  void onOperatorRegistered(const c10::OperatorHandle& op) override {
+    const c10::OperatorName& name = op.operator_name();
+    for (const AttentionOp& known : kAttentionOps) {
+      if (name.overload_name != known.overload || name.name != std::string(known.space) + "::" + known.name)
+        continue;
+      if (!has_arrived_.exchange(true, std::memory_order_relaxed)) ask_interpreter();
+    }
+  }
+  void onOperatorDeregistered(const c10::OperatorHandle&) override {}
+
+ private:
+  static constexpr size_t kOps = std::size(kAttentionOps);
+
+  static LateOps& instance() {
+    static LateOps* ops = new LateOps;
+    return *ops;
+  }
+
+  // Hooks in the order of the table, which has the most important operations first: the core's table of
+  // operations may become full.
+  void hook_new() noexcept try {
+    const TryGuard turn(busy_);
+    if (!turn.is_mine) return;
+    has_arrived_.store(false, std::memory_order_relaxed);
+    for (size_t n = 0; n < kOps; ++n) {
+      if (is_hooked_[n] || !hook_attention_op(kAttentionOps[n])) continue;
+      is_hooked_[n] = true;
+      hooked_of_torch_ += !std::strcmp(kAttentionOps[n].space, "aten");
+    }
+  } catch (...) {
+    foreshock_off("adapter_late_ops");
+  }
+
+  // Py_AddPendingCall may be called without the interpreter lock.
+  static void ask_interpreter() noexcept {
+    const auto add = Python::get().add_pending;
+    if (add) add([](void*) { return hook_arrived(), 0; }, nullptr);
+  }
+
+  std::array<bool, kOps> is_hooked_{};
+  int hooked_of_torch_ = 0;
+  std::atomic<bool> has_arrived_{true};  // true at first, so that start() hooks the existing operations
+  std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 
 inline bool has_tensor(const c10::FunctionSchema& schema, const char* name, const char* other) {
