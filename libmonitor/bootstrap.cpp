@@ -15,8 +15,8 @@
 #include <cstring>
 
 #include "foreshock/hook.h"
-#include "libmonitor/environment.h"
 #include "libmonitor/options.h"
+#include "libmonitor/process.h"
 
 namespace foreshock {
 namespace {

@@ -19,8 +19,8 @@
 #include "libmonitor/base.h"
 #include "libmonitor/bootstrap.h"
 #include "libmonitor/coverage.h"
-#include "libmonitor/environment.h"
 #include "libmonitor/monitor.h"
+#include "libmonitor/options.h"
 #include "libmonitor/process.h"
 
 namespace foreshock {

@@ -1,7 +1,15 @@
 #include "libmonitor/options.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 namespace foreshock {
 namespace {
@@ -125,6 +133,188 @@ bool parse_switch(const char* text, bool* result) {
   }
   if (!is_one_of(text, kOff)) return false;
   *result = false;
+  return true;
+}
+
+namespace {
+
+// No program starts with more entries: the kernel accepts 6 MiB of arguments, environment and pointers to
+// both. Thousands of variables are common, because Kubernetes sets variables for every service in every pod.
+constexpr size_t kMostEntries = size_t{1} << 19;
+constexpr size_t kText = size_t{8} << 20;
+constexpr size_t kEntriesAtOnce = 512;
+constexpr size_t kLongest = 4096;  // bytes of one variable: name, '=', value, NUL
+constexpr int kTries = 100;
+
+// Returns the number of bytes copied, up to the first unreadable one. The descriptor is read-only: if another
+// thread closes it and opens another file under its number, that file is not changed.
+size_t copy_memory(int memory, void* to, const void* from, size_t bytes) {
+  const ssize_t got = pread(memory, to, bytes, static_cast<off_t>(reinterpret_cast<uintptr_t>(from)));
+  return got > 0 ? static_cast<size_t>(got) : 0;
+}
+
+}  // namespace
+
+// A large mapping, of which only the used pages are allocated.
+struct SafeEnvironment::Buffers {
+  const char* entries[kMostEntries];
+  const char* again[kMostEntries];
+  char text[kText];  // "NAME=value\0NAME=value\0\0"
+};
+
+SafeEnvironment::SafeEnvironment(const char* memory) {
+  const int fd = open(memory, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return;
+  void* room = mmap(nullptr, sizeof(Buffers), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room != MAP_FAILED) {
+    buffers_ = static_cast<Buffers*>(room);
+    is_copy_ = copy(fd);
+  }
+  close(fd);
+}
+
+SafeEnvironment::~SafeEnvironment() {
+  if (buffers_ != nullptr) munmap(buffers_, sizeof(Buffers));
+}
+
+// Copies the array as it was at one moment, or within about a microsecond. Returns false if it was freed
+// during the copy.
+bool SafeEnvironment::copy_array(int memory, const char** entries, size_t* count) const {
+  char** const array = __atomic_load_n(&environ, __ATOMIC_ACQUIRE);
+  *count = 0;
+  if (array == nullptr) return true;  // clearenv()
+  while (*count < kMostEntries) {     // in pieces: memory past the end may be unmapped
+    const char** const piece = entries + *count;
+    const size_t got =
+        copy_memory(memory, piece, array + *count, kEntriesAtOnce * sizeof *piece) / sizeof *piece;
+    const char** const end = std::find(piece, piece + got, nullptr);
+    *count += static_cast<size_t>(end - piece);
+    if (end != piece + got) return true;
+    if (got < kEntriesAtOnce) return false;
+  }
+  return true;
+}
+
+bool SafeEnvironment::copy(int memory) {
+  // unsetenv() moves entries to the front one by one. A copy made at that time may lack an entry, and then
+  // differs from the next copy. If no two copies agree in kTries, the last copy is used.
+  size_t count = 0, again = 0;
+  bool is_there = false, is_still = false;
+  for (int tried = 0; tried < kTries && !is_still; ++tried) {
+    if (!copy_array(memory, buffers_->again, &again) || !copy_array(memory, buffers_->entries, &count))
+      continue;
+    is_there = true;
+    is_still = count == again && std::equal(buffers_->entries, buffers_->entries + count, buffers_->again);
+  }
+  if (!is_there) return false;
+  char *to = buffers_->text, *const end = buffers_->text + kText;
+  for (size_t n = 0; n<count&& static_cast<size_t>(end - to)> kLongest; ++n) {
+    const size_t got = copy_memory(memory, to, buffers_->entries[n], kLongest);
+    const size_t length = strnlen(to, got);
+    if (length > 0 && length < got) to += length + 1;  // otherwise too long or already freed
+  }
+  *to = '\0';
+  return true;
+}
+
+const char* SafeEnvironment::find(const char* name) const {
+  if (!is_copy_) return std::getenv(name);
+  const size_t length = std::strlen(name);
+  for (const char* at = buffers_->text; *at != '\0'; at += std::strlen(at) + 1)
+    if (std::strncmp(at, name, length) == 0 && at[length] == '=') return at + length + 1;
+  return nullptr;
+}
+
+namespace {
+
+// Returns the first of the named variables that holds a whole number, else `fallback`.
+int first_number(const SafeEnvironment& variables, std::initializer_list<const char*> names, int fallback) {
+  for (const char* name : names) {
+    const char* text = variables.find(name);
+    uint64_t value = 0;
+    if (text != nullptr && parse_count(text, &value) && value <= 10'000'000) return static_cast<int>(value);
+  }
+  return fallback;
+}
+
+// Returns the number of tasks on this node from Slurm's list for all nodes: "4(x2),3" is 4, 4, 3. Returns -1
+// if the list is invalid.
+int tasks_of_node(const char* list, int node) {
+  for (int first = 0; list != nullptr && *list >= '0' && *list <= '9';) {
+    char* end = nullptr;
+    const long tasks = std::strtol(list, &end, 10);
+    long nodes = 1;
+    if (end[0] == '(' && end[1] == 'x') nodes = std::strtol(end + 2, &end, 10);
+    if (*end == ')') ++end;
+    if (nodes < 1 || tasks > 10'000'000) return -1;
+    if (node < first + nodes) return static_cast<int>(tasks);
+    first += static_cast<int>(std::min<long>(nodes, 10'000'000));
+    list = *end == ',' ? end + 1 : nullptr;
+  }
+  return -1;
+}
+
+int slurm_local_ranks(const SafeEnvironment& variables) {
+  const int node = first_number(variables, {"SLURM_NODEID"}, 0);
+  for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"})
+    if (const int tasks = tasks_of_node(variables.find(name), node); tasks > 0) return tasks;
+  return 1;
+}
+
+}  // namespace
+
+const char* option_value(const SafeEnvironment& variables, OptionId id) {
+  const Option& row = option(id);
+  const char* given = row.variable != nullptr ? variables.find(row.variable) : nullptr;
+  return given != nullptr && *given != '\0' ? given : row.fallback;
+}
+
+bool read_environment(const SafeEnvironment& variables, Settings* settings) {
+  const auto value = [&](OptionId id) { return option_value(variables, id); };
+  const auto number = [&](std::initializer_list<const char*> names, int fallback) {
+    return first_number(variables, names, fallback);
+  };
+  bool enabled = true;
+  if (parse_switch(value(OptionId::kEnabled), &enabled) && !enabled) return false;
+  const char* base = value(OptionId::kBaseDirectory);
+  const char* run_id = value(OptionId::kRunId);
+  if (*base == '\0' || *run_id == '\0') return false;
+  Settings& s = *settings;
+  s = {};
+  if (std::snprintf(s.directory, sizeof s.directory, "%s/%s", base, run_id) >= int(sizeof s.directory))
+    return false;
+  if (std::snprintf(s.run_id, sizeof s.run_id, "%s", run_id) >= int(sizeof s.run_id)) return false;
+
+  // A value that cannot be parsed leaves the default: `foreshock run` has checked the values, and this
+  // library cannot print an error.
+  parse_ratio(option(OptionId::kMaxSlowdown).fallback, &s.max_slowdown);
+  parse_bytes(option(OptionId::kMemory).fallback, &s.memory);
+  s.slices = true;
+  parse_count(value(OptionId::kLauncher), &s.launcher_id);
+  parse_count(value(OptionId::kEvery), &s.every);
+  // `foreshock run` passes an empty limit if the user gave none.
+  const char* limit = variables.find(option(OptionId::kMaxSlowdown).variable);
+  s.every_is_promised = s.every != 0 && (limit == nullptr || *limit == '\0');
+  parse_ratio(value(OptionId::kMaxSlowdown), &s.max_slowdown);
+  parse_bytes(value(OptionId::kMemory), &s.memory);
+  parse_switch(value(OptionId::kSlices), &s.slices);
+  parse_count(value(OptionId::kSeed), &s.seed);
+  parse_count(value(OptionId::kCountKernels), &s.count_kernels);
+  s.weights = true;
+  if (parse_count(value(OptionId::kWeights), &s.weights_every))
+    s.weights = s.weights_every > 0;
+  else
+    parse_switch(value(OptionId::kWeights), &s.weights);
+
+  s.rank = number({"RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"}, 0);
+  s.local_rank = number({"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}, -1);
+  // A Slurm step may have fewer tasks than its job, so the step's number has priority.
+  s.world_size =
+      number({"WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 1);
+  s.local_ranks =
+      number({"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"},
+             slurm_local_ranks(variables));
+  s.attempt = number({"TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"}, 0);
   return true;
 }
 

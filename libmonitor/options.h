@@ -1,6 +1,6 @@
-// The table of options: flag, FORESHOCK_ variable, default and help of each. docs/options.md is generated
-// from it. The trainer uses the parsers too: they need no heap, no locale and no exceptions, and are
-// thread-safe.
+// The options: the table with flag, FORESHOCK_ variable, default and help of each, their parsers, and how a
+// trainer reads them from its environment. docs/options.md is generated from the table. The trainer uses
+// the parsers too: they need no heap, no locale and no exceptions, and are thread-safe.
 #ifndef FORESHOCK_LIBMONITOR_OPTIONS_H_
 #define FORESHOCK_LIBMONITOR_OPTIONS_H_
 
@@ -226,6 +226,59 @@ bool parse_number(OptionId id, const char* text, uint64_t* result);
 
 // "on", "1", "true", "yes"; "off", "0", "false", "no".
 bool parse_switch(const char* text, bool* result);
+
+// Reads the environment while other threads may change it. setenv() in one thread frees the array that
+// getenv() reads in another (glibc before 2.41; Python's os.environ calls setenv). The monitor must not crash
+// the trainer, so the kernel copies the environment for it through /proc/self/mem. This returns an error
+// where a load would raise SIGSEGV.
+class SafeEnvironment {
+ public:
+  // Copies all variables. For set-up only: opens a file, and maps memory for the life of this object. If
+  // `memory` cannot be opened (no /proc) or there is no memory, find() uses getenv(). Any thread.
+  explicit SafeEnvironment(const char* memory = "/proc/self/mem");
+  ~SafeEnvironment();
+  SafeEnvironment(const SafeEnvironment&) = delete;
+  SafeEnvironment& operator=(const SafeEnvironment&) = delete;
+
+  // Returns the value of a variable, valid as long as this object. Null if the variable is not set, or if
+  // name and value exceed 4 KiB.
+  const char* find(const char* name) const;
+
+  bool is_copy() const { return is_copy_; }
+
+ private:
+  struct Buffers;
+  bool copy(int memory);
+  bool copy_array(int memory, const char** entries, size_t* count) const;
+
+  Buffers* buffers_ = nullptr;
+  bool is_copy_ = false;
+};
+
+// Does the same as option_value() above, but is safe while other threads change the environment.
+const char* option_value(const SafeEnvironment& variables, OptionId id);
+
+// The rank of a process in its job, and the settings of its run.
+struct Settings {
+  char directory[400];  // <base>/<run id>
+  char run_id[64];
+  uint64_t launcher_id;
+  uint64_t every;          // 0: chosen by the agent
+  bool every_is_promised;  // `every` was given without --max-slowdown: the cost never prevents a sample
+  double max_slowdown;
+  uint64_t memory;
+  bool slices;
+  bool weights;
+  uint64_t weights_every;  // 0: as often as the budget allows
+  uint64_t count_kernels;  // number of steps; 0: none
+  uint64_t seed;
+  int rank, local_rank, world_size, local_ranks, attempt;
+};
+
+// Reads this process's rank in the job and the settings of the run from the environment. Returns false if the
+// process is not to be monitored (FORESHOCK=0, or no directory given).
+bool read_environment(const SafeEnvironment& variables, Settings* settings);
+inline bool read_environment(Settings* settings) { return read_environment(SafeEnvironment(), settings); }
 
 }  // namespace foreshock
 

@@ -17,7 +17,7 @@
 #include <new>
 
 #include "libmonitor/base.h"
-#include "libmonitor/environment.h"
+#include "libmonitor/options.h"
 #include "segment/layout.h"
 
 namespace foreshock {

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "foreshock/hook.h"
+#include "libmonitor/options.h"
 #include "segment/layout.h"
 #include "segment/writer.h"
 
@@ -105,22 +106,6 @@ struct OwnPage {
   segment::ThreadBlock local = {};  // counts from before the segment exists; shared by all threads
 };
 static_assert(sizeof(OwnPage) <= 4096);
-
-struct Settings {
-  char directory[400];  // <base>/<run id>
-  char run_id[64];
-  uint64_t launcher_id;
-  uint64_t every;          // 0: chosen by the agent
-  bool every_is_promised;  // `every` was given without --max-slowdown: the cost never prevents a sample
-  double max_slowdown;
-  uint64_t memory;
-  bool slices;
-  bool weights;
-  uint64_t weights_every;  // 0: as often as the budget allows
-  uint64_t count_kernels;  // number of steps; 0: none
-  uint64_t seed;
-  int rank, local_rank, world_size, local_ranks, attempt;
-};
 
 // The state of the monitor in this process. One static object that is never destroyed, since threads may
 // still call it while the process ends.

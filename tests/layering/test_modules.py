@@ -73,7 +73,6 @@ CIRCLES = {  # modules of a folder that include one another
     frozenset({"agent/publish", "agent/restart_state"}): "one state of the agent, written for readers and for itself",
     frozenset({"agent/run", "agent/sampling"}): "sampling.cpp holds the members of Run that choose how often",
     frozenset({"lab/claims", "lab/study"}): "a claim is judged by measurements of the study that names it",
-    frozenset({"libmonitor/environment", "libmonitor/process"}): "a process is set up by its environment",
 }
 LARGE_CIRCLES = {"lab": 8, "libmonitor": 5}  # of the arithmetic with its rounding; of what a device's work shares
 

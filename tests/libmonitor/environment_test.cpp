@@ -1,10 +1,10 @@
-#include "libmonitor/environment.h"
-
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <map>
 #include <utility>
+
+#include "libmonitor/options.h"
 
 namespace foreshock {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "libmonitor/environment.h"
+#include "libmonitor/options.h"
 #include "libmonitor/sampling.h"
 #include "tests/libmonitor/monitor_fixture.h"
 

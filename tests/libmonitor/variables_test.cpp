@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "libmonitor/environment.h"
+#include "libmonitor/options.h"
 
 namespace foreshock {
 namespace {
