@@ -127,4 +127,46 @@ void Fatbin::read(const char* path, const DeviceCodeSeal& seal) {
   close(fd);
 }
 
+void StagingRing::reset(uint64_t bytes) {
+  bytes_ = bytes;
+  first_ = count_ = 0;
+}
+
+void StagingRing::free_completed() {
+  for (; count_ > 0; --count_, first_ = (first_ + 1) % kMostSlices) {
+    // The word may already have the value of a later ticket; it never decreases.
+    std::atomic_ref<uint64_t> word(*const_cast<uint64_t*>(at(0).sequence));
+    if (word.load(std::memory_order_acquire) < at(0).done) return;
+  }
+}
+
+bool StagingRing::find(uint64_t bytes, Place* place) {
+  free_completed();
+  const uint64_t need = (bytes + kAlign - 1) / kAlign * kAlign;
+  if (count_ == kMostSlices || need > bytes_) return false;
+  uint64_t begin = 0;
+  if (count_ > 0) {
+    const uint64_t oldest = at(0).begin, newest = at(count_ - 1).end;
+    begin = newest;
+    if (newest > oldest) {  // used range is contiguous: free after it and before it
+      if (bytes_ - newest < need) {
+        begin = 0;
+        if (oldest < need) return false;
+      }
+    } else if (oldest - newest < need) {
+      return false;
+    }
+  }
+  found_ = {begin, begin + need, nullptr, 0};
+  *place = {begin, (first_ + count_) % kMostSlices};
+  return true;
+}
+
+void StagingRing::commit(const uint64_t* sequence, uint64_t done) {
+  found_.sequence = sequence;
+  found_.done = done;
+  at(count_) = found_;
+  ++count_;
+}
+
 }  // namespace foreshock

@@ -1,6 +1,7 @@
-// Finds the entry points of the CUDA driver by name in libcuda.so.1, after the trainer itself has used a
-// tensor on a device. Also reads the device kernels. This header declares the types and numbers of the
-// driver's ABI, so that building needs no part of CUDA; device_driver_abi_test.cpp compares them with cuda.h.
+// What all work on devices uses: the entry points of the CUDA driver, set-up in a context, the device
+// kernels, and a ring of device memory. The entry points are found by name in libcuda.so.1, after the trainer
+// itself has used a tensor on a device. This header declares the types and numbers of the driver's ABI, so
+// that building needs no part of CUDA; device_driver_abi_test.cpp compares them with cuda.h.
 #ifndef FORESHOCK_LIBMONITOR_CUDA_DRIVER_H_
 #define FORESHOCK_LIBMONITOR_CUDA_DRIVER_H_
 
@@ -13,6 +14,7 @@
 
 #include "foreshock/hook.h"
 #include "kernels/device_code.h"
+#include "segment/layout.h"
 
 namespace foreshock {
 
@@ -234,6 +236,47 @@ class Fatbin {
  private:
   const char* failure_ = nullptr;
   std::span<const std::byte> code_;
+};
+
+// Allocates memory on a device for slices that are being copied to the segment, in order, and frees it in the
+// same order. After copying a slice, the stream stores a sequence word into the slice's slot. The host reads
+// that word from its own memory to find out that the slice's memory is free. Thread-compatible.
+class StagingRing {
+ public:
+  // Limit of slices in the ring. Each slice has at least one slot of the segment.
+  static constexpr uint32_t kMostSlices = segment::kMaxSlots;
+  static constexpr uint64_t kAlign = 256;
+
+  // Sets the size of the ring to `bytes` (a multiple of kAlign) and frees all of it.
+  void reset(uint64_t bytes);
+
+  struct Place {
+    uint64_t offset = 0;
+    uint32_t number = 0;  // unique among the slices in the ring
+  };
+  // Finds a free range of `bytes` bytes. Returns false if there is none now. The range is not allocated
+  // before commit().
+  bool find(uint64_t bytes, Place* place);
+
+  // Allocates the range that find() found last. It is free again once `*sequence` >= `done`.
+  void commit(const uint64_t* sequence, uint64_t done);
+
+  uint64_t bytes() const { return bytes_; }
+  uint32_t slices() const { return count_; }
+
+ private:
+  struct Taken {
+    uint64_t begin, end;  // begin <= end
+    const uint64_t* sequence;
+    uint64_t done;
+  };
+  Taken& at(uint32_t n) { return taken_[(first_ + n) % kMostSlices]; }
+  void free_completed();
+
+  uint64_t bytes_ = 0;
+  uint32_t first_ = 0, count_ = 0;  // the used part of taken_, oldest first
+  Taken found_ = {};
+  Taken taken_[kMostSlices] = {};
 };
 
 }  // namespace foreshock

@@ -11,7 +11,6 @@
 #include "kernels/device_jobs.h"
 #include "libmonitor/base.h"
 #include "libmonitor/cuda_driver.h"
-#include "libmonitor/device_state.h"
 #include "libmonitor/weight_measure.h"
 
 namespace foreshock {

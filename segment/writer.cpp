@@ -338,7 +338,7 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
   std::memset(begin + sizeof slot->sequence, 0, kTimes - sizeof slot->sequence);
   std::memset(begin + kPartFields, 0, sizeof(Slot) - kPartFields);
   // Atomic, because the thread that gave the slot to a device may still read the device's times here
-  // (libmonitor/device_state.h).
+  // (libmonitor/device_sampler.h).
   word(slot->device_begin_ns).store(0, std::memory_order_relaxed);
   word(slot->device_end_ns).store(0, std::memory_order_relaxed);
   slot->ticket = ticket;

@@ -3,7 +3,7 @@
 #include <deque>
 #include <random>
 
-#include "libmonitor/device_state.h"
+#include "libmonitor/cuda_driver.h"
 
 namespace foreshock {
 namespace {

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <thread>
 
+#include "libmonitor/device_sampler.h"
 #include "libmonitor/device_scalars.h"
-#include "libmonitor/device_state.h"
 #include "libmonitor/weights_cuda.h"
 #include "tests/libmonitor/device_code_of_tests.h"
 #include "tests/libmonitor/device_fixture.h"

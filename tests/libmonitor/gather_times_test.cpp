@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "libmonitor/device_state.h"
+#include "libmonitor/device_sampler.h"
 
 namespace foreshock {
 namespace {
