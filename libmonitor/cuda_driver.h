@@ -215,6 +215,10 @@ class CaptureGuard {
 
 inline constexpr const char* kDeviceCodeFile = "libforeshock.fatbin";
 
+// Writes the path of `name` in the folder of the library that contains this code (library_path.cpp). Returns
+// false if the folder is unknown or the path is too long.
+bool path_beside_library(const char* name, char* path, size_t capacity);
+
 // The device kernels, read from the file that is installed beside the library. The file is read once, after
 // the first tensor on a device was seen; a process without a device does not open it. One caller at a time.
 class Fatbin {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "kernels/device_code.h"
-#include "libmonitor/library_path.h"
 
 namespace foreshock {
 

@@ -1,10 +1,11 @@
-#include "libmonitor/library_path.h"
-
+// Finds files that are installed beside the library that contains this code. Tests replace this object.
 #include <dlfcn.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstring>
+
+#include "libmonitor/cuda_driver.h"
 
 namespace foreshock {
 namespace {

@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "kernels/sums.h"
-#include "libmonitor/library_path.h"
+#include "libmonitor/cuda_driver.h"
 
 namespace foreshock {
 namespace {
