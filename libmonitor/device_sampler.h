@@ -13,7 +13,7 @@
 #include "libmonitor/call.h"
 #include "libmonitor/cuda_driver.h"
 #include "libmonitor/device_scalars.h"
-#include "libmonitor/weights_cuda.h"
+#include "libmonitor/weight_measure.h"
 #include "segment/layout.h"
 #include "segment/writer.h"
 

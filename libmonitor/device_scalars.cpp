@@ -9,7 +9,7 @@
 #include "kernels/dtype.h"
 #include "libmonitor/base.h"
 #include "libmonitor/cuda_driver.h"
-#include "libmonitor/weights_cuda.h"
+#include "libmonitor/weight_measure.h"
 
 namespace foreshock {
 namespace {

@@ -8,14 +8,14 @@
 namespace foreshock {
 namespace {
 
-struct Word {
+struct NameWord {
   const char* text;
   ProjectionKind kind;
   // Models with grouped keys use this name for two orders of rows, and the shape does not show which one.
   bool is_ambiguous = false;
 };
 // Names in Hugging Face, Megatron, torchtitan, nanoGPT, timm and torch.nn.MultiheadAttention.
-constexpr Word kWords[] = {
+constexpr NameWord kWords[] = {
     {"q_proj", ProjectionKind::kQuery},
     {"k_proj", ProjectionKind::kKey},
     {"wq", ProjectionKind::kQuery},
@@ -89,9 +89,9 @@ bool has_several_groups(const HeadGeometry& heads) {
   return heads.kv_heads > 1 && heads.kv_heads < heads.heads;
 }
 
-const Word* word_of(const char* name) {
+const NameWord* word_of(const char* name) {
   const Component component = last_component(name);
-  for (const Word& word : kWords)
+  for (const NameWord& word : kWords)
     if (is_same(component, word.text)) return &word;
   return nullptr;
 }
@@ -101,7 +101,7 @@ uint64_t group_size(const HeadGeometry& heads) { return heads.heads / heads.kv_h
 }  // namespace
 
 ProjectionKind projection_kind(const char* name) {
-  const Word* word = word_of(name);
+  const NameWord* word = word_of(name);
   return word != nullptr ? word->kind : ProjectionKind::kNone;
 }
 
@@ -109,7 +109,7 @@ Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, 
   if (dims != 2 || shape[0] <= 0 || shape[1] <= 0 || heads.head_dim == 0 || heads.kv_heads == 0 ||
       heads.heads % heads.kv_heads != 0)
     return {};
-  const Word* word = word_of(name);
+  const NameWord* word = word_of(name);
   if (word == nullptr || (word->is_ambiguous && has_several_groups(heads))) return {};
   const ProjectionKind kind = word->kind;
   const uint64_t outputs = outputs_of(kind, heads), rows = static_cast<uint64_t>(shape[0]),

@@ -1,6 +1,7 @@
 #include "libmonitor/sampling.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/gather.h"
 
@@ -227,6 +228,124 @@ double CostModel::step_seconds() const {
 uint32_t CostModel::slices_within(double seconds, bool cold, double agent_seconds) const {
   const double slices = (seconds - step_seconds()) / (slice_seconds(cold) + agent_seconds);
   return static_cast<uint32_t>(std::clamp(slices, 0.0, static_cast<double>(kMost)));
+}
+
+namespace {
+
+uint32_t reversed(uint32_t bits) {
+  uint32_t result = 0;
+  for (int n = 0; n < 32; ++n) result |= (bits >> n & 1) << (31 - n);
+  return result;
+}
+
+}  // namespace
+
+bool WeightSchedule::reserve(uint32_t count) {
+  count_ = 0;
+  step_ = -1;
+  open_ = 0;
+  return turns_.reserve(count * sizeof(uint32_t)) && states_.reserve(count * sizeof(State));
+}
+
+void WeightSchedule::add(double begins_at, bool is_here) {
+  turns()[count_] = reversed(static_cast<uint32_t>(0x1p32 * begins_at));
+  states()[count_] = {0, 0, is_here};
+  ++count_;
+}
+
+void WeightSchedule::find(int64_t step, int64_t steps, uint64_t interval, const auto& take) {
+  const auto some = static_cast<uint32_t>(interval);
+  const auto now = static_cast<uint32_t>(static_cast<uint64_t>(step) % some);
+  const bool is_power = (some & (some - 1)) == 0;
+  for (uint32_t n = 0; n < count_; ++n) {
+    const uint32_t own = is_power ? turns()[n] & (some - 1) : turns()[n] % some;
+    const uint32_t ahead = own >= now ? own - now : own + (some - now);
+    if (ahead < static_cast<uint64_t>(steps) && states()[n].is_here) take(n, &states()[n]);
+  }
+}
+
+size_t WeightSchedule::due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room,
+                           Count* count) {
+  *count = {};
+  if (step != step_) {
+    count->lost = give_up();
+    step_ = step;
+    ++round_;
+  }
+  size_t found = 0;
+  find(step, steps, interval, [&](uint32_t number, State* state) {
+    if (state->end_round == round_) return;
+    if (state->due_round != round_) ++open_, ++count->due;
+    state->due_round = round_;
+    if (found < room) numbers[found++] = number;
+  });
+  return found;
+}
+
+WeightSchedule::Count WeightSchedule::unasked(int64_t step, int64_t steps, uint64_t interval) {
+  Count count;
+  if (step == step_) return count;  // due() has counted the step
+  find(step, steps, interval, [&](uint32_t, State*) { ++count.due; });
+  count.lost = count.due;
+  return count;
+}
+
+uint64_t WeightSchedule::end(uint32_t number, int64_t step) {
+  if (step != step_) return 1;
+  State& state = states()[number];
+  const bool is_open = state.due_round == round_ && state.end_round != round_;
+  open_ -= is_open;
+  state.end_round = round_;
+  return !is_open;
+}
+
+uint64_t WeightSchedule::give_up() { return std::exchange(open_, 0); }
+
+void WeightCadence::start(double max_slowdown, uint64_t fixed) {
+  *this = {};
+  share_ = kShare * max_slowdown;
+  is_unlimited_ = max_slowdown >= 1;
+  is_fixed_ = fixed != 0;
+  interval_ = is_fixed_ ? std::min(fixed, kLongestInterval) : kFirstInterval;
+}
+
+void WeightCadence::end_step(double step_seconds, double cost_seconds, double bytes) {
+  const double trainer_seconds = std::max(step_seconds - cost_seconds, 0.0);
+  step_seconds_ += (step_seconds_ == 0 ? 1 : kWeight) * (trainer_seconds - step_seconds_);
+  look_cost_ += cost_seconds;
+  if (bytes > 0) {
+    const double usual = seconds_per_byte() * bytes + kLookSeconds;
+    const double before = std::exchange(last_per_byte_, look_cost_ / bytes) * bytes;
+    const double most = std::max(kMostTimes * usual, before);
+    cost_sum_ = kKept * cost_sum_ + std::min(std::exchange(look_cost_, 0), most);
+    byte_sum_ = kKept * byte_sum_ + bytes;
+  }
+  balance_ = std::clamp(balance_ + share_ * trainer_seconds - cost_seconds, -8 * earnings(), earnings());
+}
+
+uint64_t WeightCadence::interval_for(double bytes) const {
+  uint64_t interval = kFirstInterval;
+  const double cost = bytes * seconds_per_byte(), earned_a_step = share_ * step_seconds_;
+  while (interval < kLongestInterval && cost > earned_a_step * static_cast<double>(interval)) interval *= 2;
+  return interval;
+}
+
+void WeightCadence::choose_interval(double bytes) {
+  if (is_fixed_ || is_unlimited_ || step_seconds_ == 0) return;
+  const uint64_t wanted = interval_for(bytes);
+  if (wanted >= interval_) {
+    interval_ = wanted;
+    calm_ = 0;
+    return;
+  }
+  longest_in_calm_ = calm_ == 0 ? wanted : std::max(longest_in_calm_, wanted);
+  if (++calm_ < kCalm) return;
+  interval_ = longest_in_calm_;
+  calm_ = 0;
+}
+
+bool WeightCadence::allows_debt(double intervals) const {
+  return is_unlimited_ || (!waits_ && share_ > 0 && step_seconds_ > 0 && balance_ >= -intervals * earnings());
 }
 
 }  // namespace foreshock

@@ -1,11 +1,13 @@
-// Chooses the steps, calls, heads and rows to sample, and enforces the overhead budget. The choices are pure
-// functions: equal arguments give equal results on every rank and in every rerun.
+// Chooses the steps, calls, heads, rows and weight tensors to sample, and enforces the overhead budget. The
+// choices are pure functions: equal arguments give equal results on every rank and in every rerun.
 #ifndef FORESHOCK_LIBMONITOR_SAMPLING_H_
 #define FORESHOCK_LIBMONITOR_SAMPLING_H_
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
+#include "libmonitor/base.h"
 #include "segment/layout.h"
 
 namespace foreshock {
@@ -248,6 +250,111 @@ class CostModel {
   double extra_[kExtras] = {};  // extra costs of the last sampled steps
   uint32_t extras_ = 0;
   double other_ = 0;  // running mean of steps that were not sampled
+};
+
+// Decides which tensors are due in a step. A tensor is due once per interval. Its step depends only on the
+// tensor's position in the model, so it is the same on every rank and in every rerun. Every due tensor is
+// counted. A due tensor that the trainer does not show before the next step is counted as lost. One caller at
+// a time.
+class WeightSchedule {
+ public:
+  // Numbers of tensors since the last call.
+  struct Count {
+    uint64_t due = 0;   // newly due
+    uint64_t lost = 0;  // due, but never shown
+  };
+
+  // Set-up. Makes room for `count` tensors and forgets the present ones. False if there is no memory.
+  bool reserve(uint32_t count);
+  // Adds the next tensor. `begins_at`, from 0 to 1, is the share of the model's elements before it. `is_here`
+  // false: this rank has no part of it, so it is never due.
+  void add(double begins_at, bool is_here);
+  uint32_t count() const { return count_; }
+
+  // Returns the tensors that are due in `step` and were not shown in it yet: at most `room` numbers, in
+  // ascending order. A second call in the same step does not count them again. If the `steps` steps from
+  // `step` on are reported as one, the tensors of all these steps are due.
+  size_t due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room, Count* count);
+  // Returns the count of the tensors of `step`, in which due() could not be called.
+  Count unasked(int64_t step, int64_t steps, uint64_t interval);
+  // Records that tensor `number` was shown in `step`, or skipped for a reason that is counted elsewhere.
+  // Returns 1 if the tensor was not due, else 0.
+  uint64_t end(uint32_t number, int64_t step);
+  // Forgets the due tensors that were not shown. Returns their number.
+  uint64_t give_up();
+
+ private:
+  struct State {
+    uint64_t due_round,
+        end_round;  // the last rounds in which the tensor was due, and in which end() was called
+    bool is_here;
+  };
+  void find(int64_t step, int64_t steps, uint64_t interval, const auto& take);
+  // For each tensor: its step within an interval of 2^32 steps. Its step within a shorter interval is this
+  // number modulo that interval. Separate from State, because all turns are read at every step.
+  uint32_t* turns() const { return reinterpret_cast<uint32_t*>(turns_.data()); }
+  State* states() const { return reinterpret_cast<State*>(states_.data()); }
+
+  MmapBuffer turns_, states_;
+  uint32_t count_ = 0;
+  uint64_t round_ = 1;  // incremented at each new step of due(), since step numbers may go back or repeat
+  int64_t step_ = -1;
+  uint64_t open_ = 0;  // due tensors of this round that were not shown
+};
+
+// Chooses the interval between two measurements of a tensor so that their cost stays below a share of the
+// training time. Plain arithmetic on measured times.
+class WeightCadence {
+ public:
+  static constexpr uint64_t kFirstInterval = 64;
+  static constexpr uint64_t kLongestInterval = uint64_t{1} << 20;
+
+  // `fixed`: the interval; 0: the shortest interval that the budget allows, but at least kFirstInterval.
+  // max_slowdown 1: there is no limit.
+  void start(double max_slowdown, uint64_t fixed);
+  // Keeps the present interval from now on. If the budget is too small, tensors are skipped instead.
+  void hold() { is_fixed_ = true; }
+  uint64_t interval() const { return interval_; }
+
+  // Ends a step of `step_seconds` seconds, in which the measurement of `bytes` bytes took `cost_seconds`.
+  void end_step(double step_seconds, double cost_seconds, double bytes);
+  // Stops all measurements while the overhead budget of the whole monitor is overdrawn.
+  void wait(bool is_overdrawn) { waits_ = is_overdrawn; }
+  // Chooses the interval; called once a step. `bytes` is the size of all tensors together. If the share does
+  // not pay for the present interval, a longer one is chosen at once. If the share has paid for a shorter
+  // interval during kCalm steps, the shorter one is chosen.
+  void choose_interval(double bytes);
+  // Whether another tensor may be measured: the debt must be below the earnings of one interval.
+  bool allows() const { return allows_debt(1); }
+  // Whether a tensor may be read only for its checksum, which is compared between replicas. A checksum costs
+  // a fraction of a measurement, so the debt may be twice as large.
+  bool allows_checksum() const { return allows_debt(2); }
+
+ private:
+  static constexpr double kShare = 0.25;         // share of max_slowdown
+  static constexpr double kFirstCost = 2.5e-10;  // seconds per byte before the first measurement
+  static constexpr double kFirstBytes = 1e6;     // weight of kFirstCost, in bytes
+  static constexpr double kWeight = 0.1;  // weight of a new step in the running mean of the step's length
+  static constexpr double kKept = 1 - 1.0 / 64;  // decay of the sums at each measurement
+  // A preempted measurement may take a hundred times the usual time. A cost counts as at most kMostTimes
+  // times the usual cost, unless the previous measurement was as expensive per byte. kLookSeconds is added to
+  // the usual cost, so that small measurements are not limited by their fixed cost.
+  static constexpr double kMostTimes = 8, kLookSeconds = 5e-5;
+  static constexpr int kCalm = 128;  // steps
+  bool allows_debt(double intervals) const;
+  double earnings() const { return share_ * static_cast<double>(interval_) * step_seconds_; }
+  double seconds_per_byte() const { return cost_sum_ / byte_sum_; }
+  uint64_t interval_for(double bytes) const;
+
+  double share_ = 0;
+  uint64_t interval_ = kFirstInterval;
+  bool is_fixed_ = false, is_unlimited_ = false, waits_ = false;
+  double step_seconds_ = 0, balance_ = 0;
+  double last_per_byte_ = 0;  // true cost of the last measurement
+  double look_cost_ = 0;      // cost since the last measurement; device costs arrive some steps later
+  double cost_sum_ = kFirstCost * kFirstBytes, byte_sum_ = kFirstBytes;  // over the last measurements
+  int calm_ = 0;                  // consecutive steps in which a shorter interval was affordable
+  uint64_t longest_in_calm_ = 0;  // longest interval needed in these steps
 };
 
 }  // namespace foreshock

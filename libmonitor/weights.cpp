@@ -8,83 +8,15 @@
 #include <limits>
 #include <utility>
 
+#include "foreshock/hook.h"
 #include "kernels/sums.h"
 #include "libmonitor/base.h"
+#include "libmonitor/cuda_driver.h"
+#include "libmonitor/device_sampler.h"
 #include "libmonitor/heads.h"
 #include "libmonitor/weight_measure.h"
 
 namespace foreshock {
-namespace {
-
-uint32_t reversed(uint32_t bits) {
-  uint32_t result = 0;
-  for (int n = 0; n < 32; ++n) result |= (bits >> n & 1) << (31 - n);
-  return result;
-}
-
-}  // namespace
-
-bool WeightSchedule::reserve(uint32_t count) {
-  count_ = 0;
-  step_ = -1;
-  open_ = 0;
-  return turns_.reserve(count * sizeof(uint32_t)) && states_.reserve(count * sizeof(State));
-}
-
-void WeightSchedule::add(double begins_at, bool is_here) {
-  turns()[count_] = reversed(static_cast<uint32_t>(0x1p32 * begins_at));
-  states()[count_] = {0, 0, is_here};
-  ++count_;
-}
-
-void WeightSchedule::find(int64_t step, int64_t steps, uint64_t interval, const auto& take) {
-  const auto some = static_cast<uint32_t>(interval);
-  const auto now = static_cast<uint32_t>(static_cast<uint64_t>(step) % some);
-  const bool is_power = (some & (some - 1)) == 0;
-  for (uint32_t n = 0; n < count_; ++n) {
-    const uint32_t own = is_power ? turns()[n] & (some - 1) : turns()[n] % some;
-    const uint32_t ahead = own >= now ? own - now : own + (some - now);
-    if (ahead < static_cast<uint64_t>(steps) && states()[n].is_here) take(n, &states()[n]);
-  }
-}
-
-size_t WeightSchedule::due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room,
-                           Count* count) {
-  *count = {};
-  if (step != step_) {
-    count->lost = give_up();
-    step_ = step;
-    ++round_;
-  }
-  size_t found = 0;
-  find(step, steps, interval, [&](uint32_t number, State* state) {
-    if (state->end_round == round_) return;
-    if (state->due_round != round_) ++open_, ++count->due;
-    state->due_round = round_;
-    if (found < room) numbers[found++] = number;
-  });
-  return found;
-}
-
-WeightSchedule::Count WeightSchedule::unasked(int64_t step, int64_t steps, uint64_t interval) {
-  Count count;
-  if (step == step_) return count;  // due() has counted the step
-  find(step, steps, interval, [&](uint32_t, State*) { ++count.due; });
-  count.lost = count.due;
-  return count;
-}
-
-uint64_t WeightSchedule::end(uint32_t number, int64_t step) {
-  if (step != step_) return 1;
-  State& state = states()[number];
-  const bool is_open = state.due_round == round_ && state.end_round != round_;
-  open_ -= is_open;
-  state.end_round = round_;
-  return !is_open;
-}
-
-uint64_t WeightSchedule::give_up() { return std::exchange(open_, 0); }
-
 namespace {
 
 using segment::TensorRecord;
@@ -486,51 +418,144 @@ void WeightSampler::end_step(double step_seconds, double cost_seconds, bool is_o
   std::atomic_ref<uint64_t>(ring.interval).store(cadence_.interval(), std::memory_order_relaxed);
 }
 
-void WeightCadence::start(double max_slowdown, uint64_t fixed) {
-  *this = {};
-  share_ = kShare * max_slowdown;
-  is_unlimited_ = max_slowdown >= 1;
-  is_fixed_ = fixed != 0;
-  interval_ = is_fixed_ ? std::min(fixed, kLongestInterval) : kFirstInterval;
-}
+// Measurements of tensors on a device. They are sent in the step that they belong to, and their record is
+// written when the results have arrived. Such a record has everything that follows from the tensor's values,
+// but not the change made by the step: that would need a copy of the tensor on the device.
 
-void WeightCadence::end_step(double step_seconds, double cost_seconds, double bytes) {
-  const double trainer_seconds = std::max(step_seconds - cost_seconds, 0.0);
-  step_seconds_ += (step_seconds_ == 0 ? 1 : kWeight) * (trainer_seconds - step_seconds_);
-  look_cost_ += cost_seconds;
-  if (bytes > 0) {
-    const double usual = seconds_per_byte() * bytes + kLookSeconds;
-    const double before = std::exchange(last_per_byte_, look_cost_ / bytes) * bytes;
-    const double most = std::max(kMostTimes * usual, before);
-    cost_sum_ = kKept * cost_sum_ + std::min(std::exchange(look_cost_, 0), most);
-    byte_sum_ = kKept * byte_sum_ + bytes;
+namespace {
+
+// After this many steps a result is no longer awaited. A host can be ahead of its device by as many kernels
+// as a stream queues, which is a few steps.
+constexpr uint64_t kPatience = 1024;
+
+segment::TensorSkip skip_of(int why) {
+  switch (why) {
+    case FORESHOCK_SKIP_CAPTURE:
+      return segment::kTensorCapture;
+    case FORESHOCK_SKIP_DEVICE_MEMORY:
+      return segment::kTensorDeviceMemory;
+    case FORESHOCK_SKIP_RING_FULL:
+      return segment::kTensorDeviceFull;
+    case FORESHOCK_SKIP_SET_UP:
+      return segment::kTensorSetUp;
+    default:
+      return segment::kTensorDevice;
   }
-  balance_ = std::clamp(balance_ + share_ * trainer_seconds - cost_seconds, -8 * earnings(), earnings());
 }
 
-uint64_t WeightCadence::interval_for(double bytes) const {
-  uint64_t interval = kFirstInterval;
-  const double cost = bytes * seconds_per_byte(), earned_a_step = share_ * step_seconds_;
-  while (interval < kLongestInterval && cost > earned_a_step * static_cast<double>(interval)) interval *= 2;
-  return interval;
+WeightResults results_in(const char* results) {
+  WeightResults copy;
+  std::memcpy(&copy, results, sizeof copy);
+  return copy;
 }
 
-void WeightCadence::choose_interval(double bytes) {
-  if (is_fixed_ || is_unlimited_ || step_seconds_ == 0) return;
-  const uint64_t wanted = interval_for(bytes);
-  if (wanted >= interval_) {
-    interval_ = wanted;
-    calm_ = 0;
-    return;
+}  // namespace
+
+void WeightSampler::send(const foreshock_weight_state& state, int64_t step) {
+  const uint64_t begin = monotonic_ns();
+  PendingWeight* pending = pending_.next();
+  if (pending == nullptr) return writer_.count_skipped(segment::kTensorDeviceFull);
+  const uint64_t elements = weight(state.number)->elements;
+  pending->optimizer = optimizer_of(state);
+  if (!plan_weight(state.parameter, elements, pending->optimizer, &pending->work))
+    return writer_.count_skipped(segment::kTensorTooLarge);
+  void* stream = state.stream;
+  DeviceTurn turn;
+  int why = devices_->begin_weights({state.parameter.device_index, stream}, &turn, &pending->place);
+  if (why < 0 && !turn.weights().holds(pending->work)) return writer_.count_skipped(segment::kTensorTooLarge);
+  if (why < 0) why = turn.weights().send(pending->work, static_cast<cuda::Stream>(stream), &pending->sent);
+  if (why >= 0) return writer_.count_skipped(skip_of(why));
+  pending->number = state.number;
+  pending->values = state.parameter;
+  pending->step = step;
+  pending->time_ns = realtime_ns();
+  pending->interval = cadence_.interval();
+  pending->round = round_;
+  pending->host_records = host_records_;
+  pending->is_forgotten = false;
+  pending_.push();
+  writer_.set_awaited(writer_.ring()->awaited + 1);
+  pending->launch_ns = monotonic_ns() - begin;
+  deferred_ns_ += pending->launch_ns;
+}
+
+WeightSampler::Spent WeightSampler::collect() {
+  Spent spent;
+  if (pending_.count() == 0) return spent;
+  const uint64_t begin = monotonic_ns();
+  while (PendingWeight* pending = pending_.oldest()) {
+    if (!settle(pending, &spent)) break;
+    if (!pending->is_forgotten) writer_.set_awaited(writer_.ring()->awaited - 1);
+    pending_.pop();
   }
-  longest_in_calm_ = calm_ == 0 ? wanted : std::max(longest_in_calm_, wanted);
-  if (++calm_ < kCalm) return;
-  interval_ = longest_in_calm_;
-  calm_ = 0;
+  spent.host_ns = monotonic_ns() - begin;
+  return spent;
 }
 
-bool WeightCadence::allows_debt(double intervals) const {
-  return is_unlimited_ || (!waits_ && share_ > 0 && step_seconds_ > 0 && balance_ >= -intervals * earnings());
+// Returns false if the result is still awaited.
+bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
+  bool is_settled = false;
+  devices_->visit_weights(pending->place, [&](WeightStaging& staging) {
+    char* results = staging.results(pending->sent);
+    const bool never_comes = !staging.is_awaited(pending->sent) || round_ - pending->round > kPatience;
+    if (results == nullptr && !never_comes) return;
+    is_settled = true;
+    if (results == nullptr) {
+      if (!pending->is_forgotten) writer_.count_skipped(segment::kTensorDevice);
+      return;  // not released: a slow device may still store into this memory
+    }
+    const WeightResults head = results_in(results);
+    if (head.first[0] <= head.last[1]) spent->device_ns += head.last[1] - head.first[0];
+    spent->before_ns += pending->launch_ns;
+    read_ += pending->work.count * size_of(pending->work.type);
+    if (!pending->is_forgotten) write(*pending, results);
+    staging.release(pending->sent);
+  });
+  return is_settled;
+}
+
+size_t WeightSampler::pack(const PendingWeight& pending, char* payload, const Draft& draft) {
+  const uint64_t room = draft.room - draft.histogram_at;
+  if (pending.work.is_counted)
+    return HistogramPacker::pack_counted(payload, pending.work.type, draft.histogram, room,
+                                         &draft.record->form);
+  return packer_.pack(payload, pending.work.type, pending.work.count, draft.histogram, room,
+                      &draft.record->form);
+}
+
+void WeightSampler::write(const PendingWeight& pending, char* results) {
+  // A record with an earlier step than the previous record would look to the agent like a training that
+  // resumed from a checkpoint.
+  if (host_records_ != pending.host_records && host_step_ != pending.step)
+    return writer_.count_skipped(segment::kTensorDevice);
+  const WeightResults head = results_in(results);
+  const WeightWork& work = pending.work;
+  char* payload = results + WeightWork::kPayload;
+  Weight& of = *weight(pending.number);
+  Draft draft;
+  if (!open(of, &draft)) return;
+  segment::TensorRecord* record = draft.record;
+  describe(of, pending.number, work.type, pending.step, record);
+  record->time_ns = pending.time_ns;
+  record->interval = pending.interval;
+  const size_t packed = pack(pending, payload, draft);
+  if (packed == kPackFailed) return rest(&of, draft.room);
+  record->payload[segment::kTensorHistogram] = {draft.histogram_at, packed};
+  record->checksum = work.is_counted ? head.checksum : checksum(payload, work.count * size_of(work.type));
+  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  std::fill_n(draft.reductions, segment::kTensorReductionCount, kUnknown);
+  if (!work.is_counted)
+    draft.reductions[segment::kSumOfSquares] = sum_of_squares(payload, work.type, work.count);
+  else if (head.values.nonfinite == 0)
+    draft.reductions[segment::kSumOfSquares] = head.values.squares;
+  const AdamSums& moment = head.moment;
+  const bool is_counted =
+      work.has_moment && moment.counted + moment.nonfinite_gradient + moment.unusable_state > 0;
+  tell_optimizer(pending.optimizer, work.has_gradient ? &head.gradient : nullptr,
+                 is_counted ? &moment : nullptr, draft.optimizer);
+  foreshock_tensor values = pending.values;
+  values.data = work.is_counted ? nullptr : payload;
+  close(&of, draft, add_heads(of, values, (draft.histogram_at + packed + 7) / 8 * 8, draft));
 }
 
 }  // namespace foreshock

@@ -74,7 +74,7 @@ CIRCLES = {  # modules of a folder that include one another
     frozenset({"agent/run", "agent/sampling"}): "sampling.cpp holds the members of Run that choose how often",
     frozenset({"lab/claims", "lab/study"}): "a claim is judged by measurements of the study that names it",
 }
-LARGE_CIRCLES = {"lab": 8, "libmonitor": 5}  # of the arithmetic with its rounding; of what a device's work shares
+LARGE_CIRCLES = {"lab": 8}  # of the arithmetic with its rounding
 
 
 def tracked() -> list[str]:

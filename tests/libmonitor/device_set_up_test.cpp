@@ -7,7 +7,7 @@
 
 #include "libmonitor/device_sampler.h"
 #include "libmonitor/device_scalars.h"
-#include "libmonitor/weights_cuda.h"
+#include "libmonitor/weight_measure.h"
 #include "tests/libmonitor/device_code_of_tests.h"
 #include "tests/libmonitor/device_fixture.h"
 #include "tests/libmonitor/device_gradients.h"

@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "kernels/sums.h"
+#include "libmonitor/weight_measure.h"
 #include "libmonitor/weights.h"
-#include "libmonitor/weights_cuda.h"
 #include "tests/libmonitor/device_weights.h"
 
 namespace foreshock {

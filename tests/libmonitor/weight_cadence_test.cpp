@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "libmonitor/weights.h"
+#include "libmonitor/sampling.h"
 
 namespace foreshock {
 namespace {

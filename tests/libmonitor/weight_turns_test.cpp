@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "libmonitor/weights.h"
+#include "libmonitor/sampling.h"
 
 namespace foreshock {
 namespace {

@@ -7,7 +7,7 @@
 #include "kernels/device_code.h"
 #include "kernels/sums.h"
 #include "libmonitor/monitor.h"
-#include "libmonitor/weights_cuda.h"
+#include "libmonitor/weight_measure.h"
 #include "segment/layout.h"
 #include "tests/libmonitor/device_weights.h"
 #include "tests/support/emulated_device.h"
