@@ -15,10 +15,18 @@
 #include "agent/tensor.h"
 #include "agent/weights.h"
 #include "exporters/record.h"
+#include "segment/parser.h"
 #include "segment/reader.h"
 #include "shadow/judgement.h"
+#include "shadow/key_columns.h"
+#include "shadow/slice.h"
 
 namespace foreshock {
+
+// Returns the slice in a slot of query rows. Borrows its arrays from the view.
+AttentionSlice slice_of(const segment::SlotView& view);
+// Returns the key columns in a slot of key positions. Borrows their arrays from the view.
+KeyColumns columns_of(const segment::SlotView& view);
 
 // Decides which weight snapshots keep their histogram in the record, within a fixed number of bytes for a run
 // of any length. The bytes are divided into sixteen equal parts. The first part includes every interval, and

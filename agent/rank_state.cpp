@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 
 #include "detect/thresholds.h"
@@ -290,89 +289,6 @@ std::vector<LayerAlarm> RankStatistics::alarms() const {
   add(unnamed);
   for (const auto& [label, layer] : layers) add(layer);
   return found;
-}
-
-namespace {
-
-template <class T>
-const T* data_of(segment::Bytes bytes) {
-  return bytes.empty() ? nullptr : reinterpret_cast<const T*>(bytes.data());
-}
-
-}  // namespace
-
-AttentionSlice slice_of(const segment::SlotView& view) {
-  const segment::Slot& slot = view.header;
-  AttentionSlice slice;
-  slice.dtype = static_cast<DType>(slot.dtype);
-  slice.rows = static_cast<int>(slot.rows);
-  slice.keys = static_cast<int>(slot.keys);
-  slice.head_dim = static_cast<int>(slot.head_dim);
-  slice.value_dim = static_cast<int>(slot.value_dim);
-  slice.scale = slot.scale;
-  slice.key_limit = slot.key_limit;
-  slice.query = data_of<void*>(view.payload[segment::kQuery]);
-  slice.key = data_of<void*>(view.payload[segment::kKey]);
-  slice.value = data_of<void*>(view.payload[segment::kValue]);
-  slice.out = data_of<void*>(view.payload[segment::kOut]);
-  slice.log_sum_exp = data_of<void*>(view.payload[segment::kLogSumExp]);
-  slice.log_sum_exp_dtype = static_cast<DType>(slot.lse_dtype);
-  slice.mask = data_of<void*>(view.payload[segment::kMask]);
-  slice.mask_dtype = static_cast<DType>(slot.mask_dtype);
-  slice.grad_out = data_of<void*>(view.payload[segment::kGradOut]);
-  slice.grad_query = data_of<void*>(view.payload[segment::kGradQuery]);
-  return slice;
-}
-
-// A slot of key positions uses some fields differently: `rows` counts key positions, and `key_limit` has the
-// first query position that sees each of them.
-KeyColumns columns_of(const segment::SlotView& view) {
-  const segment::Slot& slot = view.header;
-  KeyColumns columns;
-  columns.dtype = static_cast<DType>(slot.dtype);
-  columns.columns = static_cast<int>(slot.rows);
-  columns.heads = static_cast<int>(slot.heads_in_slice);
-  columns.queries = static_cast<int>(slot.query_length);
-  columns.head_dim = static_cast<int>(slot.head_dim);
-  columns.value_dim = static_cast<int>(slot.value_dim);
-  columns.scale = slot.scale;
-  columns.first_query = slot.key_limit;
-  columns.query = data_of<void*>(view.payload[segment::kQuery]);
-  columns.out = data_of<void*>(view.payload[segment::kOut]);
-  columns.grad_out = data_of<void*>(view.payload[segment::kGradOut]);
-  columns.log_sum_exp = data_of<void*>(view.payload[segment::kLogSumExp]);
-  columns.log_sum_exp_dtype = static_cast<DType>(slot.lse_dtype);
-  columns.key = data_of<void*>(view.payload[segment::kKey]);
-  columns.value = data_of<void*>(view.payload[segment::kValue]);
-  columns.grad_key = data_of<void*>(view.payload[segment::kGradKey]);
-  columns.grad_value = data_of<void*>(view.payload[segment::kGradValue]);
-  columns.sums = data_of<ColumnSum>(view.payload[segment::kKeySums]);
-  columns.keys = static_cast<int64_t>(slot.key_length);
-  return columns;
-}
-
-LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot& slot,
-                     const RankStatistics& rank) {
-  const auto source = static_cast<segment::LayerSource>(slot.layer_source);
-  LayerOfCall layer = {"", "", segment::name_of(source)};
-  if (slot.layer < 0) return layer;
-  if (source == segment::LayerSource::kOrdinal) {
-    // If layers have names, a call with only an ordinal (in an evaluation, for example) belongs to one of
-    // them, but it is unknown to which.
-    if (rank.layer_source == segment::name_of(segment::LayerSource::kParameter) ||
-        rank.layer_source == segment::name_of(segment::LayerSource::kAnnotation))
-      return {"", "", segment::name_of(segment::LayerSource::kUnknown)};
-    // The ordinal is the index of the call in the step, not of a layer, so the label begins with "call".
-    char label[16];
-    std::snprintf(label, sizeof label, "call%03d", slot.layer);
-    layer.label = label;
-    return layer;
-  }
-  const segment::Layer record = segment.layer(static_cast<uint32_t>(slot.layer));
-  if (record.ready != 1) return layer;
-  layer.label = segment::text_of(record.label);
-  layer.name = segment::text_of(record.name);
-  return layer;
 }
 
 namespace {

@@ -18,10 +18,8 @@
 #include "exporters/http_routes.h"
 #include "exporters/record_line.h"
 #include "segment/layout.h"
-#include "segment/parser.h"
 #include "segment/reader.h"
 #include "shadow/judgement.h"
-#include "shadow/slice.h"
 #include "shadow/spectrum.h"
 
 namespace foreshock {
@@ -393,19 +391,10 @@ struct RankStatistics {
   std::vector<LayerAlarm> alarms() const;
 };
 
-// Returns the slice in a slot of query rows. Borrows its arrays from the view.
-AttentionSlice slice_of(const segment::SlotView& view);
-// Returns the key columns in a slot of key positions. Borrows their arrays from the view.
-KeyColumns columns_of(const segment::SlotView& view);
-
+// The layer under which a call is counted. If the label is empty, the call is counted for the rank only.
 struct LayerOfCall {
   std::string label, name, source;
 };
-
-// Returns the layer under which a call is counted. If the label is empty, the call is counted for the rank
-// only.
-LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot& slot,
-                     const RankStatistics& rank);
 
 void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                    RankStatistics* rank);

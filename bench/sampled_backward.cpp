@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "agent/rank_state.h"
+#include "agent/pipeline.h"
 #include "kernels/key_sums.h"
 #include "libmonitor/call.h"
 #include "segment/parser.h"

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <thread>
 
-#include "agent/rank_state.h"
+#include "agent/pipeline.h"
 #include "shadow/judgement.h"
 #include "tests/libmonitor/device_fixture.h"
 
