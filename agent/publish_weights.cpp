@@ -1,5 +1,4 @@
-#include "agent/publish_weights.h"
-
+// Writes the state of the weights as metrics and JSON.
 #include <algorithm>
 
 #include "agent/publish.h"

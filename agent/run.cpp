@@ -14,7 +14,6 @@
 
 #include "agent/node.h"
 #include "agent/publish.h"
-#include "agent/publish_weights.h"
 #include "agent/record_lines.h"
 
 namespace foreshock {

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "agent/detection.h"
-#include "agent/publish_weights.h"
+#include "agent/publish.h"
 #include "detect/thresholds.h"
 #include "segment/layout.h"
 

@@ -1,9 +1,8 @@
-#include "agent/publish_weights.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 
+#include "agent/publish.h"
 #include "tests/agent/segment_of_a_trainer.h"
 
 namespace foreshock {
