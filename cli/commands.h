@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/options.h"
+#include "lab/study.h"
 
 namespace foreshock::cli {
 
@@ -31,6 +32,23 @@ int merge(const std::vector<std::string>& words);
 int lab(const std::vector<std::string>& words);
 int judge(const std::vector<std::string>& words);
 int compare(const std::vector<std::string>& words);
+
+// The command line of `foreshock lab`.
+struct LabSweep {
+  const lab::Sweep* sweep = nullptr;  // null: a custom sweep
+  std::vector<lab::Point> points;
+};
+
+struct LabRequest {
+  std::vector<LabSweep> sweeps;
+  int threads = 1;
+  std::string json_path, page_path;  // "": the output is not wanted
+  bool help = false, list = false;
+};
+
+// Reads and checks the command line of `foreshock lab` before anything is measured. Fills in `request`.
+// Returns "" or one line that says what is wrong and what to do.
+std::string parse_lab_request(const std::vector<std::string>& words, LabRequest* request);
 
 // foreshock docs detectors|metrics|options|record: prints a page of docs/ that is generated from a table.
 int docs(const std::vector<std::string>& words);

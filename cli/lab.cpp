@@ -1,5 +1,4 @@
-#include "cli/lab.h"
-
+// foreshock lab: measures the sweeps of the lab and writes their results.
 #include <unistd.h>
 
 #include <algorithm>

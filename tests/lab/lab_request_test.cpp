@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "cli/lab.h"
+#include "cli/commands.h"
 
 namespace foreshock::cli {
 namespace {
