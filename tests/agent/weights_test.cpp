@@ -6,8 +6,8 @@
 #include <random>
 
 #include "agent/record_lines.h"
-#include "lab/wasserstein.h"
 #include "tests/agent/written_parts.h"
+#include "tests/support/wasserstein.h"
 
 namespace foreshock {
 namespace {
@@ -18,8 +18,8 @@ TEST(Weights, TheDistanceToTheSnapshotBeforeAndToTheFirstIsW1) {
   EXPECT_FALSE(take(weights, Part(1, a, 50, 0, 100))[0].previous) << "there is none";
   const auto second = take(weights, Part(2, b, 50, 0, 100))[0];
   ASSERT_TRUE(second.previous && second.initial);
-  const double ab = lab::wasserstein(wide(a), wide(b)), ac = lab::wasserstein(wide(a), wide(c)),
-               bc = lab::wasserstein(wide(b), wide(c));
+  const double ab = test::wasserstein(wide(a), wide(b)), ac = test::wasserstein(wide(a), wide(c)),
+               bc = test::wasserstein(wide(b), wide(c));
   const auto third = take(weights, Part(3, c, 50, 0, 100))[0];
   // Certified bounds, and the truth's own rounding: 10^4 terms of 2^-53 relative.
   EXPECT_LE(second.previous->low, ab * (1 + 1e-12));
@@ -148,10 +148,10 @@ TEST(Weights, TheModelIsAllTensorsOfAnInterval) {
     after.push_back(value);
   }
   // 2^20 bins: the value lies within the width of the bins, 2^-11 relative to |w| of 0.02 mostly.
-  EXPECT_NEAR(model.previous->value, lab::wasserstein(before, after), 1e-5);
+  EXPECT_NEAR(model.previous->value, test::wasserstein(before, after), 1e-5);
   EXPECT_DOUBLE_EQ(*model.update_mean_abs, 0.5);
   EXPECT_EQ(weights.layers().at("000").previous_max, model.previous_max);
-  EXPECT_NEAR(*model.previous_max, lab::wasserstein(wide(a), wide(c)), 1e-5);
+  EXPECT_NEAR(*model.previous_max, test::wasserstein(wide(a), wide(c)), 1e-5);
 }
 
 TEST(Weights, AHistogramThatDoesNotHoldItsValuesIsRefused) {

@@ -1,4 +1,4 @@
-#include "lab/wasserstein.h"
+#include "tests/support/wasserstein.h"
 
 #include <gtest/gtest.h>
 
@@ -10,6 +10,7 @@
 namespace foreshock::lab {
 namespace {
 
+using test::wasserstein;
 using Values = std::vector<double>;
 
 // Sums of a few hundred terms of size one: 1e-12 is far above their rounding.

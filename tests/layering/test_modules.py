@@ -46,7 +46,6 @@ SMALL = {
     "kernels/device_seal": OF_A_BUILD,
     "lab/page/report": OF_A_PROGRAM,
     "lab/tensor": "the type that all of the lab computes with",
-    "lab/wasserstein": "the truth that shadow/wasserstein is tested against",
     "libmonitor/glibc_compat": OF_A_BUILD,
     "libmonitor/library_path": "tests replace it at link time",
     "packaging/adapters": OF_A_PROGRAM,

@@ -1,4 +1,4 @@
-#include "lab/wasserstein.h"
+#include "tests/support/wasserstein.h"
 
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ TEST_P(WassersteinOf, SixteenBitsAreTheSortingTruth) {
     const size_t unequal = 1000 + 137 * seed;
     Values x = test::normal(2 * seed, 1000), y = test::normal(2 * seed + 1, unequal, 0.021, 1e-3);
     const Histogram a = histogram_of(GetParam(), &x), b = histogram_of(GetParam(), &y);
-    expect_exact(wasserstein(a, b), lab::wasserstein(x, y));
+    expect_exact(wasserstein(a, b), test::wasserstein(x, y));
   }
 }
 
@@ -93,8 +93,8 @@ TEST(Wasserstein, ShiftAndScale) {
 TEST(Wasserstein, FormatsMayDiffer) {
   Values x = test::normal(5, 4000), y = test::normal(6, 3000);
   const Histogram a = histogram_of(DType::kBf16, &x), b = histogram_of(DType::kFp16, &y);
-  expect_exact(wasserstein(a, b), lab::wasserstein(x, y));
-  expect_exact(wasserstein(histogram_of(DType::kFp32, &x), b), lab::wasserstein(x, y));
+  expect_exact(wasserstein(a, b), test::wasserstein(x, y));
+  expect_exact(wasserstein(histogram_of(DType::kFp32, &x), b), test::wasserstein(x, y));
 }
 
 // What one training step or one bit of precision does to fp32 weights, in many sizes, among them few values
@@ -119,7 +119,7 @@ TEST(Wasserstein, BoundsOfFp32HoldInEveryPair) {
     Values y = changed(x, seed);
     const Wasserstein distance = wasserstein(histogram_of(DType::kFp32, &x), histogram_of(DType::kFp32, &y));
     // The truth itself may be off by count * 2^-53 of what it adds up.
-    const double truth = lab::wasserstein(x, y), slack = kTolerance * truth;
+    const double truth = test::wasserstein(x, y), slack = kTolerance * truth;
     ASSERT_LE(distance.low, truth + slack) << seed;
     ASSERT_GE(distance.high, truth - slack) << seed;
     ASSERT_LE(distance.low, distance.value) << seed;
@@ -142,7 +142,7 @@ TEST(Wasserstein, Fp32EstimatesAreClose) {
   const Histogram a = histogram_of(DType::kFp32, &x);
   const auto expect = [&](Values* y, double error, double interval) {
     const Wasserstein distance = wasserstein(a, histogram_of(DType::kFp32, y));
-    const double truth = lab::wasserstein(x, *y);
+    const double truth = test::wasserstein(x, *y);
     EXPECT_NEAR(distance.value, truth, error * truth);
     EXPECT_LE(distance.high - distance.low, interval * truth);
   };
