@@ -1,14 +1,14 @@
 // Writes to the terminal: whole lines on standard error, a screen that is redrawn, a progress bar. Formats
-// numbers and facts as text.
+// numbers as text.
 #ifndef FORESHOCK_CLI_TERMINAL_H_
 #define FORESHOCK_CLI_TERMINAL_H_
 
 #include <csignal>
 #include <cstddef>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace foreshock::cli {
@@ -88,34 +88,8 @@ std::string formatted(const char* format, std::optional<double> value);
 // Returns "1 234 567" for 1234567, or "unknown".
 std::string count(std::optional<double> value);
 
-// Returns "3 budget, 1 mask", for example; "none" if all counts are 0.
-std::string reasons(const std::map<std::string, double>& counts);
-
 // Returns " (optimizer state)" for "optimizer_state", and "" for "".
 std::string in_brackets(std::string text);
-
-// Returns a line of a table with the columns name, forward, backward, remark.
-std::string row(const std::string& name, const std::string& forward, const std::string& backward,
-                const std::string& remark = "");
-
-// Returns a line with a name and a value, aligned with row().
-std::string fact(const std::string& name, const std::string& value);
-
-// Adds ANSI colours to text, unless colours are switched off.
-class Paint {
- public:
-  explicit Paint(bool on) : on_(on) {}
-  std::string bold(const std::string& text) const { return wrap("1", text); }
-  std::string dim(const std::string& text) const { return wrap("2", text); }
-  std::string good(const std::string& text) const { return wrap("32", text); }
-  std::string bad(const std::string& text) const { return wrap("1;31", text); }
-
- private:
-  std::string wrap(const char* code, const std::string& text) const {
-    return on_ && !text.empty() ? std::string("\033[") + code + "m" + text + "\033[0m" : text;
-  }
-  bool on_;
-};
 
 }  // namespace foreshock::cli
 
