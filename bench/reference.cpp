@@ -4,6 +4,7 @@
 #include "shadow/reference.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -107,8 +108,10 @@ struct Slice {
     std::mt19937_64 engine(7);
     std::normal_distribution<double> normal;
     for (auto* array : {&query, &key, &value, &out}) {
-      for (size_t i = 0; i < array->size(); ++i)
-        store_rounded(DType::kBf16, normal(engine), array->data(), i);
+      for (uint16_t& x : *array) {
+        const auto rounded = static_cast<float>(round_to(DType::kBf16, normal(engine)));
+        x = static_cast<uint16_t>(std::bit_cast<uint32_t>(rounded) >> 16);
+      }
     }
     view.dtype = DType::kBf16;
     view.rows = rows;

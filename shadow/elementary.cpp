@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 namespace foreshock {
@@ -15,22 +14,6 @@ constexpr double power_of_two(int exponent) {
 
 // Every finite magnitude of bf16 and fp32 is below 2^128.
 double overflow_of(DType type) { return type == DType::kFp16 ? 0x1p16 : 0x1p128; }
-
-uint16_t narrow_bits(DType type, double rounded) {
-  if (type == DType::kBf16) {
-    // Sets a fraction bit of NaN, since cutting the low payload bits off could leave an infinity.
-    const uint32_t bits = std::bit_cast<uint32_t>(static_cast<float>(rounded));
-    return static_cast<uint16_t>(bits >> 16 | (std::isnan(rounded) ? 0x40u : 0u));
-  }
-  const uint16_t sign = std::signbit(rounded) ? 0x8000 : 0;
-  const double magnitude = std::fabs(rounded);
-  if (std::isnan(rounded)) return sign | 0x7e00;
-  if (std::isinf(rounded)) return sign | 0x7c00;
-  if (magnitude < 0x1p-14) return sign | static_cast<uint16_t>(magnitude * 0x1p24);
-  const int exponent = std::ilogb(magnitude);
-  const auto fraction = static_cast<uint16_t>(std::ldexp(magnitude, 10 - exponent) - 1024);
-  return sign | static_cast<uint16_t>((exponent + 15) << 10) | fraction;
-}
 
 }  // namespace
 
@@ -51,20 +34,6 @@ double round_to(DType type, double x) {
   const double shift = 0x1.8p52 * ulp_at(type, x);
   const double rounded = std::copysign((x + shift) - shift, x);
   return std::fabs(rounded) >= overflow ? std::copysign(std::numeric_limits<double>::infinity(), x) : rounded;
-}
-
-void store_rounded(DType type, double x, void* data, size_t index) {
-  char* at = static_cast<char*>(data) + index * size_of(type);
-  const double rounded = round_to(type, x);
-  if (type == DType::kFp64) {
-    std::memcpy(at, &rounded, sizeof rounded);
-  } else if (type == DType::kFp32) {
-    const auto narrow = static_cast<float>(rounded);
-    std::memcpy(at, &narrow, sizeof narrow);
-  } else {
-    const uint16_t bits = narrow_bits(type, rounded);
-    std::memcpy(at, &bits, sizeof bits);
-  }
 }
 
 }  // namespace foreshock

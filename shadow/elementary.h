@@ -88,9 +88,6 @@ double round_to(DType type, double x);
 // positive; NaN if x is not finite.
 double ulp_at(DType type, double x);
 
-// Stores round_to(type, x) as element `index` of a packed array.
-void store_rounded(DType type, double x, void* data, size_t index);
-
 }  // namespace foreshock
 
 #endif  // FORESHOCK_SHADOW_ELEMENTARY_H_

@@ -4,7 +4,7 @@
 #include <limits>
 #include <random>
 
-#include "shadow/elementary.h"
+#include "tests/shadow/store_rounded.h"
 
 namespace foreshock {
 namespace {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "kernels/dtype.h"
-#include "shadow/elementary.h"
 #include "shadow/slice.h"
+#include "tests/shadow/store_rounded.h"
 
 namespace foreshock {
 

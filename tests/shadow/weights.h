@@ -8,6 +8,7 @@
 #include "kernels/histogram.h"
 #include "shadow/elementary.h"
 #include "shadow/histogram.h"
+#include "tests/shadow/store_rounded.h"
 
 namespace foreshock::test {
 
