@@ -8,7 +8,6 @@
 #include <list>
 #include <map>
 #include <sstream>
-#include <unordered_map>
 #include <unordered_set>
 
 namespace foreshock {
@@ -206,16 +205,6 @@ bool Registry::set(Metric metric, std::initializer_list<std::string_view> label_
   double* stored = store_->find_or_admit(info);
   if (stored == nullptr || (counter && value < *stored)) return false;
   *stored = value;
-  return true;
-}
-
-bool Registry::add(Metric metric, std::initializer_list<std::string_view> label_values, double amount) {
-  const MetricInfo& info = metric_info(metric);
-  if (info.type == MetricType::kCounter && !(std::isfinite(amount) && amount >= 0)) return false;
-  if (!store_->make_key(info, label_values)) return false;
-  double* stored = store_->find_or_admit(info);
-  if (stored == nullptr) return false;
-  *stored += amount;
   return true;
 }
 

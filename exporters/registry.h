@@ -52,9 +52,6 @@ class Registry {
   // negative, not finite or smaller than before, or a new series is refused.
   bool set(Metric metric, std::initializer_list<std::string_view> label_values, double value);
 
-  // Adds to a counter or gauge; a new series starts from 0. Same errors as set().
-  bool add(Metric metric, std::initializer_list<std::string_view> label_values, double amount);
-
   // Removes one series if it exists. Called when its value is no longer known.
   void unset(Metric metric, std::initializer_list<std::string_view> label_values);
 

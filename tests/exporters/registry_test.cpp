@@ -76,8 +76,8 @@ TEST(Registry, CountersNeverFallNorLoseTheirNumber) {
   EXPECT_FALSE(registry.set(Metric::kStepsTotal, {"r", "0"}, 6));
   EXPECT_FALSE(registry.set(Metric::kStepsTotal, {"r", "0"}, std::nan("")));
   EXPECT_FALSE(registry.set(Metric::kStepsTotal, {"r", "0"}, kInfinity));
-  EXPECT_FALSE(registry.add(Metric::kStepsTotal, {"r", "0"}, -1));
-  EXPECT_TRUE(registry.add(Metric::kStepsTotal, {"r", "0"}, 2));
+  EXPECT_FALSE(registry.set(Metric::kStepsTotal, {"r", "0"}, -1));
+  EXPECT_TRUE(registry.set(Metric::kStepsTotal, {"r", "0"}, 9));
   EXPECT_THAT(text_of(registry), HasSubstr("foreshock_steps_total{run=\"r\",rank=\"0\"} 9\n"));
 }
 
