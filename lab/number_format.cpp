@@ -1,7 +1,6 @@
 #include "lab/number_format.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -9,9 +8,6 @@
 
 namespace foreshock::lab {
 namespace {
-
-constexpr std::array<std::string_view, 9> kNames = {"fp64", "fp32", "tf32",      "bf16",     "fp16",
-                                                    "e4m3", "e5m2", "e4m3nosat", "e5m2nosat"};
 
 double largest(int precision, int max_exponent) {
   return std::ldexp(2 - std::ldexp(1.0, 1 - precision), max_exponent);
@@ -56,7 +52,5 @@ std::optional<NumberFormat> parse_format(std::string_view text) {
   if (name == "e5m2nosat") return NumberFormat{name, 3, -14, largest(3, 15), Overflow::kInfinity};
   return parse_general(name);
 }
-
-std::span<const std::string_view> format_names() { return kNames; }
 
 }  // namespace foreshock::lab

@@ -3,7 +3,6 @@
 #define FORESHOCK_LAB_NUMBER_FORMAT_H_
 
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -32,9 +31,6 @@ struct NumberFormat {
 // for example p5e-14:15, and overflows to infinity; precision 2..40, exponents within -900..900. Returns
 // nullopt for any other text.
 std::optional<NumberFormat> parse_format(std::string_view text);
-
-// The names that parse_format() accepts, without the general form.
-std::span<const std::string_view> format_names();
 
 }  // namespace foreshock::lab
 
