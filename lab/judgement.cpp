@@ -149,7 +149,6 @@ Verdict verdict_of(const StoredCall& call, const std::string& name, const std::v
   v.name = name;
   v.judged = judged;
   v.relative_l2 = own.l2;
-  v.plain_l2 = plain.l2;
   v.floor_l2 = std::max({plain.l2, rounded.l2, is_fp64 ? kReferenceError : 0});
   if (is_zero_gradient(call, name))
     v.floor_l2 = std::max(v.floor_l2, parse_format(name_of(call.dtype))->unit_roundoff());

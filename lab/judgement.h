@@ -36,7 +36,7 @@ std::string read_call(const std::string& path, StoredCall* call);
 // (a "model").
 struct Verdict {
   std::string name;
-  double max_abs = 0, relative_l2 = 0, plain_l2 = 0;
+  double max_abs = 0, relative_l2 = 0;
   // The noise floor: the largest of the error of plain attention, the error of the reference rounded to the
   // format, and for fp64 the error of the reference itself.
   double floor_l2 = 0;
