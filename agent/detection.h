@@ -89,12 +89,12 @@ std::vector<std::string> left_out(const Watches& watches);
 // Results of the benchmark for one detector, over all its trainings. They are copied from
 // bench/precursors/results.json at build time. docs/precursors.md describes the protocol. NaN is unknown.
 struct Measured {
-  double events, hits;    // loss events, and those of them that an alarm preceded
-  double alarms, right;   // alarms, and those of them that an event followed
-  double lift, lift_low;  // `right` relative to chance, and the lower end of its 95 % interval
-  double lead_median;     // steps from the alarm to the event
-  double false_per_10k;   // alarms per 10 000 steps of healthy trainings
-  bool proven;            // on by default (docs/detectors.md)
+  double events, hits;   // loss events, and those of them that an alarm preceded
+  double alarms, right;  // alarms, and those of them that an event followed
+  double lift;           // `right` relative to chance
+  double lead_median;    // steps from the alarm to the event
+  double false_per_10k;  // alarms per 10 000 steps of healthy trainings
+  bool proven;           // on by default (docs/detectors.md)
 
   // Share of the alarms that an event followed.
   std::optional<double> precision() const {

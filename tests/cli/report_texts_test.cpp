@@ -51,10 +51,10 @@ TEST(ReportTexts, WhatWasMeasuredIsSaid) {
   EXPECT_TRUE(measured->is_proven());
   EXPECT_FALSE(measured_of("logit_growth")->is_proven());
   EXPECT_EQ(measured_of("of nobody"), nullptr);
-  const Measured silent = {9, 0, 0, 0, NAN, NAN, NAN, 0, false};
+  const Measured silent = {9, 0, 0, 0, NAN, NAN, 0, false};
   EXPECT_EQ(how_sure(nullptr), "Experimental: the benchmark has no figure for it.");
   EXPECT_EQ(how_sure(&silent), "Experimental. In the benchmark it warned before none of 9 loss events.");
-  const Measured good = {80, 60, 70, 63, 7.91, 7, 9, 0, true};
+  const Measured good = {80, 60, 70, 63, 7.91, 9, 0, true};
   EXPECT_EQ(
       how_sure(&good),
       "In the benchmark it warned before 60 of 80 loss events; 63 of its 70 warnings were followed by one, "
