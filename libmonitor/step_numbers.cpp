@@ -78,8 +78,6 @@ void LossTracker::observe_divisor(double divisor) {
   ++divided_.count;
 }
 
-bool LossTracker::is_reported() const { return chosen_source_ == FORESHOCK_LOSS_REPORTED; }
-
 void LossTracker::forget_step() {
   for (Mean& each : mean_) each = {};
   nll_since_root_ = 0;

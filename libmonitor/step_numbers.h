@@ -34,9 +34,6 @@ class LossTracker {
   // The next observed root is the loss of its micro-batch divided by this number.
   void observe_divisor(double divisor);
 
-  // Whether the trainer reports its loss, so that other values are not needed.
-  bool is_reported() const;
-
   // Drops the values observed since the last take(), because they do not belong to a step.
   void forget_step();
 
