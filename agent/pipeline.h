@@ -4,7 +4,6 @@
 #define FORESHOCK_AGENT_PIPELINE_H_
 
 #include <cstdint>
-#include <memory>
 #include <utility>
 
 #include "agent/alerts.h"

@@ -8,7 +8,6 @@
 
 #include <chrono>
 #include <csignal>
-#include <cstring>
 #include <optional>
 #include <thread>
 

@@ -4,7 +4,6 @@
 #ifndef FORESHOCK_KERNELS_DEVICE_JOBS_H_
 #define FORESHOCK_KERNELS_DEVICE_JOBS_H_
 
-#include <cstddef>
 #include <cstdint>
 
 #include "kernels/gather.h"

@@ -4,10 +4,8 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <limits>
 #include <mutex>
 #include <new>
-#include <numeric>
 #include <set>
 #include <utility>
 

@@ -6,7 +6,6 @@
 #include <sys/types.h>
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 
 #include "foreshock/hook.h"

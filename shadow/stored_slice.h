@@ -7,7 +7,6 @@
 #include <functional>
 #include <map>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "shadow/key_columns.h"

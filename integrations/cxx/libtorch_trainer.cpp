@@ -10,7 +10,6 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include <cstring>
 #include <fstream>
 #include <iostream>
 #include <memory>

@@ -1,7 +1,6 @@
 // The PyTorch adapter. Its kernels at the dispatcher's BackendSelect key report attention calls, losses and
 // gradients to the core. build_adapter.py builds it for one exact version of torch. It calls the foreshock_
 // functions of the libforeshock.so that the process has already loaded. Start reading with attention.h.
-#include <atomic>
 #include <cmath>
 
 #include "attention.h"
