@@ -130,6 +130,13 @@ def test_published_pages_are_current():
     assert tables.PAGE.read_text() == tables.page(results, provenance.of_detectors()), "./dev docs"
     assert tables.REPORT.read_text() == tables.report(results, provenance.of_detectors()), "./dev docs"
     assert len(tables.PAGE.read_text().splitlines()) <= 70
+    protocol = results["protocol"]
+    for path in (tables.PAGE, tables.REPORT):  # the prose around the tables
+        prose = " ".join(path.read_text().split())
+        for told in ("{horizon} steps", "{long_horizon} "):
+            assert told.format(**protocol) in prose
+    assert "plus {aftermath} steps".format(**protocol) in prose
+    assert "The first {first_step} steps are not scored".format(**protocol) in prose
     assert tables.RESULTS.stat().st_size < 300_000
     # Seeds that an earlier choice of thresholds may have seen are not among them.
     seeds = {seed for recipe in results["recipes"] for seed in recipe["seeds"]}
