@@ -13,6 +13,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import statistics
 import struct
 import subprocess
@@ -27,6 +28,8 @@ BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 BF16 = 3  # kernels/dtype.h
+PAGE = ROOT / "docs" / "verdicts.md"
+BLOCK = re.compile(r"(<!-- (\w+) -->).*?(<!-- end -->)", re.S)
 ROWS = 16
 MOST_CALLS = 64  # sampled calls of a trial; an error not found within them is reported as "no"
 # The judged tensors, and the kind of slice by which each is judged (`pass` in judge_stream.cpp).
@@ -403,69 +406,19 @@ def sound_table(results: list[tuple[Situation, Sound]]) -> list[str]:
 
 
 def page(measured: list[Measured], sound: list[tuple[Situation, Sound]], trials: int) -> str:
+    """The text of docs/verdicts.md with the blocks between its markers filled."""
     total, alarms = sum(s.slices for _, s in sound), sum(len(s.alarms) for _, s in sound)
     version = torch.__version__.split("+")[0]
-    parts = [
-        "# Verdicts",
-        "",
-        "How soon a wrong attention kernel is found, and how often a right one is accused. Made by",
-        f"`./dev bench verdicts`: PyTorch {version}, its CPU kernel, bf16, head dimension {HEAD_DIM}. Each number says",
-        "how many sampled calls of a layer were judged when the alarm came: the median of the trials",
-        f"({trials}), the worst one in brackets. After {MOST_CALLS} calls without an alarm: no.",
-        "",
-        "An error is in every call. *Random* errors are a share of the root mean square of a row; *one-sided* errors",
-        "move each element away from zero. *Ring block*: one of two blocks of keys, whose backward is given the sums",
-        "over both.",
-        "",
-        "## Forward: the output is wrong",
-        "",
-        *error_table(measured, "out"),
-        "",
-        "## Backward: the gradient of the query is wrong",
-        "",
-        *error_table(measured, "grad_query"),
-        "",
-        "## Backward: the gradient of the keys is wrong",
-        "",
-        "Counted in calls that were sampled by key positions too. With much of the budget left that is every second "
-        "sampled backward call, or fewer with grouped queries; otherwise about 1 in 14.",
-        "",
-        *error_table(measured, "grad_key"),
-        "",
-        "## Backward: the gradient of the values is wrong",
-        "",
-        *error_table(measured, "grad_value"),
-        "",
-        "## Sound calls",
-        "",
-        f"{alarms} alarms over {total} slices.",
-        "",
-        *sound_table(sound),
-        "",
-        "## What is not found soon, and why",
-        "",
-        "- *Logits of hundreds*, backward: the softmax has saturated, and one or two of the 16 rows of a slice have",
-        "  all of the gradient. A slice with fewer than 3 such rows (effective rows) gets no error ratio. The",
-        "  output of the same calls is judged by all rows.",
-        "- *One row left out* and *mask dropped in one row of 64*, of the output and of dQ: a slice has 16 of the",
-        "  256 positions of a head, 4 with grouped queries. A fault of single rows is found when one of them is",
-        "  drawn.",
-        "- *NaN in one row*: slices of key positions count NaN anywhere in dK, dV and dQ of their heads. For the",
-        "  output, every second forward call counts NaN in one head only, so it takes more calls.",
-        "- *One row left out* of dK and dV is found by the sum of dV over all keys, which must equal the sum of the",
-        "  output's gradient, and by the sum of dK, which must be 0. Where the call saw a part of the keys (*ring",
-        "  block*), these equations do not hold. In *logits of hundreds*, most keys have next to no gradient that",
-        "  could be missing.",
-        "- *One-sided* errors in the situation *offset +120*, backward: the keys have a large part in common, and",
-        "  any bf16 kernel adds up its roundings along that part. Most elements of the gradient are smaller than",
-        "  these roundings.",
-        "- *Random* errors of dK and dV up to 1 %: the limit is 6 times the error of fused attention, which is 0.3 %,",
-        "  because PyTorch's CPU kernel adds these gradients up in bf16 and has up to 4 times that error itself.",
-        "- *One-sided 0.25 ulp* of dK and dV: the limit of their bias is 0.25 ulp, for the same reason. Errors with a",
-        "  direction need 16 slices of different calls.",
-        "",
-    ]
-    return "\n".join(parts)
+    blocks = {
+        "made": [
+            f"PyTorch {version}, its CPU kernel, bf16, head dimension {HEAD_DIM}. Each number says",
+            "how many sampled calls of a layer were judged when the alarm came: the median of the trials",
+            f"({trials}), the worst one in brackets. After {MOST_CALLS} calls without an alarm: no.",
+        ],
+        **{name: error_table(measured, name) for name in TENSORS},
+        "sound": [f"{alarms} alarms over {total} slices.", "", *sound_table(sound)],
+    }
+    return BLOCK.sub(lambda block: "\n".join([block[1], *blocks[block[2]], block[3]]), PAGE.read_text())
 
 
 def main() -> int:
