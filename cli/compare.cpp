@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <thread>
 
@@ -9,6 +8,7 @@
 #include "cli/words.h"
 #include "lab/comparison.h"
 #include "lab/comparison_report.h"
+#include "lab/number_format.h"
 
 namespace foreshock::cli {
 namespace {
@@ -53,8 +53,7 @@ size_t index_of(const std::string& path, std::vector<std::string>* paths) {
 }
 
 bool to_count(const std::string& text, uint64_t least, uint64_t* count) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *count);
-  return error == std::errc() && end == text.data() + text.size() && *count >= least && *count <= 1 << 20;
+  return lab::read_number(text, count) && *count >= least && *count <= 1 << 20;
 }
 
 std::string parse(const Words& words, Request* request) {

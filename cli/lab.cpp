@@ -2,9 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <thread>
@@ -13,22 +11,13 @@
 #include "cli/files.h"
 #include "cli/terminal.h"
 #include "cli/words.h"
+#include "lab/number_format.h"
 #include "lab/study.h"
 
 namespace foreshock::cli {
 namespace {
 
 using lab::Point;
-
-bool to_int(const std::string& text, int* value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
-bool to_double(const std::string& text, double* value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *value);
-  return error == std::errc() && end == text.data() + text.size() && std::isfinite(*value);
-}
 
 template <std::string Point::*member>
 bool set_text(const std::string& text, Point* point) {
@@ -38,14 +27,14 @@ bool set_text(const std::string& text, Point* point) {
 
 template <int Point::*member>
 bool set_int(const std::string& text, Point* point) {
-  return to_int(text, &(point->*member));
+  return lab::read_number(text, &(point->*member));
 }
 
-bool set_scale(const std::string& text, Point* point) { return to_double(text, &point->scale); }
+bool set_scale(const std::string& text, Point* point) { return lab::read_number(text, &point->scale); }
 
 bool set_first_seed(const std::string& text, Point* point) {
   int seed = 0;
-  if (!to_int(text, &seed) || seed < 0) return false;
+  if (!lab::read_number(text, &seed) || seed < 0) return false;
   point->first_seed = static_cast<uint64_t>(seed);
   return true;
 }
@@ -211,7 +200,7 @@ std::string parse_lab_request(const std::vector<std::string>& words, LabRequest*
     if (axis != std::end(kAxes)) {
       axes.push_back({axis, split(value)});
     } else if (given.flag == "--threads") {
-      if (!to_int(value, &request->threads) || request->threads < 1)
+      if (!lab::read_number(value, &request->threads) || request->threads < 1)
         return "--threads takes a number from 1 up";
     } else {
       if (const std::string problem = why_no_file(value); !problem.empty()) return problem;

@@ -1,10 +1,10 @@
 #include "lab/judgement.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
 #include "lab/measure.h"
+#include "lab/number_format.h"
 
 namespace foreshock::lab {
 namespace {
@@ -177,9 +177,7 @@ std::string read_metadata(StoredCall* call) {
   call->scale = 1 / std::sqrt(call->d);
   if (const auto scale = call->file.metadata().find("scale"); scale != call->file.metadata().end()) {
     const std::string& text = scale->second;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), call->scale);
-    if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(call->scale))
-      return "metadata scale '" + text + "' is not a number";
+    if (!read_number(text, &call->scale)) return "metadata scale '" + text + "' is not a number";
   }
   const auto causal = call->file.metadata().find("causal");
   const std::string text = causal == call->file.metadata().end() ? "false" : causal->second;

@@ -2,9 +2,12 @@
 #ifndef FORESHOCK_LAB_NUMBER_FORMAT_H_
 #define FORESHOCK_LAB_NUMBER_FORMAT_H_
 
+#include <charconv>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 namespace foreshock::lab {
 
@@ -31,6 +34,14 @@ struct NumberFormat {
 // for example p5e-14:15, and overflows to infinity; precision 2..40, exponents within -900..900. Returns
 // nullopt for any other text.
 std::optional<NumberFormat> parse_format(std::string_view text);
+
+// Reads a text that is a number from its first character to its last, and finite.
+template <class Number>
+bool read_number(std::string_view text, Number* number) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *number);
+  return error == std::errc() && end == text.data() + text.size() &&
+         std::isfinite(static_cast<double>(*number));
+}
 
 }  // namespace foreshock::lab
 
