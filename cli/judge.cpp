@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -21,19 +20,41 @@
 #include "cli/words.h"
 #include "lab/checkpoint.h"
 #include "lab/judgement.h"
+#include "lab/number_format.h"
 #include "shadow/judgement.h"
 #include "shadow/slice.h"
 #include "shadow/stored_slice.h"
 
 namespace foreshock::cli {
 
-// Judges a flagged slice again and prints its figures next to the stored ones. Returns 0 if every bit is
-// equal and the file is unchanged, 1 if not, 2 if the slice cannot be judged.
-int judge_slice(const std::string& path);
+namespace {
 
-// Replaces this process by lab/python/foreshock_rerun.py, which runs the operation again with torch. `words`
-// are the words after "judge". Returns only if the script cannot be started; then returns 2.
-int judge_rerun(const std::vector<std::string>& words);
+int fail(const std::string& problem) {
+  std::fprintf(stderr, "foreshock judge: %s\n", problem.c_str());
+  return 2;
+}
+
+// Replaces this process by `script` of share/foreshock/lab, run with `words` by the interpreter of --python
+// EXE (default: python3). Returns only if that fails; then prints one line and returns 2.
+int run_python_script(const std::string& script, std::vector<std::string> words) {
+  std::string python = "python3";
+  if (const auto at = std::find(words.begin(), words.end(), "--python"); at != words.end()) {
+    if (at + 1 == words.end()) return fail("--python needs a value");
+    python = *(at + 1);
+    words.erase(at, at + 2);
+  }
+  std::error_code error;
+  const auto executable = std::filesystem::read_symlink("/proc/self/exe", error);
+  const auto path = executable.parent_path().parent_path() / "share/foreshock/lab" / script;
+  if (error || !std::filesystem::exists(path)) return fail("it is not installed at " + path.string());
+  std::vector<std::string> all{python, path.string()};
+  all.insert(all.end(), words.begin(), words.end());
+  std::vector<char*> arguments;
+  for (std::string& word : all) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  execvp(python.c_str(), arguments.data());
+  return fail("cannot run " + python + " (" + std::strerror(errno) + "): name one with --python");
+}
 
 // The content of a flagged slice's file (agent/flagged.h). Nothing in the file is trusted.
 struct StoredSlice {
@@ -49,152 +70,83 @@ struct StoredSlice {
   std::string fact(const std::string& name) const;
 };
 
-// Whether the metadata says that the file is a flagged slice.
-bool is_slice_file(const lab::Safetensors& file);
+constexpr uint64_t kMostBytes = uint64_t{4} << 30;  // more than the slots of a trainer can hold
 
-// Returns "" or, in one line, why the slice cannot be judged.
-std::string read_slice(const std::string& path, StoredSlice* stored);
-
-// Replaces this process by `script` of share/foreshock/lab, run with `words` by the interpreter of --python
-// EXE (default: python3). Returns only if that fails; then prints one line and returns 2.
-int run_python_script(const std::string& script, std::vector<std::string> words);
-
-namespace {
-
-int wrong_use(const std::string& problem) {
-  std::fprintf(stderr, "foreshock judge: %s\n", problem.c_str());
-  return 2;
+std::string text_of(const std::map<std::string, std::string>& metadata, const std::string& name) {
+  const auto found = metadata.find(name);
+  return found != metadata.end() ? found->second : "";
 }
 
-struct Request {
-  std::vector<std::string> paths;
-  std::vector<lab::Algorithm> models;
-  lab::Tiling tiling;
-};
-
-std::string add_models(const std::string& list, Request* request) {
-  for (size_t from = 0; from <= list.size();) {
-    const size_t comma = std::min(list.find(',', from), list.size());
-    const auto model = lab::find_algorithm(list.substr(from, comma - from));
-    if (!model || model->family != lab::Family::kAttention)
-      return "--algorithm takes attention algorithms of foreshock lab --list";
-    request->models.push_back(*model);
-    from = comma + 1;
+std::string read_arrays(const lab::Safetensors& file, StoredSlice* stored) {
+  for (const auto& [name, tensor] : file.tensors()) {
+    std::vector<char>& bytes = stored->data[name];
+    bytes.resize(tensor.bytes);
+    if (const std::string problem = file.read(tensor, 0, bytes.size(), bytes.data()); !problem.empty())
+      return problem;
   }
   return "";
 }
 
-constexpr WordOption kWords[] = {
-    {"--algorithm", "NAMES", "also compute what these algorithms of the lab give (forward, no causal mask)"},
-    {"--block-k", "COUNT", "keys of a tile of these algorithms"},
-    {"--key-order", "ORDER", "order of the tiles: forward or reverse"},
-};
-
-constexpr WordsHelp kHelp = {
-    "judge FILE.safetensors ... [options]\n"
-    "judge --rerun SLICE.safetensors ... [--times N] [--device NAME] [--python EXE]\n"
-    "judge --function MODULE:NAME [--python EXE] [--device NAME] [--dtype NAME] [--grad] [--quick]",
-    "compare a stored attention call, a captured sample or an attention function with fp64 and with unfused "
-    "attention",
-    kWords,
-    "Example: foreshock judge --function my_module:my_attention\n\n"
-    "A stored call has q, k, v, out and may have lse, dout, dq, dk, dv; its metadata may have scale and "
-    "causal.\n\n"
-    "The exit status is 1 if the error exceeds 2 times the noise floor forward or 3 times backward, if a "
-    "value "
-    "is not finite, or if the bias exceeds 0.05 ulp.\n\n"
-    "A captured sample (foreshock run --save-flagged DIR) is judged again: exit status 0 if every bit is "
-    "equal "
-    "to the stored one, else 1. --rerun runs its operation again with torch: 0 if the result is sound and "
-    "repeats, else 1."};
-
-std::string parse(const Words& words, Request* request) {
-  request->paths = words.files();
-  for (const Words::Given& given : words.given()) {
-    const std::string& value = given.values[0];
-    if (given.flag == "--algorithm") {
-      if (const std::string problem = add_models(value, request); !problem.empty()) return problem;
-    } else if (given.flag == "--key-order") {
-      if (value != "forward" && value != "reverse") return "--key-order is forward or reverse";
-      request->tiling.reverse = value == "reverse";
-    } else {
-      const auto [end, error] =
-          std::from_chars(value.data(), value.data() + value.size(), request->tiling.block_k);
-      if (error != std::errc() || end != value.data() + value.size() || request->tiling.block_k < 1)
-        return "--block-k takes a number from 1 up";
-    }
-  }
-  return request->paths.empty() ? "name a file: foreshock judge FILE.safetensors, or --function MODULE:NAME"
-                                : "";
+std::string slice_from(const StoredArrays& arrays, double scale, StoredSlice* stored) {
+  if (!stored->is_columns) return foreshock::slice_from(arrays, scale, &stored->slice);
+  double heads = 0, keys = 0;
+  if (!lab::read_number(text_of(stored->metadata, "heads_in_slice"), &heads) ||
+      !(heads >= 1 && heads < 0x1p30) || !lab::read_number(text_of(stored->metadata, "key_length"), &keys) ||
+      !(keys >= 1 && keys < 0x1p53))
+    return "its heads or keys are not numbers";
+  return columns_from(arrays, scale, static_cast<int>(heads), static_cast<int64_t>(keys), &stored->sums,
+                      &stored->columns);
 }
 
-int judge_call(const Request& request, const std::string& path) {
-  lab::StoredCall call;
-  const std::string problem = lab::read_call(path, &call);
-  if (!problem.empty()) return wrong_use(problem);
-  if (!request.models.empty() && call.causal != lab::Causal::kNone)
-    return wrong_use("--algorithm needs a call without a causal mask");
-  const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  const auto verdicts = lab::judge(call, request.models, request.tiling, threads);
-  std::printf("%s: %s, batch %d, heads %d over %d, queries %d, keys %d, d %d, scale %g%s\n\n", path.c_str(),
-              foreshock::name_of(call.dtype), call.batch, call.heads, call.kv_heads, call.queries, call.keys,
-              call.d, call.scale, call.causal == lab::Causal::kNone ? "" : ", causal");
-  std::printf("  %-22s %10s %12s %12s %8s %10s %6s %14s\n", "tensor", "max", "relative L2", "noise floor",
-              "ratio", "bias ulp", "z", "rounded bias");
-  bool failed = false;
-  for (const lab::Verdict& v : verdicts) {
-    std::printf("  %-22s %10.2e %12.3e %12.3e %8.2f %+10.3f %+6.0f %+14.3f  %s\n", v.name.c_str(), v.max_abs,
-                v.relative_l2, v.floor_l2, v.ratio, v.bias_ulp, v.bias_z, v.rounded_bias_ulp,
-                !v.judged           ? "model"
-                : v.failure.empty() ? "ok"
-                                    : ("FAILS: " + v.failure).c_str());
-    failed |= !v.failure.empty();
-  }
-  for (const lab::Verdict& v : verdicts)
-    if (v.judged && v.not_compared > 0 && v.name != "lse")
-      std::printf("\n%llu of %llu values of %s are not compared: NaN or Inf in the inputs reaches them",
-                  static_cast<unsigned long long>(v.not_compared), static_cast<unsigned long long>(v.values),
-                  v.name.c_str());
-  std::printf("\n%s\n", failed ? "beyond the gates" : "within the gates");
-  return failed ? 1 : 0;
+// Whether the checksum in the file matches the bytes of the whole file.
+bool is_as_written(const lab::Safetensors& file) {
+  uint64_t size = 0, length = 0;
+  std::string problem, bytes;
+  const int descriptor = lab::open_regular(file.path(), &size, &problem);
+  if (descriptor < 0) return false;
+  bytes.resize(size);
+  const bool is_read = lab::read_all(descriptor, 0, size, bytes.data());
+  close(descriptor);
+  if (!is_read || size < sizeof length) return false;
+  std::memcpy(&length, bytes.data(), sizeof length);
+  if (length > size - sizeof length) return false;
+  const size_t place = checksum_place(bytes, sizeof length + length);
+  return place != bytes.npos && checksum_of(bytes, place) == bytes.substr(place, kNoChecksum.size());
 }
 
-int judge_file(const Request& request, const std::string& path) {
+std::string StoredSlice::fact(const std::string& name) const {
+  return lab::printable(text_of(metadata, name));
+}
+
+// Whether the metadata says that the file is a flagged slice.
+bool is_slice_file(const lab::Safetensors& file) {
+  return text_of(file.metadata(), "format") == "foreshock slice";
+}
+
+// Returns "" or, in one line, why the slice cannot be judged.
+std::string read_slice(const std::string& path, StoredSlice* stored) {
   lab::Safetensors file;
-  if (const std::string problem = file.open(path); !problem.empty()) return wrong_use(problem);
-  if (!is_slice_file(file)) return judge_call(request, path);
-  return request.models.empty() ? judge_slice(path)
-                                : wrong_use("--algorithm is of whole calls, " + path + " is a flagged slice");
+  if (const std::string problem = file.open(path); !problem.empty()) return problem;
+  const std::string shown = lab::printable(path);
+  if (!is_slice_file(file)) return shown + " is not a flagged slice";
+  stored->metadata = file.metadata();
+  const std::string schema = stored->fact("schema");
+  stored->is_columns = schema == kSchemaOfColumns;
+  if (schema != kSchemaOfRows && !stored->is_columns)
+    return shown + " has schema '" + schema + "', this foreshock reads 1 and 2: use the one that wrote it";
+  double scale = 0;
+  if (!lab::read_number(text_of(stored->metadata, "scale"), &scale))
+    return shown + ": its scale is not a number";
+  if (file.size() > kMostBytes) return shown + " is too large to be a slice";
+  if (const std::string problem = read_arrays(file, stored); !problem.empty()) return problem;
+  StoredArrays arrays;
+  for (const auto& [name, tensor] : file.tensors())
+    arrays[name] = {tensor.type, tensor.shape, stored->data[name].data(), tensor.bytes};
+  if (const std::string problem = slice_from(arrays, scale, stored); !problem.empty())
+    return shown + ": " + problem;
+  stored->is_unchanged = is_as_written(file);
+  return "";
 }
-
-// Judges every file; returns the highest status.
-int judge_files(const Request& request) {
-  int status = 0;
-  for (const std::string& path : request.paths) {
-    if (path != request.paths.front()) std::puts("");
-    status = std::max(status, judge_file(request, path));
-  }
-  return status;
-}
-
-}  // namespace
-
-int judge(const std::vector<std::string>& words) {
-  const auto has = [&](const char* word) {
-    return std::find(words.begin(), words.end(), word) != words.end();
-  };
-  if (has("--help") || has("-h")) return print_help(kHelp), 0;
-  if (has("--rerun")) return judge_rerun(words);
-  if (has("--function")) return run_python_script("foreshock_judge.py", words);
-  Words read_words;
-  if (const std::string problem = read_words.parse(words, "judge", kWords); !problem.empty())
-    return wrong_use(problem);
-  Request request;
-  const std::string problem = parse(read_words, &request);
-  return problem.empty() ? judge_files(request) : wrong_use(problem);
-}
-
-namespace {
 
 // Counts of the values that were compared with the stored reference, and of those whose bits differ.
 struct Bits {
@@ -288,14 +240,11 @@ std::string explanation(const StoredSlice& stored) {
          reference_target_name();
 }
 
-}  // namespace
-
+// Judges a flagged slice again and prints its figures next to the stored ones. Returns 0 if every bit is
+// equal and the file is unchanged, 1 if not, 2 if the slice cannot be judged.
 int judge_slice(const std::string& path) {
   StoredSlice stored;
-  if (const std::string problem = read_slice(path, &stored); !problem.empty()) {
-    std::fprintf(stderr, "foreshock judge: %s\n", problem.c_str());
-    return 2;
-  }
+  if (const std::string problem = read_slice(path, &stored); !problem.empty()) return fail(problem);
   print_head(path, stored);
   size_t figures = 0;
   Bits bits;
@@ -320,120 +269,130 @@ int judge_slice(const std::string& path) {
   return 1;
 }
 
-int judge_rerun(const std::vector<std::string>& words) {
-  return run_python_script("foreshock_rerun.py", words);
-}
+struct Request {
+  std::vector<std::string> paths;
+  std::vector<lab::Algorithm> models;
+  lab::Tiling tiling;
+};
 
-namespace {
-
-constexpr uint64_t kMostBytes = uint64_t{4} << 30;  // more than the slots of a trainer can hold
-
-std::string text_of(const std::map<std::string, std::string>& metadata, const std::string& name) {
-  const auto found = metadata.find(name);
-  return found != metadata.end() ? found->second : "";
-}
-
-bool read_number(const std::string& text, double* number) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *number);
-  return error == std::errc() && end == text.data() + text.size() && std::isfinite(*number);
-}
-
-std::string read_arrays(const lab::Safetensors& file, StoredSlice* stored) {
-  for (const auto& [name, tensor] : file.tensors()) {
-    std::vector<char>& bytes = stored->data[name];
-    bytes.resize(tensor.bytes);
-    if (const std::string problem = file.read(tensor, 0, bytes.size(), bytes.data()); !problem.empty())
-      return problem;
+std::string add_models(const std::string& list, Request* request) {
+  for (size_t from = 0; from <= list.size();) {
+    const size_t comma = std::min(list.find(',', from), list.size());
+    const auto model = lab::find_algorithm(list.substr(from, comma - from));
+    if (!model || model->family != lab::Family::kAttention)
+      return "--algorithm takes attention algorithms of foreshock lab --list";
+    request->models.push_back(*model);
+    from = comma + 1;
   }
   return "";
 }
 
-std::string slice_from(const StoredArrays& arrays, double scale, StoredSlice* stored) {
-  if (!stored->is_columns) return foreshock::slice_from(arrays, scale, &stored->slice);
-  double heads = 0, keys = 0;
-  if (!read_number(text_of(stored->metadata, "heads_in_slice"), &heads) || !(heads >= 1 && heads < 0x1p30) ||
-      !read_number(text_of(stored->metadata, "key_length"), &keys) || !(keys >= 1 && keys < 0x1p53))
-    return "its heads or keys are not numbers";
-  return columns_from(arrays, scale, static_cast<int>(heads), static_cast<int64_t>(keys), &stored->sums,
-                      &stored->columns);
+constexpr WordOption kWords[] = {
+    {"--algorithm", "NAMES", "also compute what these algorithms of the lab give (forward, no causal mask)"},
+    {"--block-k", "COUNT", "keys of a tile of these algorithms"},
+    {"--key-order", "ORDER", "order of the tiles: forward or reverse"},
+};
+
+constexpr WordsHelp kHelp = {
+    "judge FILE.safetensors ... [options]\n"
+    "judge --rerun SLICE.safetensors ... [--times N] [--device NAME] [--python EXE]\n"
+    "judge --function MODULE:NAME [--python EXE] [--device NAME] [--dtype NAME] [--grad] [--quick]",
+    "compare a stored attention call, a captured sample or an attention function with fp64 and with unfused "
+    "attention",
+    kWords,
+    "Example: foreshock judge --function my_module:my_attention\n\n"
+    "A stored call has q, k, v, out and may have lse, dout, dq, dk, dv; its metadata may have scale and "
+    "causal.\n\n"
+    "The exit status is 1 if the error exceeds 2 times the noise floor forward or 3 times backward, if a "
+    "value "
+    "is not finite, or if the bias exceeds 0.05 ulp.\n\n"
+    "A captured sample (foreshock run --save-flagged DIR) is judged again: exit status 0 if every bit is "
+    "equal "
+    "to the stored one, else 1. --rerun runs its operation again with torch: 0 if the result is sound and "
+    "repeats, else 1."};
+
+std::string parse(const Words& words, Request* request) {
+  request->paths = words.files();
+  for (const Words::Given& given : words.given()) {
+    const std::string& value = given.values[0];
+    if (given.flag == "--algorithm") {
+      if (const std::string problem = add_models(value, request); !problem.empty()) return problem;
+    } else if (given.flag == "--key-order") {
+      if (value != "forward" && value != "reverse") return "--key-order is forward or reverse";
+      request->tiling.reverse = value == "reverse";
+    } else {
+      if (!lab::read_number(value, &request->tiling.block_k) || request->tiling.block_k < 1)
+        return "--block-k takes a number from 1 up";
+    }
+  }
+  return request->paths.empty() ? "name a file: foreshock judge FILE.safetensors, or --function MODULE:NAME"
+                                : "";
 }
 
-// Whether the checksum in the file matches the bytes of the whole file.
-bool is_as_written(const lab::Safetensors& file) {
-  uint64_t size = 0, length = 0;
-  std::string problem, bytes;
-  const int descriptor = lab::open_regular(file.path(), &size, &problem);
-  if (descriptor < 0) return false;
-  bytes.resize(size);
-  const bool is_read = lab::read_all(descriptor, 0, size, bytes.data());
-  close(descriptor);
-  if (!is_read || size < sizeof length) return false;
-  std::memcpy(&length, bytes.data(), sizeof length);
-  if (length > size - sizeof length) return false;
-  const size_t place = checksum_place(bytes, sizeof length + length);
-  return place != bytes.npos && checksum_of(bytes, place) == bytes.substr(place, kNoChecksum.size());
+int judge_call(const Request& request, const std::string& path) {
+  lab::StoredCall call;
+  const std::string problem = lab::read_call(path, &call);
+  if (!problem.empty()) return fail(problem);
+  if (!request.models.empty() && call.causal != lab::Causal::kNone)
+    return fail("--algorithm needs a call without a causal mask");
+  const int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  const auto verdicts = lab::judge(call, request.models, request.tiling, threads);
+  std::printf("%s: %s, batch %d, heads %d over %d, queries %d, keys %d, d %d, scale %g%s\n\n", path.c_str(),
+              foreshock::name_of(call.dtype), call.batch, call.heads, call.kv_heads, call.queries, call.keys,
+              call.d, call.scale, call.causal == lab::Causal::kNone ? "" : ", causal");
+  std::printf("  %-22s %10s %12s %12s %8s %10s %6s %14s\n", "tensor", "max", "relative L2", "noise floor",
+              "ratio", "bias ulp", "z", "rounded bias");
+  bool failed = false;
+  for (const lab::Verdict& v : verdicts) {
+    std::printf("  %-22s %10.2e %12.3e %12.3e %8.2f %+10.3f %+6.0f %+14.3f  %s\n", v.name.c_str(), v.max_abs,
+                v.relative_l2, v.floor_l2, v.ratio, v.bias_ulp, v.bias_z, v.rounded_bias_ulp,
+                !v.judged           ? "model"
+                : v.failure.empty() ? "ok"
+                                    : ("FAILS: " + v.failure).c_str());
+    failed |= !v.failure.empty();
+  }
+  for (const lab::Verdict& v : verdicts)
+    if (v.judged && v.not_compared > 0 && v.name != "lse")
+      std::printf("\n%llu of %llu values of %s are not compared: NaN or Inf in the inputs reaches them",
+                  static_cast<unsigned long long>(v.not_compared), static_cast<unsigned long long>(v.values),
+                  v.name.c_str());
+  std::printf("\n%s\n", failed ? "beyond the gates" : "within the gates");
+  return failed ? 1 : 0;
 }
 
-}  // namespace
-
-std::string StoredSlice::fact(const std::string& name) const {
-  return lab::printable(text_of(metadata, name));
-}
-
-bool is_slice_file(const lab::Safetensors& file) {
-  return text_of(file.metadata(), "format") == "foreshock slice";
-}
-
-std::string read_slice(const std::string& path, StoredSlice* stored) {
+int judge_file(const Request& request, const std::string& path) {
   lab::Safetensors file;
-  if (const std::string problem = file.open(path); !problem.empty()) return problem;
-  const std::string shown = lab::printable(path);
-  if (!is_slice_file(file)) return shown + " is not a flagged slice";
-  stored->metadata = file.metadata();
-  const std::string schema = stored->fact("schema");
-  stored->is_columns = schema == kSchemaOfColumns;
-  if (schema != kSchemaOfRows && !stored->is_columns)
-    return shown + " has schema '" + schema + "', this foreshock reads 1 and 2: use the one that wrote it";
-  double scale = 0;
-  if (!read_number(text_of(stored->metadata, "scale"), &scale)) return shown + ": its scale is not a number";
-  if (file.size() > kMostBytes) return shown + " is too large to be a slice";
-  if (const std::string problem = read_arrays(file, stored); !problem.empty()) return problem;
-  StoredArrays arrays;
-  for (const auto& [name, tensor] : file.tensors())
-    arrays[name] = {tensor.type, tensor.shape, stored->data[name].data(), tensor.bytes};
-  if (const std::string problem = slice_from(arrays, scale, stored); !problem.empty())
-    return shown + ": " + problem;
-  stored->is_unchanged = is_as_written(file);
-  return "";
+  if (const std::string problem = file.open(path); !problem.empty()) return fail(problem);
+  if (!is_slice_file(file)) return judge_call(request, path);
+  return request.models.empty() ? judge_slice(path)
+                                : fail("--algorithm is of whole calls, " + path + " is a flagged slice");
 }
 
-namespace {
-
-int fail(const std::string& problem) {
-  std::fprintf(stderr, "foreshock judge: %s\n", problem.c_str());
-  return 2;
+// Judges every file; returns the highest status.
+int judge_files(const Request& request) {
+  int status = 0;
+  for (const std::string& path : request.paths) {
+    if (path != request.paths.front()) std::puts("");
+    status = std::max(status, judge_file(request, path));
+  }
+  return status;
 }
 
 }  // namespace
 
-int run_python_script(const std::string& script, std::vector<std::string> words) {
-  std::string python = "python3";
-  if (const auto at = std::find(words.begin(), words.end(), "--python"); at != words.end()) {
-    if (at + 1 == words.end()) return fail("--python needs a value");
-    python = *(at + 1);
-    words.erase(at, at + 2);
-  }
-  std::error_code error;
-  const auto executable = std::filesystem::read_symlink("/proc/self/exe", error);
-  const auto path = executable.parent_path().parent_path() / "share/foreshock/lab" / script;
-  if (error || !std::filesystem::exists(path)) return fail("it is not installed at " + path.string());
-  std::vector<std::string> all{python, path.string()};
-  all.insert(all.end(), words.begin(), words.end());
-  std::vector<char*> arguments;
-  for (std::string& word : all) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  execvp(python.c_str(), arguments.data());
-  return fail("cannot run " + python + " (" + std::strerror(errno) + "): name one with --python");
+int judge(const std::vector<std::string>& words) {
+  const auto has = [&](const char* word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+  };
+  if (has("--help") || has("-h")) return print_help(kHelp), 0;
+  if (has("--rerun")) return run_python_script("foreshock_rerun.py", words);
+  if (has("--function")) return run_python_script("foreshock_judge.py", words);
+  Words read_words;
+  if (const std::string problem = read_words.parse(words, "judge", kWords); !problem.empty())
+    return fail(problem);
+  Request request;
+  const std::string problem = parse(read_words, &request);
+  return problem.empty() ? judge_files(request) : fail(problem);
 }
 
 }  // namespace foreshock::cli
