@@ -93,12 +93,14 @@ bool is_unchanged(const struct stat& a, const struct stat& b) {
 // later one.
 bool is_settled(const struct stat& status) { return status.st_mtim.tv_sec + 2 < time(nullptr); }
 
-}  // namespace
-
+// Whether a trainer or a launcher has created a file here. Sets *was_read to whether the directory could be
+// read.
 bool is_run_directory(const Directory& directory, bool* was_read) {
   *was_read = true;
   return directory.has("run.lock") || !directory.names("", ".seg", was_read).empty();
 }
+
+}  // namespace
 
 std::vector<FoundRun> Tree::look() {
   found_.clear();

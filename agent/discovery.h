@@ -92,10 +92,6 @@ class Tree {
   uint64_t refused_ = 0;
 };
 
-// Whether a trainer or a launcher has created a file here. Sets *was_read to whether the directory could be
-// read.
-bool is_run_directory(const Directory& directory, bool* was_read);
-
 }  // namespace foreshock
 
 #endif  // FORESHOCK_AGENT_DISCOVERY_H_

@@ -353,6 +353,9 @@ FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const J
   return flagged;
 }
 
+namespace {
+
+// Returns the bytes of the slice's file.
 std::string flagged_file(const FlaggedSlice& slice) {
   // Arrays with wider elements come first, so that each array is aligned without gaps. Other readers of
   // safetensors reject gaps.
@@ -380,8 +383,6 @@ std::string flagged_file(const FlaggedSlice& slice) {
   const size_t place = checksum_place(file, header_end);
   return file.replace(place, kNoChecksum.size(), checksum_of(file, place));
 }
-
-namespace {
 
 struct Usage {
   uint64_t files = 0, bytes = 0;

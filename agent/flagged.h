@@ -115,9 +115,6 @@ FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const J
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedColumns& judged,
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment);
 
-// Returns the bytes of the slice's file.
-std::string flagged_file(const FlaggedSlice& slice);
-
 // Writes flagged slices into a directory under a quota of bytes and files, which counts all slices in the
 // directory. Finished files belong to the user and are never removed. So the first slices, which show how a
 // fault started, stay. One thread. If several agents share the directory, each may exceed the quota by one

@@ -382,8 +382,7 @@ void sort_signs(std::vector<StorySign>* signs) {
                    [&](const StorySign& a, const StorySign& b) { return order(a) < order(b); });
 }
 
-}  // namespace
-
+// Returns the kind with this name, or nullopt.
 std::optional<WatchEventKind> event_kind_of(std::string_view name) {
   for (int kind = 0; kind < kWatchEventKinds; ++kind)
     if (name == name_of(static_cast<WatchEventKind>(kind))) return static_cast<WatchEventKind>(kind);
@@ -394,6 +393,8 @@ bool is_loss_event(WatchEventKind kind) {
   return kind == WatchEventKind::kLossSpike || kind == WatchEventKind::kDivergence ||
          kind == WatchEventKind::kLossRise;
 }
+
+}  // namespace
 
 void Strand::take(const EventLine& event, size_t attempt, int64_t declared) {
   const std::optional<WatchEventKind> kind = event_kind_of(event.event);

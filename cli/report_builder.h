@@ -92,10 +92,6 @@ class Strand {
   uint64_t taken_ = 0, loss_events_ = 0, warnings_ = 0, left_out_ = 0;
 };
 
-// Returns the kind with this name, or nullopt.
-std::optional<WatchEventKind> event_kind_of(std::string_view name);
-bool is_loss_event(WatchEventKind kind);
-
 // Builds the story of a run from the lines of its records. The story depends only on the lines. Memory does
 // not grow with the records. Thread-compatible.
 class Storyteller {

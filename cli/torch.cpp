@@ -243,6 +243,10 @@ std::string look_up(const std::string& name, const std::string& path) {
   return "";
 }
 
+namespace {
+
+// Returns the interpreter and options in the first line of a Python script; empty if `script` is not such a
+// script.
 std::vector<std::string> script_command(const std::string& script, const std::string& path) {
   std::ifstream file(script, std::ios::binary);
   std::string first, second;
@@ -266,6 +270,8 @@ std::vector<std::string> script_command(const std::string& script, const std::st
   while (words >> word) command.push_back(word);
   return command;
 }
+
+}  // namespace
 
 FoundPython find_python(const std::vector<std::string>& command) {
   const std::string path = search_path();

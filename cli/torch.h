@@ -77,10 +77,6 @@ bool starts_a_command(const std::string& program);
 // PATH.
 std::string look_up(const std::string& name, const std::string& path);
 
-// Returns the interpreter and options in the first line of a Python script; empty if `script` is not such a
-// script.
-std::vector<std::string> script_command(const std::string& script, const std::string& path);
-
 // The LibTorch that a C++ trainer will use, found without running the trainer.
 struct FoundLibtorch {
   std::string program;  // absolute; "": no word of the command is a program linked with LibTorch

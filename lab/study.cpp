@@ -223,8 +223,9 @@ std::string shortest(double x) {
   return text;
 }
 
-}  // namespace
-
+// Name and value of every axis of a point, in the order of the table. An empty accumulator is replaced by
+// the name of the natural one.
+using Axes = std::vector<std::pair<std::string, std::string>>;
 Axes axes_of(const Point& p) {
   const std::string accumulator =
       p.accumulator.empty() ? std::string(natural_accumulator(*parse_format(p.format)).name) : p.accumulator;
@@ -247,6 +248,8 @@ Axes axes_of(const Point& p) {
           {"seeds", std::to_string(p.seeds)},
           {"first_seed", std::to_string(p.first_seed)}};
 }
+
+}  // namespace
 
 std::vector<std::pair<std::string, std::string>> versions() {
   return {{"foreshock", kVersion}, {"compiler", kCompiler}, {"chart.js", kChartVersion}};

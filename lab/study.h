@@ -54,11 +54,6 @@ struct Study {
   double seconds = 0;
 };
 
-// Name and value of every axis of a point, in the order of the table. An empty accumulator is replaced by
-// the name of the natural one.
-using Axes = std::vector<std::pair<std::string, std::string>>;
-Axes axes_of(const Point& point);
-
 // The program, its compiler and the libraries of the page, as (name, version).
 std::vector<std::pair<std::string, std::string>> versions();
 

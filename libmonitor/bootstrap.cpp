@@ -163,8 +163,7 @@ void load_adapter_for(const char* torch, const char* adapters) {
 // libraries.
 __attribute__((constructor)) void enter_by_linked_torch() { load_adapter(); }
 
-}  // namespace
-
+// Searches the mapped library at `path`, then the libraries it is linked with.
 void* find_at(const char* path, const char* function, const char* version, const void* ours) {
   if (!can_find()) return nullptr;
   void* handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
@@ -174,6 +173,8 @@ void* find_at(const char* path, const char* function, const char* version, const
   return nullptr;
 }
 
+}  // namespace
+
 void* find_in_mapped(const char* library, const char* function, const char* version, const void* ours) {
   Search search = {};
   void* found = nullptr;
@@ -182,6 +183,9 @@ void* find_in_mapped(const char* library, const char* function, const char* vers
   return found;
 }
 
+namespace {
+
+// Returns the definition in the library that was mapped last.
 void* find_last_mapped(const char* function, const void* ours) {
   Search search = {};
   void* last = nullptr;
@@ -192,10 +196,13 @@ void* find_last_mapped(const char* function, const void* ours) {
   return last;
 }
 
+// Returns the next definition in the global order of the dynamic linker. It may belong to another tool.
 void* find_next(const char* function, const char* version, const void* ours) {
   void* found = can_find() ? find_in(RTLD_NEXT, function, version) : nullptr;
   return found != ours ? found : nullptr;
 }
+
+}  // namespace
 
 void* find_behind(const char* library, const char* function, const char* version, const void* ours) {
   void* found = find_next(function, version, ours);
@@ -291,8 +298,11 @@ bool read_origin(const Python& python, Object* specification, char (&path)[4096]
   return length > 0 && length < int(sizeof path);
 }
 
-}  // namespace
+// The two functions below use the Python interpreter of this process. They must be called only in a thread
+// that may be initializing an extension module. They never take Python's lock (GIL), and do nothing if the
+// thread does not hold it.
 
+// Gets the file of the extension module that this thread is importing. Returns false if it is unknown.
 bool read_imported_file(char (&path)[4096]) {
   Python python = {};
   if (!holds_python_lock() || !python.find_all()) return false;
@@ -302,12 +312,16 @@ bool read_imported_file(char (&path)[4096]) {
   return is_known;
 }
 
+// Makes the import fail with an ImportError with this text. The module's initialization must then return
+// null.
 void refuse_import(const char* text) {
   void (*set_error)(Object * type, const char* text) = nullptr;
   Object** type = nullptr;
   if (holds_python_lock() && find("PyErr_SetString", &set_error) && find("PyExc_ImportError", &type))
     set_error(*type, text);
 }
+
+}  // namespace
 
 // Entry in Python: torch/_C calls `initModule` of libtorch_python through its PLT, once, in `import torch`.
 // Our definition runs first, calls the real one, then loads the adapter.

@@ -9,24 +9,15 @@ namespace foreshock {
 // the definition in libforeshock.so. If `version` is not null, only a symbol with exactly that version
 // matches. The library that defines the result stays mapped.
 
-// Searches the mapped library at `path`, then the libraries it is linked with.
-void* find_at(const char* path, const char* function, const char* version, const void* ours);
-
 // Searches the libraries that are already mapped. `library` is a file name ("libtorch_cpu.so"; a version may
 // follow it) or a prefix of file names ("libtorch"; "" matches all). dlsym(RTLD_NEXT) would not find
 // libraries that were loaded with RTLD_LOCAL, as Python loads torch.
 void* find_in_mapped(const char* library, const char* function, const char* version = nullptr,
                      const void* ours = nullptr);
 
-// Returns the definition in the library that was mapped last.
-void* find_last_mapped(const char* function, const void* ours);
-
-// Returns the next definition in the global order of the dynamic linker. It may belong to another tool.
-void* find_next(const char* function, const char* version, const void* ours);
-
-// Returns the definition that a caller of `ours` would get without libforeshock.so: the result of
-// find_next(). If there is none, the function may have been loaded with RTLD_LOCAL; then `library` is
-// searched, then all mapped libraries.
+// Returns the definition that a caller of `ours` would get without libforeshock.so: the next one
+// in the global order of the dynamic linker. If there is none, the function may have been loaded with
+// RTLD_LOCAL; then `library` is searched, then all mapped libraries.
 void* find_behind(const char* library, const char* function, const char* version, const void* ours);
 
 // Gets the path of a mapped library (`library` as in find_in_mapped()). Returns false if there is none or its
@@ -45,17 +36,6 @@ void attach_shims(void* adapter);
 
 // Connects the adapter with the functions of TransformerEngine (interpose_transformer_engine.cpp).
 void attach_nvte(void* adapter);
-
-// The two functions below use the Python interpreter of this process. They must be called only in a thread
-// that may be initializing an extension module. They never take Python's lock (GIL), and do nothing if the
-// thread does not hold it.
-
-// Gets the file of the extension module that this thread is importing. Returns false if it is unknown.
-bool read_imported_file(char (&path)[4096]);
-
-// Makes the import fail with an ImportError with this text. The module's initialization must then return
-// null.
-void refuse_import(const char* text);
 
 }  // namespace foreshock
 
