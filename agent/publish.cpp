@@ -531,28 +531,20 @@ CoverageRatio ratio_of(const RankStatistics& rank) {
   return {seen / ran, "graphs"};
 }
 
-void publish_graphs(const RankStatistics& rank, const std::string& number, Registry* registry) {
-  const segment::Coverage& coverage = rank.coverage;
+void publish_graphs(const segment::Coverage& coverage, RankWriter& to) {
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
-    registry->set(Metric::kAttentionRecordedTotal, {rank.run, number, segment::kPassNames[pass]},
-                  static_cast<double>(coverage.recorded_calls[pass]));
-    registry->set(Metric::kAttentionGraphCallsTotal, {rank.run, number, segment::kPassNames[pass]},
-                  static_cast<double>(coverage.launched_calls[pass]));
+    to.set(Metric::kAttentionRecordedTotal, coverage.recorded_calls[pass], segment::kPassNames[pass]);
+    to.set(Metric::kAttentionGraphCallsTotal, coverage.launched_calls[pass], segment::kPassNames[pass]);
   }
-  registry->set(Metric::kGraphLaunchesTotal, {rank.run, number, "known"},
-                static_cast<double>(coverage.graph_launches));
-  registry->set(Metric::kGraphLaunchesTotal, {rank.run, number, "unknown"},
-                static_cast<double>(coverage.unknown_launches));
+  to.set(Metric::kGraphLaunchesTotal, coverage.graph_launches, "known");
+  to.set(Metric::kGraphLaunchesTotal, coverage.unknown_launches, "unknown");
 }
 
-void publish_kernels(const RankStatistics& rank, const std::string& number, Registry* registry) {
-  const segment::Coverage& coverage = rank.coverage;
-  registry->clear_metric(Metric::kKernelCountState, rank.run, number);
-  registry->set(Metric::kKernelCountState,
-                {rank.run, number, segment::kernel_count_state_name(coverage.kernel_count_state)}, 1);
+void publish_kernels(const segment::Coverage& coverage, RankWriter& to) {
+  to.clear(Metric::kKernelCountState);
+  to.set(Metric::kKernelCountState, 1.0, segment::kernel_count_state_name(coverage.kernel_count_state));
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
-    registry->set(Metric::kAttentionKernelsTotal, {rank.run, number, segment::kPassNames[pass]},
-                  static_cast<double>(coverage.kernels[pass]));
+    to.set(Metric::kAttentionKernelsTotal, coverage.kernels[pass], segment::kPassNames[pass]);
 }
 
 json by_pass(const uint64_t (&of)[segment::kPasses]) { return {{"forward", of[0]}, {"backward", of[1]}}; }
@@ -560,13 +552,12 @@ json by_pass(const uint64_t (&of)[segment::kPasses]) { return {{"forward", of[0]
 }  // namespace
 
 void publish_coverage(const RankStatistics& rank, Registry* registry) {
-  const std::string number = std::to_string(rank.identity.rank);
+  RankWriter to(rank, registry);
   const CoverageRatio known = ratio_of(rank);
-  registry->clear_metric(Metric::kAttentionCoverageRatio, rank.run, number);
-  registry->set(Metric::kAttentionCoverageRatio, {rank.run, number, known.source},
-                known.ratio.value_or(std::nan("")));
-  if (has_graphs(rank.coverage)) publish_graphs(rank, number, registry);
-  if (counts_kernels(rank.coverage)) publish_kernels(rank, number, registry);
+  to.clear(Metric::kAttentionCoverageRatio);
+  to.set(Metric::kAttentionCoverageRatio, known.ratio.value_or(std::nan("")), known.source);
+  if (has_graphs(rank.coverage)) publish_graphs(rank.coverage, to);
+  if (counts_kernels(rank.coverage)) publish_kernels(rank.coverage, to);
 }
 
 json coverage_json(const RankStatistics& rank) {
@@ -685,24 +676,23 @@ json loss_events_json(const RankWatch& watch) {
 
 void publish_precursors(const RankStatistics& rank, Registry* registry) {
   if (rank.watch == nullptr) return;
-  const std::string number = std::to_string(rank.identity.rank);
+  RankWriter to(rank, registry);
   const auto states = rank.watch->states();
-  registry->clear_metric(Metric::kPrecursorLayerInfo, rank.run, number);
+  to.clear(Metric::kPrecursorLayerInfo);
   for (size_t n = 0; n < kDetectors; ++n) {
     const DetectorState& state = states[n];
     if (state.values == 0) continue;
-    const auto set = [&](Metric metric, double value) {
-      registry->set(metric, {rank.run, number, kDetectorTable[n].name}, value);
-    };
-    set(Metric::kPrecursorLevel, static_cast<double>(state.level));
-    set(Metric::kPrecursorEventsTotal, static_cast<double>(state.warnings));
-    if (state.warnings > 0) set(Metric::kPrecursorLastEventStep, static_cast<double>(state.last_warn_step));
+    const char* name = kDetectorTable[n].name;
+    to.set(Metric::kPrecursorLevel, static_cast<double>(state.level), name);
+    to.set(Metric::kPrecursorEventsTotal, static_cast<double>(state.warnings), name);
+    if (state.warnings > 0)
+      to.set(Metric::kPrecursorLastEventStep, static_cast<double>(state.last_warn_step), name);
     // Healthy ranks do not export this series: it would nearly always be 0, and the number of series is
     // limited.
     if (state.series_dropped > 0)
-      set(Metric::kPrecursorSeriesDropped, static_cast<double>(state.series_dropped));
+      to.set(Metric::kPrecursorSeriesDropped, static_cast<double>(state.series_dropped), name);
     if (state.level == Level::kWarn && !state.layer.empty())
-      registry->set(Metric::kPrecursorLayerInfo, {rank.run, number, kDetectorTable[n].name, state.layer}, 1);
+      to.set(Metric::kPrecursorLayerInfo, 1.0, name, state.layer);
   }
 }
 
