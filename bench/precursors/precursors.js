@@ -5,11 +5,6 @@
   const range = (low, high) => low === null ? '' : ` [${short(low)}, ${short(high)}]`;
   const HEAD = ['detector', 'hits', '95 %', 'twin', 'lead: median (quartiles; p10)', 'alarms', 'right', 'lift', 'false per 10 k steps'];
 
-  function table(head, rows) {
-    const cells = (row, tag) => row.map((text, i) => element(tag, { textContent: text, className: i === 0 ? 'name' : '' }));
-    return element('div', { className: 'scroll' }, element('table', {}, element('thead', {}, element('tr', {}, ...cells(head, 'th'))),
-      element('tbody', {}, ...rows.map((row) => element('tr', {}, ...cells(row, 'td'))))));
-  }
   const row = (name, d) => [name, `${d.hits} of ${d.events}`, d.hit_low === null ? '–' : `${share(d.hit_low)}–${share(d.hit_high)}`, String(d.twin_hits),
     d.lead_median === null ? '–' : `${short(d.lead_median)} (${d.lead_p25}–${d.lead_p75}; ${d.lead_p10})`, String(d.alarms), String(d.right),
     short(d.lift) + range(d.lift_low, d.lift_high), d.twin_steps ? `${short(d.false_per_10k)} (≤ ${short(d.false_per_10k_most)})` : '–'];

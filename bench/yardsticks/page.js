@@ -46,12 +46,6 @@
 
   const around = (d) => d.low === null ? short(d.mean) : `${short(d.mean)} [${short(d.low)}, ${short(d.high)}]`;
 
-  function table(head, rows) {
-    const cells = (row, tag) => row.map((text, i) => element(tag, { textContent: text, className: i === 0 ? 'name' : '' }));
-    return element('div', { className: 'scroll' }, element('table', {}, element('thead', {}, element('tr', {}, ...cells(head, 'th'))),
-      element('tbody', {}, ...rows.map((row) => element('tr', {}, ...cells(row, 'td'))))));
-  }
-
   const pair = (...children) => element('div', { className: 'columns', style: 'grid-template-columns: repeat(auto-fit, minmax(420px, 1fr))' },
     ...children.map((child) => element('div', {}, child)));
   const every = Object.keys(NAMES).filter((name) => replicates[0].pairs[name]);

@@ -1,5 +1,5 @@
 'use strict';
-// Functions that both kinds of report use.
+// Functions that reports use.
 const study = JSON.parse(document.getElementById('study').textContent);
 const COLOURS = ['#2f6db5', '#d1662b', '#1a7f4b', '#8a4fb0', '#b3372e', '#14889a', '#a3801c', '#c24f8e',
   '#57636f', '#5a9e32', '#3f3d9e', '#946048'];
@@ -13,6 +13,13 @@ const short = (x) => x === null || x === undefined ? '–'
   : Number.isInteger(x) && Math.abs(x) < 1e6 ? String(x)
     : Math.abs(x) >= 0.01 && Math.abs(x) < 1e4 ? String(+x.toPrecision(3)) : String(x.toExponential(2)).replace(/\.?0+e/, 'e');
 const unique = (values) => [...new Set(values)];
+
+// Rows of texts; the first column has the names.
+function table(head, rows) {
+  const cells = (row, tag) => row.map((text, i) => element(tag, { textContent: text, className: i === 0 ? 'name' : '' }));
+  return element('div', { className: 'scroll' }, element('table', {}, element('thead', {}, element('tr', {}, ...cells(head, 'th'))),
+    element('tbody', {}, ...rows.map((row) => element('tr', {}, ...cells(row, 'td'))))));
+}
 
 // Adds a section to the page and its line to the table of contents.
 function section(id, title, note, ...children) {
