@@ -166,21 +166,7 @@ namespace {
 
 // NVTE_QKV_Layout, NVTE_QKV_Format, NVTE_Bias_Type, NVTE_Mask_Type, NVTE_Softmax_Type. Their values have not
 // changed since 2.0.
-enum Layout : uint32_t {
-  kSb3hd = 0,
-  kSbh3d = 1,
-  kSbhdSb2hd = 2,
-  kSbhdSbh2d = 3,
-  kSbhd = 4,
-  kBs3hd = 5,
-  kBsh3d = 6,
-  kBshdBs2hd = 7,
-  kBshdBsh2d = 8,
-  kBshd = 9,
-  kSbhdBshd = 15,
-  kBshdSbhd = 16,
-  kBhsd = 25
-};
+enum Layout : uint32_t { kSbhdBshd = 15, kBshdSbhd = 16 };  // the layouts of kLayouts that are named
 enum Format : uint32_t { kFormatSbhd = 0, kFormatBshd = 1, kFormatBhsd = 7, kNoFormat = 99 };
 enum Mask : uint32_t { kNoMask = 0, kCausal = 2, kCausalBottomRight = 4 };
 
@@ -191,49 +177,35 @@ struct Arrangement {
   int packed;
   bool per_head;
 };
+constexpr Arrangement kSbhd = {kFormatSbhd, 1, false}, kBshd = {kFormatBshd, 1, false},
+                      kBhsd = {kFormatBhsd, 1, false};
 
 struct Arrangements {
+  uint32_t layout;
   Arrangement query, key;  // the value has that of the key
+};
+constexpr Arrangements kLayouts[] = {
+    {0, {kFormatSbhd, 3, false}, {kFormatSbhd, 3, false}},  // sb3hd
+    {1, {kFormatSbhd, 3, true}, {kFormatSbhd, 3, true}},    // sbh3d
+    {2, kSbhd, {kFormatSbhd, 2, false}},                    // sbhd_sb2hd
+    {3, kSbhd, {kFormatSbhd, 2, true}},                     // sbhd_sbh2d
+    {4, kSbhd, kSbhd},                                      // sbhd_sbhd_sbhd
+    {5, {kFormatBshd, 3, false}, {kFormatBshd, 3, false}},  // bs3hd
+    {6, {kFormatBshd, 3, true}, {kFormatBshd, 3, true}},    // bsh3d
+    {7, kBshd, {kFormatBshd, 2, false}},                    // bshd_bs2hd
+    {8, kBshd, {kFormatBshd, 2, true}},                     // bshd_bsh2d
+    {9, kBshd, kBshd},                                      // bshd_bshd_bshd
+    {kSbhdBshd, kSbhd, kBshd},                              // sbhd_bshd_bshd
+    {kBshdSbhd, kBshd, kSbhd},                              // bshd_sbhd_sbhd
+    {25, kBhsd, kBhsd},                                     // bhsd_bhsd_bhsd
 };
 
 // Returns false for rows that are packed without padding (thd), for pages, and for layouts of later versions.
 // Their lengths are on the device.
 bool arrangements_of(uint32_t layout, Arrangements* found) {
-  constexpr Arrangement kPlainSbhd = {kFormatSbhd, 1, false}, kPlainBshd = {kFormatBshd, 1, false};
-  const auto is = [found](Arrangement query, Arrangement key) {
-    *found = {query, key};
-    return true;
-  };
-  switch (layout) {
-    case kSb3hd:
-      return is({kFormatSbhd, 3, false}, {kFormatSbhd, 3, false});
-    case kSbh3d:
-      return is({kFormatSbhd, 3, true}, {kFormatSbhd, 3, true});
-    case kSbhdSb2hd:
-      return is(kPlainSbhd, {kFormatSbhd, 2, false});
-    case kSbhdSbh2d:
-      return is(kPlainSbhd, {kFormatSbhd, 2, true});
-    case kSbhd:
-      return is(kPlainSbhd, kPlainSbhd);
-    case kBs3hd:
-      return is({kFormatBshd, 3, false}, {kFormatBshd, 3, false});
-    case kBsh3d:
-      return is({kFormatBshd, 3, true}, {kFormatBshd, 3, true});
-    case kBshdBs2hd:
-      return is(kPlainBshd, {kFormatBshd, 2, false});
-    case kBshdBsh2d:
-      return is(kPlainBshd, {kFormatBshd, 2, true});
-    case kBshd:
-      return is(kPlainBshd, kPlainBshd);
-    case kSbhdBshd:
-      return is(kPlainSbhd, kPlainBshd);
-    case kBshdSbhd:
-      return is(kPlainBshd, kPlainSbhd);
-    case kBhsd:
-      return is({kFormatBhsd, 1, false}, {kFormatBhsd, 1, false});
-    default:
-      return false;
-  }
+  for (const Arrangements& known : kLayouts)
+    if (known.layout == layout) return *found = known, true;
+  return false;
 }
 
 class Describer {
