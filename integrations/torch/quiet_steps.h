@@ -89,21 +89,22 @@ class QuietSteps {
     } catch (const std::bad_alloc&) {
       return false;
     }
-    return read_shape(optimizer, nullptr, &clock_.last, &clock_.shape);
+    is_known_ = read_shape(optimizer, nullptr, &clock_.last, &clock_.shape);
+    return is_known_;
   }
 
   // Call it after look() for each of the other optimizers, in the order of `parameters`. `number`: 0 for a
   // companion, which steps after the clock without a backward pass of its own; else the number by which its
   // loss is named. False: quiet steps cannot follow.
   bool look_other(void* optimizer, int64_t number) {
-    if (others_.size() == kMostOthers) return false;
     Known other;
     other.number = number;
-    if (!read_shape(optimizer, nullptr, &other.last, &other.shape)) return false;
+    if (others_.size() == kMostOthers || !read_shape(optimizer, nullptr, &other.last, &other.shape))
+      return is_known_ = false;
     try {
       others_.push_back(other);
     } catch (const std::bad_alloc&) {
-      return false;
+      return is_known_ = false;
     }
     return true;
   }
@@ -119,14 +120,15 @@ class QuietSteps {
     size_t room;                      // its length
   };
 
-  // Lets quiet steps follow.
+  // Lets quiet steps follow, if there was no disarm() since look(): an optimizer may have been destroyed.
   void arm(const Armed& armed) {
     armed_ = armed;
-    is_armed_ = true;
+    is_armed_ = is_known_;
   }
 
+  // Quiet steps may follow only after another look().
   void disarm() {
-    is_armed_ = false;
+    is_armed_ = is_known_ = false;
     begun_ = nullptr;
   }
 
@@ -147,7 +149,11 @@ class QuietSteps {
     if (!known || (is_clock ? armed_.before_left <= 0 : known->has_stepped || !armed_.ends)) return -1;
     const uint64_t begin = now_ns();
     const Given given = read_arguments(args, kwargs);
-    if (given == Given::kOther || is_profiled() || is_compiling() || !is_unchanged(known)) return -1;
+    if (given == Given::kOther || is_profiled() || is_compiling()) return -1;
+    if (!is_unchanged(known)) {
+      if (!is_clock) disarm();  // the clock's next step names the tensors
+      return -1;
+    }
     uint64_t in_core = 0;
     size_t due = 0;
     if (is_clock) {
@@ -155,7 +161,10 @@ class QuietSteps {
       if (!has_closure_ && !publish_gradients(&in_core)) return -1;
       due = armed_.room == 0 ? 0 : foreshock_weights_due(armed_.numbers, armed_.room);
     }
-    if (due == 0) begun_ = optimizer;
+    if (due == 0)
+      begun_ = optimizer;
+    else
+      wait();
     spend(now_ns() - begin - in_core);
     return static_cast<int64_t>(due);
   }
@@ -293,6 +302,7 @@ class QuietSteps {
     const NoTorchFunction hidden;
     const PythonReference number(Python::get().attribute(tensor, cdata_.get()));
     void* address = number ? Python::get().address(number.get()) : nullptr;
+    if (!number) Python::get().clear_error();
     for (size_t n = kHeadWords; word_ == 0 && n < tensor_words_; ++n)
       if (words[n] == address) word_ = n;
     *seen = {tensor, address};
@@ -515,6 +525,7 @@ class QuietSteps {
   std::vector<Known> others_;
   std::vector<const void*> parameters_;  // TensorImpl addresses of the parameters given to look()
   Armed armed_ = {};
+  bool is_known_ = false;  // look() has succeeded, and all optimizers of that time exist
   bool is_armed_ = false;
   void* begun_ = nullptr;     // the optimizer whose step in progress began quietly
   bool has_closure_ = false;  // step() got a closure, which computes the gradients

@@ -431,3 +431,50 @@ def test_a_change_among_two_optimizers_is_seen(trainer, change, at_change):
     assert counts[:20] == [1] * 20
     assert counts[20:] == [at_change] + [1] * 19
     assert not [row for told in rows for row in told if row["event"] == "off"]
+
+
+CLIPPED_BOTH = COMPANIONS.format(clip="torch.nn.utils.clip_grad_norm_(both.parameters(), 1e-3)")
+DEATHS = {
+    "while a profiler runs": (
+        "if step == 10: sys.setprofile(lambda *given: None); two = None\n"
+        "    if step == 12: sys.setprofile(None)\n"
+        "    {training} if two else None"
+    ),
+    "in a hook of the clock's step": (
+        "def end(*given):\n"
+        "        global two\n"
+        "        two = None\n"
+        "    if step == 10: one.register_step_post_hook(end)\n"
+        "    {training} if two else None"
+    ),
+}
+
+
+@pytest.mark.parametrize("when", DEATHS)
+def test_nothing_is_read_of_a_destroyed_optimizer(trainer, when):
+    """The parameters of all optimizers are compared with those that were clipped, at each quiet step."""
+    training = DEATHS[when].format(training=CLIPPED_BOTH)
+    inside, rows = trainer("import sys\n" + OTHERS.format(optimizer=SECOND, training=training))
+    assert 12 in inside or 11 in inside, "no step is quiet until the optimizers were looked at again"
+    assert [[row["event"] for row in told].count("step") for told in rows] == [1] * 40
+    assert not [row for told in rows for row in told if row["event"] == "off"]
+
+
+def test_weights_that_were_due_at_an_earlier_step_are_not_shown(trainer):
+    """A scaler may leave out the step of one optimizer, whose weights were due."""
+    training = (
+        "both(torch.ones(1, 2)).sum().backward()\n"
+        "    _fake.fake_sample(int(step == 20)); one.step(); _fake.fake_sample(0)\n"
+        "    if step != 20: two.step()"
+    )
+    _, rows = trainer(OTHERS.format(optimizer=SECOND, training=training))
+    shown = [sum(row["event"] == "weight" for row in told) for told in rows]
+    assert shown[20] == 4, "two tensors of the clock, before and after its step"
+    assert shown[21:24] == [0, 0, 0]
+
+
+def test_new_parameters_of_a_second_optimizer_are_listed_at_the_next_step(trainer):
+    change = "if step == 20: two.add_param_group(dict(params=[torch.nn.Parameter(torch.ones(2))]))"
+    code = OTHERS.replace("inside.append(step)", "inside.append((real.__name__, step, given[0] is one))")
+    inside, _ = trainer(code.format(optimizer=SECOND, training=f"{change}\n    {COMPANIONS.format(clip='pass')}"))
+    assert ["before_step", 21, True] in inside, "the clock's next step is not quiet"

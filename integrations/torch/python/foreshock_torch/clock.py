@@ -304,6 +304,7 @@ class Monitor:
             self.core.adapter.foreshock_adapter_step_ended()
             self._add_time(begin)
             return
+        self.weights.end_step()
         in_core = self.weights.after(optimizer)
         self._learning_rate = on_cpu(self._torch, these[0].get("lr")) if these else None
         self._tick()

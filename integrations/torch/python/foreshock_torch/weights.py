@@ -94,6 +94,7 @@ class Weights:
         self._core = core
         self._positions: list[Held] = []
         self._due: list[int] = []
+        self._is_due_now = False  # they are due in the step that the clock ends next
 
     def name(
         self,
@@ -154,10 +155,18 @@ class Weights:
     def due(self) -> None:
         """Gets the numbers of the tensors to measure in this step from the core."""
         self._due = self._core.weights_due() if self._positions else []
+        self._is_due_now = True
 
     def forget_due(self) -> None:
         """Call it if the step was skipped or the next one has started."""
         self._due = []
+
+    def end_step(self) -> None:
+        """Call it when the clock ends a step. Forgets the numbers of an earlier step, since a quiet step does not
+        replace them."""
+        if not self._is_due_now:
+            self._due = []
+        self._is_due_now = False
 
     @property
     def is_any_held(self) -> bool:
@@ -167,6 +176,7 @@ class Weights:
     def due_are(self, due: list[int], optimizer: Any) -> int:
         """Does the work of due() and before() with numbers that the core has already returned."""
         self._due = due
+        self._is_due_now = True
         return self.before(optimizer)
 
     @property
