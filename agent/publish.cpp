@@ -14,6 +14,7 @@
 namespace foreshock {
 
 Ownership ownership_of(const segment::Identity& identity) {
+  // Without late_ready, the coordinates in the job are not written yet.
   if (identity.late_ready != 1 || identity.data_parallel < 0) return Ownership::kUnknown;
   return identity.data_parallel == 0 ? Ownership::kOwner : Ownership::kReplica;
 }
@@ -30,8 +31,8 @@ const char* name_of(Ownership ownership) {
 }
 
 LayerOwners::LayerOwners(const std::vector<const RankStatistics*>& ranks) {
-  for (bool alive :
-       {true, false})  // live ranks first: a dead rank then gets only layers that no earlier rank has
+  // Live ranks first. A dead rank then gets only layers that no earlier rank has.
+  for (bool alive : {true, false})
     for (const RankStatistics* rank : ranks) {
       if (rank->alive != alive || ownership_of(rank->identity) != Ownership::kUnknown) continue;
       for (const auto& layer : rank->layers) {
@@ -235,8 +236,8 @@ json key_ratio(const Holder& holder, JudgedTensor tensor) {
   return known != nullptr ? number_or_null(mean_of(known->fused_ratio)) : json(nullptr);
 }
 
-// Returns the number of slices of key positions, each of which is checked by both dK and dV, and their
-// errors.
+// Returns the number of checked slices of key positions, and the mean errors of dK and of dV. Each slice
+// checks both.
 json keys_summary(const RankStatistics& rank) {
   return {{"judged", key_slices_of(rank)},
           {"nonfinite", rank.keys.empty() ? 0 : rank.keys[0].nonfinite + rank.keys[1].nonfinite},
@@ -518,8 +519,8 @@ std::optional<double> ratio_of_kernels(const segment::Coverage& coverage) {
 }
 
 // "Seen" are the calls that the hooks counted, without those recorded into graphs, which did not run at that
-// time. "Ran" are the seen calls and those inside launched graphs. There is no ratio if graphs with unknown
-// content were launched.
+// time. "Ran" are the seen calls and those inside launched graphs. If kernels are not counted, there is a
+// ratio only if graphs were launched and the content of all of them is known.
 CoverageRatio ratio_of(const RankStatistics& rank) {
   const segment::Coverage& coverage = rank.coverage;
   if (const auto ratio = ratio_of_kernels(coverage)) return {ratio, "kernels"};
@@ -555,6 +556,7 @@ void publish_coverage(const RankStatistics& rank, Registry* registry) {
   RankWriter to(rank, registry);
   const CoverageRatio known = ratio_of(rank);
   to.clear(Metric::kAttentionCoverageRatio);
+  // An unknown ratio is exported as NaN, with the source "none" (docs/metrics.md).
   to.set(Metric::kAttentionCoverageRatio, known.ratio.value_or(std::nan("")), known.source);
   if (has_graphs(rank.coverage)) publish_graphs(rank.coverage, to);
   if (counts_kernels(rank.coverage)) publish_kernels(rank.coverage, to);

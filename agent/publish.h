@@ -31,15 +31,16 @@ class LayerOwners {
   explicit LayerOwners(const std::vector<const RankStatistics*>& ranks);
 
   // Whether `rank` exports the layer. Owners export all their layers, replicas none. Among ranks of unknown
-  // ownership the lowest live rank that has the layer exports it. So every layer has series under any
-  // parallelism.
+  // ownership the lowest live rank that has the layer exports it; if only dead ranks have it, the first of
+  // them. So every layer has series under any parallelism.
   bool shows(const RankStatistics& rank, const std::string& label) const;
 
  private:
   std::map<std::string, int> lowest_;  // by label: lowest rank of unknown ownership
 };
 
-// Sets every series of one rank. If `owners` is given, layers that other ranks export are left out.
+// Sets the series of one rank, without those of publish_precursors(). If `owners` is given, layers that other
+// ranks export are left out.
 void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* registry,
                   const LayerOwners* owners = nullptr);
 
@@ -76,7 +77,7 @@ nlohmann::json flagged_json(const FlaggedWriter& writer);
 // Sets the metrics of the detectors that have had a value. A detector without a value is unknown, not quiet.
 void publish_precursors(const RankStatistics& rank, Registry* registry);
 
-// Return {"detectors": [...], "loss_events": [...]} (docs/summary.md).
+// Return {"detectors": [...], "loss_events": [...], "loss_event_count": n} (docs/summary.md).
 nlohmann::json precursors_json(const RankStatistics& rank);
 nlohmann::json precursors_json(const RankWatch& watch);
 

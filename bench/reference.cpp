@@ -140,8 +140,8 @@ double best_seconds(double operations, Work work) {
 }
 
 #if FORESHOCK_OPENBLAS
-// The forward reference with dgemm. It processes 512 keys at a time, since the 48 of the reference are slow
-// with a BLAS.
+// The forward reference with dgemm, in tiles of 512 keys. The reference's tiles of 48 keys would be slow with
+// a BLAS.
 void blas_attention(const AttentionSlice& slice, std::vector<double>* scratch) {
   constexpr int kBlock = 512;
   const int rows = slice.rows, dim = slice.head_dim;
@@ -204,8 +204,8 @@ void measure(int rows, int keys, int dim, [[maybe_unused]] bool with_blas) {
   std::printf("\n");
 }
 
-// `with_blas`: also measures OpenBLAS, which always uses the best instruction set and so is compared only
-// with ours.
+// `with_blas`: also measures OpenBLAS. It always uses the best instruction set, so only the reference on that
+// set is compared with it.
 void measure_all(bool with_blas) {
   for (int dim : {64, 128}) {
     for (int keys : {1024, 4096, 16384}) measure(16, keys, dim, with_blas);
@@ -220,7 +220,7 @@ int main() {
 #if FORESHOCK_OPENBLAS
   openblas_set_num_threads(1);
 #endif
-  bool best = true;
+  bool best = true;  // a lower bit of Highway is a better instruction set
   for (int64_t targets = foreshock::reference_targets_here(); targets != 0; targets &= targets - 1) {
     hwy::SetSupportedTargetsForTest(targets & -targets);
     hwy::GetChosenTarget().Update(targets & -targets);

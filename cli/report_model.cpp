@@ -58,7 +58,7 @@ void AttentionErrors::take(const SampleLine& line) {
       fault.at_step = *line.step;
     }
     if (*error > 1) {
-      if (!series.is_fault && series.last_beyond.empty()) fault.first_step = *line.step;
+      if (fault.beyond == 0) fault.first_step = *line.step;
       fault.last_step = *line.step;
       ++fault.beyond;
       series.last_beyond.push_back(fault.slices);

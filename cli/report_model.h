@@ -28,15 +28,15 @@ struct SignalPoint {
 class Signals {
  public:
   static constexpr size_t kMostPoints = 512;  // newest points that are kept per series
-  static constexpr size_t kMostSeries =
-      8192;  // limit for series of tensors, and for other series; more are ignored
+  // Limit for series of tensors, and for other series; more are ignored.
+  static constexpr size_t kMostSeries = 8192;
 
   // Adds the readings from one line of the record. `layer`: the layer of the line; "": none.
   void take(const std::string& layer, const std::vector<WatchReading>& readings);
 
   // Selects the series of `detector` in `layer` that has the highest score in the steps from `first` to
   // `event`, and returns its finite values from `first` to `last`. Empty if no series has a
-  // value in the steps from `first` to `event`.
+  // score in the steps from `first` to `event`.
   std::vector<SignalPoint> around(DetectorId detector, const std::string& layer, int64_t first, int64_t event,
                                   int64_t last) const;
 
@@ -186,7 +186,7 @@ struct StoryEvent {
   std::set<int64_t> diverged;  // the members of `ranks` whose loss diverged
   std::vector<StorySign> before;
   // Steps of the first rank, from kBefore steps before the onset to kAfter steps after it. Empty for events
-  // beyond Strand::kMostDetailed.
+  // after the first Strand::kMostDetailed (report_builder.h).
   std::vector<TrailStep> steps;
   std::string title, text;
   std::vector<StoryFact> facts;

@@ -1,10 +1,12 @@
-"""Alertmanager's configuration: one notification per run and receiver; precursors are inhibited by their incident."""
+"""Alertmanager's configuration. A receiver gets one notification per run; operators get one per alert. Precursors are
+inhibited by their incident.
+"""
 
 from rule import Values
 
 TEXT = """\
 # Written by `./dev docs` from dashboards/values.toml. The receivers are placeholders: replace them with e-mail, chat or
-# your ticket system. The label `owner` is the user whose run it is:
+# your ticket system. The label `owner` is the user whose run it is. With it, an address may be
 # '{{{{ .CommonLabels.owner }}}}@example.org'.
 route:
   # One group per run, however many ranks alert; a receiver gets one notification per group.

@@ -87,9 +87,9 @@ struct WindowSummary {
   size_t count;
 };
 
-// The last kCapacity finite values. NaN and Inf are only counted. Trivially copyable, so its bytes can be
-// saved. summary() computes from the values each time, so rounding errors of removed values do not
-// accumulate.
+// The last kCapacity finite values. NaN and Inf are only counted. summary() computes from the values each
+// time, so rounding errors of removed values do not accumulate. fields() saves or restores a window
+// (state.h).
 template <size_t kCapacity>
 class Window {
  public:

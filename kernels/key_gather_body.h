@@ -96,6 +96,7 @@ FORESHOCK_DEVICE void key_gather_body(const KeyGatherJob& job, Block& block) {
     }
   }
   end_gather(job.gather, block, [&] {
+    // The sum of dQ follows those of dV (key_sum_count()). Adding 0 reads the counter atomically.
     ColumnSum of_query;
     of_query.nonfinite = block.add(&clock->nonfinite, 0u);
     of_value[job.grad_value.width] = of_query;

@@ -59,7 +59,8 @@ class Arithmetic {
 
 // For fp8: scales each block of `block_rows` rows so that its largest magnitude becomes the format's largest
 // number, then casts. Returns one scale per row: the original x[i][j] was about scale[i] times the new one.
-// For other formats, x stays unchanged and the scales are 1.
+// A block that is zero or not finite is cast with scale 1. For other formats, x stays unchanged and the
+// scales are 1.
 std::vector<double> quantise(Arithmetic& arithmetic, Tensor& x, int block_rows);
 
 }  // namespace foreshock::lab

@@ -48,6 +48,7 @@ void scale_all(Tensor& x, double factor, Arithmetic& arithmetic) {
 
 void attention_backward(const Tensors& inputs, const Settings& settings, State state, Arithmetic& arithmetic,
                         Tensors& results) {
+  // The scores, until exp() below.
   Tensor probabilities = arithmetic.multiply(inputs.at("query"), transposed(inputs.at("key")));
   keep(probabilities, state, arithmetic);
   scale_all(probabilities, settings.scale, arithmetic);
@@ -76,13 +77,14 @@ void attention_backward_from(const Tensor& probabilities, const Tensors& inputs,
       grad_scores.at(i, j) = arithmetic.in_register(probabilities.at(i, j) * centred);
     }
   arithmetic.cast(grad_scores);
-  Tensor cast = probabilities;
-  arithmetic.cast(cast);
+  Tensor cast_probabilities = probabilities;
+  arithmetic.cast(cast_probabilities);
   const Tiling& tiling = settings.tiling;
   Tensor grad_query = tiled_product(grad_scores, inputs.at("key"), tiling.block_k, state, arithmetic);
   Tensor grad_key =
       tiled_product(transposed(grad_scores), inputs.at("query"), tiling.block_q, state, arithmetic);
-  Tensor grad_value = tiled_product(transposed(cast), grad_out, tiling.block_q, state, arithmetic);
+  Tensor grad_value =
+      tiled_product(transposed(cast_probabilities), grad_out, tiling.block_q, state, arithmetic);
   scale_all(grad_query, settings.scale, arithmetic);
   scale_all(grad_key, settings.scale, arithmetic);
   for (Tensor* gradient : {&grad_query, &grad_key, &grad_value}) arithmetic.store(*gradient);

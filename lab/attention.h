@@ -60,9 +60,10 @@ Tensors split_k(const Tensors& inputs, const Settings& settings, Arithmetic& ari
 enum class State { kFormat, kRegisters };
 
 // Adds delta, grad_query, grad_key and grad_value to `results`, which holds out and log_sum_exp. P is
-// recomputed as exp(score - log_sum_exp), as kernels do. With State::kFormat every intermediate is stored in
-// the format and gradients are accumulated in the format tile by tile; with kRegisters only operands of
-// products are cast.
+// recomputed as exp(score - log_sum_exp), as kernels do. With State::kFormat each product, the scaled scores,
+// P and delta are stored in the format, and gradients are accumulated in the format tile by tile. With
+// kRegisters they stay in registers, and only operands of products are cast. The final gradients are stored
+// in the format in both cases.
 void attention_backward(const Tensors& inputs, const Settings& settings, State state, Arithmetic& arithmetic,
                         Tensors& results);
 

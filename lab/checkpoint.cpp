@@ -207,8 +207,8 @@ std::string add_file(const std::string& path, const std::set<std::string>* wante
   Safetensors opened;
   if (const std::string problem = opened.open(path); !problem.empty()) return problem;
   const size_t index = checkpoint->files.size();
-  checkpoint->files.push_back(
-      std::move(opened));  // a moved map keeps the addresses of its tensors, to which places point
+  // Places will point to tensors of this file. A moved map keeps the addresses of its tensors.
+  checkpoint->files.push_back(std::move(opened));
   const Safetensors& file = checkpoint->files.back();
   for (const auto& [name, tensor] : file.tensors()) {
     if (wanted && !wanted->contains(name)) continue;

@@ -19,8 +19,8 @@ void multiply_add(const Accumulator& accumulator, const NumberFormat& format, co
 Tensor multiply(const Accumulator& accumulator, const NumberFormat& format, const Tensor& a, const Tensor& b);
 
 // c + a[0..count) . b, the exact real number rounded once to fp64 (Shewchuk's expansions over error-free
-// products; no product may underflow below 2^-1022). With a non-finite term the result is the IEEE sum of the
-// terms.
+// products). The rounding error of each product must be an fp64 number, as it is for products of at least
+// 2^-969. If the IEEE sum of the terms is not finite, it is the result.
 double exact_dot(const double* a, const double* b, int b_stride, int count, double c);
 
 }  // namespace foreshock::lab

@@ -43,7 +43,7 @@ size_t HistogramPacker::pack(const void* values, DType type, uint64_t elements, 
 size_t HistogramPacker::pack_counted(void* words, DType type, char* to, size_t room, HistogramForm* form) {
   *form = type == DType::kFp32 ? HistogramForm::kBins : HistogramForm::kPatterns;
   return type == DType::kFp32 ? pack_bins(static_cast<uint64_t*>(words), to, room)
-                              : pack_patterns(static_cast<uint32_t*>(words), to, room, 1);
+                              : pack_patterns(static_cast<uint32_t*>(words), to, room, /*sets=*/1);
 }
 
 size_t HistogramPacker::count(const char* values, DType type, uint64_t elements, char* to, size_t room) {
@@ -63,10 +63,10 @@ constexpr uint64_t kAlign = 64;
 
 }  // namespace
 
-// The last piece of a tensor may be shorter. It is only copied if all pieces are.
+// The last piece of a tensor may be shorter than kPiece. It is returned only if all pieces are kept.
 uint64_t UpdateSnapshots::piece_at(uint64_t n, uint64_t kept, uint64_t of) {
-  const uint64_t pieces = (of + kPiece - 1) / kPiece, here = (kept + kPiece - 1) / kPiece;
-  return n * pieces / here * kPiece;
+  const uint64_t pieces = (of + kPiece - 1) / kPiece, kept_pieces = (kept + kPiece - 1) / kPiece;
+  return n * pieces / kept_pieces * kPiece;
 }
 
 UpdateSnapshots::Copy UpdateSnapshots::keep(const void* values, uint64_t bytes, DType type, uint64_t share) {
@@ -183,6 +183,7 @@ void optimizer_numbers(const OptimizerState& state, double* numbers) {
   if (is_readable(state.second_moment) && is_same_shape(state.gradient, state.second_moment) &&
       adam_step_of(state, &step))
     add_adam_sums(gradient, view_of(state.second_moment), step, &sums);
+  // All counts are 0 if the sums with the second moment were not computed.
   if (sums.counted + sums.nonfinite_gradient + sums.unusable_state > 0)
     return tell_optimizer(state, nullptr, &sums, numbers);
   GradientSums of_gradient;

@@ -57,7 +57,7 @@ class UpdateSnapshots {
     uint64_t round = 0;
   };
 
-  // For set-up. Drops all copies. If there is no memory, no copies will be stored.
+  // For set-up. Call forget() afterwards. If there is no memory, no copies will be stored.
   void reserve(uint64_t bytes) { memory_.reserve(bytes); }
   uint64_t room() const { return memory_.bytes(); }
 
@@ -77,8 +77,8 @@ class UpdateSnapshots {
   // and type. Sets *elements to the number of elements compared.
   Update update(const Copy& copy, const void* values, uint64_t* elements) const;
 
-  // Returns the largest share that each of `count` tensors may have so that all fit into `room`. Tensor n has
-  // bytes_of(n) bytes.
+  // Returns a share, near the largest one, that each of `count` tensors may have so that all fit into `room`.
+  // Tensor n has bytes_of(n) bytes.
   template <class BytesOf>
   static uint64_t share(uint64_t room, uint64_t count, const BytesOf& bytes_of);
 
@@ -118,8 +118,8 @@ struct OptimizerState {
 
 OptimizerState optimizer_of(const foreshock_weight_state& state);
 
-// Fills `numbers` (segment::OptimizerNumber) in one pass over gradient and second moment. Sums are unknown
-// for tensors on a device, with another format or with different shapes.
+// Fills `numbers` (segment::OptimizerNumber) from gradient and second moment. The sums of a tensor are
+// unknown if it is on a device or has another format; those of the second moment also if the shapes differ.
 void optimizer_numbers(const OptimizerState& state, double* numbers);
 
 // Does the same as optimizer_numbers() with sums that were computed elsewhere; null means unknown. `moment`
