@@ -147,7 +147,7 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     // The trainer writes a scalar's name before the first step record that has a value for it.
     if (step.scalars_given >> rank->scalar_names.size() != 0) rank->scalar_names = segment.scalar_names();
     observe_step(step, rank);
-    if (const StepLine line = step_line(*rank, step); !told_.take(line)) detect(line, rank);
+    if (const StepLine line = step_line(*rank, step); !written_lines_.take(line)) detect(line, rank);
     set_watch(rank);
     if (rank->watch != nullptr) rank->loss_zscore = rank->watch->loss_verdict().z;
   }
@@ -263,7 +263,7 @@ void Pipeline::observe(const segment::Slot& slot, const LayerOfCall& layer, cons
   const uint64_t nonfinite =
       std::max<uint64_t>(deviation.nonfinite_out, slot.nonfinite_out) + deviation.nonfinite_gradient;
   const SampleLine line = sample_line(*rank, slot, layer, deviation, seconds);
-  const bool is_new = !told_.take(line);
+  const bool is_new = !written_lines_.take(line);
   if (nonfinite > 0)
     record_event(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite), is_new);
   if (is_new) detect(line, rank);

@@ -67,7 +67,7 @@ class Pipeline {
   // The detectors of all ranks. Their state may be restored only before the first poll().
   Watches& watches() { return watches_; }
   // Lines that a killed agent has already written to the record. May be added only before the first poll().
-  ToldLines& told() { return told_; }
+  WrittenLines& written_lines() { return written_lines_; }
   // See Weights::set_followed_before().
   void set_followed_before() { weights_.set_followed_before(); }
 
@@ -128,7 +128,7 @@ class Pipeline {
   AlertCommand* alerts_;
   FlaggedSlices* flagged_ = nullptr;
   Watches watches_;
-  ToldLines told_;
+  WrittenLines written_lines_;
   Adviser adviser_;
   Changes changes_;
   HistogramQuota histograms_;

@@ -170,7 +170,7 @@ bool is_same(const EventLine& a, const EventLine& b) {
 // Passes the lines of a record to the detectors, and adds them to `already_written`. An event is written
 // after the line that caused it. Returns the events that the record lacks, because the agent was killed after
 // it wrote a line and before it wrote that line's event.
-std::deque<EventLine> replay(RecordReader& reader, Watches* watches, ToldLines* already_written) {
+std::deque<EventLine> replay(RecordReader& reader, Watches* watches, WrittenLines* already_written) {
   std::deque<EventLine> missing;
   while (const std::optional<RecordLine> line = reader.next()) {
     if (const auto* event = std::get_if<EventLine>(&*line)) {
@@ -191,7 +191,7 @@ std::deque<EventLine> replay(RecordReader& reader, Watches* watches, ToldLines* 
 }  // namespace
 
 void WatchState::restore(const Directory& directory, const std::string& run, const std::string& path,
-                         RecordWriter* record, Watches* watches, ToldLines* already_written) {
+                         RecordWriter* record, Watches* watches, WrittenLines* already_written) {
   const auto status = directory.status_of(kFile);
   const auto size = status ? static_cast<size_t>(std::max<off_t>(status->st_size, 0)) : 0;
   const std::optional<std::string> bytes =

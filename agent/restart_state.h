@@ -50,7 +50,7 @@ class RankFacts {
 // Recognizes lines that a killed agent has already written. If an agent is killed between writing lines and
 // releasing their steps and slices to the trainer, the next agent reads the same steps and slices again. One
 // thread.
-class ToldLines {
+class WrittenLines {
  public:
   // Only the newest lines are kept. One poll writes fewer lines, so earlier lines cannot be repeated.
   static constexpr size_t kMost = 1 << 16;
@@ -64,7 +64,7 @@ class ToldLines {
   // time.
   template <class Line>
   bool take(const Line& line) {
-    return !told_.empty() && told_.erase(key_of(line)) > 0;
+    return !lines_.empty() && lines_.erase(key_of(line)) > 0;
   }
 
  private:
@@ -79,14 +79,14 @@ class ToldLines {
             static_cast<int64_t>(line.ticket.value_or(0)), line.time.value_or(0)};
   }
   void note(const Key& key) {
-    if (!told_.insert(key).second) return;
+    if (!lines_.insert(key).second) return;
     order_.push_back(key);
     if (order_.size() <= kMost) return;
-    told_.erase(order_.front());
+    lines_.erase(order_.front());
     order_.pop_front();
   }
 
-  std::set<Key> told_;
+  std::set<Key> lines_;
   std::deque<Key> order_;  // the noted lines, oldest first
 };
 
@@ -102,7 +102,7 @@ class WatchState {
   // that the record lacks, and adds those lines to `already_written`. If there is a record but no readable
   // state, writes kDetectorsBeginAnew to the record. `record` may be null; `path` is its file.
   void restore(const Directory& directory, const std::string& run, const std::string& path,
-               RecordWriter* record, Watches* watches, ToldLines* already_written);
+               RecordWriter* record, Watches* watches, WrittenLines* already_written);
 
   // Replaces the file if anything has changed, and always the first time. A large file is replaced less
   // often, at a mean rate of kBytesPerSecond, unless `is_last`. The record must have been flushed before.

@@ -152,7 +152,7 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   }
   if (run->directory_->status_of(WatchState::kFile)) run->pipeline_->set_followed_before();
   run->watch_state_.restore(*run->directory_, options.label, options.record, run->record_.get(),
-                            &run->pipeline_->watches(), &run->pipeline_->told());
+                            &run->pipeline_->watches(), &run->pipeline_->written_lines());
   run->facts_.restore(*run->directory_);
   for (const auto& [key, watch] : run->pipeline_->watches().all())
     run->pipeline_->adviser().restore(key.second, watch.states());

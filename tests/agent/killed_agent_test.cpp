@@ -42,7 +42,8 @@ class KilledAgentTest : public testing::Test {
     ASSERT_NE(record_, nullptr) << error;
     pipeline_ = std::make_unique<Pipeline>(record_.get());
     state_ = WatchState();
-    state_.restore(*directory_, "run", path_, record_.get(), &pipeline_->watches(), &pipeline_->told());
+    state_.restore(*directory_, "run", path_, record_.get(), &pipeline_->watches(),
+                   &pipeline_->written_lines());
     reader_ = trainer_.open();
     rank_ = RankStatistics();
     rank_.run = "run";

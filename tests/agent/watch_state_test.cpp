@@ -27,8 +27,8 @@ class WatchStateTest : public testing::Test {
     ASSERT_NE(record_, nullptr) << error;
     watches_ = Watches();
     state_ = WatchState();
-    told_ = ToldLines();
-    state_.restore(*directory_, "run", path_, record_.get(), &watches_, &told_);
+    written_lines_ = WrittenLines();
+    state_.restore(*directory_, "run", path_, record_.get(), &watches_, &written_lines_);
   }
   void save() {
     record_->flush();
@@ -83,7 +83,7 @@ class WatchStateTest : public testing::Test {
   std::unique_ptr<RecordWriter> record_;
   Watches watches_;
   WatchState state_;
-  ToldLines told_;
+  WrittenLines written_lines_;
 
  private:
   int64_t step_ = 0;
@@ -150,18 +150,18 @@ TEST_F(WatchStateTest, NothingNewIsNotWritten) {
 }
 
 }  // namespace
-TEST(ToldLines, KeepsTheNewest) {
-  ToldLines told;
+TEST(WrittenLines, KeepsTheNewest) {
+  WrittenLines written;
   StepLine line;
   const auto at = [&](size_t step) {
     line.step = static_cast<int64_t>(step);
     return line;
   };
-  for (size_t step = 0; step < ToldLines::kMost + 2; ++step) told.note(at(step));
-  EXPECT_FALSE(told.take(at(1)));
-  EXPECT_TRUE(told.take(at(2)));
-  EXPECT_FALSE(told.take(at(2))) << "a line is repeated once";
-  EXPECT_TRUE(told.take(at(ToldLines::kMost + 1)));
+  for (size_t step = 0; step < WrittenLines::kMost + 2; ++step) written.note(at(step));
+  EXPECT_FALSE(written.take(at(1)));
+  EXPECT_TRUE(written.take(at(2)));
+  EXPECT_FALSE(written.take(at(2))) << "a line is repeated once";
+  EXPECT_TRUE(written.take(at(WrittenLines::kMost + 1)));
 }
 
 }  // namespace foreshock

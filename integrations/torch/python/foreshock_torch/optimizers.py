@@ -93,7 +93,7 @@ class Others:
     The clock is the optimizer whose steps are counted.
     """
 
-    def __init__(self, on_death: Any = None) -> None:
+    def __init__(self, on_death: Any) -> None:
         """`on_death`: called with the weak reference when a companion or partner is destroyed."""
         self._on_death = on_death
         self._companions: list[Any] = []  # step after the clock without a backward pass of their own
