@@ -10,7 +10,6 @@
 
 #include "cli/commands.h"
 #include "cli/terminal.h"
-#include "cli/version.h"
 #include "cli/words.h"
 
 namespace foreshock::cli {
@@ -65,7 +64,7 @@ constexpr Command kCommands[] = {
 };
 
 int print_help() {
-  std::printf("foreshock %s: watches attention, loss and weights of a training\n\n", kVersion);
+  std::printf("foreshock %s: watches attention, loss and weights of a training\n\n", FORESHOCK_VERSION);
   for (const Command& command : kCommands) std::printf("  foreshock %-8s  %s\n", command.name, command.help);
   std::printf("\nExample: %s\n", kCommands[0].example);
   std::printf("`foreshock COMMAND --help` lists the options of a command.\n");
@@ -117,7 +116,7 @@ int main(const std::vector<std::string>& words) {
   const std::vector<std::string> rest(words.begin() + 1, words.end());
   if (name == "--help" || name == "-h" || name == "help") return print_help();
   if (name == "--version") {
-    std::printf("foreshock %s\n", kVersion);
+    std::printf("foreshock %s\n", FORESHOCK_VERSION);
     return 0;
   }
   if (name == "docs")

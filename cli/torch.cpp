@@ -17,7 +17,6 @@
 #include "cli/process.h"
 #include "cli/run_dir.h"
 #include "cli/terminal.h"
-#include "cli/version.h"
 #include "libmonitor/options.h"
 #include "segment/layout.h"
 
@@ -123,7 +122,7 @@ void say_once_that_it_builds(const Captured& so_far) {
 }
 
 std::string cache_name(const Installation& installation) {
-  return std::string("adapters-") + kVersion + "-" + hash_of_sources(installation);
+  return "adapters-" FORESHOCK_VERSION "-" + hash_of_sources(installation);
 }
 
 }  // namespace

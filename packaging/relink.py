@@ -10,7 +10,7 @@ from pathlib import Path
 import dependencies
 import package
 
-BASELINE_OBJECT = "cli/CMakeFiles/foreshock_cli.dir/glibc_2_31.cpp.o"  # only the packaged binary contains it
+BASELINE_OBJECT = "cli/CMakeFiles/foreshock_cli.dir/__/packaging/glibc_2_31.cpp.o"  # only the packaged binary contains it
 
 
 def link(build: Path, program: Path) -> list[str]:

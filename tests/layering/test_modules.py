@@ -25,7 +25,7 @@ SMALL = {
     "bench/scrape": OF_A_PROGRAM,
     "bench/yardsticks/slopes": OF_A_PROGRAM,
     "cli/commands": "the list of commands",
-    "cli/glibc_2_31": OF_A_BUILD,
+    "packaging/glibc_2_31": OF_A_BUILD,
     "cli/report/page": OF_A_PROGRAM,
     "cli/report/words": OF_A_PROGRAM,
     "dashboards/alertmanager": OF_A_PROGRAM,
@@ -46,7 +46,7 @@ SMALL = {
     "kernels/device_seal": OF_A_BUILD,
     "lab/page/report": OF_A_PROGRAM,
     "lab/tensor": "the type that all of the lab computes with",
-    "libmonitor/glibc_compat": OF_A_BUILD,
+    "cmake/glibc_compat": OF_A_BUILD,
     "libmonitor/library_path": "tests replace it at link time",
     "packaging/adapters": OF_A_PROGRAM,
     "packaging/elf": OF_A_PROGRAM,
@@ -64,7 +64,7 @@ LONELY = {  # headers that only one module includes, or none
     "integrations/torch/weight_report.h": OF_THE_ADAPTER,
     "lab/claims.h": "what the literature says, apart from what is measured",
     "lab/other_operations.h": "algorithms of the table in algorithm.cpp",
-    "libmonitor/glibc_compat.h": "included by the compiler's option",
+    "cmake/glibc_compat.h": "included by the compiler's option",
 }
 
 CIRCLES = {  # modules of a folder that include one another

@@ -6,8 +6,8 @@
 // The symbols are weak, because an older glibc has them only in libdl.so.2. Requiring libdl would load one
 // more library in every child that inherits the preload (measured: 40 us per exec). A process that can load
 // torch has libdl anyway. In other processes dlopen is null, so callers must check before they call.
-#ifndef FORESHOCK_LIBMONITOR_GLIBC_COMPAT_H_
-#define FORESHOCK_LIBMONITOR_GLIBC_COMPAT_H_
+#ifndef FORESHOCK_CMAKE_GLIBC_COMPAT_H_
+#define FORESHOCK_CMAKE_GLIBC_COMPAT_H_
 
 #include <dlfcn.h>  // clang needs a declaration before #pragma weak
 #include <features.h>
@@ -33,4 +33,4 @@ __asm__(".symver dlclose, dlclose@" FORESHOCK_OLDEST_GLIBC);
 __asm__(".symver dladdr, dladdr@" FORESHOCK_OLDEST_GLIBC);
 #endif
 
-#endif  // FORESHOCK_LIBMONITOR_GLIBC_COMPAT_H_
+#endif  // FORESHOCK_CMAKE_GLIBC_COMPAT_H_
