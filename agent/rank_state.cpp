@@ -610,7 +610,7 @@ void observe_step(const segment::StepRecord& step, RankStatistics* rank) {
   note_restart(step, rank);
   rank->last_step = step;
   observe_end_of_gradient(step, rank);
-  rank->stride.tell(step.step);
+  rank->stride.add(step.step);
   observe_cost(step, rank);
   observe_giving_up(step, rank);
   if (given(step, segment::kGivenLoss)) {

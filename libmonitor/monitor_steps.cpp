@@ -180,7 +180,7 @@ void Monitor::end_step(const foreshock_step& step) {
   last_totals_ = {totals.calls, totals.sampled, totals.cost_ns + own};
   last_tick_ns_ = begin;
   step_was_sampled_ = false;
-  stride_.tell(record.step);
+  stride_.add(record.step);
   period_steps_.store(stride_.steps(), std::memory_order_relaxed);
   next_step_.store(record.step + 1, std::memory_order_relaxed);
   graphs_.end_step();

@@ -15,8 +15,8 @@
 
 namespace foreshock {
 
-// 64-bit FNV-1a, for names, and for comparing large data by a small value. For data in several pieces, pass
-// the hash of the earlier pieces as `hash`.
+// 64-bit FNV-1a hash, for names and for comparing large data. For data in several pieces, pass the hash of
+// the earlier pieces as `hash`.
 constexpr uint64_t fnv1a(std::string_view bytes, uint64_t hash = 0xcbf29ce484222325u) {
   for (const char byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3u;
   return hash;
@@ -29,6 +29,27 @@ inline std::string hexadecimal(uint64_t hash) {
   return text;
 }
 
+// Estimates by how much the step number grows from one reported step to the next, since a trainer may report
+// only every tenth step. The estimate depends only on the numbers, so it is the same in the agent and on all
+// ranks that report the same steps. One caller at a time.
+class StepStride {
+ public:
+  // Adds the number of a reported step. Any number is allowed, since the trainer chooses it. A negative
+  // number means that the step is unknown.
+  void add(int64_t step) {
+    const int64_t difference = last_ < 0 || step < 0 ? 1 : step - last_;
+    stride_ = std::max<int64_t>(1, std::min(difference, difference_));
+    difference_ = difference;
+    last_ = step;
+  }
+  // Returns the steps expected until the next report: the smaller of the last two differences, at least 1. So
+  // a single jump (a resumed training, a report at the end of an epoch) is ignored.
+  int64_t steps() const { return stride_; }
+
+ private:
+  int64_t last_ = -1, difference_ = 1, stride_ = 1;
+};
+
 }  // namespace foreshock
 
 namespace foreshock::segment {
@@ -37,37 +58,41 @@ inline constexpr char kSegmentMagic[8] = {'F', 'S', 'H', 'K', 'S', 'E', 'G', '\n
 inline constexpr char kControlMagic[8] = {'F', 'S', 'H', 'K', 'C', 'T', 'L', '\n'};
 inline constexpr uint32_t kLayoutVersion = 11;
 
-inline constexpr uint32_t kPasses = 2;        // 0 forward, 1 backward
-inline constexpr uint32_t kSkipReasons = 14;  // in the order of FORESHOCK_SKIP_... in hook.h
+inline constexpr uint32_t kPasses = 2;  // 0 forward, 1 backward
+inline constexpr uint32_t kSkipReasons = 14;
 inline constexpr uint32_t kLostReasons = 4;
-inline constexpr uint32_t kMaxOps = 64;
-inline constexpr uint32_t kThreadBlocks = 64;  // the last one is shared by all further threads
-inline constexpr uint32_t kStepRecords = 1024;
+inline constexpr uint32_t kMaxOps = 64;         // registered attention operations
+inline constexpr uint32_t kThreadBlocks = 64;   // one per thread; threads from the 64th on share the last one
+inline constexpr uint32_t kStepRecords = 1024;  // a ring: later records overwrite the oldest ones
 inline constexpr uint32_t kMaxLayers = 512;
-inline constexpr uint32_t kMaxSlots = 60;  // their consumption records fit into 4 KiB
+inline constexpr uint32_t kMaxSlots = 60;  // with this many Consumption records the .ctl file has 4 KiB
 inline constexpr uint32_t kRowsPerSlice = 16;
 inline constexpr uint32_t kControlBytes = 4096;
 inline constexpr uint32_t kMaxScalars = 16;
 inline constexpr uint32_t kMaxUnseen = 8;
 
+// Reasons why a call of a sampled step was not copied, in the order of FORESHOCK_SKIP_... in hook.h.
 inline constexpr const char* kSkipReasonNames[kSkipReasons] = {
     "budget", "ring_full", "dropout", "capture", "nested", "fp8",           "mask",
     "layout", "too_large", "off",     "unknown", "device", "device_memory", "set_up"};
 
+// Reasons why a slice in a slot was not judged. kTorn: the trainer died while writing it. kAgentAbsent: never
+// used. kRefused: the parser rejected it. kUnsupported: the reference cannot compute it.
 enum class Lost : uint32_t { kTorn, kAgentAbsent, kRefused, kUnsupported };
 inline constexpr const char* kLostReasonNames[kLostReasons] = {"torn", "agent_absent", "refused",
                                                                "unsupported"};
 
+// The regions of a segment. Each is an array of one struct of this file.
 enum RegionId : uint32_t {
   kIdentity,
   kOps,
   kThreads,
   kSteps,
   kLayers,
-  kSlots,
+  kSlots,  // each record is a Slot and the space for its payloads
   kProgress,
   kScalarNames,
-  kTensors,  // one TensorRing
+  kTensors,  // one TensorRing and the space for its records
   kUnseenNames,
   kCoverage,
   kRegions
@@ -85,13 +110,13 @@ struct Header {
   uint32_t layout_version;
   uint32_t reserved;
   uint64_t file_size;
-  uint64_t nonce;
+  uint64_t nonce;  // distinguishes the segments of a rank
   Region regions[kRegions];
 };
 static_assert(sizeof(Header) == 296);
 
-// The identity of the process. The fields after `late_ready` are written later; late_ready is stored last
-// with release order. Readers must not read these fields before late_ready is 1.
+// The identity of the process. The topology and `framework` are written after the other fields. late_ready is
+// stored last with release order; they must not be read before it is 1.
 struct Identity {
   uint64_t pid;
   uint64_t launcher_id;    // id of the `foreshock run` that started this process; 0: none
@@ -100,58 +125,59 @@ struct Identity {
   int32_t rank, local_rank, world_size, attempt;  // -1: unknown
   char run_id[64];
   char host[64];
-  char executable[64];  // basename
-  uint32_t slots_wanted, slots_given;
+  char executable[64];                 // basename
+  uint32_t slots_wanted, slots_given;  // wanted: 0 if slices are off; given: 0 also if memory was too small
   uint64_t slot_bytes;
   double max_slowdown;      // ratio, e.g. 0.01
-  uint64_t fixed_interval;  // --every; 0: set by the agent
-  uint32_t local_ranks;
-  uint32_t late_ready;  // 1: the fields below are valid
-  int32_t data_parallel, tensor_parallel, pipeline_parallel, expert_parallel;
+  uint64_t fixed_interval;  // steps between sampled steps (--every); 0: the agent sets it
+  uint32_t local_ranks;     // ranks on this host
+  uint32_t late_ready;      // 1: the topology and `framework` are valid
+  int32_t data_parallel, tensor_parallel, pipeline_parallel, expert_parallel;  // the topology
   char framework[48];
   int32_t exit_status;  // argument of exit(), 0 to 255
   // 1: exit() has run and exit_status is valid. Stays 0 if _exit() or a signal ended the process.
   uint32_t has_exited;
 };
 
-// A registered operation. Its number is its index in the region kOps.
+// A registered attention operation. Slot::op is its index in the region kOps.
 struct Op {
   char name[64];
   uint32_t pass;
-  uint32_t ready;
+  uint32_t ready;  // 1: name and pass are valid
 };
 
-// Counters of a thread: calls = unsampled + skipped + sampled. Every block but the last has a single writer;
-// every word is stored atomically. Blocks do not share cache lines, so threads do not slow each other down.
+// Counters of a thread. The sum of calls equals the sum of unsampled, skipped and sampled. Every block but
+// the last has a single writer; every word is stored atomically. Blocks do not share cache lines, so threads
+// do not slow each other down.
 struct alignas(64) ThreadBlock {
-  uint64_t claimed;  // 1: in use
-  uint64_t calls[kMaxOps];
+  uint64_t claimed;         // 1: a thread uses it
+  uint64_t calls[kMaxOps];  // attention calls of each operation
   uint64_t unsampled[kPasses];
   uint64_t sampled[kPasses];
   uint64_t skipped[kPasses][kSkipReasons];
-  uint64_t hook_ns;  // measured time spent in sampled calls
-  uint64_t step_ns;  // measured time spent at step ends and on gradients
+  uint64_t hook_ns;  // the monitor's time in sampled calls
+  uint64_t step_ns;  // the monitor's time at step ends and on gradients
 };
 static_assert(sizeof(ThreadBlock) == 832);
 
-// Bit of StepRecord::given: skipped_steps is unknown, because a gradient scaler decides on a device whether
-// to skip.
+// Bit of StepRecord::given: skipped_steps is unknown. A gradient scaler decides on a device whether the
+// optimizer skips its step.
 inline constexpr uint32_t kSkipsUnseen = uint32_t{1} << 31;
 
-// Bit of StepRecord::given: this step's cost is paid, as far as possible, from the grant of the first look
-// (libmonitor/sampling.h).
+// Bit of StepRecord::given: the step belongs to the first look (libmonitor/sampling.h), the first sampled
+// steps of a process. A grant of time pays for them instead of --max-slowdown, until it is spent.
 inline constexpr uint32_t kFirstLook = uint32_t{1} << 29;
 inline constexpr double kFirstLookSeconds = 0.5;  // the grant of a process
 
-// Bit of StepRecord::given: some numbers of this step have not arrived from a device yet. The loss, the
-// gradient norm and the skipped steps are stored when the numbers have arrived or are given up. Then this bit
-// is cleared. All other fields are valid from the start.
+// Bit of StepRecord::given: loss, gradient norm and skipped steps of this record are not final, since some of
+// them have not arrived from a device yet. They are stored when all have arrived or the trainer stops
+// waiting; then this bit is cleared. All other fields are valid from the start.
 inline constexpr uint32_t kNumbersPending = uint32_t{1} << 30;
 // After this many later records the reader no longer waits for a pending record.
 inline constexpr uint64_t kMostPendingSteps = 4;
 
-// A record of the ring of steps, overwritten in place. Readers must read `sequence`, the data, and then
-// `sequence` again.
+// A record of the ring of steps, overwritten in place. A reader must read `sequence`, the data, and then
+// `sequence` again; the data is valid if both are equal and even.
 struct StepRecord {
   uint64_t sequence;     // 2n if it holds the n-th record of the run (n from 1); 2n - 1 while it is written
   int64_t step;          // absolute; -1: unknown
@@ -159,7 +185,7 @@ struct StepRecord {
   uint64_t duration_ns;  // since the end of the previous step
   double loss, learning_rate, gradient_norm;
   uint64_t batch_id;
-  uint32_t given;               // FORESHOCK_GIVEN_..., kFirstLook, kSkipsUnseen, kNumbersPending
+  uint32_t given;               // bits kGiven... (below), kFirstLook, kSkipsUnseen, kNumbersPending
   uint32_t loss_source;         // FORESHOCK_LOSS_...
   uint32_t step_source;         // FORESHOCK_STEP_...
   uint32_t sampled;             // 1: this step was a sampled one
@@ -180,8 +206,8 @@ struct ScalarName {
 };
 static_assert(sizeof(ScalarName) == 48);
 
-// The name of attention that no hook sees. Written once, `ready` last with release order. Later only
-// `evidence` may change, to a smaller (better) value.
+// The name of a module or operation with attention that the hooks do not intercept. Written once, `ready`
+// last with release order. Later only `evidence` may change, to a smaller (better) value.
 struct UnseenName {
   uint32_t ready;
   uint32_t evidence;  // FORESHOCK_UNSEEN_... of hook.h
@@ -189,40 +215,40 @@ struct UnseenName {
 };
 static_assert(sizeof(UnseenName) == 64);
 
-// Work that the hooks do not see, counted over the life of the process. Every word except those of the name
-// is stored atomically.
+// Attention and numbers that the hooks miss, counted over the life of the process. Every word except
+// kernel_count_holder is stored atomically.
 struct Coverage {
-  // CUDA graphs (libmonitor/coverage.h).
+  // CUDA graphs (libmonitor/coverage.h): a launch runs the recorded calls without calling a hook.
   uint64_t graph_launches;           // launches of graphs whose recording was seen
   uint64_t unknown_launches;         // launches of other graphs
   uint64_t recorded_calls[kPasses];  // attention calls recorded into graphs (not run at that time)
   uint64_t launched_calls[kPasses];  // attention calls that ran in launched graphs
-  // Launched kernels (libmonitor/coverage.h), counted in some steps.
+  // Launched kernels (libmonitor/coverage.h), counted in a few steps with CUPTI, NVIDIA's tracing library.
   uint32_t kernel_count_state;           // KernelCountState
-  char kernel_count_holder[68];          // name of the other CUPTI subscriber; "": unknown
+  char kernel_count_holder[68];          // kTaken: name of the other CUPTI subscriber; "": unknown
   uint64_t kernel_count_steps;           // steps in which kernels were counted
   uint64_t kernels[kPasses];             // attention kernels launched in these steps
   uint64_t kernel_count_calls[kPasses];  // attention calls that hooks have seen in these steps
   uint64_t kernel_count_in_graphs;       // attention calls that ran in graphs in these steps
   // Losses, norms and other numbers on devices (libmonitor/device_scalars.h).
-  uint64_t numbers_fetched;  // requested
-  uint64_t numbers_late;     // requested, but not received in time
+  uint64_t numbers_fetched;  // copies requested
+  uint64_t numbers_late;     // of these, not received in time
   // Counts of items beyond a limit.
-  uint64_t parameters_unnamed;  // parameters not kept when names were last given
-  uint64_t norms_untold;        // steps with more gradients than there is room for
+  uint64_t parameters_unnamed;  // parameters for whose names the table had no space
+  uint64_t norms_untold;        // steps without norms, since they had too many gradients for the table
   uint64_t reserved;
   uint64_t numbers_skipped[kSkipReasons];  // numbers requested but not copied, by reason
 };
 static_assert(sizeof(Coverage) == 320);
 
 enum class KernelCountState : uint32_t {
-  kNotAsked,
-  kWaiting,
+  kNotAsked,  // the user did not request a count
+  kWaiting,   // for the warm-up steps to end
   kCounting,
   kDone,
   kNoLibrary,  // the process has no CUPTI
   kTaken,      // another subscriber uses CUPTI
-  kProfiler,   // torch.profiler runs
+  kProfiler,   // torch.profiler runs; tries again at the next step
   kRefused     // CUPTI returned an error
 };
 
@@ -231,20 +257,24 @@ struct Layer {
   uint32_t ready;
   uint32_t reserved;
   char label[32];
-  char name[128];            // module of all its parameters named so far; only gets shorter
+  char name[128];            // leading components that all its parameters' names share; only gets shorter
   uint64_t gradient_step;    // step of gradient_norm; 0: none yet
   double gradient_norm;      // before clipping
   uint64_t nonfinite_steps;  // steps whose gradient here held NaN or Inf
   uint64_t last_nonfinite_step;
 };
 
-// Where the layer of a slice comes from; kUnnamedParameter and kUnknown: why it has none. kUnnamedParameter:
-// the attention's inputs come from a parameter that has no name. kUnknown: no parameter was found, and the
-// place among the calls says nothing.
-enum class LayerSource : uint32_t { kUnknown, kAnnotation, kParameter, kOrdinal, kUnnamedParameter };
+// How the layer of a slice was found.
+enum class LayerSource : uint32_t {
+  kUnknown,          // not found
+  kAnnotation,       // the caller named it
+  kParameter,        // the attention's inputs come from a parameter with this layer
+  kOrdinal,          // no parameter was found: the ordinal of the call in its step stands for the layer
+  kUnnamedParameter  // not found: the inputs come from a parameter that has no name
+};
 
 // Counters that the agent reads first. If they have not changed, no slot has changed.
-inline constexpr uint32_t kDeviceProgress = 7;
+inline constexpr uint32_t kDeviceProgress = 7;  // devices; with `published` they take 64 bytes
 struct Progress {
   uint64_t published;  // slices that threads have published so far
   // Device streams cannot share a counter, so each stores the ticket of its last slice into a separate word.
@@ -264,15 +294,15 @@ enum PayloadId : uint32_t {
   kGradQuery,
   kGradKey,
   kGradValue,
-  kKeySums,  // kernels/key_sums.h: key_sum_count() sums over all keys
+  kKeySums,  // sums of dK and dV over all keys of the call, one for each column (kernels/key_sums.h)
   kPayloads = 12
 };
 
 inline constexpr uint64_t kKeySumBytes = 24;  // a sum and a sum of squares in fp64, and a count
 
 // Limits of one slice, so that one user's slice cannot take all memory and time of an agent that serves other
-// users too: a million keys of 128 + 128 dimensions in two bytes, or 4 million smaller keys. A trainer could
-// exceed them only with --memory above 512 MiB.
+// users too. A million keys fit if key and value have 128 dimensions of two bytes each; 4 million if they are
+// smaller. A trainer could exceed the limits only with --memory above 512 MiB.
 inline constexpr uint64_t kMostSliceBytes = uint64_t{1} << 29;
 inline constexpr uint64_t kMostSliceKeys = uint64_t{1} << 22;
 
@@ -281,15 +311,16 @@ struct Payload {
   uint64_t bytes;
 };
 
-// The extent of the sampled sequence of a packed batch. Only the device has it, and writes it with the rows.
+// The extent of the sampled sequence of a packed batch, which concatenates sequences of different lengths.
+// The lengths are only on the device, so the device writes this struct together with the rows.
 struct SequenceTold {
-  uint32_t number, queries, keys;
-  uint32_t positions;  // sampled positions of each head; 0: no rows were copied
+  uint32_t number, queries, keys;  // index in the batch, and the two lengths
+  uint32_t positions;              // sampled positions of each head; 0: no rows were copied
   uint32_t position[kRowsPerSlice];
 };
 
-// Values of Slot::packed. kNotPacked marks an ordinary slice. With the other values only the device knew the
-// extent of the slice; packed_word() encodes FORESHOCK_CAUSAL_... of the call.
+// Values of Slot::packed. kNotPacked: a slice of an ordinary batch. Otherwise a slice of a packed batch;
+// packed_word() encodes FORESHOCK_CAUSAL_... of its call.
 inline constexpr uint32_t kNotPacked = 0;
 constexpr uint32_t packed_word(int32_t causal) { return 1 + static_cast<uint32_t>(causal); }
 inline constexpr uint32_t kPackedTopLeft = 2, kPackedBottomRight = 3;
@@ -301,13 +332,13 @@ struct Slot {
   int64_t step;
   uint64_t time_ns;  // CLOCK_REALTIME
   uint64_t call;     // ordinal of the call within its step
-  int32_t op;
+  int32_t op;        // index in the region kOps
   uint32_t pass;
-  uint32_t dtype;       // of query, key, value, out, grad_out, grad_query
-  uint32_t mask_dtype;  // FORESHOCK_DTYPE_NONE: no mask
+  uint32_t dtype;       // of query, key, value, out, grad_out, grad_query; these are the formats of hook.h
+  uint32_t mask_dtype;  // FORESHOCK_DTYPE_NONE (0): no mask
   uint32_t lse_dtype;
   uint32_t layer_source;
-  int32_t layer;  // index into the layer region; -1 unknown; for kOrdinal the ordinal itself
+  int32_t layer;  // index in the region kLayers; -1: unknown; with LayerSource::kOrdinal the ordinal itself
   uint32_t rows, keys, head_dim, value_dim;  // of the whole slice
   uint32_t heads_in_slice;                   // rows = heads_in_slice x positions, head-major
   int64_t batch, kv_head;
@@ -347,7 +378,7 @@ static_assert(sizeof(Slot) == 648);
 // The agent's progress for one slot. Written by one pwrite of the whole record. Counters are totals over the
 // life of the segment.
 struct Consumption {
-  uint64_t consumed;  // the last ticket of this slot that was checked or lost
+  uint64_t consumed;  // the last ticket of this slot that was judged or lost
   uint32_t judged[kPasses];
   uint32_t lost[kPasses][kLostReasons];
   uint64_t reserved[2];
@@ -373,10 +404,9 @@ inline constexpr uint32_t kAdviceLevels = 3;
 inline constexpr double kBurstSlowdown = 3;
 inline constexpr int64_t kMostBurstSteps = 4096;
 
-// CPU time that the agent has spent on one rank so far, divided by the cores of the rank. The agent writes
-// it.
+// CPU time that the agent has spent on one rank so far, divided by the cores of the rank.
 struct AgentCost {
-  uint64_t ns;          // in all, without slices of the first look
+  uint64_t ns;          // in all, without slices of the first look (kFirstLook)
   uint64_t slices_ns;   // on slices, with those of the first look
   uint64_t slices;      // slices of query rows judged in slices_ns
   uint64_t tensors_ns;  // on tensors (weights, optimizer states); a part of ns
@@ -384,6 +414,7 @@ struct AgentCost {
   bool operator==(const AgentCost&) const = default;
 };
 
+// The start of the .ctl file. Consumption records follow at kConsumptionOffset.
 struct Control {
   char magic[8];
   uint32_t layout_version;
@@ -391,7 +422,7 @@ struct Control {
   uint32_t command_switch;  // 1: on; stored by `foreshock pause|resume`
   uint32_t reserved;
   uint64_t nonce;     // Header::nonce of the segment
-  uint64_t interval;  // sampling interval from interval_from_step on; 0: not set
+  uint64_t interval;  // one step in `interval` is sampled, from interval_from_step on; 0: not set
   int64_t interval_from_step;
   uint64_t step_cursor;  // n of the last step record that the agent has consumed
   uint64_t agent_pid;
@@ -414,9 +445,9 @@ enum : uint32_t {
   kGivenLearningRate = 2,
   kGivenGradientNorm = 4,
   kGivenBatchId = 8,
-  kGivenUpTensors = 16,
-  kGivenUpFailed = 32,
-  kGivenOtherTraining = 64
+  kGivenUpTensors = 16,     // tensors are no longer reported, since that was too expensive or failed
+  kGivenUpFailed = 32,      // with kGivenUpTensors: it failed
+  kGivenOtherTraining = 64  // first step of another optimizer; the earlier optimizer was destroyed
 };
 
 constexpr bool knows_skips(const StepRecord& step) { return (step.given & kSkipsUnseen) == 0; }
@@ -456,39 +487,10 @@ constexpr const char* kernel_count_state_name(uint32_t state) {
   return state < std::size(kKernelCountStates) ? kKernelCountStates[state] : kKernelCountStates[0];
 }
 
-}  // namespace foreshock::segment
-
-namespace foreshock {
-
-// Estimates the difference between the numbers of successive reported steps, since a trainer may report only
-// every tenth step. The estimate depends only on the numbers, so it is the same in the agent and on all ranks
-// that report the same steps. One caller at a time.
-class StepStride {
- public:
-  // Adds the number of a reported step. Any number is allowed, since the trainer chooses it; a negative one
-  // is unknown.
-  void tell(int64_t step) {
-    const int64_t difference = last_ < 0 || step < 0 ? 1 : step - last_;
-    stride_ = std::max<int64_t>(1, std::min(difference, difference_));
-    difference_ = difference;
-    last_ = step;
-  }
-  // Returns the steps expected until the next report: the smaller of the last two differences. A single jump
-  // (a resumed training, a report at the end of an epoch) is thereby ignored.
-  int64_t steps() const { return stride_; }
-
- private:
-  int64_t last_ = -1, difference_ = 1, stride_ = 1;
-};
-
-}  // namespace foreshock
-
 // Records of weight tensors. They have different lengths and are stored in a ring of bytes, the region
 // kTensors, with one writer and one reader. A record is not overwritten before it has been read.
 
-namespace foreshock::segment {
-
-// Reasons why a due tensor was not measured. The values are also the order of the counters.
+// Reasons why a tensor was not measured although its turn had come. They index TensorRing::skipped.
 enum TensorSkip : uint32_t {
   kTensorBudget,
   kTensorRingFull,      // the agent has not read the records in the ring yet
@@ -496,7 +498,7 @@ enum TensorSkip : uint32_t {
   kTensorDevice,        // the device of its values cannot be used, or never replied
   kTensorFormat,        // unsupported format: fp64, integers, packed formats
   kTensorLayout,        // its values are not dense, or differ from the named tensor
-  kTensorUnknown,       // not reported: its optimizer skipped the step or is unknown
+  kTensorUnknown,       // not reported when its turn came, e.g. because its optimizer skipped the step
   kTensorCapture,       // the stream of its device was being captured into a graph
   kTensorDeviceMemory,  // its device had too little free memory
   kTensorDeviceFull,    // all result buffers of its device were in use
@@ -544,8 +546,8 @@ struct TensorRing {
   uint64_t taken;              // snapshots so far
   uint64_t skipped[kTensorSkips];
   uint64_t heads_skipped[kTensorHeadSkips];
-  uint64_t due;  // tensors due so far: taken + skipped + awaited, and those of the present step
-  uint64_t unfollowed[kTensorUnfollowed];  // tensors of the last table of names
+  uint64_t due;  // tensors whose turn has come so far: taken + skipped + awaited + those of the present step
+  uint64_t unfollowed[kTensorUnfollowed];  // tensors among those that were last named
   uint64_t awaited;                        // due tensors whose results are still on a device
   uint64_t reserved[2];
 };
@@ -561,9 +563,10 @@ enum class TensorKind : uint32_t {
 // The format of the payload kTensorHistogram.
 enum class HistogramForm : uint32_t {
   kNone = 0,
-  kValues = 1,    // the values of a small tensor, in the order of memory
-  kPatterns = 2,  // 16-bit formats: pairs of numbers, distance to the next pattern and its count
-  kBins = 3,      // fp32: triples, distance to the next word of kernels/histogram.h, its count and residual
+  kValues = 1,  // the values of a small tensor, in the order of memory
+  kPatterns =
+      2,      // 16-bit formats: for each bit pattern that occurs, its distance from the last and its count
+  kBins = 3,  // fp32: for each bin that is not empty, the same and a residual (kernels/histogram.h)
 };
 
 enum TensorPayloadId : uint32_t {
@@ -574,13 +577,13 @@ enum TensorPayloadId : uint32_t {
   kTensorPayloads = 8
 };
 
-// Indices in the payload kTensorReductions; NaN: unknown.
+// Indices in the payload kTensorReductions; NaN: unknown. The update is the change that this one step made.
 enum TensorReduction : uint32_t {
   kSumOfSquares,        // of the values after the step; NaN and Inf included
-  kUpdateSumMagnitude,  // sum of the absolute change that this one step made
+  kUpdateSumMagnitude,  // sum of its absolute values
   kUpdateSumOfSquares,
   kUpdateMaxMagnitude,
-  kUpdateElements,       // elements that the update's sums and maximum cover, spread evenly over the part
+  kUpdateElements,  // elements in the update's sums and maximum: all, or some spread evenly over the part
   kUpdatedSumOfSquares,  // of the values of these elements after the step
   kTensorReductionCount
 };
@@ -630,19 +633,19 @@ static_assert(sizeof(TensorHeads) == 24);
 constexpr uint64_t values_offset(uint32_t count) { return sizeof(TensorHeads) + (count + 1) / 2 * 8; }
 
 // Indices in the payload kTensorOptimizer: the optimizer's state of one tensor at one step, as fp64 numbers;
-// NaN is unknown. Sums are over the finite elements of the rank's part. kernels/sums.h defines the sums of
-// the second moment.
+// NaN is unknown. Sums are over the finite elements of the rank's part. g is the gradient, v^ Adam's second
+// moment with bias correction, w^ the same before this step; kernels/sums.h has the definitions.
 enum OptimizerNumber : uint32_t {
   kGradientSumOfSquares,  // of the gradient that the optimizer used (after clipping)
   kGradientElements,      // finite elements of the gradient
   kGradientNonFinite,
-  kMomentElements,  // elements with a usable gradient and second moment
-  kMomentUnusable,
-  kStalenessSum,
-  kEpsilonDominated,
-  kSurprised,
-  kSurpriseElements,
-  kSeenLearningRate,  // of the tensor's parameter group
+  kMomentElements,    // elements with a usable gradient and second moment
+  kMomentUnusable,    // elements with a NaN, infinite or negative second moment
+  kStalenessSum,      // sum of g^2 / v^
+  kEpsilonDominated,  // elements with sqrt(v^) below epsilon
+  kSurprised,         // elements with g^2 above 50 w^
+  kSurpriseElements,  // elements compared for kSurprised; 0 in the first step
+  kSeenLearningRate,  // this and the next four: of the tensor's parameter group
   kSeenBeta1,
   kSeenBeta2,
   kSeenEpsilon,

@@ -1,3 +1,4 @@
+// Checks every field that a trainer has written, before the agent uses it.
 #include "segment/parser.h"
 
 #include <algorithm>
@@ -9,8 +10,8 @@
 namespace foreshock::segment {
 namespace {
 
-// Size of the records that each region must have, and bounds of their number. Records of slots and tensors
-// may be larger.
+// For each region the size of its records and the bounds of their number. Only records of kSlots and kTensors
+// may be larger than record_size.
 struct Expected {
   RegionId id;
   uint64_t record_size;
@@ -29,18 +30,23 @@ constexpr Expected kExpected[] = {
     {kTensors, kTensorHeadOnly, 0, 1},
     {kCoverage, sizeof(Coverage), 0, 1},
 };
-// Limits what a hostile file can make the agent read at once, and prevents overflow in every product below.
+// Largest slot, in bytes. Limits what a hostile file can make the agent read at once, and prevents overflow
+// in every product below.
 constexpr uint64_t kMostSlot = uint64_t{1} << 34;
-// Limit of the ring of tensors, in bytes. A record may fill the ring, and is read as a whole.
+// Largest ring of tensors, in bytes. A tensor record may fill the ring, and is read as a whole.
 constexpr uint64_t kMostTensors = uint64_t{64} << 20;
 
+// Storage formats of hook.h; 0: none.
+constexpr uint32_t kFp64 = 1, kFp32 = 2, kBf16 = 3, kFp16 = 4, kBool = 5;
+
 constexpr uint64_t element_bytes(uint32_t dtype) {
-  constexpr uint64_t kBytes[] = {0, 8, 4, 2, 2, 1};  // none, fp64, fp32, bf16, fp16, bool
+  constexpr uint64_t kBytes[] = {0, 8, 4, 2, 2, 1};
   return dtype < std::size(kBytes) ? kBytes[dtype] : 0;
 }
 
-bool is_floating(uint32_t dtype) { return dtype >= 1 && dtype <= 4; }
+bool is_floating(uint32_t dtype) { return dtype >= kFp64 && dtype <= kFp16; }
 
+// Checks an ordinary slice: query rows, with the keys that they see.
 const char* check_rows(const Slot& slot) {
   if (slot.keys > slot.key_length) return "keys out of range";
   if (slot.rows % slot.heads_in_slice != 0) return "heads do not divide rows";
@@ -51,6 +57,7 @@ const char* check_rows(const Slot& slot) {
   return nullptr;
 }
 
+// Checks a slice of key positions, in which `rows` counts sampled keys and `keys` counts query rows.
 const char* check_columns(const Slot& slot) {
   if (slot.pass != 1 || slot.mask_dtype != 0 || slot.packed != kNotPacked || slot.lse_dtype == 0)
     return "key positions of a call that has none";
@@ -63,7 +70,7 @@ const char* check_columns(const Slot& slot) {
   return nullptr;
 }
 
-// Returns the bytes for each of `keys`. In a slice of key positions these are query rows.
+// Returns the payload bytes for each of slot.keys. In a slice of key positions these are query rows.
 uint64_t bytes_per_key(const Slot& slot) {
   const uint64_t element = element_bytes(slot.dtype), head = slot.head_dim, value = slot.value_dim;
   if (slot.columns == 1) return (head + 2 * value) * element + element_bytes(slot.lse_dtype);
@@ -73,9 +80,10 @@ uint64_t bytes_per_key(const Slot& slot) {
 const char* check_dimensions(const Slot& slot) {
   if (slot.pass >= kPasses) return "unknown pass";
   if (!is_floating(slot.dtype)) return "unknown storage format";
-  if (slot.mask_dtype > 5) return "unknown mask format";
+  if (slot.mask_dtype > kBool) return "unknown mask format";
   if (slot.lse_dtype != 0 && !is_floating(slot.lse_dtype)) return "unknown log-sum-exp format";
-  if (slot.without_out > (slot.pass == 0 ? 1u : 0u)) return "no output where there has to be one";
+  const uint32_t most_without_out = slot.pass == 0 ? 1 : 0;  // only a forward call may lack its output
+  if (slot.without_out > most_without_out) return "no output where there has to be one";
   if (slot.rows == 0 || slot.rows > kRowsPerSlice) return "rows out of range";
   if (slot.keys == 0) return "keys out of range";
   if (slot.keys > kMostSliceKeys) return "more keys than a slice may have";
@@ -165,8 +173,8 @@ std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* los
   }
   std::sort(records.begin(), records.end(),
             [](const StepRecord& a, const StepRecord& b) { return a.sequence < b.sequence; });
-  // The numbers are consecutive unless records were overwritten. While a writer writes its newest record, the
-  // oldest record, which it overwrites, is missing.
+  // The numbers are consecutive unless records were overwritten. A record that is being written has an odd
+  // sequence and is left out, so the oldest record, which it overwrites, is missing as well.
   const uint64_t newest = records.empty() ? cursor : records.back().sequence / 2;
   *lost = newest - cursor - std::min<uint64_t>(records.size(), newest - cursor);
   return records;
@@ -221,14 +229,13 @@ const char* parse_slot(Bytes bytes, SlotView* view) {
 
 namespace {
 
-constexpr int64_t kStepsEnd = int64_t{1} << 62;
-constexpr uint64_t kMostElements = uint64_t{1} << 48;  // W1 is computed with counts up to this
-constexpr uint64_t kMostOfRank = uint64_t{1} << 38;    // elements of a rank's part: 1 TiB of fp32
-constexpr uint32_t kFp32 = 2, kBf16 = 3, kFp16 = 4;
+constexpr int64_t kStepsEnd = int64_t{1} << 62;        // step numbers are below
+constexpr uint64_t kMostElements = uint64_t{1} << 48;  // of a tensor; the Wasserstein distance allows no more
+constexpr uint64_t kMostOfRank = uint64_t{1} << 38;    // of a rank's part: 1 TiB of fp32
 
 const char* check_shapes(const TensorRecord& record) {
   if (record.dims > kTensorDims) return "tensor with too many dimensions";
-  uint64_t elements = 1;
+  uint64_t elements = 1;  // of the rank's part
   for (uint32_t n = 0; n < kTensorDims; ++n) {
     const int64_t shape = record.shape[n], offset = record.offset[n], part = record.part[n];
     if (shape < 0 || offset < 0 || part < 0 || offset > shape || part > shape - offset)
@@ -310,8 +317,9 @@ const char* parse_tensor(Bytes bytes, TensorView* view) {
 
 namespace {
 
-// The payloads that are split: each part has a range of the keys, or of the query rows in a slice of key
-// positions.
+// If a slice takes several slots, its keys are split among them (in a slice of key positions, its query
+// rows). These payloads have data for each key (or query row), so they are split. Part 0 has all other
+// payloads.
 constexpr PayloadId kSplit[] = {kKey, kValue, kMask}, kSplitColumns[] = {kQuery, kOut, kLogSumExp, kGradOut};
 
 std::span<const PayloadId> split_payloads(const Slot& slot) {
@@ -326,7 +334,7 @@ bool is_split(const Slot& slot, uint32_t id) {
   return std::find(split.begin(), split.end(), id) != split.end();
 }
 
-bool is_of_one_slice(const Slot& a, const Slot& b) {
+bool are_of_one_slice(const Slot& a, const Slot& b) {
   return a.parts == b.parts && a.first_ticket == b.first_ticket && a.pass == b.pass && a.dtype == b.dtype &&
          a.mask_dtype == b.mask_dtype && a.rows == b.rows && a.keys == b.keys && a.head_dim == b.head_dim &&
          a.value_dim == b.value_dim && a.packed == b.packed && a.columns == b.columns &&
@@ -340,43 +348,44 @@ const char* JoinedSlice::begin(const SlotView& first, uint64_t most_bytes) {
   whole_ = first;
   next_ = 0;
   keys_ = 0;
-  // This part has part_keys of all keys, so the sizes for all keys follow from its sizes.
-  const uint64_t here = first.header.part_keys, keys = first.header.keys;
-  uint64_t offsets[kPayloads], end = 0;
+  // The part has part_keys of all keys, so the size of a split payload for all keys follows from its size
+  // here.
+  const uint64_t part_keys = first.header.part_keys, keys = first.header.keys;
+  uint64_t offsets[kPayloads], sizes[kPayloads], end = 0;
   for (uint32_t id = 0; id < kPayloads; ++id) {
-    const uint64_t size = first.payload[id].size();
-    if (is_split(first.header, id) && size / here * keys > most_bytes) return "a slice larger than its slots";
+    sizes[id] = first.payload[id].size();
+    if (is_split(first.header, id)) sizes[id] = sizes[id] / part_keys * keys;
+    if (sizes[id] > most_bytes) return "a slice larger than its slots";
     offsets[id] = end;
-    end += round_up(is_split(first.header, id) ? size / here * keys : size);
+    end += round_up(sizes[id]);
   }
   if (end > most_bytes) return "a slice larger than its slots";
   bytes_.resize(end);
   for (uint32_t id = 0; id < kPayloads; ++id) {
     const Bytes from = first.payload[id];
-    whole_.payload[id] = Bytes(bytes_).subspan(
-        offsets[id], is_split(first.header, id) ? from.size() / here * keys : from.size());
+    whole_.payload[id] = Bytes(bytes_).subspan(offsets[id], sizes[id]);
     if (!is_split(first.header, id) && !from.empty())
       std::memcpy(bytes_.data() + offsets[id], from.data(), from.size());
   }
-  return add(first);
+  return add(first);  // copies the split payloads
 }
 
 const char* JoinedSlice::add(const SlotView& part) {
   const Slot& slot = part.header;
-  if (slot.part != next_ || is_whole() || !is_of_one_slice(slot, whole_.header))
+  if (slot.part != next_ || is_whole() || !are_of_one_slice(slot, whole_.header))
     return "parts of several slices";
   if (slot.first_key != keys_ || slot.part_keys > slot.keys - keys_)
     return "parts that overlap or leave a gap";
   for (PayloadId id : split_payloads(slot)) {
     if (part.payload[id].empty()) continue;
-    // Keys and values are appended. A mask has one row for each row of the slice, and the part has a range of
-    // the columns of each row.
+    // The part is appended as one row of bytes. Only the mask has a row for each row of the slice; the part
+    // has a range of columns of each, which is appended to that row.
     const uint64_t rows = id == kMask ? slot.rows : 1;
-    const uint64_t from_row = part.payload[id].size() / rows, to_row = whole_.payload[id].size() / rows;
-    const uint64_t column = from_row / slot.part_keys * keys_;
+    const uint64_t from_bytes = part.payload[id].size() / rows, to_bytes = whole_.payload[id].size() / rows;
+    const uint64_t column = from_bytes / slot.part_keys * keys_;
     std::byte* to = bytes_.data() + (whole_.payload[id].data() - bytes_.data()) + column;
     for (uint64_t row = 0; row < rows; ++row)
-      std::memcpy(to + row * to_row, part.payload[id].data() + row * from_row, from_row);
+      std::memcpy(to + row * to_bytes, part.payload[id].data() + row * from_bytes, from_bytes);
   }
   keys_ += slot.part_keys;
   if (++next_ == slot.parts && keys_ != slot.keys) return "parts that do not make up the slice";
@@ -391,7 +400,7 @@ SlotView JoinedSlice::take() {
 
 namespace {
 
-// Returns the number of keys that a row of a packed sequence sees.
+// Returns how many keys the query at `position` of the sampled sequence sees.
 uint32_t visible_keys(const Slot& slot, uint32_t position) {
   const SequenceTold& told = slot.told;
   if (slot.packed == kPackedTopLeft) return std::min(position + 1, told.keys);
@@ -399,13 +408,16 @@ uint32_t visible_keys(const Slot& slot, uint32_t position) {
   return told.keys;
 }
 
+// Whether the slice of a packed batch has rows that can be judged (settle_packed()). With a causal mask that
+// is aligned at the bottom right, the first queries see no key if there are more queries than keys.
 bool has_rows(const Slot& slot) {
   const SequenceTold& told = slot.told;
   if (told.positions == 0 || told.queries == 0 || told.keys == 0) return false;
   return slot.packed != kPackedBottomRight || told.queries <= told.keys;
 }
 
-const char* check(const Slot& slot) {
+// Checks that the extent which the device wrote is within what the host planned.
+const char* check_extent(const Slot& slot) {
   const SequenceTold& told = slot.told;
   if (told.queries > slot.query_length || told.keys > slot.key_length) return "a sequence beyond the longest";
   if (told.positions > slot.rows / slot.heads_in_slice || told.positions > told.queries)
@@ -423,17 +435,18 @@ const char* settle_packed(SlotView* view) {
   Slot& slot = view->header;
   if (slot.packed == kNotPacked) return nullptr;
   const SequenceTold told = slot.told;
-  const uint32_t heads = slot.heads_in_slice, planned = slot.rows / heads;
+  const uint32_t heads = slot.heads_in_slice, planned = slot.rows / heads;  // positions per head
   uint32_t keys = 0;
   if (!has_rows(slot)) {
     slot.rows = 0;
-  } else if (const char* why = check(slot)) {
+  } else if (const char* why = check_extent(slot)) {
     return why;
   } else {
     slot.rows = heads * told.positions;
     for (uint32_t row = 0; row < slot.rows; ++row) {
       const uint32_t position = told.position[row % told.positions];
-      // A head's first row was planned at this index or later, so its entry is still unchanged.
+      // head[] is head-major and is compacted in place, from `planned` to told.positions rows per head. Reads
+      // the head's first planned row; so far only rows of the same head can have been written there.
       slot.head[row] = slot.head[row / told.positions * planned];
       slot.position[row] = position;
       slot.key_limit[row] = visible_keys(slot, position);

@@ -1,6 +1,6 @@
-// Parses bytes that a trainer has written. They may be torn, truncated or hostile. Functions that return
-// const char* return null on success, else the reason as a static sentence. A fuzzer tests all functions of
-// this header.
+// Parses bytes that a trainer has written into its segment (segment/layout.h). The bytes may be torn (changed
+// while they were read), truncated or hostile. Functions that return const char* return null on success, else
+// the reason as a static sentence. A fuzzer tests all functions of this header.
 #ifndef FORESHOCK_SEGMENT_PARSER_H_
 #define FORESHOCK_SEGMENT_PARSER_H_
 
@@ -18,9 +18,8 @@ namespace foreshock::segment {
 using Bytes = std::span<const std::byte>;
 
 // Parses the header in `bytes`, the first page of a file of `file_size` bytes. On success every region is
-// inside the file, its number of records is in range, and its records have the size in layout.h. Only the
-// records of slots and tensors may be larger, up to a limit. A region that the trainer does not use has no
-// records.
+// inside the file, its number of records is in range (0 for an unused region), and its records have the size
+// of their struct. Only records of the slots and of the ring of tensors may be larger, up to a limit.
 const char* parse_header(Bytes bytes, uint64_t file_size, Header* header);
 
 // Returns the text of a field up to the first NUL or the end of its array.
@@ -39,7 +38,7 @@ T record_at(Bytes region, uint64_t index) {
   return value;
 }
 
-// Sums of the counters of all threads.
+// Sums of the counters in the ThreadBlocks of all threads.
 struct Totals {
   uint64_t calls[kMaxOps] = {};
   uint64_t unsampled[kPasses] = {};
@@ -51,8 +50,8 @@ struct Totals {
 };
 Totals parse_threads(Bytes region);
 
-// Returns the completely written step records numbered above `cursor`, oldest first. Sets *lost to the number
-// of missing records between `cursor` and the newest record returned. These were overwritten.
+// Returns the completely written step records whose number is above `cursor`, oldest first. Sets *lost to how
+// many records between `cursor` and the newest one returned are missing, because they were overwritten.
 std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* lost);
 
 // A slot's header and payloads.
@@ -64,8 +63,8 @@ struct SlotView {
 void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]);
 
 // Parses a slot. On success header and payloads agree: every offset and size fits, and dimensions, limits and
-// indices are in range. If the slice is stored in several slots, this is one part, for JoinedSlice. The spans
-// borrow from `bytes`.
+// indices are in range. If the slice is stored in several slots, the view has one part; JoinedSlice joins the
+// parts. The payloads of the view point into `bytes`.
 const char* parse_slot(Bytes bytes, SlotView* view);
 
 // Limit of steps between two snapshots of a tensor; a larger number is invalid.
@@ -83,29 +82,31 @@ const char* parse_tensor_length(Bytes bytes, uint64_t left, uint64_t to_end, uin
                                 bool* is_filler);
 
 // Parses a whole tensor record. On success its shapes agree with each other and with the number of elements,
-// and the payloads are inside the record. The HistogramForm is possible for the storage format, and the
-// histogram has the right size if its form is kNone or kValues. The content of payloads is not checked. The
-// spans borrow from `bytes`.
+// and the payloads are inside the record. The form of the histogram is possible for the storage format. Its
+// size is checked for the forms kNone and kValues, the content of payloads never. The payloads of the view
+// point into `bytes`.
 const char* parse_tensor(Bytes bytes, TensorView* view);
 
-// Joins the parts of a slice that is stored in several slots. The result is the same as if one slot had held
-// it. An object is reused for many slices; its memory grows until keep_at_most() is called. One thread.
+// Joins the parts of a slice that is stored in several slots, as if one slot had held it. Call begin(), then
+// add() until is_whole(), then take(). An object is reused for many slices; its memory grows until
+// keep_at_most() is called. One thread.
 class JoinedSlice {
  public:
-  // Starts with part 0. `most_bytes` limits the memory for the payloads. After an error no part may be added.
+  // Starts a slice with its part 0. `most_bytes` limits the memory for the payloads. After an error the next
+  // call must be begin().
   const char* begin(const SlotView& first, uint64_t most_bytes);
 
   // Adds the next part, which is borrowed for the call only.
   const char* add(const SlotView& part);
 
-  // Frees the memory if it exceeds `bytes`. The result of take() is then invalid.
+  // Frees the memory if it exceeds `bytes`. An earlier result of take() must not be used afterwards.
   void keep_at_most(size_t bytes) {
     if (bytes_.capacity() > bytes) bytes_ = {};
   }
 
   bool is_whole() const { return next_ == whole_.header.parts; }
 
-  // Returns the joined slice, with `parts` 0. Borrows from this object until the next begin().
+  // Returns the joined slice; its `parts` is 0. Its payloads point into this object until the next begin().
   SlotView take();
 
  private:
@@ -115,12 +116,11 @@ class JoinedSlice {
   uint64_t keys_ = 0;  // keys copied so far
 };
 
-// Converts a slice of a packed batch, as parse_slot() or JoinedSlice returns it. A packed batch concatenates
-// sequences, and the slice is from one of them. The result is the slice that a call with only that sequence
-// would have given. Its dimensions, limits and positions follow from Slot::told, the sequence's real extent,
-// which the device wrote. Its payloads are cut to these dimensions. The result has no rows if the device
-// copied none. It also has none if some rows may see no key, for which kernels do not define a result. A
-// slice of an ordinary batch stays unchanged.
+// Converts a slice of a packed batch, which concatenates sequences, into the slice that a call with only the
+// sampled sequence would have given. Dimensions, limits and positions then follow from Slot::told, the real
+// extent of that sequence, and the payloads are cut to them. The result has no rows if the device copied
+// none, or if some rows may see no key: kernels define no result for such rows. A slice of an ordinary batch
+// stays unchanged.
 const char* settle_packed(SlotView* view);
 
 inline constexpr uint64_t kMostTensorHeadsBytes = uint64_t{64} << 20;  // a larger payload is invalid
@@ -128,7 +128,7 @@ inline constexpr uint64_t kMostTensorHeadsBytes = uint64_t{64} << 20;  // a larg
 struct TensorHeadsView {
   TensorHeads head = {};
   std::vector<uint32_t> numbers;             // numbers of the kv-heads, ascending
-  std::span<const std::byte> queries, keys;  // borrowed; empty: absent
+  std::span<const std::byte> queries, keys;  // inside the payload; empty: absent
 };
 
 // Parses the payload kTensorHeadRows. `element_bytes` is the size of an element in the tensor's format.

@@ -1,3 +1,4 @@
+// Reads a segment with pread, and writes the agent's progress and commands into the control file.
 #include "segment/reader.h"
 
 #include <fcntl.h>
@@ -52,7 +53,6 @@ std::unique_ptr<SegmentReader> SegmentReader::adopt(const std::string& name, int
                                                     int control_file, std::string* why) {
   std::unique_ptr<SegmentReader> reader(new SegmentReader);
   reader->name_ = name;
-  // Closing this descriptor does not release the trainer's lock, which belongs to the trainer's process.
   reader->segment_ = segment_file;
   reader->control_file_ = control_file;
   const auto refuse = [&](const char* reason) {
@@ -110,29 +110,26 @@ std::optional<int> SegmentReader::exit_status() const {
   return now.has_exited == 1 ? std::optional<int>(now.exit_status) : std::nullopt;
 }
 
-std::vector<Op> SegmentReader::ops() const {
-  std::vector<Op> ops;
-  if (!read_region(kOps, &region_)) return ops;
-  const Region& region = header_.regions[kOps];
-  for (uint64_t n = 0; n < region.count; ++n) {
-    const auto op = record_at<Op>(region_, n);
-    if (op.ready != 1 || op.pass >= kPasses) break;
-    ops.push_back(op);
+// Returns the records of a region up to the first one that is not ready.
+template <class T>
+std::vector<T> SegmentReader::ready_records(RegionId id) const {
+  std::vector<T> records;
+  if (!read_region(id, &region_)) return records;
+  for (uint64_t n = 0; n < header_.regions[id].count; ++n) {
+    const auto record = record_at<T>(region_, n);
+    if (record.ready != 1) break;
+    records.push_back(record);
   }
+  return records;
+}
+
+std::vector<Op> SegmentReader::ops() const {
+  std::vector<Op> ops = ready_records<Op>(kOps);
+  ops.erase(std::find_if(ops.begin(), ops.end(), [](const Op& op) { return op.pass >= kPasses; }), ops.end());
   return ops;
 }
 
-std::vector<Layer> SegmentReader::layers() const {
-  std::vector<Layer> layers;
-  if (!read_region(kLayers, &region_)) return layers;
-  const Region& region = header_.regions[kLayers];
-  for (uint64_t n = 0; n < region.count; ++n) {
-    const auto layer = record_at<Layer>(region_, n);
-    if (layer.ready != 1) break;
-    layers.push_back(layer);
-  }
-  return layers;
-}
+std::vector<Layer> SegmentReader::layers() const { return ready_records<Layer>(kLayers); }
 
 Layer SegmentReader::layer(uint32_t index) const {
   const Region& region = header_.regions[kLayers];
@@ -144,26 +141,13 @@ Layer SegmentReader::layer(uint32_t index) const {
 
 std::vector<std::string> SegmentReader::scalar_names() const {
   std::vector<std::string> names;
-  const Region& region = header_.regions[kScalarNames];
-  if (region.count == 0 || !read_region(kScalarNames, &region_)) return names;
-  for (uint64_t n = 0; n < region.count; ++n) {
-    const auto scalar = record_at<ScalarName>(region_, n);
-    if (scalar.ready != 1) break;
+  for (const ScalarName& scalar : ready_records<ScalarName>(kScalarNames))
     names.push_back(text_of(scalar.name));
-  }
   return names;
 }
 
 std::vector<UnseenName> SegmentReader::unseen_names() const {
-  std::vector<UnseenName> names;
-  const Region& region = header_.regions[kUnseenNames];
-  if (region.count == 0 || !read_region(kUnseenNames, &region_)) return names;
-  for (uint64_t n = 0; n < region.count; ++n) {
-    const auto unseen = record_at<UnseenName>(region_, n);
-    if (unseen.ready != 1) break;
-    names.push_back(unseen);
-  }
-  return names;
+  return ready_records<UnseenName>(kUnseenNames);
 }
 
 Coverage SegmentReader::coverage() const {
@@ -182,8 +166,8 @@ uint64_t SegmentReader::now_ns() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
 }
 
-// Whether unread_steps() still waits for the numbers of a record. The wait is limited in time too, since a
-// hanging trainer adds no records.
+// Whether unread_steps() still waits for the numbers of `record`; `newest` is the number of the newest
+// record. The wait is limited in time too, since a hanging trainer adds no records.
 bool SegmentReader::is_waited_for(const StepRecord& record, uint64_t newest, uint64_t now_ns) const {
   constexpr uint64_t kAtLeastNs = 1'000'000'000;
   if (!waits_ || !is_pending(record) || newest - record.sequence / 2 > kMostPendingSteps) return false;
@@ -191,9 +175,9 @@ bool SegmentReader::is_waited_for(const StepRecord& record, uint64_t newest, uin
   return age < kAtLeastNs || age / kMostPendingSteps < record.duration_ns;
 }
 
-// Reads a step record again: sequence, data, sequence. Returns false if it was overwritten in between. If the
-// record was completed since `seen`, reads it once more, since the first read may have mixed old and new
-// numbers.
+// Reads the step record `seen` again: sequence, data, sequence. Returns false if it was overwritten in
+// between. If a pending record was completed since `seen`, reads it once more: this read may have mixed old
+// and new numbers, because completing a record does not change its sequence.
 bool SegmentReader::read_step(const StepRecord& seen, StepRecord* whole) const {
   const Region& region = header_.regions[kSteps];
   const uint64_t at = region.offset + region.record_size * (seen.sequence / 2 % region.count);
@@ -204,8 +188,8 @@ bool SegmentReader::read_step(const StepRecord& seen, StepRecord* whole) const {
   return !is_pending(seen) || is_pending(*whole) || read_step(StepRecord(*whole), whole);
 }
 
-// Reads up to 16 records from `next` on into region_. Usually no other record is new. Returns false if there
-// may be more, or if the newest ones are at the begin of the ring.
+// Reads the 16 records from number `next` on into region_, fewer at the end of the ring. Returns whether they
+// include every new record, as usual: the last of them is then still an old one.
 bool SegmentReader::read_few_steps(uint64_t next) const {
   constexpr uint64_t kFew = 16;
   const Region& steps = header_.regions[kSteps];
@@ -220,26 +204,27 @@ bool SegmentReader::read_few_steps(uint64_t next) const {
 std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
   const Region& region = header_.regions[kSteps];
   std::vector<StepRecord> records;
-  // Most polls find nothing new, so only the next record is read before the whole ring.
+  // Most polls find nothing new, so first only the sequence of the next record is read.
   const uint64_t next = control_.step_cursor + 1;
   uint64_t sequence = 0;
   if (!read_exactly(segment_, &sequence, sizeof sequence,
                     region.offset + region.record_size * (next % region.count)) ||
       sequence < 2 * next)
     return records;
-  if (!(sequence == 2 * next && read_few_steps(next)) && !read_region(kSteps, &region_)) return records;
+  const bool few_suffice = sequence == 2 * next && read_few_steps(next);
+  if (!few_suffice && !read_region(kSteps, &region_)) return records;
   uint64_t lost = 0;
   const std::vector<StepRecord> found = parse_steps(region_, control_.step_cursor, &lost);
   for (const StepRecord& record : found) {
     const uint64_t number = record.sequence / 2, newest = found.back().sequence / 2;
-    // A record is missing that was not overwritten. It was stored while the ring was read, as were the
-    // records after it. They are left to the next call, like a record that is overwritten now.
     const uint64_t before = records.empty() ? control_.step_cursor : records.back().sequence / 2;
     const bool is_overwritten = records.empty() && newest - before > region.count - 1;
+    // Records before this one are missing but were not overwritten: they were stored while the ring was read.
+    // The next call returns them, and this one. It also returns a record that is overwritten during
+    // read_step().
+    const bool has_gap = number != before + 1 && !is_overwritten;
     StepRecord whole;
-    if ((number != before + 1 && !is_overwritten) || is_waited_for(record, newest, now_ns) ||
-        !read_step(record, &whole))
-      break;
+    if (has_gap || is_waited_for(record, newest, now_ns) || !read_step(record, &whole)) break;
     records.push_back(whole);
   }
   if (records.empty()) return records;
@@ -319,6 +304,7 @@ void SegmentReader::set_agent_cost(const AgentCost& cost) {
 }
 
 void SegmentReader::set_burst(uint64_t interval, int64_t from_step, int64_t until_step) {
+  // With interval 0 there is no burst, so a trainer that reads in between sees none, not a mixture of two.
   write_field(control_file_, uint64_t{0}, offsetof(Control, burst_interval));
   write_field(control_file_, from_step, offsetof(Control, burst_from_step));
   write_field(control_file_, until_step, offsetof(Control, burst_until_step));
@@ -326,7 +312,7 @@ void SegmentReader::set_burst(uint64_t interval, int64_t from_step, int64_t unti
 }
 
 void SegmentReader::set_advice(Advice advice) {
-  // An agent that was killed during a write has left an odd sequence.
+  // The next even number; an agent that was killed during a write has left an odd sequence.
   const uint64_t whole = (control_.advice.sequence / 2 + 1) * 2;
   write_field(control_file_, whole - 1, offsetof(Control, advice));
   advice.sequence = whole - 1;
@@ -341,14 +327,14 @@ void SegmentReader::set_agent_pid(uint64_t pid) {
   write_field(control_file_, pid, offsetof(Control, agent_pid));
 }
 
-// The second half of SegmentReader: slices, which may be stored in several slots.
+// -- slices, which may be stored in several slots --
 
 namespace {
 
 // Bytes of a slot other than its keys, values and mask: the header, and at most 16 rows of 4096 dimensions in
 // 8 bytes for each of queries, output and gradients.
 constexpr uint64_t kMostBesideKeys = uint64_t{4} << 20;
-// Size up to which each buffer is kept while there is nothing to read.
+// A buffer larger than this is freed when there is nothing to read.
 constexpr size_t kMostKept = size_t{16} << 20;
 
 }  // namespace
@@ -369,8 +355,8 @@ Slot SegmentReader::header_of(uint32_t slot) const {
   return header;
 }
 
-// Reads a slot into buffer_, up to the end of its last payload but never beyond the slot. Returns false if
-// the slot changed in between.
+// Reads a slot into buffer_, up to the end of its last payload but never beyond the slot, and parses it. Sets
+// *why to the reason if it is invalid. Returns false if the slot's sequence is no longer `sequence`.
 bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, const char** why) {
   const Slot head = header_of(slot);
   const uint64_t size = header_.regions[kSlots].record_size;
@@ -391,8 +377,8 @@ bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, 
   return true;
 }
 
-// Joins the other parts of the slice whose first part is in ready->view. They were published before the first
-// part.
+// Reads the other parts of the slice whose first part is in ready->view, and joins them. They were published
+// before the first part. Returns false if a slot changed in between.
 bool SegmentReader::read_parts(Ready* ready) {
   const uint64_t most = header_.regions[kSlots].record_size * slots();
   const uint32_t parts = ready->view.header.parts;
@@ -417,6 +403,7 @@ uint32_t SegmentReader::parts_of(const Slot& head, uint64_t ticket) const {
   return head.ticket == ticket && head.part == 0 ? std::clamp(head.parts, 1u, slots()) : 1;
 }
 
+// Reads the slice whose first part is in `slot`. Returns false if a slot changed in between.
 bool SegmentReader::read_slice(uint32_t slot, uint64_t sequence, Ready* ready) {
   *ready = {};
   ready->slot = slot;
@@ -428,11 +415,12 @@ bool SegmentReader::read_slice(uint32_t slot, uint64_t sequence, Ready* ready) {
   return true;
 }
 
-// Whether a further part belongs to no slice. This happens if an agent consumed the first part and was killed
-// before it consumed this one, or if the first part was never published.
+// Whether the first part of the slice of `tail`, a later part, is gone. This happens if an agent consumed the
+// first part and was killed before it consumed this one, or if the first part was never published.
 bool SegmentReader::is_orphan(const Slot& tail) const {
   const uint32_t first = static_cast<uint32_t>(tail.first_ticket % slots());
-  const uint64_t sequence = (sequence_of(first) + 1) / 2 * 2;  // odd: it is still being written
+  // A first part that is still being written has the odd sequence 2t - 1; rounded up it is 2t as well.
+  const uint64_t sequence = (sequence_of(first) + 1) / 2 * 2;
   return sequence != 2 * tail.first_ticket || consumption_[first].consumed == tail.first_ticket;
 }
 
@@ -462,8 +450,8 @@ bool SegmentReader::next_ready(Ready* ready) {
   return false;
 }
 
-// Whether a partly written ticket is a further part of a slice, which is counted by its first part. The
-// ticket's own header may not be written yet.
+// Whether a partly written ticket is a later part of a slice, which is counted by its first part. Looks for
+// that first part, since the ticket's own header may not be written yet.
 bool SegmentReader::is_tail_of_another(uint64_t ticket) const {
   for (uint32_t slot = 0; slot < slots(); ++slot) {
     const Slot head = header_of(slot);
@@ -486,7 +474,7 @@ std::vector<SegmentReader::Ready> SegmentReader::torn() {
     ready.why = "its writer died in the middle";
     ready.view.header = header_of(slot);
     ready.parts = parts_of(ready.view.header, ticket);
-    if (ready.view.header.pass >= kPasses) ready.view.header.pass = 0;
+    if (ready.view.header.pass >= kPasses) ready.view.header.pass = 0;  // unwritten or hostile
     result.push_back(ready);
   }
   return result;
@@ -496,8 +484,9 @@ void SegmentReader::store_consumption(uint32_t slot) {
   write_field(control_file_, consumption_[slot], kConsumptionOffset + slot * sizeof(Consumption));
 }
 
-// Consumes the first part before the others, and counts only the first. If the agent is killed in between,
-// the others are orphans. By then the trainer may have reused the first slot.
+// Consumes the first part, whose record has the counts, before the others. If the agent is killed in between,
+// the next agent finds the others as orphans (is_orphan()). Afterwards the trainer may reuse each slot at
+// once, so a slot that already holds another ticket is left out.
 void SegmentReader::consume(const Ready& ready) {
   consumption_[ready.slot].consumed = ready.ticket;
   store_consumption(ready.slot);
@@ -509,22 +498,21 @@ void SegmentReader::consume(const Ready& ready) {
   }
 }
 
-// Whether a slice is counted. A call is counted by its slice of rows; its slice of key positions is not
-// counted again.
-bool SegmentReader::counts(const Ready& ready) { return ready.view.header.columns == 0; }
+// A call is counted by its slice of rows. Its slice of key positions, if it has one, is not counted again.
+bool SegmentReader::is_counted(const Ready& ready) { return ready.view.header.columns == 0; }
 
 void SegmentReader::consume_judged(const Ready& ready) {
-  if (counts(ready)) ++consumption_[ready.slot].judged[ready.view.header.pass % kPasses];
+  if (is_counted(ready)) ++consumption_[ready.slot].judged[ready.view.header.pass % kPasses];
   consume(ready);
 }
 
 void SegmentReader::consume_lost(const Ready& ready, Lost reason) {
-  if (counts(ready))
+  if (is_counted(ready))
     ++consumption_[ready.slot].lost[ready.view.header.pass % kPasses][static_cast<uint32_t>(reason)];
   consume(ready);
 }
 
-// The third part of SegmentReader: records of tensors.
+// -- records of tensors --
 
 TensorRing SegmentReader::tensor_ring() const {
   const Region& region = header_.regions[kTensors];
@@ -543,12 +531,13 @@ bool SegmentReader::next_tensor(ReadyTensor* ready) {
   const Region& region = header_.regions[kTensors];
   uint64_t written = 0;
   if (region.count == 0 || !read_exactly(segment_, &written, sizeof written, region.offset)) return false;
+  // Cursors count all bytes ever written; the position in the ring is the cursor modulo its `room` bytes.
   const uint64_t room = (region.record_size - sizeof(TensorRing)) / kTensorAlign * kTensorAlign;
   const uint64_t first = region.offset + sizeof(TensorRing);
   *ready = {};
   while (control_.tensor_cursor != written) {
     const uint64_t cursor = control_.tensor_cursor, left = written - cursor, to_end = room - cursor % room;
-    std::byte head[16];
+    std::byte head[16];  // TensorRecord::bytes and kind
     uint64_t length = 0;
     bool is_filler = false;
     if (left > room) {
@@ -558,8 +547,11 @@ bool SegmentReader::next_tensor(ReadyTensor* ready) {
     } else {
       ready->why = parse_tensor_length(head, left, to_end, &length, &is_filler);
     }
-    next_tensor_ = ready->why != nullptr ? written : cursor + length;
-    if (ready->why != nullptr) return true;
+    if (ready->why != nullptr) {
+      next_tensor_ = written;
+      return true;
+    }
+    next_tensor_ = cursor + length;
     if (is_filler) {
       move_tensor_cursor(next_tensor_);
       continue;

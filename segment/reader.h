@@ -1,5 +1,7 @@
-// The agent's side of a segment: reads regions with pread, without mapping them, and writes the control file.
-// One thread.
+// The agent's side of a segment (segment/layout.h): reads the regions of a .seg file with pread, without
+// mapping it, and writes the .ctl file, the control file. One thread. To consume a slice, step or tensor
+// record means to store in the control file that the agent is done with it, so that the trainer may reuse its
+// space.
 #ifndef FORESHOCK_SEGMENT_READER_H_
 #define FORESHOCK_SEGMENT_READER_H_
 
@@ -18,8 +20,8 @@ class SegmentReader {
   // reason, as one sentence.
   static std::unique_ptr<SegmentReader> open(const std::string& directory, const std::string& name,
                                              std::string* why);
-  // Does the same as open() with files that are already open; the control file must be open for reading and
-  // writing. Takes ownership of both descriptors. A negative one means that the file could not be opened.
+  // Does the same with files that are already open, the control file for reading and writing. Takes ownership
+  // of both descriptors. A negative descriptor means that the file could not be opened.
   static std::unique_ptr<SegmentReader> adopt(const std::string& name, int segment_file, int control_file,
                                               std::string* why);
   ~SegmentReader();
@@ -41,10 +43,10 @@ class SegmentReader {
   Coverage coverage() const;
   Totals totals() const;
 
-  // Returns the step records that are not consumed yet. After a restart of the agent they begin at the cursor
-  // in the control file. They end before a record with numbers that have not arrived from a device. The wait
-  // for such a record ends when kMostPendingSteps later records exist, or when its age is kMostPendingSteps
-  // times its duration (at least 1 s).
+  // Returns the step records that are not consumed yet; `now_ns` is CLOCK_REALTIME. They end before the first
+  // pending record, some numbers of which have not arrived from a device. A pending record is returned as it
+  // is when kMostPendingSteps later records exist, or when its age is kMostPendingSteps times its duration
+  // (at least 1 s).
   std::vector<StepRecord> unread_steps() { return unread_steps(now_ns()); }
   std::vector<StepRecord> unread_steps(uint64_t now_ns);
   // Consumes the result of the last unread_steps(). Records that were overwritten before they could be read
@@ -53,7 +55,7 @@ class SegmentReader {
   // Calls unread_steps(), then consume_steps().
   std::vector<StepRecord> new_steps() { return new_steps(now_ns()); }
   std::vector<StepRecord> new_steps(uint64_t now_ns);
-  // Stops waiting for pending records. To be called after the trainer has ended.
+  // Makes unread_steps() return pending records at once. To be called after the trainer has ended.
   void wait_no_more() { waits_ = false; }
   uint64_t steps_lost() const { return control_.steps_lost; }
   // Returns the records consumed over the life of the segment, by all its agents.
@@ -66,37 +68,38 @@ class SegmentReader {
     uint32_t slot = 0;   // the slot of its first part
     uint32_t parts = 1;  // number of slots
     uint64_t ticket = 0;
-    const char* why = nullptr;  // set if the slice cannot be used; then consume it as lost
-    SlotView view;              // borrows from an inner buffer until the next call
+    const char* why = nullptr;  // the reason if the slice is invalid; then it must be consumed as lost
+    SlotView view;              // its payloads are valid until the next call of next_ready()
   };
-  // Finds the next complete slice. Returns false if there is none. Costs only one read if nothing was
-  // published since it last returned false.
+  // Finds the next complete slice. Returns false if there is none. If nothing was published since it last
+  // returned false, it costs only one read.
   bool next_ready(Ready* ready);
 
-  // Makes next_ready() read every slot again. Needed if a writer may have died between publishing a slot and
-  // counting it.
+  // Makes the next next_ready() read every slot even if the counters of published slices have not moved.
+  // Needed if the trainer may have died between publishing a slot and counting it.
   void look_again() { look_again_ = true; }
 
-  // Returns slices that a writer left incomplete. Must be called only after the trainer has ended.
+  // Returns slices that the trainer left incomplete. Must be called only after the trainer has ended.
   std::vector<Ready> torn();
 
-  // Consume a slice. Only slices of rows are counted, so that each call is counted once.
+  // Consume a slice and count it as judged or lost. A slice of key positions (Slot::columns) is not counted,
+  // since its call is counted by its slice of rows.
   void consume_judged(const Ready& ready);
   void consume_lost(const Ready& ready, Lost reason);
 
-  // Counts in the control file, summed over all agents of this segment.
+  // Slices counted by all agents of this segment so far.
   uint64_t judged(uint32_t pass) const;
   uint64_t lost(uint32_t pass, Lost reason) const;
 
   // A tensor record that is not consumed yet.
   struct ReadyTensor {
-    const char* why = nullptr;  // set if the record cannot be used
-    TensorView view;            // borrows from an inner buffer until the next call
+    const char* why = nullptr;  // the reason if the record is invalid
+    TensorView view;            // its payloads are valid until the next call of next_tensor()
   };
-  // Finds the next tensor record. Returns false if there is none. If the end of an unusable record is
-  // unknown, everything written so far is skipped.
+  // Finds the next tensor record. Returns false if there is none. If a record is invalid and its length is
+  // not known, consume_tensor() then skips everything written so far.
   bool next_tensor(ReadyTensor* ready);
-  // Consumes the record, so that the trainer can reuse its space.
+  // Consumes the record that next_tensor() found last.
   void consume_tensor();
   TensorRing tensor_ring() const;  // all zero if there is no ring
 
@@ -105,8 +108,9 @@ class SegmentReader {
 
   // Whether neither the agent nor `foreshock pause` has switched sampling off.
   bool switched_on() const;
+  // From `from_step` on, the trainer samples one step in `interval`.
   void set_interval(uint64_t interval, int64_t from_step);
-  // The burst covers the steps [from_step, until_step).
+  // In the steps [from_step, until_step) it samples one step in `interval`, if that is more often.
   void set_burst(uint64_t interval, int64_t from_step, int64_t until_step);
   // Publishes what the agent has spent on this rank. The trainer's budget pays for it.
   void set_agent_cost(const AgentCost& cost);
@@ -117,10 +121,12 @@ class SegmentReader {
  private:
   SegmentReader() = default;
   static uint64_t now_ns();
-  static bool counts(const Ready& ready);
+  static bool is_counted(const Ready& ready);
   bool is_waited_for(const StepRecord& record, uint64_t newest, uint64_t now_ns) const;
   bool read_step(const StepRecord& seen, StepRecord* whole) const;
   bool read_region(RegionId id, std::vector<std::byte>* into) const;
+  template <class T>
+  std::vector<T> ready_records(RegionId id) const;
   bool read_few_steps(uint64_t next) const;
   uint64_t slot_offset(uint32_t slot) const;
   uint64_t sequence_of(uint32_t slot) const;
@@ -144,17 +150,17 @@ class SegmentReader {
   Control control_ = {};
   Consumption consumption_[kMaxSlots] = {};
   struct {
-    uint64_t newest = 0, count = 0;  // of the records that unread_steps() returned last
-  } unread_;
-  uint32_t next_slot_ = 0;
-  Progress progress_ = {};  // value when next_ready() last found all slots consumed
+    uint64_t newest = 0, count = 0;  // number of the newest record, and how many there are
+  } unread_;                         // the records that unread_steps() returned last
+  uint32_t next_slot_ = 0;           // the slot that next_ready() looks at first
+  Progress progress_ = {};           // value when next_ready() last found all slots consumed
   bool look_again_ = true;
-  bool waits_ = true;  // unread_steps() waits for pending records
-  mutable std::vector<std::byte> region_;
-  std::vector<std::byte> buffer_;
+  bool waits_ = true;                      // unread_steps() waits for pending records
+  mutable std::vector<std::byte> region_;  // the region that was read last
+  std::vector<std::byte> buffer_;          // the slot that was read last
   JoinedSlice joined_;
-  std::vector<std::byte> tensor_;
-  uint64_t next_tensor_ = 0;  // the cursor after the record in tensor_
+  std::vector<std::byte> tensor_;  // the tensor record that was read last
+  uint64_t next_tensor_ = 0;       // the cursor after the record in tensor_
 };
 
 }  // namespace foreshock::segment

@@ -1,3 +1,4 @@
+// Creates a segment's files, and writes slices, step records and tensor records into the mapped file.
 #include "segment/writer.h"
 
 #include <dirent.h>
@@ -36,6 +37,7 @@ bool is_locked_by_other(const char* path) {
   return locked;
 }
 
+// Whether another process holds a lock on a segment of the rank.
 bool has_live_segment(const char* directory, int rank) {
   DIR* files = opendir(directory);
   if (files == nullptr) return false;
@@ -53,14 +55,16 @@ bool has_live_segment(const char* directory, int rank) {
   return is_live;
 }
 
-// Uses statx(), since fstat() is a symbol only of glibc 2.33 and later.
+// Whether an open file still has a name, which means that no process has unlinked it. Uses statx(), since
+// fstat() is a symbol only of glibc 2.33 and later.
 bool has_name(int fd) {
   struct statx status = {};
   return syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_NLINK, &status) != 0 || status.stx_nlink > 0;
 }
 
-// A lock that a process holds while it looks for a live segment of its rank and creates its own segment. It
-// is an fcntl lock on an empty file, which is removed afterwards. Never waits.
+// A lock that a process holds while it looks for a live segment of its rank and creates its own. Without it,
+// two processes of one rank could both find none. It is an fcntl lock on an empty file, which is removed
+// afterwards. Never waits.
 class RankLock {
  public:
   RankLock() = default;
@@ -69,11 +73,12 @@ class RankLock {
   ~RankLock();
 
   // Returns 0 on success, EBUSY if another process has a live segment of the rank or is creating one, or
-  // another errno. Must be called before this process has a segment: opening and closing a segment file
-  // releases all locks that this process holds on it.
+  // another errno. Must be called before this process has a segment: take() opens and closes every segment of
+  // the rank, and closing any descriptor of a file releases all fcntl locks of the process on that file.
   int take(const char* directory, int rank);
 
  private:
+  // Tries once. Returns 0, EBUSY, ESTALE if another process has just removed the file, or another errno.
   int lock();
 
   char path_[512];
@@ -89,7 +94,8 @@ RankLock::~RankLock() {
 int RankLock::lock() {
   fd_ = open(path_, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (fd_ < 0) return errno;
-  int error = lock_whole(fd_) ? 0 : errno == EAGAIN || errno == EACCES ? EBUSY : errno;
+  int error = lock_whole(fd_) ? 0 : errno;
+  if (error == EAGAIN || error == EACCES) error = EBUSY;
   if (error == 0 && !has_name(fd_)) error = ESTALE;
   if (error == 0) return 0;
   close(fd_);
@@ -98,7 +104,7 @@ int RankLock::lock() {
 }
 
 int RankLock::take(const char* directory, int rank) {
-  constexpr int kTries = 100;  // a try fails if another process has just removed the file
+  constexpr int kTries = 100;
   if (std::snprintf(path_, sizeof path_, "%s/%d.rank", directory, rank) >= int(sizeof path_))
     return ENAMETOOLONG;
   int error = ESTALE;
@@ -111,7 +117,7 @@ constexpr uint64_t kPage = 4096;
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Fills the offset table; returns the size of the file.
+// Computes the offsets of all regions, each at a page boundary. Returns the size of the file.
 uint64_t lay_out(Region* regions, uint32_t slots, uint64_t slot_bytes, uint64_t tensor_bytes) {
   uint64_t end = kPage;  // the header takes the first page
   const auto place = [&](RegionId id, uint64_t record_size, uint64_t count) {
@@ -148,8 +154,9 @@ bool make_names(const SegmentRequest& request, const char* suffix, Names* names)
          b < static_cast<int>(sizeof names->temporary);
 }
 
-// Reserves in parts. On tmpfs before Linux 6.18 a signal may end fallocate, which then frees everything that
-// the call had reserved. With a profiler's timer, one call for a large file would never succeed.
+// Reserves `size` bytes for a file. Returns false and sets errno on failure. Reserves in parts: on tmpfs
+// before Linux 6.18 a signal ends fallocate, which then frees all that the call had reserved. While a
+// profiler's timer sends signals, one call for a large file would never succeed.
 bool reserve(int fd, uint64_t size) {
   constexpr uint64_t kPart = uint64_t{1} << 20;
   constexpr int kTries = 100;  // per part
@@ -166,14 +173,14 @@ bool reserve(int fd, uint64_t size) {
   return true;
 }
 
-// Whether a file of this size exceeds RLIMIT_FSIZE. Must be checked before: otherwise the kernel sends
-// SIGXFSZ, which ends the process.
+// Whether a file of this size exceeds RLIMIT_FSIZE. Must be checked before the file is enlarged, because the
+// kernel then sends SIGXFSZ, which ends the process.
 bool is_beyond_limit(uint64_t size) {
   rlimit limit = {};
   return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && size > limit.rlim_cur;
 }
 
-// Returns the word for an errno. cli/run_dir.cpp has the advice for each.
+// Returns the word of create() for an errno.
 const char* reason_of(int error) {
   switch (error) {
     case ENOSPC:
@@ -195,8 +202,8 @@ const char* reason_of(int error) {
   }
 }
 
-// Creates a file whose descriptor is above the standard streams. If a daemon has closed these, a library that
-// prints would overwrite the segment.
+// Creates a file whose descriptor is above 2. In a daemon that has closed its standard streams, open() would
+// return 0, 1 or 2, and a library that prints would overwrite the segment.
 int create_above_streams(const char* path) {
   const int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0 || fd > STDERR_FILENO) return fd;
@@ -334,19 +341,18 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
     return nullptr;
   std::atomic_thread_fence(std::memory_order_release);  // odd before any byte of the header
   char* begin = reinterpret_cast<char*>(slot);
-  constexpr size_t kTimes = offsetof(Slot, device_begin_ns), kPartFields = offsetof(Slot, first_ticket);
+  // Everything is zeroed except the sequence. The device's times in between are stored atomically, because
+  // the thread that used the slot last may still read them (libmonitor/device_sampler.h).
+  constexpr size_t kTimes = offsetof(Slot, device_begin_ns), kAfterTimes = offsetof(Slot, first_ticket);
   std::memset(begin + sizeof slot->sequence, 0, kTimes - sizeof slot->sequence);
-  std::memset(begin + kPartFields, 0, sizeof(Slot) - kPartFields);
-  // Atomic, because the thread that gave the slot to a device may still read the device's times here
-  // (libmonitor/device_sampler.h).
+  std::memset(begin + kAfterTimes, 0, sizeof(Slot) - kAfterTimes);
   word(slot->device_begin_ns).store(0, std::memory_order_relaxed);
   word(slot->device_end_ns).store(0, std::memory_order_relaxed);
   slot->ticket = ticket;
   return slot;
 }
 
-// Restores the sequence that the slot had before claim(). No other thread changes a slot with an odd
-// sequence.
+// Restores the sequence that the slot had before claim(): the agent consumes nothing while it is odd.
 void SegmentWriter::release(uint64_t ticket) const {
   const uint32_t index = static_cast<uint32_t>(ticket % slots());
   word(slot(index)->sequence).store(2 * consumed(index), std::memory_order_release);
@@ -360,7 +366,7 @@ bool SegmentWriter::claim(uint64_t ticket, uint32_t count, Slot** slots) const {
       give_back(ticket, part);
       return false;
     }
-    if (count == 1) break;
+    if (count == 1) break;  // the part numbers stay 0: one slot holds the whole slice
     slots[part]->first_ticket = ticket;
     slots[part]->part = part;
     slots[part]->parts = count;
@@ -369,11 +375,13 @@ bool SegmentWriter::claim(uint64_t ticket, uint32_t count, Slot** slots) const {
 }
 
 void SegmentWriter::give_back(uint64_t ticket, uint32_t count) const {
-  // The first part is released last: while its sequence is odd, the others count as its parts.
+  // The first part is released last. While its sequence is odd, a reader takes the others for its parts, not
+  // for the rest of a slice whose first part is gone.
   while (count > 0) release(ticket + --count);
 }
 
 void SegmentWriter::describe(Slot* slot, const Slot& header) const {
+  // All fields from `step` to the device's times are copied at once.
   constexpr size_t kFrom = offsetof(Slot, step), kTo = offsetof(Slot, device_begin_ns);
   std::memcpy(reinterpret_cast<char*>(slot) + kFrom, reinterpret_cast<const char*>(&header) + kFrom,
               kTo - kFrom);
@@ -386,7 +394,7 @@ void SegmentWriter::describe(Slot* slot, const Slot& header) const {
 }
 
 void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count) const {
-  // The first part comes last: when its sequence is even, all other parts are complete.
+  // The first part is published last, so that a reader that finds it even finds all other parts complete.
   for (uint32_t part = count; part-- > 0;)
     word(slots[part]->sequence).store(2 * (ticket + part), std::memory_order_release);
   word(at<Progress>(kProgress)->published).fetch_add(1, std::memory_order_release);
@@ -414,8 +422,9 @@ uint64_t SegmentWriter::append_step(const StepRecord& record) {
   return number;
 }
 
-// The sequence is unchanged, so a record stays valid even if the trainer dies before it completes it. `given`
-// is stored last: if a reader finds it without kNumbersPending, another read of the record has all numbers.
+// The sequence is unchanged, so the record stays valid even if the trainer dies during this. `given` is
+// stored last. A reader that finds it without kNumbersPending must read the record again; that read has all
+// numbers.
 void SegmentWriter::complete_step(uint64_t number, const StepRecord& record) {
   StepRecord* to = step(number);
   if (word(to->sequence).load(std::memory_order_relaxed) != 2 * number) return;
@@ -428,7 +437,7 @@ void SegmentWriter::complete_step(uint64_t number, const StepRecord& record) {
 
 namespace {
 
-// Other threads and processes load these words.
+// Atomic, since other threads and the agent load these words.
 void store(uint64_t& word, uint64_t value, std::memory_order order = std::memory_order_relaxed) {
   std::atomic_ref<uint64_t>(word).store(value, order);
 }
@@ -454,8 +463,10 @@ TensorRecord* TensorWriter::begin(uint64_t least, uint64_t* bytes) {
   if (used > room_) return nullptr;  // the agent's cursor is invalid
   const uint64_t free = room_ - used, to_end = room_ - written % room_;
   filler_ = 0;
-  *bytes = free < to_end ? free : to_end;
-  if ((*bytes < room_ / 4 || *bytes < least) && free > 2 * to_end) {  // the range at the begin is longer
+  *bytes = std::min(free, to_end);
+  // A record does not wrap around. If the range up to the end of the ring is short, and the free range at the
+  // ring's start is longer, a filler takes the former and the record begins at the start.
+  if ((*bytes < room_ / 4 || *bytes < least) && free > 2 * to_end) {
     filler_ = to_end;
     *bytes = free - to_end;
   }

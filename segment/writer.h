@@ -1,5 +1,6 @@
-// The trainer's side of a segment: creates the two files and writes into them. It runs inside the trainer:
-// after create() nothing here allocates, blocks or makes a system call. segment/SEGMENT.md describes the
+// The trainer's side of a segment (segment/layout.h): creates the .seg and the .ctl file, writes into the
+// first and reads the second. After create() nothing here allocates, blocks or makes a system call, since it
+// runs inside the trainer. A slice with ticket t is stored in slot t mod slots(); segment/SEGMENT.md has the
 // protocol.
 #ifndef FORESHOCK_SEGMENT_WRITER_H_
 #define FORESHOCK_SEGMENT_WRITER_H_
@@ -13,13 +14,11 @@ namespace foreshock::segment {
 struct SegmentRequest {
   const char* directory;  // <base>/<run id>; must exist and be on tmpfs
   int rank;
-  uint64_t nonce;
-  uint32_t slots;             // 0: statistics only
-  uint64_t slot_bytes;        // rounded up to 64
-  uint64_t tensor_bytes = 0;  // size of the ring of tensors with its head; 0: no ring
-  // Written before the file gets its final name, so that a reader never sees a file without it. Null: all
-  // zeros.
-  const Identity* identity = nullptr;
+  uint64_t nonce;                      // distinguishes the segments of a rank
+  uint32_t slots;                      // 0: only counters, steps and tensors, no slices
+  uint64_t slot_bytes;                 // rounded up to 64
+  uint64_t tensor_bytes = 0;           // size of the ring of tensors with its head; 0: no ring
+  const Identity* identity = nullptr;  // in the file when it gets its final name; null: all zeros
 };
 
 // Returns the bytes of the .seg file for a request.
@@ -33,10 +32,10 @@ std::atomic_ref<T> word(T& value) {
 
 class SegmentWriter {
  public:
-  // Creates, reserves, locks and names both files. Returns null, or a static word for the reason of the
-  // failure: "no_space", "rank_taken", "no_directory", "no_mapping", "file_limit", "no_descriptor" or
-  // "not_permitted"; then no file is left. The kernel holds the lock until the process ends, since the
-  // descriptor is never closed.
+  // Creates both files. Returns null, or if it fails a static word: "no_space", "rank_taken", "no_directory",
+  // "no_mapping", "file_limit", "no_descriptor" or "not_permitted"; then no file is left. The .seg file stays
+  // locked until the process ends, since its descriptor is never closed: the lock shows that the trainer
+  // lives.
   const char* create(const SegmentRequest& request);
 
   Identity* identity() const { return at<Identity>(kIdentity); }
@@ -56,22 +55,22 @@ class SegmentWriter {
   TensorRing* tensors() const { return tensor_bytes() > 0 ? at<TensorRing>(kTensors) : nullptr; }
   uint64_t tensor_bytes() const { return header()->regions[kTensors].record_size; }
 
-  // Returns the number of slots that a claim could get now.
+  // Returns the number of slots whose last slice the agent has consumed.
   uint32_t free_slots() const;
 
-  // Claims the slot of `ticket` for a slice. Returns null if the agent has not consumed the slot yet; the
-  // ticket must then not be used again. The slot's header is zeroed except for sequence, ticket and part
-  // numbers. Any thread.
+  // Claims the slot of `ticket` for a slice that fits into one slot. Returns null if the agent has not
+  // consumed the slot's last slice yet; the ticket must then not be used again. Sets the sequence (odd) and
+  // the ticket, and zeroes the rest of the header. Any thread.
   Slot* claim(uint64_t ticket) const;
 
-  // Claims `count` slots with consecutive tickets for one slice, 1 <= count <= slots(). Returns false,
-  // without claiming any, if not all are free.
+  // Claims `count` slots with consecutive tickets from `ticket` on for one slice, 1 <= count <= slots(), and
+  // sets their part numbers. Returns false, without claiming any, if not all are free.
   bool claim(uint64_t ticket, uint32_t count, Slot** slots) const;
 
-  // Undoes a claim of slots that were not published.
+  // Undoes a claim of `count` slots that were not published.
   void give_back(uint64_t ticket, uint32_t count) const;
 
-  // Writes the header of a claimed slot, except for the fields that claim() has set.
+  // Copies `header` into a claimed slot, except for the fields that claim() has set and the device's times.
   void describe(Slot* slot, const Slot& header) const;
 
   // Makes claimed slots visible to the agent as one slice.
@@ -84,8 +83,9 @@ class SegmentWriter {
   // Appends a record to the ring of steps and sets its `sequence`. Returns its number. One caller at a time.
   uint64_t append_step(const StepRecord& record);
 
-  // Completes record `number`, one of the last kMostPendingSteps + 1, which was appended as pending: stores
-  // loss, norm, skipped steps and `given`. Must not run at the same time as append_step().
+  // Completes record `number`, which was appended with kNumbersPending: stores loss, norm, skipped steps and
+  // `given` of `record`. Does nothing if the record was overwritten. Must not run at the same time as
+  // append_step().
   void complete_step(uint64_t number, const StepRecord& record);
 
  private:
@@ -107,8 +107,8 @@ class SegmentWriter {
 // The trainer's side of the ring of tensors. No allocation, no system call. One caller at a time.
 class TensorWriter {
  public:
-  // `ring` is the region, with `bytes` bytes including its head; null: no ring. `control` is written by the
-  // agent.
+  // `ring` is the region kTensors, with `bytes` bytes including its head; null: no ring. `control` has the
+  // agent's cursor.
   void attach(TensorRing* ring, uint64_t bytes, const Control* control);
 
   // Whether the ring has space for records.
@@ -117,12 +117,13 @@ class TensorWriter {
   uint64_t largest_record() const { return room_ / 2; }
 
   // Returns a free range of the ring with at least `least` bytes, in which a record may be built, and sets
-  // *bytes to its length. Returns null if the agent must read first.
+  // *bytes to its length. Returns null if there is none until the agent has consumed records.
   TensorRecord* begin(uint64_t least, uint64_t* bytes);
 
-  // Publishes the record that was built in the range of begin(). record->bytes is the length used.
+  // Publishes the record that was built in the range of begin(), and counts a snapshot. record->bytes is the
+  // length used.
   void publish(const TensorRecord* record);
-  // Publishes a record without a histogram. It is not counted as a snapshot, since the tensor was counted as
+  // The same for a record without a histogram. It does not count a snapshot, since its tensor was counted as
   // skipped.
   void publish_uncounted(const TensorRecord* record);
 

@@ -9,7 +9,7 @@ namespace {
 
 int64_t after(std::initializer_list<int64_t> told) {
   StepStride stride;
-  for (const int64_t step : told) stride.tell(step);
+  for (const int64_t step : told) stride.add(step);
   return stride.steps();
 }
 
