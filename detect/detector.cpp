@@ -6,16 +6,15 @@
 namespace foreshock {
 namespace {
 
-constexpr double kSmallest = 1e-30;
+constexpr double kSmallest = 1e-30;  // smaller values count as this, so that their logarithm is finite
 constexpr double kMostScore = 1e6;
-// The smallest spread that Shift assumes. The spread of a nearly constant series consists only of rounding
-// errors.
+// The smallest spread that Shift assumes, since that of a nearly constant series is only rounding errors.
 constexpr double kLeastSpread = 1e-6;
 
 }  // namespace
 
 double Baseline::std() const {
-  // Sample standard deviation with n - 1, since there may be few values.
+  // The sample standard deviation, with n - 1: there may be few values.
   const double known = static_cast<double>(std::max<uint64_t>(count_, 2));
   return std::sqrt(std::max(variance_, 0.0) * known / (known - 1));
 }
@@ -89,13 +88,13 @@ void Line::add(double x, double y, double memory) {
 
 double Line::t() const {
   if (count_ < 4 || !(xx_ > 0)) return 0;
-  // The residuals of a perfect line are only rounding errors. The lower bound keeps them from giving a huge
+  // The lower bound keeps the residuals of a perfect line, which are only rounding errors, from giving a huge
   // t.
   const double residual = std::max(yy_ - slope() * xy_, 1e-12 * yy_) / std::max(weight_ - 2, 1.0);
   return residual > 0 ? slope() / std::sqrt(residual / xx_) : 0;
 }
 
-// The step numbers of values evenly spaced over s steps have the variance s^2 / 12.
+// If values are evenly spaced over s steps, the variance of their step numbers is s^2 / 12.
 double Line::span() const { return weight_ > 0 ? std::sqrt(12 * xx_ / weight_) : 0; }
 
 double Growth::observe(const DetectorInfo& info, int64_t step, double value) {
@@ -122,6 +121,7 @@ double Growth::growth(const DetectorInfo& info) const {
 
 namespace {
 
+// Joins lambdas into one function object for std::visit.
 template <class... Functions>
 struct Overloaded : Functions... {
   using Functions::operator()...;

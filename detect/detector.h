@@ -1,6 +1,8 @@
-// Detectors. Each computes a statistic of one series of values, then a score from the statistic and a row of
-// the table in thresholds.h, then a level from the scores. The results depend only on the values and their
-// order. No clock, no input or output, no heap.
+// Detectors. Each computes a statistic of one series of values (of one layer or tensor), a score from the
+// statistic and the detector's row in the table of thresholds.h, and a level from the scores. The results
+// depend only on the values and their order. No clock, no input or output, no heap. The member fields() of
+// each class reads or writes its members, so that an agent that restarts continues where it stopped
+// (state.h).
 //
 //   Window    the last values of a series, and their summary
 //   Baseline  mean and spread of a series, learned and then slowly updated
@@ -38,15 +40,16 @@ constexpr const char* name_of(Look look) {
   return kNames[static_cast<int>(look)];
 }
 
-// The result of a detector for one value. `score`: the detector warns at 1; 0 while it learns.
+// The result of a detector for one value. The detector warns if `score` is at least 1; while it learns, the
+// score is 0.
 struct Reading {
   Level level = Level::kQuiet;
   double score = 0;
 };
 
-// Turns scores into a level. The level rises at the first score that reaches its threshold. It falls only
-// after kCalm scores in a row below kLeaveAt times the threshold, so that a score that oscillates around a
-// threshold makes one event.
+// Turns scores into a level. The level rises at the first score that reaches the threshold of a higher level.
+// It falls only after kCalm scores in a row below kLeaveAt times the threshold of the present level, so that
+// a score that oscillates around a threshold makes one event.
 class LevelRule {
  public:
   static constexpr double kLeaveAt = 0.7;
@@ -88,8 +91,7 @@ struct WindowSummary {
 };
 
 // The last kCapacity finite values. NaN and Inf are only counted. summary() computes from the values each
-// time, so rounding errors of removed values do not accumulate. fields() saves or restores a window
-// (state.h).
+// time, so rounding errors of removed values do not accumulate.
 template <size_t kCapacity>
 class Window {
  public:
@@ -149,10 +151,11 @@ class Window {
   uint64_t nonfinite_ = 0;
 };
 
-// The usual mean and spread of a series. The first `memory` values have equal weights, later ones exponential
-// weights with that memory. After `learning` values, each value is clipped to kClip standard deviations from
-// the mean, so that a spike hardly changes the baseline. Every clipped value enlarges the spread by the share
-// 15/(2 memory), so the baseline eventually reaches a lasting new level, and no alarm lasts forever.
+// The usual mean and spread (standard deviation) of a series. The first `memory` values have equal weights,
+// later ones exponential weights with that memory. After `learning` values, each value is clipped to kClip
+// standard deviations from the mean, so that a spike hardly changes the baseline. Every clipped value
+// enlarges the spread by about 15/(2 memory) of it, so the baseline reaches a lasting new level in the end,
+// and no alarm lasts forever.
 class Baseline {
  public:
   static constexpr double kClip = 4;
@@ -182,6 +185,7 @@ class Baseline {
 // soon after the shift ends.
 class Cusum {
  public:
+  // `value` is what z was computed from, in the unit of the series; mean() averages it.
   void add(double z, double slack, double most, double value) {
     sum_ = std::min(sum_ + z - slack, most);
     ++count_;
@@ -208,8 +212,8 @@ class Cusum {
 };
 
 // Mean number of values until a one-sided CUSUM of independent normal values without a shift reaches
-// `threshold`: Siegmund's approximation (Sequential Analysis, 1985, 2.6), accurate to a few percent. For a
-// two-sided CUSUM the number is half.
+// `threshold`, that is between two false alarms: Siegmund's approximation (Sequential Analysis, 1985, 2.6),
+// accurate to a few percent. For a two-sided CUSUM the number is half.
 inline double cusum_run_length(double slack, double threshold) {
   const double b = 2 * slack * (threshold + 1.166);
   return (std::exp(b) - b - 1) / (2 * slack * slack);
@@ -219,15 +223,16 @@ inline double cusum_run_length(double slack, double threshold) {
 //
 // Without a fault the series must have mean 0. The mean is therefore not learned, so that a bias present from
 // the start is found. The spread is learned, around the mean of the values. It is replaced by the spread of
-// the last kRecent values if that is larger, so that growing noise is not taken for a drift. A value is
-// limited to kMost standard deviations.
+// the last kRecent values if that is larger, so that growing noise is not taken for a drift. In the CUSUM a
+// value is limited to kMost times the spread.
 class Drift {
  public:
   static constexpr double kMost = 4;
   static constexpr double kRecent = 8;
 
-  // Returns the score. `control`: the same quantity for the rounded reference, or 0; the CUSUM of the
-  // controls is subtracted.
+  // Returns the score. `control`: the same quantity for the rounded reference (the exact result, rounded to
+  // the trainer's format), or 0. The CUSUM of the controls is subtracted, since rounding alone is not a
+  // fault.
   double observe(const DetectorInfo& info, double value, double control);
 
   template <class State>
@@ -242,13 +247,12 @@ class Drift {
   Cusum up_, down_, control_up_, control_down_;
 };
 
-// Detects that a positive quantity is suddenly far from its baseline. It compares the exponential mean of
-// `recent` values with the baseline of earlier values, in standard errors. It uses logarithms, so that a
-// factor counts the same at every magnitude.
+// Detects that a positive quantity is suddenly above (kRise) or below (kDrop) its baseline. It compares the
+// exponential mean of `recent` values with the mean of earlier values, in standard errors. It uses
+// logarithms, so that a factor counts the same at every magnitude.
 class Shift {
  public:
-  // Returns the score; 0 for a shift in the other direction. A value of 0 or below counts as the smallest
-  // positive number.
+  // Returns the score; 0 for a shift in the other direction. A value below 1e-30 counts as 1e-30.
   double observe(const DetectorInfo& info, double value);
 
   template <class State>
@@ -304,10 +308,12 @@ class Line {
   uint64_t count_ = 0;
 };
 
-// Fits a straight line to a series. kForecast: detects that the line reaches info.least within another span.
-// kGrowth: detects that the line through the logarithms rises by info.least over its span, while the square
-// of the value is below the mean square of the last kLongMemory values. Then Adam's second moment, which
-// scales the steps, still falls although the gradient grows.
+// Fits a straight line to the last values of a series. There are two statistics.
+// kForecast: detects that the line will reach info.least. The score is 1 if that is one span of the line
+// away. kGrowth: detects that the line through the logarithms rises by info.least over its span. It counts
+// only while the square of the value is below the mean square of the last kLongMemory values: if the value is
+// a gradient norm, Adam's second moment, which scales the steps, then still falls although the gradient
+// grows.
 class Growth {
  public:
   static constexpr double kLongMemory = 1000;
@@ -328,15 +334,14 @@ class Growth {
   double mean_square_ = 0;
 };
 
-// One detector of the table on one series. Readings depend only on the values in their order. No clock, no
-// input, no heap.
+// One detector of the table on one series.
 class Detector {
  public:
   explicit Detector(DetectorId id);
 
   // Takes a value. If the value or its control is not finite, the state does not change, and the reading has
-  // the present level and the score 0; Window counts such values. `step` is only a coordinate and may go
-  // back.
+  // the present level and the score 0. `control` is used by Drift only. `step` is the x coordinate of the
+  // lines of Growth, and may go back.
   Reading observe(int64_t step, double value, double control = 0);
 
   Level level() const { return rule_.level(); }

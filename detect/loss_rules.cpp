@@ -10,7 +10,7 @@ namespace {
 constexpr size_t kMinValues = 16;
 constexpr double kNormalConsistency = 1.4826;  // 1 / the upper quartile of the normal distribution
 
-// Reorders `values`.
+// Returns the median; reorders `values`.
 double median(double* values, size_t count) {
   double* middle = values + count / 2;
   std::nth_element(values, middle, values + count);
@@ -79,8 +79,8 @@ void LossEventRule::restart() {
   in_spike_ = diverged_ = false;
 }
 
-// Returns the event that the present loss completes, if any. A spike can turn into a divergence; both events
-// then have the same onset.
+// Returns the event that the present loss, a high one, completes, if any. A spike can turn into a divergence;
+// both events then have the same onset.
 std::optional<LossEvent> LossEventRule::declare(int64_t step) {
   if (nonfinite_in_row_ >= kLossPersistence && !diverged_) return raise(LossEventKind::kDivergence, step);
   if (high_in_row_ >= static_cast<int>(kLossWindow) && nonfinite_in_row_ == 0) {
@@ -114,8 +114,8 @@ std::optional<int64_t> LossRiseRule::observe(int64_t step, double loss, bool is_
   last_ = loss;
   sum_ += loss / static_cast<double>(kBlock);
   if (++in_block_ < kBlock) return std::nullopt;
-  // The difference of two losses has twice the variance of one loss; the mean of kBlock losses has 1/kBlock
-  // of it.
+  // The difference of two losses has twice the variance of a loss. The mean of kBlock losses has 1/kBlock of
+  // the variance of a loss.
   const double variance = squares_ / (2 * static_cast<double>(kBlock - 1)), mean = sum_;
   sum_ = squares_ = 0;
   in_block_ = 0;

@@ -14,32 +14,31 @@ namespace foreshock {
 
 inline constexpr size_t kRobustZMaxValues = 256;
 
-// Returns (x - median) / (1.4826 median |value - median|), which equals the usual z for normal values.
-// `values` must be finite; only the first kRobustZMaxValues are used. Absent with fewer than 16 values, if x
-// is not finite, or if more than half of the values are equal.
+// Returns (x - median) / robust_spread(). Absent with fewer than 16 values, if x is not finite, or if more
+// than half of the values are equal. `values` must be finite; only the first kRobustZMaxValues are used.
 std::optional<double> robust_z(const double* values, size_t count, double x);
 
-// 1.4826 median |value - median|, which equals the standard deviation for normal values. `values` must be
-// finite; only the first kRobustZMaxValues are used. 0 without values, or if more than half of them are
-// equal.
+// Returns 1.4826 median |value - median|, which equals the standard deviation for normal values. 0 without
+// values, or if more than half of them are equal. `values` must be finite; only the first kRobustZMaxValues
+// are used.
 double robust_spread(const double* values, size_t count);
 
 // The definition of a loss event. It must not change, since every detector is scored against it.
 //
-// A loss is high if it is not finite, or above mean + 6 std of the window, the last 128 usable losses. A loss
-// that is not high is usable. High losses do not enter the window, since a spike would otherwise hide its own
-// later part. Until the window is full, no finite loss is high.
+// A loss is high if it is not finite, or above mean + 6 std of the window. The window has the last 128 losses
+// that were not high, the usable ones: if it had high losses, a spike would hide its own later part. Until
+// the window is full, no finite loss is high.
 //
 // A spike is 3 high losses in a row. Its onset is the first of them. It ends after 3 losses in a row that are
 // not high.
 //
 // A divergence is 3 losses in a row that are not finite, even if the window is not full, or 128 high losses
-// in a row. In the second case the window is filled again at the new level.
+// in a row. After the latter the window is filled again at the new level.
 
 inline constexpr size_t kLossWindow = 128;
 inline constexpr double kLossSigmas = 6;
 inline constexpr int kLossPersistence = 3;
-// The smallest spread assumed, as a share of the mean: about ten spacings of an fp32 loss. The spread of a
+// The smallest std that is assumed, as a share of the mean: about ten spacings of an fp32 loss. The std of a
 // constant loss consists of rounding errors only.
 inline constexpr double kLossLeastSpread = 1e-6;
 
@@ -53,25 +52,25 @@ struct LossEvent {
 
 struct LossVerdict {
   bool high = false;
-  bool in_event = false;
-  std::optional<double>
-      z;  // against the window before the loss; absent until it is full, and for NaN and Inf
-  std::optional<double> robust_z;  // as z, by the median
+  bool in_event = false;  // a spike or divergence has been declared and has not ended
+  // Against the window before this loss. Absent until the window is full, and for NaN and Inf.
+  std::optional<double> z;
+  std::optional<double> robust_z;  // the same by robust_z()
   std::optional<LossEvent> event;  // the event that this loss completes
 };
 
-// Trivially copyable; not shared between threads.
+// Finds spikes and divergences. Trivially copyable; not shared between threads.
 class LossEventRule {
  public:
   // Takes the next loss. `step` is only a label; losses count in the order of the calls.
   LossVerdict observe(int64_t step, double loss);
 
-  // The usable losses so far.
+  // The last usable losses.
   const Window<kLossWindow>& window() const { return window_; }
   uint64_t spikes() const { return spikes_; }
   uint64_t divergences() const { return divergences_; }
 
-  // Resets everything but the counts. Called when the next losses belong to another part of the training.
+  // Resets everything but the counts. To be called when the training goes back to an earlier step.
   void restart();
 
   template <class State>
@@ -102,22 +101,23 @@ class LossEventRule {
   uint64_t spikes_ = 0, divergences_ = 0;
 };
 
-// Finds slow rises of the loss, by comparing the run with its own best level. LossEventRule cannot find them:
-// losses just below 6 sigma widen its window, and a slowly rising loss raises the window's mean. It follows
-// the literature, so that results can be compared, and is therefore left as it is.
+// Finds slow rises of the loss, by comparing it with the best level of the run. LossEventRule cannot find
+// them: losses just below 6 std enlarge the std of its window, and a slowly rising loss raises the window's
+// mean. LossEventRule is not changed for that, since it follows the literature, so that results can be
+// compared.
 //
-// Losses are averaged in blocks of kBlock. Three blocks in a row whose mean exceeds the level by 6 times the
-// noise of a mean and by 5 % of the level are a rise. The level is the lowest average of kLevel blocks in a
+// Losses are averaged in blocks of kBlock. A rise is three blocks in a row whose mean exceeds the level by 6
+// times the noise of a mean and by 5 % of the level. The level is the lowest average of kLevel blocks in a
 // row. The lowest single block is not used, since in a long run it would be far below the usual level by
 // chance.
 //
 // The noise of a mean is the larger of two estimates:
-//   - from the differences of neighbouring blocks: the median absolute deviation from their median, divided
-//     by sqrt(2). The median removes a steady fall of the loss. A steep first descent has no effect after
-//     half of kMemory blocks. With few blocks this estimate is inaccurate.
+//   - robust_spread() of the differences of neighbouring blocks, divided by sqrt(2). It is taken about their
+//     median, which removes a steady fall of the loss. A steep first descent has no effect after half of
+//     kMemory blocks. With few blocks this estimate is inaccurate.
 //   - from the differences of neighbouring losses within blocks. This estimate misses slow oscillations.
-// A block that may be part of a rise changes neither the level nor the noise. A high loss is left out of its
-// block.
+// A block above the level, which may be part of a rise, changes neither level nor noise. A high loss is left
+// out of its block.
 class LossRiseRule {
  public:
   static constexpr uint64_t kBlock = 32;
@@ -129,7 +129,7 @@ class LossRiseRule {
   static constexpr int kPersistence = 3;
 
   // Takes the next loss. Returns the first step of a rise if this loss completes it. `is_high` and `in_event`
-  // are the result of LossEventRule for the same loss. A high loss is ignored. During an event no rise is
+  // are the verdict of LossEventRule on the same loss. A high loss is ignored. During an event no rise is
   // found, since the event is already reported. After the event a new level is learned.
   std::optional<int64_t> observe(int64_t step, double loss, bool is_high, bool in_event);
 
@@ -152,23 +152,25 @@ class LossRiseRule {
   }
 
  private:
+  // Ends a block of this mean; `within`: its estimate of the noise. Returns the first step of a rise, if any.
   std::optional<int64_t> end_block(double mean, double within);
-  // Starts a new level; keeps the estimates of the noise.
+  // Starts to learn a new level; keeps the estimates of the noise.
   void begin_anew();
   // The noise of a block's mean; absent while learning.
   std::optional<double> noise() const;
   bool is_above(double mean) const;
   void learn(double mean, double within);
 
-  // Sum of the losses of the present block, sum of the squared differences of neighbours, and the last loss.
+  // Of the present block: sum of its losses / kBlock, sum of squared differences of neighbours, the last
+  // loss.
   double sum_ = 0, squares_ = 0, last_ = 0;
-  double previous_ = 0, best_ = 0;  // mean of the last usable block; the level
+  double previous_ = 0, best_ = 0;  // mean of the last block that was not above the level; the level
   uint64_t in_block_ = 0;
   bool has_previous_ = false, has_best_ = false;
   int high_in_row_ = 0;
-  int64_t block_step_ = 0, onset_step_ = 0;
-  Window<kLevel> level_;
-  Window<kMemory> differences_, within_;
+  int64_t block_step_ = 0, onset_step_ = 0;  // first step of the present block, and of the possible rise
+  Window<kLevel> level_;                     // means of the last blocks
+  Window<kMemory> differences_, within_;     // what the two estimates of the noise are made of
 };
 
 }  // namespace foreshock

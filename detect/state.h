@@ -1,6 +1,6 @@
 // Saves and restores the state of detectors as bytes, so that a restarted agent continues where the earlier
-// one stopped. A class lists its members once, in `template <class State> void fields(State& state)`, for
-// both directions.
+// one stopped. A class lists its members once, in `template <class State> void fields(State& state)`. With a
+// StateWriter fields() writes the members; with a StateReader it sets them.
 #ifndef FORESHOCK_DETECT_STATE_H_
 #define FORESHOCK_DETECT_STATE_H_
 
@@ -25,7 +25,7 @@ class StateWriter {
     (*this)(static_cast<uint64_t>(text.size()));
     put(text.data(), text.size());
   }
-  void require(bool) {}
+  void require(bool) {}  // only a reader checks
 
   const std::string& bytes() const { return bytes_; }
 
@@ -65,13 +65,15 @@ class StateReader {
     text.assign(rest_.substr(0, good_ ? size : 0));
     rest_.remove_prefix(good_ ? size : 0);
   }
-  // Reads the number of items that follow, each of at least eight bytes; `most` is the largest valid number.
+  // Reads the number of items that follow; `most` is the largest valid number. Each item has at least eight
+  // bytes, so a number that does not fit into the rest of the bytes is invalid.
   uint64_t count(uint64_t most) {
     uint64_t number = 0;
     (*this)(number);
     require(number <= most && number <= rest_.size() / sizeof(uint64_t));
     return good_ ? number : 0;
   }
+  // Marks the bytes as invalid if `condition` is false.
   void require(bool condition) { good_ = good_ && condition; }
   bool good() const { return good_; }
   bool at_end() const { return rest_.empty(); }

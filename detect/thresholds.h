@@ -1,4 +1,5 @@
-// All alarm thresholds, and the table of detectors.
+// All alarm thresholds, and the table of detectors. Errors and biases are those of a trainer's attention
+// kernel against an fp64 reference, measured on slices, which are pieces of sampled calls.
 #ifndef FORESHOCK_DETECT_THRESHOLDS_H_
 #define FORESHOCK_DETECT_THRESHOLDS_H_
 
@@ -7,42 +8,42 @@
 
 namespace foreshock {
 
-// Limits of the kernel's error relative to that of plain attention in the same precision. flash-attention's
-// own tests allow two and three times for its forward and backward.
+// Limits of the kernel's error, divided by that of plain (unfused) attention in the same precision.
+// flash-attention's own tests allow two and three times for its forward and backward.
 inline constexpr double kDeviationRatioForward = 2;
 inline constexpr double kDeviationRatioBackward = 3;
 
-// Limit of the error of dK and dV relative to that of fused attention. PyTorch's CPU kernel sums them in
-// bf16, one block of queries at a time: its error is 1.3 to 1.8 times that of fused attention at 256
-// queries, 1.4 to 2.6 at 1024, and at 4096 3 times, or 4 times with a causal mask. A planted error of 5 %
-// gives more than 10. The roundings of the blocks are independent, so the kernel's error grows with the
-// square root of the rows. From kRowsOfLimit rows on, the limit grows likewise.
+// Limit of the error of dK and dV, divided by that of fused attention. PyTorch's CPU kernel sums them in
+// bf16, one block of queries at a time. Its error is 1.3 to 1.8 times that of fused attention at 256
+// queries, 1.4 to 2.6 times at 1024, and 3 times (4 times with a causal mask) at 4096. A planted error of 5 %
+// gives more than 10 times. The roundings of the blocks are independent, so the kernel's error grows with the
+// square root of the number of queries. From kRowsOfLimit queries on, the limit grows in the same way.
 inline constexpr double kDeviationRatioKeys = 6;
 inline constexpr double kRowsOfLimit = 4096;
 
-// Limit of the violation of the conservation of dK and dV, relative to its tolerance (shadow/conservation.h).
-// Correct calls of PyTorch's CPU kernel have at most 0.7 (bench/verdicts.py's situations). If one key of 256
-// is left out, the ratio is 7 for dK and 2.5 for dV.
+// The sums of dK and of dV over all keys are known without computing attention (shadow/conservation.h). This
+// is the limit of their error, divided by its tolerance. Correct calls of PyTorch's CPU kernel have at most
+// 0.7 in bench/verdicts.py. If one key of 256 is left out, the ratio is 7 for dK and 2.5 for dV.
 inline constexpr double kConservationRatio = 3;
 
-// Number of a layer's backward slices of query rows that must show that its calls see all keys, before the
-// conservation of dK and dV is judged.
+// The sums are judged only after this many backward slices of a layer have shown that its calls see all keys.
 inline constexpr uint64_t kWholeCalls = 4;
 
-// Number of a layer's last 64 slices that must exceed the limit. A single slice may exceed it by chance, if
-// plain attention happens to have a small error; a single faulty head among 32 gives two slices.
+// An alarm needs this many of a layer's last 64 slices above the limit. A single slice may exceed it by
+// chance, if plain attention happens to have a small error; a single faulty head among 32 gives two slices.
 inline constexpr int kSlicesBeyond = 2;
-// The same number for dK and dV. It is larger, since slices with few nonzero gradients count as well: in a
-// training that has memorized its data, one slice of dK in 800 exceeds the limit.
+// The same for dK and dV. It is larger, since slices with few nonzero gradients count as well: in a training
+// that has memorized its data, one slice of dK in 800 exceeds the limit.
 inline constexpr int kSlicesBeyondKeys = 3;
 
-// Limits of the pooled signed bias of a pass, in ulp, and of its standard score between slices. A bias alarm
-// needs both to be exceeded. There is no alarm if the rounded reference exceeds them as well.
+// Limits of the signed error (bias) of a pass, pooled over its slices, in ulp, and of its standard score
+// between slices. A bias alarm needs both to be exceeded, by the bias and by its excess over that of a
+// correct kernel on the same slices. There is no alarm if the rounded reference, which only rounds the exact
+// result, exceeds them.
 inline constexpr double kBiasUlp = 0.05;
 inline constexpr double kBiasZ = 6;
-// Limit of the bias of dK and dV. PyTorch's CPU kernel, which sums them in bf16, exceeds the bias of fused
-// attention by up to 0.05 ulp, at 3 standard errors, at 256 to 8192 positions (bench/verdicts.py's
-// situations).
+// Limit of the bias of dK and dV, in ulp. PyTorch's CPU kernel, which sums them in bf16, exceeds the bias of
+// fused attention by up to 0.05 ulp, at 3 standard errors, at 256 to 8192 positions (bench/verdicts.py).
 inline constexpr double kBiasUlpKeys = 0.25;
 
 // The detectors, in the order of the table below.
@@ -63,19 +64,19 @@ enum class DetectorId : int {
 };
 inline constexpr size_t kDetectors = static_cast<size_t>(DetectorId::kCount);
 
-// The statistic of a detector.
+// The statistic of a detector (detector.h has the classes that compute it). Its effect is in parentheses.
 enum class Look : int {
-  kDrift,     // sum of a two-sided CUSUM of value / learned spread
-  kRise,      // z of the recent mean of the logarithm above a learned baseline
-  kDrop,      // z of the recent mean of the logarithm below a learned baseline
+  kDrift,     // sum of a two-sided CUSUM of value / learned spread (mean of the values)
+  kRise,      // z of the recent mean of the logarithm above a learned baseline (that difference)
+  kDrop,      // z of the recent mean of the logarithm below a learned baseline (that difference)
   kLimit,     // the second largest of the last values
-  kForecast,  // t of the slope of a line through the last values; effect: how soon the line reaches `least`
-  kGrowth,    // t of the slope through their logarithms, while the square is below its own running mean
+  kForecast,  // t of the slope of a line through the last values (how soon the line reaches `least`)
+  kGrowth,  // t of the slope through their logarithms, while the square is below its own running mean (rise)
 };
 
-// A row of the table of detectors. `warn` is the value of the statistic and `least` the size of the effect at
-// which the detector warns: the score is the smaller of statistic / warn and effect / least. All counts are
-// numbers of values of one series.
+// A row of the table of detectors. A detector warns if its statistic reaches `warn` and its effect `least`:
+// the score is the smaller of statistic / warn and effect / least. All counts are numbers of values of one
+// series.
 struct DetectorInfo {
   DetectorId id;
   const char* name;
@@ -83,16 +84,17 @@ struct DetectorInfo {
   Look look;
   uint64_t learning;  // values before the first score; kLimit: number of last values
   double memory;      // values that the baseline or the line remembers
-  double recent;      // kRise, kDrop: values of the recent mean; kDrift: the slack
+  double recent;      // kRise, kDrop: values of the recent mean; kDrift: the slack of its CUSUM
   double warn;
-  double least;  // kDrift: in the series' unit; kRise, kDrop, kGrowth: in natural logarithms; 0: no minimum
+  // kDrift, kForecast: in the unit of the series; kRise, kDrop, kGrowth: in natural logarithms; 0: no minimum
+  double least;
   double watch;  // lowest score of the level watch
 };
 
-// The thresholds come from the literature or the design. In healthy trainings (with seeds that
-// bench/precursors does not score), entropy_drop and gradient_norm came close to their thresholds, which were
-// then raised by a third. If the spread is known, a two-sided CUSUM with slack 0.5 and threshold 18 gives one
-// false alarm in 2e8 values (cusum_run_length), which is rare enough for a thousand series.
+// The thresholds come from the literature or the design. Those of entropy_drop and gradient_norm were raised
+// by a third, since healthy trainings came close to them (with seeds that bench/precursors does not score).
+// If the spread is known, a two-sided CUSUM with slack 0.5 and threshold 18 gives one false alarm in 2e8
+// values (cusum_run_length() of detector.h), which is rare enough for a thousand series.
 inline constexpr DetectorInfo kDetectorTable[kDetectors] = {
     {DetectorId::kBias, "bias",
      "signed error of attention's output in ulp that lasts and that the rounded reference has not",

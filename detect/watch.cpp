@@ -45,7 +45,7 @@ std::vector<Episode> Precursors::before(int64_t onset) const {
 
 namespace {
 
-// Names come from trainers and are cut to this length, in bytes.
+// Names come from trainers, which may choose any length. They are cut to this length, in bytes.
 constexpr size_t kLongestName = 256;
 static_assert(kLongestName <= StateReader::kLongestText);
 
@@ -77,7 +77,8 @@ void RankWatch::observe_step(int64_t step, const std::optional<double>& loss,
   observe(DetectorId::kGradientGrowth, "", "", step, *gradient_norm, 0, out);
 }
 
-// Resets all detectors and rules, since their baselines may be wrong for the next part of the training.
+// Resets all detectors and rules when the step count has gone back to `step`: the values of the resumed
+// training may differ from what the baselines have learned.
 void RankWatch::resume(int64_t step, std::vector<WatchEvent>* out) {
   out->push_back({.kind = WatchEventKind::kResumed,
                   .step = step,
@@ -133,7 +134,7 @@ void RankWatch::give_up_one(DetectorId detector, int64_t step, std::vector<Watch
   ++given_up_[static_cast<size_t>(detector)];
 }
 
-// Ends the episode of a series that is removed or learns again. The episode would otherwise never end.
+// Ends the episode of a series that is removed or learns again; the episode would otherwise never end.
 void RankWatch::end_episode(const SeriesMap::value_type& series, int64_t step, double value,
                             std::vector<WatchEvent>* out) {
   const auto& [key, of] = series;

@@ -1,5 +1,5 @@
-// Runs all detectors of one rank, over all restarts of a run. Takes values, returns events, and finds the
-// detector episodes that preceded each loss event.
+// Runs all detectors (detector.h) and loss rules (loss_rules.h) of one rank, over all restarts of a run.
+// Takes values, returns events, and finds for each loss event the episodes of detectors that preceded it.
 #ifndef FORESHOCK_DETECT_WATCH_H_
 #define FORESHOCK_DETECT_WATCH_H_
 
@@ -31,7 +31,7 @@ struct Episode {
   Level most = Level::kWatch;  // highest level during the episode
   int64_t since_step = 0;      // first step
   int64_t warn_step = -1;      // first step at which it warned; -1: not yet
-  int64_t end_step = -1;       // -1: not over
+  int64_t end_step = -1;       // first step at level quiet again; -1: not over
 };
 
 // Keeps the episodes of all detectors and finds those that preceded a loss event.
@@ -41,7 +41,7 @@ class Precursors {
   static constexpr size_t kMostNamed = 16;  // episodes named before one event
   static constexpr int64_t kHorizon = 256;  // steps; an episode that ended earlier is not a precursor
 
-  // Takes a change of a level.
+  // Records that the level of a series has changed to `level` at `step`.
   void note(DetectorId detector, const std::string& place, const std::string& layer, Level level,
             int64_t step);
 
@@ -62,7 +62,7 @@ class Precursors {
   std::deque<Episode> episodes_;
 };
 
-// Reads or writes one episode. An `id` or `most` out of range makes the state invalid.
+// Reads or writes one episode (state.h). A detector or level out of range makes the state invalid.
 template <class State>
 void episode_fields(State& state, Episode& episode) {
   int id = static_cast<int>(episode.detector), most = static_cast<int>(episode.most);
@@ -77,7 +77,7 @@ void episode_fields(State& state, Episode& episode) {
   for (int64_t* step : {&episode.since_step, &episode.warn_step, &episode.end_step}) state(*step);
 }
 
-// Reads or writes a list; `item` handles one element.
+// Reads or writes a list of at most `most` elements; item(state, element) reads or writes one of them.
 template <class State, class List, class Item>
 void list_fields(State& state, List& list, uint64_t most, const Item& item) {
   if constexpr (State::kReads) {
@@ -95,7 +95,7 @@ void Precursors::fields(State& state) {
   list_fields(state, episodes_, kMost, episode_fields<State>);
 }
 
-// The kinds of events, and the meaning of WatchEvent::step.
+// The kinds of events. The comments have the meaning of WatchEvent::step.
 enum class WatchEventKind : int {
   kLossSpike,              // `step` is the onset
   kDivergence,             // `step` is the onset
@@ -134,7 +134,7 @@ struct LossEventSeen {
   std::vector<Episode> preceded_by;
 };
 
-// Number, first onset and last onset of the loss events of one kind over all attempts; -1: no event.
+// Number, first onset and last onset of the loss events of one kind, over all restarts; -1: no event.
 struct LossCount {
   uint64_t count = 0;
   int64_t first_step = -1, last_step = -1;
@@ -156,21 +156,20 @@ struct DetectorState {
   int64_t value_step = -1;
 };
 
-// Whether the detector follows single tensors. A model has many times more tensors than layers.
+// Whether the detector has a series for each weight tensor. The others have one for each layer, or only one.
 constexpr bool is_per_tensor(DetectorId id) {
   return id == DetectorId::kRmsStaleness || id == DetectorId::kWeightShift;
 }
 
 // All detectors of one rank. Every detector has its own limit of series, so that one detector cannot displace
-// the series of another. The detectors of the loss and of the gradient norm have one series each. A detector
-// of layers accepts every new layer; at the limit it removes the quiet series that has been without a value
-// for longest. A detector of tensors refuses new series at the limit. Tensors are measured in turns, so a
-// replaced series would be removed before its next value.
+// the series of another. A detector of layers accepts every new layer; at the limit it removes a series of
+// the lowest level, the one without a value for longest. A detector of tensors refuses new series at the
+// limit. Since tensors are measured in turns, it would otherwise remove every series before its next value.
 class RankWatch {
  public:
   static constexpr size_t kMostLayers = 4096;           // series of a detector of layers
   static constexpr size_t kMostTensors = 8192;          // series of a detector of tensors
-  static constexpr size_t kMostDroppedNames = 1 << 17;  // refused series per detector that are counted
+  static constexpr size_t kMostDroppedNames = 1 << 17;  // a detector counts at most this many refused series
   static constexpr size_t kMostLossEvents = 64;
 
   // Takes the numbers of an optimizer step that has ended; unknown numbers are absent. Appends events to
@@ -178,9 +177,10 @@ class RankWatch {
   void observe_step(int64_t step, const std::optional<double>& loss,
                     const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out);
 
-  // Takes a value of a series of one detector. `place`: a layer's label or a tensor's name; `layer`: the
-  // label, "" if unknown. `span`: steps that the value covers. If the span of a series changes, the series
-  // learns again, since its earlier values have another meaning. Appends events to `*out`.
+  // Takes a value of a series of one detector. `place` names the series: a layer's label or a tensor's name.
+  // `layer`: the label of the layer, "" if unknown. `control`: see Drift. `span`: steps that the value
+  // covers, 0 if that has no meaning. If the span of a series changes, the series learns again, since its
+  // earlier values have another meaning. Appends events to `*out`.
   Reading observe(DetectorId detector, const std::string& place, const std::string& layer, int64_t step,
                   double value, double control, std::vector<WatchEvent>* out, int64_t span = 0);
 
@@ -188,14 +188,14 @@ class RankWatch {
   const LossVerdict& loss_verdict() const { return loss_verdict_; }
   // The last kMostLossEvents loss events.
   const std::deque<LossEventSeen>& loss_events() const { return loss_events_; }
-  // Counts of a kind of loss event; restarts do not reset them.
+  // Counts of a kind of loss event, one of the first kLossEventKinds; restarts do not reset them.
   const LossCount& losses(WatchEventKind kind) const { return losses_[static_cast<size_t>(kind)]; }
   // The level of one series; quiet if there is no such series.
   Level level_of(DetectorId detector, const std::string& place) const;
   // The states of all detectors. Iterates over all series: do not call it for every value.
   std::array<DetectorState, kDetectors> states() const;
 
-  // Appends every later reading to `*readings`; null: stops. Not part of the saved state.
+  // From now on appends every reading to `*readings`; null: to none. Not part of the saved state.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
 
   template <class State>
@@ -227,17 +227,17 @@ class RankWatch {
   void series_fields(State& state);
 
   SeriesMap series_;
-  size_t count_[kDetectors] = {};  // by detector: number of its series
-  uint64_t used_ = 0;              // values observed so far
-  uint64_t given_up_[kDetectors] = {};
-  std::unordered_set<uint64_t> refused_[kDetectors];  // hashes of the names of tensors
+  size_t count_[kDetectors] = {};                     // by detector: number of its series
+  uint64_t used_ = 0;                                 // values observed so far
+  uint64_t given_up_[kDetectors] = {};                // by detector: series removed at the limit
+  std::unordered_set<uint64_t> refused_[kDetectors];  // hashes of the names of refused series
   LossEventRule loss_rule_;
   LossRiseRule rise_rule_;
   LossVerdict loss_verdict_;
   Precursors precursors_;
   std::deque<LossEventSeen> loss_events_;
   std::array<LossCount, kLossEventKinds> losses_;
-  std::array<DetectorState, kDetectors> counts_;  // without level and layer
+  std::array<DetectorState, kDetectors> counts_;  // only the fields that fields() saves are used
   bool has_step_ = false, gradient_is_nonfinite_ = false;
   int64_t last_step_ = 0;
   std::vector<WatchReading>* readings_ = nullptr;
