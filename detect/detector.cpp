@@ -88,8 +88,7 @@ void Line::add(double x, double y, double memory) {
 
 double Line::t() const {
   if (count_ < 4 || !(xx_ > 0)) return 0;
-  // The lower bound keeps the residuals of a perfect line, which are only rounding errors, from giving a huge
-  // t.
+  // The lower bound keeps the residuals of a perfect line, only rounding errors, from giving a huge t.
   const double residual = std::max(yy_ - slope() * xy_, 1e-12 * yy_) / std::max(weight_ - 2, 1.0);
   return residual > 0 ? slope() / std::sqrt(residual / xx_) : 0;
 }

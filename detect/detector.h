@@ -1,8 +1,7 @@
 // Detectors. Each computes a statistic of one series of values (of one layer or tensor), a score from the
 // statistic and the detector's row in the table of thresholds.h, and a level from the scores. The results
 // depend only on the values and their order. No clock, no input or output, no heap. The member fields() of
-// each class reads or writes its members, so that an agent that restarts continues where it stopped
-// (state.h).
+// each class reads or writes its members, so that a restarted agent continues where it stopped (state.h).
 //
 //   Window    the last values of a series, and their summary
 //   Baseline  mean and spread of a series, learned and then slowly updated
@@ -40,8 +39,7 @@ constexpr const char* name_of(Look look) {
   return kNames[static_cast<int>(look)];
 }
 
-// The result of a detector for one value. The detector warns if `score` is at least 1; while it learns, the
-// score is 0.
+// The result of a detector for one value. It warns from score 1 on; while it learns, the score is 0.
 struct Reading {
   Level level = Level::kQuiet;
   double score = 0;
@@ -230,9 +228,8 @@ class Drift {
   static constexpr double kMost = 4;
   static constexpr double kRecent = 8;
 
-  // Returns the score. `control`: the same quantity for the rounded reference (the exact result, rounded to
-  // the trainer's format), or 0. The CUSUM of the controls is subtracted, since rounding alone is not a
-  // fault.
+  // Returns the score. `control`: the same quantity for the exact result, rounded to the trainer's format,
+  // or 0. The CUSUM of the controls is subtracted, since rounding alone is not a fault.
   double observe(const DetectorInfo& info, double value, double control);
 
   template <class State>
@@ -270,8 +267,7 @@ class Shift {
 // a single value may do so by chance.
 class Limit {
  public:
-  // Returns the score: the second largest of the last values, divided by the limit. Negative values count as
-  // 0.
+  // Returns the score: the second largest of the last values (negative ones count as 0) / the limit.
   double observe(const DetectorInfo& info, double value);
 
   template <class State>
@@ -308,12 +304,11 @@ class Line {
   uint64_t count_ = 0;
 };
 
-// Fits a straight line to the last values of a series. There are two statistics.
-// kForecast: detects that the line will reach info.least. The score is 1 if that is one span of the line
-// away. kGrowth: detects that the line through the logarithms rises by info.least over its span. It counts
-// only while the square of the value is below the mean square of the last kLongMemory values: if the value is
-// a gradient norm, Adam's second moment, which scales the steps, then still falls although the gradient
-// grows.
+// Fits a straight line to the last values of a series, for two statistics.
+//   kForecast: detects that the line will reach info.least within another span of the line.
+//   kGrowth: detects that the line through the logarithms rises by info.least over its span. It counts only
+//     while the square of the value is below the mean square of the last kLongMemory values. For a gradient
+//     norm, Adam's second moment, which scales the steps, then still falls although the gradient grows.
 class Growth {
  public:
   static constexpr double kLongMemory = 1000;

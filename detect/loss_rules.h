@@ -18,9 +18,8 @@ inline constexpr size_t kRobustZMaxValues = 256;
 // than half of the values are equal. `values` must be finite; only the first kRobustZMaxValues are used.
 std::optional<double> robust_z(const double* values, size_t count, double x);
 
-// Returns 1.4826 median |value - median|, which equals the standard deviation for normal values. 0 without
-// values, or if more than half of them are equal. `values` must be finite; only the first kRobustZMaxValues
-// are used.
+// Returns 1.4826 median |value - median|, which equals the standard deviation for normal values. 0 if more
+// than half of the values are equal or there are none. They must be finite; kRobustZMaxValues are used.
 double robust_spread(const double* values, size_t count);
 
 // The definition of a loss event. It must not change, since every detector is scored against it.
@@ -116,8 +115,7 @@ class LossEventRule {
 //     median, which removes a steady fall of the loss. A steep first descent has no effect after half of
 //     kMemory blocks. With few blocks this estimate is inaccurate.
 //   - from the differences of neighbouring losses within blocks. This estimate misses slow oscillations.
-// A block above the level, which may be part of a rise, changes neither level nor noise. A high loss is left
-// out of its block.
+// A block above the level may be part of a rise; it changes neither. High losses are left out of blocks.
 class LossRiseRule {
  public:
   static constexpr uint64_t kBlock = 32;
@@ -161,8 +159,7 @@ class LossRiseRule {
   bool is_above(double mean) const;
   void learn(double mean, double within);
 
-  // Of the present block: sum of its losses / kBlock, sum of squared differences of neighbours, the last
-  // loss.
+  // Of the present block: sum of losses / kBlock, sum of squared differences of neighbours, last loss.
   double sum_ = 0, squares_ = 0, last_ = 0;
   double previous_ = 0, best_ = 0;  // mean of the last block that was not above the level; the level
   uint64_t in_block_ = 0;

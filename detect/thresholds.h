@@ -38,8 +38,7 @@ inline constexpr int kSlicesBeyondKeys = 3;
 
 // Limits of the signed error (bias) of a pass, pooled over its slices, in ulp, and of its standard score
 // between slices. A bias alarm needs both to be exceeded, by the bias and by its excess over that of a
-// correct kernel on the same slices. There is no alarm if the rounded reference, which only rounds the exact
-// result, exceeds them.
+// correct kernel on the same slices, but not by the exact result that was only rounded.
 inline constexpr double kBiasUlp = 0.05;
 inline constexpr double kBiasZ = 6;
 // Limit of the bias of dK and dV, in ulp. PyTorch's CPU kernel, which sums them in bf16, exceeds the bias of
@@ -75,8 +74,7 @@ enum class Look : int {
 };
 
 // A row of the table of detectors. A detector warns if its statistic reaches `warn` and its effect `least`:
-// the score is the smaller of statistic / warn and effect / least. All counts are numbers of values of one
-// series.
+// the score is the smaller of statistic / warn and effect / least. All counts are values of one series.
 struct DetectorInfo {
   DetectorId id;
   const char* name;

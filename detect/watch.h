@@ -23,8 +23,7 @@
 
 namespace foreshock {
 
-// A period in which one series of a detector was above level quiet. The series is named by its place: a layer
-// or a tensor.
+// A period in which one series of a detector was above level quiet. `place`, a layer or tensor, names it.
 struct Episode {
   DetectorId detector;
   std::string place, layer;
@@ -172,8 +171,7 @@ class RankWatch {
   static constexpr size_t kMostDroppedNames = 1 << 17;  // a detector counts at most this many refused series
   static constexpr size_t kMostLossEvents = 64;
 
-  // Takes the numbers of an optimizer step that has ended; unknown numbers are absent. Appends events to
-  // `*out`.
+  // Takes the numbers of an ended optimizer step; unknown numbers are absent. Appends events to `*out`.
   void observe_step(int64_t step, const std::optional<double>& loss,
                     const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out);
 

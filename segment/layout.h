@@ -355,17 +355,15 @@ struct Slot {
   uint32_t part, parts;   // parts 0: this slot holds the whole slice
   uint32_t first_key, part_keys;
   uint32_t without_out;  // 1 (forward only): the output is left out, because dropout has changed it
-  // If not kNotPacked, the rows, keys, limits, positions and lengths above are those of the longest possible
-  // sequence, and the payloads have room for it. `told` has the real extent. The data begins at the start of
-  // each payload.
+  // If not kNotPacked, rows, keys, limits, positions and lengths above are those of the longest possible
+  // sequence, and so is the size of the payloads. `told` has the real extent. Data begins each payload.
   uint32_t packed;
   SequenceTold told;
   // 1: a slice of key positions (columns of the scores), from a backward pass without a mask. Rows and keys
   // are exchanged. `rows` counts sampled key positions of one kv-head, with payloads key, value, grad_key and
   // grad_value. `keys` counts query rows, heads_in_slice x query_length, head-major, with payloads query,
   // out, log_sum_exp and grad_out. head[] is the first of these heads, position[row] a key position, and
-  // key_limit[row] the first query position that sees it. first_key and part_keys are then a range of query
-  // rows.
+  // key_limit[row] the first query position that sees it. first_key and part_keys are then query rows.
   uint32_t columns;
   // Set for some forward calls on the host without a mask: the number of NaN and Inf in the output of head[0]
   // over all query positions, at most 2^32 - 1. 0 if the inputs of that head are not all finite.

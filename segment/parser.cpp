@@ -318,8 +318,7 @@ const char* parse_tensor(Bytes bytes, TensorView* view) {
 namespace {
 
 // If a slice takes several slots, its keys are split among them (in a slice of key positions, its query
-// rows). These payloads have data for each key (or query row), so they are split. Part 0 has all other
-// payloads.
+// rows), and so are these payloads. Part 0 has all others.
 constexpr PayloadId kSplit[] = {kKey, kValue, kMask}, kSplitColumns[] = {kQuery, kOut, kLogSumExp, kGradOut};
 
 std::span<const PayloadId> split_payloads(const Slot& slot) {
@@ -348,8 +347,7 @@ const char* JoinedSlice::begin(const SlotView& first, uint64_t most_bytes) {
   whole_ = first;
   next_ = 0;
   keys_ = 0;
-  // The part has part_keys of all keys, so the size of a split payload for all keys follows from its size
-  // here.
+  // The part has part_keys of all keys; the size of a split payload for all keys follows from its size here.
   const uint64_t part_keys = first.header.part_keys, keys = first.header.keys;
   uint64_t offsets[kPayloads], sizes[kPayloads], end = 0;
   for (uint32_t id = 0; id < kPayloads; ++id) {

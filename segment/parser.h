@@ -75,9 +75,8 @@ struct TensorView {
   Bytes payload[kTensorPayloads];
 };
 
-// Parses the first 16 bytes of a tensor record at the cursor: its length, and whether it is a filler. `left`
-// is the number of bytes written from the cursor on, `to_end` the number of bytes from the cursor to the end
-// of the ring.
+// Parses the first 16 bytes of a tensor record: its length, and whether it is a filler. `left` is the number
+// of bytes written from the record's start on, `to_end` the number of bytes from there to the ring's end.
 const char* parse_tensor_length(Bytes bytes, uint64_t left, uint64_t to_end, uint64_t* length,
                                 bool* is_filler);
 
@@ -119,8 +118,7 @@ class JoinedSlice {
 // Converts a slice of a packed batch, which concatenates sequences, into the slice that a call with only the
 // sampled sequence would have given. Dimensions, limits and positions then follow from Slot::told, the real
 // extent of that sequence, and the payloads are cut to them. The result has no rows if the device copied
-// none, or if some rows may see no key: kernels define no result for such rows. A slice of an ordinary batch
-// stays unchanged.
+// none, or if some may see no key, for which kernels define no result. Other slices stay unchanged.
 const char* settle_packed(SlotView* view);
 
 inline constexpr uint64_t kMostTensorHeadsBytes = uint64_t{64} << 20;  // a larger payload is invalid

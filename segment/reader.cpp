@@ -219,9 +219,8 @@ std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
     const uint64_t number = record.sequence / 2, newest = found.back().sequence / 2;
     const uint64_t before = records.empty() ? control_.step_cursor : records.back().sequence / 2;
     const bool is_overwritten = records.empty() && newest - before > region.count - 1;
-    // Records before this one are missing but were not overwritten: they were stored while the ring was read.
-    // The next call returns them, and this one. It also returns a record that is overwritten during
-    // read_step().
+    // The records before this one that are missing were stored while the ring was read. They, this one, and
+    // any that is overwritten before read_step() are left to the next call.
     const bool has_gap = number != before + 1 && !is_overwritten;
     StepRecord whole;
     if (has_gap || is_waited_for(record, newest, now_ns) || !read_step(record, &whole)) break;
@@ -425,8 +424,7 @@ bool SegmentReader::is_orphan(const Slot& tail) const {
 }
 
 bool SegmentReader::next_ready(Ready* ready) {
-  // Read before the slots, so that a slice that is published while they are examined is found by the next
-  // call.
+  // Read before the slots, so that a slice that is published meanwhile is found by the next call.
   Progress progress = {};
   read_exactly(segment_, &progress, sizeof progress, header_.regions[kProgress].offset);
   if (!look_again_ && std::memcmp(&progress, &progress_, sizeof progress) == 0) return false;

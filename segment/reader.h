@@ -1,7 +1,6 @@
 // The agent's side of a segment (segment/layout.h): reads the regions of a .seg file with pread, without
-// mapping it, and writes the .ctl file, the control file. One thread. To consume a slice, step or tensor
-// record means to store in the control file that the agent is done with it, so that the trainer may reuse its
-// space.
+// mapping it, and writes the .ctl file, the control file. To consume a slice, step or tensor record means to
+// store there that the agent is done with it; the trainer may then reuse its space. One thread.
 #ifndef FORESHOCK_SEGMENT_READER_H_
 #define FORESHOCK_SEGMENT_READER_H_
 
@@ -44,9 +43,8 @@ class SegmentReader {
   Totals totals() const;
 
   // Returns the step records that are not consumed yet; `now_ns` is CLOCK_REALTIME. They end before the first
-  // pending record, some numbers of which have not arrived from a device. A pending record is returned as it
-  // is when kMostPendingSteps later records exist, or when its age is kMostPendingSteps times its duration
-  // (at least 1 s).
+  // pending record, some numbers of which have not arrived from a device. It is returned incomplete once
+  // kMostPendingSteps later records exist or its age is kMostPendingSteps times its duration, at least 1 s.
   std::vector<StepRecord> unread_steps() { return unread_steps(now_ns()); }
   std::vector<StepRecord> unread_steps(uint64_t now_ns);
   // Consumes the result of the last unread_steps(). Records that were overwritten before they could be read

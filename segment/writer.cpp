@@ -423,8 +423,7 @@ uint64_t SegmentWriter::append_step(const StepRecord& record) {
 }
 
 // The sequence is unchanged, so the record stays valid even if the trainer dies during this. `given` is
-// stored last. A reader that finds it without kNumbersPending must read the record again; that read has all
-// numbers.
+// stored last: a reader that finds it without kNumbersPending reads the record again and has all numbers.
 void SegmentWriter::complete_step(uint64_t number, const StepRecord& record) {
   StepRecord* to = step(number);
   if (word(to->sequence).load(std::memory_order_relaxed) != 2 * number) return;

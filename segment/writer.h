@@ -1,7 +1,6 @@
 // The trainer's side of a segment (segment/layout.h): creates the .seg and the .ctl file, writes into the
-// first and reads the second. After create() nothing here allocates, blocks or makes a system call, since it
-// runs inside the trainer. A slice with ticket t is stored in slot t mod slots(); segment/SEGMENT.md has the
-// protocol.
+// first and reads the second. It runs inside the trainer, so after create() nothing here allocates, blocks
+// or makes a system call. A slice with ticket t is in slot t mod slots(). segment/SEGMENT.md: the protocol.
 #ifndef FORESHOCK_SEGMENT_WRITER_H_
 #define FORESHOCK_SEGMENT_WRITER_H_
 
@@ -34,8 +33,7 @@ class SegmentWriter {
  public:
   // Creates both files. Returns null, or if it fails a static word: "no_space", "rank_taken", "no_directory",
   // "no_mapping", "file_limit", "no_descriptor" or "not_permitted"; then no file is left. The .seg file stays
-  // locked until the process ends, since its descriptor is never closed: the lock shows that the trainer
-  // lives.
+  // open and locked until the process ends; the lock shows that the trainer lives.
   const char* create(const SegmentRequest& request);
 
   Identity* identity() const { return at<Identity>(kIdentity); }
@@ -84,8 +82,7 @@ class SegmentWriter {
   uint64_t append_step(const StepRecord& record);
 
   // Completes record `number`, which was appended with kNumbersPending: stores loss, norm, skipped steps and
-  // `given` of `record`. Does nothing if the record was overwritten. Must not run at the same time as
-  // append_step().
+  // `given` of `record`, unless `number` was overwritten. Must not run at the same time as append_step().
   void complete_step(uint64_t number, const StepRecord& record);
 
  private:
@@ -107,8 +104,7 @@ class SegmentWriter {
 // The trainer's side of the ring of tensors. No allocation, no system call. One caller at a time.
 class TensorWriter {
  public:
-  // `ring` is the region kTensors, with `bytes` bytes including its head; null: no ring. `control` has the
-  // agent's cursor.
+  // `ring`: the region kTensors, with `bytes` bytes; null: no ring. `control` has the agent's cursor.
   void attach(TensorRing* ring, uint64_t bytes, const Control* control);
 
   // Whether the ring has space for records.
@@ -120,11 +116,9 @@ class TensorWriter {
   // *bytes to its length. Returns null if there is none until the agent has consumed records.
   TensorRecord* begin(uint64_t least, uint64_t* bytes);
 
-  // Publishes the record that was built in the range of begin(), and counts a snapshot. record->bytes is the
-  // length used.
+  // Publishes the record that was built in the range of begin(), with record->bytes. Counts a snapshot.
   void publish(const TensorRecord* record);
-  // The same for a record without a histogram. It does not count a snapshot, since its tensor was counted as
-  // skipped.
+  // The same for a record without histogram. Counts no snapshot: its tensor was counted as skipped.
   void publish_uncounted(const TensorRecord* record);
 
   void count_due(uint64_t tensors);
