@@ -1,3 +1,4 @@
+// The table of all algorithms that the lab measures.
 #include "lab/algorithm.h"
 
 #include <array>

@@ -1,5 +1,5 @@
-// The interface of all algorithms that the lab measures. A new algorithm is one function of type Run and one
-// row in the table of algorithm.cpp.
+// The interface of all algorithms that the lab measures. An algorithm is one function of type Run and one row
+// in the table of algorithm.cpp.
 #ifndef FORESHOCK_LAB_ALGORITHM_H_
 #define FORESHOCK_LAB_ALGORITHM_H_
 
@@ -12,7 +12,8 @@
 
 namespace foreshock::lab {
 
-// Algorithms of one family compute the same function of the same inputs.
+// Algorithms of one family compute the same function of the same inputs, which are rounded to
+// Arithmetic::storage(), and give the same outputs ("->").
 //   attention       query [rows][d], key, value [n][d], grad_out [rows][d]
 //                   -> out [rows][d], log_sum_exp [rows][1]
 //                   with backward also delta [rows][1], grad_query, grad_key, grad_value
@@ -20,19 +21,19 @@ namespace foreshock::lab {
 //   convolution     image [d][n * n], filter [rows][d * 9] -> out [rows][(n - 2) * (n - 2)]
 //   softmax         logits [rows][n] -> out [rows][n]
 //   layer_norm      input [rows][n] -> out [rows][n]
-//   matrix_product  left [rows][d], right [d][n], in the format -> out [rows][n], not rounded to the format
-//   cross_entropy   hidden [rows][d], classes [n][d], label [rows][1]
+//   matrix_product  left [rows][d], right [d][n], rounded to Arithmetic::format() -> out [rows][n], not
+//   rounded cross_entropy   hidden [rows][d], classes [n][d], label [rows][1]
 //                   -> loss [rows][1], grad_hidden [rows][d]
 enum class Family { kAttention, kConvolution, kSoftmax, kLayerNorm, kCrossEntropy, kMatrixProduct };
 
-// How the backward pass computes delta of a row: as the sum of dO * O, like shipped kernels, or as the sum of
-// dP * P (arXiv 2510.04212, section 3.2).
+// How the backward pass computes delta, which it subtracts from a row of dP: as the row's sum of dO * O, like
+// shipped kernels, or as the row's sum of dP * P (arXiv 2510.04212, section 3.2), which is the same number.
 enum class DeltaSource { kOut, kProbabilities };
 
 struct Tiling {
   int block_q = 64;      // rows of a tile
   int block_k = 64;      // keys (classes, columns) of a tile
-  int splits = 4;        // parts of split_k
+  int splits = 4;        // parts into which the algorithm split_k divides the keys
   bool reverse = false;  // process the tiles of keys from last to first
 };
 
@@ -55,8 +56,8 @@ struct Algorithm {
 std::span<const Algorithm> algorithms();
 std::optional<Algorithm> find_algorithm(std::string_view name);
 
-// The unfused algorithm of the family. Its error in the format under test is the noise floor; its result in
-// fp64 is the reference.
+// The plain algorithm of the family, the one that is not fused. Its error in the format under test is the
+// noise floor; its result in fp64 is the reference.
 const Algorithm& plain_of(Family family);
 std::string_view name_of(Family family);
 

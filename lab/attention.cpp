@@ -1,3 +1,4 @@
+// Unfused attention, and the backward pass of all attention algorithms. In comments dX is the gradient of X.
 #include "lab/attention.h"
 
 #include <algorithm>
@@ -12,6 +13,7 @@ void keep(Tensor& x, State state, Arithmetic& arithmetic) {
   for (double& v : x.data) v = arithmetic.in_register(v);
 }
 
+// The dot product of row i of a with row i of b, for each i.
 Tensor row_dots(const Tensor& a, const Tensor& b, State state, Arithmetic& arithmetic) {
   Tensor dots(a.rows, 1);
   for (int i = 0; i < a.rows; ++i) {
@@ -24,8 +26,7 @@ Tensor row_dots(const Tensor& a, const Tensor& b, State state, Arithmetic& arith
   return dots;
 }
 
-// a . b. With State::kFormat the depth is split into tiles of `block`, and the sum is stored in the format
-// after each tile.
+// a . b. With State::kFormat the sum over a.cols is stored in the format after every `block` terms.
 Tensor tiled_product(const Tensor& a, const Tensor& b, int block, State state, Arithmetic& arithmetic) {
   if (state == State::kRegisters) return arithmetic.multiply(a, b);
   const Tensor a_by_depth = transposed(a);
@@ -48,7 +49,7 @@ void scale_all(Tensor& x, double factor, Arithmetic& arithmetic) {
 
 void attention_backward(const Tensors& inputs, const Settings& settings, State state, Arithmetic& arithmetic,
                         Tensors& results) {
-  // The scores, until exp() below.
+  // Has the scores first; exp() below makes them probabilities.
   Tensor probabilities = arithmetic.multiply(inputs.at("query"), transposed(inputs.at("key")));
   keep(probabilities, state, arithmetic);
   scale_all(probabilities, settings.scale, arithmetic);
@@ -70,6 +71,7 @@ void attention_backward_from(const Tensor& probabilities, const Tensors& inputs,
   const Tensor delta = settings.delta == DeltaSource::kOut
                            ? row_dots(grad_out, results.at("out"), state, arithmetic)
                            : row_dots(grad_probabilities, probabilities, state, arithmetic);
+  // dS = P * (dP - delta).
   Tensor grad_scores = grad_probabilities;
   for (int i = 0; i < grad_scores.rows; ++i)
     for (int j = 0; j < grad_scores.cols; ++j) {
@@ -96,15 +98,15 @@ void attention_backward_from(const Tensor& probabilities, const Tensors& inputs,
 
 namespace {
 
-// Masks the keys of each row from number visible[i] on: their scores become -infinity.
+// Row i sees only the first visible[i] keys: the scores of the other keys become -infinity.
 void hide(Tensor& scores, const Tensor& visible) {
   for (int i = 0; i < scores.rows; ++i)
     std::fill(scores.row(i) + static_cast<int>(visible.at(i, 0)), scores.row(i) + scores.cols,
               -std::numeric_limits<double>::infinity());
 }
 
-// Replaces the scores of a row by probabilities, in registers. Returns the log-sum-exp; for a row without
-// keys the probabilities are 0 and the log-sum-exp is -infinity.
+// Replaces the scores of row i by probabilities, in registers. Returns the log-sum-exp. For a row that sees
+// no key the probabilities are 0 and the log-sum-exp is -infinity.
 double softmax_row(Tensor& scores, int i, const Arithmetic& arithmetic) {
   const double maximum = Arithmetic::row_max(scores, i);
   if (maximum == -std::numeric_limits<double>::infinity()) {

@@ -1,5 +1,6 @@
-// Attention algorithms. They all compute out = softmax(scale * query . key^T) . value; inputs and outputs are
-// those of family attention in algorithm.h.
+// Attention algorithms, which all compute out = softmax(scale * query . key^T) . value. Inputs and outputs
+// are those of family attention in algorithm.h. P is exp(score - maximum), in the backward pass divided by
+// the row's sum. State "in the format" is rounded to it, state "in registers" to fp32 (arithmetic.h).
 #ifndef FORESHOCK_LAB_ATTENTION_H_
 #define FORESHOCK_LAB_ATTENTION_H_
 
@@ -7,8 +8,8 @@
 
 namespace foreshock::lab {
 
-// The operands of attention's products. In fp8 they are quantised with one scale per tensor, as frameworks
-// do; in other formats they are the inputs.
+// The operands of attention's products. In fp8 they are scaled and cast (quantise() of arithmetic.h) with one
+// scale per tensor, as frameworks do; in other formats they are the inputs.
 struct AttentionOperands {
   Tensor query, key, value;
   double score_scale;  // factor from query . key to the scores, the softmax scale included
@@ -41,16 +42,15 @@ Tensors flash2_reimplemented(const Tensors& inputs, const Settings& settings, Ar
 // flash2_reimplemented, but if several scores of a row and tile equal the maximum, a larger value is
 // subtracted (arXiv 2510.04212, algorithm 1).
 Tensors flash2_dynamic_max(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// FlashAttention-2 as shipped: all state is in registers, P is cast for the second product, the sum uses P
-// before the cast.
+// FlashAttention-2 as shipped: state in registers; P is cast for P . value, its sum uses P before the cast.
 Tensors flash2_shipped(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // flash2_shipped, but the sum uses P after the cast, which removes the near-tie bias.
 Tensors flash2_cast_sum(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// flash2_shipped with FlashAttention-4's lazy rescaling: the running maximum is renewed only if exp(new -
-// old) exceeds 2^8.
+// flash2_shipped with FlashAttention-4's lazy rescaling: the maximum is renewed if exp(new - old) exceeds
+// 2^8.
 Tensors flash4_lazy(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// FlashAttention-3 in fp8: query, key and value quantised with one scale per tile, P shifted by 2^8 before
-// its cast.
+// FlashAttention-3 in fp8: one scale per tile of query, key and value; P is multiplied by 2^8 before its
+// cast.
 Tensors flash3_fp8(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // The keys are split into parts; each is computed as in flash2_shipped, and the results are merged by
 // log-sum-exp in registers.
@@ -59,16 +59,15 @@ Tensors split_k(const Tensors& inputs, const Settings& settings, Arithmetic& ari
 // Where the backward pass keeps its intermediate results: stored in the format, or in registers.
 enum class State { kFormat, kRegisters };
 
-// Adds delta, grad_query, grad_key and grad_value to `results`, which holds out and log_sum_exp. P is
-// recomputed as exp(score - log_sum_exp), as kernels do. With State::kFormat each product, the scaled scores,
-// P and delta are stored in the format, and gradients are accumulated in the format tile by tile. With
-// kRegisters they stay in registers, and only operands of products are cast. The final gradients are stored
-// in the format in both cases.
+// Adds delta, grad_query, grad_key and grad_value to `results`, which must have out and log_sum_exp.
+// Recomputes P as exp(score - log_sum_exp), as kernels do. With State::kFormat each product, the scaled
+// scores, P and delta are stored in the format, and gradients are accumulated in the format tile by tile.
+// With kRegisters all these stay in registers; only operands of products are cast. The final gradients are
+// always stored.
 void attention_backward(const Tensors& inputs, const Settings& settings, State state, Arithmetic& arithmetic,
                         Tensors& results);
 
-// Like attention_backward(), but takes `probabilities` [rows][n] of the forward pass, as unfused attention
-// does.
+// The same, but with the `probabilities` [rows][n] of the forward pass for P, as unfused attention does.
 void attention_backward_from(const Tensor& probabilities, const Tensors& inputs, const Settings& settings,
                              State state, Arithmetic& arithmetic, Tensors& results);
 

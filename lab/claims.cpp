@@ -1,3 +1,4 @@
+// The claims of each sweep. The limits are those of the claim, or leave some room around what was measured.
 #include "lab/claims.h"
 
 namespace foreshock::lab {
@@ -73,17 +74,16 @@ std::vector<Claim> claims_of_fig6(Measured measured) {
   const std::vector<Measurement> bf16 = with_format(of(measured, "flash_reimplemented"), "bf16");
   const auto square = where(bf16, [](const Measurement& m) { return m.point.block_q == m.point.block_k; });
   const double gain = largest(square.front()) / largest(square.back());
-  // Pairs with the same key block and different query blocks must have equal errors. In pairs with the sides
-  // swapped, `a` has the shorter key side.
-  bool rows_matter = false;
+  bool rows_matter =
+      false;  // two blocks with equal key sides and different query sides differ in their error
   int swaps = 0, worse = 0, fp32_swaps = 0, fp32_worse = 0;
   for (const Measurement& a : measured)
     for (const Measurement& b : measured) {
-      if (a.point.format != b.point.format || a.tensor != b.tensor) continue;
-      if (a.point.block_k == b.point.block_k) rows_matter |= a.max_abs.mean != b.max_abs.mean;
-      if (a.tensor != "out" || a.point.block_q != b.point.block_k || a.point.block_k != b.point.block_q ||
-          a.point.block_k >= b.point.block_k)
-        continue;
+      const Point &p = a.point, &q = b.point;
+      if (p.format != q.format || a.tensor != b.tensor) continue;
+      if (p.block_k == q.block_k) rows_matter |= a.max_abs.mean != b.max_abs.mean;
+      const bool is_swap = p.block_q == q.block_k && p.block_k == q.block_q;
+      if (a.tensor != "out" || !is_swap || p.block_k >= q.block_k) continue;  // `a` has the shorter key side
       const bool is_fp32 = a.point.format == "fp32";
       ++(is_fp32 ? fp32_swaps : swaps);
       if (largest(a) > largest(b)) ++(is_fp32 ? fp32_worse : worse);
@@ -179,8 +179,8 @@ std::vector<Claim> claims_of_backward(Measured measured) {
   Range gradients;
   for (const char* tensor : {"grad_query", "grad_key", "grad_value"}) {
     const Range one = range_of(with_input(of(measured, "flash2_shipped", tensor), "normal"), max_ratio);
-    if (std::isnan(one.low)) gradients = one;  // and stays so: a NaN fails the claim
-    if (!std::isnan(gradients.low))
+    if (std::isnan(one.low)) gradients = one;
+    if (!std::isnan(gradients.low))  // stays NaN, which fails the claim
       gradients = {std::min(gradients.low, one.low), std::max(gradients.high, one.high)};
   }
   const double from_out = drift("out"), from_probabilities = drift("probabilities");

@@ -1,5 +1,5 @@
-// Claims of papers and of this lab about each sweep, with one function per sweep. Each claim is checked
-// against the measurements of its sweep.
+// Claims of papers and of this lab about the sweeps of study.h. The function of a sweep takes its
+// measurements and returns its claims, each with whether it holds.
 #ifndef FORESHOCK_LAB_CLAIMS_H_
 #define FORESHOCK_LAB_CLAIMS_H_
 
@@ -32,7 +32,7 @@ std::vector<Claim> claims_of_winograd(std::span<const Measurement> measured);
 std::vector<Claim> claims_of_reductions(std::span<const Measurement> measured);
 std::vector<Claim> claims_of_fp32(std::span<const Measurement> measured);
 
-// Helpers of claims.cpp that select measurements of a sweep and compare their figures.
+// Helpers that select measurements of a sweep and compare their figures.
 
 using Measured = std::span<const Measurement>;
 
@@ -41,6 +41,7 @@ inline constexpr const char* kStability = "arXiv 2405.02803";
 inline constexpr const char* kLowPrecision = "arXiv 2510.04212";
 inline constexpr const char* kThisLab = "this lab";
 
+// Formats like printf; at most 511 bytes.
 __attribute__((format(printf, 1, 2))) inline std::string text(const char* format, ...) {
   char line[512];
   va_list arguments;
@@ -72,6 +73,7 @@ inline std::vector<Measurement> with_format(Measured measured, std::string_view 
   return where(measured, [=](const Measurement& m) { return m.point.format == format; });
 }
 
+// The smallest and the largest of some values. If one of them is NaN, both are, and within() is false.
 struct Range {
   double low = INFINITY, high = -INFINITY;
   bool within(double a, double b) const { return low >= a && high <= b; }
@@ -82,13 +84,14 @@ Range range_of(Measured measured, ValueOf value_of) {
   Range range;
   for (const Measurement& m : measured) {
     const double value = value_of(m);
-    if (std::isnan(value)) return {NAN, NAN};  // NaN: within() is false
+    if (std::isnan(value)) return {NAN, NAN};
     range.low = std::min(range.low, value);
     range.high = std::max(range.high, value);
   }
   return range;
 }
 
+// Figures of a measurement, as means over the seeds.
 inline double bias(const Measurement& m) { return m.bias_ulp.mean; }
 inline double max_ratio(const Measurement& m) { return m.max_ratio_to_plain.mean; }
 inline double l2_ratio(const Measurement& m) { return m.ratio_to_plain.mean; }

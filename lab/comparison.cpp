@@ -1,3 +1,5 @@
+// Plans the comparison of checkpoints, and carries it out in threads: each reads blocks of one tensor from
+// all checkpoints, counts the values, and adds up the differences.
 #include "lab/comparison.h"
 
 #include <algorithm>
@@ -15,6 +17,7 @@
 namespace foreshock::lab {
 namespace {
 
+// Allocates `words` zeroed counters if *pointer has none.
 template <class Pointer>
 void ensure(size_t words, Pointer* pointer) {
   using Word = typename Pointer::element_type;
@@ -63,16 +66,16 @@ double TensorCounter::take_rounding() { return std::exchange(rounding_, 0); }
 
 void UnpairedCounter::count(const char* data, DType type, const char* partners, DType partner_type,
                             size_t count) {
-  alone_.clear();
+  unpaired_.clear();
   for (size_t i = 0; i < count; ++i) {
     if (std::isfinite(load_as_double(partners, partner_type, i)) ||
         !std::isfinite(load_as_double(data, type, i)))
       continue;
     const char* value = data + i * size_of(type);
-    alone_.insert(alone_.end(), value, value + size_of(type));
+    unpaired_.insert(unpaired_.end(), value, value + size_of(type));
   }
-  if (alone_.empty()) return;
-  counter_.count(alone_.data(), type, alone_.size() / size_of(type));
+  if (unpaired_.empty()) return;
+  counter_.count(unpaired_.data(), type, unpaired_.size() / size_of(type));
   has_any_ = true;
 }
 
@@ -96,30 +99,30 @@ Histogram without(const Histogram& part, const Histogram& all) {
 
 namespace {
 
-// Elements of a unit and of a block. A unit is the work of one thread. A block is read at once and stays in
-// the cache until it is counted and compared. Sums are kept per unit and added in order, so they do not
-// depend on the number of threads.
+// Elements of a unit and of a block. A thread takes one unit of a task at a time. A block is read at once and
+// stays in the cache until it is counted and compared. Sums are kept per unit and added in the order of
+// units, so they do not depend on the number of threads.
 constexpr uint64_t kUnit = uint64_t{1} << 24;
 constexpr uint64_t kBlock = uint64_t{1} << 17;
 
-// The distribution of one side of a tensor or of a pool.
+// The distribution of the values of a tensor, or of all tensors pooled, in one checkpoint.
 struct Counted {
   Histogram histogram;
-  double rounding = 0;  // fp64 only, see TensorCounter; includes unpaired values, so it may be too large
+  double rounding = 0;  // TensorCounter::take_rounding(); includes unpaired values, so it may be too large
 
-  Counted without(const Histogram& alone) const { return {lab::without(alone, histogram), rounding}; }
+  Counted without(const Histogram& unpaired) const { return {lab::without(unpaired, histogram), rounding}; }
   double mean_rounding() const {
     return rounding == 0 ? 0 : rounding / static_cast<double>(histogram.finite);
   }
 };
 
-// The results so far of a task.
+// What has been computed of a task so far.
 struct TaskState {
   std::mutex mutex;
-  std::vector<Histogram> histograms;                 // by side
-  std::vector<std::vector<double>> roundings;        // by unit, side
-  std::vector<std::vector<Difference>> differences;  // by unit, part
-  std::vector<Histogram> alone;                      // unpaired values of side_a and side_b of each part
+  std::vector<Histogram> histograms;                 // [side]
+  std::vector<std::vector<double>> roundings;        // [unit][side]
+  std::vector<std::vector<Difference>> differences;  // [unit][part]
+  std::vector<Histogram> unpaired;                   // [2 * part] of its side_a, [2 * part + 1] of its side_b
   uint64_t units_left = 0;
 };
 
@@ -147,6 +150,7 @@ std::pair<DType, DType> types_of(const ComparisonTask& task, size_t part) {
 Distance distance_of(const Counted& a, const Counted& b, const Difference& difference) {
   Distance distance;
   distance.wasserstein = wasserstein(a.histogram, b.histogram);
+  // Rounding every value by r on average changes W1 by at most r, so the bounds are widened by that.
   const double rounding = a.mean_rounding() + b.mean_rounding();
   distance.wasserstein.low = std::max(distance.wasserstein.low - rounding, 0.0);  // std::max keeps a NaN
   distance.wasserstein.high += rounding;
@@ -159,6 +163,7 @@ Distance distance_of(const Counted& a, const Counted& b, const Difference& diffe
   return distance;
 }
 
+// Carries out the tasks. Each of several threads calls work().
 class Comparer {
  public:
   Comparer(const std::vector<ComparisonTask>& tasks, const std::function<void(double)>& progress,
@@ -184,19 +189,20 @@ class Comparer {
   uint64_t bytes() const { return bytes_; }
 
  private:
+  // The distributions of all tensors of a pair together.
   struct Pool {
     std::mutex mutex;
     Histogram a, b;
   };
 
-  // Buffers that a thread reuses for all its units, by side.
+  // Buffers that a thread reuses for all its units.
   struct Scratch {
-    std::vector<TensorCounter> counters;
-    std::vector<std::vector<char>> buffers;
-    std::vector<UnpairedCounter> alone;  // for side_a and side_b of each part
+    std::vector<TensorCounter> counters;     // [side]
+    std::vector<std::vector<char>> buffers;  // [side]
+    std::vector<UnpairedCounter> unpaired;   // as TaskState::unpaired
   };
 
-  // Exceptions must not leave the thread.
+  // Does units until all are taken or one has failed. Exceptions must not leave the thread.
   void work() try {
     Scratch scratch;
     for (size_t u = next_++; u < units_.size() && !failed_; u = next_++) do_unit(units_[u], &scratch);
@@ -214,13 +220,14 @@ class Comparer {
     const uint64_t first = unit.index * kUnit, end = std::min(task.elements, first + kUnit);
     scratch->counters.resize(std::max(scratch->counters.size(), task.sides.size()));
     scratch->buffers.resize(scratch->counters.size());
-    scratch->alone.resize(std::max(scratch->alone.size(), 2 * task.parts.size()));
+    scratch->unpaired.resize(std::max(scratch->unpaired.size(), 2 * task.parts.size()));
     std::vector<Difference> differences(task.parts.size());
     for (uint64_t at = first; at < end; at += kBlock)
       if (!do_block(task, at, std::min(kBlock, end - at), scratch, &differences)) return;
     finish_unit(unit, scratch, std::move(differences));
   }
 
+  // Reads `count` elements from index `at` on of all sides, and compares them. Returns false after fail().
   bool do_block(const ComparisonTask& task, uint64_t at, uint64_t count, Scratch* scratch,
                 std::vector<Difference>* differences) {
     for (size_t s = 0; s < task.sides.size(); ++s) {
@@ -240,17 +247,18 @@ class Comparer {
       const Difference of_block = difference(a, type_a, b, type_b, count);
       (*differences)[p].add(of_block);
       if (of_block.non_finite == 0) continue;
-      scratch->alone[2 * p].count(a, type_a, b, type_b, count);
-      scratch->alone[2 * p + 1].count(b, type_b, a, type_a, count);
+      scratch->unpaired[2 * p].count(a, type_a, b, type_b, count);
+      scratch->unpaired[2 * p + 1].count(b, type_b, a, type_a, count);
     }
     return true;
   }
 
+  // Adds the results of a unit to those of its task, and finishes the task after its last unit.
   void finish_unit(const Unit& unit, Scratch* scratch, std::vector<Difference> differences) {
     const ComparisonTask& task = tasks_[unit.task];
     TaskState& state = states_[unit.task];
     std::vector<Histogram> histograms;
-    std::vector<Histogram> alone;
+    std::vector<Histogram> unpaired;
     std::vector<double> roundings;
     for (size_t s = 0; s < task.sides.size(); ++s) {
       histograms.push_back(scratch->counters[s].take(task.sides[s].place.tensor->dtype));
@@ -258,8 +266,8 @@ class Comparer {
     }
     for (size_t p = 0; p < task.parts.size(); ++p) {
       const auto [type_a, type_b] = types_of(task, p);
-      alone.push_back(scratch->alone[2 * p].take(type_a));
-      alone.push_back(scratch->alone[2 * p + 1].take(type_b));
+      unpaired.push_back(scratch->unpaired[2 * p].take(type_a));
+      unpaired.push_back(scratch->unpaired[2 * p + 1].take(type_b));
     }
     bool last = false;
     {
@@ -267,9 +275,9 @@ class Comparer {
       state.histograms.resize(task.sides.size());
       state.roundings.resize(units_of(task));
       state.differences.resize(units_of(task));
-      state.alone.resize(alone.size());
+      state.unpaired.resize(unpaired.size());
       for (size_t s = 0; s < task.sides.size(); ++s) merge(histograms[s], &state.histograms[s]);
-      for (size_t n = 0; n < alone.size(); ++n) merge(alone[n], &state.alone[n]);
+      for (size_t n = 0; n < unpaired.size(); ++n) merge(unpaired[n], &state.unpaired[n]);
       state.roundings[unit.index] = std::move(roundings);
       state.differences[unit.index] = std::move(differences);
       last = --state.units_left == 0;
@@ -278,6 +286,7 @@ class Comparer {
     report(task, unit);
   }
 
+  // Computes the distances of a task from its sums, and frees these.
   void finish_task(const ComparisonTask& task, TaskState* state) {
     std::vector<Counted> counted(task.sides.size());
     for (size_t s = 0; s < task.sides.size(); ++s) {
@@ -288,8 +297,8 @@ class Comparer {
       const ComparisonTask::Part& part = task.parts[p];
       Difference sum;
       for (const auto& unit : state->differences) sum.add(unit[p]);
-      const Counted a = counted[part.side_a].without(state->alone[2 * p]);
-      const Counted b = counted[part.side_b].without(state->alone[2 * p + 1]);
+      const Counted a = counted[part.side_a].without(state->unpaired[2 * p]);
+      const Counted b = counted[part.side_b].without(state->unpaired[2 * p + 1]);
       TensorDistance& tensor = results_[part.pair].tensors[part.tensor];
       tensor.distance = distance_of(a, b, sum);
       tensor.rounding_a = a.rounding;
@@ -302,9 +311,10 @@ class Comparer {
     state->roundings.clear();
     state->differences.clear();
     state->histograms.clear();
-    state->alone.clear();
+    state->unpaired.clear();
   }
 
+  // Computes the distances over all tensors of each pair.
   void pool() {
     for (size_t p = 0; p < results_.size(); ++p) {
       Counted a{std::move(pools_[p].a), 0}, b{std::move(pools_[p].b), 0};
@@ -368,8 +378,8 @@ const Checkpoint::Place* find(const Checkpoint& checkpoint, const std::string& n
   return found == checkpoint.tensors.end() ? nullptr : &found->second;
 }
 
-// Whether a tensor exists in both checkpoints with supported types and the same shape. If not, adds the
-// reason to the result.
+// Whether a tensor exists in both checkpoints (not null) with supported types and the same shape. If not,
+// adds the reason to the result. If only its types differ, it is compared, and that is added too.
 bool comparable(const std::string& name, const Checkpoint::Place* a, const Checkpoint::Place* b,
                 PairResult* result) {
   if (!a && !b) return false;
@@ -384,6 +394,7 @@ bool comparable(const std::string& name, const Checkpoint::Place* a, const Check
   return true;
 }
 
+// Returns the index of the task's side for a checkpoint, which is added if it is new.
 size_t side_of(const Checkpoint& checkpoint, const Checkpoint::Place& place, ComparisonTask* task) {
   for (size_t s = 0; s < task->sides.size(); ++s)
     if (task->sides[s].checkpoint == &checkpoint) return s;

@@ -1,6 +1,6 @@
-// Measures how far apart the weights of checkpoints are (the second phase of arXiv 2405.02803). All pairs are
-// measured in the same way, so that the effect of another kernel can be compared with that of another seed or
-// precision.
+// Measures how far apart the weights of checkpoints are, for `foreshock compare` (the second phase of arXiv
+// 2405.02803). One pair may differ in the kernel, another in the seed or the precision of the training; all
+// are measured in the same way, so that these effects can be compared. W1 is the Wasserstein distance.
 #ifndef FORESHOCK_LAB_COMPARISON_H_
 #define FORESHOCK_LAB_COMPARISON_H_
 
@@ -16,8 +16,8 @@
 
 namespace foreshock::lab {
 
-// Counts the values of a stored tensor, piece by piece, with the counters of kernels/histogram.h. Use one
-// object per thread and tensor.
+// Counts how often each value occurs in a stored tensor, piece by piece (kernels/histogram.h). Use one object
+// per thread and tensor.
 class TensorCounter {
  public:
   // Adds `count` packed elements. At most 2^26 - 1 elements may be added between two calls of take().
@@ -42,13 +42,11 @@ class TensorCounter {
   double rounding_ = 0;
 };
 
-// Counts the unpaired values of a tensor: finite values whose partner in the other tensor is not finite.
-// Differences exclude them. The distributions that are compared with the differences must exclude them as
-// well.
+// Counts the unpaired values of a tensor: finite values whose partner, the value at the same index of the
+// other tensor, is not finite. Differences exclude them, so the distributions must exclude them too.
 class UnpairedCounter {
  public:
-  // Adds those of `count` packed elements that are finite and whose partner is not. The limit between two
-  // calls of take() is that of TensorCounter.
+  // Adds the unpaired ones of `count` packed elements. TensorCounter's limit between two take() applies.
   void count(const char* data, DType type, const char* partners, DType partner_type, size_t count);
 
   // Returns the histogram of the added values and empties the counter.
@@ -57,7 +55,7 @@ class UnpairedCounter {
  private:
   TensorCounter counter_;
   bool has_any_ = false;
-  std::vector<char> alone_;
+  std::vector<char> unpaired_;  // bytes of the unpaired values of one call of count()
 };
 
 // Returns `all` minus the finite values of `part`, which must be contained in `all`.
@@ -68,16 +66,16 @@ struct PairOfCheckpoints {
   size_t a = 0, b = 0;  // indexes in the list of checkpoints
 };
 
-// The distance between two states of one tensor, or of all compared tensors pooled. NaN: unknown.
+// The distance between two states a and b of one tensor, or of all compared tensors pooled. NaN: unknown.
 struct Distance {
   uint64_t elements = 0;
-  Wasserstein wasserstein;
-  double noise_floor = 0;  // W1 of independent draws, see shadow/histogram.h
-  double magnitude = 0;    // mean |a|, for comparison with the distances
-  Difference difference;
+  Wasserstein wasserstein;  // W1 between the distributions of the values of a and of b, with bounds
+  double noise_floor = 0;   // W1 to expect from two independent draws of the same distribution
+  double magnitude = 0;     // mean |a|, for comparison with the distances
+  Difference difference;    // statistics of b - a, value by value
   uint64_t non_finite_a = 0, non_finite_b = 0;
 
-  // Near 1: the values moved in a common direction. Near 0: noise that leaves the distribution unchanged.
+  // W1 / mean |a - b|. Near 1: the values moved in a common direction. Near 0: the distribution is unchanged.
   double drift() const { return wasserstein.value / difference.mean_magnitude(); }
 };
 
@@ -85,17 +83,17 @@ struct TensorDistance {
   std::string name, type_a, type_b;
   std::vector<int64_t> shape;
   Distance distance;
-  double rounding_a = 0, rounding_b = 0;  // fp64 is counted in fp32: sums of |x - rounded x|
+  double rounding_a = 0, rounding_b = 0;  // TensorCounter::take_rounding() of a and b
 };
 
-// A tensor whose shapes or types differ: its shape or type in a and in b.
+// A tensor whose shapes or types differ: `a` and `b` are its shape, or type, in the two checkpoints.
 struct Unlike {
   std::string name, a, b;
 };
 
 struct PairResult {
   PairOfCheckpoints pair;
-  std::vector<TensorDistance> tensors;  // in natural order of names
+  std::vector<TensorDistance> tensors;  // in the order of natural_less() (checkpoint.h)
   Distance pooled;
   std::vector<std::string> only_in_a, only_in_b;
   std::vector<Unlike> shapes;     // shapes differ: not compared
@@ -110,21 +108,19 @@ struct Comparison {
   double seconds = 0;
 };
 
-// Reads every tensor that some pair compares once. The result does not depend on `threads`. `progress` is
-// called with the share that is done, by one thread at a time. Returns "" or one line that names the file
-// that failed.
+// Compares all pairs, reading every tensor once. The result does not depend on `threads`. `progress` is
+// called with the share that is done, 0 to 1, by one thread at a time. Returns "" or one line with the error.
 std::string compare(const std::vector<Checkpoint>& checkpoints, const std::vector<PairOfCheckpoints>& pairs,
                     int threads, const std::function<void(double)>& progress, Comparison* result);
 
-// A tensor in all checkpoints that have it with the same shape. Each checkpoint's copy is read once for all
-// pairs.
+// All comparisons of one tensor, among the checkpoints that have it with the same shape.
 struct ComparisonTask {
-  // The tensor in one checkpoint.
+  // The tensor in one checkpoint. It is read once for all pairs.
   struct Side {
     const Checkpoint* checkpoint = nullptr;
     Checkpoint::Place place;
   };
-  // A comparison of two sides.
+  // The comparison of two sides for one pair of checkpoints.
   struct Part {
     size_t pair = 0;                // index in the results
     size_t tensor = 0;              // index in PairResult::tensors

@@ -1,3 +1,4 @@
+// Formats the distances between checkpoints as JSON, page and table.
 #include "lab/comparison_report.h"
 
 #include <algorithm>
@@ -67,7 +68,7 @@ ordered_json whole(const Comparison& comparison) {
   return root;
 }
 
-// Paths may contain invalid UTF-8, which is replaced.
+// The text of the JSON. Invalid UTF-8, which paths may contain, is replaced.
 std::string dumped(const ordered_json& json, int indent) {
   return json.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
 }
@@ -103,7 +104,7 @@ std::string counted(uint64_t count) {
   return written(unit == 0 ? "%.0f" : "%.3g", x) + kUnits[unit];
 }
 
-// W1, with half the width of its bounds if that is visible in the four digits.
+// W1 in four digits, and half the width of its bounds if that is large enough to change them.
 std::string distance(const Wasserstein& w) {
   const double half = (w.high - w.low) / 2;
   return written("%.3e", w.value) + (half > 5e-4 * w.value ? written(" ±%.0e", half) : "");
@@ -127,7 +128,7 @@ Row joined(Row row, const Row& more) {
   return row;
 }
 
-// Sorted by relative L2 distance, the largest first, unknown ones last.
+// The `most` tensors (0: all) with the largest relative L2 distance, the largest first, unknown ones last.
 std::vector<const TensorDistance*> farthest(const PairResult& pair, size_t most) {
   std::vector<const TensorDistance*> tensors;
   for (const TensorDistance& tensor : pair.tensors) tensors.push_back(&tensor);
@@ -193,6 +194,7 @@ std::string not_finite_of(const Comparison& comparison, const PairResult& pair) 
   return listed("values that are not finite, in " + a + " and in " + b, lines) + (lines.empty() ? "" : "\n");
 }
 
+// Lists tensors that were not compared, or whose types differ.
 std::string unlike_of(const Comparison& comparison, const PairResult& pair) {
   const std::string a = printable(comparison.paths[pair.pair.a]),
                     b = printable(comparison.paths[pair.pair.b]);
@@ -204,7 +206,7 @@ std::string unlike_of(const Comparison& comparison, const PairResult& pair) {
   return text.empty() ? "" : printable(pair.pair.name) + ": not alike\n" + text + "\n";
 }
 
-// The checkpoint that all pairs start from, if there is one.
+// ", against " and the checkpoint that is `a` of all pairs, or "" if they have different ones.
 std::string common_base(const Comparison& comparison) {
   const size_t base = comparison.pairs.front().pair.a;
   const bool common = std::all_of(comparison.pairs.begin(), comparison.pairs.end(),

@@ -8,15 +8,16 @@
 
 namespace foreshock::lab {
 
-// {"schema": 1, "versions", "checkpoints": [paths], "pairs": [...]}, see docs/compare.md. Numbers that are
-// not finite are null. The bytes do not depend on the number of threads.
+// {"schema": 1, "versions", "checkpoints": [paths], "pairs": [...]}; docs/compare.md lists the fields.
+// Numbers that are not finite are null.
 std::string to_json(const Comparison& comparison);
 
 // An HTML page in one file, without outside resources.
 std::string to_page(const Comparison& comparison);
 
-// A table for the terminal: one row per pair with its pooled figures; for each pair the `most` tensors with
-// the largest relative L2 distance (0: all); then the tensors that could not be compared.
+// Tables for the terminal: one row per pair, for all its tensors pooled; for each pair the `most` tensors
+// with the largest relative L2 distance (0: all); then tensors with values that are not finite or are not
+// alike.
 std::string table_of(const Comparison& comparison, size_t most);
 
 }  // namespace foreshock::lab

@@ -1,5 +1,7 @@
-// The tiled attention algorithms that the lab measures: FlashAttention 1 and 2 as in their papers, and the
-// shipped kernels (FlashAttention 2, 3 in fp8, 4, split keys).
+// The tiled attention algorithms that the lab measures (attention.h): FlashAttention 1 and 2 as in their
+// papers, and the shipped kernels (FlashAttention 2, 3 in fp8, 4, split keys). A tile is a block of query
+// rows with a block of keys. arithmetic.store(x) rounds to the format, cast(x) to the format of a product's
+// operand, in_register(x) to fp32.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -15,13 +17,14 @@ using TileMaximum = double (*)(const Tensor& scores, int i);
 
 // Options of the kernels that keep their running state in registers.
 struct FlashKernel {
-  bool sum_after_cast = false;  // the sum uses P after its cast to the format
-  double lazy_log2 = 0;         // the maximum is renewed only if it grew by more than this; in powers of two
+  bool sum_after_cast = false;  // the sum of P is taken after its cast to the format
+  double lazy_log2 =
+      0;  // the maximum is renewed only if a score exceeds it by more than this, in powers of two
   double shift_log2 = 0;        // P is multiplied by 2^shift_log2, to use the range of fp8
   bool scale_per_tile = false;  // fp8: one scale per tile instead of one per tensor
 };
 
-// Algorithm 1 of FlashAttention (arXiv 2205.14135), with one rounding per elementwise operation.
+// -- FlashAttention 1: algorithm 1 of arXiv 2205.14135, with one rounding per elementwise operation --
 
 // Running maximum and sum of a row.
 struct RowState {
@@ -48,7 +51,7 @@ Tile tile_of(const Tensor& query, const Tensor& key, const Tensor& value, double
   }
   arithmetic.store(scores);
   for (double& s : scores.data) s = std::exp(s);
-  arithmetic.store(scores);
+  arithmetic.store(scores);  // now P
   for (int i = 0; i < scores.rows; ++i) tile.sums.push_back(arithmetic.store(arithmetic.row_sum(scores, i)));
   arithmetic.cast(scores);
   tile.out = arithmetic.multiply(scores, value);
@@ -56,12 +59,13 @@ Tile tile_of(const Tensor& query, const Tensor& key, const Tensor& value, double
   return tile;
 }
 
-// exp(x - y); the difference and the exponential are both stored. 0 for the first tile, where x is -infinity.
+// exp(x - y); difference and exponential are both stored. 0 if x is -infinity, as before the first tile.
 double stored_exp(double x, double y, Arithmetic& arithmetic) {
   return arithmetic.store(std::exp(arithmetic.store(x - y)));
 }
 
-// out = (old_sum * out + tile_weight * tile.out) / sum, every product, sum and quotient stored.
+// Adds a tile to the running output: out = (old_sum * out + tile_weight * tile.out) / sum. Every product, sum
+// and quotient is stored. The weights refer the old state and the tile to their common maximum.
 void update(std::vector<RowState>& state, Tile& tile, Tensor& out, Arithmetic& arithmetic) {
   for (int i = 0; i < out.rows; ++i) {
     const double maximum = std::max(state[i].maximum, tile.maxima[i]);
@@ -113,7 +117,9 @@ Tensors flash_reimplemented(const Tensors& inputs, const Settings& settings, Ari
 
 namespace {
 
-// Running state of a tile of query rows; the constructor makes the state before the first key.
+// -- FlashAttention 2 with its running state in the format --
+
+// Running state of a block of query rows; the constructor makes the state before the first key.
 struct Running {
   Running(int rows, int columns)
       : maximum(rows, -std::numeric_limits<double>::infinity()), sum(rows, 0), out(rows, columns) {}
@@ -122,8 +128,8 @@ struct Running {
   Tensor out;  // not yet divided by the sum
 };
 
-// Raises the running maximum if the tile has a larger one, and replaces the scores by P relative to it.
-// Returns the weight of the old state for each row.
+// Raises the running maximum if the tile has a larger one, and replaces the scores by P relative to the
+// maximum. Returns for each row the factor that refers the old state to the new maximum.
 std::vector<double> raise_maximum(Tensor& scores, Running& running, TileMaximum tile_maximum,
                                   Arithmetic& arithmetic) {
   std::vector<double> old_weight;
@@ -140,6 +146,7 @@ std::vector<double> raise_maximum(Tensor& scores, Running& running, TileMaximum 
   return old_weight;
 }
 
+// Adds a tile with these scores; they become P.
 void add_tile(Tensor& scores, const Tensor& value, TileMaximum tile_maximum, Running& running,
               Arithmetic& arithmetic) {
   const std::vector<double> old_weight = raise_maximum(scores, running, tile_maximum, arithmetic);
@@ -194,8 +201,10 @@ Tensors flash2_reimplemented(const Tensors& inputs, const Settings& settings, Ar
 
 namespace {
 
-// In the kernels that follow, the scale contains log2(e) and exp2 is used, so maxima and scores are in powers
-// of two.
+// -- kernels with their running state in registers --
+
+// Their scale contains log2(e) and they use exp2, so scores and maxima are in powers of two.
+
 struct Operands {
   Tensor query, key, value;
   std::vector<double> query_scale, key_scale, value_scale;  // one per row
@@ -215,8 +224,7 @@ double raised(double old_maximum, double tile_maximum, const FlashKernel& kernel
   return tile_maximum > old_maximum + kernel.lazy_log2 ? tile_maximum : old_maximum;
 }
 
-// Adds a tile: replaces the scores (in powers of two) by P, and rescales the sums and the old output to the
-// new maximum.
+// Adds a tile with these scores; they become P. Refers the old sums and output to the new maximum.
 void add_tile(Tensor& scores, const Tensor& value, double value_scale, const FlashKernel& kernel,
               Running& running, Arithmetic& arithmetic) {
   std::vector<double> tile_sum(scores.rows);
@@ -239,15 +247,15 @@ void add_tile(Tensor& scores, const Tensor& value, double value_scale, const Fla
     if (kernel.sum_after_cast) tile_sum[i] = arithmetic.row_sum(scores, i);
     running.sum[i] = arithmetic.in_register(running.sum[i] + tile_sum[i]);
   }
+  // With scale 1 the products are summed in the running output. A scaled tile needs a sum of its own.
   if (value_scale == 1) return arithmetic.multiply_add(scores, value, running.out);
-  const Tensor tile_out = arithmetic.multiply(scores, value);  // a scaled tile has its own sum
+  const Tensor tile_out = arithmetic.multiply(scores, value);
   for (size_t i = 0; i < tile_out.data.size(); ++i)
     running.out.data[i] =
         arithmetic.in_register(running.out.data[i] + arithmetic.in_register(tile_out.data[i] * value_scale));
 }
 
-// FlashAttention-2 with its running state in registers, as in shipped kernels. Returns out [rows][d], not yet
-// cast, and log_sum_exp [rows][1].
+// Returns out [rows][d], not yet stored in the format, and log_sum_exp [rows][1].
 Tensors flash2_in_registers(const Tensors& inputs, const Settings& settings, const FlashKernel& kernel,
                             Arithmetic& arithmetic) {
   const Operands x = operands_of(inputs, settings, kernel, arithmetic);
@@ -276,7 +284,7 @@ Tensors flash2_in_registers(const Tensors& inputs, const Settings& settings, con
   return {{"out", std::move(out)}, {"log_sum_exp", std::move(log_sum_exp)}};
 }
 
-// flash2_in_registers(), then the cast of the output, and the backward pass if the settings want it.
+// Runs flash2_in_registers(), stores its output in the format, and runs the backward pass if it is set.
 Tensors flash2_kernel(const Tensors& inputs, const Settings& settings, const FlashKernel& kernel,
                       Arithmetic& arithmetic) {
   Tensors results = flash2_in_registers(inputs, settings, kernel, arithmetic);
@@ -295,18 +303,15 @@ Tensors flash2_cast_sum(const Tensors& inputs, const Settings& settings, Arithme
   return flash2_kernel(inputs, settings, {.sum_after_cast = true}, arithmetic);
 }
 
-// The stabilised maximum of "Why Low-Precision Transformer Training Fails" (arXiv 2510.04212, algorithm 1).
-// If the row maximum occurs several times, a larger value is subtracted. P is then never exactly 1, so sums
-// of values of one sign do not always round in the same direction. Softmax does not depend on the subtracted
-// value.
-
 namespace {
 
-// The paper allows a factor beta of 2 to 8 and uses 7. Its code counts scores within 1e-3 of the maximum as
-// repeats.
+// The paper (below) allows a factor beta of 2 to 8 and uses 7. Its code takes scores within 1e-3 for equal.
 constexpr double kBeta = 7;
 constexpr double kRepeatTolerance = 1e-3;
 
+// The stabilised maximum of "Why Low-Precision Transformer Training Fails" (arXiv 2510.04212, algorithm 1):
+// if the row maximum occurs several times, a larger value is subtracted. Softmax does not depend on that
+// value. P is then never exactly 1, so sums of values of one sign do not always round in the same direction.
 double shifted_maximum(const Tensor& scores, int i) {
   const double maximum = Arithmetic::row_max(scores, i);
   int repeats = 0;
@@ -322,17 +327,17 @@ Tensors flash2_dynamic_max(const Tensors& inputs, const Settings& settings, Arit
 }
 
 Tensors flash3_fp8(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
-  const bool fp8 = arithmetic.format().is_fp8();  // in wider formats it is flash2_shipped
+  const bool fp8 = arithmetic.format().is_fp8();  // with other formats it is flash2_shipped
   return flash2_kernel(inputs, settings, {.shift_log2 = fp8 ? 8.0 : 0.0, .scale_per_tile = fp8}, arithmetic);
 }
 
 Tensors flash4_lazy(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
-  // In such a kernel P may be as large as 2^8.
-  return flash2_kernel(inputs, settings, {.lazy_log2 = 8}, arithmetic);
+  return flash2_kernel(inputs, settings, {.lazy_log2 = 8}, arithmetic);  // P may be as large as 2^8
 }
 
 namespace {
 
+// Computes attention separately for each of `splits` ranges of keys.
 std::vector<Tensors> parts_of(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
   const Tensor &key = inputs.at("key"), &value = inputs.at("value");
   const int splits = std::clamp(settings.tiling.splits, 1, key.rows);
@@ -351,6 +356,7 @@ std::vector<Tensors> parts_of(const Tensors& inputs, const Settings& settings, A
 }  // namespace
 
 Tensors split_k(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
+  // out = sum of exp(lse_part - maximum) * out_part / sum of exp(lse_part - maximum).
   const std::vector<Tensors> parts = parts_of(inputs, settings, arithmetic);
   Tensor out = parts[0].at("out"), log_sum_exp = parts[0].at("log_sum_exp");
   for (int i = 0; i < out.rows; ++i) {

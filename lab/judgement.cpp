@@ -110,17 +110,17 @@ struct Pooled {
 };
 
 Pooled pooled(const std::vector<Part>& parts, Deviation Part::*which) {
-  double error = 0, norm = 0, towards = 0, ulps = 0;
+  double error = 0, norm = 0, outward = 0, ulps = 0;
   std::vector<double> slices;
   for (const Part& part : parts) {
     const Deviation& d = part.*which;
     error += d.squares;
     norm += part.squares;
-    towards += d.towards;
+    outward += d.outward;
     ulps += d.ulps;
-    slices.push_back(d.towards);
+    slices.push_back(d.outward);
   }
-  return {norm > 0 ? std::sqrt(error / norm) : std::sqrt(error), ulps > 0 ? towards / ulps : 0, z_of(slices)};
+  return {norm > 0 ? std::sqrt(error / norm) : std::sqrt(error), ulps > 0 ? outward / ulps : 0, z_of(slices)};
 }
 
 std::string failure_of(const Verdict& v, size_t slices, bool is_fp64) {

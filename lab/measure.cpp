@@ -1,3 +1,4 @@
+// Runs the algorithms on random inputs and summarises their deviations over the seeds.
 #include "lab/measure.h"
 
 #include <algorithm>
@@ -13,8 +14,7 @@ namespace {
 
 double ratio(double a, double b) { return a == 0 ? 0 : a / b; }
 
-// 97.5 % quantile of Student's t: a table up to 30 degrees of freedom, then an expansion that is accurate to
-// 0.5 %.
+// 97.5 % quantile of Student's t: up to 30 degrees of freedom a table, then an expansion exact to 0.5 %.
 double student_t(size_t degrees) {
   constexpr double kTable[] = {12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
                                2.201,  2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
@@ -53,7 +53,7 @@ Deviation deviation_of(const Tensor& result, const Tensor& reference, const Numb
     sum += magnitude;
     deviation.squares += magnitude * magnitude;
     reference_squares += expected * expected;
-    deviation.towards += expected < 0 ? -difference : difference;
+    deviation.outward += expected < 0 ? -difference : difference;
     deviation.ulps += format.ulp(expected);
     largest = std::max(largest, std::fabs(expected));
   }
@@ -65,7 +65,7 @@ Deviation deviation_of(const Tensor& result, const Tensor& reference, const Numb
   deviation.std_abs =
       std::sqrt(std::max(0.0, deviation.squares / count - deviation.mean_abs * deviation.mean_abs));
   deviation.relative_l2 = ratio(std::sqrt(deviation.squares), std::sqrt(reference_squares));
-  deviation.bias_ulp = ratio(deviation.towards, deviation.ulps);
+  deviation.bias_ulp = ratio(deviation.outward, deviation.ulps);
   deviation.over_roundoff = ratio(deviation.max_abs, format.unit_roundoff() * largest);
   return deviation;
 }
@@ -86,15 +86,16 @@ double z_of(std::span<const double> values) {
 
 namespace {
 
-// Points with the same inputs, reference and plain result. These are computed once per group.
+// Points with the same inputs, reference and plain result, which are computed once per group and seed.
 struct Group {
-  std::vector<size_t> points;
+  std::vector<size_t> points;  // indexes
   int seeds = 0;
 };
 
+// The result of one point with one seed: the deviations of its algorithm and of the plain algorithm.
 struct Result {
   std::map<std::string, Deviation> own, plain;  // by tensor
-  std::map<std::string, double> from_plain;     // largest |own - plain|, by tensor
+  std::map<std::string, double> from_plain;     // largest difference between the two, by tensor
 };
 
 NumberFormat format_of(const Point& point) { return *parse_format(point.format); }
@@ -165,23 +166,24 @@ double largest_difference(const Tensor& a, const Tensor& b) {
 // Runs one group with one seed and sets results[point][seed] for its points.
 void run_group(std::span<const Point> points, const Group& group, int seed,
                std::vector<std::vector<Result>>& results) {
-  const Point& first = points[group.points[0]];
+  const Point& first = points[group.points[0]];  // what is the same for all points of the group
   const Algorithm& plain = plain_of(find_algorithm(first.algorithm)->family);
   const uint64_t seed_value = first.first_seed + seed;
-  const Arithmetic any = arithmetic_of(first, seed_value);
   const auto inputs_in = [&](const NumberFormat& format) {
     return make_inputs({plain.family, first.rows, first.n, first.d}, *parse_input_law(first.input),
                        first.scale, seed_value, format);
   };
-  const NumberFormat fp64 = *parse_format("fp64");
+  Arithmetic plain_arithmetic = arithmetic_of(first, seed_value);
+  // The operands of a matrix product are in the format itself, other inputs in the storage format.
   const bool in_format = plain.family == Family::kMatrixProduct;
-  const Tensors inputs = inputs_in(in_format ? any.format() : any.storage());
+  const Tensors inputs = inputs_in(in_format ? plain_arithmetic.format() : plain_arithmetic.storage());
+  // Tiles and the source of delta may differ within a group: plain takes the first point's tiles, and kOut.
   Settings settings = settings_of(first);
   settings.delta = DeltaSource::kOut;
+  const NumberFormat fp64 = *parse_format("fp64");
   Arithmetic exact(fp64, *parse_accumulator("fp64"));
   const Tensors reference =
       plain.run(first.reference == "stored" ? inputs : inputs_in(fp64), settings, exact);
-  Arithmetic plain_arithmetic = arithmetic_of(first, seed_value);
   const Tensors plain_results = plain.run(inputs, settings, plain_arithmetic);
   const auto plain_deviation = deviations(plain_results, reference, plain_arithmetic);
   for (size_t index : group.points) {
@@ -197,6 +199,7 @@ void run_group(std::span<const Point> points, const Group& group, int seed,
 
 double ratio_to(double a, double b) { return a == 0 && b == 0 ? 1 : a / b; }
 
+// The measurement of one output tensor of a point; `seeds` has the result of each seed.
 Measurement summary_of(const Point& point, const std::string& tensor, const std::vector<Result>& seeds) {
   Measurement m;
   m.point = point;
@@ -263,8 +266,7 @@ std::string why_not(const Point& p) {
 double bytes_needed(const Point& p) {
   const double n = p.n, d = p.d, rows = p.rows;
   const Family family = find_algorithm(p.algorithm)->family;
-  // `tensors`: inputs, results and their transposes. Then the score-sized matrices that exist at the same
-  // time. Both are upper estimates.
+  // Elements of inputs, results and their transposes, and of the score-sized matrices that exist at a time.
   const double tensors =
       family == Family::kConvolution ? 40 * d * n * n + rows * (n * n + d * 9) : 6 * (rows + 2 * n) * d;
   const double scores = family == Family::kConvolution ? 0 : (p.backward ? 10 : 5) * rows * n;

@@ -1,5 +1,5 @@
-// Measures the points of a sweep: each algorithm and plain against the fp64 reference, over several seeds, in
-// several threads. Results do not depend on the number of threads.
+// Measures points: for several random inputs, the deviation of an algorithm and of the plain algorithm of its
+// family from the fp64 reference. Runs in several threads; results do not depend on their number.
 #ifndef FORESHOCK_LAB_MEASURE_H_
 #define FORESHOCK_LAB_MEASURE_H_
 
@@ -20,15 +20,15 @@
 
 namespace foreshock::lab {
 
-// The deviation of one tensor of one run from its reference. An element that is not finite makes all figures
-// NaN; such elements are counted.
+// The deviation of one tensor of one run from its reference. Elements whose difference is not finite are
+// counted; if there are any, all other figures are NaN.
 struct Deviation {
   double max_abs = 0;
   double mean_abs = 0;
   double std_abs = 0;        // standard deviation of |difference| over the elements
   double relative_l2 = 0;    // L2 norm of the difference / L2 norm of the reference
-  double bias_ulp = 0;       // towards / ulps; positive: the result is biased away from zero
-  double towards = 0;        // sum of difference * sign(reference)
+  double bias_ulp = 0;       // outward / ulps; positive: the result is biased away from zero
+  double outward = 0;        // sum of difference * sign(reference)
   double ulps = 0;           // sum of ulp(reference)
   double squares = 0;        // sum of squares of the difference, for pooling
   double signed_sum = 0;     // sum of the difference
@@ -61,7 +61,8 @@ void parallel_for(size_t count, int threads, const Task& task) {
   work();
 }
 
-// A value for each axis of a sweep.
+// What is measured: a value for each axis of a sweep. inputs.h, algorithm.h, number_format.h, accumulator.h
+// and rounding.h list the names.
 struct Point {
   std::string sweep = "custom";
   std::string algorithm = "plain";
@@ -69,7 +70,7 @@ struct Point {
   std::string accumulator;  // "": natural_accumulator() of the format
   std::string input = "normal";
   std::string rounding = "rne";
-  std::string delta = "out";         // or "probabilities"
+  std::string delta = "out";  // source of the backward pass's delta: out or probabilities (DeltaSource)
   std::string reference = "stored";  // inputs of the reference: stored (rounded) or original
   int n = 1024, d = 64, rows = 256;
   int block_q = 64, block_k = 64, splits = 4;
@@ -86,9 +87,9 @@ struct Measurement {
   std::string tensor;  // name of the output in algorithm.h: "out", "grad_query", ...
   Interval max_abs, mean_abs, std_abs, relative_l2, bias_ulp, signed_sum, over_roundoff;
   double bias_z = 0;            // z_of() the bias of the seeds
-  Interval ratio_to_plain;      // relative_l2 / that of plain, per seed, in the same arithmetic
-  Interval max_ratio_to_plain;  // max_abs / that of plain
-  Interval max_from_plain;      // largest |own - plain|, both in this format
+  Interval ratio_to_plain;      // relative_l2 / that of the plain algorithm with the same seed and arithmetic
+  Interval max_ratio_to_plain;  // the same of max_abs
+  Interval max_from_plain;      // largest |this result - result of the plain algorithm|
   int64_t non_finite = 0;       // elements that are not finite, over all seeds
 };
 
@@ -101,7 +102,7 @@ double bytes_needed(const Point& point);
 // Called from one thread at a time with the share of the work that is done, 0..1.
 using Progress = std::function<void(double)>;
 
-// All points must be measurable (why_not is empty). The order of results is that of the points.
+// why_not() of all points must be "". Returns one measurement per point and output tensor, in that order.
 std::vector<Measurement> measure(std::span<const Point> points, int threads, const Progress& progress = {});
 
 }  // namespace foreshock::lab

@@ -1,3 +1,4 @@
+// The table of sweeps with the points of each, and the writers of results.
 #include "lab/study.h"
 
 #include <algorithm>
@@ -29,7 +30,7 @@ std::vector<Point> with(std::vector<Point> base, Value Point::*axis, const Value
 
 using Names = std::vector<const char*>;
 
-// The inputs for which the paper's factor of ten is reproduced.
+// With inputs from U(0,1), flash attention deviates ten times more than plain, as arXiv 2405.02803 reports.
 std::vector<Point> uniform_base() {
   Point point;
   point.input = "uniform";
@@ -45,8 +46,7 @@ std::vector<Point> fig4_points() {
   const Names algorithms{"plain", "flash_reimplemented", "flash2_reimplemented", "flash2_shipped"};
   std::vector<Point> points =
       with(with({Point{}}, &Point::input, Names{"uniform", "normal"}), &Point::n, std::vector{1024, 2048});
-  // As in the error table of FlashAttention-3: fp16, d 128, inputs with outliers, errors against the original
-  // inputs.
+  // As in the error table of FlashAttention-3, whose reference has the inputs before rounding to fp16.
   Point outlier;
   outlier.input = "outlier";
   outlier.format = "fp16";
@@ -82,6 +82,7 @@ std::vector<Point> fig6_points() {
   return points;
 }
 
+// Inputs "ties:T:GAP" (inputs.h): T scores of each row share the maximum, or are GAP below it.
 std::vector<Point> ties_points() {
   Point base;
   base.n = base.block_k = 512;
@@ -113,6 +114,7 @@ std::vector<Point> bias_points() {
 const Names kBf16Units{"exact", "fp64", "fp32", "ampere", "hopper"};
 const Names kFp8Units{"exact", "fp32", "hopper_fp8", "hopper_fp8_promoted", "blackwell_fp8"};
 
+// The bf16 point with every accumulator of kBf16Units, and the same point in fp8 with those of kFp8Units.
 std::vector<Point> with_units(const Point& bf16) {
   Point fp8 = bf16;
   fp8.format = "e4m3";
@@ -311,7 +313,7 @@ ordered_json whole(const Study& study) {
   return root;
 }
 
-// Descriptions of the page's charts, which to_json() does not contain.
+// The charts of the page: what page/lab.js needs beside the result of to_json().
 ordered_json drawings(const Study& study) {
   ordered_json list = ordered_json::array();
   for (const SweepResult& result : study.sweeps) {
@@ -358,14 +360,14 @@ std::string written(const char* format, double x) {
   return text;
 }
 
-// Half the width of the interval, relative to the mean, in per cent.
+// Half the width of the 95 % interval as a percentage of the mean, such as " ±3%".
 std::string spread(const Interval& interval) {
   const double half = (interval.high - interval.low) / 2;
   return interval.mean == 0 ? "" : written(" ±%.0f%%", 100 * half / std::fabs(interval.mean));
 }
 
-// Whether the table shows a measurement. A named sweep shows only its tensor. Other tables show all tensors
-// except the log-sum-exp, which is not stored in the format.
+// Whether the table shows a measurement. If the sweep has a tensor, only that one is shown; else all tensors
+// except the log-sum-exp, which most algorithms do not store in the format under test.
 bool is_shown(const SweepResult& result, const Measurement& m) {
   if (result.sweep && !result.sweep->tensor.empty()) return m.tensor == result.sweep->tensor;
   return m.tensor != "log_sum_exp";
@@ -411,17 +413,17 @@ std::string heading(const SweepResult& result, const Measurement& first, const s
   if (result.sweep) text += ": " + std::string(result.sweep->question);
   text += "\n  ";
   for (const auto& [axis, value] : axes_of(first.point)) {
-    const bool obvious = value == "rne" || value == "forward" || value == "out" || value == "stored" ||
-                         axis == "first_seed" || axis == "splits" || (axis == "scale" && value == "1");
-    if (!names.contains(axis) && !obvious) text += axis + " " + value + "  ";
+    const bool is_default = value == "rne" || value == "forward" || value == "out" || value == "stored" ||
+                            axis == "first_seed" || axis == "splits" || (axis == "scale" && value == "1");
+    if (!names.contains(axis) && !is_default) text += axis + " " + value + "  ";
   }
   return text + "\n\n";
 }
 
 std::string verdict(const Claim& claim, bool colour) {
-  const char* start = !colour ? "" : claim.holds ? "\033[32m" : "\033[31m";
-  return std::string("  ") + start + (claim.holds ? "holds" : "fails") + (colour ? "\033[0m" : "") + "  " +
-         claim.source + ": " + claim.statement + "\n         " + claim.measured + "\n";
+  std::string word = claim.holds ? "holds" : "fails";
+  if (colour) word = (claim.holds ? "\033[32m" : "\033[31m") + word + "\033[0m";  // green or red
+  return "  " + word + "  " + claim.source + ": " + claim.statement + "\n         " + claim.measured + "\n";
 }
 
 }  // namespace
@@ -466,6 +468,7 @@ std::string table_of(const SweepResult& result, bool colour) {
 
 namespace {
 
+// Replaces every `marker`; markers inside `text` stay.
 void replace(std::string& page, const std::string& marker, const std::string& text) {
   for (size_t at = page.find(marker); at != std::string::npos; at = page.find(marker, at + text.size()))
     page.replace(at, marker.size(), text);

@@ -1,5 +1,5 @@
-// The named sweeps: their points, their charts and the claims of the literature about them. Also writes
-// results as JSON, as a page and as tables.
+// The named sweeps of `foreshock lab`, and their results as JSON, page and tables. A sweep has points to
+// measure (measure.h: an algorithm with its format, inputs and tiles) and claims about the results.
 #ifndef FORESHOCK_LAB_STUDY_H_
 #define FORESHOCK_LAB_STUDY_H_
 
@@ -17,17 +17,15 @@ namespace foreshock::lab {
 struct Claim {
   std::string source;  // where the statement comes from
   std::string statement;
-  std::string measured;  // the figures that decide, as text
+  std::string measured;  // the measured figures that decide whether it holds, as text
   bool holds = false;
 };
 
-// A named sweep. `x`, `y` and `series` describe its chart, by the names of axes and statistics in the JSON.
-// `series` may list several axes, separated by commas. Table and chart show only `tensor`; "": all tensors.
 struct Sweep {
   std::string_view name;
-  std::string_view question;
-  std::string_view x, y, series;
-  std::string_view tensor;
+  std::string_view question;      // heading of its chart and table
+  std::string_view x, y, series;  // its chart: an axis, a statistic, and axes ("a,b"), as named in the JSON
+  std::string_view tensor;        // output of the algorithms that chart and table show; "": all
   bool log_x, log_y;
   std::vector<Point> (*points)();
   std::vector<Claim> (*claims)(std::span<const Measurement>);
@@ -36,10 +34,8 @@ struct Sweep {
 std::span<const Sweep> sweeps();
 const Sweep* find_sweep(std::string_view name);  // null: no such sweep
 
-// The sweeps that are measured if none is named: fig3, fig4, fig5, fig6.
+// The sweeps that are measured if none is named: fig3, fig4, fig5, fig6 (of arXiv 2405.02803).
 std::span<const std::string_view> default_sweeps();
-
-// The results of one sweep.
 
 struct SweepResult {
   std::string name;              // name of the sweep, or "custom"
@@ -54,7 +50,7 @@ struct Study {
   double seconds = 0;
 };
 
-// The program, its compiler and the libraries of the page, as (name, version).
+// Name and version of the program, its compiler and the libraries of the page.
 std::vector<std::pair<std::string, std::string>> versions();
 
 // {"schema": 1, "versions", "points": [...], "claims": [...]}; docs/lab.md lists the fields. A figure that is
@@ -65,8 +61,7 @@ std::string to_json(const Study& study);
 std::string to_page(const Study& study);
 
 // A table for the terminal: a heading with the axes that do not vary, one line per measurement with the axes
-// that vary and the figures, then the claims. Only the sweep's tensor is listed. `colour`: ANSI colours for
-// the verdicts.
+// that vary and the figures, then the claims and whether they hold. `colour`: the latter in ANSI colours.
 std::string table_of(const SweepResult& result, bool colour);
 
 // Formats rows of equal length as aligned columns; the first `left_columns` are aligned to the left, the
@@ -77,8 +72,7 @@ std::string aligned(const std::vector<std::vector<std::string>>& rows, size_t le
 extern const char* const kLabScript;
 extern const char* const kCompareScript;
 
-// A report page in one file, without outside resources. The script reads `json`, one JSON value, from the
-// element "study".
+// A report page in one file, without outside resources. Its script reads `json` from the element "study".
 std::string report_page(const std::string& title, const char* script, const std::string& json);
 
 }  // namespace foreshock::lab
