@@ -1,3 +1,4 @@
+// The table of accumulators, and the formats that each takes.
 #include "lab/accumulator.h"
 
 #include <array>
@@ -5,9 +6,8 @@
 namespace foreshock::lab {
 namespace {
 
-// Steps and widths are from MMA-Sim (arXiv 2511.10909) and from Khattak and Mikaitis (arXiv 2512.07004).
-// hopper_fp8_promoted adds the 13-bit sum to an fp32 register every 128 products, as DeepSeek-V3 (arXiv
-// 2412.19437) does in software.
+// The numbers are the members from `step` on. They are from MMA-Sim (arXiv 2511.10909) and from Khattak and
+// Mikaitis (arXiv 2512.07004). hopper_fp8_promoted does what DeepSeek-V3's software does (arXiv 2412.19437).
 constexpr std::array<Accumulator, 8> kAccumulators = {{
     {"exact", Accumulation::kExact},
     {"fp64", Accumulation::kFp64},
@@ -34,22 +34,16 @@ Accumulator natural_accumulator(const NumberFormat& format) {
 }
 
 bool accepts(const Accumulator& accumulator, const NumberFormat& format) {
-  switch (accumulator.kind) {
-    case Accumulation::kExact:
-    case Accumulation::kFp64:
-      return true;
-    case Accumulation::kFp32:
-      return format.precision <= 24 && format.min_exponent >= -126;
-    case Accumulation::kTensorCore:
-      return accumulator.fp8_only ? format.is_fp8() : format.precision <= 24 && format.min_exponent >= -126;
-  }
-  return false;
+  const Accumulation kind = accumulator.kind;
+  if (kind == Accumulation::kExact || kind == Accumulation::kFp64) return true;
+  const bool is_in_fp32 = format.precision <= 24 && format.min_exponent >= -126;
+  return accumulator.fp8_only ? format.is_fp8() : is_in_fp32;
 }
 
 Accumulator for_operands(const Accumulator& accumulator, const NumberFormat& format) {
   Accumulator unit = accumulator;
-  const bool wide = format.name == "tf32" || format.precision > 11;
-  if (unit.kind == Accumulation::kTensorCore && wide) unit.step /= 2;
+  const bool has_32_bits = format.name == "tf32" || format.precision > 11;
+  if (unit.kind == Accumulation::kTensorCore && has_32_bits) unit.step /= 2;
   return unit;
 }
 

@@ -1,4 +1,4 @@
-// Accumulators: the orders and roundings in which a matrix multiplication sums its products.
+// Accumulators: the orders and roundings in which a unit (hardware, or a loop) that multiplies matrices adds.
 #ifndef FORESHOCK_LAB_ACCUMULATOR_H_
 #define FORESHOCK_LAB_ACCUMULATOR_H_
 
@@ -12,8 +12,8 @@ namespace foreshock::lab {
 
 enum class Accumulation {
   kExact,       // the exact sum, rounded once to fp64
-  kFp64,        // a chain of fp64 fused multiply-adds in the order of k
-  kFp32,        // a chain of fp32 fused multiply-adds in the order of k
+  kFp64,        // a chain of fp64 fused multiply-adds, in the order of the products
+  kFp32,        // a chain of fp32 fused multiply-adds, in the order of the products
   kTensorCore,  // fused steps of several products (tensor_core.h)
 };
 
@@ -33,10 +33,10 @@ struct Accumulator {
 std::span<const Accumulator> accumulators();
 std::optional<Accumulator> parse_accumulator(std::string_view name);
 
-// The accumulator for operands of `format`: fp64 for fp64, fp32 for the rest.
+// The accumulator if none is chosen: fp64 for formats of more than 24 bits of precision, else fp32.
 Accumulator natural_accumulator(const NumberFormat& format);
 
-// Whether the unit exists for operands of `format` (tensor cores take no fp64, fp8 units only fp8).
+// Whether the unit takes operands of `format`: fp32 chains and tensor cores subsets of fp32, fp8 units fp8.
 bool accepts(const Accumulator& accumulator, const NumberFormat& format);
 
 // `accumulator`, adapted to operands of `format`. With 32-bit operands a tensor core adds half as many

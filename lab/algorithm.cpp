@@ -57,21 +57,9 @@ const Algorithm& plain_of(Family family) {
 }
 
 std::string_view name_of(Family family) {
-  switch (family) {
-    case Family::kAttention:
-      return "attention";
-    case Family::kConvolution:
-      return "convolution";
-    case Family::kSoftmax:
-      return "softmax";
-    case Family::kLayerNorm:
-      return "layer_norm";
-    case Family::kCrossEntropy:
-      return "cross_entropy";
-    case Family::kMatrixProduct:
-      return "matrix_product";
-  }
-  return "";
+  constexpr std::string_view kNames[] = {"attention",  "convolution",   "softmax",
+                                         "layer_norm", "cross_entropy", "matrix_product"};
+  return kNames[static_cast<size_t>(family)];
 }
 
 }  // namespace foreshock::lab

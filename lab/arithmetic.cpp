@@ -1,3 +1,4 @@
+// Rounding, products and row sums in a chosen arithmetic.
 #include "lab/arithmetic.h"
 
 #include <algorithm>
@@ -14,6 +15,7 @@ Arithmetic::Arithmetic(NumberFormat format, Accumulator accumulator, Rounding ro
       seed_(seed),
       wide_(format_.precision > 24) {}
 
+// Each rounding has its own key for stochastic rounding; round_to() adds the index of the element.
 void Arithmetic::cast(Tensor& x) {
   round_to(format_, rounding_, x.data.data(), x.data.size(), mix(seed_ + ++roundings_));
 }
@@ -36,12 +38,12 @@ void Arithmetic::multiply_add(const Tensor& a, const Tensor& b, Tensor& c) const
 }
 
 double Arithmetic::row_sum(const Tensor& x, int row) const {
-  constexpr int kLanes = 16;
-  double lane[kLanes] = {};
-  for (int j = 0; j < x.cols; ++j) lane[j % kLanes] = in_register(lane[j % kLanes] + x.at(row, j));
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lane[i] = in_register(lane[i] + lane[i + width]);
-  return lane[0];
+  constexpr int kChains = 16;
+  double chain[kChains] = {};
+  for (int j = 0; j < x.cols; ++j) chain[j % kChains] = in_register(chain[j % kChains] + x.at(row, j));
+  for (int width = kChains / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) chain[i] = in_register(chain[i] + chain[i + width]);
+  return chain[0];
 }
 
 double Arithmetic::row_max(const Tensor& x, int row) {

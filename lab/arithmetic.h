@@ -1,5 +1,5 @@
-// The arithmetic in which an algorithm runs: format, rounding and accumulator. Every algorithm of the lab is
-// written once, in terms of this class.
+// The arithmetic in which an algorithm runs: number format, rounding, and accumulator of matrix products.
+// Every algorithm of the lab is written once, in terms of this class. All values are held as doubles.
 #ifndef FORESHOCK_LAB_ARITHMETIC_H_
 #define FORESHOCK_LAB_ARITHMETIC_H_
 
@@ -14,8 +14,7 @@
 
 namespace foreshock::lab {
 
-// Use one object per run of an algorithm, in one thread: stochastic rounding depends on the number of earlier
-// roundings.
+// Use one object per run of an algorithm: stochastic rounding depends on the number of earlier roundings.
 class Arithmetic {
  public:
   Arithmetic(NumberFormat format, Accumulator accumulator, Rounding rounding = Rounding::kNearestEven,
@@ -38,14 +37,12 @@ class Arithmetic {
   double in_register(double x) const { return wide_ ? x : static_cast<float>(x); }
   double exp(double x) const { return in_register(std::exp(x)); }
 
-  // The product a . b (multiply_add: c + a . b) of operands in `format`, summed by the accumulator and not
-  // rounded further.
+  // a . b (multiply_add: c + a . b) of operands in format(), summed by the accumulator, not rounded further.
   Tensor multiply(const Tensor& a, const Tensor& b) const;
   void multiply_add(const Tensor& a, const Tensor& b, Tensor& c) const;
 
-  // The sum and the largest element of a row. A sum consists of sixteen interleaved chains in registers,
-  // merged pairwise, as in vector units and warps. A single chain would lose small terms that real kernels
-  // keep.
+  // The sum and the largest element of a row. The sum has sixteen interleaved chains in registers, merged
+  // pairwise, as in vector units and warps; a single chain would lose small terms that real kernels keep.
   double row_sum(const Tensor& x, int row) const;
   static double row_max(const Tensor& x, int row);
 
@@ -58,9 +55,8 @@ class Arithmetic {
 };
 
 // For fp8: scales each block of `block_rows` rows so that its largest magnitude becomes the format's largest
-// number, then casts. Returns one scale per row: the original x[i][j] was about scale[i] times the new one.
-// A block that is zero or not finite is cast with scale 1. For other formats, x stays unchanged and the
-// scales are 1.
+// number, then casts. Returns one scale per row: the original x[i][j] was about scale[i] times the new one. A
+// block that is zero or not finite has scale 1. For other formats x stays unchanged and all scales are 1.
 std::vector<double> quantise(Arithmetic& arithmetic, Tensor& x, int block_rows);
 
 }  // namespace foreshock::lab

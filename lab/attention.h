@@ -46,11 +46,9 @@ Tensors flash2_dynamic_max(const Tensors& inputs, const Settings& settings, Arit
 Tensors flash2_shipped(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // flash2_shipped, but the sum uses P after the cast, which removes the near-tie bias.
 Tensors flash2_cast_sum(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// flash2_shipped with FlashAttention-4's lazy rescaling: the maximum is renewed if exp(new - old) exceeds
-// 2^8.
+// flash2_shipped with FlashAttention-4's lazy rescaling: the maximum is renewed if exp(new - old) > 2^8.
 Tensors flash4_lazy(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// FlashAttention-3 in fp8: one scale per tile of query, key and value; P is multiplied by 2^8 before its
-// cast.
+// FlashAttention-3 in fp8: one scale per tile of query, key, value; P is multiplied by 2^8 before its cast.
 Tensors flash3_fp8(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // The keys are split into parts; each is computed as in flash2_shipped, and the results are merged by
 // log-sum-exp in registers.
@@ -62,8 +60,7 @@ enum class State { kFormat, kRegisters };
 // Adds delta, grad_query, grad_key and grad_value to `results`, which must have out and log_sum_exp.
 // Recomputes P as exp(score - log_sum_exp), as kernels do. With State::kFormat each product, the scaled
 // scores, P and delta are stored in the format, and gradients are accumulated in the format tile by tile.
-// With kRegisters all these stay in registers; only operands of products are cast. The final gradients are
-// always stored.
+// With kRegisters all these stay in registers; only operands of products are cast. Results are always stored.
 void attention_backward(const Tensors& inputs, const Settings& settings, State state, Arithmetic& arithmetic,
                         Tensors& results);
 

@@ -1,3 +1,5 @@
+// Reads safetensors files, and finds the files of a checkpoint. Functions return an error as text, "" if
+// none.
 #include "lab/checkpoint.h"
 
 #include <fcntl.h>
@@ -39,6 +41,7 @@ bool count_of(const std::vector<int64_t>& shape, uint64_t limit, uint64_t* count
   return true;
 }
 
+// Reads a tensor's entry in the header. `tensor->offset` is then relative to the data of `data_size` bytes.
 std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tensor) {
   if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
       !entry.contains("data_offsets"))
@@ -65,8 +68,8 @@ std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tens
   return "";
 }
 
-// Parses the JSON of a header, with bounded nesting. `*twice`: a name occurs twice, which readers would
-// interpret differently.
+// Parses the JSON of a header; null if it is invalid or nested too deeply. Sets *twice if a name occurs
+// twice, which other readers might interpret differently.
 json parse_header(const std::string& text, bool* twice) {
   constexpr int kDepth = 2;  // {name: {"shape": [...]}}
   bool deep = false;
@@ -202,7 +205,7 @@ constexpr uint64_t kMostIndex = 100'000'000;
 
 std::string file_name(const std::string& path) { return printable(fs::path(path).filename().string()); }
 
-// Adds a file with the tensors named in `wanted`; null: all its tensors. Returns "" or an error.
+// Adds a file with the tensors named in `wanted`; null: all its tensors.
 std::string add_file(const std::string& path, const std::set<std::string>* wanted, Checkpoint* checkpoint) {
   Safetensors opened;
   if (const std::string problem = opened.open(path); !problem.empty()) return problem;
@@ -221,7 +224,7 @@ std::string add_file(const std::string& path, const std::set<std::string>* wante
   return "";
 }
 
-// Reads an index; `*shards` maps each file to the names of its tensors. Returns "" or an error.
+// Reads an index; `*shards` maps each file to the names of its tensors.
 std::string read_index(const std::string& path, std::map<std::string, std::set<std::string>>* shards) {
   std::string problem;
   uint64_t size = 0;
@@ -231,7 +234,7 @@ std::string read_index(const std::string& path, std::map<std::string, std::set<s
   const bool read = size <= kMostIndex && read_all(file, 0, text.size(), text.data());
   close(file);
   if (!read) return printable(path) + " is not an index: it cannot be read, or is too large";
-  // Deeper levels are skipped, so that nesting does not cost memory.
+  // Levels below {"weight_map": {...}} are skipped, so that nesting does not cost memory.
   const json root = json::parse(
       text,
       [](int depth, json::parse_event_t event, json&) {

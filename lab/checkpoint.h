@@ -11,6 +11,7 @@
 
 namespace foreshock::lab {
 
+// A tensor of a safetensors file, without its data.
 struct StoredTensor {
   DType dtype = DType::kNone;  // kNone: a type that is not supported
   std::string type;            // the name in the file: "BF16"
@@ -33,8 +34,7 @@ class Safetensors {
   // Returns "" or one line that says what is wrong. The content of the file is not trusted.
   std::string open(const std::string& path);
 
-  // Reads bytes [from, from + count) of a tensor of this file. Thread-safe. Returns "" or one line with
-  // the error.
+  // Reads bytes [from, from + count) of a tensor of this file. Thread-safe. Returns "" or an error.
   std::string read(const StoredTensor& tensor, uint64_t from, uint64_t count, char* to) const;
 
   const std::string& path() const { return path_; }
@@ -63,9 +63,9 @@ int open_regular(const std::string& path, uint64_t* size, std::string* problem);
 // Reads the bytes [offset, offset + count). False if they cannot all be read.
 bool read_all(int file, uint64_t offset, uint64_t count, char* to);
 
-// The tensors of a model by name. They come from one safetensors file, from the shards that an index
-// (model.safetensors.index.json) names, or from the safetensors files of a directory.
-
+// The tensors of a model by name. They come from one safetensors file, from the shards (files with some of
+// the tensors) that an index (model.safetensors.index.json) names, or from the .safetensors files of a
+// directory.
 struct Checkpoint {
   struct Place {
     size_t file = 0;                       // index in `files`

@@ -74,8 +74,7 @@ std::vector<Claim> claims_of_fig6(Measured measured) {
   const std::vector<Measurement> bf16 = with_format(of(measured, "flash_reimplemented"), "bf16");
   const auto square = where(bf16, [](const Measurement& m) { return m.point.block_q == m.point.block_k; });
   const double gain = largest(square.front()) / largest(square.back());
-  bool rows_matter =
-      false;  // two blocks with equal key sides and different query sides differ in their error
+  bool rows_matter = false;  // blocks with equal key sides and different query sides have different errors
   int swaps = 0, worse = 0, fp32_swaps = 0, fp32_worse = 0;
   for (const Measurement& a : measured)
     for (const Measurement& b : measured) {

@@ -16,8 +16,7 @@ std::string to_json(const Comparison& comparison);
 std::string to_page(const Comparison& comparison);
 
 // Tables for the terminal: one row per pair, for all its tensors pooled; for each pair the `most` tensors
-// with the largest relative L2 distance (0: all); then tensors with values that are not finite or are not
-// alike.
+// with the largest relative L2 distance (0: all); then tensors that are not finite or not alike.
 std::string table_of(const Comparison& comparison, size_t most);
 
 }  // namespace foreshock::lab

@@ -18,8 +18,7 @@ using TileMaximum = double (*)(const Tensor& scores, int i);
 // Options of the kernels that keep their running state in registers.
 struct FlashKernel {
   bool sum_after_cast = false;  // the sum of P is taken after its cast to the format
-  double lazy_log2 =
-      0;  // the maximum is renewed only if a score exceeds it by more than this, in powers of two
+  double lazy_log2 = 0;         // only a score above maximum + this (powers of two) renews the maximum
   double shift_log2 = 0;        // P is multiplied by 2^shift_log2, to use the range of fp8
   bool scale_per_tile = false;  // fp8: one scale per tile instead of one per tensor
 };

@@ -1,3 +1,4 @@
+// Draws the inputs of each family of algorithms (algorithm.h) from a law.
 #include "lab/inputs.h"
 
 #include <algorithm>
@@ -12,7 +13,8 @@ namespace {
 
 using Kind = InputLaw::Kind;
 
-// One stream of random numbers per tensor.
+// One stream of random numbers per tensor. Families other than attention draw their first input from kQuery,
+// and their second from kKey.
 enum Stream : uint64_t { kQuery = 1, kKey, kValue, kGradOut, kOutliers, kTiePositions, kLabel };
 
 uint64_t key_of(uint64_t seed, Stream stream) { return mix(seed) ^ mix(stream); }
@@ -42,10 +44,10 @@ Tensor drawn(int rows, int cols, Kind kind, uint64_t seed, Stream stream) {
 
 bool is_one_signed(Kind kind) { return kind == Kind::kOneSigned || kind == Kind::kTies; }
 
-// Row i has the query sqrt(d) * e_c with c = i % d, so its scores are column c of the keys. In each column,
-// `ties` keys have the maximum; all other keys together have the softmax weight kResidue.
-constexpr double kResidue = 2e-4;
+constexpr double kResidue = 2e-4;  // softmax weight of all keys that are not tied
 
+// Makes the inputs of law "ties". Row i has the query sqrt(d) * e_c with c = i % d, so that its scores (with
+// the usual factor 1 / sqrt(d)) are column c of the keys. Each column gets the ties, at random keys.
 void plant_ties(Tensors& inputs, const InputLaw& law, uint64_t seed) {
   Tensor &query = inputs.at("query"), &key = inputs.at("key");
   const int n = key.rows, d = key.cols;
@@ -60,7 +62,7 @@ void plant_ties(Tensors& inputs, const InputLaw& law, uint64_t seed) {
     uint64_t counter = uint64_t(c) << 32;
     for (int planted = 0; planted < std::min(law.ties, n);) {
       const int j = static_cast<int>(uniform(key_of(seed, kTiePositions), counter++) * n);
-      if (key.at(j, c) >= top - law.gap) continue;
+      if (key.at(j, c) >= top - law.gap) continue;  // is tied already
       key.at(j, c) = planted == 0 ? top : top - law.gap;
       ++planted;
     }
@@ -110,22 +112,10 @@ Tensors other_inputs(const Shape& shape, const InputLaw& law, uint64_t seed) {
   return x;
 }
 
+// The input that `query_scale` multiplies.
 const char* scaled_input(Family family) {
-  switch (family) {
-    case Family::kAttention:
-      return "query";
-    case Family::kConvolution:
-      return "image";
-    case Family::kSoftmax:
-      return "logits";
-    case Family::kLayerNorm:
-      return "input";
-    case Family::kCrossEntropy:
-      return "hidden";
-    case Family::kMatrixProduct:
-      return "left";
-  }
-  return "query";
+  constexpr const char* kNames[] = {"query", "image", "logits", "input", "hidden", "left"};
+  return kNames[static_cast<size_t>(family)];
 }
 
 }  // namespace

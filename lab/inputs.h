@@ -1,5 +1,5 @@
-// Random inputs of the algorithms, by distribution ("law"). Each number is a pure function of (key, counter),
-// so results do not depend on the order of threads, and the seed in a report reproduces the inputs.
+// Random inputs of the lab's algorithms, by distribution ("law"). Each number is a function of a key and a
+// counter: inputs do not depend on the order of threads, and the seed in a report reproduces them.
 #ifndef FORESHOCK_LAB_INPUTS_H_
 #define FORESHOCK_LAB_INPUTS_H_
 
@@ -16,8 +16,7 @@
 
 namespace foreshock::lab {
 
-// Finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection whose output bits all depend on all input
-// bits.
+// Finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection; every output bit depends on all input bits.
 constexpr uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -44,8 +43,9 @@ inline double normal(uint64_t key, uint64_t counter) {
 // - one_signed: as normal, but value in (-1.5, -0.5] and grad_out negative
 // - flat: as normal, but query * 3e-4, which makes scores so close that P rounds to 1 in bf16
 // - shifted: N(32, 1), with a mean far above the standard deviation
-// - ties:T[:GAP]: T keys of each row share the maximum, or lie GAP below the first of them; the other keys
-//   together have weight 2e-4; value and grad_out as in one_signed. Needs d >= 1 and T <= n.
+// - ties:T[:GAP]: T keys of each row share the maximum score; with a GAP, one has it and the others have GAP
+//   less. All other keys of the row together have softmax weight 2e-4. value and grad_out are as in
+//   one_signed. Needs d >= 1 and T <= n.
 struct InputLaw {
   enum class Kind { kNormal, kUniform, kOutlier, kOneSigned, kFlat, kShifted, kTies };
   Kind kind = Kind::kNormal;
@@ -63,9 +63,8 @@ struct Shape {
   int d = 64;      // head dimension; channels
 };
 
-// The inputs of the family, rounded to `storage`. `query_scale` multiplies the query; in other families the
-// image, logits, input, hidden states or left matrix. Before rounding, the numbers depend on the seed and not
-// on the format.
+// The inputs of the family, rounded to `storage` (labels are not). `query_scale` multiplies the query; in
+// other families image, logits, input, hidden or left. Before rounding, they do not depend on the format.
 Tensors make_inputs(const Shape& shape, const InputLaw& law, double query_scale, uint64_t seed,
                     const NumberFormat& storage);
 

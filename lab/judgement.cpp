@@ -1,3 +1,5 @@
+// Reads a stored call, splits it into slices (one batch element and one kv-head each), compares each slice
+// with the reference and with plain attention, and pools the slices into verdicts.
 #include "lab/judgement.h"
 
 #include <algorithm>
@@ -9,20 +11,19 @@
 namespace foreshock::lab {
 namespace {
 
-constexpr double kForwardGate = 2, kBackwardGate = 3;
-constexpr double kBiasGate = 0.05, kBiasZ = 6;
+// Limits of a result, see judge().
+constexpr double kForwardGate = 2, kBackwardGate = 3;  // of the error, in noise floors
+constexpr double kBiasGate = 0.05, kBiasZ = 6;         // of the bias, in ulp and as a standard score
 constexpr size_t kBiasSlices = 16;
 
 // Upper bound of the relative error of the fp64 reference (as of shadow/reference.h). Used as a floor for
 // fp64 calls only: for other formats it is negligible.
 constexpr double kReferenceError = 1e-13;
 
-// A stored result: its name in the file, its name in the lab, and whether it has a row per query (else per
-// key).
 struct Field {
-  const char* stored;
-  const char* tensor;
-  bool per_query;
+  const char* stored;  // name of a result in the file
+  const char* tensor;  // name of the same output in the lab (algorithm.h)
+  bool per_query;      // it has a row per query; else per key
 };
 constexpr Field kResults[] = {{"out", "out", true},
                               {"lse", "log_sum_exp", true},
@@ -30,7 +31,7 @@ constexpr Field kResults[] = {{"out", "out", true},
                               {"dk", "grad_key", false},
                               {"dv", "grad_value", false}};
 
-bool is_backward(const std::string& name) { return name[0] == 'd'; }
+bool is_backward(const std::string& stored_name) { return stored_name[0] == 'd'; }
 
 // The rows of a stored tensor for batch b and kv-head h. A tensor per query has rows of all query heads that
 // the kv-head serves.
@@ -57,10 +58,10 @@ Tensor visible_keys(const StoredCall& call) {
   return visible;
 }
 
-// The contribution of one slice (batch and kv-head) to one verdict.
+// The contribution of one slice to one verdict.
 struct Part {
-  Deviation own, plain, rounded;
-  double squares = 0;  // of the reference; for a zero gradient, of the terms that cancel
+  Deviation own, plain, rounded;  // of the result, of plain attention, and of the rounded reference
+  double squares = 0;             // of the reference; for a zero gradient, of the terms that cancel
   uint64_t values = 0, not_compared = 0;
 };
 
@@ -82,8 +83,8 @@ uint64_t not_finite(const Tensor& x) {
       std::count_if(x.data.begin(), x.data.end(), [](double v) { return !std::isfinite(v); }));
 }
 
-// Sets the elements to 0 where the reference is not finite, as in rows without keys. The comparison then
-// ignores them.
+// Sets elements to 0 where the reference is not finite, as in rows without keys. part_of() does so in all
+// tensors, the reference last, so that the comparison ignores these elements.
 void zero_where_undefined(const Tensor& reference, Tensor* result) {
   for (size_t i = 0; i < reference.data.size(); ++i)
     if (!std::isfinite(reference.data[i])) result->data[i] = 0;
@@ -93,8 +94,7 @@ Part part_of(Tensor own, Tensor plain, Tensor reference, const NumberFormat& for
   zero_where_undefined(reference, &own);
   zero_where_undefined(reference, &plain);
   const uint64_t not_compared = not_finite(reference);
-  Tensor itself = reference;
-  zero_where_undefined(itself, &reference);
+  zero_where_undefined(reference, &reference);
   Tensor rounded = reference;
   round_to(format, Rounding::kNearestEven, rounded.data.data(), rounded.data.size());
   return {deviation_of(own, reference, format),
@@ -106,7 +106,8 @@ Part part_of(Tensor own, Tensor plain, Tensor reference, const NumberFormat& for
 }
 
 struct Pooled {
-  double l2 = 0, bias = 0, z = 0;
+  double l2 = 0, bias = 0,
+         z = 0;  // relative L2 error (absolute if the reference is 0); bias in ulp and its z
 };
 
 Pooled pooled(const std::vector<Part>& parts, Deviation Part::*which) {
@@ -125,6 +126,9 @@ Pooled pooled(const std::vector<Part>& parts, Deviation Part::*which) {
 
 std::string failure_of(const Verdict& v, size_t slices, bool is_fp64) {
   const double gate = is_backward(v.name) ? kBackwardGate : kForwardGate;
+  const auto is_beyond = [](double ulp, double z) {
+    return std::fabs(ulp) > kBiasGate && std::fabs(z) > kBiasZ;
+  };
   char text[160] = "";
   if (v.non_finite > 0)
     std::snprintf(text, sizeof text, "%lld elements are not finite", static_cast<long long>(v.non_finite));
@@ -132,9 +136,8 @@ std::string failure_of(const Verdict& v, size_t slices, bool is_fp64) {
     std::snprintf(text, sizeof text, "nothing to compare: the reference is nowhere finite");
   else if (!(v.ratio <= gate))
     std::snprintf(text, sizeof text, "error %.3g times the noise floor (gate %.0f)", v.ratio, gate);
-  else if (!is_fp64 && slices >= kBiasSlices && std::fabs(v.bias_ulp) > kBiasGate &&
-           std::fabs(v.bias_z) > kBiasZ &&
-           !(std::fabs(v.rounded_bias_ulp) > kBiasGate && std::fabs(v.rounded_bias_z) > kBiasZ))
+  else if (!is_fp64 && slices >= kBiasSlices && is_beyond(v.bias_ulp, v.bias_z) &&
+           !is_beyond(v.rounded_bias_ulp, v.rounded_bias_z))
     std::snprintf(text, sizeof text, "biased by %+.3f ulp, z %.0f (gate %.2f)", v.bias_ulp, v.bias_z,
                   kBiasGate);
   return text;
@@ -153,8 +156,9 @@ Verdict verdict_of(const StoredCall& call, const std::string& name, const std::v
   if (is_zero_gradient(call, name))
     v.floor_l2 = std::max(v.floor_l2, parse_format(name_of(call.dtype))->unit_roundoff());
   v.ratio = v.relative_l2 == 0 ? 0 : v.relative_l2 / v.floor_l2;
-  v.bias_ulp = own.bias;
-  v.bias_z = own.z;
+  // "Away from zero" is undefined for a gradient that is zero, so that one has no bias.
+  v.bias_ulp = is_zero_gradient(call, name) ? 0 : own.bias;
+  v.bias_z = is_zero_gradient(call, name) ? 0 : own.z;
   v.rounded_bias_ulp = rounded.bias;
   v.rounded_bias_z = rounded.z;
   for (const Part& part : parts) {
@@ -163,11 +167,11 @@ Verdict verdict_of(const StoredCall& call, const std::string& name, const std::v
     v.not_compared += part.not_compared;
     v.max_abs = std::max(v.max_abs, part.own.max_abs);
   }
-  if (is_zero_gradient(call, name)) v.bias_ulp = v.bias_z = 0;  // "away from zero" is undefined at zero
   if (judged) v.failure = failure_of(v, parts.size(), is_fp64);
   return v;
 }
 
+// Whether a tensor of the file is absent or has this shape.
 bool shape_is(const StoredCall& call, const char* name, std::vector<int64_t> shape) {
   const auto at = call.file.tensors().find(name);
   return at == call.file.tensors().end() || at->second.shape == shape;
@@ -273,6 +277,7 @@ std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>&
       const NumberFormat stored = *parse_format(name_of(call.file.tensors().at(fields[f]->stored).dtype));
       parts[f][slice] = part_of(slice_of(call, fields[f]->stored, fields[f]->per_query, b, h), plain.at(name),
                                 reference.at(name), stored);
+      // An upper bound of the squares of the two terms that cancel in dq; in dk the query replaces the key.
       if (is_zero_gradient(call, fields[f]->stored))
         parts[f][slice].squares = call.scale * call.scale * squares_of(inputs["grad_out"]) *
                                   squares_of(inputs["value"]) *

@@ -1,5 +1,5 @@
-// Judges one stored attention call: compares every row with fp64, and its error with that of plain attention
-// in the same format.
+// Judges one stored attention call for `foreshock judge`: compares every result with attention computed in
+// fp64 (the reference), and its error with that of plain attention in the same format (the noise floor).
 #ifndef FORESHOCK_LAB_JUDGEMENT_H_
 #define FORESHOCK_LAB_JUDGEMENT_H_
 
@@ -15,9 +15,9 @@ namespace foreshock::lab {
 
 enum class Causal { kNone, kTopLeft, kBottomRight };
 
-// q, out, dout, dq are [batch][heads][queries][d], k, v, dk, dv [batch][kv_heads][keys][d], lse
-// [batch][heads][queries]. heads is a multiple of kv_heads; each kv-head serves heads / kv_heads consecutive
-// heads.
+// A call and its results, as stored in a file. q, out, dout, dq are [batch][heads][queries][d], k, v, dk, dv
+// [batch][kv_heads][keys][d], lse (log-sum-exp) [batch][heads][queries]. dx is the gradient of x. heads is a
+// multiple of kv_heads; each kv-head serves heads / kv_heads consecutive heads.
 struct StoredCall {
   Safetensors file;
   std::map<std::string, std::vector<char>> data;  // bytes of the tensors above, by name
@@ -32,8 +32,8 @@ struct StoredCall {
 // keys 0..i; "bottom-right": the last query sees all keys). Returns "" or an error.
 std::string read_call(const std::string& path, StoredCall* call);
 
-// The verdict on one tensor of the call, or on the output of an algorithm of the lab with the call's inputs
-// (a "model").
+// The verdict on one result of the call, or on the output of a model: an algorithm of the lab, run on the
+// call's inputs for comparison.
 struct Verdict {
   std::string name;
   double max_abs = 0, relative_l2 = 0;
@@ -47,13 +47,15 @@ struct Verdict {
   // Number of values, and how many of them were not compared because the reference is not finite
   // (NaN or Inf in the inputs, rows without keys).
   uint64_t values = 0, not_compared = 0;
-  bool judged = true;   // false: a model, whose figures have no limits
-  std::string failure;  // "": within the limits
+  bool judged = true;   // false: a model, which cannot fail
+  std::string failure;  // why it failed, as text; "": it did not
 };
 
-// A tensor fails in three cases: its error exceeds 2 (forward) or 3 (backward) times the floor; it is not
+// Returns a verdict on each result of the call, then one on each model; models use `tiling`.
+//
+// A result fails in three cases: its error exceeds 2 (forward) or 3 (backward) times the floor; it is not
 // finite where the reference is finite; or it is biased. Biased means |bias| > 0.05 ulp with |z| > 6 over at
-// least 16 slices, while the rounded reference is not biased. fp64 tensors are not tested for bias, since the
+// least 16 slices, while the rounded reference is not biased. fp64 results are not tested for bias, since the
 // reference itself may be biased. With a single key, the gradients of query and key are zero. Their error is
 // then taken relative to the terms that cancel, and the floor is at least one rounding of these terms.
 std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>& models, const Tiling& tiling,

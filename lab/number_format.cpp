@@ -1,3 +1,4 @@
+// The table of formats, and the spacing of their numbers.
 #include "lab/number_format.h"
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 namespace foreshock::lab {
 namespace {
 
+// The largest number of a format.
 double largest(int precision, int max_exponent) {
   return std::ldexp(2 - std::ldexp(1.0, 1 - precision), max_exponent);
 }
@@ -28,8 +30,7 @@ std::optional<NumberFormat> parse_general(const std::string& text) {
 double NumberFormat::unit_roundoff() const { return std::ldexp(1.0, -precision); }
 
 double NumberFormat::ulp(double x) const {
-  // Computed from bits for speed, since every element needs it. `below` is the largest power of two that is
-  // at most |x|.
+  // From bits, for speed: every element needs it. `below` is the largest power of two that is at most |x|.
   const auto power = [](int exponent) {
     return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
   };

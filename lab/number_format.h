@@ -1,4 +1,4 @@
-// Floating-point formats, described by precision, exponent range and overflow.
+// Floating-point formats, described by precision, exponent range and overflow. All are subsets of fp64.
 #ifndef FORESHOCK_LAB_NUMBER_FORMAT_H_
 #define FORESHOCK_LAB_NUMBER_FORMAT_H_
 
@@ -11,7 +11,7 @@
 
 namespace foreshock::lab {
 
-// The result if a value rounds beyond max_finite; infinities are treated alike.
+// What a value becomes that rounds beyond max_finite, or is infinite; kSaturate: max_finite.
 enum class Overflow { kInfinity, kSaturate, kNan };
 
 struct NumberFormat {

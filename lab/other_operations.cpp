@@ -1,3 +1,5 @@
+// Convolution, softmax, layer norm and cross-entropy in a given arithmetic. store(x) rounds to the format,
+// cast(x) to the format of a product's operand, in_register(x) to fp32.
 #include "lab/other_operations.h"
 
 #include <algorithm>
@@ -12,6 +14,7 @@ Tensors convolution_direct(const Tensors& inputs, const Settings&, Arithmetic& a
   const Tensor& image = inputs.at("image");
   Tensor filter = inputs.at("filter");
   const int side = static_cast<int>(std::lround(std::sqrt(image.cols))), out_side = side - 2;
+  // Column `at` has the 3 x 3 pixels of each channel that output `at` depends on; `tap` counts them.
   Tensor patches(image.rows * 9, out_side * out_side);
   for (int tap = 0; tap < patches.rows; ++tap)
     for (int at = 0; at < patches.cols; ++at) {
@@ -82,6 +85,7 @@ Tensor sandwich(const Tensor& m, const Tensor& x, const Arithmetic& arithmetic) 
   return whole;
 }
 
+// The transformed 3 x 3 filter of an output channel and an input channel.
 Tensor transformed_filter(const Transform& t, const Tensor& filter, int out, int channel,
                           const Arithmetic& arithmetic) {
   Tensor taps(3, 3);
@@ -154,6 +158,7 @@ Tensors winograd_f6(const Tensors& inputs, const Settings&, Arithmetic& arithmet
 
 namespace {
 
+// Replaces row i of x by exp(x - maximum) / sum.
 void normalise(Tensor& x, int i, double maximum, double sum, const Arithmetic& arithmetic) {
   for (int j = 0; j < x.cols; ++j)
     x.at(i, j) = arithmetic.in_register(arithmetic.exp(arithmetic.in_register(x.at(i, j) - maximum)) / sum);
@@ -264,6 +269,7 @@ Tensors layer_norm_welford(const Tensors& inputs, const Settings&, Arithmetic& a
 
 namespace {
 
+// Where an intermediate result is kept: stored in the format, or in a register.
 enum class Keep { kStored, kRegister };
 
 Tensor logits_of(const Tensors& inputs, Keep keep, Arithmetic& arithmetic) {
@@ -295,6 +301,7 @@ double log_sum_exp_of(const Tensor& logits, int i, int chunk, Keep keep, Arithme
   return arithmetic.in_register(maximum + std::log(sum));
 }
 
+// Loss and gradient of hidden; `keep`: for the log-sum-exp. Replaces the logits by their gradient.
 Tensors loss_and_gradient(Tensor& logits, int chunk, Keep keep, const Tensors& inputs,
                           Arithmetic& arithmetic) {
   Tensor loss(logits.rows, 1);

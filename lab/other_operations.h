@@ -1,4 +1,5 @@
-// The operations other than attention (families of algorithm.h): convolution and fused row reductions.
+// Algorithms of families other than attention: convolution, softmax, layer norm and cross-entropy
+// (algorithm.h). State "in the format" is rounded to it, state "in registers" to fp32 (arithmetic.h).
 #ifndef FORESHOCK_LAB_OTHER_OPERATIONS_H_
 #define FORESHOCK_LAB_OTHER_OPERATIONS_H_
 
@@ -32,8 +33,7 @@ Tensors layer_norm_welford(const Tensors& inputs, const Settings& settings, Arit
 
 // Cross-entropy with the logits of all classes stored in the format.
 Tensors cross_entropy_plain(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// Cross-entropy with classes in chunks of block_k: logits are never stored, running maximum and sum are in
-// registers.
+// Cross-entropy with classes in chunks of block_k; logits and running maximum and sum stay in registers.
 Tensors cross_entropy_chunked(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // cross_entropy_chunked with the running maximum and sum stored in the format after every chunk.
 Tensors cross_entropy_chunked_reimplemented(const Tensors& inputs, const Settings& settings,

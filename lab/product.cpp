@@ -1,3 +1,5 @@
+// Matrix products: chains of fused multiply-adds in vector code, which Highway compiles for each instruction
+// set, and exact sums.
 #include "lab/product.h"
 
 #include <algorithm>
@@ -33,8 +35,7 @@ HWY_INLINE V fused(D d, V a, V b, V c) {
 #endif
 }
 
-// Multiplies kRows rows of a by two vectors of columns of b and adds to c. b and c are padded to whole pairs
-// of vectors.
+// Multiplies kRows rows of a by two vectors of columns of b, and adds to c. `columns`: padded row length.
 template <class T, int kRows>
 void tile(const T* a, const T* b, T* c, int depth, size_t columns) {
   const hn::ScalableTag<T> d;
@@ -81,8 +82,7 @@ namespace {
 HWY_EXPORT(chain_fp32);
 HWY_EXPORT(chain_fp64);
 
-// Operands are padded with zeros: rows to a multiple of the rows of a tile, columns to a pair of the widest
-// vectors (32 fp32).
+// Operands are padded with zeros: rows to those of a tile, columns to a pair of the widest vectors (32 fp32).
 constexpr int kRowPadding = 4;
 constexpr int kColumnPadding = 32;
 int padded(int n, int to) { return (n + to - 1) / to * to; }
@@ -105,7 +105,7 @@ void multiply_add_chain(Chain chain, const Tensor& a, const Tensor& b, Tensor& c
   for (int i = 0; i < c.rows; ++i) std::copy_n(sum.begin() + static_cast<size_t>(i) * cols, c.cols, c.row(i));
 }
 
-// Adds x to an expansion: a list of non-overlapping numbers, smallest first, whose exact sum is the value.
+// Adds x to an expansion: numbers whose bits do not overlap, smallest first. Its value is their exact sum.
 void grow(std::vector<double>& expansion, double x) {
   size_t kept = 0;
   for (double y : expansion) {
@@ -119,9 +119,8 @@ void grow(std::vector<double>& expansion, double x) {
   expansion.push_back(x);
 }
 
-// The value of an expansion, rounded to nearest even. `high` is the sum of the largest terms, `low` its
-// rounding error. If `low` is exactly half an ulp of `high`, the sign of the remaining terms decides the
-// rounding.
+// The value of an expansion, rounded to nearest even. `high` is the rounded sum of the largest terms, `low`
+// its error. If `low` is half an ulp of `high`, the sign of the remaining terms decides the rounding.
 double rounded(const std::vector<double>& expansion) {
   size_t n = expansion.size();
   double high = expansion[--n];

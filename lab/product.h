@@ -1,4 +1,4 @@
-// Matrix products with a choice of accumulator.
+// Matrix products whose sums are computed by a chosen accumulator (accumulator.h).
 #ifndef FORESHOCK_LAB_PRODUCT_H_
 #define FORESHOCK_LAB_PRODUCT_H_
 
@@ -8,19 +8,18 @@
 
 namespace foreshock::lab {
 
-// c[i][j] += a[i][:] . b[:][j], with the products of one (i, j) added in the order of k. The elements of a
-// and b must be numbers of `format`. Those of c must be numbers that the accumulator can hold (fp32 for kFp32
-// and tensor cores). kFp32 and kFp64 results do not depend on the width of vector registers, since each lane
-// computes one element of c.
+// c[i][j] += sum over k of a[i][k] * b[k][j], in the order of k. The elements of a and b must be numbers of
+// `format`, those of c numbers that the accumulator can hold (fp32 for kFp32 and tensor cores). Results do
+// not depend on the width of vector registers, since a lane computes all of one element of c.
 void multiply_add(const Accumulator& accumulator, const NumberFormat& format, const Tensor& a,
                   const Tensor& b, Tensor& c);
 
 // Like multiply_add(), starting from c = 0.
 Tensor multiply(const Accumulator& accumulator, const NumberFormat& format, const Tensor& a, const Tensor& b);
 
-// c + a[0..count) . b, the exact real number rounded once to fp64 (Shewchuk's expansions over error-free
-// products). The rounding error of each product must be an fp64 number, as it is for products of at least
-// 2^-969. If the IEEE sum of the terms is not finite, it is the result.
+// c + sum of a[i] * b[i * b_stride], i in [0, count): the exact real number, rounded once to fp64 (Shewchuk's
+// expansions over error-free products). The rounding error of each product must be an fp64 number, as it is
+// for products of at least 2^-969. If the IEEE sum of the terms is not finite, it is the result.
 double exact_dot(const double* a, const double* b, int b_stride, int count, double c);
 
 }  // namespace foreshock::lab

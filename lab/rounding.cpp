@@ -1,3 +1,4 @@
+// Rounding to a format: a scalar definition, and the same in vector code (Highway: one for each target CPU).
 #include "lab/rounding.h"
 
 #include <algorithm>
@@ -19,8 +20,11 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<double>;
 using V = hn::Vec<D>;
 
+// Constants of a format. A binade is a power of two, and stands for the numbers from it up to the next one.
 struct Bounds {
-  V smallest_binade, beyond_largest, spacing, max_finite, overflow, finite_overflow;
+  V smallest_binade, beyond_largest;        // of normal numbers; the binade after that of max_finite
+  V spacing;                                // of the numbers in binade 1
+  V max_finite, overflow, finite_overflow;  // what infinity becomes, and a finite value beyond max_finite
 };
 
 Bounds bounds_of(const NumberFormat& format, Rounding rounding) {
@@ -37,6 +41,7 @@ Bounds bounds_of(const NumberFormat& format, Rounding rounding) {
           hn::Set(d, finite)};
 }
 
+// round_scalar() of the elements of x with those of u.
 template <Rounding kRounding>
 V rounded(const Bounds& bounds, V x, V u) {
   const D d;
@@ -47,7 +52,7 @@ V rounded(const Bounds& bounds, V x, V u) {
   const auto field = hn::And(hn::BitCast(du, x), hn::Set(du, 0x7ff0000000000000u));
   const V binade = hn::Min(hn::Max(hn::BitCast(d, field), bounds.smallest_binade), bounds.beyond_largest);
   const V quantum = hn::Mul(binade, bounds.spacing);
-  // Reciprocal of a power of two: negate the exponent.
+  // Reciprocal of a power of two: negates the exponent, which is stored in the bits from 52 on plus 1023.
   const V inverse = hn::BitCast(d, hn::Sub(hn::Set(du, uint64_t{2046} << 52), hn::BitCast(du, quantum)));
   const V steps = hn::Mul(magnitude, inverse);
   V whole;
@@ -78,7 +83,7 @@ void round_all(const NumberFormat& format, double* values, size_t count, uint64_
     const size_t live = std::min(lanes, count - i);
     if constexpr (kRounding == Rounding::kStochastic)
       for (size_t k = 0; k < live; ++k) u[k] = uniform(key, i + k);
-    if (live == lanes) {
+    if (live == lanes) {  // else the last values do not fill a vector, and are rounded in `block`
       hn::StoreU(rounded<kRounding>(bounds, hn::LoadU(d, values + i), hn::Load(d, u)), d, values + i);
       continue;
     }
@@ -117,15 +122,8 @@ std::optional<Rounding> parse_rounding(std::string_view text) {
 }
 
 std::string_view name_of(Rounding rounding) {
-  switch (rounding) {
-    case Rounding::kNearestEven:
-      return "rne";
-    case Rounding::kTowardZero:
-      return "rtz";
-    case Rounding::kStochastic:
-      return "stochastic";
-  }
-  return "";
+  constexpr std::string_view kNames[] = {"rne", "rtz", "stochastic"};
+  return kNames[static_cast<size_t>(rounding)];
 }
 
 double round_scalar(const NumberFormat& format, Rounding rounding, double x, double u) {

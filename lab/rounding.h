@@ -1,6 +1,6 @@
-// Rounds fp64 values to narrower formats. For + - * / and square root, an fp64 result rounded to p bits of
-// precision equals the result of the format's own operation if 53 >= 2p + 2, that is p <= 25. Sums and fused
-// chains are rounded where the emulated hardware rounds (accumulator.h).
+// Rounds fp64 values to narrower formats. For + - * / and square root, an fp64 result that is then rounded to
+// p bits of precision equals the result of the format's own operation if 53 >= 2p + 2, that is p <= 25. So
+// the lab computes in fp64 and rounds. Matrix products round as the emulated hardware does (accumulator.h).
 #ifndef FORESHOCK_LAB_ROUNDING_H_
 #define FORESHOCK_LAB_ROUNDING_H_
 
@@ -20,8 +20,7 @@ enum class Rounding { kNearestEven, kTowardZero, kStochastic };
 std::optional<Rounding> parse_rounding(std::string_view text);  // "rne", "rtz", "stochastic"
 std::string_view name_of(Rounding rounding);
 
-// Rounds one value; the definition, in plain library calls. kStochastic rounds up if `u`, in [0, 1), is below
-// the fraction.
+// Rounds one value; the definition, in plain library calls. kStochastic rounds up if `u` < the fraction.
 double round_scalar(const NumberFormat& format, Rounding rounding, double x, double u = 0);
 
 // Like round_scalar(), in place and vectorised. kStochastic uses uniform(key, i) of inputs.h for element i.

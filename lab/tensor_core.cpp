@@ -1,3 +1,4 @@
+// The model of tensor cores: a scalar definition, and the same in vector code (Highway: for each target CPU).
 #include "lab/tensor_core.h"
 
 #include <algorithm>
@@ -16,9 +17,9 @@
 #define FORESHOCK_LAB_TENSOR_CORE_OPERANDS
 namespace foreshock::lab {
 
-// An operand matrix in the layout of the vector code: the values, and for each value the power of two of its
-// exponent (0 for zero). k is padded to whole steps and columns to whole vectors. The padding is zeros, which
-// do not change the result.
+// An operand matrix for the vector code: the values, and for each value its binade, the power of two of its
+// stored exponent (0 for zero). Zeros, which do not change the result, pad the summed dimension to whole
+// steps and the columns to whole vectors.
 struct PackedOperand {
   int rows = 0, cols = 0;
   std::vector<double> value, binade;
@@ -36,6 +37,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<double>;
 using V = hn::Vec<D>;
 
+// The largest power of two that is at most |x|: the exponent field alone.
 V binade_of(V x) {
   const D d;
   const hn::RebindToUnsigned<D> du;
@@ -57,7 +59,7 @@ V cut(V x, uint64_t bits) {
   return hn::Mul(hn::Trunc(hn::Mul(x, inverse_of(binade, bits))), quantum);
 }
 
-// One fused step for kRows rows of a and one vector of columns of b; c[r] are the accumulators.
+// One fused step for kRows rows of a and one vector of columns of b; c[r] is the accumulator of row r.
 template <int kRows>
 HWY_INLINE void fused_step(const Accumulator& unit, const double* a, const double* a_binade, size_t a_stride,
                            const double* b, const double* b_binade, size_t b_stride, V* c) {
@@ -84,6 +86,7 @@ HWY_INLINE void fused_step(const Accumulator& unit, const double* a, const doubl
   for (int r = 0; r < kRows; ++r) c[r] = cut(hn::Mul(sum[r], hn::Mul(largest[r], ulp)), unit.output_bits);
 }
 
+// All steps for kRows rows of a from row i on, and one vector of columns of b from column j on. `out` has c.
 template <int kRows>
 void rows_times_columns(const Accumulator& unit, const PackedOperand& a, const PackedOperand& b, int i, int j,
                         double* out) {
@@ -138,19 +141,20 @@ namespace {
 
 HWY_EXPORT(multiply_packed);
 
-constexpr int kLeastExponent = -126;
+constexpr int kLeastExponent = -126;  // of a normal fp32 number
 
-bool cut_to_tf32(const NumberFormat& format) { return format.precision > 11; }
-
+// The operand as the unit reads it: fp32 (more than 11 bits of precision) is truncated to tf32.
 double operand(const NumberFormat& format, double x) {
   static const NumberFormat tf32 = *parse_format("tf32");
-  return cut_to_tf32(format) ? round_scalar(tf32, Rounding::kTowardZero, x) : x;
+  return format.precision > 11 ? round_scalar(tf32, Rounding::kTowardZero, x) : x;
 }
 
+// The exponent of x in its format; subnormal numbers have that of the smallest normal one.
 int stored_exponent(const NumberFormat& format, double x) {
   return std::max(std::ilogb(x), format.min_exponent);
 }
 
+// x truncated to `fraction_bits`.
 double cut(double x, int fraction_bits) {
   if (x == 0) return 0;
   const int quantum = std::max(std::ilogb(x), kLeastExponent) - fraction_bits;
@@ -159,7 +163,7 @@ double cut(double x, int fraction_bits) {
 
 double one_step(const Accumulator& unit, const NumberFormat& format, const double* a, const double* b,
                 int count, double c) {
-  double plain = c;
+  double plain = c;  // the IEEE sum, which is the result if it is not finite
   int largest = c == 0 ? kLeastExponent : std::max(std::ilogb(c), kLeastExponent);
   for (int i = 0; i < count; ++i) {
     plain += a[i] * b[i];

@@ -1,7 +1,7 @@
-// A model of how tensor cores add. One fused step takes `step` exact products and the accumulator, aligns all
-// terms to the largest exponent (for a product, the sum of the stored exponents of its operands, not
-// normalised), truncates each term to `fraction_bits`, adds exactly, and truncates the sum to `output_bits`.
-// Zero products do not count for the alignment. Below 2^-126 the spacing is that of fp32's subnormals.
+// A model of how tensor cores add. One fused step takes `step` exact products and the accumulator, and aligns
+// all terms to the largest exponent among them. The exponent of a product is the sum of the stored exponents
+// of its operands, not normalised; zero products have none. The step truncates each term to `fraction_bits`,
+// adds exactly, and truncates the sum to `output_bits`. Below 2^-126 spacings are those at 2^-126.
 #ifndef FORESHOCK_LAB_TENSOR_CORE_H_
 #define FORESHOCK_LAB_TENSOR_CORE_H_
 
@@ -11,9 +11,8 @@
 
 namespace foreshock::lab {
 
-// Computes c + sum of a[i] * b[i * b_stride], i in [0, count), in steps of the unit, with promotion; the
-// definition, in plain library calls. `format` is the format of the operands; fp32 operands are truncated to
-// tf32, as in hardware.
+// Computes c + sum of a[i] * b[i * b_stride], i in [0, count), in steps of the unit, with its promotion; the
+// definition, in plain library calls. `format`: of the operands; fp32 is truncated to tf32, as in hardware.
 double tensor_core_dot(const Accumulator& unit, const NumberFormat& format, const double* a, const double* b,
                        int b_stride, int count, double c);
 
