@@ -1,5 +1,4 @@
-// Reads safetensors files, and finds the files of a checkpoint. Functions return an error as text, "" if
-// none.
+// Reads safetensors files, and finds the files of a checkpoint. Functions return "" or an error as text.
 #include "lab/checkpoint.h"
 
 #include <fcntl.h>

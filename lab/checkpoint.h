@@ -63,9 +63,8 @@ int open_regular(const std::string& path, uint64_t* size, std::string* problem);
 // Reads the bytes [offset, offset + count). False if they cannot all be read.
 bool read_all(int file, uint64_t offset, uint64_t count, char* to);
 
-// The tensors of a model by name. They come from one safetensors file, from the shards (files with some of
-// the tensors) that an index (model.safetensors.index.json) names, or from the .safetensors files of a
-// directory.
+// The tensors of a model by name, from one safetensors file, from the shards (files with some of the tensors)
+// that an index (model.safetensors.index.json) names, or from the .safetensors files of a directory.
 struct Checkpoint {
   struct Place {
     size_t file = 0;                       // index in `files`

@@ -1,5 +1,7 @@
+// The page of `foreshock compare --report`: charts and tables of the distances between checkpoints a and b of each
+// pair. `study` (report.js) is the JSON of lab/comparison_report.h. W1 is the Wasserstein distance; d = b - a.
 (() => {
-  // Statistics of an entry of the JSON. "relative" ones are divided by the mean magnitude of the weights.
+  // What a chart can show: title, and value of a tensor's entry in the JSON. a: the weights of checkpoint a.
   const STATISTICS = {
     w1_relative: ['W1 / mean |a|', (d) => ratio(d.w1, d.magnitude)],
     w1: ['W1', (d) => d.w1],
@@ -10,17 +12,19 @@
     w1_over_mean_abs: ['W1 / mean |d|: near 1 drift, near 0 noise', (d) => d.w1_over_mean_abs],
     w1_over_floor: ['W1 / noise floor', (d) => ratio(d.w1, d.w1_noise_floor)],
   };
+  // The columns of the tables: title, and value of an entry.
   const FIGURES = [['values', (d) => d.elements], ['W1', (d) => d.w1], ['at least', (d) => d.w1_low],
     ['at most', (d) => d.w1_high], ['noise floor', (d) => d.w1_noise_floor], ['mean |d|', (d) => d.mean_abs],
     ['W1/mean |d|', (d) => d.w1_over_mean_abs], ['max |d|', (d) => d.max_abs], ['relative L2', (d) => d.relative_l2],
     ['mean |a|', (d) => d.magnitude], ['not finite', (d) => d.non_finite_a + d.non_finite_b]];
-  const ROWS = 500;
+  const ROWS = 500;  // rows of the table of tensors
   const pairs = study.pairs;
 
   function ratio(x, y) { return x === null || !y ? null : x / y; }
   const colour = (i) => COLOURS[i % COLOURS.length];
   const cell = (text, name) => element('td', { textContent: text, className: name ? 'name' : '' });
 
+  // Entries are [labels, object of the JSON]; `names` are the headings of the labels.
   function table(names, entries) {
     const head = element('tr', {}, ...names.map((n) => element('th', { textContent: n, className: 'name' })),
       ...FIGURES.map(([name]) => element('th', { textContent: name })));
@@ -30,7 +34,7 @@
       element('table', {}, element('thead', {}, head), element('tbody', {}, ...rows)));
   }
 
-  // As Figure 8 of the paper: all pairs side by side on one scale.
+  // All pairs side by side on one scale, as in Figure 8 of arXiv 2405.02803.
   function pooledChart(canvas) {
     const bars = [['W1', (d) => d.w1], ['mean |d|', (d) => d.mean_abs], ['noise floor of W1', (d) => d.w1_noise_floor]];
     const highest = Math.max(...pairs.flatMap((p) => bars.map(([, value]) => value(p.pooled) || 0)));
@@ -70,6 +74,7 @@
     });
   }
 
+  // A chart of single tensors, with a choice of its statistic and scale. redraw() draws it.
   function tensorPanel() {
     const canvas = element('canvas');
     const statistic = element('select', {}, ...Object.entries(STATISTICS).map(
@@ -103,6 +108,7 @@
     return element('div', {}, element('div', { className: 'controls' }, element('label', {}, 'tensors named ', search)), place);
   }
 
+  // Adds a section with the tensors that were not compared or whose types differ.
   function unlike() {
     const lists = pairs.flatMap((p) => {
       const [a, b] = [study.checkpoints[p.a], study.checkpoints[p.b]];
@@ -120,7 +126,7 @@
   document.getElementById('summary').textContent =
     `How far apart the weights of ${study.checkpoints.length} checkpoints are: ${pairs.length} pair${pairs.length > 1 ? 's' : ''}, ` +
     `up to ${tensors} tensors, ${(study.bytes / 1e9).toPrecision(3)} GB in ${study.seconds.toFixed(1)} s.`;
-  const drawn = [];
+  const drawn = [];  // functions that draw the charts; called last, since a chart takes its size from the page
   const frame = (draw) => {
     if (!window.Chart) return element('p', { textContent: 'built without the chart library: tables only' });
     const canvas = element('canvas');

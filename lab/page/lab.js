@@ -1,5 +1,8 @@
 'use strict';
+// The page of `foreshock lab --report`: for each sweep its chart, its claims and a table of its points. `study`
+// (report.js) is the JSON of lab/study.h, with the descriptions of the charts (`drawings`).
 (() => {
+  // Statistics of a point, {mean, low, high} over its seeds, and their titles.
   const STATISTICS = {
     max_abs: 'largest deviation', mean_abs: 'mean deviation', std_abs: 'standard deviation of the deviation',
     relative_l2: 'relative L2 error', bias_ulp: 'bias (ulp, > 0 away from zero)',
@@ -11,7 +14,7 @@
     'splits', 'key_order', 'scale', 'pass', 'delta', 'reference', 'seeds', 'first_seed', 'tensor'];
   const varying = (points) => AXES.filter((axis) => unique(points.map((p) => p[axis])).length > 1);
 
-  // Draws 95 % intervals over seeds as thin bars, which Chart.js cannot draw.
+  // A plugin of Chart.js that draws the 95 % intervals over seeds as thin bars.
   const intervals = {
     id: 'intervals',
     afterDatasetsDraw(chart) {
@@ -35,7 +38,8 @@
     },
   };
 
-  // Categories are at x = 0, 1, 2, ...; the series are drawn side by side around them.
+  // The series of a chart. `labels`: the categories if x is not a number, else null. Categories are at x = 0, 1,
+  // 2, ...; the series are drawn side by side around them.
   function datasets(points, drawing, statistic, labels) {
     const keys = drawing.series.split(',');
     const name = (p) => keys.map((key) => p[key]).join(', ');
@@ -90,6 +94,7 @@
     });
   }
 
+  // A chart with a choice of its statistic, scale and (drawing.choose) tensor. redraw() draws it.
   function chartPanel(points, drawing) {
     const canvas = element('canvas'), controls = element('div', { className: 'controls' });
     const statistic = element('select', {}, ...Object.entries(STATISTICS).map(
@@ -143,8 +148,8 @@
         element('tbody', {}, ...rows))));
   }
 
-  // Chooses the axes of a sweep that is not a named one. x is the axis with the most values; numeric axes take
-  // precedence over names. The other axes define the series. The user selects one tensor at a time.
+  // Chooses the axes of the chart of points that the user chose, which come without a description. x is the axis
+  // with the most values; numeric axes take precedence. The other axes that vary define the series.
   function guessed(points, drawing) {
     if (drawing.x) return drawing;
     const axes = varying(points).filter((axis) => axis !== 'first_seed' && axis !== 'tensor');

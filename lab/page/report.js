@@ -1,5 +1,5 @@
 'use strict';
-// Functions that reports use.
+// What the scripts of report pages share: the data of the page, its colours, and functions that make elements.
 const study = JSON.parse(document.getElementById('study').textContent);
 const COLOURS = ['#2f6db5', '#d1662b', '#1a7f4b', '#8a4fb0', '#b3372e', '#14889a', '#a3801c', '#c24f8e',
   '#57636f', '#5a9e32', '#3f3d9e', '#946048'];
@@ -9,9 +9,13 @@ const element = (tag, properties = {}, ...children) => {
   made.append(...children);
   return made;
 };
-const short = (x) => x === null || x === undefined ? '–'
-  : Number.isInteger(x) && Math.abs(x) < 1e6 ? String(x)
-    : Math.abs(x) >= 0.01 && Math.abs(x) < 1e4 ? String(+x.toPrecision(3)) : String(x.toExponential(2)).replace(/\.?0+e/, 'e');
+// A number in three digits; an absent one as a dash.
+const short = (x) => {
+  if (x === null || x === undefined) return '–';
+  if (Number.isInteger(x) && Math.abs(x) < 1e6) return String(x);
+  if (Math.abs(x) >= 0.01 && Math.abs(x) < 1e4) return String(+x.toPrecision(3));
+  return x.toExponential(2).replace(/\.?0+e/, 'e');
+};
 const unique = (values) => [...new Set(values)];
 
 // Rows of texts; the first column has the names.
@@ -28,6 +32,7 @@ function section(id, title, note, ...children) {
   document.getElementById('contents').append(element('a', { href: '#' + id, textContent: title }));
 }
 
+// The options of a chart's axis. A logarithmic axis has labels at 1, 2 and 5 times a power of ten.
 const axis = (logarithmic, text) => ({
   type: logarithmic ? 'logarithmic' : 'linear', title: { display: true, text }, grid: { color: '#eef1f4' },
   ticks: { callback: (v) => logarithmic && !/^1|^2|^5/.test(v.toExponential()) ? '' : short(v) },

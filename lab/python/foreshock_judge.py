@@ -1,4 +1,5 @@
-"""Judges an attention function against fp64, beside plain attention in the same precision.
+"""Judges an attention function: compares its results for many inputs with attention in fp64 (the reference). The limit
+of its error is a multiple of the error of plain, unfused attention in the same precision (the noise floor).
 
     foreshock judge --function MODULE:NAME [--device cuda] [--dtype bf16] [--grad]
 
@@ -8,7 +9,8 @@ or in tests, with this file's folder on PYTHONPATH and `pytest_plugins = ["fores
         judge_attention(my_attention, device="cuda", grad=True)
 
 The function is called like torch's scaled_dot_product_attention, with query, key, value of shape
-[batch, heads, length, d], and with those of attn_mask, is_causal, scale, enable_gqa that it accepts.
+[batch, heads, length, d], and with those of attn_mask, is_causal, scale, enable_gqa that it accepts. In names dx is the
+gradient of x. A kv-head is a head of key and value, which several heads of the query may share.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ except ImportError as no_torch:
     print(f"foreshock judge: {sys.executable} has no torch ({no_torch}): name one with --python", file=sys.stderr)
     sys.exit(2)
 
-FORWARD_GATE, BACKWARD_GATE = 2.0, 3.0  # times the noise floor
+FORWARD_GATE, BACKWARD_GATE = 2.0, 3.0  # limits of the error of out and of the gradients, in noise floors
+# The output is biased if its signed error exceeds BIAS_GATE ulp and BIAS_Z standard errors. Judged with at least
+# BIAS_SLICES slices (batch elements times kv-heads).
 BIAS_GATE, BIAS_Z, BIAS_SLICES = 0.05, 6.0, 16
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KEYWORDS = ("attn_mask", "is_causal", "scale", "enable_gqa")
@@ -45,7 +49,7 @@ class Case:
     keys: int
     d: int
     mask: str = "none"  # none, causal, bool, float
-    law: str = "normal"
+    law: str = "normal"  # distribution of the inputs, see inputs()
 
     def __str__(self) -> str:
         sizes = f"{self.batch}x{self.heads}/{self.kv_heads} {self.queries}x{self.keys} d{self.d}"
@@ -55,16 +59,16 @@ class Case:
 @dataclass
 class Finding:
     case: Case
-    tensor: str
-    measured: str
+    tensor: str  # the results that fail: out, dq, dk, dv; or "call"
+    measured: str  # why, with figures
 
 
 @dataclass
 class Report:
-    name: str
-    cases: int = 0
+    name: str  # of the function
+    cases: int = 0  # cases that were run
     skipped: list[str] = field(default_factory=list)
-    worst: dict[str, tuple[float, str]] = field(default_factory=dict)  # tensor: (ratio to the floor, case)
+    worst: dict[str, tuple[float, str]] = field(default_factory=dict)  # by tensor: error in noise floors, and case
     findings: list[Finding] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -84,7 +88,7 @@ class Report:
 
 
 def cases(quick: bool = False) -> list[Case]:
-    square = ("square", 2, 2, 2, 64, 64, 64)
+    square = ("square", 2, 2, 2, 64, 64, 64)  # the fields of Case up to d
     shapes = [
         square,
         ("ragged", 1, 2, 2, 77, 133, 64),
@@ -115,7 +119,7 @@ def inputs(case: Case, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]
     k, v = (normal(case.batch, case.kv_heads, case.keys, case.d) for _ in range(2))
     if case.law == "uniform":
         q, k, v = (torch.special.ndtr(x) for x in (q, k, v))
-    elif case.law == "flat":
+    elif case.law == "flat":  # scores so close that in bf16 every exp(score - maximum) rounds to 1
         q = q * 3e-4
     elif case.law == "one-signed":
         v = -v.abs()
@@ -156,7 +160,8 @@ def plain(q, k, v, case: Case, mask, probabilities_of=torch.softmax) -> torch.Te
 
 
 def gradients_from_rounded_out(x, case: Case, mask, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """fp64 gradients, with delta from the rounded output: the best that a kernel with a stored output can do."""
+    """The best gradients that a kernel can compute from its stored output: fp64, but delta, the row sums of grad_out *
+    out, is taken from the output rounded to `dtype`."""
     leaves = [x[name].double().requires_grad_() for name in ("q", "k", "v")]
     kept = {}
 
@@ -176,6 +181,7 @@ def gradients_from_rounded_out(x, case: Case, mask, dtype: torch.dtype) -> dict[
 
 
 def run_all(call, x, grad: bool) -> dict[str, torch.Tensor]:
+    """Results of call(q, k, v) on the inputs x: out, and with `grad` dq, dk and dv."""
     leaves = [x[name].detach().clone().requires_grad_(grad) for name in ("q", "k", "v")]
     out = call(*leaves)
     results = {"out": out}
@@ -191,29 +197,34 @@ def in_one_line(error: BaseException) -> str:
 
 
 def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """L2 norm of the error, divided by that of the reference; absolute if the reference is 0."""
     norm = reference.norm().item()
     error = (result.double() - reference).norm().item()
     return error / norm if norm > 0 else error
 
 
 def ulp(reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The spacing of the numbers of `dtype` around each element."""
     info = torch.finfo(dtype)
     magnitude = reference.abs().clamp(min=info.tiny)
     return torch.exp2(torch.floor(torch.log2(magnitude))) * info.eps
 
 
 def bias(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, kv_heads: int) -> tuple[float, float]:
-    """Pooled signed error in ulps, positive away from zero, and its z over slices (batch x kv-head)."""
+    """Signed error in ulp, positive away from zero, pooled over slices (batch x kv-head); and its mean over the slices
+    divided by the standard error (z)."""
     signed = (result.double() - reference) * reference.sign()
-    towards = signed.unflatten(1, (kv_heads, -1)).sum(dim=(2, 3, 4)).flatten()
-    pooled = (towards.sum() / ulp(reference, dtype).sum()).item()
-    if towards.numel() < 2:
+    outward = signed.unflatten(1, (kv_heads, -1)).sum(dim=(2, 3, 4)).flatten()  # one sum per slice
+    pooled = (outward.sum() / ulp(reference, dtype).sum()).item()
+    if outward.numel() < 2:
         return pooled, 0.0
-    deviation = towards.std().item() / math.sqrt(towards.numel())
-    return pooled, towards.mean().item() / deviation if deviation > 0 else 0.0
+    standard_error = outward.std().item() / math.sqrt(outward.numel())
+    return pooled, outward.mean().item() / standard_error if standard_error > 0 else 0.0
 
 
 class Sweep:
+    """Runs the function on cases and adds what it finds to `report`."""
+
     def __init__(self, function, name: str, device: str, dtype: torch.dtype, grad: bool, repeats: int = 3):
         self.function, self.device, self.dtype, self.grad, self.repeats = function, device, dtype, grad, repeats
         self.report = Report(name)
@@ -252,11 +263,12 @@ class Sweep:
         wide = {name: tensor.double() for name, tensor in x.items()}
         reference = run_all(lambda q, k, v: plain(q, k, v, case, mask), wide, self.grad)
         floor = run_all(lambda q, k, v: plain(q, k, v, case, mask), x, self.grad)
-        limits = gradients_from_rounded_out(x, case, mask, self.dtype) if self.grad else {}
+        best = gradients_from_rounded_out(x, case, mask, self.dtype) if self.grad else {}
         for tensor, result in results.items():
-            self.check(case, tensor, result, reference[tensor], floor[tensor], limits.get(tensor, reference[tensor]))
+            self.check(case, tensor, result, reference[tensor], floor[tensor], best.get(tensor, reference[tensor]))
 
-    def check(self, case, tensor, result, reference, floor, limit) -> None:
+    def check(self, case, tensor, result, reference, floor, best) -> None:
+        """`reference`: the fp64 result; `floor`: plain attention's; `best`: the best result before its rounding."""
         if result.shape != reference.shape:
             shapes = f"shape {tuple(result.shape)} instead of {tuple(reference.shape)}"
             self.report.findings.append(Finding(case, tensor, shapes))
@@ -265,11 +277,12 @@ class Sweep:
         if non_finite:
             self.report.findings.append(Finding(case, tensor, f"{non_finite} elements are not finite"))
             return
-        # The floor is at least the error of rounding the exact result to the dtype. For gradients, the exact result is
-        # the gradient computed from the rounded output.
-        noise = max(relative_error(floor, reference), relative_error(limit.to(self.dtype), reference))
+        # The noise floor is the error of plain attention, but at least that of the best result, rounded to the dtype.
+        noise = max(relative_error(floor, reference), relative_error(best.to(self.dtype), reference))
         error = relative_error(result, reference)
-        ratio = 0.0 if error == 0 else error / noise if noise > 0 else math.inf
+        ratio = 0.0
+        if error != 0:
+            ratio = error / noise if noise > 0 else math.inf
         if not ratio <= self.report.worst.get(tensor, (0.0, ""))[0]:
             self.report.worst[tensor] = (ratio, str(case))
         gate = FORWARD_GATE if tensor == "out" else BACKWARD_GATE
@@ -329,6 +342,7 @@ else:
 
 
 def find(name: str):
+    """The function MODULE:NAME, imported from the current directory or sys.path."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ValueError(f"'{name}' is not MODULE:NAME")

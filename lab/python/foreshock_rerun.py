@@ -1,10 +1,11 @@
-"""Runs the operation of a flagged slice again with torch, on the inputs that were stored.
+"""Runs the attention operation of a flagged slice again with torch, on the inputs that were stored, and judges whether
+its result repeats.
 
     foreshock judge --rerun SLICE.safetensors... [--times N] [--device cpu|cuda] [--function MODULE:NAME]
 
-A slice holds some query rows of a call, with every key they see. The rows are placed at their original positions in a
-call of the original size, with zeros elsewhere, so that the kernel uses the same tiles. The other rows do not affect
-the result.
+`foreshock run --save-flagged` writes a slice whose result exceeded a limit, or a control. A slice holds some query rows
+of a call, with every key they see. The rows are placed at their original positions in a call of the original size, with
+zeros elsewhere, so that the kernel uses the same tiles. The other rows do not affect the result.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ except ImportError as no_torch:
 
 from foreshock_slice import Call, NoSliceError, Slice, read_slice
 
-LIMITS = {"forward": 2.0, "backward": 3.0}  # times the noise floor
-FORWARD = (
+LIMITS = {"forward": 2.0, "backward": 3.0}  # of the error, in noise floors (errors of plain attention)
+FORWARD = (  # operations of aten that can be run, the first two on a CPU
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_attention_math",
     "_scaled_dot_product_flash_attention",
@@ -42,6 +43,7 @@ def operation_of(stored: Slice) -> str:
 
 
 def aten(name: str):
+    """torch.ops.aten.NAME; raises NoSliceError if this torch has none."""
     try:
         return getattr(torch.ops.aten, name).default
     except AttributeError:
@@ -60,14 +62,15 @@ def cpu_backward(call: Call) -> torch.Tensor:
 
 
 def through_autograd(call: Call, forward) -> torch.Tensor:
+    """Runs the forward and its backward; returns the gradient of the query."""
     query = call.query.clone().requires_grad_()
     out = forward(query)
     return call.rows_of_slice(torch.autograd.grad(out, query, call.place(call.stored.arrays["dout"]).to(out.dtype))[0])
 
 
 def runner(call: Call, function) -> tuple[str, object]:
-    """The name of the operation, and a function that runs it once and returns the stored rows of the result, on the
-    CPU."""
+    """The operation's name, and a function that runs it once and returns the slice's rows of the result (on the CPU).
+    `function`: called instead of the operation; None: the operation is run."""
     stored, name = call.stored, operation_of(call.stored)
     if function is not None:
         more = {"scale": float(stored.facts["scale"]), "is_causal": call.causal}
@@ -91,17 +94,17 @@ def runner(call: Call, function) -> tuple[str, object]:
 @dataclass
 class Report:
     file: str
-    reason: str
+    reason: str  # why the slice was stored: the limit it exceeded, or "control"
     operation: str
-    whole_call: bool
-    times: int
+    whole_call: bool  # the call had the original size (Call.whole)
+    times: int  # number of runs
     results: int  # number of different results
     as_stored: bool  # the first result equals the stored one bit for bit
-    values_unlike_stored: int
-    stored_ratio: float | None
-    ratio: float | None
-    stored_bias_ulp: float | None
-    bias_ulp: float | None
+    values_unlike_stored: int  # in the first result
+    stored_ratio: float | None  # error of the stored result in noise floors; None: not comparable
+    ratio: float | None  # the same of the worst result now
+    stored_bias_ulp: float | None  # signed error of the stored result; None: not comparable
+    bias_ulp: float | None  # the same of the first result now
     verdict: str  # a key of VERDICTS
 
 
@@ -129,7 +132,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def ratio_of(stored: Slice, result: torch.Tensor) -> float | None:
-    """Error relative to that of plain attention, over the rows whose reference is finite and not all zero."""
+    """Error relative to that of plain attention, over the rows whose reference is finite and not all zero. None: no
+    such row."""
     reference = stored.reference
     norms = reference.square().sum(dim=1)
     compared = norms.isfinite() & (norms > 0)
@@ -156,6 +160,7 @@ def bias_of(stored: Slice, result: torch.Tensor) -> float | None:
 
 
 def verdict_of(stored_ratio: float | None, ratio: float | None, results: int, as_stored: bool, limit: float) -> str:
+    """A key of VERDICTS, from fields of Report; `limit`: of the ratios."""
     beyond, was_beyond = (value is not None and value > limit for value in (ratio, stored_ratio))
     if results > 1:
         return "does_not_repeat"
@@ -198,6 +203,7 @@ def rerun(path: str, device: str | None = None, times: int = 5, function=None) -
 
 
 def is_sound(report: Report) -> bool:
+    """Whether the operation, as run here, shows no error."""
     return report.verdict in ("repeats", "does_not_come_back", "another_result")
 
 

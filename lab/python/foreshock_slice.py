@@ -1,4 +1,5 @@
-"""Reads files of flagged slices (foreshock run --save-flagged) as torch tensors. Nothing in the files is trusted."""
+"""Reads files of flagged slices (foreshock run --save-flagged) as torch tensors, and makes attention calls of them.
+Nothing in the files is trusted."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ TYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
     "BOOL": torch.bool,
-    "U32": torch.int32,
+    "U32": torch.int32,  # torch has no uint32 arithmetic; the values are small
 }
-MOST_HEADER = 1 << 20
-MOST_LENGTH = 1 << 24
-MOST_WORK = 1 << 37  # multiplications of one call of the whole size: some seconds on a CPU
-MOST_SCORES = 1 << 28  # elements of a mask of the whole size
+MOST_HEADER = 1 << 20  # bytes
+MOST_LENGTH = 1 << 24  # queries or keys
+# Limits of a call of the original size; beyond them only the stored rows are run.
+MOST_WORK = 1 << 37  # multiplications: some seconds on a CPU
+MOST_SCORES = 1 << 28  # elements of its mask
 
 
 class NoSliceError(Exception):
@@ -30,9 +32,9 @@ class NoSliceError(Exception):
 @dataclass
 class Slice:
     """Query rows of all query heads that share one kv-head, grouped by head. Shapes: q, out, dout and dq [rows, d];
-    k and v [keys, d]."""
+    k and v [keys, d]. dx is the gradient of x."""
 
-    facts: dict[str, str]
+    facts: dict[str, str]  # metadata of the file: scale, causal, op, ...
     arrays: dict[str, torch.Tensor]
 
     @property
@@ -53,6 +55,7 @@ class Slice:
 
     @property
     def lengths(self) -> tuple[int, int]:
+        """Queries and keys of the original call."""
         return int(self.facts["query_length"]), int(self.facts["key_length"])
 
 
@@ -69,6 +72,7 @@ def read_slice(path: str) -> Slice:
 
 
 def read_arrays(raw: bytes) -> Slice:
+    """Parses the safetensors format; the content is not checked."""
     length = int.from_bytes(raw[:8], "little")
     if len(raw) < 8 or not 0 < length <= min(MOST_HEADER, len(raw) - 8):
         raise ValueError("it has no header")
@@ -89,6 +93,7 @@ def read_arrays(raw: bytes) -> Slice:
 
 
 def check(stored: Slice) -> None:
+    """Raises an exception that read_slice() converts unless the arrays and facts agree."""
     facts, arrays = stored.facts, stored.arrays
     if facts["format"] != "foreshock slice" or facts["schema"] != "1":
         raise ValueError("another format or schema")
@@ -96,7 +101,7 @@ def check(stored: Slice) -> None:
     queries, length = stored.lengths
     expected = {"q": (rows, width), "k": (keys, width), "out": (rows, arrays["v"].shape[1])}
     expected |= dict.fromkeys(("key_limit", "position", "head"), (rows,))
-    expected[{True: "reference_dq", False: "reference_out"}[stored.backward]] = tuple(stored.result.shape)
+    expected["reference_dq" if stored.backward else "reference_out"] = tuple(stored.result.shape)
     for name, shape in expected.items():
         if tuple(arrays[name].shape) != shape:
             raise ValueError(f"{name} has not the shape of this slice")
@@ -113,8 +118,8 @@ def check(stored: Slice) -> None:
 
 
 class Call:
-    """The slice as a call of attention. The call has the original size; if that is too large, it has only the stored
-    rows."""
+    """The slice as a call of attention, with batch 1. The call has the original size (`whole`); if that is too large,
+    it has only the stored rows and keys."""
 
     def __init__(self, stored: Slice, device: str) -> None:
         self.stored, self.device = stored, device
@@ -128,6 +133,7 @@ class Call:
             queries, keys = rows // heads, arrays["k"].shape[0]
             needs_mask = "mask" in arrays or self.limits()
         self.queries, self.keys = queries, keys
+        # Head and query index in the call of each row of the slice.
         self.head_of_row = torch.arange(rows) // (rows // heads)
         self.row = arrays["position"].long() if self.whole else torch.arange(rows) % (rows // heads)
         self.causal = self.whole and not needs_mask and self.causal_by_name()
@@ -136,9 +142,11 @@ class Call:
         self.key, self.value = (self.place_keys(arrays[name]) for name in ("k", "v"))
 
     def limits(self) -> bool:
+        """Whether some rows do not see all keys."""
         return bool((self.stored.arrays["key_limit"] < self.stored.lengths[1]).any())
 
     def causal_by_name(self) -> bool:
+        """Whether is_causal=True gives the call's mask; torch then aligns it at the top left."""
         queries, keys = self.stored.lengths
         causal = self.stored.facts["causal"]
         return causal == "top-left" or (causal == "bottom-right" and queries == keys)
@@ -150,10 +158,11 @@ class Call:
         return placed.to(self.device)
 
     def rows_of_slice(self, placed: torch.Tensor) -> torch.Tensor:
+        """The inverse of place(), on the CPU."""
         return placed.detach().cpu()[0, self.head_of_row, self.row]
 
     def place_keys(self, rows: torch.Tensor) -> torch.Tensor:
-        # Keys that no row sees were not stored; they stay zero.
+        """Places [keys, d] into zeros of shape [1, heads, keys, d]. Keys that no row sees were not stored."""
         placed = torch.zeros(1, 1, self.keys, rows.shape[1], dtype=rows.dtype)
         placed[0, 0, : rows.shape[0]] = rows
         return placed.repeat(1, self.stored.heads, 1, 1).to(self.device)
