@@ -65,8 +65,7 @@ class StateReader {
     text.assign(rest_.substr(0, good_ ? size : 0));
     rest_.remove_prefix(good_ ? size : 0);
   }
-  // Reads the number of items that follow; `most` is the largest valid number. Each item has at least eight
-  // bytes, so a number that does not fit into the rest of the bytes is invalid.
+  // Reads the number of items that follow, each of at least eight bytes; more than `most` are invalid.
   uint64_t count(uint64_t most) {
     uint64_t number = 0;
     (*this)(number);

@@ -45,6 +45,28 @@ void scale_all(Tensor& x, double factor, Arithmetic& arithmetic) {
   for (double& v : x.data) v = arithmetic.in_register(v * factor);
 }
 
+// Row i sees only the first visible[i] keys: the scores of the other keys become -infinity.
+void hide(Tensor& scores, const Tensor& visible) {
+  for (int i = 0; i < scores.rows; ++i)
+    std::fill(scores.row(i) + static_cast<int>(visible.at(i, 0)), scores.row(i) + scores.cols,
+              -std::numeric_limits<double>::infinity());
+}
+
+// Replaces the scores of row i by probabilities, in registers. Returns the log-sum-exp. For a row that sees
+// no key the probabilities are 0 and the log-sum-exp is -infinity.
+double softmax_row(Tensor& scores, int i, const Arithmetic& arithmetic) {
+  const double maximum = Arithmetic::row_max(scores, i);
+  if (maximum == -std::numeric_limits<double>::infinity()) {
+    std::fill(scores.row(i), scores.row(i) + scores.cols, 0.0);
+    return maximum;
+  }
+  for (int j = 0; j < scores.cols; ++j)
+    scores.at(i, j) = arithmetic.exp(arithmetic.in_register(scores.at(i, j) - maximum));
+  const double sum = arithmetic.row_sum(scores, i);
+  for (int j = 0; j < scores.cols; ++j) scores.at(i, j) = arithmetic.in_register(scores.at(i, j) / sum);
+  return arithmetic.in_register(maximum + std::log(sum));
+}
+
 }  // namespace
 
 void attention_backward(const Tensors& inputs, const Settings& settings, State state, Arithmetic& arithmetic,
@@ -95,32 +117,6 @@ void attention_backward_from(const Tensor& probabilities, const Tensors& inputs,
   results["grad_key"] = std::move(grad_key);
   results["grad_value"] = std::move(grad_value);
 }
-
-namespace {
-
-// Row i sees only the first visible[i] keys: the scores of the other keys become -infinity.
-void hide(Tensor& scores, const Tensor& visible) {
-  for (int i = 0; i < scores.rows; ++i)
-    std::fill(scores.row(i) + static_cast<int>(visible.at(i, 0)), scores.row(i) + scores.cols,
-              -std::numeric_limits<double>::infinity());
-}
-
-// Replaces the scores of row i by probabilities, in registers. Returns the log-sum-exp. For a row that sees
-// no key the probabilities are 0 and the log-sum-exp is -infinity.
-double softmax_row(Tensor& scores, int i, const Arithmetic& arithmetic) {
-  const double maximum = Arithmetic::row_max(scores, i);
-  if (maximum == -std::numeric_limits<double>::infinity()) {
-    std::fill(scores.row(i), scores.row(i) + scores.cols, 0.0);
-    return maximum;
-  }
-  for (int j = 0; j < scores.cols; ++j)
-    scores.at(i, j) = arithmetic.exp(arithmetic.in_register(scores.at(i, j) - maximum));
-  const double sum = arithmetic.row_sum(scores, i);
-  for (int j = 0; j < scores.cols; ++j) scores.at(i, j) = arithmetic.in_register(scores.at(i, j) / sum);
-  return arithmetic.in_register(maximum + std::log(sum));
-}
-
-}  // namespace
 
 Tensors attention_plain(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
   const AttentionOperands x = attention_operands(inputs, settings, arithmetic);

@@ -196,7 +196,6 @@ std::string Safetensors::read(const StoredTensor& tensor, uint64_t from, uint64_
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 constexpr const char* kSuffix = ".safetensors";
 constexpr const char* kIndexSuffix = ".safetensors.index.json";

@@ -98,18 +98,16 @@ inline double l2_ratio(const Measurement& m) { return m.ratio_to_plain.mean; }
 inline double largest(const Measurement& m) { return m.max_abs.mean; }
 inline double l2(const Measurement& m) { return m.relative_l2.mean; }
 
-template <class ValueOf>
-bool is_falling(Measured measured, ValueOf value_of) {
-  for (size_t i = 1; i < measured.size(); ++i)
-    if (!(value_of(measured[i]) < value_of(measured[i - 1]))) return false;
-  return true;
-}
-
+// Whether the value of each measurement is above (below) that of the one before.
 template <class ValueOf>
 bool is_rising(Measured measured, ValueOf value_of) {
   for (size_t i = 1; i < measured.size(); ++i)
     if (!(value_of(measured[i]) > value_of(measured[i - 1]))) return false;
   return true;
+}
+template <class ValueOf>
+bool is_falling(Measured measured, ValueOf value_of) {
+  return is_rising(measured, [&](const Measurement& m) { return -value_of(m); });
 }
 
 }  // namespace foreshock::lab

@@ -350,23 +350,6 @@ class Comparer {
   uint64_t bytes_ = 0, bytes_done_ = 0;
 };
 
-}  // namespace
-
-std::string compare(const std::vector<Checkpoint>& checkpoints, const std::vector<PairOfCheckpoints>& pairs,
-                    int threads, const std::function<void(double)>& progress, Comparison* result) {
-  const auto start = std::chrono::steady_clock::now();
-  *result = {};
-  for (const Checkpoint& checkpoint : checkpoints) result->paths.push_back(checkpoint.path);
-  const std::vector<ComparisonTask> tasks = plan_comparison(checkpoints, pairs, &result->pairs);
-  Comparer comparer(tasks, progress, &result->pairs);
-  const std::string problem = comparer.run(threads);
-  result->bytes = comparer.bytes();
-  result->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return problem;
-}
-
-namespace {
-
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string text = "[";
   for (int64_t extent : shape) text += (text.size() > 1 ? ", " : "") + std::to_string(extent);
@@ -445,6 +428,19 @@ std::vector<ComparisonTask> plan_comparison(const std::vector<Checkpoint>& check
     }
   }
   return tasks;
+}
+
+std::string compare(const std::vector<Checkpoint>& checkpoints, const std::vector<PairOfCheckpoints>& pairs,
+                    int threads, const std::function<void(double)>& progress, Comparison* result) {
+  const auto start = std::chrono::steady_clock::now();
+  *result = {};
+  for (const Checkpoint& checkpoint : checkpoints) result->paths.push_back(checkpoint.path);
+  const std::vector<ComparisonTask> tasks = plan_comparison(checkpoints, pairs, &result->pairs);
+  Comparer comparer(tasks, progress, &result->pairs);
+  const std::string problem = comparer.run(threads);
+  result->bytes = comparer.bytes();
+  result->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return problem;
 }
 
 }  // namespace foreshock::lab

@@ -192,16 +192,7 @@ Tensors flash2_state_in_format(const Tensors& inputs, const Settings& settings, 
   return results;
 }
 
-}  // namespace
-
-Tensors flash2_reimplemented(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
-  return flash2_state_in_format(inputs, settings, Arithmetic::row_max, arithmetic);
-}
-
-namespace {
-
 // -- kernels with their running state in registers --
-
 // Their scale contains log2(e) and they use exp2, so scores and maxima are in powers of two.
 
 struct Operands {
@@ -293,6 +284,10 @@ Tensors flash2_kernel(const Tensors& inputs, const Settings& settings, const Fla
 }
 
 }  // namespace
+
+Tensors flash2_reimplemented(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
+  return flash2_state_in_format(inputs, settings, Arithmetic::row_max, arithmetic);
+}
 
 Tensors flash2_shipped(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
   return flash2_kernel(inputs, settings, {}, arithmetic);

@@ -125,19 +125,8 @@ std::vector<Group> groups_of(std::span<const Point> points) {
   std::vector<Group> groups;
   for (size_t i = 0; i < points.size(); ++i) {
     const Point& p = points[i];
-    const Key key{find_algorithm(p.algorithm)->family,
-                  p.format,
-                  p.accumulator,
-                  p.input,
-                  p.rounding,
-                  p.reference,
-                  p.n,
-                  p.d,
-                  p.rows,
-                  p.backward,
-                  p.scale,
-                  p.first_seed,
-                  p.seeds};
+    const Key key(find_algorithm(p.algorithm)->family, p.format, p.accumulator, p.input, p.rounding,
+                  p.reference, p.n, p.d, p.rows, p.backward, p.scale, p.first_seed, p.seeds);
     const auto [at, fresh] = index.try_emplace(key, groups.size());
     if (fresh) groups.push_back({{}, p.seeds});
     groups[at->second].points.push_back(i);

@@ -27,6 +27,11 @@ std::optional<NumberFormat> parse_general(const std::string& text) {
 
 }  // namespace
 
+double NumberFormat::overflow_value() const {
+  if (overflow == Overflow::kSaturate) return max_finite;
+  return overflow == Overflow::kNan ? NAN : INFINITY;
+}
+
 double NumberFormat::unit_roundoff() const { return std::ldexp(1.0, -precision); }
 
 double NumberFormat::ulp(double x) const {

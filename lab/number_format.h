@@ -23,6 +23,7 @@ struct NumberFormat {
 
   bool is_fp64() const { return precision == 53; }
   bool is_fp8() const { return precision <= 4; }
+  double overflow_value() const;  // what a positive infinity becomes
   // Half the spacing of the numbers just above 1.
   double unit_roundoff() const;
   // Spacing of the format's numbers around x (the subnormal spacing near zero).

@@ -29,9 +29,7 @@ struct Bounds {
 
 Bounds bounds_of(const NumberFormat& format, Rounding rounding) {
   const D d;
-  const double overflow = format.overflow == Overflow::kSaturate ? format.max_finite
-                          : format.overflow == Overflow::kNan    ? std::numeric_limits<double>::quiet_NaN()
-                                                                 : std::numeric_limits<double>::infinity();
+  const double overflow = format.overflow_value();
   const double finite = rounding == Rounding::kTowardZero ? format.max_finite : overflow;
   return {hn::Set(d, std::ldexp(1.0, format.min_exponent)),
           hn::Set(d, std::ldexp(1.0, std::ilogb(format.max_finite) + 1)),
@@ -128,9 +126,7 @@ std::string_view name_of(Rounding rounding) {
 
 double round_scalar(const NumberFormat& format, Rounding rounding, double x, double u) {
   if (format.is_fp64() || std::isnan(x) || x == 0) return x;
-  const double overflow = format.overflow == Overflow::kSaturate ? format.max_finite
-                          : format.overflow == Overflow::kNan    ? std::numeric_limits<double>::quiet_NaN()
-                                                                 : std::numeric_limits<double>::infinity();
+  const double overflow = format.overflow_value();
   if (std::isinf(x)) return std::copysign(overflow, x);
   const int exponent = std::max(std::ilogb(x), format.min_exponent);
   const int quantum = exponent - (format.precision - 1);

@@ -217,6 +217,10 @@ const Sweep* find_sweep(std::string_view name) {
 
 std::span<const std::string_view> default_sweeps() { return kDefault; }
 
+std::vector<std::pair<std::string, std::string>> versions() {
+  return {{"foreshock", kVersion}, {"compiler", kCompiler}, {"chart.js", kChartVersion}};
+}
+
 namespace {
 
 std::string shortest(double x) {
@@ -250,14 +254,6 @@ Axes axes_of(const Point& p) {
           {"seeds", std::to_string(p.seeds)},
           {"first_seed", std::to_string(p.first_seed)}};
 }
-
-}  // namespace
-
-std::vector<std::pair<std::string, std::string>> versions() {
-  return {{"foreshock", kVersion}, {"compiler", kCompiler}, {"chart.js", kChartVersion}};
-}
-
-namespace {
 
 using nlohmann::ordered_json;
 
@@ -331,19 +327,6 @@ ordered_json drawings(const Study& study) {
   }
   return list;
 }
-
-}  // namespace
-
-std::string to_json(const Study& study) { return whole(study).dump(1) + "\n"; }
-
-std::string to_page(const Study& study) {
-  ordered_json data = whole(study);
-  data["drawings"] = drawings(study);
-  data["seconds"] = study.seconds;
-  return report_page("foreshock lab", kLabScript, data.dump());
-}
-
-namespace {
 
 using Row = std::vector<std::string>;
 
@@ -427,6 +410,15 @@ std::string verdict(const Claim& claim, bool colour) {
 }
 
 }  // namespace
+
+std::string to_json(const Study& study) { return whole(study).dump(1) + "\n"; }
+
+std::string to_page(const Study& study) {
+  ordered_json data = whole(study);
+  data["drawings"] = drawings(study);
+  data["seconds"] = study.seconds;
+  return report_page("foreshock lab", kLabScript, data.dump());
+}
 
 std::string aligned(const std::vector<std::vector<std::string>>& rows, size_t left_columns) {
   std::vector<size_t> width(rows[0].size(), 0);

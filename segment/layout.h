@@ -449,17 +449,14 @@ enum : uint32_t {
 };
 
 constexpr bool knows_skips(const StepRecord& step) { return (step.given & kSkipsUnseen) == 0; }
-
 constexpr bool is_first_look(const StepRecord& step) { return (step.given & kFirstLook) != 0; }
-
 constexpr bool is_pending(const StepRecord& step) { return (step.given & kNumbersPending) != 0; }
-
 constexpr bool given(const StepRecord& step, uint32_t what) { return (step.given & what) != 0; }
 
 constexpr const char* name_of(LayerSource source) {
   constexpr const char* kNames[] = {"unknown", "annotation", "parameter", "ordinal", "unnamed_parameter"};
-  return static_cast<uint32_t>(source) < std::size(kNames) ? kNames[static_cast<uint32_t>(source)]
-                                                           : kNames[0];
+  const auto index = static_cast<uint32_t>(source);
+  return index < std::size(kNames) ? kNames[index] : kNames[0];
 }
 
 constexpr const char* step_source_name(uint32_t source) {

@@ -132,6 +132,59 @@ const char* check_region(const Expected& expected, const Region& region, uint64_
   return nullptr;
 }
 
+constexpr int64_t kStepsEnd = int64_t{1} << 62;        // step numbers are below
+constexpr uint64_t kMostElements = uint64_t{1} << 48;  // of a tensor; the Wasserstein distance allows no more
+constexpr uint64_t kMostOfRank = uint64_t{1} << 38;    // of a rank's part: 1 TiB of fp32
+
+const char* check_shapes(const TensorRecord& record) {
+  if (record.dims > kTensorDims) return "tensor with too many dimensions";
+  uint64_t elements = 1;  // of the rank's part
+  for (uint32_t n = 0; n < kTensorDims; ++n) {
+    const int64_t shape = record.shape[n], offset = record.offset[n], part = record.part[n];
+    if (shape < 0 || offset < 0 || part < 0 || offset > shape || part > shape - offset)
+      return "part outside its tensor";
+    if (n >= record.dims && shape != 1) return "tensor with a dimension that it has not";
+    if (part != 0 && elements > kMostElements / static_cast<uint64_t>(part))
+      return "tensor of an impossible size";
+    elements *= static_cast<uint64_t>(part);
+  }
+  uint64_t whole = 1;
+  for (const int64_t shape : record.shape) {
+    if (shape != 0 && whole > kMostElements / static_cast<uint64_t>(shape))
+      return "tensor of an impossible size";
+    whole *= static_cast<uint64_t>(shape);
+  }
+  if (elements > kMostOfRank) return "part of an impossible size";
+  return record.elements == elements ? nullptr : "elements differ from the shape";
+}
+
+const char* check_histogram(const TensorRecord& record) {
+  const uint64_t bytes = record.payload[kTensorHistogram].bytes;
+  switch (record.form) {
+    case HistogramForm::kNone:
+      return bytes == 0 ? nullptr : "histogram of no form";
+    case HistogramForm::kValues:
+      return bytes == record.elements * element_bytes(record.dtype) ? nullptr : "values of another size";
+    case HistogramForm::kPatterns:
+      return record.dtype == kFp32 ? "patterns of fp32" : nullptr;
+    case HistogramForm::kBins:
+      return record.dtype != kFp32 ? "bins of a 16-bit format" : nullptr;
+  }
+  return "unknown form of histogram";
+}
+
+const char* check_record(const TensorRecord& record) {
+  if (record.kind != TensorKind::kSnapshot) return "unknown kind of tensor record";
+  if (record.dtype != kFp32 && record.dtype != kBf16 && record.dtype != kFp16)
+    return "unknown storage format";
+  if (record.step < 0 || record.step >= kStepsEnd) return "tensor of an unknown step";
+  if (record.interval == 0 || record.interval > kMostTensorInterval)
+    return "tensor with an impossible interval";
+  if (record.tensors == 0) return "tensor of none";
+  if (const char* why = check_shapes(record)) return why;
+  return check_histogram(record);
+}
+
 }  // namespace
 
 const char* parse_header(Bytes bytes, uint64_t file_size, Header* header) {
@@ -226,63 +279,6 @@ const char* parse_slot(Bytes bytes, SlotView* view) {
   }
   return nullptr;
 }
-
-namespace {
-
-constexpr int64_t kStepsEnd = int64_t{1} << 62;        // step numbers are below
-constexpr uint64_t kMostElements = uint64_t{1} << 48;  // of a tensor; the Wasserstein distance allows no more
-constexpr uint64_t kMostOfRank = uint64_t{1} << 38;    // of a rank's part: 1 TiB of fp32
-
-const char* check_shapes(const TensorRecord& record) {
-  if (record.dims > kTensorDims) return "tensor with too many dimensions";
-  uint64_t elements = 1;  // of the rank's part
-  for (uint32_t n = 0; n < kTensorDims; ++n) {
-    const int64_t shape = record.shape[n], offset = record.offset[n], part = record.part[n];
-    if (shape < 0 || offset < 0 || part < 0 || offset > shape || part > shape - offset)
-      return "part outside its tensor";
-    if (n >= record.dims && shape != 1) return "tensor with a dimension that it has not";
-    if (part != 0 && elements > kMostElements / static_cast<uint64_t>(part))
-      return "tensor of an impossible size";
-    elements *= static_cast<uint64_t>(part);
-  }
-  uint64_t whole = 1;
-  for (const int64_t shape : record.shape) {
-    if (shape != 0 && whole > kMostElements / static_cast<uint64_t>(shape))
-      return "tensor of an impossible size";
-    whole *= static_cast<uint64_t>(shape);
-  }
-  if (elements > kMostOfRank) return "part of an impossible size";
-  return record.elements == elements ? nullptr : "elements differ from the shape";
-}
-
-const char* check_histogram(const TensorRecord& record) {
-  const uint64_t bytes = record.payload[kTensorHistogram].bytes;
-  switch (record.form) {
-    case HistogramForm::kNone:
-      return bytes == 0 ? nullptr : "histogram of no form";
-    case HistogramForm::kValues:
-      return bytes == record.elements * element_bytes(record.dtype) ? nullptr : "values of another size";
-    case HistogramForm::kPatterns:
-      return record.dtype == kFp32 ? "patterns of fp32" : nullptr;
-    case HistogramForm::kBins:
-      return record.dtype != kFp32 ? "bins of a 16-bit format" : nullptr;
-  }
-  return "unknown form of histogram";
-}
-
-const char* check_record(const TensorRecord& record) {
-  if (record.kind != TensorKind::kSnapshot) return "unknown kind of tensor record";
-  if (record.dtype != kFp32 && record.dtype != kBf16 && record.dtype != kFp16)
-    return "unknown storage format";
-  if (record.step < 0 || record.step >= kStepsEnd) return "tensor of an unknown step";
-  if (record.interval == 0 || record.interval > kMostTensorInterval)
-    return "tensor with an impossible interval";
-  if (record.tensors == 0) return "tensor of none";
-  if (const char* why = check_shapes(record)) return why;
-  return check_histogram(record);
-}
-
-}  // namespace
 
 const char* parse_tensor_length(Bytes bytes, uint64_t left, uint64_t to_end, uint64_t* length,
                                 bool* is_filler) {

@@ -22,17 +22,10 @@
 
   function ratio(x, y) { return x === null || !y ? null : x / y; }
   const colour = (i) => COLOURS[i % COLOURS.length];
-  const cell = (text, name) => element('td', { textContent: text, className: name ? 'name' : '' });
 
-  // Entries are [labels, object of the JSON]; `names` are the headings of the labels.
-  function table(names, entries) {
-    const head = element('tr', {}, ...names.map((n) => element('th', { textContent: n, className: 'name' })),
-      ...FIGURES.map(([name]) => element('th', { textContent: name })));
-    const rows = entries.map(([labels, d]) => element('tr', {}, ...labels.map((label) => cell(label, true)),
-      ...FIGURES.map(([, value]) => cell(short(value(d))))));
-    return element('div', { className: 'scroll' },
-      element('table', {}, element('thead', {}, head), element('tbody', {}, ...rows)));
-  }
+  // A table with FIGURES. Entries are [labels, object of the JSON]; `names` are the headings of the labels.
+  const figures = (names, entries) => table([...names, ...FIGURES.map(([name]) => name)],
+    entries.map(([labels, d]) => [...labels, ...FIGURES.map(([, value]) => short(value(d)))]), names.length);
 
   // All pairs side by side on one scale, as in Figure 8 of arXiv 2405.02803.
   function pooledChart(canvas) {
@@ -100,7 +93,7 @@
     const place = element('div');
     const fill = () => {
       const found = all.filter(([[name]]) => name.includes(search.value));
-      place.replaceChildren(table(['tensor', 'pair', 'type'], found.slice(0, ROWS)),
+      place.replaceChildren(figures(['tensor', 'pair', 'type'], found.slice(0, ROWS)),
         element('p', { className: 'facts', textContent: found.length > ROWS ? `the first ${ROWS} of ${found.length}` : '' }));
     };
     search.oninput = fill;
@@ -134,7 +127,7 @@
     return element('div', { className: 'chart' }, canvas);
   };
   section('pooled', 'all tensors pooled', 'the pairs on one scale', frame(pooledChart),
-    table(['pair'], pairs.map((p) => [[p.name], p.pooled])),
+    figures(['pair'], pairs.map((p) => [[p.name], p.pooled])),
     ...pairs.map((p) => element('div', { className: 'facts', textContent: `${p.name}: ${study.checkpoints[p.b]} against ${study.checkpoints[p.a]}` })));
   if (window.Chart) {
     const panel = tensorPanel();

@@ -94,7 +94,6 @@
     });
   }
 
-  // A chart with a choice of its statistic, scale and (drawing.choose) tensor. redraw() draws it.
   function chartPanel(points, drawing) {
     const canvas = element('canvas'), controls = element('div', { className: 'controls' });
     const statistic = element('select', {}, ...Object.entries(STATISTICS).map(

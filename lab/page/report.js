@@ -18,9 +18,9 @@ const short = (x) => {
 };
 const unique = (values) => [...new Set(values)];
 
-// Rows of texts; the first column has the names.
-function table(head, rows) {
-  const cells = (row, tag) => row.map((text, i) => element(tag, { textContent: text, className: i === 0 ? 'name' : '' }));
+// Rows of texts; the first `names` columns have names, the others numbers.
+function table(head, rows, names = 1) {
+  const cells = (row, tag) => row.map((text, i) => element(tag, { textContent: text, className: i < names ? 'name' : '' }));
   return element('div', { className: 'scroll' }, element('table', {}, element('thead', {}, element('tr', {}, ...cells(head, 'th'))),
     element('tbody', {}, ...rows.map((row) => element('tr', {}, ...cells(row, 'td'))))));
 }

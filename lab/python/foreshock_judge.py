@@ -32,9 +32,8 @@ except ImportError as no_torch:
     sys.exit(2)
 
 FORWARD_GATE, BACKWARD_GATE = 2.0, 3.0  # limits of the error of out and of the gradients, in noise floors
-# The output is biased if its signed error exceeds BIAS_GATE ulp and BIAS_Z standard errors. Judged with at least
-# BIAS_SLICES slices (batch elements times kv-heads).
-BIAS_GATE, BIAS_Z, BIAS_SLICES = 0.05, 6.0, 16
+BIAS_GATE, BIAS_Z = 0.05, 6.0  # limits of the signed error of out, in ulp and in standard errors
+BIAS_SLICES = 16  # bias is judged if there are as many slices (batch elements times kv-heads)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KEYWORDS = ("attn_mask", "is_causal", "scale", "enable_gqa")
 

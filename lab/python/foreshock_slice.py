@@ -20,9 +20,8 @@ TYPES = {
 }
 MOST_HEADER = 1 << 20  # bytes
 MOST_LENGTH = 1 << 24  # queries or keys
-# Limits of a call of the original size; beyond them only the stored rows are run.
-MOST_WORK = 1 << 37  # multiplications: some seconds on a CPU
-MOST_SCORES = 1 << 28  # elements of its mask
+MOST_WORK = 1 << 37  # multiplications of a call of the original size: some seconds on a CPU
+MOST_SCORES = 1 << 28  # elements of the mask of such a call
 
 
 class NoSliceError(Exception):
