@@ -188,7 +188,7 @@ class RankWatch {
   const std::deque<LossEventSeen>& loss_events() const { return loss_events_; }
   // Counts of a kind of loss event, one of the first kLossEventKinds; restarts do not reset them.
   const LossCount& losses(WatchEventKind kind) const { return losses_[static_cast<size_t>(kind)]; }
-  // The level of one series; quiet if there is no such series.
+  // The level of one series; quiet if it does not exist.
   Level level_of(DetectorId detector, const std::string& place) const;
   // The states of all detectors. Iterates over all series: do not call it for every value.
   std::array<DetectorState, kDetectors> states() const;

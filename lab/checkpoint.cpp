@@ -87,7 +87,7 @@ json parse_header(const std::string& text, bool* twice) {
   return deep ? json() : root;
 }
 
-// The name of a tensor that overlaps another one; "" if there is none.
+// The name of a tensor that overlaps another one, or "".
 std::string overlapping(const std::map<std::string, StoredTensor>& tensors) {
   std::vector<std::pair<const StoredTensor*, const std::string*>> sorted;
   for (const auto& [name, tensor] : tensors)

@@ -106,8 +106,8 @@ Part part_of(Tensor own, Tensor plain, Tensor reference, const NumberFormat& for
 }
 
 struct Pooled {
-  double l2 = 0, bias = 0,
-         z = 0;  // relative L2 error (absolute if the reference is 0); bias in ulp and its z
+  double l2 = 0;           // relative L2 error; absolute if the reference is 0
+  double bias = 0, z = 0;  // in ulp, and as a standard score between slices
 };
 
 Pooled pooled(const std::vector<Part>& parts, Deviation Part::*which) {

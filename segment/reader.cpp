@@ -355,7 +355,7 @@ Slot SegmentReader::header_of(uint32_t slot) const {
 }
 
 // Reads a slot into buffer_, up to the end of its last payload but never beyond the slot, and parses it. Sets
-// *why to the reason if it is invalid. Returns false if the slot's sequence is no longer `sequence`.
+// *why to the reason if it is invalid. Returns false if the slot's sequence differs from `sequence`.
 bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, const char** why) {
   const Slot head = header_of(slot);
   const uint64_t size = header_.regions[kSlots].record_size;

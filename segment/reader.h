@@ -35,7 +35,7 @@ class SegmentReader {
   std::optional<int> exit_status() const;
   std::vector<Op> ops() const;
   std::vector<Layer> layers() const;
-  Layer layer(uint32_t index) const;  // all zero if there is no such layer
+  Layer layer(uint32_t index) const;  // all zero if it does not exist
   // Returns the names of StepRecord::scalars known so far, in their order.
   std::vector<std::string> scalar_names() const;
   std::vector<UnseenName> unseen_names() const;
@@ -58,7 +58,7 @@ class SegmentReader {
   uint64_t steps_lost() const { return control_.steps_lost; }
   // Returns the records consumed over the life of the segment, by all its agents.
   uint64_t steps_taken() const { return control_.step_cursor - control_.steps_lost; }
-  // Returns the last consumed record. Its sequence is 0 if there is none or it was overwritten.
+  // Returns the last consumed record. Its sequence is 0 if nothing was consumed or it was overwritten.
   StepRecord last_step() const;
 
   // A complete slice that is not consumed yet.
@@ -69,7 +69,7 @@ class SegmentReader {
     const char* why = nullptr;  // the reason if the slice is invalid; then it must be consumed as lost
     SlotView view;              // its payloads are valid until the next call of next_ready()
   };
-  // Finds the next complete slice. Returns false if there is none. If nothing was published since it last
+  // Finds the next complete slice. Returns false if it finds none. If nothing was published since it last
   // returned false, it costs only one read.
   bool next_ready(Ready* ready);
 
@@ -94,14 +94,14 @@ class SegmentReader {
     const char* why = nullptr;  // the reason if the record is invalid
     TensorView view;            // its payloads are valid until the next call of next_tensor()
   };
-  // Finds the next tensor record. Returns false if there is none. If a record is invalid and its length is
+  // Finds the next tensor record. Returns false if it finds none. If a record is invalid and its length is
   // not known, consume_tensor() then skips everything written so far.
   bool next_tensor(ReadyTensor* ready);
   // Consumes the record that next_tensor() found last.
   void consume_tensor();
-  TensorRing tensor_ring() const;  // all zero if there is no ring
+  TensorRing tensor_ring() const;  // all zero without a ring
 
-  // Whether the trainer holds its lock. Also returns false if the file was replaced after it was opened.
+  // Whether the trainer still holds its lock on the .seg file, which it does until its process ends.
   bool is_locked() const;
 
   // Whether neither the agent nor `foreshock pause` has switched sampling off.

@@ -110,10 +110,11 @@ class TensorWriter {
   // Whether the ring has space for records.
   bool is_attached() const { return room_ > 0; }
   TensorRing* ring() const { return ring_; }
+  // Bytes of the largest record that fits into an empty ring at any position: a record does not wrap around.
   uint64_t largest_record() const { return room_ / 2; }
 
   // Returns a free range of the ring with at least `least` bytes, in which a record may be built, and sets
-  // *bytes to its length. Returns null if there is none until the agent has consumed records.
+  // *bytes to its length. Returns null if the agent must consume records first.
   TensorRecord* begin(uint64_t least, uint64_t* bytes);
 
   // Publishes the record that was built in the range of begin(), with record->bytes. Counts a snapshot.
