@@ -77,8 +77,7 @@ void RankWatch::observe_step(int64_t step, const std::optional<double>& loss,
   observe(DetectorId::kGradientGrowth, "", "", step, *gradient_norm, 0, out);
 }
 
-// Resets all detectors and rules when the step count has gone back to `step`: the values of the resumed
-// training may differ from what the baselines have learned.
+// Resets all detectors and rules: a resumed training may differ from what their baselines have learned.
 void RankWatch::resume(int64_t step, std::vector<WatchEvent>* out) {
   out->push_back({.kind = WatchEventKind::kResumed,
                   .step = step,

@@ -1,5 +1,4 @@
-// Plans the comparison of checkpoints, and carries it out in threads: each reads blocks of one tensor from
-// all checkpoints, counts the values, and adds up the differences.
+// Plans and carries out comparisons: threads read blocks of one tensor from all checkpoints and compare them.
 #include "lab/comparison.h"
 
 #include <algorithm>

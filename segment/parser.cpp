@@ -61,6 +61,7 @@ const char* check_rows(const Slot& slot) {
 const char* check_columns(const Slot& slot) {
   if (slot.pass != 1 || slot.mask_dtype != 0 || slot.packed != kNotPacked || slot.lse_dtype == 0)
     return "key positions of a call that has none";
+  // The first condition keeps the product of the second from overflowing.
   if (slot.query_length > slot.keys || slot.query_length * slot.heads_in_slice != slot.keys)
     return "query rows that are not those of the heads";
   for (uint32_t row = 0; row < slot.rows; ++row) {
@@ -121,9 +122,9 @@ const char* check_region(const Expected& expected, const Region& region, uint64_
   if (region.count < expected.least_count || region.count > expected.most_count)
     return "region with an impossible number of records";
   if (region.count == 0) return nullptr;
-  const uint64_t most = expected.id == kSlots     ? kMostSlot
-                        : expected.id == kTensors ? kMostTensors
-                                                  : expected.record_size;
+  uint64_t most = expected.record_size;
+  if (expected.id == kSlots) most = kMostSlot;
+  if (expected.id == kTensors) most = kMostTensors;
   if (region.record_size < expected.record_size || region.record_size > most || region.record_size % 8 != 0)
     return "region with an impossible record size";
   if (region.offset % 64 != 0 || region.offset > file_size ||
@@ -439,8 +440,8 @@ const char* settle_packed(SlotView* view) {
     slot.rows = heads * told.positions;
     for (uint32_t row = 0; row < slot.rows; ++row) {
       const uint32_t position = told.position[row % told.positions];
-      // head[] is head-major and is compacted in place, from `planned` to told.positions rows per head. Reads
-      // the head's first planned row; so far only rows of the same head can have been written there.
+      // head[] is head-major and is compacted in place, from the planned to the real number of rows per head.
+      // Reads the head's first planned row; so far only rows of the same head can have been written there.
       slot.head[row] = slot.head[row / told.positions * planned];
       slot.position[row] = position;
       slot.key_limit[row] = visible_keys(slot, position);
