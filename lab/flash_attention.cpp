@@ -64,7 +64,7 @@ double stored_exp(double x, double y, Arithmetic& arithmetic) {
 }
 
 // Adds a tile to the running output: out = (old_sum * out + tile_weight * tile.out) / sum. Every product, sum
-// and quotient is stored. The weights refer the old state and the tile to their common maximum.
+// and quotient is stored. The weights scale the old state and the tile to their common maximum.
 void update(std::vector<RowState>& state, Tile& tile, Tensor& out, Arithmetic& arithmetic) {
   for (int i = 0; i < out.rows; ++i) {
     const double maximum = std::max(state[i].maximum, tile.maxima[i]);
@@ -127,8 +127,8 @@ struct Running {
   Tensor out;  // not yet divided by the sum
 };
 
-// Raises the running maximum if the tile has a larger one, and replaces the scores by P relative to the
-// maximum. Returns for each row the factor that refers the old state to the new maximum.
+// Raises the running maximum if the tile has a larger one, and replaces the scores by exp(score - maximum),
+// P. Returns for each row the weight that scales the old state to the new maximum.
 std::vector<double> raise_maximum(Tensor& scores, Running& running, TileMaximum tile_maximum,
                                   Arithmetic& arithmetic) {
   std::vector<double> old_weight;
@@ -192,8 +192,7 @@ Tensors flash2_state_in_format(const Tensors& inputs, const Settings& settings, 
   return results;
 }
 
-// -- kernels with their running state in registers --
-// Their scale contains log2(e) and they use exp2, so scores and maxima are in powers of two.
+// -- kernels with their running state in registers; they use exp2, so scores are multiplied by log2(e) --
 
 struct Operands {
   Tensor query, key, value;
@@ -210,11 +209,12 @@ Operands operands_of(const Tensors& inputs, const Settings& settings, const Flas
   return x;
 }
 
+// The maximum after a tile.
 double raised(double old_maximum, double tile_maximum, const FlashKernel& kernel) {
   return tile_maximum > old_maximum + kernel.lazy_log2 ? tile_maximum : old_maximum;
 }
 
-// Adds a tile with these scores; they become P. Refers the old sums and output to the new maximum.
+// Adds a tile with these scores; they become P. Scales the old sums and output to the new maximum.
 void add_tile(Tensor& scores, const Tensor& value, double value_scale, const FlashKernel& kernel,
               Running& running, Arithmetic& arithmetic) {
   std::vector<double> tile_sum(scores.rows);

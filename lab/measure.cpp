@@ -186,7 +186,7 @@ void run_group(std::span<const Point> points, const Group& group, int seed,
   }
 }
 
-double ratio_to(double a, double b) { return a == 0 && b == 0 ? 1 : a / b; }
+double ratio_to(double a, double b) { return a == 0 && b == 0 ? 1 : a / b; }  // two exact results: 1
 
 // The measurement of one output tensor of a point; `seeds` has the result of each seed.
 Measurement summary_of(const Point& point, const std::string& tensor, const std::vector<Result>& seeds) {

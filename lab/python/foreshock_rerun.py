@@ -132,8 +132,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def ratio_of(stored: Slice, result: torch.Tensor) -> float | None:
-    """Error relative to that of plain attention, over the rows whose reference is finite and not all zero. None: no
-    such row."""
+    """Error in errors of plain attention, over the rows whose reference is finite and not all zero; None without any."""
     reference = stored.reference
     norms = reference.square().sum(dim=1)
     compared = norms.isfinite() & (norms > 0)
