@@ -132,7 +132,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def ratio_of(stored: Slice, result: torch.Tensor) -> float | None:
-    """Error in errors of plain attention, over the rows whose reference is finite and not all zero; None without any."""
+    """Error in noise floors, over the rows whose reference is finite and not all zero. None: there are no such rows."""
     reference = stored.reference
     norms = reference.square().sum(dim=1)
     compared = norms.isfinite() & (norms > 0)
