@@ -1,23 +1,24 @@
-// Defines the interface of a Block. Device kernels are written once, as functions of a job and a Block, and
-// compiled twice. nvcc compiles them with the Block of device_kernels.cu. The host's compiler uses the Block
-// of tests/support/emulated_block.h, so that the kernels can be tested without a device.
+// Defines the interface of a Block: the threads of one block of a device kernel. Device kernels are written
+// once, as functions of a job (the kernel's parameters, device_jobs.h) and a Block, and compiled twice. nvcc
+// uses the Block of device_kernels.cu. The host's compiler uses the Block of tests/support/emulated_block.h,
+// so that the kernels can be tested without a device.
 //
 // clang-format off
-// A Block is a group of threads with shared memory and barriers:
+// Members of a Block:
 //   index(), blocks(), threads()   number of this block, of blocks, and of threads per block; uint32_t
 //   shared_bytes()                 bytes of shared memory per block
 //   each(f)                        calls f(thread) for each thread, then a barrier
 //   PerThread<T>                   one T per thread, indexed [thread], that lasts over several each()
-//   shared<T>(bytes)               uninitialised shared memory from offset `bytes`, a multiple of alignof(T)
+//   shared<T>(bytes, count = 1)    uninitialised shared memory for `count` values, from offset `bytes`
 //   load<T>(address), store(address, T)   device memory, aligned to T
 //   publish(address, uint64_t)     stores to host memory; the host then sees this thread's earlier stores too
 //   fresh(const T*)                reads what another block of this launch wrote; only after last() was true
-//   add(T*, T), max(T*, T)         atomic, relaxed, on shared or device memory; T unsigned, 32 or 64 bits
-//   last(uint32_t*, uint32_t of)   by one thread: true in the last of `of` calls on this counter, which
-//                                  is then zero again; everything written before the calls is then visible
+//   add(T*, T), max(T*, T)         atomic, relaxed, return the old value; T unsigned, 32 or 64 bits
+//   last(uint32_t*, uint32_t of)   one thread of each block calls it. Returns true in the `of`-th call on this
+//                                  counter and sets it to zero; then all that the blocks wrote is visible
 //   now()                          ns of the device's clock
-// Code outside of each() must do the same in all threads. It reads only jobs and shared memory, and writes
-// nothing.
+// Code outside of each() runs in every thread on a device, but once per block on the host. So it must do the
+// same in all threads, read only jobs and shared memory, and write nothing.
 // clang-format on
 #ifndef FORESHOCK_KERNELS_BLOCK_H_
 #define FORESHOCK_KERNELS_BLOCK_H_

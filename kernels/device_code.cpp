@@ -1,7 +1,7 @@
+// Embeds the fatbin with the device kernels, for DeviceCode(). Only tests and benchmarks link this file.
 #include "kernels/device_code.h"
 
 #ifdef FORESHOCK_DEVICE_CODE
-// Embeds the file that the build names, unchanged.
 asm(".pushsection .rodata\n"
     ".balign 64\n"
     ".global foreshock_device_code_begin\n"

@@ -1,6 +1,6 @@
-// Gives access to the fatbin with the device kernels. The library links no part of CUDA: it reads the fatbin
-// from a file beside the library when it first needs a kernel (libmonitor/cuda_driver.h). Each kernel takes
-// one parameter by value, a job of kernels/device_jobs.h.
+// Names the device kernels and gives access to the fatbin, CUDA's container of their machine code.
+// libforeshock.so is not linked with CUDA: it reads the fatbin from a file beside the library when it first
+// needs a kernel (libmonitor/cuda_driver.h). A kernel has one parameter: a job of device_jobs.h, by value.
 #ifndef FORESHOCK_KERNELS_DEVICE_CODE_H_
 #define FORESHOCK_KERNELS_DEVICE_CODE_H_
 
@@ -10,7 +10,7 @@
 
 namespace foreshock {
 
-// Identifies the fatbin of this build.
+// Identifies the fatbin of this build. The library rejects a file with another size or checksum.
 struct DeviceCodeSeal {
   uint64_t bytes;     // 0: the build had no nvcc
   uint64_t checksum;  // checksum() of kernels/sums.h
@@ -23,6 +23,7 @@ DeviceCodeSeal device_code_seal();
 // sm_80, sm_90 and sm_100, and PTX of compute_100 for later devices. Empty if the build had no nvcc.
 std::span<const std::byte> DeviceCode();
 
+// The kernels, each with the type of its job. The job's comment says what the kernel computes.
 enum class DeviceKernel : int {
   kGather,         // GatherJob
   kPackedGather,   // PackedGatherJob

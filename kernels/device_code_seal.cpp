@@ -1,5 +1,5 @@
-// Defines device_code_seal() apart from device_code.cpp: libforeshock.so links this file but must not embed
-// the kernels.
+// Defines device_code_seal(), with the initializer that device_seal.cpp wrote during the build. It is apart
+// from device_code.cpp because libforeshock.so links this file but must not embed the kernels.
 #include "kernels/device_code.h"
 
 namespace foreshock {

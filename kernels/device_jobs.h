@@ -1,6 +1,6 @@
-// The parameters of the device kernels: plain structs with the same layout on host and device, each the
-// single parameter of its kernel. Addresses are in device memory. The device checks nothing, and a wrong
-// address destroys the trainer's context, so the host must validate every job.
+// The parameters of the device kernels ("jobs") and the shapes of their launches. A job is a plain struct
+// with the same layout on host and device. Addresses are in device memory. The device checks nothing, and a
+// wrong address destroys the trainer's context, so the host must validate every job.
 #ifndef FORESHOCK_KERNELS_DEVICE_JOBS_H_
 #define FORESHOCK_KERNELS_DEVICE_JOBS_H_
 
@@ -13,8 +13,8 @@
 
 namespace foreshock {
 
-// The shape of a launch. Results do not depend on the number of blocks: with many blocks some are idle, with
-// few each block does several shares of the work.
+// The shape of a launch. Results do not depend on the number of blocks: if there are fewer blocks than shares
+// of work, each block does several shares.
 struct LaunchShape {
   uint32_t blocks, threads, shared_bytes;
 };
@@ -26,17 +26,17 @@ struct DeviceLimits {
 
 inline constexpr uint32_t kMostJobBytes = 4096;  // limit for the parameters of a kernel, on every device
 
-// Returns the number of blocks for `work` units with `of_a_block` units per block, clamped to [1, most].
-constexpr uint32_t blocks_of(uint64_t work, uint64_t of_a_block, uint32_t most) {
-  const uint64_t blocks = work / of_a_block + (work % of_a_block != 0);
+// Returns the number of blocks for `work` units with `per_block` units per block, clamped to [1, most].
+constexpr uint32_t blocks_of(uint64_t work, uint64_t per_block, uint32_t most) {
+  const uint64_t blocks = work / per_block + (work % per_block != 0);
   return blocks < 1 ? 1 : blocks < most ? static_cast<uint32_t>(blocks) : most;
 }
 
-// -- gather: a slice of an attention call, packed as kernels/gather.h packs it --
+// -- gather: copies the sampled rows of an attention call, densely as kernels/gather.h does on the host --
 
 // One tensor to copy. Row (head, n) has `width` elements, column_stride apart, and begins at `from` + head *
 // head_stride + row(n) * row_stride. Strides are in elements and may be 0 or negative. The copied rows are
-// packed, head-major, and begin at `to`.
+// dense, head-major, and begin at `to`.
 struct GatherPiece {
   uint64_t from;  // address of the element (first head, row 0, first column)
   uint64_t to;    // offset in bytes from the job's `to`
@@ -51,10 +51,10 @@ static_assert(sizeof(GatherPiece) == 64);
 inline constexpr uint32_t kMostPieces = 16;
 inline constexpr uint32_t kMostPositions = 16;
 
-// Scratch memory of a launch; only one launch at a time may use it. It must be all zero before the first
-// launch, and every launch leaves it all zero.
+// Scratch memory of a launch. Only one launch at a time may use it. It must be all zero before the first
+// launch, and every launch leaves it all zero. Times are ns of the device's clock.
 struct GatherClock {
-  uint64_t not_begin, end;  // largest ~(begin of a block), and largest end of a block so far
+  uint64_t not_begin, end;  // largest ~begin (so that 0 is the start value) and largest end of a block so far
   uint32_t arrived;         // blocks that have ended
   uint32_t nonfinite;       // kKeyGather: NaN and Inf in the query's gradient so far
 };
@@ -72,27 +72,28 @@ struct GatherJob {
 static_assert(sizeof(GatherJob) == 96 + kMostPieces * sizeof(GatherPiece));
 static_assert(sizeof(GatherJob) <= kMostJobBytes);
 
-// The sequence of a packed batch that the kernel gathered, and its size.
-struct SequenceTold {
+// The sequence of a packed batch that the kernel gathered, its size, and the sampled query positions in it.
+struct GatheredSequence {
   uint32_t number, queries, keys;
   uint32_t positions;  // sampled positions of each head; 0: the offsets were invalid and nothing was copied
   uint32_t position[kMostPositions];
 };
-static_assert(sizeof(SequenceTold) == 80);
+static_assert(sizeof(GatheredSequence) == 80);
 
 // Gathers from one sequence of a packed batch, which find_sequence() chooses (gather.h). `gather` describes a
 // sequence of the longest length that begins at position 0. Rows beyond the end of the chosen sequence are
-// not copied, and the listed rows are packed for as many positions as the sequence has. gather.position[] are
-// fractions of 2^32, one for each part.
+// not copied. The kernel divides the sequence into parts and samples one position in each of the first parts:
+// gather.position[n] is a fraction of 2^32 of part n.
 struct PackedGatherJob {
   GatherJob gather;
   PackedSequences sequences;
-  uint64_t told;       // address of a SequenceTold
-  int64_t sum_stride;  // sum_piece: elements from one sequence to the next
-  uint32_t
-      sum_piece;   // index of the piece whose rows are (sequence, head, position); kMostPieces: no such piece
-  uint32_t parts;  // parts into which the sequence is divided; a shorter one has as many parts as positions
-  uint32_t positions;  // most positions sampled: those of the first parts
+  uint64_t gathered;  // address of a GatheredSequence
+  // A log_sum_exp may be stored by (sequence, head, position), not by (head, position in the batch).
+  // sum_piece is then its index, else kMostPieces. sum_stride: elements from one sequence to the next in it.
+  int64_t sum_stride;
+  uint32_t sum_piece;
+  uint32_t parts;      // into which the sequence is divided; at most one part per position
+  uint32_t positions;  // most positions to sample
   uint32_t reserved;
 };
 static_assert(sizeof(PackedGatherJob) == sizeof(GatherJob) + 72);
@@ -100,21 +101,21 @@ static_assert(sizeof(PackedGatherJob) <= kMostJobBytes);
 
 // At most 128 blocks, so that kernels that run at the same time keep most processors.
 constexpr LaunchShape launch_of(const GatherJob& job) {
-  constexpr uint32_t kThreads = 256, kOfAThread = 16, kMostBlocks = 128;
+  constexpr uint32_t kThreads = 256, kPerThread = 16, kMostBlocks = 128;
   uint64_t elements = 0;
   for (uint32_t n = 0; n < job.pieces; ++n)
     elements += uint64_t{job.piece[n].heads} * job.piece[n].rows * job.piece[n].width;
-  return {.blocks = blocks_of(elements, kThreads * kOfAThread, kMostBlocks),
+  return {.blocks = blocks_of(elements, kThreads * kPerThread, kMostBlocks),
           .threads = kThreads,
           .shared_bytes = 0};
 }
 
 constexpr LaunchShape launch_of(const PackedGatherJob& job) { return launch_of(job.gather); }
 
-// -- key gather: a slice of key positions, and the sums over all keys of its kv-head --
+// -- key gather: copies sampled key positions of a backward call, and sums dK and dV over all its keys --
 
-// Rows of one head or of consecutive heads: element (head, row, column) is at `data` + head * stride[0] + row
-// * stride[1] + column * stride[2], strides in elements.
+// Rows of consecutive heads: element (head, row, column) is at `data` + head * stride[0] + row * stride[1] +
+// column * stride[2], strides in elements.
 struct DeviceView {
   uint64_t data;
   int64_t stride[3];
@@ -125,7 +126,7 @@ static_assert(sizeof(DeviceView) == 48);
 
 struct KeyGatherJob {
   GatherJob gather;
-  uint64_t sums;          // ColumnSum[key_sum_count()], overwritten; 0: no sums
+  uint64_t sums;          // ColumnSum[key_sum_count()] (key_sums.h), overwritten; 0: no sums
   DeviceView grad_query;  // of the query heads that share the kv-head
   DeviceView grad_key, grad_value;
   uint32_t dtype;  // floating format of grad_query, grad_key and grad_value
@@ -134,8 +135,8 @@ struct KeyGatherJob {
 static_assert(sizeof(KeyGatherJob) == sizeof(GatherJob) + 160 && sizeof(ColumnSum) == 24);
 static_assert(sizeof(KeyGatherJob) <= kMostJobBytes);
 
-// A block sums the gradients of the keys and values in tiles of kColumnsOfATile neighbouring columns. It
-// searches the query's gradient for NaN and Inf in tiles of kRowsOfATile rows.
+// A block sums dK and dV in tiles of kColumnsOfATile neighbouring columns. It searches dQ for NaN and Inf in
+// tiles of kRowsOfATile rows.
 inline constexpr uint32_t kColumnsOfATile = 16, kRowsOfATile = 64;
 
 constexpr uint32_t column_tiles(const DeviceView& view) {
@@ -143,7 +144,7 @@ constexpr uint32_t column_tiles(const DeviceView& view) {
 }
 constexpr uint32_t row_tiles(const DeviceView& view) { return (view.rows + kRowsOfATile - 1) / kRowsOfATile; }
 
-// A block's threads are a power of two, at least kColumnsOfATile.
+// Same blocks as for the copy. sum_tile() needs a power of two of threads, at least kColumnsOfATile.
 constexpr LaunchShape launch_of(const KeyGatherJob& job) {
   LaunchShape shape = launch_of(job.gather);
   shape.shared_bytes = shape.threads * static_cast<uint32_t>(sizeof(ColumnSum));
@@ -152,10 +153,11 @@ constexpr LaunchShape launch_of(const KeyGatherJob& job) {
 
 // -- scalars: copies numbers of the trainer (loss, norms) into cells in host memory --
 
-// `number` is stored after `value`, because the host may read a cell while a kernel writes it.
+// A number that has arrived. `number` is stored after `value`: the host takes the value once it sees the
+// expected number.
 struct ScalarCell {
   double value;
-  uint64_t number;  // number of the fetch to which `value` belongs
+  uint64_t number;  // identifies the value: values are numbered in the order in which they are sent
 };
 static_assert(sizeof(ScalarCell) == 16);
 
@@ -182,11 +184,11 @@ constexpr LaunchShape launch_of(const ScalarsJob& job) {
   return {.blocks = 1, .threads = job.count == 1 ? 1u : 128u, .shared_bytes = 0};
 }
 
-// -- histogram: a packed tensor, as kernels/histogram.h counts it --
+// -- histogram: counts the values of a dense tensor, as kernels/histogram.h does on the host --
 
 // kCountPatterns counts 16-bit values in kPatterns words of uint32_t (one set), at most kMostPatterns values
-// over all calls. kCountBins counts fp32 values in kBinWords words of uint64_t, at most kMostBinned. Both add
-// to the words.
+// over all launches. kCountBins counts fp32 values in kBinWords words of uint64_t, at most kMostBinned. Both
+// add to the words.
 struct HistogramJob {
   uint64_t from;  // must be aligned to the size of a value
   uint64_t count;
@@ -194,27 +196,27 @@ struct HistogramJob {
 };
 static_assert(sizeof(HistogramJob) == 24);
 
-// Bytes of shared memory for 16-bit counters of all patterns. With less, the kernel counts in the words
-// themselves.
+// Bytes of shared memory for 16-bit counters of all patterns. With less, the kernel counts in device memory.
 inline constexpr uint32_t kPatternSharedBytes = kPatterns * sizeof(uint16_t);
 
-// At most one block per processor. Each block gets enough values to be worth emptying its counters.
+// At most one block per processor, since one block takes most of its shared memory. A block gets 65,536
+// values, as many as it has counters to add up at its end.
 constexpr LaunchShape launch_of_patterns(const HistogramJob& job, const DeviceLimits& limits) {
-  constexpr uint32_t kThreads = 1024, kOfAThread = 64;
+  constexpr uint32_t kThreads = 1024, kPerThread = 64;
   const bool fits = limits.shared_bytes >= kPatternSharedBytes;
-  return {.blocks = blocks_of(job.count, kThreads * kOfAThread, limits.processors),
+  return {.blocks = blocks_of(job.count, kThreads * kPerThread, limits.processors),
           .threads = kThreads,
           .shared_bytes = fits ? kPatternSharedBytes : 0};
 }
 
 constexpr LaunchShape launch_of_bins(const HistogramJob& job, const DeviceLimits& limits) {
-  constexpr uint32_t kThreads = 256, kOfAThread = 64;
-  return {.blocks = blocks_of(job.count, kThreads * kOfAThread, 4 * limits.processors),
+  constexpr uint32_t kThreads = 256, kPerThread = 64;
+  return {.blocks = blocks_of(job.count, kThreads * kPerThread, 4 * limits.processors),
           .threads = kThreads,
           .shared_bytes = 0};
 }
 
-// -- sums over many tensors at a time --
+// -- sums of squares and optimizer statistics (sums.h) over many tensors at a time --
 
 // A tensor is summed in chunks of kSumChunk elements, each by a block of kSumLanes threads. The block that
 // ends last adds the sums of the chunks. The order of additions does not depend on the launch (sums_body.h).
@@ -272,7 +274,7 @@ struct AdamSumsJob {
 static_assert(sizeof(AdamSumsJob) == 40 + kMostAdamTensors * sizeof(AdamTensor));
 static_assert(sizeof(AdamSumsJob) <= kMostJobBytes);
 
-// The launch of kGradientSums or kAdamSums.
+// The launch of kGradientSums or kAdamSums. Shared memory holds a flag (16 bytes) and one Sums per thread.
 template <class Job, class Sums>
 constexpr LaunchShape launch_of_sums(const Job& job, const DeviceLimits& limits) {
   return {.blocks = blocks_of(job.chunks, 1, 4 * limits.processors),
@@ -286,7 +288,7 @@ constexpr LaunchShape launch_of(const AdamSumsJob& job, const DeviceLimits& limi
   return launch_of_sums<AdamSumsJob, AdamSums>(job, limits);
 }
 
-// -- checksum: of a packed tensor, as kernels/sums.h defines it --
+// -- checksum: of a dense tensor, as kernels/sums.h defines it --
 
 struct ChecksumJob {
   uint64_t from;  // any alignment
@@ -296,8 +298,8 @@ struct ChecksumJob {
 static_assert(sizeof(ChecksumJob) == 24);
 
 constexpr LaunchShape launch_of(const ChecksumJob& job, const DeviceLimits& limits) {
-  constexpr uint32_t kThreads = 256, kOfAThread = 64;
-  return {.blocks = blocks_of(job.bytes, kThreads * kOfAThread, 4 * limits.processors),
+  constexpr uint32_t kThreads = 256, kPerThread = 64;
+  return {.blocks = blocks_of(job.bytes, kThreads * kPerThread, 4 * limits.processors),
           .threads = kThreads,
           .shared_bytes = sizeof(uint64_t)};
 }

@@ -1,15 +1,15 @@
-// Defines the kernels of kernels/device_code.h by running their bodies on the blocks of a device. A job stays
-// in constant parameter memory, where all threads of a warp can read it at once.
+// Defines the kernels of kernels/device_code.h: runs their bodies, templates over a Block, on the blocks of a
+// device. A job stays in constant parameter memory, where all threads of a warp can read it at once.
 #include "kernels/gather_body.h"
 #include "kernels/histogram_body.h"
 #include "kernels/key_gather_body.h"
 #include "kernels/sums_body.h"
 
-// The Block of kernels/block.h on a device.
 namespace foreshock {
 
 extern __shared__ Bytes16 shared_memory[];
 
+// The Block of kernels/block.h on a device.
 class DeviceBlock {
  public:
   template <class T>
@@ -39,7 +39,7 @@ class DeviceBlock {
   }
 
   template <class T>
-  __device__ T* shared(uint32_t bytes, uint32_t = 1) {
+  __device__ T* shared(uint32_t bytes, uint32_t /*count*/ = 1) {
     return reinterpret_cast<T*>(reinterpret_cast<char*>(shared_memory) + bytes);
   }
 
@@ -77,7 +77,8 @@ class DeviceBlock {
     return atomicMax(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
   }
 
-  // The preceding barrier orders the writes of this block's other threads before the first fence.
+  // The barrier before this call orders the writes of this block's other threads before the first fence. The
+  // second fence orders the reads of the last block after the counter.
   __device__ bool last(uint32_t* counter, uint32_t of) {
     __threadfence();
     const bool is_last = atomicAdd(counter, 1u) + 1 == of;

@@ -1,5 +1,6 @@
-// foreshock_device_seal FATBIN TOOLKIT OUTPUT: writes the value that device_code_seal() returns for FATBIN,
-// as the initializer of a DeviceCodeSeal.
+// Build tool: foreshock_device_seal FATBIN TOOLKIT OUTPUT. Writes a C++ initializer of a DeviceCodeSeal to
+// OUTPUT: size and checksum of the file FATBIN (the compiled device kernels), and the number TOOLKIT. Exits
+// with 2 after wrong usage, and with 1 if FATBIN is missing or empty or OUTPUT cannot be written.
 #include <cstdio>
 #include <fstream>
 #include <iterator>

@@ -1,5 +1,5 @@
-// Storage formats and their exact conversion to wider formats. The values of DType equal FORESHOCK_... in
-// hook.h.
+// Storage formats with their exact conversion to wider formats, and TensorView, a strided view of a tensor.
+// The values of DType are those of FORESHOCK_FP64 ... in hook.h, the trainer's C interface.
 #ifndef FORESHOCK_KERNELS_DTYPE_H_
 #define FORESHOCK_KERNELS_DTYPE_H_
 
@@ -51,7 +51,8 @@ constexpr bool is_floating(DType type) {
   return type == DType::kFp64 || type == DType::kFp32 || type == DType::kBf16 || type == DType::kFp16;
 }
 
-// Significand bits, including the hidden one, and the exponent of the smallest normal number.
+// Significand bits, including the hidden one, and the exponent of the smallest normal number. For types that
+// are not floating, format_of() returns the format of fp64.
 struct Format {
   int precision;
   int min_exponent;
@@ -77,7 +78,8 @@ constexpr float fp16_to_float(uint16_t bits) {
   const uint32_t exponent = (bits >> 10) & 31;
   const uint32_t fraction = bits & 1023u;
   if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
-  if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
+  constexpr uint32_t kBiasDifference = 127 - 15;  // exponent biases of fp32 and fp16
+  if (exponent != 0) return std::bit_cast<float>(sign | (exponent + kBiasDifference) << 23 | fraction << 13);
   const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
   return sign ? -magnitude : magnitude;
 }
@@ -87,40 +89,38 @@ constexpr uint32_t fp32_bits(uint16_t bits, DType type) {
   return std::bit_cast<uint32_t>(type == DType::kBf16 ? bf16_to_float(bits) : fp16_to_float(bits));
 }
 
-// Element `index` of a packed array of `type`, converted exactly. `type` must be floating.
+template <class T>
+T load_unaligned(const void* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+// Element `index` of a dense array of `type`, converted exactly. `type` must be floating.
 inline double load_as_double(const void* data, DType type, size_t index) {
   const char* at = static_cast<const char*>(data) + index * size_of(type);
   switch (type) {
-    case DType::kFp64: {
-      double x;
-      std::memcpy(&x, at, sizeof x);
-      return x;
-    }
-    case DType::kFp32: {
-      float x;
-      std::memcpy(&x, at, sizeof x);
-      return x;
-    }
+    case DType::kFp64:
+      return load_unaligned<double>(at);
+    case DType::kFp32:
+      return load_unaligned<float>(at);
     case DType::kBf16:
-    case DType::kFp16: {
-      uint16_t bits;
-      std::memcpy(&bits, at, sizeof bits);
-      return type == DType::kBf16 ? bf16_to_float(bits) : fp16_to_float(bits);
-    }
+      return bf16_to_float(load_unaligned<uint16_t>(at));
+    case DType::kFp16:
+      return fp16_to_float(load_unaligned<uint16_t>(at));
     default:
       return 0;
   }
 }
 
-// Prefetches a row that is read kRowsAhead rows later. Rows of one head often lie a page apart, where the
-// hardware prefetcher does not follow. Any address is allowed.
+// A loop over rows prefetches the row that it reads kRowsAhead rows later. Rows of one head often lie a page
+// apart, where the hardware prefetcher does not follow. Any address is allowed: a prefetch never faults.
 inline constexpr int64_t kRowsAhead = 16;
 inline void prefetch_row(const char* row, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
 }
 
 // A strided view of at most four dimensions. Does not own the data.
-
 struct TensorView {
   const void* data = nullptr;
   DType dtype = DType::kNone;

@@ -1,5 +1,5 @@
-// Copies rows of a strided tensor into a packed buffer, and finds one sequence in a batch of packed
-// sequences. No heap, no statics: safe inside a trainer.
+// Copies rows of a strided tensor into a dense buffer, and chooses the sequence to sample in a batch of
+// sequences without padding. No heap, no statics: safe inside a trainer.
 #ifndef FORESHOCK_KERNELS_GATHER_H_
 #define FORESHOCK_KERNELS_GATHER_H_
 
@@ -12,12 +12,8 @@
 
 namespace foreshock {
 
-inline void copy_strided(const char* from, int64_t step, int64_t count, size_t element, char* to) {
-  for (int64_t n = 0; n < count; ++n) std::memcpy(to + n * element, from + n * step, element);
-}
-
-// Copies elements (i, j, first .. first + count - 1, 0 .. width - 1) to `to`, row-major and packed; `to`
-// holds count * width elements. Indices must lie inside the shape. Returns the bytes written.
+// Copies the first `width` elements of each row (i, j, first) .. (i, j, first + count - 1) to `to`, row-major
+// and dense; `to` holds count * width elements. Indices must lie inside the shape. Returns the bytes written.
 inline uint64_t gather_row_heads(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
                                  int64_t width, char* to) {
   const size_t element = size_of(from.dtype);
@@ -34,7 +30,9 @@ inline uint64_t gather_row_heads(const TensorView& from, int64_t i, int64_t j, i
     if (dense_rows) {
       std::memcpy(to + n * row_bytes, row, row_bytes);
     } else {
-      copy_strided(row, from.stride[3] * static_cast<int64_t>(element), width, element, to + n * row_bytes);
+      const int64_t step = from.stride[3] * static_cast<int64_t>(element);
+      for (int64_t k = 0; k < width; ++k)
+        std::memcpy(to + n * row_bytes + k * element, row + k * step, element);
     }
   }
   return row_bytes * count;
@@ -46,8 +44,8 @@ inline uint64_t gather_rows(const TensorView& from, int64_t i, int64_t j, int64_
   return gather_row_heads(from, i, j, first, count, from.shape[3], to);
 }
 
-// A batch of sequences stored one after the other without padding, and the choice of the sequence to sample.
-// Host and device share this code, because the offsets may be readable only on the device.
+// A packed batch: sequences stored one after the other without padding. Also the choice of the sequence to
+// sample. Host and device share find_sequence(), because the offsets may be readable only on the device.
 //
 // Sequence n has the query positions from query offset n up to, but not including, query offset n + 1. Its
 // key positions follow from the key offsets in the same way.
@@ -56,20 +54,21 @@ struct PackedSequences {
   uint32_t count;                       // 0: not packed
   uint32_t queries, keys;               // positions of all sequences, at most 2^31
   uint32_t longest_query, longest_key;  // a longer sequence is not sampled
-  uint32_t place;                       // a query position as a fraction of 2^32; its sequence is chosen
+  uint32_t place;  // the sequence with query position place / 2^32 of all query positions is sampled
 };
 static_assert(sizeof(PackedSequences) == 40);
 
+// The chosen sequence: its number and, for queries and keys, its first position and number of positions.
 struct SequencePlace {
   uint32_t number = 0;
-  uint32_t query = 0, queries = 0;  // first position and number of positions; 0: no valid sequence
+  uint32_t query = 0, queries = 0;  // queries 0: the offsets are invalid, and no sequence was chosen
   uint32_t key = 0, keys = 0;
 };
 
-// Finds the sequence that holds the query position all.place, so that every position is equally likely and an
-// empty sequence is never chosen. The offsets are untrusted: the result always lies within `queries` and
-// `keys`. It has no positions if the offsets that were read are negative, do not increase or are too large.
-// Reads the offsets with memory.load<int32_t>(address).
+// Finds the sequence that all.place chooses, by bisection. If `place` is uniform, every query position is
+// equally likely and an empty sequence is never chosen. The offsets are untrusted: the result always lies
+// within `queries` and `keys`. It has no positions if the offsets that were read are negative, do not
+// increase or are too large. Offsets are read with memory.load<int32_t>(address).
 template <class Memory>
 FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& all, const Memory& memory) {
   const auto offset = [&memory](uint64_t offsets, uint32_t n) {
@@ -78,8 +77,8 @@ FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& all, const M
   int64_t begin = offset(all.query_offsets, 0), end = offset(all.query_offsets, all.count);
   if (begin < 0 || end <= begin || end > all.queries) return {};
   const int64_t wanted = begin + static_cast<int64_t>(static_cast<uint64_t>(end - begin) * all.place >> 32);
-  // Invariant: sequence `low` begins at `begin` <= wanted, and sequence `high` (or the end of all) at `end` >
-  // wanted.
+  // Invariant: sequence `low` begins at `begin` <= wanted. `end` > wanted is the begin of sequence `high`, or
+  // the end of the last one.
   uint32_t low = 0, high = all.count;
   while (high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;
@@ -104,7 +103,8 @@ FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& all, const M
 }
 
 // Divides a sequence into `parts` equal parts and returns the position that `fraction` / 2^32 chooses in part
-// n. `parts` must not exceed `length`. With a smaller `length` the position is never larger.
+// n. `parts` must not exceed `length`. A smaller `length` never gives a larger position, so a slot that is
+// planned for the longest sequence fits every other one.
 constexpr uint64_t position_in_part(uint64_t length, uint32_t n, uint32_t parts, uint32_t fraction) {
   const uint64_t begin = length * n / parts, end = length * (n + 1) / parts;
   return begin + ((end - begin) * fraction >> 32);
@@ -114,9 +114,7 @@ constexpr uint64_t position_in_part(uint64_t length, uint32_t n, uint32_t parts,
 struct HostMemory {
   template <class T>
   T load(uint64_t address) const {
-    T value;
-    std::memcpy(&value, reinterpret_cast<const void*>(address), sizeof value);
-    return value;
+    return load_unaligned<T>(reinterpret_cast<const void*>(address));
   }
 };
 

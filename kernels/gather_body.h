@@ -1,4 +1,7 @@
-// The bodies of kGather and kPackedGather, and functions that kKeyGather shares with them.
+// The device code of the kernels kGather and kPackedGather, which copy sampled rows of attention tensors into
+// one dense slice, and the functions that kKeyGather shares with them. A piece is one tensor of a slice; it
+// is described by a GatherPiece (device_jobs.h). Block is the interface of block.h: the threads of one device
+// block.
 #ifndef FORESHOCK_KERNELS_GATHER_BODY_H_
 #define FORESHOCK_KERNELS_GATHER_BODY_H_
 
@@ -9,8 +12,8 @@ namespace foreshock {
 
 inline constexpr uint32_t kWarp = 32;
 
-// Returns the bytes to copy at a time: the common alignment of all rows, or of all elements if the columns
-// are not adjacent.
+// Returns the bytes to copy at a time, a power of two up to 16: the common alignment of all rows, or of all
+// elements if the columns are not adjacent.
 constexpr uint32_t gather_unit(const GatherPiece& piece, uint64_t to) {
   const bool is_dense = piece.column_stride == 1 || piece.width <= 1;
   const uint64_t strides = static_cast<uint64_t>(piece.head_stride) | static_cast<uint64_t>(piece.row_stride);
@@ -18,26 +21,26 @@ constexpr uint32_t gather_unit(const GatherPiece& piece, uint64_t to) {
   return power_dividing(piece.from | to | strides * piece.element | row, is_dense ? 16 : piece.element);
 }
 
-// Address of the first row of a piece, and number of rows per head.
+// Address of the first row of a piece, and the number of rows per head that are copied.
 struct PieceRows {
   uint64_t from;
   uint32_t rows;
 };
 
-// Gives gather_piece() the rows that the job lists.
-class ListedRows {
+// The rows of a batch of equal sequences: as the job states them, the same for every thread.
+class JobRows {
  public:
-  explicit FORESHOCK_DEVICE ListedRows(const GatherJob& job) : job_(job) {}
-  FORESHOCK_DEVICE PieceRows of(uint32_t piece, uint32_t) const {
+  explicit FORESHOCK_DEVICE JobRows(const GatherJob& job) : job_(job) {}
+  FORESHOCK_DEVICE PieceRows of(uint32_t piece, uint32_t /*thread*/) const {
     return {job_.piece[piece].from, job_.piece[piece].rows};
   }
-  FORESHOCK_DEVICE int64_t position(uint32_t n, uint32_t) const { return job_.position[n]; }
+  FORESHOCK_DEVICE int64_t position(uint32_t n, uint32_t /*thread*/) const { return job_.position[n]; }
 
  private:
   const GatherJob& job_;
 };
 
-// Gives gather_piece() the rows of the sequence that each thread has found with find_sequence().
+// The rows of one sequence of a packed batch, which each thread has found with find_sequence().
 template <class Block>
 class SequenceRows {
  public:
@@ -48,19 +51,21 @@ class SequenceRows {
   FORESHOCK_DEVICE PieceRows of(uint32_t number, uint32_t thread) const {
     const GatherPiece& piece = job_.gather.piece[number];
     const SequencePlace& place = place_[thread];
+    // The offset of the sequence's first row: pieces with listed rows hold queries, the others keys. Only
+    // sum_piece (log_sum_exp by sequence) has its rows apart for each sequence.
     const int64_t first = number == job_.sum_piece ? place.number * job_.sum_stride
                           : piece.is_listed != 0   ? place.query * piece.row_stride
                                                    : place.key * piece.row_stride;
-    const uint32_t there = piece.is_listed != 0           ? positions(thread)
-                           : place.keys > piece.first_row ? place.keys - piece.first_row
-                                                          : 0;
+    const uint32_t keys_left = place.keys > piece.first_row ? place.keys - piece.first_row : 0;
+    const uint32_t available = piece.is_listed != 0 ? positions(thread) : keys_left;
     return {piece.from + static_cast<uint64_t>(first * piece.element),
-            there < piece.rows ? there : piece.rows};
+            available < piece.rows ? available : piece.rows};
   }
   FORESHOCK_DEVICE int64_t position(uint32_t n, uint32_t thread) const {
     return static_cast<int64_t>(
         position_in_part(place_[thread].queries, n, parts(thread), job_.gather.position[n]));
   }
+  // Number of positions to sample: one in each of the first parts.
   FORESHOCK_DEVICE uint32_t positions(uint32_t thread) const {
     return parts(thread) < job_.positions ? parts(thread) : job_.positions;
   }
@@ -75,8 +80,8 @@ class SequenceRows {
   Places& place_;
 };
 
-// Copies one piece. Neighbouring threads share a row: the smallest power of two that covers its units, at
-// most a warp.
+// Copies one piece in units of Unit. A group of neighbouring threads copies a row: the smallest power of two
+// that covers the row's units, at most a warp.
 template <class Unit, class Block, class Rows>
 FORESHOCK_DEVICE void gather_piece(const GatherJob& job, uint32_t number, const Rows& rows, Block& block) {
   const GatherPiece& piece = job.piece[number];
@@ -84,22 +89,22 @@ FORESHOCK_DEVICE void gather_piece(const GatherJob& job, uint32_t number, const 
   const uint64_t units = row_bytes / sizeof(Unit);
   const int64_t element = piece.element;
   const bool is_dense = piece.column_stride == 1 || piece.width <= 1;
-  uint32_t sharing = 1;
-  while (sharing < units && sharing < kWarp && 2 * sharing <= block.threads()) sharing *= 2;
-  const uint32_t groups = block.threads() / sharing;
+  uint32_t group = 1;  // threads per row
+  while (group < units && group < kWarp && 2 * group <= block.threads()) group *= 2;
+  const uint32_t groups = block.threads() / group;
   block.each([&](uint32_t thread) {
-    if (thread / sharing >= groups) return;
-    const PieceRows have = rows.of(number, thread);
-    const uint64_t all = uint64_t{piece.heads} * have.rows;
-    const uint64_t first = uint64_t{block.index()} * groups + thread / sharing;
+    if (thread / group >= groups) return;
+    const PieceRows copied = rows.of(number, thread);
+    const uint64_t all = uint64_t{piece.heads} * copied.rows;
+    const uint64_t first = uint64_t{block.index()} * groups + thread / group;
     for (uint64_t row = first; row < all; row += uint64_t{block.blocks()} * groups) {
-      const uint32_t head = static_cast<uint32_t>(row / have.rows);
-      const uint32_t n = static_cast<uint32_t>(row % have.rows);
+      const uint32_t head = static_cast<uint32_t>(row / copied.rows);
+      const uint32_t n = static_cast<uint32_t>(row % copied.rows);
       const int64_t at = piece.is_listed ? rows.position(n, thread) : int64_t{piece.first_row} + n;
       const uint64_t from =
-          have.from + static_cast<uint64_t>((head * piece.head_stride + at * piece.row_stride) * element);
+          copied.from + static_cast<uint64_t>((head * piece.head_stride + at * piece.row_stride) * element);
       const uint64_t to = job.to + piece.to + row * row_bytes;
-      for (uint64_t unit = thread % sharing; unit < units; unit += sharing) {
+      for (uint64_t unit = thread % group; unit < units; unit += group) {
         const uint64_t byte = unit * sizeof(Unit);
         const uint64_t offset =
             is_dense ? byte
@@ -110,6 +115,7 @@ FORESHOCK_DEVICE void gather_piece(const GatherJob& job, uint32_t number, const 
   });
 }
 
+// Records the time at which this block begins. The earliest begin of all blocks is the largest ~time.
 template <class Block>
 FORESHOCK_DEVICE void begin_gather(const GatherJob& job, Block& block) {
   GatherClock* clock = reinterpret_cast<GatherClock*>(job.clock);
@@ -141,13 +147,10 @@ FORESHOCK_DEVICE void gather_pieces(const GatherJob& job, const Rows& rows, Bloc
   }
 }
 
-struct Nothing {
-  FORESHOCK_DEVICE void operator()() const {}
-};
-
-// Stores the times of the launch. One thread calls `at_end` after all blocks have reached this function.
-template <class Block, class AtEnd = Nothing>
-FORESHOCK_DEVICE void end_gather(const GatherJob& job, Block& block, const AtEnd& at_end = {}) {
+// Records the end of this block. In the last block that ends, one thread stores the times of the launch,
+// resets the clock for the next launch, and calls at_end().
+template <class Block, class AtEnd>
+FORESHOCK_DEVICE void end_gather(const GatherJob& job, Block& block, const AtEnd& at_end) {
   GatherClock* clock = reinterpret_cast<GatherClock*>(job.clock);
   block.each([&](uint32_t thread) {
     if (thread != 0) return;
@@ -164,27 +167,28 @@ FORESHOCK_DEVICE void end_gather(const GatherJob& job, Block& block, const AtEnd
 template <class Block>
 FORESHOCK_DEVICE void gather_body(const GatherJob& job, Block& block) {
   begin_gather(job, block);
-  gather_pieces(job, ListedRows(job), block);
-  end_gather(job, block);
+  gather_pieces(job, JobRows(job), block);
+  end_gather(job, block, [] {});
 }
 
 template <class Block>
 FORESHOCK_DEVICE void packed_gather_body(const PackedGatherJob& job, Block& block) {
   begin_gather(job.gather, block);
-  // Every thread computes the same result. The threads of a warp read the same addresses.
+  // Every thread finds the sequence itself. All threads of a warp read the same addresses at the same time,
+  // so this is as fast as one search that is then shared.
   typename SequenceRows<Block>::Places place;
   block.each([&](uint32_t thread) { place[thread] = find_sequence(job.sequences, block); });
   const SequenceRows<Block> rows(job, place);
   gather_pieces(job.gather, rows, block);
   block.each([&](uint32_t thread) {
     if (block.index() != 0 || thread != 0) return;
-    SequenceTold* told = reinterpret_cast<SequenceTold*>(job.told);
+    GatheredSequence* gathered = reinterpret_cast<GatheredSequence*>(job.gathered);
     const uint32_t positions = rows.positions(thread);
-    *told = {place[thread].number, place[thread].queries, place[thread].keys, positions, {}};
+    *gathered = {place[thread].number, place[thread].queries, place[thread].keys, positions, {}};
     for (uint32_t n = 0; n < positions; ++n)
-      told->position[n] = static_cast<uint32_t>(rows.position(n, thread));
+      gathered->position[n] = static_cast<uint32_t>(rows.position(n, thread));
   });
-  end_gather(job.gather, block);
+  end_gather(job.gather, block, [] {});
 }
 
 }  // namespace foreshock

@@ -1,34 +1,30 @@
+// The host's counting of bit patterns, and the bytes of packed counters.
 #include "kernels/histogram.h"
 
-#include <cstring>
+#include "kernels/dtype.h"
 
 namespace foreshock {
 namespace {
 
-// Bytes to prefetch ahead. The scattered accesses to the counters keep the hardware prefetcher from following
-// the data.
+// Distance of the prefetch in bytes. The scattered accesses to the counters keep the hardware prefetcher from
+// following the data.
 constexpr size_t kPrefetchBytes = 1024;
-
-template <class Word>
-Word load(const char* at) {
-  Word word;
-  std::memcpy(&word, at, sizeof word);
-  return word;
-}
 
 constexpr uint32_t kMinusZero = 0x80000000u, kPlusInfinity = 0x7f800000u, kMinusInfinity = 0xff800000u;
 
 constexpr size_t bin_of(uint32_t bits) { return bits >> kBinResidualBits; }
 
-// The sum of the words whose bins hold more than one kind of value. It changes if such a value was counted.
+// The sum of the three bins that hold -0 or an infinity beside other values. It changes if any such value was
+// counted. Else count_bins() needs no second pass for them.
 uint64_t in_shared_bins(const uint64_t* words) {
   return words[bin_of(kMinusZero)] + words[bin_of(kPlusInfinity)] + words[bin_of(kMinusInfinity)];
 }
 
+// The second pass: counts -0 and the infinities.
 void count_special(const char* data, size_t count, uint64_t* words) {
   uint64_t minus_zero = 0, plus_infinity = 0, minus_infinity = 0;
   for (size_t n = 0; n < count; ++n) {
-    const uint32_t bits = load<uint32_t>(data + 4 * n);
+    const uint32_t bits = load_unaligned<uint32_t>(data + 4 * n);
     minus_zero += bits == kMinusZero;
     plus_infinity += bits == kPlusInfinity;
     minus_infinity += bits == kMinusInfinity;
@@ -52,9 +48,9 @@ void count_patterns(const void* data, size_t count, uint32_t* words) {
   constexpr size_t kLine = 64, kInLine = kLine / sizeof(uint16_t);
   for (; count >= kInLine; count -= kInLine, at += kLine) {
     __builtin_prefetch(at + kPrefetchBytes);
-    for (size_t n = 0; n < kLine; n += sizeof(uint64_t)) count_four(load<uint64_t>(at + n));
+    for (size_t n = 0; n < kLine; n += sizeof(uint64_t)) count_four(load_unaligned<uint64_t>(at + n));
   }
-  for (; count > 0; --count, at += sizeof(uint16_t)) ++set0[load<uint16_t>(at)];
+  for (; count > 0; --count, at += sizeof(uint16_t)) ++set0[load_unaligned<uint16_t>(at)];
 }
 
 void count_bins(const void* data, size_t count, uint64_t* words) {
@@ -67,12 +63,12 @@ void count_bins(const void* data, size_t count, uint64_t* words) {
   for (; left >= kInLine; left -= kInLine, at += kLine) {
     __builtin_prefetch(at + kPrefetchBytes);
     for (size_t n = 0; n < kLine; n += sizeof(uint64_t)) {
-      const uint64_t two = load<uint64_t>(at + n);
+      const uint64_t two = load_unaligned<uint64_t>(at + n);
       count_one(static_cast<uint32_t>(two));
       count_one(static_cast<uint32_t>(two >> 32));
     }
   }
-  for (; left > 0; --left, at += sizeof(uint32_t)) count_one(load<uint32_t>(at));
+  for (; left > 0; --left, at += sizeof(uint32_t)) count_one(load_unaligned<uint32_t>(at));
   if (in_shared_bins(words) != before) count_special(static_cast<const char*>(data), count, words);
 }
 
@@ -81,6 +77,7 @@ namespace {
 constexpr uint64_t kResiduals = (uint64_t{1} << kBinCountShift) - 1;
 constexpr uint64_t kMostResidual = (1u << kBinResidualBits) - 1;
 
+// Writes the numbers of a list. Once fewer than kLongestVarint bytes are left, it fails and writes no more.
 class Packer {
  public:
   Packer(char* to, size_t room) : first_(to), at_(to), end_(to + room) {}
@@ -101,11 +98,12 @@ class Packer {
 
  private:
   char *first_, *at_, *end_;
-  size_t next_ = 0;
+  size_t next_ = 0;  // index after the last one put
   bool failed_ = false;
 };
 
-// Reads the index and count of the next counter. Sets *index to `end` at the end of the set.
+// Reads the index and count of the next counter. Sets *index to `end` at the end of the list. Returns false
+// for invalid bytes, and for a count of 0 or above `most`.
 bool get_index(std::span<const std::byte>* bytes, size_t end, uint64_t most, size_t* index, uint64_t* count) {
   uint64_t distance = 0;
   if (!get_varint(bytes, &distance)) return false;
@@ -175,7 +173,7 @@ bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* wor
     if (!get_index(bytes, kBinWords, kMostBinned, &index, &count)) return false;
     if (index == kBinWords) break;
     if (!get_varint(bytes, &residual)) return false;
-    if (index >= kBins) {  // -0 and the infinities, which a bin counts too
+    if (index >= kBins) {  // -0 or an infinity; its bin counts it too, so `left` stays
       if (residual != 0) return false;
       words[index] = count;
       continue;
@@ -184,13 +182,13 @@ bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* wor
     words[index] = count << kBinCountShift | residual;
     left -= count;
   }
-  const auto word_of = [words](uint32_t bits) { return words[bits >> kBinResidualBits]; };
-  const uint64_t zeros = word_of(0x80000000u) >> kBinCountShift;
-  if (words[kMinusZeroWord] > zeros ||
-      (word_of(0x80000000u) & kResiduals) > (zeros - words[kMinusZeroWord]) * kMostResidual)
-    return false;
-  return words[kPlusInfinityWord] <= word_of(0x7f800000u) >> kBinCountShift &&
-         words[kMinusInfinityWord] <= word_of(0xff800000u) >> kBinCountShift;
+  // A bin must count at least the special values that it holds. The residual of -0 is 0.
+  const auto count_with = [words](uint32_t bits) { return words[bin_of(bits)] >> kBinCountShift; };
+  const uint64_t minus_zeros = words[kMinusZeroWord], in_its_bin = count_with(kMinusZero);
+  return minus_zeros <= in_its_bin &&
+         (words[bin_of(kMinusZero)] & kResiduals) <= (in_its_bin - minus_zeros) * kMostResidual &&
+         words[kPlusInfinityWord] <= count_with(kPlusInfinity) &&
+         words[kMinusInfinityWord] <= count_with(kMinusInfinity);
 }
 
 }  // namespace foreshock

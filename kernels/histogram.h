@@ -1,5 +1,6 @@
-// Counts the values of a packed array by their bit patterns, in one pass. No heap, no statics: safe inside a
-// trainer. The caller owns the counters and must zero them once; every call adds to them.
+// Counts the values of a dense array by their bit patterns in one pass, and packs the counters into bytes. No
+// heap, no statics: safe inside a trainer. The caller owns the counters and must zero them once; every
+// count_...() call adds to them.
 #ifndef FORESHOCK_KERNELS_HISTOGRAM_H_
 #define FORESHOCK_KERNELS_HISTOGRAM_H_
 
@@ -10,25 +11,26 @@
 namespace foreshock {
 
 // Counts 16-bit values with a counter for each of the 65,536 patterns, so the distribution is exact and NaN,
-// the infinities and -0 are counted separately. There are four sets of counters, so that the counter of equal
-// neighbours is not a chain of dependent stores. The count of a pattern is the sum over the sets.
+// the infinities and -0 are counted separately. Successive values are counted in four sets of counters in
+// turn: equal neighbours then do not wait for each other's store. The count of a pattern is the sum over the
+// sets.
 inline constexpr size_t kPatterns = size_t{1} << 16;
 inline constexpr size_t kPatternSets = 4;
 inline constexpr size_t kPatternWords = kPatternSets * kPatterns;
-inline constexpr uint64_t kMostPatterns = 0xffffffffu;  // limit of values over all calls
+inline constexpr uint64_t kMostPatterns = 0xffffffffu;  // most values over all calls: no counter overflows
 
 void count_patterns(const void* data, size_t count, uint32_t* words);
 
 // Counts fp32 values in 2^20 bins. The values of a bin share sign, exponent and the upper 11 bits of the
 // fraction. The word of a bin holds the number of its values (from bit kBinCountShift on) and the sum of
 // their lower 12 bits (the residuals), so the mean of every bin is exact. Three more words count -0,
-// +infinity and -infinity, which share a bin with other values.
+// +infinity and -infinity, whose bins hold other values too.
 inline constexpr size_t kBins = size_t{1} << 20;
 inline constexpr int kBinResidualBits = 12;
 inline constexpr int kBinCountShift = 38;
 inline constexpr size_t kMinusZeroWord = kBins, kPlusInfinityWord = kBins + 1, kMinusInfinityWord = kBins + 2;
 inline constexpr size_t kBinWords = kBins + 3;
-inline constexpr uint64_t kMostBinned = (uint64_t{1} << 26) - 1;  // limit of values over all calls
+inline constexpr uint64_t kMostBinned = (uint64_t{1} << 26) - 1;  // as kMostPatterns: a count has 26 bits
 
 void count_bins(const void* data, size_t count, uint64_t* words);
 
@@ -44,29 +46,25 @@ bool any_in_run(const Word* words) {
   return all != 0;
 }
 
-// Packed counters take a few bytes for each counter that is not zero.
-//
-// Every number is a variable-length integer, seven bits a byte, lowest first. For each counter that is not
-// zero, in order, the bytes hold its distance (>= 1) from the previous such counter (for the first: from
-// index -1), its count, and for a bin the sum of its residuals. A distance of 0 ends a set of counters;
-// another set of the same tensor may follow.
-
+// Packed counters take a few bytes for each counter that is not zero. Every number is a variable-length
+// integer, seven bits a byte, lowest first. For each counter that is not zero, in order, the bytes hold its
+// distance (>= 1) from the previous such counter (for the first: from index -1), its count, and for a bin the
+// sum of its residuals. A distance of 0 ends the list; another list of the same tensor may follow.
 inline constexpr size_t kPackFailed = ~size_t{0};
 
-// Pack one set with its end mark, and zero the counters. Return the bytes written, or kPackFailed if `room`
-// is too small; the counters are zeroed in either case. `sets` is the number of sets of counters in `words`.
+// Pack the counters as one list with its end mark, and zero them. Return the bytes written, or kPackFailed if
+// `room` bytes are too few; the counters are zeroed in either case. pack_patterns() adds the `sets` sets of
+// counters in `words`.
 size_t pack_patterns(uint32_t* words, char* to, size_t room, size_t sets = kPatternSets);
 size_t pack_bins(uint64_t* words, char* to, size_t room);
 
-// Add one set to counters that must be zero, and advance *bytes past the set. The bytes are untrusted:
+// Add one list to counters that must be zero, and advance *bytes past the list. The bytes are untrusted:
 // returns false if counters of at most `most` values cannot have produced them. The counters are then
 // undefined.
 bool unpack_patterns(std::span<const std::byte>* bytes, uint64_t most, uint32_t* words);
 bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* words);
 
-// Variable-length integers: seven bits a byte, lowest first.
-
-inline constexpr size_t kLongestVarint = 10;  // bytes
+inline constexpr size_t kLongestVarint = 10;  // bytes of the longest variable-length integer
 
 // Writes at most kLongestVarint bytes and returns their end.
 inline char* put_varint(uint64_t number, char* to) {
@@ -75,8 +73,9 @@ inline char* put_varint(uint64_t number, char* to) {
   return to;
 }
 
-// Reads a number from the front of *bytes. Each number has one valid form, so that equal numbers have equal
-// bytes. Returns false for an invalid or truncated form; *bytes then begins somewhere within it.
+// Reads a number from the front of *bytes. Each number has one valid form, without a last byte of 0, so that
+// equal numbers have equal bytes. Returns false for an invalid or truncated form; *bytes then begins
+// somewhere within it.
 inline bool get_varint(std::span<const std::byte>* bytes, uint64_t* number) {
   *number = 0;
   for (int shift = 0; shift < 64 && !bytes->empty(); shift += 7) {

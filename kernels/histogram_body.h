@@ -1,4 +1,5 @@
-// The bodies of kCountPatterns and kCountBins.
+// The device code of the kernels kCountPatterns and kCountBins, which count the values of a dense tensor
+// (histogram.h). Block is the interface of block.h: the threads of one device block.
 #ifndef FORESHOCK_KERNELS_HISTOGRAM_BODY_H_
 #define FORESHOCK_KERNELS_HISTOGRAM_BODY_H_
 
@@ -8,9 +9,9 @@
 
 namespace foreshock {
 
-// Calls take(thread, bits) for each value of a packed array of Value. The aligned part is read 16 bytes at a
-// time. The first threads of the first block read the unaligned ends. In each round a thread reads
-// kUnitsOfARound times 16 bytes; a barrier follows each round and the end.
+// Calls take(thread, bits) for each value of a dense array of Value. The aligned part is read 16 bytes at a
+// time; the first threads of the first block read the unaligned ends. A thread reads at most kUnitsOfARound
+// times 16 bytes between two barriers.
 template <class Value, uint64_t kUnitsOfARound, class Block, class Take>
 FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block, const Take& take) {
   constexpr uint64_t kInUnit = sizeof(Bytes16) / sizeof(Value);
@@ -50,29 +51,31 @@ FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block
   });
 }
 
-inline constexpr uint64_t kOneRound = uint64_t{1} << 40;  // units: more than a device holds
+// Units of a round for callers that need no barrier between rounds: more than a device holds.
+inline constexpr uint64_t kOneRound = uint64_t{1} << 40;
 
-// A count that a thread has not added to its word yet. Neighbours are often equal (a tensor of zeros). Their
-// counts are added at once, so that threads do not wait for the same word.
+// A count that a thread has not added to device memory yet: a run of values with the same bin. A tensor of
+// zeros is one run, so its threads do not all wait for the same word.
 template <class Word>
 struct Run {
   uint32_t bin;
   Word sum;
 };
 
-// Two 16-bit counters share a word of shared memory. The thread whose addition completes a portion of
-// kPortion in a counter subtracts the portion and adds it to the words. Subtracting a portion does not change
-// a counter modulo kPortion, so exactly one addition completes each portion. The subtraction may come
-// arbitrarily late, so only the work between two barriers bounds a counter. After a barrier all portions are
-// subtracted and every counter is below kPortion. Before the next barrier only the values of one round are
-// added. Their number plus kPortion - 1 is below 0x10000, so a counter never carries into its neighbour. A
-// counter never borrows either, since a portion is subtracted only after it was added.
+// Shared memory has room for 65,536 counters only if they have 16 bits, so two share a word. Before a counter
+// overflows into its neighbour, its count is moved to device memory in portions: the thread whose addition
+// completes a portion of kPortion subtracts the portion and adds it to the words of the job.
+// Subtracting a portion does not change a counter modulo kPortion, so exactly one addition completes each
+// portion. The subtraction may be delayed until the next barrier. So a counter holds at most kPortion - 1,
+// which is what the last barrier left, plus the values of one round. That is below 0x10000. A counter never
+// borrows, since a portion is subtracted only after it was added.
 inline constexpr uint32_t kPortion = 0x1000;
 inline constexpr uint64_t kPatternUnitsOfARound = 7;
 inline constexpr uint64_t kMostPatternsOfARound =  // 14: the values of both unaligned ends
     kMostThreadsOfABlock * kPatternUnitsOfARound * (sizeof(Bytes16) / sizeof(uint16_t)) + 14;
 static_assert(kPortion - 1 + kMostPatternsOfARound < 0x10000);
 
+// Counts one value. `shift` selects the half of the word in `counters`.
 template <class Block>
 FORESHOCK_DEVICE void count_shared(uint32_t* counters, uint32_t* words, uint32_t pattern, Block& block) {
   const uint32_t shift = pattern % 2 * 16;

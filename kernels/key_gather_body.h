@@ -1,4 +1,6 @@
-// The body of kKeyGather.
+// The device code of the kernel kKeyGather, for a slice of sampled key positions of a backward call. It
+// copies the slice, sums the gradients dK and dV over all keys of the kv-head (key_sums.h), and counts NaN
+// and Inf in dQ. Block is the interface of block.h: the threads of one device block.
 #ifndef FORESHOCK_KERNELS_KEY_GATHER_BODY_H_
 #define FORESHOCK_KERNELS_KEY_GATHER_BODY_H_
 
@@ -59,10 +61,10 @@ FORESHOCK_DEVICE void sum_tile(const DeviceView& view, DType type, uint32_t tile
   });
 }
 
-// Adds the number of NaN and Inf in one tile of rows to `count`.
+// Adds the number of NaN and Inf in a tile to `count`. A finite value times 0 is 0, any other is NaN.
 template <class Block>
-FORESHOCK_DEVICE void find_nonfinite(const DeviceView& view, DType type, uint32_t tile, uint32_t* count,
-                                     Block& block) {
+FORESHOCK_DEVICE void add_nonfinite(const DeviceView& view, DType type, uint32_t tile, uint32_t* count,
+                                    Block& block) {
   const uint32_t head = tile / row_tiles(view), first = tile % row_tiles(view) * kRowsOfATile;
   const uint32_t rows = view.rows - first < kRowsOfATile ? view.rows - first : kRowsOfATile;
   block.each([&](uint32_t thread) {
@@ -76,27 +78,28 @@ FORESHOCK_DEVICE void find_nonfinite(const DeviceView& view, DType type, uint32_
 template <class Block>
 FORESHOCK_DEVICE void key_gather_body(const KeyGatherJob& job, Block& block) {
   begin_gather(job.gather, block);
-  gather_pieces(job.gather, ListedRows(job.gather), block);
-  if (job.sums == 0) return end_gather(job.gather, block);
+  gather_pieces(job.gather, JobRows(job.gather), block);
+  if (job.sums == 0) return end_gather(job.gather, block, [] {});
 
   const DType type = static_cast<DType>(job.dtype);
   GatherClock* clock = reinterpret_cast<GatherClock*>(job.gather.clock);
   ColumnSum* of_key = reinterpret_cast<ColumnSum*>(job.sums);
   ColumnSum* of_value = of_key + job.grad_key.width;
+  // The tiles of dK, dV and dQ are numbered one after the other and distributed over the blocks.
   const uint32_t key_tiles = column_tiles(job.grad_key);
-  const uint32_t tiles = key_tiles + column_tiles(job.grad_value);
-  const uint32_t all = tiles + job.grad_query.heads * row_tiles(job.grad_query);
-  for (uint32_t n = block.index(); n < all; n += block.blocks()) {
+  const uint32_t sum_tiles = key_tiles + column_tiles(job.grad_value);
+  const uint32_t all_tiles = sum_tiles + job.grad_query.heads * row_tiles(job.grad_query);
+  for (uint32_t n = block.index(); n < all_tiles; n += block.blocks()) {
     if (n < key_tiles) {
       sum_tile(job.grad_key, type, n, of_key, block);
-    } else if (n < tiles) {
+    } else if (n < sum_tiles) {
       sum_tile(job.grad_value, type, n - key_tiles, of_value, block);
     } else {
-      find_nonfinite(job.grad_query, type, n - tiles, &clock->nonfinite, block);
+      add_nonfinite(job.grad_query, type, n - sum_tiles, &clock->nonfinite, block);
     }
   }
   end_gather(job.gather, block, [&] {
-    // The sum of dQ follows those of dV (key_sum_count()). Adding 0 reads the counter atomically.
+    // The count of dQ follows the sums of dV (key_sum_count()). Adding 0 reads the counter atomically.
     ColumnSum of_query;
     of_query.nonfinite = block.add(&clock->nonfinite, 0u);
     of_value[job.grad_value.width] = of_query;

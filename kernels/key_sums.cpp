@@ -1,61 +1,57 @@
+// The host's sums over keys. Adjacent elements are summed in vectorized loops, tile by tile; add_elements()
+// sums all other formats, layouts and values.
 #include "kernels/key_sums.h"
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 
 namespace foreshock {
 namespace {
 
-// kRowsOfABlock rows are summed in fp32 before the sums are converted to fp64. The rounding of these sums, at
-// most kRowsOfABlock * 2^-24 of the sum of magnitudes, is small beside the rounding of each element to 2^-9
-// (bf16) or 2^-12 (fp16).
+// 16-bit elements are summed in fp32 over kRowsOfABlock rows before the sums are converted to fp64. The
+// rounding of these sums, at most kRowsOfABlock * 2^-24 of the sum of magnitudes, is small beside the
+// rounding of each element to 2^-9 (bf16) or 2^-12 (fp16). kTile columns are summed at a time.
 constexpr int64_t kRowsOfABlock = 32, kTile = 128;
 
-template <class Element>
-Element load(const char* at) {
-  Element element;
-  std::memcpy(&element, at, sizeof element);
-  return element;
-}
-
+// The exponent bits of a format: their mask, and the range in which the square of 2^exponent fits into fp32.
+// widen() converts the value in the upper 16 bits of a word to fp32.
 struct Bf16 {
   static constexpr uint16_t kExponent = 0x7f80, kLeast = (127 + ColumnSum::kLeastExponent) << 7,
                             kMost = (127 - ColumnSum::kLeastExponent) << 7;
-  // Converts the value in the upper 16 bits.
   static float widen(uint32_t bits) { return std::bit_cast<float>(bits); }
 };
 struct Fp16 {
   static constexpr uint16_t kExponent = 0x7c00, kLeast = 1 << 10, kMost = 30 << 10;
   static float widen(uint32_t bits) {
     const uint32_t magnitude = (bits & 0x7fffffff) >> 3;
-    const float normal = std::bit_cast<float>(magnitude + (112u << 23));
+    const float normal = std::bit_cast<float>(magnitude + (112u << 23));  // 112: difference of the biases
     const float subnormal = std::bit_cast<float>(magnitude + (113u << 23)) - 0x1p-14f;
     const float absolute = magnitude < 1u << 23 ? subnormal : normal;
     return std::bit_cast<float>(std::bit_cast<uint32_t>(absolute) | (bits & 0x80000000));
   }
 };
 
-// Sums of a tile of columns over the rows of a block. Even and odd columns are summed separately. A pair of
-// values in memory is one 32-bit integer, and a shift and a mask make fp32 values of its halves, so compilers
-// vectorize these loops for any x86-64.
+// Sums of a tile of columns over the rows of a block: of the values, and of the squares of 2^exponent, from
+// which add_block() computes squared ulps. Even and odd columns are summed separately: a pair of values in
+// memory is one 32-bit integer, and a shift and a mask make fp32 values of its halves, so compilers vectorize
+// these loops for any x86-64.
 struct BlockSums {
   float even[kTile / 2] = {}, odd[kTile / 2] = {}, even_squares[kTile / 2] = {}, odd_squares[kTile / 2] = {};
 
   // Returns false if a value is not finite, or so large that the square of its ulp leaves the range of fp32.
   template <class Type>
   bool add(const char* row, int64_t columns) {
-    uint16_t exponent[kTile], largest = 0;
+    uint16_t exponent[kTile], largest = 0;  // compared as int16_t, for which SSE2 has a maximum
     for (int64_t c = 0; c < columns; ++c) {
-      const auto found = static_cast<int16_t>(load<uint16_t>(row + 2 * c) & Type::kExponent);
+      const auto found = static_cast<int16_t>(load_unaligned<uint16_t>(row + 2 * c) & Type::kExponent);
       exponent[c] = static_cast<uint16_t>(std::max<int16_t>(found, Type::kLeast));
     }
     for (int64_t c = 0; c < columns; ++c)
       largest =
           static_cast<uint16_t>(std::max(static_cast<int16_t>(largest), static_cast<int16_t>(exponent[c])));
     for (int64_t pair = 0; pair < columns / 2; ++pair) {
-      const auto values = load<uint32_t>(row + 4 * pair);
-      const auto powers = load<uint32_t>(reinterpret_cast<const char*>(exponent + 2 * pair));
+      const auto values = load_unaligned<uint32_t>(row + 4 * pair);
+      const auto powers = load_unaligned<uint32_t>(reinterpret_cast<const char*>(exponent + 2 * pair));
       const float even_power = Type::widen(powers << 16), odd_power = Type::widen(powers & 0xffff0000);
       even[pair] += Type::widen(values << 16);
       odd[pair] += Type::widen(values & 0xffff0000);
@@ -72,16 +68,17 @@ struct RowsOfTile {
   int64_t rows, row_bytes, columns;
 };
 
+// Adds a block to the sums of its columns. If BlockSums::add() refuses a row, adds nothing and returns false.
 template <class Type>
 bool add_block(const RowsOfTile& of, const Format& format, ColumnSum* to) {
   BlockSums sums;
-  bool is_ordinary = true;
+  bool is_accepted = true;
   for (int64_t row = 0; row < of.rows; ++row) {
     prefetch_row(of.at + (row + kRowsAhead) * of.row_bytes, 2 * of.columns);
-    is_ordinary &= sums.add<Type>(of.at + row * of.row_bytes, of.columns);
+    is_accepted &= sums.add<Type>(of.at + row * of.row_bytes, of.columns);
   }
-  if (!is_ordinary) return false;
-  const double unit = 2 / static_cast<double>(uint64_t{1} << format.precision);
+  if (!is_accepted) return false;
+  const double unit = 2 / static_cast<double>(uint64_t{1} << format.precision);  // ulp(x) / 2^exponent
   for (int64_t c = 0; c < of.columns; ++c) {
     const auto pair = static_cast<size_t>(c / 2);
     to[c].sum += double{c % 2 == 0 ? sums.even[pair] : sums.odd[pair]};
@@ -99,7 +96,7 @@ bool add_fp32_block(const RowsOfTile& of, const Format& format, ColumnSum* to) {
     const char* at = of.at + row * of.row_bytes;
     prefetch_row(at + kRowsAhead * of.row_bytes, 4 * of.columns);
     for (int64_t c = 0; c < of.columns; ++c) {
-      const auto bits = load<int32_t>(at + 4 * c);
+      const auto bits = load_unaligned<int32_t>(at + 4 * c);
       const int32_t exponent = bits & kExponent;
       const double power = double{std::bit_cast<float>(std::max(exponent, kLeast))};
       largest = std::max(largest, exponent);
@@ -125,6 +122,7 @@ void add_elements(const TensorView& view, const RowsOfTile& of, ColumnSum* to) {
       to[c].add(load_as_double(of.at + row * of.row_bytes + c * stride, view.dtype, 0), format);
 }
 
+// Sums each column of one head, in order of the rows.
 void sum_rows(const TensorView& view, int64_t batch, int64_t head, ColumnSum* to) {
   const Format format = format_of(view.dtype);
   const int64_t element = static_cast<int64_t>(size_of(view.dtype)), row_bytes = view.stride[2] * element;
@@ -145,7 +143,8 @@ void sum_rows(const TensorView& view, int64_t batch, int64_t head, ColumnSum* to
   }
 }
 
-// Counts the elements whose exponent bits are all set. The tensor's rows may have any stride.
+// Counts the elements whose exponent bits are all set. The tensor's rows may have any stride. The count of a
+// row has the width of its elements and a constant step where possible, so that the loop is vectorized.
 template <class Bits>
 uint64_t nonfinite_in(const TensorView& view, int64_t batch, int64_t head, Bits exponent) {
   const int64_t stride = view.stride[3] * static_cast<int64_t>(sizeof(Bits));
@@ -157,7 +156,7 @@ uint64_t nonfinite_in(const TensorView& view, int64_t batch, int64_t head, Bits 
                  view.shape[3] * stride);
     const auto add = [&](int64_t step) {
       for (int64_t c = 0; c < view.shape[3]; ++c)
-        of_row = static_cast<Bits>(of_row + ((load<Bits>(row + c * step) & exponent) == exponent));
+        of_row = static_cast<Bits>(of_row + ((load_unaligned<Bits>(row + c * step) & exponent) == exponent));
     };
     if (view.stride[3] == 1) {
       add(sizeof(Bits));

@@ -1,5 +1,6 @@
-// Sums the gradients of a sampled backward call over all keys of one kv-head. shadow/conservation.h says
-// which values the sums must have. No heap, no statics: safe inside a trainer.
+// Sums the gradients dK and dV of a sampled backward call over all keys of one kv-head. The agent compares
+// the sums with the values that every correct kernel conserves (shadow/conservation.h). No heap, no statics:
+// safe inside a trainer.
 #ifndef FORESHOCK_KERNELS_KEY_SUMS_H_
 #define FORESHOCK_KERNELS_KEY_SUMS_H_
 
@@ -13,11 +14,11 @@ namespace foreshock {
 
 // The sum of one column. The bits of the result depend on the order of the rows.
 struct ColumnSum {
-  double sum = 0, ulp_squares = 0;
-  uint64_t nonfinite = 0;
+  double sum = 0, ulp_squares = 0;  // of the finite elements x: sums of x, and of ulp(x)^2 in their format
+  uint64_t nonfinite = 0;           // number of NaN and Inf
 
   constexpr void add(double x, const Format& format) {
-    if (x * 0 != 0) {
+    if (x * 0 != 0) {  // NaN or Inf
       ++nonfinite;
       return;
     }
@@ -30,7 +31,8 @@ struct ColumnSum {
     nonfinite += other.nonfinite;
   }
 
-  // A smaller x counts as one with this exponent, so that the squares of all but huge ulps fit into fp32.
+  // A smaller x counts as if it had this exponent. key_sums.cpp sums the squares of 2^exponent in fp32, where
+  // a smaller square would underflow.
   static constexpr int kLeastExponent = -62;
 
   // ulp(x)^2 for a finite x.
@@ -43,9 +45,9 @@ struct ColumnSum {
   }
 };
 
-// Number of sums of a backward call. There is a ColumnSum for each column of dK and then of dV, over all keys
-// of one batch and kv-head. One more belongs to dQ of the query heads that share the kv-head; only its
-// `nonfinite` is set.
+// Number of sums of a backward call: one for each column of dK and then of dV, over all keys of one batch
+// element and kv-head, then one for dQ of the query heads that share the kv-head. Only `nonfinite` of the
+// last one is set.
 constexpr size_t key_sum_count(size_t head_dim, size_t value_dim) { return head_dim + value_dim + 1; }
 
 // Number of NaN and Inf in one head. The format must be floating.

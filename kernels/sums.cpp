@@ -1,3 +1,5 @@
+// The host's versions of the sums. Each sum is formed in eight chains (kChains), in an order that does not
+// depend on the machine.
 #include "kernels/sums.h"
 
 #include <algorithm>
@@ -8,6 +10,7 @@
 namespace foreshock {
 namespace {
 
+// Loads `count` elements, `stride` apart. The loop for stride 1 is separate, so that it is vectorized.
 template <class T, class Convert>
 void load(const T* from, int64_t stride, size_t count, double* to, Convert convert) {
   if (stride == 1) {
@@ -59,20 +62,18 @@ namespace {
 // Eight independent chains, so that the compiler may keep them in vector registers without reordering a sum.
 constexpr size_t kChains = 8;
 
-template <class Load>
-double sum_squares(size_t count, Load load) {
+template <class T, class Convert>
+double sum_squares(const void* data, size_t count, Convert convert) {
+  const T* from = static_cast<const T*>(data);
   double chain[kChains] = {};
+  const auto add = [&](size_t n, size_t c) {
+    const double x = convert(from[n]);
+    chain[c] += x * x;
+  };
   size_t n = 0;
-  for (; n + kChains <= count; n += kChains) {
-    for (size_t c = 0; c < kChains; ++c) {
-      const double x = load(n + c);
-      chain[c] += x * x;
-    }
-  }
-  for (; n < count; ++n) {
-    const double x = load(n);
-    chain[0] += x * x;
-  }
+  for (; n + kChains <= count; n += kChains)
+    for (size_t c = 0; c < kChains; ++c) add(n + c, c);
+  for (; n < count; ++n) add(n, 0);
   double total = 0;
   for (double part : chain) total += part;
   return total;
@@ -82,22 +83,14 @@ double sum_squares(size_t count, Load load) {
 
 double sum_of_squares(const void* data, DType type, size_t count) {
   switch (type) {
-    case DType::kFp64: {
-      const double* x = static_cast<const double*>(data);
-      return sum_squares(count, [x](size_t n) { return x[n]; });
-    }
-    case DType::kFp32: {
-      const float* x = static_cast<const float*>(data);
-      return sum_squares(count, [x](size_t n) { return static_cast<double>(x[n]); });
-    }
-    case DType::kBf16: {
-      const uint16_t* x = static_cast<const uint16_t*>(data);
-      return sum_squares(count, [x](size_t n) { return static_cast<double>(bf16_to_float(x[n])); });
-    }
-    case DType::kFp16: {
-      const uint16_t* x = static_cast<const uint16_t*>(data);
-      return sum_squares(count, [x](size_t n) { return static_cast<double>(fp16_to_float(x[n])); });
-    }
+    case DType::kFp64:
+      return sum_squares<double>(data, count, [](double x) { return x; });
+    case DType::kFp32:
+      return sum_squares<float>(data, count, [](float x) { return static_cast<double>(x); });
+    case DType::kBf16:
+      return sum_squares<uint16_t>(data, count, [](uint16_t x) { return double{bf16_to_float(x)}; });
+    case DType::kFp16:
+      return sum_squares<uint16_t>(data, count, [](uint16_t x) { return double{fp16_to_float(x)}; });
     default:
       return 0;
   }
@@ -106,7 +99,7 @@ double sum_of_squares(const void* data, DType type, size_t count) {
 namespace {
 
 template <class Load>
-Update sums(size_t count, const Load& load) {
+Update sum_update(size_t count, const Load& load) {
   double magnitude[kChains] = {}, squares[kChains] = {}, after_squares[kChains] = {}, most[kChains] = {};
   const auto add = [&](size_t n, size_t chain) {
     const double after = load.after(n), d = std::fabs(after - load.before(n));
@@ -148,11 +141,11 @@ Update update_between(const void* before, const void* after, DType type, size_t 
   const auto *a = static_cast<const uint16_t*>(before), *b = static_cast<const uint16_t*>(after);
   switch (type) {
     case DType::kFp32:
-      return sums(count, LoadFp32{static_cast<const float*>(before), static_cast<const float*>(after)});
+      return sum_update(count, LoadFp32{static_cast<const float*>(before), static_cast<const float*>(after)});
     case DType::kBf16:
-      return sums(count, Load16<bf16_to_float>{a, b});
+      return sum_update(count, Load16<bf16_to_float>{a, b});
     case DType::kFp16:
-      return sums(count, Load16<fp16_to_float>{a, b});
+      return sum_update(count, Load16<fp16_to_float>{a, b});
     default:
       return {};
   }
@@ -201,7 +194,7 @@ uint64_t count(size_t n, const Function& f) {
   return static_cast<uint64_t>(sum(n, [&f](size_t i) { return f(i) ? 1.0 : 0.0; }));
 }
 
-// Counts the elements that the sums leave out. They are rare.
+// Counts the elements that the sums leave out. In its own function, because such elements are rare.
 void count_unusable(const double* g, const double* v, size_t n, AdamSums* block) {
   block->nonfinite_gradient = count(n, [&](size_t i) { return g[i] * 0 != 0; });
   block->unusable_state = count(n, [&](size_t i) { return !is_usable(0, v[i]); });
@@ -249,7 +242,7 @@ void add_adam_sums(const TensorView& gradient, const TensorView& second_moment, 
 
 namespace {
 
-constexpr uint32_t kStride = checksum_factor(1) - checksum_factor(0);  // modulo 2^32
+constexpr uint32_t kStride = checksum_factor(1) - checksum_factor(0);  // from factor to factor, modulo 2^32
 constexpr size_t kBlock = 1024;                                        // words
 
 }  // namespace
@@ -259,8 +252,8 @@ uint64_t checksum(const void* data, size_t bytes) {
   uint64_t sum = 0;
   uint32_t first = checksum_factor(0);
   size_t words = bytes / sizeof(uint32_t);
-  // In blocks, so that the factors within a block are not a chain of additions. The compiler then vectorizes
-  // this loop.
+  // In blocks: the factors of a block are computed from its first one, not each from the previous one. The
+  // compiler then vectorizes this loop.
   for (; words >= kBlock; words -= kBlock, at += kBlock * sizeof(uint32_t)) {
     uint32_t block[kBlock];
     std::memcpy(block, at, sizeof block);

@@ -1,5 +1,6 @@
-// Sums over tensors in host memory: squares, changes between two states, the health of an Adam-like
-// optimizer, and a checksum. No heap, no statics: safe inside a trainer.
+// Sums over tensors in host memory: squares, changes between two states, statistics of an Adam-like
+// optimizer, and a checksum. The formulas are shared with the device (sums_body.h). No heap, no statics: safe
+// inside a trainer.
 #ifndef FORESHOCK_KERNELS_SUMS_H_
 #define FORESHOCK_KERNELS_SUMS_H_
 
@@ -11,7 +12,8 @@
 
 namespace foreshock {
 
-// Two tensors of the same shape are read together, in blocks of at most this many fp64 values each.
+// for_each_joint_block() reads two tensors of the same shape together, in blocks of at most this many fp64
+// values of each.
 inline constexpr size_t kJointBlock = 256;
 
 // Converts `count` elements of `tensor` exactly: elements `first`, `first` + `stride` and so on. The type
@@ -26,9 +28,9 @@ inline int64_t element_count(const TensorView& tensor) {
   return tensor.shape[0] * tensor.shape[1] * tensor.shape[2] * tensor.shape[3];
 }
 
-// Calls visit(a, b, n) for each block of n <= kJointBlock values of both tensors at the same indices. The
-// shapes must be equal. If the tensors are jointly dense, the order is that of memory. Otherwise the tensors
-// are read row by row, and a block never spans two rows.
+// Calls visit(a, b, n) for each block: n <= kJointBlock values of each tensor, at the same indices. The
+// shapes must be equal. If the tensors are jointly dense, the order is that of memory. Otherwise they are
+// read row by row, and a block never spans two rows.
 template <class Visit>
 void for_each_joint_block(const TensorView& a, const TensorView& b, const Visit& visit) {
   double of_a[kJointBlock], of_b[kJointBlock];
@@ -53,17 +55,17 @@ void for_each_joint_block(const TensorView& a, const TensorView& b, const Visit&
   }
 }
 
-// The sum of the squares of a packed array, in fp64. `type` must be floating. A NaN or an infinity in the
-// array makes the result NaN or infinite. The relative error is at most count / 8 * 2^-53 (eight chains), far
-// below the rounding of any gradient.
+// The sum of the squares of a dense array, in fp64. `type` must be floating. A NaN or an infinity in the
+// array makes the result NaN or infinite. The sum is formed in eight chains, so its relative error is at most
+// count / 8 * 2^-53, far below the rounding of any gradient.
 double sum_of_squares(const void* data, DType type, size_t count);
 
-// Sums, in fp64, of the change d = after - before that one optimizer step made in a packed array, and of the
+// Sums, in fp64, of the change d = after - before that one optimizer step made in a dense array, and of the
 // values after it. A value that is not finite makes its sums not finite. The relative error of each sum is at
-// most count / 8 * 2^-53 (eight chains).
+// most count / 8 * 2^-53.
 struct Update {
-  double sum_magnitude = 0, sum_squares = 0, max_magnitude = 0;
-  double sum_squares_after = 0;
+  double sum_magnitude = 0, sum_squares = 0, max_magnitude = 0;  // of d
+  double sum_squares_after = 0;                                  // of the values
 };
 
 // `type` must be fp32, bf16 or fp16.
@@ -76,7 +78,7 @@ struct GradientSums {
   uint64_t finite = 0, nonfinite = 0;
 
   constexpr void add(double g) {
-    const bool is_finite = g * 0 == 0;
+    const bool is_finite = g * 0 == 0;  // NaN and the infinities times 0 are NaN
     squares += is_finite ? g * g : 0;
     finite += is_finite;
     nonfinite += !is_finite;
@@ -100,17 +102,18 @@ struct AdamStep {
 };
 
 // Statistics of an Adam-like optimizer from one pass over a gradient and its second moment. g is the gradient
-// that the optimizer read (after clipping), v its second moment after the step, and v^ = v / (1 - beta2^t);
-// Adam divides by sqrt(v^). The sums are over the counted elements. The results of several tensors or shards
-// can be added.
+// that the optimizer read (after clipping), v its second moment after step t, and v^ = v / (1 - beta2^t);
+// Adam divides by sqrt(v^). The sums are over the counted elements: g is finite, and v is finite and not
+// negative. The results of several tensors or shards can be added.
 struct AdamSums {
   uint64_t counted = 0;
   uint64_t nonfinite_gradient = 0;  // elements not counted because g is NaN or infinite
   uint64_t unusable_state = 0;      // elements not counted because v is NaN, infinite or negative
   double staleness = 0;             // sum of g^2 / max(v^, eps^2); RMS staleness = sqrt(staleness / counted)
   uint64_t epsilon_dominated = 0;   // elements with sqrt(v^) < eps: the update is about g / eps
-  // Elements with g^2 > 50 w^, where w is v before the step added this g. v itself would not show this,
-  // because v >= (1 - beta2) g^2. In the first step w is unknown and surprise_counted stays 0.
+  // surprised: elements with g^2 > 50 w^. w^ is v^ without this g: with w = (v - (1 - beta2) g^2) / beta2,
+  // the second moment before the step, w^ = w / (1 - beta2^(t - 1)). v^ would hide surprises, since v >= (1 -
+  // beta2) g^2. In the first step w^ is unknown and surprise_counted stays 0.
   uint64_t surprised = 0, surprise_counted = 0;
   double gradient_squares = 0;  // sum of g^2
 
@@ -130,9 +133,9 @@ struct AdamSums {
 struct AdamConstants {
   double correction;   // 1 / (1 - beta2^t)
   double eps_squared;  // eps dominates if v^ is below this
-  double floor;        // eps^2, but always above 0
+  double floor;        // eps^2, but always above 0: the least divisor
   double new_share;    // 1 - beta2
-  double before;       // beta2 (1 - beta2^(t - 1)), the factor from w^ to v without this g; 0: unknown
+  double before;       // beta2 (1 - beta2^(t - 1)): v without this g is before * w^; 0: w^ is unknown
 };
 
 AdamConstants adam_constants(const AdamStep& step);
@@ -142,15 +145,14 @@ inline constexpr double kSurprise = 50;  // from SPAM, arXiv 2501.06842, which a
 // Adds the statistics of a tensor to *sums. Both tensors must have the same shape and floating formats;
 // formats and strides may differ. The order is fixed: within each joint block element n is added to chain n
 // mod 8, then the chains are added in order, then the blocks. So a sum's relative error is below (blocks + 60
-// + 2 / (1 - beta2)) * 2^-53, and its bits do not depend on the machine. Nothing is counted if the step is
-// below 1, beta2 is outside [0, 1) or eps is negative or NaN.
+// + 2 / (1 - beta2)) * 2^-53, and its bits do not depend on the machine. Adds nothing if the step is below 1,
+// beta2 is outside [0, 1) or eps is negative or NaN.
 void add_adam_sums(const TensorView& gradient, const TensorView& second_moment, const AdamStep& step,
                    AdamSums* sums);
 
-// One element of a gradient and its second moment; the same code runs on host and device.
+// What follows handles one element of a gradient and its second moment, on host and device.
 
-// Tests for finite values without a branch, so that the loop is vectorized. NaN and the infinities times 0
-// are NaN.
+// Whether an element is counted. Without a branch, so that the loop is vectorized.
 constexpr bool is_usable(double g, double v) { return int{g * 0 + v * 0 == 0} & int{v >= 0}; }
 
 struct AdamElement {
@@ -175,10 +177,10 @@ constexpr bool is_surprising(double square, double moment, const AdamConstants& 
   return square * c.before > kSurprise * (moment - c.new_share * square);
 }
 
-// A checksum of a packed array: the sum modulo 2^64 of w[n] * m[n] over the 32-bit words w[n] of `bytes`
-// bytes (the last word filled up with zeros), with m[n] = 2 * (n * 0x9e3779b1 mod 2^31) + 1. The words may be
-// added in any order. Every factor is odd and below 2^32, so a change of one word always changes the
-// checksum. So does a change of one bit in each of two words, since all factors differ below 2^31 words.
+// A checksum of a dense array: the sum modulo 2^64 of w[n] * m[n] over the 32-bit words w[n] of `bytes` bytes
+// (the last word filled up with zeros), with m[n] = 2 * (n * 0x9e3779b1 mod 2^31) + 1. The words may be added
+// in any order. Every factor is odd and below 2^32, so a change of one word always changes the checksum. So
+// does a change of one bit in each of two words, since all factors differ below 2^31 words.
 uint64_t checksum(const void* data, size_t bytes);
 
 // The factor m[n].

@@ -1,5 +1,7 @@
-// Device versions of kernels/sums.h, and kScalars: sums over many tensors in a fixed order, on a Block
-// (kernels/block.h). The shared part comes first, then one body per kernel.
+// The device code of the kernels that sum: kGradientSums and kAdamSums over many tensors in a fixed order,
+// and kChecksum (formulas in sums.h), and of kScalars, which copies single numbers to the host. Block is the
+// interface of block.h: the threads of one device block. A lane is a thread together with its sums in shared
+// memory. The shared part comes first, then one body per kernel.
 #ifndef FORESHOCK_KERNELS_SUMS_BODY_H_
 #define FORESHOCK_KERNELS_SUMS_BODY_H_
 
@@ -10,10 +12,11 @@
 
 namespace foreshock {
 
-// Consecutive elements that a lane adds: 16 bytes of the narrowest format.
+// Consecutive elements (a group) that a lane adds: 16 bytes of the narrowest format.
 inline constexpr uint32_t kSumGroup = 8;
 
-// Loads `count` values exactly, beginning with number `first`, and sets the rest of the group to 0.
+// Loads `count` values exactly, beginning with number `first`, and sets the rest of the group to 0. A whole
+// group of an aligned tensor is loaded 16 bytes at a time.
 template <DType kType, class Block>
 FORESHOCK_DEVICE void load_group(uint64_t data, uint64_t first, uint32_t count, const Block& block,
                                  double (&to)[kSumGroup]) {
@@ -66,8 +69,7 @@ FORESHOCK_DEVICE void load_group(DType type, uint64_t data, uint64_t first, uint
   }
 }
 
-// Adds the Sums of all lanes in shared memory to lane 0, pairwise: lane l adds lane l + 128, then l + 64,
-// down to l + 1.
+// Adds the Sums of all lanes to lane 0, pairwise: lane l adds lane l + 128, then l + 64, down to l + 1.
 template <class Sums, class Block>
 FORESHOCK_DEVICE void fold_lanes(Sums* lane, Block& block) {
   for (uint32_t half = kSumLanes / 2; half > 0; half /= 2) {
@@ -77,8 +79,7 @@ FORESHOCK_DEVICE void fold_lanes(Sums* lane, Block& block) {
   }
 }
 
-// Sums a chunk. Lane l adds groups l, l + 256, ... of kSumGroup elements each, in order; then the lanes are
-// added.
+// Sums a chunk. Lane l adds groups l, l + 256, ..., in order; then the lanes are added.
 template <class Sums, class Tensor, class Block>
 FORESHOCK_DEVICE void sum_chunk(const Tensor& tensor, uint64_t chunk, Sums* lane, Block& block) {
   const uint64_t begin = chunk * kSumChunk, left = tensor.count - begin;
@@ -105,7 +106,8 @@ FORESHOCK_DEVICE void sum_partials(const Sums* partial, uint64_t chunks, Sums* l
   fold_lanes(lane, block);
 }
 
-// Sums all tensors of a job. The launch must have kSumLanes threads and launch_of(job).shared_bytes.
+// Sums all tensors of a job: the blocks sum chunks into job.partials, then the last block adds the chunks of
+// each tensor. The launch must have kSumLanes threads and launch_of(job).shared_bytes.
 template <class Sums, class Job, class Block>
 FORESHOCK_DEVICE void sum_tensors(const Job& job, Block& block) {
   Sums* results = reinterpret_cast<Sums*>(job.results);
@@ -186,6 +188,7 @@ FORESHOCK_DEVICE void adam_sums_body(const AdamSumsJob& job, Block& block) {
 
 // The body of kScalars.
 
+// Returns one value: for kSquaresOfSums the squares of a GradientSums, NaN if an element was not finite.
 template <class Block>
 FORESHOCK_DEVICE double scalar_at(uint64_t from, uint32_t dtype, const Block& block) {
   if (dtype != kSquaresOfSums) {

@@ -103,7 +103,7 @@ KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, 
                                  uint64_t to);
 
 // Does the same as gather_for_slot() for the sequence of a packed call that holds call.packed.place. The
-// caller must also set `told`.
+// caller must also set `gathered`.
 PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& slice,
                                        const segment::Slot& slot, uint64_t to);
 

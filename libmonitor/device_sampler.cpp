@@ -52,11 +52,11 @@ constexpr uint64_t round_up(uint64_t value) {
 
 // In the ring a part begins with the times of its gather. For a packed batch the sequence follows.
 constexpr uint64_t kTimes = 64, kSequenceOffset = 64, kTimesAndSequence = 192;
-static_assert(kSequenceOffset + sizeof(SequenceTold) <= kTimesAndSequence);
+static_assert(kSequenceOffset + sizeof(GatheredSequence) <= kTimesAndSequence);
 // The ring stores these in place of the slot's header, which must be at least as large.
 static_assert(kTimesAndSequence <= sizeof(segment::Slot));
-static_assert(sizeof(SequenceTold) == sizeof(segment::SequenceTold) &&
-              offsetof(SequenceTold, position) == offsetof(segment::SequenceTold, position));
+static_assert(sizeof(GatheredSequence) == sizeof(segment::SequenceTold) &&
+              offsetof(GatheredSequence, position) == offsetof(segment::SequenceTold, position));
 
 constexpr uint64_t before_payloads(const segment::Slot& slot) {
   return slot.packed == segment::kNotPacked ? kTimes : kTimesAndSequence;
@@ -176,7 +176,7 @@ bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const Cl
     } else {
       PackedGatherJob job = packed_gather_for_slot(call, slice, slot, to);
       begin(&job.gather);
-      job.told = at + kSequenceOffset;
+      job.gathered = at + kSequenceOffset;
       if (!launch(packed_gather_, &job, stream)) return false;
     }
     at += bytes_of_part(slot);

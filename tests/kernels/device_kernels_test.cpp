@@ -166,7 +166,7 @@ TEST_F(Device, GathersOneOfPackedSequences) {
       std::memcpy(words.data(), offsets.data(), words.size());
       const size_t from = buffers.add(noise(8 << 20)), to = buffers.zeros(2 << 20), of = buffers.add(words);
       const size_t times = buffers.zeros(16), clock = buffers.zeros(sizeof(GatherClock));
-      const size_t told = buffers.zeros(sizeof(SequenceTold));
+      const size_t gathered = buffers.zeros(sizeof(GatheredSequence));
       const auto job_at = [&](const Addresses& at) {
         PackedGatherJob job = {};
         job.gather.to = at[to], job.gather.times = at[times], job.gather.clock = at[clock];
@@ -213,7 +213,7 @@ TEST_F(Device, GathersOneOfPackedSequences) {
                          .longest_query = 3000,
                          .longest_key = 3000,
                          .place = place};
-        job.told = at[told];
+        job.gathered = at[gathered];
         job.sum_piece = place % 2 == 0 ? kMostPieces : 2;
         job.sum_stride = 4 * 3001;
         job.parts = job.positions = 4;

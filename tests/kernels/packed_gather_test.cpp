@@ -230,7 +230,7 @@ class PackedGatherBody : public testing::TestWithParam<EmulatedLaunch> {
     job.sequences = packed(queries, keys, batch.sequences, batch.total_queries, batch.total_keys);
     job.sequences.longest_query = job.sequences.longest_key = batch.longest;
     job.sequences.place = place;
-    job.told = address(&told_);
+    job.gathered = address(&gathered_);
     job.sum_piece = batch.sums_by_sequence ? 2 : kMostPieces;
     job.sum_stride = batch.view(2).stride[0];
     job.parts = Batch::kPositions;
@@ -240,7 +240,7 @@ class PackedGatherBody : public testing::TestWithParam<EmulatedLaunch> {
 
   void launch(const PackedGatherJob& job) {
     std::memset(ring_, 0x5a, sizeof ring_);
-    std::memset(&told_, 0x5a, sizeof told_);
+    std::memset(&gathered_, 0x5a, sizeof gathered_);
     times_[0] = times_[1] = 0;
     const LaunchShape shape{.blocks = GetParam().blocks, .threads = GetParam().threads, .shared_bytes = 0};
     ASSERT_TRUE(run_emulated("foreshock_packed_gather", shape, &job, GetParam().how));
@@ -254,15 +254,15 @@ class PackedGatherBody : public testing::TestWithParam<EmulatedLaunch> {
                        uint32_t first_key = 0) {
     std::vector<char> want(kRing, 0x5a);
     const uint32_t parts = std::min(one.queries, job.parts), positions = std::min(parts, job.positions);
-    ASSERT_EQ(told_.positions, positions);
-    EXPECT_EQ(told_.number, one.number);
-    EXPECT_EQ(told_.queries, one.queries);
-    EXPECT_EQ(told_.keys, one.keys);
+    ASSERT_EQ(gathered_.positions, positions);
+    EXPECT_EQ(gathered_.number, one.number);
+    EXPECT_EQ(gathered_.queries, one.queries);
+    EXPECT_EQ(gathered_.keys, one.keys);
     char *query = want.data() + kTo[0], *sums = want.data() + kTo[2];
     for (uint32_t head = 0; head < Batch::kHeads; ++head)
       for (uint32_t n = 0; n < positions; ++n) {
         const auto at = position_in_part(one.queries, n, parts, job.gather.position[n]);
-        EXPECT_EQ(told_.position[n], at);
+        EXPECT_EQ(gathered_.position[n], at);
         query += gather_rows(batch.view(0), 0, head, static_cast<int64_t>(one.query + at), 1, query);
         const int64_t row = static_cast<int64_t>(batch.sums_by_sequence ? at : one.query + at);
         sums += gather_rows(batch.view(2), batch.sums_by_sequence ? one.number : 0, head, row, 1, sums);
@@ -273,7 +273,7 @@ class PackedGatherBody : public testing::TestWithParam<EmulatedLaunch> {
   }
 
   alignas(16) char ring_[kRing];
-  SequenceTold told_;
+  GatheredSequence gathered_;
   uint64_t times_[2];
   GatherClock clock_ = {};
 };
