@@ -1,3 +1,5 @@
+// Evaluates the formulas of conservation.h, with their symbols: excess is the violation of a sum, variance
+// its tolerance.
 #include "shadow/conservation.h"
 
 #include <algorithm>
@@ -7,7 +9,7 @@
 namespace foreshock {
 namespace {
 
-// Returns the largest norm of `count` packed rows.
+// Returns the largest Euclidean norm of `count` packed rows.
 double largest_norm(const void* rows, DType type, int count, int width) {
   double largest = 0;
   for (int n = 0; n < count; ++n) {

@@ -3,9 +3,9 @@
 //
 //   sum_j dV_j = sum_i dO_i,   sum_j dK_j = 0
 //
-// The check finds errors at keys that no slice samples. It is not valid if the call saw only a part of the
-// keys that its log_sum_exp covers (context parallelism, sinks). The caller must discard the result of such a
-// call.
+// P are the attention weights, dO, dK and dV the gradients of out, keys and values. The check finds errors at
+// keys that no slice samples. It is not valid if the call saw only a part of the keys that its log_sum_exp
+// covers (context parallelism, sinks). The caller must discard the result of such a call.
 //
 // Symbols, for query row i, key j and column c:
 //   u      half an ulp at 1 in the storage format (the relative variance of one rounding is at most u^2/3)

@@ -1,3 +1,5 @@
+// Sums the differences of pairs in vectors (Highway compiles that part once per instruction set), and a block
+// with values that are not finite one by one.
 #include "shadow/difference.h"
 
 #include <algorithm>

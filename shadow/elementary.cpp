@@ -1,3 +1,4 @@
+// Rounding to a storage format, and the spacing of its values.
 #include "shadow/elementary.h"
 
 #include <algorithm>

@@ -1,10 +1,7 @@
-// The elementary functions that are defined to the bit: exponential, logarithm, rounding to a storage format.
-//
-// The reference uses this exponential and logarithm, since those of C libraries differ between machines in
-// the last bits. Every operation in them is one IEEE operation, in this order. rows_in_lanes-inl.h repeats
-// the exponential for vectors with the constants of this file.
-//
-// Rounding is to nearest, ties to even. Overflow gives infinity, and subnormals are kept.
+// The elementary functions of the reference: exponential, logarithm, rounding to a storage format. They give
+// the same bits on every machine, while those of C libraries differ in the last bits: each operation is one
+// IEEE operation, in this order. rows_in_lanes-inl.h repeats the exponential for vectors with the constants
+// of this file. Rounding is to nearest, ties to even. Overflow gives infinity, and subnormals are kept.
 #ifndef FORESHOCK_SHADOW_ELEMENTARY_H_
 #define FORESHOCK_SHADOW_ELEMENTARY_H_
 

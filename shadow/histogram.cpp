@@ -1,3 +1,5 @@
+// Reads counters and values into histograms, stores histograms as bytes, and computes the distance W1 in
+// exact integers.
 #include "shadow/histogram.h"
 
 #include <algorithm>
@@ -16,7 +18,7 @@ namespace foreshock {
 namespace {
 
 constexpr uint32_t kZero = 1u << 19;  // the bin that begins at +0
-// A "magnitude" is the upper 20 bits of an fp32 without the sign.
+// A "magnitude" is the upper 20 bits of an fp32 without the sign; it numbers the bins of one sign.
 constexpr uint32_t kInfinite = 0x7f800u;    // values with this magnitude or a larger one are not finite
 constexpr uint32_t kMagnitude = kZero - 1;  // mask of a magnitude
 constexpr uint32_t kSignOfFp32 = 1u << 31, kInfinityOfFp32 = 0x7f800000u;
@@ -32,7 +34,7 @@ uint32_t index_of(bool negative, uint32_t magnitude) {
 }
 
 // Calls visit(bits) for all patterns of a sign bit and a magnitude, `half` of each sign, in ascending order
-// of their values. Skips a run of kCounterRun patterns from `first` on if any_in(first) is false.
+// of their values. Skips the kCounterRun patterns from `first` on if any_in(first) is false.
 template <class AnyIn, class Visit>
 void ascending(uint32_t half, AnyIn any_in, Visit visit) {
   for (uint32_t end = 2 * half; end > half; end -= kCounterRun) {
@@ -176,7 +178,8 @@ namespace {
 // Up to this number of values, sorting them is faster than scanning a million counters.
 constexpr uint64_t kFew = 1 << 15;
 
-// Sets that are allowed in addition to full ones: one that is not full, and one for the remaining values.
+// A packed set of counters is full if no more values fit. So many sets are allowed in addition to full ones:
+// one that is not full, and one for the remaining values.
 constexpr uint64_t kSpareSets = 2;
 
 constexpr uint32_t kSign = 1u << 31, kInfinity = 0x7f800000u;
@@ -239,8 +242,8 @@ bool HistogramReader::read_counters(std::span<const std::byte> bytes, DType type
   return false;
 }
 
-// Counts a small number of values by sorting them. The key of a value is the index of its bin, followed by
-// its distance from the edge nearer to 0.
+// Counts a small number of values by sorting them. A key is the index of the value's bin, followed by its
+// distance from the edge nearer to 0 (the residual).
 void HistogramReader::count_few(std::span<const std::byte> bytes, DType type, Histogram* histogram) {
   keys_.clear();
   for (size_t at = 0; at < bytes.size(); at += size_of(type)) {
@@ -394,9 +397,9 @@ Wide area_of(const HistogramBin& bin) {
   return negative ? residual : static_cast<Wide>(bin.count) * kUnits - residual;
 }
 
-// F - G inside one bin of width 1. The known quantities are its value at the lower edge, the masses of both
-// sides in the bin, and the integrals of their distribution functions over the bin. All are integers in one
-// unit, so that differences are exact.
+// F - G inside one bin of width 1. Known are its value at the lower edge, the masses of both sides in the
+// bin, and the integrals of their distribution functions over the bin. All are integers in one unit, so that
+// differences are exact.
 struct Inside {
   Wide start = 0;               // F - G at the lower edge
   Wide mass_a = 0, mass_b = 0;  // mass inside the bin

@@ -1,7 +1,7 @@
 // Histograms of a tensor's values: reading, adding, storing, and their Wasserstein distance. There are 2^20
-// bins (sign, exponent and 11 bits of the fraction of an fp32), each with the count and the sum of its
-// values. Values of 16-bit formats are on the edges of bins, so their distribution is kept exactly.
-// Histograms of shards, ranks, tensors and layers can be added.
+// bins (sign, exponent and 11 bits of the fraction of an fp32). A bin holds the count and the sum of its
+// values, so the mean is exact. Values of 16-bit formats are on the edges of bins, so their distribution is
+// kept exactly. Histograms of shards, ranks, tensors and layers can be added.
 #ifndef FORESHOCK_SHADOW_HISTOGRAM_H_
 #define FORESHOCK_SHADOW_HISTOGRAM_H_
 
@@ -37,7 +37,8 @@ struct Histogram {
 double lower_edge(uint32_t index);
 double upper_edge(uint32_t index);
 
-// Adds the counters of kernels/histogram.h to `histogram` and zeroes them. `type` must be kBf16 or kFp16.
+// Adds counters to `histogram` and zeroes them: those of count_patterns() or of count_bins()
+// (kernels/histogram.h). `type` must be kBf16 or kFp16.
 void take_patterns(uint32_t* words, DType type, Histogram* histogram);
 void take_bins(uint64_t* words, Histogram* histogram);
 

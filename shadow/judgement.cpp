@@ -1,3 +1,4 @@
+// Compares a slice's result, row by row, with the reference and with the noise floors plain and fused.
 #include "shadow/judgement.h"
 
 #include <algorithm>
@@ -55,8 +56,8 @@ void count_all_nonfinite(const AttentionSlice& s, SliceDeviation* d) {
 }
 
 // One row of the judged tensor in all its versions. `given` is the exact result for the log_sum_exp and out
-// that the call was given; fused is compared with `given`. `reference` is exact attention over the slice;
-// plain is compared with `reference`. In forward slices both are equal.
+// that the call was given; fused is compared with it. `reference` is exact attention over the slice; plain is
+// compared with it. In forward slices both are equal.
 struct Row {
   const void* trainer;
   size_t first;  // index of the row's first element in `trainer`
@@ -84,6 +85,7 @@ struct Row {
   }
 };
 
+// `exact` is row.reference or row.given, here and below.
 double squared_norm(const Row& row, const double* exact) {
   double sum = 0;
   for (int c = 0; c < row.columns; ++c)
@@ -91,6 +93,7 @@ double squared_norm(const Row& row, const double* exact) {
   return sum;
 }
 
+// Returns the sum over the row of (value_at(column) - exact[column])^2; Inf for NaN.
 template <class ValueAt>
 double squared_error(const Row& row, const double* exact, ValueAt value_at) {
   double sum = 0;
@@ -146,7 +149,7 @@ struct Errors {
 
 // Whether the precision resolves an element, i.e. fused attention has at least three correct bits of it. If
 // the softmax is saturated, or keys have a large common part, some elements are differences of nearly equal
-// sums. They consist of rounding errors, whose sign does not depend on the kernel.
+// sums. Such elements consist of rounding errors, whose sign does not depend on the kernel.
 bool is_resolved(const Row& row, int c) {
   return std::fabs(row.fused[c] - row.given[c]) <= 0.125 * std::fabs(row.given[c]);
 }
@@ -205,9 +208,9 @@ std::optional<double> effective_count(double sum, double sum_of_squares) {
   return std::isfinite(count) && sum_of_squares > 0 ? std::optional(count) : std::nullopt;
 }
 
-// Whether enough rows contribute to a ratio (kLeastEffectiveRows). Always true for forward slices, where the
-// elements of a row are rounded independently. Also always true for gradients of keys: they sum over many
-// rows, so each row is a sample by itself.
+// Whether enough rows contribute to a ratio (kLeastEffectiveRows). Always true if not `needs_rows`: in
+// forward slices the elements of a row are rounded independently, and a gradient of a key sums over many
+// rows, so there each row is a sample by itself.
 bool is_decided(bool needs_rows, const AgainstFloor& against) {
   const auto both = effective_count(against.kernel + against.floor, against.squares_of_both);
   return !needs_rows || !both || *both >= kLeastEffectiveRows ||
@@ -229,7 +232,7 @@ void choose_control(const Errors& errors, SliceDeviation* d) {
   d->floor_bias = errors.fused_bias;
 }
 
-// If `needs_rows`, ratios need kLeastEffectiveRows effective rows.
+// Computes the means, norms and ratios of *d. If `needs_rows`, ratios need kLeastEffectiveRows rows.
 void summarise(const Errors& errors, bool needs_rows, SliceDeviation* d) {
   choose_control(errors, d);
   if (d->rows_compared > 0) {
@@ -260,6 +263,7 @@ void compare(const AttentionSlice& slice, const DeviationWorkspace& w, SliceDevi
     row.first = static_cast<size_t>(r) * row.columns;
     row.key_mean = backward ? w.reference.key_mean.data() + row.first : nullptr;
     row.given = (backward ? w.reference.given_grad_query : w.reference.out).data() + row.first;
+    // The gradient of a partial row is exact only with the given log_sum_exp.
     row.reference =
         backward && w.reference.partial[r] == 0 ? w.reference.grad_query.data() + row.first : row.given;
     row.plain = (backward ? w.floors.plain.grad_query : w.floors.plain.out).data() + row.first;
@@ -275,6 +279,7 @@ void raise(double value, std::optional<double>* max) {
   *max = max->has_value() ? std::max(**max, known) : known;
 }
 
+// Compares the trainer's log_sum_exp of a row, or counts the row as partial.
 void compare_lse(const AttentionSlice& slice, const Reference& ref, int row, SliceDeviation* d) {
   if (slice.backward() && ref.partial[row] != 0) {
     ++d->partial_rows;
@@ -311,6 +316,7 @@ void describe_scores(const AttentionSlice& slice, const Reference& ref, SliceDev
                d->lse_error_ratio.value_or(0) <= 1;
 }
 
+// Sets grad_out_drift: the sum of grad_out * (trainer's out - exact out).
 void measure_drift(const AttentionSlice& slice, const Reference& ref, SliceDeviation* d) {
   double sum = 0;
   bool any = false;
@@ -410,6 +416,7 @@ bool may_overflow(const KeyColumns& c, const ColumnGradients& exact) {
          std::any_of(exact.grad_value.begin(), exact.grad_value.end(), is_large);
 }
 
+// Sets the results over all keys of the kv-head, from the sums that the trainer's side has computed.
 void judge_all_keys(const KeyColumns& c, const ColumnGradients& exact, ColumnDeviation* d) {
   if (c.sums == nullptr) return;
   const auto nonfinite_of = [&](int first, int count) {
@@ -475,6 +482,7 @@ size_t BiasPool::add_up(std::array<BiasSums, kSlices>* clusters) const {
   return count;
 }
 
+// The formulas are at the declaration of BiasPool.
 std::optional<Bias> BiasPool::bias() const {
   if (size_ == 0) return std::nullopt;
   std::array<BiasSums, kSlices> clusters;

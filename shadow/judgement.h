@@ -1,6 +1,7 @@
-// Checks one slice: compares the trainer's result with the reference, and its error with the noise floors
-// (noise_floor.h) and with the error of the rounded reference, for which no alarm may fire. Pools the signed
-// errors of many slices into a bias.
+// Checks one slice. Compares the trainer's result with the fp64 reference, and its error with the noise
+// floors: the errors of two correct algorithms in the trainer's precision, plain and fused (noise_floor.h).
+// The reference rounded once to that precision is a control: no alarm may fire for it. BiasPool pools the
+// signed errors of many slices.
 #ifndef FORESHOCK_SHADOW_JUDGEMENT_H_
 #define FORESHOCK_SHADOW_JUDGEMENT_H_
 
@@ -18,61 +19,60 @@
 
 namespace foreshock {
 
-// The tensors by which slices are checked. A slice of rows is checked by kOut (forward, pass 0) or kGradQuery
-// (backward, pass 1), a slice of key positions by kGradKey and kGradValue.
+// The tensors by which slices are checked. A slice of rows is checked by kOut (forward) or kGradQuery
+// (backward), a slice of key positions by kGradKey and kGradValue.
 enum class JudgedTensor : uint32_t { kOut, kGradQuery, kGradKey, kGradValue };
 inline constexpr uint32_t kJudgedTensors = 4;
 inline constexpr const char* kJudgedTensorNames[kJudgedTensors] = {"out", "grad_query", "grad_key",
                                                                    "grad_value"};
 
 // Numerator and denominator of a signed bias (BiasPool). The sums are over the elements that are finite in
-// result x and reference x* and that the precision resolves: fused attention has at least three correct bits
-// there.
+// result x and reference x*, and of which fused attention has at least three correct bits.
 struct BiasSums {
   double numerator = 0;    // sum of (x - x*) sign(x*); positive: away from zero
   double denominator = 0;  // sum of ulp(x*) in the storage format
 };
 
-// A backward slice has a deviation ratio only if its error is spread over at least kLeastEffectiveRows rows,
-// or plain's error over at least kEnoughPlainRows. The error of a row's gradient is mainly the error of one
-// number, (grad_out * out). If one row has nearly all of the error and plain's error is not spread either,
-// the ratio is that of two single draws. It then exceeds 3 in one slice of five (two normal draws: 1 - 2/pi
-// atan 3). In eight trainings of a GPT that memorizes its data, 59 of 10,714 backward slices exceeded 3. All
-// of them were among the 4,425 with fewer than 3 effective rows, and had fewer than 7 effective rows of
-// plain.
+// A backward slice has a deviation ratio only if its error is spread over at least kLeastEffectiveRows rows
+// (SliceDeviation::effective_rows), or plain's error over at least kEnoughPlainRows. The error of a row's
+// gradient is mainly the error of one number, (grad_out * out). If one row has nearly all of the error and
+// plain's error is not spread either, the ratio is that of two single draws. It then exceeds 3 in one slice
+// of five (two normal draws: 1 - 2/pi atan 3). In eight trainings of a GPT that memorizes its data, 59 of
+// 10,714 backward slices exceeded 3. All of them were among the 4,425 with fewer than 3 effective rows, and
+// had fewer than 7 effective rows of plain.
 inline constexpr double kLeastEffectiveRows = 3, kEnoughPlainRows = 8;
 
-// The result of checking one tensor of a slice ("judged": out in a forward slice, grad_query in a backward
-// slice). Errors are taken over the compared rows: those whose reference is finite and not all zero. A row
-// without a visible key, or whose inputs make the reference non-finite, is not compared. If out is absent, no
-// row is compared. An element is not compared if the reference exceeds the range of the format and the
-// trainer has the Inf to which it rounds. No value here is NaN; an unknown value is absent.
+// The result of checking one tensor of a slice, the "judged" one: out in a forward slice, grad_query in a
+// backward slice. Errors are taken over the compared rows: those whose reference is finite and not all zero.
+// So a row without a visible key, or with inputs that make the reference non-finite, is not compared. If out
+// is absent, no row is compared. An element is not compared if the reference exceeds the range of the format
+// and the trainer has the Inf to which it rounds. No value here is NaN; an unknown value is absent.
 struct SliceDeviation {
   bool backward = false;
   JudgedTensor tensor = JudgedTensor::kOut;
   int rows_compared = 0;
   int rows_not_comparable = 0;
 
-  // ||x - x*|| / ||x*|| over the compared rows. +Inf if a compared row of the trainer's result has NaN or
-  // Inf. Absent if no row was compared.
+  // ||x - x*|| / ||x*|| of a row, over the compared rows. +Inf if a compared row of the trainer's result has
+  // NaN or Inf. Absent if no row was compared.
   std::optional<double> relative_error_mean, relative_error_max;
-  // Root of the sum of squared errors over the compared rows: kernel and plain where plain is finite, fused
-  // where fused is finite.
+  // Roots of the sums of squared errors over the compared rows: of the trainer's result (kernel) and of plain
+  // over those where plain is finite, of fused over those where fused is finite.
   double kernel_error_norm = 0, plain_error_norm = 0, fused_error_norm = 0;
   double reference_norm = 0;  // norm of the reference over the rows of fused_error_norm
   // Number of rows over which the error is spread: (sum of e)^2 / sum of e^2, from 1 to the number of rows.
-  // For effective_rows e is the trainer's squared error of a row plus plain's. For plain_effective_rows e is
-  // plain's. Absent if the sum is 0 or not finite.
+  // For effective_rows e is the trainer's squared error of a row plus plain's, for plain_effective_rows
+  // plain's alone. Absent if the sum is 0 or not finite.
   std::optional<double> effective_rows, plain_effective_rows;
-  // kernel_error_norm / plain_error_norm. Absent if both are 0, if no row qualifies, or if too few rows
-  // decide it in a backward slice (kLeastEffectiveRows). +Inf if only plain's norm is 0, or if the trainer's
-  // result is not finite where plain's is.
+  // kernel_error_norm / plain_error_norm. Absent if both are 0, if plain is finite in no compared row, or if
+  // too few rows decide it in a backward slice (kLeastEffectiveRows). +Inf if only plain's norm is 0, or if
+  // the trainer's result is not finite where plain's is.
   std::optional<double> deviation_ratio;
-  // The ratio to fused attention. In a backward slice the reference is the gradient that the given out and
-  // log_sum_exp define (Reference::given_grad_query). The value is the larger of two ratios: over all
-  // components of the errors, and without the component along the mean key. Above the limit, the call itself
-  // is faulty. If only deviation_ratio is above its limit, a backward call may have been given a wrong
-  // output.
+  // The same ratio with fused for plain. In a backward slice the errors are taken against the gradient that
+  // the given out and log_sum_exp define (Reference::given_grad_query), and the value is the larger of two
+  // ratios: over all components of the errors, and without the component along the mean key, in which
+  // rounding errors add up. Above the limit, the call itself is faulty. If only deviation_ratio is above its
+  // limit, a backward call may have been given a wrong output.
   std::optional<double> fused_ratio;
 
   BiasSums bias;          // of the trainer's result
@@ -82,18 +82,18 @@ struct SliceDeviation {
   // the kernel.
   BiasSums floor_bias;
 
-  // Backward: number of rows whose given log_sum_exp is above that of the slice's own keys
-  // (Reference::partial), because it also covers keys of other calls (context parallelism). These rows are
-  // checked with the given log_sum_exp.
+  // Backward: number of partial rows (Reference::partial). Their given log_sum_exp is above that of the
+  // slice's own keys, because it also covers keys of other calls (context parallelism), and they are checked
+  // with it.
   int partial_rows = 0;
-  bool partial = false;  // nearly all rows with keys are partial; none is below
+  bool partial = false;  // nearly all rows with keys are partial; the others have lse_error_ratio <= 1
 
-  // The values below are over rows that see a key and are not partial. They are absent if there is no such
-  // row. Largest error of log_sum_exp. Also absent if none was given; +Inf if the trainer's is not finite.
+  // Largest error of log_sum_exp over the rows that see a key and are not partial. Absent if there is no such
+  // row or no log_sum_exp was given; +Inf if the trainer's is not finite.
   std::optional<double> lse_error_abs_max;
-  // Largest error of log_sum_exp relative to lse_tolerance(). A value above 1 is not explained by rounding of
-  // the scores.
+  // The same relative to lse_tolerance(). A value above 1 is not explained by rounding of the scores.
   std::optional<double> lse_error_ratio;
+  // Over the rows that see a key; absent if there is none.
   std::optional<double> logit_abs_max;              // of scaled, masked scores; +Inf if one is NaN or +Inf
   std::optional<double> entropy_min, entropy_mean;  // nats
   int rows_with_keys = 0;
@@ -103,15 +103,16 @@ struct SliceDeviation {
   uint64_t nonfinite_inputs = 0;  // query, key, value and grad_out, but not an additive mask
   uint64_t nonfinite_out = 0;
   uint64_t nonfinite_lse = 0;
-  // NaN and Inf in the judged gradient. For dK and dV, in the gradient of all keys if sums are given.
+  // NaN and Inf in the judged gradient. For dK and dV, at all keys of the kv-head if the slice has sums.
   uint64_t nonfinite_gradient = 0;
 
-  // Slices of key positions only: the ratio of conservation.h. Valid only if the call saw all keys that its
-  // log_sum_exp covers.
+  // Slices of key positions only: how far the sum over all keys is from its exact value, relative to what
+  // rounding explains (conservation.h). Valid only if the call saw all keys that its log_sum_exp covers.
   std::optional<double> conservation_ratio;
-  // Slices of key positions: whether dK or dV has an element that is not finite at any key, or dQ (reported
-  // with dK) anywhere, although the inputs are finite and no sampled gradient is near the end of its format.
-  // In a slice of rows the caller sets nonfinite_anywhere, for the output at other rows of the head.
+  // A fault: an element is not finite although the inputs are, and no sampled gradient is near the end of its
+  // format. In a slice of key positions nonfinite_anywhere covers dK or dV at all keys, and
+  // nonfinite_grad_query (set with the result for dK) covers dQ. In a slice of rows the caller sets
+  // nonfinite_anywhere, for the output at other rows of the head.
   bool nonfinite_anywhere = false, nonfinite_grad_query = false;
 
   // Backward slices only: sum of grad_out * (out - out*) over the rows whose out can be compared. Absent if
@@ -119,8 +120,8 @@ struct SliceDeviation {
   std::optional<double> grad_out_drift;
 };
 
-// Returns the tolerance for an error of log_sum_exp: twice the error that one rounding of every score to the
-// format can cause. The lower bound of the result covers the smaller error of sums of products in fp32.
+// Returns the tolerance for an error of log_sum_exp: the largest error that one rounding of every score to
+// the format can cause. The lower bound of the result covers the smaller error of sums of products in fp32.
 double lse_tolerance(DType dtype, double logit_abs_max);
 
 // Working memory of judge(). It grows to the largest slice seen. Use one per thread.
@@ -132,13 +133,13 @@ struct DeviationWorkspace {
 // If plain's error is this many times that of fused attention, plain is too noisy as a control for a bias.
 inline constexpr double kMuchNoisier = 4;
 
-// Returns the kernel's bias minus that of the floor, over the same elements. Empty if one of them is empty.
+// Returns the kernel's bias minus floor_bias, over the same elements. Empty if one of them is empty.
 BiasSums excess_bias(const SliceDeviation& deviation);
 
 // The results for dK and dV of sampled key positions. Each is checked like a slice whose rows are the key
-// positions. Exact values, plain and fused all use the given log_sum_exp and out, so deviation_ratio and
-// fused_ratio have the same reference. Values that only a slice of rows shows (log_sum_exp, scores, drift)
-// are absent.
+// positions. The exact values, plain and fused all use the given log_sum_exp and out (the trainer's), so
+// deviation_ratio and fused_ratio have the same reference. Values that only a slice of rows shows
+// (log_sum_exp, scores, drift) are absent.
 struct ColumnDeviation {
   SliceDeviation grad_key, grad_value;
 };
@@ -152,7 +153,7 @@ bool is_valid(const AttentionSlice& slice);
 // `slice` must be valid.
 SliceDeviation judge(const AttentionSlice& slice, DeviationWorkspace* workspace);
 
-// Identifies slices that are not independent, since they may share keys, values and their batch.
+// Slices with equal clusters are not independent, since they may share keys, values and their batch.
 struct BiasCluster {
   int64_t batch = 0;
   int64_t kv_head = 0;
@@ -194,7 +195,7 @@ class BiasPool {
   static constexpr size_t kSlices = 64;
   static constexpr int kMinClusters = 16;
   static constexpr double kMostWeight = 4, kLeastEffective = 8;
-  // A slice whose denominator is below this share of the usual one is ignored. If a gradient has vanished,
+  // A slice whose denominator is below this share of the usual one is ignored: its gradient has vanished, and
   // only the rounding errors of cancelled terms are left.
   static constexpr double kNegligible = 0x1p-7;
 

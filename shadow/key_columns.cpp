@@ -1,3 +1,5 @@
+// Computes the gradients of key positions in vectors, whose lanes are the sampled keys. Highway compiles this
+// part once per instruction set. The scalar definition of the exact result follows at the end.
 #include "shadow/key_columns.h"
 
 #include <algorithm>
@@ -68,9 +70,9 @@ void load_columns(const KeyColumns& c, T factor, const ColumnArrays<T>& a) {
   }
 }
 
-// Computes delta of each row, adding from the first element to the last, or in reverse if `from_last`
-// (noise_floor.cpp gives the reason). Eight rows are interleaved, since in a single chain of fused
-// multiply-adds each waits for the previous one.
+// Computes delta of each row, adding from the first element to the last, or in reverse if `from_last`: the
+// floors would otherwise have no error if one key has all weight (compute_delta() in noise_floor.cpp). Eight
+// rows are interleaved, since in a single chain of fused multiply-adds each waits for the previous one.
 template <class T>
 HWY_INLINE void compute_deltas(const ColumnArrays<T>& a, int count, int width, bool from_last) {
   constexpr int kAtOnce = 8;
@@ -119,7 +121,7 @@ HWY_INLINE void load_rows_tile(const KeyColumns& c, const ColumnArrays<T>& a, si
 }
 
 // Calls change(score, grad_weight, log_sum_exp, delta, &weight, &grad_score) for each row and vector of
-// columns, and stores 0 for weight and grad_score if the row does not see the key.
+// columns, and stores both results: 0 if the row does not see the key.
 template <class T, class F>
 HWY_INLINE void for_scores(const KeyColumns& c, const ColumnArrays<T>& a, size_t first, int count, F change) {
   const LanesTag<T> d;

@@ -6,8 +6,8 @@
 //   dK_j = scale sum_i P_ij (dO_i . v_j - delta_i) q_i,   delta_i = dO_i . out_i
 //
 // The sums run over all query positions that see the key, of all query heads that share its kv-head.
-// log_sum_exp and out are those that the call was given. So a call on one block of keys (context parallelism)
-// is checked against the gradient that it must compute.
+// log_sum_exp and out are those that the trainer gave to the call. So a call on one block of keys (context
+// parallelism) is checked against the gradient that it must compute.
 #ifndef FORESHOCK_SHADOW_KEY_COLUMNS_H_
 #define FORESHOCK_SHADOW_KEY_COLUMNS_H_
 
@@ -59,9 +59,10 @@ struct ColumnGradients {
 // An object is reused for many slices; its vectors only grow. Use one per thread.
 struct ColumnReference {
   ColumnGradients exact;
-  // The noise floors (noise_floor.h): values of the storage format, from sums in fp32 (fp64 for fp64
-  // storage). Fused rounds P before it multiplies dO, the gradients of the scores before they multiply Q, and
-  // the results. Plain also rounds the scores, P and dO . v. Both use the given log_sum_exp and out.
+  // The noise floors (noise_floor.h): results of two correct algorithms in the storage format, with sums in
+  // fp32 (fp64 for fp64 storage). Fused rounds P before it multiplies dO, the gradients of the scores before
+  // they multiply Q, and the results. Plain also rounds the scores, P and dO . v. Both use the given
+  // log_sum_exp and out.
   ColumnGradients plain, fused;
   std::vector<double> scratch;
 };

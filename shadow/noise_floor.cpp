@@ -1,3 +1,5 @@
+// Recomputes a slice with the roundings of the two correct algorithms, plain and fused, in float (double for
+// fp64 storage). The rows are in the lanes of vectors. Highway compiles this file once per instruction set.
 #include "shadow/noise_floor.h"
 
 #include <algorithm>
@@ -20,8 +22,9 @@ namespace HWY_NAMESPACE {
 
 constexpr int kFloorTile = 48;
 
-// Arrays of one slice. The arrays of weights have room for all keys: an unfused kernel stores the whole
-// matrix, and the maximum of a row must be known before its first weight.
+// Arrays of one slice: [element or key][row], except `tile`, which holds keys or values as [key][element].
+// The arrays of weights have room for all keys: an unfused kernel stores the whole matrix, and the maximum of
+// a row must be known before its first weight.
 template <class T>
 struct FloorArrays {
   int stride;
@@ -34,7 +37,7 @@ struct FloorArrays {
                  widest = std::max(head, value);
     const size_t total =
         rows * (3 * head + 2 * value + widest + 2 * slice.keys + 3 * kFloorTile + 4) + kFloorTile * widest;
-    constexpr size_t kArrays = 17;
+    constexpr size_t kArrays = 17;  // at least the number of take() calls below; each may need padding
     ArraysIn<T> arrays(scratch, total, kArrays);
     query = arrays.take(rows * head);
     out = arrays.take(rows * value);
@@ -62,7 +65,8 @@ HWY_INLINE void map_lanes(const T* from, size_t count, T* to, F change) {
   for (size_t i = 0; i < count; i += lanes_of<T>()) hn::Store(change(hn::Load(d, from + i)), d, to + i);
 }
 
-// Computes scaled, masked scores: unrounded into a.fused, rounded into a.plain.
+// Computes scaled, masked scores: unrounded into a.fused, rounded into a.plain. Plain adds an additive mask
+// in the storage format, so it rounds twice.
 template <class T>
 void compute_scores(const AttentionSlice& slice, const FloorArrays<T>& a) {
   const auto scale = hn::Set(LanesTag<T>(), static_cast<T>(slice.scale));
@@ -83,7 +87,7 @@ void compute_scores(const AttentionSlice& slice, const FloorArrays<T>& a) {
 }
 
 // Replaces scores by exp(score - max). Stores the sum of a row in a.sum (1 for a row without keys) and its
-// maximum in a.factor.
+// maximum in a.factor. NaN is kept explicitly, since hn::Exp may not keep it.
 template <class T>
 void exponentiate(const AttentionSlice& slice, const FloorArrays<T>& a, T* scores) {
   const LanesTag<T> d;
@@ -133,7 +137,7 @@ void plain_weights(const AttentionSlice& slice, const Reference& reference, cons
 }
 
 // Sets a.fused to the weights: exp(score - max) in a forward slice, exp(score - log_sum_exp) in a backward
-// slice.
+// slice. There a weight of 0 stays 0 even if the factor between the two is infinite.
 template <class T>
 void fused_weights(const AttentionSlice& slice, const Reference& reference, const FloorArrays<T>& a) {
   exponentiate(slice, a, a.fused);
@@ -168,10 +172,10 @@ void compute_out(const AttentionSlice& slice, const FloorArrays<T>& a, const T* 
   store_rows(a.out, a.stride, slice.rows, slice.value_dim, 1, result);
 }
 
-// Computes delta = grad_out . a.out. It is summed from the last column to the first, while dP is summed from
-// the first to the last. If a single key has nearly all weight of a row, delta and dP are sums of the same
-// terms. Summed in the same order they would cancel exactly. The floor would then have no error, and every
-// kernel that sums in another order would have an infinite ratio.
+// Computes delta = grad_out . a.out. It is summed from the last column to the first, while grad_weight =
+// grad_out . value is summed from the first to the last. If a single key has nearly all weight of a row, both
+// are sums of the same terms. Summed in the same order they would cancel exactly. The floor would then have
+// no error, and every kernel that sums in another order would have an infinite ratio.
 template <class T>
 void compute_delta(const AttentionSlice& slice, const FloorArrays<T>& a, T* delta) {
   const LanesTag<T> d;
@@ -185,7 +189,7 @@ void compute_delta(const AttentionSlice& slice, const FloorArrays<T>& a, T* delt
   }
 }
 
-// Computes a.grad_score of one tile, rounded, from dP in a.grad_weight. `of_row` holds delta.
+// Computes a.grad_score = weight * (grad_weight - delta) of one tile, rounded. `of_row` holds delta.
 template <class T>
 HWY_INLINE void compute_grad_scores(const AttentionSlice& slice, const FloorArrays<T>& a, const T* weights,
                                     const T* of_row, int count, bool rounds_grad_weight) {
@@ -202,6 +206,7 @@ HWY_INLINE void compute_grad_scores(const AttentionSlice& slice, const FloorArra
   }
 }
 
+// Computes grad_query of plain (with rounded grad_weight) and of fused, tile by tile.
 template <class T>
 void compute_grad_query(const AttentionSlice& slice, const FloorArrays<T>& a, NoiseFloors* floors) {
   const auto scale = hn::Set(LanesTag<T>(), static_cast<T>(slice.scale));

@@ -1,5 +1,9 @@
 #include "shadow/reference.h"
 
+// The fast implementation of reference(). The rows of a slice are in the lanes of vectors, and each lane does
+// the operations of reference_scalar.cpp in the same order, so the bits agree. Highway compiles this file
+// once per instruction set.
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -23,8 +27,9 @@ using D = LanesTag<double>;
 using V = hn::Vec<D>;
 constexpr int kLanes = lanes_of<double>();
 
-// The working arrays in the scratch memory of a Reference: doubles, 64-byte aligned. `stride` is the padded
-// number of rows.
+// The working arrays in the scratch memory of a Reference: doubles, 64-byte aligned. Arrays of rows are
+// stored [element or key][row], with `stride` (the padded number of rows) from one element to the next;
+// `keys` and `values` hold a tile as [key][element]. `factor` holds the maxima before the current tile.
 struct Workspace {
   int stride;
   double *query, *out, *scores, *keys, *values;
@@ -63,8 +68,8 @@ struct Workspace {
 
 HWY_INLINE V greater_of(V a, V b) { return hn::IfThenElse(hn::Gt(a, b), a, b); }
 
-// Masks the scores of one tile if `limited`, and updates max, second and min. Stores the old maxima in
-// factor, and returns whether any maximum changed.
+// Updates max, second and min with the scores of one tile. If `limited`, first sets the scores of keys at or
+// beyond a row's limit to -Inf. Stores the old maxima in factor, and returns whether any maximum changed.
 HWY_INLINE bool observe_tile(const Workspace& w, int first, int count, bool limited) {
   const D d;
   const V lowest = hn::Set(d, -std::numeric_limits<double>::infinity());
@@ -105,8 +110,9 @@ HWY_INLINE V clamp_lanes(V x) {
   return hn::IfThenElse(hn::Lt(x, least), least, x);
 }
 
-// Rescales the sums from the old maxima (in factor) to the new ones. Lanes whose maximum is unchanged are
-// multiplied by exactly 1.
+// Rescales the sums from the old maxima (in factor) to the new ones. If the maximum grows by -change,
+// weighted = sum of weight * (score - max) becomes exp(change) * (weighted + change * sum). Lanes whose
+// maximum is unchanged are multiplied by exactly 1.
 HWY_INLINE void rescale(const Workspace& w, int value_dim) {
   const D d;
   for (int row = 0; row < w.stride; row += kLanes) {
@@ -143,6 +149,8 @@ HWY_INLINE void weigh_tile(const Workspace& w, int count) {
   }
 }
 
+// Computes the scores of keys [first, first + count), and applies the mask if there is one. In the calls of
+// multiply() the fields of Product are: lanes, stride, matrix, inner_step, outer_step, inner, accumulate.
 HWY_INLINE void score_tile(const AttentionSlice& slice, const Workspace& w, int first, int count) {
   const size_t dim = slice.head_dim;
   load_tile(slice.key, slice.dtype, first * dim, count * dim, w.keys);
@@ -150,6 +158,7 @@ HWY_INLINE void score_tile(const AttentionSlice& slice, const Workspace& w, int 
   if (slice.mask != nullptr) apply_mask(slice, first, count, w.stride, w.scores);
 }
 
+// `least_limit` is the smallest key limit of all rows; tiles that end before it need no masking.
 HWY_INLINE void forward(const AttentionSlice& slice, const Workspace& w, int least_limit) {
   const size_t dim = slice.value_dim;
   for (int first = 0; first < slice.keys; first += kReferenceTile) {
@@ -182,6 +191,7 @@ HWY_INLINE void grad_score_tile(const Workspace& w, int first, int count, bool l
   }
 }
 
+// Sums grad_score * key (grad_query) and weight * key (key_sum) over the keys; finish_gradient() scales them.
 HWY_INLINE void backward(const AttentionSlice& slice, const Workspace& w, int least_limit) {
   const size_t head = slice.head_dim, value = slice.value_dim;
   for (int first = 0; first < slice.keys; first += kReferenceTile) {
@@ -196,6 +206,7 @@ HWY_INLINE void backward(const AttentionSlice& slice, const Workspace& w, int le
   }
 }
 
+// Loads the scaled queries, sets all sums to their start values, and returns the smallest key limit.
 int load_rows(const AttentionSlice& slice, const Workspace& w) {
   load_lanes(slice.query, slice.dtype, slice.rows, slice.head_dim, slice.scale, w.query);
   std::fill_n(w.out, slice.value_dim * w.stride, 0.0);

@@ -1,11 +1,10 @@
-// Computes the reference: attention of one slice in fp64 from the stored inputs. It makes one online pass
-// over tiles of 48 keys. Every sum is a chain of fused multiply-adds in the order of the keys (or of the head
-// dimension), and the division by the sum comes last. The result is defined to the bit (all NaN count as one
-// value) for every instruction set: reference_scalar.cpp is the definition, reference.cpp the fast
-// implementation.
+// Computes the reference: attention of one slice in fp64 from the stored inputs. It makes one pass over tiles
+// of 48 keys (online softmax). Every sum is a chain of fused multiply-adds in the order of the keys (or of
+// the head dimension), and the division by the sum comes last.
 //
-// Compared with exact arithmetic, the relative error of a row of out and of log_sum_exp is below 1e-13
-// (tests/shadow).
+// The result has the same bits with every instruction set (all NaN count as one value): reference_scalar.cpp
+// is the definition, reference.cpp the fast implementation. Compared with exact arithmetic, the relative
+// error of a row of out and of log_sum_exp is below 1e-13 (tests/shadow).
 #ifndef FORESHOCK_SHADOW_REFERENCE_H_
 #define FORESHOCK_SHADOW_REFERENCE_H_
 
@@ -35,16 +34,16 @@ struct Reference {
   // Backward slices only. grad_query is the gradient of attention over the keys of the slice.
   std::vector<double> delta;       // [rows], sum of grad_out * out
   std::vector<double> grad_query;  // [rows][head_dim]
-  // The gradient that the given out and log_sum_exp define, with weights exp(score - log_sum_exp). A backward
-  // kernel must compute this gradient. With context parallelism it differs from grad_query, since out and
-  // log_sum_exp then cover more keys than the slice has.
+  // The gradient that the given out and log_sum_exp (the trainer's) define, with weights exp(score -
+  // log_sum_exp). A backward kernel must compute this gradient. With context parallelism it differs from
+  // grad_query, since out and log_sum_exp then cover more keys than the slice has.
   std::vector<double> given_grad_query;  // [rows][head_dim]
   // [rows], sum of exp(score - given log_sum_exp) over the slice's keys: 1, unless the given log_sum_exp
   // covers keys that the slice lacks.
   std::vector<double> share;
   std::vector<double> given_delta;  // [rows], sum of grad_out * given out
   std::vector<double> key_mean;     // [rows][head_dim], mean of the keys with their attention weights
-  std::vector<uint8_t> partial;     // [rows], is_above(given log_sum_exp, log_sum_exp)
+  std::vector<uint8_t> partial;     // [rows], 1: is_above(given log_sum_exp, log_sum_exp)
 
   std::vector<double> scratch;
 };
@@ -68,7 +67,7 @@ int64_t reference_targets_here();
 int64_t reference_targets_compiled();
 const char* reference_target_name();
 
-// What follows is shared by the two implementations.
+// What follows is shared by the two implementations: the sums of a row, and their conversion to results.
 
 // Reductions of one row's scores over the keys.
 struct RowSums {

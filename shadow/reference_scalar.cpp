@@ -1,4 +1,5 @@
-// Defines the reference, one element at a time; reference.cpp must agree with it to the bit.
+// Defines the bits of the reference, one element at a time; reference.cpp must agree with it to the bit. Also
+// the conversion of a row's sums to results, which both share.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -37,6 +38,8 @@ void observe(double score, RowSums* sums) {
 
 double clamped(double x) { return x < kExpArgumentMin ? kExpArgumentMin : x; }
 
+// Rescales the sums from the old maximum to the new one: with change = old - new, weighted (the sum of weight
+// * (score - max)) becomes exp(change) * (weighted + change * sum).
 void rescale(double old_max, RowSums* sums, double* out, int value_dim) {
   const double change = clamped(old_max - shift_of(sums->max));
   const double factor = exp_nonpositive(change);
@@ -69,7 +72,7 @@ void forward_row(const AttentionSlice& slice, int row, double* scores, Reference
   }
   for (int c = 0; c < slice.value_dim; ++c) out[c] = sums.sum == 0 ? 0 : out[c] / sums.sum;
   finish_row(sums, row, result);
-  result->scratch[row] = sums.sum;
+  result->scratch[row] = sums.sum;  // for backward_row()
 }
 
 void backward_row(const AttentionSlice& slice, int row, double* scratch, Reference* result) {
@@ -94,6 +97,7 @@ void backward_row(const AttentionSlice& slice, int row, double* scratch, Referen
     finish_gradient(slice, row, k, result->scratch[row], grad[k], key_sum[k], result);
 }
 
+// Returns the sum of grad_out * out over a row; `out` null: the out of the slice, i.e. the trainer's.
 double delta_of(const AttentionSlice& slice, int row, const double* out) {
   double sum = 0;
   for (int c = 0; c < slice.value_dim; ++c) {
@@ -152,6 +156,8 @@ void prepare_backward(const AttentionSlice& slice, int row, Reference* result) {
 void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, double grad, double key_sum,
                      Reference* result) {
   const size_t at = static_cast<size_t>(row) * slice.head_dim + k;
+  // `grad` was summed with the reference's delta and is normalised by the slice's own keys. For the given
+  // gradient, `shift` exchanges delta for the given one, and `share` normalises by the given log_sum_exp.
   const double shift = result->delta[row] - result->given_delta[row];
   result->grad_query[at] = sum == 0 ? 0 : grad / sum * slice.scale;
   result->key_mean[at] = sum == 0 ? 0 : key_sum / sum;

@@ -1,5 +1,5 @@
-// The data of one sampled slice of an attention call: the sampled rows, all keys that they see, and the
-// results of the trainer's kernel.
+// The data of one sampled slice of an attention call: the sampled query rows, all keys that they see, and the
+// results of the trainer's kernel. Also the mask and causal limit of its scores.
 #ifndef FORESHOCK_SHADOW_SLICE_H_
 #define FORESHOCK_SHADOW_SLICE_H_
 
@@ -14,7 +14,8 @@ namespace foreshock {
 
 inline constexpr int kMaxSliceRows = 16;
 
-// Grows `values` to at least `size` elements. Result vectors are reused for many slices and never shrink.
+// Grows `values` to at least `size` elements. Result vectors are reused for many slices and never shrink, so
+// they may be larger than the shape in their comment.
 inline void resize_up(std::vector<double>* values, size_t size) {
   if (values->size() < size) values->resize(size);
 }
@@ -27,7 +28,7 @@ struct AttentionSlice {
   int keys = 0;
   int head_dim = 0;
   int value_dim = 0;
-  double scale = 0;
+  double scale = 0;                     // factor of the scores query . key
   const uint32_t* key_limit = nullptr;  // [rows]: row r sees keys [0, key_limit[r]); expresses causal masks
 
   const void* query = nullptr;  // [rows][head_dim]

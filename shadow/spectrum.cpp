@@ -1,3 +1,5 @@
+// Keeps the projections of layers over time (LayerSpectra), and computes singular values with Eigen (at the
+// end, so that only that part includes it).
 #include "shadow/spectrum.h"
 
 #include <algorithm>

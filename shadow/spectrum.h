@@ -1,5 +1,5 @@
-// Computes how training changes the scores of a layer's heads: the spectrum of the increment between two
-// measurements of the rows of query and key projections.
+// Computes how training changes the attention scores of each head: the singular values of the change of its
+// W_Q W_K^T between two measurements of rows of the query and key projections.
 #ifndef FORESHOCK_SHADOW_SPECTRUM_H_
 #define FORESHOCK_SHADOW_SPECTRUM_H_
 
@@ -15,7 +15,7 @@
 
 namespace foreshock {
 
-// Rows of some heads of one layer, as they were after `step`.
+// Rows of the query and key projection of some heads of one layer, as they were after `step`.
 struct ProjectionRows {
   int64_t step = 0;
   uint64_t interval = 0;  // steps between two measurements; if it changes, earlier measurements are dropped

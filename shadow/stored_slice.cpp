@@ -1,3 +1,4 @@
+// The names, types and shapes of stored arrays, in tables that writing and reading share.
 #include "shadow/stored_slice.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Converts between slices and the named arrays of their files. Used by the writer and the reader of such
-// files.
+// Converts between slices and the named arrays of a safetensors file. The agent writes such a file for a
+// slice that raised an alarm; `foreshock judge` reads it.
 #ifndef FORESHOCK_SHADOW_STORED_SLICE_H_
 #define FORESHOCK_SHADOW_STORED_SLICE_H_
 
