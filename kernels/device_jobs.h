@@ -153,8 +153,7 @@ constexpr LaunchShape launch_of(const KeyGatherJob& job) {
 
 // -- scalars: copies numbers of the trainer (loss, norms) into cells in host memory --
 
-// A number that has arrived. `number` is stored after `value`: the host takes the value once it sees the
-// expected number.
+// A number that has arrived. `number` is stored after `value`: the host waits for the expected number.
 struct ScalarCell {
   double value;
   uint64_t number;  // identifies the value: values are numbered in the order in which they are sent
@@ -166,8 +165,8 @@ inline constexpr uint32_t kMostScalars = 256;    // per launch
 
 constexpr uint32_t cell_of(uint64_t number) { return static_cast<uint32_t>(number % kScalarCells); }
 
-// Value of ScalarsJob::dtype for sources that are GradientSums. Their `squares` are copied, or NaN if an
-// element was not finite.
+// Value of ScalarsJob::dtype for sources that are GradientSums. Copies `squares`, or NaN if not all are
+// finite.
 inline constexpr uint32_t kSquaresOfSums = 0;
 
 struct ScalarsJob {
@@ -186,9 +185,9 @@ constexpr LaunchShape launch_of(const ScalarsJob& job) {
 
 // -- histogram: counts the values of a dense tensor, as kernels/histogram.h does on the host --
 
-// kCountPatterns counts 16-bit values in kPatterns words of uint32_t (one set), at most kMostPatterns values
-// over all launches. kCountBins counts fp32 values in kBinWords words of uint64_t, at most kMostBinned. Both
-// add to the words.
+// kCountPatterns counts 16-bit values in kPatterns words of uint32_t (one set), kCountBins fp32 values in
+// kBinWords words of uint64_t. Both add to the words. All launches may count at most kMostPatterns or
+// kMostBinned values.
 struct HistogramJob {
   uint64_t from;  // must be aligned to the size of a value
   uint64_t count;

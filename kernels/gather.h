@@ -77,8 +77,8 @@ FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& all, const M
   int64_t begin = offset(all.query_offsets, 0), end = offset(all.query_offsets, all.count);
   if (begin < 0 || end <= begin || end > all.queries) return {};
   const int64_t wanted = begin + static_cast<int64_t>(static_cast<uint64_t>(end - begin) * all.place >> 32);
-  // Invariant: sequence `low` begins at `begin` <= wanted. `end` > wanted is the begin of sequence `high`, or
-  // the end of the last one.
+  // Invariant: sequence `low` begins at `begin` <= wanted. `high` begins at `end` > wanted (or all end
+  // there).
   uint32_t low = 0, high = all.count;
   while (high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;

@@ -1,7 +1,6 @@
 // The device code of the kernels kGather and kPackedGather, which copy sampled rows of attention tensors into
-// one dense slice, and the functions that kKeyGather shares with them. A piece is one tensor of a slice; it
-// is described by a GatherPiece (device_jobs.h). Block is the interface of block.h: the threads of one device
-// block.
+// one dense slice, and the functions that kKeyGather shares with them. A piece is one tensor of a slice
+// (GatherPiece in device_jobs.h). Block is the interface of block.h: the threads of one device block.
 #ifndef FORESHOCK_KERNELS_GATHER_BODY_H_
 #define FORESHOCK_KERNELS_GATHER_BODY_H_
 

@@ -6,8 +6,7 @@
 namespace foreshock {
 namespace {
 
-// Distance of the prefetch in bytes. The scattered accesses to the counters keep the hardware prefetcher from
-// following the data.
+// Bytes to prefetch ahead: scattered accesses to the counters hide the data from the hardware prefetcher.
 constexpr size_t kPrefetchBytes = 1024;
 
 constexpr uint32_t kMinusZero = 0x80000000u, kPlusInfinity = 0x7f800000u, kMinusInfinity = 0xff800000u;

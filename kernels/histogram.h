@@ -11,9 +11,8 @@
 namespace foreshock {
 
 // Counts 16-bit values with a counter for each of the 65,536 patterns, so the distribution is exact and NaN,
-// the infinities and -0 are counted separately. Successive values are counted in four sets of counters in
-// turn: equal neighbours then do not wait for each other's store. The count of a pattern is the sum over the
-// sets.
+// the infinities and -0 are counted separately. Successive values use four sets of counters in turn: equal
+// neighbours then do not wait for each other's store. The count of a pattern is the sum over the sets.
 inline constexpr size_t kPatterns = size_t{1} << 16;
 inline constexpr size_t kPatternSets = 4;
 inline constexpr size_t kPatternWords = kPatternSets * kPatterns;
@@ -53,14 +52,12 @@ bool any_in_run(const Word* words) {
 inline constexpr size_t kPackFailed = ~size_t{0};
 
 // Pack the counters as one list with its end mark, and zero them. Return the bytes written, or kPackFailed if
-// `room` bytes are too few; the counters are zeroed in either case. pack_patterns() adds the `sets` sets of
-// counters in `words`.
+// `room` bytes are too few; the counters are zeroed in either case. pack_patterns() adds up `sets` sets.
 size_t pack_patterns(uint32_t* words, char* to, size_t room, size_t sets = kPatternSets);
 size_t pack_bins(uint64_t* words, char* to, size_t room);
 
 // Add one list to counters that must be zero, and advance *bytes past the list. The bytes are untrusted:
-// returns false if counters of at most `most` values cannot have produced them. The counters are then
-// undefined.
+// returns false, with undefined counters, if at most `most` values cannot have produced them.
 bool unpack_patterns(std::span<const std::byte>* bytes, uint64_t most, uint32_t* words);
 bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* words);
 
@@ -74,8 +71,7 @@ inline char* put_varint(uint64_t number, char* to) {
 }
 
 // Reads a number from the front of *bytes. Each number has one valid form, without a last byte of 0, so that
-// equal numbers have equal bytes. Returns false for an invalid or truncated form; *bytes then begins
-// somewhere within it.
+// equal numbers have equal bytes. Returns false, with *bytes somewhere within it, for an invalid form.
 inline bool get_varint(std::span<const std::byte>* bytes, uint64_t* number) {
   *number = 0;
   for (int shift = 0; shift < 64 && !bytes->empty(); shift += 7) {

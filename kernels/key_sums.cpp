@@ -33,8 +33,8 @@ struct Fp16 {
 
 // Sums of a tile of columns over the rows of a block: of the values, and of the squares of 2^exponent, from
 // which add_block() computes squared ulps. Even and odd columns are summed separately: a pair of values in
-// memory is one 32-bit integer, and a shift and a mask make fp32 values of its halves, so compilers vectorize
-// these loops for any x86-64.
+// memory is one 32-bit integer, and a shift and a mask make fp32 values of its halves, so these loops are
+// vectorized.
 struct BlockSums {
   float even[kTile / 2] = {}, odd[kTile / 2] = {}, even_squares[kTile / 2] = {}, odd_squares[kTile / 2] = {};
 

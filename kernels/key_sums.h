@@ -1,6 +1,5 @@
 // Sums the gradients dK and dV of a sampled backward call over all keys of one kv-head. The agent compares
-// the sums with the values that every correct kernel conserves (shadow/conservation.h). No heap, no statics:
-// safe inside a trainer.
+// them with the values that a correct kernel conserves (shadow/conservation.h). No heap, no statics.
 #ifndef FORESHOCK_KERNELS_KEY_SUMS_H_
 #define FORESHOCK_KERNELS_KEY_SUMS_H_
 
@@ -46,8 +45,8 @@ struct ColumnSum {
 };
 
 // Number of sums of a backward call: one for each column of dK and then of dV, over all keys of one batch
-// element and kv-head, then one for dQ of the query heads that share the kv-head. Only `nonfinite` of the
-// last one is set.
+// element and kv-head, then one for dQ of the query heads that share the kv-head. The last has only
+// `nonfinite`.
 constexpr size_t key_sum_count(size_t head_dim, size_t value_dim) { return head_dim + value_dim + 1; }
 
 // Number of NaN and Inf in one head. The format must be floating.

@@ -1,5 +1,4 @@
-// The host's versions of the sums. Each sum is formed in eight chains (kChains), in an order that does not
-// depend on the machine.
+// The host's versions of the sums. Their order of additions does not depend on the machine.
 #include "kernels/sums.h"
 
 #include <algorithm>
@@ -172,8 +171,7 @@ double power(double base, int64_t n) {
   return result;
 }
 
-// Sums f(0) .. f(n - 1) in kChains chains. Only one sum is computed per loop, so that its chains stay in
-// vector registers.
+// Sums f(0) .. f(n - 1) in kChains chains. One sum per loop, so that its chains stay in registers.
 template <class Function>
 double sum(size_t n, const Function& f) {
   double chain[kChains] = {};
@@ -187,8 +185,7 @@ double sum(size_t n, const Function& f) {
   return total;
 }
 
-// Counts the n for which f(n) is true. The count is kept in fp64, which is exact and uses the same
-// instructions as sum().
+// Counts the n for which f(n) is true. In fp64, which is exact and vectorized like sum().
 template <class Function>
 uint64_t count(size_t n, const Function& f) {
   return static_cast<uint64_t>(sum(n, [&f](size_t i) { return f(i) ? 1.0 : 0.0; }));

@@ -1,6 +1,5 @@
 // Sums over tensors in host memory: squares, changes between two states, statistics of an Adam-like
-// optimizer, and a checksum. The formulas are shared with the device (sums_body.h). No heap, no statics: safe
-// inside a trainer.
+// optimizer, and a checksum. Devices use the same formulas (sums_body.h). No heap, no statics.
 #ifndef FORESHOCK_KERNELS_SUMS_H_
 #define FORESHOCK_KERNELS_SUMS_H_
 
@@ -12,16 +11,13 @@
 
 namespace foreshock {
 
-// for_each_joint_block() reads two tensors of the same shape together, in blocks of at most this many fp64
-// values of each.
+// for_each_joint_block() reads two tensors together, in blocks of at most this many fp64 values of each.
 inline constexpr size_t kJointBlock = 256;
 
-// Converts `count` elements of `tensor` exactly: elements `first`, `first` + `stride` and so on. The type
-// must be floating.
+// Converts elements `first`, `first` + `stride` ... of `tensor` exactly. The type must be floating.
 void load_block(const TensorView& tensor, int64_t first, int64_t stride, size_t count, double* to);
 
-// Whether both tensors have the same shape and the same order of elements in memory, without gaps. They can
-// then be read as one row.
+// Whether both tensors have the same shape and order of elements in memory, without gaps: as one long row.
 bool is_jointly_dense(const TensorView& a, const TensorView& b);
 
 inline int64_t element_count(const TensorView& tensor) {
@@ -60,9 +56,8 @@ void for_each_joint_block(const TensorView& a, const TensorView& b, const Visit&
 // count / 8 * 2^-53, far below the rounding of any gradient.
 double sum_of_squares(const void* data, DType type, size_t count);
 
-// Sums, in fp64, of the change d = after - before that one optimizer step made in a dense array, and of the
-// values after it. A value that is not finite makes its sums not finite. The relative error of each sum is at
-// most count / 8 * 2^-53.
+// Sums, in fp64, of the change d = after - before that one optimizer step made in an array, and of the values
+// after it. A value that is not finite makes its sums not finite. Relative error: at most count / 8 * 2^-53.
 struct Update {
   double sum_magnitude = 0, sum_squares = 0, max_magnitude = 0;  // of d
   double sum_squares_after = 0;                                  // of the values

@@ -215,8 +215,7 @@ FORESHOCK_DEVICE void scalars_body(const ScalarsJob& job, Block& block) {
 
 // The body of kChecksum. The sum is modulo 2^64, so every order of additions gives the same bits.
 
-// Returns word number `n`, read in units of Unit. `from` must be aligned to Unit. Bytes past the end count as
-// zero.
+// Returns word number `n`, read in units of Unit. `from` must be aligned to Unit. Bytes past the end are 0.
 template <class Unit, class Block>
 FORESHOCK_DEVICE uint32_t checksum_word(const ChecksumJob& job, uint64_t n, const Block& block) {
   if constexpr (sizeof(Unit) == sizeof(uint32_t)) {

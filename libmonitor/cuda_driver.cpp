@@ -1,3 +1,4 @@
+// Looks up the driver, reads the file with the kernels, and allocates in the ring of device memory.
 #include "libmonitor/cuda_driver.h"
 
 #include <dlfcn.h>
@@ -22,8 +23,7 @@ using GetProcAddress = cuda::Result (*)(const char*, void**, int, uint64_t, int*
 const char* DriverApi::find_all(const char* library, int oldest) {
   // dlopen and dlsym are weak here, see glibc_compat.h.
   if (&dlopen == nullptr || &dlsym == nullptr) return "no_loader";
-  // A trainer with tensors on a device has already loaded the driver, so this only increments its reference
-  // count.
+  // Only increments a reference count: a trainer with tensors on a device has already loaded the driver.
   void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return "no_driver";
   const auto get_version = reinterpret_cast<GetVersion>(dlsym(handle, "cuDriverGetVersion"));
@@ -56,6 +56,13 @@ bool DriverApi::find_kernel(cuda::Module module, const char* name, cuda::Functio
          (func_load == nullptr || func_load(*kernel) == cuda::kSuccess);
 }
 
+bool DriverApi::launch(cuda::Function kernel, const LaunchShape& shape, void* job,
+                       cuda::Stream stream) const {
+  void* parameters[] = {job};
+  return ok(launch_kernel(kernel, shape.blocks, 1, 1, shape.threads, 1, 1, shape.shared_bytes, stream,
+                          parameters, nullptr));
+}
+
 bool DriverApi::is_open() const { return opened_by_.load(std::memory_order_acquire) == getpid(); }
 
 const char* DriverApi::failure() const {
@@ -80,7 +87,7 @@ bool DriverApi::open(const char* library, int oldest) {
 
 namespace {
 
-// Limit of EINTR per read. A trainer with a fast timer could otherwise interrupt every read.
+// Limit of EINTR per file. A trainer with a fast timer could otherwise interrupt every read.
 constexpr int kMostInterruptions = 1000;
 
 bool read_whole(int fd, std::byte* to, size_t bytes) {
@@ -94,6 +101,7 @@ bool read_whole(int fd, std::byte* to, size_t bytes) {
   return true;
 }
 
+// Reads the file into new memory. Returns the reason of a failure, or null.
 const char* read_sealed(int fd, const DeviceCodeSeal& seal, std::span<const std::byte>* code) {
   const off_t bytes_in_file = lseek(fd, 0, SEEK_END);  // lseek, because fstat would require glibc 2.33
   if (bytes_in_file < 0) return "no_file";
@@ -148,12 +156,12 @@ bool StagingRing::find(uint64_t bytes, Place* place) {
   if (count_ > 0) {
     const uint64_t oldest = at(0).begin, newest = at(count_ - 1).end;
     begin = newest;
-    if (newest > oldest) {  // used range is contiguous: free after it and before it
+    if (newest > oldest) {  // the used range does not wrap: free after it and before it
       if (bytes_ - newest < need) {
         begin = 0;
         if (oldest < need) return false;
       }
-    } else if (oldest - newest < need) {
+    } else if (oldest - newest < need) {  // it wraps: free between the newest and the oldest
       return false;
     }
   }

@@ -1,7 +1,7 @@
-// What all work on devices uses: the entry points of the CUDA driver, set-up in a context, the device
-// kernels, and a ring of device memory. The entry points are found by name in libcuda.so.1, after the trainer
-// itself has used a tensor on a device. This header declares the types and numbers of the driver's ABI, so
-// that building needs no part of CUDA; device_driver_abi_test.cpp compares them with cuda.h.
+// What all work on CUDA devices uses: the entry points of the driver, set-up in a context, the file with the
+// device kernels, and a ring of device memory. The entry points are found by name in libcuda.so.1, after the
+// trainer itself has used a tensor on a device. This header declares the types and numbers of the driver's
+// ABI, so that building needs no part of CUDA; device_driver_abi_test.cpp compares them with cuda.h.
 #ifndef FORESHOCK_LIBMONITOR_CUDA_DRIVER_H_
 #define FORESHOCK_LIBMONITOR_CUDA_DRIVER_H_
 
@@ -14,6 +14,7 @@
 
 #include "foreshock/hook.h"
 #include "kernels/device_code.h"
+#include "kernels/device_jobs.h"
 #include "segment/layout.h"
 
 namespace foreshock {
@@ -47,13 +48,15 @@ inline constexpr int kMostDynamicShared = 8;                    // function attr
 inline constexpr uint64_t kLegacyStream = 1;  // flag of cuGetProcAddress: a null stream is the legacy stream
 
 // Driver versions are 1000 * major + 10 * minor, as cuDriverGetVersion returns them. The entry points below
-// are those of 12.0. Machine code needs a driver of at least the major version of its toolkit, with any minor
-// version (NVIDIA's minor version compatibility). PTX needs a driver at least as new as the toolkit. So
-// loading fails on an older driver if only the PTX fits the device.
+// are those of 12.0. The kernels are stored as machine code for some devices and as PTX for newer ones.
+// Machine code needs a driver of at least the major version of its toolkit, with any minor version (NVIDIA's
+// minor version compatibility). PTX needs a driver at least as new as the toolkit. So loading fails on an
+// older driver if only the PTX fits the device.
 inline constexpr int kOldestDriver = 12000;
-// From this version on cuStreamGetCtx may be called for a stream that is being captured. In older drivers the
-// call invalidates the capture.
+// From this version on cuStreamGetCtx may be called for a stream that is being captured. Older drivers
+// invalidate the capture.
 inline constexpr int kContextOfCapture = 12050;
+// The oldest driver that can load machine code of this toolkit version.
 constexpr int oldest_driver_for(int toolkit) {
   const int of_its_major = toolkit / 1000 * 1000;
   return of_its_major > kOldestDriver ? of_its_major : kOldestDriver;
@@ -96,15 +99,15 @@ inline bool ok(cuda::Result result) { return result == cuda::kSuccess; }
     (cuda::Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, cuda::Stream,   \
      void**, void**))
 
-// Entry points that a supported driver may lack. They are then null.
+// Entry points that a supported driver may lack; DriverApi then has a null pointer.
 #define FORESHOCK_OPTIONAL_DRIVER_CALLS(X) X(func_load, cuFuncLoad, 12040, (cuda::Function))
 
-// The entry points of the driver. Never closed, since the trainer owns the driver. Thread-safe.
+// The entry points of the driver. Never closed, since the trainer uses the driver too. Thread-safe.
 class DriverApi {
  public:
   // Returns true once all entry points of a driver of at least version `oldest` have been found. The first
-  // caller opens `library`. Returns false in another thread while the first one opens it. Also returns false
-  // in a child of the process that opened it, where the driver must not be used.
+  // caller opens `library`; meanwhile other threads get false. Also returns false in a child of the process
+  // that opened it, where the driver must not be used.
   bool open(const char* library, int oldest);
 
   // Whether the driver is open in this process. Makes a system call.
@@ -116,12 +119,14 @@ class DriverApi {
   // Returns the driver's version. Valid once the driver is open.
   int version() const { return version_; }
 
-  // Finds a kernel of a module and makes sure that it is loaded. Call this at set-up for every kernel that is
-  // launched within a step. Drivers load lazily unless CUDA_MODULE_LOADING disables it: the first launch of a
-  // function loads it, which locks the context and waits for the device's work. That work may be a collective
-  // that waits for another rank, which may wait for this one. Drivers before 12.4 have no call for loading,
-  // but there finding a function loaded it.
+  // Finds a kernel of a module and loads it. Call this at set-up for every kernel that is launched within a
+  // step. Drivers load lazily unless CUDA_MODULE_LOADING disables it: the first launch of a function loads
+  // it, which locks the context and waits for the device's work. That work may be a collective that waits for
+  // another rank, which may wait for this one. Drivers before 12.4 load it when it is found.
   bool find_kernel(cuda::Module module, const char* name, cuda::Function* kernel) const;
+
+  // Launches a kernel with its one parameter, a job of kernels/device_jobs.h.
+  bool launch(cuda::Function kernel, const LaunchShape& shape, void* job, cuda::Stream stream) const;
 
 #define FORESHOCK_DRIVER_MEMBER(call, symbol, version, parameters) cuda::Result(*call) parameters = nullptr;
   FORESHOCK_DRIVER_CALLS(FORESHOCK_DRIVER_MEMBER)
@@ -146,13 +151,15 @@ class PerContext {
   // does so once or twice. A trainer that alternates between two contexts would need a new set-up each time.
   static constexpr int kMostSetUps = 4;
 
-  bool is_of(uint64_t context_id) const { return is_settled_ && context_id_ == context_id; }
+  // Whether the last set-up, successful or not, was in this context.
+  bool is_of(uint64_t context_id) const { return is_set_up_ && context_id_ == context_id; }
 
   // Returns the FORESHOCK_SKIP_ reason why the object cannot be used, or -1.
   int failed() const { return failed_; }
 
-  // Refuses a context permanently. Used for a context without a handle that is valid outside of a call, such
-  // as a green context, which is current only during a part of the step. A set-up in another context stays.
+  // Refuses a context permanently: objects in it could not be set up between steps. Used for a context
+  // without a handle that is valid outside of a call, such as a green context, which is current only during a
+  // part of the step. A set-up in another context stays.
   void refuse(uint64_t context_id) { refused_ = context_id; }
   // Whether `context_id` is the context that was refused last.
   bool is_refused(uint64_t context_id) const { return refused_ == context_id; }
@@ -164,7 +171,7 @@ class PerContext {
     if (set_ups_ == kMostSetUps) return refuse(context_id);
     ++set_ups_;
     context_id_ = context_id;
-    is_settled_ = true;
+    is_set_up_ = true;
     is_ready_ = false;
     failed_ = FORESHOCK_SKIP_DEVICE;
     failed_ = try_set_up();
@@ -173,8 +180,8 @@ class PerContext {
   // Makes the object permanently unusable in this context.
   int fail() { return failed_ = FORESHOCK_SKIP_DEVICE; }
 
-  // The object's stream writes marker() to a word after the work of set-up. has_written_marker() checks
-  // whether it has been written.
+  // The object's stream writes marker() to a word in host memory after the work of set-up.
+  // has_written_marker() returns whether it has been written.
   uint64_t marker() const { return uint64_t{1} << 63 | context_id_; }
   bool has_written_marker(uint64_t& word) {
     if (!is_ready_) is_ready_ = std::atomic_ref<uint64_t>(word).load(std::memory_order_acquire) == marker();
@@ -185,7 +192,7 @@ class PerContext {
 
  private:
   int failed_ = -1;
-  bool is_settled_ = false;  // failed_ holds the result for context_id_
+  bool is_set_up_ = false;  // failed_ holds the result for context_id_
   bool is_ready_ = false;
   int set_ups_ = 0;
   uint64_t context_id_ = 0;
@@ -219,14 +226,13 @@ inline constexpr const char* kDeviceCodeFile = "libforeshock.fatbin";
 // false if the folder is unknown or the path is too long.
 bool path_beside_library(const char* name, char* path, size_t capacity);
 
-// The device kernels, read from the file that is installed beside the library. The file is read once, after
-// the first tensor on a device was seen; a process without a device does not open it. One caller at a time.
+// The device kernels (kernels/device_code.h), read from the file that is installed beside the library. It is
+// read once, after the first tensor on a device was seen. One caller at a time.
 class Fatbin {
  public:
   // Reads the file into memory if `seal` matches, i.e. if it was built with this library. The check also
   // rejects a truncated or damaged file. The file is not mapped: some installers replace files in place, and
-  // a mapping would then raise SIGBUS in the trainer. The descriptor is closed. After a failure the file is
-  // not read again.
+  // a mapping would then raise SIGBUS in the trainer. After a failure it is not read again.
   void read(const char* path, const DeviceCodeSeal& seal);
 
   bool is_read() const { return code_.data() != nullptr; }
@@ -243,8 +249,8 @@ class Fatbin {
 };
 
 // Allocates memory on a device for slices that are being copied to the segment, in order, and frees it in the
-// same order. After copying a slice, the stream stores a sequence word into the slice's slot. The host reads
-// that word from its own memory to find out that the slice's memory is free. Thread-compatible.
+// same order. After copying a slice, the stream stores a sequence word into the slice's slot, in host memory.
+// By reading that word the host finds out that the slice's memory is free. Thread-compatible.
 class StagingRing {
  public:
   // Limit of slices in the ring. Each slice has at least one slot of the segment.
@@ -258,8 +264,7 @@ class StagingRing {
     uint64_t offset = 0;
     uint32_t number = 0;  // unique among the slices in the ring
   };
-  // Finds a free range of `bytes` bytes. Returns false if there is none now. The range is not allocated
-  // before commit().
+  // Finds a free range of `bytes` bytes. Returns false if there is none now. commit() allocates it.
   bool find(uint64_t bytes, Place* place);
 
   // Allocates the range that find() found last. It is free again once `*sequence` >= `done`.
@@ -272,7 +277,7 @@ class StagingRing {
   struct Taken {
     uint64_t begin, end;  // begin <= end
     const uint64_t* sequence;
-    uint64_t done;
+    uint64_t done;  // free once *sequence >= done
   };
   Taken& at(uint32_t n) { return taken_[(first_ + n) % kMostSlices]; }
   void free_completed();

@@ -1,3 +1,4 @@
+// The sending of slices, and the checks before any work on a device: context, capture, set-up.
 #include "libmonitor/device_sampler.h"
 
 #include <algorithm>
@@ -17,22 +18,22 @@ void CopyTiming::expect(segment::Slot* const* slots, uint64_t ticket, uint32_t p
 
 void CopyTiming::collect() {
   uint32_t kept = 0;
-  bool is_on_its_way = false;
+  bool is_pending = false;  // the slice of the current slot has not arrived
   for (uint32_t n = 0; n < count_; ++n) {
     const Expected& one = expected_[n];
     const auto sequence = segment::word(one.slot->sequence);
     const uint64_t before = sequence.load(std::memory_order_acquire);
-    // The first part becomes visible last.
-    if (one.is_first) is_on_its_way = before < one.sequence;
-    if (is_on_its_way) {
+    // The first slot of a slice is published last.
+    if (one.is_first) is_pending = before < one.sequence;
+    if (is_pending) {
       expected_[kept++] = one;
       continue;
     }
     const uint64_t begin = segment::word(one.slot->device_begin_ns).load(std::memory_order_relaxed);
     const uint64_t end = segment::word(one.slot->device_end_ns).load(std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_acquire);
-    const bool is_its = sequence.load(std::memory_order_relaxed) == one.sequence && begin <= end;
-    if (is_its) last_ns_ = end - begin;
+    const bool is_same_slice = sequence.load(std::memory_order_relaxed) == one.sequence && begin <= end;
+    if (is_same_slice) last_ns_ = end - begin;
     spent_.ns += last_ns_;
     spent_.slices += one.is_first;
   }
@@ -50,7 +51,7 @@ constexpr uint64_t round_up(uint64_t value) {
   return (value + StagingRing::kAlign - 1) / StagingRing::kAlign * StagingRing::kAlign;
 }
 
-// In the ring a part begins with the times of its gather. For a packed batch the sequence follows.
+// In the ring a part (the share of one slot) begins with its times; if packed, GatheredSequence follows.
 constexpr uint64_t kTimes = 64, kSequenceOffset = 64, kTimesAndSequence = 192;
 static_assert(kSequenceOffset + sizeof(GatheredSequence) <= kTimesAndSequence);
 // The ring stores these in place of the slot's header, which must be at least as large.
@@ -75,7 +76,7 @@ void DeviceState::set_up(const DeviceSetting& setting, int32_t index, uint64_t c
   set_up_in(context_id, [&] {
     setting_ = setting;
     index_ = index;
-    scalars_.lose();
+    scalars_.disable();
     return try_set_up();
   });
 }
@@ -84,7 +85,8 @@ cuda::Address DeviceState::progress_on_device() const {
   return progress_ + offsetof(segment::Progress, by_device) + sizeof(uint64_t) * static_cast<size_t>(index_);
 }
 
-// Both regions begin on their own page. Memory that another device has pinned is pinned for this device too.
+// Makes the two regions of the segment accessible to the device. Both begin on their own page. Memory that
+// another device has pinned is pinned for this device too.
 bool DeviceState::pin_segment() {
   const DriverApi& driver = *setting_.driver;
   const auto pin = [&driver](void* begin, uint64_t bytes, cuda::Address* address) {
@@ -108,7 +110,7 @@ int DeviceState::try_set_up() {
 
   cuda::Module module = nullptr;
   if (!ok(driver.module_load_data(&module, setting_.code.data()))) return FORESHOCK_SKIP_DEVICE;
-  scalars_.set_up(driver, module);
+  scalars_.set_up(driver, module);  // before the memory is requested: scalars work without it
 
   size_t free = 0, total = 0;
   if (!ok(driver.mem_get_info(&free, &total))) return FORESHOCK_SKIP_DEVICE;
@@ -138,6 +140,7 @@ int DeviceState::try_set_up() {
 
 bool DeviceState::is_ready() { return has_written_marker(setting_.writer->progress()->by_device[index_]); }
 
+// A part in the ring has at most kAlign bytes before its payloads (before_payloads()).
 uint64_t DeviceState::capacity() const {
   return std::min(setting_.writer->slot_bytes(), ring_.bytes() - StagingRing::kAlign);
 }
@@ -147,16 +150,10 @@ uint32_t DeviceState::most_parts() const {
   return static_cast<uint32_t>(std::clamp<uint64_t>(parts, 1, setting_.writer->slots()));
 }
 
-template <class Job>
-bool DeviceState::launch(cuda::Function kernel, Job* job, cuda::Stream stream) {
-  const LaunchShape shape = launch_of(*job);
-  void* parameters[] = {job};
-  return ok(setting_.driver->launch_kernel(kernel, shape.blocks, 1, 1, shape.threads, 1, 1,
-                                           shape.shared_bytes, stream, parameters, nullptr));
-}
-
+// Launches the gathers of a slice, and makes this object's stream wait for them.
 bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const ClaimedSlice& claimed,
                          cuda::Stream stream) {
+  const DriverApi& driver = *setting_.driver;
   cuda::Address at = memory_ + place_.offset;
   for (uint32_t part = 0; part < claimed.parts; ++part) {
     const segment::Slot& slot = *claimed.slots[part];
@@ -168,21 +165,20 @@ bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const Cl
     if (slot.columns == 1) {
       KeyGatherJob job = key_gather_for_slot(call, slice, slot, to);
       begin(&job.gather);
-      if (!launch(key_gather_, &job, stream)) return false;
+      if (!driver.launch(key_gather_, launch_of(job), &job, stream)) return false;
     } else if (slot.packed == segment::kNotPacked) {
       GatherJob job = gather_for_slot(call, slice, slot, to);
       begin(&job);
-      if (!launch(gather_, &job, stream)) return false;
+      if (!driver.launch(gather_, launch_of(job), &job, stream)) return false;
     } else {
       PackedGatherJob job = packed_gather_for_slot(call, slice, slot, to);
       begin(&job.gather);
       job.gathered = at + kSequenceOffset;
-      if (!launch(packed_gather_, &job, stream)) return false;
+      if (!driver.launch(packed_gather_, launch_of(job), &job, stream)) return false;
     }
     at += bytes_of_part(slot);
   }
-  return ok(setting_.driver->event_record(event_, stream)) &&
-         ok(setting_.driver->stream_wait_event(stream_, event_, 0));
+  return ok(driver.event_record(event_, stream)) && ok(driver.stream_wait_event(stream_, event_, 0));
 }
 
 bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
@@ -200,8 +196,7 @@ bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
     at += bytes_of_part(*slot);
   }
   static_assert(offsetof(segment::Slot, device_end_ns) == offsetof(segment::Slot, device_begin_ns) + 8);
-  // Published in the order of SegmentWriter::publish: when a reader sees the first part, all others are
-  // complete.
+  // In the order of SegmentWriter::publish: when a reader sees the first part, the others are complete.
   for (uint32_t part = claimed.parts; part-- > 0;) {
     const auto offset = reinterpret_cast<char*>(claimed.slots[part]) - setting_.writer->slot_region();
     if (!ok(driver.stream_write_value_64(stream_, slots_ + static_cast<uint64_t>(offset),
@@ -217,7 +212,7 @@ int DeviceState::send(const ValidatedCall& call, const Slice& slice, const Claim
   for (uint32_t part = 0; part < claimed.parts; ++part) bytes += bytes_of_part(*claimed.slots[part]);
   if (!ring_.find(bytes, &place_)) return FORESHOCK_SKIP_RING_FULL;
   if (!gather(call, slice, claimed, stream)) return fail();
-  if (!copy_and_publish(claimed)) fail();
+  if (!copy_and_publish(claimed)) fail();  // part of the work may still be done, so the slots stay claimed
   times_.expect(claimed.slots, claimed.ticket, claimed.parts);
   ring_.commit(&claimed.slots[0]->sequence, 2 * claimed.ticket);
   return -1;
@@ -255,8 +250,8 @@ void DeviceSampler::attach(const segment::SegmentWriter* writer, const char* lib
 
 // -- within a sampled call --
 
-// Returns the primary context if the trainer has created it. Retaining and releasing it leaves its reference
-// count unchanged.
+// Returns the device's primary context if the trainer has created it, else null. Retaining and releasing it
+// leaves its reference count unchanged.
 cuda::Context DeviceSampler::primary_context(cuda::Device device) const {
   cuda::Context context = nullptr;
   unsigned flags = 0;
@@ -268,17 +263,17 @@ cuda::Context DeviceSampler::primary_context(cuda::Device device) const {
   return context;
 }
 
-// Whether cuStreamGetCtx may be called for the stream: `may_be_captured` before the check for a capture, else
-// after it. Drivers before kContextOfCapture must not get the call for a captured stream, and checking for a
-// capture already needs the context (NVIDIA's cuda.core has the same rule).
+// Whether cuStreamGetCtx may be called for the stream before the check for a capture (`may_be_captured`),
+// else after it. In drivers before kContextOfCapture the call would invalidate a capture. There it must
+// follow the check, which needs the context itself (NVIDIA's cuda.core has the same rule).
 bool DeviceSampler::may_query_context(const DeviceStream& stream, bool may_be_captured) const {
   return !is_default_stream(stream.handle) &&
          (driver_.version() >= cuda::kContextOfCapture) == may_be_captured;
 }
 
 // Returns the context of the stream, or null. It need not be the current one, because a hook is called before
-// the framework has switched to the device of the tensors. If the stream cannot be queried yet, this is the
-// context of the device's default stream; claim() checks it later.
+// the framework has switched to the device of the tensors. If the stream cannot be queried yet, returns the
+// context of the device's default stream, which claim() compares with the stream's later.
 cuda::Context DeviceSampler::context_of(const DeviceStream& stream, cuda::Context current) const {
   cuda::Context context = nullptr;
   if (may_query_context(stream, true))
@@ -289,6 +284,7 @@ cuda::Context DeviceSampler::context_of(const DeviceStream& stream, cuda::Contex
   return primary_context(stream.device_index);
 }
 
+// Makes the context of the stream current and claims the device for *turn. Returns -1 or the skip reason.
 int DeviceSampler::enter(const DeviceStream& stream, Purpose purpose, DeviceTurn* turn) {
   if (stream.handle == nullptr || stream.device_index < 0 || driver_.failure() != nullptr)
     return FORESHOCK_SKIP_DEVICE;
@@ -316,8 +312,7 @@ int DeviceSampler::begin_weights(const DeviceStream& stream, DeviceTurn* turn, i
   return check(turn->weights(), kWeights, *turn);
 }
 
-// Returns the index of the device in devices_, adding it if it is new. Returns -1 if all entries are used by
-// other devices.
+// Returns the index of the device in devices_, adding it if it is new; -1: other devices use all entries.
 int DeviceSampler::place_of(int32_t device) {
   for (int32_t place = 0; place < kMostDevices; ++place) {
     int32_t owner = -1;
@@ -339,16 +334,17 @@ int DeviceSampler::request_set_up(int place, Purpose purpose, uint64_t context_i
   return FORESHOCK_SKIP_SET_UP;
 }
 
+// Claims the device for *turn, after the check for a capture. The context must be current.
 int DeviceSampler::claim(const DeviceStream& stream, cuda::Context context, DeviceTurn* turn) {
-  // Must come first: the calls below would invalidate the capture.
+  // Must come first: the calls below would invalidate a capture.
   int capturing = cuda::kNotCapturing;
   const cuda::Result result = driver_.stream_is_capturing(handle_of(stream), &capturing);
   if (result == cuda::kCaptureImplicit || (ok(result) && capturing != cuda::kNotCapturing))
     return FORESHOCK_SKIP_CAPTURE;
   if (!ok(result)) return FORESHOCK_SKIP_DEVICE;
-  cuda::Context its = context;
+  cuda::Context of_stream = context;
   if (may_query_context(stream, false) &&
-      (!ok(driver_.stream_get_ctx(handle_of(stream), &its)) || its != context))
+      (!ok(driver_.stream_get_ctx(handle_of(stream), &of_stream)) || of_stream != context))
     return FORESHOCK_SKIP_DEVICE;
   cuda::Device device = -1;
   unsigned long long id = 0;
@@ -366,13 +362,14 @@ int DeviceSampler::claim(const DeviceStream& stream, cuda::Context context, Devi
   return -1;
 }
 
-// Requests a set-up if the context is a new one, i.e. the device was reset. The objects in the old context
-// are destroyed, and their handles must not be used.
+// Returns -1 if the object was set up in this context. Else requests a set-up: the context is the first one,
+// or a new one because the device was reset. Handles of the old context are invalid.
 int DeviceSampler::check_context(const PerContext& setting, Purpose purpose, const DeviceTurn& turn) {
   if (setting.is_refused(turn.context_id_)) return FORESHOCK_SKIP_DEVICE;
   return setting.is_of(turn.context_id_) ? -1 : request_set_up(turn.place_, purpose, turn.context_id_);
 }
 
+// Returns -1 if the object can be used now, or the skip reason.
 template <class State>
 int DeviceSampler::check(State& state, Purpose purpose, const DeviceTurn& turn) {
   if (const int why = check_context(state, purpose, turn); why >= 0) return why;
@@ -401,7 +398,7 @@ int DeviceSampler::send_gradients(const DeviceStream& stream, const foreshock_gr
                                   size_t count, SentGradients* sent) {
   DeviceTurn turn;
   if (const int why = enter(stream, kGradients, &turn); why >= 0) return why;
-  // Both set-ups are requested at once, because the sums are read back like scalars.
+  // Both checks come first, to request both set-ups at once: the sums are read back like scalars.
   const int not_there = check(turn.gradients(), kGradients, turn);
   if (const int why = check_context(turn.state(), kCalls, turn); why >= 0) return why;
   if (not_there >= 0) return not_there;
@@ -416,8 +413,8 @@ int DeviceSampler::send_gradients(const DeviceStream& stream, const foreshock_gr
 
 // -- between two steps --
 
-// Returns a context of the device whose handle is valid now: the current one of this thread, or the primary
-// one. A handle that an earlier call saw may be stale, and using a stale handle is undefined.
+// Returns a context of the device whose handle is valid now, or null: the current one of this thread, or the
+// primary one. A handle that an earlier call saw may be stale, and using a stale handle is undefined.
 cuda::Context DeviceSampler::find_context(cuda::Device device, uint64_t wanted, cuda::Context current,
                                           uint64_t* id) const {
   const auto is_wanted = [&](cuda::Context context) {
@@ -434,6 +431,7 @@ cuda::Context DeviceSampler::find_context(cuda::Device device, uint64_t wanted, 
   return is_wanted(primary) ? primary : nullptr;
 }
 
+// Sets up one object of a device in the context with the id `wanted`.
 void DeviceSampler::set_up(int place, Purpose purpose, uint64_t wanted) {
   Device& device = devices_[place];
   const cuda::Device index = device.index.load(std::memory_order_relaxed);
@@ -459,7 +457,7 @@ void DeviceSampler::set_up(int place, Purpose purpose, uint64_t wanted) {
 void DeviceSampler::set_up_wanted() {
   if (!has_wanted_.exchange(false, std::memory_order_acquire)) return;
   const DeviceCodeSeal seal = device_code_seal();
-  if (!driver_.open(library_, cuda::oldest_driver_for(seal.toolkit))) return;
+  if (!driver_.open(library_, cuda::oldest_driver_for(seal.toolkit))) return;  // enter() requests it again
   char path[512];
   if (path_beside_library(kDeviceCodeFile, path, sizeof path)) code_.read(path, seal);
   for (int place = 0; place < kMostDevices; ++place) {

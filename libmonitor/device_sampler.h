@@ -1,8 +1,9 @@
-// Samples calls, weights and gradients on devices. Finds their context, checks that their stream is not being
-// captured, and gives one thread at a time access to a device. Nothing here waits for a device or
-// synchronizes with it. A sample that is not possible immediately is skipped with a reason. Work that may
-// wait (opening the driver, reading the kernels, setting up a device) is noted and done at the end of the
-// step.
+// Samples calls, weights and gradients on CUDA devices. DeviceSampler finds the context of a stream, checks
+// that the stream is not being captured into a graph, and gives one thread at a time access to the device.
+// DeviceState copies slices from one device into slots of the segment (the memory shared with the agent).
+// Nothing here waits for a device or synchronizes with it. A sample that is not possible immediately is
+// skipped with a reason. Work that may wait (opening the driver, reading the kernels, setting up a device) is
+// only requested, and done between two steps.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_SAMPLER_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_SAMPLER_H_
 
@@ -19,12 +20,12 @@
 
 namespace foreshock {
 
-// Measures how long gathers took on the trainer's stream. A device writes the times into the slot before the
-// sequence word that publishes the slot. This class remembers the slots until their times can be read. It
-// reads only host memory and never waits. Thread-compatible.
+// Measures how long gathers (the kernels that copy slices) took on the trainer's stream. A device writes
+// their times into the slot before the sequence word that publishes the slot. This class remembers the slots
+// until their times can be read. It reads only host memory and never waits. Thread-compatible.
 class CopyTiming {
  public:
-  // Remembers a slice whose gathers were launched. Its slots have the tickets from `ticket` on.
+  // Remembers a slice whose gathers were launched, in `parts` slots with the tickets from `ticket` on.
   void expect(segment::Slot* const* slots, uint64_t ticket, uint32_t parts);
 
   struct Spent {
@@ -38,12 +39,12 @@ class CopyTiming {
  private:
   struct Expected {
     segment::Slot* slot;
-    uint64_t sequence;
-    bool is_first;
+    uint64_t sequence;  // value of the slot's sequence word when the slice has arrived
+    bool is_first;      // the first slot of its slice
   };
   void collect();
 
-  // A slot is claimed again only after its earlier slice was seen here, so this is enough.
+  // Enough: collect() removes arrived slices, and a slot is claimed again only after its slice has arrived.
   Expected expected_[segment::kMaxSlots] = {};
   uint32_t count_ = 0;
   uint64_t last_ns_ = 0;
@@ -57,17 +58,17 @@ struct DeviceSetting {
   std::span<const std::byte> code;  // kernels/device_code.h
 };
 
-// A slice whose slots are claimed and have a header, but no payload yet.
+// A slice whose slots are claimed and have a header, but no payload yet. Slot n has ticket `ticket` + n.
 struct ClaimedSlice {
   segment::Slot* const* slots;
   uint64_t ticket;
   uint32_t parts;
 };
 
-// The resources of sampling on one device in one context: a ring, a stream, an event, the kernels, and the
-// pinned segment. set_up() must be called between steps, because it may wait for the device. Nothing is
-// freed, because that may wait too and the context may no longer exist. set_up() and the functions after it
-// must be called in their context. Thread-compatible.
+// The resources of sampling on one device in one context: a ring of device memory, a stream, an event, the
+// kernels, and the pinned segment. set_up() must be called between steps, because it may wait for the device.
+// Nothing is freed, because that may wait too and the context may no longer exist. set_up() and the functions
+// after it must be called in their context. Thread-compatible.
 class DeviceState : public PerContext {
  public:
   static constexpr uint64_t kMostRingBytes = uint64_t{64} << 20;
@@ -81,17 +82,17 @@ class DeviceState : public PerContext {
   // Whether the stream has completed the work of set_up(). Nothing is sampled before that.
   bool is_ready();
 
-  // capacity(): largest slot, in bytes, that the ring can hold. most_parts(): most slots of one slice that it
-  // can hold.
+  // The largest slot, in bytes, and the most slots of one slice that the ring can hold.
   uint64_t capacity() const;
   uint32_t most_parts() const;
 
-  // Gathers a slice on `stream`, then copies and publishes it on this object's own stream. Returns -1, or the
-  // reason why the slice will not arrive; then nothing writes to its slots. If sending fails midway, returns
-  // -1 although the slice never arrives, and failed() is set from then on.
+  // Gathers a slice into the ring on `stream` (the trainer's), then copies it to its slots and publishes it
+  // on this object's own stream. Returns -1, or the FORESHOCK_SKIP_ reason why the slice will not arrive;
+  // then nothing writes to its slots. If sending fails midway, returns -1 although the slice never arrives,
+  // and failed() is set from then on.
   int send(const ValidatedCall& call, const Slice& slice, const ClaimedSlice& claimed, cuda::Stream stream);
 
-  // Copies single numbers. Works even if there is no memory for slices.
+  // Copies single numbers. Works even if there is no device memory for slices.
   ScalarReadback& scalars() { return scalars_; }
   const ScalarReadback& scalars() const { return scalars_; }
 
@@ -104,8 +105,6 @@ class DeviceState : public PerContext {
   bool pin_segment();
   bool gather(const ValidatedCall& call, const Slice& slice, const ClaimedSlice& claimed,
               cuda::Stream stream);
-  template <class Job>
-  bool launch(cuda::Function kernel, Job* job, cuda::Stream stream);
   bool copy_and_publish(const ClaimedSlice& claimed);
   cuda::Address progress_on_device() const;
 
@@ -115,9 +114,9 @@ class DeviceState : public PerContext {
   cuda::Stream stream_ = nullptr;
   cuda::Event event_ = nullptr;
   cuda::Address slots_ = 0, progress_ = 0;  // device addresses of the segment's regions
-  cuda::Address clocks_ = 0, memory_ = 0;   // in device memory
+  cuda::Address clocks_ = 0, memory_ = 0;   // in device memory: a GatherClock per slice, then the ring
   StagingRing ring_;
-  StagingRing::Place place_;
+  StagingRing::Place place_;  // of the slice being sent
   CopyTiming times_;
   ScalarReadback scalars_;
 };
@@ -138,7 +137,7 @@ struct DeviceStream {
 class DeviceSampler {
  public:
   // Starts with a new segment. Drops all set-ups, since they belong to another process or another segment.
-  // Does not open the driver.
+  // Does not open the driver `library`.
   void attach(const segment::SegmentWriter* writer, const char* library = "libcuda.so.1");
 
   // Gives *turn access to the device of this call and returns -1, or returns the FORESHOCK_SKIP_ reason.
@@ -146,7 +145,7 @@ class DeviceSampler {
   // Does the same as begin() for weights on a device. Sets *place to the index of the device in this object.
   int begin_weights(const DeviceStream& stream, DeviceTurn* turn, int* place);
 
-  // Calls visit(staging) for the device at `place`. Returns false if another thread uses the device.
+  // Calls visit(WeightStaging&) for the device at `place`. Returns false if another thread uses the device.
   template <class Visit>
   bool visit_weights(int place, const Visit& visit) {
     TryLock lock(devices_[place].busy);
@@ -154,23 +153,21 @@ class DeviceSampler {
     return static_cast<bool>(lock);
   }
 
-  // Launches a kernel on the trainer's stream that copies numbers to the host (device_scalars.h). Sets the
-  // numbers for find_scalar() and returns -1, or returns the FORESHOCK_SKIP_ reason.
+  // Launches a kernel on the trainer's stream that copies `count` values to the host (device_scalars.h). Sets
+  // the numbers under which find_scalar() finds them and returns -1, or returns the FORESHOCK_SKIP_ reason.
   int send_scalars(const DeviceStream& at, const foreshock_tensor* values, size_t count, uint64_t* numbers);
   bool find_scalar(uint64_t number, double* value) const;
-  // Does the same as send_scalars() for the squares of gradients. Kernels on that stream sum the squares
-  // first.
+  // Does the same for the sums of squares of gradients, which kernels on that stream compute first.
   int send_gradients(const DeviceStream& at, const foreshock_gradient* gradients, size_t count,
                      SentGradients* sent);
 
   // Whether a call has used a device that is not set up.
   bool has_wanted() const { return has_wanted_.load(std::memory_order_relaxed); }
 
-  // Sets up the devices that were used without a set-up. Called by a thread of the trainer between two steps.
+  // Sets up the devices that were used without a set-up. Must be called between two steps.
   void set_up_wanted();
 
-  // Returns the time that gathers took on the trainer's streams, for gathers that have ended since the last
-  // call.
+  // Returns the time on the trainer's streams of gathers that have ended since the last call.
   CopyTiming::Spent take_spent();
 
   const DriverApi& driver() const { return driver_; }
@@ -181,17 +178,17 @@ class DeviceSampler {
   enum Purpose { kCalls, kWeights, kGradients, kPurposes };
   struct Device {
     std::atomic<int32_t> index{-1};  // the driver's index of the device; -1: unused
-    // Contexts that were used without a set-up.
+    // By purpose: the context in which a set-up is requested, by id, or kNothing, or kAnyContext.
     std::atomic<uint64_t> wanted[kPurposes] = {kNothing, kNothing, kNothing};
     std::atomic_flag busy;
     DeviceState state;
     WeightStaging weights;
     GradientReadback gradients;
   };
-  // The last bits of a scalar's number are the index of its device.
+  // A number for find_scalar(): the number in its device's ScalarReadback * kPlaces + index of the device.
   static constexpr uint64_t kPlaces = 8;
   static_assert(kMostDevices < kPlaces);
-  static constexpr uint64_t kNothing = ~uint64_t{0}, kAnyContext = ~uint64_t{1};
+  static constexpr uint64_t kNothing = ~uint64_t{0}, kAnyContext = ~uint64_t{1};  // no ids of contexts
 
   int enter(const DeviceStream& stream, Purpose purpose, DeviceTurn* turn);
   bool may_query_context(const DeviceStream& stream, bool may_be_captured) const;

@@ -1,3 +1,4 @@
+// Sends single numbers and sums of gradients to the host, and estimates the cost of the sums.
 #include "libmonitor/device_scalars.h"
 
 #include <sys/mman.h>
@@ -47,20 +48,11 @@ void ScalarReadback::set_up(const DriverApi& driver, cuda::Module module) {
   is_usable_ = ok(pinned) && ok(driver.mem_host_get_device_pointer(&address_, cells_, 0));
 }
 
-// A cell is reused only after the kernel of its earlier number has ended. Otherwise two kernels could mix
-// their values.
+// A cell is reused only after its earlier number has arrived: two kernels could mix their values.
 bool ScalarReadback::is_free(uint64_t number) const {
-  const uint64_t before = number - kScalarCells;
-  if (number < first_ + kScalarCells) return true;
+  if (number < first_ + kScalarCells) return true;  // the first number in its cell
   const std::atomic_ref<uint64_t> word(cells_[cell_of(number)].number);
-  return word.load(std::memory_order_relaxed) == before;
-}
-
-bool ScalarReadback::launch(ScalarsJob* job, cuda::Stream stream) {
-  const LaunchShape shape = launch_of(*job);
-  void* parameters[] = {job};
-  return ok(driver_->launch_kernel(kernel_, shape.blocks, 1, 1, shape.threads, 1, 1, shape.shared_bytes,
-                                   stream, parameters, nullptr));
+  return word.load(std::memory_order_relaxed) == number - kScalarCells;
 }
 
 bool ScalarReadback::has_room(size_t count) const {
@@ -70,6 +62,7 @@ bool ScalarReadback::has_room(size_t count) const {
   return true;
 }
 
+// Launches as many kernels as needed: a job has at most kMostScalars values, all with the same dtype.
 template <class Sources>
 uint64_t ScalarReadback::send_all(size_t count, cuda::Stream stream, const Sources& source) {
   if (count == 0 || !has_room(count)) return 0;
@@ -82,8 +75,8 @@ uint64_t ScalarReadback::send_all(size_t count, cuda::Stream stream, const Sourc
     job.dtype = source(begin).dtype;
     for (; begin < count && job.count < kMostScalars && source(begin).dtype == job.dtype; ++begin)
       job.from[job.count++] = source(begin).from;
-    if (launch(&job, stream)) continue;
-    lose();  // after a failed launch the context is lost, or later launches fail too
+    if (driver_->launch(kernel_, launch_of(job), &job, stream)) continue;
+    disable();  // after a failed launch the context is lost, or later launches fail too
     return 0;
   }
   return first;
@@ -108,7 +101,7 @@ uint64_t ScalarReadback::send(std::span<const ScalarRow> rows, cuda::Stream stre
 }
 
 // A cell gets a later number only after its earlier number has arrived, so `>=` is sufficient.
-bool ScalarReadback::has_come(uint64_t number) const {
+bool ScalarReadback::has_arrived(uint64_t number) const {
   return cells_ != nullptr &&
          std::atomic_ref<uint64_t>(cells_[cell_of(number)].number).load(std::memory_order_acquire) >= number;
 }
@@ -127,7 +120,7 @@ bool ScalarReadback::find(uint64_t number, double* value) const {
 
 namespace {
 
-// Placed at the begin of the memory. Zero before the first kernel.
+// The begin of GradientReadback's memory, zero before the first kernel. Sums of tensors and chunks follow.
 struct Head {
   GatherClock clock;
   uint32_t arrived, reserved;
@@ -183,16 +176,10 @@ int GradientReadback::try_set_up(std::span<const std::byte> code) {
   return ok(driver.mem_alloc(&memory_, kSumsBytes)) ? -1 : FORESHOCK_SKIP_DEVICE_MEMORY;
 }
 
-bool GradientReadback::launch(cuda::Function kernel, const LaunchShape& shape, void* job,
-                              cuda::Stream stream) {
-  void* parameters[] = {job};
-  return ok(driver_->launch_kernel(kernel, shape.blocks, 1, 1, shape.threads, 1, 1, shape.shared_bytes,
-                                   stream, parameters, nullptr));
-}
-
-bool GradientReadback::look_at_clock(cuda::Address times, cuda::Stream stream) {
+// Stores the device's time at `times` (begin) and the word after it (end).
+bool GradientReadback::store_time(cuda::Address times, cuda::Stream stream) {
   GatherJob job = foreshock::look_at_clock(times, memory_ + offsetof(Head, clock));
-  return launch(clock_, launch_of(job), &job, stream);
+  return driver_->launch(clock_, launch_of(job), &job, stream);
 }
 
 // Launches as many kernels as needed, with as many tensors and chunks per kernel as a job holds. The kernels
@@ -204,10 +191,10 @@ bool GradientReadback::sum_all(const foreshock_gradient* gradients, size_t count
   job.arrived = memory_ + offsetof(Head, arrived);
   const auto sum = [&] {
     if (job.tensors == 0) return true;
-    const bool is_given = launch(sums_, launch_of(job, limits_), &job, stream);
+    const bool is_launched = driver_->launch(sums_, launch_of(job, limits_), &job, stream);
     job.results += job.tensors * sizeof(GradientSums);
     job.chunks = job.tensors = 0;
-    return is_given;
+    return is_launched;
   };
   for (size_t n = 0; n < count; ++n) {
     const foreshock_gradient& gradient = gradients[n];
@@ -231,13 +218,12 @@ int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cu
     if (sum_chunks(elements_of(gradient)) > kMostChunks) return FORESHOCK_SKIP_TOO_LARGE;
   }
   if (tensors > kMostTensors) return FORESHOCK_SKIP_TOO_LARGE;
-  // If the stream has changed, the new kernels are not ordered after the earlier ones, which use the same
-  // memory.
-  const bool is_in_use = last_ != 0 && stream != last_stream_ && !scalars->has_come(last_);
+  // On another stream the new kernels are not ordered after the earlier ones, which use the same memory.
+  const bool is_in_use = last_ != 0 && stream != last_stream_ && !scalars->has_arrived(last_);
   if (is_in_use || !scalars->has_room(tensors + kTimes)) return FORESHOCK_SKIP_RING_FULL;
   if (!ok(driver_->memset_d8_async(memory_, 0, kHeadBytes, stream)) ||
-      !look_at_clock(memory_ + offsetof(Head, first), stream) || !sum_all(gradients, count, stream) ||
-      !look_at_clock(memory_ + offsetof(Head, last), stream))
+      !store_time(memory_ + offsetof(Head, first), stream) || !sum_all(gradients, count, stream) ||
+      !store_time(memory_ + offsetof(Head, last), stream))
     return fail();
   constexpr auto kWord = static_cast<uint32_t>(DType::kFp64);
   const ScalarRow rows[] = {{memory_ + offsetof(Head, first), kWord, 1},
@@ -264,7 +250,7 @@ uint64_t GradientCost::due_ns() const {
   return static_cast<uint64_t>(std::max(expected + owed_ns_, 0.0));
 }
 
-uint64_t GradientCost::ask(uint64_t bytes, uint64_t kernels) {
+uint64_t GradientCost::charge_for(uint64_t bytes, uint64_t kernels) {
   bytes_ = bytes;
   kernels_ = kernels;
   return due_ns();
@@ -284,8 +270,7 @@ uint64_t GradientCost::take_owed() {
   return owed;
 }
 
-// The time between the two clock readings is compared with the estimate for the bytes. The other kernels are
-// charged a fixed time each.
+// Compares the time between the clock readings with the estimate for the bytes.
 void GradientCost::measured(const Sent& one, uint64_t begin_ns, uint64_t end_ns) {
   if (end_ns < begin_ns) return;
   const auto ns = static_cast<double>(end_ns - begin_ns);

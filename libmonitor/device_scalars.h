@@ -1,7 +1,7 @@
-// Copies numbers of the trainer from a device to the host without waiting. A kernel of one block is launched
-// on the trainer's stream, after the work that computes the numbers. For each number it stores the value into
-// a cell in host memory, then the number that identifies the value. The host reads only its own memory; a
-// value that never arrives is never found.
+// Copies single numbers of the trainer (losses, norms) from a device to the host without waiting. A kernel of
+// one block is launched on the trainer's stream, after the work that computes the numbers. For each number it
+// stores the value into a cell in host memory, then the number that identifies the value. The host reads only
+// its own memory; a value that never arrives is never found.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 
@@ -21,34 +21,31 @@ bool is_scalar_on_device(const foreshock_tensor& tensor);
 // Consecutive numbers in device memory.
 struct ScalarRow {
   cuda::Address at;
-  uint32_t dtype;  // as in ScalarsJob
+  uint32_t dtype;  // a floating DType, or kSquaresOfSums: GradientSums, of which the squares are sent
   size_t count;
 };
 
-// Sends numbers from one device and finds them on the host. Thread-compatible; find() may be called by any
-// thread.
+// Sends numbers from one device and finds them on the host. Thread-compatible; find(): any thread.
 class ScalarReadback {
  public:
   // Sets up in the current context, in which `module` was loaded. Maps memory, so it must be called between
   // steps. Numbers that were sent in an earlier context never arrive.
   void set_up(const DriverApi& driver, cuda::Module module);
-  void lose() { is_usable_ = false; }
+  void disable() { is_usable_ = false; }
   bool is_usable() const { return is_usable_; }
 
-  // Launches a kernel for these values on `stream`, which must not be capturing. All values must be on the
-  // device of the current context. Returns the number of the first value (the others follow), or 0 if no
-  // value will arrive.
+  // Launches a kernel for these values on `stream`, which must not be capturing. All must be on the device of
+  // the current context. Returns the number of the first value (the others follow); 0: none will arrive.
   uint64_t send(const foreshock_tensor* values, size_t count, cuda::Stream stream);
   uint64_t send(std::span<const ScalarRow> rows, cuda::Stream stream);
 
   // Whether `count` more values can be sent now.
   bool has_room(size_t count) const;
 
-  // Reads the value with this number. Returns false if it has not arrived, or if its cell was reused for a
-  // later number. Any thread.
+  // Reads the value with this number. Returns false if it has not arrived or its cell was reused. Any thread.
   bool find(uint64_t number, double* value) const;
   // Whether the value has arrived, even if its cell was reused since.
-  bool has_come(uint64_t number) const;
+  bool has_arrived(uint64_t number) const;
 
  private:
   struct Source {
@@ -58,20 +55,19 @@ class ScalarReadback {
   template <class Sources>
   uint64_t send_all(size_t count, cuda::Stream stream, const Sources& source);
   bool is_free(uint64_t number) const;
-  bool launch(ScalarsJob* job, cuda::Stream stream);
 
   const DriverApi* driver_ = nullptr;
   ScalarCell* cells_ = nullptr;
   cuda::Address address_ = 0;  // device address of the cells
   cuda::Function kernel_ = nullptr;
   bool is_usable_ = false;
-  uint64_t next_ = 1;
-  uint64_t first_ = 1;  // first number of the present context
+  uint64_t next_ = 1;   // number of the next value to be sent
+  uint64_t first_ = 1;  // first number sent in the present context
 };
 
-// Identifies the values that belong to a step's gradients in ScalarReadback.
+// Numbers under which ScalarReadback finds the values of a step's gradients.
 struct SentGradients {
-  // Device times in ns, stored as the bits of a double: begin of the first kernel and end of the last one.
+  // Numbers of two times, in ns as the bits of a double: begin of the first kernel, end of the last one.
   uint64_t begin, end;
   uint64_t first, stride;  // number of the first gradient's squares, and distance to the next one
 };
@@ -96,40 +92,39 @@ class GradientReadback : public PerContext {
   static bool is_ready() { return true; }
 
   // Sums the squares of all gradients that have values, and sends the sums with `scalars`.
-  // is_gradient_on_device() must be true for these gradients. Returns -1, or the FORESHOCK_SKIP_ reason why
-  // no sum will arrive.
+  // is_gradient_on_device() must be true for these gradients. Returns -1, or the FORESHOCK_SKIP_ reason.
   int send(const foreshock_gradient* gradients, size_t count, cuda::Stream stream, ScalarReadback* scalars,
            SentGradients* sent);
 
  private:
   int try_set_up(std::span<const std::byte> code);
   bool sum_all(const foreshock_gradient* gradients, size_t count, cuda::Stream stream);
-  bool look_at_clock(cuda::Address times, cuda::Stream stream);
-  bool launch(cuda::Function kernel, const LaunchShape& shape, void* job, cuda::Stream stream);
+  bool store_time(cuda::Address times, cuda::Stream stream);
 
   const DriverApi* driver_ = nullptr;
   DeviceLimits limits_ = {};
-  cuda::Function sums_ = nullptr, clock_ = nullptr;
+  cuda::Function sums_ = nullptr, clock_ = nullptr;  // clock_: a gather of nothing, which stores its times
   cuda::Address memory_ = 0;
   cuda::Stream last_stream_ = nullptr;
-  uint64_t last_ = 0;  // the last number sent; 0: none yet
+  uint64_t last_ = 0;  // the last number sent in last_stream_; 0: none yet
 };
 
-// Estimates the time that reading a step's gradients takes on the trainer's stream. The estimate is charged
-// before the gradients are read. When the device's times have arrived, a shortfall is charged and an excess
-// is deducted from later charges. Pure arithmetic, fixed state. Thread-compatible.
+// Estimates the time that summing a step's gradients takes on the trainer's stream. The estimate is charged
+// to the monitor's budget before the kernels run. When the device's times have arrived, a shortfall is
+// charged and an excess is deducted from later charges. Pure arithmetic, fixed state. Thread-compatible.
 class GradientCost {
  public:
-  // Returns the charge, in ns, for reading `bytes` bytes and launching `kernels` further kernels.
-  uint64_t ask(uint64_t bytes, uint64_t kernels);
-  // Returns the charge for a repetition of the last ask(), in seconds.
+  // Returns the charge, in ns, for reading `bytes` bytes and launching `kernels` further kernels (those
+  // outside of the two device times).
+  uint64_t charge_for(uint64_t bytes, uint64_t kernels);
+  // Returns the charge for a repetition of the last charge_for(), in seconds.
   double seconds() const { return static_cast<double>(due_ns()) * 1e-9; }
 
-  // Records that the kernels were launched. Returns the charge in ns.
+  // Records that the kernels of the last charge_for() were launched. Returns the charge in ns.
   uint64_t sent(const SentGradients& at);
 
   // Reads times that have arrived, with find(number, &value). take_owed() then returns the shortfall in ns.
-  void look(const auto& find) {
+  void collect_times(const auto& find) {
     if (next_ == 0) return;
     for (Sent& one : sent_) {
       double begin = 0, end = 0;
@@ -147,15 +142,13 @@ class GradientCost {
     uint64_t bytes;      // 0: already measured
     double expected_ns;  // estimate for `bytes`, without the further kernels
   };
-  uint64_t due_ns() const;
+  uint64_t due_ns() const;  // the estimate for bytes_ and kernels_, corrected by owed_ns_
   void measured(const Sent& one, uint64_t begin_ns, uint64_t end_ns);
 
-  // Device memory of training GPUs reads at least 200 bytes per ns. An empty kernel takes 2 to 3 us from
-  // launch to launch.
+  // Training GPUs read at least 200 bytes per ns. An empty kernel takes 2 to 3 us from launch to launch.
   static constexpr double kFirstNsPerByte = 1.0 / 200;
   static constexpr double kKernelNs = 4000;
-  // Number of steps whose times can be pending. If kMost later steps were sent first, the times of a step are
-  // ignored.
+  // Most steps whose times can be pending; the times of older steps are ignored.
   static constexpr uint32_t kMost = 8;
 
   double ns_per_byte_ = kFirstNsPerByte;

@@ -1,13 +1,11 @@
-// Interposes the functions of the CUDA runtime that record and launch CUDA graphs. PyTorch (torch.cuda.graph,
-// mode="reduce-overhead", Megatron) calls them through the dynamic linker. Attention in a launched graph
-// calls no hook, so the calls counted during recording are multiplied by the launches (coverage.h). Each
-// function calls only its own counterpart in the runtime, and no other function of the runtime.
+// Interposes the functions of the CUDA runtime that record and launch CUDA graphs: PyTorch's call of
+// cudaGraphLaunch() reaches the function of that name here, which calls only the runtime's own. Attention in
+// a launched graph calls no hook, so CudaGraphCounter (coverage.h) multiplies the calls that were counted
+// during recording by the launches. The names are exported under the symbol versions of the runtime, and not
+// as default versions: only programs that are linked with the runtime resolve them, and a program that looks
+// up the names to test for CUDA does not find them.
 //
-// The names are exported under the symbol versions of the runtime, and not as default versions. So only
-// programs that are linked with the runtime resolve them, and a program that looks up the names to test for
-// CUDA does not find them.
-//
-// The end of the file finds CUPTI for the kernel counter (KernelCounter in coverage.h).
+// The end of the file finds CUPTI (NVIDIA's profiling library) for KernelCounter (coverage.h).
 #include <dlfcn.h>
 #include <pthread.h>
 
@@ -25,13 +23,14 @@
 namespace foreshock {
 namespace {
 
-// The longest of these functions takes six arguments, each in one integer register.
+// The longest of these functions takes six arguments, each in one integer register. All are forwarded as
+// words of unknown type (Word is uint64_t).
 #define FORESHOCK_SIX Word a, Word b, Word c, Word d, Word e, Word f
 using Function = int (*)(FORESHOCK_SIX);
 
 // X(kind, name, stream) for every interposed function. `stream`: the default stream that the handle 0 stands
 // for in this function. Programs that are compiled with --default-stream per-thread call the names with
-// _ptsz.
+// _ptsz. For a function without a stream it has no meaning.
 #define FORESHOCK_RUNTIME_FUNCTIONS(X)                                    \
   X(kBeginCapture, cudaStreamBeginCapture, kLegacy)                       \
   X(kBeginCapture, cudaStreamBeginCapture_ptsz, kPerThread)               \
@@ -62,14 +61,14 @@ enum Kind {
   kDestroyExecutable
 };
 enum DefaultStream { kLegacy, kPerThread };
-struct Followed {
+struct Interposed {
   Kind kind;
   const char* name;
   DefaultStream default_stream;
 };
-#define FORESHOCK_FOLLOWED(kind, name, stream) {kind, #name, stream},
-constexpr Followed kFollowed[] = {FORESHOCK_RUNTIME_FUNCTIONS(FORESHOCK_FOLLOWED)};
-constexpr int kFunctions = sizeof kFollowed / sizeof *kFollowed;
+#define FORESHOCK_INTERPOSED(kind, name, stream) {kind, #name, stream},
+constexpr Interposed kInterposed[] = {FORESHOCK_RUNTIME_FUNCTIONS(FORESHOCK_INTERPOSED)};
+constexpr int kFunctions = sizeof kInterposed / sizeof *kInterposed;
 #define FORESHOCK_NUMBER(kind, name, stream) kNumberOf_##name,
 enum Number { FORESHOCK_RUNTIME_FUNCTIONS(FORESHOCK_NUMBER) };
 
@@ -83,25 +82,26 @@ constexpr Word kStreamPerThread = 2;  // cudaStreamPerThread
 std::atomic<void*> g_real[kRuntimes][kFunctions];
 std::atomic<int> g_is_monitored{-1};  // -1: not determined yet
 
-// Returns the function that the caller would get without libforeshock.so. `ours`: our own definition, which
-// is never returned.
+// Returns the function that the caller would get without libforeshock.so, or null. `ours`: our own
+// definition, which is never returned.
 Function real_function(Runtime runtime, Number number, const void* ours) {
   void* found = g_real[runtime][number].load(std::memory_order_acquire);
   if (found == nullptr) {
-    // Some packages contain the runtime under a longer file name (libcudart-d0da41ae.so.11.0), so the symbol
-    // version identifies it.
-    found = find_behind("libcudart", kFollowed[number].name, kVersions[runtime], ours);
+    // Some packages have a longer file name (libcudart-d0da41ae.so.11.0); the symbol version identifies it.
+    found = find_behind("libcudart", kInterposed[number].name, kVersions[runtime], ours);
     g_real[runtime][number].store(found, std::memory_order_release);
   }
   return reinterpret_cast<Function>(found);
 }
 
+// Whether to count calls in this process: its environment requests it, and the monitor is not off.
 bool is_monitored() {
   int known = g_is_monitored.load(std::memory_order_relaxed);
   if (known < 0) g_is_monitored.store(known = is_monitored_process() ? 1 : 0, std::memory_order_relaxed);
   return known != 0 && !g_process.is_off();
 }
 
+// Stores the counts in the segment (the shared memory that the agent reads), if this process has one.
 void publish() {
   if ((g_process.hot() & kHotArmed) != 0) g_monitor.graphs().store(g_process.writer().coverage());
 }
@@ -109,14 +109,16 @@ void publish() {
 // Returns the handle that a function has stored at `place`.
 uintptr_t handle_at(Word place) { return place != 0 ? *reinterpret_cast<const uintptr_t*>(place) : 0; }
 
-// The per-thread default streams of all threads have the same handle, so the thread's id is used instead.
-uintptr_t stream_of(const Followed& called, Word handle) {
+// Returns a number that identifies the stream. The per-thread default streams of all threads have the same
+// handle, so the thread's id is used instead.
+uintptr_t stream_of(const Interposed& called, Word handle) {
   const bool is_of_thread =
       handle == kStreamPerThread || (handle == 0 && called.default_stream == kPerThread);
   return is_of_thread ? static_cast<uintptr_t>(pthread_self()) : handle;
 }
 
-void note(const Followed& called, int error, Word a, Word b) {
+// Counts a call that has returned `error`; a and b are its first arguments.
+void note(const Interposed& called, int error, Word a, Word b) {
   CudaGraphCounter& graphs = g_monitor.graphs();
   const bool succeeded = error == 0;
   PassCalls so_far;
@@ -144,38 +146,39 @@ void note(const Followed& called, int error, Word a, Word b) {
     case kLaunch:  // (executable, stream)
       if (succeeded) graphs.launch(a);
       return publish();
-    case kDestroyGraph:  // both are handled by note_destruction()
+    case kDestroyGraph:
     case kDestroyExecutable:
-      return;
+      return;  // see note_destruction()
   }
 }
 
-// Called before the real function, because afterwards another thread may get the same handle.
+// Must be called before the real function: afterwards another thread may get the same handle.
 void note_destruction(Kind kind, Word handle) {
   if (kind == kDestroyGraph) g_monitor.graphs().destroy_graph(handle);
   if (kind == kDestroyExecutable) g_monitor.graphs().destroy_executable(handle);
 }
 
-int pass_on(Runtime runtime, Number number, const void* ours, FORESHOCK_SIX) {
+int forward_call(Runtime runtime, Number number, const void* ours, FORESHOCK_SIX) {
   const Function real = real_function(runtime, number, ours);
   if (real == nullptr) return kSymbolNotFound;
   if (!is_monitored()) return real(a, b, c, d, e, f);
-  note_destruction(kFollowed[number].kind, a);
+  note_destruction(kInterposed[number].kind, a);
   const int error = real(a, b, c, d, e, f);
-  note(kFollowed[number], error, a, b);
+  note(kInterposed[number], error, a, b);
   return error;
 }
 
 }  // namespace
 }  // namespace foreshock
 
-// Defines a function under an internal name, and exports it under the runtime's name and version.
+// Defines a function under an internal name, and exports it under the runtime's name and version. Each
+// function exists once for each major version of the runtime.
 #define FORESHOCK_RUNTIME_FUNCTION(runtime, version, name)                                                  \
   extern "C" FORESHOCK_EXPORT int runtime##_##name(foreshock::Word a, foreshock::Word b, foreshock::Word c, \
                                                    foreshock::Word d, foreshock::Word e,                    \
                                                    foreshock::Word f) {                                     \
-    return foreshock::pass_on(foreshock::runtime, foreshock::kNumberOf_##name,                              \
-                              reinterpret_cast<const void*>(&runtime##_##name), a, b, c, d, e, f);          \
+    return foreshock::forward_call(foreshock::runtime, foreshock::kNumberOf_##name,                         \
+                                   reinterpret_cast<const void*>(&runtime##_##name), a, b, c, d, e, f);     \
   }                                                                                                         \
   __asm__(".symver " #runtime "_" #name "," #name "@" version);
 
@@ -187,23 +190,23 @@ FORESHOCK_RUNTIME_FUNCTIONS(FORESHOCK_OF_CUDA_11)
 FORESHOCK_RUNTIME_FUNCTIONS(FORESHOCK_OF_CUDA_12)
 FORESHOCK_RUNTIME_FUNCTIONS(FORESHOCK_OF_CUDA_13)
 
-// Uses CUPTI if this process has already loaded it, as PyTorch with CUDA does. Never loads it.
-
 namespace foreshock {
 namespace {
 
+// -- CUPTI: used if this process has already loaded it, as PyTorch with CUDA does; never loaded here --
+
 using ProfilerQuery = bool (*)();
 
-// torch::profiler::impl::profilerEnabled(), which covers the calling thread only, and
+// Functions of torch: torch::profiler::impl::profilerEnabled(), which covers the calling thread only, and
 // torch::autograd::profiler::isProfilerEnabledInMainThread().
 constexpr const char* kProfilerQueries[] = {
     "_ZN5torch8profiler4impl15profilerEnabledEv",
     "_ZN5torch8autograd8profiler29isProfilerEnabledInMainThreadEv",
 };
 
-// Whether torch's profiler runs, or a daemon may start it at any time. CUPTI accepts one subscriber, and the
-// profiler needs it, so nothing is counted while the profiler runs. If torch is not loaded, no profiler runs.
-// If torch does not export these functions, the profiler is assumed to run.
+// Whether torch's profiler runs, or a daemon (KINETO_USE_DAEMON) may start it at any time. CUPTI accepts one
+// subscriber, and the profiler needs it, so nothing is counted while the profiler runs. Without torch there
+// is no profiler. If torch does not export these functions, the profiler is assumed to run.
 bool profiler_runs() {
   const char* daemon = SafeEnvironment().find("KINETO_USE_DAEMON");
   if (daemon != nullptr && *daemon != '\0' && std::strcmp(daemon, "0") != 0) return true;
@@ -225,6 +228,7 @@ bool find(const char* name, T* function) {
   return *function != nullptr;
 }
 
+// Returns false unless all functions but the optional subscribe_v2 are found.
 bool find_cupti(cupti::Library* found) {
   *found = {};
   found->profiler_runs = profiler_runs;

@@ -1,13 +1,12 @@
-// Interposes the functions of torch's C shim. AOTInductor packages and Inductor's cpp_wrapper call attention
-// through them and bypass the dispatcher. They find them through their PLT, so a library that is preloaded or
-// linked before torch is found first.
+// Interposes the attention functions of torch's C shim. Compiled models (AOTInductor packages, Inductor's
+// cpp_wrapper) call them and bypass torch's dispatcher, where the adapter hooks attention otherwise. The
+// dynamic linker finds the functions here first if libforeshock.so is preloaded or linked before torch.
 //
-// The shim is meant to be stable, but an untested torch must keep working too. So no function here has its
-// own signature: all words that the caller put into registers and onto the stack are forwarded unchanged.
-// Words are read as arguments only if there is an adapter for exactly this torch, and only for the two CPU
-// functions (tests/abi compares them with torch's headers).
-//
-// If torch or the real function is missing, these functions return the shim's error and do nothing else.
+// An untested torch must keep working too. So no function here has its own signature: all words that the
+// caller put into registers and onto the stack are forwarded unchanged (FORESHOCK_PARAMETERS in base.h). They
+// are read as arguments only if there is an adapter for exactly this torch, and only for the two CPU
+// functions (tests/abi compares them with torch's headers). If torch or the real function is missing, these
+// functions return the shim's error and do nothing else.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -23,7 +22,7 @@ namespace {
 
 constexpr int32_t kSuccess = 0, kFailure = 1;
 
-// More words than the longest function has.
+// Stack words to forward: more than the longest function has.
 #define FORESHOCK_STACK(X)                                                                              \
   X(s0), X(s1), X(s2), X(s3), X(s4), X(s5), X(s6), X(s7), X(s8), X(s9), X(s10), X(s11), X(s12), X(s13), \
       X(s14), X(s15), X(s16), X(s17), X(s18), X(s19), X(s20), X(s21), X(s22), X(s23)
@@ -34,7 +33,7 @@ using Function = int32_t (*)(FORESHOCK_PARAMETERS);
 struct Shim {
   const char* function;
   uint32_t pass;
-  std::atomic<void*> real;
+  std::atomic<void*> real;  // torch's function; null until its first call
 };
 
 #define FORESHOCK_SHIM_ROW(number, function, operation, pass) {#function, pass, nullptr},
@@ -45,8 +44,8 @@ constinit Shim g_shims[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM_R
 std::atomic<int (*)(const foreshock_shim_call*)> g_begins{nullptr};
 std::atomic<void (*)(const foreshock_shim_call*, int)> g_ended{nullptr};
 
-// Returns the real function, which is looked up at its first call. A torch that was loaded in another way
-// (such as dlopen of LibTorch) gets its adapter at that time too.
+// Returns torch's function, which is looked up at its first call; null if it is missing. A torch that was
+// loaded in another way (such as dlopen of LibTorch) gets its adapter at that time too.
 Function real_function(uint32_t number, void* ours) {
   Shim& shim = g_shims[number];
   void* found = shim.real.load(std::memory_order_acquire);
@@ -61,7 +60,7 @@ Function real_function(uint32_t number, void* ours) {
 
 const void* handle(Word word) { return reinterpret_cast<const void*>(word); }
 
-// Reads an optional argument, which is a pointer that may be null.
+// Reads what an argument points to; a null pointer gives 0 (an absent argument).
 template <class T>
 T given(Word word) {
   T value{};
@@ -92,6 +91,7 @@ void read_backward(const Word* words, foreshock_shim_call* call) {
   call->scale = given<double>(words[8]);
 }
 
+// The results are in the memory to which the last arguments point.
 void read_results(const Word* words, foreshock_shim_call* call) {
   if (call->number == 0) {
     call->out = given<const void*>(words[6]);
@@ -101,7 +101,8 @@ void read_results(const Word* words, foreshock_shim_call* call) {
   }
 }
 
-int32_t pass_on(uint32_t number, void* ours, FORESHOCK_PARAMETERS) {
+// Calls torch's function, and the adapter before and after it. `number` indexes FORESHOCK_SHIMS (adapter.h).
+int32_t forward_call(uint32_t number, void* ours, FORESHOCK_PARAMETERS) {
   const Function real = real_function(number, ours);
   if (real == nullptr) return kFailure;
   const auto begins = g_begins.load(std::memory_order_acquire);
@@ -112,7 +113,7 @@ int32_t pass_on(uint32_t number, void* ours, FORESHOCK_PARAMETERS) {
   call.size = sizeof call;
   call.number = number;
   call.query = handle(words[g_shims[number].pass == FORESHOCK_BACKWARD ? 1 : 0]);
-  call.dropout = number <= 1 ? d0 : 0;
+  call.dropout = number <= 1 ? d0 : 0;  // the only floating-point argument of the CPU functions
   if (number == 0) read_forward(words, &call);
   if (number == 1) read_backward(words, &call);
   const int wanted = begins(&call);
@@ -131,15 +132,15 @@ void attach_shims(void* adapter) {
   const auto ended = reinterpret_cast<void (*)(const foreshock_shim_call*, int)>(
       dlsym(adapter, "foreshock_adapter_shim_ended"));
   if (begins == nullptr || ended == nullptr) return;
-  g_ended.store(ended, std::memory_order_release);
+  g_ended.store(ended, std::memory_order_release);  // first: a call that sees `begins` needs `ended` too
   g_begins.store(begins, std::memory_order_release);
 }
 
 }  // namespace foreshock
 
-#define FORESHOCK_SHIM(number, name, operation, pass)                                       \
-  extern "C" FORESHOCK_EXPORT int32_t name(FORESHOCK_PARAMETERS) {                          \
-    return foreshock::pass_on(number, reinterpret_cast<void*>(&name), FORESHOCK_ARGUMENTS); \
+#define FORESHOCK_SHIM(number, name, operation, pass)                                            \
+  extern "C" FORESHOCK_EXPORT int32_t name(FORESHOCK_PARAMETERS) {                               \
+    return foreshock::forward_call(number, reinterpret_cast<void*>(&name), FORESHOCK_ARGUMENTS); \
   }
 
 FORESHOCK_SHIMS(FORESHOCK_SHIM)

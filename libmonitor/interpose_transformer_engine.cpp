@@ -1,15 +1,15 @@
 // Interposes the fused attention of TransformerEngine (Megatron-LM): nvte_fused_attn_fwd and _bwd of
-// libtransformer_engine.so. Its framework packages call them through their PLT, so a preloaded library is
-// found first.
+// libtransformer_engine.so. The dynamic linker finds the functions here first if libforeshock.so is
+// preloaded.
 //
 // The order of the arguments changes between minor versions, and an unknown version must keep working too. So
-// no function here has its own signature: words are forwarded unchanged. They are read as arguments only if
-// the package's metadata names a known version, and only while the words are plausible for that version
-// (transformer_engine.cpp). Calls of any other version are counted under a separate name, skipped as
-// `unknown` when they are due to be sampled, and reported once.
+// no function here has its own signature: the words in registers and on the stack are forwarded unchanged
+// (FORESHOCK_PARAMETERS in base.h). They are read as arguments only if the package's metadata names a known
+// version, and only while they are plausible for that version (transformer_engine.cpp). Calls of any other
+// version are counted under a separate name, skipped as `unknown` when sampled, and reported once.
 //
-// Each attention makes two calls. The first one passes no workspace and returns the required size of it. That
-// call is forwarded without being counted, if it can be recognized.
+// Each attention makes two calls. The first one passes no workspace and returns the required size of it. It
+// is forwarded without being counted if the arguments can be read.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@
 namespace foreshock {
 namespace {
 
-// The longest known function takes 35 words, 29 of them on the stack.
+// Stack words to forward. The longest known function takes 35 words, 29 of them on the stack.
 #define FORESHOCK_STACK(X)                                                                              \
   X(s0), X(s1), X(s2), X(s3), X(s4), X(s5), X(s6), X(s7), X(s8), X(s9), X(s10), X(s11), X(s12), X(s13), \
       X(s14), X(s15), X(s16), X(s17), X(s18), X(s19), X(s20), X(s21), X(s22), X(s23), X(s24), X(s25),   \
@@ -33,11 +33,11 @@ namespace {
       X(s38), X(s39), X(s40), X(s41), X(s42), X(s43), X(s44), X(s45), X(s46), X(s47)
 constexpr int kStackWords = 48;
 
-// The known functions return nothing. A result of a later version is returned too.
+// The known functions return nothing. If a later version has a result, it is returned.
 using Function = Word (*)(FORESHOCK_PARAMETERS);
 
 constexpr const char* kLibrary = "libtransformer_engine.so";
-constexpr const char* kStandIn = "foreshock_stand_in_of_transformer_engine";
+constexpr const char* kStandIn = "foreshock_stand_in_of_transformer_engine";  // exported by a test library
 constexpr const char* kFunctions[] = {"nvte_fused_attn_fwd", "nvte_fused_attn_bwd"};  // by pass
 constexpr const char* kOfUnknown[] = {"nvte_fused_attn_fwd of an unknown version",
                                       "nvte_fused_attn_bwd of an unknown version"};
@@ -51,13 +51,15 @@ constexpr int kDeviceOrdinal = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 // The real functions and what is known about their library. All is looked up at the first call.
 struct Library {
-  Function real[2];  // by pass
-  bool is_monitored, is_known, is_of_host;
+  Function real[2];  // by pass; null: not found
+  bool is_monitored;
+  bool is_known;    // version, signature and tensors are valid
+  bool is_of_host;  // it is the test library, whose tensors are in host memory
   NvteSignature signature;
   NvteTensors tensors;
   Driver driver;
   char version[64];
-  int32_t ops[2];
+  int32_t ops[2];  // by pass: numbers from foreshock_register_op
 };
 
 template <class T>
@@ -65,6 +67,7 @@ void find(const char* library, const char* name, T* function) {
   *reinterpret_cast<void**>(function) = find_in_mapped(library, name);
 }
 
+// Lists the library among the attention that is not checked.
 void note_unknown(const char* version, const char* why) {
   char name[128];
   std::snprintf(name, sizeof name, "transformer_engine %s%s", version[0] != '\0' ? version : "?", why);
@@ -103,7 +106,8 @@ Library find_library(void* const (&ours)[2]) {
 Library g_library;
 std::atomic<int> g_library_state{0};  // 1: a thread fills in g_library, 2: it is complete
 
-// Never waits: while one thread fills in g_library, other threads only forward their calls.
+// Returns g_library, or *own with only the real functions. Never waits: while one thread fills in g_library,
+// other threads only forward their calls.
 const Library& library(void* const (&ours)[2], Library* own) {
   if (g_library_state.load(std::memory_order_acquire) == 2) [[likely]]
     return g_library;
@@ -117,13 +121,13 @@ const Library& library(void* const (&ours)[2], Library* own) {
   return g_library;
 }
 
-// Whether the words of a call are the arguments of the known version, by pass. kUntried: no call has been
-// described yet. kTrusted: a call has been described. kRefused: the words were not plausible.
+// Whether the words of calls are the arguments of the known version, by pass. kUntried: no call has been
+// described yet. kTrusted: a call has been described. kRefused: the words of a call were not plausible.
 enum Trust { kUntried, kTrusted, kRefused };
 std::atomic<int> g_trust[2];
 std::atomic<int32_t> g_refused_ops[2] = {-1, -1};
 
-// Applies to the rest of the process and to both passes, because both signatures belong to one version.
+// Ends the reading of arguments in this process. For both passes: both signatures belong to one version.
 void refuse(const Library& library) {
   for (uint32_t pass = 0; pass < 2; ++pass) {
     g_refused_ops[pass].store(foreshock_register_op(kOfUnknown[pass], pass), std::memory_order_relaxed);
@@ -137,24 +141,24 @@ void refuse(const Library& library) {
 std::atomic<int (*)()> g_in_backward{nullptr};
 
 bool is_in_backward() {
-  const auto ask = g_in_backward.load(std::memory_order_acquire);
-  return ask != nullptr && ask() != 0;
+  const auto query = g_in_backward.load(std::memory_order_acquire);
+  return query != nullptr && query() != 0;
 }
 
 constexpr int32_t kHost = -1, kUnknownDevice = -2;
 
-// Returns the device of the memory. If the driver cannot be queried, the result is unknown: TransformerEngine
-// has only device memory, which the host must not read. A test library that exports kStandIn has host memory.
-// Must not be called during a capture.
+// Returns the device of the memory, kHost for the test library, or kUnknownDevice if the driver cannot be
+// queried: TransformerEngine has only device memory, which the host must not read. Not during a capture.
 int32_t device_of(const Library& library, const void* data) {
   if (library.is_of_host) return kHost;
   int ordinal = kUnknownDevice;
-  const auto ask = library.driver.pointer_get_attribute;
-  if (ask == nullptr || ask(&ordinal, kDeviceOrdinal, reinterpret_cast<Word>(data)) != 0 || ordinal < 0)
+  const auto query = library.driver.pointer_get_attribute;
+  if (query == nullptr || query(&ordinal, kDeviceOrdinal, reinterpret_cast<Word>(data)) != 0 || ordinal < 0)
     return kUnknownDevice;
   return ordinal;
 }
 
+// Whether the stream is being captured into a CUDA graph; true also if the driver returns an error.
 bool is_captured(const Driver& driver, void* stream) {
   int capturing = 0;
   return driver.stream_is_capturing != nullptr &&
@@ -165,8 +169,8 @@ const NvteWords& words_of(const Library& library, uint32_t pass) {
   return pass == FORESHOCK_BACKWARD ? library.signature.backward : library.signature.forward;
 }
 
-// Describes a sampled call, after the function has returned.
-void describe(const Library& library, uint32_t pass, const Word* words, const float (&floats)[2]) {
+// Reports a sampled call to the monitor after the function has returned: its description, or a skip reason.
+void report(const Library& library, uint32_t pass, const Word* words, const float (&floats)[2]) {
   const uint64_t begin = monotonic_ns();
   const NvteWords& places = words_of(library, pass);
   const int32_t op = library.ops[pass];
@@ -191,13 +195,14 @@ void describe(const Library& library, uint32_t pass, const Word* words, const fl
   foreshock_attention_leave(&call);
 }
 
+// Returns the flags of foreshock_attention_enter. `is_read`: the words are the arguments.
 uint32_t flags_of(const Library& library, uint32_t pass, const Word* words, bool is_read) {
   if (pass == FORESHOCK_BACKWARD) return FORESHOCK_NEEDS_GRADIENT | FORESHOCK_IN_BACKWARD;
   const bool trains = is_read && (words[library.signature.forward.is_training] & 0xff) != 0;
   return (trains ? FORESHOCK_NEEDS_GRADIENT : 0) | (is_in_backward() ? FORESHOCK_IN_BACKWARD : 0);
 }
 
-// Checks every call until one has been described, then only the calls to be sampled.
+// Whether the words are the arguments of the known version. If not, no later call is read either.
 bool are_arguments(const Library& library, uint32_t pass, const Word* words, const float (&floats)[2]) {
   if (g_trust[pass].load(std::memory_order_acquire) == kRefused) return false;
   if (are_words_plausible(words_of(library, pass), words, floats[0], floats[1])) return true;
@@ -205,8 +210,8 @@ bool are_arguments(const Library& library, uint32_t pass, const Word* words, con
   return false;
 }
 
-// The dynamic linker would end the process with this message if no library defined the function. Returning
-// would be worse, because attention would have computed nothing.
+// Ends the process as the dynamic linker would if no library defined the function. Returning would be worse,
+// because attention would have computed nothing.
 [[noreturn]] void end_without_it(const char* name) {
   char line[128];
   const int length = std::snprintf(line, sizeof line, "libforeshock.so: undefined symbol: %s\n", name);
@@ -214,7 +219,7 @@ bool are_arguments(const Library& library, uint32_t pass, const Word* words, con
   _exit(127);
 }
 
-Word pass_on(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
+Word forward_call(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
   Library own;
   const Library& behind = library(ours, &own);
   const Function real = behind.real[pass];
@@ -226,16 +231,17 @@ Word pass_on(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
   float floats[2];
   std::memcpy(&floats[0], &d0, sizeof(float));
   std::memcpy(&floats[1], &d1, sizeof(float));
+  // Every call is checked until one has been described, then only the calls to be sampled.
   const bool is_trusted = g_trust[pass].load(std::memory_order_acquire) == kTrusted;
   const bool is_read = behind.is_known && (is_trusted || are_arguments(behind, pass, words, floats));
   if (is_read && behind.tensors.data(words[words_of(behind, pass).workspace]) == nullptr)
-    return real(FORESHOCK_ARGUMENTS);
+    return real(FORESHOCK_ARGUMENTS);  // computes only the size of the workspace
   const int32_t op = is_read || !behind.is_known ? behind.ops[pass] : g_refused_ops[pass].load();
   const int wanted = foreshock_attention_enter(op, flags_of(behind, pass, words, is_read));
   const Word result = real(FORESHOCK_ARGUMENTS);  // exceptions propagate; nothing needs cleanup
   if (wanted == 0) return result;
   if (is_read && are_arguments(behind, pass, words, floats))
-    describe(behind, pass, words, floats);
+    report(behind, pass, words, floats);
   else
     foreshock_attention_skip(op, FORESHOCK_SKIP_UNKNOWN);
   return result;
@@ -260,9 +266,9 @@ void* const kOurs[] = {reinterpret_cast<void*>(&nvte_fused_attn_fwd),
 }
 
 foreshock::Word nvte_fused_attn_fwd(FORESHOCK_PARAMETERS) {
-  return foreshock::pass_on(FORESHOCK_FORWARD, kOurs, FORESHOCK_ARGUMENTS);
+  return foreshock::forward_call(FORESHOCK_FORWARD, kOurs, FORESHOCK_ARGUMENTS);
 }
 
 foreshock::Word nvte_fused_attn_bwd(FORESHOCK_PARAMETERS) {
-  return foreshock::pass_on(FORESHOCK_BACKWARD, kOurs, FORESHOCK_ARGUMENTS);
+  return foreshock::forward_call(FORESHOCK_BACKWARD, kOurs, FORESHOCK_ARGUMENTS);
 }

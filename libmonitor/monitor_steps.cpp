@@ -210,7 +210,7 @@ uint64_t Monitor::collect_weights(const Counting& counting) {
 // Charges the device time of gathers and gradient sums, which delay the trainer's stream like any kernel. The
 // time is charged to the step in which it arrives on the host.
 void Monitor::charge_devices(const Counting& counting) {
-  gradient_cost_.look([this](uint64_t number, double* value) { return find_number(number, value); });
+  gradient_cost_.collect_times([this](uint64_t number, double* value) { return find_number(number, value); });
   const uint64_t owed_ns = gradient_cost_.take_owed();
   gradients_ns_ += owed_ns;
   counting.add(counting.block->step_ns, owed_ns);
@@ -625,7 +625,7 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   DeviceGradients wanted;
   for (size_t n = 0; n < count; ++n) wanted.add(gradients[n]);
   const double needed =
-      static_cast<double>(gradient_cost_.ask(wanted.bytes, wanted.further_launches())) * 1e-9;
+      static_cast<double>(gradient_cost_.charge_for(wanted.bytes, wanted.further_launches())) * 1e-9;
   if (!budget_.is_unlimited() && budget_.balance_seconds() < needed) return 0;
   segment::Coverage& coverage = *g_process.writer().coverage();
   bump_shared(coverage.numbers_fetched, wanted.tensors);

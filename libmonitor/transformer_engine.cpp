@@ -1,3 +1,5 @@
+// Finds the place of each argument of TransformerEngine's fused attention from tables of argument names, one
+// for each range of versions; describes calls; and checks untrusted words.
 #include "libmonitor/transformer_engine.h"
 
 #include <dirent.h>
@@ -15,7 +17,8 @@
 namespace foreshock {
 namespace {
 
-// The names of the arguments in TransformerEngine's fused_attn.h, without the floats.
+// The names of the arguments in TransformerEngine's fused_attn.h, in order and without the floats. The macros
+// hold what several versions share.
 #define FORWARD_SIZES "cu_seqlens_q cu_seqlens_kv cu_seqlens_q_padded cu_seqlens_kv_padded "
 #define PAGES "page_table_k page_table_v "
 #define FORWARD_BEGIN "Q K V Bias S O Aux_CTX_Tensors " FORWARD_SIZES
@@ -45,12 +48,12 @@ constexpr Names kNames[] = {
     {FORWARD_BEGIN_OFFSET FORWARD_LENGTHS "return_max_logit qkv_layout " KINDS "softmax_type " WINDOW END,
      BACKWARD_BEGIN "dSoftmaxOffset " FORWARD_SIZES LENGTHS "qkv_layout " KINDS "softmax_type " WINDOW
                     "deterministic " END},
-    // 2.10
+    // 2.10: adds cuda_graph
     {FORWARD_BEGIN_OFFSET FORWARD_LENGTHS "return_max_logit cuda_graph qkv_layout " KINDS
                                           "softmax_type " WINDOW END,
      BACKWARD_BEGIN "dSoftmaxOffset " FORWARD_SIZES LENGTHS "qkv_layout " KINDS "softmax_type " WINDOW
                     "deterministic cuda_graph " END},
-    // 2.12
+    // 2.12: adds the corner of the causal diagonal
     {FORWARD_BEGIN_OFFSET FORWARD_LENGTHS "return_max_logit cuda_graph qkv_layout " KINDS
                                           "softmax_type " WINDOW "bottom_right_diagonal " END,
      BACKWARD_BEGIN "dSoftmaxOffset " FORWARD_SIZES LENGTHS "qkv_layout " KINDS "softmax_type " WINDOW
@@ -67,7 +70,7 @@ constexpr Names kNames[] = {
 
 struct Version {
   const char* version;
-  uint8_t names;
+  uint8_t names;  // index in kNames
 };
 
 // Read from the headers of the released versions. Builds from source have a commit after their version
@@ -105,6 +108,7 @@ NvteKind kind_of(const char* name) {
   return NvteKind::kHandle;
 }
 
+// Returns the index of `name` in the list `names`, or -1.
 int8_t place_of(const char* names, const char* name) {
   int8_t place = 0;
   for (const char* at = names;; ++place) {
@@ -164,9 +168,10 @@ bool find_nvte_signature(const char* version, NvteSignature* found) {
 
 namespace {
 
-// NVTE_QKV_Layout, NVTE_QKV_Format, NVTE_Bias_Type, NVTE_Mask_Type, NVTE_Softmax_Type. Their values have not
-// changed since 2.0.
-enum Layout : uint32_t { kSbhdBshd = 15, kBshdSbhd = 16 };  // the layouts of kLayouts that are named
+// Values of NVTE_QKV_Layout, NVTE_QKV_Format, NVTE_Bias_Type, NVTE_Mask_Type and NVTE_Softmax_Type, which
+// have not changed since 2.0. A layout names the dimensions in memory: s position, b batch, h head, d
+// element.
+enum Layout : uint32_t { kSbhdBshd = 15, kBshdSbhd = 16 };  // only these are needed outside of kLayouts
 enum Format : uint32_t { kFormatSbhd = 0, kFormatBshd = 1, kFormatBhsd = 7, kNoFormat = 99 };
 enum Mask : uint32_t { kNoMask = 0, kCausal = 2, kCausalBottomRight = 4 };
 
@@ -200,14 +205,15 @@ constexpr Arrangements kLayouts[] = {
     {25, kBhsd, kBhsd},                                     // bhsd_bhsd_bhsd
 };
 
-// Returns false for rows that are packed without padding (thd), for pages, and for layouts of later versions.
-// Their lengths are on the device.
+// Returns false for rows that are packed without padding (thd) and for pages, whose lengths are on the
+// device, and for layouts of later versions.
 bool arrangements_of(uint32_t layout, Arrangements* found) {
   for (const Arrangements& known : kLayouts)
     if (known.layout == layout) return *found = known, true;
   return false;
 }
 
+// Describes one call for the monitor.
 class Describer {
  public:
   Describer(const NvteGiven& given, const NvteWords& words) : given_(given), words_(words) {}
@@ -236,28 +242,29 @@ class Describer {
   const NvteWords& words_;
 };
 
+// Whether is(place) is true for each tensor that the function has.
 bool all_places(const NvteWords& words, auto is) {
   const int8_t places[] = {words.query, words.key, words.value, words.out, words.grad_out, words.grad_query};
   return std::all_of(std::begin(places), std::end(places),
                      [is](int8_t place) { return place < 0 || is(place); });
 }
 
-// Must be checked first: for an unknown handle the library returns null as data, but throws an exception when
-// its shape is read.
+// Must be checked before anything else is read: for an unknown handle the library returns null as data, but
+// throws an exception when its shape is read.
 bool Describer::all_have_data() const {
   return all_places(words_, [this](int8_t place) { return given_.tensors->data(word(place)) != nullptr; });
 }
 
 // Whether all tensors hold floating-point numbers, not bytes or integers.
 bool Describer::all_are_of_numbers() const {
-  const int first = given_.signature->has_int16 ? 4 : 3;
+  const int first = given_.signature->has_int16 ? 4 : 3;  // NVTE_DType of fp32, the first floating format
   return all_places(words_, [this, first](int8_t place) {
     const int type = given_.tensors->type(word(place));
     return type >= first && type <= first + 8;
   });
 }
 
-// The key's batch may be larger than the query's if the keys come from a cache.
+// Whether the shapes belong to one call of attention. Cached keys may have a larger batch than the query.
 bool Describer::fit_together(const foreshock_attention_call& call) const {
   const auto fit = [](const foreshock_tensor& one, const foreshock_tensor& other,
                       std::initializer_list<int> axes) {
@@ -277,6 +284,7 @@ bool Describer::fit_together(const foreshock_attention_call& call) const {
 
 constexpr int kFp8 = -2;  // or a format with fewer bits
 
+// Returns the FORESHOCK_ format of a tensor (FORESHOCK_DTYPE_NONE for integers), or kFp8.
 int Describer::format_of(Word tensor) const {
   const int type = given_.tensors->type(tensor) - (given_.signature->has_int16 ? 1 : 0);
   constexpr int kFormats[] = {FORESHOCK_FP32, FORESHOCK_FP16, FORESHOCK_BF16};
@@ -284,6 +292,7 @@ int Describer::format_of(Word tensor) const {
   return type < 3 ? FORESHOCK_DTYPE_NONE : kFp8;
 }
 
+// Reads the shape. Returns false if it does not have four dimensions.
 bool Describer::shape_of(Word tensor, NvteTensors::Shape* shape) const {
   void* function = given_.tensors->shape;
   if (given_.signature->shape_is_own) {
@@ -297,7 +306,8 @@ bool Describer::shape_of(Word tensor, NvteTensors::Shape* shape) const {
   return shape->dims == 4;
 }
 
-// Describes a tensor with the dimensions (batch, heads, position, dimension).
+// Describes a tensor as a view with the dimensions (batch, heads, position, element). Returns false if it has
+// no data, not four dimensions or an unsupported format.
 bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) const {
   NvteTensors::Shape shape;
   if (given_.tensors->data(tensor) == nullptr || !shape_of(tensor, &shape)) return false;
@@ -347,9 +357,9 @@ int Describer::causal(int64_t queries, int64_t keys) const {
   return is_bottom_right ? FORESHOCK_CAUSAL_BOTTOM_RIGHT : FORESHOCK_CAUSAL_TOP_LEFT;
 }
 
-// log_sum_exp is the first auxiliary tensor of a training, fp32 of [batch, heads, queries, 1]. For short
-// sequences, older kernels return the matrix of probabilities there. If the largest score is requested, the
-// tensor may be that score.
+// Adds log_sum_exp if it is there: the first auxiliary tensor of a training, fp32 of [batch, heads, queries,
+// 1]. For short sequences, older kernels return the matrix of probabilities there. If the largest score is
+// requested, the tensor may be that score.
 void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
   struct Pack {  // NVTETensorPack
     Word tensors[10];
@@ -427,9 +437,9 @@ constexpr size_t kPackBytes = 11 * sizeof(Word);
 
 bool is_address(Word word) { return word >= kFirstAddress && word < kEndOfAddresses; }
 
-// Handles are addresses of tensors until 2.7, and numbers in a table in later versions. 0 is no handle in
-// both. All handles of a call are of one kind, which is determined from the query, the first argument in
-// every version.
+// Handles are addresses of tensors until 2.7, and numbers in a table in later versions. In both, 0 stands for
+// an absent tensor. All handles of a call are of one kind, which that of the query (the first argument)
+// shows.
 class Handles {
  public:
   explicit Handles(Word query) : are_addresses_(query >= kEndOfNumbers) {}
@@ -438,8 +448,7 @@ class Handles {
     return word == 0 ||
            (are_addresses_ ? is_address(word) && word % alignof(void*) == 0 : word < kEndOfNumbers);
   }
-  // Whether the word may be passed to the library. Tensors of all versions are larger than the bytes checked
-  // here.
+  // Whether the word may be passed to the library, which reads at least 16 bytes of a tensor.
   bool can_be_dereferenced(Word word) const {
     return word != 0 && is_handle(word) && (!are_addresses_ || is_readable(word, 2 * sizeof(Word)));
   }
@@ -447,12 +456,6 @@ class Handles {
  private:
   bool are_addresses_;
 };
-
-bool is_window(Word word) { return word == ~Word{0} || word < kEndOfLengths; }
-
-bool is_boolean(Word word) { return (word & 0xff) <= 1; }
-
-bool is_stream(Word word) { return word <= 2 || is_address(word); }
 
 // Whether a word can be an argument of this kind. Enumerations use the lower half of their word.
 bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
@@ -465,7 +468,7 @@ bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
     case NvteKind::kLength:
       return word < kEndOfLengths;
     case NvteKind::kBoolean:
-      return is_boolean(word);
+      return (word & 0xff) <= 1;
     case NvteKind::kLayout:
       return number <= 26;  // largest value in 2.18, including "not set"
     case NvteKind::kFormat:
@@ -477,9 +480,9 @@ bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
     case NvteKind::kSoftmax:
       return number <= 2;
     case NvteKind::kWindow:
-      return is_window(word);
+      return word == ~Word{0} || word < kEndOfLengths;  // ~0: -1, no limit
     case NvteKind::kStream:
-      return is_stream(word);
+      return word <= 2 || is_address(word);  // up to 2: default streams
   }
   return false;
 }
@@ -490,7 +493,7 @@ bool is_readable(Word address, size_t bytes) {
   const int error = errno;
   bool is = true;
   // Calls rt_sigprocmask with an invalid operation. The kernel first copies 8 bytes, which fails with EFAULT
-  // if they cannot be read. Otherwise it returns EINVAL. No signal mask is changed.
+  // if they cannot be read. Otherwise it returns EINVAL, and no signal mask is changed.
   for (const Word place : {address, address + bytes - sizeof(Word)}) {
     syscall(SYS_rt_sigprocmask, ~0, reinterpret_cast<const void*>(place), nullptr, sizeof(Word));
     is &= errno == EINVAL;
@@ -504,19 +507,19 @@ bool are_words_plausible(const NvteWords& places, const Word* words, float scale
   const Handles handles(words[places.query]);
   for (int n = 0; n < places.count; ++n)
     if (!is_plausible(places.kinds[n], words[n], handles)) return false;
-  const int8_t asked[] = {places.query,    places.key,        places.value,
-                          places.out,      places.grad_out,   places.grad_query,
-                          places.grad_key, places.grad_value, places.workspace};
-  return std::all_of(std::begin(asked), std::end(asked),
+  // The tensors that describe_nvte_call() and its caller read.
+  const int8_t read[] = {places.query,    places.key,        places.value,
+                         places.out,      places.grad_out,   places.grad_query,
+                         places.grad_key, places.grad_value, places.workspace};
+  return std::all_of(std::begin(read), std::end(read),
                      [&](int8_t place) { return place < 0 || handles.can_be_dereferenced(words[place]); });
 }
 
 namespace {
 
-enum class Found { kNothing, kOne, kSeveral };
+enum class Found { kNothing, kOne, kSeveral };  // versions in a folder
 
-// Reads the version between "<package>-" or "<package>_cuNN-" and ".dist-info"; "" if `entry` has another
-// form.
+// Reads the version between "<package>-" or "<package>_cuNN-" and ".dist-info"; else "".
 void read_entry(const char* entry, const char* package, char (&version)[64]) {
   constexpr const char* kEnd = ".dist-info";
   version[0] = '\0';
@@ -533,6 +536,7 @@ void read_entry(const char* entry, const char* package, char (&version)[64]) {
   version[size] = '\0';
 }
 
+// Reads the version from the metadata in `folder`. Entries that agree count as one.
 Found read_folder(const char* folder, const char* package, char (&version)[64]) {
   DIR* open = opendir(folder);
   if (open == nullptr) return Found::kNothing;

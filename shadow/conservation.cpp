@@ -1,5 +1,4 @@
-// Evaluates the formulas of conservation.h, with their symbols: excess is the violation of a sum, variance
-// its tolerance.
+// Evaluates the formulas of conservation.h: excess is the violation of a sum, variance its tolerance.
 #include "shadow/conservation.h"
 
 #include <algorithm>

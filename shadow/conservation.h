@@ -28,8 +28,7 @@
 // In dV, u^2/3 covers the rounding of P before it multiplies dO (sum_j P_ij^2 <= 1). In dK, u^2/3 covers the
 // error of delta_i, which has two sources. The first is the rounding of out: sum_c' dO_ic'^2 out_ic'^2. The
 // second is the rounding of P inside out: sum_j P_ij^2 (dO_i.v_j)^2 <= 2 sum_j dS_ij^2 + 2 delta_i^2. The sum
-// over dS^2 and the rounding of dS add at most u^2 sum_j dK_jc^2 <= sum_j ulp(dK_jc)^2 if the terms of dK do
-// not cancel.
+// over dS^2 and the rounding of dS add at most u^2 sum_j dK_jc^2 <= sum_j ulp(dK_jc)^2, unless terms cancel.
 #ifndef FORESHOCK_SHADOW_CONSERVATION_H_
 #define FORESHOCK_SHADOW_CONSERVATION_H_
 

@@ -1,5 +1,4 @@
-// Reads counters and values into histograms, stores histograms as bytes, and computes the distance W1 in
-// exact integers.
+// Makes histograms of counters and values, stores them as bytes, and computes W1 in exact integers.
 #include "shadow/histogram.h"
 
 #include <algorithm>
@@ -374,8 +373,7 @@ class Sum {
   double sum_ = 0, lost_ = 0;
 };
 
-// Visits the bins that at least one of two histograms has, in ascending order; a missing bin is passed as
-// empty.
+// Visits the bins that one of two histograms has, in ascending order; a missing bin is passed as empty.
 template <class Visit>
 void side_by_side(const Histogram& a, const Histogram& b, Visit visit) {
   constexpr HistogramBin kNone;
@@ -398,8 +396,7 @@ Wide area_of(const HistogramBin& bin) {
 }
 
 // F - G inside one bin of width 1. Known are its value at the lower edge, the masses of both sides in the
-// bin, and the integrals of their distribution functions over the bin. All are integers in one unit, so that
-// differences are exact.
+// bin, and the integrals of their distribution functions over the bin. All are integers in one unit.
 struct Inside {
   Wide start = 0;               // F - G at the lower edge
   Wide mass_a = 0, mass_b = 0;  // mass inside the bin
@@ -416,9 +413,8 @@ double excess(Wide area, Wide mass, Wide level) {
   return mass > level ? to_double(area) * (to_double(mass - level) / to_double(mass)) : 0;
 }
 
-// Returns an upper bound of the integral of |F - G|. It uses |x| = x + 2 max(0, -x). F - G is negative at
-// most by the amount by which the mass of G below x exceeds the start, or the mass of F above x exceeds the
-// end.
+// Returns an upper bound of the integral of |F - G|. It uses |x| = x + 2 max(0, -x). -(F - G) is at most the
+// amount by which the mass of G below x exceeds the start, or that of F above x the end.
 double upper_bound(const Inside& in) {
   const Wide rest_a = in.mass_a - in.area_a, rest_b = in.mass_b - in.area_b, end = in.end();
   const double integral = to_double(in.integral());
@@ -431,8 +427,7 @@ double upper_bound(const Inside& in) {
   return std::max(std::fabs(integral), std::min({by_range, by_start, by_end}));
 }
 
-// Estimates F - G inside the bin by the parabola start + linear t + square t^2 with the same ends and
-// integral.
+// Estimates F - G in the bin by the parabola start + linear t + square t^2 of the same ends and integral.
 struct Parabola {
   explicit Parabola(const Inside& in)
       : start(to_double(in.start)),

@@ -45,8 +45,7 @@ void take_bins(uint64_t* words, Histogram* histogram);
 // Adds `other` to `histogram`. Counts are integers, so the result does not depend on the order of additions.
 void merge(const Histogram& other, Histogram* histogram);
 
-// Returns the mean of |value| over the finite values, with a relative error of at most 2^-50. NaN if there
-// are no finite values.
+// Returns the mean of |value| over the finite values (NaN: none). The relative error is at most 2^-50.
 double mean_magnitude(const Histogram& histogram);
 
 // Makes histograms from the bytes that a trainer sends: the values of a small tensor, or the packed counters
@@ -73,8 +72,8 @@ class HistogramReader {
 // previous bin's, its count and its residual.
 std::string store(const Histogram& histogram);
 
-// Reads the output of store(). Returns false for any other bytes, which may be untrusted. The memory used is
-// bounded by their length.
+// Reads the output of store(). Returns false for other bytes, which may be untrusted. Their length bounds the
+// memory used.
 bool restore(std::string_view bytes, Histogram* histogram);
 
 // The Wasserstein distance W1 of two histograms: the integral of |F - G| over the number line, where F and G

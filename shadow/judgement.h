@@ -1,7 +1,7 @@
 // Checks one slice. Compares the trainer's result with the fp64 reference, and its error with the noise
 // floors: the errors of two correct algorithms in the trainer's precision, plain and fused (noise_floor.h).
-// The reference rounded once to that precision is a control: no alarm may fire for it. BiasPool pools the
-// signed errors of many slices.
+// The reference rounded to that precision is a control, for which no alarm may fire. BiasPool pools the
+// signed errors of slices.
 #ifndef FORESHOCK_SHADOW_JUDGEMENT_H_
 #define FORESHOCK_SHADOW_JUDGEMENT_H_
 
@@ -77,14 +77,12 @@ struct SliceDeviation {
 
   BiasSums bias;          // of the trainer's result
   BiasSums rounded_bias;  // control: of the reference rounded once
-  // Control: of plain attention, or of fused attention where plain's error is kMuchNoisier times larger (with
-  // large scores). Both are correct algorithms, so a bias that the kernel shares with them is not a fault of
-  // the kernel.
+  // Control: of plain, or of fused where plain's error is kMuchNoisier times larger (with large scores). Both
+  // are correct algorithms, so a bias that the kernel shares with them is not a fault of the kernel.
   BiasSums floor_bias;
 
-  // Backward: number of partial rows (Reference::partial). Their given log_sum_exp is above that of the
-  // slice's own keys, because it also covers keys of other calls (context parallelism), and they are checked
-  // with it.
+  // Backward: number of partial rows (Reference::partial). Their given log_sum_exp also covers keys of other
+  // calls (context parallelism); they are checked with it.
   int partial_rows = 0;
   bool partial = false;  // nearly all rows with keys are partial; the others have lse_error_ratio <= 1
 
@@ -188,8 +186,7 @@ struct Bias {
 // A single cluster must not decide: in a run that diverges, one slice can have a million times the gradient
 // of all others. So the weight D_g of a cluster is limited to kMostWeight times the median weight (S_g
 // shrinks with it). Each e_g is divided by 1 - D_g / sum D, since a cluster that dominates b would otherwise
-// have no residual. z needs an effective number of clusters, (sum D)^2 / sum D^2, of at least
-// kLeastEffective.
+// have no residual. z needs kLeastEffective effective clusters, (sum D)^2 / sum D^2.
 class BiasPool {
  public:
   static constexpr size_t kSlices = 64;
@@ -213,8 +210,7 @@ class BiasPool {
   // Sums the slices of each cluster. Returns the number of clusters.
   size_t add_up(std::array<BiasSums, kSlices>* clusters) const;
 
-  // Base-2 logarithm of the usual denominator. It follows about the 90th percentile of more than a hundred
-  // slices.
+  // Base-2 logarithm of the usual denominator. Follows about the 90th percentile of more than 100 slices.
   double usual_octave_ = 0;
   bool has_usual_ = false;
   std::array<Entry, kSlices> entries_ = {};
@@ -230,8 +226,7 @@ struct Figure {
   std::string text;  // exact_text(); empty: unknown
 };
 
-// Returns every number of the result, always in the same order. Two results are equal to the bit if their
-// texts are equal.
+// Returns every number of the result, always in the same order. Equal texts mean equal bits.
 std::vector<Figure> figures_of(const SliceDeviation& deviation);
 
 }  // namespace foreshock

@@ -24,7 +24,7 @@ constexpr int kColumnTile = 48;
 
 // Working arrays, 64-byte aligned. The sampled columns (key positions) are in the lanes. Query rows are
 // processed in tiles and broadcast. Arrays per column are indexed [n][column] with row length `stride` (the
-// padded number of columns); n is an element of the head, or a row of the tile. Arrays per tile are indexed
+// padded number of columns); n is an element of the head, or a row of the tile. Arrays per tile:
 // [row][element].
 template <class T>
 struct ColumnArrays {

@@ -21,8 +21,7 @@
 
 namespace foreshock {
 
-// All arrays are packed, row-major, borrowed for the call, and aligned to 8 bytes. Rows are stored head by
-// head.
+// Arrays are packed, row-major, borrowed for the call, aligned to 8 bytes. Rows are stored head by head.
 struct KeyColumns {
   DType dtype = DType::kNone;  // of every array but log_sum_exp
   int columns = 0;             // 1..16 sampled key positions
@@ -61,20 +60,18 @@ struct ColumnReference {
   ColumnGradients exact;
   // The noise floors (noise_floor.h): results of two correct algorithms in the storage format, with sums in
   // fp32 (fp64 for fp64 storage). Fused rounds P before it multiplies dO, the gradients of the scores before
-  // they multiply Q, and the results. Plain also rounds the scores, P and dO . v. Both use the given
-  // log_sum_exp and out.
+  // they multiply Q, and the results. Plain also rounds scores, P and dO . v. Both use the given lse and out.
   ColumnGradients plain, fused;
   std::vector<double> scratch;
 };
 
-// Whether the columns can be checked: their formats are known, their sizes are in range and no array is
-// missing.
+// Whether the columns can be checked: formats are known, sizes are in range and no array is missing.
 bool is_valid(const KeyColumns& columns);
 
 // Fills `exact`. `columns` must be valid. The result is defined to the bit, as in reference.h. Each element
 // is one chain of fused multiply-adds in the order of the rows; a row that does not see the key has weight 0.
-// Infinities and NaN of the inputs propagate. Those of query and grad_out propagate to every column, as in a
-// kernel that works on blocks.
+// Infinities and NaN of the inputs propagate. Those of query and grad_out reach every column, as in a blocked
+// kernel.
 void compute_exact(const KeyColumns& columns, ColumnReference* result);
 
 // Defines the result of compute_exact(), one element at a time.

@@ -124,8 +124,7 @@ HWY_INLINE void for_rows(const FloorArrays<T>& a, int keys, const T* of_row, T* 
   }
 }
 
-// Sets a.plain to the normalised and rounded weights. In partial rows they are multiplied by
-// Reference::share.
+// Sets a.plain to the normalised, rounded weights (in partial rows times Reference::share).
 template <class T>
 void plain_weights(const AttentionSlice& slice, const Reference& reference, const FloorArrays<T>& a) {
   exponentiate(slice, a, a.plain);

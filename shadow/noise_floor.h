@@ -17,8 +17,7 @@
 
 namespace foreshock {
 
-// Results, rounded to the storage format. A forward slice fills `out`; a backward slice fills `grad_query`,
-// and in plain also `out`.
+// Results, rounded to the storage format. Forward: only `out`. Backward: `grad_query`, in plain also `out`.
 struct FloorRows {
   std::vector<double> out;         // [rows][value_dim]
   std::vector<double> grad_query;  // [rows][head_dim]

@@ -171,8 +171,8 @@ HWY_INLINE void forward(const AttentionSlice& slice, const Workspace& w, int lea
   }
 }
 
-// Replaces the scores of a tile by weights, and w.grad_scores, which holds the products grad_out . value, by
-// weight * (product - delta).
+// Replaces the scores of a tile by weights, and the products grad_out . value in w.grad_scores by weight *
+// (product - delta).
 HWY_INLINE void grad_score_tile(const Workspace& w, int first, int count, bool limited) {
   const D d;
   const V lowest = hn::Set(d, -std::numeric_limits<double>::infinity());

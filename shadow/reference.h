@@ -19,8 +19,7 @@ namespace foreshock {
 // Must be raised whenever a bit of any result may change.
 inline constexpr int kReferenceVersion = 2;
 inline constexpr int kReferenceTile = 48;
-// A second score this close to the maximum (in units of the natural logarithm) is a near tie: bf16 rounds
-// both weights to 1.
+// A second score this close to the maximum (in nats) is a near tie: bf16 rounds both weights to 1.
 inline constexpr double kNearTie = 0x1p-9;
 
 // An object is reused for many slices; its vectors only grow. Use one per thread.
@@ -61,8 +60,7 @@ void reference(const AttentionSlice& slice, Reference* result);
 void reference_scalar(const AttentionSlice& slice, Reference* result);
 
 // Return the compiled instruction sets that this machine supports, and all compiled ones, as bits of
-// hwy/detect_targets.h. The third function returns the name of the one in use ("scalar" if none with fused
-// multiply-add is available).
+// hwy/detect_targets.h. The third returns the name of the one in use ("scalar": none has fused multiply-add).
 int64_t reference_targets_here();
 int64_t reference_targets_compiled();
 const char* reference_target_name();
@@ -86,8 +84,7 @@ void finish_row(const RowSums& sums, int row, Reference* result);
 void prepare_backward(const AttentionSlice& slice, int row, Reference* result);
 
 // Fills element `k` of grad_query, given_grad_query and key_mean of a row from its sums over the keys, with
-// weights exp(score - max). `sum` sums the weights, `grad` sums grad_score * key, `key_sum` sums weight *
-// key.
+// weights exp(score - max). `sum` sums the weights, `grad` grad_score * key, `key_sum` weight * key.
 void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, double grad, double key_sum,
                      Reference* result);
 

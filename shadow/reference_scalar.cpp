@@ -26,8 +26,7 @@ double score_of(const AttentionSlice& slice, int row, int key) {
   return masked_score(slice, row, key, sum);
 }
 
-// Comparisons are written so that a NaN score changes no maximum or minimum. The NaN reaches the sums through
-// the weight.
+// A NaN score changes no maximum or minimum. It reaches the sums through its weight.
 void observe(double score, RowSums* sums) {
   const double lower = score > sums->max ? sums->max : score;
   sums->second = lower > sums->second ? lower : sums->second;

@@ -36,8 +36,7 @@ constexpr int lanes_of() {
   return static_cast<int>(hn::MaxLanes(LanesTag<T>()));
 }
 
-// Returns the rows padded to whole vectors: the distance in elements between two columns of a [column][row]
-// array.
+// Returns the rows padded to whole vectors: the elements between two columns of a [column][row] array.
 template <class T>
 constexpr int padded_rows(int rows) {
   return (rows + lanes_of<T>() - 1) / lanes_of<T>() * lanes_of<T>();
@@ -63,8 +62,7 @@ HWY_INLINE void widen(const void* from, size_t first, size_t count, T* HWY_RESTR
   for (; i < count; ++i) to[i] = static_cast<T>(load_as_double(from, kType, first + i));
 }
 
-// Converts the elements [first, first + count) of a packed array exactly. T is double, or float for formats
-// that are not wider than float.
+// Converts `count` elements of a packed array, from `first` on, exactly. T must be as wide as the format.
 template <class T>
 HWY_INLINE void load_tile(const void* from, DType type, size_t first, size_t count, T* HWY_RESTRICT to) {
   if (size_of(type) == sizeof(T)) {
@@ -103,8 +101,7 @@ struct Product {
   bool accumulate;  // add to the result; otherwise start from zero
 };
 
-// result[j][row] (+)= sum over i of lanes[i][row] * matrix(i, j), for j in [0, kColumns) and kVectors vectors
-// of rows.
+// result[j][row] (+)= sum over i of lanes[i][row] * matrix(i, j), j < kColumns and kVectors vectors.
 template <int kVectors, int kColumns, class T>
 HWY_INLINE void multiply_block(const Product<T>& p, const T* HWY_RESTRICT lanes, const T* HWY_RESTRICT matrix,
                                T* HWY_RESTRICT result) {

@@ -22,9 +22,8 @@ struct ProjectionRows {
   uint32_t head_dim = 0, width = 0;
   std::vector<uint32_t> kv_heads;  // numbers of the kv-heads whose rows are here
   DType dtype = DType::kNone;
-  // kv_heads.size() x head_dim x width packed values each; empty if the weight tensor these rows come from
-  // has only the other projection. For each kv-head, `queries` has the rows of the first query head that
-  // reads it.
+  // kv_heads.size() x head_dim x width packed values each; empty if the weight tensor has only the other
+  // projection. For each kv-head, `queries` has the rows of the first query head that reads it.
   std::span<const std::byte> queries, keys;
 };
 
@@ -102,8 +101,8 @@ struct HeadProjections {
 // about 16 width head_dim^2 + 300 head_dim^3 operations.
 std::optional<Spectrum> update_spectrum(const HeadProjections& head);
 
-// Computes the spectrum of a matrix with these singular values, in any order. Returns nullopt if all are 0 or
-// one is not finite.
+// The spectrum of a matrix with these singular values, in any order. nullopt if all are 0 or one is not
+// finite.
 std::optional<Spectrum> spectrum_of(std::span<const double> singular_values);
 
 }  // namespace foreshock

@@ -1,5 +1,5 @@
-// Converts between slices and the named arrays of a safetensors file. The agent writes such a file for a
-// slice that raised an alarm; `foreshock judge` reads it.
+// Converts between slices and the named arrays of a safetensors file. The agent writes such files for unusual
+// slices (--save-flagged); `foreshock judge` reads them.
 #ifndef FORESHOCK_SHADOW_STORED_SLICE_H_
 #define FORESHOCK_SHADOW_STORED_SLICE_H_
 
@@ -26,8 +26,7 @@ using StoredArrays = std::map<std::string, StoredArray, std::less<>>;
 
 // Returns the arrays of a slice of rows: q [rows, head_dim], k [keys, head_dim], v [keys, value_dim], out
 // [rows, value_dim], key_limit [rows]. Optional are lse [rows], mask [rows, keys], dout (like out) and dq
-// (like q). The reference adds reference_out, reference_lse and reference_dq in fp64. Borrows from both
-// arguments.
+// (like q). The reference adds reference_out, reference_lse and reference_dq in fp64. Borrows from both.
 StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference);
 
 // Makes a slice of these arrays and borrows their data, which must be aligned to 8 bytes. The arrays are
@@ -37,13 +36,11 @@ std::string slice_from(const StoredArrays& arrays, double scale, AttentionSlice*
 // Returns the arrays of a slice of key positions: k and dk [columns, head_dim], v and dv [columns,
 // value_dim], first_query [columns]. For all query rows, head by head, there are q [rows, head_dim], out and
 // dout [rows, value_dim], and lse [rows]. Optional is key_sums [key_sum_count(), 3], the fields of each
-// ColumnSum. The reference adds reference_dk and reference_dv in fp64. Borrows from all arguments; fills
-// `sums`.
+// ColumnSum. The reference adds reference_dk and reference_dv in fp64. Borrows from all; fills `sums`.
 StoredArrays arrays_of(const KeyColumns& columns, const ColumnReference& reference,
                        std::vector<double>* sums);
 
-// Does the same as slice_from() for a slice of key positions. `heads` query heads share the kv-head, which
-// has `keys` keys.
+// Does the same as slice_from() for a slice of key positions. `heads` query heads share the `keys` keys.
 std::string columns_from(const StoredArrays& arrays, double scale, int heads, int64_t keys,
                          std::vector<ColumnSum>* sums, KeyColumns* columns);
 

@@ -21,7 +21,7 @@ struct Brought {
     numbers[sent.end] = std::bit_cast<double>(end_ns);
   }
   void look(GradientCost* cost) const {
-    cost->look([this](uint64_t number, double* value) {
+    cost->collect_times([this](uint64_t number, double* value) {
       const auto found = numbers.find(number);
       if (found == numbers.end()) return false;
       *value = found->second;
@@ -33,18 +33,18 @@ struct Brought {
 TEST(GradientCost, IsForetoldBeforeAnythingWasMeasured) {
   GradientCost cost;
   EXPECT_EQ(cost.seconds(), 0) << "of a training that has none on a device";
-  EXPECT_EQ(cost.ask(kBytes, kKernels), kFirstNs);
+  EXPECT_EQ(cost.charge_for(kBytes, kKernels), kFirstNs);
   EXPECT_DOUBLE_EQ(cost.seconds(), 1e-9 * kFirstNs);
   Brought brought;
   EXPECT_EQ(cost.sent(brought.send()), kFirstNs);
   brought.look(&cost);
-  EXPECT_EQ(cost.ask(kBytes, kKernels), kFirstNs) << "nothing has come";
+  EXPECT_EQ(cost.charge_for(kBytes, kKernels), kFirstNs) << "nothing has come";
 }
 
 TEST(GradientCost, WhatItWasShortOfIsOwedOnce) {
   GradientCost cost;
   Brought brought;
-  cost.ask(kBytes, kKernels);
+  cost.charge_for(kBytes, kKernels);
   const SentGradients sent = brought.send();
   cost.sent(sent);
   brought.bring(sent, 1'700'000'000'000'000'000, 1'700'000'000'000'050'000);
@@ -54,20 +54,20 @@ TEST(GradientCost, WhatItWasShortOfIsOwedOnce) {
   EXPECT_EQ(cost.take_owed(), kTrueNs - kFirstNs);
   EXPECT_EQ(cost.take_owed(), 0u);
   EXPECT_EQ(cost.sent(brought.send()), kTrueNs);
-  EXPECT_EQ(cost.ask(2 * kBytes, kKernels), 2 * 50'000 + kKernelsNs);
+  EXPECT_EQ(cost.charge_for(2 * kBytes, kKernels), 2 * 50'000 + kKernelsNs);
 }
 
 TEST(GradientCost, WhatWasTooMuchIsTakenOffTheNextOnes) {
   GradientCost cost;
   Brought brought;
-  cost.ask(100 * kBytes, kKernels);  // 500 us
+  cost.charge_for(100 * kBytes, kKernels);  // 500 us
   const SentGradients sent = brought.send();
   cost.sent(sent);
   brought.bring(sent, 7, 7 + 100'000);
   brought.look(&cost);
   EXPECT_EQ(cost.take_owed(), 0u);
   // 400 us too much; of each 1 + 20 us.
-  EXPECT_EQ(cost.ask(kBytes, kKernels), 0u);
+  EXPECT_EQ(cost.charge_for(kBytes, kKernels), 0u);
   for (int n = 0; n < 19; ++n) EXPECT_EQ(cost.sent(brought.send()), 0u) << n;
   EXPECT_EQ(cost.sent(brought.send()), 20 * (1000 + kKernelsNs) - 400'000);
   EXPECT_EQ(cost.sent(brought.send()), 1000 + kKernelsNs);
@@ -79,7 +79,7 @@ TEST(GradientCost, AllThatIsSpentIsCharged) {
   Brought brought;
   uint64_t charged = 0, spent = 0;
   for (uint64_t n = 1; n <= 400; ++n) {
-    cost.ask(kBytes + 1000 * (n % 7), kKernels);
+    cost.charge_for(kBytes + 1000 * (n % 7), kKernels);
     const SentGradients sent = brought.send();
     charged += cost.sent(sent);
     const uint64_t ns = 3000 + 977 * (n % 11);
@@ -99,7 +99,7 @@ TEST(GradientCost, OneStallIsNotWhatTheNextWillTake) {
   Brought brought;
   const auto take = [&](uint64_t ns) {
     const SentGradients sent = brought.send();
-    cost.ask(kBytes, 0);
+    cost.charge_for(kBytes, 0);
     cost.sent(sent);
     brought.bring(sent, 1, 1 + ns);
     brought.look(&cost);
@@ -107,32 +107,32 @@ TEST(GradientCost, OneStallIsNotWhatTheNextWillTake) {
   take(1000);
   take(1'000'000);
   EXPECT_EQ(cost.take_owed(), 1'001'000u - kBytes / 200) << "of both, what the first was not charged";
-  EXPECT_EQ(cost.ask(kBytes, 0), 1000u + (4 - 1) * 1000 / 5);
+  EXPECT_EQ(cost.charge_for(kBytes, 0), 1000u + (4 - 1) * 1000 / 5);
 }
 
 TEST(GradientCost, ATimeThatCannotBeTellsNothing) {
   GradientCost cost;
   Brought brought;
-  cost.ask(kBytes, kKernels);
+  cost.charge_for(kBytes, kKernels);
   const SentGradients sent = brought.send();
   cost.sent(sent);
   brought.bring(sent, 5000, 4000);
   brought.look(&cost);
   EXPECT_EQ(cost.take_owed(), 0u);
-  EXPECT_EQ(cost.ask(kBytes, kKernels), kFirstNs);
+  EXPECT_EQ(cost.charge_for(kBytes, kKernels), kFirstNs);
 }
 
 TEST(GradientCost, OfSoManyOnTheirWayTheOldestIsGivenUp) {
   GradientCost cost;
   Brought brought;
-  cost.ask(kBytes, kKernels);
+  cost.charge_for(kBytes, kKernels);
   const SentGradients first = brought.send();
   cost.sent(first);
   for (int n = 0; n < 8; ++n) cost.sent(brought.send());
   brought.bring(first, 0, 1'000'000);
   brought.look(&cost);
   EXPECT_EQ(cost.take_owed(), 0u);
-  EXPECT_EQ(cost.ask(kBytes, kKernels), kFirstNs);
+  EXPECT_EQ(cost.charge_for(kBytes, kKernels), kFirstNs);
 }
 
 }  // namespace

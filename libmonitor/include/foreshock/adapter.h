@@ -1,5 +1,5 @@
-/* foreshock/adapter.h: the interface between libforeshock.so and the adapters that `foreshock run` builds,
- * each for one exact torch. Trainers use <foreshock/hook.h> instead. C99.
+/* foreshock/adapter.h: the interface between libforeshock.so and the adapter, a library that `foreshock run`
+ * builds for one exact torch and that hooks torch's operations. Trainers use <foreshock/hook.h>. C99.
  *
  * Compiled graphs that bypass the dispatcher (AOTInductor packages, Inductor with cpp_wrapper) call attention
  * through torch's C shim. libforeshock.so interposes the shim's functions (libmonitor/interpose_shims.cpp)
@@ -14,8 +14,8 @@
 extern "C" {
 #endif
 
-/* X(number, function of torch's C shim, operation that it calls, pass). Calls of the CUDA functions are
- * counted but not sampled. */
+/* X(number, function of torch's C shim, operation that it calls, pass). Only calls of the CPU functions (0,
+ * 1) are sampled; those of the CUDA functions are counted. */
 #define FORESHOCK_SHIMS(X)                                                                                 \
   X(0, aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu,                                         \
     "_scaled_dot_product_flash_attention_for_cpu", FORESHOCK_FORWARD)                                      \
@@ -43,8 +43,8 @@ enum { FORESHOCK_SHIM_COUNT = 13 };
 
 /* One call of a shim function. Tensors are torch's AtenTensorHandle; NULL: absent. */
 typedef struct foreshock_shim_call {
-  uint32_t size; /* sizeof, as in hook.h */
-  uint32_t number;
+  uint32_t size;   /* sizeof, as in hook.h */
+  uint32_t number; /* of FORESHOCK_SHIMS */
   const void *query, *key, *value, *mask, *grad_out;
   const void *out, *log_sum_exp; /* inputs of a backward; results of a forward, set once it has returned */
   const void* grad_query;        /* result of a backward, set once it has returned */
@@ -59,12 +59,11 @@ typedef struct foreshock_shim_call {
 /* Called before the shim function. Nonzero: the call is to be sampled. A call of ..._ended always follows. */
 int foreshock_adapter_shim_begins(const foreshock_shim_call* call);
 
-/* Called after the shim function has returned, with the results filled in; `wanted` is the result of
- * ..._begins. */
+/* Called after the shim function has returned, with its results; `wanted` is the result of ..._begins. */
 void foreshock_adapter_shim_ended(const foreshock_shim_call* call, int wanted);
 
-/* Nonzero while this thread runs a backward pass, in which a forward call is a recomputation. For interposed
- * functions that cannot see their caller (TransformerEngine). */
+/* Nonzero while this thread runs a backward pass. A forward call is then a recomputation. For interposed
+ * functions of other libraries (TransformerEngine), which receive no such information from torch. */
 int foreshock_adapter_in_backward(void);
 
 #ifdef __cplusplus

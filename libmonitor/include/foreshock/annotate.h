@@ -62,7 +62,7 @@ static inline void foreshock_annotate_observe_gradients(const foreshock_gradient
   if (foreshock_observe_gradients) foreshock_observe_gradients(gradients, count);
 }
 
-/* As foreshock_read_advice; also returns 0 if the loaded library is too old to have that function. */
+/* As foreshock_read_advice, but sets size and version. Also 0 if the loaded library lacks that function. */
 static inline int foreshock_annotate_read_advice(foreshock_advice* advice) {
   if (!foreshock_read_advice) return 0;
   advice->size = sizeof *advice;
@@ -78,14 +78,11 @@ static inline void foreshock_annotate_step(int64_t step, double loss) {
   record.version = FORESHOCK_ABI_VERSION;
   record.step = step;
   record.step_source = FORESHOCK_STEP_REPORTED;
-  record.reserved = 0;
   record.loss = loss;
-  record.learning_rate = 0;
-  record.gradient_norm = 0;
-  record.batch_id = 0;
   record.given = FORESHOCK_GIVEN_LOSS;
-  record.reserved2 = 0;
-  record.prepare_ns = 0;
+  record.reserved = record.reserved2 = 0;
+  record.learning_rate = record.gradient_norm = 0;
+  record.batch_id = record.prepare_ns = 0;
   foreshock_step_end(&record);
 }
 

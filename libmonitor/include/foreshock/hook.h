@@ -1,4 +1,5 @@
-/* foreshock/hook.h: the functions through which a trainer, or an adapter inside one, reports to the monitor.
+/* foreshock/hook.h: the functions through which a trainer, or an adapter inside one, reports to the monitor
+ * (libforeshock.so, which samples the trainer and passes the data to the agent, another process).
  *
  * Conventions, valid for every function here:
  *   1. Nothing throws, blocks, prints, aborts, allocates after set-up, or takes a lock across a copy.
@@ -60,20 +61,19 @@ enum {
   FORESHOCK_IN_BACKWARD = 2     /* called while a backward pass runs on this thread (recomputation) */
 };
 
-/* Reasons why a call that was to be sampled was skipped. The values are also the order of the counters in the
- * segment. */
+/* Reasons to skip a call that was to be sampled, in the order of the counters in the segment. */
 enum {
-  FORESHOCK_SKIP_BUDGET = 0,
-  FORESHOCK_SKIP_RING_FULL = 1,
-  FORESHOCK_SKIP_DROPOUT = 2,
-  FORESHOCK_SKIP_CAPTURE = 3,
-  FORESHOCK_SKIP_NESTED = 4,
-  FORESHOCK_SKIP_FP8 = 5,
-  FORESHOCK_SKIP_MASK = 6,
-  FORESHOCK_SKIP_LAYOUT = 7,
-  FORESHOCK_SKIP_TOO_LARGE = 8,
-  FORESHOCK_SKIP_OFF = 9,
-  FORESHOCK_SKIP_UNKNOWN = 10,
+  FORESHOCK_SKIP_BUDGET = 0,         /* the monitor has used up its share of the trainer's time */
+  FORESHOCK_SKIP_RING_FULL = 1,      /* no free memory: the agent or a device has not finished with it yet */
+  FORESHOCK_SKIP_DROPOUT = 2,        /* dropout, in a backward call */
+  FORESHOCK_SKIP_CAPTURE = 3,        /* the stream is being captured into a CUDA graph */
+  FORESHOCK_SKIP_NESTED = 4,         /* inside of another registered operation */
+  FORESHOCK_SKIP_FP8 = 5,            /* fp8 or fewer bits */
+  FORESHOCK_SKIP_MASK = 6,           /* an unsupported mask or window */
+  FORESHOCK_SKIP_LAYOUT = 7,         /* unsupported shapes, strides, formats or devices */
+  FORESHOCK_SKIP_TOO_LARGE = 8,      /* even one position exceeds the memory for a sample */
+  FORESHOCK_SKIP_OFF = 9,            /* the monitor is switched off, or has no memory for samples */
+  FORESHOCK_SKIP_UNKNOWN = 10,       /* the call threw, or its arguments are not known */
   FORESHOCK_SKIP_DEVICE = 11,        /* the device's driver is absent, too old, or returned an error */
   FORESHOCK_SKIP_DEVICE_MEMORY = 12, /* no room on the device, or the segment cannot be pinned for it */
   FORESHOCK_SKIP_SET_UP = 13,        /* the device is set up at the end of the step */
@@ -87,9 +87,9 @@ enum {
   FORESHOCK_CAUSAL_BOTTOM_RIGHT = 2 /* query i sees key j if j <= i + keys - queries */
 };
 
-/* One attention call, described after the operation returned. Shapes (batch, heads, position, head
- * dimension), whatever the strides. Query heads / kv-heads is a whole number; query head h reads kv-head
- * h / (query heads / kv-heads). */
+/* One attention call, described after the operation returned. Shapes are (batch, heads, position, head
+ * dimension), whatever the strides: B, H query heads, KVH kv-heads, N queries, M keys, D and DV elements. H /
+ * KVH is a whole number, and query head h reads kv-head h / (H / KVH). */
 typedef struct foreshock_attention_call {
   uint32_t size;
   uint32_t version;
@@ -98,18 +98,17 @@ typedef struct foreshock_attention_call {
   double scale;   /* factor of the scores; never 0 */
   double dropout; /* probability. If it is not 0, only scores and log_sum_exp of a forward call are checked,
                      and backward calls are not checked */
-  foreshock_tensor query; /* (B, H, N, D) */
-  foreshock_tensor key;   /* (B, KVH, M, D) */
-  foreshock_tensor value; /* (B, KVH, M, DV) */
-  foreshock_tensor out;   /* (B, H, N, DV) */
-  foreshock_tensor
-      log_sum_exp;       /* (B, H, N), natural logarithm of the row sum of exp(scaled score); may be absent */
+  foreshock_tensor query;       /* (B, H, N, D) */
+  foreshock_tensor key;         /* (B, KVH, M, D) */
+  foreshock_tensor value;       /* (B, KVH, M, DV) */
+  foreshock_tensor out;         /* (B, H, N, DV) */
+  foreshock_tensor log_sum_exp; /* (B, H, N), ln of the row sum of exp(scaled score); may be absent */
   foreshock_tensor mask; /* broadcast to (B, H, N, M), aligned to the last dimensions: bool (true = visible)
                             or additive; absent: no mask */
   foreshock_tensor grad_out;   /* backward only, (B, H, N, DV) */
   foreshock_tensor grad_query; /* backward only, (B, H, N, D) */
   const void*
-      layer_identity; /* opaque, equal for all calls of one layer (see foreshock_parameter); NULL: unknown */
+      layer_identity;     /* opaque, equal for all calls of a layer (foreshock_parameter); NULL: unknown */
   const char* layer_name; /* explicit annotation, wins over layer_identity; NULL: none */
   void* stream;        /* CUDA tensors only: the CUstream on which the operation was launched (1: the legacy
                           default stream, 2: the thread's default stream). NULL: unknown; the call is then
@@ -142,14 +141,16 @@ typedef struct foreshock_step {
   double loss; /* read only if `given` has FORESHOCK_GIVEN_LOSS; may be NaN */
   double learning_rate;
   double gradient_norm; /* before clipping */
-  uint64_t batch_id;
+  uint64_t batch_id;    /* the trainer's own number of the batch */
   uint32_t given; /* FORESHOCK_GIVEN_...: which of loss, learning_rate, gradient_norm and batch_id are set */
   uint32_t reserved2;
   uint64_t prepare_ns; /* time the caller spent for the monitor since the previous step */
 } foreshock_step;
 
+/* Source of foreshock_step.step: the program itself, the optimizer's state, or a count of detected steps. */
 enum { FORESHOCK_STEP_REPORTED = 1, FORESHOCK_STEP_OPTIMIZER_STATE = 2, FORESHOCK_STEP_COUNTED = 3 };
 
+/* Flags of foreshock_step.given. */
 enum {
   FORESHOCK_GIVEN_LOSS = 1,
   FORESHOCK_GIVEN_LEARNING_RATE = 2,
@@ -164,11 +165,12 @@ enum {
   FORESHOCK_GIVEN_OTHER_TRAINING = 64
 };
 
+/* Sources of a loss. A backward root is the tensor on which the program calls backward(). */
 enum {
-  FORESHOCK_LOSS_REPORTED = 1,
-  FORESHOCK_LOSS_NLL = 2,
-  FORESHOCK_LOSS_BACKWARD_ROOT = 3,
-  FORESHOCK_LOSS_LOGGED = 4 /* the training itself logs a scalar with the name of a loss */
+  FORESHOCK_LOSS_REPORTED = 1,      /* by the program itself */
+  FORESHOCK_LOSS_NLL = 2,           /* the result of a cross-entropy */
+  FORESHOCK_LOSS_BACKWARD_ROOT = 3, /* the value of a backward root */
+  FORESHOCK_LOSS_LOGGED = 4         /* the training itself logs a scalar with the name of a loss */
 };
 
 /* A parameter: it may identify an attention layer, and its gradient may be reported. */
@@ -181,7 +183,8 @@ typedef struct foreshock_parameter {
   uint64_t elements;
 } foreshock_parameter;
 
-/* The gradient of one parameter, before clipping: as values, as a sum of squares, or as a fetched norm. */
+/* The gradient of one parameter, before clipping. It is given as values, as a sum of squares, or as a norm
+ * that foreshock_fetch copies from a device. */
 typedef struct foreshock_gradient {
   uint32_t size;
   uint32_t version;
@@ -205,7 +208,7 @@ typedef struct foreshock_scalar {
   int64_t step; /* the step number with which the training logs the value; -1: none */
 } foreshock_scalar;
 
-/* A model tensor, or the part of one that this rank's optimizer holds. A tensor with more than
+/* A model tensor of which this rank's optimizer holds all or a part. A tensor with more than
  * FORESHOCK_TENSOR_DIMS dimensions is described with its last dimensions multiplied into one. */
 typedef struct foreshock_weight {
   uint32_t size;
@@ -219,8 +222,8 @@ typedef struct foreshock_weight {
   uint32_t unfollowed; /* FORESHOCK_FOLLOWED, or the reason why the tensor cannot be measured */
 } foreshock_weight;
 
-/* Values of `unfollowed`. A tensor that cannot be measured is counted, and its `shape` still takes part in
- * spreading the measurements of all tensors evenly over the steps. */
+/* Values of `unfollowed`. A tensor that cannot be measured is only counted. Its `shape` still takes part when
+ * the measurements of all tensors are spread evenly over the steps. */
 enum {
   FORESHOCK_FOLLOWED = 0,
   FORESHOCK_UNFOLLOWED_FLAT = 1,      /* it consists of several parameters (flat parameters of FSDP1) */
@@ -287,13 +290,12 @@ FORESHOCK_EXPORT uint32_t foreshock_abi_version(void);
 /* Nonzero while this process is monitored (armed, and switched on). */
 FORESHOCK_EXPORT int foreshock_enabled(void);
 
-/* Switches the monitor off for the rest of this process and leaves `reason` (letters, digits, '_') for the
- * agent and the launcher to read. */
+/* Switches the monitor off in this process. `reason` (letters, digits, '_'): for the agent and launcher. */
 FORESHOCK_EXPORT void foreshock_off(const char* reason);
 
-/* Describes the place of this process in the job. rank, local_rank, world_size and attempt count only if the
- * call comes before the first step and before the first attention call that needs gradients. The other fields
- * are published when the next step ends; a later call replaces all of them. */
+/* Describes the place of this process in the job. rank, local_rank, world_size and attempt are accepted only
+ * before the first step and before the first attention call that needs gradients. The other fields are
+ * published when the next step ends; a later call replaces all of them. */
 FORESHOCK_EXPORT void foreshock_describe(const foreshock_identity* identity);
 
 /* Fills in `*advice` and returns nonzero. Returns 0 if there is no advice: the process is not monitored, no
@@ -303,9 +305,8 @@ FORESHOCK_EXPORT int foreshock_read_advice(foreshock_advice* advice);
 
 /* -- attention -- */
 
-/* Registers an operation; call it once per operation at set-up. `pass` is FORESHOCK_FORWARD or _BACKWARD;
- * `name` is copied (63 bytes). Returns the operation's number, the same for the same name and pass, or -1 if
- * the table is full. */
+/* Registers an operation, at set-up. `pass` is FORESHOCK_FORWARD or _BACKWARD; `name` is copied (63 bytes).
+ * Returns the operation's number, the same for the same name and pass; -1: the table is full. */
 FORESHOCK_EXPORT int32_t foreshock_register_op(const char* name, uint32_t pass);
 
 /* Must precede every call of a registered operation on real data (not fake, not meta, not nested in another
@@ -316,11 +317,11 @@ FORESHOCK_EXPORT int foreshock_attention_enter(int32_t op, uint32_t flags);
 /* Describes a call for which foreshock_attention_enter returned nonzero, after the operation has returned. */
 FORESHOCK_EXPORT void foreshock_attention_leave(const foreshock_attention_call* call);
 
-/* Replaces foreshock_attention_leave if the operation threw (FORESHOCK_SKIP_UNKNOWN) or cannot be described.
+/* Replaces ..._leave if the operation threw (FORESHOCK_SKIP_UNKNOWN) or cannot be described (other reasons).
  */
 FORESHOCK_EXPORT void foreshock_attention_skip(int32_t op, uint32_t reason);
 
-/* Evidence that the process has attention which no hook sees. Of several, the smallest number is kept. */
+/* Evidence that the process has attention which no hook sees. The smallest number for a name is kept. */
 enum {
   FORESHOCK_UNSEEN_USED = 1,      /* it was called, at least while a graph was compiled */
   FORESHOCK_UNSEEN_IMPORTED = 2,  /* its module was imported */
@@ -333,8 +334,7 @@ FORESHOCK_EXPORT void foreshock_note_unseen(const char* name, uint32_t evidence)
 
 /* -- steps -- */
 
-/* Reports that an optimizer step has ended. The next step begins with the next forward call outside a
- * backward pass. */
+/* Reports the end of an optimizer step. The next one begins with the next forward call outside a backward. */
 FORESHOCK_EXPORT void foreshock_step_end(const foreshock_step* step);
 
 /* Reports an optimizer step that a gradient scaler skipped because gradients were not finite. */
@@ -346,16 +346,16 @@ FORESHOCK_EXPORT void foreshock_step_skipped_if(uint64_t number);
 /* Marks the count of skipped steps as unknown from now on: the gradient scaler's result cannot be read. */
 FORESHOCK_EXPORT void foreshock_skips_unseen(void);
 
-/* Marks the gradients of the step that ends next as not reported: there are more than the adapter can hold.
- */
+/* Marks the gradients of the step that ends next as not reported: they exceed the adapter's capacity. */
 FORESHOCK_EXPORT void foreshock_gradients_too_many(void);
 
-/* Reports a loss value of one micro-batch. The best source is used and kept: reported, then nll, then
- * backward root, then logged. */
+/* Reports a loss value of one micro-batch. Of several sources the best one is used from then on: reported,
+ * then nll, then backward root, then logged. */
 FORESHOCK_EXPORT void foreshock_observe_loss(double value, uint32_t source);
 
-/* Reports that the next observed backward root is the loss of its micro-batch divided by this whole number (2
- * or more). If it equals the number of the step's backward roots, the step's loss is the sum of its roots. */
+/* Reports that the program divided the loss of a micro-batch by `divisor` (a whole number, 2 or more) before
+ * it called backward() on it, and that this backward root is observed next. If the step has `divisor`
+ * backward roots, its loss is their sum. */
 FORESHOCK_EXPORT void foreshock_observe_root_divisor(double divisor);
 
 /* Reports that the losses observed since the last step, or since the last call of this function, belong to
@@ -363,10 +363,10 @@ FORESHOCK_EXPORT void foreshock_observe_root_divisor(double divisor);
  * that ends next; a value that is still on a device is dropped. */
 FORESHOCK_EXPORT void foreshock_loss_is_of(const char* name);
 
-/* Reports the cross-entropy of a micro-batch, or of a piece of one, as the sum over its targets; `weight` is
+/* Reports the cross-entropy of a micro-batch, or of a piece of one, as the sum over its targets. `weight` is
  * the sum of the targets' weights (without weights: the number of targets that count). From it the monitor
- * decides whether the backward roots of a step's micro-batches must be added or averaged. Without backward
- * roots the loss is the total of the sums divided by the total of the weights; its source is then nll. */
+ * decides whether the backward roots of a step's micro-batches must be added or averaged. In a step without
+ * backward roots, the loss is the total of the sums divided by that of the weights, and its source is nll. */
 FORESHOCK_EXPORT void foreshock_observe_loss_sum(double sum, double weight);
 
 /* Copies values from a CUDA device to the host without waiting. Each of the `count` tensors has one element
@@ -374,9 +374,9 @@ FORESHOCK_EXPORT void foreshock_observe_loss_sum(double sum, double weight);
  * the stream of the work that computes them (as in foreshock_attention_call). Returns nonzero and fills in
  * one number per value, to be passed to a function below that takes one; the record of the step is completed
  * when the values have arrived. Returns 0 if the values cannot be copied: the device is not set up yet (first
- * step), the stream is being captured, or something failed. For FORESHOCK_FETCH_LOSS numbers are filled in
- * even if the copy fails, because foreshock_fetched may still supply the value; 0 then means that the trainer
- * reports its loss itself, or that the tensors are no such values. */
+ * step), the stream is being captured, or something failed. FORESHOCK_FETCH_LOSS succeeds even if the copy
+ * fails, because foreshock_fetched may still supply the value. It returns 0 only if the trainer reports its
+ * loss itself, or if the tensors are not as described. */
 enum { FORESHOCK_FETCH_LOSS = 1, FORESHOCK_FETCH_NORM = 2, FORESHOCK_FETCH_OTHER = 3 };
 FORESHOCK_EXPORT int foreshock_fetch(const foreshock_tensor* values, size_t count, void* stream,
                                      uint32_t what, uint64_t* numbers);
@@ -395,19 +395,18 @@ FORESHOCK_EXPORT void foreshock_fetched(uint64_t number, double value);
 FORESHOCK_EXPORT int foreshock_step_is_sampled(void);
 
 /* Reports numbers that the training logs, for the record of the step that ends next. Of several values with
- * one name the last is kept. A process can have 16 names; further names are dropped. Returns how many values
- * were kept. */
+ * one name the last is kept. More than 16 names in a process are dropped. Returns how many values were kept.
+ */
 FORESHOCK_EXPORT int foreshock_observe_scalars(const foreshock_scalar* scalars, size_t count);
 
 /* -- parameters -- */
 
 /* Names parameters, once per run and again after resharding; a later entry replaces an earlier one with the
- * same identity. May be called before the process is monitored. Returns how many names were kept. With
- * `count` 0 all names are forgotten: this must be done if the identities now belong to other tensors. */
+ * same identity. May be called before the process is monitored. Returns how many names were kept. A call with
+ * `count` 0 drops all names: necessary if the identities now belong to other tensors. */
 FORESHOCK_EXPORT int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count);
 
-/* Reports the gradients of the step that ends next, before clipping; call it once per step with all of them.
- */
+/* Reports all gradients of the step that ends next, before clipping, in one call. */
 FORESHOCK_EXPORT void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count);
 
 /* -- weights -- */

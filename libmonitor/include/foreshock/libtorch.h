@@ -20,8 +20,8 @@
 
 namespace foreshock {
 
-// Returns the label of a parameter's layer: the first number in its name, "003" for "blocks.3.query.weight".
-// For a name without a number, returns the text before its last dot.
+// Returns the label of a parameter's layer: the first number between dots in its name, with three digits
+// ("003" for "blocks.3.query.weight"). For a name without a number, returns the text before its last dot.
 inline std::string layer_label(const std::string& name) {
   for (size_t at = 0; at < name.size(); at = name.find('.', at) + 1) {
     char* end = nullptr;
@@ -36,8 +36,8 @@ inline std::string layer_label(const std::string& name) {
   return name.substr(0, name.rfind('.'));
 }
 
-// Names the parameters of a torch::nn::Module. Returns how many were kept. Call it again after the model's
-// tensors have been replaced, for example by moving the model to a device.
+// Names the parameters of a torch::nn::Module, so that their layers have these labels. Returns how many names
+// were kept. Call it again after the tensors have been replaced, for example by a move to a device.
 template <class Module>
 int name_layers(const Module& module) {
   const auto named = module.named_parameters();
@@ -58,8 +58,8 @@ int name_layers(const Module& module) {
   return foreshock_annotate_name_parameters(rows.data(), rows.size());
 }
 
-// Reports all gradients at sampled steps. Every gradient must be dense, on the CPU and in fp32 or fp64.
-// Otherwise none is reported, because the norm would lack a part.
+// Reports all gradients, if the step is sampled. Every gradient must be dense, on the CPU and in fp32 or
+// fp64. Otherwise none is reported, because the norm would lack a part.
 template <class Module>
 void observe_gradients(const Module& module) {
   if (!foreshock_annotate_step_is_sampled()) return;
