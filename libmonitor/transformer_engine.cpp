@@ -508,10 +508,10 @@ bool are_words_plausible(const NvteWords& places, const Word* words, float scale
   for (int n = 0; n < places.count; ++n)
     if (!is_plausible(places.kinds[n], words[n], handles)) return false;
   // The tensors that describe_nvte_call() and its caller read.
-  const int8_t read[] = {places.query,    places.key,        places.value,
-                         places.out,      places.grad_out,   places.grad_query,
-                         places.grad_key, places.grad_value, places.workspace};
-  return std::all_of(std::begin(read), std::end(read),
+  const int8_t dereferenced[] = {places.query,    places.key,        places.value,
+                                 places.out,      places.grad_out,   places.grad_query,
+                                 places.grad_key, places.grad_value, places.workspace};
+  return std::all_of(std::begin(dereferenced), std::end(dereferenced),
                      [&](int8_t place) { return place < 0 || handles.can_be_dereferenced(words[place]); });
 }
 

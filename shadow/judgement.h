@@ -59,7 +59,7 @@ struct SliceDeviation {
   // Roots of the sums of squared errors over the compared rows: of the trainer's result (kernel) and of plain
   // over those where plain is finite, of fused over those where fused is finite.
   double kernel_error_norm = 0, plain_error_norm = 0, fused_error_norm = 0;
-  double reference_norm = 0;  // norm of the reference over the rows of fused_error_norm
+  double reference_norm = 0;  // of what fused is compared with, over the compared rows where it is finite
   // Number of rows over which the error is spread: (sum of e)^2 / sum of e^2, from 1 to the number of rows.
   // For effective_rows e is the trainer's squared error of a row plus plain's, for plain_effective_rows
   // plain's alone. Absent if the sum is 0 or not finite.

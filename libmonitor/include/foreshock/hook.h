@@ -3,9 +3,8 @@
  *
  * Conventions, valid for every function here:
  *   1. Nothing throws, blocks, prints, aborts, allocates after set-up, or takes a lock across a copy.
- *   2. A return value only says what the monitor wants next, how much it kept, or under which number it keeps
- *      something. The training must not depend on it. Only the result of foreshock_read_advice is meant to
- *      be acted on.
+ *   2. A return value reports what the monitor needs next, how much it kept, or a number that it assigned.
+ *      The training must not depend on it. Only the result of foreshock_read_advice is meant to be acted on.
  *   3. Every struct starts with `size` (sizeof) and `version` (FORESHOCK_ABI_VERSION), as the caller
  *      compiled them. If either differs from this header, the struct is not read. An attention call is then
  *      counted as skipped ("unknown"); any other call is ignored.
