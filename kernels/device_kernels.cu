@@ -98,56 +98,21 @@ class DeviceBlock {
 
 extern "C" {
 
-__global__ void __launch_bounds__(256) foreshock_gather(const __grid_constant__ foreshock::GatherJob job) {
-  foreshock::DeviceBlock block;
-  foreshock::gather_body(job, block);
-}
+// Defines the kernel foreshock_<name>, for at most `threads` threads per block, which runs <name>_body().
+#define FORESHOCK_KERNEL(threads, name, Job)                                                                \
+  __global__ void __launch_bounds__(threads) foreshock_##name(const __grid_constant__ foreshock::Job job) { \
+    foreshock::DeviceBlock block;                                                                           \
+    foreshock::name##_body(job, block);                                                                     \
+  }
 
-__global__ void __launch_bounds__(256)
-    foreshock_packed_gather(const __grid_constant__ foreshock::PackedGatherJob job) {
-  foreshock::DeviceBlock block;
-  foreshock::packed_gather_body(job, block);
-}
-
-__global__ void __launch_bounds__(1024)
-    foreshock_count_patterns(const __grid_constant__ foreshock::HistogramJob job) {
-  foreshock::DeviceBlock block;
-  foreshock::count_patterns_body(job, block);
-}
-
-__global__ void __launch_bounds__(256)
-    foreshock_count_bins(const __grid_constant__ foreshock::HistogramJob job) {
-  foreshock::DeviceBlock block;
-  foreshock::count_bins_body(job, block);
-}
-
-__global__ void __launch_bounds__(foreshock::kSumLanes)
-    foreshock_gradient_sums(const __grid_constant__ foreshock::GradientSumsJob job) {
-  foreshock::DeviceBlock block;
-  foreshock::gradient_sums_body(job, block);
-}
-
-__global__ void __launch_bounds__(foreshock::kSumLanes)
-    foreshock_adam_sums(const __grid_constant__ foreshock::AdamSumsJob job) {
-  foreshock::DeviceBlock block;
-  foreshock::adam_sums_body(job, block);
-}
-
-__global__ void __launch_bounds__(256)
-    foreshock_checksum(const __grid_constant__ foreshock::ChecksumJob job) {
-  foreshock::DeviceBlock block;
-  foreshock::checksum_body(job, block);
-}
-
-__global__ void __launch_bounds__(256)
-    foreshock_key_gather(const __grid_constant__ foreshock::KeyGatherJob job) {
-  foreshock::DeviceBlock block;
-  foreshock::key_gather_body(job, block);
-}
-
-__global__ void __launch_bounds__(128) foreshock_scalars(const __grid_constant__ foreshock::ScalarsJob job) {
-  foreshock::DeviceBlock block;
-  foreshock::scalars_body(job, block);
-}
+FORESHOCK_KERNEL(256, gather, GatherJob)
+FORESHOCK_KERNEL(256, packed_gather, PackedGatherJob)
+FORESHOCK_KERNEL(1024, count_patterns, HistogramJob)
+FORESHOCK_KERNEL(256, count_bins, HistogramJob)
+FORESHOCK_KERNEL(foreshock::kSumLanes, gradient_sums, GradientSumsJob)
+FORESHOCK_KERNEL(foreshock::kSumLanes, adam_sums, AdamSumsJob)
+FORESHOCK_KERNEL(256, checksum, ChecksumJob)
+FORESHOCK_KERNEL(256, key_gather, KeyGatherJob)
+FORESHOCK_KERNEL(128, scalars, ScalarsJob)
 
 }  // extern "C"

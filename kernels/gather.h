@@ -14,8 +14,8 @@ namespace foreshock {
 
 // Copies the first `width` elements of each row (i, j, first) .. (i, j, first + count - 1) to `to`, row-major
 // and dense; `to` holds count * width elements. Indices must lie inside the shape. Returns the bytes written.
-inline uint64_t gather_row_heads(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
-                                 int64_t width, char* to) {
+inline uint64_t gather_row_starts(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
+                                  int64_t width, char* to) {
   const size_t element = size_of(from.dtype);
   const uint64_t row_bytes = static_cast<uint64_t>(width) * element;
   const bool dense_rows = from.stride[3] == 1 || width <= 1;
@@ -41,7 +41,7 @@ inline uint64_t gather_row_heads(const TensorView& from, int64_t i, int64_t j, i
 // Does the same with whole rows.
 inline uint64_t gather_rows(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
                             char* to) {
-  return gather_row_heads(from, i, j, first, count, from.shape[3], to);
+  return gather_row_starts(from, i, j, first, count, from.shape[3], to);
 }
 
 // A packed batch: sequences stored one after the other without padding. Also the choice of the sequence to

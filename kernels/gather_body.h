@@ -30,7 +30,7 @@ struct PieceRows {
 class JobRows {
  public:
   explicit FORESHOCK_DEVICE JobRows(const GatherJob& job) : job_(job) {}
-  FORESHOCK_DEVICE PieceRows of(uint32_t piece, uint32_t /*thread*/) const {
+  FORESHOCK_DEVICE PieceRows piece_rows(uint32_t piece, uint32_t /*thread*/) const {
     return {job_.piece[piece].from, job_.piece[piece].rows};
   }
   FORESHOCK_DEVICE int64_t position(uint32_t n, uint32_t /*thread*/) const { return job_.position[n]; }
@@ -47,7 +47,7 @@ class SequenceRows {
 
   FORESHOCK_DEVICE SequenceRows(const PackedGatherJob& job, Places& place) : job_(job), place_(place) {}
 
-  FORESHOCK_DEVICE PieceRows of(uint32_t number, uint32_t thread) const {
+  FORESHOCK_DEVICE PieceRows piece_rows(uint32_t number, uint32_t thread) const {
     const GatherPiece& piece = job_.gather.piece[number];
     const SequencePlace& place = place_[thread];
     // The offset of the sequence's first row: pieces with listed rows hold queries, the others keys. Only
@@ -93,7 +93,7 @@ FORESHOCK_DEVICE void gather_piece(const GatherJob& job, uint32_t number, const 
   const uint32_t groups = block.threads() / group;
   block.each([&](uint32_t thread) {
     if (thread / group >= groups) return;
-    const PieceRows copied = rows.of(number, thread);
+    const PieceRows copied = rows.piece_rows(number, thread);
     const uint64_t all = uint64_t{piece.heads} * copied.rows;
     const uint64_t first = uint64_t{block.index()} * groups + thread / group;
     for (uint64_t row = first; row < all; row += uint64_t{block.blocks()} * groups) {

@@ -70,16 +70,16 @@ struct RowsOfTile {
 
 // Adds a block to the sums of its columns. If BlockSums::add() refuses a row, adds nothing and returns false.
 template <class Type>
-bool add_block(const RowsOfTile& of, const Format& format, ColumnSum* to) {
+bool add_block(const RowsOfTile& tile, const Format& format, ColumnSum* to) {
   BlockSums sums;
   bool is_accepted = true;
-  for (int64_t row = 0; row < of.rows; ++row) {
-    prefetch_row(of.at + (row + kRowsAhead) * of.row_bytes, 2 * of.columns);
-    is_accepted &= sums.add<Type>(of.at + row * of.row_bytes, of.columns);
+  for (int64_t row = 0; row < tile.rows; ++row) {
+    prefetch_row(tile.at + (row + kRowsAhead) * tile.row_bytes, 2 * tile.columns);
+    is_accepted &= sums.add<Type>(tile.at + row * tile.row_bytes, tile.columns);
   }
   if (!is_accepted) return false;
   const double unit = 2 / static_cast<double>(uint64_t{1} << format.precision);  // ulp(x) / 2^exponent
-  for (int64_t c = 0; c < of.columns; ++c) {
+  for (int64_t c = 0; c < tile.columns; ++c) {
     const auto pair = static_cast<size_t>(c / 2);
     to[c].sum += double{c % 2 == 0 ? sums.even[pair] : sums.odd[pair]};
     to[c].ulp_squares += double{c % 2 == 0 ? sums.even_squares[pair] : sums.odd_squares[pair]} * unit * unit;
@@ -88,14 +88,14 @@ bool add_block(const RowsOfTile& of, const Format& format, ColumnSum* to) {
 }
 
 // Does the same as add_block() for fp32 elements, with sums in fp64.
-bool add_fp32_block(const RowsOfTile& of, const Format& format, ColumnSum* to) {
+bool add_fp32_block(const RowsOfTile& tile, const Format& format, ColumnSum* to) {
   constexpr int32_t kExponent = 0x7f800000, kLeast = (127 + ColumnSum::kLeastExponent) << 23;
   double sums[kTile] = {}, squares[kTile] = {};
   int32_t largest = 0;
-  for (int64_t row = 0; row < of.rows; ++row) {
-    const char* at = of.at + row * of.row_bytes;
-    prefetch_row(at + kRowsAhead * of.row_bytes, 4 * of.columns);
-    for (int64_t c = 0; c < of.columns; ++c) {
+  for (int64_t row = 0; row < tile.rows; ++row) {
+    const char* at = tile.at + row * tile.row_bytes;
+    prefetch_row(at + kRowsAhead * tile.row_bytes, 4 * tile.columns);
+    for (int64_t c = 0; c < tile.columns; ++c) {
       const auto bits = load_unaligned<int32_t>(at + 4 * c);
       const int32_t exponent = bits & kExponent;
       const double power = double{std::bit_cast<float>(std::max(exponent, kLeast))};
@@ -106,7 +106,7 @@ bool add_fp32_block(const RowsOfTile& of, const Format& format, ColumnSum* to) {
   }
   if (largest == kExponent) return false;
   const double unit = 2 / static_cast<double>(uint64_t{1} << format.precision);
-  for (int64_t c = 0; c < of.columns; ++c) {
+  for (int64_t c = 0; c < tile.columns; ++c) {
     to[c].sum += sums[c];
     to[c].ulp_squares += squares[c] * unit * unit;
   }
@@ -114,12 +114,12 @@ bool add_fp32_block(const RowsOfTile& of, const Format& format, ColumnSum* to) {
 }
 
 // Adds one element at a time. Slow, but handles every format, layout and value.
-void add_elements(const TensorView& view, const RowsOfTile& of, ColumnSum* to) {
+void add_elements(const TensorView& view, const RowsOfTile& tile, ColumnSum* to) {
   const int64_t stride = view.stride[3] * static_cast<int64_t>(size_of(view.dtype));
   const Format format = format_of(view.dtype);
-  for (int64_t row = 0; row < of.rows; ++row)
-    for (int64_t c = 0; c < of.columns; ++c)
-      to[c].add(load_as_double(of.at + row * of.row_bytes + c * stride, view.dtype, 0), format);
+  for (int64_t row = 0; row < tile.rows; ++row)
+    for (int64_t c = 0; c < tile.columns; ++c)
+      to[c].add(load_as_double(tile.at + row * tile.row_bytes + c * stride, view.dtype, 0), format);
 }
 
 // Sums each column of one head, in order of the rows.

@@ -115,9 +115,9 @@ FORESHOCK_DEVICE void sum_tensors(const Job& job, Block& block) {
   uint32_t* is_last = block.template shared<uint32_t>(0);
   Sums* lane = block.template shared<Sums>(sizeof(Bytes16), kSumLanes);
   for (uint64_t chunk = block.index(); chunk < job.chunks; chunk += block.blocks()) {
-    uint32_t of = 0;
-    while (of + 1 < job.tensors && job.tensor[of + 1].first_chunk <= chunk) ++of;
-    sum_chunk(job.tensor[of], chunk - job.tensor[of].first_chunk, lane, block);
+    uint32_t owner = 0;  // the tensor to which the chunk belongs
+    while (owner + 1 < job.tensors && job.tensor[owner + 1].first_chunk <= chunk) ++owner;
+    sum_chunk(job.tensor[owner], chunk - job.tensor[owner].first_chunk, lane, block);
     block.each([&](uint32_t thread) {
       if (thread == 0) partials[chunk] = lane[0];
     });

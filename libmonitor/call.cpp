@@ -459,7 +459,7 @@ namespace {
 void copy_rows(const TensorView& from, const Slice& slice, int64_t width, char* to) {
   for (int head = 0; head < slice.heads; ++head)
     for (int n = 0; n < slice.positions; ++n)
-      to += gather_row_heads(from, slice.batch, slice.first_head + head, slice.position[n], 1, width, to);
+      to += gather_row_starts(from, slice.batch, slice.first_head + head, slice.position[n], 1, width, to);
 }
 
 // Copies query rows [first, first + count) of the sampled heads, head-major.

@@ -120,12 +120,12 @@ int DeviceState::try_set_up() {
   if (room < kClocks + kLeastRingBytes) return FORESHOCK_SKIP_DEVICE_MEMORY;
   const uint64_t bytes = std::min(wanted, room - kClocks);
 
-  int least = 0, greatest = 0;
+  int lowest = 0, highest = 0;  // priorities of streams; this object's stream has the lowest
   if (!driver.find_kernel(module, name_of(DeviceKernel::kGather), &gather_) ||
       !driver.find_kernel(module, name_of(DeviceKernel::kPackedGather), &packed_gather_) ||
       !driver.find_kernel(module, name_of(DeviceKernel::kKeyGather), &key_gather_) ||
-      !ok(driver.ctx_get_stream_priority_range(&least, &greatest)) ||
-      !ok(driver.stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, least)) ||
+      !ok(driver.ctx_get_stream_priority_range(&lowest, &highest)) ||
+      !ok(driver.stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, lowest)) ||
       !ok(driver.event_create(&event_, cuda::kEventDisableTiming)))
     return FORESHOCK_SKIP_DEVICE;
   // The memory is allocated last, so that no memory is lost if another step fails.
@@ -399,9 +399,9 @@ int DeviceSampler::send_gradients(const DeviceStream& stream, const foreshock_gr
   DeviceTurn turn;
   if (const int why = enter(stream, kGradients, &turn); why >= 0) return why;
   // Both checks come first, to request both set-ups at once: the sums are read back like scalars.
-  const int not_there = check(turn.gradients(), kGradients, turn);
+  const int why_not_sums = check(turn.gradients(), kGradients, turn);
   if (const int why = check_context(turn.state(), kCalls, turn); why >= 0) return why;
-  if (not_there >= 0) return not_there;
+  if (why_not_sums >= 0) return why_not_sums;
   ScalarReadback& scalars = turn.state().scalars();
   const int why = turn.gradients().send(gradients, count, handle_of(stream), &scalars, sent);
   if (why >= 0) return why;

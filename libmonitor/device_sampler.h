@@ -76,7 +76,7 @@ class DeviceState : public PerContext {
   static constexpr uint64_t kShareOfFree = 8;  // the ring takes at most an eighth of the free memory
 
   void forget() { *this = {}; }
-  // `index`: index in segment::Progress::by_device.
+  // `index`: index in segment::Progress::by_device, where the device stores the ticket of its latest slice.
   void set_up(const DeviceSetting& setting, int32_t index, uint64_t context_id);
 
   // Whether the stream has completed the work of set_up(). Nothing is sampled before that.

@@ -92,11 +92,11 @@ uint64_t ScalarReadback::send(std::span<const ScalarRow> rows, cuda::Stream stre
   size_t count = 0;
   for (const ScalarRow& row : rows) count += row.count;
   return send_all(count, stream, [rows](size_t n) {
-    size_t of = 0;
-    for (; n >= rows[of].count; ++of) n -= rows[of].count;
-    const bool is_sum = rows[of].dtype == kSquaresOfSums;
-    const size_t bytes = is_sum ? sizeof(GradientSums) : size_of(static_cast<DType>(rows[of].dtype));
-    return Source{rows[of].at + n * bytes, rows[of].dtype};
+    const ScalarRow* row = rows.data();
+    for (; n >= row->count; ++row) n -= row->count;
+    const bool is_sum = row->dtype == kSquaresOfSums;
+    const size_t bytes = is_sum ? sizeof(GradientSums) : size_of(static_cast<DType>(row->dtype));
+    return Source{row->at + n * bytes, row->dtype};
   });
 }
 

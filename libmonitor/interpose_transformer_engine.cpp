@@ -74,6 +74,7 @@ void note_unknown(const char* version, const char* why) {
   foreshock_note_unseen(name, FORESHOCK_UNSEEN_USED);
 }
 
+// Finds the real functions. `ours`: the functions of this file, by pass, which are not to be found.
 Library real_functions(void* const (&ours)[2]) {
   Library found = {};
   for (int pass = 0; pass < 2; ++pass)
@@ -106,15 +107,15 @@ Library find_library(void* const (&ours)[2]) {
 Library g_library;
 std::atomic<int> g_library_state{0};  // 1: a thread fills in g_library, 2: it is complete
 
-// Returns g_library, or *own with only the real functions. Never waits: while one thread fills in g_library,
-// other threads only forward their calls.
-const Library& library(void* const (&ours)[2], Library* own) {
+// Returns g_library, or *temporary with only the real functions. Never waits: while one thread fills in
+// g_library, other threads only forward their calls.
+const Library& library(void* const (&ours)[2], Library* temporary) {
   if (g_library_state.load(std::memory_order_acquire) == 2) [[likely]]
     return g_library;
   int unset = 0;
   if (!g_library_state.compare_exchange_strong(unset, 1)) {
-    *own = real_functions(ours);
-    return *own;
+    *temporary = real_functions(ours);
+    return *temporary;
   }
   g_library = find_library(ours);
   g_library_state.store(2, std::memory_order_release);
@@ -220,11 +221,11 @@ bool are_arguments(const Library& library, uint32_t pass, const Word* words, con
 }
 
 Word forward_call(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
-  Library own;
-  const Library& behind = library(ours, &own);
-  const Function real = behind.real[pass];
+  Library temporary;
+  const Library& target = library(ours, &temporary);
+  const Function real = target.real[pass];
   if (real == nullptr) end_without_it(kFunctions[pass]);
-  if (!behind.is_monitored) return real(FORESHOCK_ARGUMENTS);
+  if (!target.is_monitored) return real(FORESHOCK_ARGUMENTS);
   const Word words[] = {FORESHOCK_INTEGERS(FORESHOCK_NAME), FORESHOCK_STACK(FORESHOCK_NAME)};
   static_assert(sizeof words / sizeof *words == kIntegerRegisters + kStackWords);
   static_assert(kIntegerRegisters + kStackWords >= kMostNvteWords);
@@ -233,15 +234,15 @@ Word forward_call(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
   std::memcpy(&floats[1], &d1, sizeof(float));
   // Every call is checked until one has been described, then only the calls to be sampled.
   const bool is_trusted = g_trust[pass].load(std::memory_order_acquire) == kTrusted;
-  const bool is_read = behind.is_known && (is_trusted || are_arguments(behind, pass, words, floats));
-  if (is_read && behind.tensors.data(words[words_of(behind, pass).workspace]) == nullptr)
+  const bool is_read = target.is_known && (is_trusted || are_arguments(target, pass, words, floats));
+  if (is_read && target.tensors.data(words[words_of(target, pass).workspace]) == nullptr)
     return real(FORESHOCK_ARGUMENTS);  // computes only the size of the workspace
-  const int32_t op = is_read || !behind.is_known ? behind.ops[pass] : g_refused_ops[pass].load();
-  const int wanted = foreshock_attention_enter(op, flags_of(behind, pass, words, is_read));
+  const int32_t op = is_read || !target.is_known ? target.ops[pass] : g_refused_ops[pass].load();
+  const int wanted = foreshock_attention_enter(op, flags_of(target, pass, words, is_read));
   const Word result = real(FORESHOCK_ARGUMENTS);  // exceptions propagate; nothing needs cleanup
   if (wanted == 0) return result;
-  if (is_read && are_arguments(behind, pass, words, floats))
-    report(behind, pass, words, floats);
+  if (is_read && are_arguments(target, pass, words, floats))
+    report(target, pass, words, floats);
   else
     foreshock_attention_skip(op, FORESHOCK_SKIP_UNKNOWN);
   return result;

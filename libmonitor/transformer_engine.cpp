@@ -103,8 +103,8 @@ constexpr KindOfName kKinds[] = {
 };
 
 NvteKind kind_of(const char* name) {
-  for (const KindOfName& of : kKinds)
-    if (std::strncmp(name, of.begin, std::strlen(of.begin)) == 0) return of.kind;
+  for (const KindOfName& known : kKinds)
+    if (std::strncmp(name, known.begin, std::strlen(known.begin)) == 0) return known.kind;
   return NvteKind::kHandle;
 }
 

@@ -16,7 +16,7 @@
 namespace foreshock {
 namespace {
 
-constexpr uint32_t kZero = 1u << 19;  // the bin that begins at +0
+constexpr uint32_t kZero = 1u << 19;  // the bin that begins at +0; in an index of a counter, the sign bit
 // A "magnitude" is the upper 20 bits of an fp32 without the sign; it numbers the bins of one sign.
 constexpr uint32_t kInfinite = 0x7f800u;    // values with this magnitude or a larger one are not finite
 constexpr uint32_t kMagnitude = kZero - 1;  // mask of a magnitude
@@ -303,8 +303,8 @@ void put(uint64_t number, std::string* bytes) {
   bytes->append(text, put_varint(number, text));
 }
 
-// Reads a bin. Returns false if it is not a bin of finite values, if its count exceeds the values left, or if
-// its residual is too large for its count.
+// Reads a bin; those of finite values are [kFirst, kEnd). Returns false if it is not a bin of finite values,
+// if its count exceeds the values left, or if its residual is too large for its count.
 bool get_bin(Bytes* bytes, uint64_t* index, uint64_t* left, HistogramBin* bin) {
   constexpr uint64_t kMost = (1u << kBinResidualBits) - 1, kFirst = 0x800, kEnd = kBins - kFirst;
   uint64_t distance = 0;

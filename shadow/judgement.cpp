@@ -297,6 +297,7 @@ void compare_lse(const AttentionSlice& slice, const Reference& ref, int row, Sli
 // other calls have almost no weight, and such rows do not look partial.
 constexpr double kPartialShare = 0.75;
 
+// Sets the results about scores and log_sum_exp, over the rows that see a key.
 void describe_scores(const AttentionSlice& slice, const Reference& ref, SliceDeviation* d) {
   double entropy_sum = 0;
   int entropy_rows = 0;

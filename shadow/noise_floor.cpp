@@ -229,6 +229,8 @@ void compute_grad_query(const AttentionSlice& slice, const FloorArrays<T>& a, No
   store_rows(a.fused_grad, a.stride, slice.rows, slice.head_dim, 1, &floors->fused.grad_query);
 }
 
+// The order matters: compute_out() needs the a.sum of the weights that were exponentiated last, and
+// compute_delta() the a.out of plain first, then that of the slice.
 template <class T>
 void floors_as(const AttentionSlice& slice, const Reference& reference, NoiseFloors* floors) {
   const FloorArrays<T> a(slice, &floors->scratch);

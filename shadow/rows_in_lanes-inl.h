@@ -42,6 +42,7 @@ constexpr int padded_rows(int rows) {
   return (rows + lanes_of<T>() - 1) / lanes_of<T>() * lanes_of<T>();
 }
 
+// Converts `count` elements from `first` on, whole vectors first. Storage is a 16-bit format or float.
 template <class T, class Storage>
 HWY_INLINE void widen(const void* from, size_t first, size_t count, T* HWY_RESTRICT to) {
   const LanesTag<T> d;
@@ -143,6 +144,7 @@ constexpr int sums_in_registers() {
   return (HWY_TARGET == HWY_AVX2) ? 12 : 24;
 }
 
+// Computes all columns for kVectors vectors of rows: kWide columns at a time, then kNarrow, then single ones.
 template <int kVectors, class T>
 HWY_INLINE void multiply_vectors(const Product<T>& p, int first_row, int columns, T* result) {
   constexpr int kWide = sums_in_registers<T>() / kVectors;
@@ -229,7 +231,7 @@ HWY_INLINE V round_lanes(DType type, V x) {
 template <class T>
 class ArraysIn {
  public:
-  // Reserves room for `arrays` arrays with `total` elements in all.
+  // Reserves room for `arrays` arrays with `total` elements in all, and for the padding of each.
   ArraysIn(std::vector<double>* scratch, size_t total, size_t arrays) {
     resize_up(scratch, total * sizeof(T) / sizeof(double) + 8 * arrays + 9);
     next_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch->data()) + 63) & ~uintptr_t{63});

@@ -181,6 +181,8 @@ std::optional<Spectrum> update_spectrum(const HeadProjections& head) {
         .transpose();
   };
   const Matrix query = columns(head.query_before), key = columns(head.key_before);
+  // D2 = A B^T with A = [dWq^T, Wq^T] and B = [Wk^T, dWk^T]. The Q of a QR decomposition has orthonormal
+  // columns, so the product of the two R has the singular values of D2.
   const Matrix left = triangle_of(side_by_side(columns(head.query_after) - query, query));
   const Matrix right = triangle_of(side_by_side(key, columns(head.key_after) - key));
   const Matrix core = left * right.transpose();

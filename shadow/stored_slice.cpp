@@ -136,6 +136,7 @@ StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference) 
   AttentionSlice types = slice;  // type_in() also writes
   StoredArrays arrays;
   for (const Field& field : kFields) {
+    // k and v are always stored: without keys they are empty, and their data is null.
     if (slice.*field.data == nullptr && field.name[0] != 'k' && field.name[0] != 'v') continue;
     const DType type = type_in(types, field.type);
     std::vector<int64_t> shape = shape_of(field.extents, slice);

@@ -39,7 +39,7 @@ TEST_P(Gather, CopiesWhatIndexingSees) {
     for (int64_t first : {0, 2}) {
       std::vector<float> got(5 * width, -1);
       const uint64_t bytes =
-          gather_row_heads(view, 1, 2, first, 5, width, reinterpret_cast<char*>(got.data()));
+          gather_row_starts(view, 1, 2, first, 5, width, reinterpret_cast<char*>(got.data()));
       EXPECT_EQ(bytes, 5 * width * sizeof(float));
       EXPECT_EQ(got, by_element(view, 1, 2, first, 5, width));
     }
