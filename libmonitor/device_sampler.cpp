@@ -23,7 +23,7 @@ void CopyTiming::collect() {
     const Expected& one = expected_[n];
     const auto sequence = segment::word(one.slot->sequence);
     const uint64_t before = sequence.load(std::memory_order_acquire);
-    // The first slot of a slice is published last.
+    // The first slot of a slice is published last, so it decides for all of them.
     if (one.is_first) is_pending = before < one.sequence;
     if (is_pending) {
       expected_[kept++] = one;
@@ -196,7 +196,8 @@ bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
     at += bytes_of_part(*slot);
   }
   static_assert(offsetof(segment::Slot, device_end_ns) == offsetof(segment::Slot, device_begin_ns) + 8);
-  // In the order of SegmentWriter::publish: when a reader sees the first part, the others are complete.
+  // A slot's sequence word is 2t once it holds ticket t. Written in the order of SegmentWriter::publish: when
+  // a reader sees the first part, the others are complete.
   for (uint32_t part = claimed.parts; part-- > 0;) {
     const auto offset = reinterpret_cast<char*>(claimed.slots[part]) - setting_.writer->slot_region();
     if (!ok(driver.stream_write_value_64(stream_, slots_ + static_cast<uint64_t>(offset),
