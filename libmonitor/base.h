@@ -1,5 +1,5 @@
-// Basic tools of libforeshock.so: clocks, a try-lock, memory from the kernel, and macros for forwarding
-// unknown arguments. Clocks are read only at set-up, at steps and in sampled calls.
+// Basic tools of libforeshock.so, the library preloaded into a trainer: clocks, a try-lock, memory from the
+// kernel, and macros for forwarding unknown arguments. Attention calls that are only counted read no clock.
 #ifndef FORESHOCK_LIBMONITOR_BASE_H_
 #define FORESHOCK_LIBMONITOR_BASE_H_
 
@@ -24,7 +24,8 @@ inline uint64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
 // For timestamps that another process reads.
 inline uint64_t realtime_ns() { return clock_ns(CLOCK_REALTIME); }
 
-// Tries to take a lock and never waits. If another thread holds the lock, the caller must skip its work.
+// Tries to take a lock and never waits, since the library must not delay the trainer. If another thread holds
+// the lock, the object is false and the caller must skip its work.
 class TryLock {
  public:
   explicit TryLock(std::atomic_flag& flag)
@@ -42,11 +43,12 @@ class TryLock {
 };
 
 // Zeroed memory from the kernel, not from the trainer's allocator. Pages are allocated at first access. For
-// set-up only. Not freed at the end, since threads may still run while the process ends. Thread-compatible.
+// set-up only (system calls). Never freed, since threads may still run while the process ends.
+// Thread-compatible.
 class MmapBuffer {
  public:
-  // Provides at least `bytes`. If the buffer must grow, earlier content is lost; otherwise it stays. Returns
-  // false if there is no memory; the buffer is then empty.
+  // Provides at least `bytes`. If the buffer must grow, earlier content is lost. Returns false and leaves the
+  // buffer empty if the kernel gives no memory.
   bool reserve(size_t bytes) {
     if (bytes <= bytes_ && data_ != nullptr) return true;
     if (data_ != nullptr) munmap(data_, bytes_);
@@ -54,8 +56,8 @@ class MmapBuffer {
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     data_ = map == MAP_FAILED ? nullptr : static_cast<char*>(map);
     bytes_ = data_ == nullptr ? 0 : bytes;
-    // Some users touch few pages of a buffer (sparse counters). Without huge pages, a page that is only read
-    // maps the kernel's shared page of zeros.
+    // Sparse counters touch few pages. Without huge pages, reading an untouched page allocates no memory: the
+    // kernel maps its shared page of zeros.
     if (data_ != nullptr) madvise(data_, bytes_, MADV_NOHUGEPAGE);
     return data_ != nullptr;
   }
@@ -67,31 +69,32 @@ class MmapBuffer {
   size_t bytes_ = 0;
 };
 
-// Remembers steps in which a thread could not take a lock, for the next thread that can. A step is kept once.
-// At most eight steps are kept; further ones are dropped. Any thread.
+// A set of step numbers: the steps in which a thread could not take a lock. The next thread that takes the
+// lock handles them. The set holds at most eight steps; further ones are dropped. Any thread.
 class DeferredSteps {
  public:
   void add(int64_t step) {
-    for (auto& place : places_) {
+    for (auto& entry : entries_) {
       int64_t found = kNone;
-      if (place.compare_exchange_strong(found, step + kOffset) || found == step + kOffset) return;
+      if (entry.compare_exchange_strong(found, step + kOffset) || found == step + kOffset) return;
     }
   }
-  // Removes every step and calls take(step) for it.
-  void take(const auto& take) {
-    for (auto& place : places_)
-      if (const int64_t found = place.exchange(kNone); found != kNone) take(found - kOffset);
+  // Removes every step and calls handle(step) for it.
+  void take(const auto& handle) {
+    for (auto& entry : entries_)
+      if (const int64_t found = entry.exchange(kNone); found != kNone) handle(found - kOffset);
   }
 
  private:
-  static constexpr int64_t kNone = 0,
-                           kOffset = 2;  // a place holds step + kOffset: a step may be -1 (unknown)
-  std::atomic<int64_t> places_[8] = {};
+  // An entry is step + kOffset, so that step -1 (unknown) and step 0 differ from an empty entry.
+  static constexpr int64_t kNone = 0, kOffset = 2;
+  std::atomic<int64_t> entries_[8] = {};
 };
 
-// Macros for a function that forwards its arguments without knowledge of their types. The function forwards
-// every word that its caller may have set: integer registers, floating-point registers, and words of the
-// stack. Stack words beyond the arguments belong to the caller's frame; copying them has no effect.
+// Macros for a function that calls another one with its own arguments, without knowing their number or types
+// (interpose_*.cpp). It passes on every word that its caller may have set: integer registers, floating-point
+// registers, and words of the stack. Stack words beyond the arguments belong to the caller's frame; copying
+// them is harmless.
 
 using Word = uint64_t;
 
@@ -108,7 +111,7 @@ inline constexpr int kIntegerRegisters = 8;
 #define FORESHOCK_WORD(name) foreshock::Word name
 #define FORESHOCK_DOUBLE(name) double name
 #define FORESHOCK_NAME(name) name
-// Each file that uses these macros must define FORESHOCK_STACK(X), the list of stack words.
+// Each file that uses these macros must define FORESHOCK_STACK(X), its list of stack words: X(s0), X(s1), ...
 #define FORESHOCK_PARAMETERS \
   FORESHOCK_INTEGERS(FORESHOCK_WORD), FORESHOCK_DOUBLES(FORESHOCK_DOUBLE), FORESHOCK_STACK(FORESHOCK_WORD)
 #define FORESHOCK_ARGUMENTS \

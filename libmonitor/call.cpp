@@ -1,3 +1,8 @@
+// Checks attention calls, computes which bytes of a call are copied into which slots of shared memory, and
+// copies them on the host or describes the copy for a device's kernel. In a slice of rows the payloads query,
+// out and their gradients have the sampled query rows, and key, value and mask have all keys. In a slice of
+// key positions ("columns") both are exchanged: `rows` of a segment::Slot counts sampled keys, and `keys`
+// counts query rows.
 #include "libmonitor/call.h"
 
 #include <algorithm>
@@ -25,7 +30,7 @@ TensorView view_of(const foreshock_tensor& tensor) {
   return view;
 }
 
-// Broadcasting rule: a mask with fewer dimensions has the last ones.
+// Masks are broadcast: the dimensions of a mask with fewer than 4 are the last ones of the view.
 TensorView right_aligned_view_of(const foreshock_tensor& tensor) {
   TensorView view = view_of(tensor);
   const int missing = 4 - static_cast<int>(std::min<uint32_t>(tensor.dims, 4));
@@ -37,7 +42,7 @@ TensorView right_aligned_view_of(const foreshock_tensor& tensor) {
 }
 
 // Whether all tensors that are set are on the query's device. On the CPU the device index is ignored.
-bool is_in_one_place(const foreshock_attention_call& call) {
+bool is_on_one_device(const foreshock_attention_call& call) {
   const foreshock_tensor& query = call.query;
   for (const foreshock_tensor* tensor :
        {&call.key, &call.value, &call.out, &call.log_sum_exp, &call.mask, &call.grad_out, &call.grad_query}) {
@@ -48,6 +53,8 @@ bool is_in_one_place(const foreshock_attention_call& call) {
   return true;
 }
 
+// Returns a field that ends at offset `end` of the call, or an absent tensor if the caller's struct is
+// shorter.
 foreshock_tensor given(const foreshock_attention_call& call, size_t end, const foreshock_tensor& tensor) {
   return call.size >= end ? tensor : foreshock_tensor{};
 }
@@ -59,7 +66,7 @@ bool has_shape(const TensorView& view, int64_t a, int64_t b, int64_t c, int64_t 
 
 bool broadcasts(int64_t have, int64_t want) { return have == want || have == 1; }
 
-// A dimension of size 1 that is broadcast gets stride 0.
+// Extends the mask to `shape`: a dimension of size 1 gets stride 0.
 void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
   for (int n = 0; n < 4; ++n) {
     if (mask->shape[n] == 1 && shape[n] != 1) mask->stride[n] = 0;
@@ -67,8 +74,7 @@ void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
   }
 }
 
-// Gradients of keys and values that do not match the call are dropped. The rest of the call can still be
-// judged.
+// Removes gradients of keys and values that do not match the call. The rest of the call can still be judged.
 void drop_mismatched_key_gradients(const foreshock_attention_call& call, ValidatedCall* checked) {
   ValidatedCall& c = *checked;
   const auto [batch, heads, kv_heads, queries, keys] = c.shape;
@@ -83,29 +89,101 @@ void drop_mismatched_key_gradients(const foreshock_attention_call& call, Validat
   c.grad_key = c.grad_value = {};
 }
 
+constexpr int64_t kMaxHeadDim = 4096;  // the agent accepts no larger head dimension
+
+// The functions up to take_sequence() are for packed batches, whose tensors have no batch dimension.
+
+constexpr int64_t kMaxOffset = std::numeric_limits<int32_t>::max();  // offsets are int32
+
+bool is_aligned(const int32_t* offsets) {
+  return offsets != nullptr && reinterpret_cast<uint64_t>(offsets) % alignof(int32_t) == 0;
+}
+
+void add_batch_dimension(TensorView* view) {
+  for (int n = 3; n > 0; --n) {
+    view->shape[n] = view->shape[n - 1];
+    view->stride[n] = view->stride[n - 1];
+  }
+  view->shape[0] = 1;
+  view->stride[0] = 0;
+}
+
+// Whether log_sum_exp is absent or has one of its two layouts (ValidatedCall). Sets sums_by_sequence.
+bool check_sums(const foreshock_attention_call& call, ValidatedCall* checked) {
+  const TensorView& sums = checked->log_sum_exp;
+  if (sums.data == nullptr) return true;
+  checked->sums_by_sequence = call.log_sum_exp.dims == 3;
+  const int64_t rows = checked->sums_by_sequence ? checked->shape.queries : checked->query.shape[2];
+  const int64_t batch = checked->sums_by_sequence ? call.sequences : 1;
+  return is_floating(sums.dtype) && sums.shape[0] == batch && sums.shape[1] == checked->shape.heads &&
+         sums.shape[2] >= rows && sums.shape[3] == 1;
+}
+
+// Gives all tensors a batch dimension of size 1, unless log_sum_exp already has one dimension per sequence.
+void add_batch(const foreshock_attention_call& call, ValidatedCall* checked) {
+  for (TensorView* view : {&checked->query, &checked->key, &checked->value, &checked->out, &checked->grad_out,
+                           &checked->grad_query, &checked->grad_key, &checked->grad_value})
+    add_batch_dimension(view);
+  if (call.log_sum_exp.dims == 2) add_batch_dimension(&checked->log_sum_exp);
+}
+
+// Checks what only a packed call has, without reading the offsets, which may be on a device. Returns -1 or
+// the FORESHOCK_SKIP_ reason.
+int check_packed(const foreshock_attention_call& call, ValidatedCall* checked) {
+  CallShape& shape = checked->shape;
+  const int64_t queries = shape.queries, keys = shape.keys;
+  if (call.mask.data != nullptr) return FORESHOCK_SKIP_MASK;
+  if (!is_aligned(call.query_offsets) || !is_aligned(call.key_offsets) || call.sequences < 1 ||
+      call.sequences > kMaxOffset || queries > kMaxOffset || keys > kMaxOffset || call.longest_query < 1 ||
+      call.longest_key < 1)
+    return FORESHOCK_SKIP_LAYOUT;
+  shape.queries = std::min(queries, call.longest_query);
+  shape.keys = std::min(keys, call.longest_key);
+  if (!check_sums(call, checked)) return FORESHOCK_SKIP_LAYOUT;
+  // With the same offsets a sequence has as many keys as queries, so both kinds of causal mask are equal.
+  if (call.query_offsets == call.key_offsets && checked->causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT)
+    checked->causal = FORESHOCK_CAUSAL_TOP_LEFT;
+  checked->packed = {.query_offsets = reinterpret_cast<uint64_t>(call.query_offsets),
+                     .key_offsets = reinterpret_cast<uint64_t>(call.key_offsets),
+                     .count = static_cast<uint32_t>(call.sequences),
+                     .queries = static_cast<uint32_t>(queries),
+                     .keys = static_cast<uint32_t>(keys),
+                     .longest_query = static_cast<uint32_t>(shape.queries),
+                     .longest_key = static_cast<uint32_t>(shape.keys),
+                     .place = 0};
+  return -1;
+}
+
+// Restricts the view to `length` rows from position `first` on.
+void restrict_rows(int64_t first, int64_t length, TensorView* view) {
+  if (view->data == nullptr) return;
+  view->data = view->row(0, 0, first);
+  view->shape[2] = length;
+}
+
 }  // namespace
 
 int validate_call(const foreshock_attention_call& call, uint32_t pass, ValidatedCall* checked) {
   // Dropout changes the output, which then cannot be recomputed. It does not change the scores or their
   // log-sum-exp, so a forward call can still be judged by these; a backward call cannot. `!(x == 0)` treats
   // NaN as dropout too.
-  const bool drops = !(call.dropout == 0);
-  if (drops && (pass == FORESHOCK_BACKWARD || !(call.dropout > 0 && call.dropout <= 1)))
+  const bool has_dropout = !(call.dropout == 0);
+  if (has_dropout && (pass == FORESHOCK_BACKWARD || !(call.dropout > 0 && call.dropout <= 1)))
     return FORESHOCK_SKIP_DROPOUT;
   if (call.query.device_type != FORESHOCK_DEVICE_CPU && call.query.device_type != FORESHOCK_DEVICE_CUDA)
     return FORESHOCK_SKIP_LAYOUT;
-  if (!is_in_one_place(call)) return FORESHOCK_SKIP_LAYOUT;
+  if (!is_on_one_device(call)) return FORESHOCK_SKIP_LAYOUT;
 
   ValidatedCall& c = *checked;
   c.packed = {};
   c.sums_by_sequence = false;
   c.sequence = 0;
-  const bool is_packed = is_packed_call(call);
+  const bool is_packed = call.query_offsets != nullptr;
   const uint32_t dims = is_packed ? 3 : 4;
   c.query = view_of(call.query);
   c.key = view_of(call.key);
   c.value = view_of(call.value);
-  c.out = drops ? TensorView{} : view_of(call.out);
+  c.out = has_dropout ? TensorView{} : view_of(call.out);
   c.log_sum_exp = view_of(call.log_sum_exp);
   c.mask = right_aligned_view_of(call.mask);
   c.grad_out = view_of(call.grad_out);
@@ -121,8 +199,9 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
   c.dtype = c.query.dtype;
   c.causal = call.causal;
   c.scale = call.scale;
+  const bool is_finite = c.scale * 0 == 0;
   if (call.query.dims != dims || call.key.dims != dims || call.value.dims != dims || !is_floating(c.dtype) ||
-      c.causal < FORESHOCK_CAUSAL_NONE || c.causal > FORESHOCK_CAUSAL_BOTTOM_RIGHT || !(c.scale * 0 == 0) ||
+      c.causal < FORESHOCK_CAUSAL_NONE || c.causal > FORESHOCK_CAUSAL_BOTTOM_RIGHT || !is_finite ||
       c.scale == 0)
     return FORESHOCK_SKIP_LAYOUT;
   if (is_packed) add_batch(call, checked);
@@ -132,13 +211,13 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
   c.value_dim = c.value.shape[3];
   c.shape = {batch, heads, kv_heads, queries, keys};
   if (batch < 1 || heads < 1 || queries < 1 || keys < 1 || kv_heads < 1 || heads % kv_heads != 0 ||
-      c.head_dim < 1 || c.value_dim < 1 || c.head_dim > 4096 || c.value_dim > 4096 ||
+      c.head_dim < 1 || c.value_dim < 1 || c.head_dim > kMaxHeadDim || c.value_dim > kMaxHeadDim ||
       !has_shape(c.query, batch, heads, queries, c.head_dim) ||
       !has_shape(c.key, batch, kv_heads, keys, c.head_dim) ||
       !has_shape(c.value, batch, kv_heads, keys, c.value_dim) || c.key.dtype != c.dtype ||
       c.value.dtype != c.dtype)
     return FORESHOCK_SKIP_LAYOUT;
-  if (!drops && (!has_shape(c.out, batch, heads, queries, c.value_dim) || c.out.dtype != c.dtype))
+  if (!has_dropout && (!has_shape(c.out, batch, heads, queries, c.value_dim) || c.out.dtype != c.dtype))
     return FORESHOCK_SKIP_LAYOUT;
   if (pass == FORESHOCK_BACKWARD && (!has_shape(c.grad_out, batch, heads, queries, c.value_dim) ||
                                      !has_shape(c.grad_query, batch, heads, queries, c.head_dim) ||
@@ -159,84 +238,12 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
   return -1;
 }
 
-namespace {
-
-constexpr int64_t kMaxOffset = std::numeric_limits<int32_t>::max();  // offsets are int32
-
-bool is_aligned(const int32_t* offsets) {
-  return offsets != nullptr && reinterpret_cast<uint64_t>(offsets) % alignof(int32_t) == 0;
-}
-
-void add_batch(TensorView* view) {
-  for (int n = 3; n > 0; --n) {
-    view->shape[n] = view->shape[n - 1];
-    view->stride[n] = view->stride[n - 1];
-  }
-  view->shape[0] = 1;
-  view->stride[0] = 0;
-}
-
-// Whether log_sum_exp has one of its two possible layouts.
-bool check_sums(const foreshock_attention_call& call, ValidatedCall* checked) {
-  const TensorView& sums = checked->log_sum_exp;
-  if (sums.data == nullptr) return true;
-  checked->sums_by_sequence = call.log_sum_exp.dims == 3;
-  const int64_t rows = checked->sums_by_sequence ? checked->shape.queries : checked->query.shape[2];
-  const int64_t batch = checked->sums_by_sequence ? call.sequences : 1;
-  return is_floating(sums.dtype) && sums.shape[0] == batch && sums.shape[1] == checked->shape.heads &&
-         sums.shape[2] >= rows && sums.shape[3] == 1;
-}
-
-// Restricts the view to `length` rows from position `first` on.
-void restrict_rows(int64_t first, int64_t length, TensorView* view) {
-  if (view->data == nullptr) return;
-  view->data = view->row(0, 0, first);
-  view->shape[2] = length;
-}
-
-}  // namespace
-
-bool is_packed_call(const foreshock_attention_call& call) { return call.query_offsets != nullptr; }
-
-void add_batch(const foreshock_attention_call& call, ValidatedCall* checked) {
-  for (TensorView* view : {&checked->query, &checked->key, &checked->value, &checked->out, &checked->grad_out,
-                           &checked->grad_query, &checked->grad_key, &checked->grad_value})
-    add_batch(view);
-  if (call.log_sum_exp.dims == 2) add_batch(&checked->log_sum_exp);
-}
-
-int check_packed(const foreshock_attention_call& call, ValidatedCall* checked) {
-  CallShape& shape = checked->shape;
-  const int64_t queries = shape.queries, keys = shape.keys;
-  if (call.mask.data != nullptr) return FORESHOCK_SKIP_MASK;
-  if (!is_aligned(call.query_offsets) || !is_aligned(call.key_offsets) || call.sequences < 1 ||
-      call.sequences > kMaxOffset || queries > kMaxOffset || keys > kMaxOffset || call.longest_query < 1 ||
-      call.longest_key < 1)
-    return FORESHOCK_SKIP_LAYOUT;
-  shape.queries = std::min(queries, call.longest_query);
-  shape.keys = std::min(keys, call.longest_key);
-  if (!check_sums(call, checked)) return FORESHOCK_SKIP_LAYOUT;
-  // With the same offsets every sequence has as many keys as queries, and both kinds of causal mask are the
-  // same.
-  if (call.query_offsets == call.key_offsets && checked->causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT)
-    checked->causal = FORESHOCK_CAUSAL_TOP_LEFT;
-  checked->packed = {.query_offsets = reinterpret_cast<uint64_t>(call.query_offsets),
-                     .key_offsets = reinterpret_cast<uint64_t>(call.key_offsets),
-                     .count = static_cast<uint32_t>(call.sequences),
-                     .queries = static_cast<uint32_t>(queries),
-                     .keys = static_cast<uint32_t>(keys),
-                     .longest_query = static_cast<uint32_t>(shape.queries),
-                     .longest_key = static_cast<uint32_t>(shape.keys),
-                     .place = 0};
-  return -1;
-}
-
 int take_sequence(uint32_t place, ValidatedCall* checked) {
   ValidatedCall& c = *checked;
   c.packed.place = place;
   const SequencePlace one = find_sequence(c.packed, HostMemory());
-  c.packed = {};
-  if (one.queries == 0) return FORESHOCK_SKIP_LAYOUT;
+  c.packed = {};                                       // from here on the call has only this sequence
+  if (one.queries == 0) return FORESHOCK_SKIP_LAYOUT;  // invalid offsets
   // The first queries then see no key, and kernels differ in what they write for such rows.
   if (c.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && one.queries > one.keys) return FORESHOCK_SKIP_MASK;
   c.sequence = one.number;
@@ -257,12 +264,13 @@ namespace {
 
 static_assert(segment::kRowsPerSlice == kRowsPerSample);
 
+// A payload is one tensor's part of a slot. Payloads follow the header in the order of segment::PayloadId.
 constexpr uint64_t kUnit = 64;  // alignment of payloads, in bytes
 constexpr uint64_t round_up(uint64_t value) { return (value + kUnit - 1) / kUnit * kUnit; }
 constexpr uint64_t kHeader = round_up(sizeof(segment::Slot));
 
-// Returns the number of keys that a query position sees. For a packed batch this is an upper bound, because
-// no sequence is longer than shape.keys.
+// Returns the number of keys that a query position sees. For a packed batch whose sequence the device chooses
+// this is an upper bound, because no sequence is longer than shape.keys.
 int64_t visible_keys(const ValidatedCall& call, int64_t position) {
   int64_t limit = call.shape.keys;
   if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) limit = position + 1;
@@ -281,8 +289,8 @@ int64_t first_query(const ValidatedCall& call, int64_t key) {
 
 uint64_t size_of_dtype(uint32_t dtype) { return size_of(static_cast<DType>(dtype)); }
 
-// Computes the sizes of the payloads of a slot that holds `keys` keys. The first slot of a slice also holds
-// the payloads of its rows.
+// Computes the sizes in bytes of the payloads of a slot that holds `keys` keys. The first slot of a slice
+// (`is_first`) also holds the payloads of its rows.
 void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
               uint64_t (&sizes)[segment::kPayloads]) {
   const uint64_t element = size_of_dtype(slot.dtype), rows = is_first ? slot.rows : 0;
@@ -308,6 +316,7 @@ void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
   sizes[segment::kGradQuery] = rows * slot.head_dim * element;
 }
 
+// Returns the bytes of such a slot, with its header.
 uint64_t bytes_of(const segment::Slot& slot, uint64_t keys, bool is_first) {
   uint64_t sizes[segment::kPayloads];
   sizes_of(slot, keys, is_first, sizes);
@@ -324,15 +333,16 @@ uint64_t bytes_per_key(const segment::Slot& slot) {
 
 // Returns how many keys a slot of `capacity` bytes can hold.
 uint32_t keys_within(const segment::Slot& slot, uint64_t capacity, bool is_first) {
-  // At most four payloads grow with the keys, and each is rounded up.
+  // At most four payloads grow with the keys. Rounding each up adds less than kUnit.
   const uint64_t without = bytes_of(slot, 0, is_first) + 4 * kUnit;
   if (capacity <= without) return 0;
   const uint64_t per_key = bytes_per_key(slot);
   return static_cast<uint32_t>(std::min<uint64_t>((capacity - without) / per_key, slot.keys));
 }
 
+// Sets the fields of the header that depend on the sampled rows.
 void describe_rows(const ValidatedCall& call, const Slice& slice, segment::Slot* slot) {
-  int64_t most_keys = 1;
+  int64_t most_keys = 1;  // at least one key is copied, even if no row sees any
   for (int row = 0; row < slice.rows(); ++row) {
     const int64_t position = slice.position[row % slice.positions];
     const int64_t limit = visible_keys(call, position);
@@ -346,6 +356,7 @@ void describe_rows(const ValidatedCall& call, const Slice& slice, segment::Slot*
   slot->heads_in_slice = static_cast<uint32_t>(slice.heads);
 }
 
+// Sets the fields of the header that depend on the call.
 void describe_call(const ValidatedCall& call, const Slice& slice, segment::Slot* slot) {
   slot->pass = call.pass;
   slot->dtype = static_cast<uint32_t>(call.dtype);
@@ -354,7 +365,7 @@ void describe_call(const ValidatedCall& call, const Slice& slice, segment::Slot*
   slot->lse_dtype = call.log_sum_exp.data ? static_cast<uint32_t>(call.log_sum_exp.dtype) : 0;
   slot->head_dim = static_cast<uint32_t>(call.head_dim);
   slot->value_dim = static_cast<uint32_t>(call.value_dim);
-  slot->batch = slice.batch + call.sequence;
+  slot->batch = slice.batch + call.sequence;  // of a packed batch: the number of the sequence
   slot->kv_head = slice.kv_head;
   slot->query_length = static_cast<uint64_t>(call.shape.queries);
   slot->key_length = static_cast<uint64_t>(call.shape.keys);
@@ -362,7 +373,7 @@ void describe_call(const ValidatedCall& call, const Slice& slice, segment::Slot*
   slot->packed = call.packed.count == 0 ? segment::kNotPacked : segment::packed_word(call.causal);
 }
 
-// Computes how many slots plan->all needs. Returns false if one slot cannot hold a single key.
+// Computes how many slots of `capacity` bytes the slice needs. Returns false if one cannot hold a single key.
 bool split(uint64_t capacity, SlicePlan* plan) {
   const segment::Slot& slot = plan->all;
   plan->slots = 1;
@@ -455,14 +466,14 @@ segment::Slot slot_of(const SlicePlan& plan, uint32_t part) {
 
 namespace {
 
-// Copies one row of every sampled head and position, packed.
+// Copies the first `width` columns of every sampled row, packed, head-major.
 void copy_rows(const TensorView& from, const Slice& slice, int64_t width, char* to) {
   for (int head = 0; head < slice.heads; ++head)
     for (int n = 0; n < slice.positions; ++n)
       to += gather_row_starts(from, slice.batch, slice.first_head + head, slice.position[n], 1, width, to);
 }
 
-// Copies query rows [first, first + count) of the sampled heads, head-major.
+// Copies query rows [first, first + count) of the sampled heads; rows are numbered head by head.
 void copy_query_rows(const TensorView& from, const Slice& slice, int64_t queries, int64_t first,
                      int64_t count, char* to) {
   while (count > 0) {
@@ -474,6 +485,7 @@ void copy_query_rows(const TensorView& from, const Slice& slice, int64_t queries
   }
 }
 
+// copy_slot() for a slice of key positions.
 void copy_columns(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base) {
   const auto at = [&](segment::PayloadId id) { return base + slot.payload[id].offset; };
   const int64_t first = slot.first_key, rows = slot.parts > 1 ? slot.part_keys : slot.keys;
@@ -529,7 +541,9 @@ namespace {
 
 static_assert(kMostPositions == kRowsPerSample);
 
-// Describes rows [first, first + count) of one head.
+// The functions below describe a copy for the gather kernel: a piece is a range of rows of one tensor.
+
+// Describes rows [first, first + count) of head j of batch element i.
 GatherPiece consecutive_rows(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
                              int64_t width) {
   GatherPiece piece = {};
@@ -566,8 +580,8 @@ GatherPiece chosen_keys(const TensorView& from, const Slice& slice, int64_t widt
   return piece;
 }
 
-// Adds pieces for query rows [first, first + count) of the heads of a slice of key positions, copied
-// head-major to `to`: the rest of a head, then whole heads, then the beginning of a head.
+// Adds pieces for query rows [first, first + count) of the sampled heads; rows are numbered head by head. At
+// most three pieces: the rest of a head, whole heads, the beginning of a head.
 void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, int64_t count, int64_t width,
                     uint64_t to, GatherJob* job) {
   const int64_t queries = from.shape[2];
@@ -576,7 +590,8 @@ void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, i
     const int64_t whole = position == 0 ? count / queries : 0;
     const int64_t rows = whole > 0 ? queries : std::min(count, queries - position);
     GatherPiece piece = consecutive_rows(from, slice.batch, head, position, rows, width);
-    if (whole > 1) piece.head_stride = from.stride[1], piece.heads = static_cast<uint32_t>(whole);
+    if (whole > 1)  // several heads in one piece
+      piece.head_stride = from.stride[1], piece.heads = static_cast<uint32_t>(whole);
     put(piece, to, job);
     const int64_t taken = rows * piece.heads;
     first += taken;
@@ -584,7 +599,7 @@ void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, i
     to += static_cast<uint64_t>(taken * width) * piece.element;
   }
 }
-static_assert(kMostPieces >= 4 * 3 + 4, "a slice of key positions");
+static_assert(kMostPieces >= 4 * 3 + 4, "a slice of key positions");  // 4 row payloads, 4 key payloads
 
 // Returns a job that has no pieces yet.
 GatherJob gather_of(const Slice& slice, uint64_t to) {
@@ -594,6 +609,7 @@ GatherJob gather_of(const Slice& slice, uint64_t to) {
   return job;
 }
 
+// Describes `heads` heads of one batch element for the kernel that sums over all keys.
 DeviceView rows_of(const TensorView& view, int64_t batch, int64_t head, int64_t heads) {
   return {.data = reinterpret_cast<uint64_t>(view.row(batch, head, 0)),
           .stride = {view.stride[1], view.stride[2], view.stride[3]},
@@ -671,12 +687,14 @@ PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& s
                                        const segment::Slot& slot, uint64_t to) {
   PackedGatherJob job = {};
   job.gather = gather_for_slot(call, slice, slot, to);
+  // The kernel computes the positions in the sequence that it finds from these fractions of 2^32.
   std::copy_n(slice.fraction, kRowsPerSample, job.gather.position);
   job.sequences = call.packed;
   job.parts = static_cast<uint32_t>(slice.parts);
   job.positions = static_cast<uint32_t>(slice.positions);
-  job.sum_piece = kMostPieces;
+  job.sum_piece = kMostPieces;  // no piece is indexed by sequence
   if (!call.sums_by_sequence) return job;
+  // The piece of log_sum_exp is indexed by (sequence, head, position).
   job.sum_stride = call.log_sum_exp.stride[0];
   const uint64_t sums = slot.payload[segment::kLogSumExp].offset;
   for (uint32_t n = 0; n < job.gather.pieces && sums != 0; ++n)

@@ -1,5 +1,6 @@
-// Validates an attention call that the trainer has described, plans its slice, and copies the slice into
-// slots.
+// Validates an attention call that the trainer has described, plans its slice (the rows and keys to copy, for
+// one batch element and kv-head), and copies the slice into slots, fixed pieces of the shared memory that the
+// agent reads.
 #ifndef FORESHOCK_LIBMONITOR_CALL_H_
 #define FORESHOCK_LIBMONITOR_CALL_H_
 
@@ -12,74 +13,65 @@
 
 namespace foreshock {
 
+// foreshock_attention_call of hook.h with checked fields; absent tensors have data null.
 struct ValidatedCall {
   CallShape shape;
   int64_t head_dim, value_dim;
-  uint32_t pass;
-  DType dtype;
-  int32_t causal;
+  uint32_t pass;   // FORESHOCK_FORWARD or FORESHOCK_BACKWARD
+  DType dtype;     // of all tensors but log_sum_exp and mask
+  int32_t causal;  // FORESHOCK_CAUSAL_...
   double scale;
   int32_t device_type, device_index;  // the device of all tensors
   void* stream;                       // on a device: the stream of the operation, or null if unknown
   TensorView query, key, value, out, log_sum_exp, mask, grad_out, grad_query;
   TensorView grad_key, grad_value;  // both or neither; required for sampling key positions
   // Packed batches only. The tensors hold the positions of all sequences, and `shape` is that of the longest
-  // possible sequence (find_sequence). log_sum_exp is (1, head, position in the batch), or, if
-  // sums_by_sequence, (sequence, head, position in the sequence).
-  PackedSequences packed;
+  // possible sequence, until take_sequence() reduces both to one sequence. log_sum_exp is (1, head, position
+  // in the batch), or, if sums_by_sequence, (sequence, head, position in the sequence).
+  PackedSequences packed;  // packed.count 0: not packed
   bool sums_by_sequence;
-  int64_t sequence;  // set by take_sequence(); else 0
+  int64_t sequence;  // number of the sequence, set by take_sequence(); else 0
 };
 
 // Checks the raw struct; no other function reads it. Returns -1 and fills *checked, or returns the
 // FORESHOCK_SKIP_ reason.
 int validate_call(const foreshock_attention_call& call, uint32_t pass, ValidatedCall* checked);
 
-// Whether the call's struct describes a packed batch.
-bool is_packed_call(const foreshock_attention_call& call);
-
-// Steps of validate_call() for a packed call. add_batch() gives tensors without a batch dimension a batch of
-// size 1. check_packed() checks the other fields without reading the offsets, and returns -1 or the
-// FORESHOCK_SKIP_ reason.
-void add_batch(const foreshock_attention_call& call, ValidatedCall* checked);
-int check_packed(const foreshock_attention_call& call, ValidatedCall* checked);
-
-// Reduces a packed call whose offsets are on the host to the one sequence that holds `place` (choose_place in
-// sampling.h). Returns -1, or the FORESHOCK_SKIP_ reason.
+// Reduces a packed call whose offsets are on the host to the one sequence that holds `place`, a position in
+// the batch as a fraction of 2^32. Returns -1, or the FORESHOCK_SKIP_ reason.
 int take_sequence(uint32_t place, ValidatedCall* checked);
 
-// The slots of a slice. A large slice is divided over several slots, each with a range of its keys.
+// The slots of a slice. A slice larger than a slot is divided over several, each with a range of its keys.
 struct SlicePlan {
   segment::Slot all = {};  // header fields that all slots share: dimensions, rows, limits
   uint32_t slots = 1;
   uint32_t first_keys = 0, other_keys = 0;  // keys in the first slot, and in every other one but the last
 };
 
-// Returns the bytes that a slot needs to hold any whole slice of a call of this shape, forward or backward,
-// with a mask of 4 bytes per entry.
+// Returns the bytes that a slot needs to hold any whole slice of a call of this shape: forward or backward,
+// with log_sum_exp in fp64, and with a mask in fp32 (fp64 if the tensors are).
 uint64_t slot_bytes_for(const ValidatedCall& call);
 
-// Plans a slice for at most `most_slots` slots of `capacity` bytes. If the slice is too large and its mask is
-// causal, the rows that see the most keys are removed from *slice. Returns false if not even one position
-// fits.
+// Plans a slice of rows for at most `most_slots` slots of `capacity` bytes. If the slice is too large, its
+// last positions are removed from *slice; with a causal mask they see the most keys. Returns false if not
+// even one position fits.
 bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
                 SlicePlan* plan);
 
-// Whether key positions of the call can be sampled. It must be a backward pass without a mask, with grad_key,
-// grad_value and log_sum_exp.
+// Whether key positions of the call can be sampled. It must be a backward call, not packed, without a mask,
+// with grad_key, grad_value and log_sum_exp.
 bool has_columns(const ValidatedCall& call);
 
-// Plans a slice of key positions (choose_columns). Returns false if the slice exceeds the slots or the
-// maximal size of a slice.
+// Plans a slice of key positions. Returns false if it exceeds the slots or the maximal size of a slice.
 bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,
                   SlicePlan* plan);
 
-// Counts the values for segment::Slot::nonfinite_out in a slice of rows. Returns 0 if a correct kernel may
-// give NaN too: with a mask, with rows without keys, or with inputs that are not finite.
+// Counts NaN and Inf in the output of the slice's first head, over all query positions. Returns 0 if a
+// correct kernel may give them too: with a mask, with rows without keys, or with inputs that are not finite.
+// Returns 0 also for calls on a device.
 uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice);
 
-// Returns the header of slot number `part` of the slice, with its payload table. Tickets, step, time and
-// layer are not set.
+// Returns the header of slot number `part` of the slice: plan.all, with the part's keys and payload table.
 segment::Slot slot_of(const SlicePlan& plan, uint32_t part);
 
 // Copies the payloads of a call on the host to the offsets that slot_of() assigned. `base` is the start of
@@ -92,8 +84,8 @@ struct PayloadRange {
 };
 PayloadRange payloads_of(const segment::Slot& slot);
 
-// Returns the job that copies the payloads of a call on a device to device memory in the layout of the slot.
-// The first payload is copied to `to`. The caller must set times and clock.
+// Returns the kernel job that copies the payloads of a call on a device to device memory in the layout of the
+// slot. `to` is the device address of the first payload. The caller must set the job's `times` and `clock`.
 GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                           uint64_t to);
 

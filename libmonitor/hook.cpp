@@ -1,5 +1,6 @@
-// The C ABI: checks the arguments of each call and forwards them to the monitor. Contains the fast path for
-// calls that are not sampled.
+// The C ABI: checks the arguments of each call and forwards them to the monitor. foreshock_attention_enter()
+// is the fast path: it counts attention calls of steps that are not sampled. g_process.hot() is the hot word:
+// flags of this process (armed, switched off, sampled step, ...) and the number of its segment.
 #include "foreshock/hook.h"
 
 #include <cstdio>
@@ -12,12 +13,12 @@ using foreshock::g_process;
 
 namespace {
 
-// The value of the hot word with which this thread can count into its own block: the monitor is armed and on,
-// and the step is not sampled.
-thread_local uint32_t t_quiet_state = ~0u;
+// While the hot word equals t_quiet_state, this thread only counts calls, in t_block, its own counters in the
+// segment: the monitor is armed and on, and the step is not sampled.
+thread_local uint32_t t_quiet_state = ~0u;  // ~0: none yet
 thread_local foreshock::segment::ThreadBlock* t_block = nullptr;
 
-// Whether the caller compiled its struct with this version of hook.h.
+// Whether the caller compiled its struct with this version of hook.h; otherwise the struct is not read.
 template <class T>
 bool is_known(const T* given) {
   return given != nullptr && given->version == FORESHOCK_ABI_VERSION && given->size == sizeof(T);
@@ -26,14 +27,14 @@ bool is_known(const T* given) {
 // Not inlined, so that the fast path saves no registers for this call.
 __attribute__((noinline)) int enter_slowly(int32_t op, uint32_t flags) {
   const int wanted = g_monitor.enter(op, flags);
-  const uint32_t quiet = g_process.hot() & ~(foreshock::kHotGeneration - 1);
-  if (g_process.hot() == (quiet | foreshock::kHotArmed)) {
-    const foreshock::Counting counting = g_process.counting();
-    if (!counting.shared) {
-      t_block = counting.block;
-      t_quiet_state = quiet | foreshock::kHotArmed;
-    }
-  }
+  // The bits below kHotGeneration are flags. The state is quiet if kHotArmed is the only flag that is set.
+  const uint32_t generation = g_process.hot() & ~(foreshock::kHotGeneration - 1);
+  const uint32_t quiet = generation | foreshock::kHotArmed;
+  if (g_process.hot() != quiet) return wanted;
+  const foreshock::Counting counting = g_process.counting();
+  if (counting.shared) return wanted;  // the fast path does not count atomically
+  t_block = counting.block;
+  t_quiet_state = quiet;
   return wanted;
 }
 
@@ -68,7 +69,8 @@ int foreshock_attention_enter(int32_t op, uint32_t flags) {
   const uint32_t hot = g_process.hot();
   if (hot == t_quiet_state && static_cast<uint32_t>(op) < foreshock::segment::kMaxOps) [[likely]] {
     uint64_t& calls = t_block->calls[op];
-    if ((calls & 1023) != 1023) [[likely]] {
+    // Every kCallsPerSwitchRead-th call takes the slow path, which reads the switches of the agent.
+    if (calls % foreshock::kCallsPerSwitchRead != foreshock::kCallsPerSwitchRead - 1) [[likely]] {
       foreshock::bump(calls);
       foreshock::bump(t_block->unsampled[g_process.pass_of(op)]);
       return 0;
@@ -95,7 +97,7 @@ void foreshock_step_end(const foreshock_step* step) {
 void foreshock_step_skipped(void) { g_monitor.skip_step(); }
 void foreshock_step_skipped_if(uint64_t number) { g_monitor.skip_step_if(number); }
 void foreshock_skips_unseen(void) { g_monitor.mark_skips_unknown(); }
-void foreshock_gradients_too_many(void) { g_monitor.invalidate_norms(); }
+void foreshock_gradients_too_many(void) { g_monitor.count_missing_norms(); }
 
 void foreshock_observe_loss(double value, uint32_t source) {
   if (!g_process.is_off()) g_monitor.observe_loss(value, source);
@@ -140,8 +142,8 @@ int foreshock_step_is_sampled(void) { return g_monitor.step_is_sampled(); }
 
 int foreshock_name_parameters(const foreshock_parameter* parameters, size_t count) {
   if (g_process.is_off()) return 0;
-  const bool is_told = count == 0 || is_known(parameters);
-  return is_told ? g_monitor.name_parameters(parameters, count) : 0;
+  const bool is_valid = count == 0 || is_known(parameters);  // count 0 forgets all names
+  return is_valid ? g_monitor.name_parameters(parameters, count) : 0;
 }
 
 void foreshock_observe_gradients(const foreshock_gradient* gradients, size_t count) {

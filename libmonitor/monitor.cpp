@@ -1,4 +1,6 @@
 // The parts of Monitor that decide which steps and attention calls are sampled, and store samples.
+// `g_process` (process.h) holds the segment, the settings, and the hot word: flags that every attention call
+// reads first. `control` is the file with which the agent, another process, sets the sampling.
 #include "libmonitor/monitor.h"
 
 #include <algorithm>
@@ -14,10 +16,10 @@ constinit Monitor g_monitor;
 
 namespace {
 
-thread_local OpenCall t_open;
+thread_local OpenCall t_open;  // the call that this thread has begun and not ended
 
-// Sampling intervals until the agent stores one. With several nodes the interval stays fixed, since nothing
-// coordinates it between nodes.
+// Sampling intervals until the agent sets one. In a job on several nodes the agents set none, since they
+// could not agree on one.
 constexpr uint64_t kFirstInterval = 8;
 constexpr uint64_t kSeveralNodesInterval = 64;
 
@@ -25,40 +27,44 @@ constexpr uint64_t kSeveralNodesInterval = 64;
 
 // -- which steps and calls are sampled --
 
-// Returns the sampling interval of the burst that contains `step`; 0: there is no burst.
+// Returns the sampling interval of the burst that contains `step`, else 0. A burst is a range of steps that
+// the agent has sampled more often after a warning. Control words are loaded with acquire order, since the
+// agent stores each interval after its steps. (std::atomic_ref takes no const word, hence the const_cast.)
 uint64_t Monitor::burst_at(int64_t step) const {
   auto& control = const_cast<segment::Control&>(*g_process.writer().control());
-  const uint64_t asked = std::atomic_ref<uint64_t>(control.burst_interval).load(std::memory_order_acquire);
+  const uint64_t interval = std::atomic_ref<uint64_t>(control.burst_interval).load(std::memory_order_acquire);
   const int64_t from = std::atomic_ref<int64_t>(control.burst_from_step).load(std::memory_order_relaxed);
   const int64_t until = std::atomic_ref<int64_t>(control.burst_until_step).load(std::memory_order_relaxed);
   if (g_process.settings().every != 0 || from < 0 || until <= from) return 0;
-  return until - from <= segment::kMostBurstSteps && step >= from && step < until ? asked : 0;
+  return until - from <= segment::kMostBurstSteps && step >= from && step < until ? interval : 0;
 }
 
-// Returns the sampling interval at `step`. The interval in the control file takes effect at its first step.
+// Returns the sampling interval at `step`. The interval in the control file applies from interval_from_step
+// on, so that all ranks change it at the same step.
 uint64_t Monitor::interval_at(int64_t step) {
   const uint64_t fixed = g_process.settings().every;
   if (fixed != 0) return fixed;
   auto& control = const_cast<segment::Control&>(*g_process.writer().control());
-  const uint64_t asked = std::atomic_ref<uint64_t>(control.interval).load(std::memory_order_acquire);
+  const uint64_t interval = std::atomic_ref<uint64_t>(control.interval).load(std::memory_order_acquire);
   const int64_t from = std::atomic_ref<int64_t>(control.interval_from_step).load(std::memory_order_relaxed);
-  if (asked != 0 && step >= from) base_interval_ = asked;
+  if (interval != 0 && step >= from) base_interval_ = interval;
   const uint64_t burst = burst_at(step);
   return burst != 0 ? std::min(burst, base_interval_) : base_interval_;
 }
 
-// Returns how many slices the budget allows in the step that begins.
+// Returns how many slices the budget allows in the step that begins. During the first look (the first sampled
+// steps of a run) a fixed grant pays instead of the budget, also for the agent's work. Stores whether slices
+// of key positions are affordable too: a quarter of the balance must pay for a slice of rows of every call.
 uint32_t Monitor::plan_slices() {
   if (samples_without_limit()) {
     columns_are_affordable_.store(true, std::memory_order_relaxed);
     return segment::kMaxSlots;
   }
   TryLock lock(cost_busy_);
-  if (!lock) return affordable_slices_.load(std::memory_order_relaxed);
+  if (!lock) return affordable_slices_.load(std::memory_order_relaxed);  // as in the last sampled step
   const double granted = first_look_.seconds();
   if (granted <= 0 && !budget_.allows()) return 0;
   const double saved = budget_.balance_seconds() - gradient_cost_.seconds();
-  // Key positions are affordable if a quarter of the balance would pay for rows of every call.
   const uint64_t calls =
       std::min<uint64_t>(calls_last_step_.load(std::memory_order_relaxed), segment::kMaxSlots);
   const double seconds = std::max(granted, saved);
@@ -69,37 +75,38 @@ uint32_t Monitor::plan_slices() {
   return cost_.slices_within(seconds, is_cold(), agent_seconds);
 }
 
-// With a limit of 100 %, or an interval that the user gave without a limit, no sample is refused for its
-// cost.
+// No sample is refused for its cost with --max-slowdown 100%, or with --every and without --max-slowdown.
 bool Monitor::samples_without_limit() const {
   return budget_.is_unlimited() || g_process.settings().every_is_promised;
 }
 
+// Called by the first forward call after a step has ended.
 void Monitor::begin_step() {
   TryLock lock(clock_busy_);
   if (!lock) return;
   const int64_t step = next_step_.load(std::memory_order_relaxed);
   g_process.clear_bits(kHotTickPending | kHotSampledStep | kHotNoBudget);
   step_.store(step, std::memory_order_relaxed);
-  interval_.store(interval_at(step), std::memory_order_relaxed);
+  interval_.store(interval_at(step), std::memory_order_relaxed);  // is_due() reads it
   budget_.set_limit(g_process.settings().max_slowdown, burst_at(step) != 0 ? segment::kBurstSlowdown : 1);
   call_in_step_.store(0, std::memory_order_relaxed);
   read_switches();
   if ((g_process.hot() & kHotSwitchedOff) != 0 || !is_due(step)) return;
-  const uint32_t paid = plan_slices();
-  if (paid == 0) return g_process.set_bits(kHotNoBudget);
-  affordable_slices_.store(paid, std::memory_order_relaxed);
+  const uint32_t affordable = plan_slices();
+  if (affordable == 0) return g_process.set_bits(kHotNoBudget);
+  affordable_slices_.store(affordable, std::memory_order_relaxed);
   const uint32_t free = g_process.writer().free_slots();
   free_slots_.store(free, std::memory_order_relaxed);
+  // Key positions may use the slots that the expected slices of rows leave free.
   const uint64_t rows = std::min<uint64_t>(free_slices(), calls_last_step_.load(std::memory_order_relaxed));
   column_slots_.store(int64_t{free} - static_cast<int64_t>(rows * slots_per_slice_.load()),
                       std::memory_order_relaxed);
   step_was_sampled_ = true;
   if (TryLock layers(layer_busy_); layers) ordinal_.begin_step();
-  g_process.set_bits(kHotSampledStep);
+  g_process.set_bits(kHotSampledStep);  // last: other threads now take samples with the values stored above
 }
 
-// Whether a step that begins with step number `step` is to be sampled, regardless of the budget.
+// Whether the reported step that begins with number `step` is to be sampled, regardless of the budget.
 bool Monitor::is_due(int64_t step) const {
   if (first_look_.is_open()) return step >= 0;
   return is_sampled_step(step, interval_.load(std::memory_order_relaxed),
@@ -112,14 +119,16 @@ void Monitor::count_call(const Counting& counting, int32_t op) {
   counting.add(counting.block->calls[op]);
   // Atomic, because threads without a block of their own share the last block.
   const uint64_t calls = std::atomic_ref<uint64_t>(counting.block->calls[op]).load(std::memory_order_relaxed);
-  if ((calls & 1023) == 0 && (g_process.hot() & kHotArmed) != 0) read_switches();
+  // Steps read the switches too; an evaluation has no steps.
+  if (calls % kCallsPerSwitchRead == 0 && (g_process.hot() & kHotArmed) != 0) read_switches();
 }
 
-// enter() before the segment exists.
+// enter() before the segment exists. Returns 1 if a training makes the call: leave() then creates the
+// segment.
 int Monitor::enter_unarmed(int32_t op, uint32_t flags) {
   t_open = {};
   const bool trains = (flags & FORESHOCK_NEEDS_GRADIENT) != 0 || g_process.pass_of(op) == FORESHOCK_BACKWARD;
-  if (!trains && g_process.is_inherited()) return 0;  // e.g. a data loader's worker
+  if (!trains && g_process.is_inherited()) return 0;  // a forked child of the trainer, e.g. a data loader
   const Counting counting = g_process.counting();
   counting.add(counting.block->calls[op]);
   counting.add(counting.block->unsampled[g_process.pass_of(op)]);
@@ -133,13 +142,14 @@ int Monitor::enter(int32_t op, uint32_t flags) {
   if ((g_process.hot() & kHotArmed) == 0) return enter_unarmed(op, flags);
   const uint32_t pass = g_process.pass_of(op);
   const bool in_backward = (flags & FORESHOCK_IN_BACKWARD) != 0;
+  // A forward call in a backward pass repeats an earlier call, so it begins no step.
   if ((g_process.hot() & kHotTickPending) != 0 && pass == FORESHOCK_FORWARD && !in_backward) begin_step();
 
   const Counting counting = g_process.counting();
   // The previous call on this thread is still open: it threw, and its hook did not notice.
   if (t_open.op >= 0) skip(-1, FORESHOCK_SKIP_UNKNOWN);
   count_call(counting, op);
-  const uint32_t hot = g_process.hot();
+  const uint32_t hot = g_process.hot();  // after begin_step() and count_call(), which change it
   if ((hot & kHotSwitchedOff) != 0) {
     counting.add(counting.block->skipped[pass][FORESHOCK_SKIP_OFF]);
     return 0;
@@ -172,8 +182,8 @@ void Monitor::leave(const foreshock_attention_call& call) {
   if (open.sizes_segment) {
     ValidatedCall checked;
     const bool usable = validate_call(call, pass, &checked) < 0;
-    const uint64_t bytes = usable ? slot_bytes_for(checked) : 0;
-    if (ensure_segment(bytes)) cost_.expect(bytes);
+    const uint64_t slot_bytes = usable ? slot_bytes_for(checked) : 0;  // 0: unknown
+    if (ensure_segment(slot_bytes)) cost_.expect(slot_bytes);
     return;
   }
   const uint64_t begin = monotonic_ns();
@@ -187,6 +197,8 @@ void Monitor::leave(const foreshock_attention_call& call) {
     cost_.observe_slice(taken.bytes, taken.is_cold, static_cast<double>(own_ns) * 1e-9);
 }
 
+// Copies a slice of rows of the call, and perhaps a slice of key positions, or counts the call as skipped.
+// All random choices follow from seed, step, call number and rank, so a rerun repeats them.
 Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_attention_call& call,
                                     const OpenCall& open, uint32_t pass) {
   segment::ThreadBlock& block = *counting.block;
@@ -202,12 +214,13 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   const int64_t step = step_.load(std::memory_order_relaxed);
   const Settings& settings = g_process.settings();
   if (checked.packed.count > 0) {
+    // `place` is a random position in the packed batch; the sequence that holds it is sampled.
     const uint32_t place = choose_place(settings.seed, step, open.call, settings.rank);
-    checked.packed.place = place;  // offsets on a device are read by the kernel
+    checked.packed.place = place;  // if the offsets are on a device, the gather kernel finds the sequence
     if (checked.device_type == FORESHOCK_DEVICE_CPU)
       if (const int reason = take_sequence(place, &checked); reason >= 0) return skip(reason);
   }
-  DeviceTurn turn;  // empty for host tensors
+  DeviceTurn turn;  // exclusive access to the call's device; empty (false) for host tensors
   SlotRoom room = {writer.slot_bytes(), writer.slots()};
   if (checked.device_type != FORESHOCK_DEVICE_CPU) {
     if (const int reason = devices_.begin(checked, &turn); reason >= 0) return skip(reason);
@@ -217,8 +230,8 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   SlicePlan plan;
   if (!plan_slice(checked, room.bytes, room.slots, &rows, &plan)) return skip(FORESHOCK_SKIP_TOO_LARGE);
   slots_per_slice_.store(plan.slots, std::memory_order_relaxed);
-  // Only for every second call, since the count takes at least half as long as the copy. Each random choice
-  // has its own last argument of mix(), here 6; the others are in sampling.cpp.
+  // NaN and Inf are counted in every second call only, since the count takes at least half as long as the
+  // copy. Each random choice has its own last argument of mix(), here 6; the others are in sampling.cpp.
   if (mix(settings.seed, static_cast<uint64_t>(step), open.call, 6) % 2 == 0)
     plan.all.nonfinite_out = count_nonfinite_out(checked, rows);
   plan.all.step = step;
@@ -226,11 +239,11 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   plan.all.call = open.call;
   plan.all.op = open.op;
   name_layer(call, open, &plan.all);
-  // The weights of query and key projections are divided into heads by these counts (heads.h).
+  // The numbers of heads, from which the rows of query and key weights are assigned to heads (heads.h).
   observed_heads_.see(checked);
 
-  // The call is counted before its slot's sequence turns odd. If the process dies in between, the sample is
-  // counted as torn instead of not at all.
+  // The call is counted before put_slice() claims its slot. If the process dies during the copy, the agent
+  // finds an unfinished slot and counts it as torn; the call must then already count as sampled.
   counting.add(block.sampled[pass]);
   Taken taken;
   if (const int reason = put_slice(checked, rows, plan, &turn, &taken); reason >= 0) {
@@ -241,8 +254,8 @@ Monitor::Taken Monitor::take_sample(const Counting& counting, const foreshock_at
   return taken;
 }
 
-// Copies a slice of host tensors, or launches the copy of a slice of device tensors. Returns -1, or the
-// FORESHOCK_SKIP_ reason.
+// Copies a slice of host tensors, or launches the copy of a slice of device tensors (`*turn` is not empty).
+// Adds the copy to *taken. Returns -1, or the FORESHOCK_SKIP_ reason.
 int Monitor::put_slice(const ValidatedCall& checked, const Slice& slice, const SlicePlan& plan,
                        DeviceTurn* turn, Taken* taken) {
   segment::SegmentWriter& writer = g_process.writer();
@@ -284,7 +297,7 @@ void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& row
   if (!plan_columns(checked, room.bytes, room.slots, slice, &plan)) return;
   slots_per_columns_.store(plan.slots, std::memory_order_relaxed);
   const int64_t needed = plan.slots;
-  // The other free slots are reserved for slices of rows.
+  // Other free slots are kept for slices of rows.
   if (column_slots_.fetch_sub(needed, std::memory_order_relaxed) < needed) return;
   plan.all.step = rows.step;
   plan.all.time_ns = rows.time_ns;
@@ -295,26 +308,29 @@ void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& row
   put_slice(checked, slice, plan, turn, taken);
 }
 
+// Sets the layer of the slice. The sources, best first, are: a name given with the call, the parameter that
+// its inputs come from (`identity`), the order of calls in the step (the ordinal).
 void Monitor::name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot) {
   const void* identity = call.layer_identity;
-  const auto is = [&](int layer, segment::LayerSource source) {
+  const auto set = [&](int layer, segment::LayerSource source) {  // false: the layer is unknown (-1)
     slot->layer = layer;
     if (layer >= 0) slot->layer_source = static_cast<uint32_t>(source);
     return layer >= 0;
   };
   if (call.layer_name != nullptr) {
     TryLock lock(layer_busy_);
-    if (lock && is(layers_.index_of(call.layer_name, nullptr), segment::LayerSource::kAnnotation)) return;
+    if (lock && set(layers_.index_of(call.layer_name, nullptr), segment::LayerSource::kAnnotation)) return;
   }
-  if (is(layers_.find(identity), segment::LayerSource::kParameter)) return;
-  // An ordinal is used if no parameter was found, or if no parameter of this process has a name (a C++
+  if (set(layers_.find(identity), segment::LayerSource::kParameter)) return;
+  // An ordinal is used if the call has no parameter, or if no parameter of this process has a name (a C++
   // trainer, a compiled optimizer).
   const bool is_unnamed = identity != nullptr && layers_.has_names();
   slot->layer_source = static_cast<uint32_t>(is_unnamed ? segment::LayerSource::kUnnamedParameter
                                                         : segment::LayerSource::kUnknown);
-  if (!is_unnamed) is(open.ordinal, segment::LayerSource::kOrdinal);
+  if (!is_unnamed) set(open.ordinal, segment::LayerSource::kOrdinal);
 }
 
+// `op` other than that of the thread's open call: the reason is recorded as unknown.
 void Monitor::skip(int32_t op, uint32_t reason) {
   const OpenCall open = t_open;
   t_open = {};
@@ -331,6 +347,7 @@ bool Monitor::ensure_segment(uint64_t slot_bytes_needed) {
   return g_process.arm(slot_bytes_needed, [] { g_monitor.reset(); });
 }
 
+// Starts with a new segment, before any other thread can see it.
 void Monitor::reset() {
   // A forked child that trains drops its parent's observations. Observations made before the first segment
   // are kept: a first pass without gradients (reentrant checkpoint, compiled graph) has a loss but creates no
@@ -349,10 +366,12 @@ void Monitor::reset() {
   ticket_.store(0);
   slots_per_slice_.store(1);
   slots_per_columns_.store(0);
-  interval_.store(g_process.settings().every != 0 ? g_process.settings().every
-                  : g_process.settings().world_size > g_process.settings().local_ranks ? kSeveralNodesInterval
-                                                                                       : kFirstInterval);
-  base_interval_ = interval_.load();
+  segment::SegmentWriter& writer = g_process.writer();
+  const Settings& settings = g_process.settings();
+  const bool has_several_nodes = settings.world_size > settings.local_ranks;
+  base_interval_ = has_several_nodes ? kSeveralNodesInterval : kFirstInterval;
+  if (settings.every != 0) base_interval_ = settings.every;
+  interval_.store(base_interval_);
   step_was_sampled_ = steps_are_explicit_ = false;
   last_tick_ns_ = monotonic_ns();
   last_totals_ = {};
@@ -364,34 +383,34 @@ void Monitor::reset() {
   period_steps_.store(1);
   budget_ = {};
   cost_ = {};
-  first_look_ = FirstLook(g_process.settings().every == 0 && g_process.settings().max_slowdown > 0);
+  first_look_ = FirstLook(settings.every == 0 && settings.max_slowdown > 0);
   slices_ns_.store(0);
-  budget_.set_limit(g_process.settings().max_slowdown);
+  budget_.set_limit(settings.max_slowdown);
   ordinal_ = {};
-  layers_.attach(g_process.writer().layers());
+  layers_.attach(writer.layers());
   if (!layers_.has_names()) parameters_without_room_ = 0;  // the count came from the parent process
-  set_unnamed();
-  devices_.attach(&g_process.writer());
+  store_unnamed_count();
+  devices_.attach(&writer);
   pending_steps_.forget();
   fetched_ = {};
   numbers_requested_.store(0);
-  scalars_.attach(g_process.writer().scalar_names());
-  unseen_.attach(g_process.writer().unseen_names());
-  graphs_.store(g_process.writer().coverage());
-  kernels_.ask(g_process.settings().count_kernels, find_cupti_);
-  segment::SegmentWriter& writer = g_process.writer();
-  const Settings& settings = g_process.settings();
+  scalars_.attach(writer.scalar_names());
+  unseen_.attach(writer.unseen_names());
+  graphs_.store(writer.coverage());
+  kernels_.start(settings.count_kernels, find_cupti_);
   weights_.attach(writer.tensors(), writer.tensor_bytes(), writer.control(), settings.max_slowdown,
                   settings.weights_every, settings.memory, !settings.weights, &devices_);
   weights_ns_.store(0);
   set_up_ns_ = unreported_ns_ = 0;
   deferred_steps_.take([](int64_t) {});
   observed_heads_.reset();
+  // In a forked child, a thread of the parent may have held these locks at the fork.
   for (std::atomic_flag* flag :
        {&clock_busy_, &layer_busy_, &loss_busy_, &scalars_busy_, &cost_busy_, &weights_busy_})
     flag->clear();
 }
 
+// The agent and `foreshock pause` each have a switch; the monitor is on while both are 1.
 void Monitor::read_switches() {
   const segment::Control& control = *g_process.writer().control();
   const auto load = [](const uint32_t& word) {

@@ -1,5 +1,10 @@
 // The core of libforeshock.so: receives calls, steps, losses, gradients and weights from the hooks, and
-// writes samples and step records to the segment. Read this file first.
+// writes samples and step records to the segment, the shared memory that the agent process reads. Read this
+// file first. monitor.cpp has the attention calls, monitor_steps.cpp everything else.
+//
+// A sample of an attention call is a slice of rows: up to 16 query rows with all keys that they see. A
+// backward call may add a slice of key positions ("columns"): up to 16 keys with all query rows, to check dK
+// and dV.
 #ifndef FORESHOCK_LIBMONITOR_MONITOR_H_
 #define FORESHOCK_LIBMONITOR_MONITOR_H_
 
@@ -22,14 +27,19 @@ namespace foreshock {
 
 // A call for which enter() returned nonzero and which has not ended.
 struct OpenCall {
-  int32_t op = -1;
-  bool sizes_segment = false;  // there is no segment yet; the call is described to choose its slot size
+  int32_t op = -1;             // number of the registered operation; -1: the thread has no open call
+  bool sizes_segment = false;  // the segment does not exist yet: leave() creates it with slots for this call
   uint64_t call = 0;           // number within the step
-  int ordinal = -1;            // from OrdinalFollower; -1: unknown
+  int ordinal = -1;            // layer number from the order of calls (OrdinalFollower); -1: unknown
 };
 
-// Most public functions implement the function of hook.h with the same name. They may be called from any
-// thread. If a function cannot take a lock at once, it drops its data instead of waiting.
+// Every so many calls of one operation (a power of two) the switches in the control file are read. hook.cpp
+// and monitor.cpp count the calls.
+inline constexpr uint64_t kCallsPerSwitchRead = 1024;
+
+// Most public functions implement the function of the C interface (foreshock/hook.h) with the same name. They
+// may be called from any thread. If a function cannot take a lock at once, it drops its data instead of
+// waiting.
 class Monitor {
  public:
   // Begins an attention call. Returns nonzero if the caller must describe the call with leave() or skip().
@@ -39,8 +49,9 @@ class Monitor {
   void skip(int32_t op, uint32_t reason);
 
   void end_step(const foreshock_step& step);
-  void skip_step();
-  void invalidate_norms();
+  void skip_step();            // foreshock_step_skipped
+  void count_missing_norms();  // foreshock_gradients_too_many
+  // foreshock_skips_unseen: from now on the number of skipped steps is recorded as unknown.
   void mark_skips_unknown() { skips_unseen_.store(true, std::memory_order_relaxed); }
   void observe_loss(double value, uint32_t source);
   void observe_root_divisor(double divisor);
@@ -53,11 +64,12 @@ class Monitor {
   void skip_step_if(uint64_t number);
   // Called when the process ends. Completes step and tensor records whose device results have arrived. Reads
   // only host memory.
-  void look_at_the_end();
+  void finish_at_exit();
   void note_unseen(const char* name, uint32_t evidence);
   int observe_scalars(const foreshock_scalar* scalars, size_t count);
   bool step_is_sampled();
-  CudaGraphCounter& graphs() { return graphs_; }
+  CudaGraphCounter& graphs() { return graphs_; }  // the interposed CUDA functions report to it
+  // Sets the function that finds CUPTI, for --count-kernels.
   void set_kernel_finder(KernelCounter::Finder find) { find_cupti_ = find; }
 
   int name_parameters(const foreshock_parameter* parameters, size_t count);
@@ -68,7 +80,7 @@ class Monitor {
   void observe_weights(const foreshock_weight_state* states, size_t count, uint32_t when);
 
  private:
-  void set_unnamed();
+  void store_unnamed_count();
   // Creates the segment if this process has none. Returns true if this call created it.
   bool ensure_segment(uint64_t slot_bytes_needed);
   void reset();
@@ -81,9 +93,10 @@ class Monitor {
   void set_up_devices(const Counting& counting);
   uint64_t interval_at(int64_t step);
   uint64_t burst_at(int64_t step) const;
+  // The slices copied for one call.
   struct Taken {
-    uint64_t bytes = 0;  // 0: no slice
-    bool is_cold = false;
+    uint64_t bytes = 0;    // 0: no slice
+    bool is_cold = false;  // a slot was used for the first time, which costs more
   };
   struct SlotRoom {
     uint64_t bytes;  // of a slot
@@ -97,7 +110,7 @@ class Monitor {
                    DeviceTurn* turn, Taken* taken);
   void add_gradient(const foreshock_gradient& gradient);
   uint64_t send_gradients(const foreshock_gradient* gradients, size_t count);
-  void sample_gradients();
+  void mark_sampled_by_gradients();
   void name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot);
   bool find_number(uint64_t number, double* value) const;
   void apply_events(const PendingStep& step, bool with_losses);
@@ -110,6 +123,9 @@ class Monitor {
   uint32_t plan_slices();
   AgentForecast::Report take_agent_report(double* tensors_seconds);
   void count_kernels();
+  // Whether observations must wait in pending_steps_ until earlier numbers have arrived from a device.
+  bool must_wait() { return pending_steps_.has_ended() || pending_steps_.open().events > 0; }
+  // Whether the next slot to be used has never been written.
   bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_process.writer().slots(); }
   // Returns how many slices of rows this step may take. The limits are the budget and the slots that were
   // free when the step began. The slots of one slice of key positions are kept back if a slice of rows still
@@ -122,24 +138,25 @@ class Monitor {
     return std::min(left / needed, affordable_slices_.load(std::memory_order_relaxed));
   }
 
-  // Limit of device numbers per step. There must be cells for all pending steps, the present step, and one
-  // step that was completed without its numbers, which may still arrive.
+  // Limit of numbers read back from devices per step. Each needs a cell, a word in host memory that a kernel
+  // writes. There must be cells for all pending steps, the present step, and one step that was completed
+  // without its numbers, which may still arrive.
   static constexpr uint64_t kMaxNumbersPerStep = kScalarCells / (PendingSteps::kMost + 2);
 
-  std::atomic_flag clock_busy_;  // protects the step state below
-  std::atomic_flag layer_busy_;  // protects ordinals and layer names
-  std::atomic_flag loss_busy_;
-  std::atomic_flag scalars_busy_;
-  std::atomic_flag cost_busy_;
-  std::atomic_flag weights_busy_;
-  std::atomic<uint64_t> ticket_{0};
+  std::atomic_flag clock_busy_;      // protects the step state below
+  std::atomic_flag layer_busy_;      // protects ordinals and layer names
+  std::atomic_flag loss_busy_;       // protects loss_ and most of pending_steps_
+  std::atomic_flag scalars_busy_;    // protects scalars_ and logged_norm_
+  std::atomic_flag cost_busy_;       // protects cost_ and agent_forecast_
+  std::atomic_flag weights_busy_;    // protects weights_
+  std::atomic<uint64_t> ticket_{0};  // the last ticket given out; every use of a slot has its own ticket
 
   // Step state. Written under clock_busy_, read by every sampled call.
   std::atomic<int64_t> step_{-1};         // step of the present calls; -1: unknown
   std::atomic<int64_t> next_step_{-1};    // the step that begins with the next forward call
-  std::atomic<int64_t> period_steps_{1};  // steps expected until the next reported step
-  std::atomic<uint64_t> interval_{8};
-  uint64_t base_interval_ = 8;  // sampling interval outside of bursts
+  std::atomic<int64_t> period_steps_{1};  // the trainer is expected to report every so many steps
+  std::atomic<uint64_t> interval_{8};     // one step in so many is sampled
+  uint64_t base_interval_ = 8;            // sampling interval outside of bursts
   std::atomic<uint64_t> call_in_step_{0};
   std::atomic<uint64_t> calls_last_step_{0};
   std::atomic<uint32_t> free_slots_{0};
@@ -154,26 +171,26 @@ class Monitor {
   bool step_was_sampled_ = false;
   bool steps_are_explicit_ = false;  // set once the trainer reports a step; then detected steps are ignored
   bool had_segment_ = false;         // this process or a parent has had a segment
-  uint64_t last_tick_ns_ = 0;
-  CallTotals last_totals_;
-  StepStride stride_;
+  uint64_t last_tick_ns_ = 0;        // end of the last step
+  CallTotals last_totals_;           // at the end of the last step
+  StepStride stride_;                // estimates period_steps_
   Budget budget_;
   CostModel cost_;
   FirstLook first_look_;
   segment::AgentCost last_agent_cost_ = {};  // the agent's totals at the last step
-  AgentForecast agent_forecast_;             // under cost_busy_
-  GradientCost gradient_cost_;               // gradients on devices
-  uint64_t gradients_ns_ = 0;                // time charged for gradients on devices in this step
-  LossTracker loss_;                         // under loss_busy_
-  // clock_busy_ protects the gradients of the open step; loss_busy_ protects everything else. Ending a step
-  // needs both locks.
+  AgentForecast agent_forecast_;
+  GradientCost gradient_cost_;  // gradients on devices
+  uint64_t gradients_ns_ = 0;   // time charged for gradients on devices in this step
+  LossTracker loss_;
+  // The open step, and ended steps whose numbers are still on a device. clock_busy_ protects the gradients of
+  // the open step; loss_busy_ protects everything else. Ending a step needs both locks.
   PendingSteps pending_steps_;
-  TrainerReadbacks fetched_;  // under clock_busy_ and loss_busy_; see fetched()
+  TrainerReadbacks fetched_;  // values passed to fetched(); under clock_busy_ and loss_busy_
   std::atomic<bool> loss_is_reported_{false};
-  std::atomic<uint64_t> numbers_requested_{0};  // since the last step record
-  std::atomic<uint64_t> host_numbers_{0};
+  std::atomic<uint64_t> numbers_requested_{0};  // from devices, since the last step record
+  std::atomic<uint64_t> host_numbers_{0};       // losses for which no kernel was launched (fetch())
   Scalars scalars_;
-  std::optional<double> logged_norm_;  // gradient norm logged since the last step; under scalars_busy_
+  std::optional<double> logged_norm_;  // gradient norm logged since the last step
   bool norm_is_seen_ = false;  // set once a norm was reported or measured; then logged norms are ignored
   UnhookedAttention unseen_;
   CudaGraphCounter graphs_;

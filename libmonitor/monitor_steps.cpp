@@ -1,5 +1,7 @@
-// The parts of Monitor that handle ends of steps, losses, scalars, names, weights and gradients. Which steps
-// and attention calls are sampled is in monitor.cpp.
+// The parts of Monitor that handle ends of steps, losses, scalars, names, weights and gradients; monitor.cpp
+// has the rest. `g_process` (process.h) holds the segment, the settings, and the hot word, whose flags are:
+// armed (the segment exists), sampled step, tick pending (a step has ended and no forward call has begun the
+// next one).
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -17,28 +19,27 @@ namespace foreshock {
 namespace {
 
 // Estimated cost of a call that is only counted. It is not measured, because reading a clock would cost more
-// than the counting. The adapter's boxed kernel adds 0.3-0.6 us to an attention call
-// (bench/adapter_overhead.py).
+// than the counting. bench/adapter_overhead.py measures 0.3-0.6 us per attention call.
 constexpr uint64_t kUnsampledCallNs = 500;
 
 // The budget may save up this many times the expected cost of the smallest sample. With a factor of 1, a
 // slightly low estimate could keep the balance too small for a sample for ever.
 constexpr double kSavingsMargin = 1.5;
 
-// The adapter describes the due tensors before the optimizer's step, and that time is not measured
-// separately. In a step that was not sampled, weights are charged for the step's whole cost beyond that of a
-// bare step. The charge is at most this many times the measured time on weights, so that weights do not pay
+// The adapter spends time on describing weight tensors, and that time is not measured separately. In a step
+// that was not sampled, weights are charged for the step's whole cost beyond that of a bare step (no sample,
+// no weights). The charge is at most this many times the measured time on weights, so that weights do not pay
 // for an unrelated stall.
 constexpr double kMaxWeightsCharge = 4;
 
-// A reported step number from here on is taken as unknown: no training reaches it, and counting on from it
-// could overflow.
+// A reported step number from here on is taken as unknown, since counting on from it could overflow.
 constexpr int64_t kTooManySteps = int64_t{1} << 62;
 
 }  // namespace
 
-// Returns the agent's cost for this rank since the last call. A restarted agent counts from 0 again. The
-// values are limited, so that a faulty agent can only stop the sampling for a while.
+// Returns the time that the agent has spent on this rank since the last call, as it reports it in the control
+// file. A restarted agent counts from 0 again. The values are limited, so that a faulty agent can only stop
+// the sampling for a while. Sets *tensors_seconds to the part spent on weight tensors.
 AgentForecast::Report Monitor::take_agent_report(double* tensors_seconds) {
   constexpr uint64_t kMostNs = 1'000'000'000;
   auto& agent = const_cast<segment::AgentCost&>(g_process.writer().control()->agent);
@@ -55,7 +56,7 @@ AgentForecast::Report Monitor::take_agent_report(double* tensors_seconds) {
           since(agent.slices, &last_agent_cost_.slices, segment::kMaxSlots)};
 }
 
-// The number of the step that ends next. If several steps are reported as one, the first of them.
+// Returns the number of the step that ends next; if several steps are reported as one, the first of them.
 int64_t Monitor::ending_step() const {
   const bool is_pending = (g_process.hot() & kHotTickPending) != 0;
   return (is_pending ? next_step_ : step_).load(std::memory_order_relaxed);
@@ -65,24 +66,27 @@ bool Monitor::step_is_sampled() {
   const uint32_t hot = g_process.hot();
   if ((hot & kHotArmed) == 0 || (hot & kHotSwitchedOff) != 0) return false;
   if ((hot & kHotTickPending) == 0) return (hot & kHotSampledStep) != 0;
-  // There was no forward call since the last step, for example because no hook sees the attention.
-  // begin_step() has not run, so the budget is checked here.
+  // No forward call has come since the last step, for example because no hook sees the attention. So
+  // begin_step() has not decided, and the budget is checked here.
   TryLock lock(clock_busy_);
   return lock && is_due(ending_step()) &&
          (samples_without_limit() || first_look_.is_open() || budget_.allows());
 }
 
+// Writes the step's record, charges the step's cost to the budgets, and prepares the next step. The order of
+// the parts matters: earlier pending steps are completed before this step's loss is taken, and all time is
+// charged to the counters before their totals are read.
 void Monitor::end_step(const foreshock_step& step) {
   uint64_t begin = monotonic_ns();
-  ensure_segment(0);
+  ensure_segment(0);  // 0: the slot size is unknown, since no call was described yet
   if ((g_process.hot() & kHotArmed) == 0) return;
   TryLock lock(clock_busy_);
   if (!lock) return;
   // If ensure_segment() has just created the segment, last_tick_ns_ is later than `begin`.
   begin = std::max(begin, last_tick_ns_);
   if (step.step_source == FORESHOCK_STEP_REPORTED) steps_are_explicit_ = true;
-  if (steps_are_explicit_ && step.step_source != FORESHOCK_STEP_REPORTED) return;
-  g_process.drain_local();
+  if (steps_are_explicit_ && step.step_source != FORESHOCK_STEP_REPORTED) return;  // a detected step
+  g_process.drain_local();  // calls that were counted before the segment existed
   g_process.publish_described();
   const Counting counting = g_process.counting();
   charge_devices(counting);
@@ -102,7 +106,7 @@ void Monitor::end_step(const foreshock_step& step) {
   if ((step.given & FORESHOCK_GIVEN_LOSS) != 0) observe_loss(step.loss, FORESHOCK_LOSS_REPORTED);
   TryLock losses(loss_busy_);
   if (losses) complete_pending(true);
-  const bool is_late = losses && !complete_open();
+  const bool is_late = losses && !complete_open();  // numbers of the step are still on a device
   if (losses && !is_late && loss_.take(&record.loss, &record.loss_source))
     record.given |= FORESHOCK_GIVEN_LOSS;
   std::optional<double> logged_norm;
@@ -110,6 +114,7 @@ void Monitor::end_step(const foreshock_step& step) {
     scalars_.take(&record);
     logged_norm = std::exchange(logged_norm_, std::nullopt);
   }
+  // The gradient norm is, best first: reported with the step, measured, logged.
   double norm = 0;
   if (layers_.publish_gradients(record.step, &norm) && (step.given & FORESHOCK_GIVEN_GRADIENT_NORM) == 0) {
     record.gradient_norm = norm;
@@ -128,7 +133,7 @@ void Monitor::end_step(const foreshock_step& step) {
   record.skipped_steps = skipped_steps_.load(std::memory_order_relaxed);
   if (skips_unseen_.load(std::memory_order_relaxed)) record.given |= segment::kSkipsUnseen;
   record.interval = interval_.load(std::memory_order_relaxed);
-  // The first step's duration begins at the creation of the segment, so earlier time is not part of its cost.
+  // The first step's duration begins when the segment is created; time spent before must not exceed it.
   const uint64_t prepare_ns = std::min(step.prepare_ns, record.duration_ns);
   const uint64_t measured_until = monotonic_ns();
   const uint64_t own = measured_until - begin + std::exchange(unreported_ns_, 0) + prepare_ns +
@@ -141,13 +146,12 @@ void Monitor::end_step(const foreshock_step& step) {
   if (is_late) pending_steps_.end_step(number, record);
   numbers_requested_.store(0, std::memory_order_relaxed);
 
-  // The set-up of devices is part of the recorded cost. It is charged neither to the budget nor to the
-  // trainer.
+  // The set-up of devices is part of the record. For the budget it is neither cost nor training time.
   const double set_up_seconds = static_cast<double>(std::exchange(set_up_ns_, 0)) * 1e-9;
   const double cost_seconds = static_cast<double>(record.cost_ns) * 1e-9 - set_up_seconds;
   const double step_seconds = static_cast<double>(record.duration_ns) * 1e-9 - set_up_seconds;
   double least_seconds = 0;
-  // The costs that have estimates of their own, not part of CostModel::observe_step().
+  // Slices and device gradients have cost estimates of their own, so CostModel::observe_step() gets the rest.
   const uint64_t separate_ns =
       slices_ns_.exchange(0, std::memory_order_relaxed) + std::exchange(gradients_ns_, 0);
   const double separate = static_cast<double>(separate_ns) * 1e-9;
@@ -159,6 +163,7 @@ void Monitor::end_step(const foreshock_step& step) {
   double agent_seconds = report.seconds;
   double weights_seconds = static_cast<double>(weights_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9;
   if (TryLock busy(cost_busy_); busy) {
+    // Once a bare step was seen, a step with weights is not observed: its extra cost is due to the weights.
     const double bare = cost_.bare_seconds();
     if (weights_seconds == 0 || bare == 0)
       cost_.observe_step(step_was_sampled_, std::max(rest - weights_seconds, 0.0));
@@ -168,8 +173,9 @@ void Monitor::end_step(const foreshock_step& step) {
     least_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold()) + agent_forecast_.slice_seconds() +
                     gradient_cost_.seconds();
   }
-  // The interval outside of bursts: the limits of savings and debt must not change in a burst.
+  // The time that the grant of the first look pays for is removed from the step and from its cost.
   const double granted = first_look_.end_step(step_was_sampled_, record.calls, slices, cost_seconds);
+  // base_interval_, since the limits of savings and debt must stay the same in a burst of denser sampling.
   budget_.end_step(step_seconds - granted, cost_seconds - granted + agent_seconds, base_interval_,
                    kSavingsMargin * least_seconds);
   if (TryLock busy(weights_busy_); busy) {
@@ -185,7 +191,7 @@ void Monitor::end_step(const foreshock_step& step) {
   next_step_.store(record.step + 1, std::memory_order_relaxed);
   graphs_.end_step();
   count_kernels();
-  read_switches();  // without attention calls begin_step() never runs
+  read_switches();  // here too, since begin_step() never runs in a trainer without attention calls
   g_process.set_bits(kHotTickPending);
   unreported_ns_ = monotonic_ns() - measured_until;
   if (devices_.has_wanted()) set_up_devices(counting);
@@ -198,8 +204,9 @@ void Monitor::count_kernels() {
   kernels_.end_step(calls, graphs_.calls_in_graphs(), g_process.writer().coverage());
 }
 
-// Writes the records of tensors whose results have arrived from devices. Charges the time of the kernels on
-// the trainer's stream. Returns the host time of this call, in ns. The caller must hold weights_busy_.
+// Writes the records of weight tensors whose results have arrived from devices. Charges the time of their
+// kernels on the trainer's stream. Returns the host time of this call in ns, which the caller charges. The
+// caller must hold weights_busy_.
 uint64_t Monitor::collect_weights(const Counting& counting) {
   const WeightSampler::Spent spent = weights_.collect();
   counting.add(counting.block->hook_ns, spent.device_ns);
@@ -207,7 +214,7 @@ uint64_t Monitor::collect_weights(const Counting& counting) {
   return spent.host_ns;
 }
 
-// Charges the device time of gathers and gradient sums, which delay the trainer's stream like any kernel. The
+// Charges the device time of copying slices and of summing gradients, which delays the trainer's stream. The
 // time is charged to the step in which it arrives on the host.
 void Monitor::charge_devices(const Counting& counting) {
   gradient_cost_.collect_times([this](uint64_t number, double* value) { return find_number(number, value); });
@@ -222,7 +229,7 @@ void Monitor::charge_devices(const Counting& counting) {
     cost_.observe_device(spent.slices, static_cast<double>(spent.ns) * 1e-9);
 }
 
-// The next step record contains the time of the set-up.
+// Called after the step's record was written. The next record contains the time of the set-up.
 void Monitor::set_up_devices(const Counting& counting) {
   const uint64_t begin = monotonic_ns();
   devices_.set_up_wanted();
@@ -234,8 +241,8 @@ void Monitor::note_unseen(const char* name, uint32_t evidence) {
   unseen_.note(name, evidence, (g_process.hot() & kHotArmed) != 0);
 }
 
-// A training logs values after the step that they belong to, or as means of several steps. So a logged loss
-// or norm arrives one step late, and some steps have none.
+// Values join the record of the step that ends next. A training logs a value after the step that it belongs
+// to, or as a mean over several steps, so a logged loss or norm is one step late and some steps have none.
 int Monitor::observe_scalars(const foreshock_scalar* scalars, size_t count) {
   TryLock lock(scalars_busy_);
   if (!lock || (g_process.hot() & kHotArmed) == 0) return 0;
@@ -255,22 +262,23 @@ int Monitor::observe_scalars(const foreshock_scalar* scalars, size_t count) {
 int Monitor::name_parameters(const foreshock_parameter* parameters, size_t count) {
   TryLock lock(layer_busy_);
   if (!lock) return 0;
-  // Naming parameters does not create a segment: a process may have a model and not train it.
+  // Names alone do not create the segment, since a process may have a model and not train it.
   if ((g_process.hot() & kHotArmed) == 0) layers_.name_ahead();
   if (count == 0) layers_.forget_names();
   int kept = 0;
   for (size_t n = 0; n < count; ++n) kept += layers_.name(parameters[n]);
   if (count > 0) parameters_without_room_ = count - static_cast<size_t>(kept);
-  if ((g_process.hot() & kHotArmed) != 0) set_unnamed();
+  if ((g_process.hot() & kHotArmed) != 0) store_unnamed_count();
   return kept;
 }
 
-void Monitor::set_unnamed() {
+void Monitor::store_unnamed_count() {
   std::atomic_ref<uint64_t>(g_process.writer().coverage()->parameters_unnamed)
       .store(parameters_without_room_, std::memory_order_relaxed);
 }
 
-void Monitor::invalidate_norms() {
+// Counts a step whose gradient norms are missing, because the adapter cannot hold so many gradients.
+void Monitor::count_missing_norms() {
   if ((g_process.hot() & kHotArmed) != 0) bump_shared(g_process.writer().coverage()->norms_untold);
 }
 
@@ -280,8 +288,9 @@ int Monitor::name_weights(const foreshock_weight* weights, size_t count) {
   ensure_segment(0);
   if ((g_process.hot() & kHotArmed) == 0) return 0;
   TryLock lock(weights_busy_);
-  if (lock && g_process.has_other_ranks()) weights_.share_interval();
-  return lock ? weights_.name(weights, count) : -1;
+  if (!lock) return -1;
+  if (g_process.has_other_ranks()) weights_.share_interval();  // ranks compare their records of one step
+  return weights_.name(weights, count);
 }
 
 size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
@@ -295,7 +304,7 @@ size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
   const Counting counting = g_process.counting();
   counting.add(counting.block->step_ns, collect_weights(counting));
   const int64_t steps = period_steps_.load(std::memory_order_relaxed);
-  deferred_steps_.take([&](int64_t step) { weights_.unasked(step, steps); });
+  deferred_steps_.take([&](int64_t step) { weights_.count_missed(step, steps); });
   return weights_.due(now, steps, numbers, room);
 }
 
@@ -311,6 +320,7 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
     weights_.after_step(states, count, step);
   }
   const uint64_t own = monotonic_ns() - begin;
+  // The time for launching kernels joins weights_ns_ later, with their results (collect_weights()).
   weights_ns_.fetch_add(own - std::min(own, weights_.take_deferred()), std::memory_order_relaxed);
   const Counting counting = g_process.counting();
   counting.add(counting.block->step_ns, own);
@@ -320,38 +330,40 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
 
 namespace {
 
-// The lowest three bits of a number are the index of its device. kNoDevice marks a number that no kernel
-// copies; its value comes only from fetched(), if the training itself reads it.
+// A number identifies one value that is read back from a device. Its lowest three bits are the index of the
+// device. kNoDevice marks a number that no kernel copies; its value comes only from fetched(), if the
+// training itself reads it.
 constexpr uint64_t kNoDevice = 7;
 bool is_without_kernel(uint64_t number) { return number % 8 == kNoDevice; }
 static_assert(kMostDevices <= kNoDevice);
 
-// Estimated time of one kernel on the trainer's stream, in ns. It is not measured, because that would take
+// Estimated time of the copying kernel on the trainer's stream. It is not measured, because that would take
 // longer than the kernel. An empty kernel takes 2 to 3 us from launch to launch; two loads and stores over
 // the bus take about 1 us.
 constexpr uint64_t kScalarKernelNs = 4000;
 
 }  // namespace
 
-bool Monitor::fetch(const foreshock_tensor* values, size_t count_of, void* stream, uint32_t what,
+// Launches a kernel that copies the values to the host, and sets their numbers. If the kernel cannot be
+// launched, losses get numbers without a kernel, and other values get none (false).
+bool Monitor::fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what,
                     uint64_t* numbers) {
   const bool is_loss = what == FORESHOCK_FETCH_LOSS;
   if (is_loss && loss_is_reported_.load(std::memory_order_relaxed)) return false;
-  for (size_t n = 0; n < count_of; ++n)
+  for (size_t n = 0; n < count; ++n)
     if (!is_scalar_on_device(values[n]) || values[n].device_index != values[0].device_index) return false;
   const uint64_t begin = monotonic_ns();
   const Counting counting = g_process.counting();
   segment::Coverage& coverage = *g_process.writer().coverage();
-  bump_shared(coverage.numbers_fetched, count_of);
-  const bool has_room = numbers_requested_.load(std::memory_order_relaxed) + count_of <= kMaxNumbersPerStep;
-  const int why = has_room
-                      ? devices_.send_scalars({values[0].device_index, stream}, values, count_of, numbers)
-                      : FORESHOCK_SKIP_TOO_LARGE;
+  bump_shared(coverage.numbers_fetched, count);
+  const bool has_room = numbers_requested_.load(std::memory_order_relaxed) + count <= kMaxNumbersPerStep;
+  const int why = has_room ? devices_.send_scalars({values[0].device_index, stream}, values, count, numbers)
+                           : FORESHOCK_SKIP_TOO_LARGE;
   const bool is_sent = why < 0;
-  if (is_sent) numbers_requested_.fetch_add(count_of, std::memory_order_relaxed);
-  for (size_t n = 0; n < count_of && !is_sent && is_loss; ++n)
+  if (is_sent) numbers_requested_.fetch_add(count, std::memory_order_relaxed);
+  for (size_t n = 0; n < count && !is_sent && is_loss; ++n)
     numbers[n] = (host_numbers_.fetch_add(1) + 1) * 8 + kNoDevice;
-  if (!is_sent && !is_loss) bump_shared(coverage.numbers_skipped[why], count_of);
+  if (!is_sent && !is_loss) bump_shared(coverage.numbers_skipped[why], count);
   counting.add(counting.block->step_ns, monotonic_ns() - begin + (is_sent ? kScalarKernelNs : 0));
   return is_sent || is_loss;
 }
@@ -360,21 +372,22 @@ bool Monitor::find_number(uint64_t number, double* value) const {
   return (!is_without_kernel(number) && devices_.find_scalar(number, value)) || fetched_.find(number, value);
 }
 
-// Observations below are kept in the order of the training. If an earlier number is pending, later
-// observations wait in the open step.
+// The observations below must be applied in the order of the training. If an earlier number has not arrived
+// (must_wait()), they are stored in the open step as events. In an event each value is {value, number}: a
+// number of 0 means that the value is already on the host.
 
 void Monitor::observe_loss(double value, uint32_t source) {
   TryLock lock(loss_busy_);
   if (!lock) return;
   if (source == FORESHOCK_LOSS_REPORTED) loss_is_reported_.store(true, std::memory_order_relaxed);
-  if (!pending_steps_.has_ended() && pending_steps_.open().events == 0) return loss_.observe(value, source);
+  if (!must_wait()) return loss_.observe(value, source);
   pending_steps_.open().add(PendingEvent{source, {value, 0}, {1, 0}, false});
 }
 
 void Monitor::observe_root_divisor(double divisor) {
   TryLock lock(loss_busy_);
   if (!lock) return;
-  if (!pending_steps_.has_ended() && pending_steps_.open().events == 0) return loss_.observe_divisor(divisor);
+  if (!must_wait()) return loss_.observe_divisor(divisor);
   pending_steps_.open().add(PendingEvent{PendingEvent::kDivisor, {divisor, 0}, {1, 0}, false});
 }
 
@@ -384,7 +397,7 @@ void Monitor::loss_is_of(const char* name) {
   {
     TryLock lock(loss_busy_);
     if (!lock) return;
-    if (pending_steps_.has_ended() || pending_steps_.open().events > 0)
+    if (must_wait())
       return pending_steps_.open().add(PendingEvent{PendingEvent::kOfAnother, {0, 0}, {1, 0}, false});
     if (!loss_.take(&loss, &source)) return;
   }
@@ -395,7 +408,7 @@ void Monitor::loss_is_of(const char* name) {
 void Monitor::observe_loss_sum(double sum, double weight) {
   TryLock lock(loss_busy_);
   if (!lock) return;
-  if (!pending_steps_.has_ended() && pending_steps_.open().events == 0) return loss_.observe_sum(sum, weight);
+  if (!must_wait()) return loss_.observe_sum(sum, weight);
   pending_steps_.open().add(PendingEvent{PendingEvent::kSum, {sum, 0}, {weight, 0}, false});
 }
 
@@ -414,7 +427,7 @@ void Monitor::observe_fetched_loss_sum(uint64_t sum, uint64_t weight) {
 void Monitor::skip_step() {
   {
     TryLock lock(loss_busy_);
-    if (lock && (pending_steps_.has_ended() || pending_steps_.open().events > 0)) {
+    if (lock && must_wait()) {
       pending_steps_.open().add(PendingEvent{PendingEvent::kSkip, {1, 0}, {1, 0}, false});
     } else {
       skipped_steps_.fetch_add(1, std::memory_order_relaxed);
@@ -436,15 +449,15 @@ void Monitor::skip_step_if(uint64_t number) {
 
 // -- completion of pending steps --
 
-// Applies the events of a step whose numbers have arrived or were given up. `with_losses` false: some losses
-// are missing, so only losses that the trainer has reported or logged count.
+// Applies the events of a step whose numbers have arrived or are no longer waited for. `with_losses` false:
+// some losses are missing, so only those that the trainer has reported or logged count.
 void Monitor::apply_events(const PendingStep& step, bool with_losses) {
   for (uint32_t n = 0; n < step.events; ++n) {
     const PendingEvent& event = step.event[n];
-    const bool is_there = event.value.number == 0;
+    const bool has_value = event.value.number == 0;
     if (event.source == PendingEvent::kSkip) {
-      if (!is_there) mark_skips_unknown();
-      if (!is_there || event.value.value == 0) continue;
+      if (!has_value) mark_skips_unknown();
+      if (!has_value || event.value.value == 0) continue;
       skipped_steps_.fetch_add(1, std::memory_order_relaxed);
       loss_.forget_step();  // the loss of a skipped step
       continue;
@@ -462,14 +475,15 @@ void Monitor::apply_events(const PendingStep& step, bool with_losses) {
       continue;
     }
     const bool is_certain = event.source == FORESHOCK_LOSS_REPORTED || event.source == FORESHOCK_LOSS_LOGGED;
-    if (with_losses || (is_there && is_certain))
+    if (with_losses || (has_value && is_certain))
       loss_.observe(event.value.value * event.scale.value, event.source);
   }
 }
 
+// Stores the loss, the norm and the skipped steps into the step's record, which was written without them.
 void Monitor::complete(PendingStep* step) {
   segment::StepRecord record = step->so_far;
-  if (!step->has_events) mark_skips_unknown();
+  if (!step->has_events) mark_skips_unknown();  // some events were dropped
   apply_events(*step, step->knows_losses() && step->knows_skips());
   if (loss_.take(&record.loss, &record.loss_source)) record.given |= FORESHOCK_GIVEN_LOSS;
   double norm = 0;
@@ -484,16 +498,16 @@ void Monitor::complete(PendingStep* step) {
   g_process.writer().complete_step(step->record, record);
 }
 
-// Completes pending steps, oldest first, until one still waits for a number. At a step's end (`is_step_end`)
-// two kinds of numbers are no longer waited for: those of the oldest step if pending_steps_ is full, and
-// those that no kernel copies and the training has not fetched.
+// Completes pending steps, oldest first, until one still waits for a number. At the end of a step
+// (`is_step_end`) two kinds of numbers are no longer waited for: those of the oldest step if pending_steps_
+// is full, and those that only the training itself could have read (is_without_kernel()).
 void Monitor::complete_pending(bool is_step_end) {
   const auto find = [this](uint64_t number, double* value) { return find_number(number, value); };
   while (pending_steps_.has_ended()) {
     PendingStep& oldest = pending_steps_.oldest();
-    const bool is_there = oldest.look(find);
+    const bool is_complete = oldest.look(find);
     const bool will_come = oldest.missing([](uint64_t number) { return !is_without_kernel(number); }) > 0;
-    if (!is_there && (!is_step_end || (will_come && !pending_steps_.is_full()))) return;
+    if (!is_complete && (!is_step_end || (will_come && !pending_steps_.is_full()))) return;
     complete(&oldest);
     pending_steps_.drop_oldest();
   }
@@ -503,18 +517,18 @@ void Monitor::complete_pending(bool is_step_end) {
 bool Monitor::complete_open() {
   PendingStep& open = pending_steps_.open();
   if (pending_steps_.has_ended()) return false;
-  if (open.events == 0 && open.gradients == 0 && open.has_events && open.has_gradients) return true;
+  const bool is_unused = open.events == 0 && open.gradients == 0 && open.has_events && open.has_gradients;
+  if (is_unused) return true;
   if (!open.look([this](uint64_t number, double* value) { return find_number(number, value); })) return false;
-  const bool knows = open.knows_losses();
   if (!open.has_events) mark_skips_unknown();
-  apply_events(open, knows);
+  apply_events(open, open.knows_losses());
   for (uint32_t n = 0; n < open.gradients && open.has_gradients; ++n)
     layers_.add_gradient_of(open.gradient[n].layer, open.gradient[n].square());
   open.clear();
   return true;
 }
 
-void Monitor::look_at_the_end() {
+void Monitor::finish_at_exit() {
   {
     TryLock clock(clock_busy_);
     TryLock busy(loss_busy_);
@@ -527,7 +541,7 @@ void Monitor::fetched(uint64_t number, double value) {
   TryLock clock(clock_busy_);
   TryLock busy(loss_busy_);
   if (!clock || !busy) return;
-  // With several ranks the training may have averaged the value over them before it read it.
+  // With several ranks the training may have averaged the value over the ranks before it read it.
   if (!g_process.has_other_ranks()) fetched_.add(number, value);
   pending_steps_.open().look([this](uint64_t wanted, double* found) { return find_number(wanted, found); });
   complete_pending(false);
@@ -567,8 +581,8 @@ struct DeviceGradients {
                 gradient.stream == at.handle;
     if (is_whole) bytes += static_cast<uint64_t>(values.shape[0]) * size_of(static_cast<DType>(values.dtype));
   }
-  // Number of launches besides the kernels that read gradients. It includes the two kernels that read the
-  // device's clock.
+  // Number of launches besides the kernels that sum gradients: 4 (a memset, two kernels that read the
+  // device's clock, one that copies both times), and the kernels that copy the sums to the host.
   uint64_t further_launches() const { return 4 + (tensors + kMostScalars - 1) / kMostScalars; }
 };
 
@@ -580,8 +594,8 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   if ((g_process.hot() & kHotArmed) == 0) return;
   TryLock lock(clock_busy_);
   if (!lock) return;
-  // Gradients of an earlier call are dropped: a trainer may make several steps before it reports one, or skip
-  // a step and repeat it.
+  // Gradients of an earlier call are dropped, since a trainer may make several steps before it reports one,
+  // or skip a step and repeat it.
   layers_.begin_gradients();
   pending_steps_.open().begin_gradients();
   uint64_t on_device_ns = 0;
@@ -600,12 +614,13 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   counting.add(counting.block->step_ns, monotonic_ns() - begin + on_device_ns);
 }
 
-// Marks the step as sampled because its gradients are read. This matters for steps without attention calls,
-// which begin_step() does not mark.
-void Monitor::sample_gradients() {
+// Marks the step as sampled because its gradients are read. begin_step() has marked it if it has attention
+// calls.
+void Monitor::mark_sampled_by_gradients() {
   step_was_sampled_ |= (g_process.hot() & kHotTickPending) != 0 && is_due(ending_step());
 }
 
+// Adds the sum of squares of a gradient whose values are on the host, or which has only the sum.
 void Monitor::add_gradient(const foreshock_gradient& gradient) {
   const foreshock_tensor& values = gradient.values;
   double squares = gradient.sum_of_squares;
@@ -613,14 +628,14 @@ void Monitor::add_gradient(const foreshock_gradient& gradient) {
     if (values.dims != 1 || values.stride[0] != 1 || values.device_type != FORESHOCK_DEVICE_CPU) return;
     squares =
         sum_of_squares(values.data, static_cast<DType>(values.dtype), static_cast<size_t>(values.shape[0]));
-    sample_gradients();
+    mark_sampled_by_gradients();
   }
   layers_.add_gradient(gradient.identity, squares);
 }
 
-// Launches the kernels that sum the gradients on their device. Returns the device time to be charged, in ns.
-// If the budget cannot pay for the expected time, nothing is launched or counted, as in a step that is not
-// sampled.
+// Launches the kernels that sum the squares of the gradients on their device. Returns the device time to be
+// charged, in ns; 0: nothing was launched. If the budget cannot pay for the expected time, nothing is counted
+// either, as in a step that is not sampled.
 uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t count) {
   DeviceGradients wanted;
   for (size_t n = 0; n < count; ++n) wanted.add(gradients[n]);
@@ -643,7 +658,7 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
     return 0;
   }
   numbers_requested_.fetch_add(numbers, std::memory_order_relaxed);
-  sample_gradients();
+  mark_sampled_by_gradients();
   uint64_t number = sent.first;
   for (size_t n = 0; n < count; ++n) {
     const foreshock_gradient& one = gradients[n];
@@ -658,10 +673,10 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
 
 }  // namespace foreshock
 
-// Completes the last steps with the numbers that have arrived since. Reads only host memory.
-__attribute__((destructor)) static void look_at_the_end() {
+// Runs when the process ends. Completes the last steps with the numbers that have arrived since.
+__attribute__((destructor)) static void finish_at_exit() {
   using namespace foreshock;
   if ((g_process.hot() & kHotArmed) == 0) return;
-  g_monitor.look_at_the_end();
-  g_process.publish_exit();
+  g_monitor.finish_at_exit();
+  g_process.publish_exit();  // last: the agent then reads the final state
 }

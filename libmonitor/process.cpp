@@ -1,3 +1,4 @@
+// Creates the segment, plans its size from the free shared memory, and keeps the counters of a process.
 #include "libmonitor/process.h"
 
 #include <fcntl.h>
@@ -23,7 +24,7 @@
 namespace foreshock {
 namespace {
 
-constexpr uint32_t kShared = segment::kThreadBlocks - 1;
+constexpr uint32_t kShared = segment::kThreadBlocks - 1;  // the block that further threads share
 
 uint64_t load(uint64_t& word) { return std::atomic_ref<uint64_t>(word).load(std::memory_order_relaxed); }
 
@@ -57,22 +58,22 @@ CallTotals call_totals(segment::ThreadBlock* blocks) {
     for (uint64_t& sampled : block.sampled) totals.sampled += load(sampled);
     totals.cost_ns += load(block.hook_ns) + load(block.step_ns);
   };
-  for (uint32_t n = 0; n < kShared && load(blocks[n].claimed) != 0; ++n) add(blocks[n]);
+  for (uint32_t n = 0; n < kShared && load(blocks[n].claimed) != 0; ++n) add(blocks[n]);  // claimed in order
   add(blocks[kShared]);
   return totals;
 }
 
 namespace {
 
-// Beyond this number, larger slots are worth more than further slots.
+// If this many slots of double size fit, the slots get that size.
 constexpr uint32_t kSlotsBeforeLarger = 32;
 
-// If fewer than kFewWhole whole slices fit, slices are split over smaller slots: kSlotsOfParts of them, each
-// at least kLeastPart bytes.
+// If fewer than kFewWhole slots for whole slices fit, slices are split over smaller slots: at most
+// kSlotsOfParts of them, each with at least kLeastPart bytes.
 constexpr uint64_t kFewWhole = 8, kSlotsOfParts = 32, kLeastPart = uint64_t{256} << 10;
 constexpr uint64_t kLeastTensorRingBytes = uint64_t{256} << 10, kMostTensorRingBytes = uint64_t{4} << 20;
 
-// Reads a small file. The text is empty if the file cannot be read.
+// Reads the start of a file and returns its length. The text is empty if the file cannot be read.
 size_t read_small(const char* path, char* to, size_t capacity) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return 0;
@@ -87,11 +88,13 @@ bool read_number(const char* directory, const char* file, uint64_t* value) {
   char path[512], text[64];
   if (std::snprintf(path, sizeof path, "%s/%s", directory, file) >= static_cast<int>(sizeof path))
     return false;
-  if (read_small(path, text, sizeof text) == 0 || text[0] < '0' || text[0] > '9') return false;  // "max"
+  // A cgroup without a limit has the text "max".
+  if (read_small(path, text, sizeof text) == 0 || text[0] < '0' || text[0] > '9') return false;
   *value = std::strtoull(text, nullptr, 10);
   return true;
 }
 
+// Returns the number in the line "`name` number" of memory.stat; 0: the line is missing.
 uint64_t field(const char* text, const char* name) {
   const size_t length = std::strlen(name);
   for (const char* line = text; line != nullptr && *line != '\0';) {
@@ -103,15 +106,15 @@ uint64_t field(const char* text, const char* name) {
   return 0;
 }
 
-// `name_in_v1`: the name in cgroup version 1. Such a field includes all cgroups below, as the usage does.
+// In cgroup version 1 the line total_... includes all cgroups below, as the usage does in both versions.
 uint64_t field(const char* text, const char* name, const char* name_in_v1) {
   const uint64_t in_v1 = field(text, name_in_v1);
   return in_v1 != 0 ? in_v1 : field(text, name);
 }
 
 // Returns the bytes charged to a cgroup that the kernel can free before it refuses memory: cached file pages
-// that need not be written first. These do not include tmpfs pages and locked pages. Slabs are left out,
-// because their users can pin them.
+// that need not be written first. These do not include tmpfs pages and locked pages. Slabs (kernel objects)
+// are left out, because their users can pin them.
 uint64_t reclaimable(const char* directory) {
   char path[1300], text[8192];
   std::snprintf(path, sizeof path, "%s/memory.stat", directory);
@@ -123,8 +126,8 @@ uint64_t reclaimable(const char* directory) {
   return cached - std::min(cached, unwritten);
 }
 
-// File names in one version of cgroups. `tree` is appended to the root. `line` is the text between number and
-// path in a line of /proc/self/cgroup.
+// Names in one version of cgroups. `line`: the text between number and path in the line of /proc/self/cgroup
+// ("0::/user.slice"); `tree`: folder below the root of the mount.
 struct CgroupNames {
   const char *line, *tree, *limit, *usage;
 };
@@ -132,19 +135,19 @@ constexpr CgroupNames kCgroupVersions[] = {
     {"::", "", "memory.max", "memory.current"},
     {":memory:", "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"}};
 
-// Returns the path of this process's cgroup, up to the end of its line, or null if there is none of this
-// version.
-const char* own_path(const char* text, const char* name) {
+// Returns the path of this process's cgroup in `text` (/proc/self/cgroup); it ends at the newline. Null if
+// the process has no cgroup of this version.
+const char* own_path(const char* text, const char* marker) {
   for (const char* line = text; line != nullptr; line = std::strchr(line, '\n')) {
     line += *line == '\n';
     const char* after = line + std::strspn(line, "0123456789");
-    if (std::strncmp(after, name, std::strlen(name)) == 0) return after + std::strlen(name);
+    if (std::strncmp(after, marker, std::strlen(marker)) == 0) return after + std::strlen(marker);
   }
   return nullptr;
 }
 
-// Returns the smallest remaining memory among this process's cgroup and its parents, or UINT64_MAX without a
-// limit.
+// Returns the smallest remaining memory (limit minus usage) of this process's cgroup and its parents, or
+// UINT64_MAX without a limit.
 uint64_t headroom_of(const CgroupNames& names, const char* root, const char* text) {
   const char* path = own_path(text, names.line);
   if (path == nullptr) return UINT64_MAX;
@@ -154,16 +157,18 @@ uint64_t headroom_of(const CgroupNames& names, const char* root, const char* tex
                 static_cast<int>(std::strcspn(path, "\n")), path);
   uint64_t headroom = UINT64_MAX;
   for (char* cut = directory; cut != nullptr && std::strlen(directory) >= root_length;) {
-    uint64_t most = 0, current = 0;
-    if (read_number(directory, names.limit, &most) && read_number(directory, names.usage, &current))
-      headroom =
-          std::min(headroom, most - std::min(most, current - std::min(current, reclaimable(directory))));
+    uint64_t limit = 0, usage = 0;
+    if (read_number(directory, names.limit, &limit) && read_number(directory, names.usage, &usage)) {
+      usage -= std::min(usage, reclaimable(directory));
+      headroom = std::min(headroom, limit - std::min(limit, usage));
+    }
     cut = std::strrchr(directory, '/');
     if (cut != nullptr) *cut = '\0';
   }
   return headroom;
 }
 
+// A process may have cgroups of both versions at once; the smaller headroom counts.
 uint64_t cgroup_headroom(const CgroupFiles& files) {
   char text[4096];
   if (read_small(files.self, text, sizeof text) == 0) return UINT64_MAX;
@@ -215,14 +220,14 @@ constinit ProcessState g_process;
 
 namespace {
 
-// Bytes per slot before any call was seen: a slice of 8192 keys with 64 bf16 values.
+// Assumed size of a slice before any call was seen: 8192 keys and values of 64 bf16 numbers each.
 constexpr uint64_t kUnknownSlotBytes = uint64_t{2} << 20;
 
 thread_local Counting t_counting;
 thread_local uint32_t t_generation = 0;  // segment number of t_counting; 0: none
 
-// Later processes get larger numbers. The monotonic clock cannot be set back, and files on tmpfs do not
-// survive a reboot.
+// Returns the number in the segment's file name. Later processes get larger numbers: the monotonic clock
+// cannot be set back, and files on tmpfs do not survive a reboot. The low 16 bits are the pid's.
 uint64_t fresh_nonce() {
   return (monotonic_ns() & ~uint64_t{0xffff}) | (static_cast<uint64_t>(getpid()) & 0xffff);
 }
@@ -238,13 +243,12 @@ void copy_word(char* to, size_t capacity, const char* from) {
   to[n] = '\0';
 }
 
-// An exit handler gets the exit status; a destructor, which runs later, does not.
-std::atomic<int> g_exit_status{-1};
+// An exit handler gets the exit status; a destructor, which runs later and publishes it, does not.
+std::atomic<int> g_exit_status{-1};  // -1: exit() has not run
 void note_exit(int status, void*) { g_exit_status.store(status & 0xff, std::memory_order_relaxed); }
 
-// Writes the launcher's id into the file. On a full tmpfs the file stays empty. Then every launcher of the
-// run reports the reason that the file's name contains, since the owner is unknown. Returns false if the file
-// cannot be created.
+// Writes the launcher's id into the file that off() leaves. On a full tmpfs the file stays empty; then every
+// launcher of the run prints the reason. Returns false if the file cannot be created.
 bool write_owner(const char* path, uint64_t launcher_id) {
   const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return false;
@@ -301,6 +305,8 @@ bool ProcessState::prepare_own_page() {
   return own() != &before_set_up_;
 }
 
+// Returns null, or the reason for off(). `share` is divided into the fixed part (counters, steps, layers),
+// the ring of weight tensor records, and slots.
 const char* ProcessState::create_segment(uint64_t slot_bytes_needed) {
   if (access(settings_.directory, W_OK | X_OK) != 0) return "no_directory";
   const FreeMemory free = free_shared_memory(settings_.directory);
@@ -321,7 +327,7 @@ const char* ProcessState::create_segment(uint64_t slot_bytes_needed) {
   const char* why = writer_.create(request);
   const auto is = [&why](const char* word) { return why != nullptr && std::strcmp(why, word) == 0; };
   if (plan.slots > 0 && (is("no_space") || is("file_limit") || is("no_mapping"))) {
-    // Another process took the remaining memory, or a limit is near: keep statistics only.
+    // Another process took the remaining memory, or a limit is near: try again with the fixed part only.
     request.slots = 0;
     request.slot_bytes = 0;
     request.tensor_bytes = segment::kTensorHeadOnly;
@@ -361,8 +367,8 @@ segment::Identity ProcessState::identity_of(const segment::SegmentRequest& given
 bool ProcessState::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   if (is_off() || (hot() & kHotArmed) != 0) return false;
   const pid_t self = getpid();
-  // If the parent forked while one of its threads created its segment, `arming_` here still has the parent's
-  // pid. That thread does not exist in the child, so the child goes on.
+  // If the parent forked while one of its threads created a segment, `arming_` still has the parent's pid.
+  // That thread does not exist in this child, so the child goes on.
   pid_t holder = arming_.load(std::memory_order_relaxed);
   if (holder == self || !arming_.compare_exchange_strong(holder, self)) return false;
 
@@ -385,7 +391,7 @@ bool ProcessState::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   armed_.store(self);
   const uint32_t known = ops_known_.load(std::memory_order_acquire);
   std::copy_n(ops_, known, writer_.ops());
-  prepare();
+  prepare();  // before the flag kHotArmed is stored, after which other threads use the segment
   const uint32_t generation = generation_.fetch_add(1) + 1;
   own()->hot.store(kHotArmed + generation * kHotGeneration, std::memory_order_release);
   drain_local();
@@ -412,16 +418,16 @@ void ProcessState::off(const char* reason) {
   const int length = std::snprintf(path, sizeof path, "%s/off.%d.%s", settings.directory, getpid(), word);
   if (length <= 0 || length >= static_cast<int>(sizeof path) - 1) return;
   std::snprintf(temporary, sizeof temporary, "%s/.off.%d.%s", settings.directory, getpid(), word);
-  // The file is renamed once it is complete, because an empty file is attributed to every launcher. If
-  // renaming fails, an empty file is better than none.
+  // The file gets its name once it is complete, because an empty file is attributed to every launcher. If
+  // renaming fails, it is written under its name.
   if (!write_owner(temporary, settings.launcher_id)) return;
   if (rename(temporary, path) == 0) return;
   unlink(temporary);
   write_owner(path, settings.launcher_id);
 }
 
-// Retries if another thread holds the lock. Registration takes microseconds, and without a number the
-// operation would be missed for the whole run.
+// Unlike other functions, retries if another thread holds the lock: registration takes microseconds, and
+// without a number the operation would be missed for the whole run.
 int32_t ProcessState::register_op(const char* name, uint32_t pass) {
   constexpr int kTries = 100'000;
   if (pass >= segment::kPasses || name == nullptr) return -1;
@@ -436,7 +442,7 @@ int32_t ProcessState::add_op(const char* name, uint32_t pass) {
     if (ops_[n].pass == pass && std::strncmp(ops_[n].name, name, sizeof ops_[n].name - 1) == 0)
       return static_cast<int32_t>(n);
   if (number == segment::kMaxOps) return -1;
-  prepare_own_page();  // needed to count calls before the segment exists
+  prepare_own_page();  // its calls may now be counted, and a forked child must not inherit the counts
   segment::Op& op = ops_[number];
   copy_text(op.name, sizeof op.name, name);
   op.pass = pass;
@@ -474,13 +480,16 @@ void ProcessState::publish_described() {
 
 namespace {
 
-// The agent writes the advice within three system calls, but may be preempted. After kTries the advice is
-// treated as missing.
+// The agent writes the advice within three system calls, but may be preempted between them. After kTries
+// attempts the advice is treated as missing.
 constexpr int kTries = 64;
 
 constexpr size_t kWords = sizeof(segment::Advice) / sizeof(uint64_t);
 
-// Every word is read with acquire order, so that the sequence is read again after all of them.
+// Copies the advice. Returns false if the agent has written none, or does not finish writing it. Word 0 is
+// the sequence number: 0 before the first advice, odd while the agent writes. The copy is consistent if the
+// sequence is even and unchanged afterwards. Every word is read with acquire order, so that the second read
+// of the sequence comes after all words.
 bool copy_whole(const segment::Advice& shared, segment::Advice* copy) {
   using Word [[gnu::may_alias]] = const uint64_t;
   auto* words = reinterpret_cast<Word*>(&shared);
@@ -496,7 +505,8 @@ bool copy_whole(const segment::Advice& shared, segment::Advice* copy) {
   return false;
 }
 
-// Terminates the text and replaces spaces and characters that are not printable ASCII.
+// Copies text from the shared file, which any process of the user may have written: terminates it and
+// replaces spaces and characters that are not printable ASCII.
 template <size_t n>
 void copy_printable(const char (&from)[n], char (&to)[n]) {
   size_t at = 0;

@@ -1,5 +1,6 @@
 // The state of the monitor in a process: counters of calls per thread, limits of shared memory, settings, and
-// the creation and end of the segment.
+// the creation and end of the segment. The segment is a file on tmpfs that the agent process reads. The
+// launcher is the command `foreshock run`, which starts trainer and agent.
 #ifndef FORESHOCK_LIBMONITOR_PROCESS_H_
 #define FORESHOCK_LIBMONITOR_PROCESS_H_
 
@@ -27,7 +28,7 @@ inline void bump_shared(uint64_t& counter, uint64_t by = 1) {
   std::atomic_ref<uint64_t>(counter).fetch_add(by, std::memory_order_relaxed);
 }
 
-// Where a thread counts: a block of its own, or one shared with others.
+// Where a thread counts: a block of counters of its own, or one shared with other threads.
 struct Counting {
   segment::ThreadBlock* block = nullptr;
   bool shared = true;
@@ -39,8 +40,8 @@ struct Counting {
   void take_back(uint64_t& counter) const { add(counter, ~uint64_t{0}); }
 };
 
-// Claims a free block among `blocks`. If there is none, returns the last one, which is shared. Blocks are
-// never freed, so the counts of a thread stay after its end.
+// Claims a free block among `blocks` (kThreadBlocks of them), or returns the last one, which is shared.
+// Blocks are never freed, so the counts of a thread stay after its end.
 Counting claim_block(segment::ThreadBlock* blocks);
 
 // Moves every count of `from` (written with shared adds) into the shared block `to`. Counts that are added at
@@ -51,7 +52,7 @@ void drain(segment::ThreadBlock* from, segment::ThreadBlock* to);
 struct CallTotals {
   uint64_t calls = 0;
   uint64_t sampled = 0;
-  uint64_t cost_ns = 0;
+  uint64_t cost_ns = 0;  // the monitor's time on the trainer's threads
 };
 CallTotals call_totals(segment::ThreadBlock* blocks);
 
@@ -66,9 +67,9 @@ struct CgroupFiles {
 
 struct FreeMemory {
   uint64_t bytes = 0;
-  bool limited_by_cgroup = false;  // the limit comes from the memory cgroup, not from the mount
+  bool limited_by_cgroup = false;  // `bytes` is the remaining memory of the memory cgroup, not of the mount
 };
-// Returns the free memory on the mount of `directory` (tmpfs only; elsewhere 0), limited by the remaining
+// Returns the free memory on the mount of `directory` (0 if it is not on tmpfs), limited by the remaining
 // memory of the process's cgroup. For set-up only: makes system calls.
 FreeMemory free_shared_memory(const char* directory, const CgroupFiles& cgroup = {});
 
@@ -76,26 +77,28 @@ FreeMemory free_shared_memory(const char* directory, const CgroupFiles& cgroup =
 // node, at most `limit`. At least 90 % stay free for the user's own shared memory.
 uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks);
 
-// Returns the part of `share` for the ring of tensors, or 0 if `share` is too small for a ring.
+// Returns the part of `share` for the ring of weight tensor records, or 0 if `share` is too small for a ring.
 uint64_t tensor_bytes(uint64_t share);
 
 struct SlotPlan {
-  uint32_t slots;  // 0: statistics only
+  uint32_t slots;  // 0: only counters and steps, no samples
   uint64_t slot_bytes;
 };
-// Plans slots for slices of `need` bytes within a total of `bytes` bytes. If there is room, a slot is twice
-// as large as needed, since later calls may have longer keys. If few slices would fit, slots are smaller and
-// a slice uses several. If fewer than two slots fit, there are none.
+// Plans slots for sampled slices of `need` bytes within a total of `bytes` bytes. If memory is ample, a slot
+// is twice as large as needed, since later calls may have longer keys. If few slices would fit, slots are
+// smaller and a slice uses several. If fewer than two slots fit, the plan has none.
 SlotPlan plan_slots(uint64_t bytes, uint64_t need);
 
-// Bits of the hot word, which every call reads first. Higher bits are the number of the segment.
-inline constexpr uint32_t kHotArmed = 1;  // the segment exists
-inline constexpr uint32_t kHotSampledStep = 2;
+// Bits of the hot word, which every attention call reads first.
+inline constexpr uint32_t kHotArmed = 1;        // the segment exists
+inline constexpr uint32_t kHotSampledStep = 2;  // the present step is sampled
 // A step has ended. The next forward call outside a backward pass begins the next step.
 inline constexpr uint32_t kHotTickPending = 4;
-inline constexpr uint32_t kHotSwitchedOff = 8;
-inline constexpr uint32_t kHotNoBudget = 16;
-inline constexpr uint32_t kHotGeneration = 32;  // unit of the segment's number
+inline constexpr uint32_t kHotSwitchedOff = 8;  // paused by the agent or by `foreshock pause`
+inline constexpr uint32_t kHotNoBudget = 16;    // the present step would be sampled, but the budget is spent
+// The bits from here on count the segments that this process and its parents have created. A thread compares
+// the count to find out that its block of counters belongs to an earlier segment.
+inline constexpr uint32_t kHotGeneration = 32;
 
 // State that a child process must not inherit. The kernel zeroes this page in a forked child
 // (MADV_WIPEONFORK). So a child is inactive and counts from zero, without a fork handler and also after a raw
@@ -115,18 +118,20 @@ class ProcessState {
   void set_bits(uint32_t bits) { own()->hot.fetch_or(bits, std::memory_order_relaxed); }
   void clear_bits(uint32_t bits) { own()->hot.fetch_and(~bits, std::memory_order_relaxed); }
 
-  bool is_off() const { return off_.load(std::memory_order_relaxed); }
+  bool is_off() const {
+    return off_.load(std::memory_order_relaxed);
+  }  // see off(); unlike a pause, permanent
 
   // Whether this is a child (fork, clone) of the process that created the segment. Makes a system call.
   bool is_inherited() const;
 
-  // Creates the segment, once. `slot_bytes_needed` is 0 if unknown. Returns true if this call created it, and
-  // false immediately if another thread is creating it. `prepare` runs before any other thread can see the
-  // segment.
+  // Creates the segment, once. `slot_bytes_needed` is the size of a sampled slice; 0: unknown. Returns true
+  // if this call created it, and false immediately if another thread is creating it. `prepare` runs before
+  // any other thread can see the segment.
   bool arm(uint64_t slot_bytes_needed, void (*prepare)());
 
-  // Switches the monitor off for the rest of the process. Creates a file whose name has the reason, for the
-  // launcher.
+  // Switches the monitor off for the rest of the process. Creates a file whose name has the reason; the
+  // launcher prints it.
   void off(const char* reason);
 
   // Returns the block in which this thread counts. Before the segment exists, all threads share a local
@@ -136,28 +141,30 @@ class ProcessState {
   // Returns the calls of all threads so far, by pass. Also works before the segment exists.
   void count_calls(uint64_t (&calls)[segment::kPasses]) const;
 
-  // Moves the counts from before the segment into it. Also called at step boundaries, since a thread may
-  // still add to the local block after the segment was created.
+  // Moves the counts of the local block into the shared block of the segment. Also called at the end of
+  // steps, since a thread may add to the local block even while the segment is created.
   void drain_local() { drain(&own()->local, &writer_.threads()[segment::kThreadBlocks - 1]); }
 
   const Settings& settings() const { return settings_; }
   segment::SegmentWriter& writer() { return writer_; }
 
-  // Registers an operation. Operations are copied into the segment when it is created. Any thread.
+  // Implements foreshock_register_op: returns the number of the attention operation, or -1. Operations are
+  // copied into the segment when it is created. Any thread.
   int32_t register_op(const char* name, uint32_t pass);
   uint32_t pass_of(int32_t op) const { return ops_[op].pass; }
 
   // Stores facts about this process that its environment does not contain. Rank, local rank, world size and
-  // attempt are used only if this is called before the segment exists.
+  // attempt are used only if this is called before the segment exists; publish_described() publishes the
+  // rest.
   void describe(const segment::Identity& described);
 
-  // Whether the job has other ranks, as far as environment and describe() say.
+  // Whether the job has other ranks, according to the environment or describe().
   bool has_other_ranks() const { return settings_.world_size > 1 || described_.world_size > 1; }
 
   // Publishes the exit status for the agent. Must be called by the code of this library that runs last.
   void publish_exit();
 
-  // Publishes the other facts from describe(). Called by the thread that ends a step.
+  // Publishes the framework and the parallel ranks from describe(). Called by the thread that ends a step.
   void publish_described();
 
  private:
@@ -168,7 +175,7 @@ class ProcessState {
   void apply_to_settings(const segment::Identity& described);
   segment::Identity identity_of(const segment::SegmentRequest& given) const;
 
-  OwnPage before_set_up_;
+  OwnPage before_set_up_;  // used until prepare_own_page() has mapped the page; a child inherits it
   std::atomic<OwnPage*> own_{&before_set_up_};
   std::atomic<bool> off_{false};
   std::atomic<pid_t> arming_{0};  // pid of the process in which a thread is creating the segment
@@ -179,8 +186,7 @@ class ProcessState {
   segment::Op ops_[segment::kMaxOps] = {};
   segment::Identity described_ = {};  // facts from describe()
   std::atomic<bool> described_is_new_{false};
-  // Pid of the process that called describe(). The facts do not apply to its children.
-  pid_t described_pid_ = 0;
+  pid_t described_pid_ = 0;  // pid of the process that called describe(); a child ignores the facts
   Settings settings_ = {};
   segment::SegmentWriter writer_;
 };

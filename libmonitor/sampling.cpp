@@ -1,3 +1,4 @@
+// Implements the choice of samples, and the arithmetic of the budgets and cost estimates.
 #include "libmonitor/sampling.h"
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 namespace foreshock {
 namespace {
 
-constexpr uint64_t scramble(uint64_t x) {
+constexpr uint64_t scramble(uint64_t x) {  // the finalizer of splitmix64
   x ^= x >> 30;
   x *= 0xbf58476d1ce4e5b9u;
   x ^= x >> 27;
@@ -21,9 +22,20 @@ int64_t below(uint64_t random, int64_t bound) {
   return static_cast<int64_t>(((random >> 32) * static_cast<uint64_t>(bound)) >> 32);
 }
 
-// Returns the random number of one choice (`purpose`) for one call.
+// Returns the random number of one choice for one call. Choices with different `purpose` are independent; the
+// last argument of mix() in monitor.cpp is a purpose too (6).
 uint64_t random_of(uint64_t seed, int64_t step, uint64_t call, int rank, uint64_t purpose) {
   return mix(seed, static_cast<uint64_t>(step), call, static_cast<uint64_t>(rank) << 8 | purpose);
+}
+
+// Chooses one position in each of up to `most` equal parts of a sequence. Uses purposes from 16 on.
+void choose_positions(int64_t length, int64_t most, const auto& random, Slice* slice) {
+  slice->parts = slice->positions = static_cast<int>(std::min(length, most));
+  for (uint32_t n = 0; n < static_cast<uint32_t>(slice->parts); ++n) {
+    slice->fraction[n] = static_cast<uint32_t>(random(16 + n) >> 32);
+    slice->position[n] = static_cast<int64_t>(position_in_part(
+        static_cast<uint64_t>(length), n, static_cast<uint32_t>(slice->parts), slice->fraction[n]));
+  }
 }
 
 }  // namespace
@@ -36,8 +48,8 @@ uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c) {
 
 bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices, uint64_t expected_calls) {
   if (expected_calls <= slices) return slices > 0;
-  // Each call moves `slices` ahead on a circle of length `expected_calls`. A call gives a slice if its move
-  // reaches or passes the start of the circle.
+  // Each call moves `slices` ahead on a circle of length `expected_calls`, from a random start. A call is
+  // sampled if its move reaches or passes the origin.
   const uint64_t begin = static_cast<uint64_t>(
       below(mix(seed, static_cast<uint64_t>(step), 0, 0), static_cast<int64_t>(expected_calls)));
   return (begin + call * slices) % expected_calls + slices >= expected_calls;
@@ -45,22 +57,17 @@ bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices
 
 Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank) {
   const auto random = [&](uint64_t purpose) { return random_of(seed, step, call, rank, purpose); };
-  const int64_t group = shape.heads / shape.kv_heads;
+  const int64_t group = shape.heads / shape.kv_heads;  // query heads that share a kv-head
   Slice slice;
   slice.batch = below(random(1), shape.batch);
   slice.kv_head = below(random(2), shape.kv_heads);
   slice.heads = static_cast<int>(std::min<int64_t>(group, kRowsPerSample));
   slice.first_head = slice.kv_head * group + below(random(3), group - slice.heads + 1);
-  slice.parts = static_cast<int>(std::min<int64_t>(shape.queries, kRowsPerSample / slice.heads));
-  slice.positions = slice.parts;
-  for (uint32_t n = 0; n < static_cast<uint32_t>(slice.parts); ++n) {
-    slice.fraction[n] = static_cast<uint32_t>(random(16 + n) >> 32);
-    slice.position[n] = static_cast<int64_t>(position_in_part(
-        static_cast<uint64_t>(shape.queries), n, static_cast<uint32_t>(slice.parts), slice.fraction[n]));
-  }
+  choose_positions(shape.queries, kRowsPerSample / slice.heads, random, &slice);
   return slice;
 }
 
+// The purposes are those of choose_slice(), so both slices of a call have the same batch element and kv-head.
 Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank) {
   const auto random = [&](uint64_t purpose) { return random_of(seed, step, call, rank, purpose); };
   Slice slice;
@@ -68,25 +75,22 @@ Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64
   slice.kv_head = below(random(2), shape.kv_heads);
   slice.heads = static_cast<int>(shape.heads / shape.kv_heads);
   slice.first_head = slice.kv_head * slice.heads;
-  slice.parts = slice.positions = static_cast<int>(std::min<int64_t>(shape.keys, kRowsPerSample));
-  for (uint32_t n = 0; n < static_cast<uint32_t>(slice.parts); ++n) {
-    slice.fraction[n] = static_cast<uint32_t>(random(16 + n) >> 32);
-    slice.position[n] = static_cast<int64_t>(position_in_part(
-        static_cast<uint64_t>(shape.keys), n, static_cast<uint32_t>(slice.parts), slice.fraction[n]));
-  }
+  choose_positions(shape.keys, kRowsPerSample, random, &slice);
   return slice;
 }
 
 bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
                    uint64_t seed, int64_t step, uint64_t call) {
-  // The share follows from the bytes read. Measured costs differ from that by up to a fourth, so the constant
-  // is below the promised 0.3.
+  // The share of calls follows from the elements read: for a slice of rows (keys and values of a kv-head),
+  // for a slice of key positions (queries, outputs and output gradients of its query heads), and for the sums
+  // over all keys that a slice of key positions needs. Measured costs differ from that by up to a fourth, so
+  // the constant is below the promised 0.3.
   constexpr double kExtraCost = 0.22;
   const double group = static_cast<double>(shape.heads / shape.kv_heads);
   const double rows = static_cast<double>(shape.keys) * static_cast<double>(head_dim + value_dim);
-  const double of_queries = group * static_cast<double>(shape.queries);
-  const double copied = of_queries * static_cast<double>(head_dim + 2 * value_dim);
-  const double summed = rows + of_queries * static_cast<double>(head_dim);
+  const double query_rows = group * static_cast<double>(shape.queries);
+  const double copied = query_rows * static_cast<double>(head_dim + 2 * value_dim);
+  const double summed = rows + query_rows * static_cast<double>(head_dim);
   const double share = std::min(0.5, is_affordable ? rows / copied : kExtraCost * rows / (copied + summed));
   return static_cast<double>(random_of(seed, step, call, 0, 5) >> 32) < share * 0x1p32;
 }
@@ -117,13 +121,13 @@ int OrdinalFollower::next(bool backward, bool in_backward) {
   if (!backward && in_backward) return -1;
   if (!backward) {
     backward_ = 0;
-    const uint32_t place = run_++;
-    return is_trusted() ? static_cast<int>(place % period_) : -1;
+    const uint32_t index = run_++;
+    return is_trusted() ? static_cast<int>(index % period_) : -1;
   }
-  if (run_ > 0) end_run();
-  const uint32_t place = backward_++;
-  if (!is_trusted() || place >= last_run_) return -1;
-  return static_cast<int>((last_run_ - 1 - place) % period_);
+  if (run_ > 0) end_run();  // the first backward call after forward calls
+  const uint32_t index = backward_++;
+  if (!is_trusted() || index >= last_run_) return -1;
+  return static_cast<int>((last_run_ - 1 - index) % period_);
 }
 
 void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interval, double least_seconds) {
@@ -146,13 +150,15 @@ void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interva
 
 namespace {
 
-constexpr double kWeight = 0.2;    // weight of a new value in a running mean
-constexpr double kSurprise = 4;    // an observation counts as at most this many times its expected value
-constexpr double kSpread = 0.01;   // least relative spread of the slice sizes from which a slope is fitted
-constexpr uint32_t kMost = 10000;  // most slices in a step; more than any segment holds
+constexpr double kWeight = 0.2;   // weight of a new value in a running mean
+constexpr double kSurprise = 4;   // an observation counts as at most this many times the expected value
+constexpr double kSpread = 0.01;  // least relative spread of slice sizes from which a slope is fitted
+constexpr uint32_t kMostSlices = 10000;  // in a step; more than any segment holds
 
 }  // namespace
 
+// The returned seconds are the reported time, plus the estimate for this step's slices, minus the part of
+// earlier estimates that belongs to the slices reported now.
 double AgentForecast::end_step(uint64_t slices, bool is_granted, const Report& report) {
   const uint64_t settled = std::min(report.slices, outstanding_);
   const double paid =
@@ -171,12 +177,14 @@ double AgentForecast::end_step(uint64_t slices, bool is_granted, const Report& r
   return report.seconds - paid + ahead;
 }
 
+// The time for a slice of `bytes` on the fitted line. If all slices are of about one size, the line has no
+// slope, and the time is proportional to the size.
 double CostModel::warm_seconds(double bytes) const {
-  const double mean_bytes = bytes_sum_ / weight_, mean_seconds = seconds_sum_ / weight_;
-  const double variance = bytes_squares_ / weight_ - mean_bytes * mean_bytes;
+  const double mean_bytes = bytes_sum_ / count_, mean_seconds = seconds_sum_ / count_;
+  const double variance = bytes_squares_ / count_ - mean_bytes * mean_bytes;
   const double limit = kSpread * mean_bytes;
   const double slope = variance > limit * limit
-                           ? (products_sum_ / weight_ - mean_bytes * mean_seconds) / variance
+                           ? (products_sum_ / count_ - mean_bytes * mean_seconds) / variance
                            : mean_seconds / mean_bytes;
   // At least a tenth of the mean, because the fitted line may fall below zero.
   return std::max(mean_seconds + std::max(slope, 0.0) * (bytes - mean_bytes), 0.1 * mean_seconds);
@@ -192,7 +200,7 @@ void CostModel::observe_slice(uint64_t bytes, bool cold, double seconds) {
   }
   seconds = std::min(seconds, kSurprise * warm);
   const auto fade = [](double& sum, double added) { sum = kFading * sum + added; };
-  fade(weight_, 1);
+  fade(count_, 1);
   fade(bytes_sum_, bytes_);
   fade(bytes_squares_, bytes_ * bytes_);
   fade(seconds_sum_, seconds);
@@ -208,9 +216,9 @@ void CostModel::observe_device(uint32_t slices, double seconds) {
 
 void CostModel::observe_step(bool sampled, double seconds) {
   if (sampled)
-    extra_[extras_++ % kExtras] = std::max(seconds - other_, 0.0);
+    extra_[extras_++ % kExtras] = std::max(seconds - bare_, 0.0);
   else
-    other_ += (other_ == 0 ? 1 : kWeight) * (seconds - other_);
+    bare_ += (bare_ == 0 ? 1 : kWeight) * (seconds - bare_);
 }
 
 double CostModel::slice_seconds(bool cold) const {
@@ -227,11 +235,12 @@ double CostModel::step_seconds() const {
 
 uint32_t CostModel::slices_within(double seconds, bool cold, double agent_seconds) const {
   const double slices = (seconds - step_seconds()) / (slice_seconds(cold) + agent_seconds);
-  return static_cast<uint32_t>(std::clamp(slices, 0.0, static_cast<double>(kMost)));
+  return static_cast<uint32_t>(std::clamp(slices, 0.0, static_cast<double>(kMostSlices)));
 }
 
 namespace {
 
+// Returns the 32 bits in reverse order.
 uint32_t reversed(uint32_t bits) {
   uint32_t result = 0;
   for (int n = 0; n < 32; ++n) result |= (bits >> n & 1) << (31 - n);
@@ -247,19 +256,22 @@ bool WeightSchedule::reserve(uint32_t count) {
   return turns_.reserve(count * sizeof(uint32_t)) && states_.reserve(count * sizeof(State));
 }
 
+// Bit reversal spreads the tensors of any part of the model evenly over the steps of an interval that is a
+// power of two. If the interval doubles, a tensor's steps are every second one of its earlier steps.
 void WeightSchedule::add(double begins_at, bool is_here) {
   turns()[count_] = reversed(static_cast<uint32_t>(0x1p32 * begins_at));
   states()[count_] = {0, 0, is_here};
   ++count_;
 }
 
+// Calls take(number, &state) for every tensor whose turn is one of the `steps` steps from `step` on.
 void WeightSchedule::find(int64_t step, int64_t steps, uint64_t interval, const auto& take) {
-  const auto some = static_cast<uint32_t>(interval);
-  const auto now = static_cast<uint32_t>(static_cast<uint64_t>(step) % some);
-  const bool is_power = (some & (some - 1)) == 0;
+  const auto length = static_cast<uint32_t>(interval);
+  const auto now = static_cast<uint32_t>(static_cast<uint64_t>(step) % length);
+  const bool is_power = (length & (length - 1)) == 0;
   for (uint32_t n = 0; n < count_; ++n) {
-    const uint32_t own = is_power ? turns()[n] & (some - 1) : turns()[n] % some;
-    const uint32_t ahead = own >= now ? own - now : own + (some - now);
+    const uint32_t own = is_power ? turns()[n] & (length - 1) : turns()[n] % length;
+    const uint32_t ahead = own >= now ? own - now : own + (length - now);  // steps from `step` to the turn
     if (ahead < static_cast<uint64_t>(steps) && states()[n].is_here) take(n, &states()[n]);
   }
 }
@@ -282,7 +294,7 @@ size_t WeightSchedule::due(int64_t step, int64_t steps, uint64_t interval, uint3
   return found;
 }
 
-WeightSchedule::Count WeightSchedule::unasked(int64_t step, int64_t steps, uint64_t interval) {
+WeightSchedule::Count WeightSchedule::count_missed(int64_t step, int64_t steps, uint64_t interval) {
   Count count;
   if (step == step_) return count;  // due() has counted the step
   find(step, steps, interval, [&](uint32_t, State*) { ++count.due; });
@@ -291,7 +303,7 @@ WeightSchedule::Count WeightSchedule::unasked(int64_t step, int64_t steps, uint6
 }
 
 uint64_t WeightSchedule::end(uint32_t number, int64_t step) {
-  if (step != step_) return 1;
+  if (step != step_) return 1;  // due() was not called in this step
   State& state = states()[number];
   const bool is_open = state.due_round == round_ && state.end_round != round_;
   open_ -= is_open;
@@ -312,17 +324,18 @@ void WeightCadence::start(double max_slowdown, uint64_t fixed) {
 void WeightCadence::end_step(double step_seconds, double cost_seconds, double bytes) {
   const double trainer_seconds = std::max(step_seconds - cost_seconds, 0.0);
   step_seconds_ += (step_seconds_ == 0 ? 1 : kWeight) * (trainer_seconds - step_seconds_);
-  look_cost_ += cost_seconds;
+  new_cost_ += cost_seconds;
   if (bytes > 0) {
-    const double usual = seconds_per_byte() * bytes + kLookSeconds;
-    const double before = std::exchange(last_per_byte_, look_cost_ / bytes) * bytes;
+    const double usual = seconds_per_byte() * bytes + kFixedSeconds;
+    const double before = std::exchange(last_per_byte_, new_cost_ / bytes) * bytes;
     const double most = std::max(kMostTimes * usual, before);
-    cost_sum_ = kKept * cost_sum_ + std::min(std::exchange(look_cost_, 0), most);
+    cost_sum_ = kKept * cost_sum_ + std::min(std::exchange(new_cost_, 0), most);
     byte_sum_ = kKept * byte_sum_ + bytes;
   }
   balance_ = std::clamp(balance_ + share_ * trainer_seconds - cost_seconds, -8 * earnings(), earnings());
 }
 
+// Returns the shortest interval, kFirstInterval times a power of two, in which the share earns the cost.
 uint64_t WeightCadence::interval_for(double bytes) const {
   uint64_t interval = kFirstInterval;
   const double cost = bytes * seconds_per_byte(), earned_a_step = share_ * step_seconds_;

@@ -1,5 +1,6 @@
-// Chooses the steps, calls, heads, rows and weight tensors to sample, and enforces the overhead budget. The
-// choices are pure functions: equal arguments give equal results on every rank and in every rerun.
+// Chooses the steps, attention calls, heads, rows and weight tensors to sample, and limits the cost of
+// sampling to a budget. The choosing functions are pure: equal arguments give equal results on every rank and
+// in every rerun. The classes do arithmetic on measured times and counts; they read no clock.
 #ifndef FORESHOCK_LIBMONITOR_SAMPLING_H_
 #define FORESHOCK_LIBMONITOR_SAMPLING_H_
 
@@ -18,16 +19,17 @@ inline constexpr int kRowsPerSample = 16;
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
 
 // Whether a step is sampled: its absolute number must be a multiple of the interval. An unknown (negative)
-// step is never sampled. If the trainer reports only every n-th step, the `steps` steps from `step` on are
-// sampled together if one of their numbers is such a multiple.
+// step is never sampled. If the trainer reports only every `steps`-th step, the `steps` steps from `step` on
+// are sampled together if one of their numbers is such a multiple.
 constexpr bool is_sampled_step(int64_t step, uint64_t interval, int64_t steps = 1) {
   if (step < 0 || interval == 0 || steps <= 0) return false;
   const uint64_t beyond = static_cast<uint64_t>(step) % interval;
-  return (beyond == 0 ? 0 : interval - beyond) < static_cast<uint64_t>(steps);
+  const uint64_t until_multiple = beyond == 0 ? 0 : interval - beyond;
+  return until_multiple < static_cast<uint64_t>(steps);
 }
 
-// Whether call number `call` of a sampled step gives a slice. Exactly `slices` of the first `expected_calls`
-// calls do, evenly spread; if `expected_calls` is not above `slices`, all calls do. The offset changes from
+// Whether call number `call` of a sampled step is sampled. Exactly `slices` of the first `expected_calls`
+// calls are, evenly spread; if `expected_calls` is not above `slices`, all calls are. The choice moves from
 // step to step, so that every call has the same chance and layers take turns.
 bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices, uint64_t expected_calls);
 
@@ -35,14 +37,15 @@ struct CallShape {
   int64_t batch, heads, kv_heads, queries, keys;
 };
 
-// The rows of one slice: heads x positions of one batch and kv-head, head-major.
+// The sampled part of one call: `heads` query heads of one batch element and kv-head, and `positions`
+// positions: of queries (choose_slice()), or of keys (choose_columns()).
 struct Slice {
   int64_t batch = 0, kv_head = 0;
-  int heads = 0, positions = 0;  // heads * positions <= 16
+  int heads = 0, positions = 0;  // of queries: heads * positions <= 16
   int64_t first_head = 0;        // query heads first_head .. first_head + heads - 1
   int64_t position[kRowsPerSample] = {};
-  // The random numbers behind the positions. A device uses them to choose the positions in a sequence of
-  // another length (kernels/gather.h).
+  // Position n is chosen in the n-th of `parts` equal parts of the sequence, at fraction[n] / 2^32 of the
+  // part. A device repeats this choice for a sequence whose length only the device can read.
   int parts = 0;
   uint32_t fraction[kRowsPerSample] = {};
   int rows() const { return heads * positions; }
@@ -57,22 +60,24 @@ Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t
 // parts of the keys.
 Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
 
-// Whether a sampled backward call gives a slice of key positions (dK and dV) beside its slice of rows (dQ).
-// If the budget holds several times the cost of all rows (`is_affordable`), every second call gives one, or
-// fewer where key positions would take more bytes than the rows. Otherwise so few do that a sampled backward
-// call costs at most 1.3 times a slice of rows in the mean (./dev bench sampled_backward).
+// Whether a sampled backward call gives a slice of key positions (to check dK and dV) beside its slice of
+// rows (dQ). `is_affordable`: the budget holds several times the cost of all rows. Then every second call
+// gives one, or fewer where key positions take more bytes than the rows. Otherwise so few do that a sampled
+// backward call costs at most 1.3 times a slice of rows in the mean (./dev bench sampled_backward).
 bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
                    uint64_t seed, int64_t step, uint64_t call);
 
-// Chooses the sequence of a packed batch to sample, by a position in the batch, as a fraction of 2^32.
+// Chooses a position in a packed batch (several sequences without padding), as a fraction of 2^32. The
+// sequence that holds the position is sampled.
 uint32_t choose_place(uint64_t seed, int64_t step, uint64_t call, int rank);
 
-// Gives an ordinal to calls without a layer name: the call's index in its run, which is a sequence of calls
-// in the same direction (forward or backward). next() must be called for every call of the sampled steps, in
-// order. Forward calls count up from 0; backward calls count down through the forward run before them. The
-// length of a forward run is the period. Ordinals are given once two runs in a row had the same period. They
-// stop for good if the period changes later, or if a step contains a shorter run, which may be a
-// recomputation that is not marked as one.
+// Finds the layer of calls without a layer name, from the order of calls: a model calls its layers one after
+// the other, and backward in reverse. A run is a sequence of calls in one direction. The n-th call of a
+// forward run gets the ordinal n, from 0; the backward calls after it get its ordinals in reverse. The period
+// is the usual length of a forward run, i.e. the number of layers. Ordinals are given once two runs in a row
+// had the same period. They stop for good if the period changes later, or if a step contains a shorter run,
+// which may be a recomputation that is not marked as one. next() must be called for every call of the sampled
+// steps, in order.
 class OrdinalFollower {
  public:
   // Called at the start of a sampled step.
@@ -96,12 +101,12 @@ class OrdinalFollower {
   bool unstable_ = false;
 };
 
-// Enforces the overhead budget in the trainer, with or without an agent. Every step, sampled or not, earns
+// Limits the monitor's time to the ratio max_slowdown of the training time. Every step, sampled or not, earns
 // max_slowdown times its length and pays for the monitor's time in it. A sampled step is allowed while the
 // balance is not negative, and may take as many slices as the balance is expected to pay for. Savings are
-// limited to the earnings of one interval plus the cost of the smallest sample, so that a quiet hour does not
-// pay for an expensive minute. Debt is limited to the earnings of 64 intervals, so that one stall (a storm of
-// page faults, a stopped process) does not stop the sampling for good. Plain arithmetic on measured times.
+// limited to the earnings of one sampling interval plus the cost of the smallest sample, so that a quiet hour
+// does not pay for an expensive minute. Debt is limited to the earnings of 64 intervals, so that one stall (a
+// storm of page faults, a stopped process) does not stop the sampling for good.
 class Budget {
  public:
   // Sets the limit to `times` (in a burst more than 1) times max_slowdown. A limit below 100 % stays below
@@ -119,9 +124,9 @@ class Budget {
   bool allows() const { return is_unlimited() || (max_slowdown_ > 0 && balance_seconds_ >= 0); }
   bool is_unlimited() const { return max_slowdown_ >= 1; }
 
-  // Becomes true when the debt exceeds the earnings of 256 steps, and false when the debt is paid off. While
-  // it is true, unavoidable costs take most of the limit, so parts of the monitor with a share of their own
-  // (weights) must wait. The debt counted here is limited to the earnings of 512 steps for any interval.
+  // Becomes true when the debt exceeds the earnings of 256 steps (fewer with an interval below 8), and false
+  // when the debt is paid off. While it is true, unavoidable costs take most of the limit, so the measurement
+  // of weights, which has a share of its own, must wait.
   bool is_overdrawn() const { return !is_unlimited() && is_overdrawn_; }
 
   // The savings; negative: debt.
@@ -131,8 +136,8 @@ class Budget {
   static constexpr double kMostLimited = 0.99;  // largest limit, unless max_slowdown itself is larger
   static constexpr double kWeight = 0.1;        // weight of a new step in the running mean of the step time
   static constexpr double kMostOwed = 64;       // largest debt, in earnings of an interval
-  // The debt in patient_balance_ is limited to kMostOwed intervals of at most this many steps. is_overdrawn()
-  // becomes true at half of that debt.
+  // The debt in patient_balance_ is limited to kMostOwed intervals of at most this many steps, so that it is
+  // paid off in 512 steps even with a long interval. is_overdrawn() becomes true at half of that limit.
   static constexpr uint64_t kPatientInterval = 8;
   // The first steps contain the set-up. It is part of the reported cost, but not held against sampling.
   static constexpr int kFirstSteps = 2;
@@ -146,9 +151,9 @@ class Budget {
 };
 
 // Samples the first steps of a process regardless of the interval, so that a short run is judged too. Instead
-// of the budget, a fixed grant of seconds pays for the monitor's time in these steps. The first look ends at
-// the first of these events: kSteps steps were sampled; at least kSlices slices, and two per call of a step,
-// were copied; kMostSteps steps have ended; the grant is spent. The rest of the grant is not used.
+// of the budget, a fixed grant of seconds pays for the monitor's time in these steps. The first look ends as
+// soon as kSteps steps were sampled; or at least kSlices slices, and two per call of a step, were copied; or
+// kMostSteps steps have ended; or the grant is spent.
 class FirstLook {
  public:
   static constexpr int kSteps = 8, kMostSteps = 32;
@@ -156,35 +161,35 @@ class FirstLook {
 
   // `is_wanted`: false if the user chose the sampled steps, or allows no cost.
   FirstLook() = default;
-  explicit FirstLook(bool is_wanted) : steps_(is_wanted ? kSteps : 0) {}
-  bool is_open() const { return steps_ > 0 && seconds_ > 0; }
+  explicit FirstLook(bool is_wanted) : steps_left_(is_wanted ? kSteps : 0) {}
+  bool is_open() const { return steps_left_ > 0 && seconds_left_ > 0; }
   // The unspent grant, in seconds; 0 when the first look has ended.
-  double seconds() const { return is_open() ? seconds_ : 0; }
+  double seconds() const { return is_open() ? seconds_left_ : 0; }
 
   // Ends a step with `calls` attention calls, of which `slices` were copied. Returns the seconds of its cost
   // that the grant pays.
   double end_step(bool was_sampled, uint64_t calls, uint64_t slices, double cost_seconds) {
     if (!is_open()) return 0;
-    const double paid = std::min(std::max(cost_seconds, 0.0), seconds_);
-    seconds_ -= paid;
+    const double paid = std::min(std::max(cost_seconds, 0.0), seconds_left_);
+    seconds_left_ -= paid;
     slices_ += slices;
-    if (was_sampled) --steps_;
-    if (slices_ >= std::max(kSlices, 2 * calls) || ++ended_ == kMostSteps) steps_ = 0;
+    if (was_sampled) --steps_left_;
+    if (slices_ >= std::max(kSlices, 2 * calls) || ++ended_ == kMostSteps) steps_left_ = 0;
     return paid;
   }
 
  private:
-  int steps_ = 0, ended_ = 0;
+  int steps_left_ = 0, ended_ = 0;
   uint64_t slices_ = 0;
-  double seconds_ = segment::kFirstLookSeconds;
+  double seconds_left_ = segment::kFirstLookSeconds;
 };
 
-// Charges the agent's work on a slice when the slice is copied, with an estimate from earlier slices. The
-// agent reports its time only after the work. Without the estimate, slices would be copied whose cost exceeds
-// the limit once it is reported. Plain arithmetic, fixed state. One caller at a time.
+// The agent, another process on the rank's cores, works on each slice too. Charges this work when the slice
+// is copied, with an estimate from earlier slices, and corrects the charge when the agent reports its time.
+// Without the estimate, too many slices would be copied before the first report. One caller at a time.
 class AgentForecast {
  public:
-  // What the agent has reported since the last step, in seconds of one of the rank's cores.
+  // The agent's CPU time since the last step, in seconds, divided by the number of the rank's cores.
   struct Report {
     double seconds = 0;         // total, without slices of the first look
     double slices_seconds = 0;  // on slices, including slices of the first look
@@ -205,7 +210,7 @@ class AgentForecast {
 };
 
 // Predicts the cost of a sampled step from the costs of earlier ones. Until the first measurement it assumes
-// a slow machine. Plain arithmetic, fixed state. One caller at a time. Units are seconds and bytes.
+// a slow machine. One caller at a time. Units are seconds and bytes.
 class CostModel {
  public:
   // Sets the expected size of a slice until the first one is observed.
@@ -220,42 +225,42 @@ class CostModel {
   // A step has ended; `seconds` is the monitor's time in it, without slices and weights.
   void observe_step(bool sampled, double seconds);
 
-  // The mean cost of a step without samples and without weights.
-  double bare_seconds() const { return other_; }
+  // The mean cost of a step without samples and without weights; 0: none seen yet.
+  double bare_seconds() const { return bare_; }
 
   // The expected cost of the next slice, and the expected extra cost of a sampled step without slices.
   double slice_seconds(bool cold) const;
   double step_seconds() const;
 
-  // Returns how many slices a step of at most `seconds` can hold. A slice costs the agent `agent_seconds`.
+  // Returns how many slices the monitor can take in a step if it may spend `seconds`. A slice costs the agent
+  // `agent_seconds` in addition.
   uint32_t slices_within(double seconds, bool cold, double agent_seconds) const;
 
  private:
   double warm_seconds(double bytes) const;
 
-  // Least-squares fit of seconds over bytes with exponential forgetting, starting from two assumed
-  // observations.
+  // Sums for a least-squares line of seconds over bytes. Older observations fade. The sums begin with two
+  // assumed observations: an empty slice and one of kFirstBytes.
   static constexpr double kFading = 0.95;
   static constexpr double kFirstCall = 10e-6, kFirstPerByte = 0.3e-9, kFirstBytes = 1 << 20;
-  double weight_ = 2, bytes_sum_ = kFirstBytes, bytes_squares_ = kFirstBytes * kFirstBytes;
+  double count_ = 2, bytes_sum_ = kFirstBytes, bytes_squares_ = kFirstBytes * kFirstBytes;
   double seconds_sum_ = 2 * kFirstCall + kFirstPerByte * kFirstBytes;
   double products_sum_ = kFirstBytes * (kFirstCall + kFirstPerByte * kFirstBytes);
   double cold_per_byte_ = 0.5e-9;  // extra cost per byte of a cold slot
   double device_seconds_ = 0;      // cost of a slice on the device, in addition to the host
   double bytes_ = 0;               // size of the last slice
 
-  // step_seconds() is the median of the last extra costs, so that one stall does not stop the sampling for
-  // hours.
+  // step_seconds() is the median of these costs, so that one stall does not stop the sampling for hours.
   static constexpr uint32_t kExtras = 5;
-  double extra_[kExtras] = {};  // extra costs of the last sampled steps
-  uint32_t extras_ = 0;
-  double other_ = 0;  // running mean of steps that were not sampled
+  double extra_[kExtras] = {};  // of the last sampled steps: cost beyond bare_
+  uint32_t extras_ = 0;         // number of sampled steps so far
+  double bare_ = 0;             // running mean of the cost of steps that were not sampled
 };
 
-// Decides which tensors are due in a step. A tensor is due once per interval. Its step depends only on the
-// tensor's position in the model, so it is the same on every rank and in every rerun. Every due tensor is
-// counted. A due tensor that the trainer does not show before the next step is counted as lost. One caller at
-// a time.
+// Decides which weight tensors are due, i.e. to be measured, in a step. A tensor is due once per interval.
+// Its step depends only on the tensor's position in the model, so it is the same on every rank and in every
+// rerun. A tensor is shown when the trainer passes its values. Every due tensor is counted; one that is not
+// shown before the next step is counted as lost. One caller at a time.
 class WeightSchedule {
  public:
   // Numbers of tensors since the last call.
@@ -264,34 +269,33 @@ class WeightSchedule {
     uint64_t lost = 0;  // due, but never shown
   };
 
-  // Set-up. Makes room for `count` tensors and forgets the present ones. False if there is no memory.
+  // Set-up. Allocates room for `count` tensors and forgets the present ones. Returns false without memory.
   bool reserve(uint32_t count);
   // Adds the next tensor. `begins_at`, from 0 to 1, is the share of the model's elements before it. `is_here`
   // false: this rank has no part of it, so it is never due.
   void add(double begins_at, bool is_here);
   uint32_t count() const { return count_; }
 
-  // Returns the tensors that are due in `step` and were not shown in it yet: at most `room` numbers, in
-  // ascending order. A second call in the same step does not count them again. If the `steps` steps from
-  // `step` on are reported as one, the tensors of all these steps are due.
+  // Gets the tensors that are due in `step` and were not shown in it yet: at most `room` of them, in
+  // ascending order. Returns how many. A second call in the same step does not count them again. If the
+  // `steps` steps from `step` on are reported as one, the tensors of all these steps are due.
   size_t due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room, Count* count);
-  // Returns the count of the tensors of `step`, in which due() could not be called.
-  Count unasked(int64_t step, int64_t steps, uint64_t interval);
+  // Returns the count of the tensors of `step`, in which due() could not be called: all are lost.
+  Count count_missed(int64_t step, int64_t steps, uint64_t interval);
   // Records that tensor `number` was shown in `step`, or skipped for a reason that is counted elsewhere.
-  // Returns 1 if the tensor was not due, else 0.
+  // Returns 1 if the tensor was not due or was already shown, else 0.
   uint64_t end(uint32_t number, int64_t step);
   // Forgets the due tensors that were not shown. Returns their number.
   uint64_t give_up();
 
  private:
   struct State {
-    uint64_t due_round,
-        end_round;  // the last rounds in which the tensor was due, and in which end() was called
+    uint64_t due_round, end_round;  // the last rounds in which the tensor was due, and was shown or skipped
     bool is_here;
   };
   void find(int64_t step, int64_t steps, uint64_t interval, const auto& take);
-  // For each tensor: its step within an interval of 2^32 steps. Its step within a shorter interval is this
-  // number modulo that interval. Separate from State, because all turns are read at every step.
+  // A tensor's turn is its step within an interval of 2^32 steps; modulo a shorter interval it is the step
+  // within that one. Separate from State, because all turns are read at every step.
   uint32_t* turns() const { return reinterpret_cast<uint32_t*>(turns_.data()); }
   State* states() const { return reinterpret_cast<State*>(states_.data()); }
 
@@ -302,17 +306,17 @@ class WeightSchedule {
   uint64_t open_ = 0;  // due tensors of this round that were not shown
 };
 
-// Chooses the interval between two measurements of a tensor so that their cost stays below a share of the
-// training time. Plain arithmetic on measured times.
+// Chooses the interval between two measurements of a weight tensor, so that the cost of all measurements
+// stays below a share of the training time: kShare times max_slowdown.
 class WeightCadence {
  public:
   static constexpr uint64_t kFirstInterval = 64;
   static constexpr uint64_t kLongestInterval = uint64_t{1} << 20;
 
-  // `fixed`: the interval; 0: the shortest interval that the budget allows, but at least kFirstInterval.
-  // max_slowdown 1: there is no limit.
+  // `fixed`: the interval; 0: the shortest interval that the share pays for, but at least kFirstInterval.
+  // max_slowdown 1: unlimited.
   void start(double max_slowdown, uint64_t fixed);
-  // Keeps the present interval from now on. If the budget is too small, tensors are skipped instead.
+  // Keeps the present interval from now on. If the share does not pay for it, tensors are skipped instead.
   void hold() { is_fixed_ = true; }
   uint64_t interval() const { return interval_; }
 
@@ -321,12 +325,12 @@ class WeightCadence {
   // Stops all measurements while the overhead budget of the whole monitor is overdrawn.
   void wait(bool is_overdrawn) { waits_ = is_overdrawn; }
   // Chooses the interval; called once a step. `bytes` is the size of all tensors together. If the share does
-  // not pay for the present interval, a longer one is chosen at once. If the share has paid for a shorter
-  // interval during kCalm steps, the shorter one is chosen.
+  // not pay for the present interval, a longer one is chosen at once. If it would have paid for a shorter
+  // interval in each of kCalm steps, the shorter one is chosen.
   void choose_interval(double bytes);
   // Whether another tensor may be measured: the debt must be below the earnings of one interval.
   bool allows() const { return allows_debt(1); }
-  // Whether a tensor may be read only for its checksum, which is compared between replicas. A checksum costs
+  // Whether a tensor may be read just for its checksum, which is compared between replicas. A checksum costs
   // a fraction of a measurement, so the debt may be twice as large.
   bool allows_checksum() const { return allows_debt(2); }
 
@@ -336,10 +340,10 @@ class WeightCadence {
   static constexpr double kFirstBytes = 1e6;     // weight of kFirstCost, in bytes
   static constexpr double kWeight = 0.1;  // weight of a new step in the running mean of the step's length
   static constexpr double kKept = 1 - 1.0 / 64;  // decay of the sums at each measurement
-  // A preempted measurement may take a hundred times the usual time. A cost counts as at most kMostTimes
-  // times the usual cost, unless the previous measurement was as expensive per byte. kLookSeconds is added to
-  // the usual cost, so that small measurements are not limited by their fixed cost.
-  static constexpr double kMostTimes = 8, kLookSeconds = 5e-5;
+  // A preempted measurement may take a hundred times the usual time. So a cost counts as at most kMostTimes
+  // times the usual cost, unless the previous measurement was as expensive per byte. kFixedSeconds, the part
+  // that does not depend on the size, is added to the usual cost.
+  static constexpr double kMostTimes = 8, kFixedSeconds = 5e-5;
   static constexpr int kCalm = 128;  // steps
   bool allows_debt(double intervals) const;
   double earnings() const { return share_ * static_cast<double>(interval_) * step_seconds_; }
@@ -349,9 +353,9 @@ class WeightCadence {
   double share_ = 0;
   uint64_t interval_ = kFirstInterval;
   bool is_fixed_ = false, is_unlimited_ = false, waits_ = false;
-  double step_seconds_ = 0, balance_ = 0;
-  double last_per_byte_ = 0;  // true cost of the last measurement
-  double look_cost_ = 0;      // cost since the last measurement; device costs arrive some steps later
+  double step_seconds_ = 0, balance_ = 0;  // running mean of a step's length; savings in seconds
+  double last_per_byte_ = 0;               // true cost of the last measurement, not limited by kMostTimes
+  double new_cost_ = 0;  // cost since the last measurement; device costs arrive some steps later
   double cost_sum_ = kFirstCost * kFirstBytes, byte_sum_ = kFirstBytes;  // over the last measurements
   int calm_ = 0;                  // consecutive steps in which a shorter interval was affordable
   uint64_t longest_in_calm_ = 0;  // longest interval needed in these steps

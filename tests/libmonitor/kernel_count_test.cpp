@@ -75,7 +75,7 @@ class KernelCountTest : public testing::Test {
 
   // Until the first step that is counted begins.
   void warm_up(uint64_t steps) {
-    count_.ask(steps, find);
+    count_.start(steps, find);
     for (uint64_t n = 0; n <= KernelCounter::kWarmUpSteps; ++n) {
       EXPECT_EQ(g_played.callback, nullptr);
       end_step();
@@ -90,7 +90,7 @@ class KernelCountTest : public testing::Test {
 };
 
 TEST_F(KernelCountTest, NobodyAsked) {
-  count_.ask(0, find);
+  count_.start(0, find);
   for (int n = 0; n < 30; ++n) end_step();
   EXPECT_EQ(state(), KernelCountState::kNotAsked);
   EXPECT_EQ(g_played.callback, nullptr);
@@ -125,7 +125,7 @@ TEST_F(KernelCountTest, WithoutALibrary) {
   g_played.is_there = false;
   warm_up(2);
   EXPECT_EQ(state(), KernelCountState::kNoLibrary);
-  count_.ask(2, nullptr);
+  count_.start(2, nullptr);
   for (int n = 0; n < 30; ++n) end_step();
   EXPECT_EQ(state(), KernelCountState::kNoLibrary);
 }

@@ -75,8 +75,8 @@ TEST(WeightSchedule, OfAStepThatNobodyCouldAskAboutAllAreLost) {
   WeightSchedule turns = turns_of(4);
   WeightSchedule::Count count;
   due(turns, 7, 2, &count);
-  EXPECT_EQ(turns.unasked(7, 1, 2).due, 0u) << "it was";
-  const WeightSchedule::Count missed = turns.unasked(8, 1, 2);
+  EXPECT_EQ(turns.count_missed(7, 1, 2).due, 0u) << "it was";
+  const WeightSchedule::Count missed = turns.count_missed(8, 1, 2);
   EXPECT_EQ(missed.due, 2u);
   EXPECT_EQ(missed.lost, 2u);
 }

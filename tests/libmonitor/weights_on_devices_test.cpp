@@ -92,7 +92,7 @@ TEST_F(WeightsOnDevices, OfTheLastStepAreWrittenAtTheEndOfTheProcess) {
       weights.step(false);
       fake_cuda::run_all();
       const size_t calls = fake_cuda::calls().size();
-      if (at_end) g_monitor.look_at_the_end();
+      if (at_end) g_monitor.finish_at_exit();
       EXPECT_EQ(fake_cuda::calls().size(), calls) << "no device is asked";
     });
     of[at_end] = records();
