@@ -1,9 +1,11 @@
+// Counts attention in CUDA graphs and attention kernels, and stores names of attention without hooks.
 #include "libmonitor/coverage.h"
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <initializer_list>
+#include <iterator>
 
 #include "foreshock/hook.h"
 #include "libmonitor/base.h"
@@ -11,12 +13,12 @@
 namespace foreshock {
 namespace {
 
-struct Name {
-  const char* part;
-  int pass;
+struct KernelName {
+  const char* part;  // of the kernel's symbol
+  int pass;          // 0 forward, 1 backward
 };
 
-constexpr Name kNames[] = {
+constexpr KernelName kNames[] = {
     {"flash_fwd_kernel", 0},  // flash-attn 2, and PyTorch's copy of it
     {"flash_fwd_splitkv_kernel", 0}, {"flash_bwd_dq_dk_dv_loop", 1}, {"FlashAttnFwdSm", 0},  // flash-attn 3
     {"FlashAttnBwdSm", 1},           {"FlashAttentionForwardSm", 0},                         // flash-attn 4
@@ -25,18 +27,19 @@ constexpr Name kNames[] = {
 };
 
 // cuDNN: cudnn_generated_fort_native_sdpa_sm90_flash_fprop_...
-constexpr Name kOfCudnn[] = {{"_flash_fprop", 0}, {"_flash_bprop", 1}};
+constexpr KernelName kCudnnNames[] = {{"_flash_fprop", 0}, {"_flash_bprop", 1}};
 
 }  // namespace
 
 int attention_pass_of_kernel(const char* symbol) {
   if (symbol == nullptr) return -1;
-  for (const Name& name : kNames)
+  for (const KernelName& name : kNames)
     if (std::strstr(symbol, name.part) != nullptr) return name.pass;
   if (std::strstr(symbol, "sdpa") == nullptr) return -1;
+  // cuDNN's helper kernels have "sdpa" in their names too.
   for (const char* helper : {"dot_do_o", "convert", "combine", "clear"})
     if (std::strstr(symbol, helper) != nullptr) return -1;
-  for (const Name& name : kOfCudnn)
+  for (const KernelName& name : kCudnnNames)
     if (std::strstr(symbol, name.part) != nullptr) return name.pass;
   return -1;
 }
@@ -49,8 +52,9 @@ void add(std::atomic<uint64_t>& to, uint64_t count) { to.fetch_add(count, std::m
 
 }  // namespace
 
-// Exclusive access to the counter. A thread that finds it busy sets has_missed_, and the next Turn marks all
-// graphs as unknown: the missed event may have destroyed a graph whose handle the driver has reused.
+// Exclusive access to the counter; false if another thread has it. Then the thread's event is dropped, and
+// the next Turn marks all graphs as unknown: the event may have destroyed a graph whose handle the driver has
+// reused.
 class CudaGraphCounter::Turn {
  public:
   explicit Turn(CudaGraphCounter* counter) : lock_(counter->busy_) {
@@ -96,8 +100,8 @@ void CudaGraphCounter::begin_recording_into(uintptr_t stream, uintptr_t graph, c
 void CudaGraphCounter::begin(uintptr_t stream, uintptr_t into, const PassCalls& so_far) {
   const Turn turn(this);
   if (!turn || stream == 0) return;
-  remove_recording(stream);  // removes an earlier recording whose end was not seen
-  if (into == 0) mark_recordings_unknown();
+  remove_recording(stream);                  // removes an earlier recording whose end was not seen
+  if (into == 0) mark_recordings_unknown();  // their calls cannot be separated from those of the new one
   const uint32_t others = active_recordings_.load(std::memory_order_relaxed);
   if (others == 0) {
     calls_before_all_ = so_far;
@@ -123,11 +127,12 @@ void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const Pa
   uint64_t calls[kPasses], all = 0;
   for (uint32_t pass = 0; pass < kPasses; ++pass)
     all += calls[pass] = so_far.of[pass] - ended.before.of[pass];
-  // Calls in a body of another graph, or in a recording whose begin was not seen, were also counted by the
-  // other recordings. These are then unknown.
-  if (was_seen ? ended.into != 0 && all != 0 : graph != 0) mark_recordings_unknown();
+  // Calls in the body of a conditional node, or in a recording whose begin was not seen, were also counted by
+  // the other recordings, which are then unknown.
+  const bool is_body_with_calls = ended.into != 0 && all != 0;
+  if (was_seen ? is_body_with_calls : graph != 0) mark_recordings_unknown();
   const bool is_known = was_seen && ended.is_alone && !has_overflowed_;
-  Graph* record = nullptr;
+  Graph* record = nullptr;  // the graph that gets the calls; null: none
   if (ended.into == 0)
     record = graph != 0 ? add_graph(graph) : nullptr;
   else if (all != 0)
@@ -153,15 +158,14 @@ CudaGraphCounter::Graph* CudaGraphCounter::graph_of(uintptr_t handle) {
   return nullptr;
 }
 
-// Reuses the entry with the same handle, else an empty entry, else the oldest one.
+// Reuses the entry with the same handle, else the one with the smallest number: empty (0) or the oldest.
 CudaGraphCounter::Graph* CudaGraphCounter::add_graph(uintptr_t handle) {
-  Graph* place = graph_of(handle);
-  for (Graph& graph : graphs_) {
-    if (place != nullptr && place->handle == handle) break;
-    if (place == nullptr || graph.number < place->number) place = &graph;
-  }
-  *place = {handle, ++graphs_made_, {}};
-  return place;
+  Graph* entry = graph_of(handle);
+  if (entry == nullptr)
+    entry = std::min_element(std::begin(graphs_), std::end(graphs_),
+                             [](const Graph& a, const Graph& b) { return a.number < b.number; });
+  *entry = {handle, ++graphs_made_, {}};
+  return entry;
 }
 
 void CudaGraphCounter::clone(uintptr_t graph, uintptr_t clone) {
@@ -185,6 +189,8 @@ void CudaGraphCounter::destroy_executable(uintptr_t executable) {
   if (gone != nullptr) gone->handle.compare_exchange_strong(executable, kGone, std::memory_order_acq_rel);
 }
 
+// Returns the entry of an executable graph. If it has none, returns a reusable entry (`add`) or null. Any
+// thread; with `add` the thread must hold the lock.
 CudaGraphCounter::Executable* CudaGraphCounter::executable_of(uintptr_t handle, bool add) {
   // Handles are aligned addresses, so their low bits are dropped before hashing.
   const auto first = static_cast<uint32_t>((handle >> 4) * 0x9e3779b97f4a7c15u >> 54);
@@ -204,7 +210,7 @@ void CudaGraphCounter::instantiate(uintptr_t graph, uintptr_t executable) {
   if (executable <= kGone) return;
   const Turn turn(this);
   const Graph* record = turn ? graph_of(graph) : nullptr;
-  // For an unknown graph, only an entry that an earlier graph left under this handle must be reset.
+  // An unknown graph needs no entry, but an entry that an earlier graph left under this handle is reset.
   Executable* made = executable_of(executable, record != nullptr);
   if (made == nullptr) return;
   for (uint32_t pass = 0; pass < kPasses; ++pass)
@@ -212,6 +218,7 @@ void CudaGraphCounter::instantiate(uintptr_t graph, uintptr_t executable) {
   if (record != nullptr) made->handle.store(executable, std::memory_order_release);
 }
 
+// Takes no lock, since graphs are launched at every step.
 void CudaGraphCounter::launch(uintptr_t executable) {
   const Executable* launched = executable > kGone ? executable_of(executable, false) : nullptr;
   uint32_t calls[kPasses] = {kUnknown, kUnknown};
@@ -227,7 +234,7 @@ uint64_t CudaGraphCounter::calls_in_graphs() const {
 }
 
 void CudaGraphCounter::store(segment::Coverage* coverage) const {
-  // Several threads may store at once: a smaller value must not overwrite a larger one.
+  // Totals only grow. Several threads may store at once, so a smaller value must not overwrite a larger one.
   const auto store = [](uint64_t& to, const std::atomic<uint64_t>& from) {
     const std::atomic_ref<uint64_t> word(to);
     const uint64_t now = from.load(std::memory_order_relaxed);
@@ -265,6 +272,7 @@ using segment::kPasses;
 // Static, because a thread may still run the callback after its KernelCounter has unsubscribed.
 std::atomic<uint64_t> g_kernels[kPasses];
 
+// CUPTI calls this at every kernel launch, in the thread that launches.
 void count_launch(void*, int domain, uint32_t, const void* data) {
   const auto* launch = static_cast<const cupti::CallbackData*>(data);
   if (domain != cupti::kDriverApi || launch == nullptr || launch->site != 0) return;
@@ -284,7 +292,7 @@ void store_state(KernelCountState state, segment::Coverage* coverage) {
 
 }  // namespace
 
-void KernelCounter::ask(uint64_t steps, Finder find) {
+void KernelCounter::start(uint64_t steps, Finder find) {
   *this = {};
   steps_ = std::min(steps, kMostSteps);
   find_ = find;
@@ -297,6 +305,7 @@ cupti::Result KernelCounter::subscribe(char (&holder)[cupti::kHolderSize]) {
   return library_.subscribe_v2(&subscriber_, count_launch, nullptr, &params);
 }
 
+// Switches the callbacks of all launch functions on (1) or off (0).
 bool KernelCounter::enable(uint32_t on) {
   bool all = true;
   for (const uint32_t function : cupti::kLaunches)
@@ -306,8 +315,8 @@ bool KernelCounter::enable(uint32_t on) {
 
 void KernelCounter::begin(const PassCalls& calls, uint64_t calls_in_graphs, segment::Coverage* coverage) {
   if (find_ == nullptr || !find_(&library_)) return finish(KernelCountState::kNoLibrary, coverage);
-  // Tries again at the next step.
-  if (library_.profiler_runs()) return store_state(KernelCountState::kProfiler, coverage);
+  if (library_.profiler_runs())  // tries again at the next step
+    return store_state(KernelCountState::kProfiler, coverage);
   char holder[cupti::kHolderSize] = {};
   const cupti::Result result = subscribe(holder);
   if (result == cupti::kSubscribedByAnother) {

@@ -1,6 +1,7 @@
-// What is known of attention that the hooks do not see: calls in CUDA graphs, attention kernels counted by
-// CUPTI, and names of attention that the Python helper found. This header declares the used part of CUPTI, so
-// that building does not need CUPTI; cupti_abi_test.cpp compares it with cupti.h if installed.
+// Counts and names attention that the hooks do not see: calls in CUDA graphs, attention kernels counted by
+// CUPTI (NVIDIA's profiling library), and names of attention that the Python helper found. This header
+// declares the used part of CUPTI, so that building does not need CUPTI; cupti_abi_test.cpp compares it with
+// cupti.h if installed.
 #ifndef FORESHOCK_LIBMONITOR_COVERAGE_H_
 #define FORESHOCK_LIBMONITOR_COVERAGE_H_
 
@@ -18,12 +19,12 @@ inline constexpr Result kSuccess = 0;
 inline constexpr Result kSubscribedByAnother = 39;  // CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED
 
 inline constexpr int kDriverApi = 1;  // CUPTI_CB_DOMAIN_DRIVER_API
-// cuLaunchKernel, cuLaunchKernel_ptsz, cuLaunchCooperativeKernel, _ptsz, cuLaunchKernelEx, _ptsz. Every
-// launch calls one of these, also a launch by the runtime API.
+// Callback numbers of cuLaunchKernel, cuLaunchKernel_ptsz, cuLaunchCooperativeKernel, _ptsz,
+// cuLaunchKernelEx, _ptsz. Every kernel launch calls one of these, also a launch by the runtime API.
 inline constexpr uint32_t kLaunches[] = {307, 442, 477, 478, 652, 653};
 
 struct CallbackData {
-  int site;  // 0: entry of the function
+  int site;  // 0: entry of the function; 1: its exit
   const char* function;
   const void* parameters;
   void* result;
@@ -47,7 +48,7 @@ struct Library {
   Result (*subscribe_v2)(Subscriber*, Callback, void*, SubscriberParams*);
   Result (*unsubscribe)(Subscriber);
   Result (*enable_callback)(uint32_t enable, Subscriber, int domain, uint32_t function);
-  // Whether torch.profiler runs, or a daemon may start it at any time.
+  // Whether torch.profiler runs, or a daemon may start it at any time. It needs CUPTI too.
   bool (*profiler_runs)();
 };
 
@@ -65,21 +66,23 @@ struct PassCalls {
   uint64_t of[segment::kPasses] = {};
 };
 
-// Counts attention calls that run inside CUDA graphs, where no hook is called. Each launch of a graph adds
-// the calls that were counted while the graph was recorded. Any thread; fixed memory, no heap. No function
-// waits: if another thread holds the counter, the graph becomes unknown. Launches of unknown graphs are
-// counted separately. The driver reuses handles, so a new graph must never inherit the counts of an old one.
+// Counts attention calls that run inside CUDA graphs, where no hook is called. A graph is recorded from the
+// work of a stream, instantiated as an executable, and launched many times. Each launch adds the calls that
+// the hooks counted while the graph was recorded. An unknown graph is one whose calls are not known; its
+// launches are counted separately. Handles are addresses of the driver, which reuses them, so a new graph
+// must never inherit the counts of an old one. Any thread; fixed memory. No function waits: if another thread
+// holds the counter, all graphs become unknown.
 class CudaGraphCounter {
  public:
-  // A stream begins or ends the recording of a graph. `graph` is 0 if the recording failed. Calls of all
-  // threads in between are counted for the graph, since other threads record the backward pass. If two
-  // streams record at the same time, their calls cannot be separated and both graphs become unknown.
+  // A stream begins or ends the recording of a graph. `so_far`: attention calls of all threads so far.
+  // `graph` is 0 if the recording failed. Calls of all threads in between are counted for the graph, since
+  // other threads record the backward pass. If two streams record at the same time, both graphs become
+  // unknown.
   void begin_recording(uintptr_t stream, const PassCalls& so_far);
   void end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far);
 
-  // A stream begins to record into an existing graph, the body of a conditional node. The number of times
-  // that the body runs is unknown. If it contains attention, the graphs recorded at the same time become
-  // unknown.
+  // A stream begins to record into an existing graph, the body of a conditional node. Nothing shows how often
+  // the body runs. If it contains attention, the graphs recorded at the same time become unknown.
   void begin_recording_into(uintptr_t stream, uintptr_t graph, const PassCalls& so_far);
 
   // `executable` was instantiated or updated from `graph`.
@@ -89,17 +92,17 @@ class CudaGraphCounter {
 
   void launch(uintptr_t executable);
 
-  // Must be called before the driver can reuse the handles.
+  // Must be called before the driver can reuse the handle.
   void destroy_graph(uintptr_t graph);
   void destroy_executable(uintptr_t executable);
 
-  // Drops recordings whose end was not seen for kLongestSteps steps.
+  // Called at the end of every step. Drops recordings whose end was not seen for kLongestSteps steps.
   void end_step();
 
   // Returns the calls of both passes in launched graphs so far.
   uint64_t calls_in_graphs() const;
 
-  // Stores the totals of the process.
+  // Stores the totals of the process into the segment.
   void store(segment::Coverage* coverage) const;
 
   // Clears all state, in a child process that trains.
@@ -115,18 +118,18 @@ class CudaGraphCounter {
 
   struct Recording {
     uintptr_t stream = 0;
-    uintptr_t into = 0;  // the existing graph that is recorded into, or 0
-    bool is_alone = true;
-    uint32_t steps = 0;  // steps that have ended since the recording began
+    uintptr_t into = 0;    // the existing graph that is recorded into, or 0
+    bool is_alone = true;  // false: its calls cannot be separated from those of other recordings
+    uint32_t steps = 0;    // steps that have ended since the recording began
     PassCalls before;
   };
   struct Graph {
     uintptr_t handle = 0;
     uint64_t number = 0;                    // graphs_made_ at its creation
-    uint32_t calls[segment::kPasses] = {};  // or kUnknown
+    uint32_t calls[segment::kPasses] = {};  // kUnknown: the graph is unknown
   };
-  // launch() finds its entry without a lock. So entries are never emptied, and only a thread with the lock
-  // changes a handle, except that any thread may change a handle to kGone.
+  // An entry of a hash table. launch() finds its entry without a lock. So entries are never emptied, and a
+  // handle is changed by the thread with the lock only, except that any thread may change a handle to kGone.
   struct Executable {
     std::atomic<uintptr_t> handle{0};
     std::atomic<uint32_t> calls[segment::kPasses] = {};
@@ -142,11 +145,11 @@ class CudaGraphCounter {
   Executable* executable_of(uintptr_t handle, bool add);
 
   std::atomic_flag busy_;
-  std::atomic<bool> has_missed_{false};  // an event was missed while busy_ was held
+  std::atomic<bool> has_missed_{false};  // an event was dropped while another thread held busy_
   Recording recordings_[kRecordings];
   std::atomic<uint32_t> active_recordings_{0};  // number of streams that record now
-  bool has_overflowed_ = false;
-  PassCalls calls_before_all_;
+  bool has_overflowed_ = false;                 // more than kRecordings streams recorded at the same time
+  PassCalls calls_before_all_;                  // calls when the first of the active recordings began
   Graph graphs_[kGraphs];
   uint64_t graphs_made_ = 0;
   Executable executables_[kExecutables];
@@ -154,17 +157,17 @@ class CudaGraphCounter {
   std::atomic<uint64_t> recorded_[segment::kPasses] = {}, launched_[segment::kPasses] = {};
 };
 
-// Counts the attention kernels that are launched in a few steps, by CUPTI, for comparison with the calls that
-// hooks have seen in the same steps. Runs only with --count-kernels: before CUDA 13.3 a process can have only
-// one CUPTI subscriber, and profilers need it too. So the counter subscribes late and for few steps. It does
-// not start if there is another subscriber or while torch.profiler runs.
+// Counts the attention kernels that are launched in a few steps, with CUPTI, for comparison with the calls
+// that hooks have seen in the same steps. Runs only with --count-kernels: before CUDA 13.3 a process can have
+// only one CUPTI subscriber, and profilers need it too. So the counter subscribes late and for few steps. It
+// does not start if another subscriber exists or while torch.profiler runs.
 class KernelCounter {
  public:
   using Finder = bool (*)(cupti::Library* found);
 
-  // Sets the number of steps to count, which begin kWarmUpSteps from now; 0 counts none. `find` finds the
-  // library; null if there is no way to find it.
-  void ask(uint64_t steps, Finder find);
+  // Counts in `steps` steps that begin kWarmUpSteps from now; 0 counts none. `find` finds CUPTI; null if it
+  // cannot be found.
+  void start(uint64_t steps, Finder find);
 
   // Called at the end of every step, by one thread at a time. `calls` are the attention calls so far;
   // `calls_in_graphs` of them ran in CUDA graphs. Stores its state and results in `coverage`.
@@ -188,15 +191,15 @@ class KernelCounter {
   uint64_t in_graphs_before_ = 0;
 };
 
-// Stores the names of attention that no hook sees, also before there is a segment. Any thread; a call is
-// dropped if another thread is using the table. Fixed memory, no heap.
+// Stores the names of attention that no hook sees, also before the segment exists. Any thread; a call is
+// dropped if another thread is using the table. Fixed memory.
 class UnhookedAttention {
  public:
-  // Copies the known names into `records` (kMaxUnseen of them), and stores later ones there too.
+  // Copies the known names into `records` of the segment (kMaxUnseen), and stores later ones there too.
   void attach(segment::UnseenName* records);
 
-  // Adds a name. `evidence` is FORESHOCK_UNSEEN_...; the smallest one of a name is kept. An invalid name is
-  // dropped, as is a name for which there is no room. `has_segment`: whether the attached records belong to
+  // Adds a name. `evidence` is FORESHOCK_UNSEEN_...; the smallest one of a name is kept. An empty name is
+  // dropped, and so is a new one if the table is full. `has_segment`: whether the attached records belong to
   // this process (false in a forked child).
   void note(const char* name, uint32_t evidence, bool has_segment);
 

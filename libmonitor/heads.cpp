@@ -1,3 +1,4 @@
+// Recognizes query and key projections by their names and shapes, and copies the rows of their heads.
 #include "libmonitor/heads.h"
 
 #include <algorithm>
@@ -11,7 +12,8 @@ namespace {
 struct NameWord {
   const char* text;
   ProjectionKind kind;
-  // Models with grouped keys use this name for two orders of rows, and the shape does not show which one.
+  // Models with several query heads per kv-head use this name for both orders of rows, kFused and kGrouped,
+  // and the shape does not show which one.
   bool is_ambiguous = false;
 };
 // Names in Hugging Face, Megatron, torchtitan, nanoGPT, timm and torch.nn.MultiheadAttention.
@@ -44,7 +46,7 @@ constexpr NameWord kWords[] = {
     {"query_key_value", ProjectionKind::kGrouped, true},  // ChatGLM2: all queries first
 };
 
-// The last component of a name, or the one before ".weight".
+// The last component of a parameter's name without a final ".weight"; not terminated.
 struct Component {
   const char* begin;
   size_t length;
@@ -68,6 +70,7 @@ bool is_same(const Component& component, const char* word) {
   return true;
 }
 
+// Returns the outputs that such a projection has with these heads.
 uint64_t outputs_of(ProjectionKind kind, const HeadGeometry& heads) {
   switch (kind) {
     case ProjectionKind::kQuery:
@@ -83,8 +86,8 @@ uint64_t outputs_of(ProjectionKind kind, const HeadGeometry& heads) {
   return 0;
 }
 
-// With one kv-head both orders are the same. With one kv-head per query head, no model was found that uses
-// the other order.
+// Whether the order of an ambiguous name matters: with one kv-head both orders are the same, and with one
+// kv-head per query head, no model was found that uses the order other than the table's.
 bool has_several_groups(const HeadGeometry& heads) {
   return heads.kv_heads > 1 && heads.kv_heads < heads.heads;
 }
@@ -137,7 +140,8 @@ HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& 
   const uint64_t of_key = outputs.key / called.head_dim, of_fused = outputs.fused / called.head_dim;
   const bool is_exact =
       of_key * called.head_dim == outputs.key && of_fused * called.head_dim == outputs.fused;
-  const uint64_t kv_heads = of_key > 0 ? of_key : of_fused > called.heads ? (of_fused - called.heads) / 2 : 0;
+  uint64_t kv_heads = of_key;
+  if (kv_heads == 0 && of_fused > called.heads) kv_heads = (of_fused - called.heads) / 2;
   if (!is_exact || kv_heads == 0 || kv_heads > called.heads || called.heads % kv_heads != 0) return called;
   return {called.heads, static_cast<uint32_t>(kv_heads), called.head_dim};
 }
@@ -162,19 +166,21 @@ namespace {
 
 using segment::TensorHeads;
 
+// A side is the queries or the keys: returns how many of both the projection has.
 uint64_t sides_of(ProjectionKind kind) { return uint64_t{has_queries(kind)} + uint64_t{has_keys(kind)}; }
 
 uint64_t head_bytes(const Projection& projection, const HeadGeometry& heads, uint32_t dtype) {
   return heads.head_dim * projection.width * size_of(static_cast<DType>(dtype));
 }
 
+// Returns the number of kv-heads in the payload.
 uint32_t count_of(const Projection& projection, const HeadGeometry& heads, uint32_t dtype) {
   const uint64_t one = sides_of(projection.kind) * head_bytes(projection, heads, dtype);
   if (one == 0) return 0;
   return static_cast<uint32_t>(std::clamp<uint64_t>(kMostHeadBytes / one, 1, heads.kv_heads));
 }
 
-// Copies outputs first .. first + head_dim - 1, packed row by row. Returns the end.
+// Copies outputs first .. first + count - 1, packed row by row. Returns the end of the copy.
 char* copy_outputs(const Projection& projection, const foreshock_tensor& values, uint64_t first,
                    uint32_t count, char* to) {
   const size_t bytes = size_of(static_cast<DType>(values.dtype));
@@ -207,7 +213,7 @@ size_t head_payload_bytes(const Projection& projection, const HeadGeometry& head
 void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
                 char* to) {
   const uint32_t count = count_of(projection, heads, values.dtype);
-  const auto kv_head = [&](uint32_t n) {
+  const auto kv_head = [&](uint32_t n) {  // the n-th of `count` evenly spaced kv-heads
     return static_cast<uint32_t>(uint64_t{n} * heads.kv_heads / count);
   };
   const TensorHeads head = {.sides = (has_queries(projection.kind) ? segment::kQuerySide : 0u) |

@@ -1,6 +1,6 @@
-// Finds the rows of a projection's weight that belong to the queries and keys of one attention head, and
-// copies them. Uses the weight's name and shape and the heads of the sampled attention calls. Pure functions:
-// no heap, no statics.
+// A projection is a linear layer that computes the queries, keys or values of attention. Finds the rows of a
+// projection's weight that belong to the queries and keys of one attention head, and copies them. Uses the
+// weight's name and shape and the numbers of heads in the sampled attention calls. No heap, no statics.
 #ifndef FORESHOCK_LIBMONITOR_HEADS_H_
 #define FORESHOCK_LIBMONITOR_HEADS_H_
 
@@ -14,7 +14,7 @@
 
 namespace foreshock {
 
-// The heads of attention calls. `heads` is a multiple of `kv_heads`.
+// The heads of attention calls. `heads` is a multiple of `kv_heads`. All 0: unknown.
 struct HeadGeometry {
   uint32_t heads = 0, kv_heads = 0, head_dim = 0;
   bool operator==(const HeadGeometry&) const = default;
@@ -43,8 +43,8 @@ struct Projection {
 // the name does not determine which rows belong to which head.
 Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, const HeadGeometry& heads);
 
-// The number of outputs that all key projections have, and that all fused projections have; 0 if there are
-// none or they differ.
+// Collects from the weights of a model how many outputs its key projections have, and its fused (or grouped)
+// projections; 0 without such projections, or if they differ.
 struct ProjectionOutputs {
   uint64_t key = 0, fused = 0;
 
@@ -54,13 +54,14 @@ struct ProjectionOutputs {
   bool key_differs_ = false, fused_differs_ = false;
 };
 
-// Returns the heads of the model. Some models repeat the keys of grouped queries before they call attention,
-// so that the calls have one kv-head per query head. The number of kv-heads is then derived from the
-// projections.
+// Returns the heads of the model from those of its attention calls. Some models with fewer kv-heads than
+// query heads repeat the keys before they call attention, so that the calls have one kv-head per query head.
+// The number of kv-heads is then derived from the projections.
 HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs);
 
-// Index of the first of the head_dim outputs: of the first query head that reads this kv-head, and of the
-// kv-head's key. The projection must have such outputs (kQuery has no keys, kKey no queries).
+// Each head has head_dim consecutive outputs. These functions return the index of the first one: of the first
+// query head that reads this kv-head, and of the kv-head's key. The projection must have such outputs (kQuery
+// has no keys, kKey no queries).
 uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 uint64_t first_key_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 
@@ -77,8 +78,9 @@ inline constexpr uint64_t kMostHeadBytes = 512 << 10;  // limit per tensor; a si
 // evenly spaced kv-heads as fit into kMostHeadBytes, but at least one.
 size_t head_payload_bytes(const Projection& projection, const HeadGeometry& heads, uint32_t dtype);
 
-// Writes the payload kTensorHeadRows of a record to `to`, which must be aligned to 8 bytes. `values` is the
-// whole weight. It may have any strides; its format must have 2 or 4 bytes.
+// Writes the payload kTensorHeadRows of a tensor record (segment::TensorHeads, numbers of the kv-heads, rows)
+// to `to`, which must be aligned to 8 bytes. `values` is the whole weight. It may have any strides; its
+// format must have 2 or 4 bytes.
 void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
                 char* to);
 
@@ -98,8 +100,8 @@ class ObservedHeads {
 
   bool has_seen() const { return seen_.load(std::memory_order_relaxed) != 0; }
 
-  // Returns all zero before the first call. Also returns all zero if calls differ, since the heads of each
-  // layer are then unknown.
+  // Returns all zero before the first call, and if calls differ, since the heads of each layer are then
+  // unknown.
   HeadGeometry get() const {
     const uint64_t seen = seen_.load(std::memory_order_relaxed);
     if (seen == kMixed) return {};
@@ -108,6 +110,7 @@ class ObservedHeads {
   }
 
  private:
+  // `seen_` holds three numbers of 20 bits, so that it is one atomic word; 0: no call seen.
   static constexpr uint64_t kMost = (1u << 20) - 1, kMixed = ~uint64_t{0};
   static uint64_t bounded(int64_t size) {
     return size > 0 && static_cast<uint64_t>(size) <= kMost ? static_cast<uint64_t>(size) : 0;

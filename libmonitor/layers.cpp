@@ -1,3 +1,4 @@
+// Maps parameters to layers with a hash table that other threads read without a lock.
 #include "libmonitor/layers.h"
 
 #include <bit>
@@ -58,6 +59,7 @@ void LayerTable::name_ahead() {
   records_ = early_layers_;
 }
 
+// Reduces the layer's name to the components ("blocks.3") that it shares with the start of `name`.
 void LayerTable::shorten(segment::Layer* record, const char* name) {
   size_t common = 0;
   for (size_t n = 0; record->name[n] != '\0' && record->name[n] == name[n]; ++n) {
@@ -110,7 +112,7 @@ bool LayerTable::add(const void* identity, int layer) {
     if (there == nullptr && named_ == kMostNamed) return false;
     entry.layer.store(layer, std::memory_order_relaxed);
     if (there == nullptr) ++named_;
-    entry.identity.store(identity, std::memory_order_release);
+    entry.identity.store(identity, std::memory_order_release);  // last: find() then sees the layer too
     return true;
   }
 }
@@ -131,7 +133,7 @@ void LayerTable::begin_gradients() {
 }
 
 void LayerTable::Sums::add(int layer, double square) {
-  const uint32_t at = layer < 0 ? segment::kMaxLayers : static_cast<uint32_t>(layer);
+  const uint32_t at = layer < 0 ? segment::kMaxLayers : static_cast<uint32_t>(layer);  // -1: without a layer
   of_squares[at] = (seen[at] ? of_squares[at] : 0) + square;
   seen[at] = has_any = true;
 }
@@ -156,7 +158,7 @@ bool LayerTable::publish_late(const PendingGradient* norms, uint32_t count, int6
 bool LayerTable::publish(const Sums& sums, int64_t step, double* total_norm) {
   if (!sums.has_any) return false;
   double total = 0;
-  for (uint32_t n = 0; n <= segment::kMaxLayers; ++n) {
+  for (uint32_t n = 0; n <= segment::kMaxLayers; ++n) {  // the last one: parameters without a layer
     if (!sums.seen[n]) continue;
     total += sums.of_squares[n];
     if (n == segment::kMaxLayers || is_partial_[n].load(std::memory_order_relaxed)) continue;

@@ -1,4 +1,4 @@
-// Stores the layers of parameters, and the gradient norms of layers.
+// Stores which layer each parameter of the model belongs to, and the gradient norm of each layer.
 #ifndef FORESHOCK_LIBMONITOR_LAYERS_H_
 #define FORESHOCK_LIBMONITOR_LAYERS_H_
 
@@ -12,24 +12,26 @@
 
 namespace foreshock {
 
-// Maps parameters to layers. Names usually arrive once, late, and from one thread; lookups may come from any
-// thread. The memory is fixed and mapped at the first name. Parameters beyond its size have no layer.
+// Maps parameters to layers. A parameter is identified by an opaque pointer, its identity; a layer has a
+// label ("003") and a name (its module). One thread at a time may name; any thread may call find() and
+// has_names(). The memory is fixed and mapped at the first name. Parameters beyond its size have no layer.
 class LayerTable {
  public:
-  // From now on stores layers into `records` (kMaxLayers of them), beginning with the layers that were named
-  // after name_ahead().
+  // From now on stores layers in a new segment, in `records` (kMaxLayers of them). Keeps the layers that were
+  // named after name_ahead(), and forgets all others.
   void attach(segment::Layer* records);
 
-  // Called if there is no segment yet, or if it belongs to a parent process. Later names are kept for the
-  // next segment.
+  // Called while this process has no segment of its own (none, or that of a parent process). Later names are
+  // kept for the next attach().
   void name_ahead();
 
-  // Returns the index of the layer `label`, which is added if it is new, or -1 if there is no room. `name`
-  // may be null. The layer's name is the leading components that all names of its parameters share.
+  // Returns the index of the layer `label`, which is added if it is new, or -1 if the table is full. `name`
+  // is the full name of one of its parameters, or null. The layer's name becomes the leading components that
+  // all these names share.
   int index_of(const char* label, const char* name);
 
-  // Names a parameter. A later entry with the same identity replaces it. Returns false if there is no room.
-  // The parameter's layer then has no norm, since the norm would lack a part.
+  // Names a parameter. A later entry with the same identity replaces it. Returns false if the table is full;
+  // the parameter's layer then has no norm, since the norm would lack a part.
   bool name(const foreshock_parameter& parameter);
 
   // Forgets all identities. The layers stay and may be named again.
@@ -46,18 +48,18 @@ class LayerTable {
   void add_gradient(const void* identity, double sum_of_squares);
   void add_gradient_of(int layer, double sum_of_squares) { gradients_.add(layer, sum_of_squares); }
 
-  // Publishes the norms of the added gradients as those of `step`, and discards the gradients. Returns false
-  // if none was added.
+  // Publishes the layers' norms of the added gradients as those of `step`, and discards the gradients. Sets
+  // *total_norm to the norm over all of them. Returns false if none was added.
   bool publish_gradients(int64_t step, double* total_norm);
 
   // Does the same as publish_gradients() for a step that has already ended, from its complete `norms`.
-  // Gradients that were added for another step stay.
+  // Gradients that were added for the present step stay.
   bool publish_late(const PendingGradient* norms, uint32_t count, int64_t step, double* total_norm);
 
  private:
   struct Sums {
     double of_squares[segment::kMaxLayers + 1];  // the last entry: parameters without a layer
-    bool seen[segment::kMaxLayers + 1];
+    bool seen[segment::kMaxLayers + 1];          // false: of_squares is not valid
     bool has_any;
     void add(int layer, double square);
   };
@@ -68,14 +70,14 @@ class LayerTable {
   static void shorten(segment::Layer* record, const char* name);
 
   static constexpr uint32_t kMostNamed = 1u << 16, kBuckets = 2 * kMostNamed;
-  struct Entry {
+  struct Entry {  // of a hash table with open addressing
     std::atomic<const void*> identity;
     std::atomic<int32_t> layer;
   };
   MmapBuffer table_memory_;
   std::atomic<Entry*> entries_{nullptr};  // array of kBuckets in table_memory_
   segment::Layer early_layers_[segment::kMaxLayers] = {};
-  segment::Layer* records_ = nullptr;
+  segment::Layer* records_ = nullptr;  // in the segment, or early_layers_ after name_ahead()
   std::atomic<bool> is_partial_[segment::kMaxLayers] = {};  // some parameters of the layer could not be named
   uint32_t layers_ = 0;
   uint32_t last_found_ = 0;  // tried first: parameters of one layer are consecutive

@@ -1,3 +1,4 @@
+// Chooses the source of the loss, keeps steps with late numbers, and recognizes logged losses by their names.
 #include "libmonitor/step_numbers.h"
 
 #include <algorithm>
@@ -13,21 +14,21 @@
 namespace foreshock {
 namespace {
 
-// fp32 division and scaling round once, by 2^-24. 1e-5 also covers a loss that is computed in another order.
-// Neighbouring 1/k differ by more than that up to k = 1e5.
+// Relative tolerance for equal losses. fp32 division and scaling round once, by 2^-24. 1e-5 also covers a
+// loss that is computed in another order. Up to k = 1e5 it is below the relative difference between 1/k and
+// 1/(k+1).
 constexpr double kTolerance = 1e-5;
 
 bool is_whole(double x) { return std::fabs(x - std::nearbyint(x)) <= kTolerance * x; }
 
-// Whether root = nll / k, or root = nll * 2^n / k with a gradient scaler (n >= 0, k a whole number).
+// Whether root = nll / k, or root = nll * 2^n / k with a gradient scaler (2^n > k); k is a whole number.
 bool is_scaled(double root, double nll) {
   if (!(root != 0) || !(nll != 0) || !(root / nll > 0)) return false;
   const double ratio = nll / root;  // k / 2^n
   if (ratio >= 1 - kTolerance) return is_whole(ratio) && ratio < 1e5;
   int exponent = 0;
   const double mantissa = std::frexp(ratio, &exponent);  // in [0.5, 1)
-  // A scaler's scale is a power of two of at least 2^1; with accumulation the numerator is a small whole
-  // number.
+  // The mantissa is that of k, the number of accumulated micro-batches; larger k are not expected.
   for (int k = 1; k <= 64; ++k) {
     int shift = 0;
     if (std::fabs(std::frexp(k, &shift) - mantissa) <= kTolerance) return true;
@@ -48,9 +49,9 @@ void LossTracker::choose_source(double root) {
 void LossTracker::choose_root_meaning() {
   const Mean &roots = mean_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_[kSummed];
   if (roots_ != Roots::kUnknown || roots.weight < 2 || mean_[FORESHOCK_LOSS_NLL].weight > 0) return;
-  const double together = roots.sum / (summed.sum / summed.weight);
-  if (!(together > 0) || std::isinf(together)) return;
-  roots_ = together < std::sqrt(roots.weight) ? Roots::kShares : Roots::kWhole;
+  const double ratio = roots.sum / (summed.sum / summed.weight);
+  if (!(ratio > 0) || std::isinf(ratio)) return;
+  roots_ = ratio < std::sqrt(roots.weight) ? Roots::kShares : Roots::kWhole;
 }
 
 void LossTracker::observe(double value, uint32_t source) {
@@ -90,20 +91,20 @@ bool LossTracker::take(double* loss, uint32_t* source) {
   if (chosen_source_ == 0 && mean_[FORESHOCK_LOSS_NLL].weight > 0) chosen_source_ = FORESHOCK_LOSS_NLL;
   if (chosen_source_ == 0 && mean_[kSummed].weight > 0 && !has_root) chosen_source_ = kSummed;
   choose_root_meaning();
-  const uint32_t seen = chosen_source_ != 0 ? chosen_source_ : uint32_t{FORESHOCK_LOSS_LOGGED};
-  Mean mean = mean_[seen];
+  const uint32_t used_source = chosen_source_ != 0 ? chosen_source_ : uint32_t{FORESHOCK_LOSS_LOGGED};
+  Mean mean = mean_[used_source];
   const bool all_divided = has_root && divided_.count == mean_[FORESHOCK_LOSS_BACKWARD_ROOT].weight;
   if (all_divided && divided_.by == divided_.count) accumulation_ = divided_.by;
-  if (seen == FORESHOCK_LOSS_BACKWARD_ROOT && has_root) {
+  if (used_source == FORESHOCK_LOSS_BACKWARD_ROOT && has_root) {
     if (roots_ == Roots::kShares)
-      mean.weight = 1;
+      mean.weight = 1;  // the sum of the roots
     else if (all_divided && divided_.by == accumulation_)
-      mean.weight /= accumulation_;
+      mean.weight /= accumulation_;  // the mean of the undivided roots
   }
   forget_step();
   if (mean.weight == 0) return false;
   *loss = mean.sum / mean.weight;
-  *source = seen == kSummed ? uint32_t{FORESHOCK_LOSS_NLL} : seen;
+  *source = used_source == kSummed ? uint32_t{FORESHOCK_LOSS_NLL} : used_source;
   return true;
 }
 
@@ -203,7 +204,7 @@ bool Scalars::is_taken(const char* cut) const {
   return false;
 }
 
-// Returns the index of a name, which is added if it is new, or -1 if there is no room.
+// Returns the index of a name, which is added if it is new, or -1 if the table is full.
 int Scalars::index_of(const char* name) {
   const uint64_t hash = fnv1a(name);
   for (uint32_t n = 0; n < known_; ++n)
@@ -211,7 +212,7 @@ int Scalars::index_of(const char* name) {
   if (known_ == segment::kMaxScalars) return -1;
   char cut[sizeof(segment::ScalarName::name)] = {};
   std::strncpy(cut, name, sizeof cut - 1);
-  for (uint32_t number = 2; is_taken(cut); ++number) {
+  for (uint32_t number = 2; is_taken(cut); ++number) {  // "name~2", "name~3", ...
     char end[8];
     const int length = std::snprintf(end, sizeof end, "~%u", number);
     const size_t at = std::min(std::strlen(name), sizeof cut - 1 - static_cast<size_t>(length));
@@ -244,7 +245,7 @@ void Scalars::take(segment::StepRecord* record) {
 
 namespace {
 
-// The words of known names, without separators. A comment names the trainer if only some use the name.
+// Known names in the form that logged_as() compares. A comment gives the trainers that use the name.
 constexpr std::string_view kLosses[] = {
     "loss",                          // Hugging Face
     "loss step",                     // Lightning, self.log(on_step=True)
@@ -258,13 +259,15 @@ constexpr std::string_view kNorms[] = {
     "grad norm",  // Hugging Face, Megatron-LM, torchtitan: result of clip_grad_norm_
     "gradient norm",
 };
-constexpr std::string_view kOfTraining[] = {"train ", "training "};
+constexpr std::string_view kTrainingPrefixes[] = {"train ", "training "};
 
 constexpr bool is_upper(char c) { return c >= 'A' && c <= 'Z'; }
 constexpr bool is_word(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || is_upper(c); }
 
 }  // namespace
 
+// Compares the words of the name: lower case, each run of other characters replaced by one space, without a
+// leading "train" or "training".
 Logged logged_as(const char* name) {
   if (name == nullptr) return Logged::kOther;
   char words[48];
@@ -276,14 +279,14 @@ Logged logged_as(const char* name) {
     else if (length > 0 && words[length - 1] != ' ')
       words[length++] = ' ';
   }
-  std::string_view said(words, length);
-  if (said.ends_with(' ')) said.remove_suffix(1);
-  for (const std::string_view where : kOfTraining)
-    if (said.starts_with(where)) said.remove_prefix(where.size());
+  std::string_view plain(words, length);
+  if (plain.ends_with(' ')) plain.remove_suffix(1);
+  for (const std::string_view prefix : kTrainingPrefixes)
+    if (plain.starts_with(prefix)) plain.remove_prefix(prefix.size());
   for (const std::string_view loss : kLosses)
-    if (said == loss) return Logged::kLoss;
+    if (plain == loss) return Logged::kLoss;
   for (const std::string_view norm : kNorms)
-    if (said == norm) return Logged::kGradientNorm;
+    if (plain == norm) return Logged::kGradientNorm;
   return Logged::kOther;
 }
 

@@ -1,5 +1,5 @@
-// Selects the loss of a step among the observed values, and stores the numbers of a step that are still on a
-// device. One writer at a time.
+// Selects the loss of a step among the observed values, and stores the observations of steps whose numbers
+// (losses, gradient norms, results of a gradient scaler) are still on a device. One writer at a time.
 #ifndef FORESHOCK_LIBMONITOR_STEP_NUMBERS_H_
 #define FORESHOCK_LIBMONITOR_STEP_NUMBERS_H_
 
@@ -12,42 +12,44 @@
 namespace foreshock {
 
 // Selects the loss of a step. The sources, best first, are: a value reported by the trainer, the output of a
-// cross-entropy op, the root of backward(), a value that the training logs. The first backward pass with
-// observed values decides the source for the life of the process. Until then a logged value is the loss, for
-// example if all other values are on a device.
+// cross-entropy operation, the root (the tensor on which backward() is called), a value that the training
+// logs. The source is chosen once for the life of the process:
 //   - A reported value decides at once.
-//   - A cross-entropy is the loss if the root of the same backward pass equals it divided by a whole number
-//     (accumulation) or times a power of two (gradient scaler). With label smoothing or auxiliary losses this
-//     test fails, and the root is the loss.
-// If cross-entropies are summed over their targets, the root is the loss. A trainer that divides the sums by
-// the targets of a whole step (the Hugging Face Trainer) makes each root a share of the loss, so the roots
-// must be added. The first step with several micro-batches decides whether roots are added or averaged: the
-// result must be nearer to the mean over all targets. Without roots that mean is the loss.
-//
-// Roots that are divided by a whole number (loss / 4) are shares if a step has exactly that number of roots.
-// From then on each root with this divisor counts undivided, also in a shorter last step of an epoch. A
-// constant divisor that never equals the number of roots, such as a batch size, is part of the loss.
+//   - Otherwise the first backward pass decides. Its cross-entropy is the loss if the root equals it divided
+//     by a whole number (accumulation) or times a power of two (gradient scaler). Otherwise, for example with
+//     label smoothing or auxiliary losses, the root is the loss.
+//   - Until then a logged value is the loss, for example while all other values are on a device.
+// The loss of a step is the mean of the roots of its micro-batches, unless each root is only a share of the
+// loss:
+//   - Some trainers (the Hugging Face Trainer) sum the cross-entropy over the targets of a micro-batch, and
+//     divide it by the targets of the whole step. Such roots must be added. The first step with several
+//     micro-batches decides: the sum or the mean of its roots, whichever is nearer to the mean over all
+//     targets. Without roots, the latter is the loss.
+//   - Roots that the trainer divides by a whole number (loss / 4) are shares if a step has exactly that
+//     number of roots. From then on each root with this divisor counts undivided, also in a shorter last step
+//     of an epoch. A constant divisor that never equals the number of roots, such as a batch size, is part of
+//     the loss.
 class LossTracker {
  public:
   void observe(double value, uint32_t source);  // FORESHOCK_LOSS_...
   void observe_sum(double sum, double weight);  // a cross-entropy summed over targets with this total weight
-  // The next observed root is the loss of its micro-batch divided by this number.
+  // The next observed root was divided by this number.
   void observe_divisor(double divisor);
 
   // Drops the values observed since the last take(), because they do not belong to a step.
   void forget_step();
 
-  // Gets the loss since the last call: the mean over the micro-batches, or the sum of shares. Returns false
-  // if there was none.
+  // Gets the loss since the last call and its source. Returns false if no value was observed.
   bool take(double* loss, uint32_t* source);
 
  private:
-  static constexpr uint32_t kSummed = FORESHOCK_LOSS_LOGGED + 1;  // published as FORESHOCK_LOSS_NLL
+  // The source of summed cross-entropies, published as FORESHOCK_LOSS_NLL.
+  static constexpr uint32_t kSummed = FORESHOCK_LOSS_LOGGED + 1;
   struct Mean {
     void add(double value, double by) { sum += value, weight += by; }
     double sum = 0, weight = 0;
   };
-  enum class Roots { kUnknown, kWhole, kShares };
+  enum class Roots { kUnknown, kWhole, kShares };  // whether each root is a whole loss or a share of it
   struct Divided {
     double by = 0;  // NaN if the roots have different divisors
     double count = 0;
@@ -55,36 +57,36 @@ class LossTracker {
   void choose_source(double root);
   void choose_root_meaning();
 
-  uint32_t chosen_source_ = 0;
-  double accumulation_ = 0;  // the divisor that has equalled the number of roots; 0: none
-  Divided divided_;          // roots of this step
-  Roots roots_ = Roots::kUnknown;
-  Mean mean_[kSummed + 1];  // by source
-  double last_nll_ = 0;
-  uint64_t nll_since_root_ = 0;
+  uint32_t chosen_source_ = 0;     // 0: not chosen yet
+  double accumulation_ = 0;        // the divisor that has equalled the number of roots; 0: none
+  Divided divided_;                // roots of this step
+  Roots roots_ = Roots::kUnknown;  // from the cross-entropies summed over targets
+  Mean mean_[kSummed + 1];         // by source
+  double last_nll_ = 0;            // the last cross-entropy
+  uint64_t nll_since_root_ = 0;    // number of cross-entropies since the last root
 };
 
-// A value, or the number with which it is read back from the device.
+// A value, or, while it is still on the device, the number by which it is found when it arrives.
 struct PendingNumber {
   double value;
-  uint64_t number;  // number of foreshock_fetch; 0: `value` is valid
+  uint64_t number;  // from foreshock_fetch; 0: `value` is valid
 };
 
-// An observation that is applied when all numbers of its step have arrived: a loss, a summed cross-entropy
-// (kSum), the divisor of the next root (kDivisor), that the earlier losses belong to another optimizer
-// (kOfAnother), or a skipped step (kSkip, if `value` is not 0).
+// An observation that is applied when all numbers of its step have arrived.
 struct PendingEvent {
+  // kSkip: the step was skipped if `value` is not 0. kSum: a summed cross-entropy. kDivisor: the divisor of
+  // the next root. kOfAnother: the earlier losses belong to another optimizer.
   static constexpr uint32_t kSkip = 0, kSum = ~0u, kDivisor = ~1u, kOfAnother = ~2u;
-  uint32_t source;  // FORESHOCK_LOSS_..., or one of the constants above
+  uint32_t source;  // one of the constants above, or FORESHOCK_LOSS_...: a loss
   PendingNumber value;
   PendingNumber scale;  // the loss is value times scale; kSum: total weight of the targets
-  // Whether `scale` was given separately. A scale of 1 is then invalid: a gradient scaler returns 1 if the
-  // optimizer is to divide by the scale itself.
+  // Whether `scale` comes from a gradient scaler. Then 1 is not a scale: a scaler returns 1 if the optimizer
+  // itself divides by the scale.
   bool is_scaled;
 };
 
 struct PendingGradient {
-  int32_t layer;
+  int32_t layer;    // index in LayerTable; -1: unknown
   bool is_squared;  // `norm` is a sum of squares, not its root
   PendingNumber norm;
 
@@ -95,8 +97,8 @@ struct PendingGradient {
 struct PendingStep {
   static constexpr uint32_t kMostEvents = 512, kMostGradients = 4096;
 
-  uint64_t record;                 // record number in the ring of steps; 0: step has not ended
-  segment::StepRecord so_far;      // the record as it was appended
+  uint64_t record;                 // number of the step's record in the segment; 0: step has not ended
+  segment::StepRecord so_far;      // the record as it was written, without the missing numbers
   uint32_t events, gradients;      // number of events and of gradients
   bool has_events, has_gradients;  // false: some were dropped for lack of room
   bool is_late;                    // a number was missing when an observation was added
@@ -108,7 +110,8 @@ struct PendingStep {
   void add(const PendingEvent& added);
   void add(const PendingGradient& added);
 
-  // Looks for missing numbers with find(number, &value). Returns true if no number is missing any more.
+  // Looks for missing numbers with find(number, &value), and stores the values found. Returns true if no
+  // number is missing any more.
   bool look(const auto& find) {
     bool all = true;
     const auto look_for = [&](PendingNumber* one) {
@@ -123,8 +126,8 @@ struct PendingStep {
     return all;
   }
 
-  // Returns how many missing numbers satisfy is(number). Equal neighbours count once: a cross-entropy that is
-  // also the root of its backward pass is observed twice, and a scale once per use.
+  // Returns how many missing numbers satisfy is(number). Equal numbers in a row count once: a cross-entropy
+  // that is also the root of its backward pass is observed twice, and a scale once per use.
   uint32_t missing(const auto& is) const {
     uint32_t count = 0;
     uint64_t last_value = 0, last_scale = 0, last_norm = 0;
@@ -143,14 +146,15 @@ struct PendingStep {
   bool knows_skips() const;
 };
 
-// The open step, and the earlier steps that wait for numbers from a device. The memory is fixed, and mapped
-// at the first awaited number, so a training without a device needs none. Thread-compatible.
+// The open step, which has not ended, and the earlier steps that wait for numbers from a device. The memory
+// is fixed, and mapped at the first awaited number, so a training without a device needs none.
+// Thread-compatible.
 class PendingSteps {
  public:
   static constexpr uint32_t kMost = segment::kMostPendingSteps;
 
   PendingStep& open() { return at(count_); }
-  // Returns the open step, with arrays for its observations if there is memory.
+  // Returns the open step, with arrays for its observations if they could be mapped.
   PendingStep& open_with_room() {
     reserve();
     return open();
@@ -159,7 +163,8 @@ class PendingSteps {
   bool is_full() const { return count_ == kMost; }
   PendingStep& oldest() { return at(0); }
 
-  // Ends the open step, whose record is `number`, and begins the next one. Must not be called if is_full().
+  // Ends the open step, whose record was written under `number`, and begins the next one. Must not be called
+  // if is_full().
   void end_step(uint64_t number, const segment::StepRecord& so_far);
   void drop_oldest();
   void forget();
@@ -173,7 +178,7 @@ class PendingSteps {
   MmapBuffer memory_;
 };
 
-// Values that the training itself has read from the device, indexed by the numbers of foreshock_fetch.
+// The last kMost values that the training itself has read from the device, by the numbers of foreshock_fetch.
 // Thread-compatible.
 class TrainerReadbacks {
  public:
@@ -193,9 +198,9 @@ class Scalars {
   // Drops all names and values. From now on stores names into `names` (kMaxScalars of them).
   void attach(segment::ScalarName* names);
 
-  // Stores the value for the step that ends next. Returns false if the name is invalid or there is no room
-  // for another one. A name too long for the segment is cut. If the cut name is already used, a number is
-  // appended.
+  // Stores the value for the step that ends next. `step`: the step number that the training logs with it; -1:
+  // none. Returns false if the name is empty or the table of names is full. A name too long for the segment
+  // is cut. If the cut name is already used, a number is appended.
   bool observe(const char* name, double value, int64_t step);
 
   // Moves the values observed since the last call into the record.
@@ -207,8 +212,8 @@ class Scalars {
 
   segment::ScalarName* names_ = nullptr;
   uint64_t hash_[segment::kMaxScalars] = {};  // hashes of the uncut names
-  uint32_t known_ = 0;
-  uint32_t given_ = 0;
+  uint32_t known_ = 0;                        // number of names
+  uint32_t given_ = 0;                        // bit n: value_[n] was observed since the last take()
   double value_[segment::kMaxScalars] = {};
   int64_t step_[segment::kMaxScalars] = {};
 };

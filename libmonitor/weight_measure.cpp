@@ -1,3 +1,4 @@
+// Packs histograms and optimizer sums of weight tensors, on the host or with kernels on their device.
 #include "libmonitor/weight_measure.h"
 
 #include <sys/mman.h>
@@ -29,7 +30,7 @@ size_t HistogramPacker::pack(const void* values, DType type, uint64_t elements, 
   }
   const bool is_fp32 = type == DType::kFp32;
   *form = is_fp32 ? HistogramForm::kBins : HistogramForm::kPatterns;
-  const uint64_t most = is_fp32 ? kMostBinned : kMostPatterns;
+  const uint64_t most = is_fp32 ? kMostBinned : kMostPatterns;  // a larger tensor gets several histograms
   size_t packed = 0;
   for (uint64_t done = 0; done < elements; done += most) {
     const auto* from = static_cast<const char*>(values) + done * size_of(type);
@@ -46,6 +47,7 @@ size_t HistogramPacker::pack_counted(void* words, DType type, char* to, size_t r
                               : pack_patterns(static_cast<uint32_t*>(words), to, room, /*sets=*/1);
 }
 
+// Counts and packs values that fit into one histogram.
 size_t HistogramPacker::count(const char* values, DType type, uint64_t elements, char* to, size_t room) {
   if (type == DType::kFp32) {
     auto* words = reinterpret_cast<uint64_t*>(counters_.data());
@@ -57,19 +59,15 @@ size_t HistogramPacker::count(const char* values, DType type, uint64_t elements,
   return pack_patterns(words, to, room);
 }
 
-namespace {
-
-constexpr uint64_t kAlign = 64;
-
-}  // namespace
-
-// The last piece of a tensor may be shorter than kPiece. It is returned only if all pieces are kept.
+// Returns the offset in the tensor of the n-th kept piece. The last piece of a tensor may be shorter than
+// kPiece; it is kept only if all pieces are.
 uint64_t UpdateSnapshots::piece_at(uint64_t n, uint64_t kept, uint64_t of) {
   const uint64_t pieces = (of + kPiece - 1) / kPiece, kept_pieces = (kept + kPiece - 1) / kPiece;
   return n * pieces / kept_pieces * kPiece;
 }
 
 UpdateSnapshots::Copy UpdateSnapshots::keep(const void* values, uint64_t bytes, DType type, uint64_t share) {
+  constexpr uint64_t kAlign = 64;
   const uint64_t most = std::min(share, room() - used_);
   const Copy copy = {used_, bytes <= most ? bytes : most / kPiece * kPiece, bytes, type, round_};
   renew(copy, values);
@@ -159,8 +157,8 @@ bool adam_step_of(const OptimizerState& state, AdamStep* step) {
   return state.step >= 1 && state.beta2 >= 0 && state.beta2 < 1 && state.epsilon >= 0;
 }
 
-void tell_optimizer(const OptimizerState& state, const GradientSums* gradient, const AdamSums* moment,
-                    double* numbers) {
+void write_optimizer_numbers(const OptimizerState& state, const GradientSums* gradient,
+                             const AdamSums* moment, double* numbers) {
   std::fill_n(numbers, segment::kOptimizerNumbers, std::numeric_limits<double>::quiet_NaN());
   numbers[segment::kSeenLearningRate] = state.learning_rate;
   numbers[segment::kSeenBeta1] = state.beta1;
@@ -176,7 +174,7 @@ void tell_optimizer(const OptimizerState& state, const GradientSums* gradient, c
 }
 
 void optimizer_numbers(const OptimizerState& state, double* numbers) {
-  if (!is_readable(state.gradient)) return tell_optimizer(state, nullptr, nullptr, numbers);
+  if (!is_readable(state.gradient)) return write_optimizer_numbers(state, nullptr, nullptr, numbers);
   const TensorView gradient = view_of(state.gradient);
   AdamSums sums;
   AdamStep step;
@@ -185,15 +183,15 @@ void optimizer_numbers(const OptimizerState& state, double* numbers) {
     add_adam_sums(gradient, view_of(state.second_moment), step, &sums);
   // All counts are 0 if the sums with the second moment were not computed.
   if (sums.counted + sums.nonfinite_gradient + sums.unusable_state > 0)
-    return tell_optimizer(state, nullptr, &sums, numbers);
+    return write_optimizer_numbers(state, nullptr, &sums, numbers);
   GradientSums of_gradient;
   add_gradient_sums(gradient, &of_gradient);
-  tell_optimizer(state, &of_gradient, nullptr, numbers);
+  write_optimizer_numbers(state, &of_gradient, nullptr, numbers);
 }
 
 namespace {
 
-constexpr uint64_t kRow = 512;  // values per row of the copy
+constexpr uint64_t kRow = 512;  // values per row: the gather kernel copies rows, so dense values are divided
 
 constexpr uint64_t round_up(uint64_t value) {
   return (value + WeightWork::kAlign - 1) / WeightWork::kAlign * WeightWork::kAlign;
@@ -201,7 +199,7 @@ constexpr uint64_t round_up(uint64_t value) {
 
 uint64_t address(const void* at) { return reinterpret_cast<uint64_t>(at); }
 
-// Whether the tensor is contiguous, on the device of `beside`, and aligned as kernels load it.
+// Whether kernels can read the tensor: contiguous, on the device of `beside`, and aligned to its elements.
 bool is_readable_there(const foreshock_tensor& tensor, const foreshock_tensor& beside) {
   const auto type = static_cast<DType>(tensor.dtype);
   if (tensor.data == nullptr || tensor.device_type != FORESHOCK_DEVICE_CUDA ||
@@ -211,8 +209,8 @@ bool is_readable_there(const foreshock_tensor& tensor, const foreshock_tensor& b
   return element_count(view) > 0 && address(tensor.data) % size_of(type) == 0 && is_jointly_dense(view, view);
 }
 
-// A sum is computed in chunks, each with its partial result. The kernels run one after the other and share
-// this memory.
+// Returns the size of the memory for partial results: a sum is computed in chunks, each with its own result.
+// The kernels run one after the other and share this memory.
 uint64_t scratch_bytes(const WeightWork& work) {
   const uint64_t of_values = work.is_counted ? sum_chunks(work.count) : 0;
   const uint64_t of_gradient = work.has_gradient ? sum_chunks(work.gradient.count) : 0;
@@ -222,6 +220,7 @@ uint64_t scratch_bytes(const WeightWork& work) {
 
 uint64_t scratch_of(const WeightWork& work, uint64_t at) { return at + round_up(work.result_bytes()); }
 
+// Plans the sums over gradient and second moment, or over the gradient alone, or none.
 void plan_optimizer(const foreshock_tensor& values, const OptimizerState& optimizer, WeightWork* work) {
   const foreshock_tensor &gradient = optimizer.gradient, &moment = optimizer.second_moment;
   if (!is_readable_there(gradient, values)) return;
@@ -253,13 +252,13 @@ bool plan_weight(const foreshock_tensor& values, uint64_t elements, const Optimi
   work->from = address(values.data);
   work->count = elements;
   const bool is_fp32 = work->type == DType::kFp32;
-  const uint64_t words = is_fp32 ? kBinWords * sizeof(uint64_t) : kPatterns * sizeof(uint32_t);
+  const uint64_t counter_bytes = is_fp32 ? kBinWords * sizeof(uint64_t) : kPatterns * sizeof(uint32_t);
   const uint64_t bytes = elements * size_of(work->type);
-  // If the values take at most half the bytes of the words, the values are copied instead: the copy is
-  // faster, and the host counts them as fast as it reads the words.
-  work->is_counted = 2 * bytes > words;
+  // If the values take at most half the bytes of the counters, they are copied to the host and not counted on
+  // the device: the copy is faster, and the host counts the values as fast as it reads counters.
+  work->is_counted = 2 * bytes > counter_bytes;
   if (work->is_counted && elements > (is_fp32 ? kMostBinned : kMostPatterns)) return false;
-  work->payload_bytes = work->is_counted ? words : bytes;
+  work->payload_bytes = work->is_counted ? counter_bytes : bytes;
   plan_optimizer(values, optimizer, work);
   work->bytes = round_up(work->result_bytes()) + round_up(scratch_bytes(*work));
   return true;
@@ -303,7 +302,7 @@ GradientSumsJob sums_of_values_and_gradient(const WeightWork& work, uint64_t at)
     job.chunks += sum_chunks(tensor.count);
     job.tensor[job.tensors++] = tensor;
   };
-  // The results are adjacent. If the values are not summed here, the gradient's results are the first.
+  // The job writes its results one after the other: of the values if they are counted, then of the gradient.
   static_assert(offsetof(WeightResults, gradient) == offsetof(WeightResults, values) + sizeof(GradientSums));
   job.results = at + (work.is_counted ? offsetof(WeightResults, values) : offsetof(WeightResults, gradient));
   if (work.is_counted) put({work.from, work.count, 0, static_cast<uint32_t>(work.type), 0});
@@ -324,8 +323,8 @@ AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at) {
 
 namespace {
 
-// One word per slice of the ring shows that its work has arrived. The next word shows that set-up is
-// complete.
+// The host memory begins with words: one per allocation of the ring, into which the stream stores the ticket
+// of work whose results have arrived, and one that shows that set-up is complete.
 constexpr uint32_t kReadyWord = StagingRing::kMostSlices;
 constexpr uint64_t kWordBytes = 4096;
 static_assert((kReadyWord + 1) * sizeof(uint64_t) <= kWordBytes);
@@ -342,7 +341,8 @@ void WeightStaging::set_up(const DriverApi& driver, std::span<const std::byte> c
   set_up_in(context_id, [&] { return try_set_up(code); });
 }
 
-// If a block may not have enough shared memory for the fast count of patterns, the kernel counts without it.
+// Loads the kernels. If blocks may have enough shared memory, allows it for the kernel that counts patterns;
+// otherwise this kernel counts without it, which is slower.
 bool WeightStaging::load(std::span<const std::byte> code) {
   const DriverApi& driver = *driver_;
   cuda::Module module = nullptr;
@@ -373,8 +373,8 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
   const uint64_t bytes =
       std::min<uint64_t>(free / kShareOfFree, kMostBytes) / StagingRing::kAlign * StagingRing::kAlign;
   if (bytes < kLeastBytes) return FORESHOCK_SKIP_DEVICE_MEMORY;
-  // Not inherited by children: the pinned pages must stay the ones that the device writes to, and after a
-  // fork the first store by either process would copy the page.
+  // Children do not inherit the pinned pages (MADV_DONTFORK): the first store after a fork would copy a page,
+  // and the device would write to the other copy.
   if (!host_.reserve(kWordBytes + kMostBytes) || madvise(host_.data(), host_.bytes(), MADV_DONTFORK) != 0)
     return FORESHOCK_SKIP_DEVICE_MEMORY;
 
@@ -383,8 +383,8 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
       !ok(driver.stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, least)) ||
       !ok(driver.event_create(&event_, cuda::kEventDisableTiming)))
     return FORESHOCK_SKIP_DEVICE;
-  // Pinned last, so that no memory is lost if another step fails. All of it is pinned, because another
-  // context that finds the memory registered may use more of it.
+  // The memory is pinned late, so that none is lost if a call above fails. All of it is pinned, even if
+  // `bytes` is less, because a later context finds the memory registered and may use more of it.
   const cuda::Result pinned = driver.mem_host_register(host_.data(), kWordBytes + kMostBytes,
                                                        cuda::kRegisterPortable | cuda::kRegisterDeviceMap);
   if ((!ok(pinned) && pinned != cuda::kAlreadyRegistered) ||
@@ -402,7 +402,8 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
 
 bool WeightStaging::is_ready() { return has_written_marker(*word(kReadyWord)); }
 
-// Zeroes the memory after the copy, so that the trainer's stream need not do it before the next work.
+// Queues on this object's stream: wait for the kernels, copy the results to the host, zero the device memory
+// for the next work, and store the ticket into the host word.
 bool WeightStaging::copy(const WeightWork& work, const SentWork& sent) {
   const DriverApi& driver = *driver_;
   const cuda::Address at = memory_ + sent.offset;
@@ -432,8 +433,8 @@ int WeightStaging::send(const WeightWork& work, cuda::Stream stream, SentWork* s
 
 char* WeightStaging::results(const SentWork& sent) const {
   if (!is_awaited(sent) || host_.data() == nullptr) return nullptr;
-  const uint64_t come = std::atomic_ref<uint64_t>(*word(sent.place)).load(std::memory_order_acquire);
-  return come == sent.ticket ? host_.data() + kWordBytes + sent.offset : nullptr;
+  const uint64_t arrived = std::atomic_ref<uint64_t>(*word(sent.place)).load(std::memory_order_acquire);
+  return arrived == sent.ticket ? host_.data() + kWordBytes + sent.offset : nullptr;
 }
 
 void WeightStaging::release(const SentWork& sent) {

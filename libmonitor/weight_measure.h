@@ -1,6 +1,6 @@
-// Measures a tensor for its record. Packs its values or their counts, measures the change that an optimizer
-// step made, and sums the optimizer's state. For a tensor on a device, plans the kernels, launches them, and
-// collects their results without waiting.
+// Measures a weight tensor for its record in the segment. Packs its values or their counts (a histogram),
+// measures the change that an optimizer step made, and sums the optimizer's state. For a tensor on a device,
+// plans the kernels, launches them, and collects their results without waiting.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHT_MEASURE_H_
 #define FORESHOCK_LIBMONITOR_WEIGHT_MEASURE_H_
 
@@ -29,12 +29,12 @@ class HistogramPacker {
   bool reserve();
 
   // Packs dense values of fp32, bf16 or fp16 into at most `room` bytes. Returns the bytes written, or
-  // kPackFailed.
+  // kPackFailed if they do not fit.
   size_t pack(const void* values, DType type, uint64_t elements, char* to, size_t room,
               segment::HistogramForm* form);
 
-  // Packs the counts of values that were counted elsewhere. `words` is one set of counters of
-  // kernels/histogram.h; it is zeroed.
+  // Packs the counts of values that a device has counted. `words`: one set of counters, as
+  // kernels/histogram.h lays them out; they are zeroed.
   static size_t pack_counted(void* words, DType type, char* to, size_t room, segment::HistogramForm* form);
 
  private:
@@ -45,21 +45,21 @@ class HistogramPacker {
 
 // Stores copies of tensors before an optimizer step, to measure the change that the step makes. If a tensor
 // is larger than its share of the memory, only some pieces are stored, evenly spread over the tensor. One
-// caller at a time.
+// caller at a time. The caller keeps a Copy for each tensor.
 class UpdateSnapshots {
  public:
   static constexpr uint64_t kPiece = uint64_t{16} << 10;  // bytes
 
   struct Copy {
-    uint64_t at = 0, bytes = 0;  // bytes 0: no copy
+    uint64_t at = 0, bytes = 0;  // offset and size of the copy; 0 bytes: no copy
     uint64_t of = 0;             // bytes of the whole tensor
     DType type = DType::kNone;
-    uint64_t round = 0;
+    uint64_t round = 0;  // round_ when the copy was made; forget() begins the next round
   };
 
-  // For set-up. Call forget() afterwards. If there is no memory, no copies will be stored.
+  // For set-up. Call forget() afterwards. If no memory could be mapped, no copies will be stored.
   void reserve(uint64_t bytes) { memory_.reserve(bytes); }
-  uint64_t room() const { return memory_.bytes(); }
+  uint64_t room() const { return memory_.bytes(); }  // for all copies, used or not
 
   // Drops all copies.
   void forget() {
@@ -68,17 +68,17 @@ class UpdateSnapshots {
   }
   bool holds(const Copy& copy) const { return copy.bytes > 0 && copy.round == round_; }
 
-  // Copies at most `share` bytes of the `bytes` dense bytes at `values`, if there is room.
+  // Copies at most `share` bytes of the `bytes` dense bytes at `values`, and less if the memory is used up.
   Copy keep(const void* values, uint64_t bytes, DType type, uint64_t share);
   // Replaces the content of a held copy.
   void renew(const Copy& copy, const void* values);
 
-  // Returns the change since the copy was made. The copy must be held, and `values` must have the same size
-  // and type. Sets *elements to the number of elements compared.
+  // Returns the change since the copy was made. holds(copy) must be true, and `values` must have the same
+  // size and type. Sets *elements to the number of elements compared.
   Update update(const Copy& copy, const void* values, uint64_t* elements) const;
 
-  // Returns a share, near the largest one, that each of `count` tensors may have so that all fit into `room`.
-  // Tensor n has bytes_of(n) bytes.
+  // Returns a limit per tensor, near the largest possible one, such that `count` tensors of at most this size
+  // fit into `room` bytes. Tensor n has bytes_of(n) bytes; a larger one is copied only up to the limit.
   template <class BytesOf>
   static uint64_t share(uint64_t room, uint64_t count, const BytesOf& bytes_of);
 
@@ -89,8 +89,8 @@ class UpdateSnapshots {
   uint64_t used_ = 0, round_ = 1;
 };
 
-// Distributes memory that small tensors do not use among the large ones. The share of every round is valid
-// and at least that of the previous round.
+// Begins with equal shares. Each round distributes the memory that small tensors do not use among the large
+// ones. The share of every round is valid and at least that of the previous round.
 template <class BytesOf>
 uint64_t UpdateSnapshots::share(uint64_t room, uint64_t count, const BytesOf& bytes_of) {
   constexpr int kRounds = 8;
@@ -118,44 +118,47 @@ struct OptimizerState {
 
 OptimizerState optimizer_of(const foreshock_weight_state& state);
 
-// Fills `numbers` (segment::OptimizerNumber) from gradient and second moment. The sums of a tensor are
-// unknown if it is on a device or has another format; those of the second moment also if the shapes differ.
+// Fills `numbers`, an array indexed by segment::OptimizerNumber, from gradient and second moment on the host.
+// The sums of a tensor are unknown (NaN) if it is on a device or has another format; those of the second
+// moment also if the shapes differ.
 void optimizer_numbers(const OptimizerState& state, double* numbers);
 
 // Does the same as optimizer_numbers() with sums that were computed elsewhere; null means unknown. `moment`
-// includes the sums of the gradient.
-void tell_optimizer(const OptimizerState& state, const GradientSums* gradient, const AdamSums* moment,
-                    double* numbers);
+// includes the sums of the gradient, so `gradient` is then not read.
+void write_optimizer_numbers(const OptimizerState& state, const GradientSums* gradient,
+                             const AdamSums* moment, double* numbers);
 
 // Returns a view of the tensor. Its dimensions become the last ones of the view, since rows are read along
 // the last one.
 TensorView view_of(const foreshock_tensor& tensor);
 bool is_same_shape(const foreshock_tensor& a, const foreshock_tensor& b);
-// Gets the parameters of the Adam step. Returns false if too few are known for any statistic.
+// Gets the parameters of the Adam step. Returns false if step count, beta2 or epsilon is unknown or invalid.
 bool adam_step_of(const OptimizerState& state, AdamStep* step);
 
 // Results at the begin of the work's memory on the device. All zero before the launch.
 struct WeightResults {
-  uint64_t first[2],
-      last[2];  // begin and end of the first and of the last kernel, in ns of the device's clock
-  GatherClock clock;
-  uint32_t arrived, reserved;
-  uint64_t checksum;      // only if the values are counted
-  GradientSums values;    // only if the values are counted
-  GradientSums gradient;  // only without a second moment
+  // Begin and end of the first kernel and of the last one, in ns of the device's clock.
+  uint64_t first[2], last[2];
+  GatherClock clock;           // scratch of the kernels that read the clock
+  uint32_t arrived, reserved;  // arrived: scratch of the kernels that sum
+  uint64_t checksum;           // only if the values are counted
+  GradientSums values;         // only if the values are counted
+  GradientSums gradient;       // only without a second moment
   AdamSums moment;
 };
 static_assert(sizeof(WeightResults) == 184);
 
+// The measurement of one tensor on a device. Its memory there holds WeightResults, then the payload at
+// kPayload (the values themselves or their counts), then scratch memory.
 struct WeightWork {
   static constexpr uint64_t kAlign = 256;
-  static constexpr uint64_t kPayload = kAlign;  // offset of the payload; scratch memory follows the payload
+  static constexpr uint64_t kPayload = kAlign;
 
-  uint64_t from;  // address of the dense values
-  uint64_t count;
+  uint64_t from;   // address of the dense values
+  uint64_t count;  // of values
   DType type;
-  bool is_counted;  // true: the payload is the words of kernels/histogram.h; false: the values themselves
-  bool has_gradient, has_moment;
+  bool is_counted;  // true: the payload is counters as in kernels/histogram.h; false: the values themselves
+  bool has_gradient, has_moment;  // which of `gradient` and `adam` is set; at most one
   GradientTensor gradient;
   AdamTensor adam;
   uint64_t payload_bytes;
@@ -164,22 +167,25 @@ struct WeightWork {
   uint64_t result_bytes() const { return kPayload + payload_bytes; }
 };
 
-// Plans the work for `elements` dense values of fp32, bf16 or fp16 on a device. Returns false if the words
+// Plans the work for `elements` dense values of fp32, bf16 or fp16 on a device. Returns false if the counters
 // cannot count so many values. Includes those tensors of the optimizer that are on the same device and can be
 // read there.
 bool plan_weight(const foreshock_tensor& values, uint64_t elements, const OptimizerState& optimizer,
                  WeightWork* work);
 
-// The functions below return jobs of the work in the memory at `at`. This one copies the values in rows.
+// The functions below return the kernel jobs of a work whose device memory begins at address `at`.
+
+// Copies the values to the payload, and stores the times of this copy in WeightResults::first.
 GatherJob copy_of_values(const WeightWork& work, uint64_t at);
-// Returns a job that copies nothing and only stores the time.
+// Copies nothing and only stores the time. `times`, `clock`: addresses of a uint64_t[2] and of a GatherClock.
 GatherJob look_at_clock(uint64_t times, uint64_t clock);
-GradientSumsJob sums_of_values_and_gradient(const WeightWork& work,
-                                            uint64_t at);  // of those that are present
+// Sums the squares of the values (if they are counted) and of the gradient (if has_gradient).
+GradientSumsJob sums_of_values_and_gradient(const WeightWork& work, uint64_t at);
 AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at);
 
-// Calls launch(kernel, shape, &job) for every job of the work in the memory at `at`, in order. Stops at the
-// first launch that returns false, and returns false.
+// Calls launch(kernel, shape, &job) for every job of the work, in order. Returns false at the first launch
+// that returns false. If the values are only copied, the host computes histogram, checksum and sums from the
+// copy.
 template <class Launch>
 bool launch_all(const WeightWork& work, uint64_t at, const DeviceLimits& limits, const Launch& launch) {
   const uint64_t clock = at + offsetof(WeightResults, clock);
@@ -210,14 +216,15 @@ bool launch_all(const WeightWork& work, uint64_t at, const DeviceLimits& limits,
 // Identifies work that was sent to a device, and the location of its results.
 struct SentWork {
   uint64_t context_id;
-  uint64_t ticket, offset;
-  uint32_t place;
+  uint64_t ticket;  // number of the work
+  uint64_t offset;  // of its memory on the device, and of its results on the host
+  uint32_t place;   // index of the host word that holds the ticket once the results have arrived
 };
 
-// Sends measurements of weights to one device in one context, and receives their results. Has memory on the
-// device, the same amount of memory on the host, and a stream. set_up() must be called between steps, because
-// it may wait for the device. Nothing is freed, because that may wait too and the context may no longer
-// exist. set_up() and send() must be called in that context. Thread-compatible.
+// Sends measurements of weights to one device in one CUDA context, and receives their results. Has memory on
+// the device, the same amount of memory on the host, and a stream. set_up() must be called between steps,
+// because it may wait for the device. Nothing is freed, because that may wait too and the context may no
+// longer exist. set_up() and send() must be called in that context. Thread-compatible.
 class WeightStaging : public PerContext {
  public:
   // Room for one histogram of fp32 and many small tensors.
@@ -230,14 +237,14 @@ class WeightStaging : public PerContext {
   bool is_ready();
   bool holds(const WeightWork& work) const { return work.bytes <= ring_.bytes(); }
 
-  // Launches the work on `stream`, and copies the results to the host on this object's own stream. Returns
-  // -1, or the reason why no results will arrive.
+  // Launches the work on the trainer's `stream`, and copies the results to the host on this object's own
+  // stream. Returns -1, or the FORESHOCK_SKIP_ reason why no results will arrive.
   int send(const WeightWork& work, cuda::Stream stream, SentWork* sent);
 
-  // Returns the results as WeightResults followed by the payload, whose words may be overwritten. Null if
-  // they have not arrived. Reads only host memory.
+  // Returns the results: WeightResults, and the payload at WeightWork::kPayload, which the caller may
+  // overwrite. Null if they have not arrived. Reads only host memory.
   char* results(const SentWork& sent) const;
-  // Whether the results may still arrive.
+  // Whether the results may still arrive: not if the device was set up again in another context.
   bool is_awaited(const SentWork& sent) const { return sent.context_id == context_id(); }
   // Frees the memory of the results for other work.
   void release(const SentWork& sent);
@@ -254,10 +261,10 @@ class WeightStaging : public PerContext {
   cuda::Function function_[kDeviceKernels] = {};
   cuda::Stream stream_ = nullptr;
   cuda::Event event_ = nullptr;
-  MmapBuffer host_;  // pinned: words, then the same places as in memory_
-  cuda::Address words_ = 0, memory_ = 0;
-  uint64_t ticket_ = 0;
-  StagingRing ring_;
+  MmapBuffer host_;                       // pinned: words, then a copy of memory_
+  cuda::Address words_ = 0, memory_ = 0;  // device addresses: of the words in host_, and of device memory
+  uint64_t ticket_ = 0;                   // of the last work
+  StagingRing ring_;                      // allocates memory_
   uint64_t released_[StagingRing::kMostSlices] = {};  // by place: ticket of released work
 };
 

@@ -1,3 +1,5 @@
+// Measures due weight tensors and writes their records. Host tensors are measured at once (take()); tensors
+// on a device by kernels whose results arrive some steps later (send(), collect(), write()).
 #include "libmonitor/weights.h"
 
 #include <algorithm>
@@ -20,13 +22,14 @@ namespace {
 
 using segment::TensorRecord;
 
-constexpr uint32_t kMostWeights = 1u << 16;
-constexpr uint64_t kLeastPiece = 8 << 10;  // ring bytes without which packing is not tried
-constexpr uint32_t kMostRest = 32;         // most turns that a tensor skips after its record did not fit
+constexpr uint32_t kMostWeights = 1u << 16;  // tensors of a rank that are measured
+constexpr uint64_t kLeastPiece = 8 << 10;    // ring bytes without which packing is not tried
+constexpr uint32_t kMostRest = 32;           // most turns that a tensor skips after its record did not fit
+constexpr uint64_t kCopyAlign = 64;          // UpdateSnapshots aligns copies to this many bytes
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Returns the number of elements; 0: the shape is invalid or too large.
+// Returns the number of elements; 0: the shape is invalid or has more than 2^48 elements.
 uint64_t product(const int64_t (&shape)[FORESHOCK_TENSOR_DIMS]) {
   uint64_t elements = 1;
   for (const int64_t size : shape) {
@@ -36,7 +39,7 @@ uint64_t product(const int64_t (&shape)[FORESHOCK_TENSOR_DIMS]) {
   return elements;
 }
 
-// Whether the elements fill a block of memory, in any order, each once.
+// Whether the elements fill a block of memory, in any order of dimensions, each once.
 bool is_dense(const foreshock_tensor& tensor) {
   bool used[FORESHOCK_TENSOR_DIMS] = {};
   int64_t expected = 1;
@@ -51,7 +54,7 @@ bool is_dense(const foreshock_tensor& tensor) {
   return true;
 }
 
-bool is_counted(uint32_t dtype) {
+bool can_be_measured(uint32_t dtype) {
   return dtype == FORESHOCK_FP32 || dtype == FORESHOCK_BF16 || dtype == FORESHOCK_FP16;
 }
 
@@ -102,16 +105,16 @@ int WeightSampler::name(const foreshock_weight* weights, size_t count) {
   }
   ring.unfollowed[segment::kUnfollowedTooMany] = count - followed;
   outputs_ = {};
-  // From the sizes of whole tensors, which are the same on all ranks.
+  // A tensor's turn follows from the sizes of whole tensors, so that it is the same on all ranks.
   uint64_t whole = 0, before = 0;
   for (size_t n = 0; n < followed; ++n) whole += product(weights[n].shape);
   for (size_t n = 0; n < followed; ++n) {
-    add(weights[n], static_cast<double>(before) / static_cast<double>(whole + 1));
+    add(weights[n], static_cast<double>(before) / static_cast<double>(whole + 1));  // + 1: whole may be 0
     before += product(weights[n].shape);
   }
-  copies_.reserve(std::max<uint64_t>(std::min(memory_, bytes_ + count_ * 64), 1));
+  copies_.reserve(std::max<uint64_t>(std::min(memory_, bytes_ + count_ * kCopyAlign), 1));
   copies_.forget();
-  copy_share_ = copies_.room();  // for tensors that are shown before the first due()
+  copy_share_ = copies_.room();  // for tensors that are passed before the first due()
   copy_step_ = -1;
   ring.tensors = held_;
   ring.elements = bytes_ / sizeof(float);
@@ -134,10 +137,10 @@ void WeightSampler::add(const foreshock_weight& given, double begins_at) {
   bytes_ += sizeof(float) * to.elements;
   held_ += to.elements > 0;
   if (given.unfollowed == FORESHOCK_FOLLOWED) return outputs_.see(to.name, to.shape, to.dims);
-  ++writer_.ring()
-        ->unfollowed[given.unfollowed == FORESHOCK_UNFOLLOWED_FLAT   ? segment::kUnfollowedFlat
-                     : given.unfollowed == FORESHOCK_UNFOLLOWED_PACE ? segment::kUnfollowedPace
-                                                                     : segment::kUnfollowedPlacement];
+  auto why = segment::kUnfollowedPlacement;
+  if (given.unfollowed == FORESHOCK_UNFOLLOWED_FLAT) why = segment::kUnfollowedFlat;
+  if (given.unfollowed == FORESHOCK_UNFOLLOWED_PACE) why = segment::kUnfollowedPace;
+  ++writer_.ring()->unfollowed[why];
 }
 
 void WeightSampler::count(const WeightSchedule::Count& turns) {
@@ -155,8 +158,7 @@ size_t WeightSampler::due(int64_t step, int64_t steps, uint32_t* numbers, size_t
     if (found > 0) writer_.count_skipped(segment::kTensorBudget, found);
     return 0;
   }
-  // after_step() orders the tensors on devices.
-  if (has_replicas_)
+  if (has_replicas_)  // of the tensors on a device, after_step() changes this order
     std::sort(numbers, numbers + found, [this](uint32_t a, uint32_t b) {
       return std::pair(weight(a)->snapshots, a) < std::pair(weight(b)->snapshots, b);
     });
@@ -164,17 +166,19 @@ size_t WeightSampler::due(int64_t step, int64_t steps, uint32_t* numbers, size_t
   return found;
 }
 
-void WeightSampler::unasked(int64_t step, int64_t steps) {
-  if (count_ > 0 && step >= 0) count(turns_.unasked(step, steps, cadence_.interval()));
+void WeightSampler::count_missed(int64_t step, int64_t steps) {
+  if (count_ > 0 && step >= 0) count(turns_.count_missed(step, steps, cadence_.interval()));
 }
 
+// Divides the memory for copies among the tensors of one step.
 void WeightSampler::share_copies(const uint32_t* numbers, size_t count) {
   copy_share_ = UpdateSnapshots::share(copies_.room(), count, [&](uint64_t n) {
     const Weight& of = *weight(numbers[n]);
-    return round_up(of.elements * of.element_bytes, 64);
+    return round_up(of.elements * of.element_bytes, kCopyAlign);
   });
 }
 
+// Whether the tensor can be measured as it was passed. Otherwise sets *why.
 bool WeightSampler::check(const foreshock_weight_state& state, segment::TensorSkip* why) {
   const foreshock_tensor& values = state.parameter;
   const auto no = [why](segment::TensorSkip reason) {
@@ -183,7 +187,7 @@ bool WeightSampler::check(const foreshock_weight_state& state, segment::TensorSk
   };
   if (values.device_type != FORESHOCK_DEVICE_CPU && (devices_ == nullptr || !is_on_device(state)))
     return no(segment::kTensorDevice);
-  if (!is_counted(values.dtype)) return no(segment::kTensorFormat);
+  if (!can_be_measured(values.dtype)) return no(segment::kTensorFormat);
   const uint64_t misaligned =
       reinterpret_cast<uintptr_t>(values.data) % size_of(static_cast<DType>(values.dtype));
   if (values.data == nullptr || product(values.shape) != weight(state.number)->elements ||
@@ -205,21 +209,22 @@ void WeightSampler::before_step(const foreshock_weight_state* states, size_t cou
     const auto type = static_cast<DType>(state.parameter.dtype);
     of.element_bytes = size_of(type);
     const uint64_t bytes = of.elements * of.element_bytes;
-    if (copies_.holds(of.copy) && of.copy.of == bytes && of.copy.type == type)  // the step is repeated
+    // A step that is repeated, for example after a skipped one, reuses its memory.
+    if (copies_.holds(of.copy) && of.copy.of == bytes && of.copy.type == type)
       copies_.renew(of.copy, state.parameter.data);
     else
       of.copy = copies_.keep(state.parameter.data, bytes, type, copy_share_);
   }
 }
 
-// The first tensor on a device changes with every interval, so that lack of room does not always hit the same
-// tensors.
+// Measures host tensors in the given order, then tensors on devices. The first one on a device changes with
+// every interval, so that lack of room does not always hit the same tensors.
 void WeightSampler::after_step(const foreshock_weight_state* states, size_t count, int64_t step) {
   if (step < 0) return;
   for (size_t n = 0; n < count; ++n) {
     const foreshock_weight_state& state = states[n];
     if (state.number >= count_) continue;
-    if (turns_.end(state.number, step) > 0) writer_.count_due(1);
+    if (turns_.end(state.number, step) > 0) writer_.count_due(1);  // it was not due, but is measured
     if (!is_on_device(state)) show(state, step);
   }
   const uint64_t first = static_cast<uint64_t>(step) / cadence_.interval();
@@ -229,6 +234,8 @@ void WeightSampler::after_step(const foreshock_weight_state* states, size_t coun
   }
 }
 
+// Measures a tensor, or counts why it is not measured. If the budget or the ring prevents it, its checksum
+// alone is written, for the comparison of replicas.
 void WeightSampler::show(const foreshock_weight_state& state, int64_t step) {
   segment::TensorSkip why = segment::kTensorBudget;
   if (!check(state, &why)) return writer_.count_skipped(why);
@@ -261,6 +268,8 @@ void WeightSampler::describe(const Weight& of, uint32_t number, DType type, int6
   std::memcpy(record->name, of.name, sizeof record->name);
 }
 
+// Computes the sums over the values, and over the change since before_step() if the tensor or a part of it
+// was copied then.
 void WeightSampler::reduce(const Weight& of, const foreshock_tensor& values, DType type, int64_t step,
                            double* reductions) const {
   std::fill_n(reductions, segment::kTensorReductionCount, std::numeric_limits<double>::quiet_NaN());
@@ -280,8 +289,8 @@ void WeightSampler::reduce(const Weight& of, const foreshock_tensor& values, DTy
   reductions[segment::kUpdatedSumOfSquares] = update.sum_squares_after;
 }
 
-// Adds the rows of some heads if the tensor is a projection of queries or keys. Returns the end of the
-// record.
+// Adds the rows of some attention heads if the tensor is a projection of queries or keys. `at`: offset in the
+// record at which they begin. Returns the end of the record.
 uint64_t WeightSampler::add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at,
                                   const Draft& draft) {
   if (of.dims != 2 || projection_kind(of.name) == ProjectionKind::kNone) return at;
@@ -290,7 +299,7 @@ uint64_t WeightSampler::add_heads(const Weight& of, const foreshock_tensor& valu
     return at;
   };
   if (product(of.shape) != of.elements) return without(segment::kHeadsSharded);
-  // The rows are located by the named shape, so the tensor must have that shape.
+  // The rows are found by the shape that was named, so the passed tensor must have that shape.
   if (values.dims != 2 || !std::equal(values.shape, values.shape + 2, of.shape))
     return without(segment::kHeadsShape);
   if (!knows_heads_) return without(segment::kHeadsUnknown);
@@ -305,14 +314,16 @@ uint64_t WeightSampler::add_heads(const Weight& of, const foreshock_tensor& valu
   return at + bytes;
 }
 
-// Whether the tensor skips this turn. A record that did not fit will probably not fit the next time, and each
-// attempt costs a pass over the tensor.
+// Whether the tensor skips this turn (rest()). A record that did not fit will probably not fit the next time,
+// and each attempt costs a pass over the tensor.
 bool WeightSampler::is_resting(Weight* of) {
   if (of->rest == 0) return false;
   --of->rest;
   return true;
 }
 
+// Called if the record did not fit into `room` bytes. If the ring can give more, the next record reserves
+// more. Otherwise the tensor skips turns: 1, then 2, 4, ... up to kMostRest, until a record fits.
 void WeightSampler::rest(Weight* of, uint64_t room) {
   of->needs = 2 * room;
   if (room + checksum_room() < writer_.largest_record())
@@ -322,16 +333,16 @@ void WeightSampler::rest(Weight* of, uint64_t room) {
   writer_.count_skipped(segment::kTensorTooLarge);
 }
 
-// Returns the ring bytes that other records must leave free. They hold the checksums of several measurements
-// of every tensor, so that checksums fit even while the agent reads nothing.
+// Returns the ring bytes that snapshots must leave free for records of checksums: kLooks for every tensor, so
+// that checksums fit even while the agent reads nothing.
 uint64_t WeightSampler::checksum_room() const {
   constexpr uint64_t kRecord = round_up(sizeof(TensorRecord), segment::kTensorAlign);
   constexpr uint64_t kLooks = 8;
   return has_replicas_ ? std::min(kLooks * held_ * kRecord, writer_.largest_record() / 2) : 0;
 }
 
-// Writes a record without a histogram. Replicas are compared by their checksums, so the checksum is needed
-// even if the histogram does not fit or the budget does not pay for it.
+// Writes a record without a histogram, if other ranks may have replicas. Replicas are compared by their
+// checksums, so the checksum is needed even if the histogram does not fit or the budget does not pay for it.
 void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t step) {
   if (!has_replicas_ || is_on_device(state) || !cadence_.allows_checksum()) return;
   const Weight& of = *weight(state.number);
@@ -346,7 +357,8 @@ void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t 
   writer_.publish_uncounted(record);
 }
 
-// Begins a record. Returns false if the ring has no room for it.
+// Begins a record in the ring. Counts it as skipped and returns false if the ring has too little room:
+// `least` bytes for the record, and `kept` for checksums.
 bool WeightSampler::open(const Weight& of, Draft* draft) {
   const uint64_t least = std::min(std::max(of.needs, kLeastPiece), writer_.largest_record());
   const uint64_t kept = checksum_room();
@@ -380,6 +392,7 @@ void WeightSampler::close(Weight* of, const Draft& draft, uint64_t end) {
   writer_.publish(draft.record);
 }
 
+// Measures a host tensor.
 void WeightSampler::take(const foreshock_weight_state& state, int64_t step) {
   Weight& of = *weight(state.number);
   const foreshock_tensor& values = state.parameter;
@@ -417,17 +430,17 @@ void WeightSampler::end_step(double step_seconds, double cost_seconds, bool is_o
   std::atomic_ref<uint64_t>(ring.interval).store(cadence_.interval(), std::memory_order_relaxed);
 }
 
-// Measurements of tensors on a device. They are sent in the step that they belong to, and their record is
-// written when the results have arrived. Such a record has everything that follows from the tensor's values,
-// but not the change made by the step: that would need a copy of the tensor on the device.
+// Measurements of tensors on a device are sent in the step that they belong to. Their records are written
+// when the results have arrived. Such a record has everything that follows from the tensor's values, but not
+// the change made by the step: that would need a copy of the tensor on the device.
 
 namespace {
 
-// After this many steps a result is no longer awaited. A host can be ahead of its device by as many kernels
-// as a stream queues, which is a few steps.
+// After this many steps a result is no longer awaited. The host is usually at most a few steps ahead of its
+// device, since a stream queues a limited number of kernels.
 constexpr uint64_t kPatience = 1024;
 
-segment::TensorSkip skip_of(int why) {
+segment::TensorSkip skip_of(int why) {  // from a FORESHOCK_SKIP_ reason
   switch (why) {
     case FORESHOCK_SKIP_CAPTURE:
       return segment::kTensorCapture;
@@ -491,7 +504,7 @@ WeightSampler::Spent WeightSampler::collect() {
   return spent;
 }
 
-// Returns false if the result is still awaited.
+// Ends the measurement if its results have arrived or never will. Returns false if they may still arrive.
 bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
   bool is_settled = false;
   devices_->visit_weights(pending->place, [&](WeightStaging& staging) {
@@ -501,7 +514,7 @@ bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
     is_settled = true;
     if (results == nullptr) {
       if (!pending->is_forgotten) writer_.count_skipped(segment::kTensorDevice);
-      return;  // not released: a slow device may still store into this memory
+      return;  // its memory is not released, since a slow device may still store into it
     }
     const WeightResults head = results_in(results);
     if (head.first[0] <= head.last[1]) spent->device_ns += head.last[1] - head.first[0];
@@ -513,6 +526,7 @@ bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
   return is_settled;
 }
 
+// Packs the histogram: from the device's counters, or from the values that the device has copied.
 size_t WeightSampler::pack(const PendingWeight& pending, char* payload, const Draft& draft) {
   const uint64_t room = draft.room - draft.histogram_at;
   if (pending.work.is_counted)
@@ -522,9 +536,10 @@ size_t WeightSampler::pack(const PendingWeight& pending, char* payload, const Dr
                       &draft.record->form);
 }
 
+// Writes the record of a device tensor from its results.
 void WeightSampler::write(const PendingWeight& pending, char* results) {
-  // A record with an earlier step than the previous record would look to the agent like a training that
-  // resumed from a checkpoint.
+  // If a host tensor of a later step was recorded since, the result is dropped: to the agent, a record with
+  // an earlier step than the previous one is a training that resumed from a checkpoint.
   if (host_records_ != pending.host_records && host_step_ != pending.step)
     return writer_.count_skipped(segment::kTensorDevice);
   const WeightResults head = results_in(results);
@@ -548,13 +563,13 @@ void WeightSampler::write(const PendingWeight& pending, char* results) {
   else if (head.values.nonfinite == 0)
     draft.reductions[segment::kSumOfSquares] = head.values.squares;
   const AdamSums& moment = head.moment;
-  const bool is_counted =
+  const bool has_moment =
       work.has_moment && moment.counted + moment.nonfinite_gradient + moment.unusable_state > 0;
-  tell_optimizer(pending.optimizer, work.has_gradient ? &head.gradient : nullptr,
-                 is_counted ? &moment : nullptr, draft.optimizer);
+  write_optimizer_numbers(pending.optimizer, work.has_gradient ? &head.gradient : nullptr,
+                          has_moment ? &moment : nullptr, draft.optimizer);
   foreshock_tensor values = pending.values;
   values.data = work.is_counted ? nullptr : payload;
-  close(&of, draft, add_heads(of, values, (draft.histogram_at + packed + 7) / 8 * 8, draft));
+  close(&of, draft, add_heads(of, values, round_up(draft.histogram_at + packed, 8), draft));
 }
 
 }  // namespace foreshock

@@ -1,5 +1,6 @@
-// Measures the weights after optimizer steps: takes the tensors that are due in a step and that the budget
-// pays for (sampling.h), and writes a record for each measured tensor.
+// Measures the model's weight tensors after optimizer steps. Each tensor is measured once per interval, in
+// the step in which it is due, if the budget pays for it (sampling.h). The result is a snapshot: a record
+// with the tensor's histogram, checksum and sums, in a ring in the segment that the agent reads.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHTS_H_
 #define FORESHOCK_LIBMONITOR_WEIGHTS_H_
 
@@ -22,8 +23,8 @@ class DeviceSampler;
 
 // A measurement that was sent to a device, with the host's information about the tensor at that time.
 struct PendingWeight {
-  WeightWork work;
-  SentWork sent;
+  WeightWork work;           // what the device computes
+  SentWork sent;             // where its results arrive
   int place;                 // index of the device in DeviceSampler
   uint32_t number;           // number of the tensor
   foreshock_tensor values;   // the data may no longer exist
@@ -32,7 +33,7 @@ struct PendingWeight {
   uint64_t time_ns, interval;
   uint64_t launch_ns;     // host time for the launch
   uint64_t round;         // number of ended steps at the time of sending
-  uint64_t host_records;  // records of host tensors at the time of sending
+  uint64_t host_records;  // number of records of host tensors at the time of sending
   bool is_forgotten;      // the tensors were named again since; the measurement is already counted as skipped
 };
 
@@ -40,11 +41,11 @@ struct PendingWeight {
 // expects records in this order of steps. Thread-compatible.
 class PendingWeights {
  public:
-  static constexpr uint32_t kMost = StagingRing::kMostSlices;  // the capacity of one device, shared by all
+  static constexpr uint32_t kMost = StagingRing::kMostSlices;  // as many as one device can hold
 
   uint32_t count() const { return count_; }
-  // Returns the entry to fill in for the next measurement, or null if there are too many. The entry is only
-  // added by push().
+  // Returns the entry to fill in for the next measurement, or null if there are kMost. push() then adds the
+  // entry.
   PendingWeight* next() { return count_ == kMost ? nullptr : &at(count_); }
   void push() { ++count_; }
 
@@ -68,46 +69,46 @@ class PendingWeights {
   PendingWeight pending_[kMost] = {};
 };
 
-// Measures each tensor once per interval, after the optimizer's work, and writes a record with its histogram,
-// its checksum and the change made by the step. For a tensor on a device the change is not measured, and the
-// record is written some steps later. The work is spread evenly over the steps of an interval. If the
-// interval doubles, a tensor's steps are a subset of its earlier ones. One caller at a time.
+// Measures each tensor once per interval, after the optimizer's work. The work is spread evenly over the
+// steps of an interval. For a tensor on the host the snapshot also has the change made by the step. For a
+// tensor on a device it does not, and it is written some steps later. One caller at a time.
 class WeightSampler {
  public:
   // Starts with a new segment and forgets the tensors. `ring` null: nothing is measured or counted. If the
-  // ring has no room for records, tensors are counted as not followed: switched off if `is_off`, else out of
-  // memory. `devices` null: tensors on devices are not measured.
+  // ring has no room for records, tensors are counted as not followed, with the reason "off" if `is_off`,
+  // else "no_room". `memory`: limit of the memory for copies of tensors, in bytes. `devices` null: tensors on
+  // devices are not measured.
   void attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
               double max_slowdown, uint64_t fixed_interval, uint64_t memory, bool is_off = false,
               DeviceSampler* devices = nullptr);
 
-  // Must be called if other ranks measure the same tensors. Fixes the interval, which must be equal on all
-  // ranks, since records of the same step are compared and joined.
+  // Must be called if other ranks may measure the same tensors (replicas) or parts of them. Fixes the
+  // interval, which must be equal on all ranks, since the agent compares and joins their records of one step.
   void share_interval() {
     cadence_.hold();
     has_replicas_ = true;
   }
 
-  // Set-up. Names the tensors; returns how many are measured from now on.
+  // Implements foreshock_name_weights. Set-up: may map memory.
   int name(const foreshock_weight* weights, size_t count);
 
-  // Sets the head geometry of the sampled attention calls; all zero: calls differ. `is_sampled`: at least one
-  // call was sampled.
+  // Sets the numbers of heads of the sampled attention calls, by which the rows of query and key projections
+  // are assigned to heads. All zero: calls differ. `is_sampled`: at least one call was sampled.
   void set_heads(const HeadGeometry& called, bool is_sampled) {
     heads_ = with_own_keys(called, outputs_);
     knows_heads_ = is_sampled;
   }
 
-  // Returns the numbers of the tensors due in the `steps` steps from `step` on, which are reported as one
-  // step. Every rank shows these tensors at the first of the steps. With replicas, the tensors with the
-  // fewest snapshots come first, so that lack of room does not always hit the same tensors. Returns none if
-  // the budget cannot pay for them, since showing a tensor also costs the trainer time.
+  // Gets the numbers of the tensors due in the `steps` steps from `step` on, which the trainer reports as one
+  // step. Returns how many; 0 if the budget cannot pay for them, since passing a tensor also costs the
+  // trainer time. With replicas, the tensors with the fewest snapshots come first, so that lack of room does
+  // not always hit the same tensors.
   size_t due(int64_t step, int64_t steps, uint32_t* numbers, size_t room);
   // Counts the tensors of `step`, in which due() could not be called, as lost.
-  void unasked(int64_t step, int64_t steps);
+  void count_missed(int64_t step, int64_t steps);
 
-  // The trainer shows tensors before and after the optimizer's work. before_step() copies host tensors, so
-  // that after_step() can measure the change.
+  // The trainer passes the due tensors before and after the optimizer's work. before_step() copies host
+  // tensors, so that after_step() can measure the change.
   void before_step(const foreshock_weight_state* states, size_t count, int64_t step);
   void after_step(const foreshock_weight_state* states, size_t count, int64_t step);
 
@@ -116,13 +117,13 @@ class WeightSampler {
 
   struct Spent {
     uint64_t host_ns = 0;    // host time of this call
-    uint64_t before_ns = 0;  // host time for launching the work, which take_deferred() has returned before
-    uint64_t device_ns = 0;  // time on the trainer's stream
+    uint64_t before_ns = 0;  // host time for launching the work whose results have arrived now
+    uint64_t device_ns = 0;  // time of that work on the trainer's stream
   };
-  // Writes the records of results that have come from devices since the last call.
+  // Writes the records of results that have arrived from devices since the last call.
   Spent collect();
-  // Returns the host time since the last call that was spent on launching device measurements. collect()
-  // charges it together with the rest of their cost.
+  // Returns the host time since the last call that was spent on launching device measurements. It must not be
+  // charged yet: collect() returns it again as before_ns, with the rest of their cost.
   uint64_t take_deferred() { return std::exchange(deferred_ns_, 0); }
 
   // Ends a step in which weights cost `cost_seconds`. `is_overdrawn`: see Budget::is_overdrawn().
@@ -134,12 +135,12 @@ class WeightSampler {
     char layer[32];
     int64_t shape[segment::kTensorDims], offset[segment::kTensorDims], part[segment::kTensorDims];
     uint32_t dims;
-    uint64_t elements;       // in the part
+    uint64_t elements;       // in this rank's part; 0: never measured
     uint64_t snapshots;      // number of snapshots so far
     uint64_t needs;          // ring bytes to reserve for the next record
-    uint64_t element_bytes;  // size of an element when it was last shown
-    uint32_t rest,
-        next_rest;  // turns that are still skipped because a record did not fit; length of the last such skip
+    uint64_t element_bytes;  // size of an element when the tensor was last passed
+    uint32_t rest;           // turns that are still skipped because a record did not fit
+    uint32_t next_rest;      // turns that were skipped the last time
     UpdateSnapshots::Copy copy;
   };
 
@@ -151,8 +152,8 @@ class WeightSampler {
     uint64_t histogram_at, room;  // offset of the histogram; bytes available to the record
   };
   uint64_t add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at, const Draft& draft);
-  HeadGeometry heads_;
-  bool knows_heads_ = false;
+  HeadGeometry heads_;         // of the model
+  bool knows_heads_ = false;   // an attention call was sampled
   ProjectionOutputs outputs_;  // from the shapes of whole tensors
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
   void add(const foreshock_weight& given, double begins_at);
@@ -167,7 +168,7 @@ class WeightSampler {
   uint64_t checksum_room() const;
   void close(Weight* of, const Draft& draft, uint64_t end);
 
-  // Of tensors on a device.
+  // For tensors on a device.
   void send(const foreshock_weight_state& state, int64_t step);
   void write(const PendingWeight& pending, char* results);
   size_t pack(const PendingWeight& pending, char* payload, const Draft& draft);
@@ -195,13 +196,13 @@ class WeightSampler {
   bool is_off_ = false;
   bool has_replicas_ = false;  // there are other ranks, which may hold replicas
   uint64_t copy_share_ = 0;    // memory for the copy of one tensor in this step, in bytes
-  int64_t copy_step_ = -1;
-  uint32_t step_source_ = 0;
-  uint64_t read_ = 0;  // bytes measured since the last end_step()
+  int64_t copy_step_ = -1;     // the step for which before_step() made the copies
+  uint32_t step_source_ = 0;   // FORESHOCK_STEP_...
+  uint64_t read_ = 0;          // bytes measured since the last end_step()
 
   DeviceSampler* devices_ = nullptr;
   PendingWeights pending_;
-  uint64_t deferred_ns_ = 0;
+  uint64_t deferred_ns_ = 0;   // see take_deferred()
   uint64_t round_ = 0;         // number of ended steps
   uint64_t host_records_ = 0;  // records written without a device
   int64_t host_step_ = -1;     // step of the last of these records
