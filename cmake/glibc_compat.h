@@ -1,11 +1,10 @@
 // Makes the shared library load on glibc 2.17 and later, regardless of the glibc that it was linked with.
-// Force-included into the files that are only part of the shared library (bootstrap.cpp, interpose_*.cpp).
-// glibc 2.34 moved the functions of the dynamic loader from libdl into libc under a new symbol version; both
-// libraries still have the old version.
+// CMake force-includes it into every file that calls the dynamic loader. glibc 2.34 moved the loader's
+// functions from libdl into libc under a new symbol version; both libraries still have the old version.
 //
 // The symbols are weak, because an older glibc has them only in libdl.so.2. Requiring libdl would load one
 // more library in every child that inherits the preload (measured: 40 us per exec). A process that can load
-// torch has libdl anyway. In other processes dlopen is null, so callers must check before they call.
+// torch has libdl anyway. In other processes the functions are null, so callers must check before they call.
 #ifndef FORESHOCK_CMAKE_GLIBC_COMPAT_H_
 #define FORESHOCK_CMAKE_GLIBC_COMPAT_H_
 

@@ -1,8 +1,9 @@
-// Starts the monitor in a PyTorch process that preloads libforeshock.so: loads the adapter that was built for
-// exactly this torch. In Python, `import torch` calls our initModule(), which loads the adapter. In a C++
-// program linked with LibTorch, LibTorch is mapped before our constructor, which loads the adapter. dlopen
-// and dlsym are never interposed: glibc uses the RUNPATH of the library that calls dlopen, and with a wrapper
-// cuDNN did not find its sub-libraries (bloomberg/memray#212).
+// Starts the monitor in a PyTorch process that preloads libforeshock.so: loads the adapter, the library that
+// was built for exactly this torch and hooks its attention. In Python, `import torch` calls initModule(),
+// which this file interposes and which then loads the adapter. In a C++ program linked with LibTorch,
+// LibTorch is mapped before the constructor of this library runs, and the constructor loads the adapter.
+// dlopen and dlsym are never interposed: glibc uses the RUNPATH of the library that calls dlopen, and with a
+// wrapper cuDNN did not find its sub-libraries (bloomberg/memray#212).
 #include "libmonitor/bootstrap.h"
 
 #include <dlfcn.h>
@@ -22,32 +23,33 @@ namespace foreshock {
 namespace {
 
 struct Search {
-  const char* name;
-  int skip;  // number of matches to ignore
-  char path[512];
+  const char* name;  // a file name ("libtorch_cpu.so"), or the beginning of one ("libtorch")
+  int skip;          // number of matches to ignore
+  char path[512];    // the result
 };
 
+// Callback of dl_iterate_phdr for each mapped library. Returns 1 if it is the one that was searched.
 int match_name(dl_phdr_info* info, size_t, void* data) {
   auto* search = static_cast<Search*>(data);
   const char* slash = std::strrchr(info->dlpi_name, '/');
   const size_t length = std::strlen(info->dlpi_name), name = std::strlen(search->name);
   if (slash == nullptr || length >= sizeof search->path) return 0;
   if (std::strncmp(slash + 1, search->name, name) != 0) return 0;
-  const bool is_whole = std::strstr(search->name, ".so") != nullptr;
-  const char next = slash[1 + name];  // Linux distributions: libtorch_cpu.so.2.6
-  if ((is_whole && next != '\0' && next != '.') || search->skip-- > 0) return 0;
+  const bool is_file_name = std::strstr(search->name, ".so") != nullptr;
+  const char next = slash[1 + name];  // '.' in the names of Linux distributions: libtorch_cpu.so.2.6
+  if ((is_file_name && next != '\0' && next != '.') || search->skip-- > 0) return 0;
   std::memcpy(search->path, info->dlpi_name, length + 1);
   return 1;
 }
 
-// Finds the path of a mapped library with this name. The first `skip` matches are ignored.
+// Finds the mapped library with this name, or its `skip`-th successor among those that match.
 bool find_mapped(const char* name, Search* search, int skip = 0) {
   search->name = name;
   search->skip = skip;
   return dl_iterate_phdr(match_name, search) != 0;
 }
 
-// Reads the quoted value of `name = '...'` at the start of a line of version.py.
+// Gets the quoted value of a line `name = '...'` in `text`, the content of torch's version.py.
 bool read_assignment(const char* text, const char* name, char* value, size_t capacity) {
   for (const char* line = text; line != nullptr && *line != '\0'; line = std::strchr(line, '\n')) {
     if (*line == '\n') ++line;
@@ -69,7 +71,7 @@ bool read_assignment(const char* text, const char* name, char* value, size_t cap
   return false;
 }
 
-// Reads the start of the file `name` in `folder`; "" if it cannot be read.
+// Reads the first 4095 bytes of the file `name` in `folder`; "" if it cannot be read.
 void read_start(const char* folder, const char* name, char (&text)[4096]) {
   char path[600];
   text[0] = '\0';
@@ -92,8 +94,8 @@ bool read_line(const char* folder, const char* name, char* value, size_t capacit
   return true;
 }
 
-// Reads the version of the torch in `home`. A Python package has a version.py; the LibTorch archive has two
-// files of one line.
+// Reads version and commit of the torch in folder `home`. A Python package has a version.py; the LibTorch
+// archive has two files of one line.
 bool read_version_at(const char* home, char (&version)[64], char (&commit)[64]) {
   char text[4096];
   read_start(home, "version.py", text);
@@ -112,8 +114,8 @@ bool remove_last_component(char* path) {
 }
 
 // Reads version and commit of the torch that `library` (<home>/lib/libtorch_cpu.so) belongs to. Linux
-// distributions install this library in the system's library folder; there the Python package is found by its
-// torch/_C.
+// distributions install this library in the system's library folder; then the Python package is found by its
+// mapped extension module torch/_C.
 bool read_torch_version(const char* library, char (&version)[64], char (&commit)[64]) {
   char home[512];
   std::snprintf(home, sizeof home, "%s", library);
@@ -128,22 +130,23 @@ bool read_torch_version(const char* library, char (&version)[64], char (&commit)
   return false;
 }
 
-bool can_find() {  // weak symbols, see glibc_compat.h
-  return dlopen != nullptr && dlsym != nullptr && dlvsym != nullptr && dlclose != nullptr;
-}
+// The functions of the dynamic loader are weak symbols (glibc_compat.h): they are null in a process that has
+// neither libdl nor glibc 2.34. They are checked before use, here and where a comment says "weak".
+bool has_loader() { return dlopen != nullptr && dlsym != nullptr && dlvsym != nullptr && dlclose != nullptr; }
 
 void* find_in(void* handle, const char* function, const char* version) {
   return version == nullptr ? dlsym(handle, function) : dlvsym(handle, function, version);
 }
 
-// An adapter resolves the foreshock_ functions in the process. If this library was opened without
-// RTLD_GLOBAL, its symbols are added to the global scope, after all existing ones.
+// The adapter calls the foreshock_ functions of this library by name. If a program has opened this library
+// without RTLD_GLOBAL, adds its symbols to the global scope, after all existing ones.
 void make_symbols_global() {
   Search us = {};
   if (dlsym(RTLD_DEFAULT, "foreshock_abi_version") != nullptr || !find_mapped("libforeshock.so", &us)) return;
   dlopen(us.path, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
 }
 
+// `torch`: path of libtorch_cpu.so; `adapters`: folder with one built adapter for each version of torch.
 void load_adapter_for(const char* torch, const char* adapters) {
   if (dlopen == nullptr || dlsym == nullptr) return g_process.off("adapter_not_loadable");  // weak
   char version[64], commit[64], path[700];
@@ -159,13 +162,13 @@ void load_adapter_for(const char* torch, const char* adapters) {
   attach_nvte(adapter);
 }
 
-// Most processes that inherit the preload have no torch yet: the constructor then only scans the list of
-// libraries.
-__attribute__((constructor)) void enter_by_linked_torch() { load_adapter(); }
+// For a program that is linked with torch. Most processes that inherit the preload have no torch at this
+// time: load_adapter() then only scans the list of mapped libraries.
+__attribute__((constructor)) void load_adapter_of_linked_torch() { load_adapter(); }
 
 // Searches the mapped library at `path`, then the libraries it is linked with.
 void* find_at(const char* path, const char* function, const char* version, const void* ours) {
-  if (!can_find()) return nullptr;
+  if (!has_loader()) return nullptr;
   void* handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
   void* found = handle != nullptr ? find_in(handle, function, version) : nullptr;
   if (found != nullptr && found != ours) return found;  // the handle stays open, so the library stays mapped
@@ -198,7 +201,7 @@ void* find_last_mapped(const char* function, const void* ours) {
 
 // Returns the next definition in the global order of the dynamic linker. It may belong to another tool.
 void* find_next(const char* function, const char* version, const void* ours) {
-  void* found = can_find() ? find_in(RTLD_NEXT, function, version) : nullptr;
+  void* found = has_loader() ? find_in(RTLD_NEXT, function, version) : nullptr;
   return found != ours ? found : nullptr;
 }
 
@@ -222,7 +225,7 @@ bool is_monitored_process() {
   return read_environment(SafeEnvironment(), &settings);
 }
 
-// Does not compile or test an adapter: `foreshock run` or `foreshock doctor` did this in another process.
+// The adapter must exist: `foreshock run` or `foreshock doctor` compiles and tests it in another process.
 void load_adapter() {
   static std::atomic_flag done;
   Settings settings = {};
@@ -234,10 +237,12 @@ void load_adapter() {
   if (!done.test_and_set()) load_adapter_for(torch.path, adapters);
 }
 
-// read_imported_file() finds the specification of the module that is being imported. importlib calls
-// _imp.create_dynamic(spec), which maps the file and calls its PyInit_ function. The calling Python function
-// has the specification in a local variable: `spec`, or the first element of the `args` that it passes on
-// (importlib._bootstrap._call_with_frames_removed, since Python 3.5). Only Python's stable ABI is used.
+// Next: which extension module is Python importing? Python's importlib calls _imp.create_dynamic(spec), which
+// maps the module's file and calls its PyInit_ function, in which our code runs. `spec`, the module's
+// specification, has the path of the file. The Python function that made the call has it in a local variable:
+// `spec`, or the first element of the `args` that it passes on
+// (importlib._bootstrap._call_with_frames_removed, since Python 3.5). Only functions of Python's stable ABI
+// are used.
 
 namespace {
 
@@ -253,7 +258,7 @@ bool find(const char* name, T** found) {
   return symbol != nullptr;
 }
 
-bool holds_python_lock() {
+bool holds_python_lock() {  // the GIL
   int (*is_initialized)() = nullptr;
   int (*is_lock_held)() = nullptr;
   return find("Py_IsInitialized", &is_initialized) && find("PyGILState_Check", &is_lock_held) &&
@@ -278,7 +283,7 @@ struct Python {
   }
 };
 
-// Returns a borrowed reference, or null.
+// Returns the specification of the module being imported as a borrowed reference, or null.
 Object* find_specification(const Python& python) {
   Object* locals = python.locals();
   if (locals == nullptr) return nullptr;
@@ -288,6 +293,7 @@ Object* find_specification(const Python& python) {
   return arguments != nullptr ? python.element(arguments, 0) : nullptr;
 }
 
+// Gets the specification's attribute `origin`, the path of the module's file.
 bool read_origin(const Python& python, Object* specification, char (&path)[4096]) {
   Object* origin = python.attribute(specification, "origin");
   Object* bytes = origin != nullptr ? python.bytes(origin) : nullptr;
@@ -312,8 +318,7 @@ bool read_imported_file(char (&path)[4096]) {
   return is_known;
 }
 
-// Makes the import fail with an ImportError with this text. The module's initialization must then return
-// null.
+// Makes the import fail with this ImportError. The module's initialization must then return null.
 void refuse_import(const char* text) {
   void (*set_error)(Object * type, const char* text) = nullptr;
   Object** type = nullptr;
@@ -323,40 +328,40 @@ void refuse_import(const char* text) {
 
 }  // namespace
 
-// Entry in Python: torch/_C calls `initModule` of libtorch_python through its PLT, once, in `import torch`.
-// Our definition runs first, calls the real one, then loads the adapter.
+// The interposed initModule(). In `import torch`, the module torch/_C calls `initModule` of libtorch_python
+// through its PLT, once. Our definition is called instead, calls the real one, then loads the adapter.
 //
-// Other extension modules (backends outside of torch's tree) have copied torch's stub and call their own
-// initModule, some of them while torch is being imported. In every process, monitored or not, these calls
-// come to our definition too and must be forwarded to the module's own function. Our return address does not
-// identify the caller, since PyInit__C jumps here instead of calling. The order of mapped libraries does not
-// either, since a module may be mapped before it is imported. So the module is read from Python's import
-// state.
+// Other extension modules (backends outside of torch's tree) have copied this code and call an initModule of
+// their own, some of them while torch is being imported. In every process, monitored or not, these calls come
+// to our definition too and must be forwarded to the module's own function. Our return address does not
+// identify the calling module, since PyInit__C jumps here instead of calling. The order of mapped libraries
+// does not either, since a module may be mapped before it is imported. So the module is found by
+// read_imported_file().
 
 namespace {
 
 constexpr const char* kName = "initModule";
 
 // Finds the initModule that the module being imported would call: its own, or that of a library it is linked
-// with. If the module is unknown, the definition mapped last is used, since a module is usually mapped just
-// before its import.
+// with. If the module is unknown, returns the definition that was mapped last, since a module is usually
+// mapped just before its import.
 void* find_own_definition(const void* ours) {
   char path[4096];
   return read_imported_file(path) ? find_at(path, kName, nullptr, ours) : find_last_mapped(kName, ours);
 }
 
+// Whether `function` is the initModule of torch itself.
 bool is_of_torch(const void* function, const void* ours) {
   return function != nullptr && function == find_in_mapped("libtorch_python.so", kName, nullptr, ours);
 }
 
-// A globally visible definition comes before the module's own one, as in the dynamic linker.
+// Calls the real initModule: the globally visible one, as the dynamic linker would, else the module's own.
 void* init_module(const void* ours) {
   void* own = find_own_definition(ours);
   void* visible = find_next(kName, nullptr, ours);
   const auto real = reinterpret_cast<void* (*)()>(visible != nullptr ? visible : own);
   if (real == nullptr) {
-    refuse_import("undefined symbol: initModule");  // without our definition, mapping the library would fail
-                                                    // the same way
+    refuse_import("undefined symbol: initModule");  // as the dynamic linker would without our definition
     return nullptr;
   }
   void* module = real();

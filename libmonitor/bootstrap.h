@@ -1,5 +1,7 @@
-// Functions shared by bootstrap.cpp and the interpose_*.cpp files: they look up the functions that
-// libforeshock.so interposes, and load the adapter.
+// Functions shared by bootstrap.cpp and the interpose_*.cpp files. libforeshock.so is preloaded and
+// interposes functions: it defines them under the same name, and its definition calls the original one. The
+// functions here look up the originals, and load the adapter, the library that was built for this process's
+// torch.
 #ifndef FORESHOCK_LIBMONITOR_BOOTSTRAP_H_
 #define FORESHOCK_LIBMONITOR_BOOTSTRAP_H_
 
@@ -7,7 +9,8 @@ namespace foreshock {
 
 // The find functions return the address of `function`, or null if it is not found. They never return `ours`,
 // the definition in libforeshock.so. If `version` is not null, only a symbol with exactly that version
-// matches. The library that defines the result stays mapped.
+// matches. The library that defines the result stays mapped. They read the list of mapped libraries, so they
+// are for set-up only.
 
 // Searches the libraries that are already mapped. `library` is a file name ("libtorch_cpu.so"; a version may
 // follow it) or a prefix of file names ("libtorch"; "" matches all). dlsym(RTLD_NEXT) would not find
@@ -15,13 +18,13 @@ namespace foreshock {
 void* find_in_mapped(const char* library, const char* function, const char* version = nullptr,
                      const void* ours = nullptr);
 
-// Returns the definition that a caller of `ours` would get without libforeshock.so: the next one
-// in the global order of the dynamic linker. If there is none, the function may have been loaded with
-// RTLD_LOCAL; then `library` is searched, then all mapped libraries.
+// Returns the definition that a caller of `ours` would get without libforeshock.so: the next one in the
+// global order of the dynamic linker. If it has none, the function may have been loaded with RTLD_LOCAL; then
+// `library` is searched, then all mapped libraries.
 void* find_behind(const char* library, const char* function, const char* version, const void* ours);
 
-// Gets the path of a mapped library (`library` as in find_in_mapped()). Returns false if there is none or its
-// path is too long.
+// Gets the path of a mapped library (`library` as in find_in_mapped()). Returns false if none is mapped or
+// its path is too long.
 bool find_mapped_path(const char* library, char (&path)[512]);
 
 // Whether the environment asks to monitor this process.
@@ -31,10 +34,11 @@ bool is_monitored_process();
 // to be monitored. Reads a file and maps a library, so it must not be called on a hot path.
 void load_adapter();
 
-// Connects the adapter, a handle from dlopen, with the shims (interpose_shims.cpp).
+// Connects the adapter, a handle from dlopen, with our definitions of the attention functions that
+// AOTInductor programs call (interpose_shims.cpp).
 void attach_shims(void* adapter);
 
-// Connects the adapter with the functions of TransformerEngine (interpose_transformer_engine.cpp).
+// Does the same with our definitions of TransformerEngine's functions (interpose_transformer_engine.cpp).
 void attach_nvte(void* adapter);
 
 }  // namespace foreshock

@@ -1,4 +1,4 @@
-// Finds files that are installed beside the library that contains this code. Tests replace this object.
+// Finds files that are installed beside libforeshock.so, which contains this code. Tests replace this object.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -10,20 +10,20 @@
 namespace foreshock {
 namespace {
 
-char g_library[4096];
+char g_library[4096];  // absolute path of the library; "": unknown
 
-// Resolves the folder at load time: the dynamic linker may hold a relative path, and the program may change
-// its working directory later.
-__attribute__((constructor)) void keep_place() {
+// Finds the path when the library is loaded: the dynamic linker may return a relative path, and the program
+// may change its working directory later.
+__attribute__((constructor)) void find_library_path() {
   if (&dladdr == nullptr) return;  // weak, see glibc_compat.h
   Dl_info about = {};
   if (dladdr(reinterpret_cast<const void*>(&path_beside_library), &about) == 0 || about.dli_fname == nullptr)
     return;
-  const bool is_whole = *about.dli_fname == '/';
+  const bool is_absolute = *about.dli_fname == '/';
   char folder[2048] = "";
-  if (!is_whole && getcwd(folder, sizeof folder) == nullptr) return;
+  if (!is_absolute && getcwd(folder, sizeof folder) == nullptr) return;
   const int length =
-      std::snprintf(g_library, sizeof g_library, "%s%s%s", folder, is_whole ? "" : "/", about.dli_fname);
+      std::snprintf(g_library, sizeof g_library, "%s%s%s", folder, is_absolute ? "" : "/", about.dli_fname);
   if (length < 0 || static_cast<size_t>(length) >= sizeof g_library) g_library[0] = '\0';
 }
 

@@ -1,3 +1,4 @@
+// Parses options, copies the environment safely, and reads a trainer's settings from it.
 #include "libmonitor/options.h"
 
 #include <fcntl.h>
@@ -14,15 +15,16 @@
 namespace foreshock {
 namespace {
 
-constexpr bool rows_stand_at_their_id() {
+constexpr bool rows_are_in_order_of_id() {
   for (size_t row = 0; row < kOptionCount; ++row) {
     if (static_cast<size_t>(kOptions[row].id) != row) return false;
   }
   return true;
 }
-static_assert(rows_stand_at_their_id());
+static_assert(rows_are_in_order_of_id());
 
-// Not strtoull, which accepts signs, spaces and the locale's digits.
+// Returns the end of the digits, or null without digits or on overflow. strtoull is not used, because it
+// accepts signs, spaces and the locale's digits.
 const char* read_digits(const char* text, uint64_t* result) {
   const char* at = text;
   uint64_t value = 0;
@@ -36,7 +38,8 @@ const char* read_digits(const char* text, uint64_t* result) {
   return at;
 }
 
-// Not strtod, which follows the trainer's locale ("0,01").
+// Returns the end of the number, or null if none begins here. strtod is not used, because it follows the
+// trainer's locale ("0,01").
 const char* read_decimal(const char* text, double* result) {
   uint64_t whole = 0;
   const char* at = read_digits(text, &whole);
@@ -141,13 +144,14 @@ namespace {
 // No program starts with more entries: the kernel accepts 6 MiB of arguments, environment and pointers to
 // both. Thousands of variables are common, because Kubernetes sets variables for every service in every pod.
 constexpr size_t kMostEntries = size_t{1} << 19;
-constexpr size_t kText = size_t{8} << 20;
-constexpr size_t kEntriesAtOnce = 512;
-constexpr size_t kLongest = 4096;  // bytes of one variable: name, '=', value, NUL
-constexpr int kTries = 100;
+constexpr size_t kText = size_t{8} << 20;  // bytes for the copies of all variables
+constexpr size_t kEntriesAtOnce = 512;     // pointers copied by one system call
+constexpr size_t kLongest = 4096;          // bytes of one variable: name, '=', value, NUL
+constexpr int kTries = 100;                // see SafeEnvironment::copy()
 
-// Returns the number of bytes copied, up to the first unreadable one. The descriptor is read-only: if another
-// thread closes it and opens another file under its number, that file is not changed.
+// Copies memory of this process through the file descriptor `memory` of /proc/self/mem. Returns the number of
+// bytes copied, up to the first unreadable one. The descriptor is read-only: if another thread closes it and
+// opens another file under its number, that file is not changed.
 size_t copy_memory(int memory, void* to, const void* from, size_t bytes) {
   const ssize_t got = pread(memory, to, bytes, static_cast<off_t>(reinterpret_cast<uintptr_t>(from)));
   return got > 0 ? static_cast<size_t>(got) : 0;
@@ -157,9 +161,9 @@ size_t copy_memory(int memory, void* to, const void* from, size_t bytes) {
 
 // A large mapping, of which only the used pages are allocated.
 struct SafeEnvironment::Buffers {
-  const char* entries[kMostEntries];
-  const char* again[kMostEntries];
-  char text[kText];  // "NAME=value\0NAME=value\0\0"
+  const char* entries[kMostEntries];  // a copy of `environ`, the array of pointers to variables
+  const char* again[kMostEntries];    // an earlier copy, for comparison
+  char text[kText];                   // "NAME=value\0NAME=value\0\0"
 };
 
 SafeEnvironment::SafeEnvironment(const char* memory) {
@@ -177,13 +181,13 @@ SafeEnvironment::~SafeEnvironment() {
   if (buffers_ != nullptr) munmap(buffers_, sizeof(Buffers));
 }
 
-// Copies the array as it was at one moment, or within about a microsecond. Returns false if it was freed
-// during the copy.
+// Copies the array `environ` and sets *count to its length. Returns false if it was freed during the copy.
+// The copy takes about a microsecond, in which another thread may change the array.
 bool SafeEnvironment::copy_array(int memory, const char** entries, size_t* count) const {
   char** const array = __atomic_load_n(&environ, __ATOMIC_ACQUIRE);
   *count = 0;
   if (array == nullptr) return true;  // clearenv()
-  while (*count < kMostEntries) {     // in pieces: memory past the end may be unmapped
+  while (*count < kMostEntries) {     // piece by piece, since memory past the end may be unmapped
     const char** const piece = entries + *count;
     const size_t got =
         copy_memory(memory, piece, array + *count, kEntriesAtOnce * sizeof *piece) / sizeof *piece;
@@ -197,21 +201,21 @@ bool SafeEnvironment::copy_array(int memory, const char** entries, size_t* count
 
 bool SafeEnvironment::copy(int memory) {
   // unsetenv() moves entries to the front one by one. A copy made at that time may lack an entry, and then
-  // differs from the next copy. If no two copies agree in kTries, the last copy is used.
+  // differs from the next copy. If no two copies agree in kTries attempts, the last copy is used.
   size_t count = 0, again = 0;
-  bool is_there = false, is_still = false;
-  for (int tried = 0; tried < kTries && !is_still; ++tried) {
+  bool has_copy = false, is_stable = false;
+  for (int tried = 0; tried < kTries && !is_stable; ++tried) {
     if (!copy_array(memory, buffers_->again, &again) || !copy_array(memory, buffers_->entries, &count))
       continue;
-    is_there = true;
-    is_still = count == again && std::equal(buffers_->entries, buffers_->entries + count, buffers_->again);
+    has_copy = true;
+    is_stable = count == again && std::equal(buffers_->entries, buffers_->entries + count, buffers_->again);
   }
-  if (!is_there) return false;
-  char *to = buffers_->text, *const end = buffers_->text + kText;
-  for (size_t n = 0; n<count&& static_cast<size_t>(end - to)> kLongest; ++n) {
+  if (!has_copy) return false;
+  char *to = buffers_->text, *const last_begin = buffers_->text + kText - kLongest;
+  for (size_t n = 0; n < count && to < last_begin; ++n) {
     const size_t got = copy_memory(memory, to, buffers_->entries[n], kLongest);
     const size_t length = strnlen(to, got);
-    if (length > 0 && length < got) to += length + 1;  // otherwise too long or already freed
+    if (length > 0 && length < got) to += length + 1;  // otherwise the variable is too long or already freed
   }
   *to = '\0';
   return true;
@@ -227,7 +231,7 @@ const char* SafeEnvironment::find(const char* name) const {
 
 namespace {
 
-// Returns the first of the named variables that holds a whole number, else `fallback`.
+// Returns the value of the first named variable that holds a whole number up to 10 million, else `fallback`.
 int first_number(const SafeEnvironment& variables, std::initializer_list<const char*> names, int fallback) {
   for (const char* name : names) {
     const char* text = variables.find(name);
@@ -237,8 +241,8 @@ int first_number(const SafeEnvironment& variables, std::initializer_list<const c
   return fallback;
 }
 
-// Returns the number of tasks on this node from Slurm's list for all nodes: "4(x2),3" is 4, 4, 3. Returns -1
-// if the list is invalid.
+// Returns the number of tasks on node number `node` from Slurm's list for all nodes: "4(x2),3" means 4, 4 and
+// 3. Returns -1 if the list is missing, invalid or too short.
 int tasks_of_node(const char* list, int node) {
   for (int first = 0; list != nullptr && *list >= '0' && *list <= '9';) {
     char* end = nullptr;
@@ -286,13 +290,13 @@ bool read_environment(const SafeEnvironment& variables, Settings* settings) {
   if (std::snprintf(s.run_id, sizeof s.run_id, "%s", run_id) >= int(sizeof s.run_id)) return false;
 
   // A value that cannot be parsed leaves the default: `foreshock run` has checked the values, and this
-  // library cannot print an error.
+  // library must not print.
   parse_ratio(option(OptionId::kMaxSlowdown).fallback, &s.max_slowdown);
   parse_bytes(option(OptionId::kMemory).fallback, &s.memory);
   s.slices = true;
   parse_count(value(OptionId::kLauncher), &s.launcher_id);
   parse_count(value(OptionId::kEvery), &s.every);
-  // `foreshock run` passes an empty limit if the user gave none.
+  // `foreshock run` sets an empty FORESHOCK_MAX_SLOWDOWN if the user gave --every without a limit.
   const char* limit = variables.find(option(OptionId::kMaxSlowdown).variable);
   s.every_is_promised = s.every != 0 && (limit == nullptr || *limit == '\0');
   parse_ratio(value(OptionId::kMaxSlowdown), &s.max_slowdown);
@@ -300,7 +304,7 @@ bool read_environment(const SafeEnvironment& variables, Settings* settings) {
   parse_switch(value(OptionId::kSlices), &s.slices);
   parse_count(value(OptionId::kSeed), &s.seed);
   parse_count(value(OptionId::kCountKernels), &s.count_kernels);
-  s.weights = true;
+  s.weights = true;  // "auto"
   if (parse_count(value(OptionId::kWeights), &s.weights_every))
     s.weights = s.weights_every > 0;
   else

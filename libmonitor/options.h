@@ -1,6 +1,7 @@
-// The options: the table with flag, FORESHOCK_ variable, default and help of each, their parsers, and how a
-// trainer reads them from its environment. docs/options.md is generated from the table. The trainer uses
-// the parsers too: they need no heap, no locale and no exceptions, and are thread-safe.
+// The options of all commands and of the trainer: a table with flag, FORESHOCK_ variable, default and help of
+// each; their parsers; and the settings that a trainer reads from its environment. docs/options.md is
+// generated from the table. The parsers also run in the trainer: they need no heap, no locale and no
+// exceptions, and are thread-safe.
 #ifndef FORESHOCK_LIBMONITOR_OPTIONS_H_
 #define FORESHOCK_LIBMONITOR_OPTIONS_H_
 
@@ -9,7 +10,7 @@
 
 namespace foreshock {
 
-// Who reads an option; bits of Option::readers.
+// The commands of `foreshock` that read an option, and the trainer; bits of Option::readers.
 enum OptionReader : uint32_t {
   kReaderRun = 1,
   kReaderAgent = 2,
@@ -96,8 +97,7 @@ inline constexpr Option kOptions[kOptionCount] = {
      "name of the run, the same over restarts and nodes", OptionGroup::kBasic,
      kReaderRun | kReaderAgent | kReaderStatus | kReaderSwitch | kReaderTrainer, 0, UINT64_MAX,
      "default: `run` takes the id of W&B, Slurm or torchrun, else a random one; `agent` takes the name of "
-     "its "
-     "directory; status, pause and resume act on every run"},
+     "its directory; status, pause and resume act on every run"},
     {OptionId::kLauncher, nullptr, "FORESHOCK_LAUNCHER", "0", "ID",
      "number of the `foreshock run` that started the trainer; set by it", OptionGroup::kExpert,
      kReaderTrainer},
@@ -121,15 +121,13 @@ inline constexpr Option kOptions[kOptionCount] = {
      "measure every weight tensor once per STEPS steps; auto: 64", OptionGroup::kBasic,
      kReaderRun | kReaderTrainer, 1, kMostSteps,
      "auto keeps the cost within a quarter of --max-slowdown: a single rank uses a longer interval if "
-     "needed, "
-     "several ranks skip tensors; a rank skips all of them while its cost is more than 256 steps above the "
-     "limit"},
+     "needed, several ranks skip tensors; a rank skips all of them while its cost is more than 256 steps "
+     "above the limit"},
     {OptionId::kCountKernels, "--count-kernels", "FORESHOCK_COUNT_KERNELS", "0", "STEPS",
      "count launched attention kernels with CUPTI during STEPS steps, to check the coverage; 0: never",
      OptionGroup::kExpert, kReaderRun | kReaderTrainer, 0, kMostCountedSteps,
      "starts after the first ten steps; does not start if another tool uses CUPTI or while torch.profiler "
-     "runs; a "
-     "profiler that starts during the count sees no device for the rest of the process"},
+     "runs; a profiler that starts during the count sees no device for the rest of the process"},
     {OptionId::kSeed, nullptr, "FORESHOCK_SEED", "0", "NUMBER", "seed of the choice of samples",
      OptionGroup::kExpert, kReaderTrainer},
     {OptionId::kAdapters, nullptr, "FORESHOCK_ADAPTERS", "", "DIR",
@@ -211,7 +209,7 @@ const char* option_value(OptionId id);
 
 // Each parser must match the whole text; otherwise it returns false and leaves `*result` unchanged.
 
-// "1%", "0.5 %", "0.01": a ratio in [0, 1].
+// "1%", "0.5 %", "0.01": a ratio in [0, 1], returned as 0.01, 0.005, 0.01.
 bool parse_ratio(const char* text, double* result);
 
 // "4096", "64KiB", "64MiB", "2GiB", "1MB": bytes. KiB, MiB, GiB are powers of 1024; kB, MB, GB of 1000.
@@ -229,12 +227,12 @@ bool parse_switch(const char* text, bool* result);
 
 // Reads the environment while other threads may change it. setenv() in one thread frees the array that
 // getenv() reads in another (glibc before 2.41; Python's os.environ calls setenv). The monitor must not crash
-// the trainer, so the kernel copies the environment for it through /proc/self/mem. This returns an error
-// where a load would raise SIGSEGV.
+// the trainer, so it reads the environment through the file /proc/self/mem: read() of freed memory returns an
+// error where a load would raise SIGSEGV.
 class SafeEnvironment {
  public:
-  // Copies all variables. For set-up only: opens a file, and maps memory for the life of this object. If
-  // `memory` cannot be opened (no /proc) or there is no memory, find() uses getenv(). Any thread.
+  // Copies all variables. For set-up only: opens a file, and maps memory for the life of this object. If that
+  // fails (without /proc), find() uses getenv(). Any thread.
   explicit SafeEnvironment(const char* memory = "/proc/self/mem");
   ~SafeEnvironment();
   SafeEnvironment(const SafeEnvironment&) = delete;
@@ -262,21 +260,22 @@ const char* option_value(const SafeEnvironment& variables, OptionId id);
 struct Settings {
   char directory[400];  // <base>/<run id>
   char run_id[64];
-  uint64_t launcher_id;
-  uint64_t every;          // 0: chosen by the agent
+  uint64_t launcher_id;    // number of the `foreshock run` that started the trainer; 0: none
+  uint64_t every;          // one step in so many is sampled; 0: chosen by the agent
   bool every_is_promised;  // `every` was given without --max-slowdown: the cost never prevents a sample
-  double max_slowdown;
-  uint64_t memory;
-  bool slices;
-  bool weights;
-  uint64_t weights_every;  // 0: as often as the budget allows
-  uint64_t count_kernels;  // number of steps; 0: none
-  uint64_t seed;
-  int rank, local_rank, world_size, local_ranks, attempt;
+  double max_slowdown;     // ratio of the training time; 1: no limit
+  uint64_t memory;         // most shared memory of this rank, in bytes
+  bool slices;             // whether attention calls are sampled
+  bool weights;            // whether weight tensors are measured
+  uint64_t weights_every;  // steps between two measurements; 0: as often as the budget allows
+  uint64_t count_kernels;  // number of steps in which kernels are counted; 0: none
+  uint64_t seed;           // of the choice of samples
+  int rank, local_rank, world_size, local_ranks, attempt;  // local_ranks: ranks of this node
 };
 
 // Reads this process's rank in the job and the settings of the run from the environment. Returns false if the
-// process is not to be monitored (FORESHOCK=0, or no directory given).
+// process is not to be monitored: FORESHOCK=0, or no directory or run id is given, or one of them is too
+// long.
 bool read_environment(const SafeEnvironment& variables, Settings* settings);
 inline bool read_environment(Settings* settings) { return read_environment(SafeEnvironment(), settings); }
 
