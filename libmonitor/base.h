@@ -43,8 +43,7 @@ class TryLock {
 };
 
 // Zeroed memory from the kernel, not from the trainer's allocator. Pages are allocated at first access. For
-// set-up only (system calls). Never freed, since threads may still run while the process ends.
-// Thread-compatible.
+// set-up only (system calls). Never freed: threads may run while the process ends. Thread-compatible.
 class MmapBuffer {
  public:
   // Provides at least `bytes`. If the buffer must grow, earlier content is lost. Returns false and leaves the
@@ -91,10 +90,9 @@ class DeferredSteps {
   std::atomic<int64_t> entries_[8] = {};
 };
 
-// Macros for a function that calls another one with its own arguments, without knowing their number or types
-// (interpose_*.cpp). It passes on every word that its caller may have set: integer registers, floating-point
-// registers, and words of the stack. Stack words beyond the arguments belong to the caller's frame; copying
-// them is harmless.
+// Macros for a function that calls another one with its own arguments, whatever they are (interpose_*.cpp).
+// It passes on every word that its caller may have set: integer registers, floating-point registers, and
+// words of the stack. Words beyond the arguments belong to the caller's frame and are copied in vain.
 
 using Word = uint64_t;
 

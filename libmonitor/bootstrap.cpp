@@ -94,8 +94,7 @@ bool read_line(const char* folder, const char* name, char* value, size_t capacit
   return true;
 }
 
-// Reads version and commit of the torch in folder `home`. A Python package has a version.py; the LibTorch
-// archive has two files of one line.
+// Reads version and commit of the torch in `home`: from version.py, or in LibTorch from two one-line files.
 bool read_version_at(const char* home, char (&version)[64], char (&commit)[64]) {
   char text[4096];
   read_start(home, "version.py", text);
@@ -113,9 +112,8 @@ bool remove_last_component(char* path) {
   return slash != nullptr;
 }
 
-// Reads version and commit of the torch that `library` (<home>/lib/libtorch_cpu.so) belongs to. Linux
-// distributions install this library in the system's library folder; then the Python package is found by its
-// mapped extension module torch/_C.
+// Reads version and commit of the torch that `library` (<home>/lib/libtorch_cpu.so) belongs to. In Linux
+// distributions it is in a system folder; there the Python package is found by its mapped torch/_C.
 bool read_torch_version(const char* library, char (&version)[64], char (&commit)[64]) {
   char home[512];
   std::snprintf(home, sizeof home, "%s", library);
@@ -176,18 +174,6 @@ void* find_at(const char* path, const char* function, const char* version, const
   return nullptr;
 }
 
-}  // namespace
-
-void* find_in_mapped(const char* library, const char* function, const char* version, const void* ours) {
-  Search search = {};
-  void* found = nullptr;
-  for (int skip = 0; found == nullptr && find_mapped(library, &search, skip); ++skip)
-    found = find_at(search.path, function, version, ours);
-  return found;
-}
-
-namespace {
-
 // Returns the definition in the library that was mapped last.
 void* find_last_mapped(const char* function, const void* ours) {
   Search search = {};
@@ -206,6 +192,14 @@ void* find_next(const char* function, const char* version, const void* ours) {
 }
 
 }  // namespace
+
+void* find_in_mapped(const char* library, const char* function, const char* version, const void* ours) {
+  Search search = {};
+  void* found = nullptr;
+  for (int skip = 0; found == nullptr && find_mapped(library, &search, skip); ++skip)
+    found = find_at(search.path, function, version, ours);
+  return found;
+}
 
 void* find_behind(const char* library, const char* function, const char* version, const void* ours) {
   void* found = find_next(function, version, ours);
@@ -239,17 +233,15 @@ void load_adapter() {
 
 // Next: which extension module is Python importing? Python's importlib calls _imp.create_dynamic(spec), which
 // maps the module's file and calls its PyInit_ function, in which our code runs. `spec`, the module's
-// specification, has the path of the file. The Python function that made the call has it in a local variable:
-// `spec`, or the first element of the `args` that it passes on
-// (importlib._bootstrap._call_with_frames_removed, since Python 3.5). Only functions of Python's stable ABI
-// are used.
+// specification, has the path of the file. The calling Python function has it in a local variable: `spec`, or
+// the first element of the `args` that it passes on (importlib._bootstrap._call_with_frames_removed, since
+// Python 3.5). Only functions of Python's stable ABI are used.
 
 namespace {
 
 struct Object;  // PyObject
 
-// Finds a function or variable of Python. It may be exported by the program, or by a library that was loaded
-// with RTLD_LOCAL.
+// Finds a function or variable of Python, in the program or in a library loaded with RTLD_LOCAL.
 template <class T>
 bool find(const char* name, T** found) {
   void* symbol = dlsym != nullptr ? dlsym(RTLD_DEFAULT, name) : nullptr;  // weak
@@ -304,9 +296,8 @@ bool read_origin(const Python& python, Object* specification, char (&path)[4096]
   return length > 0 && length < int(sizeof path);
 }
 
-// The two functions below use the Python interpreter of this process. They must be called only in a thread
-// that may be initializing an extension module. They never take Python's lock (GIL), and do nothing if the
-// thread does not hold it.
+// The two functions below use the Python interpreter. They must be called only in a thread that may be
+// initializing an extension module. They do nothing if the thread does not hold Python's lock (GIL).
 
 // Gets the file of the extension module that this thread is importing. Returns false if it is unknown.
 bool read_imported_file(char (&path)[4096]) {
@@ -326,32 +317,25 @@ void refuse_import(const char* text) {
     set_error(*type, text);
 }
 
-}  // namespace
-
 // The interposed initModule(). In `import torch`, the module torch/_C calls `initModule` of libtorch_python
 // through its PLT, once. Our definition is called instead, calls the real one, then loads the adapter.
 //
 // Other extension modules (backends outside of torch's tree) have copied this code and call an initModule of
 // their own, some of them while torch is being imported. In every process, monitored or not, these calls come
 // to our definition too and must be forwarded to the module's own function. Our return address does not
-// identify the calling module, since PyInit__C jumps here instead of calling. The order of mapped libraries
-// does not either, since a module may be mapped before it is imported. So the module is found by
-// read_imported_file().
-
-namespace {
+// identify the module, since PyInit__C jumps here instead of calling. Nor does the order of mapped libraries,
+// since a module may be mapped before it is imported. So read_imported_file() finds the module.
 
 constexpr const char* kName = "initModule";
 
 // Finds the initModule that the module being imported would call: its own, or that of a library it is linked
-// with. If the module is unknown, returns the definition that was mapped last, since a module is usually
-// mapped just before its import.
+// with. If the module is unknown, returns the definition that was mapped last, usually that of the module.
 void* find_own_definition(const void* ours) {
   char path[4096];
   return read_imported_file(path) ? find_at(path, kName, nullptr, ours) : find_last_mapped(kName, ours);
 }
 
-// Whether `function` is the initModule of torch itself.
-bool is_of_torch(const void* function, const void* ours) {
+bool is_init_module_of_torch(const void* function, const void* ours) {
   return function != nullptr && function == find_in_mapped("libtorch_python.so", kName, nullptr, ours);
 }
 
@@ -365,7 +349,7 @@ void* init_module(const void* ours) {
     return nullptr;
   }
   void* module = real();
-  if (module != nullptr && is_of_torch(own != nullptr ? own : visible, ours)) load_adapter();
+  if (module != nullptr && is_init_module_of_torch(own != nullptr ? own : visible, ours)) load_adapter();
   return module;
 }
 

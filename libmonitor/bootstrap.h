@@ -1,7 +1,6 @@
 // Functions shared by bootstrap.cpp and the interpose_*.cpp files. libforeshock.so is preloaded and
-// interposes functions: it defines them under the same name, and its definition calls the original one. The
-// functions here look up the originals, and load the adapter, the library that was built for this process's
-// torch.
+// interposes functions: it defines them under the same name and calls the original. The functions here look
+// up the originals, and load the adapter, the library that was built for this process's torch.
 #ifndef FORESHOCK_LIBMONITOR_BOOTSTRAP_H_
 #define FORESHOCK_LIBMONITOR_BOOTSTRAP_H_
 
@@ -9,8 +8,7 @@ namespace foreshock {
 
 // The find functions return the address of `function`, or null if it is not found. They never return `ours`,
 // the definition in libforeshock.so. If `version` is not null, only a symbol with exactly that version
-// matches. The library that defines the result stays mapped. They read the list of mapped libraries, so they
-// are for set-up only.
+// matches. The library that defines the result stays mapped. Slow: they read the list of libraries.
 
 // Searches the libraries that are already mapped. `library` is a file name ("libtorch_cpu.so"; a version may
 // follow it) or a prefix of file names ("libtorch"; "" matches all). dlsym(RTLD_NEXT) would not find
@@ -23,8 +21,7 @@ void* find_in_mapped(const char* library, const char* function, const char* vers
 // `library` is searched, then all mapped libraries.
 void* find_behind(const char* library, const char* function, const char* version, const void* ours);
 
-// Gets the path of a mapped library (`library` as in find_in_mapped()). Returns false if none is mapped or
-// its path is too long.
+// Gets the path of a mapped library (`library` as in find_in_mapped()). Returns false if none is found.
 bool find_mapped_path(const char* library, char (&path)[512]);
 
 // Whether the environment asks to monitor this process.

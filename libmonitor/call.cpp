@@ -1,8 +1,7 @@
 // Checks attention calls, computes which bytes of a call are copied into which slots of shared memory, and
-// copies them on the host or describes the copy for a device's kernel. In a slice of rows the payloads query,
-// out and their gradients have the sampled query rows, and key, value and mask have all keys. In a slice of
-// key positions ("columns") both are exchanged: `rows` of a segment::Slot counts sampled keys, and `keys`
-// counts query rows.
+// copies them on the host or describes the copy for a device's kernel. A slice of rows has the sampled rows
+// of query, out and gradients, and all keys of key, value and mask. In a slice of key positions ("columns")
+// both are exchanged: `rows` of a segment::Slot counts sampled keys, and `keys` counts query rows.
 #include "libmonitor/call.h"
 
 #include <algorithm>
@@ -15,11 +14,10 @@
 namespace foreshock {
 namespace {
 
-static_assert(static_cast<uint32_t>(DType::kFp64) == FORESHOCK_FP64);
-static_assert(static_cast<uint32_t>(DType::kFp32) == FORESHOCK_FP32);
-static_assert(static_cast<uint32_t>(DType::kBf16) == FORESHOCK_BF16);
-static_assert(static_cast<uint32_t>(DType::kFp16) == FORESHOCK_FP16);
-static_assert(static_cast<uint32_t>(DType::kBool) == FORESHOCK_BOOL);
+constexpr bool is_same(DType type, int number) { return static_cast<int>(type) == number; }
+static_assert(is_same(DType::kFp64, FORESHOCK_FP64) && is_same(DType::kFp32, FORESHOCK_FP32) &&
+              is_same(DType::kBf16, FORESHOCK_BF16) && is_same(DType::kFp16, FORESHOCK_FP16) &&
+              is_same(DType::kBool, FORESHOCK_BOOL));
 
 TensorView view_of(const foreshock_tensor& tensor) {
   TensorView view;
@@ -53,8 +51,7 @@ bool is_on_one_device(const foreshock_attention_call& call) {
   return true;
 }
 
-// Returns a field that ends at offset `end` of the call, or an absent tensor if the caller's struct is
-// shorter.
+// Returns a field that ends at offset `end` of the call, or an absent tensor if the struct is shorter.
 foreshock_tensor given(const foreshock_attention_call& call, size_t end, const foreshock_tensor& tensor) {
   return call.size >= end ? tensor : foreshock_tensor{};
 }
@@ -127,8 +124,7 @@ void add_batch(const foreshock_attention_call& call, ValidatedCall* checked) {
   if (call.log_sum_exp.dims == 2) add_batch_dimension(&checked->log_sum_exp);
 }
 
-// Checks what only a packed call has, without reading the offsets, which may be on a device. Returns -1 or
-// the FORESHOCK_SKIP_ reason.
+// Checks what only a packed call has, but not the offsets: they may be on a device. Returns -1 or a reason.
 int check_packed(const foreshock_attention_call& call, ValidatedCall* checked) {
   CallShape& shape = checked->shape;
   const int64_t queries = shape.queries, keys = shape.keys;
@@ -165,8 +161,7 @@ void restrict_rows(int64_t first, int64_t length, TensorView* view) {
 
 int validate_call(const foreshock_attention_call& call, uint32_t pass, ValidatedCall* checked) {
   // Dropout changes the output, which then cannot be recomputed. It does not change the scores or their
-  // log-sum-exp, so a forward call can still be judged by these; a backward call cannot. `!(x == 0)` treats
-  // NaN as dropout too.
+  // log-sum-exp, so a forward call can still be judged by these. `!(x == 0)` treats NaN as dropout too.
   const bool has_dropout = !(call.dropout == 0);
   if (has_dropout && (pass == FORESHOCK_BACKWARD || !(call.dropout > 0 && call.dropout <= 1)))
     return FORESHOCK_SKIP_DROPOUT;
@@ -316,8 +311,7 @@ void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
   sizes[segment::kGradQuery] = rows * slot.head_dim * element;
 }
 
-// Returns the bytes of such a slot, with its header.
-uint64_t bytes_of(const segment::Slot& slot, uint64_t keys, bool is_first) {
+uint64_t slot_bytes(const segment::Slot& slot, uint64_t keys, bool is_first) {
   uint64_t sizes[segment::kPayloads];
   sizes_of(slot, keys, is_first, sizes);
   uint64_t bytes = kHeader;
@@ -334,14 +328,13 @@ uint64_t bytes_per_key(const segment::Slot& slot) {
 // Returns how many keys a slot of `capacity` bytes can hold.
 uint32_t keys_within(const segment::Slot& slot, uint64_t capacity, bool is_first) {
   // At most four payloads grow with the keys. Rounding each up adds less than kUnit.
-  const uint64_t without = bytes_of(slot, 0, is_first) + 4 * kUnit;
+  const uint64_t without = slot_bytes(slot, 0, is_first) + 4 * kUnit;
   if (capacity <= without) return 0;
   const uint64_t per_key = bytes_per_key(slot);
   return static_cast<uint32_t>(std::min<uint64_t>((capacity - without) / per_key, slot.keys));
 }
 
-// Sets the fields of the header that depend on the sampled rows.
-void describe_rows(const ValidatedCall& call, const Slice& slice, segment::Slot* slot) {
+void set_fields_of_rows(const ValidatedCall& call, const Slice& slice, segment::Slot* slot) {
   int64_t most_keys = 1;  // at least one key is copied, even if no row sees any
   for (int row = 0; row < slice.rows(); ++row) {
     const int64_t position = slice.position[row % slice.positions];
@@ -356,8 +349,7 @@ void describe_rows(const ValidatedCall& call, const Slice& slice, segment::Slot*
   slot->heads_in_slice = static_cast<uint32_t>(slice.heads);
 }
 
-// Sets the fields of the header that depend on the call.
-void describe_call(const ValidatedCall& call, const Slice& slice, segment::Slot* slot) {
+void set_fields_of_call(const ValidatedCall& call, const Slice& slice, segment::Slot* slot) {
   slot->pass = call.pass;
   slot->dtype = static_cast<uint32_t>(call.dtype);
   slot->mask_dtype = call.mask.data ? static_cast<uint32_t>(call.mask.dtype) : 0;
@@ -378,7 +370,7 @@ bool split(uint64_t capacity, SlicePlan* plan) {
   const segment::Slot& slot = plan->all;
   plan->slots = 1;
   plan->first_keys = slot.keys;
-  if (bytes_of(slot, slot.keys, true) <= capacity) return true;
+  if (slot_bytes(slot, slot.keys, true) <= capacity) return true;
   plan->first_keys = keys_within(slot, capacity, true);
   plan->other_keys = keys_within(slot, capacity, false);
   if (plan->first_keys == 0) return false;
@@ -390,20 +382,20 @@ bool split(uint64_t capacity, SlicePlan* plan) {
 
 uint64_t slot_bytes_for(const ValidatedCall& call) {
   segment::Slot slot = {};
-  describe_call(call, {}, &slot);
+  set_fields_of_call(call, {}, &slot);
   slot.rows = kRowsPerSample;
   slot.pass = FORESHOCK_BACKWARD;
   slot.without_out = 0;
   slot.lse_dtype = FORESHOCK_FP64;
   slot.mask_dtype = size_of(call.dtype) == 8 ? FORESHOCK_FP64 : FORESHOCK_FP32;
-  return bytes_of(slot, static_cast<uint64_t>(call.shape.keys), true);
+  return slot_bytes(slot, static_cast<uint64_t>(call.shape.keys), true);
 }
 
 bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
                 SlicePlan* plan) {
-  describe_call(call, *slice, &plan->all);
+  set_fields_of_call(call, *slice, &plan->all);
   for (; slice->positions > 0; --slice->positions) {
-    describe_rows(call, *slice, &plan->all);
+    set_fields_of_rows(call, *slice, &plan->all);
     if (split(capacity, plan) && plan->slots <= most_slots) return true;
   }
   return false;
@@ -417,7 +409,7 @@ bool has_columns(const ValidatedCall& call) {
 bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, const Slice& slice,
                   SlicePlan* plan) {
   segment::Slot& slot = plan->all;
-  describe_call(call, slice, &slot);
+  set_fields_of_call(call, slice, &slot);
   const uint64_t rows = static_cast<uint64_t>(slice.heads) * static_cast<uint64_t>(call.shape.queries);
   slot.columns = 1;
   if (rows > segment::kMostSliceKeys || rows * bytes_per_key(slot) > segment::kMostSliceBytes) return false;
@@ -541,9 +533,8 @@ namespace {
 
 static_assert(kMostPositions == kRowsPerSample);
 
-// The functions below describe a copy for the gather kernel: a piece is a range of rows of one tensor.
-
-// Describes rows [first, first + count) of head j of batch element i.
+// The functions below describe a copy for the gather kernel, in pieces: ranges of rows of one tensor. This
+// one is for rows [first, first + count) of head j of batch element i.
 GatherPiece consecutive_rows(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
                              int64_t width) {
   GatherPiece piece = {};

@@ -1,6 +1,5 @@
-// Validates an attention call that the trainer has described, plans its slice (the rows and keys to copy, for
-// one batch element and kv-head), and copies the slice into slots, fixed pieces of the shared memory that the
-// agent reads.
+// Validates an attention call that the trainer has described, plans its slice (the rows and keys to copy, of
+// one batch element and kv-head), and copies it into slots, fixed pieces of memory shared with the agent.
 #ifndef FORESHOCK_LIBMONITOR_CALL_H_
 #define FORESHOCK_LIBMONITOR_CALL_H_
 
@@ -33,8 +32,7 @@ struct ValidatedCall {
   int64_t sequence;  // number of the sequence, set by take_sequence(); else 0
 };
 
-// Checks the raw struct; no other function reads it. Returns -1 and fills *checked, or returns the
-// FORESHOCK_SKIP_ reason.
+// Checks the raw struct; nothing else reads it. Returns -1 and fills *checked, or a FORESHOCK_SKIP_ reason.
 int validate_call(const foreshock_attention_call& call, uint32_t pass, ValidatedCall* checked);
 
 // Reduces a packed call whose offsets are on the host to the one sequence that holds `place`, a position in
@@ -52,9 +50,8 @@ struct SlicePlan {
 // with log_sum_exp in fp64, and with a mask in fp32 (fp64 if the tensors are).
 uint64_t slot_bytes_for(const ValidatedCall& call);
 
-// Plans a slice of rows for at most `most_slots` slots of `capacity` bytes. If the slice is too large, its
-// last positions are removed from *slice; with a causal mask they see the most keys. Returns false if not
-// even one position fits.
+// Plans a slice of rows for at most `most_slots` slots of `capacity` bytes. If it is too large, its last
+// positions are removed from *slice; with a causal mask they see the most keys. Returns false if none fits.
 bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
                 SlicePlan* plan);
 
@@ -74,8 +71,7 @@ uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice);
 // Returns the header of slot number `part` of the slice: plan.all, with the part's keys and payload table.
 segment::Slot slot_of(const SlicePlan& plan, uint32_t part);
 
-// Copies the payloads of a call on the host to the offsets that slot_of() assigned. `base` is the start of
-// the slot. Does not allocate.
+// Copies the payloads of a call on the host to the offsets that slot_of() assigned, in the slot at `base`.
 void copy_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base);
 
 // Offsets of the begin and end of the payloads of a slot, in bytes from the start of the slot.
@@ -89,13 +85,11 @@ PayloadRange payloads_of(const segment::Slot& slot);
 GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                           uint64_t to);
 
-// Does the same as gather_for_slot() for a slice of key positions. The first part also gets the sums over all
-// keys.
+// Does the same for a slice of key positions. The first part also gets the sums over all keys.
 KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                                  uint64_t to);
 
-// Does the same as gather_for_slot() for the sequence of a packed call that holds call.packed.place. The
-// caller must also set `gathered`.
+// As gather_for_slot(), for the sequence that holds call.packed.place. The caller must also set `gathered`.
 PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& slice,
                                        const segment::Slot& slot, uint64_t to);
 

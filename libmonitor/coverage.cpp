@@ -13,6 +13,11 @@
 namespace foreshock {
 namespace {
 
+using segment::KernelCountState;
+using segment::kPasses;
+
+void add(std::atomic<uint64_t>& to, uint64_t count) { to.fetch_add(count, std::memory_order_relaxed); }
+
 struct KernelName {
   const char* part;  // of the kernel's symbol
   int pass;          // 0 forward, 1 backward
@@ -44,17 +49,8 @@ int attention_pass_of_kernel(const char* symbol) {
   return -1;
 }
 
-namespace {
-
-using segment::kPasses;
-
-void add(std::atomic<uint64_t>& to, uint64_t count) { to.fetch_add(count, std::memory_order_relaxed); }
-
-}  // namespace
-
-// Exclusive access to the counter; false if another thread has it. Then the thread's event is dropped, and
-// the next Turn marks all graphs as unknown: the event may have destroyed a graph whose handle the driver has
-// reused.
+// Exclusive access to the counter; false if another thread has it. Then the event is dropped, and the next
+// Turn marks all graphs as unknown: the event may have destroyed a graph whose handle the driver has reused.
 class CudaGraphCounter::Turn {
  public:
   explicit Turn(CudaGraphCounter* counter) : lock_(counter->busy_) {
@@ -265,9 +261,6 @@ void CudaGraphCounter::forget() {
 }
 
 namespace {
-
-using segment::KernelCountState;
-using segment::kPasses;
 
 // Static, because a thread may still run the callback after its KernelCounter has unsubscribed.
 std::atomic<uint64_t> g_kernels[kPasses];

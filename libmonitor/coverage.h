@@ -1,7 +1,6 @@
 // Counts and names attention that the hooks do not see: calls in CUDA graphs, attention kernels counted by
-// CUPTI (NVIDIA's profiling library), and names of attention that the Python helper found. This header
-// declares the used part of CUPTI, so that building does not need CUPTI; cupti_abi_test.cpp compares it with
-// cupti.h if installed.
+// CUPTI (NVIDIA's profiling library), and names found by the Python helper. Declares the used part of CUPTI,
+// so that building does not need CUPTI; cupti_abi_test.cpp compares it with cupti.h if installed.
 #ifndef FORESHOCK_LIBMONITOR_COVERAGE_H_
 #define FORESHOCK_LIBMONITOR_COVERAGE_H_
 
@@ -75,9 +74,8 @@ struct PassCalls {
 class CudaGraphCounter {
  public:
   // A stream begins or ends the recording of a graph. `so_far`: attention calls of all threads so far.
-  // `graph` is 0 if the recording failed. Calls of all threads in between are counted for the graph, since
-  // other threads record the backward pass. If two streams record at the same time, both graphs become
-  // unknown.
+  // `graph` is 0 if the recording failed. All calls in between are counted for the graph, since other threads
+  // record the backward pass. If two streams record at the same time, both graphs become unknown.
   void begin_recording(uintptr_t stream, const PassCalls& so_far);
   void end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far);
 
@@ -165,8 +163,7 @@ class KernelCounter {
  public:
   using Finder = bool (*)(cupti::Library* found);
 
-  // Counts in `steps` steps that begin kWarmUpSteps from now; 0 counts none. `find` finds CUPTI; null if it
-  // cannot be found.
+  // Counts in `steps` steps that begin kWarmUpSteps from now; 0: none. `find` finds CUPTI; null: it cannot.
   void start(uint64_t steps, Finder find);
 
   // Called at the end of every step, by one thread at a time. `calls` are the attention calls so far;

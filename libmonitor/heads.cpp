@@ -70,20 +70,12 @@ bool is_same(const Component& component, const char* word) {
   return true;
 }
 
-// Returns the outputs that such a projection has with these heads.
 uint64_t outputs_of(ProjectionKind kind, const HeadGeometry& heads) {
-  switch (kind) {
-    case ProjectionKind::kQuery:
-      return uint64_t{heads.heads} * heads.head_dim;
-    case ProjectionKind::kKey:
-      return uint64_t{heads.kv_heads} * heads.head_dim;
-    case ProjectionKind::kFused:
-    case ProjectionKind::kGrouped:
-      return (uint64_t{heads.heads} + 2 * uint64_t{heads.kv_heads}) * heads.head_dim;
-    case ProjectionKind::kNone:
-      break;
-  }
-  return 0;
+  const uint64_t queries = uint64_t{heads.heads} * heads.head_dim,
+                 keys = uint64_t{heads.kv_heads} * heads.head_dim;
+  if (kind == ProjectionKind::kNone) return 0;
+  if (kind == ProjectionKind::kQuery) return queries;
+  return kind == ProjectionKind::kKey ? keys : queries + 2 * keys;
 }
 
 // Whether the order of an ambiguous name matters: with one kv-head both orders are the same, and with one
@@ -152,14 +144,10 @@ uint64_t first_query_output(const Projection& projection, const HeadGeometry& he
 }
 
 uint64_t first_key_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head) {
-  switch (projection.kind) {
-    case ProjectionKind::kGrouped:
-      return (kv_head * (group_size(heads) + 2) + group_size(heads)) * heads.head_dim;
-    case ProjectionKind::kFused:
-      return (uint64_t{heads.heads} + kv_head) * heads.head_dim;
-    default:
-      return uint64_t{kv_head} * heads.head_dim;
-  }
+  if (projection.kind == ProjectionKind::kGrouped)
+    return (kv_head * (group_size(heads) + 2) + group_size(heads)) * heads.head_dim;
+  const uint64_t queries = projection.kind == ProjectionKind::kFused ? heads.heads : 0;
+  return (queries + kv_head) * heads.head_dim;
 }
 
 namespace {
@@ -173,8 +161,7 @@ uint64_t head_bytes(const Projection& projection, const HeadGeometry& heads, uin
   return heads.head_dim * projection.width * size_of(static_cast<DType>(dtype));
 }
 
-// Returns the number of kv-heads in the payload.
-uint32_t count_of(const Projection& projection, const HeadGeometry& heads, uint32_t dtype) {
+uint32_t kv_heads_in_payload(const Projection& projection, const HeadGeometry& heads, uint32_t dtype) {
   const uint64_t one = sides_of(projection.kind) * head_bytes(projection, heads, dtype);
   if (one == 0) return 0;
   return static_cast<uint32_t>(std::clamp<uint64_t>(kMostHeadBytes / one, 1, heads.kv_heads));
@@ -204,7 +191,7 @@ char* copy_outputs(const Projection& projection, const foreshock_tensor& values,
 }  // namespace
 
 size_t head_payload_bytes(const Projection& projection, const HeadGeometry& heads, uint32_t dtype) {
-  const uint32_t count = count_of(projection, heads, dtype);
+  const uint32_t count = kv_heads_in_payload(projection, heads, dtype);
   if (count == 0) return 0;
   return segment::values_offset(count) +
          count * sides_of(projection.kind) * head_bytes(projection, heads, dtype);
@@ -212,8 +199,9 @@ size_t head_payload_bytes(const Projection& projection, const HeadGeometry& head
 
 void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
                 char* to) {
-  const uint32_t count = count_of(projection, heads, values.dtype);
-  const auto kv_head = [&](uint32_t n) {  // the n-th of `count` evenly spaced kv-heads
+  const uint32_t count = kv_heads_in_payload(projection, heads, values.dtype);
+  // The n-th of `count` evenly spaced kv-heads.
+  const auto kv_head = [&](uint32_t n) {
     return static_cast<uint32_t>(uint64_t{n} * heads.kv_heads / count);
   };
   const TensorHeads head = {.sides = (has_queries(projection.kind) ? segment::kQuerySide : 0u) |

@@ -28,8 +28,7 @@ enum class ProjectionKind : uint32_t {
   kGrouped = 4,  // queries and keys by kv-head: its queries, its key, its value (Megatron, GPT-NeoX, Falcon)
 };
 
-// Recognizes a projection by the last words of its parameter's name: "layers.0.attention.q_proj.weight",
-// "attn.in_proj_weight".
+// Recognizes a projection by the end of its parameter's name: "attention.q_proj.weight", "in_proj_weight".
 ProjectionKind projection_kind(const char* name);
 
 // A weight of `outputs` x `width`, or its transpose (Conv1D of GPT-2).
@@ -60,8 +59,7 @@ struct ProjectionOutputs {
 HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs);
 
 // Each head has head_dim consecutive outputs. These functions return the index of the first one: of the first
-// query head that reads this kv-head, and of the kv-head's key. The projection must have such outputs (kQuery
-// has no keys, kKey no queries).
+// query head that reads this kv-head, and of the kv-head's key. The kind of the projection must have them.
 uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 uint64_t first_key_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 
@@ -79,8 +77,7 @@ inline constexpr uint64_t kMostHeadBytes = 512 << 10;  // limit per tensor; a si
 size_t head_payload_bytes(const Projection& projection, const HeadGeometry& heads, uint32_t dtype);
 
 // Writes the payload kTensorHeadRows of a tensor record (segment::TensorHeads, numbers of the kv-heads, rows)
-// to `to`, which must be aligned to 8 bytes. `values` is the whole weight. It may have any strides; its
-// format must have 2 or 4 bytes.
+// to `to`, aligned to 8 bytes. `values`: the whole weight, with any strides and 2 or 4 bytes per element.
 void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
                 char* to);
 
@@ -100,8 +97,7 @@ class ObservedHeads {
 
   bool has_seen() const { return seen_.load(std::memory_order_relaxed) != 0; }
 
-  // Returns all zero before the first call, and if calls differ, since the heads of each layer are then
-  // unknown.
+  // Returns all zero before the first call, and if calls differ: the heads of each layer are then unknown.
   HeadGeometry get() const {
     const uint64_t seen = seen_.load(std::memory_order_relaxed);
     if (seen == kMixed) return {};

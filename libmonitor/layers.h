@@ -21,13 +21,11 @@ class LayerTable {
   // named after name_ahead(), and forgets all others.
   void attach(segment::Layer* records);
 
-  // Called while this process has no segment of its own (none, or that of a parent process). Later names are
-  // kept for the next attach().
+  // Called while this process has no segment of its own. Later names are kept for the next attach().
   void name_ahead();
 
-  // Returns the index of the layer `label`, which is added if it is new, or -1 if the table is full. `name`
-  // is the full name of one of its parameters, or null. The layer's name becomes the leading components that
-  // all these names share.
+  // Returns the index of the layer `label`, which is added if it is new, or -1 if the table is full. `name`:
+  // full name of one of its parameters, or null. The layer's name is the leading components that these share.
   int index_of(const char* label, const char* name);
 
   // Names a parameter. A later entry with the same identity replaces it. Returns false if the table is full;

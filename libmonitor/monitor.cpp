@@ -18,8 +18,7 @@ namespace {
 
 thread_local OpenCall t_open;  // the call that this thread has begun and not ended
 
-// Sampling intervals until the agent sets one. In a job on several nodes the agents set none, since they
-// could not agree on one.
+// Sampling intervals until the agent sets one. With several nodes the agents set none: they could not agree.
 constexpr uint64_t kFirstInterval = 8;
 constexpr uint64_t kSeveralNodesInterval = 64;
 
@@ -52,9 +51,9 @@ uint64_t Monitor::interval_at(int64_t step) {
   return burst != 0 ? std::min(burst, base_interval_) : base_interval_;
 }
 
-// Returns how many slices the budget allows in the step that begins. During the first look (the first sampled
-// steps of a run) a fixed grant pays instead of the budget, also for the agent's work. Stores whether slices
-// of key positions are affordable too: a quarter of the balance must pay for a slice of rows of every call.
+// Returns how many slices the budget allows in the step that begins. In the first look (the first sampled
+// steps of a run) a fixed grant pays instead, and the agent's work is not charged. Stores whether slices of
+// key positions are affordable too: a quarter of the balance must pay for a slice of rows of every call.
 uint32_t Monitor::plan_slices() {
   if (samples_without_limit()) {
     columns_are_affordable_.store(true, std::memory_order_relaxed);
@@ -123,8 +122,7 @@ void Monitor::count_call(const Counting& counting, int32_t op) {
   if (calls % kCallsPerSwitchRead == 0 && (g_process.hot() & kHotArmed) != 0) read_switches();
 }
 
-// enter() before the segment exists. Returns 1 if a training makes the call: leave() then creates the
-// segment.
+// enter() before the segment exists. Returns 1 if a training makes the call; leave() creates the segment.
 int Monitor::enter_unarmed(int32_t op, uint32_t flags) {
   t_open = {};
   const bool trains = (flags & FORESHOCK_NEEDS_GRADIENT) != 0 || g_process.pass_of(op) == FORESHOCK_BACKWARD;
@@ -322,8 +320,7 @@ void Monitor::name_layer(const foreshock_attention_call& call, const OpenCall& o
     if (lock && set(layers_.index_of(call.layer_name, nullptr), segment::LayerSource::kAnnotation)) return;
   }
   if (set(layers_.find(identity), segment::LayerSource::kParameter)) return;
-  // An ordinal is used if the call has no parameter, or if no parameter of this process has a name (a C++
-  // trainer, a compiled optimizer).
+  // An ordinal is used if the call has no parameter, or if the process named none (compiled optimizer, C++).
   const bool is_unnamed = identity != nullptr && layers_.has_names();
   slot->layer_source = static_cast<uint32_t>(is_unnamed ? segment::LayerSource::kUnnamedParameter
                                                         : segment::LayerSource::kUnknown);
@@ -349,9 +346,8 @@ bool Monitor::ensure_segment(uint64_t slot_bytes_needed) {
 
 // Starts with a new segment, before any other thread can see it.
 void Monitor::reset() {
-  // A forked child that trains drops its parent's observations. Observations made before the first segment
-  // are kept: a first pass without gradients (reentrant checkpoint, compiled graph) has a loss but creates no
-  // segment.
+  // A forked child that trains drops its parent's observations. Those made before the first segment are kept:
+  // a first pass without gradients (reentrant checkpoint, compiled graph) has a loss but creates no segment.
   if (std::exchange(had_segment_, true)) {
     loss_ = {};
     loss_is_reported_.store(false);

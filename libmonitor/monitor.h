@@ -3,8 +3,7 @@
 // file first. monitor.cpp has the attention calls, monitor_steps.cpp everything else.
 //
 // A sample of an attention call is a slice of rows: up to 16 query rows with all keys that they see. A
-// backward call may add a slice of key positions ("columns"): up to 16 keys with all query rows, to check dK
-// and dV.
+// backward call may add a slice of key positions (columns): up to 16 keys with all query rows, for dK and dV.
 #ifndef FORESHOCK_LIBMONITOR_MONITOR_H_
 #define FORESHOCK_LIBMONITOR_MONITOR_H_
 
@@ -33,13 +32,11 @@ struct OpenCall {
   int ordinal = -1;            // layer number from the order of calls (OrdinalFollower); -1: unknown
 };
 
-// Every so many calls of one operation (a power of two) the switches in the control file are read. hook.cpp
-// and monitor.cpp count the calls.
+// Every so many calls of one operation (a power of two) read the switches in the control file.
 inline constexpr uint64_t kCallsPerSwitchRead = 1024;
 
-// Most public functions implement the function of the C interface (foreshock/hook.h) with the same name. They
-// may be called from any thread. If a function cannot take a lock at once, it drops its data instead of
-// waiting.
+// Most public functions implement the function of the C interface (foreshock/hook.h) with the same name. Any
+// thread may call them. If a function cannot take a lock at once, it drops its data instead of waiting.
 class Monitor {
  public:
   // Begins an attention call. Returns nonzero if the caller must describe the call with leave() or skip().
@@ -62,8 +59,7 @@ class Monitor {
   void observe_fetched_loss_sum(uint64_t sum, uint64_t weight);
   void fetched(uint64_t number, double value);
   void skip_step_if(uint64_t number);
-  // Called when the process ends. Completes step and tensor records whose device results have arrived. Reads
-  // only host memory.
+  // At the end of the process: completes records whose device results have arrived. Reads only host memory.
   void finish_at_exit();
   void note_unseen(const char* name, uint32_t evidence);
   int observe_scalars(const foreshock_scalar* scalars, size_t count);
@@ -127,9 +123,8 @@ class Monitor {
   bool must_wait() { return pending_steps_.has_ended() || pending_steps_.open().events > 0; }
   // Whether the next slot to be used has never been written.
   bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_process.writer().slots(); }
-  // Returns how many slices of rows this step may take. The limits are the budget and the slots that were
-  // free when the step began. The slots of one slice of key positions are kept back if a slice of rows still
-  // fits.
+  // Returns how many slices of rows this step may take, from the budget and the slots that were free when the
+  // step began. If possible, the slots of one slice of key positions are kept back.
   uint32_t free_slices() const {
     const uint32_t free = free_slots_.load(std::memory_order_relaxed);
     const uint32_t needed = slots_per_slice_.load(std::memory_order_relaxed);
@@ -138,9 +133,8 @@ class Monitor {
     return std::min(left / needed, affordable_slices_.load(std::memory_order_relaxed));
   }
 
-  // Limit of numbers read back from devices per step. Each needs a cell, a word in host memory that a kernel
-  // writes. There must be cells for all pending steps, the present step, and one step that was completed
-  // without its numbers, which may still arrive.
+  // Limit of numbers read back from devices per step. Each needs a cell, a host word that a kernel writes:
+  // for all pending steps, the present one, and one completed without its numbers, which may still arrive.
   static constexpr uint64_t kMaxNumbersPerStep = kScalarCells / (PendingSteps::kMost + 2);
 
   std::atomic_flag clock_busy_;      // protects the step state below

@@ -1,7 +1,6 @@
-// The parts of Monitor that handle ends of steps, losses, scalars, names, weights and gradients; monitor.cpp
-// has the rest. `g_process` (process.h) holds the segment, the settings, and the hot word, whose flags are:
-// armed (the segment exists), sampled step, tick pending (a step has ended and no forward call has begun the
-// next one).
+// The parts of Monitor for ends of steps, losses, scalars, names, weights and gradients; monitor.cpp has the
+// rest. `g_process` (process.h) holds the segment, the settings, and the hot word, whose flags are: armed
+// (the segment exists), sampled step, tick pending (a step has ended and no forward call has begun the next).
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -16,7 +15,6 @@
 #include "libmonitor/step_numbers.h"
 
 namespace foreshock {
-namespace {
 
 // Estimated cost of a call that is only counted. It is not measured, because reading a clock would cost more
 // than the counting. bench/adapter_overhead.py measures 0.3-0.6 us per attention call.
@@ -26,16 +24,13 @@ constexpr uint64_t kUnsampledCallNs = 500;
 // slightly low estimate could keep the balance too small for a sample for ever.
 constexpr double kSavingsMargin = 1.5;
 
-// The adapter spends time on describing weight tensors, and that time is not measured separately. In a step
-// that was not sampled, weights are charged for the step's whole cost beyond that of a bare step (no sample,
-// no weights). The charge is at most this many times the measured time on weights, so that weights do not pay
-// for an unrelated stall.
+// The adapter spends time on describing weight tensors, which is not measured separately. In a step that was
+// not sampled, weights are charged for the step's whole cost beyond that of a bare step (no sample, no
+// weights), but at most this many times the measured time on weights, in case of an unrelated stall.
 constexpr double kMaxWeightsCharge = 4;
 
 // A reported step number from here on is taken as unknown, since counting on from it could overflow.
 constexpr int64_t kTooManySteps = int64_t{1} << 62;
-
-}  // namespace
 
 // Returns the time that the agent has spent on this rank since the last call, as it reports it in the control
 // file. A restarted agent counts from 0 again. The values are limited, so that a faulty agent can only stop
@@ -133,7 +128,7 @@ void Monitor::end_step(const foreshock_step& step) {
   record.skipped_steps = skipped_steps_.load(std::memory_order_relaxed);
   if (skips_unseen_.load(std::memory_order_relaxed)) record.given |= segment::kSkipsUnseen;
   record.interval = interval_.load(std::memory_order_relaxed);
-  // The first step's duration begins when the segment is created; time spent before must not exceed it.
+  // The first step's duration begins when the segment is created; prepare_ns may include earlier time.
   const uint64_t prepare_ns = std::min(step.prepare_ns, record.duration_ns);
   const uint64_t measured_until = monotonic_ns();
   const uint64_t own = measured_until - begin + std::exchange(unreported_ns_, 0) + prepare_ns +
@@ -205,8 +200,7 @@ void Monitor::count_kernels() {
 }
 
 // Writes the records of weight tensors whose results have arrived from devices. Charges the time of their
-// kernels on the trainer's stream. Returns the host time of this call in ns, which the caller charges. The
-// caller must hold weights_busy_.
+// kernels. Returns the host time of this call in ns, to be charged. The caller must hold weights_busy_.
 uint64_t Monitor::collect_weights(const Counting& counting) {
   const WeightSampler::Spent spent = weights_.collect();
   counting.add(counting.block->hook_ns, spent.device_ns);
@@ -328,21 +322,15 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
 
 // -- losses, and numbers that are still on a device when their step ends (step_numbers.h) --
 
-namespace {
-
-// A number identifies one value that is read back from a device. Its lowest three bits are the index of the
-// device. kNoDevice marks a number that no kernel copies; its value comes only from fetched(), if the
-// training itself reads it.
+// A number identifies a value that is read back from a device. Its lowest three bits are the device's index.
+// kNoDevice marks a number that no kernel copies; its value comes from fetched(), if the training reads it.
 constexpr uint64_t kNoDevice = 7;
-bool is_without_kernel(uint64_t number) { return number % 8 == kNoDevice; }
+static bool is_without_kernel(uint64_t number) { return number % 8 == kNoDevice; }
 static_assert(kMostDevices <= kNoDevice);
 
-// Estimated time of the copying kernel on the trainer's stream. It is not measured, because that would take
-// longer than the kernel. An empty kernel takes 2 to 3 us from launch to launch; two loads and stores over
-// the bus take about 1 us.
+// Estimated time of the copying kernel on the trainer's stream; measuring it would take longer than it runs.
+// An empty kernel takes 2 to 3 us from launch to launch; two loads and stores over the bus about 1 us.
 constexpr uint64_t kScalarKernelNs = 4000;
-
-}  // namespace
 
 // Launches a kernel that copies the values to the host, and sets their numbers. If the kernel cannot be
 // launched, losses get numbers without a kernel, and other values get none (false).
@@ -549,9 +537,8 @@ void Monitor::fetched(uint64_t number, double value) {
 
 // -- gradients --
 //
-// The trainer reports norms that it has computed itself on a device (norm_fetched), sums of squares, or
-// values. Values on the host are summed here. Values on a device are summed by kernels on the trainer's
-// stream.
+// The trainer reports norms that it has computed on a device (norm_fetched), sums of squares, or values.
+// Values on the host are summed here, values on a device by kernels on the trainer's stream.
 
 namespace {
 
@@ -594,8 +581,7 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   if ((g_process.hot() & kHotArmed) == 0) return;
   TryLock lock(clock_busy_);
   if (!lock) return;
-  // Gradients of an earlier call are dropped, since a trainer may make several steps before it reports one,
-  // or skip a step and repeat it.
+  // Earlier gradients are dropped: a trainer may make several steps before it reports one, or repeat a step.
   layers_.begin_gradients();
   pending_steps_.open().begin_gradients();
   uint64_t on_device_ns = 0;
@@ -614,8 +600,7 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   counting.add(counting.block->step_ns, monotonic_ns() - begin + on_device_ns);
 }
 
-// Marks the step as sampled because its gradients are read. begin_step() has marked it if it has attention
-// calls.
+// Marks the step as sampled, since its gradients are read. Without attention calls begin_step() does not.
 void Monitor::mark_sampled_by_gradients() {
   step_was_sampled_ |= (g_process.hot() & kHotTickPending) != 0 && is_due(ending_step());
 }

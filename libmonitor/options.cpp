@@ -38,8 +38,7 @@ const char* read_digits(const char* text, uint64_t* result) {
   return at;
 }
 
-// Returns the end of the number, or null if none begins here. strtod is not used, because it follows the
-// trainer's locale ("0,01").
+// Returns the end of the number, or null. Not strtod, which follows the trainer's locale ("0,01").
 const char* read_decimal(const char* text, double* result) {
   uint64_t whole = 0;
   const char* at = read_digits(text, &whole);
@@ -289,8 +288,7 @@ bool read_environment(const SafeEnvironment& variables, Settings* settings) {
     return false;
   if (std::snprintf(s.run_id, sizeof s.run_id, "%s", run_id) >= int(sizeof s.run_id)) return false;
 
-  // A value that cannot be parsed leaves the default: `foreshock run` has checked the values, and this
-  // library must not print.
+  // A value that cannot be parsed leaves the default: `foreshock run` has checked it, and we must not print.
   parse_ratio(option(OptionId::kMaxSlowdown).fallback, &s.max_slowdown);
   parse_bytes(option(OptionId::kMemory).fallback, &s.memory);
   s.slices = true;

@@ -1,7 +1,6 @@
 // The options of all commands and of the trainer: a table with flag, FORESHOCK_ variable, default and help of
-// each; their parsers; and the settings that a trainer reads from its environment. docs/options.md is
-// generated from the table. The parsers also run in the trainer: they need no heap, no locale and no
-// exceptions, and are thread-safe.
+// each; their parsers; and the settings that a trainer reads from its environment. docs/options.md comes from
+// the table. The parsers also run in the trainer: no heap, no locale, no exceptions, thread-safe.
 #ifndef FORESHOCK_LIBMONITOR_OPTIONS_H_
 #define FORESHOCK_LIBMONITOR_OPTIONS_H_
 
@@ -218,8 +217,7 @@ bool parse_bytes(const char* text, uint64_t* result);
 // Decimal digits that fit into 64 bits.
 bool parse_count(const char* text, uint64_t* result);
 
-// Parses the value of option `id`, bytes or a count. Also returns false if the value is outside the option's
-// bounds.
+// Parses the value of option `id`, bytes or a count. Also returns false if it is outside the option's bounds.
 bool parse_number(OptionId id, const char* text, uint64_t* result);
 
 // "on", "1", "true", "yes"; "off", "0", "false", "no".
@@ -238,8 +236,7 @@ class SafeEnvironment {
   SafeEnvironment(const SafeEnvironment&) = delete;
   SafeEnvironment& operator=(const SafeEnvironment&) = delete;
 
-  // Returns the value of a variable, valid as long as this object. Null if the variable is not set, or if
-  // name and value exceed 4 KiB.
+  // Returns the value of a variable, valid as long as this object. Null: not set, or name=value over 4 KiB.
   const char* find(const char* name) const;
 
   bool is_copy() const { return is_copy_; }
@@ -274,8 +271,7 @@ struct Settings {
 };
 
 // Reads this process's rank in the job and the settings of the run from the environment. Returns false if the
-// process is not to be monitored: FORESHOCK=0, or no directory or run id is given, or one of them is too
-// long.
+// process is not to be monitored: FORESHOCK=0, or directory or run id is missing or too long.
 bool read_environment(const SafeEnvironment& variables, Settings* settings);
 inline bool read_environment(Settings* settings) { return read_environment(SafeEnvironment(), settings); }
 

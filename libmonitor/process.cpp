@@ -28,43 +28,6 @@ constexpr uint32_t kShared = segment::kThreadBlocks - 1;  // the block that furt
 
 uint64_t load(uint64_t& word) { return std::atomic_ref<uint64_t>(word).load(std::memory_order_relaxed); }
 
-}  // namespace
-
-Counting claim_block(segment::ThreadBlock* blocks) {
-  for (uint32_t n = 0; n < kShared; ++n) {
-    std::atomic_ref<uint64_t> claimed(blocks[n].claimed);
-    uint64_t expected = 0;
-    if (claimed.load(std::memory_order_relaxed) == 0 && claimed.compare_exchange_strong(expected, 1))
-      return {&blocks[n], false};
-  }
-  return {&blocks[kShared], true};
-}
-
-void drain(segment::ThreadBlock* from, segment::ThreadBlock* to) {
-  // All words of a block but the first are counters.
-  auto* source = reinterpret_cast<uint64_t*>(from);
-  auto* target = reinterpret_cast<uint64_t*>(to);
-  for (size_t n = 1; n < sizeof(segment::ThreadBlock) / sizeof(uint64_t); ++n) {
-    if (load(source[n]) == 0) continue;  // usually 0, and an exchange is slow
-    const uint64_t count = std::atomic_ref<uint64_t>(source[n]).exchange(0, std::memory_order_relaxed);
-    if (count != 0) std::atomic_ref<uint64_t>(target[n]).fetch_add(count, std::memory_order_relaxed);
-  }
-}
-
-CallTotals call_totals(segment::ThreadBlock* blocks) {
-  CallTotals totals;
-  const auto add = [&](segment::ThreadBlock& block) {
-    for (uint64_t& calls : block.calls) totals.calls += load(calls);
-    for (uint64_t& sampled : block.sampled) totals.sampled += load(sampled);
-    totals.cost_ns += load(block.hook_ns) + load(block.step_ns);
-  };
-  for (uint32_t n = 0; n < kShared && load(blocks[n].claimed) != 0; ++n) add(blocks[n]);  // claimed in order
-  add(blocks[kShared]);
-  return totals;
-}
-
-namespace {
-
 // If this many slots of double size fit, the slots get that size.
 constexpr uint32_t kSlotsBeforeLarger = 32;
 
@@ -146,8 +109,7 @@ const char* own_path(const char* text, const char* marker) {
   return nullptr;
 }
 
-// Returns the smallest remaining memory (limit minus usage) of this process's cgroup and its parents, or
-// UINT64_MAX without a limit.
+// Returns the least remaining memory of this process's cgroup and its parents; UINT64_MAX: no limit.
 uint64_t headroom_of(const CgroupNames& names, const char* root, const char* text) {
   const char* path = own_path(text, names.line);
   if (path == nullptr) return UINT64_MAX;
@@ -179,6 +141,39 @@ uint64_t cgroup_headroom(const CgroupFiles& files) {
 }
 
 }  // namespace
+
+Counting claim_block(segment::ThreadBlock* blocks) {
+  for (uint32_t n = 0; n < kShared; ++n) {
+    std::atomic_ref<uint64_t> claimed(blocks[n].claimed);
+    uint64_t expected = 0;
+    if (claimed.load(std::memory_order_relaxed) == 0 && claimed.compare_exchange_strong(expected, 1))
+      return {&blocks[n], false};
+  }
+  return {&blocks[kShared], true};
+}
+
+void drain(segment::ThreadBlock* from, segment::ThreadBlock* to) {
+  // All words of a block but the first are counters.
+  auto* source = reinterpret_cast<uint64_t*>(from);
+  auto* target = reinterpret_cast<uint64_t*>(to);
+  for (size_t n = 1; n < sizeof(segment::ThreadBlock) / sizeof(uint64_t); ++n) {
+    if (load(source[n]) == 0) continue;  // usually 0, and an exchange is slow
+    const uint64_t count = std::atomic_ref<uint64_t>(source[n]).exchange(0, std::memory_order_relaxed);
+    if (count != 0) std::atomic_ref<uint64_t>(target[n]).fetch_add(count, std::memory_order_relaxed);
+  }
+}
+
+CallTotals call_totals(segment::ThreadBlock* blocks) {
+  CallTotals totals;
+  const auto add = [&](segment::ThreadBlock& block) {
+    for (uint64_t& calls : block.calls) totals.calls += load(calls);
+    for (uint64_t& sampled : block.sampled) totals.sampled += load(sampled);
+    totals.cost_ns += load(block.hook_ns) + load(block.step_ns);
+  };
+  for (uint32_t n = 0; n < kShared && load(blocks[n].claimed) != 0; ++n) add(blocks[n]);  // claimed in order
+  add(blocks[kShared]);
+  return totals;
+}
 
 bool is_on_tmpfs(const char* directory) {
   struct statfs status = {};
@@ -419,7 +414,7 @@ void ProcessState::off(const char* reason) {
   if (length <= 0 || length >= static_cast<int>(sizeof path) - 1) return;
   std::snprintf(temporary, sizeof temporary, "%s/.off.%d.%s", settings.directory, getpid(), word);
   // The file gets its name once it is complete, because an empty file is attributed to every launcher. If
-  // renaming fails, it is written under its name.
+  // renaming fails, the file is written directly under its name, where it may stay empty.
   if (!write_owner(temporary, settings.launcher_id)) return;
   if (rename(temporary, path) == 0) return;
   unlink(temporary);
@@ -480,16 +475,14 @@ void ProcessState::publish_described() {
 
 namespace {
 
-// The agent writes the advice within three system calls, but may be preempted between them. After kTries
-// attempts the advice is treated as missing.
-constexpr int kTries = 64;
+// The agent writes the advice within three system calls, but may be preempted. Then it counts as missing.
+constexpr int kTries = 64;  // reads of the advice
 
 constexpr size_t kWords = sizeof(segment::Advice) / sizeof(uint64_t);
 
 // Copies the advice. Returns false if the agent has written none, or does not finish writing it. Word 0 is
-// the sequence number: 0 before the first advice, odd while the agent writes. The copy is consistent if the
-// sequence is even and unchanged afterwards. Every word is read with acquire order, so that the second read
-// of the sequence comes after all words.
+// its sequence number: odd while the agent writes. The copy is consistent if it is even and unchanged
+// afterwards. Acquire order of every word puts the second read of the sequence after all of them.
 bool copy_whole(const segment::Advice& shared, segment::Advice* copy) {
   using Word [[gnu::may_alias]] = const uint64_t;
   auto* words = reinterpret_cast<Word*>(&shared);

@@ -16,8 +16,7 @@
 
 namespace foreshock {
 
-// Adds to a word whose only writer is this thread, without a locked instruction. Readers never see a torn
-// value.
+// Adds to a word whose only writer is this thread, without a locked instruction. Readers see whole values.
 inline void bump(uint64_t& counter, uint64_t by = 1) {
   std::atomic_ref<uint64_t> word(counter);
   word.store(word.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
@@ -44,8 +43,7 @@ struct Counting {
 // Blocks are never freed, so the counts of a thread stay after its end.
 Counting claim_block(segment::ThreadBlock* blocks);
 
-// Moves every count of `from` (written with shared adds) into the shared block `to`. Counts that are added at
-// the same time are not lost.
+// Moves every count of `from` (written with shared adds) into the shared block `to`. Loses no concurrent add.
 void drain(segment::ThreadBlock* from, segment::ThreadBlock* to);
 
 // Sums over all blocks that are in use.
@@ -100,9 +98,8 @@ inline constexpr uint32_t kHotNoBudget = 16;    // the present step would be sam
 // the count to find out that its block of counters belongs to an earlier segment.
 inline constexpr uint32_t kHotGeneration = 32;
 
-// State that a child process must not inherit. The kernel zeroes this page in a forked child
-// (MADV_WIPEONFORK). So a child is inactive and counts from zero, without a fork handler and also after a raw
-// clone.
+// State that a child process must not inherit. The kernel zeroes this page in a forked or cloned child
+// (MADV_WIPEONFORK), so a child is inactive and counts from zero without a fork handler.
 struct OwnPage {
   std::atomic<uint32_t> hot{0};
   segment::ThreadBlock local = {};  // counts from before the segment exists; shared by all threads
@@ -118,7 +115,6 @@ class ProcessState {
   void set_bits(uint32_t bits) { own()->hot.fetch_or(bits, std::memory_order_relaxed); }
   void clear_bits(uint32_t bits) { own()->hot.fetch_and(~bits, std::memory_order_relaxed); }
 
-  // Whether off() was called. Unlike the flag kHotSwitchedOff, this is final.
   bool is_off() const { return off_.load(std::memory_order_relaxed); }
 
   // Whether this is a child (fork, clone) of the process that created the segment. Makes a system call.
@@ -129,12 +125,10 @@ class ProcessState {
   // any other thread can see the segment.
   bool arm(uint64_t slot_bytes_needed, void (*prepare)());
 
-  // Switches the monitor off for the rest of the process. Creates a file whose name has the reason; the
-  // launcher prints it.
+  // Switches the monitor off for the rest of the process. Leaves `reason` in a file name, for the launcher.
   void off(const char* reason);
 
-  // Returns the block in which this thread counts. Before the segment exists, all threads share a local
-  // block.
+  // Returns the block in which this thread counts. Before the segment exists, all threads share `local`.
   Counting counting();
 
   // Returns the calls of all threads so far, by pass. Also works before the segment exists.
@@ -153,8 +147,7 @@ class ProcessState {
   uint32_t pass_of(int32_t op) const { return ops_[op].pass; }
 
   // Stores facts about this process that its environment does not contain. Rank, local rank, world size and
-  // attempt are used only if this is called before the segment exists; publish_described() publishes the
-  // rest.
+  // attempt count only before the segment exists; publish_described() publishes the rest.
   void describe(const segment::Identity& described);
 
   // Whether the job has other ranks, according to the environment or describe().

@@ -22,6 +22,12 @@ int64_t below(uint64_t random, int64_t bound) {
   return static_cast<int64_t>(((random >> 32) * static_cast<uint64_t>(bound)) >> 32);
 }
 
+uint32_t reversed(uint32_t bits) {  // the 32 bits in reverse order
+  uint32_t result = 0;
+  for (int n = 0; n < 32; ++n) result |= (bits >> n & 1) << (31 - n);
+  return result;
+}
+
 // Returns the random number of one choice for one call. Choices with different `purpose` are independent; the
 // last argument of mix() in monitor.cpp is a purpose too (6).
 uint64_t random_of(uint64_t seed, int64_t step, uint64_t call, int rank, uint64_t purpose) {
@@ -82,9 +88,8 @@ Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64
 bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
                    uint64_t seed, int64_t step, uint64_t call) {
   // The share of calls follows from the elements read: for a slice of rows (keys and values of a kv-head),
-  // for a slice of key positions (queries, outputs and output gradients of its query heads), and for the sums
-  // over all keys that a slice of key positions needs. Measured costs differ from that by up to a fourth, so
-  // the constant is below the promised 0.3.
+  // for a slice of key positions (queries, outputs, output gradients of its query heads), and for its sums
+  // over all keys. Measured costs differ by up to a fourth, so the constant is below the promised 0.3.
   constexpr double kExtraCost = 0.22;
   const double group = static_cast<double>(shape.heads / shape.kv_heads);
   const double rows = static_cast<double>(shape.keys) * static_cast<double>(head_dim + value_dim);
@@ -148,14 +153,10 @@ void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interva
   is_overdrawn_ = patient_balance_ < (is_overdrawn_ ? 0 : -most_owed / 2);
 }
 
-namespace {
-
 constexpr double kWeight = 0.2;   // weight of a new value in a running mean
 constexpr double kSurprise = 4;   // an observation counts as at most this many times the expected value
 constexpr double kSpread = 0.01;  // least relative spread of slice sizes from which a slope is fitted
 constexpr uint32_t kMostSlices = 10000;  // in a step; more than any segment holds
-
-}  // namespace
 
 // The returned seconds are the reported time, plus the estimate for this step's slices, minus the part of
 // earlier estimates that belongs to the slices reported now.
@@ -237,17 +238,6 @@ uint32_t CostModel::slices_within(double seconds, bool cold, double agent_second
   const double slices = (seconds - step_seconds()) / (slice_seconds(cold) + agent_seconds);
   return static_cast<uint32_t>(std::clamp(slices, 0.0, static_cast<double>(kMostSlices)));
 }
-
-namespace {
-
-// Returns the 32 bits in reverse order.
-uint32_t reversed(uint32_t bits) {
-  uint32_t result = 0;
-  for (int n = 0; n < 32; ++n) result |= (bits >> n & 1) << (31 - n);
-  return result;
-}
-
-}  // namespace
 
 bool WeightSchedule::reserve(uint32_t count) {
   count_ = 0;

@@ -51,13 +51,11 @@ struct Slice {
   int rows() const { return heads * positions; }
 };
 
-// Chooses min(G, 16) of the G query heads of one kv-head, and as many positions as fit into 16 rows: one from
-// each of as many equal parts of the sequence. All numbers of the shape must be positive, and kv_heads must
-// divide heads.
+// Chooses min(G, 16) of the G query heads of one kv-head, and as many positions as fit into 16 rows, one from
+// each of as many equal parts of the sequence. All sizes must be positive, and kv_heads must divide heads.
 Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
 
-// Chooses key positions of one kv-head, with all query heads that share it: one from each of up to 16 equal
-// parts of the keys.
+// Chooses a key position in each of up to 16 equal parts of the keys, for all query heads of one kv-head.
 Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
 
 // Whether a sampled backward call gives a slice of key positions (to check dK and dV) beside its slice of
@@ -71,13 +69,12 @@ bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, 
 // sequence that holds the position is sampled.
 uint32_t choose_place(uint64_t seed, int64_t step, uint64_t call, int rank);
 
-// Finds the layer of calls without a layer name, from the order of calls: a model calls its layers one after
-// the other, and backward in reverse. A run is a sequence of calls in one direction. The n-th call of a
-// forward run gets the ordinal n, from 0; the backward calls after it get its ordinals in reverse. The period
-// is the usual length of a forward run, i.e. the number of layers. Ordinals are given once two runs in a row
-// had the same period. They stop for good if the period changes later, or if a step contains a shorter run,
-// which may be a recomputation that is not marked as one. next() must be called for every call of the sampled
-// steps, in order.
+// Finds the layer of calls without a layer name, from the order of calls: a model calls its layers in turn,
+// and backward in reverse. A run is a sequence of calls in one direction. The n-th call of a forward run gets
+// the ordinal n, from 0; the backward calls after it get its ordinals in reverse. The period is the usual
+// length of a forward run, i.e. the number of layers. Ordinals are given once two runs in a row had the same
+// period. They stop for good if the period changes later, or if a step contains a shorter run, perhaps an
+// unmarked recomputation. next() must be called for every call of the sampled steps, in order.
 class OrdinalFollower {
  public:
   // Called at the start of a sampled step.
@@ -109,8 +106,7 @@ class OrdinalFollower {
 // storm of page faults, a stopped process) does not stop the sampling for good.
 class Budget {
  public:
-  // Sets the limit to `times` (in a burst more than 1) times max_slowdown. A limit below 100 % stays below
-  // 100 %.
+  // Sets the limit to `times` (in a burst above 1) times max_slowdown. A limit below 100 % stays below it.
   void set_limit(double max_slowdown, double times = 1) {
     max_slowdown_ = std::max(max_slowdown, std::min(times * max_slowdown, kMostLimited));
   }
@@ -119,8 +115,7 @@ class Budget {
   // `least_seconds`: expected cost of a step with one slice.
   void end_step(double step_seconds, double cost_seconds, uint64_t interval, double least_seconds = 0);
 
-  // Whether the sampled step that begins now is allowed. A limit of 100 % allows everything, a limit of 0
-  // nothing.
+  // Whether the sampled step that begins now is allowed. With a limit of 100 % always, with 0 never.
   bool allows() const { return is_unlimited() || (max_slowdown_ > 0 && balance_seconds_ >= 0); }
   bool is_unlimited() const { return max_slowdown_ >= 1; }
 
@@ -166,8 +161,7 @@ class FirstLook {
   // The unspent grant, in seconds; 0 when the first look has ended.
   double seconds() const { return is_open() ? seconds_left_ : 0; }
 
-  // Ends a step with `calls` attention calls, of which `slices` were copied. Returns the seconds of its cost
-  // that the grant pays.
+  // Ends a step with `calls` attention calls and `slices` slices. Returns the seconds that the grant pays.
   double end_step(bool was_sampled, uint64_t calls, uint64_t slices, double cost_seconds) {
     if (!is_open()) return 0;
     const double paid = std::min(std::max(cost_seconds, 0.0), seconds_left_);
@@ -232,8 +226,7 @@ class CostModel {
   double slice_seconds(bool cold) const;
   double step_seconds() const;
 
-  // Returns how many slices the monitor can take in a step if it may spend `seconds`. A slice costs the agent
-  // `agent_seconds` in addition.
+  // Returns how many slices `seconds` pay for in a step. A slice costs the agent `agent_seconds` in addition.
   uint32_t slices_within(double seconds, bool cold, double agent_seconds) const;
 
  private:
@@ -313,8 +306,8 @@ class WeightCadence {
   static constexpr uint64_t kFirstInterval = 64;
   static constexpr uint64_t kLongestInterval = uint64_t{1} << 20;
 
-  // `fixed`: the interval; 0: the shortest interval that the share pays for, but at least kFirstInterval.
-  // max_slowdown 1: unlimited.
+  // `fixed`: the interval; 0: the shortest >= kFirstInterval that the share pays for. max_slowdown 1: no
+  // limit.
   void start(double max_slowdown, uint64_t fixed);
   // Keeps the present interval from now on. If the share does not pay for it, tensors are skipped instead.
   void hold() { is_fixed_ = true; }

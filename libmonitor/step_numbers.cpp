@@ -15,8 +15,7 @@ namespace foreshock {
 namespace {
 
 // Relative tolerance for equal losses. fp32 division and scaling round once, by 2^-24. 1e-5 also covers a
-// loss that is computed in another order. Up to k = 1e5 it is below the relative difference between 1/k and
-// 1/(k+1).
+// loss that is computed in another order. Up to k = 1e5, 1/k and 1/(k+1) differ by more.
 constexpr double kTolerance = 1e-5;
 
 bool is_whole(double x) { return std::fabs(x - std::nearbyint(x)) <= kTolerance * x; }
@@ -44,8 +43,7 @@ void LossTracker::choose_source(double root) {
 }
 
 // The roots of a step add up to about the mean over all targets if they are shares, and to k times that mean
-// if each is a whole loss (k micro-batches). The limit between both is sqrt(k); other terms of a loss change
-// the sum by less than that factor.
+// if each is a whole loss (k micro-batches). The limit is sqrt(k), since other terms change the sum by less.
 void LossTracker::choose_root_meaning() {
   const Mean &roots = mean_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_[kSummed];
   if (roots_ != Roots::kUnknown || roots.weight < 2 || mean_[FORESHOCK_LOSS_NLL].weight > 0) return;
@@ -266,8 +264,7 @@ constexpr bool is_word(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c
 
 }  // namespace
 
-// Compares the words of the name: lower case, each run of other characters replaced by one space, without a
-// leading "train" or "training".
+// Compares lower-case words, without a leading "train" or "training". Other characters become one space.
 Logged logged_as(const char* name) {
   if (name == nullptr) return Logged::kOther;
   char words[48];

@@ -19,22 +19,19 @@ namespace foreshock {
 //     by a whole number (accumulation) or times a power of two (gradient scaler). Otherwise, for example with
 //     label smoothing or auxiliary losses, the root is the loss.
 //   - Until then a logged value is the loss, for example while all other values are on a device.
-// The loss of a step is the mean of the roots of its micro-batches, unless each root is only a share of the
-// loss:
+// The loss of a step is the mean of the roots of its micro-batches, unless each root is only a share of it:
 //   - Some trainers (the Hugging Face Trainer) sum the cross-entropy over the targets of a micro-batch, and
 //     divide it by the targets of the whole step. Such roots must be added. The first step with several
 //     micro-batches decides: the sum or the mean of its roots, whichever is nearer to the mean over all
-//     targets. Without roots, the latter is the loss.
+//     targets. Without roots, the mean over all targets is the loss.
 //   - Roots that the trainer divides by a whole number (loss / 4) are shares if a step has exactly that
-//     number of roots. From then on each root with this divisor counts undivided, also in a shorter last step
-//     of an epoch. A constant divisor that never equals the number of roots, such as a batch size, is part of
-//     the loss.
+//     number of roots. From then on each root with this divisor counts undivided, even in a shorter last step
+//     of an epoch. A divisor that never equals the number of roots (a batch size) is part of the loss.
 class LossTracker {
  public:
   void observe(double value, uint32_t source);  // FORESHOCK_LOSS_...
   void observe_sum(double sum, double weight);  // a cross-entropy summed over targets with this total weight
-  // The next observed root was divided by this number.
-  void observe_divisor(double divisor);
+  void observe_divisor(double divisor);         // the next observed root was divided by this number
 
   // Drops the values observed since the last take(), because they do not belong to a step.
   void forget_step();
@@ -80,8 +77,7 @@ struct PendingEvent {
   uint32_t source;  // one of the constants above, or FORESHOCK_LOSS_...: a loss
   PendingNumber value;
   PendingNumber scale;  // the loss is value times scale; kSum: total weight of the targets
-  // Whether `scale` comes from a gradient scaler. Then 1 is not a scale: a scaler returns 1 if the optimizer
-  // itself divides by the scale.
+  // Whether `scale` comes from a gradient scaler. A value of 1 is then invalid: the optimizer itself divides.
   bool is_scaled;
 };
 
@@ -110,8 +106,7 @@ struct PendingStep {
   void add(const PendingEvent& added);
   void add(const PendingGradient& added);
 
-  // Looks for missing numbers with find(number, &value), and stores the values found. Returns true if no
-  // number is missing any more.
+  // Stores the missing numbers that find(number, &value) finds. Returns true if none is missing any more.
   bool look(const auto& find) {
     bool all = true;
     const auto look_for = [&](PendingNumber* one) {
@@ -146,9 +141,8 @@ struct PendingStep {
   bool knows_skips() const;
 };
 
-// The open step, which has not ended, and the earlier steps that wait for numbers from a device. The memory
-// is fixed, and mapped at the first awaited number, so a training without a device needs none.
-// Thread-compatible.
+// The open step, which has not ended, and earlier steps that wait for numbers from a device. The memory is
+// fixed, and mapped at the first such number, so a training without a device needs none. Thread-compatible.
 class PendingSteps {
  public:
   static constexpr uint32_t kMost = segment::kMostPendingSteps;
@@ -163,8 +157,7 @@ class PendingSteps {
   bool is_full() const { return count_ == kMost; }
   PendingStep& oldest() { return at(0); }
 
-  // Ends the open step, whose record was written under `number`, and begins the next one. Must not be called
-  // if is_full().
+  // Ends the open step, whose record is `number`, and begins the next one. Must not be called if is_full().
   void end_step(uint64_t number, const segment::StepRecord& so_far);
   void drop_oldest();
   void forget();
@@ -178,8 +171,7 @@ class PendingSteps {
   MmapBuffer memory_;
 };
 
-// The last kMost values that the training itself has read from the device, by the numbers of foreshock_fetch.
-// Thread-compatible.
+// The last kMost values that the training has read from the device, by their numbers. Thread-compatible.
 class TrainerReadbacks {
  public:
   void add(uint64_t number, double value) { found_[next_++ % kMost] = {value, number}; }
@@ -222,8 +214,7 @@ enum class Logged { kOther, kLoss, kGradientNorm };
 
 // Classifies a logged number by its name. Recognizes the names that widely used trainers give to their
 // training loss and to the gradient norm before clipping: "loss", "train/loss", "lm loss", "train/grad_norm",
-// ... Returns kOther for names of validation values, unknown names and null, since a wrong loss is worse than
-// no loss.
+// ... Returns kOther for validation values, unknown names and null, since a wrong loss is worse than no loss.
 Logged logged_as(const char* name);
 
 }  // namespace foreshock

@@ -34,7 +34,8 @@ size_t HistogramPacker::pack(const void* values, DType type, uint64_t elements, 
   size_t packed = 0;
   for (uint64_t done = 0; done < elements; done += most) {
     const auto* from = static_cast<const char*>(values) + done * size_of(type);
-    const size_t size = count(from, type, std::min(most, elements - done), to + packed, room - packed);
+    const size_t size =
+        count_and_pack(from, type, std::min(most, elements - done), to + packed, room - packed);
     if (size == kPackFailed) return kPackFailed;
     packed += size;
   }
@@ -47,8 +48,8 @@ size_t HistogramPacker::pack_counted(void* words, DType type, char* to, size_t r
                               : pack_patterns(static_cast<uint32_t*>(words), to, room, /*sets=*/1);
 }
 
-// Counts and packs values that fit into one histogram.
-size_t HistogramPacker::count(const char* values, DType type, uint64_t elements, char* to, size_t room) {
+size_t HistogramPacker::count_and_pack(const char* values, DType type, uint64_t elements, char* to,
+                                       size_t room) {
   if (type == DType::kFp32) {
     auto* words = reinterpret_cast<uint64_t*>(counters_.data());
     count_bins(values, elements, words);
@@ -321,8 +322,6 @@ AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at) {
   return job;
 }
 
-namespace {
-
 // The host memory begins with words: one per allocation of the ring, into which the stream stores the ticket
 // of work whose results have arrived, and one that shows that set-up is complete.
 constexpr uint32_t kReadyWord = StagingRing::kMostSlices;
@@ -333,8 +332,6 @@ static_assert(StagingRing::kAlign == WeightWork::kAlign);
 constexpr DeviceKernel kUsed[] = {DeviceKernel::kGather,    DeviceKernel::kCountPatterns,
                                   DeviceKernel::kCountBins, DeviceKernel::kGradientSums,
                                   DeviceKernel::kAdamSums,  DeviceKernel::kChecksum};
-
-}  // namespace
 
 void WeightStaging::set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id) {
   driver_ = &driver;

@@ -28,8 +28,7 @@ class HistogramPacker {
   // For set-up. Returns false if there is no memory for the counters.
   bool reserve();
 
-  // Packs dense values of fp32, bf16 or fp16 into at most `room` bytes. Returns the bytes written, or
-  // kPackFailed if they do not fit.
+  // Packs dense values of fp32, bf16 or fp16. Returns the bytes written; kPackFailed: `room` is too small.
   size_t pack(const void* values, DType type, uint64_t elements, char* to, size_t room,
               segment::HistogramForm* form);
 
@@ -38,7 +37,7 @@ class HistogramPacker {
   static size_t pack_counted(void* words, DType type, char* to, size_t room, segment::HistogramForm* form);
 
  private:
-  size_t count(const char* values, DType type, uint64_t elements, char* to, size_t room);
+  size_t count_and_pack(const char* values, DType type, uint64_t elements, char* to, size_t room);
 
   MmapBuffer counters_;  // all zero between calls
 };
@@ -108,8 +107,7 @@ uint64_t UpdateSnapshots::share(uint64_t room, uint64_t count, const BytesOf& by
   return share;
 }
 
-// An optimizer's state for one tensor. Does not own the data. Absent tensors have data NULL, unknown numbers
-// are NaN, an unknown step is -1.
+// An optimizer's state for one tensor; does not own the data. Absent: data NULL. Unknown: NaN, or step -1.
 struct OptimizerState {
   foreshock_tensor gradient, second_moment;
   int64_t step;  // steps of this tensor, including the one just taken
@@ -119,8 +117,7 @@ struct OptimizerState {
 OptimizerState optimizer_of(const foreshock_weight_state& state);
 
 // Fills `numbers`, an array indexed by segment::OptimizerNumber, from gradient and second moment on the host.
-// The sums of a tensor are unknown (NaN) if it is on a device or has another format; those of the second
-// moment also if the shapes differ.
+// NaN is unknown: a tensor on a device or in another format, or a second moment whose shape differs.
 void optimizer_numbers(const OptimizerState& state, double* numbers);
 
 // Does the same as optimizer_numbers() with sums that were computed elsewhere; null means unknown. `moment`
@@ -128,8 +125,7 @@ void optimizer_numbers(const OptimizerState& state, double* numbers);
 void write_optimizer_numbers(const OptimizerState& state, const GradientSums* gradient,
                              const AdamSums* moment, double* numbers);
 
-// Returns a view of the tensor. Its dimensions become the last ones of the view, since rows are read along
-// the last one.
+// Returns a view whose last dimensions are those of the tensor, since rows are read along the last one.
 TensorView view_of(const foreshock_tensor& tensor);
 bool is_same_shape(const foreshock_tensor& a, const foreshock_tensor& b);
 // Gets the parameters of the Adam step. Returns false if step count, beta2 or epsilon is unknown or invalid.
@@ -168,8 +164,7 @@ struct WeightWork {
 };
 
 // Plans the work for `elements` dense values of fp32, bf16 or fp16 on a device. Returns false if the counters
-// cannot count so many values. Includes those tensors of the optimizer that are on the same device and can be
-// read there.
+// cannot count so many values. Includes the optimizer's tensors that kernels can read on the same device.
 bool plan_weight(const foreshock_tensor& values, uint64_t elements, const OptimizerState& optimizer,
                  WeightWork* work);
 
@@ -184,8 +179,7 @@ GradientSumsJob sums_of_values_and_gradient(const WeightWork& work, uint64_t at)
 AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at);
 
 // Calls launch(kernel, shape, &job) for every job of the work, in order. Returns false at the first launch
-// that returns false. If the values are only copied, the host computes histogram, checksum and sums from the
-// copy.
+// that returns false. Values that are only copied are counted and summed by the host, from the copy.
 template <class Launch>
 bool launch_all(const WeightWork& work, uint64_t at, const DeviceLimits& limits, const Launch& launch) {
   const uint64_t clock = at + offsetof(WeightResults, clock);

@@ -1,5 +1,5 @@
-// Measures due weight tensors and writes their records. Host tensors are measured at once (take()); tensors
-// on a device by kernels whose results arrive some steps later (send(), collect(), write()).
+// Measures due weight tensors and writes their records. Host tensors are measured at once; tensors on a
+// device by kernels (send()) whose results arrive some steps later (collect(), write_device_record()).
 #include "libmonitor/weights.h"
 
 #include <algorithm>
@@ -63,6 +63,23 @@ template <size_t n>
 void copy_end(char (&to)[n], const char* from) {
   const size_t length = std::strlen(from);
   std::snprintf(to, n, "%s", from + (length >= n ? length - n + 1 : 0));
+}
+
+// A result is awaited for this many steps. The host is usually at most a few steps ahead of its device, since
+// a stream queues a limited number of kernels.
+constexpr uint64_t kPatience = 1024;
+
+segment::TensorSkip skip_of(int why) {  // from a FORESHOCK_SKIP_ reason
+  if (why == FORESHOCK_SKIP_CAPTURE) return segment::kTensorCapture;
+  if (why == FORESHOCK_SKIP_DEVICE_MEMORY) return segment::kTensorDeviceMemory;
+  if (why == FORESHOCK_SKIP_RING_FULL) return segment::kTensorDeviceFull;
+  return why == FORESHOCK_SKIP_SET_UP ? segment::kTensorSetUp : segment::kTensorDevice;
+}
+
+WeightResults results_in(const char* results) {
+  WeightResults copy;
+  std::memcpy(&copy, results, sizeof copy);
+  return copy;
 }
 
 }  // namespace
@@ -244,7 +261,7 @@ void WeightSampler::show(const foreshock_weight_state& state, int64_t step) {
     writer_.count_skipped(is_paid ? segment::kTensorTooLarge : segment::kTensorBudget);
     return write_checksum(state, step);
   }
-  is_on_device(state) ? send(state, step) : take(state, step);
+  is_on_device(state) ? send(state, step) : measure_on_host(state, step);
 }
 
 void WeightSampler::describe(const Weight& of, uint32_t number, DType type, int64_t step,
@@ -268,13 +285,11 @@ void WeightSampler::describe(const Weight& of, uint32_t number, DType type, int6
   std::memcpy(record->name, of.name, sizeof record->name);
 }
 
-// Computes the sums over the values, and over the change since before_step() if the tensor or a part of it
-// was copied then.
+// Computes sums over the values, and over the change since before_step() of what was copied then.
 void WeightSampler::reduce(const Weight& of, const foreshock_tensor& values, DType type, int64_t step,
                            double* reductions) const {
   std::fill_n(reductions, segment::kTensorReductionCount, std::numeric_limits<double>::quiet_NaN());
-  // The format must be unchanged: an optimizer may temporarily replace the parameter by a master copy in
-  // another format.
+  // Unchanged format: an optimizer may temporarily replace the parameter by a master copy in another one.
   const bool is_known = copy_step_ == step && copies_.holds(of.copy) && of.copy.type == type;
   if (!is_known || of.copy.bytes < of.copy.of)
     reductions[segment::kSumOfSquares] = sum_of_squares(values.data, type, of.elements);
@@ -392,8 +407,7 @@ void WeightSampler::close(Weight* of, const Draft& draft, uint64_t end) {
   writer_.publish(draft.record);
 }
 
-// Measures a host tensor.
-void WeightSampler::take(const foreshock_weight_state& state, int64_t step) {
+void WeightSampler::measure_on_host(const foreshock_weight_state& state, int64_t step) {
   Weight& of = *weight(state.number);
   const foreshock_tensor& values = state.parameter;
   const auto type = static_cast<DType>(values.dtype);
@@ -433,35 +447,6 @@ void WeightSampler::end_step(double step_seconds, double cost_seconds, bool is_o
 // Measurements of tensors on a device are sent in the step that they belong to. Their records are written
 // when the results have arrived. Such a record has everything that follows from the tensor's values, but not
 // the change made by the step: that would need a copy of the tensor on the device.
-
-namespace {
-
-// After this many steps a result is no longer awaited. The host is usually at most a few steps ahead of its
-// device, since a stream queues a limited number of kernels.
-constexpr uint64_t kPatience = 1024;
-
-segment::TensorSkip skip_of(int why) {  // from a FORESHOCK_SKIP_ reason
-  switch (why) {
-    case FORESHOCK_SKIP_CAPTURE:
-      return segment::kTensorCapture;
-    case FORESHOCK_SKIP_DEVICE_MEMORY:
-      return segment::kTensorDeviceMemory;
-    case FORESHOCK_SKIP_RING_FULL:
-      return segment::kTensorDeviceFull;
-    case FORESHOCK_SKIP_SET_UP:
-      return segment::kTensorSetUp;
-    default:
-      return segment::kTensorDevice;
-  }
-}
-
-WeightResults results_in(const char* results) {
-  WeightResults copy;
-  std::memcpy(&copy, results, sizeof copy);
-  return copy;
-}
-
-}  // namespace
 
 void WeightSampler::send(const foreshock_weight_state& state, int64_t step) {
   const uint64_t begin = monotonic_ns();
@@ -520,7 +505,7 @@ bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
     if (head.first[0] <= head.last[1]) spent->device_ns += head.last[1] - head.first[0];
     spent->before_ns += pending->launch_ns;
     read_ += pending->work.count * size_of(pending->work.type);
-    if (!pending->is_forgotten) write(*pending, results);
+    if (!pending->is_forgotten) write_device_record(*pending, results);
     staging.release(pending->sent);
   });
   return is_settled;
@@ -536,8 +521,7 @@ size_t WeightSampler::pack(const PendingWeight& pending, char* payload, const Dr
                       &draft.record->form);
 }
 
-// Writes the record of a device tensor from its results.
-void WeightSampler::write(const PendingWeight& pending, char* results) {
+void WeightSampler::write_device_record(const PendingWeight& pending, char* results) {
   // If a host tensor of a later step was recorded since, the result is dropped: to the agent, a record with
   // an earlier step than the previous one is a training that resumed from a checkpoint.
   if (host_records_ != pending.host_records && host_step_ != pending.step)

@@ -44,8 +44,7 @@ class PendingWeights {
   static constexpr uint32_t kMost = StagingRing::kMostSlices;  // as many as one device can hold
 
   uint32_t count() const { return count_; }
-  // Returns the entry to fill in for the next measurement, or null if there are kMost. push() then adds the
-  // entry.
+  // Returns the entry to fill in for the next measurement, or null if there are kMost. push() adds the entry.
   PendingWeight* next() { return count_ == kMost ? nullptr : &at(count_); }
   void push() { ++count_; }
 
@@ -75,9 +74,8 @@ class PendingWeights {
 class WeightSampler {
  public:
   // Starts with a new segment and forgets the tensors. `ring` null: nothing is measured or counted. If the
-  // ring has no room for records, tensors are counted as not followed, with the reason "off" if `is_off`,
-  // else "no_room". `memory`: limit of the memory for copies of tensors, in bytes. `devices` null: tensors on
-  // devices are not measured.
+  // ring has no room for records, tensors are counted as not followed: "off" if `is_off`, else "no_room".
+  // `memory`: limit for copies of tensors, in bytes. `devices` null: tensors on devices are not measured.
   void attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
               double max_slowdown, uint64_t fixed_interval, uint64_t memory, bool is_off = false,
               DeviceSampler* devices = nullptr);
@@ -100,9 +98,8 @@ class WeightSampler {
   }
 
   // Gets the numbers of the tensors due in the `steps` steps from `step` on, which the trainer reports as one
-  // step. Returns how many; 0 if the budget cannot pay for them, since passing a tensor also costs the
-  // trainer time. With replicas, the tensors with the fewest snapshots come first, so that lack of room does
-  // not always hit the same tensors.
+  // step. Returns how many; 0 if the budget cannot pay for them, since passing a tensor costs the trainer
+  // time. With replicas, the tensors with the fewest snapshots come first, in case the ring gets full.
   size_t due(int64_t step, int64_t steps, uint32_t* numbers, size_t room);
   // Counts the tensors of `step`, in which due() could not be called, as lost.
   void count_missed(int64_t step, int64_t steps);
@@ -161,7 +158,7 @@ class WeightSampler {
   void share_copies(const uint32_t* numbers, size_t count);
   bool check(const foreshock_weight_state& state, segment::TensorSkip* why);
   void show(const foreshock_weight_state& state, int64_t step);
-  void take(const foreshock_weight_state& state, int64_t step);
+  void measure_on_host(const foreshock_weight_state& state, int64_t step);
 
   bool open(const Weight& of, Draft* draft);
   void write_checksum(const foreshock_weight_state& state, int64_t step);
@@ -170,7 +167,7 @@ class WeightSampler {
 
   // For tensors on a device.
   void send(const foreshock_weight_state& state, int64_t step);
-  void write(const PendingWeight& pending, char* results);
+  void write_device_record(const PendingWeight& pending, char* results);
   size_t pack(const PendingWeight& pending, char* payload, const Draft& draft);
   bool settle(PendingWeight* pending, Spent* spent);
   void describe(const Weight& weight, uint32_t number, DType type, int64_t step,
