@@ -163,7 +163,7 @@ class KernelCounter {
  public:
   using Finder = bool (*)(cupti::Library* found);
 
-  // Counts in `steps` steps that begin kWarmUpSteps from now; 0: none. `find` finds CUPTI; null: it cannot.
+  // Counts in `steps` steps that begin kWarmUpSteps from now; 0: none. `find` finds CUPTI; null: unavailable.
   void start(uint64_t steps, Finder find);
 
   // Called at the end of every step, by one thread at a time. `calls` are the attention calls so far;

@@ -178,8 +178,8 @@ double AgentForecast::end_step(uint64_t slices, bool is_granted, const Report& r
   return report.seconds - paid + ahead;
 }
 
-// The time for a slice of `bytes` on the fitted line. If all slices are of about one size, the line has no
-// slope, and the time is proportional to the size.
+// Returns the time for a slice of `bytes` on the fitted line. If all slices are of about one size, no slope
+// can be fitted, and the time is taken as proportional to the size.
 double CostModel::warm_seconds(double bytes) const {
   const double mean_bytes = bytes_sum_ / count_, mean_seconds = seconds_sum_ / count_;
   const double variance = bytes_squares_ / count_ - mean_bytes * mean_bytes;
