@@ -277,7 +277,7 @@ void Pipeline::set_watch(RankStatistics* rank) const {
 // Called before data in a segment is marked as consumed. It cannot be read again, so its lines must be in the
 // record first.
 void Pipeline::flush_record() {
-  if (record_ != nullptr) record_->hand_over();
+  if (record_ != nullptr) record_->copy_to_spool();
 }
 
 void Pipeline::take_up(const SegmentReader& segment, RankStatistics* rank) {

@@ -1,5 +1,5 @@
-// The table of all metrics that foreshock exports: name, type, unit, help, labels. docs/metrics.md is
-// generated from it. Tests check that dashboards and rules use only these metrics.
+// The table of all metrics that the agent exports to Prometheus: name, type, unit, help, labels.
+// docs/metrics.md is generated from it. Tests check that dashboards and rules use only these metrics.
 #ifndef FORESHOCK_EXPORTERS_CATALOG_H_
 #define FORESHOCK_EXPORTERS_CATALOG_H_
 
@@ -11,8 +11,9 @@
 
 namespace foreshock {
 
+// The help texts in catalog.cpp define the metrics.
 enum class Metric : uint16_t {
-  // the job and its clock
+  // the run, its ranks and their steps
   kRankInfo,
   kRankUp,
   kRunInfo,
@@ -40,7 +41,7 @@ enum class Metric : uint16_t {
   kGraphLaunchesTotal,
   kAttentionKernelsTotal,
   kKernelCountState,
-  // results of the judged samples
+  // results of comparing sampled attention calls with the fp64 reference
   kAttentionRelativeError,
   kAttentionDeviationRatio,
   kAttentionBiasUlp,
@@ -73,7 +74,7 @@ enum class Metric : uint16_t {
   kAttentionUpdateEffectiveRank,
   kLayerAttentionUpdateEffectiveRank,
   kLoggedValue,
-  // the detectors
+  // the detectors, which warn before a loss event
   kPrecursorLevel,
   kPrecursorEventsTotal,
   kPrecursorLastEventStep,
@@ -107,12 +108,11 @@ enum class Metric : uint16_t {
 };
 
 inline constexpr size_t kMetricCount = static_cast<size_t>(Metric::kCount);
-inline constexpr size_t kMaxLabels = 12;
 
 enum class MetricType { kCounter, kGauge };
 
-// If `values` is empty, any text is allowed and label_text() converts it. Otherwise `values` is the closed
-// set of allowed values.
+// `values` is the closed set of allowed values. If it is empty, the label is open: any text is allowed, and
+// the registry replaces its invalid characters.
 struct LabelInfo {
   std::string_view key;
   std::span<const std::string_view> values = {};
@@ -122,8 +122,8 @@ struct MetricInfo {
   Metric metric;
   std::string_view name;  // full, e.g. "foreshock_loss"
   MetricType type;
-  std::string_view unit;              // for the reader, e.g. "ratio", "steps", "nats"
-  std::string_view help;              // without backslash and newline, which would need escapes
+  std::string_view unit;              // only for documentation, e.g. "ratio", "steps", "nats"
+  std::string_view help;              // without backslash and newline, which /metrics would have to escape
   std::span<const LabelInfo> labels;  // in the order in which Registry::set takes their values
 };
 

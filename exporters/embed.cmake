@@ -1,5 +1,6 @@
-# cmake -DSOURCE=<status_page folder> -DCHART=<chart library or empty> -DOUTPUT=<file.cpp> -P embed.cmake: writes the
-# status page as raw strings. The scripts are joined in the order below.
+# cmake -DSOURCE=<status_page folder> -DCHART=<chart library or empty> -DOUTPUT=<file.cpp> -P embed.cmake: writes a C++
+# file that defines the files of the status page as raw strings kPage... (http_routes.h). The scripts are joined to one
+# text in the order below; page.js must be last, since it starts the page.
 set(scripts format lanes charts reader heatmap tables before grafana page)
 set(text "#include \"exporters/http_routes.h\"\n\nnamespace foreshock {\n")
 macro(embed name)

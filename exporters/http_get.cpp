@@ -1,3 +1,4 @@
+// An HTTP client over non-blocking sockets: each wait ends at one deadline for the whole exchange.
 #include "exporters/http_get.h"
 
 #include <arpa/inet.h>
@@ -34,7 +35,7 @@ class Socket {
 
 using Clock = std::chrono::steady_clock;
 
-// Waits until one of `events` can be handled. False at the deadline or on an error.
+// Waits until `file` is ready for one of `events` (of poll()). Returns false at the deadline or on an error.
 bool wait_for(int file, short events, Clock::time_point deadline) {
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -46,6 +47,7 @@ bool wait_for(int file, short events, Clock::time_point deadline) {
   }
 }
 
+// Parses a numeric address or unix:PATH to a socket address of *length bytes. Returns false if it is invalid.
 bool resolve(const std::string& text, int port, sockaddr_storage* storage, socklen_t* length) {
   auto* v4 = reinterpret_cast<sockaddr_in*>(storage);
   auto* v6 = reinterpret_cast<sockaddr_in6*>(storage);
@@ -71,6 +73,7 @@ bool resolve(const std::string& text, int port, sockaddr_storage* storage, sockl
   return inet_pton(AF_INET6, text.c_str(), &v6->sin6_addr) == 1;
 }
 
+// On failure returns false and sets errno.
 bool connect_to(int file, const sockaddr_storage& storage, socklen_t length, Clock::time_point deadline) {
   if (connect(file, reinterpret_cast<const sockaddr*>(&storage), length) == 0) return true;
   if (errno != EINPROGRESS) return false;
@@ -95,7 +98,8 @@ bool send_all(int file, const std::string& text, Clock::time_point deadline) {
   return true;
 }
 
-// Reads until the other side closes the connection.
+// Reads until the server closes the connection. Returns false at the deadline, on an error, or if there are
+// too many bytes.
 bool receive_all(int file, std::string* text, Clock::time_point deadline) {
   char piece[65536];
   while (text->size() <= kMaxResponseBytes) {
@@ -132,20 +136,16 @@ bool http_get(const std::string& address, int port, const std::string& path, int
     return fail(std::strerror(errno));
   // With HTTP/1.0 and "Connection: close" the response ends where the connection ends.
   const std::string authorization = token.empty() ? "" : "Authorization: Bearer " + token + "\r\n";
-  if (!send_all(
-          socket.file(),
-          "GET " + path + " HTTP/1.0\r\nHost: localhost\r\n" + authorization + "Connection: close\r\n\r\n",
-          deadline)) {
-    return fail("the request could not be sent in time");
-  }
+  const std::string request =
+      "GET " + path + " HTTP/1.0\r\nHost: localhost\r\n" + authorization + "Connection: close\r\n\r\n";
+  if (!send_all(socket.file(), request, deadline)) return fail("the request could not be sent in time");
   std::string response;
   if (!receive_all(socket.file(), &response, deadline)) return fail("no complete answer in time");
 
   const size_t head_end = response.find("\r\n\r\n");
-  if (!response.starts_with("HTTP/1.") || response.size() < 12 || head_end == std::string::npos) {
+  if (!response.starts_with("HTTP/1.") || response.size() < 12 || head_end == std::string::npos)
     return fail("the answer is not HTTP");
-  }
-  if (response.compare(9, 3, "200") != 0)
+  if (response.compare(9, 3, "200") != 0)  // "HTTP/1.1 200 OK": the status begins at byte 9
     return fail("answered " + response.substr(9, response.find("\r\n") - 9));
   const size_t length_at = response.find("\r\nContent-Length: ");
   if (length_at < head_end &&

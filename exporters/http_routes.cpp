@@ -1,3 +1,4 @@
+// Checks requests to the agent's HTTP server (Host, token, method, path) and makes the replies.
 #include "exporters/http_routes.h"
 
 #include <fcntl.h>
@@ -15,6 +16,7 @@
 namespace foreshock {
 namespace {
 
+// Whether both are the status of one file that did not change in between.
 bool is_same(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino && a.st_size == b.st_size && a.st_mode == b.st_mode &&
          a.st_uid == b.st_uid && a.st_mtim.tv_sec == b.st_mtim.tv_sec &&
@@ -22,16 +24,19 @@ bool is_same(const struct stat& a, const struct stat& b) {
          a.st_ctim.tv_nsec == b.st_ctim.tv_nsec;
 }
 
+// Why a file with this status cannot be the token file; "" if it can.
 std::string problem_of(const struct stat& status) {
   if (!S_ISREG(status.st_mode)) return "is not a regular file";
   if (status.st_uid != 0 && status.st_uid != geteuid()) return "belongs to another user; make it yours";
-  if ((status.st_mode & 037) != 0) return "can be read by others; chmod 600 it";
+  if ((status.st_mode & 037) != 0)  // any permission of others, or more than reading for the group
+    return "can be read by others; chmod 600 it";
   return "";
 }
 
 bool is_visible(char c) { return c > ' ' && c < '\x7f'; }
 
-// Whether `text` begins with this scheme and a space. *rest is then what follows the spaces.
+// Whether the header value `text` begins with this scheme ("Bearer", "Basic") and a space. Sets *rest to the
+// text after the spaces.
 bool has_scheme(std::string_view text, std::string_view scheme, std::string_view* rest) {
   if (text.size() <= scheme.size() || text[scheme.size()] != ' ' ||
       strncasecmp(text.data(), scheme.data(), scheme.size()) != 0)
@@ -41,7 +46,7 @@ bool has_scheme(std::string_view text, std::string_view scheme, std::string_view
 }
 
 // Decodes base64 up to the first character that does not belong to it.
-std::string from_base64(std::string_view text) {
+std::string decode_base64_prefix(std::string_view text) {
   constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
   std::string bytes;
   unsigned bits = 0;
@@ -49,7 +54,7 @@ std::string from_base64(std::string_view text) {
   for (char c : text) {
     const size_t digit = kDigits.find(c);
     if (digit == kDigits.npos) break;
-    bits = (bits << 6 | static_cast<unsigned>(digit)) & 0xffff;
+    bits = (bits << 6 | static_cast<unsigned>(digit)) & 0xffff;  // at most 14 bits are not output yet
     if ((count += 6) < 8) continue;
     count -= 8;
     bytes += static_cast<char>(bits >> count & 0xff);
@@ -60,6 +65,7 @@ std::string from_base64(std::string_view text) {
 }  // namespace
 
 bool equal_in_constant_time(std::string_view given, std::string_view expected) {
+  // volatile, so that the compiler cannot end the loop at the first difference
   volatile unsigned difference = given.size() != expected.size();
   for (size_t n = 0; n < given.size(); ++n) {
     const char other = expected.empty() ? '\0' : expected[n % expected.size()];
@@ -75,7 +81,7 @@ std::string read_token(const std::string& path, struct stat* status, std::string
   };
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (file < 0) return fail(std::string("cannot be read: ") + std::strerror(errno));
-  char text[kMostTokenBytes + 2];
+  char text[kMostTokenBytes + 2];  // so that a line longer than kMostTokenBytes is recognised
   ssize_t length = -1;
   std::string problem = fstat(file, status) == 0 ? problem_of(*status) : "cannot be read";
   if (problem.empty() && (length = ::read(file, text, sizeof text)) < 0) problem = "cannot be read";
@@ -108,7 +114,7 @@ bool BearerToken::admits(std::string_view authorization) {
   std::string_view given;
   if (has_scheme(authorization, "Bearer", &given)) return equal_in_constant_time(given, token_);
   if (!has_scheme(authorization, "Basic", &given)) return false;
-  const std::string pair = from_base64(given);
+  const std::string pair = decode_base64_prefix(given);
   const size_t colon = pair.find(':');
   return colon != pair.npos && equal_in_constant_time(std::string_view(pair).substr(colon + 1), token_);
 }
@@ -121,12 +127,14 @@ std::shared_ptr<const std::string> shared(std::string text) {
   return std::make_shared<const std::string>(std::move(text));
 }
 
+// The value of a hexadecimal digit; -1 for another character.
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
   const char lower = static_cast<char>(c | 0x20);
   return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 
+// Decodes %XX. An invalid sequence stays as it is.
 std::string percent_decoded(std::string_view text) {
   std::string decoded;
   for (size_t at = 0; at < text.size(); ++at) {
@@ -148,11 +156,11 @@ HttpReply state(const HttpRequest& request, const std::shared_ptr<const Publishe
   return refusal(404, "no such run");
 }
 
-// Returns a reply with status 503 if the published state is older than `most`. The thread that publishes may
-// hang, on a disk for example, while the HTTP thread still answers.
-std::optional<HttpReply> refusal_of_age(const Published& published, std::chrono::seconds most) {
+// Returns a reply with status 503 if the published state is older than `max_age`, else nothing. The thread
+// that publishes may hang, on a disk for example, while the HTTP thread still answers.
+std::optional<HttpReply> refusal_of_age(const Published& published, std::chrono::seconds max_age) {
   const auto age = std::chrono::steady_clock::now() - published.made;
-  if (age <= most) return std::nullopt;
+  if (age <= max_age) return std::nullopt;
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(age).count();
   return refusal(503, "nothing new for " + std::to_string(seconds) + " s");
 }
@@ -193,29 +201,32 @@ HttpReply refusal(int status, std::string_view why) {
 
 HttpReply HttpRoutes::metrics(const Published& published) {
   if (const auto refused = refusal_of_age(published, Published::kTooOldAfter)) return *refused;
-  if (text_ == nullptr || rendered_ != published.metrics) {
-    rendered_ = published.metrics;
-    text_ = shared(rendered_ ? exposition(*rendered_) : "");
+  if (metrics_text_ == nullptr || metrics_source_ != published.metrics) {
+    metrics_source_ = published.metrics;
+    metrics_text_ = shared(metrics_source_ ? exposition(*metrics_source_) : "");
   }
-  return {200, "text/plain; version=0.0.4; charset=utf-8", text_};
+  return {200, "text/plain; version=0.0.4; charset=utf-8", metrics_text_};
 }
 
-// The history of the run that the request names, or of all runs. Replies are kept only for runs that have
-// tables, so that a client cannot fill the memory with names.
+// The history of the run that the request names, or of all runs if it names none. Replies are cached until
+// the history changes, but only for runs that have tables, so that a client cannot fill the memory with names
+// of runs.
 HttpReply HttpRoutes::history(const HttpRequest& request, const Published& published) {
-  if (histories_of_ != published.history) histories_.clear();
-  histories_of_ = published.history;
+  if (history_source_ != published.history) history_texts_.clear();
+  history_source_ = published.history;
   const std::string run = query_value(request.target, "run");
-  if (const auto known = histories_.find(run); known != histories_.end())
+  if (const auto known = history_texts_.find(run); known != history_texts_.end())
     return {200, "application/json", known->second};
   static const std::vector<HistoryTable> kNone;
-  const std::vector<HistoryTable>& tables = histories_of_ ? *histories_of_ : kNone;
+  const std::vector<HistoryTable>& tables = history_source_ ? *history_source_ : kNone;
   auto text = shared(history_json(tables, run));
   const auto is_of_run = [&](const HistoryTable& table) { return table.run == run; };
-  if (run.empty() || std::any_of(tables.begin(), tables.end(), is_of_run)) histories_[run] = text;
+  if (run.empty() || std::any_of(tables.begin(), tables.end(), is_of_run)) history_texts_[run] = text;
   return {200, "application/json", std::move(text)};
 }
 
+// Whether the request may come from a foreign web page: one that reaches this server through a domain name
+// that resolves to 127.0.0.1 (DNS rebinding) sends that name as Host. A token keeps such pages out too.
 bool HttpRoutes::is_foreign(std::string_view host) const {
   return token_ == nullptr && !allows_any_host_ && !is_loopback_host(host);
 }
@@ -228,7 +239,7 @@ HttpReply HttpRoutes::answer(const HttpRequest& request, const std::shared_ptr<c
   if (!request.target.starts_with('/')) return refusal(400, "the target must be a path");
 
   const std::string_view path = request.target.substr(0, request.target.find('?'));
-  if (path == "/healthz") return health(*published);
+  if (path == "/healthz") return health(*published);  // before the token, which health probes do not have
   if (token_ != nullptr && !token_->admits(request.authorization))
     return refusal(401, "show the token: Authorization: Bearer TOKEN");
   if (path == "/metrics") return metrics(*published);
@@ -258,6 +269,7 @@ void append_number(float value, std::string* text) {
   text->append(buffer, end.ptr);
 }
 
+// As a JSON string. Invalid UTF-8 is replaced.
 std::string quoted(const std::string& name) {
   return nlohmann::json(name).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }

@@ -1,6 +1,6 @@
-// Makes the replies of the agent's HTTP server, without any network code: a request has a method, a Host and
-// a target, a reply has a status and a body. The paths are /metrics, /api/v1/state, /api/v1/history,
-// /api/v1/targets, /healthz and those of the status page.
+// Makes the replies of the agent's HTTP server. It has no network code: http_server.h passes each request as
+// a struct and sends the reply. The paths are /metrics (for Prometheus), /api/v1/state, /api/v1/history,
+// /api/v1/targets, /healthz and the files of the status page, a web page that shows the run.
 #ifndef FORESHOCK_EXPORTERS_HTTP_ROUTES_H_
 #define FORESHOCK_EXPORTERS_HTTP_ROUTES_H_
 
@@ -27,7 +27,7 @@ struct HistoryTable {
   int64_t rank = 0;
   std::string layer;  // "": values of the whole rank
   int64_t first_step = 0, steps_per_point = 1;
-  std::vector<std::pair<std::string_view, std::vector<float>>> columns;  // names must have static lifetime
+  std::vector<std::pair<std::string_view, std::vector<float>>> columns;  // by name; names must be literals
 };
 
 // {"schema": 1, "tables": [{"run", "rank", "layer", "first_step", "steps_per_point", "columns": {name:
@@ -35,7 +35,8 @@ struct HistoryTable {
 // digits, and columns without a known value are left out.
 std::string history_json(const std::vector<HistoryTable>& tables, std::string_view run = "");
 
-// The state that the server serves until the next publish(). Immutable once published.
+// The state that the server serves until the agent publishes the next one, every second. Must not change once
+// it is published.
 struct Published {
   std::shared_ptr<const Snapshot> metrics;                             // null: /metrics is empty
   std::string state_json;                                              // body of /api/v1/state
@@ -45,13 +46,11 @@ struct Published {
   // Bodies of /api/v1/state?run=LABEL, by label. Several published states may share a text.
   std::vector<std::pair<std::string, std::shared_ptr<const std::string>>> run_states = {};
   std::string targets_json = "[]";  // body of /api/v1/targets, for Prometheus' http_sd
-  // The time at which this state was made. /healthz answers 503 once the state is older than kStaleAfter,
-  // since the agent publishes every second.
   std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();
+  // /healthz answers 503 once the state is older than this.
   static constexpr std::chrono::seconds kStaleAfter{30};
-  // /metrics answers 503 once the state is older than this. The limit is longer than kStaleAfter, because a
-  // busy node makes the agent slow. Old values are not served, since a hung agent would look like a training
-  // that stands still.
+  // /metrics answers 503 once the state is older than this: with old values, a hung agent would look like a
+  // training that stands still. Longer than kStaleAfter, because a busy node makes the agent slow.
   static constexpr std::chrono::seconds kTooOldAfter{120};
 };
 
@@ -62,14 +61,15 @@ inline constexpr size_t kMostTokenBytes = 1024;
 // changes. Thread-compatible.
 class BearerToken {
  public:
-  // The file must belong to root or to this user. Other users must have no permissions; its group may only
-  // read it. Its first line must have 16 to 1024 visible ASCII characters. On failure returns null and sets
-  // *error to one line.
+  // The file must belong to root or to this user, be at most readable for its group, and give other users no
+  // permissions. Its first line must have 16 to 1024 visible ASCII characters. On failure returns null and
+  // sets *error to one line.
   static std::unique_ptr<BearerToken> open(const std::string& path, std::string* error);
 
-  // `authorization`: the value of the Authorization header. It is "Bearer TOKEN", or "Basic ..." with any
-  // user and the token as the password, which browsers can send. The duration does not reveal how much of a
-  // wrong token is right. While the file cannot be used, no request is admitted.
+  // Whether the request has the token. `authorization`: the value of the Authorization header: "Bearer
+  // TOKEN", or "Basic ..." with any user and the token as the password, which browsers can send. The time of
+  // the call does not depend on how much of a wrong token is right. While the file cannot be used, no request
+  // is admitted.
   bool admits(std::string_view authorization);
 
  private:
@@ -89,9 +89,9 @@ std::string read_token(const std::string& path, struct stat* status, std::string
 bool equal_in_constant_time(std::string_view given, std::string_view expected);
 
 struct HttpRequest {
-  std::string_view method, host, target;
+  std::string_view method, host, target;  // host: the Host header; target: path and query
   bool has_body = false;
-  std::string_view authorization = {};
+  std::string_view authorization = {};  // the Authorization header
 };
 
 struct HttpReply {
@@ -116,7 +116,8 @@ class HttpRoutes {
   // Sets the token that all paths except /healthz require; null: no token is required.
   void require(std::unique_ptr<BearerToken> token) { token_ = std::move(token); }
 
-  // true turns the check of the Host header off. Used for a Unix socket, which web pages cannot reach.
+  // true turns the check off that the Host header is a loopback name, which keeps foreign web pages out. Used
+  // for a Unix socket, which web pages cannot reach.
   void allow_any_host(bool any) { allows_any_host_ = any; }
 
   // The body of the reply may share memory with `published`, which is then kept alive.
@@ -129,12 +130,13 @@ class HttpRoutes {
 
   std::unique_ptr<BearerToken> token_;
   bool allows_any_host_ = false;
-  // The source of text_. Holding it prevents reuse of its address, by which it is recognised.
-  std::shared_ptr<const Snapshot> rendered_;
-  std::shared_ptr<const std::string> text_;
-  // The source of histories_, held for the same reason.
-  std::shared_ptr<const std::vector<HistoryTable>> histories_of_;
-  std::map<std::string, std::shared_ptr<const std::string>> histories_;  // by run; "": all runs
+  // The source of metrics_text_, recognised by its address. Holding it prevents that the address is used
+  // again.
+  std::shared_ptr<const Snapshot> metrics_source_;
+  std::shared_ptr<const std::string> metrics_text_;
+  // The source of history_texts_, held for the same reason.
+  std::shared_ptr<const std::vector<HistoryTable>> history_source_;
+  std::map<std::string, std::shared_ptr<const std::string>> history_texts_;  // by run; "": all runs
 };
 
 // The files of exporters/status_page/, embedded at build time.

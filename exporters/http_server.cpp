@@ -1,3 +1,4 @@
+// The HTTP server of the agent, with Boost.Beast. One thread runs all handlers of all connections.
 #include "exporters/http_server.h"
 
 #include <pthread.h>
@@ -36,11 +37,11 @@ using asio::ip::tcp;
 using StreamProtocol = asio::generic::stream_protocol;  // TCP or a Unix socket
 using std::chrono::seconds;
 
-constexpr uint32_t kMaxHeadBytes = 8192;
+constexpr uint32_t kMaxHeadBytes = 8192;  // of a request
 constexpr seconds kIdleTime(60);
 constexpr seconds kHeadTime(1);  // from the first byte of a request head
 constexpr seconds kReplyTime(4);
-constexpr size_t kMaxReplyBytes = 64 << 20;
+constexpr size_t kMaxReplyBytes = 64 << 20;  // our client (http_get.h) reads no more
 
 class HttpSession;
 using HttpSessions = std::list<HttpSession*>;  // the connection that has been silent longest comes first
@@ -58,15 +59,16 @@ struct HttpShared {
   HttpSessions sessions;
 };
 
-// One connection: waits for a byte, reads a request head, replies, and starts again. Pending handlers own the
-// session; without one it is destroyed.
+// One connection: waits for a byte, reads a request head, replies, and starts again. The handler of a pending
+// operation owns the session. If a handler returns without starting another operation, the session is
+// destroyed, which closes the connection.
 class HttpSession : public std::enable_shared_from_this<HttpSession> {
  public:
   HttpSession(StreamProtocol::socket socket, HttpShared* shared)
       : stream_(std::move(socket)), shared_(shared) {
-    place_ = shared_->sessions.insert(shared_->sessions.end(), this);
+    list_entry_ = shared_->sessions.insert(shared_->sessions.end(), this);
   }
-  ~HttpSession() { shared_->sessions.erase(place_); }
+  ~HttpSession() { shared_->sessions.erase(list_entry_); }
 
   void wait() {
     if (buffer_.size() > 0) return read_head();  // the client sent the next request without waiting
@@ -85,7 +87,8 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
 
  private:
   void read_head() {
-    shared_->sessions.splice(shared_->sessions.end(), shared_->sessions, place_);
+    // Moves this session to the end of the list, since its client was heard last.
+    shared_->sessions.splice(shared_->sessions.end(), shared_->sessions, list_entry_);
     parser_.emplace();
     parser_->header_limit(kMaxHeadBytes);
     stream_.expires_after(kHeadTime);
@@ -95,13 +98,14 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   }
 
   void on_head(beast::error_code error) {
-    if (error == http::error::header_limit || error == http::error::buffer_overflow) {
+    if (error == http::error::header_limit || error == http::error::buffer_overflow)
       return send(refusal(431, "the request head is too large"), false);
-    }
     if (error == http::error::body_limit) return send(refusal(413, "no request body is taken"), false);
+    if (error == http::error::end_of_stream || error == http::error::partial_message)
+      return;  // client closed
+    // Other errors of the HTTP category come from the parser.
     const bool malformed =
         error && error.category() == http::make_error_code(http::error::end_of_stream).category();
-    if (error == http::error::end_of_stream || error == http::error::partial_message) return;
     if (malformed) return send(refusal(400, "the request is not HTTP"), false);
     if (error) return;  // timeout, reset
     const auto& head = parser_->get();
@@ -112,8 +116,8 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
                               parser_->chunked() || parser_->content_length().value_or(0) > 0,
                               text(head[http::field::authorization])};
     const HttpReply reply = shared_->routes.answer(request, shared_->current());
-    const bool unread_body = request.has_body;
-    send(reply, head.keep_alive() && !unread_body);
+    send(reply,
+         head.keep_alive() && !request.has_body);  // an unread body would be parsed as the next request
   }
 
   static std::string_view text(beast::string_view view) { return {view.data(), view.size()}; }
@@ -160,7 +164,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void discard() {
     discarded_ += buffer_.size();
     buffer_.clear();
-    if (discarded_ > 8 * kMaxHeadBytes) return;
+    if (discarded_ > 8 * kMaxHeadBytes) return;  // a client that sends much more loses its reply
     stream_.async_read_some(buffer_.prepare(kMaxHeadBytes),
                             [self = shared_from_this()](beast::error_code error, size_t bytes) {
                               if (error) return;
@@ -171,16 +175,13 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
 
   beast::basic_stream<StreamProtocol> stream_;
   HttpShared* shared_;
-  HttpSessions::iterator place_;
+  HttpSessions::iterator list_entry_;
   beast::flat_buffer buffer_{2 * kMaxHeadBytes};
   std::optional<http::request_parser<http::buffer_body>> parser_;  // its body is never read
   std::optional<http::response<http::span_body<const char>>> response_;
   std::shared_ptr<const std::string> body_;  // body of the reply that is being sent
   size_t discarded_ = 0;
 };
-
-// clang-format off
-// clang-format on
 
 namespace {
 
@@ -244,8 +245,8 @@ beast::error_code HttpServer::Impl::listen(const std::string& wanted_address, in
   return error;
 }
 
-// Listens on a Unix socket. A socket file without a server is replaced; if a server answers, it is another
-// agent's.
+// Listens on a Unix socket. A socket file that no server listens on is left over from a killed agent and is
+// replaced. If a server answers, another agent uses the file, and the result is address_in_use.
 beast::error_code HttpServer::Impl::listen_at(const std::string& path) {
   using local = asio::local::stream_protocol;
   beast::error_code error;
@@ -259,8 +260,8 @@ beast::error_code HttpServer::Impl::listen_at(const std::string& path) {
   }
   socket_acceptor.emplace(*context);
   socket_acceptor->open(local(), error);
-  // No other thread runs yet, so umask() affects only this socket. With a chmod() after bind() any user could
-  // connect in between.
+  // The socket must be created with mode 0600: with a chmod() after bind() any user could connect in between.
+  // No other thread runs yet, so umask() affects only this socket.
   const mode_t before = umask(0177);
   if (!error) socket_acceptor->bind(local::endpoint(path), error);
   umask(before);
@@ -269,7 +270,7 @@ beast::error_code HttpServer::Impl::listen_at(const std::string& path) {
   return error;
 }
 
-// `wanted`, or the first free port up to `last`.
+// Listens on the Unix socket, or on the port `wanted`, or on the first free port after it up to `last`.
 beast::error_code HttpServer::Impl::bind(int wanted, int last) {
   if (is_socket_path(address)) return listen_at(address.substr(kUnix.size()));
   beast::error_code failure;
@@ -300,7 +301,7 @@ template <class Socket>
 void HttpServer::Impl::on_accept(beast::error_code error, Socket socket) {
   if (error == asio::error::operation_aborted) return;
   if (error) {
-    close_oldest();
+    close_oldest();  // frees a file descriptor
     pause->expires_after(kAcceptPause);
     pause->async_wait([this](beast::error_code cancelled) {
       if (!cancelled) accept();

@@ -24,10 +24,10 @@ class HttpServer {
   HttpServer& operator=(const HttpServer&) = delete;
 
   // Binds and starts to serve. `address`: "localhost", a numeric address, or "unix:PATH" for a socket that
-  // only this user can open (0600). `port` 0: any free port. If `port` is in use and `last_port` is larger,
-  // the first free port up to `last_port` is used; otherwise a port in use is an error. With a `token_file`
-  // (BearerToken) all paths except /healthz require the token. An address that is neither loopback nor a
-  // socket requires a `token_file`. On failure returns false and sets *error to one line.
+  // only this user can open (0600). `port` 0: any free port. If `port` is in use, the first free port after
+  // it up to `last_port` is used; without one, start() fails. With a `token_file` (BearerToken) all paths
+  // except /healthz require the token. An address that is neither loopback nor a socket requires a
+  // `token_file`. On failure returns false and sets *error to one line.
   bool start(const std::string& address, int port, std::string* error, const std::string& token_file = "",
              int last_port = 0);
 

@@ -1,3 +1,4 @@
+// The record of a run in three parts: its file, the writer with its thread, and the spool in shared memory.
 #include "exporters/record.h"
 
 #include <fcntl.h>
@@ -19,6 +20,7 @@
 namespace foreshock {
 namespace {
 
+// Whether the file begins with kFirstRecordBytes, or, if it is shorter, with a part of them.
 bool starts_like_a_record(int file, off_t size) {
   char head[kFirstRecordBytes.size()];
   const auto length = static_cast<size_t>(std::min<off_t>(size, sizeof head));
@@ -26,7 +28,8 @@ bool starts_like_a_record(int file, off_t size) {
          std::memcmp(head, kFirstRecordBytes.data(), length) == 0;
 }
 
-// Bytes up to and including the last newline.
+// Returns the number of bytes up to and including the last newline. If the file cannot be read, returns
+// `size`, so that nothing is cut off.
 off_t whole_lines(int file, off_t size) {
   char piece[4096];
   for (off_t end = size; end > 0;) {
@@ -54,7 +57,8 @@ std::string prepare(int file, off_t* size) {
 }  // namespace
 
 std::unique_ptr<RecordFile> RecordFile::open(const std::string& path, std::string* error, WriteCall write,
-                                             uint64_t most) {
+                                             uint64_t max_bytes) {
+  // O_NONBLOCK: if the file is a pipe that is full, a write fails and does not block.
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0600);
   struct stat status = {};
   if (file < 0 || fstat(file, &status) != 0) {
@@ -71,22 +75,23 @@ std::unique_ptr<RecordFile> RecordFile::open(const std::string& path, std::strin
     return nullptr;
   }
   return std::unique_ptr<RecordFile>(
-      new RecordFile(file, path, is_regular, status.st_ino, static_cast<uint64_t>(size), write, most));
+      new RecordFile(file, path, is_regular, status.st_ino, static_cast<uint64_t>(size), write, max_bytes));
 }
 
 RecordFile::RecordFile(int file, std::string path, bool is_regular, uint64_t inode, uint64_t size,
-                       WriteCall write, uint64_t most)
+                       WriteCall write, uint64_t max_bytes)
     : file_(file),
       path_(std::move(path)),
       is_regular_(is_regular),
       inode_(inode),
       size_(size),
-      most_(most),
+      max_bytes_(max_bytes),
       write_(write) {}
 
 RecordFile::~RecordFile() { close(file_); }
 
-// Renames the file to older_part() and starts a new one. On failure the present file stays in use.
+// Renames the file to older_part() and starts a new one, which is locked before it gets the name of the
+// record, so that no other writer can take it. On failure the present file stays in use.
 void RecordFile::begin_new_part() {
   const std::string next = path_ + ".new";
   const int file = ::open(next.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600);
@@ -106,13 +111,13 @@ void RecordFile::begin_new_part() {
 
 RecordFile::Appended RecordFile::append(std::string_view lines) {
   Appended result;
-  if (most_ > 0 && is_regular_ && size_ > 0 && size_ + lines.size() > most_ / 2) begin_new_part();
+  if (max_bytes_ > 0 && is_regular_ && size_ > 0 && size_ + lines.size() > max_bytes_ / 2) begin_new_part();
   size_t written = 0;
   while (written < lines.size() && result.error == 0) {
     const ssize_t n = write_(file_, lines.data() + written, lines.size() - written);
     if (n > 0) written += static_cast<size_t>(n);
     if (n < 0 && errno != EINTR) result.error = errno;
-    if (n == 0) result.error = ENOSPC;
+    if (n == 0) result.error = ENOSPC;  // otherwise this loop might never end
   }
   const size_t whole = written == 0 ? 0 : lines.rfind('\n', written - 1) + 1;
   size_ += whole;
@@ -126,7 +131,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kMostWaitingBytes = kLongestRecordLine + 1;
+constexpr size_t kMostWaitingBytes = kLongestRecordLine + 1;  // the longest line and its newline
 constexpr std::chrono::milliseconds kFlushEvery{1000};
 
 }  // namespace
@@ -136,28 +141,28 @@ struct RecordWriter::Shared {
 
   const std::unique_ptr<RecordFile> file;  // used only by the thread while is_writing
   const bool is_regular = file != nullptr && file->is_regular();
-  std::mutex mutex;  // guards everything below
+  std::mutex mutex;  // guards everything below; all functions must be called with it held, except work()
   std::condition_variable changed;
   RecordSpool spool;
-  std::string waiting;  // lines that are not in the file
-  // Number of leading bytes of `waiting` that hand_over() has processed. The spool has them too if it is
-  // whole.
-  size_t handed_over = 0;
+  std::string waiting;     // lines that are not in the file
+  size_t ready_bytes = 0;  // of `waiting`, from its start: what the next attempt writes; copied to the spool
   uint64_t size = 0, inode = 0;      // of the file
   uint64_t requested = 0, done = 0;  // numbers of the last requested and the last finished attempt to write
   bool is_writing = false, is_ending = false;
   Clock::time_point began;  // start of the present attempt
-  bool is_failing = false, has_reported_hang = false;
-  std::string error;
+  bool is_failing = false;  // from a failed attempt to the next one that writes everything
+  bool has_reported_hang = false;
+  std::string error;  // for take_error()
   uint64_t errors = 0, lines_lost = 0;
 
-  bool put(const std::string& line);
-  void hand_over();
-  // Whether lines passed to hand_over() survive a killed agent.
+  bool put(const std::string& line);  // returns false if too many bytes wait
+  void copy_to_spool();
+  // Whether the ready bytes survive a killed agent.
   bool survives() const { return is_regular && spool.is_whole(); }
   void fail(const std::string& why);
   void check_for_hang();
   void attempt(std::unique_lock<std::mutex>* lock);
+  void respool();
   void work();
 };
 
@@ -168,10 +173,10 @@ bool RecordWriter::Shared::put(const std::string& line) {
   return true;
 }
 
-void RecordWriter::Shared::hand_over() {
-  if (handed_over == waiting.size()) return;
-  if (is_regular) spool.add(std::string_view(waiting).substr(handed_over), {inode, size + handed_over});
-  handed_over = waiting.size();
+void RecordWriter::Shared::copy_to_spool() {
+  if (ready_bytes == waiting.size()) return;
+  if (is_regular) spool.add(std::string_view(waiting).substr(ready_bytes), {inode, size + ready_bytes});
+  ready_bytes = waiting.size();
 }
 
 void RecordWriter::Shared::fail(const std::string& why) {
@@ -186,9 +191,17 @@ void RecordWriter::Shared::check_for_hang() {
   has_reported_hang = true;
 }
 
+// Clears the spool and copies all waiting lines to it, with their present position in the record.
+void RecordWriter::Shared::respool() {
+  spool.clear();
+  ready_bytes = 0;
+  copy_to_spool();
+}
+
+// Writes the ready bytes. Releases the lock while it writes, so that lines can be added meanwhile.
 void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
   const uint64_t number = requested;
-  const std::string lines = waiting.substr(0, handed_over);
+  const std::string lines = waiting.substr(0, ready_bytes);
   is_writing = true;
   began = Clock::now();
   lock->unlock();
@@ -197,24 +210,23 @@ void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
   is_writing = has_reported_hang = false;
   size = file->size();
   waiting.erase(0, appended.bytes);
-  handed_over -= appended.bytes;
+  ready_bytes -= appended.bytes;
   const bool is_another_file = inode != file->inode();
   inode = file->inode();
   if (appended.error != 0)
     fail(std::strerror(appended.error));
   else
     is_failing = false;
-  if (handed_over == 0) {
+  // In the same file, written lines may stay in the spool: RecordSpool::missing() removes them.
+  if (ready_bytes == 0)
     spool.clear();
-  } else if (is_another_file) {  // the lines in the spool now belong to the new file
-    spool.clear();
-    handed_over = 0;
-    hand_over();
-  }
+  else if (is_another_file)
+    respool();
   done = number;
   changed.notify_all();
 }
 
+// The writing thread: makes an attempt whenever one is requested.
 void RecordWriter::Shared::work() {
   std::unique_lock lock(mutex);
   for (;;) {
@@ -225,21 +237,17 @@ void RecordWriter::Shared::work() {
 }
 
 std::unique_ptr<RecordWriter> RecordWriter::open(const std::string& path, std::string* error, int spool,
-                                                 WriteCall write, uint64_t most) {
+                                                 WriteCall write, uint64_t max_bytes) {
   std::signal(SIGXFSZ, SIG_IGN);
-  auto shared = std::make_shared<Shared>(RecordFile::open(path, error, write, most), spool);
+  auto shared = std::make_shared<Shared>(RecordFile::open(path, error, write, max_bytes), spool);
   if (shared->file == nullptr) return nullptr;
   shared->size = shared->file->size();
   shared->inode = shared->file->inode();
   if (shared->is_regular) shared->waiting = shared->spool.missing({shared->inode, shared->size});
-  shared->handed_over = shared->waiting.size();
+  shared->ready_bytes = shared->waiting.size();
   std::unique_lock lock(shared->mutex);
-  shared->attempt(&lock);  // clears the spool if it succeeds
-  if (shared->handed_over > 0) {
-    shared->spool.clear();
-    shared->handed_over = 0;
-    shared->hand_over();
-  }
+  shared->attempt(&lock);  // clears the spool if it writes everything
+  if (shared->ready_bytes > 0) shared->respool();
   return std::unique_ptr<RecordWriter>(new RecordWriter(shared));
 }
 
@@ -262,7 +270,7 @@ RecordWriter::~RecordWriter() {
 
 bool RecordWriter::start_thread() {
   if (thread_.joinable()) return true;
-  sigset_t all, before;  // all signals are blocked in the new thread, so that the main thread gets them
+  sigset_t all, before;  // the new thread blocks all signals, so that the agent's main thread gets them
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
@@ -277,7 +285,7 @@ void RecordWriter::begin_flush() {
   last_flush_ = Clock::now();
   std::unique_lock lock(shared_->mutex);
   shared_->check_for_hang();
-  shared_->hand_over();
+  shared_->copy_to_spool();
   if (shared_->waiting.empty()) return;
   ++shared_->requested;
   if (start_thread())
@@ -286,29 +294,31 @@ void RecordWriter::begin_flush() {
     shared_->attempt(&lock);
 }
 
-bool RecordWriter::write_out(std::chrono::milliseconds most) {
+bool RecordWriter::write_out(std::chrono::milliseconds max_wait) {
   begin_flush();
   std::unique_lock lock(shared_->mutex);
   const uint64_t requested = shared_->requested;
-  shared_->changed.wait_for(lock, most, [&] { return shared_->done >= requested; });
+  shared_->changed.wait_for(lock, max_wait, [&] { return shared_->done >= requested; });
   shared_->check_for_hang();
   return shared_->waiting.empty();
 }
 
-void RecordWriter::hand_over() {
+void RecordWriter::copy_to_spool() {
   {
     const std::unique_lock lock(shared_->mutex);
-    if (shared_->handed_over == shared_->waiting.size()) return;
-    shared_->hand_over();
+    if (shared_->ready_bytes == shared_->waiting.size()) return;
+    shared_->copy_to_spool();
     if (shared_->survives() || shared_->is_failing) return;
   }
-  write_out(2 * kPatience);  // twice, since the thread may start to write a little later
+  // Twice the patience: the time of an attempt counts from when the thread starts it, and check_for_hang() at
+  // the end of write_out() must find it expired.
+  write_out(2 * kPatience);
 }
 
 void RecordWriter::append(const std::string& line) {
   std::unique_lock lock(shared_->mutex);
   bool is_put = shared_->put(line);
-  if (!is_put && !shared_->is_failing) {
+  if (!is_put && !shared_->is_failing) {  // makes room; a failing file is not waited for
     lock.unlock();
     write_out(kPatience);
     lock.lock();
@@ -333,7 +343,7 @@ std::string RecordWriter::take_error() {
 uint64_t RecordWriter::size() const {
   const std::unique_lock lock(shared_->mutex);
   if (!shared_->is_regular) return 0;
-  return shared_->size + (shared_->survives() ? shared_->handed_over : 0);
+  return shared_->size + (shared_->survives() ? shared_->ready_bytes : 0);
 }
 
 uint64_t RecordWriter::errors() const {
@@ -380,7 +390,7 @@ std::string RecordSpool::missing(const RecordPlace& end) const {
   std::string bytes(std::min(size_, kMostBytes), '\0');
   const ssize_t got = bytes.empty() ? 0 : pread(file_, bytes.data(), bytes.size(), 0);
   bytes.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
-  bytes.resize(bytes.rfind('\n') + 1);  // the last line may be torn
+  bytes.resize(bytes.rfind('\n') + 1);  // the last line may be incomplete; without a newline nothing is left
   RecordPlace begin;
   if (!read_heading(bytes, &begin)) return "";
   std::string lines = bytes.substr(kHeadingBytes);

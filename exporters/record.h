@@ -1,6 +1,6 @@
 // Writes the record of a run: a file with one JSON object per line (record_line.h). A separate thread writes
-// the file, and lines are spooled in shared memory, so that neither a hung disk nor a killed agent loses
-// lines.
+// the file, so that a hung disk does not delay the agent. Lines that are not in the file yet are also copied
+// to a spool, a file in shared memory, so that they survive a killed agent.
 #ifndef FORESHOCK_EXPORTERS_RECORD_H_
 #define FORESHOCK_EXPORTERS_RECORD_H_
 
@@ -22,21 +22,24 @@ namespace foreshock {
 // The signature of write(2), which tests replace.
 using WriteCall = ssize_t (*)(int file, const void* bytes, size_t count);
 
-// The file of a record. It contains whole lines and has one writer. Thread-compatible.
+// The file of a record. It contains whole lines and has one writer. It may also be a pipe or a device, which
+// cannot be locked or truncated. Thread-compatible.
 class RecordFile {
  public:
   // Creates the file, or opens a record to append to it after its last whole line. Returns null and a
-  // one-line *error if the file cannot be opened, is not a record, or another writer has locked it. `most`:
-  // maximal bytes of both parts; 0: unlimited. When the file would exceed half of `most`, it is renamed to
-  // older_part(path), which replaces the earlier older part, and a new file is started.
+  // one-line *error if the file cannot be opened, is not a record, or another writer has locked it. With a
+  // `max_bytes` above 0, the record is kept in two parts of at most half of `max_bytes` each: before a part
+  // would become larger, it is renamed to older_part(path), which replaces the earlier older part, and a new
+  // file is started at `path`.
   static std::unique_ptr<RecordFile> open(const std::string& path, std::string* error, WriteCall write,
-                                          uint64_t most = 0);
+                                          uint64_t max_bytes = 0);
   ~RecordFile();
   RecordFile(const RecordFile&) = delete;
   RecordFile& operator=(const RecordFile&) = delete;
 
   // `bytes`: how many bytes of `lines` are in the file. `error`: the errno if some are missing, else 0. A
-  // partly written line is removed, so that a later attempt can write it as a whole.
+  // partly written line is removed from a regular file, so that a later call can write it as a whole. In a
+  // pipe or device it stays and is counted in `bytes`; the later call continues it.
   struct Appended {
     size_t bytes = 0;
     int error = 0;
@@ -50,21 +53,20 @@ class RecordFile {
 
  private:
   RecordFile(int file, std::string path, bool is_regular, uint64_t inode, uint64_t size, WriteCall write,
-             uint64_t most);
+             uint64_t max_bytes);
   void begin_new_part();
 
   int file_;
   const std::string path_;
   const bool is_regular_;
   uint64_t inode_, size_;
-  const uint64_t most_;
+  const uint64_t max_bytes_;
   const WriteCall write_;
 };
 
-// Writes the record. One thread may call it. It starts a second thread that writes the file, so that a slow
-// or hung disk does not delay the caller. Lines wait in memory, up to 4 MiB, and are written once a second.
-// If the disk is full or hangs, the file keeps whole lines only. The other lines wait for the next attempt;
-// lines beyond the 4 MiB are counted as lost.
+// Writes the record. Only one thread may call it. It starts a second thread that writes the file. Lines wait
+// in memory, up to 4 MiB, and are written once a second. If the disk is full or hangs, the file keeps whole
+// lines only. The other lines wait for the next attempt to write; lines beyond the 4 MiB are counted as lost.
 class RecordWriter {
  public:
   // Time after which an attempt to write counts as failed and the file as hung.
@@ -72,12 +74,13 @@ class RecordWriter {
   // Longest time that flush() waits for a file that hangs.
   static constexpr std::chrono::milliseconds kLongestFlush{10000};
 
-  // Opens the file as RecordFile::open() does, and appends the lines of `spool` that are not in the file.
-  // `spool`: the descriptor for RecordSpool, or -1. `most`: see RecordFile. Ignores SIGXFSZ from now on, so
-  // that exceeding a limit of file sizes is an error and does not end the process.
+  // Opens the file as RecordFile::open() does, and appends the lines of the spool that are not in the file.
+  // `spool`: the descriptor for RecordSpool, or -1. Makes the process ignore SIGXFSZ, so that exceeding a
+  // limit of file sizes is an error of write() and does not end the process.
   static std::unique_ptr<RecordWriter> open(const std::string& path, std::string* error, int spool = -1,
-                                            WriteCall write = ::write, uint64_t most = 0);
-  // Flushes. If the file hangs, the thread is detached, and the waiting lines are lost.
+                                            WriteCall write = ::write, uint64_t max_bytes = 0);
+  // Writes the waiting lines, for at most kPatience. If the file hangs, the writing thread is detached, and
+  // the waiting lines are lost unless the spool has them.
   ~RecordWriter();
   RecordWriter(const RecordWriter&) = delete;
   RecordWriter& operator=(const RecordWriter&) = delete;
@@ -92,16 +95,16 @@ class RecordWriter {
   // Starts to write all lines, without waiting.
   void begin_flush();
 
-  // Copies the lines written so far to the spool, where they survive a killed agent. Must be called before
-  // the trainer may reuse the data that the lines describe. If the spool fails, waits until the lines are in
-  // the file, unless the file is known to be full or to hang.
-  void hand_over();
+  // Copies the lines passed to write() so far to the spool, where they survive a killed agent. Must be called
+  // before the trainer may reuse the shared memory that the lines describe. If the spool fails, waits until
+  // the lines are in the file, except while the file is known to be full or to hang.
+  void copy_to_spool();
 
-  // Returns the first error of a series of failures, only once; empty if there is no new one.
+  // Returns a one-line error after the first of consecutive failed attempts, and "" at the later calls.
   std::string take_error();
 
-  // Bytes of whole lines in the file and in the spool. If this agent cannot write the lines of the spool, the
-  // next one does. 0 if the file is not a regular file.
+  // Bytes of whole lines in the file and in the spool: if this agent is killed, the next one writes the lines
+  // of the spool to the file. 0 if the file is not a regular file.
   uint64_t size() const;
 
   uint64_t errors() const;      // attempts to write that failed
@@ -109,49 +112,48 @@ class RecordWriter {
   bool is_incomplete() const;   // lines are lost, or would be if this process were killed
 
  private:
-  struct Shared;  // shared with the thread, which may outlive this object
+  struct Shared;  // shared with the writing thread, which may outlive this object
   explicit RecordWriter(std::shared_ptr<Shared> shared);
   void append(const std::string& line);
-  bool write_out(std::chrono::milliseconds most);
-  bool start_thread();
+  bool write_out(std::chrono::milliseconds max_wait);  // returns whether all lines were written
+  bool start_thread();                                 // returns whether the writing thread exists
 
   const std::shared_ptr<Shared> shared_;
   std::thread thread_;
   std::chrono::steady_clock::time_point last_flush_;
 };
 
-// Where the lines of a spool belong: file, and offset of the first line.
+// A position in a record: the file and a byte offset in it.
 struct RecordPlace {
   uint64_t inode = 0;
   uint64_t offset = 0;
 };
 
-// A file in shared memory for lines that are not yet in the record, so that they survive a killed agent. Its
-// first line is a heading: the position of the other lines in the record. Thread-compatible.
+// A file in shared memory for lines that are not yet in the record. The first line of the spool is a heading:
+// the position at which the other lines belong in the record. Thread-compatible.
 class RecordSpool {
  public:
   static constexpr size_t kMostBytes = size_t{8} << 20;
 
-  // Takes ownership of a descriptor opened for reading and appending. Negative: there is no spool, and
-  // nothing can be added.
+  // Takes ownership of a descriptor opened for reading and appending. If it is negative, add() always fails.
   explicit RecordSpool(int file);
   ~RecordSpool();
   RecordSpool(const RecordSpool&) = delete;
   RecordSpool& operator=(const RecordSpool&) = delete;
 
-  // Returns the lines that an earlier agent added and that are not in the record. `end`: the end of the
-  // record. Returns all lines if the spool belongs to another file, or if the record has become shorter. The
-  // spool must be cleared before lines are added.
+  // Returns the lines that an earlier agent added and that are not in the record, whose end is `end`. Returns
+  // all lines if the spool belongs to another file, or if the record has become shorter. Call clear() before
+  // add(): under the heading of the earlier agent, new lines would have a wrong position.
   std::string missing(const RecordPlace& end) const;
 
-  // Adds lines. `place`: position of the first of them in the record, directly after the lines added before.
-  // Returns false on failure; later calls then also fail until the next clear().
+  // Adds lines. `place`: the position of the first of them in the record, directly after the lines added
+  // before. Returns false on failure; later calls then also fail until the next clear().
   bool add(std::string_view lines, const RecordPlace& place);
 
-  // Empties the spool. Called when all its lines are in the record.
+  // Empties the spool. Must be called only if all its lines are in the record or will be added again.
   void clear();
 
-  // Whether all lines since the last clear() could be added.
+  // Whether the spool exists and has all lines passed to add() since the last clear().
   bool is_whole() const { return is_whole_; }
 
  private:

@@ -1,3 +1,4 @@
+// Converts lines of a record to JSON, their tables to Markdown, and bytes to base64 and back.
 #include "exporters/record_line.h"
 
 #include <algorithm>
@@ -11,10 +12,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// Each to_json() converts an unknown (empty) value to null.
 Json to_json(const std::string& value) { return value.empty() ? Json() : Json(value); }
 Json to_json(const std::vector<int64_t>& value) { return value.empty() ? Json() : Json(value); }
 Json to_json(const std::map<std::string, double>& values) {
-  Json object;  // null if there are no values
+  Json object;  // stays null if there are no values
   for (const auto& [name, value] : values) object[name] = std::isfinite(value) ? Json(value) : Json();
   return object;
 }
@@ -56,6 +58,7 @@ template std::string to_json_line(const EventLine&);
 
 std::span<const RecordField> record_fields(std::string_view line_type) {
   std::span<const RecordField> fields;
+  // Sets `fields` to those of the line struct whose type is `line_type`.
   const auto find_fields = [&]<class... Lines>(const Lines*...) {
     ((line_type == Lines::kType ? void(fields = Lines::kFields) : void()), ...);
   };
@@ -82,11 +85,12 @@ std::string record_markdown() {
 namespace {
 
 constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-constexpr uint8_t kNone = 0xff;
+constexpr uint8_t kNotADigit = 0xff;
 
+// The value of each base64 digit, by its character.
 constexpr std::array<uint8_t, 256> kValues = [] {
   std::array<uint8_t, 256> values{};
-  values.fill(kNone);
+  values.fill(kNotADigit);
   for (uint8_t n = 0; n < 64; ++n) values[static_cast<uint8_t>(kDigits[n])] = n;
   return values;
 }();
@@ -117,12 +121,13 @@ std::optional<std::string> from_base64(std::string_view text) {
   uint32_t word = 0;
   for (size_t at = 0; at < digits; ++at) {
     const uint8_t value = kValues[static_cast<uint8_t>(text[at])];
-    if (value == kNone) return std::nullopt;
+    if (value == kNotADigit) return std::nullopt;
     word = word << 6 | value;
     if (at % 4 != 0) bytes += static_cast<char>(word >> (6 - 2 * (at % 4)));
   }
-  const uint32_t left_over = digits % 4 == 2 ? word & 15 : digits % 4 == 3 ? word & 3 : 0;
-  if (left_over != 0) return std::nullopt;
+  // The last digit has 4 unused bits after one byte, 2 after two bytes. to_base64() sets them to 0.
+  const uint32_t unused_bits = digits % 4 == 2 ? word & 15 : digits % 4 == 3 ? word & 3 : 0;
+  if (unused_bits != 0) return std::nullopt;
   return bytes;
 }
 

@@ -1,6 +1,6 @@
-// The lines of a record: one JSON object each, "schema": 1, "type": run | step | sample | tensor | model |
-// optimizer | spectrum | event. Field names, units and meanings are in one list per type; docs/record.md is
-// generated from these lists.
+// Defines the lines of a record, the file in which the agent keeps what it measured in a run. Each line is a
+// JSON object with "schema": 1 and "type": run | step | sample | tensor | model | optimizer | spectrum |
+// event. Field names, units and meanings are in one list per type; docs/record.md is generated from them.
 #ifndef FORESHOCK_EXPORTERS_RECORD_LINE_H_
 #define FORESHOCK_EXPORTERS_RECORD_LINE_H_
 
@@ -36,14 +36,14 @@ constexpr const char* name_of_type(const RecordIntegers*) { return "list of inte
 constexpr const char* name_of_type(const RecordNumbers*) { return "object of numbers"; }
 constexpr const char* name_of_type(const RecordIntegerMap*) { return "object of integers"; }
 
-// One field of a line, for docs and tests.
+// One field of a line, for docs and tests. `type` is the JSON type.
 struct RecordField {
   const char *name, *type, *unit, *help;
 };
 
-// Every field is declared once, in the list of its line below: X(type, name, unit, help). The list becomes
-// the members of the struct, the table kFields, and visit(line, v), which calls v(name, member) for each, in
-// the order of the list.
+// Every field is declared once, in the list of its line below: X(type, name, unit, help).
+// FORESHOCK_RECORD_LINE turns the list into a struct with a member per field, the table kFields, and
+// visit(line, v), which calls v(name, member) for each field, in the order of the list.
 #define FORESHOCK_RECORD_MEMBER(type, name, unit, help) type name;
 #define FORESHOCK_RECORD_ENTRY(type, name, unit, help) \
   {#name, name_of_type(static_cast<const type*>(nullptr)), unit, help},
@@ -59,7 +59,7 @@ struct RecordField {
     }                                                                          \
   }
 
-// A rank was found (state "started") or is gone ("ended").
+// The agent has found a rank of the run (state "started"), or the rank's process has ended ("ended").
 #define FORESHOCK_RUN_FIELDS(X)                                                                  \
   X(RecordText, run, "", "Run id.")                                                              \
   X(RecordText, state, "", "started or ended.")                                                  \
@@ -105,8 +105,9 @@ FORESHOCK_RECORD_LINE(RunLine, "run", FORESHOCK_RUN_FIELDS);
   X(RecordIntegerMap, logged_step, "", "The step that the training logged with them, in its own count.")
 FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
 
-// One judged slice of one attention call. To combine several samples, add bias_error_sum and bias_ulp_sum and
-// divide the totals; do not average the quotients.
+// One slice (some rows of one attention call) compared with its fp64 reference. To combine the bias of
+// several samples, divide the total of bias_error_sum by the total of bias_ulp_sum; do not average the
+// quotients.
 #define FORESHOCK_SAMPLE_FIELDS(X)                                                                          \
   X(RecordText, run, "", "Run id.")                                                                         \
   X(RecordInteger, rank, "", "Rank in the job.")                                                            \
@@ -204,8 +205,8 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
   X(RecordNumber, judge_seconds, "s", "CPU time of the judgement.")
 FORESHOCK_RECORD_LINE(SampleLine, "sample", FORESHOCK_SAMPLE_FIELDS);
 
-// One snapshot of one weight tensor. Scope "node": the parts that this node holds, replicas counted once.
-// Scope "job", which `foreshock merge` writes: the whole tensor.
+// One snapshot of one weight tensor: of the parts that this node holds, or of the whole tensor (field
+// `scope`).
 #define FORESHOCK_TENSOR_FIELDS(X)                                                                           \
   X(RecordText, run, "", "Run id.")                                                                          \
   X(RecordText, scope, "",                                                                                   \
@@ -270,7 +271,7 @@ FORESHOCK_RECORD_LINE(SampleLine, "sample", FORESHOCK_SAMPLE_FIELDS);
     "describes.")
 FORESHOCK_RECORD_LINE(TensorLine, "tensor", FORESHOCK_TENSOR_FIELDS);
 
-// All weights of a layer, or of the model, over one interval.
+// All weights of a layer, or of the model, over one interval, in which each tensor is measured once.
 #define FORESHOCK_MODEL_FIELDS(X)                                                                       \
   X(RecordText, run, "", "Run id.")                                                                     \
   X(RecordText, scope, "", "node or job, as in lines of type tensor.")                                  \
@@ -331,7 +332,8 @@ FORESHOCK_RECORD_LINE(ModelLine, "model", FORESHOCK_MODEL_FIELDS);
   X(RecordNumber, weight_decay, "1", "Weight decay of the parameter's group.")
 FORESHOCK_RECORD_LINE(OptimizerLine, "optimizer", FORESHOCK_OPTIMIZER_FIELDS);
 
-// How the scores of a layer's heads changed between two snapshots of its projections.
+// How the matrices W_Q W_K^T of a layer's heads changed between two snapshots of the query and key
+// projections.
 #define FORESHOCK_SPECTRUM_FIELDS(X)                                                            \
   X(RecordText, run, "", "Run id.")                                                             \
   X(RecordInteger, rank, "", "Rank in the job.")                                                \
@@ -387,11 +389,11 @@ inline std::string older_part(const std::string& path) { return path + ".1"; }
 // Every line of a record begins with these bytes.
 inline constexpr std::string_view kFirstRecordBytes = R"({"schema":1,)";
 
-// Whether older_part(path) exists and is a record. An unrelated file may have this name.
+// Whether older_part(path) exists and is a record: an unrelated file may have this name.
 bool has_older_part(const std::string& path);
 
-// Bytes of the longest line that is written or read.
-inline constexpr size_t kLongestRecordLine = 4 << 20;
+// Size of the longest line that is written or read.
+inline constexpr size_t kLongestRecordLine = 4 << 20;  // bytes
 
 // The fields of a type of line ("run", "step", ...); empty for an unknown type.
 std::span<const RecordField> record_fields(std::string_view line_type);
@@ -399,7 +401,7 @@ std::span<const RecordField> record_fields(std::string_view line_type);
 // The tables as Markdown, for docs/record.md.
 std::string record_markdown();
 
-// One line, without its newline.
+// Converts one of the structs above to its JSON, without a newline.
 template <class Line>
 std::string to_json_line(const Line& line);
 

@@ -1,3 +1,4 @@
+// Parses the JSON lines of a record, reads its files line by line, and writes lines as CSV.
 #include "exporters/record_reader.h"
 
 #include <cerrno>
@@ -15,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Each take() accepts JSON values of one kind only.
+// Each take() sets *value if the JSON value has the right kind, and returns whether it has.
 bool take(const Json& json, std::string* value) {
   if (json.is_string()) *value = json.get<std::string>();
   return json.is_string();
@@ -49,7 +50,7 @@ bool take(const Json& json, std::vector<int64_t>* value) {
   return true;
 }
 
-// null stands for a value that is not finite.
+// Members of a JSON object. In an object of numbers, null stands for a value that is not finite.
 bool take_member(const Json& json, double* value) {
   if (json.is_number()) *value = json.get<double>();
   if (json.is_null()) *value = std::numeric_limits<double>::quiet_NaN();
@@ -71,21 +72,23 @@ bool take(const Json& json, std::map<std::string, Value>* value) {
 
 void set_nan(std::optional<double>* value) { *value = std::numeric_limits<double>::quiet_NaN(); }
 template <class Value>
-void set_nan(Value*) {}
+void set_nan(Value*) {}  // only fields of type double can be listed in "nonfinite"
 
-bool is_named(const Json& names, const char* name) {
+bool is_in_list(const Json& names, const char* name) {
   if (!names.is_array()) return false;
   for (const Json& each : names)
     if (each.is_string() && each.get_ref<const std::string&>() == name) return true;
   return false;
 }
 
-// The first bytes of files of gzip, zstd, xz and bzip2.
+// Whether `text` begins like a file of gzip, zstd, xz or bzip2.
 bool is_compressed(std::string_view text) {
   const auto begins = [text](const char* begin) { return text.starts_with(begin); };
   return begins("\x1f\x8b") || begins("\x28\xb5\x2f\xfd") || begins("\xfd\x37zXZ") || begins("BZh");
 }
 
+// Converts the JSON object to a line of type `Line`. Returns nothing if a field has a value of the wrong
+// kind.
 template <class Line>
 std::optional<RecordLine> read_fields(const Json& object, std::string* why) {
   Line line;
@@ -93,7 +96,7 @@ std::optional<RecordLine> read_fields(const Json& object, std::string* why) {
   bool good = true;
   Line::visit(line, [&](const char* name, auto& value) {
     const auto field = object.find(name);
-    if (nonfinite != object.end() && is_named(*nonfinite, name)) return set_nan(&value);
+    if (nonfinite != object.end() && is_in_list(*nonfinite, name)) return set_nan(&value);
     if (field == object.end() || field->is_null() || take(*field, &value)) return;
     good = false;
     *why = std::string("a value of the wrong kind in ") + name;
@@ -137,14 +140,15 @@ bool has_older_part(const std::string& path) {
   return file.read(head.data(), static_cast<std::streamsize>(head.size())) && head == kFirstRecordBytes;
 }
 
-RecordReader::RecordReader(std::ifstream file, std::ifstream next)
-    : file_(std::move(file)), next_(std::move(next)), buffer_(kLongestLine + 2) {}
+// The buffer holds the longest line, its newline and the 0 byte that getline() adds.
+RecordReader::RecordReader(std::ifstream file, std::ifstream newer_part)
+    : file_(std::move(file)), newer_part_(std::move(newer_part)), buffer_(kLongestLine + 2) {}
 
 std::unique_ptr<RecordReader> RecordReader::open(const std::string& path, std::string* error,
                                                  bool with_older_part) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);
-  // A folder can be opened, but not read.
+  // A folder can be opened, but reading it fails and sets errno.
   if (file.is_open() && file.peek() == std::ifstream::traits_type::eof() && errno != 0) file.close();
   if (!file.is_open()) {
     *error = "record " + path + ": " + std::strerror(errno != 0 ? errno : EIO);
@@ -167,7 +171,8 @@ bool RecordReader::seek(uint64_t offset) {
   return file_.good();
 }
 
-// False at the end of the file. `*whole`: the line ended with a newline.
+// Reads the next line into the buffer and sets *text to it, or to a null view if the line is too long.
+// `*whole`: the line ended with a newline. Returns false at the end of the file.
 bool RecordReader::read_line(std::string_view* text, bool* whole) {
   file_.getline(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
   const auto read = static_cast<size_t>(file_.gcount());
@@ -175,12 +180,12 @@ bool RecordReader::read_line(std::string_view* text, bool* whole) {
   offset_ = read_;
   read_ += read;
   if (read == 0 && !*whole) {
-    if (!next_.is_open()) return false;
-    file_ = std::move(next_);
-    next_ = {};
+    if (!newer_part_.is_open()) return false;
+    file_ = std::move(newer_part_);
+    newer_part_ = {};
     return read_line(text, whole);
   }
-  if (file_.fail() && *whole) {  // longer than the buffer
+  if (file_.fail() && *whole) {  // longer than the buffer: skip the rest of the line
     file_.clear();
     file_.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
     read_ += static_cast<uint64_t>(file_.gcount());
@@ -256,11 +261,12 @@ std::string cell(const std::vector<int64_t>& value) {
   return text;
 }
 
+// A row of the texts that cell_of(field name, value) returns for the fields of `line`.
 template <class Line, class Cell>
 std::string row(const Line& line, const Cell& cell_of) {
   std::string text;
   Line::visit(line, [&](const char* name, const auto& value) {
-    if (!text.empty() || name != std::string_view(Line::kFields[0].name)) text += ',';
+    if (name != std::string_view(Line::kFields[0].name)) text += ',';
     text += cell_of(name, value);
   });
   return text + "\n";

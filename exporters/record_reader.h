@@ -1,4 +1,4 @@
-// Reads a record line by line. The last line may be incomplete, as after its writer was killed.
+// Reads a record, the file with one JSON object per line that the agent writes, and converts lines to CSV.
 #ifndef FORESHOCK_EXPORTERS_RECORD_READER_H_
 #define FORESHOCK_EXPORTERS_RECORD_READER_H_
 
@@ -18,19 +18,21 @@ namespace foreshock {
 using RecordLine = std::variant<RunLine, StepLine, SampleLine, TensorLine, ModelLine, OptimizerLine,
                                 SpectrumLine, EventLine>;
 
-// Parses a line of a record, without its newline. Unknown fields are ignored, since a newer foreshock may
-// have added them. Missing fields are unknown. A number listed in "nonfinite" becomes NaN, even if it was
-// infinite. On failure returns nothing and sets *why to a phrase. `text` may have any bytes. Thread-safe.
+// Parses a line of a record, without its newline. Fields that are not in the tables of record_line.h are
+// ignored, since a newer foreshock may have added them. Missing fields get their value for "unknown". A
+// number listed in "nonfinite" becomes NaN, even if it was infinite. On failure returns nothing and sets *why
+// to a phrase, e.g. "not JSON". `text` may have any bytes. Thread-safe.
 std::optional<RecordLine> parse_record_line(std::string_view text, std::string* why);
 
-// Iterates over the lines of a record. Holds only one line in memory. Thread-compatible.
+// Iterates over the lines of a record. Holds only one line in memory. The last line may be incomplete,
+// because its writer was killed. Thread-compatible.
 class RecordReader {
  public:
   static constexpr size_t kLongestLine = kLongestRecordLine;  // a longer line counts as bad
 
-  // Opens a record. If it is kept in two parts (--record-size) and `with_older_part` is true, the older part
-  // is read first; offsets in the newer part then continue from the end of the older one. On failure returns
-  // null and sets *error to one line.
+  // Opens a record. If it is kept in two parts (--record-size), the older part is read first, and offsets in
+  // the newer part continue from the end of the older one. Without `with_older_part`, only the newer part is
+  // read. On failure returns null and sets *error to one line.
   static std::unique_ptr<RecordReader> open(const std::string& path, std::string* error,
                                             bool with_older_part = true);
 
@@ -38,7 +40,7 @@ class RecordReader {
   std::optional<RecordLine> next();
 
   // Continues at byte `offset`, which must be the first byte of a line. The record must have been opened
-  // without its older part. Returns false if the file is shorter than `offset`.
+  // without its older part. Returns false if the file is shorter than `offset` or cannot be read.
   bool seek(uint64_t offset);
 
   // Offset of the last line that next() returned, and its length without the newline.
@@ -47,32 +49,32 @@ class RecordReader {
 
   uint64_t lines() const { return lines_; }  // so far, including bad and empty lines
   uint64_t bad_lines() const { return bad_lines_; }
-  // Whether the last line is incomplete, as after its writer was killed. It does not count as a bad line.
+  // Whether the last line is incomplete. It does not count as a bad line.
   bool ends_torn() const { return ends_torn_; }
   // "line 7: not JSON" for the first bad line; "" if there was none.
   const std::string& first_problem() const { return first_problem_; }
-  // A one-line error for a file in which next() has found no line. `path`: the file's name in it.
+  // Returns a one-line error message about the file `path`, for a file in which next() has found no line.
   std::string why_nothing(const std::string& path) const;
 
  private:
-  RecordReader(std::ifstream file, std::ifstream next);
+  RecordReader(std::ifstream file, std::ifstream newer_part);
   bool read_line(std::string_view* text, bool* whole);
   void note_bad(const std::string& why);
 
-  std::ifstream file_, next_;  // next_: the newer part, while the older one is read
+  std::ifstream file_, newer_part_;  // newer_part_ is open while file_ is the older part
   std::vector<char> buffer_;
-  uint64_t offset_ = 0, bytes_ = 0, read_ = 0;
+  uint64_t offset_ = 0, bytes_ = 0;  // of the last line
+  uint64_t read_ = 0;                // bytes read so far, or the offset of seek(): where the next line begins
   uint64_t lines_ = 0, bad_lines_ = 0;
   bool ends_torn_ = false;
   std::string first_problem_, torn_problem_;
 };
 
-// Writes lines of a record as comma-separated values (RFC 4180). The columns are in the order of the fields.
-
 // "run", "step", "sample", ...: the field "type" of the line.
 const char* type_of(const RecordLine& line);
 
-// The column names for lines of this type, with a newline.
+// CSV (RFC 4180) of lines of one type. The columns are the fields in the order of record_line.h.
+// The column names for lines of the type of `line`, with a newline.
 std::string csv_header(const RecordLine& line);
 
 // The values of the line, with a newline. An unknown value is empty. A number that is not finite is "nan".
@@ -80,7 +82,7 @@ std::string csv_header(const RecordLine& line);
 // object as "a=1 b=2". Independent of the locale.
 std::string csv_row(const RecordLine& line);
 
-// One cell, in quotes if it needs them.
+// One CSV cell with this text, in quotes if it needs them.
 std::string csv_text(std::string_view text);
 
 }  // namespace foreshock

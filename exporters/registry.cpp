@@ -1,3 +1,4 @@
+// Keeps the values of all series, by metric and by label values, within a limit of their number.
 #include "exporters/registry.h"
 
 #include <prometheus/text_serializer.h>
@@ -15,19 +16,20 @@ namespace {
 
 constexpr size_t kMaxLabelBytes = 96;  // enough for a user's name, a slash and a run id
 constexpr size_t kMaxDroppedNames = 1 << 16;
-// Separates label values in a key. label_text() replaces control characters.
+// Ends each label value in a key. No value contains it, since label_text() replaces control characters.
 constexpr char kSeparator = '\x1f';
 
-// Groups of series for the drop order: a higher number is dropped earlier.
+// Groups of series: when the series budget is used up, a series of a higher group makes room for a lower one.
 enum Tier { kNode, kRankLiveness, kRank, kLayer, kTiers };
 
+// A label is open if the catalog allows any value of it.
 bool has_open_label(const MetricInfo& info, std::string_view key) {
   return std::any_of(info.labels.begin(), info.labels.end(),
                      [&](const LabelInfo& label) { return label.key == key && label.values.empty(); });
 }
 
-// Series that alerts expect for every rank. Without them an alert would report the rank as dead, or would
-// miss a NaN loss. Each rank has about 30 of them.
+// Metrics that alerts expect for every rank. Without them an alert would report the rank as dead, or would
+// miss a NaN loss. Each rank has about 30 series of them.
 bool is_rank_liveness(Metric metric) {
   switch (metric) {
     case Metric::kRankInfo:
@@ -51,10 +53,10 @@ bool is_rank_liveness(Metric metric) {
   }
 }
 
-// Only an open `layer` label names a layer; that of source_info has a closed set of values.
-// kPrecursorLayerInfo names the layer of a warning and counts as a rank series. It is cleared and set again
-// at each publish. As a layer series it would always be the youngest and would be dropped first, although the
-// user needs it with a warning.
+// The closed `layer` label of foreshock_source_info names the source of layer names, not a layer.
+// kPrecursorLayerInfo names the layer in which a detector warns, but counts as a rank series: the agent
+// removes and sets it again every second, so as a layer series it would always be the youngest and would be
+// dropped first.
 Tier tier_of(const MetricInfo& info) {
   if (has_open_label(info, "layer") && info.metric != Metric::kPrecursorLayerInfo) return kLayer;
   if (is_rank_liveness(info.metric)) return kRankLiveness;
@@ -86,8 +88,8 @@ std::string exposition(const Snapshot& snapshot) {
   std::ostringstream out;
   prometheus::TextSerializer().Serialize(out, snapshot.families);
   std::string text = std::move(out).str();
-  // prometheus-cpp 1.0 writes "Nan", which Prometheus reads but the format does not define. No label or help
-  // text of ours contains " Nan" at the end of a line.
+  // prometheus-cpp 1.0 writes "Nan", which Prometheus reads but the format does not define. No line of a help
+  // text ends with " Nan", and labels do not end a line.
   for (size_t at = text.find(" Nan\n"); at != std::string::npos; at = text.find(" Nan\n", at))
     text[at + 3] = 'N';
   return text;
@@ -95,8 +97,8 @@ std::string exposition(const Snapshot& snapshot) {
 
 struct Registry::Store {
   struct Series {
-    prometheus::ClientMetric client;  // labels set once, value changed in place
-    std::list<std::pair<Metric, std::string>>::iterator age;
+    prometheus::ClientMetric client;                          // labels set once, value changed in place
+    std::list<std::pair<Metric, std::string>>::iterator age;  // its entry in by_age
   };
 
   explicit Store(size_t budget) : series_budget(budget) {}
@@ -104,11 +106,12 @@ struct Registry::Store {
   size_t series_budget;
   size_t count = 0;
   uint64_t dropped = 0;
-  // Ordered, so that the series of every scrape are in the same order.
+  // Per metric, the series by key: the label values, each followed by kSeparator. Ordered, so that the series
+  // of every scrape are in the same order.
   std::array<std::map<std::string, Series, std::less<>>, kMetricCount> families;
-  std::array<std::list<std::pair<Metric, std::string>>, kTiers> by_age;  // oldest first
-  std::unordered_set<std::string> dropped_names;  // series that are dropped or refused now; counted once each
-  std::string key;                                // label values of the series in question; set by make_key()
+  std::array<std::list<std::pair<Metric, std::string>>, kTiers> by_age;  // metric and key, oldest first
+  std::unordered_set<std::string> dropped_names;  // series that are not admitted now; counted once each
+  std::string key;  // set by make_key(), read by find_or_admit(); a member, so that its memory is reused
 
   bool make_key(const MetricInfo& info, std::initializer_list<std::string_view> label_values);
   double* find_or_admit(const MetricInfo& info);
@@ -118,7 +121,7 @@ struct Registry::Store {
   void clear(Metric metric, const std::string& prefix);
 };
 
-// Sets `key`. False if the label values do not fit the catalog.
+// Sets `key`. Returns false if the label values do not fit the catalog.
 bool Registry::Store::make_key(const MetricInfo& info, std::initializer_list<std::string_view> label_values) {
   if (label_values.size() != info.labels.size()) return false;
   key.clear();
@@ -132,7 +135,8 @@ bool Registry::Store::make_key(const MetricInfo& info, std::initializer_list<std
   return true;
 }
 
-// Returns the value of the series with the label values `key`. Null: the series is new and was refused.
+// Returns the address of the value of the series `key`, which is added if it is new. Returns null if it is
+// refused.
 double* Registry::Store::find_or_admit(const MetricInfo& info) {
   auto& family = families[static_cast<size_t>(info.metric)];
   auto value_of = [&](Series& series) {
@@ -159,8 +163,8 @@ double* Registry::Store::find_or_admit(const MetricInfo& info) {
   return value_of(series);
 }
 
-// Drops the youngest series of a group that is dropped before `tier`. Returns whether a series of `tier` may
-// be added; node series always may.
+// Drops the youngest series of the highest group above `tier` that has any. Returns whether a series of
+// `tier` may be added: one was dropped, or it is a node series, which may exceed the budget.
 bool Registry::Store::drop_one_for(Tier tier) {
   for (int victim = kLayer; victim > tier; --victim) {
     if (by_age[victim].empty()) continue;
@@ -174,8 +178,8 @@ bool Registry::Store::drop_one_for(Tier tier) {
 }
 
 void Registry::Store::note_dropped(Metric metric, const std::string& series_key) {
-  // The set is limited, since a trainer that keeps using new names would fill the memory. After clear(), a
-  // series may be counted twice.
+  // The set is limited, since a trainer that keeps using new names would fill the memory. After it is
+  // cleared, a series may be counted twice.
   if (dropped_names.size() >= kMaxDroppedNames) dropped_names.clear();
   if (dropped_names.insert(std::string(metric_info(metric).name) + kSeparator + series_key).second) ++dropped;
 }
@@ -250,12 +254,10 @@ std::shared_ptr<const Snapshot> Registry::snapshot() const {
     family.help = info.help;
     family.type =
         info.type == MetricType::kCounter ? prometheus::MetricType::Counter : prometheus::MetricType::Gauge;
-    if (info.metric == Metric::kSeriesDroppedTotal) {
+    if (info.metric == Metric::kSeriesDroppedTotal)
       family.metric.emplace_back().counter.value = static_cast<double>(store_->dropped);
-    }
-    for (const auto& [key, series] : store_->families[static_cast<size_t>(info.metric)]) {
+    for (const auto& [key, series] : store_->families[static_cast<size_t>(info.metric)])
       family.metric.push_back(series.client);
-    }
     if (!family.metric.empty()) result->families.push_back(std::move(family));
   }
   return result;

@@ -16,7 +16,8 @@
 
 namespace foreshock {
 
-// Immutable. Families are in the order of the catalog, series are sorted by their labels.
+// The values of all series at one time. Immutable. Families are in the order of the catalog (catalog.h, the
+// table of metrics), series are sorted by their labels.
 struct Snapshot {
   std::vector<prometheus::MetricFamily> families;
 };
@@ -30,11 +31,11 @@ std::string label_text(std::string_view text);
 
 // Thread-compatible. Snapshots may be passed to other threads.
 //
-// Series budget. Series are admitted until `series_budget` is reached. Then a new series replaces one that
-// comes before it in the drop order, or is refused. The drop order, in each group the youngest first:
-//  1. series with a `layer` label;
-//  2. series with a `rank` label, and the series that names the layer of a detector's warning;
-//  3. series from which alerts derive whether a rank is alive, and its state.
+// Series are admitted until there are `series_budget`. Then a new series replaces the youngest series of a
+// group that comes before its own group in this order, or is refused if there is none:
+//  1. series of a layer, except those of foreshock_precursor_layer_info;
+//  2. series with a `rank` label;
+//  3. series of a rank from which alerts derive whether it is alive, and its state.
 // All others are always admitted and never dropped. Each dropped or refused series is counted once in
 // foreshock_series_dropped_total.
 class Registry {
@@ -46,10 +47,11 @@ class Registry {
   Registry(const Registry&) = delete;
   Registry& operator=(const Registry&) = delete;
 
-  // Sets a gauge, or a counter to its total. Label values are in the order of the catalog; those without a
-  // closed set are converted by label_text(). A gauge may be NaN or infinite. Returns false, and changes
-  // nothing, if the number of labels is wrong, a value is not in its closed set, a counter's total is
-  // negative, not finite or smaller than before, or a new series is refused.
+  // Sets a gauge, or a counter to its total. Label values are in the order of the catalog. If the catalog has
+  // a closed set of values for a label, the value must be in it; otherwise label_text() converts the value. A
+  // gauge may be NaN or infinite. Returns false, and changes no value, if the number of labels is wrong, a
+  // value is not in its closed set, a counter's total is negative, not finite or smaller than before, or a
+  // new series is refused.
   bool set(Metric metric, std::initializer_list<std::string_view> label_values, double value);
 
   // Removes one series if it exists. Called when its value is no longer known.
@@ -64,8 +66,8 @@ class Registry {
   // Removes every series of one rank that has a `layer` label.
   void clear_layers(std::string_view run, std::string_view rank);
 
-  // Removes the series of one metric and rank, for example before rank_info or source_info change their
-  // labels.
+  // Removes the series of one metric and rank, for example before a metric whose value is always 1 changes
+  // its labels.
   void clear_metric(Metric metric, std::string_view run, std::string_view rank);
 
   // Removes the series of one metric of a run.

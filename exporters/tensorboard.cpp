@@ -1,3 +1,4 @@
+// Combines samples to scalars, and encodes scalars as TFRecords of protocol buffers, without their libraries.
 #include "exporters/tensorboard.h"
 
 #include <algorithm>
@@ -17,6 +18,7 @@ std::string bytes_of(Word word) {
   return {bytes, sizeof bytes};
 }
 
+// A protocol buffer's integer: 7 bits per byte, the lowest first. The top bit is set if more bytes follow.
 std::string varint(uint64_t value) {
   std::string bytes;
   for (; value >= 0x80; value >>= 7) bytes += static_cast<char>(value | 0x80);
@@ -32,14 +34,14 @@ std::string bytes_field(uint32_t field, std::string_view bytes) {
   return key(field, kBytes) + varint(bytes.size()) + std::string(bytes);
 }
 
-// Fields of tensorflow.Event, Summary and Summary.Value (tensorboard/compat/proto/event.proto,
-// summary.proto).
+// The field numbers here and below are those of tensorflow.Event, Summary and Summary.Value
+// (tensorboard/compat/proto/event.proto, summary.proto).
 std::string wall_time_field(double wall_time) { return key(1, kFixed64) + bytes_of(wall_time); }
 
 }  // namespace
 
 uint32_t masked_crc32c(std::string_view bytes) {
-  boost::crc_optimal<32, 0x1EDC6F41, 0xFFFFFFFF, 0xFFFFFFFF, true, true> crc;
+  boost::crc_optimal<32, 0x1EDC6F41, 0xFFFFFFFF, 0xFFFFFFFF, true, true> crc;  // CRC-32C
   crc.process_bytes(bytes.data(), bytes.size());
   return std::rotr(crc.checksum(), 15) + 0xa282ead8u;
 }
@@ -50,12 +52,12 @@ std::string framed_record(std::string_view payload) {
 }
 
 std::string version_event(double wall_time) {
-  return wall_time_field(wall_time) + bytes_field(3, "brain.Event:2");
+  return wall_time_field(wall_time) + bytes_field(3, "brain.Event:2");  // file_version
 }
 
 std::string scalar_event(double wall_time, int64_t step, std::string_view tag, float value) {
-  const std::string number = key(2, kFixed32) + bytes_of(value);
-  const std::string summary = bytes_field(1, bytes_field(1, tag) + number);
+  const std::string simple_value = key(2, kFixed32) + bytes_of(value);
+  const std::string summary = bytes_field(1, bytes_field(1, tag) + simple_value);
   return wall_time_field(wall_time) + key(2, kVarint) + varint(static_cast<uint64_t>(step)) +
          bytes_field(5, summary);
 }
@@ -112,12 +114,14 @@ void RecordScalars::take_event(const EventLine& line, std::vector<Scalar>* out) 
 
 void RecordScalars::take_sample(const SampleLine& line, std::vector<Scalar>* out) {
   if (!line.rank || !line.step || line.pass.empty()) return;
+  // Samples of dK and dV have scalars of their own, beside those of the backward pass (dQ).
   const bool is_of_keys = line.tensor == "grad_key" || line.tensor == "grad_value";
-  const std::string& of = is_of_keys ? line.tensor : line.pass;
-  gather({line.run, *line.rank, of, ""}, line, out);
-  if (!line.layer.empty()) gather({line.run, *line.rank, of, line.layer}, line, out);
+  const std::string& pass = is_of_keys ? line.tensor : line.pass;
+  gather({line.run, *line.rank, pass, ""}, line, out);
+  if (!line.layer.empty()) gather({line.run, *line.rank, pass, line.layer}, line, out);
 }
 
+// Adds a sample to the open step of `key`. A sample of another step first appends the scalars of that step.
 void RecordScalars::gather(const Key& key, const SampleLine& line, std::vector<Scalar>* out) {
   auto place = open_.find(key);
   if (place != open_.end() && place->second.step != *line.step) {
@@ -144,10 +148,10 @@ void RecordScalars::append_scalars(const Key& key, const Gathered& of, std::vect
   // Clang before 16 can capture structured bindings only with an initializer.
   const auto& [run, rank, pass, layer] = key;
   const auto put = [&, &run = run, &rank = rank, &pass = pass, &layer = layer](const std::string& name,
-                                                                               double value, bool known) {
+                                                                               double value, bool is_known) {
     const std::string tag =
         layer.empty() ? "attention_" + pass + "/" + name : "layer_" + name + "_" + pass + "/" + layer;
-    if (known) out->push_back({run, rank, of.time, of.step, tag, value});
+    if (is_known) out->push_back({run, rank, of.time, of.step, tag, value});
   };
   const auto put_mean = [&](const char* name, const Mean& mean) {
     put(name, mean.sum / mean.count, mean.count > 0);
@@ -155,7 +159,7 @@ void RecordScalars::append_scalars(const Key& key, const Gathered& of, std::vect
   put_mean("deviation_ratio", of.deviation_ratio);
   put("bias_ulp", of.bias_error / of.bias_ulp, of.bias_ulp > 0);
   put("logit_abs_max", of.logit_max, of.logit_max > 0);
-  if (!layer.empty()) return;
+  if (!layer.empty()) return;  // the other scalars exist only for the whole rank
   put("deviation_ratio_max", of.ratio_max, of.deviation_ratio.count > 0);
   put_mean("relative_error", of.relative_error);
   put_mean("entropy_nats", of.entropy);

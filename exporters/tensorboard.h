@@ -1,5 +1,6 @@
-// Converts the lines of a record to scalars by step (RecordScalars), and scalars to the bytes of a
-// TensorBoard event file in the format of SummaryWriter.add_scalar.
+// Converts the lines of a record (record_line.h) to scalars by step, and scalars to the bytes of a
+// TensorBoard event file in the format of SummaryWriter.add_scalar. The file is a sequence of
+// framed_record(): of one version_event(), then of scalar_event().
 #ifndef FORESHOCK_EXPORTERS_TENSORBOARD_H_
 #define FORESHOCK_EXPORTERS_TENSORBOARD_H_
 
@@ -17,10 +18,11 @@ namespace foreshock {
 // The checksum of TFRecord: CRC-32C, rotated right by 15 bits, plus a constant.
 uint32_t masked_crc32c(std::string_view bytes);
 
-// One record of the file: length, its checksum, `payload`, its checksum.
+// One TFRecord: length, its checksum, `payload`, its checksum.
 std::string framed_record(std::string_view payload);
 
-// tensorflow.Event protocol buffers with only the fields that a scalar needs.
+// tensorflow.Event protocol buffers with only the fields that a scalar needs. Times are in seconds since
+// 1970.
 std::string version_event(double wall_time);
 std::string scalar_event(double wall_time, int64_t step, std::string_view tag, float value);
 
@@ -33,10 +35,10 @@ struct Scalar {
   double value;     // may be NaN
 };
 
-// Converts lines to scalars. Samples of one step are combined, once per rank and once per layer: errors by
-// their mean, scores by their maximum, the bias by the quotient of its sums. The combined scalars are
-// returned once the step is complete: at the next sample of another step, or by finish(). Lines without a
-// rank or a step are ignored. Thread-compatible.
+// Converts lines to scalars. The samples (compared attention calls) of one step and pass are combined, once
+// per rank and once per layer: errors by their mean, logits by their maximum, the bias by the quotient of its
+// sums. The combined scalars are returned once the step is complete: by take() of a sample of another step,
+// or by finish(). Lines without a rank or a step are ignored. Thread-compatible.
 class RecordScalars {
  public:
   std::vector<Scalar> take(const RecordLine& line);
@@ -52,16 +54,16 @@ class RecordScalars {
     Mean relative_error, deviation_ratio, entropy;
     double ratio_max = 0, logit_max = 0, bias_error = 0, bias_ulp = 0;
   };
-  using Key = std::tuple<std::string, int64_t, std::string, std::string>;  // run, rank, pass, layer ("": all)
+  // run, rank, pass or "grad_key" or "grad_value", layer ("": all layers)
+  using Key = std::tuple<std::string, int64_t, std::string, std::string>;
 
   void take_step(const StepLine& line, std::vector<Scalar>* out);
   void take_event(const EventLine& line, std::vector<Scalar>* out);
   void take_sample(const SampleLine& line, std::vector<Scalar>* out);
   void gather(const Key& key, const SampleLine& line, std::vector<Scalar>* out);
-  // Appends the scalars of a complete step.
   static void append_scalars(const Key& key, const Gathered& of, std::vector<Scalar>* out);
 
-  std::map<Key, Gathered> open_;
+  std::map<Key, Gathered> open_;  // steps that may get more samples
 };
 
 }  // namespace foreshock

@@ -243,7 +243,7 @@ TEST_F(Record, ADiskThatHangsHoldsUpNobody) {
   Disk::hang();
   for (int i = 0; i < 100; ++i) {
     writer->write(step_line(i));
-    writer->hand_over();
+    writer->copy_to_spool();
   }
   while (writer->errors() == 0) writer->begin_flush();
   EXPECT_THAT(writer->take_error(), HasSubstr("its disk does not answer"));
@@ -268,7 +268,7 @@ TEST_F(Record, WithoutASpoolItWaitsForADiskThatHangsOnceOnly) {
   Disk::hang();
   for (int i = 0; i < 100; ++i) {
     writer->write(step_line(i));
-    writer->hand_over();
+    writer->copy_to_spool();
   }
   EXPECT_EQ(writer->errors(), 1u);
   EXPECT_TRUE(writer->is_incomplete()) << "as long as they are here alone";
@@ -286,17 +286,17 @@ TEST_F(Record, WhatIsHandedOverIsFoundByTheNextAgent) {
     EXPECT_TRUE(writer->flush());
     Disk::hang(EIO);
     for (int i = 5; i < 10; ++i) writer->write(step_line(i));
-    writer->hand_over();
+    writer->copy_to_spool();
     EXPECT_FALSE(writer->flush());
     for (int i = 10; i < 15; ++i) writer->write(step_line(i));
-    writer->hand_over();
+    writer->copy_to_spool();
     expect_steps(5);
   }
   {
     const auto still_failing = open_with_spool();
     expect_steps(5);
     for (int i = 15; i < 20; ++i) still_failing->write(step_line(i));
-    still_failing->hand_over();
+    still_failing->copy_to_spool();
   }
   Disk::go_on();
   const auto writer = open_with_spool();
@@ -326,7 +326,7 @@ TEST_F(Record, ManyHandedOverWhileItIsWrittenAreInTheirOrder) {
   const auto writer = open_with_spool();
   for (int i = 0; i < 5000; ++i) {
     writer->write(step_line(i));
-    writer->hand_over();
+    writer->copy_to_spool();
     if (i % 16 == 0) writer->begin_flush();
   }
   EXPECT_TRUE(writer->flush());
