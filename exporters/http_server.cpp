@@ -101,9 +101,9 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
     if (error == http::error::header_limit || error == http::error::buffer_overflow)
       return send(refusal(431, "the request head is too large"), false);
     if (error == http::error::body_limit) return send(refusal(413, "no request body is taken"), false);
-    if (error == http::error::end_of_stream || error == http::error::partial_message)
-      return;  // client closed
-    // Other errors of the HTTP category come from the parser.
+    // The first two errors mean that the client has closed. The others of their category come from the
+    // parser.
+    if (error == http::error::end_of_stream || error == http::error::partial_message) return;
     const bool malformed =
         error && error.category() == http::make_error_code(http::error::end_of_stream).category();
     if (malformed) return send(refusal(400, "the request is not HTTP"), false);
@@ -116,8 +116,8 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
                               parser_->chunked() || parser_->content_length().value_or(0) > 0,
                               text(head[http::field::authorization])};
     const HttpReply reply = shared_->routes.answer(request, shared_->current());
-    send(reply,
-         head.keep_alive() && !request.has_body);  // an unread body would be parsed as the next request
+    // A body is not read, so on a kept connection it would be parsed as the next request.
+    send(reply, head.keep_alive() && !request.has_body);
   }
 
   static std::string_view text(beast::string_view view) { return {view.data(), view.size()}; }

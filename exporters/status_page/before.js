@@ -1,10 +1,11 @@
-// The table of loss events, with the detectors that warned before each event.
+// The table of loss events (spike, divergence, slow rise), with the detectors that warned before each event.
 
 const LOSS_EVENTS = { loss_spike: "spike", divergence: "divergence", loss_rise: "slow rise" };
 const SEVERITY = ["slow rise", "spike", "divergence"];
 const ONE_INCIDENT = 8; // largest distance of onsets in steps; a divergence is often first detected as a spike
 
 // Merges events of several ranks, and events at most ONE_INCIDENT steps apart, into one incident of the severest kind.
+// Returns [{step, declared, what, ranks: [{rank, event}]}]: onset, step at which the agent found it, kind, sources.
 function lossEvents(ranks) {
   const incidents = [];
   for (const event of eventsByStep(ranks)) {
@@ -20,13 +21,15 @@ function lossEvents(ranks) {
   return incidents;
 }
 
+// The events in the order of their onsets. Events of one kind and onset on several ranks are one.
 function eventsByStep(ranks) {
   const events = new Map();
   for (const rank of ranks) {
     for (const event of rank.precursors?.loss_events || []) {
-      const key = event.event + event.step, seen = events.get(key) ?? { step: event.step, declared: event.declared_step, what: LOSS_EVENTS[event.event] ?? "event", ranks: [] };
+      const { step, declared_step: declared } = event, key = event.event + step;
+      const seen = events.get(key) ?? { step, declared, what: LOSS_EVENTS[event.event] ?? "event", ranks: [] };
       events.set(key, seen);
-      seen.declared = smallest([seen.declared, event.declared_step]);
+      seen.declared = smallest([seen.declared, declared]);
       seen.ranks.push({ rank, event });
     }
   }
@@ -34,7 +37,8 @@ function eventsByStep(ranks) {
 }
 
 // Returns the earliest signal of each detector, over all layers and ranks. `lead` is the number of steps from the
-// signal to the onset. A negative `lead` means a warning after the onset and before the event was detected.
+// signal to the onset. A detector without a signal before the onset is listed if it warned before the agent found the
+// event; its `lead` is 0 or negative.
 function earliestSignals({ step, declared, ranks }) {
   const earliest = new Map();
   const offer = (signal) => {
@@ -56,6 +60,7 @@ function earliestSignals({ step, declared, ranks }) {
 
 const leadText = (lead) => (lead > 0 ? count(lead) : lead < 0 ? count(-lead) + " after the onset" : "at the onset");
 
+// The results of the benchmark for a detector.
 function measuredOf(ranks, detector) {
   return ranks.flatMap((rank) => rank.precursors?.detectors || []).find((d) => d.detector === detector)?.measured;
 }
@@ -65,12 +70,12 @@ function beforeRows(ranks) {
   const many = ranks.length > 1;
   return lossEvents(ranks).reverse().flatMap((event) => {
     const signals = earliestSignals(event), longest = Math.max(1, ...signals.map(by("lead")));
-    const who = many ? span(event.ranks.map(({ rank }) => rank.rank)) : String(ranks[0].rank);
-    const named = [{ text: event.what, alarm: true }, count(event.step), timeOf(event.ranks[0].rank, event.step), count(event.declared), who];
+    const rankText = many ? span(event.ranks.map(({ rank }) => rank.rank)) : String(ranks[0].rank);
+    const eventCells = [{ text: event.what, alarm: true }, count(event.step), timeOf(event.ranks[0].rank, event.step), count(event.declared), rankText];
     const rows = signals.map((s) => [detectorCell(s.detector, measuredOf(ranks, s.detector)), levelCell(s.level), known(s.layer) ? layerText(s.rank, s.layer) : "",
       count(s.since), { text: leadText(s.lead), bar: Math.max(0, s.lead) / longest }]);
     if (rows.length === 0) rows.push(["no detector warned before it", "", "", "", ""]);
-    return rows.map((row, i) => Object.assign([...(i === 0 ? named : named.map(() => ({ text: "" }))), ...row], { isFirst: i === 0 }));
+    return rows.map((row, i) => Object.assign([...(i === 0 ? eventCells : eventCells.map(() => ({ text: "" }))), ...row], { isFirst: i === 0 }));
   });
 }
 

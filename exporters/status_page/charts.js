@@ -1,6 +1,6 @@
 // Line charts over the step, drawn with Chart.js: one line per rank. The ARIA label of a chart has its content as text.
-// The loss chart is the wide one. Below its curves, each detector that left level quiet has a lane (lanes.js). The
-// arrow keys move a cursor in it (reader.js).
+// The loss chart is the wide one. Below its curves, each detector that left level quiet has a lane: a row with marks at
+// its warnings. The arrow keys move a cursor in the loss chart.
 
 // Places each label [text, x, width] beside its x, left of `end`, in the first row where it overlaps no other label.
 function placedLabels(labels, end) {
@@ -15,12 +15,12 @@ function placedLabels(labels, end) {
 }
 
 // Chart.js plugin that draws the marks of a chart: limits of alarms as dashed lines, detector warnings as triangles at
-// the bottom, loss events as vertical lines. Only the loss chart has the names of loss events (`isNamed`). `cursor` is
-// the step selected with the keyboard.
+// the bottom, loss events as vertical lines. Only the loss chart has the names of loss events (`isNamed`). `cursor`:
+// the step selected with the keyboard, or null.
 const guides = {
   id: "guides",
   afterDatasetsDraw(chart, _, { lines = [], warnings = [], lossEvents = [], isNamed = false, cursor = null }) {
-    const { ctx, chartArea: area, scales: { x, y } } = chart;
+    const { ctx, chartArea: area, scales: { x } } = chart;
     const inView = (step) => x.getPixelForValue(step) >= area.left - 1 && x.getPixelForValue(step) <= area.right + 1;
     const upright = (step) => {
       ctx.beginPath();
@@ -45,7 +45,7 @@ const guides = {
     ctx.restore();
   },
 
-  // If two lines coincide, only the first one gets its label.
+  // Of lines that are at most 12 pixels apart, only the first one gets its label.
   drawLines({ ctx, chartArea: area, scales: { y } }, lines) {
     let named = [];
     ctx.setLineDash([4, 3]);
@@ -67,7 +67,8 @@ const guides = {
 };
 
 // `column`: column of the history. `waits`: text until the chart has data. `text`: formats a value. `band`: column with
-// the maximum. `lines`: reference lines. `from`, `to`: values that the y axis always includes.
+// the maximum, and `control`: column with the control, both shown if only one rank is. `lines`: reference lines.
+// `logarithmic`: the checkbox applies to it. `from`, `to`: values that the y axis always includes.
 const CHARTS = [
   { name: "loss", column: "loss", waits: "the first loss that is seen", text: (v) => number(v), logarithmic: true, band: "loss_max", isWide: true },
   { name: "gradient norm before clipping", column: "gradient_norm", waits: "the first gradient norm: clipping computes one, or named parameters", text: (v) => number(v), logarithmic: true },
@@ -90,6 +91,7 @@ const CHARTS = [
   { name: "seconds per step", column: "step_seconds", waits: "the first step", text: (v) => number(v, 3), from: 0, to: 0 },
 ];
 
+// The known values of a column. Each covers `steps_per_point` steps and is drawn at the last of them.
 function points(table, column) {
   const values = table.columns[column] || [];
   return values.map((y, i) => ({ x: table.first_step + (i + 1) * table.steps_per_point - 1, y })).filter((p) => finite(p.y));
@@ -100,8 +102,8 @@ const GAP = 8; // a line is interrupted between points that are more than GAP ti
 // Returns `all` with a NaN point in every long gap, which interrupts the line.
 function withGaps(all) {
   const gaps = all.slice(1).map((p, i) => p.x - all[i].x).sort((a, b) => a - b);
-  const most = GAP * gaps[gaps.length >> 1];
-  return all.flatMap((p, i) => (i > 0 && p.x - all[i - 1].x > most ? [{ x: all[i - 1].x + 1, y: NaN }, p] : [p]));
+  const limit = GAP * gaps[gaps.length >> 1];
+  return all.flatMap((p, i) => (i > 0 && p.x - all[i - 1].x > limit ? [{ x: all[i - 1].x + 1, y: NaN }, p] : [p]));
 }
 
 // "step 1,200, 14:05:12"; the time is that of the first rank whose history has the step.
@@ -110,6 +112,7 @@ function stepText(step) {
   return "step " + count(step) + (time ? ", " + time : "");
 }
 
+// The options of Chart.js for one of CHARTS.
 function options(kind) {
   const axis = { grid: { color: colour("grid") }, border: { display: false } };
   const ticks = { color: colour("quiet"), maxTicksLimit: 6, font: { size: 11 } };
@@ -150,7 +153,8 @@ class StepChart {
     this.chart = new Chart(this.canvas, { type: "line", options: all, plugins: this.kind.isWide ? [guides, laneMarks] : [guides], data: { datasets: [] } });
   }
 
-  // `tables`: the histories of the shown ranks. `index` of a table is its position among all ranks.
+  // `tables`: the histories of the shown ranks. `index` of a table is the position of its rank among all ranks, which
+  // determines its colour. `limits`: of alarms, and the budget. `logarithmic`: whether the checkbox is checked.
   update(tables, { limits, lanes, lossEvents, logarithmic, cursor }) {
     this.lanes = lanes;
     const sets = tables.flatMap((table) => this.datasets(table, tables.length === 1));
@@ -170,6 +174,7 @@ class StepChart {
     this.describe(sets, isNamed ? lossEvents : [], isNamed ? lanes : []);
   }
 
+  // Makes the chart higher by the height of its lanes.
   makeRoom(lanes) {
     this.chart.options.plugins.laneMarks = { lanes };
     this.chart.options.layout = { padding: { bottom: LANE * lanes.length + (lanes.length ? 4 : 0) } };
@@ -180,6 +185,7 @@ class StepChart {
     }
   }
 
+  // The lines of a rank. `alone`: only this rank is shown, so there is room for its maximum and control.
   datasets(table, alone) {
     const [line, dash] = [rankColour(table.index), rankDash(table.index)];
     const sets = [{ label: "rank " + table.rank, data: withGaps(points(table, this.kind.column)), borderColor: line, backgroundColor: line, borderDash: dash }];
@@ -187,21 +193,24 @@ class StepChart {
       const data = withGaps(points(table, column));
       if (alone && data.length) sets.push({ label, data, borderWidth: 1, ...style });
     };
-    if (this.kind.band && table.steps_per_point * (this.kind.column === "loss" ? 1 : 2) > 1)
+    // The loss of a single step is its own maximum. The other maxima are over samples or tensors of a step too.
+    if (this.kind.band && (this.kind.column !== "loss" || table.steps_per_point > 1))
       more(this.kind.band, "largest", { borderColor: line + "66", backgroundColor: line });
     if (this.kind.control) more(this.kind.control, "rounded reference", { borderColor: colour("grey"), backgroundColor: colour("grey"), borderDash: [4, 3] });
     return sets;
   }
 
-  describe(sets, ofLoss, lanes) {
+  // Sets the ARIA label: range, last value, loss events, and the first warning of each lane.
+  describe(sets, lossEvents, lanes) {
     const ys = sets.flatMap((set) => set.data.map((p) => p.y)), last = sets[0].data[sets[0].data.length - 1];
     const xs = sets.flatMap((set) => set.data.map((p) => p.x));
-    const text = `${this.kind.name}, steps ${smallest(xs)} to ${largest(xs)}: from ${this.kind.text(smallest(ys))} to ${this.kind.text(largest(ys))}` +
-      (last ? `, last ${this.kind.text(last.y)}` : "") + (ofLoss.length ? `; ${ofLoss.map((e) => `${e.what} at step ${count(e.step)}`).join(", ")}` : "") +
-      (warningSteps(lanes).length ? `; warned: ${lanes.filter((lane) => warningSteps([lane]).length).map((lane) => `${lane.name} at step ${count(warningSteps([lane])[0])}`).join(", ")}` : "");
-    this.canvas.setAttribute("aria-label", text);
+    const events = lossEvents.map((e) => `${e.what} at step ${count(e.step)}`).join(", ");
+    const warnings = lanes.filter((lane) => warningSteps([lane]).length).map((lane) => `${lane.name} at step ${count(warningSteps([lane])[0])}`).join(", ");
+    const text = `${this.kind.name}, steps ${smallest(xs)} to ${largest(xs)}: from ${this.kind.text(smallest(ys))} to ${this.kind.text(largest(ys))}`;
+    this.canvas.setAttribute("aria-label", text + (last ? `, last ${this.kind.text(last.y)}` : "") + (events && `; ${events}`) + (warnings && `; warned: ${warnings}`));
   }
 
+  // Removes the drawn chart, so that the next update makes it with the present colours.
   forget() {
     this.chart?.destroy();
     this.chart = null;

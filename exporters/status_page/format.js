@@ -1,5 +1,7 @@
-// Formats values for the status page. Names in the state come from a trainer and are untrusted, so every text is set
-// with textContent. Unknown values are null in the state and a dash on the page.
+// Formats values for the status page, and makes its elements. Names in the state come from a trainer and are untrusted,
+// so every text is set with textContent. Unknown values are null in the state and a dash on the page.
+// `number` has `digits` significant digits, `fixed`, `signed` and `percent` have `digits` decimals. `short` has at most
+// three significant digits and no trailing zeros.
 "use strict";
 
 const known = (value) => value !== null && value !== undefined;
@@ -24,13 +26,14 @@ const mean = (values) => {
   const good = values.filter(finite);
   return good.length ? good.reduce((sum, v) => sum + v, 0) / good.length : null;
 };
-// "14:05:12", with the date if it differs from that of `today`. Both times are in seconds since 1970.
+// "14:05:12" or "14:05", with the date if it differs from that of `today`. Both times are in seconds since 1970.
 const clock = (seconds, today = seconds, hasSeconds = true) => {
   if (!finite(seconds)) return "";
   const [at, now] = [new Date(1000 * seconds), new Date(1000 * today)];
   const day = at.toDateString() === now.toDateString() ? "" : at.toLocaleDateString("en-GB", { day: "numeric", month: "short" }) + " ";
   return day + at.toLocaleTimeString("en-GB").slice(0, hasSeconds ? 8 : 5);
 };
+// "12", or "12 to 15" if the values differ.
 const span = (values) => {
   const [low, high] = [smallest(values), largest(values)];
   return low === high ? count(low) : `${count(low)} to ${count(high)}`;
@@ -52,12 +55,10 @@ const setText = (node, text) => {
   if (node.textContent !== text) node.textContent = text; // screen readers announce every change of a status region
 };
 
-function total(counters) {
-  const values = Object.values(counters || {}).filter(known);
-  return values.reduce((sum, value) => sum + value, 0);
-}
+// The sum of the known values of an object or a list.
+const total = (counters) => Object.values(counters || {}).filter(known).reduce((sum, value) => sum + value, 0);
 
-// Adds up counters by reason, such as {torn: 2, refused: 0}, over several ranks.
+// Adds up objects such as {torn: 2, refused: 0}, one per rank, by name.
 function addUp(counters) {
   const sums = {};
   for (const each of counters) {
@@ -66,5 +67,6 @@ function addUp(counters) {
   return sums;
 }
 
+// {torn: 2, refused: 0} as "torn 2".
 const reasons = (counters) =>
   Object.entries(counters).filter(([, value]) => value > 0).map(([reason, value]) => `${reason} ${count(value)}`).join(", ");

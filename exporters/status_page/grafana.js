@@ -1,9 +1,10 @@
-// Links to our Grafana dashboards, for this run and its period. Shown only if the agent has an address (--grafana).
+// Links to the Grafana dashboards of foreshock, for the shown run and the time in which it ran. Shown only if the agent
+// was given Grafana's address (--grafana).
 
 const BOARDS = ["overview", "attention", "weights", "fleet", "monitor"];
-const MARGIN_MS = 60000; // at least one scrape interval
+const MARGIN_MS = 60000; // before and after the run; at least one scrape interval of Prometheus
 
-// Returns null if `base` is not an http or https URL.
+// The URL of one dashboard. `base`: Grafana's address. null if it is not an http or https URL.
 function boardAddress(base, board, state, rank) {
   let url;
   try {
@@ -20,6 +21,7 @@ function boardAddress(base, board, state, rank) {
   return url.href;
 }
 
+// `rank`: the selected rank, or null. The links are changed in place, so that an update does not take their focus.
 function showGrafana(state, rank) {
   const nav = byId("grafana");
   const links = known(state.grafana) && known(state.run) ? BOARDS.map((board) => [board, boardAddress(state.grafana, board, state, rank)]).filter(([, to]) => to) : [];

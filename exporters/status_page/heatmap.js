@@ -6,6 +6,7 @@ const CIVIDIS = ["#00224e", "#213d6b", "#4c556b", "#6c6e72", "#8d8878", "#b2a470
 const BEYOND = "#d55e00"; // colour of cells above the limit, which are also striped
 const LEFT = 76, BELOW = 24; // pixels for the names of layers and for the steps
 
+// The colour at `share` of the scale, 0 to 1.
 function shade(share) {
   const at = Math.min(Math.max(share || 0, 0), 1) * (CIVIDIS.length - 1), low = Math.floor(at), high = Math.min(low + 1, CIVIDIS.length - 1);
   return `rgb(${CIVIDIS[low].map((c, i) => Math.round(c + (at - low) * (CIVIDIS[high][i] - c))).join()})`;
@@ -29,9 +30,9 @@ function striped(back, front, period, slant) {
   return ctx.createPattern(tile, "repeat");
 }
 
-// `limit`: name of the threshold at which the scale ends. One slice may exceed it by chance; an alarm needs more
-// slices. `isPooled`: the limit applies only once the layer's bias has a z. `turns`: not every layer has a value in
-// every step; each gets one per weight interval.
+// `column`: column of the history. `limit`: name of the alarm threshold at which the colours end. A cell above it is
+// striped, but is not yet an alarm: that needs several slices. `isPooled`: the limit applies only to layers whose bias
+// has a z, the bias in standard errors. `turns`: layers are measured at different steps, once per weight interval.
 const SIGNALS = [
   { name: "deviation ratio, forward, largest", column: "deviation_ratio_forward", limit: "deviation_ratio_forward", text: (v) => fixed(v, 2) },
   { name: "deviation ratio, backward, largest", column: "deviation_ratio_backward", limit: "deviation_ratio_backward", text: (v) => fixed(v, 2) },
@@ -69,8 +70,8 @@ class HeatMap {
     if (!this.isChosen && index >= 0) this.signal.value = index;
   }
 
-  // `tables`: histories of layers. If several ranks have the same layer, the largest magnitude is shown.
-  // `pooled`: the set of "RANK LAYER" whose bias has a z.
+  // `tables`: histories of layers. `limits`: the alarm thresholds by name. `names`: the module's name of each layer.
+  // `pooled`: the set of "RANK LAYER" whose bias has a z. `interval`: steps of the weight interval, if known.
   update(tables, limits, names, pooled, interval, lossEvents) {
     this.pooled = pooled;
     this.lossEvents = lossEvents;
@@ -83,8 +84,8 @@ class HeatMap {
     this.draw();
   }
 
-  // Steps per column: the smallest distance of two points with a value, so that most cells have one; with `turns`, the
-  // weight interval.
+  // Steps per column of the map: the smallest distance of two points with a value, so that most cells have one; with
+  // `turns`, the weight interval. Always a multiple of the steps per point.
   columnWidth(kind) {
     const width = Math.max(...this.tables.map((t) => t.steps_per_point)), filled = new Set();
     if (kind.turns && finite(this.interval)) return width * Math.ceil(this.interval / width);
@@ -98,7 +99,8 @@ class HeatMap {
     return width * gap;
   }
 
-  // rows[label][column] = {value, rank}
+  // The cells of the map: rows.get(label).get(column) is {value, rank}, of the rank with the largest magnitude. Columns
+  // are numbered from step 0 on; `first` is the first one. `labels`: layers with a value.
   build(kind) {
     const width = this.columnWidth(kind);
     const first = Math.floor(Math.min(...this.tables.map((t) => t.first_step)) / width);
@@ -154,6 +156,7 @@ class HeatMap {
     return shade(this.top > this.bottom ? Math.log(size / this.bottom) / Math.log(this.top / this.bottom) : 0.5);
   }
 
+  // Paints names and cells. Of low rows only one name in `every` has room; names of layers beyond the limit come first.
   paint(ctx, kind) {
     const { map, cell, left } = this, every = Math.ceil(13 / cell.height), gap = cell.height > 8 ? 1 : 0.5;
     map.labels.forEach((label, row) => {
@@ -164,15 +167,14 @@ class HeatMap {
       if (isMarked || (row % every === 0 && !this.isNearMarked(row, every, kind)))
         ctx.fillText((isMarked ? "\u25B2 " : "") + label.slice(-9), left - 6, top + Math.max(Math.min(cell.height, 18) - 5, 7), left - 8);
       for (let column = 0; column < map.columns; ++column) {
-        const known = cells.get(map.first + column);
-        ctx.fillStyle = known ? this.shadeOf(kind, label, known) : this.fills.missing;
+        const found = cells.get(map.first + column);
+        ctx.fillStyle = found ? this.shadeOf(kind, label, found) : this.fills.missing;
         ctx.fillRect(left + column * cell.width, top, Math.max(cell.width - 0.5, 1), cell.height - gap);
       }
     });
   }
 
-  // Whether a label near `row` is highlighted. If rows are too low for all names, a highlighted one hides its
-  // neighbours.
+  // Whether a row so near that the names would overlap has a cell beyond the limit.
   isNearMarked(row, every, kind) {
     const { map } = this;
     for (let near = row - every + 1; near < row + every; ++near) {
@@ -182,6 +184,7 @@ class HeatMap {
     return false;
   }
 
+  // Paints the axis of steps, and the loss events as vertical lines.
   paintSteps(ctx) {
     const { map, cell, left } = this, bottom = map.labels.length * cell.height, wide = map.columns * cell.width;
     const ticks = Math.max(1, Math.min(6, Math.floor(wide / 90), map.columns));
@@ -221,6 +224,7 @@ class HeatMap {
     return box;
   }
 
+  // The legend: the colours with their ends, and the patterns.
   scale(kind) {
     const parent = byId("heat-scale"), bar = element("canvas");
     [bar.width, bar.height] = [128, 1];
@@ -258,6 +262,7 @@ class HeatMap {
     this.select(...to);
   }
 
+  // Shows the selected cell as text.
   showCell() {
     const kind = SIGNALS[this.signal.value], { map, cursor } = this;
     this.canvas.setAttribute("aria-label", `${kind.name} of ${map.labels.length} layers by step; arrow keys read a cell`);

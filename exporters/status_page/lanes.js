@@ -3,8 +3,8 @@
 
 const LANE = 15; // pixels
 
-// Returns [{name, marks: [{from, to, level, layer, rank}]}]. Lanes with warnings come first, sorted by the first
-// warning.
+// Returns [{name, marks: [{from, to, level, layer, rank}]}], made from the events warn_DETECTOR and watch_DETECTOR.
+// Lanes with warnings come first, sorted by the first warning; the others by their first mark.
 function lanesOf(ranks) {
   const lanes = new Map();
   for (const rank of ranks) {
@@ -17,10 +17,11 @@ function lanesOf(ranks) {
     }
   }
   const first = (lane, level) => smallest(lane.marks.filter((mark) => mark.level === level).map(by("from"))) ?? Infinity;
-  const early = (a, b) => (a === b ? 0 : a - b);
+  const early = (a, b) => (a === b ? 0 : a - b); // Infinity - Infinity is NaN
   return [...lanes.values()].sort((a, b) => early(first(a, "warn"), first(b, "warn")) || early(first(a, "watch"), first(b, "watch")));
 }
 
+// The first and last steps of all warnings, ascending.
 const warningSteps = (lanes) =>
   [...new Set(lanes.flatMap((lane) => lane.marks.filter((mark) => mark.level === "warn").flatMap((mark) => [mark.from, mark.to])))].sort((a, b) => a - b);
 
@@ -45,6 +46,7 @@ function drawMark(ctx, at, middle, level) {
   ctx.stroke();
 }
 
+// Chart.js plugin that draws the lanes at the bottom of the loss chart.
 const laneMarks = {
   id: "laneMarks",
   afterDraw(chart, _, { lanes = [] }) {

@@ -1,6 +1,10 @@
-// Polls /api/v1/state every two seconds, reads /api/v1/history when it has new steps, and updates the page.
+// Polls /api/v1/state every two seconds, reads /api/v1/history when it has new steps, and updates the page. The state
+// has the last figures, alarms, layers and events of each rank of a run; the history has tables of values by step.
+// The other scripts of this folder come before this one in one file.
 
 const POLL_MS = 2000;
+// rank: the rank selected in the legend, null for all. run: the selected run, null for that of the state. view: the run
+// and rank of the last show(). state, history: the last replies; history is of historyRun and had historySteps.
 const ui = { charts: [], rank: null, run: runOfAddress(), view: null, state: null, history: null, historyRun: null, historySteps: null, polls: 0 };
 
 // The fragment of the page's URL, #run=ID, selects the run.
@@ -8,12 +12,13 @@ function runOfAddress() {
   return new URLSearchParams(location.hash.slice(1)).get("run");
 }
 
+// The layer's label, with its module's name if it has one.
 function layerText(rank, label) {
   const layer = (rank.layers || []).find((candidate) => candidate.layer === label);
   return label + (layer && known(layer.name) ? ` (${layer.name})` : "");
 }
 
-// The layer comes first, since the mean over all layers hides the fault of one layer.
+// A sentence on the alarm of a layer. `many`: the run has several ranks.
 function alarmText({ rank, alarm }, many) {
   const layer = known(alarm.layer) ? `layer ${layerText(rank, alarm.layer)}` : "calls without a layer";
   const what = { grad_key: "dK", grad_value: "dV" }[alarm.tensor] || alarm.pass;
@@ -23,14 +28,16 @@ function alarmText({ rank, alarm }, many) {
   return `${where} has an error up to ${fixed(alarm.value, 1)} times what its precision explains`;
 }
 
-// Returns faults of a whole pass, and alarms that have ended.
+// A sentence on a fault of all layers of a rank together, else on an alarm that has ended, else null. With an unknown
+// value or limit every comparison is false.
 function faultOf(rank, limits) {
-  const sure = (ulp, z) => known(ulp) && known(z) && Math.abs(ulp) > limits?.bias_ulp && Math.abs(z) > limits?.bias_z;
+  const isBiased = (ulp, z) => known(ulp) && known(z) && Math.abs(ulp) > limits?.bias_ulp && Math.abs(z) > limits?.bias_z;
   for (const pass of ["forward", "backward"]) {
     const of = passOf(rank, pass);
     if (of.nonfinite > 0) return `attention ${pass} gave NaN or Inf where the reference does not, in ${count(of.nonfinite)} of ${count(of.judged)} slices`;
     if (of.deviation_ratio?.mean > limits?.[`deviation_ratio_${pass}`]) return `the error of attention ${pass} exceeds what its precision explains`;
-    if (sure(of.bias_ulp, of.bias_z) && !sure(of.rounded_reference_bias_ulp, of.rounded_reference_bias_z)) return `attention ${pass} is biased`;
+    // The reference rounded once is the control: if it is biased too, the kernel is not the cause.
+    if (isBiased(of.bias_ulp, of.bias_z) && !isBiased(of.rounded_reference_bias_ulp, of.rounded_reference_bias_z)) return `attention ${pass} is biased`;
   }
   const [past] = rank.past_alarms || [];
   return past ? `attention exceeded a limit at steps ${count(past.first_step)} to ${count(past.last_step)}: ${past.of.replace("_", " ")}` : null;
@@ -47,11 +54,12 @@ function currentIncident(ranks) {
 // " (3 -> 9)": the last loss before the onset and the loss at the onset. "" if the history lacks one of them.
 function lossChange({ step, ranks }) {
   const table = (ui.history?.tables || []).find((t) => !known(t.layer) && t.rank === ranks[0].rank.rank);
-  const points = (table?.columns?.loss || []).map((y, i) => ({ last: table.first_step + (i + 1) * table.steps_per_point - 1, y })).filter((p) => finite(p.y));
-  const before = points.filter((p) => p.last < step).at(-1), at = points.find((p) => p.last >= step);
+  const losses = table ? points(table, "loss") : [];
+  const before = losses.filter((p) => p.x < step).at(-1), at = losses.find((p) => p.x >= step);
   return before && at ? ` (${number(before.y, 3)} \u2192 ${number(at.y, 3)})` : "";
 }
 
+// The headline on a fault of the training itself: loss, weights, exit status. null if there is none.
 function trainingFault(ranks) {
   const incident = currentIncident(ranks);
   if (incident) {
@@ -64,7 +72,8 @@ function trainingFault(ranks) {
   return failed.length ? `RUN FAILED on rank ${span(failed)}` : null;
 }
 
-// The verdict on the training: first loss and weights, then attention. "good" requires measurements of both.
+// Returns [kind, sentences]: first a fault of the training, then attention. `kind` is good, waiting or bad, the class
+// of the verdict's element. "good" requires measurements of attention; the sentence says if the loss is not seen.
 function verdict(ranks, limits) {
   const fault = trainingFault(ranks), [kind, attention] = attentionVerdict(ranks, limits);
   const sentence = attention[0].toUpperCase() + attention.slice(1);
@@ -73,6 +82,8 @@ function verdict(ranks, limits) {
   return [kind, ranks.some((rank) => finite(rank.loss?.last)) ? `no loss event; ${attention}` : `${attention}; the loss is not seen`];
 }
 
+// Returns [kind, phrase] as verdict() does. An alarm of a layer comes first, since the mean over all layers hides the
+// fault of one layer; then faults of a rank, then warnings of detectors that the benchmark has found useful.
 function attentionVerdict(ranks, limits) {
   const alarms = ranks.flatMap((rank) => (rank.alarms || []).map((alarm) => ({ rank, alarm })));
   if (alarms.length) {
@@ -81,25 +92,28 @@ function attentionVerdict(ranks, limits) {
   }
   const faulty = ranks.find((rank) => faultOf(rank, limits));
   if (faulty) return ["bad", faultOf(faulty, limits) + (ranks.length > 1 ? ` on rank ${faulty.rank}` : "")];
-  const warned = [...new Set(ranks.flatMap((rank) => rank.precursors?.detectors || []).filter((d) => d.level === "warn" && d.measured?.proven).map(by("detector")))];
-  const judged = ranks.some((rank) => passOf(rank, "forward").judged + passOf(rank, "backward").judged > 0);
-  const compared = ranks.some((rank) => ["forward", "backward"].some((pass) => known(passOf(rank, pass).relative_error?.mean)));
-  const text = compared ? "the error of the sampled attention is within its precision" : judged ? "only the scores of attention were judged: its output cannot be with dropout or non-finite inputs" : "no attention was judged yet";
-  if (warned.length) return ["bad", `${warned.join(", ")} ${warned.length > 1 ? "warn" : "warns"}; ${text}`];
-  return [compared ? "good" : "waiting", text];
+  const warning = ranks.flatMap((rank) => rank.precursors?.detectors || []).filter((d) => d.level === "warn" && d.measured?.proven);
+  const names = [...new Set(warning.map(by("detector")))];
+  const isJudged = ranks.some((rank) => passOf(rank, "forward").judged + passOf(rank, "backward").judged > 0);
+  const isCompared = ranks.some((rank) => ["forward", "backward"].some((pass) => known(passOf(rank, pass).relative_error?.mean)));
+  let text = "no attention was judged yet";
+  if (isJudged) text = "only the scores of attention were judged: its output cannot be with dropout or non-finite inputs";
+  if (isCompared) text = "the error of the sampled attention is within its precision";
+  if (names.length) return ["bad", `${names.join(", ")} ${names.length > 1 ? "warn" : "warns"}; ${text}`];
+  return [isCompared ? "good" : "waiting", text];
 }
 
-// Remarks below the headline, one sentence each.
+// Remarks below the headline, one sentence each: [{text, alarm}].
 function notes(ranks) {
-  const of = (rank) => (ranks.length > 1 ? ` on rank ${rank.rank}` : ""), lines = [];
+  const onRank = (rank) => (ranks.length > 1 ? ` on rank ${rank.rank}` : ""), lines = [];
   const warn = (text) => lines.push({ text, alarm: true });
   for (const event of lossEvents(ranks).slice(-3).reverse()) warn(eventSentence(event, ranks.length > 1));
   for (const rank of ranks) {
     const broken = rank.gradient?.nonfinite_layers || [];
-    if (broken.length) warn(`NaN or Inf in the gradient of ${broken.slice(0, 8).join(", ")}${of(rank)}`);
-    if (rank.no_attention_seen) warn(`No attention call has been seen${of(rank)}; dropout or a mask may put all of them on the unfused path.`);
+    if (broken.length) warn(`NaN or Inf in the gradient of ${broken.slice(0, 8).join(", ")}${onRank(rank)}`);
+    if (rank.no_attention_seen) warn(`No attention call has been seen${onRank(rank)}; dropout or a mask may put all of them on the unfused path.`);
     if (rank.alive === false && rank.state === "running") warn(`Rank ${rank.rank} is gone.`);
-    if (rank.on === false) lines.push({ text: `Paused${of(rank)}; foreshock resume goes on.`, alarm: false });
+    if (rank.on === false) lines.push({ text: `Paused${onRank(rank)}; foreshock resume goes on.`, alarm: false });
   }
   if (ranks.length === 1 && known(ranks[0].worst_layer)) lines.push({ text: "Worst layer: " + layerText(ranks[0], ranks[0].worst_layer), alarm: false });
   return lines.slice(0, 8);
@@ -112,7 +126,7 @@ function showVerdict(ranks) {
   byId("notes").replaceChildren(...notes(ranks).map((line) => element("li", line.alarm ? "alarm" : "quiet", line.text)));
 }
 
-// Sets the title of the browser tab. A triangle marks a fault.
+// Sets the title of the browser tab. A triangle marks a fault. Must be called after showVerdict().
 function showTitle(state) {
   const mark = byId("verdict").className === "bad" ? "\u25B2 " : "";
   document.title = known(state.run) ? `${mark}${state.run} – foreshock` : "foreshock";
@@ -138,6 +152,7 @@ function jobText(state, ranks) {
   return [several("host"), owner && `user ${owner}`, several("executable"), several("framework")].filter(Boolean).join(", ");
 }
 
+// Buttons that select a rank. They are made again only if the ranks change, so that they keep the focus.
 function showLegend(ranks) {
   const legend = byId("legend"), wanted = ranks.map((rank) => String(rank.rank));
   legend.hidden = ranks.length < 2;
@@ -156,6 +171,7 @@ function showLegend(ranks) {
     button("all ranks", null, "all");
     wanted.forEach((rank, i) => {
       const made = button("rank " + rank, rank, "");
+      // as rankColour() and rankDash() in the charts
       made.style.setProperty("--colour", `var(--rank-${i % 8})`);
       made.style.setProperty("--style", ["solid", "dashed", "dotted"][Math.floor(i / 8) % 3]);
     });
@@ -169,6 +185,7 @@ function spansDecades(tables) {
   return values.length > 0 && largest(values) > 30 * smallest(values);
 }
 
+// `ranks`: all ranks of the run. `shown`: those that the legend selects.
 function showCharts(ranks, shown) {
   const order = ranks.map((rank) => rank.rank);
   const tables = (ui.history?.tables || []).filter((t) => !known(t.layer) && shown.some((rank) => rank.rank === t.rank))
@@ -203,23 +220,24 @@ function showTables(ranks, shown) {
   ui.tables.logged.fill(loggedRows(shown));
 }
 
-// Returns the state of the selected run. If the agent serves several runs, this may need another request.
-async function chooseRun(document) {
-  const runs = document.runs ?? [document], ids = runs.map((run) => run.run), select = byId("runs");
+// Returns the state of the selected run. `reply`: that of /api/v1/state. If the agent serves several runs, it has the
+// list `runs`, but the ranks of only one of them: another one needs another request.
+async function chooseRun(reply) {
+  const runs = reply.runs ?? [reply], ids = runs.map((run) => run.run), select = byId("runs");
   select.hidden = runs.length < 2;
   byId("run").hidden = runs.length > 1;
   if (select.dataset.ids !== ids.join("\n")) {
     select.dataset.ids = ids.join("\n");
     select.replaceChildren(...ids.map((id) => element("option", "", id)));
   }
-  const run = runs.find((each) => each.run === (ui.run ?? document.run)) ?? runs[0] ?? {};
+  const run = runs.find((each) => each.run === (ui.run ?? reply.run)) ?? runs[0] ?? {};
   select.selectedIndex = runs.indexOf(run);
-  if (Array.isArray(run.ranks)) return { ...document, ...run };
-  // In the list of runs, `ranks` is only a number.
-  return (run.run ?? document.run) === document.run ? document : read("/api/v1/state?run=" + encodeURIComponent(run.run));
+  if (Array.isArray(run.ranks)) return { ...reply, ...run };
+  // Here `ranks` of a run in the list is only their number.
+  return (run.run ?? reply.run) === reply.run ? reply : read("/api/v1/state?run=" + encodeURIComponent(run.run));
 }
 
-// Resets both cursors when another run or other ranks are shown.
+// Resets the cursors of charts and heat map when another run or other ranks are shown.
 function forgetReadings(view) {
   if (ui.view === view) return;
   ui.view = view;
@@ -227,9 +245,10 @@ function forgetReadings(view) {
   ui.heat.forget();
 }
 
+// Updates the whole page from ui.state and ui.history. Ranks of an ended attempt (current: false) are left out.
 function show() {
   const { state } = ui;
-  const ranks = [...(state.ranks || [])].filter((rank) => rank.current !== false);
+  const ranks = (state.ranks || []).filter((rank) => rank.current !== false);
   if (!ranks.some((rank) => String(rank.rank) === ui.rank)) ui.rank = null;
   const shown = ranks.filter((rank) => ui.rank === null || String(rank.rank) === ui.rank);
   forgetReadings(JSON.stringify([state.run, ui.rank]));
@@ -253,7 +272,8 @@ async function read(path) {
   return response.json();
 }
 
-// Reads the history of the shown run again if it has new steps. It is too long to be read at every poll.
+// Reads the history of the shown run again if it has new steps. It is long, so new steps cause it only at every second
+// poll. Slices of the backward pass are often judged after their step has ended, so they count as news too.
 async function readHistory(state) {
   const steps = JSON.stringify((state.ranks || []).map((rank) => [rank.rank, rank.steps, rank.attention?.backward?.judged]));
   const isOther = ui.historyRun !== state.run;
@@ -265,8 +285,7 @@ async function readHistory(state) {
 // Returns false if the user selected another run meanwhile; the update of that run is already in progress.
 async function update() {
   const run = ui.run;
-  ui.document = await read("/api/v1/state");
-  const state = await chooseRun(ui.document);
+  const state = await chooseRun(await read("/api/v1/state"));
   if (ui.run !== run) return false;
   await readHistory(state);
   if (ui.run !== run) return false;

@@ -26,6 +26,7 @@ class StepReader {
     setText(byId("step-values"), "");
   }
 
+  // Steps that a point of the charts covers.
   width() {
     return Math.max(...this.tables.map((table) => table.steps_per_point));
   }
@@ -35,6 +36,8 @@ class StepReader {
     return [...new Set(this.tables.flatMap((table) => points(table, "loss").map((p) => p.x)))].sort((a, b) => a - b);
   }
 
+  // Handles a key. `at`, `to` and `marks` are indices of `steps`; without a cursor, `at` is behind the last one. Up and
+  // down go to the previous and next warning or loss event, Escape removes the cursor.
   move(event) {
     if (!this.tables?.length || event.ctrlKey || event.altKey || event.metaKey) return;
     const steps = this.steps(), last = steps.length - 1;
@@ -42,13 +45,14 @@ class StepReader {
     const marks = [...new Set([...warningSteps(this.lanes), ...this.lossEvents.map(by("step"))].map((step) => steps.findIndex((s) => s >= step)))].filter((i) => i >= 0);
     const to = { ArrowLeft: at - 1, ArrowRight: at + 1, PageUp: at - 16, PageDown: at + 16, Home: 0, End: last,
       ArrowUp: largest(marks.filter((i) => i < at)) ?? at, ArrowDown: smallest(marks.filter((i) => i > at)) ?? at, Escape: null }[event.key];
-    if (to === undefined || steps.length === 0) return;
+    if (to === undefined || steps.length === 0) return; // another key
     event.preventDefault();
     this.step = to === null ? null : steps[Math.min(Math.max(to, 0), last)];
     setText(byId("step-values"), this.words());
     this.redraw();
   }
 
+  // The values of all charts and the events at the cursor, as text.
   words() {
     if (this.step === null) return "";
     const first = this.step - this.width() + 1, texts = [];

@@ -1,9 +1,12 @@
-// The tables below the charts and the key figures above them.
+// The tables below the charts and the key figures above them. Functions ...Row and ...Rows make the cells of a table
+// from the ranks of the state (/api/v1/state), ...Cell makes one cell.
 
-// A table of texts. A cell may be {text, alarm, bar}, where `bar` is the length of a bar from 0 to 1. The elements
-// around the rows are created once, so that an update keeps the focus and opened details.
+// A table of texts. A cell is a text or {text, alarm, kind, title, bar}: `kind` is a CSS class, `title` the tooltip,
+// `bar` the length of a bar from 0 to 1. The elements around the rows are created once, so that an update keeps the
+// focus and opened details.
 class Table {
-  // `waits`: the text of an empty table. If it is "", an empty table is hidden.
+  // `textColumns`: indices of the columns aligned to the left. `waits`: the text of an empty table. If it is "", an
+  // empty table is hidden.
   constructor(parent, name, columns, textColumns, waits = "", isOpen = true) {
     this.waits = waits;
     this.section = add(parent, "section");
@@ -21,6 +24,7 @@ class Table {
     this.body = add(body, "tbody");
   }
 
+  // `note`: a sentence above the rows.
   fill(rows, note = "") {
     this.section.hidden = rows.length === 0 && this.waits === "";
     this.scroll.hidden = rows.length === 0;
@@ -51,6 +55,7 @@ const isAboveBudget = (rank) => rank.max_slowdown < 1 && rank.slowdown_ratio > r
 const slowdownCell = (rank) => ({ text: percent(rank.slowdown_ratio), alarm: isAboveBudget(rank) });
 
 const passOf = (rank, pass) => rank.attention?.[pass] ?? {};
+// `layer` null: any layer.
 const hasAlarm = (rank, layer, pass, of) =>
   (rank.alarms || []).some((a) => (layer === null || a.layer === layer) && a.pass === pass && a.of === of);
 const ratioCell = (rank, layer, pass, value) => ({ text: fixed(value, 2), alarm: hasAlarm(rank, layer, pass, "deviation_ratio") });
@@ -89,10 +94,11 @@ function layerRows(ranks) {
     .map(({ rank, layer }) => layerRow(rank, layer));
 }
 
+// The attention calls of a pass over all ranks: chosen or not, copied or skipped, judged or lost.
 function countRow(ranks, pass) {
   const of = ranks.map((rank) => passOf(rank, pass));
   const skipped = addUp(of.map(by("skipped"))), lost = addUp(of.map(by("lost")));
-  const sum = (key) => count(total(Object.fromEntries(of.map((each, i) => [i, each[key]]))));
+  const sum = (key) => count(total(of.map(by(key))));
   return [pass, sum("calls"), sum("unsampled"), count(total(skipped)), sum("sampled"), sum("judged"), { text: count(total(lost)), alarm: total(lost) > 0 },
     sum("in_flight"), [reasons(skipped), reasons(lost)].filter(Boolean).join("; ")];
 }
@@ -100,7 +106,7 @@ function countRow(ranks, pass) {
 // The agent's state for a rank. Names, norms and weights are switched off if they cost too much or if naming failed.
 function monitorText(rank) {
   const now = rank.on === false ? "paused" : rank.alive === false ? "ended" : "on";
-  if ((rank.tensors_given_up_step ?? null) === null) return now;
+  if (!known(rank.tensors_given_up_step)) return now;
   const why = rank.tensors_given_up_reason === "failure" ? ": could not be named" : "";
   return `${now}; names, norms and weights given up at step ${count(rank.tensors_given_up_step)}${why}`;
 }
@@ -108,7 +114,7 @@ function monitorText(rank) {
 function healthRows(ranks) {
   return ranks.map((rank) => {
     const spent = rank.overhead_seconds || {}, slots = rank.slots || {};
-    return [String(rank.rank), { text: monitorText(rank), alarm: (rank.tensors_given_up_step ?? null) !== null }, rank.step_source, rank.layer_source,
+    return [String(rank.rank), { text: monitorText(rank), alarm: known(rank.tensors_given_up_step) }, rank.step_source, rank.layer_source,
       rank.loss?.source, count(rank.sample_interval_steps), slowdownCell(rank), percent(rank.max_slowdown, 1), fixed(spent.attention, 2), fixed(spent.step, 2),
       fixed(spent.agent, 2), slots.given === 0 ? { text: "none: statistics only", alarm: true } : count(slots.given),
       { text: count(rank.steps_lost), alarm: rank.steps_lost > 0 }, { text: count(rank.slots_refused), alarm: rank.slots_refused > 0 }, count(rank.skipped_steps)];
@@ -134,7 +140,8 @@ const DETECTORS = {
   weight_shift: { finding: "weights move faster than before", waits: "two snapshots of a tensor" },
 };
 const times = (logarithm) => `${short(Math.exp(logarithm))} \u00D7`;
-// The value at which a detector warns, as text, by the kind of its statistic.
+// The value at which a detector warns, as text, by the kind of its statistic (`look`). `least`: the smallest change
+// that counts, as a logarithm for rise, drop and growth. `warn`: the fixed limit.
 const LIMITS = {
   drift: (d) => (d.least > 0 ? `${short(d.least)} that lasts` : "a sign that lasts"),
   limit: (d) => `${short(d.warn)}, twice`,
@@ -143,7 +150,8 @@ const LIMITS = {
   forecast: (d) => `${short(d.least)} ahead`,
   growth: (d) => `grows ${times(d.least)}`,
 };
-// Each series of a detector learns separately, so `values` is divided by their number. A fixed limit needs no learning.
+// The value as a share of its limit. Unless the limit is fixed, a detector first learns from `learning` values what is
+// usual. Each series (layer or tensor) learns separately, so `values` is divided by their number.
 function scoreCell(d) {
   const each = Math.floor(d.values / (d.series || 1));
   if (d.look !== "limit" && each < d.learning) return `learns, ${count(each)} of ${count(d.learning)}`;
@@ -198,7 +206,8 @@ function eventRows(ranks) {
 const loggedRows = (ranks) => ranks.flatMap((rank) =>
   Object.entries(rank.logged || {}).map(([name, { value, step }]) => [name, String(rank.rank), number(value, 5), count(step)]));
 
-// How far the weights of the node have moved, and whether replicas agree. Every rank of a node has the same values.
+// How far the weights of the node have moved, and whether replicas agree, as a figure (see figures()) in a list, which
+// is empty without weights. Every rank of a node has the same values.
 function weightFigure(ranks) {
   const all = ranks.map(by("weights")).filter((weights) => weights?.tensors > 0);
   if (all.length === 0) return [];
@@ -219,7 +228,7 @@ function elapsedText(ranks) {
   return `; ${text} since the start; last at ${clock(last)}`;
 }
 
-// The main figures of the whole run.
+// The main figures of the whole run: [name, value, note, whether it is an alarm].
 function figures(ranks) {
   const all = (pass, key, stat) => ranks.map((rank) => passOf(rank, pass)[key]?.[stat]);
   const alarms = (pass, of) => ranks.some((rank) => hasAlarm(rank, null, pass, of));
