@@ -1,6 +1,5 @@
-"""Alertmanager's configuration. A receiver gets one notification per run; operators get one per alert. Precursors are
-inhibited by their incident.
-"""
+"""Alertmanager's configuration: a receiver gets one notification per run, operators get one per name of an alert.
+During an incident, the alerts on its precursors are not sent."""
 
 from rule import Values
 

@@ -1,15 +1,15 @@
-"""Attention errors of one run, by pass and layer."""
+"""The dashboard "attention": attention errors of one run, by pass and layer, and attention scores."""
 
 from board import Board, Row, pass_variable, rank_variable, run_variable
 from panel import DEVIATION, LAYERS, NATS, RATIO, SIGMA, ULP, Query, by_step, layers, limited, lines, of_ranks
 from rule import Values
 
-PASS, MEAN, LEAST = ',pass="$pass"', ',stat="mean"', ',stat="min"'
+PASS, MEAN, LEAST = ',pass="$pass"', ',stat="mean"', ',stat="min"'  # $pass: selected on the dashboard
 
 
-def worst(metric: str, more: str = "", what: str = "") -> Query:
-    """Selects the five ranks with the largest values among the selected ranks."""
-    return Query(f"topk(5, max by (rank) ({metric}{more}))", f"rank {{{{rank}}}}{what}")
+def worst(expression: str) -> Query:
+    """Selects the five ranks with the largest values."""
+    return Query(f"topk(5, max by (rank) ({expression}))", "rank {{rank}}")
 
 
 def errors(values: Values) -> Row:
@@ -49,8 +49,7 @@ def errors(values: Values) -> Row:
                     "Bias, z",
                     "The mean signed error of 'Bias', divided by its standard error between samples: how certain it is"
                     f" that the bias is not 0. Of the worst process rank. Below 3 is chance; the alert needs more than"
-                    f" {bias['z']}"
-                    " here and a bias above its own limit.",
+                    f" {bias['z']} here and a bias above its own limit.",
                     SIGMA,
                     Query(f"max by (of) (abs({of_ranks('attention_bias_zscore', PASS)}))", "{{of}}"),
                 ),

@@ -1,12 +1,15 @@
-"""Alerts on attention errors larger than the precision explains, too large weight changes, and differing replicas."""
+"""Alerts on attention errors larger than the precision explains, too large weight changes, and differing replicas.
+
+`of` is the section of values.toml with the limits and times of an alert.
+"""
 
 from rule import (
     AT_STEP,
     CHOICE,
-    JOB,
-    RANK,
+    RANK_KEY,
     RUN,
-    TARGET,
+    RUN_KEY,
+    TARGET_KEY,
     UNLESS_ENDED,
     Alert,
     Group,
@@ -16,12 +19,13 @@ from rule import (
     where,
 )
 
+# The bias of the trainer's attention, and of the fp64 result rounded once, which has only the bias of rounding.
 KERNEL, CONTROL = 'of="kernel"', 'of="rounded_reference"'
 RATIO = "run:foreshock_attention_deviation_ratio:max"
 UPDATE = "run:foreshock_optimizer_update_ratio:max"
 
-# Excludes runs that have ended. For series of a run, which have no rank.
-UNLESS_OVER = f'unless on ({TARGET}, run) foreshock_run_state{{state="running"}} == 0'
+# Excludes runs that have ended, for series that have no rank.
+UNLESS_OVER = f'unless on ({TARGET_KEY}, run) foreshock_run_state{{state="running"}} == 0'
 
 CHECKSUM, DIFFERS = "rank:foreshock_weight_checksum:newest", "rank:foreshock_weight_checksum:differs"
 
@@ -34,32 +38,33 @@ def newest_checksum() -> Record:
     return Record(
         CHECKSUM,
         f"""
-        max by ({JOB}, group, rank) (
+        max by ({RUN_KEY}, group, rank) (
           foreshock_weight_checksum
-          and on ({RANK}, group) (
-            {step} == on ({JOB}, group) group_left ()
-            max by ({JOB}, group) {step}
+          and on ({RANK_KEY}, group) (
+            {step} == on ({RUN_KEY}, group) group_left ()
+            max by ({RUN_KEY}, group) {step}
           )
         )
         """,
     )
 
 
-def biased(of: str, values: dict) -> str:
-    ulp, z = f"foreshock_attention_bias_ulp{{{of}}}", f"foreshock_attention_bias_zscore{{{of}}}"
-    return f"(abs({ulp}) > {values['ulp']}) and (abs({z}) > {values['z']})"
+def biased(whose: str, of: dict) -> str:
+    """Selects ranks and passes in which size and z of the bias exceed their limits. `whose`: KERNEL or CONTROL."""
+    ulp, z = f"foreshock_attention_bias_ulp{{{whose}}}", f"foreshock_attention_bias_zscore{{{whose}}}"
+    return f"(abs({ulp}) > {of['ulp']}) and (abs({z}) > {of['z']})"
 
 
 def bias(of: dict) -> Alert:
     return Alert(
         "ForeshockAttentionBias", "precursor", "attention", "attention",
         f"""
-        max by ({JOB}, pass) (
+        max by ({RUN_KEY}, pass) (
           {biased(KERNEL, of)}
           unless ignoring (of) ({biased(CONTROL, of)})
           {UNLESS_ENDED}
         )
-        or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="bias"}} {UNLESS_ENDED}) > 0
+        or max by ({RUN_KEY}, pass) (foreshock_attention_alarm_layers{{of="bias"}} {UNLESS_ENDED}) > 0
         """,
         RUN + ": {{ $labels.pass }} attention is biased",
         "The signed error of {{ $labels.pass }} attention does not average out to zero"
@@ -79,7 +84,7 @@ def deviation(of: dict) -> Alert:
         f"""
         {RATIO}{{pass="forward"}} > {of["forward"]}
         or {RATIO}{{pass="backward"}} > {of["backward"]}
-        or max by ({JOB}, pass) (foreshock_attention_alarm_layers{{of="deviation_ratio"}} {UNLESS_ENDED}) > 0
+        or max by ({RUN_KEY}, pass) (foreshock_attention_alarm_layers{{of="deviation_ratio"}} {UNLESS_ENDED}) > 0
         """,
         RUN + ": the error of {{ $labels.pass }} attention is above its limit",
         "The error of {{ $labels.pass }} attention is above its limit" + where('(printf "deviation_%s" $labels.pass)')
@@ -111,21 +116,23 @@ def update_ratio(of: dict) -> Alert:
 
 
 def in_majority() -> str:
-    """Selects ranks whose checksum is that of more than half of their group. If there is such a checksum, it is the
-    median."""
-    as_median = f"{CHECKSUM} == on ({JOB}, group) group_left () quantile by ({JOB}, group) (0.5, {CHECKSUM})"
+    """Selects ranks whose checksum is that of more than half of their group (the data-parallel replicas). If there is
+    such a checksum, it is the median of the group."""
+    as_median = f"{CHECKSUM} == on ({RUN_KEY}, group) group_left () quantile by ({RUN_KEY}, group) (0.5, {CHECKSUM})"
     return f"""
           {as_median}
-          and on ({JOB}, group)
-          count by ({JOB}, group) ({as_median}) > 0.5 * count by ({JOB}, group) ({CHECKSUM})"""
+          and on ({RUN_KEY}, group)
+          count by ({RUN_KEY}, group) ({as_median}) > 0.5 * count by ({RUN_KEY}, group) ({CHECKSUM})"""
 
 
 def differing_ranks(of: dict) -> Record:
+    """Records the ranks that differ from their replicas on the node, as the agent found, or on other nodes, by their
+    checksums."""
     return Record(
         DIFFERS,
         f"""
-        sum by ({JOB}, rank) (increase(foreshock_weight_checksum_mismatch_total[{of["window"]}])) > 0
-        or max by ({JOB}, rank) (
+        sum by ({RUN_KEY}, rank) (increase(foreshock_weight_checksum_mismatch_total[{of["window"]}])) > 0
+        or max by ({RUN_KEY}, rank) (
           {CHECKSUM} unless ({in_majority()}
           )
         )
@@ -137,7 +144,7 @@ def replica_mismatch() -> Alert:
     # One alert per run, not per rank, since each alert costs the queries in its texts.
     return Alert(
         "ForeshockReplicaMismatch", "training", "weights", "fleet",
-        f"count by ({JOB}) ({DIFFERS})",
+        f"count by ({RUN_KEY}) ({DIFFERS})",
         f"{RUN}: replicas of the weights differ",
         "Data-parallel replicas of the weights must be equal bit for bit, but {{ $value }} process ranks differ"
         f"{ranks(f'{DIFFERS}{{{CHOICE}}}').replace(' on process rank', ':')}{AT_STEP}. A device computes or stores"
@@ -152,8 +159,10 @@ def attention_rules(values: Values) -> Group:
     return Group(
         "foreshock-attention",
         [
-            Record(RATIO, f'max by ({JOB}, pass) (foreshock_attention_deviation_ratio{{stat="mean"}} {UNLESS_ENDED})'),
-            Record(UPDATE, f'max by ({JOB}) (foreshock_optimizer_update_ratio{{stat="max"}} {UNLESS_OVER})'),
+            Record(
+                RATIO, f'max by ({RUN_KEY}, pass) (foreshock_attention_deviation_ratio{{stat="mean"}} {UNLESS_ENDED})'
+            ),
+            Record(UPDATE, f'max by ({RUN_KEY}) (foreshock_optimizer_update_ratio{{stat="max"}} {UNLESS_OVER})'),
             newest_checksum(),
             differing_ranks(values["replica_mismatch"]),
             bias(values["bias"]),

@@ -1,4 +1,4 @@
-"""Parts that all dashboards have: identity, variables, alerts as annotations, links to the other dashboards."""
+"""A dashboard from its rows of panels, with the parts that all have: variables, alerts as annotations, links."""
 
 import json
 import typing
@@ -18,7 +18,7 @@ from panel import OF_CLUSTER, OF_RUN, OF_SCOPE, SOURCE
 ALERTS = f'ALERTS{{alertname=~"Foreshock.+",alertstate="firing",{OF_RUN}}}'
 
 # Fields of an alert annotation. Without them Grafana leaves title and tags empty. The builders' schema lacks them.
-READ = {"titleFormat": "{{alertname}}", "tagKeys": "severity,detector,pass,site,why"}
+ANNOTATION_FIELDS = {"titleFormat": "{{alertname}}", "tagKeys": "severity,detector,pass,site,why"}
 
 ALL = VariableOption(True, ["All"], ["$__all"])
 
@@ -36,25 +36,25 @@ class Board(typing.NamedTuple):
     rows: list[Row]
 
 
-def asked(name: str, query: str, label: str) -> dashboard.QueryVariable:
-    """A variable with values from Prometheus, read again when the time range changes."""
+def query_variable(name: str, query: str, label: str) -> dashboard.QueryVariable:
+    """A variable whose values Grafana reads from Prometheus, again when the time range changes."""
     variable = dashboard.QueryVariable(name).label(label).datasource(SOURCE).query(query)
     return variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.NUMERICAL_ASC)
 
 
 def scope_variables() -> list[dashboard.QueryVariable]:
-    """Cluster and namespace, to separate runs with the same id."""
-    clusters = asked("cluster", "label_values(foreshock_step, cluster)", "Cluster")
-    namespaces = asked("namespace", f"label_values(foreshock_step{{{OF_CLUSTER}}}, namespace)", "Namespace")
+    """Cluster and namespace, to separate runs with the same id. "All" matches series without these labels too."""
+    clusters = query_variable("cluster", "label_values(foreshock_step, cluster)", "Cluster")
+    namespaces = query_variable("namespace", f"label_values(foreshock_step{{{OF_CLUSTER}}}, namespace)", "Namespace")
     return [each.multi(False).include_all(True).all_value(".*").current(ALL) for each in (clusters, namespaces)]
 
 
 def run_variable() -> dashboard.QueryVariable:
-    return asked("run", f"label_values(foreshock_step{{{OF_SCOPE}}}, run)", "Run").multi(False)
+    return query_variable("run", f"label_values(foreshock_step{{{OF_SCOPE}}}, run)", "Run").multi(False)
 
 
 def rank_variable() -> dashboard.QueryVariable:
-    ranks = asked("rank", f"label_values(foreshock_step{{{OF_RUN}}}, rank)", "Rank").multi(True)
+    ranks = query_variable("rank", f"label_values(foreshock_step{{{OF_RUN}}}, rank)", "Rank").multi(True)
     return ranks.include_all(True).all_value(".*").current(ALL)
 
 
@@ -68,16 +68,16 @@ def source_variable() -> dashboard.DatasourceVariable:
     return dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus").multi(False)
 
 
-def alerts_drawn() -> dashboard.AnnotationQuery:
+def alert_annotations() -> dashboard.AnnotationQuery:
     return dashboard.AnnotationQuery().name("Alerts").datasource(SOURCE).enable(True).icon_color("red").expr(ALERTS)
 
 
-def way_to_the_others() -> dashboard.DashboardLink:
+def links_to_other_boards() -> dashboard.DashboardLink:
     link = dashboard.DashboardLink("foreshock").type(DashboardLinkType.DASHBOARDS).tags(["foreshock"])
     return link.as_dropdown(False).include_vars(True).keep_time(True)
 
 
-def placed(board: Board) -> dashboard.Dashboard:
+def dashboard_of(board: Board) -> dashboard.Dashboard:
     builder = (
         dashboard.Dashboard(board.title)
         .uid(f"foreshock-{board.name}")
@@ -88,8 +88,8 @@ def placed(board: Board) -> dashboard.Dashboard:
         .time("now-3h", "now")
         .refresh("30s")
         .timezone("browser")
-        .link(way_to_the_others())
-        .annotation(alerts_drawn())
+        .link(links_to_other_boards())
+        .annotation(alert_annotations())
         .with_variable(source_variable())
     )
     for variable in (*scope_variables(), *board.variables):
@@ -105,7 +105,7 @@ def placed(board: Board) -> dashboard.Dashboard:
 
 
 def board_json(board: Board) -> str:
-    drawn = json.loads(json.dumps(placed(board).build(), cls=JSONEncoder))
+    drawn = json.loads(json.dumps(dashboard_of(board).build(), cls=JSONEncoder))
     for annotation in drawn["annotations"]["list"]:
-        annotation |= READ
+        annotation |= ANNOTATION_FIELDS
     return json.dumps(drawn, indent=1, sort_keys=True) + "\n"

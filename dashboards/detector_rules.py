@@ -1,7 +1,8 @@
-"""Alerts from the agent's detectors. A warning may last only a few steps; the rules keep its alert long enough to be
-noticed."""
+"""Alerts from the agent's detectors, which warn before a loss event. A warning may last only a few steps; the rules
+keep its alert long enough to be noticed. `of` is the section of values.toml with an alert's limits and times, `default`
+the set of detectors that the benchmark has found useful; the others are experimental."""
 
-from rule import AT_STEP, JOB, RUN, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, warned_at, where
+from rule import AT_STEP, RUN, RUN_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, warned_at, where
 from standing import Default, alerting, remark, severity
 
 LEVEL, EVENTS = "run:foreshock_precursor_level:max", "run:foreshock_precursor_events:increase"
@@ -67,28 +68,25 @@ TABLE: list[tuple[str, str, str, str, dict[str, str], str]] = [
 
 
 def warned(detectors: str, level: float) -> str:
-    """Selects one series per detector that warns, or that warned between two scrapes."""
+    """Selects one series per detector that warns now, or started to warn since the window of EVENTS began. `detectors`:
+    a regular expression."""
     return f'({LEVEL}{{detector=~"{detectors}"}} >= {level}) or ({EVENTS}{{detector=~"{detectors}"}} > 0)'
 
 
 def detector_records(detectors: list[str], window: str) -> list[Record]:
+    """Records level and number of warnings of each detector of a run, over its ranks."""
     those = f'detector=~"{"|".join(detectors)}"'
     return [
-        Record(LEVEL, f"max by ({JOB}, detector) (foreshock_precursor_level{{{those}}} {UNLESS_ENDED})"),
-        Record(EVENTS, f"sum by ({JOB}, detector) (increase(foreshock_precursor_events_total{{{those}}}[{window}]))"),
+        Record(LEVEL, f"max by ({RUN_KEY}, detector) (foreshock_precursor_level{{{those}}} {UNLESS_ENDED})"),
+        Record(
+            EVENTS, f"sum by ({RUN_KEY}, detector) (increase(foreshock_precursor_events_total{{{those}}}[{window}]))"
+        ),
     ]
 
 
-def detector_alert(
-    name: str,
-    component: str,
-    dashboard: str,
-    summary: str,
-    seen: dict[str, str],
-    action: str,
-    of: dict,
-    default: Default,
-) -> Alert:
+def detector_alert(row: tuple[str, str, str, str, dict[str, str], str], of: dict, default: Default) -> Alert:
+    """The alert of a row of TABLE."""
+    name, component, dashboard, summary, seen, action = row
     used = alerting(seen, default)
     fact = " or ".join(used.values())
     return Alert(
@@ -108,7 +106,7 @@ def entropy_collapse(values: Values, default: Default) -> Alert:
         # training the entropy recovers.
         f"""
         {entropy} < {of["share"]} * avg_over_time({entropy}[{of["window"]}])
-        and on ({JOB}) ({warned("entropy_drop", values["detectors"]["level"])})
+        and on ({RUN_KEY}) ({warned("entropy_drop", values["detectors"]["level"])})
         """,
         f"{RUN}: the attention entropy collapsed",
         f"The entropy of the attention weights, averaged over the sampled rows of a process rank, suddenly fell to"
@@ -142,11 +140,12 @@ def logit_forecast(of: dict) -> Alert:
 
 
 def agreement(of: dict) -> Alert:
+    """Counts the components with a firing precursor alert. It must come after these alerts."""
     return Alert(
         "ForeshockPrecursorsAgree", "agreement", "precursors", "overview",
         f"""
-        count by ({JOB}) (
-          count by ({JOB}, component) (ALERTS{{alertstate="firing",kind="precursor",severity="ticket"}})
+        count by ({RUN_KEY}) (
+          count by ({RUN_KEY}, component) (ALERTS{{alertstate="firing",kind="precursor",severity="ticket"}})
         ) >= {of["components"]}
         """,
         f"{RUN}: precursors of different kinds agree",
@@ -167,13 +166,13 @@ def detector_rules(values: Values, default: Default) -> Group:
             *detector_records(used, of["window"]),
             Record(
                 "run:foreshock_attention_logit_abs:max",
-                f"max by ({JOB}) (foreshock_attention_logit_abs_max {UNLESS_ENDED})",
+                f"max by ({RUN_KEY}) (foreshock_attention_logit_abs_max {UNLESS_ENDED})",
             ),
             Record(
                 "run:foreshock_attention_entropy_nats:min",
-                f'min by ({JOB}) (foreshock_attention_entropy_nats{{stat="mean"}} {UNLESS_ENDED})',
+                f'min by ({RUN_KEY}) (foreshock_attention_entropy_nats{{stat="mean"}} {UNLESS_ENDED})',
             ),
-            *(detector_alert(*row, of, default) for row in TABLE),
+            *(detector_alert(row, of, default) for row in TABLE),
             logit_forecast(values["logit_forecast"]),
             entropy_collapse(values, default),
             agreement(values["precursors_agree"]),

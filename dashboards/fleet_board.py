@@ -1,4 +1,4 @@
-"""Runs, nodes and ranks that differ from the others."""
+"""The dashboard "fleet": all runs, and in one run the nodes and ranks that differ from the others."""
 
 from board import Board, Row, run_variable
 from panel import (
@@ -19,17 +19,16 @@ from panel import (
     state_of_run,
     steps_per_second,
 )
-from rule import JOB, RANK, Values
+from rule import RANK_KEY, RUN_KEY, Values
 
 # Selects ranks that are alive. The series of an ended attempt keep their last values.
-LIVING = f"and on ({RANK}) {of_run('rank_up')} == 1"
-# Adds node and coordinates of a rank to one of its values.
-WITH_NODE = f"* on ({RANK}) group_left (node, local_rank, dp, tp, pp) {of_run('rank_info')}"
+LIVING = f"and on ({RANK_KEY}) {of_run('rank_up')} == 1"
+RUNNING = 'foreshock_run_state{state="running"} == 1'
 
 
 def with_node(values: str) -> str:
-    """Selects ranks that are alive, and adds their node."""
-    return f"({values} {LIVING}) {WITH_NODE}"
+    """Selects ranks that are alive, and adds node and coordinates of the rank from rank_info, which is always 1."""
+    return f"({values} {LIVING}) * on ({RANK_KEY}) group_left (node, local_rank, dp, tp, pp) {of_run('rank_info')}"
 
 
 def runs() -> Row:
@@ -40,10 +39,13 @@ def runs() -> Row:
                 "Runs",
                 "The highest optimizer step that any rank of each running run has ended.",
                 STEPS,
-                Query(f'max by ({JOB}) (foreshock_step) and on ({JOB}) foreshock_run_state{{state="running"}} == 1'),
+                Query(f"max by ({RUN_KEY}) (foreshock_step) and on ({RUN_KEY}) {RUNNING}"),
             ),
             rows(
-                "Owners", "The user that owns each run.", NO_UNIT, Query(f"max by ({JOB}, user) (foreshock_run_info)")
+                "Owners",
+                "The user that owns each run.",
+                NO_UNIT,
+                Query(f"max by ({RUN_KEY}, user) (foreshock_run_info)"),
             ),
         ],
     )
@@ -90,7 +92,7 @@ def ranks(values: Values) -> Row:
                 "Ranks up by node",
                 "Number of living process ranks of each node. Usual is the same number on every node.",
                 RANKS,
-                Query(f"sum by (node) ({of_run('rank_up')} * on ({RANK}) group_left (node) {of_run('rank_info')})"),
+                Query(f"sum by (node) ({of_run('rank_up')} * on ({RANK_KEY}) group_left (node) {of_run('rank_info')})"),
             ),
             rows(
                 "Steps behind",
@@ -106,7 +108,7 @@ def ranks(values: Values) -> Row:
                 " backward) where it is higher; the ten ranks with the highest mean. Usual is below 1. One rank that"
                 " is much higher than the others points to its device; all ranks high point to the kernel.",
                 RATIO,
-                Query(f"topk(10, {with_node(f'max by ({RANK}) ({ratio})')})"),
+                Query(f"topk(10, {with_node(f'max by ({RANK_KEY}) ({ratio})')})"),
             ),
             rows(
                 "Largest gradient norms",
@@ -131,13 +133,13 @@ def ranks(values: Values) -> Row:
                 lines(
                     "Most expensive ranks",
                     "Share of wall time that foreshock costs a process rank, mean of the last minutes; the five ranks"
-                    " that pay most. Usual is at most --max-slowdown (default 1 %). The dashed line is the"
-                    " limit of the alert at that default.",
+                    " that pay most. Usual is at most --max-slowdown (default 1 %). The dashed line is the limit of the"
+                    " alert at that default.",
                     "percentunit",
                     Query(f"topk(5, max by (rank) ({of_living('slowdown_ratio')}))", "rank {{rank}}"),
                     width=12,
                 ),
-                ("orange", 0.01 * values["overhead"]["slowdown"]),
+                ("orange", 0.01 * values["overhead"]["slowdown"]),  # 0.01: the default --max-slowdown
             ),
         ],
     )

@@ -1,18 +1,19 @@
-"""Alerts on trainings without progress, without all ranks, or without an answering agent. They fire only while the run
-is in the state running."""
+"""Alerts on trainings without progress, without all ranks, without an answering agent, or with a shared run id. `of` is
+the section of values.toml with the limits and times of an alert."""
 
-from rule import AT_STEP, JOB, RUN, TARGET, UNLESS_ENDED, Alert, Group, Record, Values
+from rule import AT_STEP, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, Alert, Group, Record, Values
 
+# Names of recording rules, one series per run.
 RUNNING = "run:foreshock_running:max"
 RANKS, WORLD = "run:foreshock_rank_up:sum", "run:foreshock_world_size:max"
 LAST_STEP = "run:foreshock_last_step_timestamp_seconds:max"
 
 
 def world() -> str:
-    """The world size that living ranks report, since an elastic job may continue with fewer ranks. If no rank is alive,
-    the world size that any rank reported."""
+    """The world size that living ranks report. Ended ranks are excluded, since an elastic job may continue with fewer
+    ranks. If no rank is alive, the world size that any rank reported."""
     size = "foreshock_world_size"
-    return f"max by ({JOB}) ({size} {UNLESS_ENDED}) or max by ({JOB}) ({size})"
+    return f"max by ({RUN_KEY}) ({size} {UNLESS_ENDED}) or max by ({RUN_KEY}) ({size})"
 
 
 def stalled(of: dict) -> Alert:
@@ -20,8 +21,8 @@ def stalled(of: dict) -> Alert:
         "ForeshockTrainingStalled", "training", "fleet", "fleet",
         f"""
         time() - {LAST_STEP} > {of["seconds"]}
-        and on ({JOB}) {RANKS} > 0
-        and on ({JOB}) {RUNNING} == 1
+        and on ({RUN_KEY}) {RANKS} > 0
+        and on ({RUN_KEY}) {RUNNING} == 1
         """,
         RUN + ": no optimizer step for {{ $value | humanizeDuration }}",
         "The processes of the training are alive, but no optimizer step has ended for {{ $value | humanizeDuration }}"
@@ -36,7 +37,7 @@ def ranks_missing(of: dict) -> Alert:
         "ForeshockRanksMissing", "training", "fleet", "fleet",
         f"""
         {WORLD} - {RANKS} > 0
-        and on ({JOB}) {RUNNING} == 1
+        and on ({RUN_KEY}) {RUNNING} == 1
         """,
         RUN + ": {{ $value }} ranks are missing",
         "{{ $value }} process ranks of the job are not visible. They are dead, or foreshock does not run on their"
@@ -51,12 +52,12 @@ def ranks_missing(of: dict) -> Alert:
 def no_data(of: dict) -> Alert:
     return Alert(
         "ForeshockNoData", "training", "fleet", "fleet",
-        # After a run has ended, its state is not running, or its agent is no longer a scrape target. Here the last
-        # state is running, and the agent is a target that does not answer.
+        # The last state is running, and the agent is a scrape target that does not answer (up is 0). An ended run is
+        # not meant: its last state is another one, or its agent is no longer a target.
         f"""
-        count by ({JOB}) (
+        count by ({RUN_KEY}) (
           last_over_time(foreshock_run_state{{state="running"}}[{of["window"]}]) == 1
-          and on ({TARGET}) up == 0
+          and on ({TARGET_KEY}) up == 0
         )
         """,
         f"{RUN}: its agent does not answer",
@@ -72,7 +73,7 @@ def run_id_shared(of: dict) -> Alert:
     return Alert(
         "ForeshockRunIdShared", "monitor", "fleet", "fleet",
         # A rank that moves to another node is up at both agents only for one or two scrapes.
-        f"count by ({JOB}) (count by ({JOB}, rank) (foreshock_rank_up == 1) > 1)",
+        f"count by ({RUN_KEY}) (count by ({RUN_KEY}, rank) (foreshock_rank_up == 1) > 1)",
         f"{RUN}: two trainings use this run id",
         "{{ $value }} process ranks of this run are reported as alive by more than one agent. Two trainings use this"
         " run id, or Prometheus scrapes one agent under two addresses. Until this is resolved, the run's figures and"
@@ -87,12 +88,12 @@ def fleet_rules(values: Values) -> Group:
     return Group(
         "foreshock-fleet",
         [
-            Record(RUNNING, f'max by ({JOB}) (foreshock_run_state{{state="running"}})'),
-            Record(RANKS, f"sum by ({JOB}) (foreshock_rank_up)"),
+            Record(RUNNING, f'max by ({RUN_KEY}) (foreshock_run_state{{state="running"}})'),
+            Record(RANKS, f"sum by ({RUN_KEY}) (foreshock_rank_up)"),
             Record(WORLD, world()),
-            Record("run:foreshock_step:max", f"max by ({JOB}) (foreshock_step)"),
+            Record("run:foreshock_step:max", f"max by ({RUN_KEY}) (foreshock_step)"),
             # Excludes ended attempts, whose last step is not that of a living rank.
-            Record(LAST_STEP, f"max by ({JOB}) (foreshock_last_step_timestamp_seconds {UNLESS_ENDED})"),
+            Record(LAST_STEP, f"max by ({RUN_KEY}) (foreshock_last_step_timestamp_seconds {UNLESS_ENDED})"),
             stalled(values["stalled"]),
             ranks_missing(values["ranks_missing"]),
             no_data(values["no_data"]),

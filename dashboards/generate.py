@@ -22,7 +22,7 @@ BOARDS = (overview, attention, weights, fleet, monitor)
 
 
 def texts(values: dict) -> dict[str, str]:
-    """The generated texts, by path below dashboards/."""
+    """The generated files, by path below dashboards/."""
     boards = [make(values) for make in BOARDS]
     return {
         "rules/foreshock.yml": rules_yaml(values),
@@ -39,7 +39,7 @@ def main() -> None:
         file = options.into / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    if options.into == HERE:
+    if options.into == HERE:  # the runbook belongs to the repository, not to an installation
         PAGE.write_text(runbook())
 
 

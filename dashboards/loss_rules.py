@@ -1,6 +1,6 @@
-"""Alerts on incidents: NaN or Inf values, and a rising loss."""
+"""Alerts on incidents: NaN or Inf, and a rising loss. `of` is the section of values.toml with an alert's limits."""
 
-from rule import AT_STEP, CHOICE, JOB, RUN, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, ranks
+from rule import AT_STEP, CHOICE, RUN, RUN_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, ranks
 
 LOSS = "run:foreshock_loss_window:avg"
 
@@ -10,29 +10,31 @@ def non_finite(of: dict) -> Alert:
     values, skipped, steps = (f"foreshock_{name}_total" for name in ("nonfinite_values", "skipped_steps", "steps"))
     return Alert(
         "ForeshockNonFinite", "incident", "loss", "overview",
-        # A gradient scaler whose scale is too large makes gradients infinite and skips the step. This is an incident
-        # only if most steps are skipped. If the scaler decides on a device, its decisions are unknown. The first sample
-        # of the counter may already include skipped steps, which increase() does not see. The third part finds a loss
-        # that was NaN before the agent started: only a finite loss times 0 is 0. Ended attempts keep their last loss.
+        # 1. Values in the loss or the output of attention.
+        # 2. Values in gradients, if no step was skipped in the window: a gradient scaler whose scale is too large makes
+        #    gradients infinite and skips the step. If the number of skipped steps is unknown, there is no alert.
+        #    `unless` excludes a new counter above 0: increase() does not see what its first sample includes.
+        # 3. A loss that was NaN before the agent started: only a finite loss times 0 is 0.
+        # 4. A larger share of steps than of["skipped"] is skipped.
         f"""
-        sum by ({JOB}, site) (
+        sum by ({RUN_KEY}, site) (
           increase({values}{{site=~"loss|attention_output"}}[{window}])
         ) > 0
         or
-        sum by ({JOB}, site) (
+        sum by ({RUN_KEY}, site) (
           increase({values}{{site=~"gradient|attention_gradient"}}[{window}])
-          and on ({JOB}, rank) increase({skipped}[{window}]) == 0
-          unless on ({JOB}, rank) ({skipped} > 0 unless {skipped} offset {window})
+          and on ({RUN_KEY}, rank) increase({skipped}[{window}]) == 0
+          unless on ({RUN_KEY}, rank) ({skipped} > 0 unless {skipped} offset {window})
         ) > 0
         or
         label_replace(
-          count by ({JOB}) (foreshock_loss * 0 != 0 {UNLESS_ENDED}),
+          count by ({RUN_KEY}) (foreshock_loss * 0 != 0 {UNLESS_ENDED}),
           "site", "loss", "", ""
         )
         or
         label_replace(
-          sum by ({JOB}) (increase({skipped}[{window}])) * {1 - of["skipped"]:g}
-          > sum by ({JOB}) (increase({steps}[{window}])) * {of["skipped"]:g},
+          sum by ({RUN_KEY}) (increase({skipped}[{window}])) * {1 - of["skipped"]:g}
+          > sum by ({RUN_KEY}) (increase({steps}[{window}])) * {of["skipped"]:g},
           "site", "loss_scale", "", ""
         )
         """,
@@ -75,9 +77,9 @@ def loss_rules(values: Values) -> Group:
     return Group(
         "foreshock-loss",
         [
-            Record("run:foreshock_run_info:user", f"max by ({JOB}, user) (foreshock_run_info)"),
+            Record("run:foreshock_run_info:user", f"max by ({RUN_KEY}, user) (foreshock_run_info)"),
             # Excludes ranks whose loss is NaN or infinite, since one of them would make the average NaN or infinite.
-            Record(LOSS, f'avg by ({JOB}) (foreshock_loss_window{{stat="mean"}} < Inf > -Inf {UNLESS_ENDED})'),
+            Record(LOSS, f'avg by ({RUN_KEY}) (foreshock_loss_window{{stat="mean"}} < Inf > -Inf {UNLESS_ENDED})'),
             non_finite(values["non_finite"]),
             diverging(values["loss_diverging"]),
         ],

@@ -1,4 +1,4 @@
-"""Dashboard: coverage, lost samples and cost of the monitor in one run."""
+"""The dashboard "monitor": coverage, lost samples and cost of foreshock itself in one run, and all agents."""
 
 from board import Board, Row, run_variable
 from panel import (
@@ -20,6 +20,7 @@ from panel import (
 from rule import UNLESS_ENDED, Values
 
 TRAINER = ',component="trainer"'
+# Only agents have the series foreshock_build_info, which is always 1.
 UP = "up * on (job, instance) group_left () max by (job, instance) (foreshock_build_info)"
 OF_AGENTS = "and on (job, instance) foreshock_build_info"
 
@@ -75,8 +76,7 @@ def sees(values: Values) -> Row:
                 "skipped: calls per second that were chosen and not copied. lost: copied slices per second that could"
                 " not be compared. Each by reason. The reasons budget (--max-slowdown) and off (--slices off) are"
                 f" intended. An alert fires if more than {values['coverage']['skipped']:.0%} of the calls are skipped"
-                f" for other reasons, or {share} of the"
-                " slices are lost.",
+                f" for other reasons, or {share} of the slices are lost.",
                 "cps",
                 Query(skipped, "skipped, {{reason}}"),
                 Query(lost, "lost, {{reason}}"),

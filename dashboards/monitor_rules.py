@@ -1,54 +1,48 @@
-"""Alerts on the monitor itself: coverage, lost samples, cost."""
+"""Alerts on foreshock itself: coverage, losses, cost. `of` is the section of values.toml with an alert's limits."""
 
-from rule import JOB, RANK, RUN, TARGET, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
+from rule import RANK_KEY, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
 
 SLOWDOWN = "run:foreshock_slowdown_over_limit:max"
 SKIPPED, SAMPLED = "run:foreshock_attention_skipped:rate5m", "run:foreshock_attention_samples:rate5m"
 
 
-def because(why: str, expression: str) -> str:
-    return f'label_replace({expression}, "why", "{why}", "", "")'
-
-
 def any_of(*reasons: tuple[str, str]) -> str:
-    return "\nor ".join(because(why, expression) for why, expression in reasons)
+    """Joins expressions with `or`. Each reason is (text, expression); the text becomes the label `why`."""
+    return "\nor ".join(f'label_replace({expression}, "why", "{why}", "", "")' for why, expression in reasons)
 
 
 def increase(metric: str, window: str) -> str:
-    return f"sum by ({JOB}) (increase(foreshock_{metric}_total[{window}]))"
+    return f"sum by ({RUN_KEY}) (increase(foreshock_{metric}_total[{window}]))"
 
 
 def calls() -> list[Record]:
-    """Records rates summed over ranks, since alerts read half an hour, which would be expensive for every rank. Counts
-    only forward calls, since every backward call has one. Excludes calls skipped for the budget or by --slices, which
-    are intended."""
+    """Records the rates of skipped and sampled calls, summed over ranks: coverage() reads half an hour of them, which
+    would be expensive for every rank. Counts only forward calls, since every backward call has one. Excludes calls
+    skipped for the budget or by --slices, which are intended."""
     skipped, sampled = (f"foreshock_attention_{what}_total" for what in ("skipped", "samples"))
     return [
-        Record(SKIPPED, f'sum by ({JOB}) (rate({skipped}{{pass="forward",reason!~"budget|off"}}[5m]))'),
-        Record(SAMPLED, f'sum by ({JOB}) (rate({sampled}{{pass="forward"}}[5m]))'),
+        Record(SKIPPED, f'sum by ({RUN_KEY}) (rate({skipped}{{pass="forward",reason!~"budget|off"}}[5m]))'),
+        Record(SAMPLED, f'sum by ({RUN_KEY}) (rate({sampled}{{pass="forward"}}[5m]))'),
     ]
 
 
 def coverage(of: dict) -> Alert:
     skipped, sampled = (f"avg_over_time({calls}[{of['window']}])" for calls in (SKIPPED, SAMPLED))
     reasons = any_of(
-        ("no attention seen", f"max by ({JOB}) (foreshock_no_attention_seen {UNLESS_ENDED}) > 0"),
+        ("no attention seen", f"max by ({RUN_KEY}) (foreshock_no_attention_seen {UNLESS_ENDED}) > 0"),
         (
             "attention that no hook sees",
-            f'count by ({JOB}) (foreshock_attention_unseen{{evidence="used"}} {UNLESS_ENDED})',
+            f'count by ({RUN_KEY}) (foreshock_attention_unseen{{evidence="used"}} {UNLESS_ENDED})',
         ),
         (
             "calls that no hook saw",
-            f'min by ({JOB}) (foreshock_attention_coverage_ratio{{source!="none"}} {UNLESS_ENDED}) < {of["ratio"]}',
+            f'min by ({RUN_KEY}) (foreshock_attention_coverage_ratio{{source!="none"}} {UNLESS_ENDED}) < {of["ratio"]}',
         ),
-        (
-            "calls that had to be skipped",
-            f"{skipped} / ({skipped} + {sampled}) > {of['skipped']}",
-        ),
+        ("calls that had to be skipped", f"{skipped} / ({skipped} + {sampled}) > {of['skipped']}"),
     )
     return Alert(
         "ForeshockCoverageLow", "monitor", "monitor", "monitor",
-        f"({reasons})\nand on ({JOB}) max by ({JOB}) (foreshock_run_state{{state=\"running\"}}) == 1",
+        f"({reasons})\nand on ({RUN_KEY}) max by ({RUN_KEY}) (foreshock_run_state{{state=\"running\"}}) == 1",
         f"{RUN}: much of its attention is not judged",
         "Much of the attention of this running training is not checked, for this reason: {{ $labels.why }}. Attention"
         " that is not checked raises no alarm, so the silence of other alerts means little. First read the reasons in"
@@ -69,13 +63,13 @@ def degraded(of: dict) -> Alert:
             ("errors", f"{increase('monitor_errors', of['window'])} > 0"),
             (
                 "switched off",
-                f'count by ({JOB}) (foreshock_monitor_enabled{{component="trainer"}} == 0'
-                f" and on ({RANK}) foreshock_rank_up == 1)",
+                f'count by ({RUN_KEY}) (foreshock_monitor_enabled{{component="trainer"}} == 0'
+                f" and on ({RANK_KEY}) foreshock_rank_up == 1)",
             ),
             (
                 "names, norms and weights given up",
-                f'count by ({JOB}) (foreshock_monitor_enabled{{component="tensors"}} == 0'
-                f" and on ({RANK}) foreshock_rank_up == 1)",
+                f'count by ({RUN_KEY}) (foreshock_monitor_enabled{{component="tensors"}} == 0'
+                f" and on ({RANK_KEY}) foreshock_rank_up == 1)",
             ),
         ),
         RUN + ": foreshock has a problem ({{ $labels.why }})",
@@ -101,7 +95,7 @@ def overhead(of: dict) -> Alert:
 def series_dropped(of: dict) -> Alert:
     return Alert(
         "ForeshockSeriesDropped", "monitor", "monitor", "monitor",
-        f"sum by ({TARGET}) (increase(foreshock_series_dropped_total[{of['window']}])) > 0",
+        f"sum by ({TARGET_KEY}) (increase(foreshock_series_dropped_total[{of['window']}])) > 0",
         "Agent {{ $labels.instance }}: series limit reached",
         "The agent has more series than its limit and does not export some layers or process ranks to Prometheus. The"
         " training is still checked, and the run's page and record have the rest. First count its runs in Prometheus:"
@@ -114,7 +108,7 @@ def series_dropped(of: dict) -> Alert:
 def detector_series_dropped() -> Alert:
     return Alert(
         "ForeshockDetectorSeriesDropped", "monitor", "monitor", "monitor",
-        f"max by ({JOB}, detector) (foreshock_precursor_series_dropped {UNLESS_ENDED}) > 0",
+        f"max by ({RUN_KEY}, detector) (foreshock_precursor_series_dropped {UNLESS_ENDED}) > 0",
         "Run {{ $labels.run }}: detector {{ $labels.detector }} does not follow all of its series",
         f"The detector has no room for {VALUE} tensors or layers of a process rank, so it cannot warn of them. It"
         " watches all others. First see in the panel 'Series left out' whether the number still grows. If it does not,"
@@ -129,7 +123,7 @@ def monitor_rules(values: Values) -> Group:
         [
             Record(
                 SLOWDOWN,
-                f"max by ({JOB}) (foreshock_slowdown_ratio / foreshock_slowdown_limit_ratio {UNLESS_ENDED})",
+                f"max by ({RUN_KEY}) (foreshock_slowdown_ratio / foreshock_slowdown_limit_ratio {UNLESS_ENDED})",
             ),
             *calls(),
             coverage(values["coverage"]),

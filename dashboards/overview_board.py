@@ -1,4 +1,4 @@
-"""State of one training: the first dashboard to open."""
+"""The dashboard "overview": the state of one training. It is the first one to open."""
 
 from board import ALERTS, Board, Row, run_variable
 from panel import (
@@ -67,11 +67,10 @@ def now(values: Values) -> Row:
             number(
                 "Slowdown",
                 f"Share of wall time that foreshock costs the process rank that pays most. Orange above"
-                f" {values['overhead']['slowdown']:g} %,"
-                " the limit of the alert at the default --max-slowdown.",
+                f" {values['overhead']['slowdown']:g} %, the limit of the alert at the default --max-slowdown.",
                 "percentunit",
                 Query(f"max({of_living('slowdown_ratio')})"),
-                ("orange", 0.01 * values["overhead"]["slowdown"]),
+                ("orange", 0.01 * values["overhead"]["slowdown"]),  # 0.01: the default --max-slowdown
             ),
             number_now(
                 "Since last step",
@@ -92,8 +91,7 @@ def loss() -> Row:
             by_step(
                 "Loss",
                 "loss: of the last optimizer step. mean of 64: of the last 64 steps. Both are averaged over the process"
-                " ranks, in the unit of the loss. An alert fires if the mean stays above its earlier"
-                " level.",
+                " ranks, in the unit of the loss. An alert fires if the mean stays above its earlier level.",
                 NO_UNIT,
                 Query(f"avg({of_living('loss')})", "loss"),
                 Query(f"avg({mean})", "mean of 64"),
@@ -147,8 +145,7 @@ def before(values: Values) -> Row:
                     "Mean signed error of attention (forward: of the output; backward: of dQ), divided by its standard"
                     " error between samples; of the worst process rank. rounded_reference: the fp64 result rounded"
                     f" once, a control. Below 3 is chance. An alert needs more than {bias['z']} here, and more than"
-                    f" {bias['ulp']} ulp"
-                    " in the panel 'Bias' of the attention dashboard.",
+                    f" {bias['ulp']} ulp in the panel 'Bias' of the attention dashboard.",
                     SIGMA,
                     Query(f"max by (pass, of) (abs({of_living('attention_bias_zscore')}))", "{{pass}}, {{of}}"),
                 ),

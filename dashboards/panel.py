@@ -1,6 +1,6 @@
-"""Kinds of panels. Each has one topic, a description, and the data source that the user selects.
+"""Kinds of panels of the Grafana dashboards, and the queries that they share.
 
-Built with Grafana's typed builders for version 10.4. Later versions read its dashboards too.
+Built with Grafana's typed builders for version 10.4. Later versions read these dashboards too.
 """
 
 import typing
@@ -27,16 +27,17 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
-from rule import RANK
+from rule import RANK_KEY
 
+# $datasource, $cluster, $namespace, $run and $rank are variables of a dashboard, which the user selects.
 SOURCE = DataSourceRef("prometheus", "${datasource}")
-# Matches series without the label too: a missing label is empty, and ".*" matches it.
+# "All" is the value ".*", which matches series without the label too: a missing label is empty.
 OF_CLUSTER = 'cluster=~"$cluster"'
 OF_SCOPE = f'{OF_CLUSTER},namespace=~"$namespace"'
 OF_RUN = f'{OF_SCOPE},run="$run"'
 OF_RANKS = f'{OF_RUN},rank=~"$rank"'
-# As in the rules: the series of an ended rank keep their last values while the run continues without it.
-UNLESS_ENDED = f"unless on ({RANK}) foreshock_rank_up{{{OF_RUN}}} == 0"
+# Excludes ended ranks: their series keep their last values while the run continues without them.
+UNLESS_ENDED = f"unless on ({RANK_KEY}) foreshock_rank_up{{{OF_RUN}}} == 0"
 # Most points per series: enough for a wide screen. More points would only cost server time.
 MOST_POINTS = 300
 
@@ -52,26 +53,27 @@ COUNT = "short"
 PER_SECOND = "cps"
 NO_UNIT = "none"  # norms, weights and learning rates
 
-
 # The definition of the deviation ratio in the descriptions of panels.
 DEVIATION = "error of the kernel divided by the error of plain (unfused) attention in the same precision"
 
 
 class Query(typing.NamedTuple):
     expression: str
-    legend: str = "__auto"
+    legend: str = "__auto"  # Grafana then writes the labels
 
 
 def of_run(metric: str, more: str = "") -> str:
+    """Selects the series of a metric in the selected run. `more`: further matchers, each after a comma."""
     return f"foreshock_{metric}{{{OF_RUN}{more}}}"
 
 
 def of_living(metric: str, more: str = "") -> str:
+    """As of_run(), without ended ranks."""
     return f"({of_run(metric, more)} {UNLESS_ENDED})"
 
 
 def of_ranks(metric: str, more: str = "") -> str:
-    """Selects the chosen ranks that are alive."""
+    """As of_living(), only of the ranks selected on the dashboard."""
     return f"(foreshock_{metric}{{{OF_RANKS}{more}}} {UNLESS_ENDED})"
 
 
@@ -85,6 +87,7 @@ def steps_per_second() -> str:
 
 
 def target(number: int, query: Query) -> prometheus.Dataquery:
+    """The query as number `number` of a panel, over the time range of the dashboard."""
     return (
         prometheus.Dataquery()
         .ref_id("ABCDEFGH"[number])
@@ -102,6 +105,7 @@ def limits(*steps: tuple[str, float]) -> ThresholdsConfig:
 
 
 def begin(builder: typing.Any, title: str, description: str, queries: typing.Iterable[Query]) -> typing.Any:
+    """Sets what panels of all kinds have."""
     builder.title(title).description(description).datasource(SOURCE)
     for number, query in enumerate(queries):
         builder.with_target(target(number, query))
@@ -109,7 +113,7 @@ def begin(builder: typing.Any, title: str, description: str, queries: typing.Ite
 
 
 def number(title: str, description: str, unit: str, query: Query, *steps: tuple[str, float]) -> stat.Panel:
-    """Shows one value: the last one in the time range."""
+    """Shows one value: the last one in the time range. `steps`: see limits()."""
     builder = begin(stat.Panel(), title, description, [query])
     builder.unit(unit).span(3).height(4).thresholds(limits(*steps))
     builder.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
@@ -117,8 +121,8 @@ def number(title: str, description: str, unit: str, query: Query, *steps: tuple[
 
 
 def present(panel: stat.Panel, query: Query, otherwise: str) -> stat.Panel:
-    """Restricts a panel to a value at the end of the time range. An agent ends with its run, so an older last value
-    would look current."""
+    """Restricts a panel to a value at the end of the time range, and shows `otherwise` if there is none. An agent ends
+    with its run, so an older last value would look current."""
     return panel.targets([target(0, query).instant()]).no_value(otherwise)
 
 
@@ -146,6 +150,7 @@ def lines(title: str, description: str, unit: str, *queries: Query, width: int =
 
 
 def limited(panel: timeseries.Panel, *steps: tuple[str, float]) -> timeseries.Panel:
+    """Adds dashed lines at limits()."""
     style = common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
     return panel.thresholds(limits(*steps)).thresholds_style(style)
 
@@ -154,25 +159,25 @@ def logarithmic(panel: timeseries.Panel) -> timeseries.Panel:
     return panel.scale_distribution(common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10))
 
 
-# Grafana draws no line over an x axis that does not increase. Steps do not increase while a trainer evaluates, and they
-# decrease when it resumes from a checkpoint. So a step is left out if a later point of the panel reaches it again: the
-# panel shows the final history of the run. A millionth per second is added to order equal steps. Ended ranks are
-# included, since excluding them in every step of the subquery would cost several times as much.
+# The x axis of panels over steps. Grafana draws no line over an x axis that does not increase. Steps do not increase
+# while a trainer evaluates, and they decrease when it resumes from a checkpoint. So ASCENDING leaves out a point if a
+# later point of the panel has the same step or an earlier one: the panel shows the final history of the run.
+# Ended ranks are included, since excluding them in every step of the subquery would cost several times as much.
 STEP = f"max({of_run('step')})"
-LATER = f"({STEP} - time() / 1e6)"
-SHOWN = f"({LATER} and on () vector(time()) <= ${{__to}} / 1000)"
-ASCENDING = f"({STEP} unless min_over_time({SHOWN}[$__range:$__interval] offset -$__range) < {LATER})"
+RANKED = f"({STEP} - time() / 1e6)"  # of equal steps, the later one is smaller
+SHOWN = f"({RANKED} and on () vector(time()) <= ${{__to}} / 1000)"  # up to the end of the time range
+ASCENDING = f"({STEP} unless min_over_time({SHOWN}[$__range:$__interval] offset -$__range) < {RANKED})"
 
 
 def by_step(title: str, description: str, unit: str, *queries: Query, width: int = 12) -> trend.Panel:
-    """Draws over training steps instead of time."""
+    """Draws over training steps instead of time: Grafana joins the queries with ASCENDING by time, then drops it."""
     over = [Query(f"({query.expression}) and on () {ASCENDING}", query.legend) for query in queries]
     builder = begin(trend.Panel(), title, description, [Query(ASCENDING, "step"), *over])
     builder.unit(unit).span(width).height(8).x_field("step").show_points(VisibilityMode.NEVER)
     builder.with_override(MatcherConfig("byName", "step"), [DynamicConfigValue("unit", "none")])
     join = DataTransformerConfig(id_val="joinByField", options={"byField": "Time", "mode": "outer"})
-    leave = DataTransformerConfig(id_val="organize", options={"excludeByName": {"Time": True}})
-    return builder.transformations([join, leave])
+    drop = DataTransformerConfig(id_val="organize", options={"excludeByName": {"Time": True}})
+    return builder.transformations([join, drop])
 
 
 def layers(
@@ -181,7 +186,7 @@ def layers(
     """Draws a heat map of layers over time. `least` and `most`: the values at the ends of the colour scale."""
     builder = begin(heatmap.Panel(), title, description, [Query(f"max by (layer) ({expression})", "{{layer}}")])
     colours = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Turbo").steps(64)
-    colours.scale(HeatmapColorScale.EXPONENTIAL).exponent(0.5)
+    colours.scale(HeatmapColorScale.EXPONENTIAL).exponent(0.5)  # more colours for small values
     for end, value in ((colours.min, least), (colours.max, most)):
         if value is not None:
             end(value)
@@ -202,6 +207,6 @@ def rows(title: str, description: str, unit: str, query: Query, width: int = 12)
     """Draws a table of current values, one row for each series."""
     builder = begin(table.Panel(), title, description, [])
     builder.with_target(target(0, query).instant().format(PromQueryFormat.TABLE))
-    leave = {"Time": True, "__name__": True, "job": True, "instance": True}
-    builder.with_transformation(DataTransformerConfig(id_val="organize", options={"excludeByName": leave}))
+    dropped = {"Time": True, "__name__": True, "job": True, "instance": True}
+    builder.with_transformation(DataTransformerConfig(id_val="organize", options={"excludeByName": dropped}))
     return builder.unit(unit).span(width).height(9)

@@ -1,9 +1,9 @@
-"""Fetches Debian testing's Prometheus 3 and its Alertmanager into build/prometheus3, beside those of the system.
+"""Downloads Prometheus 3 and its Alertmanager from Debian testing into build/prometheus3, beside the system's versions.
 
     python dashboards/prometheus3.py
 
-They are unpacked, not installed. tests/dashboards/test_prometheus3.py tests our rules with them and is skipped if they
-are missing. Needs Debian's apt. The archive is that of apt, or DEBIAN_MIRROR. Signatures are checked.
+They are unpacked, not installed. tests/dashboards/test_prometheus3.py tests the alert rules with them and is skipped if
+they are missing. Needs Debian's apt. The archive is that of apt, or DEBIAN_MIRROR. Signatures are checked.
 """
 
 import pathlib
@@ -18,6 +18,7 @@ from chroot import KEYRING, ChrootError, mirror  # noqa: E402
 
 FOLDER = ROOT / "build" / "prometheus3"
 PACKAGES = ("prometheus", "promtool", "prometheus-alertmanager")
+# apt with lists and state of its own in the folder {apt}, so that the system's apt is not changed.
 SETTINGS = """\
 Dir::State "{apt}";
 Dir::State::status "{apt}/status";

@@ -1,25 +1,29 @@
-"""Recording rules and alerts as Python objects, templates for their texts, and their conversion to YAML."""
+"""Prometheus' recording rules and alerts as Python objects, templates for their texts, and their conversion to YAML.
+
+Templates are in Go's language, which Prometheus expands when an alert fires. In an f-string, {{{{ }}}} is its {{ }}.
+"""
 
 import json
 import textwrap
 import typing
 
-Values = dict[str, dict[str, typing.Any]]
+Values = dict[str, dict[str, typing.Any]]  # values.toml: section, name, value
 
-# The labels that identify a run. `cluster` is set by rulers that read several Prometheus servers, `namespace` by
-# service discovery in Kubernetes, where two teams may start a job of one name. A label that no series has is empty.
+# The labels that identify a run, as a list for by () and on (). `cluster` is set by rulers that read several Prometheus
+# servers, `namespace` by service discovery in Kubernetes, where two teams may start a job of one name. A label that no
+# series has is empty.
 SCOPE = ("cluster", "namespace")
 IDENTITY = (*SCOPE, "run")
-JOB = ", ".join(IDENTITY)
-# The scrape target of an agent.
-TARGET = ", ".join((*SCOPE, "job", "instance"))
+RUN_KEY = ", ".join(IDENTITY)
+# The labels that identify an agent, which is a scrape target of Prometheus.
+TARGET_KEY = ", ".join((*SCOPE, "job", "instance"))
 
-# Labels that identify a rank at one agent. Two agents can export the same rank: one for an ended attempt, whose series
-# keep their last values until the agent removes them, and one for the living attempt. If a job continues with fewer
-# ranks, the series of the others remain until the job ends. Alerts on gauges of a rank must therefore exclude ended
-# ranks.
-RANK = f"{TARGET}, run, rank"
-UNLESS_ENDED = f"unless on ({RANK}) foreshock_rank_up == 0"
+# The labels that identify a rank at one agent. Two agents can export the same rank: one for an ended attempt, whose
+# series keep their last values until the agent removes them, and one for the living attempt. If a job continues with
+# fewer ranks, the series of the others remain until the job ends. Alerts on gauges of a rank must therefore exclude
+# ended ranks.
+RANK_KEY = f"{TARGET_KEY}, run, rank"
+UNLESS_ENDED = f"unless on ({RANK_KEY}) foreshock_rank_up == 0"
 
 
 class Record(typing.NamedTuple):
@@ -31,12 +35,12 @@ class Alert(typing.NamedTuple):
     name: str
     kind: str  # incident, precursor, agreement, training or monitor; Alertmanager routes and inhibits by it
     component: str  # the monitored part: attention, gradient, ...
-    dashboard: str  # uid, without "foreshock-"
+    dashboard: str  # the one that the alert links to: its uid without "foreshock-"
     expression: str
     summary: str  # names the run (or agent) and the fact
     description: str  # place, meaning, first action
     hold: str | None = None  # Prometheus' `for`: time that the expression must be true before the alert fires
-    keep: str | None = None  # Prometheus' `keep_firing_for`
+    keep: str | None = None  # Prometheus' `keep_firing_for`: time that it fires after the expression was last true
     severity: str = "ticket"  # or page, or info; info is sent to no receiver
 
 
@@ -49,21 +53,24 @@ class Group(typing.NamedTuple):
     interval: str | None = None  # between two evaluations; None: Prometheus' default
 
 
+# A printf format that selects the series of the alert's run, and its arguments.
+CHOICE = ",".join(f"{name}=%q" for name in IDENTITY)
+OF_LABELS = " ".join(f"$labels.{name}" for name in IDENTITY)
+
 # The user that owns the run. If the agent is gone, the user of the last day; empty unless there is exactly one. This is
 # a template, since a join in the expression would drop the alert if the owner is unknown.
-CHOICE = ",".join(f"{name}=%q" for name in IDENTITY)  # for printf, with OF_LABELS as its arguments
-OF_LABELS = " ".join(f"$labels.{name}" for name in IDENTITY)
 INFO = f"run:foreshock_run_info:user{{{CHOICE}}}"
 OWNER = (
     '{{ with printf "'
-    f"{INFO} or (last_over_time({INFO}[1d]) unless on ({JOB}) {INFO})"
+    f"{INFO} or (last_over_time({INFO}[1d]) unless on ({RUN_KEY}) {INFO})"
     f'" {OF_LABELS} {OF_LABELS} {OF_LABELS}'
     " | query }}{{ if eq (len .) 1 }}{{ range . }}{{ .Labels.user }}{{ end }}{{ end }}{{ end }}"
 )
 
 
-# Layers in which a detector warns, or warned in the last minutes. They are only examples, since a rank exports one
-# layer per detector, the first by name. This is a template, since a label would make each layer a separate alert.
+# Layers in which a detector warns, or warned in the last minutes; where() replaces DETECTOR. They are only examples,
+# since a rank exports one layer per detector, the first by name. This is a template, since a label would make each
+# layer a separate alert.
 LAYERS = (
     '{{ with printf "count by (layer) (last_over_time(foreshock_precursor_layer_info'
     f'{{{CHOICE},detector=%q}}[5m]))" {OF_LABELS} DETECTOR | query }}}}, e.g. in layer'
@@ -71,7 +78,7 @@ LAYERS = (
 )
 
 
-# The value of an alert's expression. `humanize` is not used: it would write a loss of 0.8 as 800m.
+# The value of an alert's expression. Prometheus' function humanize is not used: it would write a loss of 0.8 as 800m.
 VALUE = '{{ $value | printf "%.4g" }}'
 
 RUN = "Run {{ $labels.run }}"
@@ -82,7 +89,8 @@ AT_STEP = (
     "{{ range . }} (current step {{ .Value }}){{ end }}{{ end }}"
 )
 
-# The step and rank of the last warning of a detector: ", at step 1200 on process rank 3" or "".
+# The step and rank of the last warning of a detector: ", at step 1200 on process rank 3" or "". warned_at() replaces
+# DETECTOR.
 WARNED_AT = (
     f'{{{{ with printf "topk(1, foreshock_precursor_last_event_step{{{CHOICE},detector=%q}})" {OF_LABELS} DETECTOR'
     " | query }}{{ range . }}, at step {{ .Value }} on process rank {{ .Labels.rank }}{{ end }}{{ end }}"
@@ -90,12 +98,13 @@ WARNED_AT = (
 
 
 def warned_at(detector: str = "$labels.detector") -> str:
+    """`detector`: a template expression."""
     return WARNED_AT.replace("DETECTOR", detector)
 
 
 def ranks(expression: str, more: str = "") -> str:
     """Returns the template of " on process rank 3 5": up to eight ranks of the series that `expression` selects. The
-    expression must contain CHOICE. `more`: arguments of printf after those of CHOICE."""
+    expression must contain CHOICE once. `more`: arguments of printf for what comes after it."""
     return (
         f'{{{{ with printf "topk(8, {expression})" {OF_LABELS}{more} | query }}}} on process rank'
         '{{ range . | sortByLabel "rank" }} {{ .Labels.rank }}{{ end }}{{ end }}'
@@ -107,14 +116,15 @@ def where(detector: str = "$labels.detector") -> str:
     return LAYERS.replace("DETECTOR", detector)
 
 
-# The dashboard link selects cluster and namespace too: runs of two clusters or namespaces may have one id, and a
-# dashboard would merge them.
-CHOSEN = "?var-run={{ $labels.run | urlquery }}" + "".join(
+# The query of a dashboard's URL, which selects the alert's run. It selects cluster and namespace too: runs of two
+# clusters or namespaces may have one id, and a dashboard would merge them.
+LINK_VARIABLES = "?var-run={{ $labels.run | urlquery }}" + "".join(
     f"{{{{ with $labels.{name} }}}}&var-{name}={{{{ . | urlquery }}}}{{{{ end }}}}" for name in SCOPE
 )
 
 
 def block(key: str, text: str, indent: int) -> list[str]:
+    """Lines of YAML for a key with a text of one or several lines."""
     lines = textwrap.dedent(text).strip().splitlines()
     if len(lines) == 1:
         return [f"{' ' * indent}{key}: {json.dumps(lines[0])}"]
@@ -132,20 +142,21 @@ def alert_lines(alert: Alert, links: dict[str, str]) -> list[str]:
     if alert.keep:
         lines.append(f"    keep_firing_for: {alert.keep}")
     labels = {"severity": alert.severity, "kind": alert.kind, "component": alert.component}
-    of_run = "$labels.run" in alert.summary
+    is_of_run = "$labels.run" in alert.summary  # not of an agent: then the labels have a run
     annotations = {
         "summary": alert.summary,
         "description": alert.description,
         "runbook_url": f"{links['runbook']}#{alert.name.lower()}",
-        "dashboard_url": f"{links['grafana']}/d/foreshock-{alert.dashboard}" + (CHOSEN if of_run else ""),
+        "dashboard_url": f"{links['grafana']}/d/foreshock-{alert.dashboard}" + (LINK_VARIABLES if is_of_run else ""),
     }
     lines += ["    labels:", *(f"      {name}: {text}" for name, text in labels.items())]
-    if of_run:
+    if is_of_run:
         lines.append(f"      owner: {json.dumps(OWNER)}")
     return [*lines, "    annotations:", *(f"      {name}: {json.dumps(text)}" for name, text in annotations.items())]
 
 
 def yaml_of(groups: list[Group], links: dict[str, str]) -> str:
+    """`links`: addresses of the runbook and of Grafana."""
     lines = ["# Written by `./dev docs` from dashboards/values.toml and dashboards/*_rules.py.", "groups:"]
     for group in groups:
         lines.append(f"- name: {group.name}")

@@ -1,4 +1,4 @@
-"""All recording rules and alerts, made from values.toml and the results of the detector benchmark."""
+"""All recording rules and alerts, made from values.toml. `default`: the detectors that the benchmark found useful."""
 
 from attention_rules import attention_rules
 from detector_rules import detector_rules

@@ -1,4 +1,5 @@
-"""The figures in docs/runbook.md: how often each detector was right on the trainings of bench/precursors."""
+"""The figures in docs/runbook.md: how often each detector was right on the trainings of the benchmark bench/precursors.
+`results` is the benchmark's results.json."""
 
 import json
 import pathlib
@@ -8,7 +9,7 @@ from standing import RESULTS, standing
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "runbook.md"
-BLOCK = re.compile(r"(<!-- measured: ([\w ]+) -->\n).*?(<!-- end -->)", re.S)
+BLOCK = re.compile(r"(<!-- measured: ([\w ]+) -->\n).*?(<!-- end -->)", re.S)  # group 2: names of detectors
 
 
 def number(value: float) -> str:
@@ -16,7 +17,7 @@ def number(value: float) -> str:
 
 
 def line(detector: str, results: dict) -> str:
-    found = results["shipped"][detector]["all"]
+    found = results["shipped"][detector]["all"]  # with the shipped settings, over all trainings
     text = f"- `{detector}`: {standing(detector, frozenset(results['default']))}; "
     if found["events"] == 0:
         return text + "not measured.\n"
@@ -39,11 +40,11 @@ PLANTS = {"unrelated": "is unrelated to the gradient", "following": "follows it"
 
 def named(detector: str, trainings: list[dict]) -> str:
     """How often the first warning named the layer of the planted error, for the trainings that test this."""
-    asked = {plant: [row for row in trainings if row["plant"] == plant and detector in row] for plant in PLANTS}
+    tested = {plant: [row for row in trainings if row["plant"] == plant and detector in row] for plant in PLANTS}
     parts = [
         f"{sum(row[detector]['right'] for row in rows)} of {sum(row['trainings'] for row in rows)} trainings whose"
         f" error {PLANTS[plant]}"
-        for plant, rows in asked.items()
+        for plant, rows in tested.items()
         if rows
     ]
     return f"; named the layer of a planted error in {' and '.join(parts)}" if parts else ""

@@ -3,8 +3,8 @@
     python dashboards/stack.py [--interval S] [--seconds S] [--stay] [--expect-silence] [-- COMMAND…]
 
 `./dev stack` calls it. All servers listen on 127.0.0.1 only. They end with the training (with --stay: at Ctrl-C), and
-at SIGTERM or SIGHUP. Data stays in build/stack until the next start. This program receives the notifications, prints
-them and appends them to build/stack/notifications.jsonl. Standard library only.
+at SIGTERM or SIGHUP. Data stays in build/stack until the next start. This program receives Alertmanager's
+notifications, prints them and appends them to build/stack/notifications.jsonl. Standard library only.
 """
 
 import argparse
@@ -54,8 +54,8 @@ def end_with_signals() -> None:
 
 @contextlib.contextmanager
 def held_signals():
-    """Delays signals until the end of the block. A process that the block starts is then registered and can be
-    ended."""
+    """Delays signals until the end of the block. So no signal comes between the start of a process and the assignment
+    to the variable with which the caller ends it."""
     came: list[int] = []
     kept = {each: how for each in (*ENDING, signal.SIGINT) if (how := signal.getsignal(each)) != signal.SIG_IGN}
     for each in kept:
@@ -97,7 +97,7 @@ def port_from(first: int) -> int:
 
 @contextlib.contextmanager
 def turn():
-    """A lock between stacks of one user, held from the choice of free ports until the servers listen on them."""
+    """A lock between stacks of one user. Hold it from the choice of free ports until the servers listen on them."""
     with (pathlib.Path(tempfile.gettempdir()) / f"foreshock-stack-{os.getuid()}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -112,11 +112,11 @@ class Notifications(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(200)
         self.end_headers()
-        who = self.path.strip("/")
+        receiver_name = self.path.strip("/")  # see write_alertmanager()
         with self.kept.open("a") as file:
-            file.write(json.dumps({"to": who, "time": time.time()} | body) + "\n")
-        of = ", ".join(f"{name} {text}" for name, text in body["groupLabels"].items() if text)
-        say(f"a notification to {who}, {body['status']}, {of}:")
+            file.write(json.dumps({"to": receiver_name, "time": time.time()} | body) + "\n")
+        group = ", ".join(f"{name} {text}" for name, text in body["groupLabels"].items() if text)
+        say(f"a notification to {receiver_name}, {body['status']}, {group}:")
         for name in sorted({alert["labels"]["alertname"] for alert in body["alerts"]}):
             texts = next(a["annotations"] for a in body["alerts"] if a["labels"]["alertname"] == name)
             say(f"  {name}: {texts['summary']}. {texts['description']} See docs/runbook.md#{name.lower()}")
@@ -127,6 +127,7 @@ class Notifications(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def receiver(folder: pathlib.Path):
+    """Receives notifications until the block ends. Yields the port."""
     handler = type("Handler", (Notifications,), {"kept": folder / "notifications.jsonl"})
     server = http.server.HTTPServer(("127.0.0.1", 0), handler)  # one thread, so that lines stay whole
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -212,10 +213,10 @@ def ask(prometheus: int, expression: str) -> list[dict]:
 
 def is_silent(prometheus: int) -> bool:
     """Whether no alert has fired since the start. False as well if a rule failed, or if no rule had the series of a
-    run."""
+    run. `prometheus`: its port."""
     count = int(sum(float(each["value"][1]) for each in ask(prometheus, "count_over_time(run:foreshock_step:max[1d])")))
-    told = ask(prometheus, "sum(prometheus_rule_evaluation_failures_total)")
-    failures = told[0]["value"][1] if told else "unknown"
+    found = ask(prometheus, "sum(prometheus_rule_evaluation_failures_total)")
+    failures = found[0]["value"][1] if found else "unknown"
     pending = {each["metric"]["alertname"] for each in ask(prometheus, "last_over_time(ALERTS[1d])")}
     fired = ask(prometheus, 'count_over_time(ALERTS{alertstate="firing"}[1d])')
     for each in fired:
@@ -257,7 +258,7 @@ def main() -> int:
         show_where(prometheus, alertmanager, options.interval)
         status = train(command or [*DEMO, "--seconds", str(options.seconds)], folder, build / "bin" / "foreshock")
         if options.expect_silence and not is_silent(prometheus):
-            status = status or 1
+            status = status or 1  # a failed training keeps its own status
         if options.stay:
             say("the training has ended; Ctrl-C ends Prometheus and Alertmanager")
             with contextlib.suppress(KeyboardInterrupt):

@@ -1,5 +1,6 @@
 """Divides detectors into default and experimental ones, by the results of bench/precursors. Dashboards show both. An
-alert uses experimental detectors only if it has no default detector; it is then sent to no receiver."""
+alert uses experimental detectors only if it has no default detector; it is then sent to no receiver. `default` is the
+set of the default detectors."""
 
 import json
 import pathlib
@@ -19,15 +20,15 @@ def standing(detector: str, default: Default) -> str:
 
 
 def alerting(seen: dict[str, str], default: Default) -> dict[str, str]:
-    """Selects the detectors that an alert uses: the default ones of `seen`, or all if no default one is in it."""
+    """Selects the detectors that an alert uses: the default ones of `seen` (detector: finding), or all if none is."""
     return {name: what for name, what in seen.items() if name in default} or seen
 
 
 def severity(detectors: Iterable[str], default: Default) -> str:
-    """Only default detectors raise tickets."""
+    """Tickets need default detectors only; an alert of severity info is sent to no receiver."""
     return "ticket" if default.issuperset(detectors) else "info"
 
 
 def remark(detectors: Iterable[str], default: Default) -> str:
-    """Marks an alert's text if its detectors are experimental."""
+    """A phrase for an alert's text if one of its detectors is experimental."""
     return "" if default.issuperset(detectors) else ", experimental: not proven by the benchmark"

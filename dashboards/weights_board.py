@@ -1,4 +1,4 @@
-"""Movement of the weights of one run, and state of its optimizer."""
+"""The dashboard "weights": movement of the weights of one run, and state of its optimizer."""
 
 from board import Board, Row, run_variable
 from panel import COUNT, NO_UNIT, RATIO, Query, by_step, layers, limited, lines, logarithmic, of_living, of_run
@@ -8,6 +8,7 @@ MEAN, MAX = ',stat="mean"', ',stat="max"'
 
 
 def moved(since: str) -> str:
+    """The distance of each layer from an earlier snapshot. `since`: "previous" or "initial"."""
     return of_run("layer_weight_wasserstein_distance", f',ref="{since}"')
 
 

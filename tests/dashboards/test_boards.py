@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 from alert_rules import DASHBOARDS, ROOT, VALUES, promtool_tests
-from board import READ
+from board import ANNOTATION_FIELDS
 from generate import texts
 from scraping import needs
 
@@ -49,7 +49,7 @@ def all_complaints(schema: dict, board: dict) -> list[str]:
     known = schema["definitions"]["dashboard.AnnotationQuery"]["properties"]
     drawn = [
         # Of 10.4 the description says nothing of what its data source reads (public/app/plugins/datasource/prometheus).
-        {name: value for name, value in each.items() if name in known or name not in READ}
+        {name: value for name, value in each.items() if name in known or name not in ANNOTATION_FIELDS}
         for each in board["annotations"]["list"]
     ]
     told = complaints(schema, "dashboard.Dashboard", board | {"panels": [], "annotations": {"list": drawn}})
