@@ -2,10 +2,10 @@
 
     python bench/adapter_overhead.py [--library LIB] [--cache DIR] [--rounds 200]
 
-Two processes run this file: a plain one, and one with the library preloaded and the adapter loaded. They take turns of
-a few milliseconds of calls; a round is one turn of each. Printed: the median time per call over the rounds for both,
-and the median of the difference with its 95 % bounds (order statistics of the rounds). The aim: at most +0.6 us for an
-attention call.
+Two processes run this file: a plain one, and one with libforeshock.so preloaded and the adapter loaded, a library that
+passes PyTorch's attention calls to it. They take turns of a few milliseconds of calls; a round is one turn of each.
+Printed: the median time per call over the rounds for both, and the median of the difference with its 95 % bounds (order
+statistics of the rounds). The aim: at most +0.6 us for an attention call.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ TURN_SECONDS = 0.004
 
 
 def workloads() -> dict:
+    """The calls that are timed, by NAMES. The adapter hooks all of them except add."""
     import torch
 
     torch.manual_seed(0)
@@ -65,7 +66,7 @@ def serve(adapter: str) -> None:
     if adapter:
         assert ctypes.CDLL(adapter).foreshock_adapter_start() > 0
         fake = getattr(ctypes.CDLL(None), "fake_sample", None)
-        if fake:  # a test preloads a fake monitor (fake_core.cpp), which must neither sample nor record here
+        if fake:  # a test of this bench preloads a fake monitor, which must neither sample nor record here
             fake(0)
             ctypes.CDLL(None).fake_record(0)
     calls = workloads()
@@ -77,11 +78,13 @@ def serve(adapter: str) -> None:
             for _ in range(count):
                 work()
             seconds = time.perf_counter() - begin
-        repeats[line.strip()] = max(10, int(count * TURN_SECONDS / seconds))
+        repeats[line.strip()] = max(10, int(count * TURN_SECONDS / seconds))  # for the next turn
         print(seconds / count * 1e6, flush=True)
 
 
 class Child:
+    """One of the two processes. An empty `adapter` makes it the plain one."""
+
     def __init__(self, adapter: str, library: str) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
         env |= {"LD_PRELOAD": library} if adapter else {}
@@ -101,11 +104,7 @@ def median_bounds(values: list[float]) -> tuple[float, float, float]:
     # 1.96 standard deviations of Binomial(n, 1/2); one is sqrt(n) / 2.
     reach = math.ceil(0.98 * math.sqrt(len(ranked))) + 1
     middle = len(ranked) // 2
-    return (
-        statistics.median(ranked),
-        ranked[max(0, middle - reach)],
-        ranked[min(len(ranked) - 1, middle + reach)],
-    )
+    return statistics.median(ranked), ranked[max(0, middle - reach)], ranked[min(len(ranked) - 1, middle + reach)]
 
 
 def main() -> None:
@@ -127,7 +126,7 @@ def main() -> None:
     children = [Child("", ""), Child(answer["path"], os.path.abspath(arguments.library))]
     worst = 0.0
     for name in NAMES:
-        for child in children * 3:
+        for child in children * 3:  # warm up, until the number of calls per turn has settled
             child.turn(name)
         rounds = [[child.turn(name) for child in children] for _ in range(arguments.rounds)]
         plain, hooked = (statistics.median(column) for column in zip(*rounds, strict=True))

@@ -2,12 +2,12 @@
 
     python bench/alert_delay.py [--servers 6] [--intervals 1 5 15] [--faults 3]
 
-A small training runs under `foreshock run`. For each interval several Prometheus servers scrape its agent, each with
-another phase. Then the gradients are multiplied by 1e-4 and grow from there, as before a loss spike with Adam. The
-detector `gradient_growth` warns of this growth. Two delays are printed: from the step that the warning names until the
-agent exports the warning, and from the export until the rule is true in Prometheus. For comparison: computed from the
-intervals alone, the second delay is on average (scrape + evaluation interval) / 2, and at most scrape + evaluation
-interval.
+A small training runs under `foreshock run`, which starts an agent. For each interval several Prometheus servers scrape
+the agent, each with another phase. Then a fault begins: the gradients are multiplied by 1e-4 and grow from there, as
+before a loss spike with Adam. The detector `gradient_growth` warns of this growth. Two delays are printed: from the
+step that the warning names until the agent exports the warning, and from the export until the alert's rule is true in
+Prometheus. For comparison, the second delay is also computed from the intervals alone: on average (scrape + evaluation
+interval) / 2, and at most scrape + evaluation interval.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ LEARNING = 30  # seconds of training before the fault: the detector learns 64 st
 LOW, GROWTH, QUIET = 1e-4, 1.13, 40
 PATIENCE = 90  # longest wait for the warning and for the alert, in seconds
 
+# Prints the time of the end of each step. The fault begins when the file `fault` exists.
 TRAINING = """
 import os, sys, time
 sys.path.insert(0, {support!r})
@@ -78,6 +79,7 @@ def terminated_at_exit(process: subprocess.Popen):
 
 
 def start_prometheus(folder: pathlib.Path, agent: int, interval: int) -> tuple[subprocess.Popen, int]:
+    """Starts a server that scrapes the agent at port `agent`. Returns its process and its port."""
     folder.mkdir()
     port = free_port()
     shutil.copy(RULES, folder / "rules.yml")  # the phase of evaluation depends on the path
@@ -149,7 +151,7 @@ def one_fault(intervals: list[int], servers: int) -> tuple[float, dict[int, list
                 server, port = start_prometheus(folder / f"server-{interval}-{number}", agent, interval)
                 stack.enter_context(terminated_at_exit(server))
                 ports[interval].append(port)
-        time.sleep(max(LEARNING, 2 * max(intervals)))
+        time.sleep(max(LEARNING, 2 * max(intervals)))  # each server has scraped at least once
         fault.touch()
         seen = warned_at(agent)
         begin = float((folder / "steps").read_text().split()[step_of_warning(folder / "record.jsonl") - 1])

@@ -21,16 +21,16 @@ BOUND = 2.5  # compare may take this many times as long as reading
 
 
 def write_pair(directory: pathlib.Path, megabytes: int, store, width: int) -> list[pathlib.Path]:
-    """Writes a model of tensors with 32 Mi values each, and the same model after a step of training."""
+    """Writes a model of tensors with 32 Mi values each, and the same model after a step of training. `store` converts
+    values to (dtype, shape, bytes), of `width` bytes each."""
     count = 1 << 25
     weights = np.random.default_rng(1).normal(0, 0.02, count).astype(np.float32)
     update = np.random.default_rng(2).normal(0, 1e-5, count).astype(np.float32)
     paths = []
     for name, values in (("a", weights), ("b", weights + update)):
         kind, shape, data = store(values)
-        tensors = {
-            f"layers.{i}.weight": (kind, shape, data) for i in range(max(1, (megabytes << 20) // (count * width)))
-        }
+        layers = max(1, (megabytes << 20) // (count * width))
+        tensors = {f"layers.{i}.weight": (kind, shape, data) for i in range(layers)}
         paths.append(stored_tensors.write(directory / f"{name}.safetensors", tensors))
     return paths
 
@@ -45,8 +45,9 @@ def timed(command: list[str]) -> tuple[float, float]:
 
 
 def measure(name: str, paths: list[pathlib.Path]) -> None:
+    """Prints the best time of each command."""
     files = [str(path) for path in paths]
-    # Interleaved, so that other work on the machine affects both.
+    # The two commands alternate, so that other work on the machine affects both.
     runs = [
         (timed(["cat", *files]), timed([str(BUILD / "bin" / "foreshock"), "compare", *files]))
         for _ in range(REPETITIONS)

@@ -3,16 +3,17 @@
     python bench/fleet.py [--agents 200] [--seconds 90] [--interval 15] [--layers owner|budget] [--json OUT]
 
 Two real Prometheus servers with empty stores scrape the series of 200 agents. bench/fleet/agents.cpp simulates the
-agents with the real exporter and server. Each agent has 8 ranks, and the layers of one rank, or of all eight up to the
-agent's budget (--layers). One Prometheus server evaluates our rules, so the difference of the CPU times of the two
-servers is the cost of the rules, even on a busy machine. All processes share the cores.
+agents with the real exporter and server. Each agent has 8 ranks. It exports the series by layer of one rank (--layers
+owner), or those of all eight up to the number of series that an agent may have (--layers budget). Only one of the two
+servers evaluates the alert rules, so the difference of their CPU times is the cost of the rules, even on a busy
+machine. All processes share the cores.
 
 Printed: series, samples per second, the time of a scrape, memory and CPU of Prometheus, CPU seconds of the rules per
 evaluation interval, the evaluation time that Prometheus reports for each group and for the most expensive rules, and
 the time of queries over the whole fleet. The evaluation times are wall times. Each is the shortest of the last third of
-all evaluations, since a busy machine makes evaluations longer, and ranges without data make the first ones shorter.
-Every alert fires here, which is the most expensive case. A rule with a range reaches its full cost only after the
-length of its range, ten minutes for most.
+all evaluations: a busy machine makes evaluations longer, and the first ones are too short, since their ranges have
+little data. Every alert fires here, which is the most expensive case. A rule with a range reaches its full cost only
+after the length of its range, ten minutes for most.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ def ask(expression: str) -> list[dict]:
 
 
 def value(expression: str) -> float:
+    """The value of the first series of the result; NaN if there is none."""
     found = ask(expression)
     return float(found[0]["value"][1]) if found else float("nan")
 
@@ -51,6 +53,7 @@ def process_numbers(pid: int) -> tuple[float, float]:
     """(resident MB, CPU seconds) of a process."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     ticks = os.sysconf("SC_CLK_TCK")
+    # 21: rss in pages; 11 and 12: utime and stime; counted from the field after the name, state
     return int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 1e6, (int(fields[11]) + int(fields[12])) / ticks
 
 
@@ -76,36 +79,35 @@ def wait_for_rules(seconds: float) -> None:
 
 
 def evaluations() -> float:
-    """The largest number of evaluations of any group so far. A busy machine misses some evaluations."""
+    """The largest number of evaluations of any group so far: iterations, minus those that a busy machine missed."""
     with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=60) as reply:
         lines = [line.rpartition(" ") for line in reply.read().decode().splitlines()]
-    named, made = "prometheus_rule_group_iterations", {}
+    made: dict[str, float] = {}  # by group
     for what, sign in (("", 1), ("missed_", -1)):
         for name, _, count in lines:
-            if name.startswith(f"{named}_{what}total{{"):
+            if name.startswith(f"prometheus_rule_group_iterations_{what}total{{"):
                 group = name.partition("{")[2]
                 made[group] = made.get(group, 0) + sign * float(count)
     return max(made.values())
 
 
 class Times:
-    """Evaluation times of the rules. The time of a rule is the shortest of the last third of all readings, in
-    seconds."""
+    """Evaluation times of the rules in seconds. That of a rule is the shortest of the last third of all readings."""
 
     def __init__(self) -> None:
-        self.looks: list[dict[tuple[str, str], float]] = []
+        self.readings: list[dict[tuple[str, str], float]] = []  # by group, and number and name of the rule
 
-    def look(self) -> None:
+    def read(self) -> None:
         times = {
             (group["name"], f"{number:2} {rule['name']}"): rule["evaluationTime"]
             for group in groups_of_rules()
             for number, rule in enumerate(group["rules"])
         }
         if times:
-            self.looks.append(times)
+            self.readings.append(times)
 
     def shortest(self) -> dict[tuple[str, str], float]:
-        last = self.looks[-math.ceil(len(self.looks) / 3) :]
+        last = self.readings[-math.ceil(len(self.readings) / 3) :]
         return {key: min(times[key] for times in last) for key in last[-1]} if last else {}
 
     def by_group(self) -> dict[str, float]:
@@ -114,7 +116,8 @@ class Times:
             sums[group] = sums.get(group, 0) + seconds
         return sums
 
-    def dearest(self, count: int) -> list[tuple[str, float]]:
+    def most_expensive(self, count: int) -> list[tuple[str, float]]:
+        """The rules with the longest times, without their numbers."""
         rules = [(rule[3:], seconds) for (_, rule), seconds in self.shortest().items()]
         return sorted(rules, key=lambda rule: -rule[1])[:count]
 
@@ -137,6 +140,7 @@ def start_prometheus(ports: list[int], folder: pathlib.Path, interval: int, port
 
 
 def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, interval: int) -> dict:
+    """Prints and returns the figures. `server` evaluates the rules, `plain` does not."""
     time.sleep(3 * interval)  # every target is scraped, so that all series exist
     wait_for_rules(120)
     evaluated = evaluations()
@@ -144,26 +148,26 @@ def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, int
     times = Times()
     while time.monotonic() - begin < seconds:
         time.sleep(interval)
-        times.look()
+        times.read()
     took = time.monotonic() - begin
     (resident, cpu), (_, plain_cpu) = (process_numbers(each.pid) for each in (server, plain))
     cores, plain_cores = (cpu - before[0]) / took, (plain_cpu - before[1]) / took
     evaluated = evaluations() - evaluated
-    rules = (cores - plain_cores) * took / evaluated
+    rules = (cores - plain_cores) * took / evaluated  # CPU seconds per evaluation
     up, series = value("sum(up{job='foreshock'})"), value("prometheus_tsdb_head_series")
     rate = value("sum(scrape_samples_scraped{job='foreshock'})") / interval
-    took = [value(f"{how} scrape_duration_seconds{{job='foreshock'}})") * 1e3 for how in ("avg(", "max(")]
+    scrape_ms = [value(f"{how}(scrape_duration_seconds{{job='foreshock'}})") * 1e3 for how in ("avg", "max")]
     print(f"agents up          {up:.0f}")
     print(f"series             {series:.0f}, {series / up:.0f} of an agent")
     print(f"samples            {rate:.0f} per second, scraped every {interval} s")
-    print(f"a scrape took      {took[0]:.1f} ms on average, {took[1]:.1f} ms at most")
+    print(f"a scrape took      {scrape_ms[0]:.1f} ms on average, {scrape_ms[1]:.1f} ms at most")
     print(
         f"Prometheus         {resident:.0f} MB resident ({resident * 1e3 / series:.1f} kB a series), {cores:.2f} cores"
     )
     print(f"all rules          {rules:.2f} CPU seconds in each of {evaluated:.0f} intervals")
     for name, each in sorted(times.by_group().items(), key=lambda group: -group[1]):
         print(f"group              {name}: {each * 1e3:.0f} ms")
-    for name, each in times.dearest(5):
+    for name, each in times.most_expensive(5):
         print(f"rule               {name}: {each * 1e3:.0f} ms")
     for name, query in (
         ("worst ratio", 'topk(5, foreshock_attention_deviation_ratio{stat="max"})'),

@@ -1,5 +1,5 @@
-// Measures the kernels on a device, each relative to a copy of as many bytes within device memory. Best of
-// several rounds.
+// Measures the CUDA kernels of foreshock (histograms and sums of tensors, gathers of attention slices), each
+// relative to a copy of as many bytes within device memory. The best of several rounds counts.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -13,9 +13,9 @@ namespace foreshock {
 namespace {
 
 struct Size {
-  int rounds = 5, launches = 10;
-  size_t bytes = size_t{1} << 30;
-  int64_t tokens = 8192;
+  int rounds = 5, launches = 10;   // of each kernel; launches of one round
+  size_t bytes = size_t{1} << 30;  // of the tensors
+  int64_t tokens = 8192;           // of the attention call
 };
 
 struct Bench {
@@ -38,6 +38,7 @@ struct Bench {
     for (size_t at = 0; at < size.bytes; at += bytes) device.write(from + at, drawn.data(), bytes);
   }
 
+  // Allocates memory on the device that is 0.
   uint64_t zeros(size_t bytes) {
     const std::vector<char> empty(bytes);
     const uint64_t address = device.allocate(bytes);
@@ -52,6 +53,8 @@ struct Bench {
     return milliseconds;
   }
 
+  // Measures a kernel and prints a line. `bytes`: what the kernel reads. `bound`: text behind the time per
+  // GB.
   template <class Job>
   void print(const char* what, DeviceKernel kernel, const LaunchShape& shape, const Job& job, size_t bytes,
              const char* bound = "") {
@@ -127,7 +130,7 @@ void bench_attention(Bench& bench) {
               2 * tokens * kDim * 2);
 
   // A slice of key positions: query, output and gradient of the output of the 4 heads that share a kv-head,
-  // and the sums over all keys.
+  // and the sums over all keys, for which the kernel reads the gradients of query, key and value.
   KeyGatherJob job = {};
   job.gather = gather;
   job.gather.pieces = 3;

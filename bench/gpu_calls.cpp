@@ -1,8 +1,9 @@
-// Measures the cost of a sampled call for a training on a device: the host's time in the call, and the delay
-// of the trainer's stream. Work on the device and attention calls alternate, as in layers. Windows with
-// sampled calls alternate with windows without calls, and their medians are compared. Both settings of
+// Measures what a sampled attention call costs a training on a CUDA device: the host's time in the C
+// interface of foreshock, which queues copies of a slice, and the delay of the trainer's stream by these
+// copies. In a window, work on the device and attention calls alternate, as in the layers of a model. Windows
+// with sampled calls alternate with windows without calls, and their medians are compared. Both settings of
 // CUDA_DEVICE_MAX_CONNECTIONS are measured: CUDA's default, and one connection for all streams, which
-// Megatron-LM needs and with which our copies could delay the trainer's kernels.
+// Megatron-LM needs and with which the copies could delay the trainer's kernels.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -100,7 +101,7 @@ class Training {
   int64_t step_ = 0;
 };
 
-// Frees the slots, as an agent does.
+// Frees the slots (pieces of shared memory that hold a slice), as an agent does.
 void consume(const fs::path& folder) {
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() != ".seg") continue;
@@ -111,6 +112,7 @@ void consume(const fs::path& folder) {
   }
 }
 
+// The number of sampled calls so far.
 uint64_t sampled(const fs::path& folder) {
   uint64_t all = 0;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -122,6 +124,8 @@ uint64_t sampled(const fs::path& folder) {
   return all;
 }
 
+// Measures one setting. `connections`: CUDA_DEVICE_MAX_CONNECTIONS, "" for the default. Returns the exit
+// status.
 int measure(const char* connections, const fs::path& base, const Size& size) {
   if (*connections != '\0') setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections, 1);
   setenv("FORESHOCK_DIR", base.c_str(), 1);
@@ -144,7 +148,7 @@ int measure(const char* connections, const fs::path& base, const Size& size) {
     consume(folder);
     without.push_back(training.window(false));
   }
-  const double of_window = static_cast<double>(sampled(folder) - before) / size.windows;
+  const double of_window = static_cast<double>(sampled(folder) - before) / size.windows;  // calls of a window
   std::printf("%-22s %4.1f of %d calls sampled; %6.1f us of the host and %6.1f us of the stream a call\n",
               *connections != '\0' ? "one connection:" : "connections of CUDA:", of_window, kLayers,
               median(training.calls), of_window > 0 ? (median(with) - median(without)) / of_window : 0.0);

@@ -5,7 +5,7 @@
 Runs one training under `foreshock run` with default options. `foreshock pause` pauses the monitor in every other window
 of --steps steps. The device is idle when a window begins and ends. Printed: the median over pairs of windows of time
 with / time without - 1, with its 95 % bounds (order statistics of the pairs); the cost that the monitor reports; and
-the number of checked attention calls. Goal (DESIGN): at most 1 %. `--device cpu` only tests that the bench runs.
+the number of checked attention calls. Goal: at most 1 %. `--device cpu` only tests that the bench runs.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ RUN_ID, WARM_UP = "gpu-training", 64  # steps until the sampling interval is cho
 
 
 def train(device: str, windows: int, steps: int) -> None:
+    """The training process. It prints the result itself, since only it can time its windows."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     import torch
     from tiny_gpt import Batches, TinyGpt, loss_of
@@ -64,6 +65,7 @@ def train(device: str, windows: int, steps: int) -> None:
 
 
 def missing_device() -> str:
+    """Why there is no CUDA device; "" if there is one."""
     try:
         import torch
     except ImportError:

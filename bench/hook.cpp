@@ -1,6 +1,7 @@
-// Measures the time that the fast path of the C interface adds to a call: with the monitor off, and with the
-// monitor on in a step that is not sampled. Turns of ten thousand calls alternate with turns of a direct call
-// of a function that is not inlined. The medians over the turns are compared.
+// Measures the time that foreshock_attention_enter(), which the trainer calls before each attention
+// operation, adds to a call that is not sampled: with the monitor off, and with the monitor on in a step that
+// is not sampled. Turns of ten thousand calls alternate with turns of direct calls of an empty function that
+// is not inlined. The medians over the turns are compared.
 //
 // The aims: at most 2 ns (off) and 5 ns (on) more than the direct call.
 #include "foreshock/hook.h"
@@ -69,7 +70,7 @@ int main(int argc, char** argv) {
   std::filesystem::create_directory(base + "/run");
   setenv("FORESHOCK_DIR", base.c_str(), 1);
   setenv("FORESHOCK_RUN_ID", "run", 1);
-  setenv("FORESHOCK_EVERY", "1000000", 1);
+  setenv("FORESHOCK_EVERY", "1000000", 1);  // steps between two sampled ones
   foreshock_step step = {};
   step.size = sizeof step;
   step.version = FORESHOCK_ABI_VERSION;

@@ -1,5 +1,6 @@
-// Measures the lab's emulation in one thread: rounding per element, tensor-core models per multiply-add. The
-// best of several passes counts, since other work on the machine can only add time.
+// Measures the lab's emulation of number formats and tensor cores in one thread: the time of a rounding per
+// element, and of a multiply-add of a tensor-core model. The best of several passes counts, since other work
+// on the machine can only add time.
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -26,6 +27,7 @@ double best_seconds(const std::function<void()>& pass) {
   return best;
 }
 
+// `nanoseconds`: of one element or multiply-add.
 void report(const char* what, const char* detail, double nanoseconds, double bound) {
   std::printf("  %-12s %-22s %6.3f ns  bound %.1f  %s\n", what, detail, nanoseconds, bound,
               nanoseconds <= bound ? "ok" : "BEYOND");

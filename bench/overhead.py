@@ -8,19 +8,19 @@ process of each kind, all with one thread on the same core, so that they differ 
 one kind still differ (in the layout of their memory), so there are several sets. The agent runs on another core.
 
 Time is the CPU time of the trainer. It excludes the time of other processes on the core, so the figures are also valid
-on a shared machine. With --wall it is wall time, which needs an idle machine. The agent's CPU time is printed in a
-separate line, as a share of one core. `ours` is the cost of the same turns as the monitor measures it (for
---max-slowdown).
+on a shared machine. With --wall it is wall time, which needs an idle machine. The CPU time of the agent, the process
+that judges samples, is printed in a separate line, as a share of one core. `ours` is the cost of the same turns as the
+monitor measures it (for --max-slowdown).
 
 `by parts` is more accurate if two turns of one process differ by more than the goal. It adds the costs of three parts:
-work at each step (`step`), slices of attention, and snapshots of weights. `step` is measured in a training of one
-parameter, whose time is nearly all spent in the framework. Slices and snapshots are measured in a training that takes
-one at every step, so that their cost is larger than the noise. `foreshock pause` and `resume` switch the monitor
-between turns; each turn with the monitor on is compared with the turns before and after it. The sum is the cost of a
-step, of a slice and of a snapshot, each times its number per step in an undisturbed default training.
+work at each step (`step`), copies of parts of attention calls (slices), and snapshots of weights. `step` is measured in
+a training of one parameter, whose time is nearly all spent in the framework. Slices and snapshots are measured in a
+training that takes one at every step, so that their cost is larger than the noise. `foreshock pause` and `resume`
+switch the monitor between turns; each turn with the monitor on is compared with the turns before and after it. The sum
+is the cost of a step, of a slice and of a snapshot, each times its number per step in an undisturbed default training.
 
 Printed: the median over the rounds of time with / time without - 1, and its 95 % interval from a bootstrap that draws
-sets, then rounds within them. Goals (DESIGN): at most 0.3 % and 1 %. A report, not a gate.
+sets, then rounds within them. Goals: at most 0.3 % without samples and 1 % by default. A missed goal is only printed.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ SHORT_SECONDS = 45  # --short starts no further round after this time
 
 
 def verdict(high: float, low: float, goal: float, sets: int, rounds: int) -> str:
+    """Whether the interval from `low` to `high` is below the goal: all of it (met), a part, or nothing (missed)."""
     if sets < 2 or rounds < LEAST_ROUNDS:
         return "too few rounds"
     return "met" if high <= goal else "not shown" if low <= goal else "missed"
 
 
 def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> None:
+    """Compares processes of the three kinds. `steps`: of a turn. `warm_up`: first steps, which are not measured."""
     ratios: dict[str, list[list[float]]] = {kind: [] for kind in GOALS}
     ours, agent, sampled = [], [], 0
     for number in range(sets):
@@ -92,10 +94,12 @@ class Switched(NamedTuple):
     snapshots: float  # per step with the monitor on
 
     def each(self, count: float) -> tuple[float, float, float]:
+        """Seconds of one of `count` slices or snapshots per step: middle, low, high."""
         return tuple(seconds / count for seconds in interval(self.added))
 
 
 def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> Switched:
+    """Measures a training whose monitor is paused in every other turn. `kind`: one of OFTEN."""
     added, plain, slices, snapshots, on_steps = [], [], 0, 0, 0
     for _ in range(sets):
         with one_of_each("gpt", (kind,), cores) as trainers:
@@ -115,7 +119,7 @@ def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clo
         plain += off
         slices += slices_of(rank)
         snapshots += rank["weights"]["snapshots"]
-        on_steps += warm_up + (steps + 1) * len(on) + 1
+        on_steps += warm_up + (steps + 1) * len(on) + 1  # each resume takes one step
     return Switched(added, statistics.median(plain), slices / on_steps, snapshots / on_steps)
 
 

@@ -1,6 +1,7 @@
 """Measures hits, lead times and false alarms of each detector, on trainings with a planted fault and on their twins.
 
-A twin is the same training without the fault.
+A twin is the same training without the fault. A hit is a warning shortly before a loss event, the lead time the steps
+between the two.
 
     python bench/precursors.py [--seeds 8] [--recipes NAME,...] [--minutes 120] [--jobs 2]
                                [--out OUT] [--keep] [--tuning] [--short]

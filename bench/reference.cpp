@@ -1,6 +1,7 @@
-// Measures the speed of the reference. Compares it with the peak of the machine (fused multiply-adds in
-// registers) and with a BLAS that does the same work. The best of several repetitions counts. The peak is
-// measured immediately before and after.
+// Measures the speed of the reference, which computes a slice of attention (some query rows with all their
+// keys) in fp64. Compares it with the peak of the machine (fused multiply-adds in registers) and with a BLAS
+// that does the same work. The best of several repetitions counts. The peak is measured immediately before
+// and after.
 #include "shadow/reference.h"
 
 #include <algorithm>
@@ -31,7 +32,7 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Runs independent chains of multiply-adds, enough to hide their latency. Returns the number of
-// floating-point operations.
+// floating-point operations. *sink depends on the result, so that the compiler cannot remove the work.
 double multiply_add_registers(long rounds, double* sink) {
   const hn::CappedTag<double, 8> d;
   constexpr int kChains = HWY_TARGET == HWY_AVX2 ? 12 : 16;
@@ -83,6 +84,7 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// Floating-point operations per second.
 double peak_of_this_moment() {
   double best = 0, sink;
   for (int i = 0; i < 5; ++i) {
@@ -94,6 +96,7 @@ double peak_of_this_moment() {
   return best;
 }
 
+// A slice of bf16 values in which every row sees all keys.
 struct Slice {
   std::vector<uint16_t> query, key, value, out;
   std::vector<uint32_t> limit;
@@ -123,10 +126,11 @@ struct Slice {
     view.key = key.data();
     view.value = value.data();
     view.out = out.data();
-    if (backward) view.grad_out = view.grad_query = out.data();
+    if (backward) view.grad_out = view.grad_query = out.data();  // the values do not change the time
   }
 };
 
+// `operations`: of one call of `work`; more of them give fewer repetitions.
 template <class Work>
 double best_seconds(double operations, Work work) {
   const int repetitions = std::max(8, static_cast<int>(5e9 / operations));
@@ -140,8 +144,8 @@ double best_seconds(double operations, Work work) {
 }
 
 #if FORESHOCK_OPENBLAS
-// The forward reference with dgemm, in tiles of 512 keys. The reference's tiles of 48 keys would be slow with
-// a BLAS.
+// The forward reference with dgemm and an online softmax: tile by tile, the sums so far are rescaled to the
+// new maximum. Tiles have 512 keys. The reference's tiles of 48 keys would be slow with a BLAS.
 void blas_attention(const AttentionSlice& slice, std::vector<double>* scratch) {
   constexpr int kBlock = 512;
   const int rows = slice.rows, dim = slice.head_dim;
@@ -171,9 +175,8 @@ void blas_attention(const AttentionSlice& slice, std::vector<double>* scratch) {
     cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, dim, count, 1, scores, kBlock, tile, dim, 1,
                 out, dim);
   }
-  for (int r = 0; r < rows; ++r) {
+  for (int r = 0; r < rows; ++r)
     for (int c = 0; c < dim; ++c) out[r * dim + c] /= sum[r];
-  }
 }
 #endif
 
@@ -222,7 +225,7 @@ int main() {
 #endif
   bool best = true;  // a lower bit of Highway is a better instruction set
   for (int64_t targets = foreshock::reference_targets_here(); targets != 0; targets &= targets - 1) {
-    hwy::SetSupportedTargetsForTest(targets & -targets);
+    hwy::SetSupportedTargetsForTest(targets & -targets);  // the lowest bit alone
     hwy::GetChosenTarget().Update(targets & -targets);
     if (std::string_view(foreshock::reference_target_name()) != "scalar") foreshock::measure_all(best);
     best = false;

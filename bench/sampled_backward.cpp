@@ -1,8 +1,9 @@
-// Measures what a sampled backward call costs the trainer: a slice of query rows (dQ), a slice of key
-// positions (dK, dV and their sums over all keys), and the mean of a sampled call. Every sampled call takes
-// query rows. If the budget is short, only the calls that takes_columns() selects take key positions as well;
-// the mean is for this case. Medians over calls of different heads. The aim: a mean of at most 1.3 times a
-// slice of rows. Also measures the agent's CPU time for a slice of either kind.
+// Measures what a sampled backward call costs the trainer: copying a slice of query rows (with dQ), copying a
+// slice of key positions (with dK and dV, whose sums over all keys are computed), and the mean of a sampled
+// call. Every sampled call takes query rows. If --max-slowdown leaves little time, only the calls that
+// takes_columns() selects take key positions as well; the mean is for this case. Medians over calls of
+// different heads. The aim: a mean of at most 1.3 times a slice of rows. Also measures the agent's CPU time
+// for judging a slice of either kind.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -90,13 +91,14 @@ double microseconds(Work work) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
 }
 
+// CPU time of this thread.
 double thread_milliseconds() {
   timespec now = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
   return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
 }
 
-// Copies a slice into a slot, as Monitor::take_sample does.
+// Copies slice number `number` into a slot (a piece of shared memory), as the monitor in the trainer does.
 void take(const ValidatedCall& call, bool by_columns, uint64_t number, std::vector<char>* slot) {
   SlicePlan plan;
   Slice slice =
@@ -146,7 +148,7 @@ double measure(const Shape& shape) {
       sum_over_keys(call.grad_query, call.grad_key, call.grad_value, slice.batch, slice.kv_head, sums.data());
     }));
   }
-  constexpr int kChoices = 100000;
+  constexpr int kChoices = 100000;  // calls from which the share that takes key positions is estimated
   int taken = 0;
   for (uint64_t n = 0; n < kChoices; ++n)
     taken += takes_columns(call.shape, call.head_dim, call.value_dim, false, 1, 2, n);

@@ -2,9 +2,10 @@
 
     python bench/short_steps.py [--short] [--rounds 30] [--sets 3]
 
-The Python helper works at every step, so its share of the time grows as steps become shorter. Samples and snapshots of
-weights are then postponed (DESIGN: budget). For each length of step, a plain training and one under `foreshock run`
-with default options take turns on one core (turns/trainers.py). The agent has the other cores.
+The monitor's Python code in the trainer works at every step, so its share of the time grows as steps become shorter.
+Samples and snapshots of weights are then postponed, so that the sum stays below --max-slowdown. For each length of
+step, a plain training and one under `foreshock run` with default options take turns on one core. The agent, the process
+that judges samples, has the other cores.
 
 Printed for each: the length of a plain step; `added`, the CPU time of the trainer with the monitor over that without
 it - 1, and its 95 % interval; `metered`, the cost as the monitor measures it, in the trainer and with the agent's
@@ -14,7 +15,7 @@ cores; and its parts in microseconds per step: `each` (median of the steps witho
 A second line lists the parts as a clock in the trainer measures them, minus those of the plain training. `clock`: the
 hooks around the optimizer's step, in the median step. `other`: the mean addition per step by sampled steps and by steps
 that check all parameters or measure weights. `loss`: the additional time of the loss function. `norm`: the additional
-time of a step that clips its gradients, with its hooks. A report, not a gate.
+time of a step that clips its gradients, with its hooks. No goal is checked.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ MODELS = {  # about the ms of a step: (layers, width, batch, length)
     "10": (3, 32, 4, 48),
     "25": (4, 64, 4, 64),
 }
-TURN_MS = 400
-SET_UP_STEPS = 6
-PART_TURNS, LEAST_PART_STEPS = 5, 64
-MEDIAN, MEAN = 0, 1  # indexes in the lists that training.py returns
+TURN_MS = 400  # length of a turn
+SET_UP_STEPS = 6  # first steps, in which the monitor sets up
+PART_TURNS, LEAST_PART_STEPS = 5, 64  # turns in which the parts are measured, and steps of such a turn
+MEDIAN, MEAN = 0, 1  # indexes in the lists that Trainer.parts() returns
 
 
 class Metered(NamedTuple):
@@ -51,15 +52,15 @@ class Metered(NamedTuple):
 
 
 def metered(record: str, rank: dict[str, Any], turn: int) -> Metered:
-    """`turn`: steps between two pauses. The first step of a turn lasts as long as the pause before it."""
+    """`turn`: steps of a turn. The first step of a turn also has the time that the trainer waited before it."""
     lines = [json.loads(line) for line in record.splitlines()]
     steps = [line for line in lines if line["type"] == "step"]
     with_snapshot = {line["step"] for line in lines if line["type"] == "tensor"}
     own = sum(step["overhead_seconds"] for step in steps)
     lasted = sum(step["duration_seconds"] for step in steps)
-    without_pauses = sum(step["duration_seconds"] for step in steps if step["step"] % turn != 1)
-    trained = without_pauses * turn / (turn - 1) - own
-    agent = rank["slowdown_ratio"] * (lasted - own) - own
+    without_first = sum(step["duration_seconds"] for step in steps if step["step"] % turn != 1)
+    trained = without_first * turn / (turn - 1) - own  # seconds of the training's own work
+    agent = rank["slowdown_ratio"] * (lasted - own) - own  # the ratio is (own + agent) / (lasted - own)
     bare = [
         step["overhead_seconds"]
         for step in steps[SET_UP_STEPS:]
@@ -69,11 +70,12 @@ def metered(record: str, rank: dict[str, Any], turn: int) -> Metered:
     return Metered(own / trained, (own + agent) / trained, each * 1e6, (own / len(steps) - each) * 1e6)
 
 
-def paid_for(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
-    """Microseconds per step. Both trainers take turns, since the speed of the machine varies."""
+def parts_of_cost(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
+    """Microseconds per step of each part. Both trainers take turns, since the speed of the machine varies."""
     turns = [{kind: trainer.parts(steps) for kind, trainer in trainers.items()} for _ in range(PART_TURNS)]
 
     def added(kind: str, part: str, which: int) -> float:
+        """`kind`: "plain" or "clipped", a step without or with clipping. `which`: MEDIAN or MEAN."""
         each = [turn["recorded"][kind][part][which] - turn["plain"][kind][part][which] for turn in turns]
         return statistics.median(each)
 
@@ -88,7 +90,7 @@ def paid_for(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
 
 def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
     what, ratios, measured, plain_ms = ",".join(map(str, MODELS[model])), [], [], []
-    steps = max(8, 8 * round(TURN_MS / float(model) / 8))
+    steps = max(8, 8 * round(TURN_MS / float(model) / 8))  # a multiple of the interval between sampled steps
     for number in range(sets):
         with one_of_each(what, ("plain", "recorded"), cores) as trainers:
             for trainer in trainers.values():
@@ -106,7 +108,7 @@ def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
     with one_of_each(what, ("plain", "recorded"), cores) as trainers:
         for trainer in trainers.values():
             trainer.turn(steps)
-        parts = paid_for(trainers, max(steps, LEAST_PART_STEPS))
+        parts = parts_of_cost(trainers, max(steps, LEAST_PART_STEPS))
     middle, low, high = interval(ratios)
     of = Metered(*(statistics.median(column) for column in zip(*measured, strict=True)))
     print(

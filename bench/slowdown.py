@@ -5,11 +5,11 @@
 Each pair is a plain training and one under `foreshock run`, on one core. They take turns of one step, in random order,
 because the speed of a shared machine changes within seconds by more than what is measured. A step of the watched
 training thus lasts as long as two, so it may take half of the default share: `--max-slowdown 0.5%`. The first 40 steps
-are left out, since they have an additional budget.
+are left out, since foreshock may take more time in them, so that a short training is checked too.
 
 Printed for each length of step: the wall time and the CPU time that foreshock adds to a step, relative to a plain step,
 as the median over the pairs with its 95 % interval; the same as foreshock reports it, with the agent; and the slowest
-step of either kind. A line per pair goes to stderr, with the standard error of its mean. A report, not a gate.
+step of either kind. A line per pair goes to stderr, with the standard error of its mean. No goal is checked.
 
 --objects: the trainings hold so many Python objects beside the model. Work that grew with the heap would be in the
 slowest step.
@@ -63,6 +63,7 @@ def run(model: str, steps: int, objects: int, chance: random.Random) -> Pair:
         ranks = {kind: trainer.finish() for kind, trainer in trainers.items()}
     finally:
         shutil.rmtree(base, ignore_errors=True)
+    # seconds of each turn, by clock
     plain, watched = ({clock: [turn[clock] for turn in turns] for clock in turns[0]} for turns in taken.values())
     step = statistics.fmean(plain["wall"])
     added = [b - a for a, b in zip(plain["wall"], watched["wall"], strict=True)]
@@ -70,6 +71,7 @@ def run(model: str, steps: int, objects: int, chance: random.Random) -> Pair:
         wall=statistics.fmean(added) / step,
         standard_error=statistics.stdev(added) / math.sqrt(len(added)) / step,
         cpu=sum(watched["cpu"]) / sum(plain["cpu"]) - 1,
+        # The monitor divides by the whole time, in which both trainings ran.
         metered=ranks["halved"]["slowdown_ratio"] * lasted / sum(plain["wall"]),
         plain_ms=1e3 * step,
         slowest={"plain": max(plain["wall"]), "watched": max(watched["wall"])},

@@ -1,10 +1,12 @@
-// The trainer of bench/soak.py: drives the C interface at a given rate, with attention, losses, scalars and
-// weights, and pauses after each part so that the trainer and the agent can be measured.
+// The trainer of bench/soak.py: calls the C interface of foreshock at a given rate, with attention, losses,
+// scalars and weights. Divides its work into parts and pauses after each, so that the trainer and the agent
+// can be measured.
 //
 //   bench_soak steps COUNT PARTS RATE   COUNT steps at RATE per second; names of layers and scalars change
 //   bench_soak restarts COUNT PARTS     COUNT processes of five steps each, one after the other
 //
-// After each part it prints "PID DONE" (its pid; steps or restarts so far) and waits for a line of input.
+// After each part it prints "PID DONE" (its pid; steps or restarts so far) and waits for a line of input. It
+// calls itself with the word "short" for each of the restarted processes.
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -38,6 +40,7 @@ Struct sized() {
   return of;
 }
 
+// `steps`: number of steps over which the names of layers and scalars are spread.
 class Trainer {
  public:
   explicit Trainer(long steps) : steps_of_a_name_(std::max(steps / kNames, 1L)) {
@@ -66,6 +69,7 @@ class Trainer {
   }
 
  private:
+  // A number in [-0.5, 0.5), from a linear congruential generator.
   double random() {
     state_ = state_ * 6364136223846793005U + 1442695040888963407U;
     return static_cast<double>(state_ >> 40) / (1 << 24) - 0.5;
@@ -82,6 +86,7 @@ class Trainer {
     return tensor;
   }
 
+  // Computes one causal attention call in fp32, and passes it to the monitor if it is sampled.
   void attend(int layer) {
     const int wanted = foreshock_attention_enter(forward_, FORESHOCK_NEEDS_GRADIENT);
     for (auto* each : {&query_, &key_, &value_})
@@ -117,6 +122,7 @@ class Trainer {
     log_sum_exp_[i] = static_cast<float>(std::log(sum));
   }
 
+  // Changes all weights, and passes those to the monitor whose snapshot is due.
   void observe_weights() {
     if (!are_named_) name_weights();
     uint32_t due[kWeights] = {};
@@ -171,6 +177,7 @@ bool end_part(long done) {
   return std::fgets(line, sizeof line, stdin) != nullptr;
 }
 
+// `rate`: steps per second. Returns the exit status.
 int drive(long count, long parts, double rate) {
   Trainer trainer(count);
   for (long part = 1; part <= parts; ++part) {
@@ -178,7 +185,7 @@ int drive(long count, long parts, double rate) {
     const auto begin = Clock::now();
     for (long n = first; n < last; ++n) {
       trainer.step();
-      if ((n - first) % 16 == 15)
+      if ((n - first) % 16 == 15)  // sleeping after every step would be too inexact
         std::this_thread::sleep_until(
             begin + std::chrono::duration_cast<Clock::duration>(
                         std::chrono::duration<double>(static_cast<double>(n - first) / rate)));

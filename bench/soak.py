@@ -3,11 +3,11 @@
     python bench/soak.py [--short] [--steps 1000000] [--restarts 10000] [--json FILE]
 
 A trainer without a framework (soak.cpp) runs under `foreshock run --record`. Every eighth step is sampled, and up to
-10^5 names of layers and of scalars are used, one after the other. The trainer pauses after each tenth of the run. In
-each pause both processes, the run directory, the HTTP pages and the record are measured. Printed for each quantity: its
-value at the start (after three parts, when all tables are full) and at the end, the growth per 10^5 steps or 10^3
-restarts, and the growth that BOUNDS allows. Exits with 1 if a quantity grows by more. A quantity that is not in BOUNDS
-must not grow.
+10^5 names of layers and of scalars are used, one after the other. The trainer pauses after each part, a tenth of the
+run. In each pause the trainer, the agent, the run directory, the HTTP pages and the record are measured. Printed for
+each quantity: its value at the start (after three parts, when all tables are full) and at the end, the growth per 10^5
+steps or 10^3 restarts, and the growth that BOUNDS allows. Exits with 1 if a quantity grows by more. A quantity that is
+not in BOUNDS must not grow.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def entries(folder: str) -> int:
 
 
 def fetched(address: str, port: int, path: str) -> int:
+    """The size of a page."""
     with urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=30) as answer:
         return len(answer.read())
 
@@ -135,9 +136,10 @@ class Soak:
         return json.loads(self.summary.read_text())
 
 
-def judged(looks: list[tuple[int, dict[str, int]]], bounds: dict[str, Bound], per: int) -> list[dict]:
-    """One row for each quantity. `per`: number of steps or restarts for which the growth is given."""
-    (first, start), (last, end) = looks[WARM_UP - 1], looks[-1]
+def judged(measured: list[tuple[int, dict[str, int]]], bounds: dict[str, Bound], per: int) -> list[dict]:
+    """One row for each quantity. `measured`: the results of Soak.measure() after each part. `per`: number of steps or
+    restarts for which the growth is given."""
+    (first, start), (last, end) = measured[WARM_UP - 1], measured[-1]
     rows = []
     for name, value in end.items():
         bound = bounds.get(name, Bound(0))
@@ -162,14 +164,16 @@ def soak(kind: str, count: int, per: int, bounds: dict[str, Bound]) -> list[dict
     try:
         rate = [str(RATE)] if kind == "steps" else []
         one = Soak(scratch, base, kind, str(count), str(PARTS), *rate)
-        looks = []
-        while (look := one.measure(kind == "steps")) is not None:
-            looks.append(look)
+        measured = []
+        # The process that restarts trainers has nothing to measure.
+        while (found := one.measure(kind == "steps")) is not None:
+            measured.append(found)
         summary = one.end()
-        if len(looks) != PARTS:
-            sys.exit(f"{len(looks)} of {PARTS} parts ran")
-        rows = judged(looks, bounds, per)
+        if len(measured) != PARTS:
+            sys.exit(f"{len(measured)} of {PARTS} parts ran")
+        rows = judged(measured, bounds, per)
         size = len(json.dumps(summary))
+        # The summary exists only at the end, so its size is bounded, not its growth.
         rows.append({"what": "summary", "start": 0, "end": size, "growth": 0, "allowed": 0, "ok": size < MIB})
         show(f"{count:,} {kind}", f"bytes or a number; growth for each {per:,} {kind}", rows)
         return rows

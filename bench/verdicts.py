@@ -27,10 +27,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release"))
 FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-BF16 = 3  # kernels/dtype.h
+BF16 = 3  # the number of the format in kernels/dtype.h
 PAGE = ROOT / "docs" / "verdicts.md"
 BLOCK = re.compile(r"(<!-- (\w+) -->).*?(<!-- end -->)", re.S)
-ROWS = 16
+ROWS = 16  # query rows or key positions of a slice, the judged part of a call
 MOST_CALLS = 64  # sampled calls of a trial; an error not found within them is reported as "no"
 # The judged tensors, and the kind of slice by which each is judged (`pass` in judge_stream.cpp).
 TENSORS = {"out": 0, "grad_query": 1, "grad_key": 2, "grad_value": 2}
@@ -38,8 +38,8 @@ TENSORS = {"out": 0, "grad_query": 1, "grad_key": 2, "grad_value": 2}
 
 @dataclass
 class Call:
-    """One attention call: the inputs, the results of the kernel, and the out and log-sum-exp that backward was
-    given."""
+    """One attention call. `lse`: log-sum-exp of each row. `given_out` and `given_lse`: what backward got, which differs
+    from `out` and `lse` if the call saw only a block of the keys."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -58,6 +58,8 @@ class Call:
 
 @dataclass
 class Situation:
+    """A kind of call, a column of the tables."""
+
     name: str
     batch: int = 2
     heads: int = 4
@@ -90,6 +92,8 @@ HEAD_DIM = 64
 
 
 def inputs(of: Situation, numbers: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """Query, key, value and gradient of the output. Keys and values are repeated for each query head of a group."""
+
     def normal(heads: int, length: int) -> torch.Tensor:
         return torch.randn(of.batch, heads, length, HEAD_DIM, generator=numbers)
 
@@ -99,13 +103,14 @@ def inputs(of: Situation, numbers: torch.Generator) -> tuple[torch.Tensor, ...]:
     if of.memorised:
         wanted = torch.randint(of.keys, (of.queries,), generator=numbers)
         q = 4 * k[:, :, wanted].repeat_interleave(of.heads // of.kv_heads, 1)
-    if of.offset:
+    if of.offset:  # one dimension adds the same number to all scores
         q[..., 0], k[..., 0] = 1, of.offset * math.sqrt(HEAD_DIM)
     k, v = (t.repeat_interleave(of.heads // of.kv_heads, 1) for t in (k, v))
     return tuple(t.bfloat16().contiguous() for t in (q, k, v, grad))
 
 
 def make_call(of: Situation, numbers: torch.Generator, scale_error: float = 0) -> Call:
+    """`scale_error`: relative error of the scale with which the kernel computes; the call names the right one."""
     q, k, v, grad = inputs(of, numbers)
     scale = 1 / math.sqrt(HEAD_DIM)
     used = scale * (1 + scale_error)
@@ -184,9 +189,11 @@ def lost_row(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
 
 @dataclass
 class Error:
+    """An error of a kernel, a row of the tables."""
+
     name: str
-    wrong: Wrong | None = None
-    scale: float = 0
+    wrong: Wrong | None = None  # changes each of TENSORS
+    scale: float = 0  # relative error of the scale
     unmasked: bool = False  # the last row of each tile of 64 sees all keys
     bound: int | None = None  # number of sampled calls within which the error must be found; None: no limit
 
@@ -210,6 +217,7 @@ ERRORS = [
 
 
 def unmask(call: Call, of: Situation) -> None:
+    """Makes the results of a causal call wrong: row 63 of each 64 sees all keys."""
     rows = slice(63, None, 64)
     grad = torch.zeros_like(call.grad)
     grad[:, :, rows] = call.grad[:, :, rows]
@@ -243,11 +251,11 @@ class Judge:
     def __call__(
         self, call: Call, of: Situation, kind: int, layer: str, step: int, batch: int, kv_head: int
     ) -> dict[str, dict]:
-        """Judges one slice. Returns the output of judge_stream for each tensor that this kind of slice has
-        (TENSORS)."""
+        """Judges one slice of a kind of TENSORS. Returns for each judged tensor the output of judge_stream: ratios,
+        biases, and the alarms of the layer after this slice."""
         group = of.heads // of.kv_heads
         heads = range(kv_head * group, (kv_head + 1) * group)
-        draw = torch.Generator().manual_seed(hash((step, batch, kv_head)) & 0xFFFFFFFF)
+        draw = torch.Generator().manual_seed(hash((step, batch, kv_head)) & 0xFFFFFFFF)  # chooses the positions
         arrays = (columns_of if kind == 2 else rows_of)(call, kind, batch, kv_head, heads, draw)
         keys = call.q.shape[2] if kind == 2 else call.k.shape[2]
         header = struct.pack(
@@ -313,6 +321,7 @@ Found = dict[str, int | None]  # by tensor; None: not within MOST_CALLS
 
 
 def calls_until_found(judge: Judge, of: Situation, error: Error, seed: int) -> Found:
+    """One trial: wrong calls of one layer, until each tensor has an alarm."""
     numbers = torch.Generator().manual_seed(seed)
     found: Found = dict.fromkeys(TENSORS)
     for step in range(1, MOST_CALLS + 1):
@@ -372,6 +381,7 @@ class Sound:
 
 
 def measure_sound(of: Situation, slices: int, seed: int) -> Sound:
+    """Judges correct calls as calls of one layer. An alarm that stays over several slices counts once."""
     judge, numbers, sound = Judge(), torch.Generator().manual_seed(seed), Sound()
     step, active = 0, dict.fromkeys(TENSORS, set())
     while sound.slices < slices:

@@ -2,11 +2,12 @@
 
     python bench/yardsticks.py [--replicates 6] [--steps 800] [--every 40] [--out build/yardsticks]
 
-Repeats the second phase of arXiv 2405.02803 on small GPTs. Twins are trainings with the same batches that differ in one
-thing. Every replicate has another order of the text and other initial weights. Results go to standard output,
-OUT/report.html and OUT/yardsticks.json: slopes of the distance between twins, with 95 % intervals over replicates, and
-a check of the paper's claim that another kernel moves weights 2-5 times less than low precision does. An interrupted
-bench continues when it is started again.
+Repeats the second phase of arXiv 2405.02803 on small GPTs. Arms are trainings with the same batches that differ in one
+thing: the attention kernel, the precision, or the initial weights. Two arms that are compared are twins. A replicate is
+all arms with another order of the text and other initial weights. Results go to standard output, OUT/report.html and
+OUT/yardsticks.json: slopes of the distance between twins, with 95 % intervals over replicates, and a check of the
+paper's claim that another kernel moves weights 2-5 times less than low precision does. An interrupted bench continues
+when it is started again.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ PAIRS = {
 }
 # Pairs of a single replicate, with its number. "again" tests that a repeated training has the same bits.
 ONCE = {"again": 0}
+# Figures of `foreshock compare`: W1 is the Wasserstein distance of the values, mean_abs the mean magnitude of the
+# differences. Slopes are computed of STATISTICS, and KEPT go to the results.
 STATISTICS = ("w1", "mean_abs")
 KEPT = ("w1", "w1_low", "w1_high", "w1_noise_floor", "mean_abs", "max_abs", "relative_l2", "magnitude")
 SIZES = {
@@ -75,7 +78,8 @@ def compared(folder: pathlib.Path, pairs: dict[str, tuple[str, str]], plan: twin
 
 
 def replicate(number: int, plan: twins.Plan, out: pathlib.Path, say: Any) -> dict:
-    """The result of one replicate; trains and compares it if there is no file. Weights are deleted afterwards."""
+    """The result of one replicate, from its file. If there is no file, trains and compares the arms, and then deletes
+    their weights. `say`: called with the share that is done and the arm."""
     result = out / f"replicate-{number}.json"
     if result.exists():
         return json.loads(result.read_text())

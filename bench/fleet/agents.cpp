@@ -1,8 +1,8 @@
-// Serves /metrics of many agents from one process, for bench/fleet.py: `fleet_agents COUNT SERIES_OF_LAYERS`.
-// Each agent has a separate server with every series of the catalog for 8 ranks. SERIES_OF_LAYERS is "owner"
-// (layer series of one rank) or "budget" (layer series of all ranks, up to the agent's series budget). Values
-// change every 5 s. Prints the port of each agent, then the number of series of the first one, and runs until
-// its input ends.
+// Serves /metrics of many simulated agents from one process, for bench/fleet.py: `fleet_agents COUNT LAYERS`.
+// Each agent has a separate server with the series of the catalog (the table of all metrics) for 8 ranks.
+// LAYERS is "owner" (series by layer of one rank) or "budget" (of all ranks, up to the number of series that
+// an agent may have). Values change every 5 s. Prints the port of each agent, then the number of series of
+// the first one, and runs until its input ends.
 #include <poll.h>
 #include <unistd.h>
 
@@ -28,17 +28,19 @@ double moved(double value) {
 
 class FleetAgent {
  public:
-  FleetAgent(int number, bool all_ranks_own_layers) : number_(number), all_own_(all_ranks_own_layers) {}
+  FleetAgent(int number, bool all_ranks_own_layers)
+      : number_(number), all_ranks_own_layers_(all_ranks_own_layers) {}
 
+  // Returns the port; -1 on failure.
   int start() {
-    move();
+    change_values();
     std::string error;
     return server_.start("127.0.0.1", 0, &error) ? server_.port() : -1;
   }
-  void move() {
+  void change_values() {
     ++round_;
     for (int rank = 0; rank < kRanks; ++rank)
-      set_rank(std::to_string(number_ * kRanks + rank), rank == 0 || all_own_);
+      set_rank(std::to_string(number_ * kRanks + rank), rank == 0 || all_ranks_own_layers_);
     auto published = std::make_shared<Published>();
     published->metrics = registry_.snapshot();
     server_.publish(published);
@@ -50,8 +52,9 @@ class FleetAgent {
     std::vector<std::string> values = {};
     for (const MetricInfo& info : all_metrics()) each_series(info, 0, rank, owns_layers, &values);
   }
-  // Sets all series of a metric: every combination of the values of its closed labels. Open labels have one
-  // value, except for the layer, which has all layers.
+  // Sets all series of a metric: every combination of the values of its closed labels (those with a fixed set
+  // of values). Open labels have one value, except for the layer, which has all layers. `values`: those of
+  // the first `label` labels.
   void each_series(const MetricInfo& info, size_t label, const std::string& rank, bool owns_layers,
                    std::vector<std::string>* values) {
     if (label == info.labels.size()) return set(info, *values);
@@ -63,40 +66,27 @@ class FleetAgent {
       choices.push_back(key.key == "run"    ? "job"
                         : key.key == "rank" ? rank
                                             : "node-" + std::to_string(number_));
-    const bool one_at_a_time =
+    // A rank has only one series of these metrics, or one per detector.
+    const bool is_one_series =
         info.metric == Metric::kSourceInfo || info.metric == Metric::kPrecursorLayerInfo;
-    if (one_at_a_time && key.key != "detector" && choices.size() > 1) choices.resize(1);
+    if (is_one_series && key.key != "detector" && choices.size() > 1) choices.resize(1);
     for (const std::string& choice : choices) {
       values->push_back(choice);
       each_series(info, label + 1, rank, owns_layers, values);
       values->pop_back();
     }
   }
+  // Registry::set takes an initializer list, so each number of labels is a separate call.
   void set(const MetricInfo& info, const std::vector<std::string>& v) {
     const double value = info.type == MetricType::kCounter ? 100.0 * round_ : moved(1);
-    switch (v.size()) {
-      case 1:
-        registry_.set(info.metric, {v[0]}, value);
-        break;
-      case 2:
-        registry_.set(info.metric, {v[0], v[1]}, value);
-        break;
-      case 3:
-        registry_.set(info.metric, {v[0], v[1], v[2]}, value);
-        break;
-      case 4:
-        registry_.set(info.metric, {v[0], v[1], v[2], v[3]}, value);
-        break;
-      case 5:
-        registry_.set(info.metric, {v[0], v[1], v[2], v[3], v[4]}, value);
-        break;
-      case 12:
-        registry_.set(info.metric, {v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11]},
-                      1);
-        break;
-      default:
-        break;
-    }
+    const Metric m = info.metric;
+    if (v.size() == 1) registry_.set(m, {v[0]}, value);
+    if (v.size() == 2) registry_.set(m, {v[0], v[1]}, value);
+    if (v.size() == 3) registry_.set(m, {v[0], v[1], v[2]}, value);
+    if (v.size() == 4) registry_.set(m, {v[0], v[1], v[2], v[3]}, value);
+    if (v.size() == 5) registry_.set(m, {v[0], v[1], v[2], v[3], v[4]}, value);
+    if (v.size() == 12)
+      registry_.set(m, {v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11]}, 1);
   }
   static std::string layer_label(int n) {
     char label[8];
@@ -105,8 +95,8 @@ class FleetAgent {
   }
 
   const int number_;
-  const bool all_own_;
-  int round_ = 0;
+  const bool all_ranks_own_layers_;
+  int round_ = 0;  // number of changes of the values
   Registry registry_;
   HttpServer server_;
 };
@@ -122,7 +112,7 @@ int run(int count, bool all_ranks_own_layers) {
   std::printf("series %zu\n", agents[0]->series());
   std::fflush(stdout);
   for (pollfd input = {STDIN_FILENO, POLLIN, 0}; poll(&input, 1, kPeriodMs) == 0;)
-    for (auto& agent : agents) agent->move();
+    for (auto& agent : agents) agent->change_values();
   return 0;
 }
 

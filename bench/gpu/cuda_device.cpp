@@ -1,3 +1,4 @@
+// Calls the CUDA driver by name, since it is loaded at run time and its header is not needed to build.
 #include "bench/gpu/cuda_device.h"
 
 #include <dlfcn.h>
@@ -7,14 +8,16 @@
 namespace foreshock {
 namespace {
 
-constexpr int kProcessors = 16, kSharedBytesOptIn = 97;  // CUdevice_attribute
-constexpr int kMostDynamicShared = 8;                    // CUfunction_attribute
+// Of CUdevice_attribute: the number of multiprocessors, and the shared memory that a block may have at most.
+constexpr int kProcessors = 16, kSharedBytesOptIn = 97;
+constexpr int kMostDynamicShared = 8;  // of CUfunction_attribute: the dynamic shared memory of a kernel
 
 void* library() {
   static void* const opened = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   return opened;
 }
 
+// Returns the driver's error number, 0 on success; -1 if the driver has no such function.
 template <class... Arguments>
 int try_call(const char* name, Arguments... arguments) {
   using Function = int (*)(Arguments...);
@@ -108,6 +111,7 @@ void CudaDevice::keep_busy() {
     call("cuMemsetD8Async", busy_, static_cast<unsigned char>(n), kBytes, static_cast<void*>(nullptr));
 }
 
+// `work` queues one repetition. Returns the mean milliseconds of a repetition.
 template <class Work>
 double CudaDevice::milliseconds_of(int times, const Work& work) {
   void *begin = nullptr, *end = nullptr;

@@ -1,7 +1,8 @@
-"""Converts scores to alarms with the level rule of detect/detector.h, and implements published rules of others.
+"""Converts scores to alarms, with the rule by which the agent's detectors change their level (detect/detector.h), and
+implements published detection rules of others.
 
 A detector warns at the score 1; other thresholds can be tried. A series is a list of (step, place, score) in the order
-of computation.
+of computation. A place is a layer or a tensor, or "" for a value of the whole model.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def alarms(series: Series, threshold: float = 1.0) -> list[tuple[int, str]]:
 def zclip(norms: list[float]) -> list[float]:
     """ZClip (arXiv 2504.02507): z of the gradient norm by moving averages, alarm at 2.5.
 
-    Outliers enter the averages as the value ZClip would clip them to. With the outlier itself, the next one would not
-    be seen. Without any value, the alarm would never end after a lasting rise.
+    `norms` are not clipped here, so an outlier enters the averages as the value to which ZClip would clip it. With the
+    outlier itself, the next one would not be seen. Without any value, the alarm would never end after a lasting rise.
     """
     alpha, least, wait = 0.97, 2.5, 25
     scores, first, mean, variance = [], [], 0.0, 0.0

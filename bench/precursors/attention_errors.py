@@ -8,9 +8,11 @@ import statistics
 import recipes
 import scoring
 
-WATCHED = ("output_error_drift", "bias")
+WATCHED = ("output_error_drift", "bias")  # the detectors of attention errors
+# A default detector's lift (how much more often an event follows an alarm than any step), median lead in steps, and
+# false alarms per 10 000 steps.
 LEAST_LIFT, LEAST_LEAD, MOST_FALSE = 2.0, 5, 1.0
-LEAST_SHARE = 7 / 8  # of the trainings with a planted error
+LEAST_SHARE = 7 / 8  # of the trainings with a planted error, in which a default detector names the layer
 
 
 def layer_number(places: list[str], place: str) -> int:
@@ -20,7 +22,8 @@ def layer_number(places: list[str], place: str) -> int:
 
 def seen(one: dict, detector: str) -> dict | None:
     """The first alarm of a detector after the error begins (without an error: after the first scored step) and before
-    the loss event, if there is one. None: no alarm."""
+    the loss event, if there is one. None: no alarm. `after`: steps since the error began. `lead`: steps to the event.
+    `right`: whether the layer is that of the error. `one`: the stored data of a training."""
     what, onset = recipes.recipe(one["recipe"]), min(one["onsets"], default=None)
     begin = what.begin(one["seed"]) if what.plant and what.twin else scoring.FIRST_STEP
     end = one["last_step"] + 1 if onset is None else onset
@@ -34,6 +37,8 @@ def seen(one: dict, detector: str) -> dict | None:
 
 
 def of_recipe(what: recipes.Recipe, found: list[dict]) -> dict:
+    """The row of a recipe: its trainings and loss events, and for each detector of WATCHED how many trainings had an
+    alarm, how many before a loss event, and how many named the right layer first."""
     of = [one for one in found if one["recipe"] == what.name]
     row: dict = {
         "recipe": what.name, "plant": what.plant if what.twin else "", "dose": what.dose, "trainings": len(of),

@@ -1,4 +1,8 @@
-"""Scores all detectors over all trainings, with the shipped thresholds and with thresholds learned from other seeds."""
+"""Scores all detectors over all trainings, with the shipped thresholds and with thresholds learned from other seeds.
+
+`found` is a list of trainings, as recording.reduced() stores them. A threshold is the text of a multiple of the shipped
+one, a key of a training's alarms. A twin is the same training without the fault.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,8 @@ def completed(found: list[dict]) -> list[dict]:
 
 
 def missed(one: dict, twin: dict | None) -> dict:
-    """The fields that change if the training failed and the rules for loss events missed it: only the comparison with
-    the twin shows the failure."""
+    """The fields that change if the training failed and the rules for loss events missed it. The comparison with the
+    twin shows such a failure."""
     failure = scoring.excess(one["losses"], twin["losses"]) if twin and not one["onsets"] else None
     if failure is None:
         return {"missed": False}
@@ -82,7 +86,7 @@ def over_seeds(of: dict[tuple[str, int], scoring.Tally]) -> list[scoring.Tally]:
 
 
 def summaries(found: list[dict], detector: str, of: dict[tuple[str, int], scoring.Tally], threshold: str) -> dict:
-    """The summary over all recipes, by recipe, and of the trainings without a fault ("models")."""
+    """The figures over all recipes, by recipe, and by recipe without a fault ("models"). `of`: the tallies."""
     without_fault = controls(found, detector, threshold)
     by_recipe = {}
     for each in recipes.RECIPES:

@@ -1,4 +1,5 @@
-"""Hashes of the code that a result depends on. Results of several days or machines are combined only if hashes agree.
+"""Hashes of the code that a result depends on, and the stored data of trainings. Results of several days or machines
+are combined only if hashes agree. A stored training (`one`) is a dictionary made by recording.reduced().
 
 Standard library only: `./dev docs` runs it without a virtual environment.
 """
@@ -22,7 +23,7 @@ FOLDER = HERE / "trainings"  # the data stored of each training, a file per reci
 # Least share of weight snapshots that a stored training must have, relative to the best training of its recipe. On a
 # busy machine the agent loses snapshots, and the detectors of weights then have fewer values.
 LEAST_LOOKS = 0.85
-JUDGES = ("bias", "deviation", "plain", "reference")  # prefixes of files in shadow/
+JUDGES = ("bias", "deviation", "plain", "reference")  # prefixes of the files in shadow/ that judge slices
 # Options of `foreshock run` for the trainings.
 MONITOR = ("--port", "0", "--every", "4", "--weights", "8", "--max-slowdown", "100%")
 

@@ -61,8 +61,8 @@ NET, TEXT, COPYING = "1-50-1 tanh net, full batch", "GPT on text", "GPT that cop
 
 
 def following(dose: int) -> Recipe:
-    """A recipe with an attention error in the layer that most of these models use for copying. An error in the other
-    layer does harm later or not at all (`following-bias-unused`)."""
+    """A recipe with an attention error of `dose` ulp along the gradient, in the layer that most of these models use for
+    copying. An error in the other layer does harm later or not at all (`following-bias-unused`)."""
     wrong = f"is off by {dose} ulp in the direction of its gradient"
     what = f"in the layer that copies, the output that backward reads {wrong}"
     return Recipe(

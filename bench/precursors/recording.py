@@ -1,4 +1,5 @@
-"""Runs a training under the monitor, and extracts from its record the data that scoring needs."""
+"""Runs a training under the monitor, and extracts from its record (the JSON lines that the agent writes) the data that
+scoring needs."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
 LOSS_EVENTS = ("loss_spike", "divergence", "loss_rise")
 FOUND_BY_DETECTORS = (*LOSS_EVENTS, "precursor", "nonfinite_gradient_norm", "resumed")
 EVENT_FIELDS = ("rank", "step", "event", "layer", "value", "detector", "level", "score")
-# Thresholds that are tried when one is learned, as multiples of the shipped one; for our detectors and for rules of
-# others.
+# Thresholds that are tried when one is learned, as multiples of the shipped one: for detectors of foreshock, and for
+# rules of others.
 GRID, GRID_OF_OTHERS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0), (1.0, 2.0, 4.0)
 # Runs a command at idle priority: only when no other process needs the processor.
 IDLE = ("chrt", "--idle", "0", "nice", "-n", "19")
@@ -134,7 +135,7 @@ def finite(value: float | None) -> float:
 
 
 def means(losses: dict[int, float], last: int) -> list[float | None]:
-    """Means of scoring.BLOCK losses, from step 1 on. None: a loss is missing or not finite."""
+    """Means of scoring.BLOCK losses each, from step 1 on, of whole blocks. None: a loss is missing or not finite."""
     blocks = [[losses.get(s, math.nan) for s in range(b, b + scoring.BLOCK)] for b in range(1, last + 1, scoring.BLOCK)]
     whole = [of for n, of in enumerate(blocks) if (n + 1) * scoring.BLOCK <= last]
     return [float(f"{statistics.fmean(of):.5g}") if all(map(math.isfinite, of)) else None for of in whole]
@@ -151,7 +152,8 @@ def found_alarms(path: pathlib.Path, ours: dict[str, alarms.Series], others: dic
 
 
 def reduced(path: pathlib.Path, what: recipes.Recipe, seed: int, made: dict) -> dict:
-    """Extracts the data of a record that scoring and the page need."""
+    """Extracts the data of a record that scoring and the page need. Checks that the alarms computed from the scores are
+    those of the detectors' levels. `onsets` and `masked`: see scoring.masks(); `losses`: see means()."""
     lines = lines_of(path)
     steps = [line for line in lines if line["type"] == "step"]
     if not steps:

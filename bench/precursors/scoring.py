@@ -1,4 +1,4 @@
-"""The protocol of the benchmark: events, scored steps, hits, and intervals of the results.
+"""The protocol of the benchmark: events, scored steps, hits, intervals of the results. RESULTS.md defines the terms.
 
 HORIZON, AFTERMATH, FIRST_STEP and the rule for loss events (LossEventRule in detect/loss_rules.h) were fixed before any
 training. Trainings of `following-bias` then showed slow failures that went undetected. After them the rule for slow
@@ -27,8 +27,8 @@ FIRST_STEP = 160  # first scored step; earlier no event is possible, since the r
 # A failure that the rules for loss events miss: EXCESS_LASTS means of BLOCK losses in a row exceed those of the twin by
 # the share EXCESS.
 BLOCK, EXCESS, EXCESS_LASTS = 16, 0.1, 3
-RESAMPLES, LEAST_GROUPS = 1000, 4
-Z95 = 1.959964
+RESAMPLES, LEAST_GROUPS = 1000, 4  # of bootstrap()
+Z95 = 1.959964  # 97.5 % quantile of the normal distribution
 
 
 def horizon(detector: str) -> int:
@@ -157,6 +157,7 @@ class Tally:
 
 
 def tally(fault: Training, twin: Training | None, detector: str) -> Tally:
+    """Counts events and hits in the training with the fault, alarms and steps in both."""
     found, ahead = Tally(), horizon(detector)
     for training in filter(None, (fault, twin)):
         scored = training.scored_steps()

@@ -1,4 +1,5 @@
-"""Writes the results as text: into the blocks of RESULTS.md and of docs/precursors.md, and the bench's output.
+"""Writes the results of comparison.results() as text: into the blocks of RESULTS.md and of docs/precursors.md, and as
+the bench's output.
 
 Standard library only: `./dev docs` runs it without a virtual environment.
 """
@@ -44,6 +45,7 @@ def percent(value: float | None) -> str:
 
 
 def row_of(name: str, found: dict) -> list[str]:
+    """The cells below HEAD. `found`: the figures of scoring.summary()."""
     lead = "–"
     if found["lead_median"] is not None:
         lead = f"{found['lead_median']:g} ({found['lead_p25']}–{found['lead_p75']}; p10 {found['lead_p10']})"

@@ -1,4 +1,5 @@
-"""One training of the benchmark: `training.py RECIPE SEED [STEPS]`. It knows of no monitor."""
+"""One training of the benchmark: `training.py RECIPE SEED [STEPS]`. It does not refer to the monitor, under which
+recording.py starts it. A recipe (recipes.py) names the model and the fault that begins at a step."""
 
 from __future__ import annotations
 
@@ -18,26 +19,28 @@ from fault import ErringAttention, moved  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 SIZE = demo.Size(layers=recipes.LAYERS, heads=2, kv_heads=2, width=32, context=64, batch=4)
-RATE, RATE_OF_COPYING = 2e-3, 4e-3
-PERIOD, SYMBOLS, NOISE = 2, 32, 0.25  # of the texts to be copied; share of symbols that are wrong
+RATE, RATE_OF_COPYING = 2e-3, 4e-3  # learning rates
+PERIOD, SYMBOLS, NOISE = 2, 32, 0.25  # of Copying: length repeated, number of symbols, share of wrong symbols
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 class Plant:
-    """An error of attention in one layer, from a step on. Calls come in the order of the layers."""
+    """An error of attention in one layer, while `is_on`. The layer of a call is found by counting: calls come in the
+    order of the layers. `ulps`: the size of the error in spacings of the number format."""
 
     def __init__(self, layer: int, ulps: float, seed: int) -> None:
         self.layer, self.ulps, self.is_on, self.calls = layer, ulps, False, 0
-        self.numbers = torch.Generator().manual_seed(seed)  # of its own: the training draws none of these
+        self.numbers = torch.Generator().manual_seed(seed)  # separate, so that the training's random numbers stay
 
     def errs(self) -> bool:
-        """Of the call that begins."""
+        """Counts the call that begins. Returns whether its result must be made wrong."""
         self.calls += 1
         return self.is_on and (self.calls - 1) % SIZE.layers == self.layer
 
 
 class FollowingPlant(Plant):
-    """Stands where the model finds torch.nn.functional."""
+    """The error follows the gradient: the output that backward reads is wrong. Takes the place of torch.nn.functional
+    in the model's module; only attention is replaced."""
 
     def __getattr__(self, name: str) -> Callable:
         return getattr(nn.functional, name)
@@ -47,19 +50,19 @@ class FollowingPlant(Plant):
 
 
 class OtherKernel(Plant):
-    """Stands where torch's own kernel of attention does, so that everybody has its output."""
+    """Registered in place of torch's own attention kernel, so that the monitor too sees the output of this one."""
 
     def __init__(self, layer: int, ulps: float, seed: int) -> None:
         super().__init__(layer, ulps, seed)
         self.original = torch.library.get_kernel(f"aten::{FLASH}", "CPU")
         self.library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel is replaced
+            warnings.simplefilter("ignore")  # torch warns that a kernel is replaced
             self.library.impl(FLASH, self, "CPU", with_keyset=True)
 
 
 class WrongKernel(OtherKernel):
-    """The output errs away from zero."""
+    """The error is unrelated to the gradient: the output is moved away from zero."""
 
     def __call__(self, keys: object, *arguments: object, **more: object) -> tuple[Tensor, Tensor]:
         out, lse = self.original.call_boxed(keys, *arguments, **more)
@@ -69,7 +72,7 @@ class WrongKernel(OtherKernel):
 
 
 class RoundedReference(OtherKernel):
-    """Causal attention in fp64 and nothing but the rounding of its results: as right as a kernel can be."""
+    """Causal attention in fp64, with results rounded once. No kernel can be more exact."""
 
     def __call__(self, keys: object, *arguments: object, **more: object) -> tuple[Tensor, Tensor]:
         out, lse = self.original.call_boxed(keys, *arguments, **more)
@@ -83,7 +86,7 @@ class RoundedReference(OtherKernel):
 
 
 class Fault:
-    """What a recipe changes, by the step."""
+    """What a recipe changes in learning rate and data, by step. Other changes are in gpt()."""
 
     def __init__(self, what: recipes.Recipe, seed: int) -> None:
         self.name, self.is_on, self.begin = what.name, what.arm == "fault", what.begin(seed)
@@ -92,7 +95,7 @@ class Fault:
         return self.is_on and step >= self.begin
 
     def rate(self, step: int) -> float:
-        """The learning rate, over that of the recipe."""
+        """The factor of the usual learning rate."""
         if not self.has_begun(step):
             return 1.0
         if self.name == "rate-ramp":
@@ -100,7 +103,7 @@ class Fault:
         return 300.0 if self.name == "rate-jump" else 1.0
 
     def share_corrupt(self, step: int) -> float:
-        """Of the text's bytes, those that are random."""
+        """The share of the text's bytes that are random."""
         if not self.has_begun(step):
             return 0.0
         if self.name == "corrupt-batches":
@@ -123,7 +126,7 @@ def grow_scores(model: demo.Gpt, factor: float) -> None:
 
 
 class Source:
-    """Batches of text; some of them are not what they should be."""
+    """Batches of text, as tokens and the tokens that follow them. The fault replaces some bytes by random ones."""
 
     def __init__(self, fault: Fault, seed: int) -> None:
         self.text, self.fault = demo.Text(seed), fault
@@ -141,9 +144,9 @@ class Source:
 
 
 class Copying:
-    """Rows that repeat PERIOD symbols, with errors: what comes next is known to who attends to many of the places where
-    it stood before. Python's source, which so small a model learns without attention, does not suffer when that fails,
-    nor do rows without errors, where any one place will do."""
+    """Rows that repeat PERIOD symbols, with errors: the next symbol can be predicted only by attending to many earlier
+    places of it. So an attention error raises the loss. It would not for text, which so small a model learns without
+    attention, or for rows without errors, where one earlier place is enough."""
 
     def __init__(self, seed: int) -> None:
         self.numbers = torch.Generator().manual_seed(seed)
@@ -168,7 +171,7 @@ def gpt(what: recipes.Recipe, seed: int, steps: int) -> None:
     fault, copies = Fault(what, seed), what.model == recipes.COPYING
     model = demo.Gpt(SIZE)
     source, rate = (Copying(seed), RATE_OF_COPYING) if copies else (Source(fault, seed), RATE)
-    if copies:  # normalised queries and keys bound the scores, and with them what an error can do
+    if copies:  # normalised queries and keys would bound the scores, and so the effect of an error
         without_norms(model, ("query_norm", "key_norm"))
     plant = planted(what, seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
@@ -187,7 +190,7 @@ def gpt(what: recipes.Recipe, seed: int, steps: int) -> None:
 
 
 def net(eps: float, steps: int) -> None:
-    """A regression of sin x + sin 4x at 200 points, the whole of them at every step."""
+    """Trains a regression of sin x + sin 4x at 200 points, all of them at every step."""
     x = torch.linspace(-math.pi, math.pi, 200)[:, None]
     y = torch.sin(x) + torch.sin(4 * x)
     model = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1))
@@ -195,7 +198,7 @@ def net(eps: float, steps: int) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), float("inf"))  # clips nothing; its norms are there to be seen
+        nn.utils.clip_grad_norm_(model.parameters(), float("inf"))  # clips nothing; the monitor reads the norm from it
         optimizer.step()
 
 

@@ -1,5 +1,5 @@
-"""Starts trainings with and without the monitor, which take turns of a few steps on one core, and compares their
-times."""
+"""For benchmarks of the monitor's cost: starts trainings with and without the monitor, which take turns of a few steps
+on one core, and compares their times."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ OFTEN = {
 
 
 def cpu_seconds_of(pid: int) -> float:
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # after the name: state, ...
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Trainer:
-    """A training process of one kind on one core. It waits between its turns. `objects`: see training.py."""
+    """A training process on one core: training.py, which waits between its turns. `kind`: a key of the tables above.
+    `what`: the model, as training.py expects it. `objects`: number of Python objects that it holds in addition."""
 
     def __init__(self, kind: str, what: str, base: pathlib.Path, cores: list[int], objects: int = 0) -> None:
         self.base = base / f"{kind}-{what}"
@@ -58,10 +59,12 @@ class Trainer:
         self.process = subprocess.Popen(line, env=environment, stderr=subprocess.DEVNULL, **pipes)
 
     def turn(self, steps: int) -> dict[str, float]:
+        """Runs so many steps. Returns their seconds by clock, "cpu" and "wall", and those of the slowest step."""
         return self.ask(str(steps))
 
     def parts(self, steps: int) -> dict[str, dict[str, list[float]]]:
-        """The times of the parts of a step without and with clipping, as training.py prints them."""
+        """Microseconds of parts of a step, without clipping ("plain") and with it ("clipped"): [median, mean] of the
+        optimizer's hooks, the loss and the norm."""
         return self.ask(f"parts {steps}")
 
     def ask(self, line: str) -> dict:
@@ -72,6 +75,7 @@ class Trainer:
         return json.loads(answer)
 
     def agent_cpu_seconds(self) -> float:
+        """0 without an agent."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             return cpu_seconds_of(json.loads((self.base / "bench" / "agent.json").read_text())["pid"])
         return 0

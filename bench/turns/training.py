@@ -1,11 +1,11 @@
-"""The training process of trainers.py. For each number on stdin it runs as many steps and prints their seconds by every
-clock as JSON. For the line `parts STEPS` it prints the microseconds of parts of a step (see Parts).
+"""The training process that trainers.py starts. For each number on stdin it runs as many steps and prints their seconds
+by every clock, and those of the slowest step, as JSON. For the line `parts STEPS` it prints the microseconds of parts
+of a step (see Parts).
 
     python bench/turns/training.py gpt | step | LAYERS,WIDTH,BATCH,LENGTH [OBJECTS]
 
 OBJECTS: how many lists the process holds beside the training. Python's cycle collector is off then, since a full
-collection of millions of objects takes longer than a step in any program. `slowest` is the wall time of the slowest
-step.
+collection of millions of objects takes longer than a step in any program.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ class Parts:
         return call
 
     def wrap(self) -> None:
+        """Replaces the functions, in the whole process."""
         import torch
         from torch.optim import optimizer
 
@@ -122,6 +123,7 @@ class Parts:
 
 
 def run_steps(step: Callable[[], None], steps: int) -> dict[str, float]:
+    """Seconds by clock, and the wall time of the slowest step."""
     begin, slowest = {name: clock() for name, clock in CLOCKS.items()}, 0.0
     for _ in range(steps):
         before = time.perf_counter()
@@ -149,7 +151,7 @@ def serve(what: str, objects: int) -> None:
             print(json.dumps(answer), flush=True)
             continue
         print(json.dumps(run_steps(step, int(line))), flush=True)
-    del heap
+    del heap  # not earlier: the objects must exist while the training runs
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-// Judges slices from standard input as the agent does, for bench/verdicts.py. Prints one line of JSON per
-// slice, with the alarms of its layer after that slice.
+// Judges slices (parts of attention calls) from standard input as the agent does, for bench/verdicts.py:
+// compares them with their fp64 reference. Prints one line of JSON per slice, with the alarms of its layer
+// after that slice.
 //
-// A slice of rows (pass 0 or 1) is a Header, then key_limit (uint32: for each row, how many keys it sees),
-// query, key, value, out, log_sum_exp (fp32, if has_lse), and in a backward slice grad_out and grad_query.
+// A slice of rows (pass 0: forward, 1: backward) is a Header, then key_limit (uint32: for each row, how many
+// keys it sees), query, key, value, out, log_sum_exp (fp32, if has_lse), and in a backward slice grad_out and
+// grad_query.
 //
 // A slice of key positions (pass 2) is a Header, then first_query (uint32: for each key position, the first
 // query that sees it), query, out, grad_out, log_sum_exp, key, value, grad_key and grad_value. Then, for the
@@ -25,7 +27,7 @@ namespace {
 using namespace foreshock;
 
 struct Header {
-  char layer[32];
+  char layer[32];  // label, padded with 0
   uint32_t pass, dtype, rows, keys, head_dim, value_dim, has_lse;
   uint32_t heads;  // query heads that share the kv-head; only for slices of key positions
   int64_t step, batch, kv_head;
@@ -40,6 +42,7 @@ bool read_exactly(void* to, size_t bytes) { return std::fread(to, 1, bytes, stdi
 // Reads arrays from standard input and owns them.
 class Arrays {
  public:
+  // Null at the end of the input.
   const void* read(size_t bytes) {
     arrays_.emplace_back((bytes + 7) / 8);
     return read_exactly(arrays_.back().data(), arrays_.back().size() * 8) ? arrays_.back().data() : nullptr;
@@ -106,6 +109,7 @@ KeyColumns read_columns(const Header& h, Arrays* arrays, std::vector<ColumnSum>*
   return c;
 }
 
+// The result of a slice, with the biases and alarms of its layer. `tensor`: the judged one (JudgedTensor).
 nlohmann::json line_of(const SliceDeviation& d, const LayerStatistics& layer, uint32_t tensor) {
   nlohmann::json alarms = nlohmann::json::array();
   for (const LayerAlarm& alarm : alarms_of(layer, tensor)) alarms.push_back(alarm.kind);
@@ -122,6 +126,7 @@ nlohmann::json line_of(const SliceDeviation& d, const LayerStatistics& layer, ui
           {"alarms", alarms}};
 }
 
+// Keeps the statistics of the layers from slice to slice.
 class Stream {
  public:
   // Reads and judges the slice that follows `header`; null if it is invalid.
@@ -151,7 +156,7 @@ class Stream {
  private:
   nlohmann::json observe(const segment::Slot& slot, const std::string& label,
                          const SliceDeviation& deviation) {
-    // Each trial has a layer of its own. Old layers are dropped to limit memory.
+    // Each trial of the benchmark has a layer of its own. Old layers are dropped to limit memory.
     if (rank_.layers.size() > 256) rank_.layers.clear();
     observe_slice(slot, {label, "", "annotation"}, deviation, &rank_);
     return line_of(deviation, rank_.layers[label], static_cast<uint32_t>(deviation.tensor));

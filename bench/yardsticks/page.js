@@ -1,3 +1,5 @@
+// Draws the report of bench/yardsticks.py from its data, `study`: how far apart pairs of trainings move. It comes behind
+// lab/page/report.js in one script, which defines element, section, table, axis, short and COLOURS.
 (() => {
   const { setup, summary, replicates } = study;
   const NAMES = {
@@ -8,6 +10,7 @@
   const drawn = [];
   const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
 
+  // A chart that draw(canvas) draws once the page is complete.
   function frame(draw) {
     if (!window.Chart) return element('p', { textContent: 'made without the chart library: tables only' });
     const canvas = element('canvas');
@@ -15,8 +18,8 @@
     return element('div', { className: 'chart' }, canvas);
   }
 
-  // Draws a thin curve per replicate and a thick one for their mean. `value`: function of a checkpoint; null values are
-  // not drawn.
+  // Draws, for each pair of trainings in `names`, a thin curve per replicate and a thick one for their mean. `value`:
+  // function of a checkpoint, its replicate and its index; null values are not drawn. `text`: title of the y axis.
   function curves(canvas, names, value, text, logarithmic) {
     const line = (points, name, thick) => ({
       label: thick ? NAMES[name] : '', data: points.filter((p) => p.y !== null && (!logarithmic || p.y > 0)),

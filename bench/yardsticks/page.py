@@ -1,4 +1,4 @@
-"""Makes a report: one HTML page without outside resources, in the style of the lab's reports."""
+"""Makes the report of a benchmark: one HTML page without outside resources, in the style of the reports of lab/."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def no_nan(value: Any) -> Any:
 
 
 def chart_library() -> str:
+    """The text of Chart.js; "" if it is not installed. The page then has tables only."""
     places = (pathlib.Path(folder) / name for folder in CHART_FOLDERS for name in CHART_NAMES)
     found = next((place for place in places if place.exists()), None)
     return found.read_text() if found else ""

@@ -1,4 +1,4 @@
-"""Statistics over replicates: slopes and ratios of them, with 95 % intervals."""
+"""Statistics over the replicates of bench/yardsticks.py: slopes, and ratios of them, with 95 % intervals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond the table, 1.96 is within 9 %.
 T975 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
-CLAIMED = (2.0, 5.0)  # "2-5x less model weight deviation as compared to low-precision training"
+CLAIMED = (2.0, 5.0)  # arXiv 2405.02803: "2-5x less model weight deviation as compared to low-precision training"
 
 
 class Interval(NamedTuple):

@@ -22,7 +22,7 @@ import stored_tensors  # noqa: E402
 import train as demo  # noqa: E402
 
 LEARNING_RATE = 2e-3
-OTHER_INIT = 1_000_003  # added to the seed of the initial weights
+OTHER_INIT = 1_000_003
 DONE = "done"  # name of the file that marks an arm as complete; it has the last loss
 
 
@@ -32,7 +32,7 @@ class Arm:
 
     backend: SDPBackend = SDPBackend.FLASH_ATTENTION
     precision: torch.dtype = torch.bfloat16
-    init: int = 0
+    init: int = 0  # added to the seed of the initial weights
 
 
 ARMS = {
@@ -47,6 +47,8 @@ ARMS = {
 
 @dataclass(frozen=True)
 class Plan:
+    """What all trainings of a bench have in common."""
+
     size: demo.Size
     steps: int
     every: int  # steps between two checkpoints
@@ -80,8 +82,9 @@ def save(model: torch.nn.Module, path: pathlib.Path) -> None:
 
 
 def train(arm: Arm, seed: int, plan: Plan, folder: pathlib.Path, progress: Callable[[float], None]) -> float:
-    """Trains one arm and saves its weights; returns the mean loss of the last checkpoint's interval. An arm
-    that is complete is not trained again; an incomplete one is trained from the beginning."""
+    """Trains one arm and saves its weights; returns the mean loss of the last `plan.every` steps. An arm that is
+    complete is not trained again; an incomplete one is trained from the beginning. `progress`: called with the share of
+    the steps that are done."""
     if (folder / DONE).exists():
         return float((folder / DONE).read_text())
     folder.mkdir(parents=True, exist_ok=True)
