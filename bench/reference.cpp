@@ -193,8 +193,8 @@ void measure(int rows, int keys, int dim, [[maybe_unused]] bool with_blas) {
   const double floors_time =
       best_seconds(operations, [&] { compute_noise_floors(slice.view, result, &floors); });
   std::printf(
-      "%-10s rows %2d keys %5d dim %3d: %7.3f ms  %5.1f Gflop/s of %5.1f = %.2f (bound 0.45 at 16 rows)"
-      "  backward %7.3f ms %.2f  noise floors %7.3f ms",
+      "%-10s rows %2d keys %5d dim %3d: %7.3f ms  %5.1f Gflop/s of %5.1f = %.2f (bound 0.45 at 16 rows)  "
+      "backward %7.3f ms %.2f  noise floors %7.3f ms",
       reference_target_name(), rows, keys, dim, forward * 1e3, operations / forward / 1e9, peak / 1e9,
       operations / forward / peak, backward * 1e3, 3 * operations / backward / peak, floors_time * 1e3);
 #if FORESHOCK_OPENBLAS

@@ -156,8 +156,7 @@ double measure(const Shape& shape) {
   const double mean = median(rows) + share * median(columns), ratio = mean / median(rows);
   std::printf(
       "%2d heads, %d of keys, %d x %-3d  rows %6.1f us   keys %6.1f us (sums %5.1f us, NaN of one head %4.1f "
-      "us), 1 call in %-4.1f "
-      "mean %6.1f us, %.2f times rows   agent: rows %.1f ms, keys %.1f ms\n",
+      "us), 1 call in %-4.1f mean %6.1f us, %.2f times rows   agent: rows %.1f ms, keys %.1f ms\n",
       static_cast<int>(shape.heads), static_cast<int>(shape.kv_heads), static_cast<int>(shape.length),
       static_cast<int>(shape.dim), median(rows), median(columns), median(summed), median(counted), 1 / share,
       mean, ratio, judge_slots(call, false, &slot), judge_slots(call, true, &slot));

@@ -123,8 +123,8 @@ struct MetricInfo {
   std::string_view name;  // full, e.g. "foreshock_loss"
   MetricType type;
   std::string_view unit;              // only for documentation, e.g. "ratio", "steps", "nats"
-  std::string_view help;              // without backslash and newline, which /metrics would have to escape
   std::span<const LabelInfo> labels;  // in the order in which Registry::set takes their values
+  std::string_view help;              // without backslash and newline, which /metrics would have to escape
 };
 
 const MetricInfo& metric_info(Metric metric);
