@@ -3,21 +3,7 @@
 `of` is the section of values.toml with the limits and times of an alert.
 """
 
-from rule import (
-    AT_STEP,
-    CHOICE,
-    RANK_KEY,
-    RUN,
-    RUN_KEY,
-    TARGET_KEY,
-    UNLESS_ENDED,
-    Alert,
-    Group,
-    Record,
-    Values,
-    ranks,
-    where,
-)
+from rule import AT_STEP, CHOICE, RANK_KEY, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, Alert, Group, Record, ranks, where
 
 # The bias of the trainer's attention, and of the fp64 result rounded once, which has only the bias of rounding.
 KERNEL, CONTROL = 'of="kernel"', 'of="rounded_reference"'
@@ -155,7 +141,7 @@ def replica_mismatch() -> Alert:
     )  # fmt: skip
 
 
-def attention_rules(values: Values) -> Group:
+def attention_rules(values: dict) -> Group:
     return Group(
         "foreshock-attention",
         [

@@ -5,14 +5,7 @@ import typing
 
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import (
-    DashboardCursorSync,
-    DashboardLinkType,
-    VariableHide,
-    VariableOption,
-    VariableRefresh,
-    VariableSort,
-)
+from grafana_foundation_sdk.models import dashboard as model
 from panel import OF_CLUSTER, OF_RUN, OF_SCOPE, SOURCE
 
 ALERTS = f'ALERTS{{alertname=~"Foreshock.+",alertstate="firing",{OF_RUN}}}'
@@ -20,7 +13,7 @@ ALERTS = f'ALERTS{{alertname=~"Foreshock.+",alertstate="firing",{OF_RUN}}}'
 # Fields of an alert annotation. Without them Grafana leaves title and tags empty. The builders' schema lacks them.
 ANNOTATION_FIELDS = {"titleFormat": "{{alertname}}", "tagKeys": "severity,detector,pass,site,why"}
 
-ALL = VariableOption(True, ["All"], ["$__all"])
+ALL = model.VariableOption(True, ["All"], ["$__all"])
 
 
 class Row(typing.NamedTuple):
@@ -39,7 +32,7 @@ class Board(typing.NamedTuple):
 def query_variable(name: str, query: str, label: str) -> dashboard.QueryVariable:
     """A variable whose values Grafana reads from Prometheus, again when the time range changes."""
     variable = dashboard.QueryVariable(name).label(label).datasource(SOURCE).query(query)
-    return variable.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED).sort(VariableSort.NUMERICAL_ASC)
+    return variable.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(model.VariableSort.NUMERICAL_ASC)
 
 
 def scope_variables() -> list[dashboard.QueryVariable]:
@@ -59,7 +52,7 @@ def rank_variable() -> dashboard.QueryVariable:
 
 
 def pass_variable() -> dashboard.CustomVariable:
-    options = [VariableOption(name == "forward", name, name) for name in ("forward", "backward")]
+    options = [model.VariableOption(name == "forward", name, name) for name in ("forward", "backward")]
     variable = dashboard.CustomVariable("pass").label("Pass").values("forward,backward")
     return variable.options(options).current(options[0])
 
@@ -73,7 +66,7 @@ def alert_annotations() -> dashboard.AnnotationQuery:
 
 
 def links_to_other_boards() -> dashboard.DashboardLink:
-    link = dashboard.DashboardLink("foreshock").type(DashboardLinkType.DASHBOARDS).tags(["foreshock"])
+    link = dashboard.DashboardLink("foreshock").type(model.DashboardLinkType.DASHBOARDS).tags(["foreshock"])
     return link.as_dropdown(False).include_vars(True).keep_time(True)
 
 
@@ -84,7 +77,7 @@ def dashboard_of(board: Board) -> dashboard.Dashboard:
         .description(board.description)
         .tags(["foreshock"])
         .readonly()
-        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .tooltip(model.DashboardCursorSync.CROSSHAIR)
         .time("now-3h", "now")
         .refresh("30s")
         .timezone("browser")
@@ -93,7 +86,7 @@ def dashboard_of(board: Board) -> dashboard.Dashboard:
         .with_variable(source_variable())
     )
     for variable in (*scope_variables(), *board.variables):
-        builder.with_variable(variable.hide(VariableHide.DONT_HIDE))
+        builder.with_variable(variable.hide(model.VariableHide.DONT_HIDE))
     number = 0
     for row in board.rows:
         number += 1

@@ -1,24 +1,8 @@
 """The dashboard "fleet": all runs, and in one run the nodes and ranks that differ from the others."""
 
+import panel
 from board import Board, Row, run_variable
-from panel import (
-    COUNT,
-    DEVIATION,
-    NO_UNIT,
-    PER_SECOND,
-    RANKS,
-    RATIO,
-    STEPS,
-    Query,
-    limited,
-    lines,
-    number_now,
-    of_living,
-    of_run,
-    rows,
-    state_of_run,
-    steps_per_second,
-)
+from panel import DEVIATION, Query, of_living, of_run
 from rule import RANK_KEY, RUN_KEY, Values
 
 # Selects ranks that are alive. The series of an ended attempt keep their last values.
@@ -35,16 +19,16 @@ def runs() -> Row:
     return Row(
         "All runs",
         [
-            rows(
+            panel.rows(
                 "Runs",
                 "The highest optimizer step that any rank of each running run has ended.",
-                STEPS,
+                panel.STEPS,
                 Query(f"max by ({RUN_KEY}) (foreshock_step) and on ({RUN_KEY}) {RUNNING}"),
             ),
-            rows(
+            panel.rows(
                 "Owners",
                 "The user that owns each run.",
-                NO_UNIT,
+                panel.NO_UNIT,
                 Query(f"max by ({RUN_KEY}, user) (foreshock_run_info)"),
             ),
         ],
@@ -57,80 +41,80 @@ def ranks(values: Values) -> Row:
     return Row(
         "Ranks of the run",
         [
-            number_now(
+            panel.number_now(
                 "World size",
                 "Number of process ranks of the whole job, as its living ranks report it. It does not fall when a rank"
                 " dies; 'Seen' does. ForeshockRanksMissing fires if 'Seen' stays lower.",
                 Query(f"max({of_run('world_size')} {LIVING})"),
-                RANKS,
+                panel.RANKS,
             ),
-            number_now(
+            panel.number_now(
                 "Seen",
                 "Process ranks that are alive and whose agents Prometheus scrapes. Usual is the world size.",
                 Query(f"sum({of_run('rank_up')})"),
-                RANKS,
+                panel.RANKS,
             ),
-            number_now(
+            panel.number_now(
                 "Nodes",
                 "Number of nodes that have living process ranks of the run.",
                 Query(f"count(count by (node) ({of_run('rank_info')} {LIVING}))"),
                 "suffix: nodes",
             ),
-            state_of_run(),
-            lines(
+            panel.state_of_run(),
+            panel.lines(
                 "Steps per second",
                 "Optimizer steps per second: the slowest living process rank, the median of all, and the fastest. With"
                 " data parallelism all are equal, because the ranks wait for each other.",
-                PER_SECOND,
+                panel.PER_SECOND,
                 *(
-                    Query(f"quantile({q}, {steps_per_second()})", word)
+                    Query(f"quantile({q}, {panel.steps_per_second()})", word)
                     for q, word in ((0, "slowest"), (0.5, "median"), (1, "fastest"))
                 ),
                 width=12,
             ),
-            rows(
+            panel.rows(
                 "Ranks up by node",
                 "Number of living process ranks of each node. Usual is the same number on every node.",
-                RANKS,
+                panel.RANKS,
                 Query(f"sum by (node) ({of_run('rank_up')} * on ({RANK_KEY}) group_left (node) {of_run('rank_info')})"),
             ),
-            rows(
+            panel.rows(
                 "Steps behind",
                 "How many optimizer steps a process rank is behind the highest step of the run; the ten slowest ranks."
                 " A few are usual, because agents are scraped at different times. If the training hangs, the others"
                 " wait for the rank that is furthest behind.",
-                STEPS,
+                panel.STEPS,
                 Query(f"topk(10, {with_node(behind)})"),
             ),
-            rows(
+            panel.rows(
                 "Worst deviation",
                 f"Ratio: {DEVIATION}. Mean over the last 64 samples of a process rank, of the pass (forward or"
                 " backward) where it is higher; the ten ranks with the highest mean. Usual is below 1. One rank that"
                 " is much higher than the others points to its device; all ranks high point to the kernel.",
-                RATIO,
+                panel.RATIO,
                 Query(f"topk(10, {with_node(f'max by ({RANK_KEY}) ({ratio})')})"),
             ),
-            rows(
+            panel.rows(
                 "Largest gradient norms",
                 "L2 norm of the whole gradient before clipping at the last step (no unit); the ten process ranks with"
                 " the largest. With data parallelism all ranks are equal.",
-                NO_UNIT,
+                panel.NO_UNIT,
                 Query(f"topk(10, {with_node(of_run('gradient_norm'))})"),
             ),
-            limited(
-                lines(
+            panel.limited(
+                panel.lines(
                     "Replicas that differ",
                     "How often a tensor of a process rank differed in at least one bit from the same tensor of its"
                     " data-parallel replicas, since the start of the run; the five ranks with most. Usual is 0. Any"
                     " new difference raises ForeshockReplicaMismatch.",
-                    COUNT,
+                    panel.COUNT,
                     Query(f"topk(5, sum by (rank) ({of_run('weight_checksum_mismatch_total')}))", "rank {{rank}}"),
                     width=12,
                 ),
                 ("red", 1),
             ),
-            limited(
-                lines(
+            panel.limited(
+                panel.lines(
                     "Most expensive ranks",
                     "Share of wall time that foreshock costs a process rank, mean of the last minutes; the five ranks"
                     " that pay most. Usual is at most --max-slowdown (default 1 %). The dashed line is the limit of the"

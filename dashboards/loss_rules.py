@@ -63,12 +63,11 @@ def diverging(of: dict) -> Alert:
         "ForeshockLossDiverging", "incident", "loss", "overview",
         f"{LOSS} > {median} + {of['excess']} * abs({median})",
         f"{RUN}: the loss is rising",
-        f"The mean loss of the last 64 steps has risen to {VALUE}{AT_STEP}, which is more than"
-        f" {of['excess'] * 100:g} % above its level (median) of the last {of['baseline']}."
-        " The training loses what it learned, unless its data or its loss function changed. First check whether they"
-        f" changed at the rise. If they did, do nothing: the alert ends by itself, after half of {of['baseline']}."
-        " If they did not, resume from a checkpoint before the rise; the dashboard's row 'Before the loss' shows"
-        " what moved first.",
+        f"The mean loss of the last 64 steps has risen to {VALUE}{AT_STEP}, which is more than {of['excess'] * 100:g}"
+        f" % above its level (median) of the last {of['baseline']}. The training loses what it learned, unless its"
+        " data or its loss function changed. First check whether they changed at the rise. If they did, do nothing:"
+        f" the alert ends by itself, after half of {of['baseline']}. If they did not, resume from a checkpoint before"
+        " the rise; the dashboard's row 'Before the loss' shows what moved first.",
         of["for"], of["keep"], "page",
     )  # fmt: skip
 

@@ -1,22 +1,8 @@
 """The dashboard "monitor": coverage, lost samples and cost of foreshock itself in one run, and all agents."""
 
+import panel
 from board import Board, Row, run_variable
-from panel import (
-    COUNT,
-    RANKS,
-    RATIO,
-    STEPS,
-    Query,
-    limited,
-    lines,
-    logarithmic,
-    number,
-    number_now,
-    of_living,
-    of_run,
-    per_second,
-    rows,
-)
+from panel import Query, of_living, of_run, per_second
 from rule import UNLESS_ENDED, Values
 
 TRAINER = ',component="trainer"'
@@ -31,36 +17,36 @@ def sees(values: Values) -> Row:
     return Row(
         "What it sees",
         [
-            number(
+            panel.number(
                 "No attention seen",
                 "Process ranks that made ten optimizer steps without an attention call that foreshock sees. Usual is 0;"
                 " from 1 on ForeshockCoverageLow fires.",
-                RANKS,
+                panel.RANKS,
                 Query(f"sum({of_living('no_attention_seen')})"),
                 ("red", 1),
             ),
-            number_now(
+            panel.number_now(
                 "At work",
                 "Living process ranks in which foreshock is switched on. Usual is all ranks of the run.",
                 Query(f"sum({of_living('monitor_enabled', TRAINER)})"),
-                RANKS,
+                panel.RANKS,
             ),
-            number(
+            panel.number(
                 "Sampled every",
                 "Optimizer steps from one sampled step to the next, of the process rank that samples least often. It"
                 " grows if samples would cost more than --max-slowdown.",
-                STEPS,
+                panel.STEPS,
                 Query(f"max({of_living('sample_interval_steps')})"),
             ),
-            number(
+            panel.number(
                 "Steps lost",
                 "Steps whose records were overwritten before the agent read them, since the start of the run. Usual is"
                 f" 0. An alert fires if more than {share} of the steps of {values['degraded']['window']} are lost.",
-                STEPS,
+                panel.STEPS,
                 Query(f"sum({of_run('steps_lost_total')})"),
                 ("orange", 1),
             ),
-            lines(
+            panel.lines(
                 "Attention calls",
                 "Attention calls per second of all ranks, by pass and by what foreshock did. unsampled: not chosen."
                 " samples: a slice was copied to be checked. skipped: chosen, but not copied (see 'Skipped and lost').",
@@ -71,7 +57,7 @@ def sees(values: Values) -> Row:
                 ),
                 width=12,
             ),
-            lines(
+            panel.lines(
                 "Skipped and lost",
                 "skipped: calls per second that were chosen and not copied. lost: copied slices per second that could"
                 " not be compared. Each by reason. The reasons budget (--max-slowdown) and off (--slices off) are"
@@ -82,15 +68,15 @@ def sees(values: Values) -> Row:
                 Query(lost, "lost, {{reason}}"),
                 width=12,
             ),
-            lines(
+            panel.lines(
                 "In flight",
                 "Number of slices that were copied and not compared yet, over all ranks. It returns to 0 between"
                 " sampled steps if the agent keeps up.",
-                COUNT,
+                panel.COUNT,
                 Query(f"sum by (pass) ({of_living('attention_in_flight')})", "{{pass}}"),
                 width=6,
             ),
-            lines(
+            panel.lines(
                 "Judged",
                 "Slices per second that were compared with the fp64 reference, over all ranks, by pass.",
                 "cps",
@@ -106,18 +92,18 @@ def costs(values: Values) -> Row:
     return Row(
         "What it costs",
         [
-            limited(
-                lines(
+            panel.limited(
+                panel.lines(
                     "Slowdown over its limit",
                     "Share of time that foreshock costs, divided by the share that --max-slowdown allows; of the"
                     f" process rank that pays most. Usual is at most 1. An alert fires above"
                     f" {values['overhead']['slowdown']}.",
-                    RATIO,
+                    panel.RATIO,
                     Query(over, "slowest rank"),
                 ),
                 ("red", values["overhead"]["slowdown"]),
             ),
-            lines(
+            panel.lines(
                 "Cost",
                 "Share of wall time that foreshock takes from a process rank, by place; for each place, of the rank"
                 " that pays most. attention: at attention calls; step: at optimizer steps; agent: processor time of"
@@ -125,11 +111,11 @@ def costs(values: Values) -> Row:
                 "percentunit",
                 Query(f"max by (where) ({per_second(of_run('overhead_seconds_total'), 'where, rank')})", "{{where}}"),
             ),
-            lines(
+            panel.lines(
                 "Errors",
                 "Failures of foreshock itself in the chosen run, since that run started. segment: reading the shared"
                 " memory of a rank; record: writing the file of --record. Usual is 0; any new failure raises an alert.",
-                COUNT,
+                panel.COUNT,
                 Query(f"sum by (component) ({of_run('monitor_errors_total')})", "{{component}}"),
             ),
         ],
@@ -140,21 +126,21 @@ def agents() -> Row:
     return Row(
         "All agents",
         [
-            lines(
+            panel.lines(
                 "Answering",
                 "Number of agents, of all runs, that answer Prometheus.",
                 "suffix: agents",
                 Query(f"sum({UP})", "agents"),
             ),
-            lines(
+            panel.lines(
                 "Series",
                 "Number of series that an agent shows to Prometheus, of all its runs; the five agents with most."
                 " Beyond 4096 an agent leaves out series of layers and ranks, and an alert fires.",
-                COUNT,
+                panel.COUNT,
                 Query(f"topk(5, scrape_samples_scraped {OF_AGENTS})", "{{instance}}"),
             ),
-            logarithmic(
-                lines(
+            panel.logarithmic(
+                panel.lines(
                     "Scrape duration",
                     "Time that Prometheus takes to read an agent; the five slowest agents. Prometheus gives up at its"
                     " scrape_timeout (10 s by default) and then has no values of that agent.",
@@ -162,17 +148,17 @@ def agents() -> Row:
                     Query(f"topk(5, scrape_duration_seconds {OF_AGENTS})", "{{instance}}"),
                 )
             ),
-            rows(
+            panel.rows(
                 "Series left out",
                 "Rows with a detector: tensors or layers that this detector has no room for. Other rows: series that"
                 " an agent left out because of its limit of 4096. The ten largest of each; usual is 0.",
-                COUNT,
+                panel.COUNT,
                 Query(
                     "topk(10, foreshock_series_dropped_total)"
                     f" or topk(10, foreshock_precursor_series_dropped {UNLESS_ENDED})"
                 ),
             ),
-            rows(
+            panel.rows(
                 "Versions",
                 "Number of agents of each version.",
                 "suffix: agents",

@@ -1,31 +1,8 @@
 """The dashboard "overview": the state of one training. It is the first one to open."""
 
+import panel
 from board import ALERTS, Board, Row, run_variable
-from panel import (
-    COUNT,
-    DEVIATION,
-    LAYERS,
-    NATS,
-    NO_UNIT,
-    PER_SECOND,
-    RANKS,
-    RATIO,
-    SIGMA,
-    STEPS,
-    Query,
-    by_step,
-    layers,
-    limited,
-    lines,
-    name,
-    number,
-    number_now,
-    of_living,
-    of_run,
-    state_of_run,
-    states,
-    steps_per_second,
-)
+from panel import DEVIATION, Query, of_living, of_run
 from rule import Values
 
 DETECTOR_LEVELS = {"0": ("quiet", "green"), "1": ("watch", "yellow"), "2": ("warn", "red")}
@@ -33,38 +10,39 @@ FIRING = {"1": ("firing", "red")}
 
 
 def now(values: Values) -> Row:
+    owner = Query(f"max by (user) ({of_run('run_info')})", "{{user}}")
     return Row(
         "Now",
         [
-            state_of_run(),
-            name("Owner", "The user that owns the run.", Query(f"max by (user) ({of_run('run_info')})", "{{user}}")),
-            number_now(
+            panel.state_of_run(),
+            panel.name("Owner", "The user that owns the run.", owner),
+            panel.number_now(
                 "Ranks up",
                 "Process ranks that are alive and whose agents Prometheus scrapes.",
                 Query(f"sum({of_run('rank_up')})"),
-                RANKS,
+                panel.RANKS,
             ),
-            number(
+            panel.number(
                 "Step",
                 "The last optimizer step that ended, of the process rank that is furthest ahead.",
-                STEPS,
+                panel.STEPS,
                 Query(f"max({of_living('step')})"),
             ),
-            number(
+            panel.number(
                 "Last loss",
                 "Loss of the last optimizer step, averaged over the process ranks, in the unit of the loss.",
-                NO_UNIT,
+                panel.NO_UNIT,
                 Query(f"avg({of_living('loss')})"),
             ).decimals(4),
-            number(
+            panel.number(
                 "Layers in alarm",
                 "Number of layers whose last 64 samples exceed an alarm limit of the attention error; of the process"
                 " rank, pass and kind of limit with most. Usual is 0.",
-                LAYERS,
+                panel.LAYERS,
                 Query(f"max({of_living('attention_alarm_layers')})"),
                 ("red", 1),
             ),
-            number(
+            panel.number(
                 "Slowdown",
                 f"Share of wall time that foreshock costs the process rank that pays most. Orange above"
                 f" {values['overhead']['slowdown']:g} %, the limit of the alert at the default --max-slowdown.",
@@ -72,7 +50,7 @@ def now(values: Values) -> Row:
                 Query(f"max({of_living('slowdown_ratio')})"),
                 ("orange", 0.01 * values["overhead"]["slowdown"]),  # 0.01: the default --max-slowdown
             ),
-            number_now(
+            panel.number_now(
                 "Since last step",
                 "Time since the most recent optimizer step of any rank. It grows after the run has ended too.",
                 Query(f"time() - max(last_over_time({of_run('last_step_timestamp_seconds')}[$__range]))"),
@@ -88,20 +66,20 @@ def loss() -> Row:
     return Row(
         "Loss, by step",
         [
-            by_step(
+            panel.by_step(
                 "Loss",
                 "loss: of the last optimizer step. mean of 64: of the last 64 steps. Both are averaged over the process"
                 " ranks, in the unit of the loss. An alert fires if the mean stays above its earlier level.",
-                NO_UNIT,
+                panel.NO_UNIT,
                 Query(f"avg({of_living('loss')})", "loss"),
                 Query(f"avg({mean})", "mean of 64"),
             ),
-            by_step(
+            panel.by_step(
                 "Gradient norm",
                 "norm: L2 norm of the whole gradient before clipping (no unit). largest of 64: the largest norm of the"
                 " last 64 steps. Both of the process rank where they are largest. There is no fixed limit: the detector"
                 " gradient_growth warns if the norm grows steadily.",
-                NO_UNIT,
+                panel.NO_UNIT,
                 Query(f"max({of_living('gradient_norm')})", "norm"),
                 Query(f"max({of_living('gradient_norm_window_max')})", "largest of 64"),
             ),
@@ -114,68 +92,68 @@ def before(values: Values) -> Row:
     return Row(
         "Before the loss",
         [
-            states(
+            panel.states(
                 "Precursors",
                 "Level of each detector over time, the highest of all process ranks and layers. quiet is usual; warn"
                 " raises an alert if the detector is not experimental. The runbook explains each detector.",
                 Query(f"max by (detector) ({of_living('precursor_level')})", "{{detector}}"),
                 DETECTOR_LEVELS,
             ),
-            states(
+            panel.states(
                 "Alerts",
                 "Alerts of this run that fire, over time.",
                 Query(f"max by (alertname) ({ALERTS})", "{{alertname}}"),
                 FIRING,
             ).no_value("none"),
-            limited(
-                lines(
+            panel.limited(
+                panel.lines(
                     "Deviation ratio",
                     f"Ratio: {DEVIATION}, on the same inputs. forward: of the output; backward: of dQ. Mean over the"
                     " last 64 samples, of the worst process rank. Usual is below 1. An alert fires above"
                     f" {values['deviation']['forward']} (forward) or {values['deviation']['backward']} (backward).",
-                    RATIO,
+                    panel.RATIO,
                     Query(f"max by (pass) ({ratio})", "{{pass}}"),
                 ),
                 ("orange", values["deviation"]["forward"]),
                 ("red", values["deviation"]["backward"]),
             ),
-            limited(
-                lines(
+            panel.limited(
+                panel.lines(
                     "Bias",
                     "Mean signed error of attention (forward: of the output; backward: of dQ), divided by its standard"
                     " error between samples; of the worst process rank. rounded_reference: the fp64 result rounded"
                     f" once, a control. Below 3 is chance. An alert needs more than {bias['z']} here, and more than"
                     f" {bias['ulp']} ulp in the panel 'Bias' of the attention dashboard.",
-                    SIGMA,
+                    panel.SIGMA,
                     Query(f"max by (pass, of) (abs({of_living('attention_bias_zscore')}))", "{{pass}}, {{of}}"),
                 ),
                 ("red", bias["z"]),
             ),
-            limited(
-                lines(
+            panel.limited(
+                panel.lines(
                     "Largest logit",
                     "Largest magnitude of an attention logit (scaled score before softmax), over the last 64 samples"
                     " of all layers and ranks. Softmax saturates near 100, where an alert fires.",
-                    NATS,
+                    panel.NATS,
                     Query(f"max({of_living('attention_logit_abs_max')})", "largest"),
                 ),
                 ("red", values["logit_forecast"]["limit"]),
             ),
-            layers(
+            panel.layers(
                 "Gradient norm by layer",
                 "L2 norm of the gradient of each layer before clipping (no unit), of the process rank where it is"
                 " largest, over time. Empty if ranks hold only shards of the parameters (FSDP, tensor parallelism,"
                 " ZeRO): a shard's norm is not that of the layer. There is no fixed limit: look for a layer that grows"
                 " alone.",
                 of_living("layer_gradient_norm"),
-                NO_UNIT,
+                panel.NO_UNIT,
             ),
-            limited(
-                lines(
+            panel.limited(
+                panel.lines(
                     "NaN and Inf",
                     "Values that are NaN or Inf since the start of the run, over all ranks, by place; for the loss and"
                     " gradients, the number of steps that had any. Usual is 0; any new one raises ForeshockNonFinite.",
-                    COUNT,
+                    panel.COUNT,
                     Query(f"sum by (site) ({of_run('nonfinite_values_total')})", "{{site}}"),
                     width=12,
                 ),
@@ -189,25 +167,25 @@ def progress() -> Row:
     return Row(
         "Progress",
         [
-            lines(
+            panel.lines(
                 "Steps per second",
                 "Optimizer steps per second of the slowest and of the fastest living process rank.",
-                PER_SECOND,
-                Query(f"min({steps_per_second()})", "slowest"),
-                Query(f"max({steps_per_second()})", "fastest"),
+                panel.PER_SECOND,
+                Query(f"min({panel.steps_per_second()})", "slowest"),
+                Query(f"max({panel.steps_per_second()})", "fastest"),
             ),
-            lines(
+            panel.lines(
                 "Learning rate",
                 "Learning rate of the last step (no unit).",
-                NO_UNIT,
+                panel.NO_UNIT,
                 Query(f"max({of_living('learning_rate')})", "learning rate"),
             ),
-            lines(
+            panel.lines(
                 "Logged by the training",
                 "Numbers that the training script itself logs with W&B, TensorBoard, Hugging Face Trainer or"
                 " Lightning, under their own names and in their own units; averaged over the ranks that log them. Up"
                 " to 16 names.",
-                NO_UNIT,
+                panel.NO_UNIT,
                 Query(f"avg by (name) ({of_living('logged_value')})", "{{name}}"),
             ),
         ],

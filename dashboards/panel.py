@@ -7,30 +7,14 @@ import typing
 
 from grafana_foundation_sdk.builders import common, heatmap, prometheus, stat, statetimeline, table, timeseries, trend
 from grafana_foundation_sdk.builders.dashboard import FieldColor, ThresholdsConfig
-from grafana_foundation_sdk.models.common import (
-    BigValueColorMode,
-    BigValueTextMode,
-    GraphThresholdsStyleMode,
-    ScaleDistribution,
-    VisibilityMode,
-)
-from grafana_foundation_sdk.models.dashboard import (
-    DataSourceRef,
-    DataTransformerConfig,
-    DynamicConfigValue,
-    FieldColorModeId,
-    MatcherConfig,
-    Threshold,
-    ThresholdsMode,
-    ValueMap,
-    ValueMappingResult,
-)
+from grafana_foundation_sdk.models import common as option
+from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 from rule import RANK_KEY
 
 # $datasource, $cluster, $namespace, $run and $rank are variables of a dashboard, which the user selects.
-SOURCE = DataSourceRef("prometheus", "${datasource}")
+SOURCE = model.DataSourceRef("prometheus", "${datasource}")
 # "All" is the value ".*", which matches series without the label too: a missing label is empty.
 OF_CLUSTER = 'cluster=~"$cluster"'
 OF_SCOPE = f'{OF_CLUSTER},namespace=~"$namespace"'
@@ -100,8 +84,8 @@ def target(number: int, query: Query) -> prometheus.Dataquery:
 
 def limits(*steps: tuple[str, float]) -> ThresholdsConfig:
     """Thresholds: each colour starts at its value; below the first one the colour is green."""
-    config = ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE)
-    return config.steps([Threshold(None, "green"), *(Threshold(value, colour) for colour, value in steps)])
+    config = ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE)
+    return config.steps([model.Threshold(None, "green"), *(model.Threshold(value, colour) for colour, value in steps)])
 
 
 def begin(builder: typing.Any, title: str, description: str, queries: typing.Iterable[Query]) -> typing.Any:
@@ -117,7 +101,7 @@ def number(title: str, description: str, unit: str, query: Query, *steps: tuple[
     builder = begin(stat.Panel(), title, description, [query])
     builder.unit(unit).span(3).height(4).thresholds(limits(*steps))
     builder.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-    return builder.color_mode(BigValueColorMode.VALUE).text_mode(BigValueTextMode.VALUE)
+    return builder.color_mode(option.BigValueColorMode.VALUE).text_mode(option.BigValueTextMode.VALUE)
 
 
 def present(panel: stat.Panel, query: Query, otherwise: str) -> stat.Panel:
@@ -132,7 +116,7 @@ def number_now(title: str, description: str, query: Query, unit: str = "none", *
 
 def name(title: str, description: str, query: Query) -> stat.Panel:
     """Shows the legends of the series (usually one) instead of their values."""
-    return number(title, description, "none", query).text_mode(BigValueTextMode.NAME)
+    return number(title, description, "none", query).text_mode(option.BigValueTextMode.NAME)
 
 
 def state_of_run() -> stat.Panel:
@@ -146,17 +130,17 @@ def state_of_run() -> stat.Panel:
 
 def lines(title: str, description: str, unit: str, *queries: Query, width: int = 8) -> timeseries.Panel:
     builder = begin(timeseries.Panel(), title, description, queries)
-    return builder.unit(unit).span(width).height(8).show_points(VisibilityMode.NEVER)
+    return builder.unit(unit).span(width).height(8).show_points(option.VisibilityMode.NEVER)
 
 
 def limited(panel: timeseries.Panel, *steps: tuple[str, float]) -> timeseries.Panel:
     """Adds dashed lines at limits()."""
-    style = common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED)
+    style = common.GraphThresholdsStyleConfig().mode(option.GraphThresholdsStyleMode.DASHED)
     return panel.thresholds(limits(*steps)).thresholds_style(style)
 
 
 def logarithmic(panel: timeseries.Panel) -> timeseries.Panel:
-    return panel.scale_distribution(common.ScaleDistributionConfig().type(ScaleDistribution.LOG).log(10))
+    return panel.scale_distribution(common.ScaleDistributionConfig().type(option.ScaleDistribution.LOG).log(10))
 
 
 # The x axis of panels over steps. Grafana draws no line over an x axis that does not increase. Steps do not increase
@@ -173,10 +157,10 @@ def by_step(title: str, description: str, unit: str, *queries: Query, width: int
     """Draws over training steps instead of time: Grafana joins the queries with ASCENDING by time, then drops it."""
     over = [Query(f"({query.expression}) and on () {ASCENDING}", query.legend) for query in queries]
     builder = begin(trend.Panel(), title, description, [Query(ASCENDING, "step"), *over])
-    builder.unit(unit).span(width).height(8).x_field("step").show_points(VisibilityMode.NEVER)
-    builder.with_override(MatcherConfig("byName", "step"), [DynamicConfigValue("unit", "none")])
-    join = DataTransformerConfig(id_val="joinByField", options={"byField": "Time", "mode": "outer"})
-    drop = DataTransformerConfig(id_val="organize", options={"excludeByName": {"Time": True}})
+    builder.unit(unit).span(width).height(8).x_field("step").show_points(option.VisibilityMode.NEVER)
+    builder.with_override(model.MatcherConfig("byName", "step"), [model.DynamicConfigValue("unit", "none")])
+    join = model.DataTransformerConfig(id_val="joinByField", options={"byField": "Time", "mode": "outer"})
+    drop = model.DataTransformerConfig(id_val="organize", options={"excludeByName": {"Time": True}})
     return builder.transformations([join, drop])
 
 
@@ -197,9 +181,9 @@ def layers(
 def states(title: str, description: str, query: Query, names: dict[str, tuple[str, str]]) -> statetimeline.Panel:
     """Draws one line for each series; `names`: word and colour of each value."""
     builder = begin(statetimeline.Panel(), title, description, [query])
-    results = {value: ValueMappingResult(word, colour) for value, (word, colour) in names.items()}
-    builder.mappings([ValueMap(results)])
-    builder.color_scheme(FieldColor().mode(FieldColorModeId.THRESHOLDS)).thresholds(limits())
+    results = {value: model.ValueMappingResult(word, colour) for value, (word, colour) in names.items()}
+    builder.mappings([model.ValueMap(results)])
+    builder.color_scheme(FieldColor().mode(model.FieldColorModeId.THRESHOLDS)).thresholds(limits())
     return builder.unit("none").span(12).height(10).max_data_points(MOST_POINTS)
 
 
@@ -208,5 +192,5 @@ def rows(title: str, description: str, unit: str, query: Query, width: int = 12)
     builder = begin(table.Panel(), title, description, [])
     builder.with_target(target(0, query).instant().format(PromQueryFormat.TABLE))
     dropped = {"Time": True, "__name__": True, "job": True, "instance": True}
-    builder.with_transformation(DataTransformerConfig(id_val="organize", options={"excludeByName": dropped}))
+    builder.with_transformation(model.DataTransformerConfig(id_val="organize", options={"excludeByName": dropped}))
     return builder.unit(unit).span(width).height(9)
