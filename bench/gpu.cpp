@@ -53,8 +53,7 @@ struct Bench {
     return milliseconds;
   }
 
-  // Measures a kernel and prints a line. `bytes`: what the kernel reads. `bound`: text behind the time per
-  // GB.
+  // Measures a kernel and prints a line. `bytes`: what it reads. `bound`: text behind the time per GB.
   template <class Job>
   void print(const char* what, DeviceKernel kernel, const LaunchShape& shape, const Job& job, size_t bytes,
              const char* bound = "") {

@@ -124,8 +124,7 @@ uint64_t sampled(const fs::path& folder) {
   return all;
 }
 
-// Measures one setting. `connections`: CUDA_DEVICE_MAX_CONNECTIONS, "" for the default. Returns the exit
-// status.
+// `connections`: CUDA_DEVICE_MAX_CONNECTIONS, "" for the default. Returns the exit status of the process.
 int measure(const char* connections, const fs::path& base, const Size& size) {
   if (*connections != '\0') setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections, 1);
   setenv("FORESHOCK_DIR", base.c_str(), 1);

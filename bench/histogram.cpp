@@ -119,8 +119,7 @@ void measure(const char* law, const std::vector<float>& fp32) {
     read32.run(fp32.size(), [&] { sink ^= read_all(fp32.data(), 4 * fp32.size()); });
     std::fill(words32.begin(), words32.end(), 0);
     count32.run(fp32.size(), [&] { count_bins(fp32.data(), fp32.size(), words32.data()); });
-    // Counts a few values from the cache repeatedly. The time is a lower bound for counting with one store
-    // per value.
+    // Counts a few values from the cache repeatedly: a lower bound for counting with one store per value.
     const size_t rounds = fp32.size() / kInCache;
     cached16.run(rounds * kInCache, [&] {
       for (size_t n = 0; n < rounds; ++n) count_patterns(bf16.data(), kInCache, words16.data());

@@ -207,8 +207,7 @@ void measure(int rows, int keys, int dim, [[maybe_unused]] bool with_blas) {
   std::printf("\n");
 }
 
-// `with_blas`: also measures OpenBLAS. It always uses the best instruction set, so only the reference on that
-// set is compared with it.
+// `with_blas`: also measures OpenBLAS. It uses the best instruction set, so only that one is compared.
 void measure_all(bool with_blas) {
   for (int dim : {64, 128}) {
     for (int keys : {1024, 4096, 16384}) measure(16, keys, dim, with_blas);

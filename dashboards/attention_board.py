@@ -1,7 +1,7 @@
 """The dashboard "attention": attention errors of one run, by pass and layer, and attention scores."""
 
 from board import Board, Row, pass_variable, rank_variable, run_variable
-from panel import DEVIATION, LAYERS, NATS, RATIO, SIGMA, ULP, Query, by_step, layers, limited, lines, of_ranks
+from panel import DEVIATION, LAYERS, NATS, RATIO, SIGMA, ULP, Query, by_step, layers, lines, of_ranks
 from rule import Values
 
 PASS, MEAN, LEAST = ',pass="$pass"', ',stat="mean"', ',stat="min"'  # $pass: selected on the dashboard
@@ -18,42 +18,35 @@ def errors(values: Values) -> Row:
     return Row(
         "Error against the fp64 reference",
         [
-            limited(
-                lines(
-                    "Deviation ratio",
-                    f"Ratio: {DEVIATION}, on the same inputs. Forward: of the output; backward: of dQ. Mean over the"
-                    " last 64 samples of a process rank; the five ranks with the highest mean. Usual is below 1. An"
-                    f" alert fires above {limit['forward']} (forward) or {limit['backward']} (backward), the dashed"
-                    " lines; between 1 and its line the kernel is worse than usual, but within its limit.",
-                    RATIO,
-                    worst(ratio),
-                ),
-                ("orange", limit["forward"]),
-                ("red", limit["backward"]),
+            lines(
+                "Deviation ratio",
+                f"Ratio: {DEVIATION}, on the same inputs. Forward: of the output; backward: of dQ. Mean over the"
+                " last 64 samples of a process rank; the five ranks with the highest mean. Usual is below 1. An"
+                f" alert fires above {limit['forward']} (forward) or {limit['backward']} (backward), the dashed"
+                " lines; between 1 and its line the kernel is worse than usual, but within its limit.",
+                RATIO,
+                worst(ratio),
+                dashed=[("orange", limit["forward"]), ("red", limit["backward"])],
             ),
-            limited(
-                lines(
-                    "Bias",
-                    "Magnitude of the mean signed error, in ulp (spacings of the number format), over the last 64"
-                    " samples of the worst process rank. Forward: of the output; backward: of dQ. kernel: your"
-                    " attention. rounded_reference: the fp64 result rounded once, a control that stays near 0. Usual"
-                    f" is near 0; an alert fires if the kernel is above {bias['ulp']} here and above {bias['z']} in"
-                    " 'Bias, z', and the control is not.",
-                    ULP,
-                    Query(f"max by (of) (abs({of_ranks('attention_bias_ulp', PASS)}))", "{{of}}"),
-                ),
-                ("red", bias["ulp"]),
+            lines(
+                "Bias",
+                "Magnitude of the mean signed error, in ulp (spacings of the number format), over the last 64"
+                " samples of the worst process rank. Forward: of the output; backward: of dQ. kernel: your"
+                " attention. rounded_reference: the fp64 result rounded once, a control that stays near 0. Usual"
+                f" is near 0; an alert fires if the kernel is above {bias['ulp']} here and above {bias['z']} in"
+                " 'Bias, z', and the control is not.",
+                ULP,
+                Query(f"max by (of) (abs({of_ranks('attention_bias_ulp', PASS)}))", "{{of}}"),
+                dashed=[("red", bias["ulp"])],
             ),
-            limited(
-                lines(
-                    "Bias, z",
-                    "The mean signed error of 'Bias', divided by its standard error between samples: how certain it is"
-                    f" that the bias is not 0. Of the worst process rank. Below 3 is chance; the alert needs more than"
-                    f" {bias['z']} here and a bias above its own limit.",
-                    SIGMA,
-                    Query(f"max by (of) (abs({of_ranks('attention_bias_zscore', PASS)}))", "{{of}}"),
-                ),
-                ("red", bias["z"]),
+            lines(
+                "Bias, z",
+                "The mean signed error of 'Bias', divided by its standard error between samples: how certain it is"
+                f" that the bias is not 0. Of the worst process rank. Below 3 is chance; the alert needs more than"
+                f" {bias['z']} here and a bias above its own limit.",
+                SIGMA,
+                Query(f"max by (of) (abs({of_ranks('attention_bias_zscore', PASS)}))", "{{of}}"),
+                dashed=[("red", bias["z"])],
             ),
             layers(
                 "Deviation ratio by layer",
@@ -95,16 +88,14 @@ def errors(values: Values) -> Row:
                 NATS,
                 Query(f"max({of_ranks('attention_lse_error_abs_max')})", "largest"),
             ),
-            limited(
-                lines(
-                    "Layers in alarm",
-                    "Number of layers whose last 64 samples exceed an alarm limit, of the process rank with most. By"
-                    " kind: deviation_ratio (the error is too large), bias (the error has a direction), nonfinite (NaN"
-                    " or Inf where the reference is finite). Usual is 0; each alarm is in the record.",
-                    LAYERS,
-                    Query(f"max by (of) ({of_ranks('attention_alarm_layers', PASS)})", "{{of}}"),
-                ),
-                ("red", 1),
+            lines(
+                "Layers in alarm",
+                "Number of layers whose last 64 samples exceed an alarm limit, of the process rank with most. By"
+                " kind: deviation_ratio (the error is too large), bias (the error has a direction), nonfinite (NaN"
+                " or Inf where the reference is finite). Usual is 0; each alarm is in the record.",
+                LAYERS,
+                Query(f"max by (of) ({of_ranks('attention_alarm_layers', PASS)})", "{{of}}"),
+                dashed=[("red", 1)],
             ),
         ],
     )

@@ -101,29 +101,25 @@ def ranks(values: Values) -> Row:
                 panel.NO_UNIT,
                 Query(f"topk(10, {with_node(of_run('gradient_norm'))})"),
             ),
-            panel.limited(
-                panel.lines(
-                    "Replicas that differ",
-                    "How often a tensor of a process rank differed in at least one bit from the same tensor of its"
-                    " data-parallel replicas, since the start of the run; the five ranks with most. Usual is 0. Any"
-                    " new difference raises ForeshockReplicaMismatch.",
-                    panel.COUNT,
-                    Query(f"topk(5, sum by (rank) ({of_run('weight_checksum_mismatch_total')}))", "rank {{rank}}"),
-                    width=12,
-                ),
-                ("red", 1),
+            panel.lines(
+                "Replicas that differ",
+                "How often a tensor of a process rank differed in at least one bit from the same tensor of its"
+                " data-parallel replicas, since the start of the run; the five ranks with most. Usual is 0. Any"
+                " new difference raises ForeshockReplicaMismatch.",
+                panel.COUNT,
+                Query(f"topk(5, sum by (rank) ({of_run('weight_checksum_mismatch_total')}))", "rank {{rank}}"),
+                width=12,
+                dashed=[("red", 1)],
             ),
-            panel.limited(
-                panel.lines(
-                    "Most expensive ranks",
-                    "Share of wall time that foreshock costs a process rank, mean of the last minutes; the five ranks"
-                    " that pay most. Usual is at most --max-slowdown (default 1 %). The dashed line is the limit of the"
-                    " alert at that default.",
-                    "percentunit",
-                    Query(f"topk(5, max by (rank) ({of_living('slowdown_ratio')}))", "rank {{rank}}"),
-                    width=12,
-                ),
-                ("orange", 0.01 * values["overhead"]["slowdown"]),  # 0.01: the default --max-slowdown
+            panel.lines(
+                "Most expensive ranks",
+                "Share of wall time that foreshock costs a process rank, mean of the last minutes; the five ranks"
+                " that pay most. Usual is at most --max-slowdown (default 1 %). The dashed line is the limit of the"
+                " alert at that default.",
+                "percentunit",
+                Query(f"topk(5, max by (rank) ({of_living('slowdown_ratio')}))", "rank {{rank}}"),
+                width=12,
+                dashed=[("orange", 0.01 * values["overhead"]["slowdown"])],  # 0.01: the default --max-slowdown
             ),
         ],
     )

@@ -24,10 +24,9 @@ BOARDS = (overview, attention, weights, fleet, monitor)
 def texts(values: dict) -> dict[str, str]:
     """The generated files, by path below dashboards/."""
     boards = [make(values) for make in BOARDS]
-    return {
-        "rules/foreshock.yml": rules_yaml(values),
-        "alertmanager/alertmanager.yml": alertmanager_yaml(values),
-    } | {f"grafana/{board.name}.json": board_json(board) for board in boards}
+    return {"rules/foreshock.yml": rules_yaml(values), "alertmanager/alertmanager.yml": alertmanager_yaml(values)} | {
+        f"grafana/{board.name}.json": board_json(board) for board in boards
+    }
 
 
 def main() -> None:

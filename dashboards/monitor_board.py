@@ -92,16 +92,13 @@ def costs(values: Values) -> Row:
     return Row(
         "What it costs",
         [
-            panel.limited(
-                panel.lines(
-                    "Slowdown over its limit",
-                    "Share of time that foreshock costs, divided by the share that --max-slowdown allows; of the"
-                    f" process rank that pays most. Usual is at most 1. An alert fires above"
-                    f" {values['overhead']['slowdown']}.",
-                    panel.RATIO,
-                    Query(over, "slowest rank"),
-                ),
-                ("red", values["overhead"]["slowdown"]),
+            panel.lines(
+                "Slowdown over its limit",
+                "Share of time that foreshock costs, divided by the share that --max-slowdown allows; of the process"
+                f" rank that pays most. Usual is at most 1. An alert fires above {values['overhead']['slowdown']}.",
+                panel.RATIO,
+                Query(over, "slowest rank"),
+                dashed=[("red", values["overhead"]["slowdown"])],
             ),
             panel.lines(
                 "Cost",
@@ -139,14 +136,13 @@ def agents() -> Row:
                 panel.COUNT,
                 Query(f"topk(5, scrape_samples_scraped {OF_AGENTS})", "{{instance}}"),
             ),
-            panel.logarithmic(
-                panel.lines(
-                    "Scrape duration",
-                    "Time that Prometheus takes to read an agent; the five slowest agents. Prometheus gives up at its"
-                    " scrape_timeout (10 s by default) and then has no values of that agent.",
-                    "s",
-                    Query(f"topk(5, scrape_duration_seconds {OF_AGENTS})", "{{instance}}"),
-                )
+            panel.lines(
+                "Scrape duration",
+                "Time that Prometheus takes to read an agent; the five slowest agents. Prometheus gives up at its"
+                " scrape_timeout (10 s by default) and then has no values of that agent.",
+                "s",
+                Query(f"topk(5, scrape_duration_seconds {OF_AGENTS})", "{{instance}}"),
+                logarithmic=True,
             ),
             panel.rows(
                 "Series left out",

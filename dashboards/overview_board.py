@@ -105,39 +105,32 @@ def before(values: Values) -> Row:
                 Query(f"max by (alertname) ({ALERTS})", "{{alertname}}"),
                 FIRING,
             ).no_value("none"),
-            panel.limited(
-                panel.lines(
-                    "Deviation ratio",
-                    f"Ratio: {DEVIATION}, on the same inputs. forward: of the output; backward: of dQ. Mean over the"
-                    " last 64 samples, of the worst process rank. Usual is below 1. An alert fires above"
-                    f" {values['deviation']['forward']} (forward) or {values['deviation']['backward']} (backward).",
-                    panel.RATIO,
-                    Query(f"max by (pass) ({ratio})", "{{pass}}"),
-                ),
-                ("orange", values["deviation"]["forward"]),
-                ("red", values["deviation"]["backward"]),
+            panel.lines(
+                "Deviation ratio",
+                f"Ratio: {DEVIATION}, on the same inputs. forward: of the output; backward: of dQ. Mean over the"
+                " last 64 samples, of the worst process rank. Usual is below 1. An alert fires above"
+                f" {values['deviation']['forward']} (forward) or {values['deviation']['backward']} (backward).",
+                panel.RATIO,
+                Query(f"max by (pass) ({ratio})", "{{pass}}"),
+                dashed=[("orange", values["deviation"]["forward"]), ("red", values["deviation"]["backward"])],
             ),
-            panel.limited(
-                panel.lines(
-                    "Bias",
-                    "Mean signed error of attention (forward: of the output; backward: of dQ), divided by its standard"
-                    " error between samples; of the worst process rank. rounded_reference: the fp64 result rounded"
-                    f" once, a control. Below 3 is chance. An alert needs more than {bias['z']} here, and more than"
-                    f" {bias['ulp']} ulp in the panel 'Bias' of the attention dashboard.",
-                    panel.SIGMA,
-                    Query(f"max by (pass, of) (abs({of_living('attention_bias_zscore')}))", "{{pass}}, {{of}}"),
-                ),
-                ("red", bias["z"]),
+            panel.lines(
+                "Bias",
+                "Mean signed error of attention (forward: of the output; backward: of dQ), divided by its standard"
+                " error between samples; of the worst process rank. rounded_reference: the fp64 result rounded"
+                f" once, a control. Below 3 is chance. An alert needs more than {bias['z']} here, and more than"
+                f" {bias['ulp']} ulp in the panel 'Bias' of the attention dashboard.",
+                panel.SIGMA,
+                Query(f"max by (pass, of) (abs({of_living('attention_bias_zscore')}))", "{{pass}}, {{of}}"),
+                dashed=[("red", bias["z"])],
             ),
-            panel.limited(
-                panel.lines(
-                    "Largest logit",
-                    "Largest magnitude of an attention logit (scaled score before softmax), over the last 64 samples"
-                    " of all layers and ranks. Softmax saturates near 100, where an alert fires.",
-                    panel.NATS,
-                    Query(f"max({of_living('attention_logit_abs_max')})", "largest"),
-                ),
-                ("red", values["logit_forecast"]["limit"]),
+            panel.lines(
+                "Largest logit",
+                "Largest magnitude of an attention logit (scaled score before softmax), over the last 64 samples"
+                " of all layers and ranks. Softmax saturates near 100, where an alert fires.",
+                panel.NATS,
+                Query(f"max({of_living('attention_logit_abs_max')})", "largest"),
+                dashed=[("red", values["logit_forecast"]["limit"])],
             ),
             panel.layers(
                 "Gradient norm by layer",
@@ -148,16 +141,14 @@ def before(values: Values) -> Row:
                 of_living("layer_gradient_norm"),
                 panel.NO_UNIT,
             ),
-            panel.limited(
-                panel.lines(
-                    "NaN and Inf",
-                    "Values that are NaN or Inf since the start of the run, over all ranks, by place; for the loss and"
-                    " gradients, the number of steps that had any. Usual is 0; any new one raises ForeshockNonFinite.",
-                    panel.COUNT,
-                    Query(f"sum by (site) ({of_run('nonfinite_values_total')})", "{{site}}"),
-                    width=12,
-                ),
-                ("red", 1),
+            panel.lines(
+                "NaN and Inf",
+                "Values that are NaN or Inf since the start of the run, over all ranks, by place; for the loss and"
+                " gradients, the number of steps that had any. Usual is 0; any new one raises ForeshockNonFinite.",
+                panel.COUNT,
+                Query(f"sum by (site) ({of_run('nonfinite_values_total')})", "{{site}}"),
+                width=12,
+                dashed=[("red", 1)],
             ),
         ],
     )

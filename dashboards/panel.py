@@ -128,19 +128,24 @@ def state_of_run() -> stat.Panel:
     return present(name("State", description, query), query, "no longer seen")
 
 
-def lines(title: str, description: str, unit: str, *queries: Query, width: int = 8) -> timeseries.Panel:
+def lines(
+    title: str,
+    description: str,
+    unit: str,
+    *queries: Query,
+    width: int = 8,
+    dashed: typing.Sequence[tuple[str, float]] = (),
+    logarithmic: bool = False,
+) -> timeseries.Panel:
+    """Draws over time. `dashed`: colours and values of dashed lines, the limits of alerts."""
     builder = begin(timeseries.Panel(), title, description, queries)
-    return builder.unit(unit).span(width).height(8).show_points(option.VisibilityMode.NEVER)
-
-
-def limited(panel: timeseries.Panel, *steps: tuple[str, float]) -> timeseries.Panel:
-    """Adds dashed lines at limits()."""
-    style = common.GraphThresholdsStyleConfig().mode(option.GraphThresholdsStyleMode.DASHED)
-    return panel.thresholds(limits(*steps)).thresholds_style(style)
-
-
-def logarithmic(panel: timeseries.Panel) -> timeseries.Panel:
-    return panel.scale_distribution(common.ScaleDistributionConfig().type(option.ScaleDistribution.LOG).log(10))
+    builder.unit(unit).span(width).height(8).show_points(option.VisibilityMode.NEVER)
+    if dashed:
+        style = common.GraphThresholdsStyleConfig().mode(option.GraphThresholdsStyleMode.DASHED)
+        builder.thresholds(limits(*dashed)).thresholds_style(style)
+    if logarithmic:
+        builder.scale_distribution(common.ScaleDistributionConfig().type(option.ScaleDistribution.LOG).log(10))
+    return builder
 
 
 # The x axis of panels over steps. Grafana draws no line over an x axis that does not increase. Steps do not increase

@@ -10,8 +10,8 @@ import typing
 Values = dict[str, dict[str, typing.Any]]  # values.toml: section, name, value
 
 # The labels that identify a run, as a list for by () and on (). `cluster` is set by rulers that read several Prometheus
-# servers, `namespace` by service discovery in Kubernetes, where two teams may start a job of one name. A label that no
-# series has is empty.
+# servers, `namespace` by service discovery in Kubernetes, where two teams may start a job of one name. A missing label
+# is empty.
 SCOPE = ("cluster", "namespace")
 IDENTITY = (*SCOPE, "run")
 RUN_KEY = ", ".join(IDENTITY)
@@ -20,8 +20,8 @@ TARGET_KEY = ", ".join((*SCOPE, "job", "instance"))
 
 # The labels that identify a rank at one agent. Two agents can export the same rank: one for an ended attempt, whose
 # series keep their last values until the agent removes them, and one for the living attempt. If a job continues with
-# fewer ranks, the series of the others remain until the job ends. Alerts on gauges of a rank must therefore exclude
-# ended ranks.
+# fewer ranks, the series of the others remain until the job ends. So alerts on gauges of a rank must exclude ended
+# ranks.
 RANK_KEY = f"{TARGET_KEY}, run, rank"
 UNLESS_ENDED = f"unless on ({RANK_KEY}) foreshock_rank_up == 0"
 
@@ -69,8 +69,7 @@ OWNER = (
 
 
 # Layers in which a detector warns, or warned in the last minutes; where() replaces DETECTOR. They are only examples,
-# since a rank exports one layer per detector, the first by name. This is a template, since a label would make each
-# layer a separate alert.
+# since a rank exports one layer per detector, the first by name. A label would make each layer a separate alert.
 LAYERS = (
     '{{ with printf "count by (layer) (last_over_time(foreshock_precursor_layer_info'
     f'{{{CHOICE},detector=%q}}[5m]))" {OF_LABELS} DETECTOR | query }}}}, e.g. in layer'
@@ -89,8 +88,7 @@ AT_STEP = (
     "{{ range . }} (current step {{ .Value }}){{ end }}{{ end }}"
 )
 
-# The step and rank of the last warning of a detector: ", at step 1200 on process rank 3" or "". warned_at() replaces
-# DETECTOR.
+# Of a detector's last warning: ", at step 1200 on process rank 3" or "". warned_at() replaces DETECTOR.
 WARNED_AT = (
     f'{{{{ with printf "topk(1, foreshock_precursor_last_event_step{{{CHOICE},detector=%q}})" {OF_LABELS} DETECTOR'
     " | query }}{{ range . }}, at step {{ .Value }} on process rank {{ .Labels.rank }}{{ end }}{{ end }}"

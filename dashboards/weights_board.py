@@ -1,7 +1,7 @@
 """The dashboard "weights": movement of the weights of one run, and state of its optimizer."""
 
 from board import Board, Row, run_variable
-from panel import COUNT, NO_UNIT, RATIO, Query, by_step, layers, limited, lines, logarithmic, of_living, of_run
+from panel import COUNT, NO_UNIT, RATIO, Query, by_step, layers, lines, of_living, of_run
 from rule import Values
 
 MEAN, MAX = ',stat="mean"', ',stat="max"'
@@ -17,37 +17,33 @@ def weights_row() -> Row:
     return Row(
         "Weights",
         [
-            logarithmic(
-                lines(
-                    "W1",
-                    "W1 (Wasserstein distance): how far the distribution of all weight values of a node has moved since"
-                    " an earlier snapshot, in units of the weights; of the machine that moved most. previous: since the"
-                    " snapshot before; initial: since the first. interval: optimizer steps between two snapshots."
-                    " There is no fixed limit: the detector weight_shift warns if a tensor moves faster than before.",
-                    NO_UNIT,
-                    Query(f"max by (ref, interval) ({distance})", "{{ref}}, interval {{interval}}"),
-                )
+            lines(
+                "W1",
+                "W1 (Wasserstein distance): how far the distribution of all weight values of a node has moved since"
+                " an earlier snapshot, in units of the weights; of the machine that moved most. previous: since the"
+                " snapshot before; initial: since the first. interval: optimizer steps between two snapshots."
+                " There is no fixed limit: the detector weight_shift warns if a tensor moves faster than before.",
+                NO_UNIT,
+                Query(f"max by (ref, interval) ({distance})", "{{ref}}, interval {{interval}}"),
+                logarithmic=True,
             ),
-            logarithmic(
-                lines(
-                    "W1 of the tensor that moved most",
-                    "W1 as in the panel 'W1', of the single tensor that moved most, in units of the weights.",
-                    NO_UNIT,
-                    Query(
-                        f"max by (ref, interval) ({of_run('weight_wasserstein_distance', MAX)})",
-                        "{{ref}}, interval {{interval}}",
-                    ),
-                )
+            lines(
+                "W1 of the tensor that moved most",
+                "W1 as in the panel 'W1', of the single tensor that moved most, in units of the weights.",
+                NO_UNIT,
+                Query(
+                    f"max by (ref, interval) ({of_run('weight_wasserstein_distance', MAX)})",
+                    "{{ref}}, interval {{interval}}",
+                ),
+                logarithmic=True,
             ),
-            logarithmic(
-                lines(
-                    "Change in a step",
-                    "Mean absolute change of a weight value in one optimizer step, in units of the weights (not"
-                    " divided by them). mean: over all weights; max: over the tensor that changes most. There is no"
-                    " fixed limit.",
-                    NO_UNIT,
-                    Query(f"max by (stat) ({of_run('weight_update_mean_abs')})", "{{stat}}"),
-                )
+            lines(
+                "Change in a step",
+                "Mean absolute change of a weight value in one optimizer step, in units of the weights (not divided by"
+                " them). mean: over all weights; max: over the tensor that changes most. There is no fixed limit.",
+                NO_UNIT,
+                Query(f"max by (stat) ({of_run('weight_update_mean_abs')})", "{{stat}}"),
+                logarithmic=True,
             ),
             layers(
                 "W1 by layer, since the interval before",
@@ -80,16 +76,14 @@ def weights_row() -> Row:
                 Query(f"sum by (reason) ({of_run('weight_skipped_total')})", "{{reason}}"),
                 Query(f"sum({of_run('weight_snapshots_dropped_total')})", "dropped"),
             ),
-            limited(
-                lines(
-                    "Replicas that differ",
-                    "How often a tensor of a process rank differed in at least one bit from the same tensor of its"
-                    " data-parallel replicas, since the start of the run; the five ranks with most. Usual is 0. Any"
-                    " new difference raises ForeshockReplicaMismatch.",
-                    COUNT,
-                    Query(f"topk(5, sum by (rank) ({of_run('weight_checksum_mismatch_total')}))", "rank {{rank}}"),
-                ),
-                ("red", 1),
+            lines(
+                "Replicas that differ",
+                "How often a tensor of a process rank differed in at least one bit from the same tensor of its"
+                " data-parallel replicas, since the start of the run; the five ranks with most. Usual is 0. Any"
+                " new difference raises ForeshockReplicaMismatch.",
+                COUNT,
+                Query(f"topk(5, sum by (rank) ({of_run('weight_checksum_mismatch_total')}))", "rank {{rank}}"),
+                dashed=[("red", 1)],
             ),
         ],
     )

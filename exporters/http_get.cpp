@@ -98,8 +98,7 @@ bool send_all(int file, const std::string& text, Clock::time_point deadline) {
   return true;
 }
 
-// Reads until the server closes the connection. Returns false at the deadline, on an error, or if there are
-// too many bytes.
+// Reads until the server closes the connection. False at the deadline, on an error, or for too many bytes.
 bool receive_all(int file, std::string* text, Clock::time_point deadline) {
   char piece[65536];
   while (text->size() <= kMaxResponseBytes) {

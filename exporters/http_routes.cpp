@@ -35,8 +35,7 @@ std::string problem_of(const struct stat& status) {
 
 bool is_visible(char c) { return c > ' ' && c < '\x7f'; }
 
-// Whether the header value `text` begins with this scheme ("Bearer", "Basic") and a space. Sets *rest to the
-// text after the spaces.
+// Whether the header value `text` begins with this scheme and a space. Sets *rest to the text behind them.
 bool has_scheme(std::string_view text, std::string_view scheme, std::string_view* rest) {
   if (text.size() <= scheme.size() || text[scheme.size()] != ' ' ||
       strncasecmp(text.data(), scheme.data(), scheme.size()) != 0)
@@ -209,8 +208,7 @@ HttpReply HttpRoutes::metrics(const Published& published) {
 }
 
 // The history of the run that the request names, or of all runs if it names none. Replies are cached until
-// the history changes, but only for runs that have tables, so that a client cannot fill the memory with names
-// of runs.
+// the history changes, but only for runs with tables, so that names in requests cannot fill the memory.
 HttpReply HttpRoutes::history(const HttpRequest& request, const Published& published) {
   if (history_source_ != published.history) history_texts_.clear();
   history_source_ = published.history;

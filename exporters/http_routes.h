@@ -20,8 +20,7 @@
 namespace foreshock {
 
 // Values by step, for the charts of the status page; the body of /api/v1/history has a list of these tables.
-// Point n of each column covers the `steps_per_point` steps from first_step + n * steps_per_point on. NaN
-// means unknown.
+// Point n of a column covers `steps_per_point` steps from first_step + n * steps_per_point on. NaN: unknown.
 struct HistoryTable {
   std::string run;
   int64_t rank = 0;
@@ -35,8 +34,7 @@ struct HistoryTable {
 // digits, and columns without a known value are left out.
 std::string history_json(const std::vector<HistoryTable>& tables, std::string_view run = "");
 
-// The state that the server serves until the agent publishes the next one, every second. Must not change once
-// it is published.
+// What the server serves until the agent publishes the next state, every second. Immutable once published.
 struct Published {
   std::shared_ptr<const Snapshot> metrics;                             // null: /metrics is empty
   std::string state_json;                                              // body of /api/v1/state
@@ -62,14 +60,13 @@ inline constexpr size_t kMostTokenBytes = 1024;
 class BearerToken {
  public:
   // The file must belong to root or to this user, be at most readable for its group, and give other users no
-  // permissions. Its first line must have 16 to 1024 visible ASCII characters. On failure returns null and
-  // sets *error to one line.
+  // permissions. Its first line must have 16 to 1024 visible ASCII characters. On failure, null and a
+  // one-line *error.
   static std::unique_ptr<BearerToken> open(const std::string& path, std::string* error);
 
   // Whether the request has the token. `authorization`: the value of the Authorization header: "Bearer
   // TOKEN", or "Basic ..." with any user and the token as the password, which browsers can send. The time of
-  // the call does not depend on how much of a wrong token is right. While the file cannot be used, no request
-  // is admitted.
+  // the call does not depend on how much of a wrong token is right. An unusable file admits no request.
   bool admits(std::string_view authorization);
 
  private:
@@ -81,8 +78,7 @@ class BearerToken {
   std::string token_;      // empty: no request is admitted
 };
 
-// Reads the token from a file and sets *status to the file's status. Returns "" and sets *error if the file
-// cannot be used.
+// Reads the token from a file and sets *status. Returns "" and sets *error if the file cannot be used.
 std::string read_token(const std::string& path, struct stat* status, std::string* error);
 
 // Compares two strings in a time that depends only on their lengths. False if `expected` is empty.
@@ -130,8 +126,7 @@ class HttpRoutes {
 
   std::unique_ptr<BearerToken> token_;
   bool allows_any_host_ = false;
-  // The source of metrics_text_, recognised by its address. Holding it prevents that the address is used
-  // again.
+  // The source of metrics_text_, recognised by its address, which is not reused while the pointer is held.
   std::shared_ptr<const Snapshot> metrics_source_;
   std::shared_ptr<const std::string> metrics_text_;
   // The source of history_texts_, held for the same reason.

@@ -101,8 +101,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
     if (error == http::error::header_limit || error == http::error::buffer_overflow)
       return send(refusal(431, "the request head is too large"), false);
     if (error == http::error::body_limit) return send(refusal(413, "no request body is taken"), false);
-    // The first two errors mean that the client has closed. The others of their category come from the
-    // parser.
+    // With these two errors the client has closed. Others of their category come from the parser.
     if (error == http::error::end_of_stream || error == http::error::partial_message) return;
     const bool malformed =
         error && error.category() == http::make_error_code(http::error::end_of_stream).category();
@@ -316,8 +315,7 @@ void HttpServer::Impl::on_accept(beast::error_code error, Socket socket) {
 void HttpServer::Impl::close_oldest() {
   if (shared.sessions.empty()) return;
   HttpSession* oldest = shared.sessions.front();
-  // The session stays in the list until its handlers have run. It is moved to the end, so that the next call
-  // chooses another one.
+  // The closed session stays in the list until its handlers have run. It must not be chosen again before.
   shared.sessions.splice(shared.sessions.end(), shared.sessions, shared.sessions.begin());
   oldest->close();
 }

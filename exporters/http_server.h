@@ -14,8 +14,7 @@ namespace foreshock {
 // connections, the one that has been silent longest is closed. Only GET and HEAD are served.
 //
 // Without a token, a request to a loopback address whose Host is not a loopback name is answered with 403.
-// Otherwise a foreign web page could read the state through a domain name that resolves to 127.0.0.1 (DNS
-// rebinding).
+// Otherwise a foreign web page could read the state by a domain name that resolves to 127.0.0.1.
 class HttpServer {
  public:
   HttpServer();

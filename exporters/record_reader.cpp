@@ -87,8 +87,7 @@ bool is_compressed(std::string_view text) {
   return begins("\x1f\x8b") || begins("\x28\xb5\x2f\xfd") || begins("\xfd\x37zXZ") || begins("BZh");
 }
 
-// Converts the JSON object to a line of type `Line`. Returns nothing if a field has a value of the wrong
-// kind.
+// Converts the JSON object to a line of type `Line`. Returns nothing if a value has the wrong kind.
 template <class Line>
 std::optional<RecordLine> read_fields(const Json& object, std::string* why) {
   Line line;

@@ -135,8 +135,7 @@ bool Registry::Store::make_key(const MetricInfo& info, std::initializer_list<std
   return true;
 }
 
-// Returns the address of the value of the series `key`, which is added if it is new. Returns null if it is
-// refused.
+// Returns the address of the value of the series `key`, which is added if it is new; null if it is refused.
 double* Registry::Store::find_or_admit(const MetricInfo& info) {
   auto& family = families[static_cast<size_t>(info.metric)];
   auto value_of = [&](Series& series) {

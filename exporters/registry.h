@@ -50,8 +50,8 @@ class Registry {
   // Sets a gauge, or a counter to its total. Label values are in the order of the catalog. If the catalog has
   // a closed set of values for a label, the value must be in it; otherwise label_text() converts the value. A
   // gauge may be NaN or infinite. Returns false, and changes no value, if the number of labels is wrong, a
-  // value is not in its closed set, a counter's total is negative, not finite or smaller than before, or a
-  // new series is refused.
+  // label is not in its closed set, a counter is negative, not finite or smaller than before, or a new series
+  // is refused.
   bool set(Metric metric, std::initializer_list<std::string_view> label_values, double value);
 
   // Removes one series if it exists. Called when its value is no longer known.
@@ -66,8 +66,7 @@ class Registry {
   // Removes every series of one rank that has a `layer` label.
   void clear_layers(std::string_view run, std::string_view rank);
 
-  // Removes the series of one metric and rank, for example before a metric whose value is always 1 changes
-  // its labels.
+  // Removes the series of one metric and rank, for example before a metric like rank_info changes its labels.
   void clear_metric(Metric metric, std::string_view run, std::string_view rank);
 
   // Removes the series of one metric of a run.

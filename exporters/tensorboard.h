@@ -21,8 +21,7 @@ uint32_t masked_crc32c(std::string_view bytes);
 // One TFRecord: length, its checksum, `payload`, its checksum.
 std::string framed_record(std::string_view payload);
 
-// tensorflow.Event protocol buffers with only the fields that a scalar needs. Times are in seconds since
-// 1970.
+// tensorflow.Event protocol buffers with the fields that a scalar needs. Times are seconds since 1970.
 std::string version_event(double wall_time);
 std::string scalar_event(double wall_time, int64_t step, std::string_view tag, float value);
 

@@ -14,8 +14,7 @@ namespace foreshock {
 
 class CudaDevice {
  public:
-  // Opens the device on the first call and keeps it open. Afterwards missing() is "", or the reason why there
-  // is no device.
+  // Opens the device on the first call and keeps it open. Then missing() is "", or why there is no device.
   static CudaDevice& get();
   const std::string& missing() const { return missing_; }
 
@@ -31,8 +30,7 @@ class CudaDevice {
   void launch(DeviceKernel kernel, const LaunchShape& shape, const void* job);
 
   // Return the mean time in milliseconds of one launch, or of one copy of `bytes` within device memory, over
-  // `times` repetitions queued back to back. Device events measure it, after one repetition that is not
-  // timed.
+  // `times` repetitions queued back to back, after one that is not timed. Device events measure it.
   double milliseconds(DeviceKernel kernel, const LaunchShape& shape, const void* job, int times);
   double milliseconds_of_copy(uint64_t to, uint64_t from, size_t bytes, int times);
 

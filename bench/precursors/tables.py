@@ -19,17 +19,7 @@ RESULTS = pathlib.Path(__file__).resolve().parent / "results.json"
 REPORT = RESULTS.with_name("RESULTS.md")
 PAGE = ROOT / "docs" / "precursors.md"
 BLOCK = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.S)
-HEAD = (
-    "detector",
-    "hits",
-    "95 %",
-    "twin",
-    "lead",
-    "alarms",
-    "right",
-    "lift",
-    "false per 10 k steps",
-)
+HEAD = ("detector", "hits", "95 %", "twin", "lead", "alarms", "right", "lift", "false per 10 k steps")
 
 
 def number(value: float | None) -> str:

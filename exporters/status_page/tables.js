@@ -5,8 +5,7 @@
 // `bar` the length of a bar from 0 to 1. The elements around the rows are created once, so that an update keeps the
 // focus and opened details.
 class Table {
-  // `textColumns`: indices of the columns aligned to the left. `waits`: the text of an empty table. If it is "", an
-  // empty table is hidden.
+  // `textColumns`: indices of left-aligned columns. `waits`: text of an empty table, which is hidden if it is "".
   constructor(parent, name, columns, textColumns, waits = "", isOpen = true) {
     this.waits = waits;
     this.section = add(parent, "section");
