@@ -175,16 +175,15 @@ def wrong_tile(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
     return x
 
 
-def nan_row(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
-    x = x.clone()
-    x[:, :, int(torch.randint(x.shape[2], (1,), generator=numbers))] = math.nan
-    return x
+def one_row(value: float) -> Wrong:
+    """Sets all elements of a random row to `value`."""
 
+    def wrong(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
+        x = x.clone()
+        x[:, :, int(torch.randint(x.shape[2], (1,), generator=numbers))] = value
+        return x
 
-def lost_row(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
-    x = x.clone()
-    x[:, :, int(torch.randint(x.shape[2], (1,), generator=numbers))] = 0
-    return x
+    return wrong
 
 
 @dataclass
@@ -211,8 +210,8 @@ ERRORS = [
     Error("mask dropped in one row of 64", unmasked=True, bound=8),
     Error("scale 1 % off", scale=0.01, bound=8),
     Error("result 1 % too large", larger(0.01), bound=64),
-    Error("NaN in one row", nan_row, bound=8),
-    Error("one row left out", lost_row, bound=8),
+    Error("NaN in one row", one_row(math.nan), bound=8),
+    Error("one row left out", one_row(0), bound=8),
 ]
 
 

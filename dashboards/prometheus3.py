@@ -18,7 +18,6 @@ from chroot import KEYRING, ChrootError, mirror  # noqa: E402
 
 FOLDER = ROOT / "build" / "prometheus3"
 PACKAGES = ("prometheus", "promtool", "prometheus-alertmanager")
-# apt with lists and state of its own in the folder {apt}, so that the system's apt is not changed.
 SETTINGS = """\
 Dir::State "{apt}";
 Dir::State::status "{apt}/status";
@@ -31,6 +30,7 @@ APT::Sandbox::User "root";
 
 
 def apt_get(*words: str) -> None:
+    """Runs apt-get with lists and state of its own, so that the system's apt is not changed."""
     apt = FOLDER / "apt"
     done = subprocess.run(
         ["apt-get", "-q", f"--config-file={apt}/apt.conf", *words], cwd=apt, capture_output=True, text=True

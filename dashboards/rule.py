@@ -10,8 +10,7 @@ import typing
 Values = dict[str, dict[str, typing.Any]]  # values.toml: section, name, value
 
 # The labels that identify a run, as a list for by () and on (). `cluster` is set by rulers that read several Prometheus
-# servers, `namespace` by service discovery in Kubernetes, where two teams may start a job of one name. A missing label
-# is empty.
+# servers, `namespace` by service discovery in Kubernetes, where two teams may use one run id. A missing label is empty.
 SCOPE = ("cluster", "namespace")
 IDENTITY = (*SCOPE, "run")
 RUN_KEY = ", ".join(IDENTITY)
@@ -20,8 +19,7 @@ TARGET_KEY = ", ".join((*SCOPE, "job", "instance"))
 
 # The labels that identify a rank at one agent. Two agents can export the same rank: one for an ended attempt, whose
 # series keep their last values until the agent removes them, and one for the living attempt. If a job continues with
-# fewer ranks, the series of the others remain until the job ends. So alerts on gauges of a rank must exclude ended
-# ranks.
+# fewer ranks, the series of the others remain until the job ends. Alerts on gauges must therefore exclude ended ranks.
 RANK_KEY = f"{TARGET_KEY}, run, rank"
 UNLESS_ENDED = f"unless on ({RANK_KEY}) foreshock_rank_up == 0"
 

@@ -8,10 +8,9 @@
 namespace foreshock {
 
 // Sends GET http://address:port/path, where `path` may have a query. `address` is numeric, or unix:PATH (then
-// `port` is ignored); 0.0.0.0 and :: mean this machine. A `token` that is not empty is sent as a bearer
-// token. The exchange takes at most about `timeout_ms`. If the status is 200, returns true and sets *body;
-// otherwise returns false and sets *error to one line. A response of more than 64 MiB is an error.
-// Thread-safe.
+// `port` is ignored); 0.0.0.0 and :: mean this machine. A `token` is sent as a bearer token. The exchange
+// takes at most about `timeout_ms`. If the status is 200, returns true and sets *body; otherwise returns
+// false and sets *error to one line. A response of more than 64 MiB is an error. Thread-safe.
 bool http_get(const std::string& address, int port, const std::string& path, int timeout_ms,
               std::string* body, std::string* error, const std::string& token = "");
 

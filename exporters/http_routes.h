@@ -60,8 +60,7 @@ inline constexpr size_t kMostTokenBytes = 1024;
 class BearerToken {
  public:
   // The file must belong to root or to this user, be at most readable for its group, and give other users no
-  // permissions. Its first line must have 16 to 1024 visible ASCII characters. On failure, null and a
-  // one-line *error.
+  // permissions. Its first line must have 16 to 1024 visible ASCII characters. Null: see the line in *error.
   static std::unique_ptr<BearerToken> open(const std::string& path, std::string* error);
 
   // Whether the request has the token. `authorization`: the value of the Authorization header: "Bearer

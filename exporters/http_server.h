@@ -19,8 +19,6 @@ class HttpServer {
  public:
   HttpServer();
   ~HttpServer();  // calls stop()
-  HttpServer(const HttpServer&) = delete;
-  HttpServer& operator=(const HttpServer&) = delete;
 
   // Binds and starts to serve. `address`: "localhost", a numeric address, or "unix:PATH" for a socket that
   // only this user can open (0600). `port` 0: any free port. If `port` is in use, the first free port after

@@ -31,32 +31,17 @@ bool has_open_label(const MetricInfo& info, std::string_view key) {
 // Metrics that alerts expect for every rank. Without them an alert would report the rank as dead, or would
 // miss a NaN loss. Each rank has about 30 series of them.
 bool is_rank_liveness(Metric metric) {
-  switch (metric) {
-    case Metric::kRankInfo:
-    case Metric::kRankUp:
-    case Metric::kWorldSize:
-    case Metric::kStep:
-    case Metric::kStepsTotal:
-    case Metric::kSkippedStepsTotal:
-    case Metric::kLastStepTimestampSeconds:
-    case Metric::kAttentionAlarmLayers:
-    case Metric::kNonfiniteValuesTotal:
-    case Metric::kLoss:
-    case Metric::kLossWindow:
-    case Metric::kWeightChecksum:
-    case Metric::kWeightChecksumStep:
-    case Metric::kWeightChecksumMismatchTotal:
-    case Metric::kMonitorEnabled:
-      return true;
-    default:
-      return false;
-  }
+  using enum Metric;
+  return metric == kRankInfo || metric == kRankUp || metric == kWorldSize || metric == kStep ||
+         metric == kStepsTotal || metric == kSkippedStepsTotal || metric == kLastStepTimestampSeconds ||
+         metric == kAttentionAlarmLayers || metric == kNonfiniteValuesTotal || metric == kLoss ||
+         metric == kLossWindow || metric == kWeightChecksum || metric == kWeightChecksumStep ||
+         metric == kWeightChecksumMismatchTotal || metric == kMonitorEnabled;
 }
 
 // The closed `layer` label of foreshock_source_info names the source of layer names, not a layer.
-// kPrecursorLayerInfo names the layer in which a detector warns, but counts as a rank series: the agent
-// removes and sets it again every second, so as a layer series it would always be the youngest and would be
-// dropped first.
+// kPrecursorLayerInfo names the layer in which a detector warns, but counts as a rank series: the agent adds
+// it again every second, so as a layer series it would always be the youngest and be dropped first.
 Tier tier_of(const MetricInfo& info) {
   if (has_open_label(info, "layer") && info.metric != Metric::kPrecursorLayerInfo) return kLayer;
   if (is_rank_liveness(info.metric)) return kRankLiveness;

@@ -44,14 +44,11 @@ class Registry {
 
   explicit Registry(size_t series_budget = kDefaultSeriesBudget);
   ~Registry();
-  Registry(const Registry&) = delete;
-  Registry& operator=(const Registry&) = delete;
 
   // Sets a gauge, or a counter to its total. Label values are in the order of the catalog. If the catalog has
   // a closed set of values for a label, the value must be in it; otherwise label_text() converts the value. A
-  // gauge may be NaN or infinite. Returns false, and changes no value, if the number of labels is wrong, a
-  // label is not in its closed set, a counter is negative, not finite or smaller than before, or a new series
-  // is refused.
+  // gauge may be NaN or infinite. Returns false, and changes no value, if the labels do not fit, a counter is
+  // negative, not finite or smaller than before, or a new series is refused.
   bool set(Metric metric, std::initializer_list<std::string_view> label_values, double value);
 
   // Removes one series if it exists. Called when its value is no longer known.

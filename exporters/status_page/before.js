@@ -61,9 +61,7 @@ function earliestSignals({ step, declared, ranks }) {
 const leadText = (lead) => (lead > 0 ? count(lead) : lead < 0 ? count(-lead) + " after the onset" : "at the onset");
 
 // The results of the benchmark for a detector.
-function measuredOf(ranks, detector) {
-  return ranks.flatMap((rank) => rank.precursors?.detectors || []).find((d) => d.detector === detector)?.measured;
-}
+const measuredOf = (ranks, detector) => ranks.flatMap((rank) => rank.precursors?.detectors || []).find((d) => d.detector === detector)?.measured;
 
 // The newest event comes first. Only the first row of an event has its name, step, time and ranks.
 function beforeRows(ranks) {

@@ -112,8 +112,7 @@ function stepText(step) {
   return "step " + count(step) + (time ? ", " + time : "");
 }
 
-// The options of Chart.js for one of CHARTS.
-function options(kind) {
+function chartJsOptions(kind) {
   const axis = { grid: { color: colour("grid") }, border: { display: false } };
   const ticks = { color: colour("quiet"), maxTicksLimit: 6, font: { size: 11 } };
   return {
@@ -147,7 +146,7 @@ class StepChart {
   }
 
   make() {
-    const all = options(this.kind);
+    const all = chartJsOptions(this.kind);
     // The names of the lanes are drawn left of the lanes, so the y axis is made wide enough for them.
     if (this.kind.isWide) all.scales.y.afterFit = (axis) => (axis.width = this.lanes.length ? Math.min(136, this.frame.clientWidth / 3) : axis.width);
     this.chart = new Chart(this.canvas, { type: "line", options: all, plugins: this.kind.isWide ? [guides, laneMarks] : [guides], data: { datasets: [] } });
@@ -166,7 +165,7 @@ class StepChart {
     this.chart.options.scales.y.type = this.kind.logarithmic && logarithmic && positive ? "logarithmic" : "linear";
     const isNamed = Boolean(this.kind.isWide), lines = this.kind.lines?.(limits).filter((line) => finite(line.value)) ?? [];
     this.chart.options.plugins.guides = { lines, warnings: isNamed ? [] : warningSteps(lanes), lossEvents, isNamed, cursor };
-    if (isNamed) this.makeRoom(lanes);
+    if (isNamed) this.makeRoomForLanes(lanes);
     this.chart.data.datasets = sets;
     const xs = sets.flatMap((set) => [set.data[0]?.x, set.data[set.data.length - 1]?.x]);
     Object.assign(this.chart.options.scales.x, { min: smallest(xs), max: largest(xs) });
@@ -174,8 +173,7 @@ class StepChart {
     this.describe(sets, isNamed ? lossEvents : [], isNamed ? lanes : []);
   }
 
-  // Makes the chart higher by the height of its lanes.
-  makeRoom(lanes) {
+  makeRoomForLanes(lanes) {
     this.chart.options.plugins.laneMarks = { lanes };
     this.chart.options.layout = { padding: { bottom: LANE * lanes.length + (lanes.length ? 4 : 0) } };
     const height = `${230 + LANE * lanes.length}px`;

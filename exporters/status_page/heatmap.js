@@ -184,7 +184,6 @@ class HeatMap {
     return false;
   }
 
-  // Paints the axis of steps, and the loss events as vertical lines.
   paintSteps(ctx) {
     const { map, cell, left } = this, bottom = map.labels.length * cell.height, wide = map.columns * cell.width;
     const ticks = Math.max(1, Math.min(6, Math.floor(wide / 90), map.columns));
@@ -262,7 +261,6 @@ class HeatMap {
     this.select(...to);
   }
 
-  // Shows the selected cell as text.
   showCell() {
     const kind = SIGNALS[this.signal.value], { map, cursor } = this;
     this.canvas.setAttribute("aria-label", `${kind.name} of ${map.labels.length} layers by step; arrow keys read a cell`);

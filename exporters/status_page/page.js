@@ -1,10 +1,9 @@
-// Polls /api/v1/state every two seconds, reads /api/v1/history when it has new steps, and updates the page. The state
-// has the last figures, alarms, layers and events of each rank of a run; the history has tables of values by step.
-// The other scripts of this folder come before this one in one file.
+// Polls /api/v1/state (figures, alarms, layers and events of each rank of a run) every two seconds, reads
+// /api/v1/history (values by step) when it has new steps, and updates the page. The last script of the page.
 
 const POLL_MS = 2000;
-// rank: the rank selected in the legend, null for all. run: the selected run, null for that of the state. view: the run
-// and rank of the last show(). state, history: the last replies; history is of historyRun and had historySteps.
+// rank: the rank selected in the legend, null for all. run: the selected run, null for that of the state. view: run and
+// rank of the last show(). state, history: the last replies; history is of historyRun and had historySteps.
 const ui = { charts: [], rank: null, run: runOfAddress(), view: null, state: null, history: null, historyRun: null, historySteps: null, polls: 0 };
 
 // The fragment of the page's URL, #run=ID, selects the run.
@@ -28,8 +27,7 @@ function alarmText({ rank, alarm }, many) {
   return `${where} has an error up to ${fixed(alarm.value, 1)} times what its precision explains`;
 }
 
-// A sentence on a fault of all layers of a rank together, else on an alarm that has ended, else null. With an unknown
-// value or limit every comparison is false.
+// A sentence on a fault of all layers of a rank together, else on an alarm that has ended, else null.
 function faultOf(rank, limits) {
   const isBiased = (ulp, z) => known(ulp) && known(z) && Math.abs(ulp) > limits?.bias_ulp && Math.abs(z) > limits?.bias_z;
   for (const pass of ["forward", "backward"]) {
@@ -152,7 +150,7 @@ function jobText(state, ranks) {
   return [several("host"), owner && `user ${owner}`, several("executable"), several("framework")].filter(Boolean).join(", ");
 }
 
-// Buttons that select a rank. They are made again only if the ranks change, so that they keep the focus.
+// Buttons that select a rank, made again only if the ranks change, so that they keep the focus.
 function showLegend(ranks) {
   const legend = byId("legend"), wanted = ranks.map((rank) => String(rank.rank));
   legend.hidden = ranks.length < 2;
@@ -170,8 +168,7 @@ function showLegend(ranks) {
     legend.replaceChildren();
     button("all ranks", null, "all");
     wanted.forEach((rank, i) => {
-      const made = button("rank " + rank, rank, "");
-      // as rankColour() and rankDash() in the charts
+      const made = button("rank " + rank, rank, ""); // colour and dash are those of the charts
       made.style.setProperty("--colour", `var(--rank-${i % 8})`);
       made.style.setProperty("--style", ["solid", "dashed", "dotted"][Math.floor(i / 8) % 3]);
     });
@@ -272,8 +269,7 @@ async function read(path) {
   return response.json();
 }
 
-// Reads the history of the shown run again if it has new steps. It is long, so new steps cause it only at every second
-// poll. Slices of the backward pass are often judged after their step has ended, so they count as news too.
+// Reads the long history of the shown run again at every second poll that finds new steps or judged backward slices.
 async function readHistory(state) {
   const steps = JSON.stringify((state.ranks || []).map((rank) => [rank.rank, rank.steps, rank.attention?.backward?.judged]));
   const isOther = ui.historyRun !== state.run;

@@ -45,7 +45,7 @@ class StepReader {
     const marks = [...new Set([...warningSteps(this.lanes), ...this.lossEvents.map(by("step"))].map((step) => steps.findIndex((s) => s >= step)))].filter((i) => i >= 0);
     const to = { ArrowLeft: at - 1, ArrowRight: at + 1, PageUp: at - 16, PageDown: at + 16, Home: 0, End: last,
       ArrowUp: largest(marks.filter((i) => i < at)) ?? at, ArrowDown: smallest(marks.filter((i) => i > at)) ?? at, Escape: null }[event.key];
-    if (to === undefined || steps.length === 0) return; // another key
+    if (to === undefined || steps.length === 0) return;
     event.preventDefault();
     this.step = to === null ? null : steps[Math.min(Math.max(to, 0), last)];
     setText(byId("step-values"), this.words());
