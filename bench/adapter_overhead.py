@@ -2,10 +2,10 @@
 
     python bench/adapter_overhead.py [--library LIB] [--cache DIR] [--rounds 200]
 
-Two processes run this file: a plain one, and one with libforeshock.so preloaded and the adapter loaded, a library that
-passes PyTorch's attention calls to it. They take turns of a few milliseconds of calls; a round is one turn of each.
-Printed: the median time per call over the rounds for both, and the median of the difference with its 95 % bounds (order
-statistics of the rounds). The aim: at most +0.6 us for an attention call.
+Two processes run this file: a plain one, and one with libforeshock.so preloaded and the adapter loaded, which passes
+PyTorch's attention calls to libforeshock.so. They take turns of a few milliseconds of calls; a round is one turn of
+each. Printed: the median time per call over the rounds for both, and the median of the difference with its 95 % bounds
+(order statistics of the rounds). The aim: at most +0.6 us for an attention call.
 """
 
 from __future__ import annotations

@@ -127,10 +127,12 @@ def start_prometheus(ports: list[int], folder: pathlib.Path, interval: int, port
     targets = [{"targets": [f"127.0.0.1:{port}" for port in ports]}]
     (folder / "targets.json").write_text(json.dumps(targets))
     (folder / "prometheus.yml").write_text(
-        f"global: {{scrape_interval: {interval}s, scrape_timeout: {min(interval, 10)}s, evaluation_interval:"
-        f" {interval}s}}\nrule_files: [{rules}]\nscrape_configs:\n- job_name: foreshock\n  file_sd_configs:"
-        f" [{{files: ['{folder}/targets.json']}}]\n- job_name: self\n  static_configs:"
-        f" [{{targets: ['127.0.0.1:{port}']}}]\n"
+        f"global: {{scrape_interval: {interval}s, scrape_timeout: {min(interval, 10)}s,"
+        f" evaluation_interval: {interval}s}}\n"
+        f"rule_files: [{rules}]\n"
+        "scrape_configs:\n- job_name: foreshock\n"
+        f"  file_sd_configs: [{{files: ['{folder}/targets.json']}}]\n"
+        f"- job_name: self\n  static_configs: [{{targets: ['127.0.0.1:{port}']}}]\n"
     )
     command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
     with (folder / "log").open("w") as log:

@@ -94,7 +94,7 @@ class Switched(NamedTuple):
     snapshots: float  # per step with the monitor on
 
     def each(self, count: float) -> tuple[float, float, float]:
-        """Seconds of one of `count` slices or snapshots per step: middle, low, high."""
+        """Seconds of one slice or snapshot, if a step has `count` of them: middle, low, high."""
         return tuple(seconds / count for seconds in interval(self.added))
 
 

@@ -1,7 +1,5 @@
-"""Alerts on attention errors larger than the precision explains, too large weight changes, and differing replicas.
-
-`of` is the section of values.toml with the limits and times of an alert.
-"""
+"""Alerts on attention errors larger than the precision explains, too large weight changes, and differing replicas. `of`
+is the section of values.toml with an alert's limits and times."""
 
 from rule import AT_STEP, CHOICE, RANK_KEY, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, Alert, Group, Record, ranks, where
 

@@ -164,10 +164,11 @@ def serving(command: list[str], folder: pathlib.Path, ready: str):
 def write_prometheus(folder: pathlib.Path, interval: int, alertmanager: int, itself: int) -> None:
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: {interval}s, evaluation_interval: {interval}s, scrape_timeout: {interval}s}}\n"
-        f"rule_files: ['{HERE / 'rules' / 'foreshock.yml'}']\nalerting:"
-        f" {{alertmanagers: [{{static_configs: [{{targets: ['127.0.0.1:{alertmanager}']}}]}}]}}\nscrape_configs:\n-"
-        f" job_name: foreshock\n  file_sd_configs: [{{files: ['{folder / 'targets.json'}'], refresh_interval: 5s}}]\n-"
-        f" {{job_name: prometheus, static_configs: [{{targets: ['127.0.0.1:{itself}']}}]}}\n"
+        f"rule_files: ['{HERE / 'rules' / 'foreshock.yml'}']\n"
+        f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['127.0.0.1:{alertmanager}']}}]}}]}}\n"
+        "scrape_configs:\n- job_name: foreshock\n"
+        f"  file_sd_configs: [{{files: ['{folder / 'targets.json'}'], refresh_interval: 5s}}]\n"
+        f"- {{job_name: prometheus, static_configs: [{{targets: ['127.0.0.1:{itself}']}}]}}\n"
     )
 
 

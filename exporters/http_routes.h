@@ -44,7 +44,7 @@ struct Published {
   // Bodies of /api/v1/state?run=LABEL, by label. Several published states may share a text.
   std::vector<std::pair<std::string, std::shared_ptr<const std::string>>> run_states = {};
   std::string targets_json = "[]";  // body of /api/v1/targets, for Prometheus' http_sd
-  std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();  // the age counts from here
   // /healthz answers 503 once the state is older than this.
   static constexpr std::chrono::seconds kStaleAfter{30};
   // /metrics answers 503 once the state is older than this: with old values, a hung agent would look like a
@@ -60,7 +60,8 @@ inline constexpr size_t kMostTokenBytes = 1024;
 class BearerToken {
  public:
   // The file must belong to root or to this user, be at most readable for its group, and give other users no
-  // permissions. Its first line must have 16 to 1024 visible ASCII characters. Null: see the line in *error.
+  // permissions. Its first line must have 16 to 1024 visible ASCII characters. On failure returns null and
+  // sets *error to one line.
   static std::unique_ptr<BearerToken> open(const std::string& path, std::string* error);
 
   // Whether the request has the token. `authorization`: the value of the Authorization header: "Bearer

@@ -96,7 +96,7 @@ struct Registry::Store {
   std::array<std::map<std::string, Series, std::less<>>, kMetricCount> families;
   std::array<std::list<std::pair<Metric, std::string>>, kTiers> by_age;  // metric and key, oldest first
   std::unordered_set<std::string> dropped_names;  // series that are not admitted now; counted once each
-  std::string key;  // set by make_key(), read by find_or_admit(); a member, so that its memory is reused
+  std::string key;  // of the series in question; set by make_key(); a member, so that its memory is reused
 
   bool make_key(const MetricInfo& info, std::initializer_list<std::string_view> label_values);
   double* find_or_admit(const MetricInfo& info);

@@ -11,7 +11,6 @@ function runOfAddress() {
   return new URLSearchParams(location.hash.slice(1)).get("run");
 }
 
-// The layer's label, with its module's name if it has one.
 function layerText(rank, label) {
   const layer = (rank.layers || []).find((candidate) => candidate.layer === label);
   return label + (layer && known(layer.name) ? ` (${layer.name})` : "");
