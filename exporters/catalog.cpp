@@ -61,7 +61,7 @@ constexpr Values kDetectorNames[] = {"bias",
 
 // Label lists, in the order in which Registry::set takes the values. `run` and `rank` come first: the
 // registry keys a series by its label values and clears those of a run or rank by the prefix of this key.
-constexpr std::span<const LabelInfo> kNoLabels;
+constexpr std::span<const LabelInfo> kNoLabels = {};
 constexpr LabelInfo kRun[] = {{"run"}};
 constexpr LabelInfo kRank[] = {{"run"}, {"rank"}};
 constexpr LabelInfo kRankInfoLabels[] = {{"run"}, {"rank"}, {"node"}, {"local_rank"}, {"attempt"},  {"dp"},
