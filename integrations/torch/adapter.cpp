@@ -1,6 +1,7 @@
-// The PyTorch adapter. Its kernels at the dispatcher's BackendSelect key report attention calls, losses and
-// gradients to the core. build_adapter.py builds it for one exact version of torch. It calls the foreshock_
-// functions of the libforeshock.so that the process has already loaded. Start reading with attention.h.
+// The PyTorch adapter, a shared library that build_adapter.py builds for one exact version of torch. Its
+// hooks on torch's operations report attention calls, losses and gradients to the core, that is, to the
+// foreshock_ functions (hook.h) of the libforeshock.so that the process has already loaded. This file sets up
+// the hooks and exports functions for libforeshock.so and for the Python helper.
 #include <cmath>
 
 #include "attention.h"
@@ -15,7 +16,8 @@
 namespace foreshock::adapter {
 namespace {
 
-// detach is called very often, so it also hooks newly registered operations, for processes without Python.
+// In processes without Python, attention operations that are registered later are hooked at the next call of
+// detach, which is called very often.
 at::Tensor detach_and_hook_arrived(c10::DispatchKeySet keys, const at::Tensor& self) {
   LateOps::hook_arrived();
   return hooked_detach(keys, self);
@@ -27,6 +29,7 @@ void hook_math_path(torch::Library& aten) {
   MathWindow::prepare(number);
 }
 
+// Returns how many attention operations of torch are hooked.
 int hook_all() {
   // Leaked: destroying a library removes its kernels.
   auto& aten =
@@ -94,15 +97,15 @@ FORESHOCK_EXPORT void foreshock_adapter_steps_are_told(void) {
   foreshock::adapter::ParameterClock::instance().disable();
 }
 
-// Backward passes started since the last foreshock_adapter_step_ended. 0 is exact; other numbers may be too
-// high.
+// Backward passes started since the last foreshock_adapter_step_ended. 0 is exact; others may be too high.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_backwards(void) {
   return foreshock::adapter::training_clock().backwards();
 }
 
-// Call it before the optimizer's work. `parameters`: `count` TensorImpl addresses (parameter._cdata) of all
-// tensors that the optimizer steps; count 0: report no gradients. See GradientReport::publish for the other
-// arguments. Returns the nanoseconds spent inside the core, which counts them itself.
+// Reports the gradients; call it before the optimizer's work. `parameters`: `count` TensorImpl addresses
+// (parameter._cdata) of all tensors that the optimizer steps; count 0: no gradients. See
+// GradientReport::publish for the other arguments. Returns the nanoseconds spent inside the core, which
+// counts them itself.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* parameters, size_t count,
                                                         double inverse_scale, uint32_t copies,
                                                         uint32_t may_be_written_untracked) {

@@ -1,6 +1,7 @@
-// Finds the arguments of attention operations, describes their calls in the form of hook.h, and hooks them.
-// Arguments are found by name, since their positions change between versions. Packages use different names
-// for an argument, so several are tried.
+// Hooks attention operations of torch and other packages: finds the arguments of a call, describes the call
+// in the form of foreshock_attention_call (hook.h), and passes it to the core (libforeshock.so). Arguments
+// are found by name, since their positions change between versions. Packages use different names for an
+// argument, so several are tried.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_H_
 
@@ -28,7 +29,8 @@ enum class Order {
   kAsSaid           // given by an argument of the operation
 };
 
-// A causal mask with unspecified alignment: it can be used only if there are as many queries as keys.
+// A causal mask with unspecified alignment. Such a call is described only if it has as many queries as keys,
+// because all alignments are then the same.
 inline constexpr int32_t kSquareOnly = -1;
 
 // The meaning of an operation's arguments and results that their names do not show. For all operations:
@@ -36,47 +38,47 @@ inline constexpr int32_t kSquareOnly = -1;
 //   zeros to a multiple of 8 passes the scale of the unpadded d;
 // - log-sum-exp is the natural logarithm, over scaled and masked scores before dropout, in fp32, with shape
 //   (batch, head, query). It may have one more dimension of size 1 (cuDNN), rows padded to a multiple of 32
-//   (efficient) or more (flash-attn before 2.7), or be absent. For packed sequences it has (head, all
-//   queries), or (sequence, head, query) with rows as long as the longest (efficient, flash-attn before 2.7);
+//   (torch's memory-efficient kernel) or more (flash-attn before 2.7), or be absent. For packed sequences it
+//   has shape (head, all queries), or (sequence, head, query) with rows as long as the longest sequence
+//   (memory-efficient, flash-attn before 2.7);
 // - a mask or bias is added to the scaled scores, whatever its strides;
 // - query head h reads kv-head h / (query heads / kv-heads).
 struct Semantics {
   Order order;
-  int32_t causal;            // meaning of `is_causal`: FORESHOCK_CAUSAL_..., kSquareOnly
+  int32_t causal;            // meaning of `is_causal` = true: FORESHOCK_CAUSAL_... or kSquareOnly
   bool packs = false;        // accepts offsets of packed sequences; tensors are then (all positions, head, d)
-  bool in_function = false;  // called inside an autograd.Function, where gradients are off by design
+  bool in_function = false;  // called inside an autograd.Function, which switches gradient mode off
   bool fills_out = false;    // the output is an argument, the first result the log-sum-exp
   bool flat_bias = false;    // a bias of three dimensions is (batch x head, query, key)
 };
 
-// An operation that is hooked.
+// An operation that is hooked: namespace, name and overload of its schema ("": the overload without a name).
 struct AttentionOp {
   const char* space;
   const char* name;
   const char* overload;
-  uint32_t pass;
+  uint32_t pass;  // FORESHOCK_FORWARD or _BACKWARD
   const Semantics* semantics;
 };
 
-// The arguments of one call that a description needs. It holds references, because an operation removes its
-// arguments from the stack.
+// The arguments of one call that its description needs. Copied before the operation runs, because the
+// operation removes its arguments from the stack. Absent tensors are undefined.
 struct AttentionInputs {
   at::Tensor query, key, value, out, log_sum_exp, mask, grad_out, grad_query, sequences_q, sequences_k;
   at::Tensor grad_key, grad_value;
   int64_t longest_q = 0, longest_k = 0;  // maximum lengths of packed sequences; 0: not given
-  c10::IValue layer;
-  std::optional<double> scale;  // 0 is a valid scale; empty: the operation's default
+  c10::IValue layer;                     // name of the layer, only from foreshock::tap
+  std::optional<double> scale;           // 0 is a valid scale; empty: the operation's default
   double dropout = 0;
-  // FORESHOCK_CAUSAL_..., or kSquareOnly: causal, usable only if there are as many queries as keys
-  int64_t causal = 0;
-  int64_t window_left = -1, window_right = -1;
-  bool positions_first = false;   // (batch, position, head, d)
+  int64_t causal = 0;                           // FORESHOCK_CAUSAL_... or kSquareOnly
+  int64_t window_left = -1, window_right = -1;  // keys seen on each side of the query; -1: all
+  bool positions_first = false;                 // (batch, position, head, d)
   bool masked_otherwise = false;  // has slopes, a soft cap or chunks: its scores cannot be recomputed
   bool stored_otherwise = false;  // keys are paged, appended or rotated, or tensors are descaled
   uint64_t keeping_ns = 0;        // time spent in AttentionArguments::keep()
 };
 
-// The positions of an attention operation's arguments, found by name in its schema.
+// The positions of an attention operation's arguments, found by name in its schema; -1: no such argument.
 class AttentionArguments {
  public:
   AttentionArguments(const c10::FunctionSchema& schema, const Semantics& semantics, bool backward)
@@ -119,7 +121,7 @@ class AttentionArguments {
   const at::Tensor& query(const Stack& stack) const {
     return tensor_or_undefined(argument_at(stack, query_));
   }
-  // Whether the operation returns the gradient of the query. If not, it writes it to an argument.
+  // Whether a backward operation returns the gradient of the query. If not, it fills in an argument.
   bool returns_gradient() const { return grad_query_ < 0; }
   const at::Tensor& result(const Stack& stack, int index) const {
     return tensor_or_undefined(peek(stack, returns_, index < returns_ ? index : -1));
@@ -142,6 +144,8 @@ class AttentionArguments {
     in.sequences_k = offsets(sequences_k_);
     in.longest_q = integer_or(argument_at(stack, longest_q_), 0);
     in.longest_k = integer_or(argument_at(stack, longest_k_), 0);
+    // The arguments have the results of a forward pass only in three cases: of a backward operation; of
+    // foreshock::tap, which reports a call that has already happened; and of fills_out.
     const bool is_tap = semantics_.order == Order::kAsSaid;  // only foreshock::tap has this order
     if (backward_ || is_tap || semantics_.fills_out) in.out = tensor(out_);
     if (backward_ || is_tap) in.log_sum_exp = tensor(log_sum_exp_);
@@ -164,10 +168,8 @@ class AttentionArguments {
   }
 
   int index_of(std::initializer_list<const char*> names) const {
-    for (const char* name : names) {
-      if (const int index = argument_index(*schema_, name); index >= 0) return index;
-    }
-    return -1;
+    const std::vector<int> found = indices_of(names);
+    return found.empty() ? -1 : found.front();
   }
 
   std::vector<int> indices_of(std::initializer_list<const char*> names) const {
@@ -195,7 +197,7 @@ class AttentionArguments {
   }
 
   int64_t causal_of(const c10::IValue& value) const {
-    // custom_mask_type: its numbers equal FORESHOCK_CAUSAL_... (checked in attention_ops.h).
+    // An integer is custom_mask_type or tap's `causal`. Both use the numbers of FORESHOCK_CAUSAL_....
     if (value.isInt()) return value.toInt();
     return value.isBool() && value.toBool() ? semantics_.causal : FORESHOCK_CAUSAL_NONE;
   }
@@ -211,8 +213,8 @@ class AttentionArguments {
   const std::vector<int> masked_, stored_;
 };
 
-// The arguments of an operation, looked up at its first call and again if its schema is replaced. Any thread;
-// never waits.
+// The AttentionArguments of an operation, made at its first call and again if its schema is replaced. Any
+// thread; never waits.
 class LazyArguments {
  public:
   LazyArguments(const Semantics& semantics, bool backward) : semantics_(semantics), backward_(backward) {}
@@ -221,7 +223,7 @@ class LazyArguments {
     const c10::FunctionSchema& schema = op.schema();
     const AttentionArguments* known = known_.load(std::memory_order_acquire);
     if (known && known->is_of(schema)) return *known;
-    // Allocated once, at set-up, and never freed, since another thread may be reading it.
+    // Never freed, since another thread may be reading the previous one.
     const auto* fresh = new AttentionArguments(schema, semantics_, backward_);
     known_.store(fresh, std::memory_order_release);
     return *fresh;
@@ -236,14 +238,14 @@ class LazyArguments {
 // The functions below describe a call in the form of hook.h from the arguments and results of its operation.
 // They make views only: no tensor is created, and no values are read.
 
-// The result of a successful description; it differs from all FORESHOCK_SKIP_ reasons.
+// Returned by describe_call() on success. Differs from all FORESHOCK_SKIP_ reasons, since it is their count.
 inline constexpr uint32_t kDescribed = FORESHOCK_SKIP_REASONS;
 
 // Expands a mask to all dimensions of the call, with stride 0 where it is broadcast. False if it does not
 // fit. `is_flat`: a mask of three dimensions is (batch x head, query, key).
 inline bool view_mask(const at::Tensor& mask, const foreshock_attention_call& call, foreshock_tensor* view,
                       bool is_flat = false) {
-  if (!mask.defined()) return true;
+  if (!mask.defined()) return true;  // the view stays absent
   const int64_t shape[] = {call.query.shape[0], call.query.shape[1], call.query.shape[2], call.key.shape[2]};
   *view = view_of(mask);
   if (!view->data || view->dtype == FORESHOCK_DTYPE_NONE) return false;
@@ -272,7 +274,7 @@ inline bool is_packed_layout(const at::Tensor& tensor) {
   return tensor.dim() == 3 || (tensor.dim() == 4 && tensor.size(0) == 1);
 }
 
-// A view of packed sequences as (head, total, d).
+// A view of packed sequences as (head, total, d); absent if the tensor has another layout.
 inline foreshock_tensor packed_view(const at::Tensor& packed) {
   foreshock_tensor view = packed.defined() && is_packed_layout(packed) ? view_of(packed) : foreshock_tensor{};
   if (!view.data) return {};
@@ -284,7 +286,8 @@ inline foreshock_tensor packed_view(const at::Tensor& packed) {
   return view;
 }
 
-// Describes the offsets of a packed call. False if they are invalid or not on the device of the tensors.
+// Fills in the offsets of a packed call: sequence s has the positions from offset s up to offset s + 1. False
+// if they are invalid or not on the device of the tensors. call->query and call->key must be set.
 inline bool describe_offsets(const AttentionInputs& in, foreshock_attention_call* call) {
   const at::Tensor &q = in.sequences_q, &k = in.sequences_k.defined() ? in.sequences_k : in.sequences_q;
   for (const at::Tensor& offsets : {q, k}) {
@@ -305,6 +308,7 @@ inline bool describe_offsets(const AttentionInputs& in, foreshock_attention_call
   return true;
 }
 
+// The view with the order of dimensions of hook.h: (batch, head, position, d).
 inline foreshock_tensor heads_first(foreshock_tensor view, bool positions_first) {
   if (!positions_first || view.dims != FORESHOCK_TENSOR_DIMS) return view;
   std::swap(view.shape[1], view.shape[2]);
@@ -318,6 +322,8 @@ inline foreshock_tensor without_padding(foreshock_tensor log_sum_exp, int64_t qu
   return log_sum_exp;
 }
 
+// Fills in call->causal from the causal mask and the window of the call. The tensors and offsets must be set.
+// Returns kDescribed or FORESHOCK_SKIP_MASK.
 inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_call* call) {
   // For packed sequences the upper bounds of their lengths are used.
   const bool is_packed = call->query_offsets != nullptr;
@@ -327,11 +333,12 @@ inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_c
   if (in.causal == kSquareOnly && queries == keys) call->causal = FORESHOCK_CAUSAL_TOP_LEFT;
   if (call->causal < FORESHOCK_CAUSAL_NONE || call->causal > FORESHOCK_CAUSAL_BOTTOM_RIGHT)
     return FORESHOCK_SKIP_MASK;
-  // A window wider than the sequence has no effect; a window that ends at the query itself means causal.
+  // A window that hides keys cannot be described; one that is wider than the sequence has no effect.
   if (in.window_left >= 0 && in.window_left < keys) return FORESHOCK_SKIP_MASK;
   if (in.causal == 0 && in.window_right > 0 && in.window_right < std::max(queries, keys))
     return FORESHOCK_SKIP_MASK;
-  // Only kernels that align causal masks at the bottom right (flash-attn) have an argument for a window.
+  // A window that ends at the query itself means causal. Only kernels that align causal masks at the bottom
+  // right (flash-attn) have an argument for a window.
   if (in.window_right == 0) call->causal = FORESHOCK_CAUSAL_BOTTOM_RIGHT;
   // With fewer keys than queries the first queries see no key, and kernels leave their result undefined. For
   // packed sequences the core checks each sequence itself.
@@ -340,15 +347,16 @@ inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_c
   return kDescribed;
 }
 
+// Fills in the tensors and offsets of a call on packed sequences. False: they are not supported.
 inline bool describe_packed(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
   call->query = packed_view(in.query);
   call->key = packed_view(in.key);
   call->value = packed_view(in.value);
   call->out = packed_view(in.out);
   if (!call->query.data || !call->key.data || !describe_offsets(in, call)) return false;
-  // log_sum_exp is (head, total) or (sequence, head, position). If every sequence has one query and heads are
-  // grouped, flash-attn swaps the heads of a group with the queries, and log_sum_exp has another order. It is
-  // left out then. See mha_varlen_fwd in csrc/flash_attn/flash_api.cpp.
+  // log_sum_exp is (head, total) or (sequence, head, position). If every sequence has one query and several
+  // heads share a kv-head, flash-attn swaps the heads with the queries, and log_sum_exp has another order. It
+  // is left out then. See mha_varlen_fwd in csrc/flash_attn/flash_api.cpp.
   const bool is_swapped = call->longest_query == 1 && call->query.shape[0] != call->key.shape[0];
   if (in.log_sum_exp.defined() && (in.log_sum_exp.dim() == 2 || in.log_sum_exp.dim() == 3) && !is_swapped)
     call->log_sum_exp = view_of(in.log_sum_exp);
@@ -382,7 +390,8 @@ inline bool describe_tensors(const AttentionInputs& in, bool backward, foreshock
   return true;
 }
 
-// Describes a call. Returns kDescribed, or the reason to skip it. `in` also has the results.
+// Describes a call. `in` must also have the results of the operation. Returns kDescribed, or the reason to
+// skip the call (FORESHOCK_SKIP_...).
 inline uint32_t describe_call(const AttentionInputs& in, const Semantics& semantics, bool backward,
                               foreshock_attention_call* call) {
   if (!in.query.defined()) return FORESHOCK_SKIP_LAYOUT;
@@ -403,9 +412,10 @@ inline uint32_t describe_call(const AttentionInputs& in, const Semantics& semant
   return describe_causal(in, call);
 }
 
-// The rest of this file is the kernel at BackendSelect of every attention operation. AttentionHook checks a
-// call, redispatches it and reports it. A call that is not sampled costs a few loads and one call into the
-// core. The hook itself never throws; exceptions of the operation pass through.
+// The rest of this file is the kernel at BackendSelect (see dispatch.h) of every attention operation.
+// AttentionHook checks a call, passes it on to torch's own kernel and reports it. A call that is not sampled
+// costs a few loads and one call into the core. The hook itself never throws; exceptions of the operation
+// pass through.
 
 // Nesting depth of attention operations. Only the outermost one is counted; the operations that it calls are
 // its parts.
@@ -422,43 +432,46 @@ struct AttentionDepth {
   ~AttentionDepth() { --attention_depth; }
 };
 
-// Reports a call that is about to happen. True: the core wants a description of it. `any_mode`: the call is
-// made inside an autograd.Function, where gradient mode is always off, so only the query shows whether it
-// needs gradients.
+// Reports a call that is about to happen. True: the call is sampled, so the caller must end it with
+// foreshock_attention_leave or _skip. `operation`: its number from foreshock_register_op. `in_function`: the
+// call is made inside an autograd.Function, where gradient mode is always off, so only the query shows
+// whether it needs gradients.
 inline bool enter_attention(int32_t operation, bool backward, const at::Tensor& query,
-                            bool any_mode = false) noexcept {
+                            bool in_function = false) noexcept {
   attention_calls[backward].fetch_add(1, std::memory_order_relaxed);
   const bool in_backward = in_backward_pass();
   uint32_t flags = in_backward ? FORESHOCK_IN_BACKWARD : 0;
   if (backward) {
     flags |= FORESHOCK_NEEDS_GRADIENT;
     training_clock().on_attention_backward();
-  } else if (query.requires_grad() && (any_mode || c10::GradMode::is_enabled())) {
+  } else if (query.requires_grad() && (in_function || c10::GradMode::is_enabled())) {
     flags |= FORESHOCK_NEEDS_GRADIENT;
   }
-  // Until steps are reported, they are counted from the version of a weight that this call uses (clock.h).
+  // Detects the end of a step if the training does not report its steps (clock.h). Must come before this call
+  // is counted, which belongs to the next step.
   if (!in_backward) ParameterClock::instance().observe(query);
   return foreshock_attention_enter(operation, flags) != 0;
 }
 
+// `number`: the operation's number from foreshock_register_op.
 class AttentionHook final : public c10::OperatorKernel {
  public:
   AttentionHook(const AttentionOp& op, int32_t number)
       : number_(number),
         backward_(op.pass == FORESHOCK_BACKWARD),
         is_tap_(op.semantics->order == Order::kAsSaid),
-        any_mode_(op.semantics->in_function),
-        late_(*op.semantics, backward_) {}
+        in_function_(op.semantics->in_function),
+        arguments_(*op.semantics, backward_) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
-    const AttentionArguments& arguments = late_.of(op);
+    const AttentionArguments& arguments = arguments_.of(op);
     const at::Tensor& query = arguments.query(*stack);
-    const bool ours = attention_depth == 0 && goes_to_device(below) && has_data(query);
+    const bool is_counted = attention_depth == 0 && goes_to_device(below) && has_data(query);
     const AttentionDepth depth;
-    if (!ours) return op.redispatchBoxed(below, stack);
+    if (!is_counted) return op.redispatchBoxed(below, stack);
     if (is_tap_) taps.fetch_add(1, std::memory_order_relaxed);
-    if (!enter_attention(number_, backward_, query, any_mode_)) return run(op, below, stack, arguments);
+    if (!enter_attention(number_, backward_, query, in_function_)) return run(op, below, stack, arguments);
     AttentionInputs inputs = keep(arguments, *stack);
     try {
       run(op, below, stack, arguments);
@@ -470,13 +483,14 @@ class AttentionHook final : public c10::OperatorKernel {
   }
 
  private:
-  // A tap has no kernel below: its arguments are only removed from the stack.
+  // A tap has nothing to compute: its arguments are only removed from the stack.
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet below, Stack* stack,
            const AttentionArguments& arguments) const {
     if (!is_tap_) return op.redispatchBoxed(below, stack);
     torch::jit::drop(*stack, static_cast<size_t>(arguments.arguments()));
   }
 
+  // AttentionArguments::keep(), with the time that it takes.
   static AttentionInputs keep(const AttentionArguments& arguments, const Stack& stack) {
     const uint64_t begin = now_ns();
     AttentionInputs inputs = arguments.keep(stack);
@@ -484,6 +498,7 @@ class AttentionHook final : public c10::OperatorKernel {
     return inputs;
   }
 
+  // Ends a sampled call. `stack` has the results of the operation.
   void report(AttentionInputs* inputs, const AttentionArguments& arguments,
               const Stack& stack) const noexcept {
     const uint64_t begin = now_ns();
@@ -516,8 +531,8 @@ class AttentionHook final : public c10::OperatorKernel {
   }
 
   const int32_t number_;
-  const bool backward_, is_tap_, any_mode_;
-  LazyArguments late_;
+  const bool backward_, is_tap_, in_function_;
+  LazyArguments arguments_;
 };
 
 }  // namespace foreshock::adapter

@@ -1,7 +1,8 @@
 // Lists the attention operations that are hooked, and hooks each once its schema is registered. These are
 // torch's fused operations, and custom operations of other packages, which may be imported later or never.
-// Composite operations (scaled_dot_product_attention itself, the math path) are not hooked here, because a
-// kernel for them at an autograd key would remove the gradients from compiled graphs.
+// Composite operations (scaled_dot_product_attention itself, the math path) are not hooked here: torch splits
+// them up before BackendSelect, the dispatch key of our hooks, and a kernel at a higher key (autograd's)
+// would remove the gradients from compiled graphs.
 //
 // A kernel could be registered before the schema, but torch lists such kernels as dangling
 // (torch._C._dispatch_find_dangling_impls). The dispatcher reports a new schema while it holds its own mutex,
@@ -46,58 +47,62 @@ inline constexpr Semantics kOverrideable{Order::kHeadsFirst, kSquareOnly};
 
 // flash-attention aligns at the bottom right since 2.1 (its README). torch.nn.attention.varlen, nested
 // tensors, and xformers with torch's kernels call the operations of aten.
-inline constexpr Semantics kFlash{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT, true, true};
-inline constexpr Semantics kFlashInplace{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT, true, true,
-                                         true};
+inline constexpr Semantics kFlash{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT, /*packs=*/true,
+                                  /*in_function=*/true};
+inline constexpr Semantics kFlashInplace{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT,
+                                         /*packs=*/true, /*in_function=*/true, /*fills_out=*/true};
 
-// The numbers of custom_mask_type (CustomMaskType in sdp_utils_cpp.h) equal FORESHOCK_CAUSAL_.... The layout
-// of a bias is that of get_bias_4d_view() in mem_eff_attention/pytorch_utils.h.
-inline constexpr Semantics kEfficient{
-    Order::kPositionsFirst, FORESHOCK_CAUSAL_TOP_LEFT, true, true, false, true};
+// This operation's argument custom_mask_type gives the alignment (CustomMaskType in sdp_utils_cpp.h); its
+// numbers equal FORESHOCK_CAUSAL_.... The layout of a bias is that of get_bias_4d_view() in
+// mem_eff_attention/pytorch_utils.h.
+inline constexpr Semantics kEfficient{Order::kPositionsFirst, FORESHOCK_CAUSAL_TOP_LEFT, /*packs=*/true,
+                                      /*in_function=*/true,   /*fills_out=*/false,       /*flat_bias=*/true};
 static_assert(FORESHOCK_CAUSAL_NONE == 0 && FORESHOCK_CAUSAL_TOP_LEFT == 1 &&
               FORESHOCK_CAUSAL_BOTTOM_RIGHT == 2);
 
-// The arguments of foreshock::tap give their own meaning.
+// foreshock::tap, with which a training reports attention that cannot be hooked. Its arguments give the order
+// of dimensions and the alignment.
 inline constexpr Semantics kTap{Order::kAsSaid, kSquareOnly};
 
-inline constexpr uint32_t kAhead = FORESHOCK_FORWARD, kBack = FORESHOCK_BACKWARD;
+inline constexpr uint32_t kForward = FORESHOCK_FORWARD, kBackward = FORESHOCK_BACKWARD;
 
+// The most important operations first, since the core's table of operations may become full.
 inline constexpr AttentionOp kAttentionOps[] = {
-    {"aten", "_scaled_dot_product_flash_attention_for_cpu", "", kAhead, &kUpperLeft},
-    {"aten", "_scaled_dot_product_flash_attention_for_cpu_backward", "", kBack, &kUpperLeft},
-    {"aten", "_scaled_dot_product_flash_attention", "", kAhead, &kSdpaFlash},
-    {"aten", "_scaled_dot_product_flash_attention", "quantized", kAhead, &kSdpaFlash},
-    {"aten", "_scaled_dot_product_flash_attention_backward", "", kBack, &kSdpaFlash},
-    {"aten", "_scaled_dot_product_efficient_attention", "", kAhead, &kSdpaEfficient},
-    {"aten", "_scaled_dot_product_efficient_attention_backward", "", kBack, &kSdpaEfficient},
-    {"aten", "_scaled_dot_product_cudnn_attention", "", kAhead, &kCudnn},
-    {"aten", "_scaled_dot_product_cudnn_attention_backward", "", kBack, &kCudnn},
-    {"aten", "_scaled_dot_product_fused_attention_overrideable", "", kAhead, &kOverrideable},
-    {"aten", "_scaled_dot_product_fused_attention_overrideable_backward", "", kBack, &kOverrideable},
-    {"aten", "_flash_attention_forward", "", kAhead, &kFlash},
-    {"aten", "_flash_attention_forward", "quantized", kAhead, &kFlash},
-    {"aten", "_flash_attention_forward_no_dropout_inplace", "", kAhead, &kFlashInplace},
-    {"aten", "_flash_attention_backward", "", kBack, &kFlash},
-    {"aten", "_efficient_attention_forward", "", kAhead, &kEfficient},
-    {"aten", "_efficient_attention_backward", "", kBack, &kEfficient},
-    {"aten", "_cudnn_attention_forward", "", kAhead, &kCudnn},
-    {"aten", "_cudnn_attention_backward", "", kBack, &kCudnn},
-    {"foreshock", "tap", "", kAhead, &kTap},
-    {"foreshock", "tap_backward", "", kBack, &kTap},
-    {"flash_attn", "_flash_attn_forward", "", kAhead, &kFlash},
-    {"flash_attn", "_flash_attn_backward", "", kBack, &kFlash},
-    {"flash_attn", "_flash_attn_varlen_forward", "", kAhead, &kFlash},
-    {"flash_attn", "_flash_attn_varlen_backward", "", kBack, &kFlash},
-    {"flash_attn_3", "_flash_attn_forward", "", kAhead, &kFlash},
-    {"flash_attn_3", "_flash_attn_backward", "", kBack, &kFlash},
-    {"xformers_flash", "flash_fwd", "", kAhead, &kFlash},
-    {"xformers_flash", "flash_bwd", "", kBack, &kFlash},
-    {"xformers_flash3", "flash_fwd", "", kAhead, &kFlash},
-    {"xformers_flash3", "flash_bwd", "", kBack, &kFlash},
+    {"aten", "_scaled_dot_product_flash_attention_for_cpu", "", kForward, &kUpperLeft},
+    {"aten", "_scaled_dot_product_flash_attention_for_cpu_backward", "", kBackward, &kUpperLeft},
+    {"aten", "_scaled_dot_product_flash_attention", "", kForward, &kSdpaFlash},
+    {"aten", "_scaled_dot_product_flash_attention", "quantized", kForward, &kSdpaFlash},
+    {"aten", "_scaled_dot_product_flash_attention_backward", "", kBackward, &kSdpaFlash},
+    {"aten", "_scaled_dot_product_efficient_attention", "", kForward, &kSdpaEfficient},
+    {"aten", "_scaled_dot_product_efficient_attention_backward", "", kBackward, &kSdpaEfficient},
+    {"aten", "_scaled_dot_product_cudnn_attention", "", kForward, &kCudnn},
+    {"aten", "_scaled_dot_product_cudnn_attention_backward", "", kBackward, &kCudnn},
+    {"aten", "_scaled_dot_product_fused_attention_overrideable", "", kForward, &kOverrideable},
+    {"aten", "_scaled_dot_product_fused_attention_overrideable_backward", "", kBackward, &kOverrideable},
+    {"aten", "_flash_attention_forward", "", kForward, &kFlash},
+    {"aten", "_flash_attention_forward", "quantized", kForward, &kFlash},
+    {"aten", "_flash_attention_forward_no_dropout_inplace", "", kForward, &kFlashInplace},
+    {"aten", "_flash_attention_backward", "", kBackward, &kFlash},
+    {"aten", "_efficient_attention_forward", "", kForward, &kEfficient},
+    {"aten", "_efficient_attention_backward", "", kBackward, &kEfficient},
+    {"aten", "_cudnn_attention_forward", "", kForward, &kCudnn},
+    {"aten", "_cudnn_attention_backward", "", kBackward, &kCudnn},
+    {"foreshock", "tap", "", kForward, &kTap},
+    {"foreshock", "tap_backward", "", kBackward, &kTap},
+    {"flash_attn", "_flash_attn_forward", "", kForward, &kFlash},
+    {"flash_attn", "_flash_attn_backward", "", kBackward, &kFlash},
+    {"flash_attn", "_flash_attn_varlen_forward", "", kForward, &kFlash},
+    {"flash_attn", "_flash_attn_varlen_backward", "", kBackward, &kFlash},
+    {"flash_attn_3", "_flash_attn_forward", "", kForward, &kFlash},
+    {"flash_attn_3", "_flash_attn_backward", "", kBackward, &kFlash},
+    {"xformers_flash", "flash_fwd", "", kForward, &kFlash},
+    {"xformers_flash", "flash_bwd", "", kBackward, &kFlash},
+    {"xformers_flash3", "flash_fwd", "", kForward, &kFlash},
+    {"xformers_flash3", "flash_bwd", "", kBackward, &kFlash},
 };
 
 // Puts an AttentionHook on an operation whose schema is registered. Returns false if there is no schema or
-// the core's table of operations is full. Leaks the library, since destroying it would remove its kernels.
+// the core's table of operations is full. Leaks the torch::Library, since its destructor removes the kernel.
 inline bool hook_attention_op(const AttentionOp& op) {
   const std::string qualified = std::string(op.space) + "::" + op.name;
   if (!c10::Dispatcher::singleton().findSchema({qualified, op.overload})) return false;
@@ -112,7 +117,7 @@ inline bool hook_attention_op(const AttentionOp& op) {
   return true;
 }
 
-// Thread-safe. Never destroyed.
+// Hooks the operations of kAttentionOps when their schemas are registered. Thread-safe. Never destroyed.
 class LateOps final : public c10::OpRegistrationListener {
  public:
   // Hooks the operations that are registered already, including torch's own, and listens for later ones. Call
@@ -135,7 +140,7 @@ class LateOps final : public c10::OpRegistrationListener {
     for (const AttentionOp& known : kAttentionOps) {
       if (name.overload_name != known.overload || name.name != std::string(known.space) + "::" + known.name)
         continue;
-      if (!has_arrived_.exchange(true, std::memory_order_relaxed)) ask_interpreter();
+      if (!has_arrived_.exchange(true, std::memory_order_relaxed)) hook_in_pending_call();
     }
   }
   void onOperatorDeregistered(const c10::OperatorHandle&) override {}
@@ -148,11 +153,10 @@ class LateOps final : public c10::OpRegistrationListener {
     return *ops;
   }
 
-  // Hooks in the order of the table, which has the most important operations first: the core's table of
-  // operations may become full.
   void hook_new() noexcept try {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return;
+    // Before the search, so that an operation that is registered during it sets the flag again.
     has_arrived_.store(false, std::memory_order_relaxed);
     for (size_t n = 0; n < kOps; ++n) {
       if (is_hooked_[n] || !hook_attention_op(kAttentionOps[n])) continue;
@@ -163,8 +167,8 @@ class LateOps final : public c10::OpRegistrationListener {
     foreshock_off("adapter_late_ops");
   }
 
-  // Py_AddPendingCall may be called without the interpreter lock.
-  static void ask_interpreter() noexcept {
+  // Does nothing without Python. Py_AddPendingCall may be called without the interpreter lock.
+  static void hook_in_pending_call() noexcept {
     const auto add = Python::get().add_pending;
     if (add) add([](void*) { return hook_arrived(), 0; }, nullptr);
   }
@@ -175,6 +179,7 @@ class LateOps final : public c10::OpRegistrationListener {
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 
+// Whether an argument with one of the two names is a tensor.
 inline bool has_tensor(const c10::FunctionSchema& schema, const char* name, const char* other) {
   for (const c10::Argument& argument : schema.arguments()) {
     if ((argument.name() == name || argument.name() == other) &&

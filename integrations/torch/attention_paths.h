@@ -2,8 +2,9 @@
 //
 // scaled_dot_product_attention takes the math path if no fused kernel supports the call (dropout on a CPU,
 // masks that need gradients, three dimensions, fp64 on a GPU). The path consists of ordinary operations. Only
-// _safe_softmax is called by nothing else, once per forward pass, so forward passes are counted there at no
-// cost for other operations. Backward passes, and forward passes inside a compiled graph, cannot be counted.
+// _safe_softmax, which it calls once per forward pass, is called by nothing else. So a hook there counts the
+// forward passes at no cost for other operations. Backward passes, and forward passes inside a compiled
+// graph, cannot be counted.
 //
 // Sampling needs query, key, value and output together, which only torch's RecordFunction sees. Its callbacks
 // cost every operation 0.25 to 0.4 us, so they are active only with --math-path, and only during sampled
@@ -24,7 +25,8 @@ namespace foreshock::adapter {
 
 inline constexpr const char* kMathPath = "_scaled_dot_product_attention_math";
 
-// Counts forward passes of the math path. None of them is sampled here.
+// Counts forward passes of the math path, except those that MathWindow counts: inside them attention_depth is
+// not 0. A call that was to be sampled is skipped, since only the scores are known here.
 class SafeSoftmaxHook final : public c10::OperatorKernel {
  public:
   SafeSoftmaxHook(const c10::FunctionSchema& schema, int32_t number)
@@ -33,9 +35,9 @@ class SafeSoftmaxHook final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
     const at::Tensor& scores = tensor_or_undefined(peek(*stack, arguments_, 0));
-    if (attention_depth == 0 && goes_to_device(below) && has_data(scores)) {
-      if (enter_attention(number_, false, scores)) foreshock_attention_skip(number_, FORESHOCK_SKIP_OFF);
-    }
+    const bool is_counted = attention_depth == 0 && goes_to_device(below) && has_data(scores);
+    if (is_counted && enter_attention(number_, false, scores))
+      foreshock_attention_skip(number_, FORESHOCK_SKIP_OFF);
     op.redispatchBoxed(below, stack);
   }
 
@@ -47,8 +49,9 @@ class SafeSoftmaxHook final : public c10::OperatorKernel {
 // Samples the math path with RecordFunction's callbacks, which it enables during sampled steps.
 class MathWindow {
  public:
-  // Call it once, at set-up. Adds the callbacks; they are never removed, only disabled, since removing is not
-  // safe while other threads run.
+  // Call it once, at set-up. Adds the callbacks if `foreshock run --math-path` is on. They are never removed,
+  // only disabled, since removing is not safe while other threads run. `number`: the operation's number from
+  // foreshock_register_op.
   static void prepare(int32_t number) {
     const char* asked = std::getenv("FORESHOCK_MATH_PATH");
     const bool on = asked && (!std::strcmp(asked, "on") || !std::strcmp(asked, "1") ||
@@ -67,20 +70,24 @@ class MathWindow {
   // Called at the end of a step. Enables the callbacks if the next step is sampled, else disables them.
   static void follow() {
     const bool wanted = arguments_ && foreshock_step_is_sampled() != 0;
-    if (open_.exchange(wanted) == wanted) return;
+    if (is_enabled_.exchange(wanted) == wanted) return;
     wanted ? at::reenableCallback(handle_) : at::disableCallback(handle_);
   }
 
  private:
+  // A call of the math path that is running. While it exists, SafeSoftmaxHook does not count the call again.
   struct Call final : at::ObserverContext {
     AttentionDepth depth;
     bool sampled = false;
     AttentionInputs inputs;
   };
 
+  // torch calls it before every operation. The result is passed to on_end() after the operation; null: the
+  // operation is not the math path.
   static std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& function) noexcept try {
+    constexpr size_t kPrefix = 6;  // length of "aten::"
     if (attention_depth != 0 || std::strncmp(function.name(), "aten::_scaled", 13) != 0 ||
-        std::strcmp(function.name() + 6, kMathPath) != 0)
+        std::strcmp(function.name() + kPrefix, kMathPath) != 0)
       return nullptr;
     const auto given = function.inputs();
     const Stack stack(given.begin(), given.end());
@@ -115,7 +122,7 @@ class MathWindow {
   static inline int32_t number_ = -1;
   static inline const AttentionArguments* arguments_ = nullptr;  // null: --math-path is off
   static inline at::CallbackHandle handle_ = 0;
-  static inline std::atomic<bool> open_{false};
+  static inline std::atomic<bool> is_enabled_{false};  // the callbacks are
 };
 
 // An operation that is called through torch's C shim (AOTInductor, cpp_wrapper). libforeshock.so interposes
@@ -123,25 +130,28 @@ class MathWindow {
 // Compiled graphs have no autograd history, so the layer of such a call is unknown.
 struct ShimRow {
   const char* operation;
-  uint32_t pass;
+  uint32_t pass;   // FORESHOCK_FORWARD or _BACKWARD
   bool described;  // describe_shim() can describe its calls
-  int32_t number;  // number of the operation; -1: not registered
+  int32_t number;  // the operation's number from foreshock_register_op; -1: not registered
 };
 
-#define FORESHOCK_SHIM_ROW(number, function, operation, pass) {operation, pass, (number) < 2, -1},
+// Only rows 0 and 1 of FORESHOCK_SHIMS (adapter.h), the functions for the CPU, are described.
+#define FORESHOCK_SHIM_ROW(row, function, operation, pass) {operation, pass, (row) < 2, -1},
 inline ShimRow shim_rows[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM_ROW)};
 #undef FORESHOCK_SHIM_ROW
 
-// Must be called after the dispatcher's operations are registered; equal names share their numbers.
+// Call it after LateOps::start, which registers operations with the same names: a shim shares their number.
 inline void register_shims() {
   for (ShimRow& row : shim_rows) row.number = foreshock_register_op(row.operation, row.pass);
 }
 
+// The tensor behind a handle of the C shim; undefined for a null handle.
 inline const at::Tensor& tensor_of(const void* handle) {
   static const at::Tensor* undefined = new at::Tensor();
   return handle ? *static_cast<const at::Tensor*>(handle) : *undefined;
 }
 
+// Describes a call of a CPU shim function. False: its tensors are not supported.
 inline bool describe_shim(const foreshock_shim_call& given, foreshock_attention_call* call) {
   const at::Tensor& query = tensor_of(given.query);
   if (query.dim() != 4) return false;
@@ -158,18 +168,21 @@ inline bool describe_shim(const foreshock_shim_call& given, foreshock_attention_
   if (!view_mask(tensor_of(given.mask), *call, &call->mask)) return false;
   call->scale = given.scale != 0 ? given.scale : 1 / std::sqrt(static_cast<double>(query.size(3)));
   call->dropout = given.dropout;
-  call->causal =
-      given.causal ? FORESHOCK_CAUSAL_TOP_LEFT : FORESHOCK_CAUSAL_NONE;  // the CPU kernel aligns top left
+  // The CPU kernel aligns at the top left.
+  call->causal = given.causal ? FORESHOCK_CAUSAL_TOP_LEFT : FORESHOCK_CAUSAL_NONE;
   return call->query.data && call->key.data && call->value.data;
 }
 
+// Call it before the shim function, and shim_ended() after it in every case. Returns whether the call is
+// sampled.
 inline int shim_begins(const foreshock_shim_call& given) noexcept {
   const ShimRow& row = shim_rows[given.number];
   const at::Tensor& query = tensor_of(given.query);
-  const bool ours = attention_depth++ == 0 && row.number >= 0 && has_data(query);
-  return ours && enter_attention(row.number, row.pass == FORESHOCK_BACKWARD, query);
+  const bool is_counted = attention_depth++ == 0 && row.number >= 0 && has_data(query);
+  return is_counted && enter_attention(row.number, row.pass == FORESHOCK_BACKWARD, query);
 }
 
+// `wanted`: the result of shim_begins().
 inline void shim_ended(const foreshock_shim_call& given, bool wanted) noexcept {
   --attention_depth;
   if (!wanted) return;
@@ -178,12 +191,12 @@ inline void shim_ended(const foreshock_shim_call& given, bool wanted) noexcept {
   foreshock_attention_call call{};
   uint32_t reason = given.failed ? FORESHOCK_SKIP_UNKNOWN : FORESHOCK_SKIP_LAYOUT;
   try {
-    if (!given.failed && row.described && describe_shim(given, &call)) reason = FORESHOCK_SKIP_REASONS;
+    if (!given.failed && row.described && describe_shim(given, &call)) reason = kDescribed;
   } catch (...) {
     reason = FORESHOCK_SKIP_UNKNOWN;
   }
   call.prepare_ns = now_ns() - begin;
-  if (reason == FORESHOCK_SKIP_REASONS) return foreshock_attention_leave(&call);
+  if (reason == kDescribed) return foreshock_attention_leave(&call);
   foreshock_attention_skip(row.number, reason);
 }
 

@@ -1,6 +1,9 @@
-// Detects backward passes, losses, gradient scalers and steps of a training with hooks on torch's operations.
-// The core copies single numbers from a device without waiting. Numbers that the training itself reads
-// (`.item()`) are reported from here.
+// Detects backward passes, losses, gradient scalers and steps of a training with hooks on torch's operations,
+// and reports them to the core (libforeshock.so).
+//
+// A value on a device cannot be read without waiting. Instead foreshock_fetch lets the core copy it later and
+// returns a number (0: none), which stands for the value in further calls. If the training itself reads the
+// value (`.item()`), it is passed to the core from here.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_CLOCK_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_CLOCK_H_
 
@@ -27,8 +30,8 @@ inline bool is_number_on_device(const at::Tensor& tensor) noexcept {
   return has_data(tensor) && tensor.is_cuda() && tensor.numel() == 1 && tensor.is_floating_point();
 }
 
-// Lets the core copy the values of `tensors` (foreshock_fetch) and fills in their numbers. The tensors must
-// be on one device and computed on one stream. False: it failed.
+// Lets the core copy the values of `tensors` and fills in their numbers. The tensors must be on one device
+// and computed on one stream. `what`: FORESHOCK_FETCH_.... False: it failed.
 template <size_t N>
 bool fetch(const at::Tensor* const (&tensors)[N], uint32_t what, uint64_t (&numbers)[N]) noexcept try {
   foreshock_tensor values[N];
@@ -65,13 +68,13 @@ inline std::vector<uint64_t> fetch_numbers(const c10::List<at::Tensor>& list, ui
   return numbers;
 }
 
-// Remembers the last few one-element tensors on a device, so that a value that the training reads itself can
-// be reported. Any thread; a call is dropped if another thread holds the object.
+// Remembers the last few losses and scaler results on a device, in order to recognize them when the training
+// reads their values. Any thread; a call is dropped if another thread holds the object.
 class WatchedNumbers {
  public:
-  enum class Kind { kLoss, kFound };
+  enum class Kind { kLoss, kFoundInf };  // kFoundInf: whether a gradient scaler has found an overflow
 
-  // `number`: the core's number of a loss; 0 for the result of a gradient scaler.
+  // `number`: the core's number of a loss; 0 for a scaler's result.
   void watch(const at::Tensor& tensor, Kind kind, uint64_t number) noexcept {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return;
@@ -85,15 +88,16 @@ class WatchedNumbers {
     any_.store(true, std::memory_order_relaxed);
   }
 
-  // The training has read `value` from this tensor, or from another one with the same memory.
-  void on_fetched(const at::Tensor& tensor, double value) noexcept {
+  // Call it when the training has read `value` from any tensor on a device. A watched loss is passed to the
+  // core; a watched scaler result is kept for value_of().
+  void on_read(const at::Tensor& tensor, double value) noexcept {
     if (!any_.load(std::memory_order_relaxed) || !has_data(tensor)) return;
     uint64_t number = 0;
     {
       const TryGuard turn(busy_);
       Watched* seen = turn.is_mine ? find(tensor) : nullptr;
       if (!seen) return;
-      if (seen->kind == Kind::kFound) {
+      if (seen->kind == Kind::kFoundInf) {
         seen->version = version_of(tensor);
         seen->value = value;
       } else if (is_unchanged(*seen, tensor)) {
@@ -103,39 +107,40 @@ class WatchedNumbers {
     if (number != 0) foreshock_fetched(number, value);
   }
 
-  // The core's number of the loss in this tensor; 0: none.
+  // The core's number of the loss in this tensor; 0: not watched, or the tensor has changed.
   uint64_t number_of(const at::Tensor& tensor) noexcept {
     const TryGuard turn(busy_);
     const Watched* seen = turn.is_mine ? find(tensor) : nullptr;
     return seen && seen->kind == Kind::kLoss && is_unchanged(*seen, tensor) ? seen->number : 0;
   }
 
-  // The value that the training has read from the result of a gradient scaler; empty if it has read none.
+  // The value that the training has read from this result of a gradient scaler; empty if it has not read it.
   std::optional<double> value_of(const at::Tensor& tensor) noexcept {
     const TryGuard turn(busy_);
     const Watched* seen = turn.is_mine && has_data(tensor) ? find(tensor) : nullptr;
-    return seen && seen->kind == Kind::kFound && seen->version == version_of(tensor) ? seen->value
-                                                                                     : std::nullopt;
+    const bool is_known = seen && seen->kind == Kind::kFoundInf && seen->version == version_of(tensor);
+    return is_known ? seen->value : std::nullopt;
   }
 
  private:
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-  // The weak reference keeps the address of the storage from being reused.
+  // A tensor, identified by its memory. The weak reference keeps the address of the storage from being
+  // reused.
   struct Watched {
     WeakStorage storage{c10::intrusive_ptr<c10::StorageImpl>()};
     int64_t offset = 0;
-    int64_t version = -1;
+    int64_t version = -1;  // torch's count of in-place writes, when `number` or `value` was valid
     Kind kind = Kind::kLoss;
-    uint64_t number = 0;
-    std::optional<double> value;
+    uint64_t number = 0;          // of a loss
+    std::optional<double> value;  // of a scaler's result
   };
 
   static int64_t version_of(const at::Tensor& tensor) noexcept {
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     return impl->is_inference() ? 0 : static_cast<int64_t>(impl->version_counter().current_version());
   }
-  // A tensor made by `.data` has a version counter of its own, which begins at 0.
+  // A tensor made by `.data` has the same memory but a version counter of its own, which begins at 0.
   static bool is_unchanged(const Watched& watched, const at::Tensor& tensor) noexcept {
     return version_of(tensor) == watched.version || version_of(tensor) == 0;
   }
@@ -162,21 +167,23 @@ inline WatchedNumbers& watched_numbers() {
 }
 
 // Hooks _local_scalar_dense, the operation in which `.item()` waits for a device. Numbers on the CPU are
-// ignored; they are read very often, so the hook is not boxed.
+// ignored. They are read very often, so the hook is not boxed: an unboxed hook costs less per call.
 inline at::Scalar local_scalar(c10::DispatchKeySet keys, const at::Tensor& self) {
   static const auto below = c10::Dispatcher::singleton()
                                 .findSchemaOrThrow("aten::_local_scalar_dense", "")
                                 .typed<at::Scalar(const at::Tensor&)>();
   const at::Scalar value = below.redispatch(keys & kBelow, self);
-  if (self.is_cuda() && value.isFloatingPoint()) watched_numbers().on_fetched(self, value.toDouble());
+  if (self.is_cuda() && value.isFloatingPoint()) watched_numbers().on_read(self, value.toDouble());
   return value;
 }
 
 // Collects the cross-entropies with reduction "sum" of a forward pass. Several may be pieces of one loss, so
-// they are reported together when the backward pass begins; an evaluation has no backward pass. One object
-// for each thread, which calls both passes. No lock, no allocation, no wait.
+// they are reported together when the backward pass begins. (An evaluation has no backward pass, so its sums
+// are never reported.) One object for each thread, since one thread calls both passes. No lock, no
+// allocation, no wait.
 class SummedLoss {
  public:
+  // `weight`: the total weight of the targets in `sum`.
   void add(const at::Tensor& sum, const at::Tensor& weight) noexcept {
     const auto value = scalar_on_cpu(sum), targets = scalar_on_cpu(weight);
     if (value && targets) {
@@ -192,8 +199,8 @@ class SummedLoss {
     ++fetched_count_;
   }
 
-  // Reports the collected sums and drops them. False: there were none, or too many. Then none is reported,
-  // since the mean of a part would be wrong.
+  // Reports the collected sums and drops them. False: nothing was reported, because there were no sums, or
+  // more than on_device_ can hold: the mean of a part would be wrong.
   bool report() noexcept {
     const bool has_room = fetched_count_ <= kMostFetched;
     if (is_on_host_ && has_room) foreshock_observe_loss_sum(sum_, weight_);
@@ -217,51 +224,53 @@ class SummedLoss {
     uint64_t sum, weight;  // numbers of foreshock_fetch
   };
 
-  double sum_ = 0, weight_ = 0;
-  bool is_on_host_ = false;
-  uint32_t fetched_count_ = 0;
+  double sum_ = 0, weight_ = 0;  // totals of the sums in host memory
+  bool is_on_host_ = false;      // at least one sum was in host memory
+  uint32_t fetched_count_ = 0;   // number of sums on a device; may exceed kMostFetched
   Numbers on_device_[kMostFetched] = {};
 };
 
 inline thread_local constinit SummedLoss pending_sums;
 
-// The mean cross-entropy of a forward pass, reported when the backward pass begins; an evaluation has no
-// backward pass. Its value, or for a loss on a device its number from foreshock_fetch (0: none).
+// The last mean cross-entropy of a forward pass, reported when the backward pass begins: its value, or for a
+// loss on a device the core's number of it (0: none).
 inline thread_local std::optional<double> pending_loss;
 inline thread_local uint64_t pending_number = 0;
 
 // Detects the beginning of a backward pass, and finds its loss. Any thread; no lock, no allocation.
 class TrainingClock {
  public:
-  // Called when backward() makes its first gradient, for its root `loss`. With a gradient scaler the root is
-  // the loss times the scale and is not reported. Until the first step has shown whether there is a scaler, a
-  // root that is a product is reported only if there is a mean cross-entropy too. Summed cross-entropies are
-  // dropped then, since the root may be any multiple of them. `divisor`: the number by which the loss was
-  // divided; 0: none.
+  // Called when backward() begins at its root, the tensor whose backward() was called. Reports the root's
+  // value `loss`, unless a gradient scaler may have multiplied it by a scale. `is_product`: the root is the
+  // result of a multiplication. Such a root may be scaled while it is not known yet whether there is a scaler
+  // (see may_be_scaled); then it is reported only beside a mean cross-entropy, which the core prefers. The
+  // summed cross-entropies are dropped then, since the root may be any multiple of them. `divisor`: the
+  // number by which the loss was divided; 0: none.
   void on_root(double loss, bool is_product, double divisor) noexcept {
     root_count_.fetch_add(1, std::memory_order_relaxed);
     const bool maybe_scaled = may_be_scaled(is_product);
     if (maybe_scaled) pending_sums.forget();
-    const bool beside_loss = begin_backward();
-    if ((maybe_scaled && !beside_loss) || has_scaler_.load(std::memory_order_relaxed)) return;
+    const bool has_cross_entropy = begin_backward();
+    if ((maybe_scaled && !has_cross_entropy) || has_scaler_.load(std::memory_order_relaxed)) return;
     if (divisor != 0) foreshock_observe_root_divisor(divisor);
     foreshock_observe_loss(loss, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
-  // As on_root(), for a root on a device. A root that is multiplied by a scale is reported when the scaler
-  // divides the gradients by the scale (on_unscale). If there is a cross-entropy, it is the loss instead.
+  // As on_root(), for a root on a device. Without any cross-entropy (dropped sums included), a root that is
+  // or may be scaled is kept until the scaler divides the gradients by the scale, and on_unscale() reports it
+  // divided too.
   void on_root_on_device(const at::Tensor& loss, bool is_product, double divisor) noexcept {
     root_count_.fetch_add(1, std::memory_order_relaxed);
     uint64_t number = watched_numbers().number_of(loss);
     const bool maybe_scaled = may_be_scaled(is_product);
-    const bool is_left_out = maybe_scaled && pending_sums.forget();
-    const bool beside_loss = begin_backward();
+    const bool has_dropped_sums = maybe_scaled && pending_sums.forget();
+    const bool has_cross_entropy = begin_backward();
     const bool is_known = number != 0;
-    if (beside_loss ? has_scaler_.load(std::memory_order_relaxed) : is_left_out) return;
+    if (has_cross_entropy ? has_scaler_.load(std::memory_order_relaxed) : has_dropped_sums) return;
     if (!is_known) number = fetch_number(loss, FORESHOCK_FETCH_LOSS);
     if (number == 0) return;
     if (divisor != 0) foreshock_observe_root_divisor(divisor);
-    if (has_scaler_.load(std::memory_order_relaxed) || (maybe_scaled && !beside_loss)) {
+    if (has_scaler_.load(std::memory_order_relaxed) || (maybe_scaled && !has_cross_entropy)) {
       const uint32_t n = scaled_count_.load(std::memory_order_relaxed);
       if (n < kMostScaled) scaled_root_[n] = number;
       scaled_count_.store(n + 1, std::memory_order_relaxed);
@@ -271,7 +280,8 @@ class TrainingClock {
     foreshock_observe_fetched_loss(number, 0, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
-  // Called when the scaler divides the gradients by its scale. Reports the roots of this step, divided too.
+  // Called when the scaler divides the gradients by its scale. `inverse`: 1 / scale, on a device. Reports the
+  // kept roots of this step, multiplied by it; none of them if there were more than kMostScaled.
   void on_unscale(const at::Tensor& inverse) noexcept {
     const uint32_t count = scaled_count_.exchange(0, std::memory_order_relaxed);
     if (count == 0 || count > kMostScaled) return;
@@ -280,8 +290,8 @@ class TrainingClock {
       foreshock_observe_fetched_loss(scaled_root_[n], scale, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
-  // Detects backward passes of trainers that pass a gradient to backward(), which have no on_root() call. A
-  // new graph task is a new backward pass.
+  // Called by every attention operation of a backward pass. Detects passes to which the trainer has given the
+  // first gradient, because there is no on_root() call for them. A new graph task of autograd is a new pass.
   void on_attention_backward() noexcept {
     const int task = torch::autograd::get_current_graph_task_id();
     if (last_task_.load(std::memory_order_relaxed) == task) return;
@@ -291,7 +301,7 @@ class TrainingClock {
 
   void on_scaler() noexcept { has_scaler_.store(true, std::memory_order_relaxed); }
 
-  // Reports an optimizer step that the trainer has not reported; its number is unknown.
+  // Reports an optimizer step that ParameterClock has detected; its number is unknown.
   void count_step() noexcept {
     foreshock_step step{};
     step.size = sizeof(step);
@@ -314,13 +324,14 @@ class TrainingClock {
   uint32_t roots() const noexcept { return root_count_.load(std::memory_order_relaxed); }
 
  private:
-  // Whether a gradient scaler that was not detected yet may have multiplied this root.
+  // Whether a gradient scaler that was not detected yet may have multiplied this root: before the end of the
+  // first step, in which a scaler is detected if there is one.
   bool may_be_scaled(bool is_product) const noexcept {
     return is_product && !has_stepped_.load(std::memory_order_relaxed) &&
            !has_scaler_.load(std::memory_order_relaxed);
   }
 
-  // Starts a backward pass. True if a cross-entropy belongs to it.
+  // Starts a backward pass, and reports the cross-entropies of its forward pass. True if there were any.
   bool begin_backward() noexcept {
     epoch_.fetch_add(1, std::memory_order_relaxed);
     backwards_.fetch_add(1, std::memory_order_relaxed);
@@ -340,9 +351,10 @@ class TrainingClock {
   // Roots since the last step. This is the exact number of backward passes if the trainer calls backward() on
   // a scalar.
   std::atomic<uint32_t> root_count_{0};
-  std::atomic<int> last_task_{-1};  // the last graph task
+  std::atomic<int> last_task_{-1};  // the graph task of the last attention operation in a backward pass
   static constexpr uint32_t kMostScaled = 256;
-  // Numbers of this step's roots that are multiplied by a scale. Written by the thread that calls backward().
+  // The core's numbers of this step's roots that are or may be scaled. Written by the thread that calls
+  // backward().
   uint64_t scaled_root_[kMostScaled] = {};
   std::atomic<uint32_t> scaled_count_{0};  // their count; may exceed kMostScaled
   std::atomic<bool> has_scaler_{false};    // there is a gradient scaler
@@ -388,8 +400,9 @@ class LossHook final : public c10::OperatorKernel {
   const int arguments_, returns_, self_, reduction_;
 };
 
-// The number by which a node divides, if it is a whole Python number of at least 2; else 0. Reads the saved
-// tensor of the node without running the user's saved-tensor hooks.
+// The number by which a node divides, if it is a whole Python number of at least 2; else 0. Trainings that
+// accumulate gradients over n backward passes divide the loss by n. Reads the saved tensor of the node
+// without running the user's saved-tensor hooks. Always 0 with a torch that cannot do this.
 inline double divisor_of(const torch::autograd::Node* node) noexcept try {
   const auto* division = dynamic_cast<const torch::autograd::generated::DivBackward0*>(node);
   if (!division) return 0;
@@ -427,8 +440,9 @@ class RootHook final : public c10::OperatorKernel {
     if (!meta || !meta->grad_fn_ || in_backward_pass()) return;
     const torch::autograd::Node& node = *meta->grad_fn_;
     const bool is_product = std::strstr(typeid(node).name(), "MulBackward") != nullptr;
-    const auto* scaled = is_product && node.num_outputs() > 0 ? node.next_edge(0).function.get() : &node;
-    const double divisor = divisor_of(scaled);
+    // A scaler multiplies after the training has divided: loss / n * scale.
+    const bool is_behind_product = is_product && node.num_outputs() > 0;
+    const double divisor = divisor_of(is_behind_product ? node.next_edge(0).function.get() : &node);
     if (const auto loss = scalar_on_cpu(self)) return training_clock().on_root(*loss, is_product, divisor);
     if (is_number_on_device(self)) training_clock().on_root_on_device(self, is_product, divisor);
   }
@@ -453,7 +467,7 @@ class ScalerHook final : public c10::OperatorKernel {
   static void observe(const at::Tensor& found) noexcept {
     training_clock().on_scaler();
     auto value = scalar_on_cpu(found);
-    if (!value) value = watched_numbers().value_of(found);  // GradScaler.step has waited for it and read it
+    if (!value) value = watched_numbers().value_of(found);  // GradScaler.step may have read it before
     if (value) {
       if (*value > 0) foreshock_step_skipped();
     } else if (const uint64_t number = fetch_number(found, FORESHOCK_FETCH_OTHER)) {
@@ -470,27 +484,31 @@ class ScalerHook final : public c10::OperatorKernel {
 // the helper (python -I), and in updates without an optimizer. Any thread; a call is dropped if another
 // thread holds the clock.
 //
-// Optimizers write their parameters in place, which changes the version of the tensor. So a step has ended
-// if, after a backward pass, the weight of the first query has another version at the next forward call or at
-// the end of the process. The C++ SGD writes through data(), which changes no version; for a weight on the
-// CPU some of the values are compared too. A step that changes none of these is missed. The absolute number
-// of a step is unknown.
+// Optimizers write their parameters in place, which changes the version of the tensor. So the clock follows
+// the weight from which the first attention query was computed. A step has ended if, after a backward pass,
+// this weight has another version at the next forward call of attention or at the end of the process. The C++
+// SGD writes through data(), which changes no version; for a weight on the CPU some of the values are
+// compared too. A step that changes none of these is missed. The absolute number of a step is unknown.
 //
 // The clock has a weak reference to the weight's storage and shares its version counter, so that the last
 // step can be detected after the model was destroyed. A weak reference to the weight itself would make
 // torch.utils.swap_tensors fail.
 class ParameterClock {
  public:
+  // Call it once.
   void enable() noexcept {
     enabled_.store(true, std::memory_order_relaxed);
     std::atexit([] { instance().observe_at_exit(); });
   }
   void disable() noexcept { enabled_.store(false, std::memory_order_relaxed); }
 
-  // Called before a forward call outside backward passes.
+  // Called before a forward call of attention outside backward passes.
   void observe(const at::Tensor& query) noexcept {
     if (!enabled_.load(std::memory_order_relaxed) || busy_.test_and_set(std::memory_order_acquire)) return;
-    if (storage_.expired()) compare(), follow(query);
+    if (storage_.expired()) {
+      compare();  // the last step of a destroyed weight
+      follow(query);
+    }
     if (!storage_.expired()) compare();
     busy_.clear(std::memory_order_release);
   }
@@ -506,6 +524,7 @@ class ParameterClock {
     busy_.clear(std::memory_order_release);
   }
 
+  // Follows the weight from which `query` was computed, if it can be found.
   void follow(const at::Tensor& query) noexcept {
     if (!c10::GradMode::is_enabled() || !query.requires_grad()) return;
     auto* leaf = static_cast<c10::TensorImpl*>(const_cast<void*>(layer_of(query)));
@@ -523,11 +542,14 @@ class ParameterClock {
     values_ = weight_digest();
   }
 
+  // Counts a step if the weight has changed after a backward pass. While its version is unchanged, its values
+  // are read only once after each backward pass, because reading them costs more than reading the version.
   void compare() noexcept {
     if (!counter_.enabled() || training_clock().backwards() == 0) return;
     const uint32_t version = counter_.current_version();
-    const bool is_first_look = std::exchange(epoch_, training_clock().epoch()) != training_clock().epoch();
-    if (version == version_ && !is_first_look) return;
+    const uint64_t epoch = training_clock().epoch();
+    const bool is_first_after_backward = std::exchange(epoch_, epoch) != epoch;
+    if (version == version_ && !is_first_after_backward) return;
     const uint64_t values = weight_digest();
     if (version == version_ && (values == values_ || values == 0)) return;  // another micro-batch of a step
     version_ = version;
@@ -535,8 +557,8 @@ class ParameterClock {
     training_clock().count_step();
   }
 
-  // A digest of up to 64 elements, spread over the weight; 0 if the weight no longer exists or is on a
-  // device.
+  // A digest (FNV-1a) of at most 127 elements, spread over the weight. 0 if the weight cannot be read: it no
+  // longer exists or is on a device. Other digests are never 0.
   uint64_t weight_digest() const noexcept {
     const auto storage = storage_.lock();
     if (!is_readable_ || !storage || storage->nbytes() < first_byte_ + elements_ * element_bytes_) return 0;
@@ -556,9 +578,9 @@ class ParameterClock {
   // Element size in bytes, number of elements, and byte offset of the weight in storage_.
   size_t element_bytes_ = 0, elements_ = 0, first_byte_ = 0;
   c10::VariableVersion counter_{c10::VariableVersion::DISABLED};
-  uint32_t version_ = 0;
-  uint64_t values_ = 0;
-  uint64_t epoch_ = 0;  // TrainingClock's epoch at the last comparison
+  uint32_t version_ = 0;  // of the weight at the last counted step; at first, in follow()
+  uint64_t values_ = 0;   // weight_digest() at the same time
+  uint64_t epoch_ = 0;    // TrainingClock's epoch at the last comparison
 };
 
 // Never destroyed, since threads may still call it while the process ends.

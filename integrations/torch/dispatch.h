@@ -1,6 +1,7 @@
-// Registers kernels in torch's dispatcher at the key BackendSelect. This key is below autograd and above the
-// devices, and every operation passes it. A kernel must redispatch to the keys below. Kernels are never
-// removed, since a call that is running in another thread would fail.
+// Helpers of all hooks. A hook is a kernel in torch's dispatcher at the key BackendSelect. This key is below
+// autograd and above the devices, and every operation passes it. A hook must pass the call on to the keys
+// below ("redispatch"), which run torch's own kernel. A boxed hook gets its arguments on a stack and replaces
+// them by the results. Hooks are never removed, since a call that is running in another thread would fail.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_DISPATCH_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_DISPATCH_H_
 
@@ -28,6 +29,7 @@ using Stack = torch::jit::Stack;
 inline constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
 
 // Whether the call goes to a device with real data. For fake, meta and traced calls the next key is another.
+// `below`: the keys of the call below BackendSelect.
 inline bool goes_to_device(c10::DispatchKeySet below) {
   const c10::DispatchKey next = below.highestPriorityTypeId();
   return next == c10::DispatchKey::CPU || next == c10::DispatchKey::CUDA;
@@ -53,7 +55,7 @@ inline bool is_in_memory(const at::Tensor& tensor) {
 
 inline bool in_backward_pass() { return torch::autograd::get_current_graph_task_id() != -1; }
 
-// Call it only in sampled calls and at the ends of steps.
+// Time in ns since an arbitrary moment. Too slow for every call: only for sampled calls and ends of steps.
 inline uint64_t now_ns() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
@@ -65,18 +67,12 @@ inline std::optional<double> scalar_on_cpu(const at::Tensor& tensor) noexcept tr
   if (!has_data(tensor) || !tensor.is_cpu() || tensor.numel() != 1 || !is_in_memory(tensor))
     return std::nullopt;
   const void* data = tensor.const_data_ptr();
-  switch (tensor.scalar_type()) {
-    case at::kDouble:
-      return *static_cast<const double*>(data);
-    case at::kFloat:
-      return *static_cast<const float*>(data);
-    case at::kBFloat16:
-      return static_cast<float>(*static_cast<const at::BFloat16*>(data));
-    case at::kHalf:
-      return static_cast<float>(*static_cast<const at::Half*>(data));
-    default:
-      return std::nullopt;
-  }
+  const at::ScalarType type = tensor.scalar_type();
+  if (type == at::kDouble) return *static_cast<const double*>(data);
+  if (type == at::kFloat) return *static_cast<const float*>(data);
+  if (type == at::kBFloat16) return static_cast<float>(*static_cast<const at::BFloat16*>(data));
+  if (type == at::kHalf) return static_cast<float>(*static_cast<const at::Half*>(data));
+  return std::nullopt;
 } catch (...) {
   return std::nullopt;
 }
@@ -129,10 +125,6 @@ class TryGuard {
   std::atomic_flag& busy_;
 };
 
-// Maximum number of gradients of one step that are remembered. The table takes physical memory only for the
-// pages in use.
-inline constexpr size_t kMostMarks = 65536;
-
 // Identifies a tensor with data by its memory, because `.data`, `.detach()` and a view of the whole tensor
 // are different objects with the same elements.
 struct StorageRange {
@@ -154,12 +146,12 @@ inline StorageRange storage_range_of(const c10::TensorImpl& tensor) {
 class StorageMark {
  public:
   explicit StorageMark(const c10::TensorImpl& tensor)
-      : place_(storage_range_of(tensor)), storage_(tensor.storage().getWeakStorageImpl()) {}
+      : range_(storage_range_of(tensor)), storage_(tensor.storage().getWeakStorageImpl()) {}
 
-  const StorageRange& place() const noexcept { return place_; }
+  const StorageRange& range() const noexcept { return range_; }
 
  private:
-  StorageRange place_;
+  StorageRange range_;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
 };
 

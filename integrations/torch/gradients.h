@@ -1,7 +1,7 @@
 // Reports the norms of gradients before clipping. A training that clips computes the norm of every gradient
 // itself, by _foreach_norm or linalg_vector_norm. Hooks note these results together with their tensors. When
-// the optimizer steps, the norms of its parameters' gradients are reported. Norms after clipping are never
-// reported: a tensor that was clipped by value is noted too, as one whose norm is unknown.
+// the optimizer steps, the norms of its parameters' gradients are reported to the core (libforeshock.so).
+// Norms after clipping are never reported. If a tensor is clipped by value, its later norms are not used.
 //
 // If the training computes no norms, the core computes them from the values of the gradients in sampled
 // steps, unless something has written the gradients since the backward pass.
@@ -25,12 +25,18 @@
 
 namespace foreshock::adapter {
 
-// Notes the norms that the training has computed since the last backward pass began. Any thread; a call is
-// dropped if another thread holds the object, and the norms are then incomplete.
+// Maximum number of gradients, and of norms, of one step that are remembered. A vector of this capacity takes
+// physical memory only for the pages in use.
+inline constexpr size_t kMostMarks = 65536;
+
+// Notes the norms that the training has computed since the last backward pass began, which changes
+// TrainingClock::epoch(). Any thread; a call is dropped if another thread holds the object, and the norms of
+// this backward pass are then incomplete.
 class GradientNorms {
  public:
   // Notes one norm. Only the first norm of a tensor in one backward pass is used, since later ones may be
-  // taken after clipping. `number`: the core's number (foreshock_fetch) of a norm on a device; 0: none.
+  // taken after clipping. A norm on a device has no `value`. The core copies it to the host later and refers
+  // to it by `number` (see foreshock_fetch); 0: it is not copied, so the norm is unknown.
   void note(const at::Tensor& tensor, const std::optional<double>& value, uint64_t number = 0) noexcept {
     const bool is_known = value.has_value() || number != 0;
     add(tensor, {.is_known = is_known, .value = value.value_or(0), .number = number});
@@ -39,60 +45,62 @@ class GradientNorms {
   // Norms of this tensor that are computed from now on are not used.
   void note_clipped(const at::Tensor& tensor) noexcept { add(tensor, {.is_norm = false}); }
 
-  // A gradient scaler multiplies these gradients by `inverse_scale` after their norms were computed. If the
-  // scale or a norm is on a device, the norm becomes unknown.
+  // A gradient scaler multiplies these gradients by `inverse_scale` after their norms were computed, so the
+  // noted norms are multiplied too. If the scale (empty then) or a norm is on a device, the norm becomes
+  // unknown.
   void unscale(const c10::List<at::Tensor>& tensors, const std::optional<double>& inverse_scale) noexcept {
     const TryGuard turn(busy_);
-    if (!has(turn)) return;
+    if (!owns(turn)) return;
     for (size_t i = 0; i < tensors.size(); ++i) {
       const at::Tensor& tensor = tensors.get(i);
       Row* row = has_data(tensor) ? find(*tensor.unsafeGetTensorImpl()) : nullptr;
       if (!row) continue;
-      row->seen.is_known &= inverse_scale && row->seen.number == 0;
-      row->seen.value *= inverse_scale.value_or(0);
+      row->norm.is_known &= inverse_scale && row->norm.number == 0;
+      row->norm.value *= inverse_scale.value_or(0);
     }
   }
 
-  // For how many of the tensors a usable norm was noted.
+  // kNone: no norm of the tensors was noted. kAll: a usable norm of each tensor was noted. kSome: neither, or
+  // a norm may have been dropped.
   enum class Found { kNone, kSome, kAll };
 
   // For each tensor i with a norm noted in this backward pass: fills in squares[i], the square of the norm
-  // times inverse_scale, or numbers[i] if the norm is on a device.
+  // times inverse_scale, or numbers[i] if the norm is on a device, where it cannot be multiplied.
   Found match(const std::vector<const c10::TensorImpl*>& tensors, double inverse_scale,
               std::vector<double>* squares, std::vector<uint64_t>* numbers) noexcept {
     const TryGuard turn(busy_);
-    if (!has(turn)) return Found::kSome;
+    if (!owns(turn)) return Found::kSome;
     if (epoch_ != training_clock().epoch()) clear();
     size_t found = 0, unusable = is_incomplete_ ? 1 : 0;
     for (size_t i = 0; i < tensors.size(); ++i) {
       const Row* row = find(*tensors[i]);
       if (!row) continue;
       found += 1;
-      unusable += !row->seen.is_known || (row->seen.number != 0 && inverse_scale != 1);
-      (*numbers)[i] = row->seen.number;
-      const double value = row->seen.value * inverse_scale;
+      unusable += !row->norm.is_known || (row->norm.number != 0 && inverse_scale != 1);
+      (*numbers)[i] = row->norm.number;
+      const double value = row->norm.value * inverse_scale;
       (*squares)[i] = value * value;
     }
     if (found == 0 && unusable == 0) return Found::kNone;
     return found == tensors.size() && unusable == 0 ? Found::kAll : Found::kSome;
   }
 
-  // Whether the noted norms may belong to copies of the gradients, which the training may have made to clip
-  // them: norms of tensors that are as large as one gradient, or as all of them together, but are not
-  // parameters. `parameters` must be sorted. Call it if match() found no norm of the gradients themselves.
+  // Whether the training may have copied the gradients in order to clip them. Sign of it: a norm was noted of
+  // a tensor that is not a parameter and is as large as one gradient or as all together. `parameters`
+  // must be sorted. Call it if match() found no norm of the gradients themselves.
   bool may_be_of_copies(const std::vector<const c10::TensorImpl*>& gradients,
                         const std::vector<StorageRange>& parameters) {
     const TryGuard turn(busy_);
-    if (!has(turn)) return true;
+    if (!owns(turn)) return true;
     if (epoch_ != training_clock().epoch() || rows_.empty()) return false;
-    std::vector<int64_t> sizes(1);
+    std::vector<int64_t> sizes;
     for (const c10::TensorImpl* gradient : gradients) sizes.push_back(gradient->numel());
-    sizes[0] = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+    sizes.push_back(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
     std::ranges::sort(sizes);
     return std::ranges::any_of(rows_, [&](const Row& row) {
-      const StorageRange& place = row.mark.place();
-      return row.seen.is_norm && std::ranges::binary_search(sizes, place.elements) &&
-             !std::ranges::binary_search(parameters, place);
+      const StorageRange& range = row.mark.range();
+      return row.norm.is_norm && std::ranges::binary_search(sizes, range.elements) &&
+             !std::ranges::binary_search(parameters, range);
     });
   }
 
@@ -102,54 +110,54 @@ class GradientNorms {
   // Whether nothing was noted since the last backward pass began.
   bool is_empty() noexcept {
     const TryGuard turn(busy_);
-    return has(turn) && !is_full() && !is_incomplete_ &&
+    return owns(turn) && !is_full() && !is_incomplete_ &&
            (rows_.empty() || epoch_ != training_clock().epoch());
   }
 
   void forget() noexcept {
     const TryGuard turn(busy_);
-    if (has(turn)) clear();
+    if (owns(turn)) clear();
   }
 
  private:
-  struct Seen {
+  struct Norm {
     bool is_norm = true;    // false: the tensor was clipped
     bool is_known = false;  // false: a norm was computed, but it could not be read
-    double value = 0;
-    uint64_t number = 0;  // of foreshock_fetch
+    double value = 0;       // 0 also if the norm is unknown or on a device
+    uint64_t number = 0;    // of foreshock_fetch; 0: not on a device
   };
   struct Row {
-    StorageMark mark;
-    uint32_t index;
-    Seen seen;
+    StorageMark mark;  // identifies the tensor
+    uint32_t index;    // its position in the order of notes
+    Norm norm;
   };
 
-  void add(const at::Tensor& tensor, const Seen& seen) noexcept try {
+  void add(const at::Tensor& tensor, const Norm& norm) noexcept try {
     const TryGuard turn(busy_);
-    if (!has(turn)) return;
+    if (!owns(turn)) return;
     if (epoch_ != training_clock().epoch()) clear();
     if (rows_.capacity() == 0) rows_.reserve(kMostMarks);
     if (rows_.size() == kMostMarks) is_incomplete_ = is_table_full_ = true;
     if (rows_.size() < kMostMarks) {
       const auto index = static_cast<uint32_t>(rows_.size());
-      rows_.push_back({StorageMark(*tensor.unsafeGetTensorImpl()), index, seen});
+      rows_.push_back({StorageMark(*tensor.unsafeGetTensorImpl()), index, norm});
       sorted_ = false;
     }
   } catch (...) {
     is_incomplete_ = true;  // out of memory
   }
 
-  // The first entry of this tensor.
+  // The first note of this tensor; null if there is none.
   Row* find(const c10::TensorImpl& tensor) noexcept {
     const auto before = [](const Row& a, const Row& b) {
-      return std::tie(a.mark.place(), a.index) < std::tie(b.mark.place(), b.index);
+      return std::tie(a.mark.range(), a.index) < std::tie(b.mark.range(), b.index);
     };
     if (!sorted_) std::ranges::sort(rows_, before);
     sorted_ = true;
-    const StorageRange place = storage_range_of(tensor);
+    const StorageRange range = storage_range_of(tensor);
     const auto at =
-        std::ranges::lower_bound(rows_, place, {}, [](const Row& row) { return row.mark.place(); });
-    return at != rows_.end() && at->mark.place() == place ? &*at : nullptr;
+        std::ranges::lower_bound(rows_, range, {}, [](const Row& row) { return row.mark.range(); });
+    return at != rows_.end() && at->mark.range() == range ? &*at : nullptr;
   }
 
   void clear() noexcept {
@@ -159,16 +167,16 @@ class GradientNorms {
     epoch_ = training_clock().epoch();
   }
 
-  // Whether the caller has the object. If not, the caller drops its norms, and the list is marked incomplete
-  // so that it is not reported.
-  bool has(const TryGuard& turn) noexcept {
+  // Whether this thread holds the object. If not, the caller must return, and since a norm may be dropped by
+  // that, the list is marked incomplete so that it is not reported.
+  bool owns(const TryGuard& turn) noexcept {
     if (!turn.is_mine) is_incomplete_ = true;
     return turn.is_mine;
   }
 
   std::vector<Row> rows_;
   bool sorted_ = true;
-  uint64_t epoch_ = 0;
+  uint64_t epoch_ = 0;  // TrainingClock::epoch() of the rows
   std::atomic<bool> is_incomplete_{false}, is_table_full_{false};
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
@@ -178,8 +186,8 @@ inline GradientNorms& gradient_norms() {
   return *norms;
 }
 
-// Hooks _foreach_norm and linalg_vector_norm. Notes only norms of tensors that have data and need no
-// gradient, computed outside backward passes.
+// Hooks _foreach_norm and linalg_vector_norm. Notes only norms of whole tensors (without `dim`) that have
+// data and need no gradient, computed outside backward passes.
 class NormHook final : public c10::OperatorKernel {
  public:
   explicit NormHook(const c10::FunctionSchema& schema)
@@ -194,7 +202,7 @@ class NormHook final : public c10::OperatorKernel {
         !peek(*stack, arguments_, dimension_).isNone()) {
       return op.redispatchBoxed(below, stack);
     }
-    const c10::IValue self = peek(*stack, arguments_, self_);
+    const c10::IValue self = peek(*stack, arguments_, self_);  // a copy: the operation pops its arguments
     const c10::IValue& order = peek(*stack, arguments_, order_);
     const bool euclidean =
         (order.isInt() && order.toInt() == 2) || (order.isDouble() && order.toDouble() == 2);
@@ -218,8 +226,8 @@ class NormHook final : public c10::OperatorKernel {
     if (self.isTensor()) return observe_norm(self.toTensor(), result.toTensor(), euclidean);
     if (!self.isTensorList() || !result.isTensorList()) return;
     const auto tensors = self.toTensorList(), norms = result.toTensorList();
-    // Fetched only for a list: one kernel copies all its norms. A kernel for each single norm (clipping
-    // without foreach) would cost too much.
+    // On a device the core copies the norms of a list by one kernel. Single norms (clipping without foreach)
+    // are not copied, because a kernel for each would cost too much.
     std::vector<uint64_t> numbers(norms.size());
     if (euclidean && norms.size() > 0 && norms.get(0).is_cuda())
       numbers = fetch_numbers(norms, FORESHOCK_FETCH_NORM);
@@ -257,7 +265,7 @@ class UnscaleHook final : public c10::OperatorKernel {
   static void observe(const c10::IValue& tensors, const at::Tensor& found,
                       const at::Tensor& inverse) noexcept {
     training_clock().on_scaler();
-    if (is_number_on_device(found)) watched_numbers().watch(found, WatchedNumbers::Kind::kFound, 0);
+    if (is_number_on_device(found)) watched_numbers().watch(found, WatchedNumbers::Kind::kFoundInf, 0);
     if (is_number_on_device(inverse)) training_clock().on_unscale(inverse);
     if (tensors.isTensorList()) gradient_norms().unscale(tensors.toTensorList(), scalar_on_cpu(inverse));
   }
@@ -265,30 +273,31 @@ class UnscaleHook final : public c10::OperatorKernel {
   const int arguments_, self_, found_, inverse_;
 };
 
-// Remembers the gradients that backward passes have left in the parameters since the last step. The version
-// does not distinguish them from gradients that the training has assigned (`p.grad = f(p.grad)`). Any thread;
-// a call is dropped if another thread holds the object.
+// Remembers the gradients that backward passes have left in the parameters since the last step, to
+// distinguish them from gradients that the training has assigned (`p.grad = f(p.grad)`). Both may have the
+// same version (torch's count of in-place writes). Any thread; a call is dropped if another thread holds the
+// object.
 class EngineGradients {
  public:
   void note(const at::Tensor& gradient) noexcept try {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return;
-    if (marks_.capacity() == 0) marks_.reserve(kMostMarks);
+    if (marks_.capacity() == 0) marks_.reserve(kMostMarks);  // once, so that later notes allocate nothing
     if (marks_.size() == kMostMarks) {
       is_full_.store(true, std::memory_order_relaxed);
       return;
     }
     marks_.emplace_back(*gradient.unsafeGetTensorImpl());
     sorted_ = false;
-  } catch (...) {
+  } catch (...) {  // out of memory: the gradient counts as assigned, so its values are not read
   }
 
   bool has(const c10::TensorImpl& gradient) noexcept {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return false;
-    if (!sorted_) std::ranges::sort(marks_, {}, &StorageMark::place);
+    if (!sorted_) std::ranges::sort(marks_, {}, &StorageMark::range);
     sorted_ = true;
-    return std::ranges::binary_search(marks_, storage_range_of(gradient), {}, &StorageMark::place);
+    return std::ranges::binary_search(marks_, storage_range_of(gradient), {}, &StorageMark::range);
   }
 
   // Whether there were more gradients than the table can hold.
@@ -340,7 +349,8 @@ inline void note_clipped(const at::Tensor& tensor) noexcept {
   if (has_data(tensor) && !tensor.requires_grad()) gradient_norms().note_clipped(tensor);
 }
 
-// Hooks the clamping operations of clip_grad_value_ and similar functions, except clamp_ with numbers.
+// Hooks the clamping operations of clip_grad_value_ and similar functions, except clamp_ with numbers, which
+// hooked_clamp() hooks.
 class ClipHook final : public c10::OperatorKernel {
  public:
   explicit ClipHook(const c10::FunctionSchema& schema)
@@ -362,7 +372,7 @@ class ClipHook final : public c10::OperatorKernel {
   const int arguments_, self_;
 };
 
-// Hooks clamp_ with numbers. Not boxed, since models call it too.
+// Hooks clamp_ with numbers. Not boxed, because models call it often and an unboxed hook costs less.
 inline at::Tensor& hooked_clamp(c10::DispatchKeySet keys, at::Tensor& self,
                                 const std::optional<at::Scalar>& least,
                                 const std::optional<at::Scalar>& most) {
@@ -385,12 +395,16 @@ inline void hook_clipping(torch::Library& aten) {
 }
 
 // Reports the gradients of one step just before the optimizer uses them. Any thread; a call is dropped if
-// another thread holds the object. (The Python helper calls it with the interpreter lock held.)
+// another thread holds the object. (The Python helper calls it with the interpreter lock held.) The version
+// of a tensor, which torch increments at every in-place write, shows whether anything but backward passes has
+// written the gradients.
 class GradientReport {
  public:
-  // `parameters`: addresses of live TensorImpls. `inverse_scale`: the factor by which the optimizer itself
-  // multiplies gradients. `copies`: in-place writes per step into each gradient by the averaging over ranks.
-  // `may_be_written_untracked`: kernels that increment no version may have clipped the gradients.
+  // Reports the norms if the training has computed all of them; else, in a sampled step, the values, if only
+  // backward passes have written them. `parameters`: addresses of live TensorImpls. `inverse_scale`: the
+  // factor by which the optimizer itself multiplies gradients. `copies`: how often per step the averaging
+  // over ranks writes into each gradient. `may_be_written_untracked`: kernels that increment no version may
+  // have clipped the gradients.
   void publish(const void* const* parameters, size_t count, double inverse_scale, uint32_t copies,
                bool may_be_written_untracked) {
     const TryGuard turn(busy_);
@@ -414,9 +428,10 @@ class GradientReport {
     send();
   }
 
-  // Whether publish() would report nothing in a step that is not sampled, because no norm was computed. Then
-  // publish() need not be called: this function updates the version of a gradient that is kept over steps.
-  bool passes_over() noexcept {
+  // Replaces publish() in a step that is not sampled, if no norm was computed: publish() would then report
+  // nothing. False, and nothing was done: publish() must be called. Assumes that the gradient with the lowest
+  // version is still that of the last step, and reads its present version.
+  bool skip_without_norms() noexcept {
     if (!gradient_norms().is_empty()) return false;
     const TryGuard turn(busy_);
     if (!turn.is_mine) return false;
@@ -426,11 +441,11 @@ class GradientReport {
     return true;
   }
 
-  // Time spent inside the core so far, which it accounts for itself.
+  // Time spent inside the core so far, in ns. The core counts it itself, so callers subtract it from theirs.
   uint64_t core_ns() const noexcept { return core_ns_.load(std::memory_order_relaxed); }
 
   // Call it after the step. Remembers the version with which a gradient that is kept over steps (zeroed, not
-  // dropped) enters the next step.
+  // dropped) enters the next step; is_untouched() then compares with it.
   void on_step_end() noexcept {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return;
@@ -447,8 +462,8 @@ class GradientReport {
     core_ns_.fetch_add(now_ns() - begin, std::memory_order_relaxed);
   }
 
-  // Collects the gradients. False if one of them is not a plain strided tensor, for example a distributed
-  // tensor: local values must not be reported as global ones.
+  // Fills gradients_ and tensors_ with the gradients that exist. False if one of them is not a plain strided
+  // tensor, for example a distributed tensor: local values must not be reported as global ones.
   bool collect(const void* const* parameters, size_t count) {
     gradients_.clear();
     tensors_.clear();
@@ -477,35 +492,38 @@ class GradientReport {
     return true;
   }
 
-  // Whether only backward passes have written the gradients since the last step. Every in-place write
-  // increments the version of a tensor. n passes give a new gradient the version n - 1, and add 1 (zeroing)
-  // + n to the version of a kept one. If the least changed gradient has another version, the training has
-  // clipped in a way that no hook saw. The same follows if a gradient with the version of a new one was not
-  // left by a backward pass. The operation of a gradient scaler increments no version: it returns nothing and
-  // is not a _foreach_ operation, and for such operations torch's code generator writes no increment
+  // Whether only backward passes, and the `copies` of the averaging over ranks, have written the gradients
+  // since the last step. If so, n passes give a new gradient the version n - 1 + copies, and add 1 (zeroing)
+  // + n + copies to the version of a kept one. If the gradient with the lowest version has neither, the
+  // training has clipped in a way that no hook saw. A gradient with the version of a new one must also have
+  // been left by a backward pass, not assigned by the training.
+  // The operation of a gradient scaler increments no version: it returns nothing and is not a _foreach_
+  // operation, and for such operations torch's code generator writes no increment
   // (gen_inplace_or_view_type.py). Not detected: writes through `.data` or NumPy that ClipHook does not see.
   bool is_untouched(uint32_t copies) const noexcept {
     const uint32_t passes = training_clock().roots();
     if (passes == 0) return false;
     if (passes > 1 && copies == 0 && are_new()) return true;
-    const uint32_t fresh = passes - 1 + copies;
-    if (least_changed_version_ != fresh)
-      return least_changed_ == previous_ && least_changed_version_ == previous_version_ + 1 + passes + copies;
+    const uint32_t version_of_new = passes - 1 + copies;
+    const uint32_t version_of_kept = previous_version_ + 1 + passes + copies;
+    if (least_changed_version_ != version_of_new)
+      return least_changed_ == previous_ && least_changed_version_ == version_of_kept;
     return std::ranges::all_of(tensors_, [&](const c10::TensorImpl* gradient) {
-      return gradient->version_counter().current_version() != fresh || engine_gradients().has(*gradient);
+      const bool is_new = gradient->version_counter().current_version() == version_of_new;
+      return !is_new || engine_gradients().has(*gradient);
     });
   }
 
-  // Whether one backward pass has left all gradients and nothing has written them since. This is so although
-  // there were several passes if the optimizer calls its closure several times: each evaluation first drops
-  // the gradients.
+  // Whether the last backward pass alone has left all gradients and nothing has written them since. After
+  // several passes in a step this happens if the optimizer calls its closure several times (LBFGS): each
+  // evaluation first drops the gradients.
   bool are_new() const noexcept {
     return std::ranges::all_of(tensors_, [](const c10::TensorImpl* gradient) {
       return gradient->version_counter().current_version() == 0 && engine_gradients().has(*gradient);
     });
   }
 
-  // The memory of the parameters, sorted.
+  // The memory of the parameters in gradients_, sorted.
   std::vector<StorageRange> parameter_ranges() const {
     std::vector<StorageRange> places;
     for (const foreshock_gradient& row : gradients_) {
@@ -516,9 +534,9 @@ class GradientReport {
     return places;
   }
 
-  // Whether a backward pass can have ended at this parameter. If not, it is a copy in higher precision of a
-  // model parameter (DeepSpeed, Megatron-LM, Apex). The framework has then assigned its gradient and may have
-  // clipped it.
+  // Whether a backward pass can have ended at this parameter, because autograd has made a node for it. If
+  // not, the parameter is a copy in higher precision of a model parameter (DeepSpeed, Megatron-LM, Apex). The
+  // framework has then assigned its gradient and may have clipped it.
   static bool was_in_graph(const c10::TensorImpl& parameter) {
     const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(parameter.autograd_meta());
     const std::unique_lock<std::mutex> lock(meta->mutex_, std::try_to_lock);
@@ -560,10 +578,11 @@ class GradientReport {
     return true;
   }
 
+  // Entry i of each belongs to the same parameter.
   std::vector<foreshock_gradient> gradients_;
-  std::vector<const c10::TensorImpl*> tensors_;  // the gradient tensors of gradients_[i]
-  std::vector<double> squares_;
-  std::vector<uint64_t> numbers_;  // numbers (foreshock_fetch) of norms on a device; 0: none
+  std::vector<const c10::TensorImpl*> tensors_;  // the gradients
+  std::vector<double> squares_;                  // of the norms; 0: on a device, or unknown
+  std::vector<uint64_t> numbers_;                // numbers (foreshock_fetch) of norms on a device; 0: none
   std::atomic_flag busy_;
   std::atomic<uint64_t> core_ns_{0};
   // The gradient with the lowest version in this step, and the one of the step before. The tensors may be
@@ -571,7 +590,7 @@ class GradientReport {
   const c10::TensorImpl* least_changed_ = nullptr;
   const c10::TensorImpl* previous_ = nullptr;
   uint32_t least_changed_version_ = 0, previous_version_ = 0;
-  // Version counters shared with these tensors, which may be destroyed earlier.
+  // Their version counters. They are shared with the tensors and stay readable after these are destroyed.
   c10::VariableVersion least_changed_counter_{c10::VariableVersion::DISABLED};
   c10::VariableVersion previous_counter_{c10::VariableVersion::DISABLED};
 };

@@ -1,4 +1,4 @@
-// Calls Python functions from callbacks of weak references without losing exceptions.
+// Calls Python functions from callbacks of weak references without losing exceptions of the trainer.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_INTERPRETER_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_INTERPRETER_H_
 
@@ -16,6 +16,7 @@ struct KeptException {
   void *type = nullptr, *value = nullptr, *trace = nullptr;
 };
 
+// The pending call. Deletes the KeptException. Returns -1, by which Python raises the restored exception.
 inline int raise_kept(void* pointer) {
   const KeptException taken = *static_cast<KeptException*>(pointer);
   delete static_cast<KeptException*>(pointer);
@@ -28,7 +29,7 @@ inline int raise_kept(void* pointer) {
 inline void call_back(void* function, void* reference) {
   const Python& python = Python::get();
   if (!python.can_call_back()) return;
-  std::array<KeptException*, 2> kept = {};
+  std::array<KeptException*, 2> kept = {};  // of the first and the second call
   for (KeptException*& each : kept) {
     if (void* result = python.call_with(function, reference, static_cast<void*>(nullptr))) {
       python.release(result);
@@ -37,8 +38,9 @@ inline void call_back(void* function, void* reference) {
     each = new KeptException;
     python.fetch_error(&each->type, &each->value, &each->trace);
   }
+  // If the queue of pending calls is full, the exception is raised here; Python then prints and drops it.
   for (KeptException* each : kept)
-    if (each != nullptr && python.add_pending(raise_kept, each) != 0) raise_kept(each);  // Python prints it
+    if (each != nullptr && python.add_pending(raise_kept, each) != 0) raise_kept(each);
 }
 
 }  // namespace foreshock::adapter

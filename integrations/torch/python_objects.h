@@ -1,7 +1,7 @@
-// Looks up Python's functions in the process. The adapter is not linked with Python, so one adapter works
-// with every version of Python. All functions belong to the stable ABI, except _PyDict_GetItem_KnownHash,
-// which has been exported since 3.6. Objects are void pointers. The interpreter lock must be held for all
-// calls except add_pending.
+// Looks up the C functions of the Python interpreter in this process. The adapter is not linked with Python,
+// so one adapter works with every version of Python, and also in C++ trainers without Python. All functions
+// belong to the stable ABI, except _PyDict_GetItem_KnownHash, which has been exported since 3.6. Python
+// objects are void pointers. The interpreter lock must be held for all calls except add_pending.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_PYTHON_OBJECTS_H_
 
@@ -12,18 +12,17 @@
 
 namespace foreshock::adapter {
 
-// Same layout as PyMethodDef; kFastCall is METH_FASTCALL.
+// A function for Python. Same layout as PyMethodDef.
 struct PythonMethod {
   using Function = void* (*)(void* self, void* const* arguments, ssize_t count);
-  static constexpr int kFastCall = 0x80;
   const char* name;
   Function function;
-  int flags;
-  const char* doc;
+  int flags = 0x80;  // METH_FASTCALL: the arguments are an array
+  const char* doc = nullptr;
 };
 
-// Python's functions and objects, null where the process has none. "borrowed": the result is not a new
-// reference.
+// Python's functions and objects; null if this process does not have the symbol. "borrowed": the caller does
+// not own the returned reference. All other returned objects are new references, which the caller releases.
 struct Python {
   using PendingCall = int (*)(void*);
   void* (*new_function)(PythonMethod* method, void* self, void* module);
@@ -33,10 +32,10 @@ struct Python {
   int (*is_subtype)(void* type, void* base);
   int (*is_callable)(void* object);
   void* (*call)(void* function, void* arguments);
-  void* (*call_with)(void* function, ...);  // arguments, and a null pointer
+  void* (*call_with)(void* function, ...);  // the arguments, then a null pointer
   void* (*attribute)(void* object, void* name);
-  void* (*own_dict)(void* object, void* context);
-  void* (*modules)();  // borrowed
+  void* (*own_dict)(void* object, void* context);  // its __dict__; `context` is ignored
+  void* (*modules)();                              // sys.modules; borrowed
   void* (*intern)(const char* text);
   ssize_t (*tuple_size)(void* tuple);
   void* (*tuple_item)(void* tuple, ssize_t n);  // borrowed
@@ -51,29 +50,30 @@ struct Python {
   long long (*integer_or_overflow)(void* object, int* overflow);
   void* (*address)(void* integer);
   double (*real)(void* object);
-  void* (*build)(const char* format, ...);
-  void* (*pending_error)();  // borrowed
+  void* (*build)(const char* format, ...);  // Py_BuildValue: a tuple of C values
+  void* (*pending_error)();                 // borrowed
   void (*clear_error)();
   // An exception is a type, a value and a traceback.
   void (*fetch_error)(void** type, void** value, void** trace);
   void (*restore_error)(void* type, void* value, void* trace);
-  int (*add_pending)(PendingCall, void*);
+  int (*add_pending)(PendingCall, void*);  // the main thread makes the call when it next runs Python code
   void *none, *false_object, *list_type, *dict_type, *integer_type, *float_type;
 
   static const Python& get() {
     static const Python found = find();
     return found;
   }
-  bool is_whole() const { return is_whole_; }
+  bool has_all() const { return has_all_; }
+  // Whether the functions that interpreter.h calls are there.
   bool can_call_back() const { return call_with && release && fetch_error && restore_error && add_pending; }
 
  private:
   static Python find() {
     Python it = {};
-    it.is_whole_ = true;
+    it.has_all_ = true;
     const auto find = [&](const char* name, auto* place) {
       *reinterpret_cast<void**>(place) = dlsym(RTLD_DEFAULT, name);
-      it.is_whole_ &= *place != nullptr;
+      it.has_all_ &= *place != nullptr;
     };
     find("PyCFunction_NewEx", &it.new_function);
     find("Py_IncRef", &it.retain);
@@ -115,7 +115,7 @@ struct Python {
     return it;
   }
 
-  bool is_whole_;
+  bool has_all_;
 };
 
 // Owns a reference to a Python object, or nothing.
@@ -132,6 +132,7 @@ class PythonReference {
     if (object_) Python::get().release(object_);
   }
 
+  // A new reference to an object that the caller has only borrowed.
   static PythonReference to(void* object) {
     Python::get().retain(object);
     return PythonReference(object);

@@ -1,7 +1,9 @@
-// Handles the optimizer hooks of quiet steps: the steps of a settled training that are not sampled. The hooks
-// of all other steps run the helper's Python code (clock.py). It decides when quiet steps may follow, and
-// later adds up their number and the time they took. One optimizer is the clock: its steps are the training's
-// steps. All functions need the interpreter lock.
+// Handles the optimizer hooks of quiet steps in C++, because the Python code for them would cost more time. A
+// step is quiet if the core samples no attention call in it, and if the helper (the Python package
+// foreshock_torch) already has all optimizers and the names of their tensors. In all other steps the helper's
+// clock.py handles the hooks. The helper also allows quiet steps, and later reads how many there were.
+// One optimizer is the clock: each of its steps ends a training step (a tick). All functions need the
+// interpreter lock.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 
@@ -40,7 +42,8 @@ class NoTorchFunction {
   const at::impl::TorchFunctionDisabledState before_;
 };
 
-// Clears what was collected for a step. Call it after foreshock_step_end.
+// Clears what was collected for a step. Call it after foreshock_step_end, when the core has decided whether
+// the next step is sampled: MathWindow::follow, which enables the hooks of the math path, depends on that.
 inline void forget_step() {
   training_clock().on_step_end();
   gradient_report().on_step_end();
@@ -49,6 +52,8 @@ inline void forget_step() {
   MathWindow::follow();
 }
 
+// Order of the helper's calls: prepare() once; then look(), look_other() for each further optimizer, and
+// arm(); then begin() and end() in every optimizer hook, and take() whenever the helper needs the counts.
 class QuietSteps {
  public:
   static QuietSteps& instance() {
@@ -56,8 +61,9 @@ class QuietSteps {
     return *steps;
   }
 
-  // Call it once. Keeps references to the objects and attribute names that later calls need. `tensor_bytes`:
-  // size of a tensor's Python object. `compiler`: the dictionary of torch.compiler.
+  // Keeps references to the objects and attribute names that later calls need. `getprofile`: sys.getprofile.
+  // `tensor_type`: torch.Tensor. `tensor_bytes`: size of a tensor's Python object. `compiler`: the dictionary
+  // of the module torch.compiler.
   void prepare(void* getprofile, void* tensor_type, void* tensor_bytes, void* compiler) {
     const Python& python = Python::get();
     getprofile_ = PythonReference::to(getprofile);
@@ -76,10 +82,10 @@ class QuietSteps {
       *name = PythonReference(python.intern(text));
   }
 
-  // Remembers the clock and the parameters that it steps. False: quiet steps cannot follow. The caller must
-  // have checked that reading the optimizer and its tensors runs no Python code of the trainer. `parameters`:
-  // TensorImpl addresses of all of them in their order, and then of those of the companions (see look_other);
-  // count 0: steps with gradient norms are not quiet.
+  // Remembers the optimizer that is the clock. False: quiet steps cannot follow. The caller must have checked
+  // that reading the optimizer and its tensors runs no Python code of the trainer. `parameters`: TensorImpl
+  // addresses of the clock's parameters in their order, then of the companions' (see look_other). With count
+  // 0, a step is not quiet if the trainer has computed gradient norms, since they cannot be reported here.
   bool look(void* optimizer, const void* const* parameters, size_t count) {
     disarm();
     clock_ = {};
@@ -89,69 +95,73 @@ class QuietSteps {
     } catch (const std::bad_alloc&) {
       return false;
     }
-    is_known_ = read_shape(optimizer, nullptr, &clock_.last, &clock_.shape);
-    return is_known_;
+    can_arm_ = read_shape(optimizer, nullptr, &clock_.last, &clock_.shape);
+    return can_arm_;
   }
 
-  // Call it after look() for each of the other optimizers, in the order of `parameters`. `number`: 0 for a
-  // companion, which steps after the clock without a backward pass of its own; else the number by which its
-  // loss is named. False: quiet steps cannot follow.
+  // Remembers an optimizer other than the clock. Companions must come in the order of `parameters`. `number`:
+  // 0 for a companion, which steps after the clock without a backward pass of its own; else the number in the
+  // name of the optimizer's loss ("loss of optimizer 2"). False: quiet steps cannot follow.
   bool look_other(void* optimizer, int64_t number) {
-    Known other;
+    KnownOptimizer other;
     other.number = number;
     if (others_.size() == kMostOthers || !read_shape(optimizer, nullptr, &other.last, &other.shape))
-      return is_known_ = false;
+      return can_arm_ = false;
     try {
       others_.push_back(other);
     } catch (const std::bad_alloc&) {
-      return is_known_ = false;
+      return can_arm_ = false;
     }
     return true;
   }
 
+  // What the helper allows, and what it has already seen.
   struct Armed {
-    bool ends;                        // the end of the step may be quiet too
-    bool is_counted;                  // no optimizer state has the step number
-    int64_t seen_step;                // number of the last step
-    const void* seen_address;         // the parameter (TensorImpl) whose state had this number
-    int64_t before_left, after_left;  // how many more beginnings and ends of steps may be quiet
-    ssize_t modules;                  // size of sys.modules when the helper last searched it
-    uint32_t* numbers;                // buffer for the numbers of the weights that are due
-    size_t room;                      // its length
+    bool may_end_quietly;            // the end of the next step may be quiet too
+    bool is_counted;                 // no optimizer state has the step number, so steps are counted
+    int64_t seen_step;               // number of the last step
+    const void* seen_address;        // the parameter (TensorImpl) whose state had this number
+    int64_t begins_left, ends_left;  // how many more beginnings and ends of steps may be quiet
+    ssize_t modules;                 // size of sys.modules when the helper last searched it
+    uint32_t* due_numbers;           // buffer for the numbers of the weights that are due
+    size_t due_capacity;             // length of this buffer; 0: no weight is measured
   };
 
-  // Lets quiet steps follow, if there was no disarm() since look(): an optimizer may have been destroyed.
+  // Lets quiet steps follow. Has no effect after disarm(), until the next look().
   void arm(const Armed& armed) {
     armed_ = armed;
-    is_armed_ = is_known_;
+    is_armed_ = can_arm_;
   }
 
-  // Quiet steps may follow only after another look().
+  // Ends quiet steps until another look() and arm(), for example when an optimizer was destroyed.
   void disarm() {
-    is_armed_ = is_known_ = false;
-    begun_ = nullptr;
+    is_armed_ = can_arm_ = false;
+    quietly_begun_ = nullptr;
   }
 
-  // Makes the end of the next step run in Python.
-  void wait() { armed_.ends = false; }
+  void run_next_end_in_python() { armed_.may_end_quietly = false; }
 
-  // Call it before the optimizer's work. Returns how many weights are due (in Armed::numbers); if there are
-  // any, the end of the step is not quiet. Negative, and nothing was done: the step is not quiet. If step()
-  // got a closure, the gradients do not exist yet; then end() publishes them.
+  // Call it before the optimizer's work. `args`, `kwargs`: those of step(). Returns how many weights are due
+  // (listed in Armed::due_numbers); if there are any, the end of the step is not quiet. Negative: the step is
+  // not quiet, and nothing was published. If step() got a closure, the gradients do not exist yet, and end()
+  // publishes them.
   int64_t begin(void* optimizer, void* args, void* kwargs) {
-    begun_ = nullptr;
+    quietly_begun_ = nullptr;
     if (!is_armed_) return -1;
     const bool is_clock = optimizer == clock_.shape.optimizer;
-    Known* const known = is_clock ? &clock_ : find_other(optimizer);
-    // The helper handles a second step of another optimizer since the last tick: that optimizer may become
-    // the clock. It also shows the weights that another optimizer steps later than the clock; `ends` is false
-    // then.
-    if (!known || (is_clock ? armed_.before_left <= 0 : known->has_stepped || !armed_.ends)) return -1;
+    KnownOptimizer* const known = is_clock ? &clock_ : find_other(optimizer);
+    if (!known) return -1;
+    if (is_clock && armed_.begins_left <= 0) return -1;
+    // A second step of another optimizer since the last tick: the helper may make that optimizer the clock.
+    // May not end quietly: weights may be due that this optimizer steps; only the helper can report them.
+    if (!is_clock && (known->has_stepped || !armed_.may_end_quietly)) return -1;
     const uint64_t begin = now_ns();
     const Given given = read_arguments(args, kwargs);
     if (given == Given::kOther || is_profiled() || is_compiling()) return -1;
     if (!is_unchanged(known)) {
-      if (!is_clock) disarm();  // the clock's next step names the tensors
+      // If it is the clock, the helper now handles this step and names the changed tensors. For another
+      // optimizer, the helper must name them at the clock's next step, which is therefore not quiet.
+      if (!is_clock) disarm();
       return -1;
     }
     uint64_t in_core = 0;
@@ -159,28 +169,30 @@ class QuietSteps {
     if (is_clock) {
       has_closure_ = given == Given::kCallable;
       if (!has_closure_ && !publish_gradients(&in_core)) return -1;
-      due = armed_.room == 0 ? 0 : foreshock_weights_due(armed_.numbers, armed_.room);
+      due = armed_.due_capacity == 0 ? 0 : foreshock_weights_due(armed_.due_numbers, armed_.due_capacity);
     }
     if (due == 0)
-      begun_ = optimizer;
+      quietly_begun_ = optimizer;
     else
-      wait();
+      run_next_end_in_python();
     spend(now_ns() - begin - in_core);
     return static_cast<int64_t>(due);
   }
 
-  // Call it after the optimizer's work. False, and nothing was done: the end of the step is not quiet.
+  // Call it after the optimizer's work. False: the end of the step is not quiet, and nothing was reported.
   bool end(void* optimizer) {
-    if (std::exchange(begun_, nullptr) != optimizer || !is_armed_ || !armed_.ends) return false;
+    if (std::exchange(quietly_begun_, nullptr) != optimizer || !is_armed_ || !armed_.may_end_quietly)
+      return false;
     return optimizer == clock_.shape.optimizer ? end_step(optimizer) : end_other(find_other(optimizer));
   }
 
-  // Returns a tuple about the quiet steps since the last call: number of steps; own time in ns; own time not
-  // yet reported; time at which the last one ended; own time of the most expensive one; Armed::seen_step;
-  // Armed::seen_address; a bit for each of the other optimizers, in the order of look_other(), that has
-  // stepped since the last tick. Makes the end of the next step run in Python.
+  // Returns a Python tuple of eight integers about the quiet steps since the last call: number of steps; time
+  // in ns that these functions took; the part of it that no step has reported to the core; time in ns
+  // (now_ns) at which the last step ended; time in ns that the most expensive step took; Armed::seen_step;
+  // Armed::seen_address; bit n is set if the n-th optimizer of look_other() has stepped since the last tick.
+  // Makes the end of the next step run in Python.
   void* take() {
-    wait();
+    run_next_end_in_python();
     long long stepped = 0;
     for (size_t n = 0; n < others_.size(); ++n)
       stepped |= static_cast<long long>(std::exchange(others_[n].has_stepped, false)) << n;
@@ -195,8 +207,8 @@ class QuietSteps {
 
  private:
   // A cheap fingerprint of an optimizer's parameters: number of groups; identity and length of the parameter
-  // lists of the first and the last group; the last tensor. It changes if the optimizer gets other
-  // parameters.
+  // lists of the first and the last group; the last tensor. It changes in nearly all cases in which the
+  // optimizer gets other parameters. A `kind` is the Python type of an object.
   struct Shape {
     void *optimizer, *kind, *state_kind;
     ssize_t groups;
@@ -209,27 +221,29 @@ class QuietSteps {
     bool operator==(const Shape&) const = default;
   };
   // A tensor's Python object and the address of its TensorImpl.
-  struct Seen {
+  struct TensorAddress {
     void *tensor, *address;
   };
-  // An optimizer as it was when quiet steps were last allowed.
-  struct Known {
+  // An optimizer as it was at the last look().
+  struct KnownOptimizer {
     Shape shape = {};
-    Seen last = {};            // its last parameter
+    TensorAddress last = {};   // of its last parameter
     int64_t number = 0;        // see look_other()
-    bool has_stepped = false;  // quietly, since the last tick; false for the clock
+    bool has_stepped = false;  // quietly, since the last tick; always false for the clock
   };
+  // A step of the clock that has ended.
   struct Ending {
-    int64_t number;
-    const void* address;
-    double rate;
+    int64_t number;       // becomes Armed::seen_step
+    const void* address;  // becomes Armed::seen_address
+    double rate;          // learning rate of the first group
   };
   // An optimizer's own dictionary, and two of its values, which are borrowed from it.
   struct Opened {
     PythonReference own;
-    void *groups = nullptr, *states = nullptr;
-    ssize_t count = 0;  // number of groups, at least 1
+    void *groups = nullptr, *states = nullptr;  // param_groups and state
+    ssize_t count = 0;                          // number of groups, at least 1
   };
+  // A dictionary of param_groups, its list of parameters, and the length of this list, at least 1.
   struct Group {
     void *group, *parameters;
     ssize_t size;
@@ -240,8 +254,8 @@ class QuietSteps {
     return Python::get().dict_item(dict, key.get());
   }
 
-  // What step() was called with. None counts as absent. kCallable: a closure, or another object that can be
-  // called (see takes_closure() of door.py).
+  // The arguments of step() beside the optimizer itself. None counts as absent. kCallable: all are callable,
+  // as a closure is. kOther: one is not callable.
   enum class Given { kNothing, kCallable, kOther };
   static Given read_arguments(void* args, void* kwargs) {
     const Python& python = Python::get();
@@ -259,15 +273,17 @@ class QuietSteps {
     return given;
   }
 
-  // See is_profiled() of clock.py.
+  // Whether a profiler records the Python calls of this thread. The helper then measures no tensors.
   bool is_profiled() const {
     const PythonReference profiler(Python::get().call(getprofile_.get(), nullptr));
     return profiler.get() != Python::get().none;
   }
 
-  // See torch.compiler.is_compiling(): torch.export runs hooks on tensors without data.
+  // The result of torch.compiler.is_compiling(), read from its flag. It is true while torch.export runs the
+  // hooks on tensors without data.
   bool is_compiling() const { return item(compiler_.get(), is_compiling_) != Python::get().false_object; }
 
+  // Whether modules were imported since the helper last searched them for loggers.
   bool has_new_modules() const {
     const Python& python = Python::get();
     return python.dict_size(python.modules()) != armed_.modules;
@@ -285,6 +301,7 @@ class QuietSteps {
     return out->count > 0;
   }
 
+  // False if the group is not a dictionary with a list of parameters, or if this list is empty.
   bool read_group(void* group, Group* out) const {
     const Python& python = Python::get();
     if (!is_exactly(group, python.dict_type)) return false;
@@ -294,23 +311,26 @@ class QuietSteps {
     return out->size > 0;
   }
 
-  // The TensorImpl of a tensor of a known type. Reading the attribute `_cdata` is the slowest part of a quiet
-  // step. So it is read again only if word `word_` of the tensor's object has changed since the last reading.
-  void* address_of(void* tensor, Seen* seen) {
+  // The TensorImpl of a tensor of a known type; null if it cannot be read. `seen`: the result of the last
+  // call for this tensor, which is updated. Reading the attribute `_cdata` is the slowest part of a quiet
+  // step. So the first reading finds the word of the tensor's Python object that has the address, and later
+  // calls read the attribute only if this word has changed.
+  void* address_of(void* tensor, TensorAddress* seen) {
     const auto* words = static_cast<void* const*>(tensor);
-    if (word_ != 0 && seen->tensor == tensor && words[word_] == seen->address) return seen->address;
+    if (impl_word_ != 0 && seen->tensor == tensor && words[impl_word_] == seen->address) return seen->address;
     const NoTorchFunction hidden;
     const PythonReference number(Python::get().attribute(tensor, cdata_.get()));
     void* address = number ? Python::get().address(number.get()) : nullptr;
     if (!number) Python::get().clear_error();
-    for (size_t n = kHeadWords; word_ == 0 && n < tensor_words_; ++n)
-      if (words[n] == address) word_ = n;
+    for (size_t n = kHeadWords; impl_word_ == 0 && n < tensor_words_; ++n)
+      if (words[n] == address) impl_word_ = n;
     *seen = {tensor, address};
     return address;
   }
 
-  // Reads the fingerprint. False if the optimizer has no readable parameters, or other types than `known`.
-  bool read_shape(void* optimizer, const Shape* known, Seen* last_seen, Shape* out) {
+  // Reads the fingerprint. False if the optimizer has no readable parameters, or other types than `known`
+  // (null: any types). `last_seen`: see address_of().
+  bool read_shape(void* optimizer, const Shape* known, TensorAddress* last_seen, Shape* out) {
     const Python& python = Python::get();
     Opened opened;
     Group first, last;
@@ -335,17 +355,18 @@ class QuietSteps {
     return out->tensor != nullptr;
   }
 
-  // The end of the clock's step.
+  // The end of the clock's step. All checks come before the first change, because the helper handles the end
+  // of the step if this returns false.
   bool end_step(void* optimizer) {
-    if (armed_.after_left <= 0) return false;
+    if (armed_.ends_left <= 0) return false;
     const uint64_t begin = now_ns();
     Ending ending = {};
     if (!read_step(optimizer, &ending) || has_new_modules()) return false;
     uint64_t in_core = 0;
     if (has_closure_ && (!is_unchanged(&clock_) || !publish_gradients(&in_core))) return false;
-    for (Known& other : others_) other.has_stepped = false;
-    --armed_.before_left;
-    --armed_.after_left;
+    for (KnownOptimizer& other : others_) other.has_stepped = false;
+    --armed_.begins_left;
+    --armed_.ends_left;
     ++steps_;
     armed_.seen_step = ending.number;
     armed_.seen_address = ending.address;
@@ -364,13 +385,13 @@ class QuietSteps {
     foreshock_step_end(&step);
     const uint64_t after = now_ns();
     forget_step();
-    spend(now_ns() - after);
+    spend(now_ns() - after);  // reported with the next step
     return true;
   }
 
-  // The end of a step of another optimizer. The losses since the last step are its own if it had a backward
-  // pass.
-  bool end_other(Known* other) {
+  // The end of a step of an optimizer other than the clock. If it had a backward pass, the losses since the
+  // last tick are its own, not those of the clock.
+  bool end_other(KnownOptimizer* other) {
     if (!other) return false;
     const uint64_t begin = now_ns();
     other->has_stepped = true;
@@ -383,25 +404,25 @@ class QuietSteps {
     return true;
   }
 
-  // Null: unknown.
-  Known* find_other(void* optimizer) {
-    for (Known& other : others_)
+  // Null: neither the clock nor known from look_other().
+  KnownOptimizer* find_other(void* optimizer) {
+    for (KnownOptimizer& other : others_)
       if (other.shape.optimizer == optimizer) return &other;
     return nullptr;
   }
 
-  bool is_unchanged(Known* known) {
+  bool is_unchanged(KnownOptimizer* known) {
     Shape now;
     return read_shape(known->shape.optimizer, &known->shape, &known->last, &now) && now == known->shape;
   }
 
-  // Reports what is known of the gradients of the last backward pass. False, and nothing was done: there was
-  // no backward pass, or the helper must read the gradients. `in_core`: the time that the core accounts for
-  // itself.
+  // Reports the gradient norms that the trainer has computed since the last backward pass, if any. False, and
+  // nothing was done: there was no backward pass, or the helper must read the gradients. `in_core`: receives
+  // the time in ns that was spent in the core, which counts it itself.
   bool publish_gradients(uint64_t* in_core) {
     if (training_clock().backwards() == 0 || foreshock_step_is_sampled()) return false;
     const uint64_t before = gradient_report().core_ns();
-    if (!gradient_report().passes_over() && !publish_norms()) return false;
+    if (!gradient_report().skip_without_norms() && !publish_norms()) return false;
     *in_core = gradient_report().core_ns() - before;
     return true;
   }
@@ -411,6 +432,7 @@ class QuietSteps {
   bool publish_norms() {
     if (parameters_.empty() || !step_known_parameters()) return false;
     try {
+      // The last argument, that gradients may have been clipped unseen, rules out reading their values.
       gradient_report().publish(parameters_.data(), parameters_.size(), 1.0, 0, true);
     } catch (...) {
       foreshock_off("adapter_gradients");
@@ -422,13 +444,14 @@ class QuietSteps {
   // parameter's object, so that no address of a destroyed tensor is read later.
   bool step_known_parameters() const {
     size_t count = 0;
-    bool are_known = word_ != 0 && has_known_parameters(clock_.shape, &count);
-    for (const Known& other : others_)
+    bool are_known = impl_word_ != 0 && has_known_parameters(clock_.shape, &count);
+    for (const KnownOptimizer& other : others_)
       if (other.number == 0) are_known = are_known && has_known_parameters(other.shape, &count);
     return are_known && count == parameters_.size();
   }
 
-  // Whether the parameters of the optimizer are those of parameters_ from *count on, which is moved on.
+  // Whether the parameters of the optimizer are those of parameters_ from index *count on. Moves *count
+  // behind them. False also if the optimizer multiplies gradients itself (grad_scale).
   bool has_known_parameters(const Shape& of, size_t* count) const {
     const Python& python = Python::get();
     Opened opened;
@@ -440,15 +463,16 @@ class QuietSteps {
         void* tensor = python.list_item(group.parameters, i);
         const void* kind = python_type_of(tensor).get();
         if (kind != of.first_kind && kind != of.last_kind) return false;
-        if (*count == parameters_.size() || static_cast<void* const*>(tensor)[word_] != parameters_[*count])
-          return false;
+        if (*count == parameters_.size()) return false;
+        if (static_cast<void* const*>(tensor)[impl_word_] != parameters_[*count]) return false;
       }
     }
     return true;
   }
 
-  // Reads the step number from the state of the first parameter; if no state has one, counts on from the last
-  // number. False: the helper must look at the optimizer.
+  // Reads the step number from the state of the first parameter. If Armed::is_counted, the number is the last
+  // one plus 1. False: only the helper can handle this step. One case is an unchanged number: the optimizer
+  // has skipped the step. Another is an attribute of fused optimizers: found_inf, or a number in the group.
   bool read_step(void* optimizer, Ending* ending) {
     const Python& python = Python::get();
     Opened opened;
@@ -462,14 +486,14 @@ class QuietSteps {
     void* rate = item(group.group, lr_);
     if (!rate || !is_exactly(rate, python.float_type) || item(group.group, step_)) return false;
     ending->rate = python.real(rate);
-    auto* impl = static_cast<c10::TensorImpl*>(address_of(parameter, &first_));
+    auto* impl = static_cast<c10::TensorImpl*>(address_of(parameter, &first_parameter_));
     if (!impl || !has_gradient(*impl)) return false;
     // The hash of a tensor is its address. Passing it avoids Tensor.__hash__, which is written in Python.
     void* state = python.dict_item_of_hash(opened.states, parameter, reinterpret_cast<ssize_t>(parameter));
     std::optional<int64_t> number;
     if (state && (!is_exactly(state, python.dict_type) || !read_number(item(state, step_), &number)))
       return false;
-    if (number.has_value() == armed_.is_counted) return false;
+    if (number.has_value() == armed_.is_counted) return false;  // a number has appeared or disappeared
     if (armed_.is_counted) {
       *ending = {armed_.seen_step + 1, armed_.seen_address, ending->rate};
       return true;
@@ -484,11 +508,11 @@ class QuietSteps {
     return meta && meta->grad_.defined();
   }
 
-  // `number` stays empty if there is no value, or if reading it would wait for a device. False: the helper
-  // must look at the value.
+  // Reads a step number: a Python integer, or a one-element tensor on the CPU. `number` stays empty if
+  // `value` is null, or if reading it would wait for a device. False: only the helper can read the value.
   bool read_number(void* value, std::optional<int64_t>* number) {
     const Python& python = Python::get();
-    constexpr double kMost = 9007199254740992.0;  // 2^53
+    constexpr double kMost = 9007199254740992.0;  // 2^53: up to here a double holds every whole number
     if (!value) return true;
     if (is_exactly(value, python.integer_type)) {
       int overflow = 0;
@@ -498,7 +522,7 @@ class QuietSteps {
       return true;
     }
     if (!is_exactly(value, tensor_type_.get())) return false;
-    auto* impl = static_cast<c10::TensorImpl*>(address_of(value, &number_));
+    auto* impl = static_cast<c10::TensorImpl*>(address_of(value, &step_tensor_));
     if (!impl) return false;
     const at::Tensor held(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
     const auto real = scalar_on_cpu(held);
@@ -508,32 +532,35 @@ class QuietSteps {
     return true;
   }
 
+  // Counts time that these functions took, without the time spent in the core.
   void spend(uint64_t nanoseconds) {
     spent_ns_ += nanoseconds;
     own_ns_ += nanoseconds;
   }
 
-  static constexpr size_t kMostOthers = 62;  // the bits of take()
+  static constexpr size_t kMostOthers = 62;  // take() returns a bit for each in a signed integer of 64 bits
   static constexpr size_t kHeadWords = 2;  // every Python object begins with its reference count and its type
 
   PythonReference getprofile_, tensor_type_, compiler_;
   PythonReference param_groups_, params_, state_, found_inf_, grad_scale_, cdata_, lr_, step_, is_compiling_;
-  size_t tensor_words_ = 0;        // size of a tensor's Python object in words
-  size_t word_ = 0;                // index of the word with its TensorImpl; 0: unknown
-  Seen first_ = {}, number_ = {};  // of the clock: the first parameter, and the tensor with the step number
-  Known clock_;
-  std::vector<Known> others_;
+  size_t tensor_words_ = 0;  // size of a tensor's Python object in words
+  size_t impl_word_ = 0;     // index of the word in it that has the address of the TensorImpl; 0: unknown
+  TensorAddress first_parameter_ = {}, step_tensor_ = {};  // the clock's, for address_of()
+  KnownOptimizer clock_;
+  std::vector<KnownOptimizer> others_;
   std::vector<const void*> parameters_;  // TensorImpl addresses of the parameters given to look()
   Armed armed_ = {};
-  bool is_known_ = false;  // look() has succeeded, and all optimizers of that time exist
+  bool can_arm_ = false;  // look() has succeeded, and there was no disarm() since
   bool is_armed_ = false;
-  void* begun_ = nullptr;     // the optimizer whose step in progress began quietly
-  bool has_closure_ = false;  // step() got a closure, which computes the gradients
-  uint64_t steps_ = 0, own_ns_ = 0, spent_ns_ = 0, ended_at_ns_ = 0, max_step_ns_ = 0, own_at_step_ns_ = 0;
+  void* quietly_begun_ = nullptr;  // the optimizer whose step in progress began quietly
+  bool has_closure_ = false;       // the clock's step() got a closure, which computes the gradients
+  // What take() returns: steps, time taken, time not yet reported, end of the last step, longest step.
+  uint64_t steps_ = 0, own_ns_ = 0, spent_ns_ = 0, ended_at_ns_ = 0, max_step_ns_ = 0;
+  uint64_t own_at_step_ns_ = 0;  // own_ns_ at the end of the last step
 };
 
-// Wraps the functions above for Python. A wrong number of arguments is a bug of the helper: the null pointer
-// raises SystemError there.
+// Wraps the functions above for Python (QuietSteps in core.py). `given`: the `count` arguments of the call. A
+// wrong count is a bug of the helper: Python turns the returned null pointer into a SystemError.
 namespace quiet_functions {
 
 inline void* integer(int64_t value) { return Python::get().new_integer(value); }
@@ -560,9 +587,9 @@ inline void* ends(void*, void* const* given, ssize_t count) {
 
 inline void* look(void*, void* const* given, ssize_t count) {
   if (count != 3) return nullptr;
-  const auto number = [&](ssize_t n) { return Python::get().integer(given[n]); };
-  return integer(QuietSteps::instance().look(given[0], reinterpret_cast<const void* const*>(number(1)),
-                                             static_cast<size_t>(number(2))));
+  const auto* parameters = reinterpret_cast<const void* const*>(Python::get().integer(given[1]));
+  const auto length = static_cast<size_t>(Python::get().integer(given[2]));
+  return integer(QuietSteps::instance().look(given[0], parameters, length));
 }
 
 inline void* look_other(void*, void* const* given, ssize_t count) {
@@ -573,41 +600,41 @@ inline void* look_other(void*, void* const* given, ssize_t count) {
 inline void* arm(void*, void* const* given, ssize_t count) {
   if (count != 9) return nullptr;
   const auto number = [&](ssize_t n) { return Python::get().integer(given[n]); };
-  QuietSteps::instance().arm({number(0) != 0, number(1) != 0, number(2),
-                              reinterpret_cast<const void*>(number(3)), number(4), number(5),
-                              static_cast<ssize_t>(number(6)), reinterpret_cast<uint32_t*>(number(7)),
-                              static_cast<size_t>(number(8))});
+  QuietSteps::instance().arm({.may_end_quietly = number(0) != 0,
+                              .is_counted = number(1) != 0,
+                              .seen_step = number(2),
+                              .seen_address = reinterpret_cast<const void*>(number(3)),
+                              .begins_left = number(4),
+                              .ends_left = number(5),
+                              .modules = static_cast<ssize_t>(number(6)),
+                              .due_numbers = reinterpret_cast<uint32_t*>(number(7)),
+                              .due_capacity = static_cast<size_t>(number(8))});
   return none();
 }
 
-inline void* disarm(void*, void* const*, ssize_t) {
-  QuietSteps::instance().disarm();
-  return none();
-}
+inline void* disarm(void*, void* const*, ssize_t) { return QuietSteps::instance().disarm(), none(); }
 
-inline void* wait(void*, void* const*, ssize_t) {
-  QuietSteps::instance().wait();
-  return none();
+inline void* run_next_end_in_python(void*, void* const*, ssize_t) {
+  return QuietSteps::instance().run_next_end_in_python(), none();
 }
 
 inline void* take(void*, void* const*, ssize_t) { return QuietSteps::instance().take(); }
 
 }  // namespace quiet_functions
 
-// A new reference to the n-th function; nullptr after the last one, or without Python.
+// A new reference to the n-th function; nullptr after the last one, or without Python. The order is that of
+// the fields of QuietSteps in core.py.
 inline void* quiet_function(size_t n) {
-  static PythonMethod methods[] = {
-      {"prepare", quiet_functions::prepare, PythonMethod::kFastCall, nullptr},
-      {"begins", quiet_functions::begins, PythonMethod::kFastCall, nullptr},
-      {"ends", quiet_functions::ends, PythonMethod::kFastCall, nullptr},
-      {"look", quiet_functions::look, PythonMethod::kFastCall, nullptr},
-      {"look_other", quiet_functions::look_other, PythonMethod::kFastCall, nullptr},
-      {"arm", quiet_functions::arm, PythonMethod::kFastCall, nullptr},
-      {"disarm", quiet_functions::disarm, PythonMethod::kFastCall, nullptr},
-      {"wait", quiet_functions::wait, PythonMethod::kFastCall, nullptr},
-      {"take", quiet_functions::take, PythonMethod::kFastCall, nullptr},
-  };
-  if (n >= std::size(methods) || !Python::get().is_whole()) return nullptr;
+  static PythonMethod methods[] = {{"prepare", quiet_functions::prepare},
+                                   {"begins", quiet_functions::begins},
+                                   {"ends", quiet_functions::ends},
+                                   {"look", quiet_functions::look},
+                                   {"look_other", quiet_functions::look_other},
+                                   {"arm", quiet_functions::arm},
+                                   {"disarm", quiet_functions::disarm},
+                                   {"run_next_end_in_python", quiet_functions::run_next_end_in_python},
+                                   {"take", quiet_functions::take}};
+  if (n >= std::size(methods) || !Python::get().has_all()) return nullptr;
   return Python::get().new_function(&methods[n], nullptr, nullptr);
 }
 

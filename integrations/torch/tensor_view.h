@@ -19,9 +19,9 @@
 
 #include "dispatch.h"
 
-// A shipped adapter must load on every glibc on which its torch loads. glibc 2.34 gave the functions of the
-// dynamic loader a new symbol version, but still has the old one, which is used here. They are weak, because
-// before 2.34 they are in libdl, which every process with torch has loaded.
+// A shipped adapter must load on every glibc on which its torch loads. glibc 2.34 gave dlopen and dlsym a new
+// symbol version, but still has the old one, which is used here. The symbols are weak, because before 2.34
+// they are in libdl, with which the adapter is not linked; every process with torch has loaded it.
 #if defined(__GLIBC__) && (defined(__x86_64__) || defined(__aarch64__))
 #if defined(__x86_64__)
 #define FORESHOCK_OLD_LOADER "GLIBC_2.2.5"
@@ -44,8 +44,8 @@ namespace foreshock::adapter {
 // The legacy default stream in hook.h; the CUDA runtime uses a null handle for it.
 inline constexpr uintptr_t kLegacyStream = 1;
 
-// Reads the handle of the current stream from torch's device guard. False if this torch's guards cannot
-// return it (2.6).
+// Reads the handle of the current CUDA stream from torch's device guard. False if the guards of this torch
+// version cannot return it (2.6).
 template <typename Guard>
 bool stream_of_guard(const Guard& guard, c10::Device device, void** handle) noexcept try {
   if constexpr (requires(const Guard& g, c10::Stream s) { g.getStreamNativeHandle(s); }) {
@@ -63,9 +63,10 @@ inline bool stream_of_shim(c10::Device device, void** handle) noexcept {
   using CurrentStream = int32_t (*)(int32_t, void**);
   static const CurrentStream current = [] {
     if (!FORESHOCK_HAS_LOADER) return CurrentStream{nullptr};
+    // The second name is that of Debian's package.
     for (const char* name :
-         {"libtorch_cuda.so", "libtorch_cuda.so." C10_STRINGIZE(TORCH_VERSION_MAJOR) "." C10_STRINGIZE(
-                                  TORCH_VERSION_MINOR)}) {  // Debian's
+         {"libtorch_cuda.so",
+          "libtorch_cuda.so." C10_STRINGIZE(TORCH_VERSION_MAJOR) "." C10_STRINGIZE(TORCH_VERSION_MINOR)}) {
       void* library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
       void* symbol = library ? dlsym(library, "aoti_torch_get_current_cuda_stream") : nullptr;
       if (symbol) return reinterpret_cast<CurrentStream>(symbol);
@@ -84,8 +85,8 @@ inline void* stream_of(const at::Tensor& tensor) noexcept {
   const c10::Device device = tensor.device();
   void* handle = nullptr;
   bool known = false;
-  // VirtualGuardImpl is not used: its error messages need a newer C++ runtime than our packages may require
-  // (torch 2.8).
+  // c10::impl::VirtualGuardImpl would look this up, but its error messages need a newer C++ runtime than our
+  // packages may require (torch 2.8).
   const auto* guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(device.type())].load();
   if (guard_has_handle.load(std::memory_order_relaxed) && guard != nullptr) {
     known = stream_of_guard(*guard, device, &handle);
@@ -97,20 +98,12 @@ inline void* stream_of(const at::Tensor& tensor) noexcept {
 }
 
 inline uint32_t dtype_of(const at::Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kDouble:
-      return FORESHOCK_FP64;
-    case at::kFloat:
-      return FORESHOCK_FP32;
-    case at::kBFloat16:
-      return FORESHOCK_BF16;
-    case at::kHalf:
-      return FORESHOCK_FP16;
-    case at::kBool:
-      return FORESHOCK_BOOL;
-    default:
-      return FORESHOCK_DTYPE_NONE;
-  }
+  const at::ScalarType type = tensor.scalar_type();
+  if (type == at::kDouble) return FORESHOCK_FP64;
+  if (type == at::kFloat) return FORESHOCK_FP32;
+  if (type == at::kBFloat16) return FORESHOCK_BF16;
+  if (type == at::kHalf) return FORESHOCK_FP16;
+  return type == at::kBool ? FORESHOCK_BOOL : FORESHOCK_DTYPE_NONE;
 }
 
 inline bool is_fp8(const at::Tensor& tensor) {
@@ -140,22 +133,24 @@ inline foreshock_tensor view_of(const at::Tensor& tensor) {
 }
 
 // The functions below find the parameter from which a query was computed; it identifies the layer of a call.
-// Below autograd the query still has its history: it is an argument of the forward operation, and a saved
-// tensor of the backward operation.
+// Below autograd the query still has its history (the graph of autograd nodes): it is an argument of the
+// forward operation, and a saved tensor of the backward operation.
 //
-// Rule: search breadth-first from the query's node for the first matrix multiplication. Its weight argument
-// must be a 2-D leaf, reached only through unary nodes. The search does not go past a product with a frozen
-// weight, which has no edge, or past a hand-written operation, which is opaque: behind them is the previous
-// layer. It then continues in parallel branches (LoRA). A product there is accepted only if it was computed
-// from the input of the first one, which a product of an earlier layer was not. Otherwise the layer is
-// unknown; it is never guessed. Takes about 10 us, so it runs in sampled calls only.
+// Rule: search breadth-first from the query's node for the first matrix multiplication ("product"). Its
+// weight argument must be a 2-D leaf, reached only through unary nodes. The search does not go past a product
+// with a frozen weight, which has no edge to it, or past a hand-written operation, which is opaque: behind
+// them is the previous layer. If it meets one of these, it goes on in parallel branches (LoRA), and accepts a
+// product there only if it was computed from the same input, unlike a product of an earlier layer. Otherwise
+// the layer is unknown; it is never guessed. Takes about 10 us, so it runs in sampled calls only.
 
-inline constexpr int kMaxNodes = 64;
+inline constexpr int kMaxNodes = 64;  // visited in one search
 
+// kLeaf: a parameter. kProduct: a matrix multiplication. kUnary: only views, slices, copies or converts its
+// input. kOpaque: the search must not go past it.
 enum class NodeKind { kLeaf, kProduct, kUnary, kOther, kOpaque };
 
-// The kind of a node, from the name of its C++ type. Node::name() would take the interpreter lock for nodes
-// written in Python.
+// The kind of a node, from the mangled name of its C++ type: nodes of torch's own operations are in the
+// namespace "generated". Node::name() would take the interpreter lock for nodes written in Python.
 inline NodeKind kind_of(const torch::autograd::Node& node) {
   const char* type = typeid(node).name();
   if (std::strstr(type, "14AccumulateGrad")) return NodeKind::kLeaf;
@@ -204,7 +199,7 @@ inline const void* weight_of(const torch::autograd::Node& product) {
   return product.num_outputs() <= weight ? nullptr : leaf_behind(product.next_edge(weight).function.get());
 }
 
-// A breadth-first walk over the history of a tensor. Reads only; bounded by kMaxNodes.
+// A breadth-first walk over the history of a tensor. next() returns null at the end, or after kMaxNodes.
 class HistoryWalk {
  public:
   explicit HistoryWalk(const torch::autograd::Node* from) { add(from); }
@@ -231,7 +226,8 @@ inline const torch::autograd::Node* before_unary(const torch::autograd::Node* no
   return nullptr;
 }
 
-// The node of the input of a frozen product or an opaque operation; weights are ignored. Null: unknown.
+// The node that computed the input of a frozen product or an opaque operation, found as the first argument
+// that is not a weight. Null: unknown.
 inline const torch::autograd::Node* input_of(const torch::autograd::Node& node) {
   for (const auto& edge : node.next_edges()) {
     const auto* input = before_unary(edge.function.get());
@@ -250,13 +246,13 @@ inline bool is_computed_from(const torch::autograd::Node& node, const torch::aut
   return false;
 }
 
-// Address of the TensorImpl (Python: parameter._cdata) of the weight that made `query`; null when unknown.
-// Reads only; the caller holds a reference to `query`, hence to its graph.
+// Address of the TensorImpl (Python: parameter._cdata) of the weight from which `query` was computed by the
+// rule above; null if unknown. Reads only; the caller holds a reference to `query`, hence to its graph.
 inline const void* layer_of(const at::Tensor& query) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(query);
   if (!meta) return nullptr;
   HistoryWalk walk(meta->grad_fn_.get());
-  const torch::autograd::Node* frozen_input = nullptr;
+  const torch::autograd::Node* frozen_input = nullptr;  // input of a frozen product or opaque operation
   while (const auto* node = walk.next()) {
     const NodeKind kind = kind_of(*node);
     if (kind != NodeKind::kProduct && kind != NodeKind::kOpaque) {
@@ -265,7 +261,9 @@ inline const void* layer_of(const at::Tensor& query) {
     }
     const void* weight = kind == NodeKind::kProduct ? weight_of(*node) : nullptr;
     if (weight && (!frozen_input || is_computed_from(*node, frozen_input))) return weight;
-    if (weight || frozen_input || !(frozen_input = input_of(*node))) return nullptr;
+    if (weight || frozen_input) return nullptr;  // of an earlier layer, or the second node without a weight
+    frozen_input = input_of(*node);
+    if (!frozen_input) return nullptr;
   }
   return nullptr;
 }

@@ -1,5 +1,5 @@
-// Converts the weight tensors that the Python helper reports before or after an optimizer step into the form
-// of hook.h. Makes views only.
+// Converts the weight tensors that the Python helper reports before or after an optimizer step into
+// foreshock_weight_state (hook.h), and passes them to the core (libforeshock.so). Makes views, no copies.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_WEIGHT_REPORT_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_WEIGHT_REPORT_H_
 
@@ -15,8 +15,8 @@ typedef struct foreshock_adapter_weight {
   uint64_t number;  // index in the array given to foreshock_name_weights
   const void* parameter;
   const void* gradient;
-  const void* average;         // exp_avg
-  const void* square_average;  // exp_avg_sq
+  const void* average;         // exp_avg of Adam: running mean of the gradient
+  const void* square_average;  // exp_avg_sq of Adam: running mean of the squared gradient
   int64_t optimizer_step;
   double learning_rate, beta1, beta2, epsilon, weight_decay;
 } foreshock_adapter_weight;
@@ -25,6 +25,7 @@ typedef struct foreshock_adapter_weight {
 
 namespace foreshock::adapter {
 
+// A reference to the tensor with this TensorImpl.
 inline at::Tensor tensor_at(const void* address) {
   auto* impl = static_cast<c10::TensorImpl*>(const_cast<void*>(address));
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
@@ -64,10 +65,10 @@ inline void* stream_of_weight(const void* address) noexcept try {
   return nullptr;
 }
 
-// Reports tensors to the core. One caller at a time, since the helper holds the interpreter lock. Returns the
-// nanoseconds spent in the core.
+// Reports tensors to the core. `when`: FORESHOCK_BEFORE_STEP, .... One caller at a time, since the helper
+// holds the interpreter lock. Returns the nanoseconds spent in the core.
 inline uint64_t observe_weights(const foreshock_adapter_weight* rows, size_t count, uint32_t when) {
-  static auto* states = new std::vector<foreshock_weight_state>;
+  static auto* states = new std::vector<foreshock_weight_state>;  // kept, so that later calls do not allocate
   states->clear();
   for (size_t i = 0; i < count; ++i) {
     foreshock_weight_state state{};
