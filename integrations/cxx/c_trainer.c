@@ -1,10 +1,9 @@
 /* A trainer in C99 without any framework: attention forward and backward in plain loops, plain gradient
- * descent. It reports its attention calls and steps with <foreshock/annotate.h> and is not linked with the
- * monitor. Under `foreshock run -- c_trainer` the monitor receives these calls; otherwise they do nothing.
+ * descent. It reports its attention calls and steps with the functions of <foreshock/annotate.h>, which
+ * do nothing unless it is started by `foreshock run -- c_trainer`. It is not linked with the monitor.
  *   c_trainer [STEPS [DUMP_FILE]]
  * The task: two layers of causal attention with residuals learn to output, at each position, the mean of the
- * inputs up to this position. The dump has every loss and the final weights, to compare runs bit by bit.
- */
+ * inputs up to this position. The dump has every loss and the final weights, to compare runs bit by bit. */
 #include <foreshock/annotate.h>
 #include <math.h>
 #include <stdio.h>
@@ -16,11 +15,11 @@ enum { LAYERS = 2, LENGTH = 32, WIDTH = 8, PROJECTIONS = 3 };
 typedef float matrix[WIDTH][WIDTH];
 typedef float rows[LENGTH][WIDTH];
 
-/* One layer: q, k, v = x W; y = x + attention(q, k, v). */
+/* One layer: q, k, v = x W; y = x + attention(q, k, v). Index 0 of the projections is q, 1 is k, 2 is v. */
 struct layer {
   matrix weight[PROJECTIONS], gradient[PROJECTIONS];
   rows input, projected[PROJECTIONS], attended, grad_projected[PROJECTIONS];
-  float log_sum_exp[LENGTH];
+  float log_sum_exp[LENGTH]; /* for each query, the logarithm of the sum of exp(score) */
 };
 
 static struct layer layers[LAYERS];
@@ -34,8 +33,7 @@ static float next_random(void) {
   return (float)((double)(random_state >> 40) / (1 << 24) - 0.5);
 }
 
-/* -- descriptions for the monitor -- */
-
+/* A matrix of LENGTH rows as a tensor (batch 1, head 1, position, width). */
 static foreshock_tensor view(const void* data, int width) {
   foreshock_tensor tensor;
   memset(&tensor, 0, sizeof tensor);
@@ -52,6 +50,7 @@ static foreshock_tensor view(const void* data, int width) {
   return tensor;
 }
 
+/* `name`: buffer for the label of the layer, which must live until the call is reported. */
 static foreshock_attention_call describe(int32_t op, const struct layer* layer, char* name) {
   foreshock_attention_call call;
   memset(&call, 0, sizeof call);
@@ -71,8 +70,7 @@ static foreshock_attention_call describe(int32_t op, const struct layer* layer, 
   return call;
 }
 
-/* -- attention -- */
-
+/* Of query i with key j. */
 static double score(const struct layer* layer, int i, int j) {
   double sum = 0;
   int d;
@@ -80,6 +78,7 @@ static double score(const struct layer* layer, int i, int j) {
   return scale * sum;
 }
 
+/* attended[i] = the mean of the values v[j], j <= i, with weights exp(score(i, j)). */
 static void attend(struct layer* layer) {
   int i, j, d;
   for (i = 0; i < LENGTH; ++i) {
@@ -94,6 +93,8 @@ static void attend(struct layer* layer) {
   }
 }
 
+/* The gradients of q, k and v. The gradient of score(i, j) is p(i, j) * (grad_out[i] . v[j] - delta[i]),
+ * where p is the weight divided by the sum of weights, and delta[i] = grad_out[i] . attended[i]. */
 static void attend_back(struct layer* layer, rows grad_out) {
   int i, j, d;
   memset(layer->grad_projected, 0, sizeof layer->grad_projected);
@@ -114,11 +115,10 @@ static void attend_back(struct layer* layer, rows grad_out) {
   }
 }
 
-/* -- the model -- */
-
+/* Replaces the input `x` by the output. */
 static void forward(struct layer* layer, rows x) {
   char name[8];
-  int p, i, a, b, wanted;
+  int p, i, a, b, wanted; /* wanted: the monitor samples this call */
   memcpy(layer->input, x, sizeof(rows));
   for (p = 0; p < PROJECTIONS; ++p)
     for (i = 0; i < LENGTH; ++i)
@@ -137,6 +137,8 @@ static void forward(struct layer* layer, rows x) {
     for (a = 0; a < WIDTH; ++a) x[i][a] += layer->attended[i][a];
 }
 
+/* Replaces the gradient `grad` of the output by that of the input, and adds to the gradients of the weights.
+ */
 static void backward(struct layer* layer, rows grad) {
   char name[8];
   int p, i, a, b;
@@ -157,8 +159,7 @@ static void backward(struct layer* layer, rows grad) {
         }
 }
 
-/* The mean squared difference between `x` and the running mean of the input. Overwrites `x` with the
- * gradient. */
+/* The mean squared difference between `x` and the running mean of the input. Replaces `x` by the gradient. */
 static double loss_of(rows x, rows input) {
   double loss = 0, sum[WIDTH] = {0};
   int i, a;
@@ -173,6 +174,7 @@ static double loss_of(rows x, rows input) {
   return loss;
 }
 
+/* One step of gradient descent; clears the gradients. */
 static void descend(void) {
   float *weight, *gradient;
   int layer, n;

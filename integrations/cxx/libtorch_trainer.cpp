@@ -1,5 +1,5 @@
-// A C++ trainer on LibTorch: a small GPT for tests. Only with --annotate it calls functions of the monitor;
-// `foreshock run -- libtorch_trainer` monitors it in both cases.
+// A C++ trainer on LibTorch: a small GPT for tests. `foreshock run -- libtorch_trainer` monitors it. With
+// --annotate it also reports layer names, gradients and steps itself, by functions of the monitor.
 //   libtorch_trainer [--steps N] [--layers N] [--optimizer adamw|sgd] [--annotate] [--dump FILE]
 // --dump FILE gets every loss and the final weights, to compare runs bit by bit.
 #include <torch/nn/modules/container/modulelist.h>

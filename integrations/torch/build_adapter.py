@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 SOURCES = Path(__file__).resolve().parent
-PREBUILT = SOURCES.parent / "adapters"  # of an installed package
+PREBUILT = SOURCES.parent / "adapters"  # the adapters that came with foreshock, in an installed package
 # Minor versions this adapter was tested with. The dispatcher's C++ interface changes between any two.
 SUPPORTED = {f"2.{minor}" for minor in range(6, 16)}
 FLAGS = ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-s"]
@@ -49,7 +49,7 @@ COMPILE_SECONDS, TEST_SECONDS, RETRY_SECONDS = 600, 120, 120
 
 
 class BuildError(Exception):
-    """The build ended in a state other than ready, prebuilt or built. `reason` says what to do."""
+    """The build ended in `state`: no_torch, unsupported, no_compiler or failed. `reason` says what to do."""
 
     def __init__(self, state: str, reason: str) -> None:
         super().__init__(reason)
@@ -57,9 +57,9 @@ class BuildError(Exception):
 
 
 class Torch(NamedTuple):
-    home: Path
+    home: Path  # has include/ and lib/
     version: str
-    git: str
+    git: str  # hash of the commit
 
 
 def find_torch(given: Path | None) -> Torch:
@@ -73,6 +73,7 @@ def find_torch(given: Path | None) -> Torch:
 
 
 def importable_torch() -> Path | None:
+    """The folder of the torch that this Python would import, or None."""
     try:
         spec = importlib.util.find_spec("torch")
     except (ImportError, ValueError):
@@ -110,7 +111,7 @@ def compilers() -> list[str]:
 def with_each_compiler(attempt: Callable[[str], None]) -> str:
     """Calls `attempt` with one compiler after the other until one succeeds, and returns that one. If all fail, the
     error has the reasons of the first and of the last. No further attempt begins after RETRY_SECONDS, since
-    cli/torch.cpp waits 15 minutes."""
+    cli/torch.cpp, which runs this program, waits only 15 minutes."""
     begin, errors = time.monotonic(), []
     for compiler in compilers():
         if errors and time.monotonic() - begin > RETRY_SECONDS:
@@ -131,6 +132,7 @@ def with_each_compiler(attempt: Callable[[str], None]) -> str:
 
 
 def digest(paths: list[Path]) -> str:
+    """SHA-256 of the names and contents of the files."""
     total = hashlib.sha256()
     for path in paths:
         total.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -144,7 +146,7 @@ def source_digest(include: Path) -> str:
 
 
 def is_current(place: Path, sources: str, identity: str) -> bool:
-    """Whether the stamp in `place` matches these sources, this torch, and the adapter.so in `place`."""
+    """Whether the stamp in `place` matches these sources, this torch (identity_of), and the adapter.so in `place`."""
     try:
         stamp = json.loads((place / "stamp.json").read_text())
         known = (stamp["sources"], stamp["adapter"], stamp.get("identity", ""))
@@ -154,7 +156,7 @@ def is_current(place: Path, sources: str, identity: str) -> bool:
 
 
 def identity_of(home: Path, git: str) -> str:
-    """A text that changes if another torch of the same version and git hash is installed; "" if the hash is unique.
+    """Distinguishes two torch of the same version and git hash; "" if the hash is that of a commit, hence unique.
 
     Linux distributions build every revision of a version with the git hash "Unknown". Size and modification time of
     libtorch_cpu.so distinguish them.
@@ -176,9 +178,10 @@ def cxx11_abi(home: Path) -> str:
 
 
 def prebuilt_adapter(folder: Path, home: Path, version: str, git: str, sources: str) -> Path | None:
-    """The adapter that came with foreshock for this commit of torch, or None. CPU and CUDA wheels share one adapter."""
+    """The adapter in `folder` that came with foreshock for this commit of torch, or None. CPU and CUDA wheels share one
+    adapter, so its name has no local version ("+cu124")."""
     if identity_of(home, git):
-        return None
+        return None  # not a commit
     place = folder / prebuilt_name(version, git, cxx11_abi(home))
     return place / "adapter.so" if is_current(place, sources, "") else None
 
@@ -188,7 +191,8 @@ def prebuilt_name(version: str, git: str, abi: str) -> str:
 
 
 def compile_command(compiler: str, home: Path, include: Path, source: str, target: Path) -> list[str]:
-    """The command that compiles a shared library, or a program if `target` has no suffix."""
+    """The command that compiles a shared library, or a program if `target` has no suffix. `home`: that of torch.
+    `include`: the folder with foreshock/hook.h."""
     flags = FLAGS if target.suffix else [flag for flag in FLAGS if flag != "-shared"]
     # torch's checks contain the paths of its headers. Mapped, so that equal sources give equal adapters anywhere.
     includes = [f"-ffile-prefix-map={folder}={name}" for folder, name in ((home, "torch"), (SOURCES, "foreshock"))]
@@ -201,6 +205,7 @@ def compile_command(compiler: str, home: Path, include: Path, source: str, targe
 
 
 def run_or_fail(command: list[str], seconds: float, what: str, **more: object) -> None:
+    """Runs the command. Raises BuildError if it fails or takes longer than `seconds`. `what`: its name in errors."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, **more)
     except subprocess.TimeoutExpired as error:
@@ -213,12 +218,13 @@ def run_or_fail(command: list[str], seconds: float, what: str, **more: object) -
 
 
 def first_cause(lines: list[str]) -> str:
-    """The line of a compiler's output that names the cause. Linkers name it before the line with "error"."""
+    """The line of a compiler's output that names the cause. If the linker fails, this line does not have the word
+    "error"; only a later one has ("ld returned 1 exit status")."""
     linker = re.compile(
         r"undefined reference|undefined symbol|cannot find|relocation|hidden symbol|multiple definition"
     )
-    follows = re.compile("ld returned|linker command failed")
-    for is_cause in (lambda line: "error" in line.lower() and not follows.search(line), linker.search):
+    is_consequence = re.compile("ld returned|linker command failed").search
+    for is_cause in (lambda line: "error" in line.lower() and not is_consequence(line), linker.search):
         if found := next(filter(is_cause, lines), None):
             return found
     return lines[-1] if lines else "no output"
@@ -234,8 +240,8 @@ def self_test(adapter: Path, torch: Torch, arguments: argparse.Namespace, compil
 
 
 def self_test_program(home: Path, folder: Path, arguments: argparse.Namespace, compiler: str | None) -> list[str]:
-    """The command of the self-test: self_test.py, or a program if this Python cannot import the LibTorch. The program
-    is compiled into `folder`, by the compiler of the adapter if it was built here."""
+    """The command of the self-test: self_test.py, or a program if this Python would not import the torch at `home`. The
+    program is compiled into `folder`, by the compiler of the adapter if it was built here."""
     importable = importable_torch()
     if arguments.torch is None or (importable is not None and importable.resolve() == home):
         return [sys.executable, str(SOURCES / "self_test.py")]
@@ -254,7 +260,7 @@ def self_test_program(home: Path, folder: Path, arguments: argparse.Namespace, c
 
 
 def announce() -> None:
-    """Reports to the caller (cli/torch.cpp) that the answer takes about a minute."""
+    """Reports to cli/torch.cpp, which runs this program, that the answer takes about a minute."""
     print("building", file=sys.stderr, flush=True)
 
 
@@ -282,23 +288,21 @@ def build_adapter(torch: Torch, target: Path, arguments: argparse.Namespace) -> 
     return with_each_compiler(attempt)
 
 
-def fill(work: Path, torch: Torch, sources: str, in_place: bool, arguments: argparse.Namespace) -> str:
-    """Puts a tested adapter and its stamp into `work`. Returns the state, prebuilt or built.
-
-    `in_place`: make a symbolic link to a prebuilt adapter instead of a copy.
-    """
+def fill(work: Path, torch: Torch, sources: str, link_only: bool, arguments: argparse.Namespace) -> str:
+    """Puts a tested adapter and its stamp into `work`. Returns the state, prebuilt or built. `sources`: their digest.
+    `link_only`: make a symbolic link to a prebuilt adapter; neither copy nor compile."""
     target = work / "adapter.so"
     prebuilt = prebuilt_adapter(arguments.prebuilt, *torch, sources)
     state, compiler = "prebuilt", ""
     if prebuilt is not None:
-        if in_place:
+        if link_only:
             target.symlink_to(prebuilt.resolve())
         else:
             shutil.copyfile(prebuilt, target)
         try:
             self_test(target, torch, arguments)
         except BuildError as error:
-            if in_place or not compilers():
+            if link_only or not compilers():
                 raise BuildError("failed", f"the prebuilt adapter does not work here: {error.reason}") from error
             prebuilt = None  # an adapter compiled on this machine may work
             target.unlink()
@@ -311,8 +315,7 @@ def fill(work: Path, torch: Torch, sources: str, in_place: bool, arguments: argp
 
 
 def replace(place: Path, torch: Torch, sources: str, arguments: argparse.Namespace) -> str:
-    """Fills a temporary directory, then renames it to `place`, so that no process sees an incomplete one. Returns the
-    state."""
+    """Fills a temporary directory and renames it to `place`; no process sees an incomplete one. Returns the state."""
     with tempfile.TemporaryDirectory(prefix=".build-", dir=place.parent) as scratch:
         work = Path(scratch) / place.name
         work.mkdir()
@@ -334,6 +337,7 @@ def prepare_in(place: Path, torch: Torch, sources: str, identity: str, arguments
 
 
 def prepare(arguments: argparse.Namespace) -> dict[str, str]:
+    """Puts the adapter into the cache, or else into the fallback. Returns state, torch, path and reason."""
     torch = find_torch(arguments.torch)
     answer = {"torch": torch.version, "path": "", "reason": ""}
     try:
@@ -345,12 +349,12 @@ def prepare(arguments: argparse.Namespace) -> dict[str, str]:
             if not arguments.force and is_current(place, sources, identity):
                 return answer | {"state": "ready", "path": str(place / "adapter.so")}
         if arguments.fallback and prebuilt_adapter(arguments.prebuilt, *torch, sources) is None:
-            places.pop()
+            places.pop()  # the fallback gets only a link to a prebuilt adapter
         for place in places:
             try:
                 state = prepare_in(place, torch, sources, identity, arguments)
                 return answer | {"state": state, "path": str(place / "adapter.so")}
-            except OSError:
+            except OSError:  # it cannot be written
                 if place == places[-1]:
                     raise
         raise BuildError("failed", "there is no place for the adapter: set FORESHOCK_CACHE to a directory")

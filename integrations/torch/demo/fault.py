@@ -1,8 +1,9 @@
 """Attention with an artificial error, for `./dev demo --fault [grad_key]`. The kernels are torch's own.
 
-An error of attention's output harms a training if it correlates with the gradient of that output. The backward pass
-subtracts sum(gradient x output). If the error of this sum keeps its sign, it moves the queries in the same direction at
-every step. In a real training such an error builds up over thousands of steps (arXiv 2510.04212); here it is added.
+Fault adds an error to the output of attention. Such an error harms a training if it correlates with the gradient of the
+output, because the backward pass subtracts sum(gradient x output). If the error of this sum keeps its sign, it moves
+the queries in the same direction at every step. In a real training the error builds up over thousands of steps (arXiv
+2510.04212). GradKeyFault adds an error to the gradient of the keys.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from torch import Tensor
 
 
 def moved(out: Tensor, towards: Tensor, ulps: float, numbers: torch.Generator) -> Tensor:
-    """Moves bf16 values by `ulps` spacings on average, each in the direction of the sign of `towards`."""
-    whole = math.floor(ulps)
+    """Moves bf16 values by `ulps` spacings on average, up where `towards` is positive, else down."""
+    whole = math.floor(ulps)  # the fraction is the probability of one more spacing
     count = whole + (torch.rand(out.shape, generator=numbers) < ulps - whole).to(torch.int16)
-    outwards = (out > 0) == (towards > 0)
-    bits = out.contiguous().view(torch.int16) + torch.where(outwards, count, -count)
+    away_from_zero = (out > 0) == (towards > 0)  # the bits of a value, as an integer, grow with its magnitude
+    bits = out.contiguous().view(torch.int16) + torch.where(away_from_zero, count, -count)
     # A value near zero stays, since so many spacings would change its sign.
     return torch.where(out.abs() > 2**-100, bits.view(torch.bfloat16), out)
 
@@ -27,7 +28,7 @@ def moved(out: Tensor, towards: Tensor, ulps: float, numbers: torch.Generator) -
 class ErringAttention(torch.autograd.Function):
     """Causal attention on bf16 tensors (batch, heads, positions, head dimension) with as many kv-heads as query heads.
 
-    The backward pass gets an output that was moved by `ulps` (see moved); the forward pass is right.
+    The forward pass returns the right output. The backward pass uses an output that was moved by `ulps` (see moved).
     """
 
     @staticmethod
@@ -47,7 +48,7 @@ class ErringAttention(torch.autograd.Function):
 
 
 class Fault:
-    """The attention of one layer. Its backward pass has the error while `is_on`."""
+    """The attention of one layer, in place of scaled_dot_product_attention. Its backward pass errs while `is_on`."""
 
     def __init__(self, ulps: float, seed: int) -> None:
         self.ulps, self.is_on = ulps, False
@@ -71,7 +72,7 @@ class GradKeyFault:
 
     def __init__(self, layer: int, layers: int, seed: int, error: float = 0.05) -> None:
         self.layers, self.error, self.is_on = layers, error, False
-        self.turn, self.calls = layers - 1 - layer, 0
+        self.position, self.calls = layers - 1 - layer, 0  # of the layer's backward call in a step; calls so far
         self.numbers = torch.Generator().manual_seed(seed)  # separate: does not change the training's random numbers
         self.original = torch.library.get_kernel(f"aten::{BACKWARD}", "CPU")
         self.library = torch.library.Library("aten", "IMPL")
@@ -81,7 +82,7 @@ class GradKeyFault:
 
     def __call__(self, keys: object, *arguments: object, **more: object) -> tuple[Tensor, ...]:
         grad_query, grad_key, grad_value = self.original.call_boxed(keys, *arguments, **more)
-        if self.is_on and self.calls % self.layers == self.turn:
+        if self.is_on and self.calls % self.layers == self.position:
             noise = torch.randn(grad_key.shape, generator=self.numbers).to(grad_key.dtype)
             grad_key *= 1 + self.error * noise
         self.calls += 1

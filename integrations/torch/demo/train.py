@@ -49,8 +49,9 @@ SIZES = [
 STEPS_WANTED = 200  # in the given time; with fewer the loss would hardly fall
 STEPS_WANTED_WITH_FAULT = 800  # with fewer the fault would hardly show
 GRAD_KEY = "grad_key"
-FAULTY_LAYER, FAULT_BEGINS = 1, 1 / 3  # counted from 0; share of the training
-RATE, RATE_WITH_FAULT = 2e-3, 1e-3  # maximum; lower with a fault, since queries and keys are then not normalised
+FAULTY_LAYER = 1  # counted from 0
+FAULT_BEGINS = 1 / 3  # after this share of the training
+RATE, RATE_WITH_FAULT = 2e-3, 1e-3  # maximum; lower with ULPS, since queries and keys are then not normalised
 
 
 class Attention(nn.Module):
@@ -180,7 +181,8 @@ def learning_rate(progress: float) -> float:
     return min(1.0, progress / 0.05) * (0.55 + 0.45 * math.cos(math.pi * min(1.0, progress)))
 
 
-def break_a_layer(model: Gpt, ulps: float, seed: int) -> Fault:
+def plant_ulps(model: Gpt, ulps: float, seed: int) -> Fault:
+    """Replaces the attention of one layer by a Fault, and removes the normalisation of all queries and keys."""
     fault = model.blocks[FAULTY_LAYER].attention.fault = Fault(ulps, seed)
     for block in model.blocks:
         block.attention.query_norm = block.attention.key_norm = nn.Identity()
@@ -188,25 +190,26 @@ def break_a_layer(model: Gpt, ulps: float, seed: int) -> Fault:
 
 
 def plant(model: Gpt, size: Size, fault: str, seed: int) -> Fault | GradKeyFault | None:
+    """Prepares the fault of --fault, which is off until its is_on is set. None: there is no fault."""
     if fault == GRAD_KEY:
         return GradKeyFault(FAULTY_LAYER, size.layers, seed)
-    return break_a_layer(model, float(fault), seed) if float(fault) else None
+    return plant_ulps(model, float(fault), seed) if float(fault) else None
 
 
 def train(steps: int | None, seconds: float, seed: int, fault_wanted: str) -> None:
     torch.manual_seed(seed)
     text, autocast = Text(seed), native_bf16()
-    errs_by_ulps = fault_wanted != GRAD_KEY and float(fault_wanted) != 0
-    size = choose(text, seconds, STEPS_WANTED_WITH_FAULT if errs_by_ulps else STEPS_WANTED, autocast)
-    torch.manual_seed(seed)
+    has_ulps = fault_wanted != GRAD_KEY and float(fault_wanted) != 0
+    size = choose(text, seconds, STEPS_WANTED_WITH_FAULT if has_ulps else STEPS_WANTED, autocast)
+    torch.manual_seed(seed)  # again, because choose() has used random numbers
     model = Gpt(size)
     fault = plant(model, size, fault_wanted, seed)
-    rate = RATE_WITH_FAULT if errs_by_ulps else RATE
+    rate = RATE_WITH_FAULT if has_ulps else RATE
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
     count = sum(parameter.numel() for parameter in model.parameters())
     precision = "autocast bf16" if autocast else "fp32 weights, bf16 q, k, v"
     print(f"byte-level GPT, {count / 1e6:.2f} M parameters, {size.layers} layers, {precision}", flush=True)
-    begin, step, progress, said = time.monotonic(), 0, 0.0, 0.0
+    begin, step, progress, printed_at = time.monotonic(), 0, 0.0, 0.0  # progress: from 0 to 1
     while progress < 1:
         if fault and not fault.is_on and progress >= FAULT_BEGINS:
             fault.is_on = True
@@ -221,8 +224,8 @@ def train(steps: int | None, seconds: float, seed: int, fault_wanted: str) -> No
         step += 1
         passed = time.monotonic() - begin
         progress = step / steps if steps else passed / seconds
-        if step == 1 or passed - said >= 5 or progress >= 1:
-            said = passed
+        if step == 1 or passed - printed_at >= 5 or progress >= 1:
+            printed_at = passed
             print(f"step {step:5d}  loss {loss.item():.4f}  norm {norm.item():.3f}  {passed:5.1f} s", flush=True)
     with torch.no_grad():
         losses = [loss_of(model, text.batch(size, validation=True), autocast).item() for _ in range(8)]

@@ -1,4 +1,4 @@
-"""Two small trainings that always fail at the same step. The other examples in this folder run on them."""
+"""Two small trainings that always fail at the same step. plain_loop.py trains them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ BEGINS = 160  # the step at which the fault starts
 
 
 class RateRamp(nn.Module):
-    """A regression by stochastic gradient descent whose learning rate grows without limit from BEGINS on. The loss
-    diverges about 200 steps later."""
+    """A regression by SGD whose learning rate grows without limit from BEGINS on. The loss diverges 200 steps later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +33,7 @@ class RateRamp(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention in the dtype `precision`, at first fp16."""
+    """Causal attention that computes in the dtype `precision`, fp16 until ScoreGrowth.raise_precision changes it."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -64,25 +63,24 @@ class ScoreGrowth(nn.Module):
     becomes NaN.
     """
 
-    symbols, layers, growth, grows = 32, 2, 1.07, 180  # `grows`: for so many steps
+    symbols, layers, width, growth, growth_steps = 32, 2, 32, 1.07, 180
 
     def __init__(self) -> None:
         super().__init__()
-        width = 32
-        self.embedding = nn.Embedding(self.symbols, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(self.layers))
-        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, self.symbols, bias=False)
+        self.embedding = nn.Embedding(self.symbols, self.width)
+        self.blocks = nn.ModuleList(Block(self.width) for _ in range(self.layers))
+        self.norm, self.head = nn.RMSNorm(self.width), nn.Linear(self.width, self.symbols, bias=False)
         self.noise = torch.Generator().manual_seed(1)
 
     def rate(self, _step: int) -> float:
         return 1e-3
 
     def loss(self, step: int) -> Tensor:
-        if BEGINS <= step < BEGINS + self.grows:
+        if BEGINS <= step < BEGINS + self.growth_steps:
             with torch.no_grad():
-                self.blocks[1].attention.qkv.weight[: 2 * 32] *= self.growth
+                self.blocks[1].attention.qkv.weight[: 2 * self.width] *= self.growth  # the rows of queries and keys
         once = torch.randint(self.symbols, (4, 8), generator=self.noise)
-        tokens = once.repeat(1, 5)[:, :33]
+        tokens = once.repeat(1, 5)[:, :33]  # the task: predict a random sequence of 8 symbols that repeats itself
         x = self.embedding(tokens[:, :-1])
         for block in self.blocks:
             x = block(x)

@@ -1,4 +1,4 @@
-"""A callback for Lightning that acts on foreshock's detectors.
+"""A callback for Lightning that acts when one of foreshock's detectors warns.
 
     trainer = Trainer(callbacks=[ActOnAdvice("lower-rate")])
 
@@ -37,10 +37,10 @@ class ActOnAdvice(Callback):
             raise ValueError(f"action is one of {', '.join(ACTIONS)}")
         self.action, self.directory = action, pathlib.Path(directory)
         self.keep_every, self.factor = keep_every, factor
-        self.kept: list[dict[str, Any]] = []
+        self.kept: list[dict[str, Any]] = []  # states for "roll-back", the oldest first
         self.trainer: Any = None
         self.module: Any = None
-        self.listener = Listener(self.act)
+        self.listener = Listener(self.act)  # calls act() once for each warning
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_index: int) -> None:
         self.trainer, self.module = trainer, module

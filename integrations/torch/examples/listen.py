@@ -1,4 +1,6 @@
-"""Acts on foreshock.advice(). The plain loop and the Lightning callback in this folder share it. Copy it.
+"""Acts on foreshock.advice(), the warning level of foreshock's detectors. Copy this file into your training.
+
+plain_loop.py and lightning_callback.py in this folder both use it.
 
 A detector may raise a false alarm (docs/precursors.md), so choose an action that does not harm a healthy training.
 """
@@ -13,11 +15,11 @@ from foreshock_torch.advice import Advice
 from torch import distributed
 
 LEVELS = ("quiet", "watch", "warn")
-STALE = 256  # steps that the agent has not read yet; with more it has stopped, or is far behind
+STALE = 256  # if the agent (the process that judges the training) has more unread steps, its advice is too old
 
 
 def device_of_group() -> str:
-    """The device on which the group reduces a tensor: the CPU if the backend can, else (NCCL) this rank's device."""
+    """The device on which the process group reduces tensors: the CPU if possible, else (NCCL) this rank's device."""
     backend = distributed.get_backend()
     if ":" in backend:  # one backend for each device: cpu:gloo,cuda:nccl
         devices = [each.partition(":")[0] for each in backend.split(",")]
@@ -27,21 +29,21 @@ def device_of_group() -> str:
 
 
 def agreed() -> Advice | None:
-    """The advice with the highest level among all ranks, the same on every rank. Each rank must call it after each
-    step, because it communicates."""
+    """Without torch.distributed: this process's advice. Else the earliest warning of all ranks, the same on every rank;
+    None if no rank has one. Each rank must call it after each step, because it communicates."""
     mine = foreshock.advice()
     if not (distributed.is_available() and distributed.is_initialized()):
         return mine
-    words = [LEVELS.index(mine.level), mine.from_step, mine.age_steps] if mine else [0, 0, 0]
-    together = torch.tensor(words, dtype=torch.int64, device=device_of_group())
-    distributed.all_reduce(together, distributed.ReduceOp.MAX)
-    level, from_step, age = together.tolist()
+    numbers = [LEVELS.index(mine.level), mine.from_step, mine.age_steps] if mine else [0, 0, 0]
+    maximum = torch.tensor(numbers, dtype=torch.int64, device=device_of_group())
+    distributed.all_reduce(maximum, distributed.ReduceOp.MAX)
+    level, from_step, age = maximum.tolist()
     if LEVELS[level] != "warn":
         return None
-    heard: list[Advice | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(heard, mine)
-    loudest = min((each for each in heard if each and each.level == LEVELS[level]), key=lambda each: each.since_step)
-    return loudest._replace(from_step=from_step, age_steps=age)
+    of_ranks: list[Advice | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(of_ranks, mine)
+    first = min((each for each in of_ranks if each and each.level == LEVELS[level]), key=lambda each: each.since_step)
+    return first._replace(from_step=from_step, age_steps=age)  # the largest, so that all ranks act in the same step
 
 
 class Listener:

@@ -29,8 +29,8 @@ class Training:
 
     def __init__(self, model: nn.Module, checkpoint: pathlib.Path) -> None:
         self.model, self.optimizer, self.checkpoint = model, model.optimizer(), checkpoint
-        self.step, self.most_rate = 0, float("inf")
-        self.kept: list[dict] = []
+        self.step, self.rate_limit = 0, float("inf")
+        self.kept: list[dict] = []  # states for roll_back, the oldest first
 
     def state(self) -> dict:
         return copy.deepcopy(
@@ -38,7 +38,7 @@ class Training:
         )
 
     def rate(self) -> float:
-        return min(self.model.rate(self.step), self.most_rate)
+        return min(self.model.rate(self.step), self.rate_limit)
 
     def train_step(self) -> float:
         self.step += 1
@@ -58,7 +58,7 @@ class Training:
         torch.save(self.state(), self.checkpoint)
 
     def lower_rate(self, _advice: Advice) -> None:
-        self.most_rate = self.rate() / 10
+        self.rate_limit = self.rate() / 10
 
     def roll_back(self, advice: Advice) -> None:
         """Restores the last state before the warning. Lowers the rate, since otherwise the same would happen again."""
