@@ -205,7 +205,7 @@ def test_a_reader_that_fails_is_not_seen(logs, modules, module, monkeypatch):
     def broken(args, kwargs):
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(module, "DOORS", [("wandb.sdk.wandb_run", "Run", "log", broken)])
+    monkeypatch.setattr(module, "LOGGERS", [("wandb.sdk.wandb_run", "Run", "log", broken)])
     cls = type("Run", (Run,), {"log": Run.log})
     modules("wandb.sdk.wandb_run", Run=cls)
     logs[0].tick()

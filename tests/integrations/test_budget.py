@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integrations" / "torch" / "python"))
-from foreshock_torch.budget import Fuse, limit_of  # noqa: E402
+from foreshock_torch.budget import OverheadGuard, limit_of  # noqa: E402
 
 pytestmark = pytest.mark.quick
 
@@ -30,13 +30,13 @@ def test_the_limit_is_read_as_the_core_reads_it(text: str | None, limit: float) 
 
 
 def blown_at(limit: float, steps: Iterable[tuple[float, float]]) -> int | None:
-    """The step of which the fuse blows; `steps`: milliseconds of ours and of theirs in each."""
-    fuse, own, now = Fuse(limit), 0, 10**12
+    """The step at which the guard trips; `steps`: milliseconds of ours and of theirs in each."""
+    guard, own, now = OverheadGuard(limit), 0, 10**12
     blown = []
     for number, (ours, theirs) in enumerate(steps, 1):
         own += int(ours * MS)
         now += int((ours + theirs) * MS)
-        if fuse.blows(own, now):
+        if guard.trips(own, now):
             blown.append(number)
     assert len(blown) <= 1, "it is told once"
     return blown[0] if blown else None
@@ -206,8 +206,8 @@ def of(owner, name):
     setattr(owner, name, before)
     spent.append([name, [row["prepare_ns"] for row in events("step")]])
     step()
-of(optimizers.Others, "stepped"); of(clock.Monitor, "_report_unseen_attention")
-of(clock.Pieces, "begin"); of(logs.Logs, "_note")
+of(optimizers.OtherOptimizers, "stepped"); of(clock.Monitor, "_report_unseen_attention")
+of(clock.SplitStep, "begin"); of(logs.Logs, "_note")
 slowed(modules.Modules, "note"); events(); three = torch.nn.Linear(2, 2); step()
 spent.append(["note", [row["prepare_ns"] for row in events("step")]])
 print(json.dumps(spent))

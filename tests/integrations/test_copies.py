@@ -132,7 +132,7 @@ def test_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first times are free; then a hundredth of the time since it began, all times counted."""
     now = 0
     monkeypatch.setattr(budget, "perf_counter_ns", lambda: now)
-    it = budget.Pace(free=2)
+    it = budget.RateLimit(free=2)
     for now, allowed in ((0, True), (1, True), (1_000, False), (199_999, False), (200_000, True), (299_999, False)):
         assert it.allows() is allowed, now
         if allowed:

@@ -15,9 +15,9 @@ from foreshock_torch.names import (  # noqa: E402
     Named,
     layer_labels,
     naming_order,
-    number_of,
     numbered_labels,
     plain_name,
+    with_number,
 )
 
 pytestmark = pytest.mark.quick
@@ -275,8 +275,8 @@ def test_projections_are_called_as_the_core_knows_them() -> None:
 def test_numbers_of_the_framework_win_over_paths() -> None:
     """Megatron's layer_number counts over all pipeline stages; a path starts again on each."""
     gpt = {f"decoder.layers.{n}": n + 13 for n in range(2)} | {"decoder.layers.0.self_attention": 13}
-    rows = [number_of(name, gpt) for name in ("decoder.layers.0.self_attention.qkv.weight", "decoder.layers.1.mlp.bias",
-                                              "output_layer.weight")]  # fmt: skip
+    rows = [with_number(name, gpt) for name in ("decoder.layers.0.self_attention.qkv.weight",
+                                                "decoder.layers.1.mlp.bias", "output_layer.weight")]  # fmt: skip
     assert [(row.layer, row.number) for row in rows] == [("decoder.layers.0", 13), ("decoder.layers.1", 14), ("", None)]
     assert numbered_labels(rows) == {rows[0].name: "013", rows[1].name: "014"}
     # Two chunks of a stage (virtual pipeline) use the same paths for different layers.

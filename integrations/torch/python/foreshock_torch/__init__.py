@@ -1,8 +1,8 @@
 """The helper: the Python side of foreshock inside a PyTorch training. Reports steps, names, gradients, learning rate.
 
 `import torch` calls autoload() (entry point group torch.backends), which does nothing unless `foreshock run` has set up
-the process. The helper must not make a training fail: every entry point catches all its exceptions, and the first one
-switches the monitor off for this process. Needs only the standard library and the torch that is imported.
+the process. The helper must not make a training fail: every entry point catches all exceptions of the helper, and the
+first exception switches the monitor off for this process. Needs only the standard library and the imported torch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["autoload", "report"]
 def autoload() -> None:
     """Called at the end of `import torch`."""
     try:
-        if "foreshock" in sys.modules:  # imported before torch
+        if "foreshock" in sys.modules:  # imported before torch, so tap() could not be prepared then
             from . import tap
 
             tap.prepare()
@@ -36,5 +36,5 @@ def report(step: Any = None, loss: Any = None, batch_id: Any = None) -> None:
     `batch_id`: a whole number, of which 64 bits are kept. Other values are ignored.
     """
     door = sys.modules.get(f"{__name__}.door")
-    if door is not None:
+    if door is not None:  # else the helper was not started
         door.guarded("report", step, loss, batch_id)

@@ -9,8 +9,8 @@ from .signals import is_of_trainer
 _LEVELS = ("quiet", "watch", "warn")
 _ABI = 1
 
-_read_advice: Any = None  # the function of libforeshock.so
-_Record: Any = None
+_read_advice: Any = None  # foreshock_read_advice of libforeshock.so, once found
+_Record: Any = None  # the ctypes class of its structure foreshock_advice (hook.h)
 
 
 class Advice(NamedTuple):
@@ -20,14 +20,14 @@ class Advice(NamedTuple):
     detector: str | None  # "output_error_drift", ...; None: quiet
     layer: str | None  # "003", ...; None: the signal belongs to no layer
     rank: int | None  # the rank whose detector this is; None: quiet
-    since_step: int  # the step since which the level holds; does not change during one warning
+    since_step: int  # first step of this level; does not change during one warning
     from_step: int  # the ranks of a node act in the same step if each waits for this step
     age_steps: int  # steps that the agent has not read yet; if many, the agent has stopped and the other fields are old
     score: float  # the detector warns from 1 on
 
 
 def _prepare() -> bool:
-    """Finds the function in libforeshock.so, which `foreshock run` preloads. False: the library is not loaded."""
+    """Sets _read_advice and _Record. False: libforeshock.so, which `foreshock run` preloads, is not loaded."""
     global _read_advice, _Record
     if _read_advice is not None:
         return True
@@ -35,17 +35,10 @@ def _prepare() -> bool:
 
     class Record(c.Structure):
         _fields_ = [
-            ("size", c.c_uint32),
-            ("version", c.c_uint32),
-            ("level", c.c_uint32),
-            ("rank", c.c_int32),
-            ("since_step", c.c_int64),
-            ("from_step", c.c_int64),
-            ("age_steps", c.c_uint64),
-            ("score", c.c_double),
-            ("detector", c.c_char * 32),
-            ("layer", c.c_char * 32),
-        ]
+            ("size", c.c_uint32), ("version", c.c_uint32), ("level", c.c_uint32), ("rank", c.c_int32),
+            ("since_step", c.c_int64), ("from_step", c.c_int64), ("age_steps", c.c_uint64), ("score", c.c_double),
+            ("detector", c.c_char * 32), ("layer", c.c_char * 32),
+        ]  # fmt: skip
 
     read = getattr(c.PyDLL(None), "foreshock_read_advice", None)
     if read is None:
@@ -62,22 +55,16 @@ def _advice_or_none() -> Advice | None:
 
     record = _Record(size=ctypes.sizeof(_Record), version=_ABI)
     if not _read_advice(ctypes.byref(record)) or record.level >= len(_LEVELS):
-        return None
-    is_quiet = record.level == 0
-    return Advice(
-        _LEVELS[record.level],
-        record.detector.decode("ascii", "replace") or None,
-        record.layer.decode("ascii", "replace") or None,
-        None if is_quiet else record.rank,
-        record.since_step,
-        record.from_step,
-        record.age_steps,
-        record.score,
-    )
+        return None  # no agent has read this process yet, or the agent is writing the advice at this moment
+    detector, layer = (name.decode("ascii", "replace") or None for name in (record.detector, record.layer))
+    rank = None if record.level == 0 else record.rank
+    steps = record.since_step, record.from_step, record.age_steps
+    return Advice(_LEVELS[record.level], detector, layer, rank, *steps, record.score)
 
 
 def advice() -> Advice | None:
-    """The current warning level; None if there is no `foreshock run`, or no agent has read this process yet.
+    """The current warning level; None if there is no `foreshock run`, or if the agent (the process that judges the
+    training) has written no advice yet or is writing it at this moment.
 
     Takes a few microseconds and does not wait. Call it after a step, outside of compiled code. Foreshock itself never
     acts on the result. Each node has its own agent, so ranks on several nodes must agree before they act: by an

@@ -15,12 +15,12 @@ def limit_of(text: str | None) -> float:
     return value if value <= 1 else DEFAULT
 
 
-class Fuse:
+class OverheadGuard:
     """Detects, once, that the helper takes several times the allowed time. The caller then stops describing tensors.
 
-    Own time is the time spent in the helper. It is too much if it exceeds TIMES x limit x the rest of the time in two
-    windows in a row, or FLAGRANT_TIMES x within one. TIMES is above 3, because denser sampling after a warning may take
-    three times the limit.
+    Own time is the time spent in the helper; all other time is the training's. Own time is too much if it exceeds
+    TIMES x limit x the training's time in two windows in a row, or FLAGRANT_TIMES x limit x that time within one.
+    TIMES is above 3, because denser sampling after a warning may take three times the limit.
 
     Set-up steps do not count, and neither does the most expensive step of a window: naming a new model, a garbage
     collection during our work and a stopped process are exceptions. A limit of 100 % allows everything.
@@ -28,7 +28,7 @@ class Fuse:
 
     TIMES, FLAGRANT_TIMES = 5, 10
     LEAST_NS = 500_000_000  # less own time than this is always allowed
-    SET_UP = 6  # steps in which names, modules and further optimizers are found
+    SET_UP = 6  # the first steps, in which names, modules and further optimizers are found
     WINDOW, WINDOW_NS = 100, 1_000_000_000  # minimum length of a window in steps and in nanoseconds
 
     def __init__(self, limit: float) -> None:
@@ -36,14 +36,16 @@ class Fuse:
         self._steps = 0
         self._own_ns = self._last_now_ns = 0  # own time and clock time at the last call
         self._set_up_ns = 0  # own time of the set-up steps
-        self._has_blown = self._was_exceeded = False
-        self._begin()
+        self._has_tripped = False
+        self._was_exceeded = False  # in the previous window
+        self._begin_window()
 
-    def _begin(self) -> None:
+    def _begin_window(self) -> None:
+        # Of the window: its steps, own time, own time of its most expensive step, and length.
         self._count = self._window_own_ns = self._max_step_ns = self._window_ns = 0
 
-    def blows(self, own_ns: int, now_ns: int, steps: int = 1, max_step_ns: int | None = None) -> bool:
-        """Call it when steps have ended. True once: when the limit is exceeded.
+    def trips(self, own_ns: int, now_ns: int, steps: int = 1, max_step_ns: int | None = None) -> bool:
+        """Call it when steps have ended. True once: when own time has become too much.
 
         `own_ns`: total own time so far. `now_ns`: clock time. `steps`: steps since the last call. `max_step_ns`: own
         time of the most expensive of these steps; None if there was one step.
@@ -53,31 +55,31 @@ class Fuse:
         self._steps += steps
         if self._steps <= self.SET_UP:
             self._set_up_ns = own_ns
-        if self._has_blown or self._limit >= 1 or self._steps <= self.SET_UP:
+        if self._has_tripped or self._limit >= 1 or self._steps <= self.SET_UP:
             return False
         self._count += steps
         self._window_own_ns += ours
         self._window_ns += lasted
         self._max_step_ns = max(self._max_step_ns, ours if max_step_ns is None else max_step_ns)
-        self._has_blown = self._is_exceeded()
-        return self._has_blown
+        self._has_tripped = self._is_exceeded()
+        return self._has_tripped
 
     def _is_exceeded(self) -> bool:
         ours, theirs = self._window_own_ns - self._max_step_ns, max(self._window_ns - self._window_own_ns, 0)
         if ours >= self.LEAST_NS and ours > self.FLAGRANT_TIMES * self._limit * theirs:
             return True
         if self._count < self.WINDOW or self._window_ns < self.WINDOW_NS:
-            return False
-        so_far = self._own_ns - self._set_up_ns - self._max_step_ns
-        is_beyond = so_far >= self.LEAST_NS and ours > self.TIMES * self._limit * theirs
-        self._was_exceeded, was_beyond = is_beyond, self._was_exceeded
-        self._begin()
-        return is_beyond and was_beyond
+            return False  # the window has not ended
+        since_set_up = self._own_ns - self._set_up_ns - self._max_step_ns
+        is_exceeded = since_set_up >= self.LEAST_NS and ours > self.TIMES * self._limit * theirs
+        self._was_exceeded, was_exceeded = is_exceeded, self._was_exceeded
+        self._begin_window()
+        return is_exceeded and was_exceeded
 
 
-class Pace:
+class RateLimit:
     """Limits how often expensive work is repeated, such as naming the tensors. The first `free` times are always
-    allowed; later ones only while all of them took at most `share` of the time since construction."""
+    allowed; later ones only while all previous ones together took at most `share` of the time since construction."""
 
     def __init__(self, free: int, share: float = DEFAULT) -> None:
         self._free = free
@@ -91,5 +93,6 @@ class Pace:
         return self._times < self._free or self._spent_ns <= self._share * elapsed
 
     def spend(self, nanoseconds: int) -> None:
+        """Call it after each time with the duration of the work."""
         self._times += 1
         self._spent_ns += nanoseconds

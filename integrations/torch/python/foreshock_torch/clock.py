@@ -1,4 +1,7 @@
-"""Detects training steps from optimizer hooks, and reports step numbers, learning rate, tensor names and gradients."""
+"""Detects training steps from optimizer hooks, and reports step numbers, learning rate, names, gradients and weights.
+
+Class Core (core.py) passes them to the core, libforeshock.so, and to the adapter, a library with hooks in torch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from time import perf_counter_ns
 from typing import Any
 from weakref import ref
 
-from .budget import DEFAULT, Fuse, Pace, limit_of
+from .budget import DEFAULT, OverheadGuard, RateLimit, limit_of
 from .core import (
     COUNTED,
     GIVEN_OTHER_TRAINING,
@@ -25,37 +28,27 @@ from .core import (
 from .modules import Modules, is_part
 from .names import Named, layer_labels, naming_order, numbered_labels
 from .numbers import on_cpu, step_number, word
-from .optimizers import (
-    Others,
-    Pieces,
-    attribute,
-    groups,
-    is_plain,
-    parameters_in,
-    parameters_of,
-    state_of,
-)
+from .optimizers import OtherOptimizers, SplitStep, attribute, groups, is_plain, parameters_in, parameters_of, state_of
 from .owners import Owners
 from .place import place, ranks
 from .replicas import Replicas
 from .signals import is_of_trainer
-from .unseen import LOOK_AT as UNSEEN_CHECK_TICKS
-from .unseen import attention_unseen
+from .unseen import UNSEEN_CHECK_TICKS, attention_unseen
 from .weights import ENDED, Weights
 
 
 def is_profiled() -> bool:
     """Whether a profiler records every Python call of this thread (torch.profiler with stacks, cProfile).
 
-    It would also record our calls, whose number grows with the model for names, weights and gradients. These are left
-    out while a profiler runs; steps are still counted.
+    The profiler would also record our calls, whose number grows with the model for names, weights and gradients. These
+    three are left out while a profiler runs; steps are still counted.
     """
     return getprofile() is not None
 
 
 def labels_of(named: dict[int, tuple[Named, Any]]) -> dict[str, str]:
-    """{parameter name: layer label}. The label is the framework's layer number if it has one, else it comes from the
-    path of the module."""
+    """{parameter name: layer label} of {address: (name, parameter)}. The label is the layer number that the framework
+    (Megatron) gives, if any, else it comes from the path of the module."""
     rows = [row for row, _ in named.values()]
     matrices = [row.name for row, parameter in named.values() if parameter.dim() == 2]
     return layer_labels(matrices, [row.name for row in rows]) | numbered_labels(rows)
@@ -66,16 +59,14 @@ class Monitor:
 
     One optimizer is the clock: a training step ends when the clock steps after a backward pass. Such a step is also
     called a tick. Methods that return an int return the nanoseconds that they spent in the core, which measures this
-    time itself.
+    time itself. "Address": that of a tensor's TensorImpl (tensor._cdata), by which core and adapter know it.
     """
 
-    UNSEEN_CALLS = 3  # if no backward pass was ever detected, optimizer calls after this many count as steps
+    CALLS_WITHOUT_BACKWARD = 3  # while no backward pass was ever detected, calls after these count as steps
     STATE_PARAMETERS = 4  # parameters whose optimizer state is searched for the step number
     MOST_FAILURES = 3  # to name tensors, before naming is switched off
-    # With quiet steps (see below), the beginning of every 16th step runs in Python and checks whether the optimizer
-    # still has the same parameters.
-    LOOK_EVERY = 16
-    SETTLED = 3  # a process that is not monitored after so many ticks is assumed to stay so
+    LOOK_EVERY = 16  # with quiet steps (see _settle), every 16th step checks whether the optimizer's parameters changed
+    UNMONITORED_TICKS = 3  # a process that is not monitored after so many ticks is assumed to stay so
 
     def __init__(self, torch: Any, core: Core) -> None:
         self.core = core
@@ -89,16 +80,15 @@ class Monitor:
         # Bounded, for a training that reports losses and never steps.
         self._losses: deque[float] = deque(maxlen=1024)
         self._clock: Any = None  # weak reference to the optimizer whose steps are counted
-        self._other_optimizers = Others(core.quiet.disarm)
-        self._owners = Owners(torch, self._clear_names, core.call_back)
-        self._pieces = Pieces()  # parameters of a clock that is called several times in one step (DeepSpeed ZeRO)
+        self._other_optimizers = OtherOptimizers(core.quiet.disarm)
+        self._owners = Owners(torch, self._clear_names, core.call_back)  # detects that a module with names is destroyed
+        self._split_step = SplitStep()  # parameters of a clock that is called several times in one step (DeepSpeed)
         limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
-        share = min(limit, DEFAULT)
-        self._naming_limit = Pace(free=16, share=share)  # the first 16 times are always allowed
-        self._overhead_guard = Fuse(limit)  # detects, once, that the helper takes several times its limit
-        self._off_bits = 0  # GIVEN_UP bits once names, gradients and weights are off for the rest of the process
-        self._next_step_bits = 0  # GIVEN bits of the next step only
-        self._failures = 0
+        self._naming_limit = RateLimit(free=16, share=min(limit, DEFAULT))
+        self._overhead_guard = OverheadGuard(limit)  # detects, once, that the helper takes several times its limit
+        self._off_bits = 0  # not 0 once names, gradients and weights are off for the rest of the process: GIVEN_UP bits
+        self._next_step_bits = 0  # bits that are reported with the next step only
+        self._failures = 0  # to name the tensors
         self._calls_of_others: dict[int, int] = {}  # {id of another optimizer: its calls since the last tick}
         self._calls_without_backward = 0
         self._seen_backward = False
@@ -120,12 +110,12 @@ class Monitor:
 
     def note_module(self, module: Any, has_new_tensors: bool = True) -> None:
         """Called when a module registers a parameter or a submodule. `has_new_tensors`: false for a submodule, whose
-        parameters were registered before. Hugging Face's models register modules in every forward pass, since a slice
-        of a ModuleList is a new one; their steps can be quiet all the same.
+        parameters were registered before. A submodule does not end quiet steps (see _settle), because Hugging Face's
+        models register some in every forward pass: a slice of a ModuleList is a new module.
 
         Also describes the rank of this process to the core, once. This must be done before the first attention call,
-        which creates the segment, and this is the last hook before that call. If ranks are spawned without RANK in the
-        environment, each process would otherwise create a segment of rank 0.
+        which creates the segment (the shared memory that the agent reads), and this is the last hook before that call.
+        If ranks are spawned without RANK in the environment, each process would otherwise create a segment of rank 0.
         """
         if has_new_tensors:
             self._stop_quiet_steps()
@@ -144,13 +134,13 @@ class Monitor:
         self.core.reports_steps()  # from now on the adapter does not count steps itself
         in_core = 0
         if self._is_other_than_clock(optimizer):
-            if not has_stepped:
+            if not has_stepped:  # else before_closure() has already shown the weights
                 in_core = self._observe_late(optimizer, self.weights.before)
         elif self._continues_step(optimizer):
             if has_stepped:
                 self.weights.forget_due()  # the closure ran no backward pass
             if not self._off_bits:
-                self._pieces.go_on(optimizer)
+                self._split_step.add(optimizer)
         elif self._off_bits or is_profiled():
             in_core = self._begin_without_names(optimizer)
         else:
@@ -160,8 +150,8 @@ class Monitor:
     def before_closure(self, optimizer: Any) -> None:
         """Called before a step with a closure, which computes the gradients (Lightning, LBFGS).
 
-        The closure is not wrapped. So the gradients are read after the step: those of the closure's last call. Only the
-        weights are read here, since the step changes them.
+        The closure is not wrapped. So the gradients of its last call are read after the step, by after_closure(). Only
+        the weights are read here, since the step changes them.
         """
         begin = perf_counter_ns()
         self.core.reports_steps()
@@ -174,27 +164,29 @@ class Monitor:
         self._add_time(begin, in_core)
 
     def after_closure(self, optimizer: Any) -> None:
+        """Called after a step with a closure."""
         self.before_step(optimizer, has_stepped=True)
         self.after_step(optimizer)
 
     def _begin(self, optimizer: Any, has_stepped: bool) -> int:
-        """Names the tensors if they changed, and publishes gradients and weights before the optimizer's work."""
+        """Names the tensors if they changed, and publishes gradients and weights before the clock's work.
+        `has_stepped`: the work is already done, so the weights were published by before_closure()."""
         self._stop_quiet_steps()
-        together = [optimizer, *self._other_optimizers.companions(optimizer)]
-        addresses = [p._cdata for o in together for p in parameters_of(o)]
-        self._pieces.begin(addresses)
         # Companions step after the clock without a backward pass of their own. Partners have their own backward pass.
         # A partner that keeps pace steps about as often as the clock, so its tensors are measured too.
+        with_companions = [optimizer, *self._other_optimizers.companions(optimizer)]
         partners = self._other_optimizers.partners(keep_pace=True)
-        rare = self._other_optimizers.partners(keep_pace=False)
-        every = addresses + [p._cdata for o in partners for p in parameters_of(o)]
-        if not self._try_to_name([*together, *partners], rare, every):
+        rare_partners = self._other_optimizers.partners(keep_pace=False)
+        addresses = [p._cdata for o in with_companions for p in parameters_of(o)]
+        self._split_step.begin(addresses)
+        measured = addresses + [p._cdata for o in partners for p in parameters_of(o)]
+        if not self._try_to_name([*with_companions, *partners], rare_partners, measured):
             return self._begin_without_names(optimizer)
         scale = self._scale(optimizer)
         in_backward = self._torch._C._current_graph_task_id() != -1
         # Gradients are read only if all of them exist now: this rank steps the whole model, no backward pass is
-        # running, and the clock is not called in pieces.
-        publish = self._steps_whole_model and scale is not None and not in_backward and not self._pieces.addresses
+        # running, and the clock is called once per step. A scale on a device would be unknown here.
+        publish = self._steps_whole_model and scale is not None and not in_backward and not self._split_step.addresses
         # Apex's kernels clip gradients without changing the version of a tensor.
         writes_untracked = "amp_C" in sys.modules
         in_core = self.core.step_begins(
@@ -203,15 +195,15 @@ class Monitor:
         self.weights.due()  # gets the numbers of the weights to measure in this step
         if not has_stepped:
             in_core += self.weights.before(optimizer)
-        self._settle([*together, *partners, *rare])
+        self._settle([*with_companions, *partners, *rare_partners])
         return in_core
 
-    # In a settled training all optimizers are known, and their tensors have names. Its steps that are not sampled are
-    # quiet: their hooks run in quiet_steps.h and call no method of this class.
+    # In a settled training all optimizers are known, and their tensors have names. A step in which the core samples no
+    # attention call is then quiet: its hooks run in quiet_steps.h (C++) and call no method of this class.
 
     def _settle(self, optimizers: list[Any]) -> None:
-        """Determines whether the training is settled. `optimizers`: the clock and all others that are known."""
-        if self._named_for[0] != [id(o) for o in optimizers] or self._pieces.addresses:
+        """Determines whether the training is settled. `optimizers`: the clock, then all others that are known."""
+        if self._named_for[0] != [id(o) for o in optimizers] or self._split_step.addresses:
             return
         if self._other_optimizers.is_any_undecided() or not all(is_plain(o, self._torch.Tensor) for o in optimizers):
             return
@@ -235,29 +227,29 @@ class Monitor:
         needs_python = needs_python or self.core.logs.has_news()
         self._is_step_counted = source == COUNTED
         address, step = (0, self._last_step or 0) if self._is_step_counted else self._last_state or (0, 0)
-        look_at = min((at for at in UNSEEN_CHECK_TICKS if at > self._ticks), default=self._ticks + 2 * self.LOOK_EVERY)
-        # before: how many beginnings of steps may be quiet until all parameters are checked again. after: how many ends
-        # of steps may be quiet until one must run in Python, for example to search for attention that no hook sees.
+        # The end of this tick must run in Python, to search for attention that no hook sees.
+        check_at = min((at for at in UNSEEN_CHECK_TICKS if at > self._ticks), default=self._ticks + 2 * self.LOOK_EVERY)
         self.core.arm(
-            ends=not needs_python,
+            may_end_quietly=not needs_python,
             is_counted=self._is_step_counted,
             step=step,
             address=address,
-            before=-self._ticks % self.LOOK_EVERY,
-            after=look_at - self._ticks - 1,
-            weights=self.weights.is_any_held,
+            begins_left=-self._ticks % self.LOOK_EVERY,
+            ends_left=check_at - self._ticks - 1,
+            has_weights=self.weights.is_any_held,
         )
 
     def _collect_quiet_steps(self) -> None:
-        """Adds what quiet steps have counted. The end of the next step runs in Python again and may allow more."""
+        """Adds what quiet steps have counted. The end of the next step then runs in Python and may allow more."""
         if not self._is_settled:
             return
-        steps, own_ns, spent_ns, ended_at_ns, max_step_ns, step, address, others = self.core.quiet.take()
+        # unreported_ns: the part of own_ns that no step has reported. others: bit n is set if optimizer n has stepped.
+        steps, own_ns, unreported_ns, ended_at_ns, max_step_ns, step, address, others = self.core.quiet.take()
         for n, other in enumerate(self._quiet_others):
             if others >> n & 1:
                 self._calls_of_others[other] = self._calls_of_others.get(other, 0) + 1
         self._total_ns += own_ns
-        self._unreported_ns += spent_ns
+        self._unreported_ns += unreported_ns
         if steps == 0:
             return
         self._ticks += steps
@@ -267,14 +259,12 @@ class Monitor:
         self._check_overhead(ended_at_ns, steps, max_step_ns)
 
     def weights_are_due(self, optimizer: Any, count: int) -> None:
-        """Called before a step that is quiet except that `count` weights are due."""
+        """Called before a step that would be quiet if `count` weights were not due."""
         begin = perf_counter_ns()
-        # due_are() sets which weights are due, and measures them before the step.
-        self._add_time(begin, self.weights.due_are(self.core.due(count), optimizer))
+        self._add_time(begin, self.weights.before_with(self.core.due(count), optimizer))
 
     def _begin_without_names(self, optimizer: Any) -> int:
-        """Begins a step without names, gradients and weights. The core still computes which weights are due, so that it
-        counts them as left out."""
+        """Begins a step without names, gradients and weights. The core counts the weights that are due as left out."""
         self.weights.due()
         self.weights.forget_due()
         if not self._has_cleared_names:
@@ -289,8 +279,8 @@ class Monitor:
         self._collect_quiet_steps()
         backwards = self.core.adapter.foreshock_adapter_backwards()
         if not self._ends_step(optimizer, backwards):
-            # If a partner steps, the losses since the last step are its own, not those of the clock. The core records
-            # them as a scalar.
+            # If a partner (an optimizer with a backward pass of its own) steps, the losses since the last step belong
+            # to it, not to the clock. The core records them as a scalar of this name.
             if backwards > 0 and (number := self._other_optimizers.number_of(optimizer)):
                 self.core.core.foreshock_loss_is_of(f"loss of optimizer {number}".encode())
             self._add_time(begin, self._observe_late(optimizer, self.weights.after))
@@ -299,7 +289,7 @@ class Monitor:
         self._other_optimizers.ticked()
         these = groups(optimizer)
         source, step = self._state_step(optimizer, these)
-        if step is None:
+        if step is None:  # the optimizer has skipped this step
             self.weights.forget_due()
             self.core.adapter.foreshock_adapter_step_ended()
             self._add_time(begin)
@@ -309,7 +299,7 @@ class Monitor:
         self._learning_rate = on_cpu(self._torch, these[0].get("lr")) if these else None
         self._tick()
         self._check_overhead(perf_counter_ns())
-        self._add_time(begin, in_core)
+        self._add_time(begin, in_core)  # before _report_step(), which reports this time
         if not self.reported:
             self._last_step = step if step >= 0 else (self._last_step or 0) + 1
             self._report_step(step, source)
@@ -319,6 +309,7 @@ class Monitor:
         self._add_time(begin)
 
     def _add_time(self, begin: int, in_core: int = 0) -> None:
+        """Adds the time since `begin`, without the part that was spent in the core."""
         own = perf_counter_ns() - begin - in_core
         self._unreported_ns += own
         self._total_ns += own
@@ -329,7 +320,8 @@ class Monitor:
         self._total_ns += nanoseconds
 
     def _check_overhead(self, now_ns: int, steps: int = 1, max_step_ns: int | None = None) -> None:
-        if self._overhead_guard.blows(self._total_ns, now_ns, steps, max_step_ns):
+        """Switches names, gradients and weights off for the rest of the process if they cost too much time."""
+        if self._overhead_guard.trips(self._total_ns, now_ns, steps, max_step_ns):
             self._off_bits = GIVEN_UP
             self.weights.forget_due()
             self._stop_quiet_steps()
@@ -351,7 +343,7 @@ class Monitor:
     def _report_step(self, step: int, source: int) -> None:
         begin = perf_counter_ns()
         self._flush_losses()
-        self.core.logs.tick()
+        self.core.logs.tick()  # reports the values that the training has logged
         self._add_time(begin, -self.core.logs.take_spent())  # negative: adds the time that the logging wrappers took
         self.core.step_end(
             step, source, self._learning_rate, self.batch_id, self._unreported_ns, self._off_bits | self._next_step_bits
@@ -369,15 +361,15 @@ class Monitor:
         if not self.weights.is_any_due:
             return 0
         if self.core.adapter.foreshock_adapter_backwards() > 0 and not self._other_optimizers.is_partner(optimizer):
-            self.weights.forget_due()  # the next step has started
+            self.weights.forget_due()  # a backward pass that is not the partner's own: the next step has started
             return 0
         return observe(optimizer, 0 if self.reported else ENDED)
 
     def _ends_step(self, optimizer: Any, backwards: int) -> bool:
-        """Whether this call ends a training step.
+        """Whether this call of `optimizer` ends a training step. `backwards`: backward passes since the last one.
 
-        Another optimizer becomes the clock if the clock was destroyed, or if the other one steps twice, with a backward
-        pass, while the clock does not.
+        The optimizer becomes the clock if there is none yet, if the clock was destroyed, or if the optimizer steps
+        twice, with a backward pass, while the clock does not.
         """
         self._seen_backward |= backwards > 0
         clock = self._clock() if self._clock is not None else None
@@ -390,21 +382,21 @@ class Monitor:
                 return False
         if backwards == 0:
             self._calls_without_backward += 1
-            if self._seen_backward or self._calls_without_backward <= self.UNSEEN_CALLS:
+            if self._seen_backward or self._calls_without_backward <= self.CALLS_WITHOUT_BACKWARD:
                 return False
         if clock is not optimizer:
             if self._clock is not None:
-                self._next_step_bits = GIVEN_OTHER_TRAINING if clock is None else 0
+                self._next_step_bits = GIVEN_OTHER_TRAINING if clock is None else 0  # None: the clock was destroyed
                 self._published_names = {}  # another training: other tensors may have the same addresses
             self._clock, self._last_state = ref(optimizer, self.core.quiet.disarm), None
-            self._other_optimizers = Others(self.core.quiet.disarm)
-            self._pieces.forget()
+            self._other_optimizers = OtherOptimizers(self.core.quiet.disarm)
+            self._split_step.forget()
             self._stop_quiet_steps()
         return True
 
     def _state_step(self, optimizer: Any, these: list[Any] | tuple[Any, ...]) -> tuple[int, int | None]:
-        """(source, absolute step number). -1: unknown. None: the optimizer skipped this step, because a gradient scaler
-        found an overflow (fused optimizers) or because its step number did not change."""
+        """(COUNTED or OPTIMIZER_STATE, absolute step number). -1: unknown. None: the optimizer has skipped this step,
+        because a gradient scaler found an overflow (fused optimizers), or since its step number has not changed."""
         if (on_cpu(self._torch, attribute(optimizer, "found_inf")) or 0) > 0:
             return COUNTED, None
         every = ((g, p) for g in these for p in parameters_in(g) if p.grad is not None)
@@ -438,15 +430,15 @@ class Monitor:
             return None
 
     def _scale(self, optimizer: Any) -> float | None:
-        """The factor of a gradient scaler that the gradients still contain. None: it is on a device."""
+        """The factor of a gradient scaler that the gradients still contain; 1: none. None: it is on a device."""
         scale = attribute(optimizer, "grad_scale")
         return 1.0 if scale is None else on_cpu(self._torch, scale)
 
     def _try_to_name(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> bool:
-        """Names the tensors if they changed. False: an unknown release of a framework made it fail.
+        """Names the tensors if they changed. False: naming failed, for example in an unknown release of a framework.
 
-        Then no tensor keeps a name, and everything else continues. It is tried again, up to MOST_FAILURES times, since
-        the reason may be another thread that was changing the model.
+        Then no tensor keeps a name, and everything else continues. Later steps try again, up to MOST_FAILURES times,
+        since the reason may be another thread that was changing the model.
         """
         try:
             self._name_if_changed(optimizers, unfollowed, addresses)
@@ -466,13 +458,13 @@ class Monitor:
         self.core.name_parameters([])
 
     def _name_if_changed(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> None:
-        """`addresses`: of the parameters that `optimizers` step. Parameters of the `unfollowed` optimizers are listed
-        as not measured."""
-        if self._pieces.addresses:
-            addresses = list(dict.fromkeys([*self._pieces.addresses, *addresses]))
+        """`addresses`: of the parameters of `optimizers`. Those of `unfollowed` ones are listed but not measured."""
+        if self._split_step.addresses:
+            addresses = list(dict.fromkeys([*self._split_step.addresses, *addresses]))
         these = [id(optimizer) for optimizer in (*optimizers, *unfollowed)], addresses
         if these == self._named_for:
             return
+        # Names of destroyed tensors must not stay, because other tensors may get their addresses.
         if self._owners.has_lost or (self._named_for[1] and not set(self._named_for[1]) <= set(addresses)):
             self._owners.has_lost = False
             self._clear_names()
@@ -483,6 +475,8 @@ class Monitor:
         self._naming_limit.spend(perf_counter_ns() - begin)
 
     def _name_tensors(self, optimizers: list[Any], unfollowed: list[Any], these: tuple[list[int], list[int]]) -> None:
+        """Sends the names of all parameters, and the list of tensors to measure, to the core. `these`: (ids of all
+        optimizers, addresses of their parameters)."""
         addresses = these[1]
         parameters = [p for optimizer in optimizers for p in parameters_of(optimizer)]
         if not self._is_described:
@@ -492,23 +486,21 @@ class Monitor:
         named, labels = self._keep_names(self.modules.named(addresses))
         self._owners.watch(self.modules.owners(named))
         self._steps_whole_model = self._is_whole(parameters, named)
-        rows = [(address, row.name, labels[row.name], p.numel()) for address, (row, p) in self._in_order(named)]
-        self.core.name_parameters(rows)
+        # The core keeps a limited number of names, so those that identify attention layers go first.
+        in_order = sorted(named.items(), key=lambda item: naming_order(item[1][0].name, item[1][1].requires_grad))
+        self.core.name_parameters([(a, row.name, labels[row.name], p.numel()) for a, (row, p) in in_order])
         self._has_cleared_names = False
         if self._owners.has_lost:  # a module was destroyed while its tensors were named
             self._clear_names()
         replicas = Replicas(parameters, self.modules.alive())
-        is_listed = self.weights.name(optimizers, unfollowed, self._pieces.addresses, named, labels, replicas)
-        if not is_listed or (not self.core.is_monitored() and self._ticks < self.SETTLED):
+        is_listed = self.weights.name(optimizers, unfollowed, self._split_step.addresses, named, labels, replicas)
+        if not is_listed or (not self.core.is_monitored() and self._ticks < self.UNMONITORED_TICKS):
             # Names them again at the next step: the core was busy, or this process may still become a monitored one.
             self._named_for = ([], [])
 
     def _keep_names(self, named: dict[int, tuple[Named, Any]]) -> tuple[dict[int, tuple[Named, Any]], dict[str, str]]:
-        """(parameters with their names, {name: layer label}).
-
-        A parameter that already has a name keeps it, even if a second model now uses the same name: a time series must
-        not be renamed.
-        """
+        """(parameters with their names, {name: layer label}). A parameter that already has a name keeps it, even if a
+        second model now uses the same name: a time series must not be renamed."""
         before = self._published_names
         labels = labels_of(named)
         called = {a: before.get(a, (row, labels[row.name])) for a, (row, _) in named.items()}
@@ -517,12 +509,9 @@ class Monitor:
         return named, {row.name: label for row, label in called.values()}
 
     @staticmethod
-    def _in_order(named: dict[int, tuple[Named, Any]]) -> list[tuple[int, tuple[Named, Any]]]:
-        return sorted(named.items(), key=lambda item: naming_order(item[1][0].name, item[1][1].requires_grad))
-
-    @staticmethod
     def _is_whole(parameters: list[Any], named: dict[int, tuple[Named, Any]]) -> bool:
-        """False if this rank steps only a part of the model. Its gradient norms are then not those of the run."""
+        """Whether this rank steps the whole model. If not, its gradient norms are not those of the run. `parameters`:
+        those that the optimizers step; `named`: those of the model."""
         if any(is_part(parameter) for parameter in parameters):
             return False
         here = {parameter._cdata for parameter in parameters}
@@ -537,17 +526,18 @@ class Monitor:
                 self.core.core.foreshock_note_unseen(name.encode(), evidence)
 
     def compiled_step(self, optimizer: Any) -> None:
-        """Called after a step whose hooks torch.compile has traced away. The gradients still exist."""
+        """Called after a step whose hooks torch.compile has traced away (compiled.py). The gradients still exist."""
         self.after_closure(optimizer)
 
     def report(self, step: Any, loss: Any, batch_id: Any) -> None:
         """Called by foreshock.report(). Once it gets a step number, steps are reported here, not by the clock."""
         begin = perf_counter_ns()
         self._collect_quiet_steps()
-        done = step_number(self._torch, step)
+        done = step_number(self._torch, step)  # None: no step number was given
         if done is not None and done == self._last_step and not self.reported:
+            # The clock has already reported this step. Its loss and batch id would count for the next one.
             self.reported = True
-            self._losses.clear()  # the step is already reported; the loss would count for the next one
+            self._losses.clear()
             self.batch_id = None
             self._add_time(begin)
             return
@@ -557,10 +547,11 @@ class Monitor:
                 self._flush_losses()
         if (number := word(batch_id)) is not None:
             self.batch_id = number
-        if done is not None and self._clock is None:
+        is_tick = done is not None and self._clock is None  # with a clock, after_step() has done this work
+        if is_tick:
             self._tick()
         self._add_time(begin)
-        if done is not None and self._clock is None:
+        if is_tick:
             self._check_overhead(perf_counter_ns())
         if done is not None:
             self.core.reports_steps()

@@ -1,8 +1,9 @@
-"""Detects steps of a compiled optimizer. torch.compile traces the step hooks, so they do not run at such a step.
+"""Detects steps of a compiled optimizer. Dynamo, the tracer of torch.compile, runs the step hooks only while it traces.
 
-But Dynamo repeats every store of a traced hook into an object after each run of the graph, without a graph break, a
-node in the graph or a guard on a value. So the traced hook stores a new token in a box. This destroys the old token,
-and the callback of a weak reference to it runs: after every compiled step, outside the graph, in the training's thread.
+After each run of the compiled graph, Dynamo repeats every store into an object that a traced hook has made. This needs
+no graph break, no node in the graph and no guard on a value. So the traced hook (step_traced) stores a new token in a
+box. The store destroys the old token, and the callback of a weak reference to it runs: after every compiled step,
+outside the graph, in the training's thread.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ box = Box()
 box.optimizer, box.token = None, Token()
 
 
-def keep_out(frames: Any, function: Any) -> None:
-    """Makes Dynamo skip the function and all that it calls, since it may run inside a compiled region."""
+def skip_in_dynamo(frames: Any, function: Any) -> None:
+    """Makes Dynamo (`frames`: torch._C._dynamo.eval_frame) skip a function that may run inside a compiled region."""
     if hasattr(frames, "set_code_exec_strategy"):
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
@@ -38,15 +39,15 @@ def keep_out(frames: Any, function: Any) -> None:
 
 
 class Watch:
-    """Calls `stepped(optimizer)` after every compiled step, until `on` is cleared."""
+    """Calls `stepped(optimizer)` after every compiled step, until a call has failed."""
 
     def __init__(self, torch: Any, stepped: Callable[[Any], None], call_back: Callable[[Any], Any]) -> None:
         """`call_back` turns a function into the callback of a weak reference (Core.call_back)."""
         self._call_back = call_back(self._on_token_death)
         self._frames = torch._C._dynamo.eval_frame
         self._stepped = stepped
-        self.on = True
-        keep_out(self._frames, Watch._on_token_death)
+        self.is_on = True
+        skip_in_dynamo(self._frames, Watch._on_token_death)
         self._watch_token()
 
     def _watch_token(self) -> None:
@@ -54,9 +55,9 @@ class Watch:
 
     def _on_token_death(self, _: Any) -> None:
         try:
-            if not self.on:
+            if not self.is_on:
                 return
-            before = self._frames.set_eval_frame(None)
+            before = self._frames.set_eval_frame(None)  # Dynamo must not trace what follows
             try:
                 self._watch_token()
                 optimizer, box.optimizer = box.optimizer, None
@@ -67,7 +68,7 @@ class Watch:
         except Exception as error:
             if is_of_trainer is not None and is_of_trainer(error):  # at process exit a global may be None
                 raise
-            self.on = False
+            self.is_on = False
 
 
 def step_traced(optimizer: Any) -> None:

@@ -1,4 +1,5 @@
-"""Calls the C side through ctypes: libforeshock.so, which the process has loaded, and the adapter for this torch."""
+"""Calls the C side through ctypes: libforeshock.so (the core), which the process has loaded, and the adapter, a library
+with hooks on torch's operations that is built for this version of torch."""
 
 from __future__ import annotations
 
@@ -11,25 +12,23 @@ from .logs import Logs
 from .place import Place
 from .weights import DIMS, Numbers, Weight
 
-ABI = 1
-REPORTED, OPTIMIZER_STATE, COUNTED = 1, 2, 3
+# Constants of hook.h.
+ABI = 1  # FORESHOCK_ABI_VERSION
+REPORTED, OPTIMIZER_STATE, COUNTED = 1, 2, 3  # FORESHOCK_STEP_...: how the step number is known
+# FORESHOCK_GIVEN_...: bits that are reported with a step. GIVEN_UP: names, gradients and weights are off from now on.
 GIVEN_LEARNING_RATE, GIVEN_BATCH_ID, GIVEN_UP, GIVEN_UP_FAILED, GIVEN_OTHER_TRAINING = 2, 8, 16, 32, 64
-LOSS_REPORTED = 1
+LOSS_REPORTED = 1  # FORESHOCK_LOSS_REPORTED
 
 
 def _structures() -> tuple[Any, ...]:
+    """The ctypes classes of structures in hook.h and, for the last one, in weight_report.h of the adapter."""
     import ctypes as c
 
     head = [("size", c.c_uint32), ("version", c.c_uint32)]
 
     class Parameter(c.Structure):
-        _fields_ = [
-            *head,
-            ("identity", c.c_void_p),
-            ("name", c.c_char_p),
-            ("layer", c.c_char_p),
-            ("elements", c.c_uint64),
-        ]
+        _fields_ = [*head, ("identity", c.c_void_p), ("name", c.c_char_p), ("layer", c.c_char_p),
+                    ("elements", c.c_uint64)]  # fmt: skip
 
     class Identity(c.Structure):
         _fields_ = [
@@ -44,21 +43,14 @@ def _structures() -> tuple[Any, ...]:
 
     class Weight(c.Structure):
         _fields_ = [
-            *head,
-            ("name", c.c_char_p),
-            ("layer", c.c_char_p),
+            *head, ("name", c.c_char_p), ("layer", c.c_char_p),
             *[(name, c.c_int64 * DIMS) for name in ("shape", "offset", "part")],
-            ("dims", c.c_uint32),
-            ("unfollowed", c.c_uint32),
-        ]
+            ("dims", c.c_uint32), ("unfollowed", c.c_uint32),
+        ]  # fmt: skip
 
-    class WeightState(c.Structure):
-        _fields_ = [
-            ("number", c.c_uint64),
-            ("addresses", c.c_void_p * 4),
-            ("step", c.c_int64),
-            ("numbers", c.c_double * 5),
-        ]
+    class WeightState(c.Structure):  # addresses and numbers as in Weights._state_of of weights.py
+        _fields_ = [("number", c.c_uint64), ("addresses", c.c_void_p * 4), ("step", c.c_int64),
+                    ("numbers", c.c_double * 5)]  # fmt: skip
 
     return Parameter, Identity, Scalar, Weight, WeightState
 
@@ -71,46 +63,38 @@ class Arrays:
         self._types: dict[tuple[Any, int], Any] = {}
 
     def make(self, kind: Any, count: int) -> Any:
-        room = 1 << max(count - 1, 0).bit_length()
-        if (kind, room) not in self._types:
-            self._types[kind, room] = kind * room
-        return self._types[kind, room]()
+        length = 1 << max(count - 1, 0).bit_length()
+        if (kind, length) not in self._types:
+            self._types[kind, length] = kind * length
+        return self._types[kind, length]()
 
 
 class QuietSteps(NamedTuple):
-    """Functions of quiet_steps.h, which handle the optimizer hooks of quiet steps. They create no Python frame, so no
-    signal handler runs in them."""
+    """Functions of quiet_steps.h in the adapter. They handle the optimizer hooks of quiet steps: those that are not
+    sampled, while all optimizers are known and their tensors have names. They create no Python frame, so no signal
+    handler runs in them. The order of the fields is that in quiet_steps.h."""
 
     prepare: Callable[..., Any]
-    begins: Callable[..., int]  # returns how many weights are due; negative: not a quiet step
-    ends: Callable[..., int]
-    look: Callable[..., int]
-    look_other: Callable[..., int]
-    arm: Callable[..., Any]
+    begins: Callable[..., int]  # the hook before a step; returns how many weights are due; negative: not a quiet step
+    ends: Callable[..., int]  # the hook after a step; 0: not a quiet end
+    look: Callable[..., int]  # remembers the clock, the optimizer whose steps are counted; 0: no quiet steps can follow
+    look_other: Callable[..., int]  # remembers another optimizer; 0: no quiet steps can follow
+    arm: Callable[..., Any]  # allows quiet steps, after look() and look_other()
     disarm: Callable[..., Any]
-    wait: Callable[[], Any]  # makes the end of the next step run in Python
-    take: Callable[[], tuple[int, int, int, int, int, int, int, int]]
+    run_next_end_in_python: Callable[[], Any]
+    take: Callable[[], tuple[int, int, int, int, int, int, int, int]]  # see Monitor._collect_quiet_steps of clock.py
 
 
 def _return_zero(*given: Any) -> int:
     return 0
 
 
-NO_QUIET_STEPS = QuietSteps(
-    _return_zero,
-    lambda *given: -1,
-    _return_zero,
-    _return_zero,
-    _return_zero,
-    _return_zero,
-    _return_zero,
-    _return_zero,
-    lambda: (0,) * 8,
-)
+NO_QUIET_STEPS = QuietSteps(*[_return_zero] * 9)._replace(begins=lambda *given: -1, take=lambda: (0,) * 8)
 
 
 class Core:
-    """Functions of libforeshock.so and of the adapter. They are called with the interpreter lock held (PyDLL)."""
+    """Functions of libforeshock.so (`core`) and of the adapter (`adapter`). They are called with the interpreter lock
+    held (PyDLL). An address is that of a tensor's TensorImpl (tensor._cdata)."""
 
     def __init__(self, torch: Any, adapter_path: str) -> None:
         import ctypes as c
@@ -119,52 +103,45 @@ class Core:
         self.core = c.PyDLL(None)
         self.Parameter, self.Identity, self.Scalar, self.Weight, self.WeightState = _structures()
         self._arrays = Arrays()
+        # (addresses, array of them): those of the last step_begins(), since they rarely change.
         self._last_addresses: tuple[list[int], Any] = ([], (c.c_void_p * 0)())
-        self.core.foreshock_observe_loss.argtypes = [c.c_double, c.c_uint32]
-        self.core.foreshock_observe_loss.restype = None
-        self.core.foreshock_loss_is_of.argtypes = [c.c_char_p]
-        self.core.foreshock_loss_is_of.restype = None
-        self.core.foreshock_name_parameters.argtypes = [c.c_void_p, c.c_size_t]
-        self.core.foreshock_name_parameters.restype = None
-        self.core.foreshock_note_unseen.argtypes = [c.c_char_p, c.c_uint32]
-        self.core.foreshock_note_unseen.restype = None
-        self.core.foreshock_observe_scalars.argtypes = [c.c_void_p, c.c_size_t]
-        self.logs = Logs(self.observe_scalars)
-        for name in ("foreshock_describe", "foreshock_off"):
-            getattr(self.core, name).argtypes = [c.c_void_p if name != "foreshock_off" else c.c_char_p]
-            getattr(self.core, name).restype = None
+        self._due_numbers, self._due_numbers_address = (c.c_uint32 * 0)(), 0  # buffer for the weights that are due
         self.adapter = c.PyDLL(adapter_path)
-        self.adapter.foreshock_adapter_backwards.restype = c.c_uint64
-        self.adapter.foreshock_adapter_taps.restype = c.c_uint64
-        self.adapter.foreshock_adapter_step_begins.restype = c.c_uint64
-        self.adapter.foreshock_adapter_step_begins.argtypes = [
-            c.c_void_p,
-            c.c_size_t,
-            c.c_double,
-            c.c_uint32,
-            c.c_uint32,
-        ]
-        self.adapter.foreshock_adapter_number.argtypes = [c.c_void_p]
-        self.adapter.foreshock_adapter_number.restype = c.c_double
-        self.adapter.foreshock_adapter_end_step.argtypes = [
+        address, length = c.c_void_p, c.c_size_t
+        self._declare(self.core, "observe_loss", None, c.c_double, c.c_uint32)
+        self._declare(self.core, "loss_is_of", None, c.c_char_p)
+        self._declare(self.core, "name_parameters", None, address, length)
+        self._declare(self.core, "note_unseen", None, c.c_char_p, c.c_uint32)
+        self._declare(self.core, "observe_scalars", c.c_int, address, length)
+        self._declare(self.core, "describe", None, address)
+        self._declare(self.core, "off", None, c.c_char_p)
+        self._declare(self.core, "name_weights", c.c_int, address, length)
+        self._declare(self.core, "weights_due", length, address, length)
+        self._declare(self.adapter, "adapter_backwards", c.c_uint64)
+        self._declare(self.adapter, "adapter_taps", c.c_uint64)
+        self._declare(
+            self.adapter, "adapter_step_begins", c.c_uint64, address, length, c.c_double, c.c_uint32, c.c_uint32
+        )
+        self._declare(self.adapter, "adapter_number", c.c_double, address)
+        self._declare(
+            self.adapter, "adapter_end_step", None,
             c.c_int64, c.c_uint32, c.c_double, c.c_uint64, c.c_uint32, c.c_uint64,
-        ]  # fmt: skip
-        self.adapter.foreshock_adapter_end_step.restype = None
-        self.core.foreshock_name_weights.argtypes = [c.c_void_p, c.c_size_t]
-        self.core.foreshock_weights_due.argtypes = [c.c_void_p, c.c_size_t]
-        self.core.foreshock_weights_due.restype = c.c_size_t
-        self.adapter.foreshock_adapter_observe_weights.argtypes = [c.c_void_p, c.c_size_t, c.c_uint32]
-        self.adapter.foreshock_adapter_observe_weights.restype = c.c_uint64
-        self._due_numbers, self._due_numbers_address = (c.c_uint32 * 0)(), 0
-        self.adapter.foreshock_adapter_call_back.argtypes = [c.py_object, c.py_object]
-        self.adapter.foreshock_adapter_call_back.restype = None
-        self.hooked = self.adapter.foreshock_adapter_start()
+        )  # fmt: skip
+        self._declare(self.adapter, "adapter_observe_weights", c.c_uint64, address, length, c.c_uint32)
+        self._declare(self.adapter, "adapter_call_back", None, c.py_object, c.py_object)
+        self.logs = Logs(self.observe_scalars)
+        self.adapter.foreshock_adapter_start()  # hooks torch's operations
         self.quiet = self._quiet_steps()
         self._reports_steps = False
 
+    @staticmethod
+    def _declare(library: Any, name: str, result: Any, *arguments: Any) -> None:
+        function = getattr(library, "foreshock_" + name)
+        function.restype, function.argtypes = result, arguments
+
     def call_back(self, function: Any) -> Any:
-        """A callback for weak references that calls `function(reference)` and loses no exception of the training's
-        signal handlers. It is not a Python function, because a handler may run before the first line of one."""
+        """A callback for weak references that calls `function(reference)` and loses no exception that a signal handler
+        of the training raises. It is not a Python function: a handler may run before the first line of one."""
         return partial(self.adapter.foreshock_adapter_call_back, function)
 
     def reports_steps(self) -> None:
@@ -175,9 +152,11 @@ class Core:
             self.adapter.foreshock_adapter_steps_are_told()
 
     def step_end(
-        self, step: int, source: int, rate: float | None, batch_id: int | None, spent_ns: int, given_up: int
+        self, step: int, source: int, rate: float | None, batch_id: int | None, spent_ns: int, bits: int
     ) -> None:
-        given = given_up
+        """Reports the end of a step. `step`: -1: unknown. `spent_ns`: time that the helper took since the last step.
+        `bits`: GIVEN bits other than those of `rate` and `batch_id`."""
+        given = bits
         if rate is not None:
             given |= GIVEN_LEARNING_RATE
         if batch_id is not None:
@@ -185,7 +164,7 @@ class Core:
         self.adapter.foreshock_adapter_end_step(step, source, rate or 0.0, batch_id or 0, given, spent_ns)
 
     def _quiet_steps(self) -> QuietSteps:
-        """NO_QUIET_STEPS if this Python lacks a function that they need, or has no interpreter lock."""
+        """NO_QUIET_STEPS if this Python lacks a C function that they call, or the interpreter lock that they need."""
         import ctypes as c
 
         function = self.adapter.foreshock_adapter_quiet_function
@@ -198,12 +177,12 @@ class Core:
             return NO_QUIET_STEPS
         tensor = self._torch.Tensor
         quiet.prepare(sys.getprofile, tensor, tensor.__basicsize__, vars(self._torch.compiler))
-        self.logs.noted = quiet.wait
+        self.logs.after_call = quiet.run_next_end_in_python
         return quiet
 
     def look(self, clock: Any, others: list[tuple[Any, int]]) -> bool:
-        """Whether quiet steps can follow the step that step_begins() has started. `others`: the other optimizers and
-        their numbers, see QuietSteps::look_other in quiet_steps.h."""
+        """Whether quiet steps can follow the step that step_begins() has started. `others`: the other optimizers, each
+        with the number in the name of its loss; 0: it has no backward pass of its own."""
         import ctypes as c
 
         addresses, array = self._last_addresses
@@ -212,16 +191,20 @@ class Core:
         return all(self.quiet.look_other(*other) for other in others)
 
     def arm(
-        self, ends: bool, is_counted: bool, step: int, address: int, before: int, after: int, weights: bool
-    ) -> None:
-        """Lets quiet steps follow. The arguments are the fields of QuietSteps::Armed in quiet_steps.h."""
-        room = len(self._due_numbers) if weights else 0
+        self, may_end_quietly: bool, is_counted: bool, step: int, address: int, begins_left: int, ends_left: int,
+        has_weights: bool,
+    ) -> None:  # fmt: skip
+        """Lets quiet steps follow. `may_end_quietly`: the end of the next step may be quiet too. `is_counted`: no
+        optimizer state has the step number. `step`: number of the last step, from the state of the parameter at
+        `address`. `begins_left`, `ends_left`: how many beginnings and ends of steps may be quiet."""
+        capacity = len(self._due_numbers) if has_weights else 0
         self.quiet.arm(
-            ends, is_counted, step, address, before, after, self.logs.modules, self._due_numbers_address, room
-        )
+            may_end_quietly, is_counted, step, address, begins_left, ends_left,
+            self.logs.modules, self._due_numbers_address, capacity,
+        )  # fmt: skip
 
     def due(self, count: int) -> list[int]:
-        """Numbers of the weights that QuietSteps.begins has found due."""
+        """Numbers of the weights that QuietSteps.begins has found due: indices in the list of name_weights()."""
         return self._due_numbers[:count]
 
     def number(self, tensor: Any) -> float | None:
@@ -230,6 +213,9 @@ class Core:
         return value if value == value else None  # noqa: PLR0124  # NaN
 
     def step_begins(self, addresses: list[int], inverse_scale: float, copies: int, writes_untracked: bool) -> int:
+        """Publishes the gradients of the parameters at `addresses`. `inverse_scale`: factor by which the optimizer
+        multiplies gradients. `copies`: in-place writes per step into each gradient by DDP. `writes_untracked`: kernels
+        that do not change a tensor's version may have clipped. Returns the nanoseconds in the core."""
         known, array = self._last_addresses  # read together, since another thread may step too
         if addresses != known:
             import ctypes as c
@@ -242,6 +228,7 @@ class Core:
         )
 
     def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> None:
+        """`rows`: (address, name, layer label, elements). With an empty list the core forgets all names."""
         import ctypes as c
 
         array = self._arrays.make(self.Parameter, len(rows))
@@ -252,6 +239,7 @@ class Core:
         self.core.foreshock_name_parameters(array, len(rows))
 
     def name_weights(self, rows: list[Weight]) -> int:
+        """Lists the tensors to measure. Returns how many are measured; -1: the core was busy, call it again."""
         import ctypes as c
 
         array = self._arrays.make(self.Weight, len(rows))
@@ -281,6 +269,7 @@ class Core:
         return self.adapter.foreshock_adapter_observe_weights(array, len(rows), when)
 
     def observe_scalars(self, rows: list[tuple[str, float, int]]) -> None:
+        """`rows`: (name, value, the training's step number or -1) of the floats that the training has logged."""
         import ctypes as c
 
         array = self._arrays.make(self.Scalar, len(rows))

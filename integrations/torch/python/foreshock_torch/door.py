@@ -1,4 +1,8 @@
-"""Starts the helper in a training and registers its hooks. A hook lets no exception of the helper through."""
+"""Starts the helper in a training and registers its hooks in torch. A hook lets no exception of the helper through.
+
+The helper is this package. Its class Monitor (clock.py) does the work of the hooks, except in quiet steps, whose hooks
+run in the adapter (quiet_steps.h, C++).
+"""
 
 from __future__ import annotations
 
@@ -24,14 +28,16 @@ no_function: Any = None
 no_dispatch: Any = None
 is_compiling: Any = None
 is_dynamo_compiling: Any = None
-begins_quietly: Any = None  # functions of the adapter: see QuietSteps in core.py
+# Functions of the adapter. begins_quietly() returns 0 if it has handled the hook before a step, -1 if the monitor must,
+# else the number of weights that the monitor must measure. ends_quietly(): if it has handled the hook after a step.
+begins_quietly: Any = None
 ends_quietly: Any = None
-_watch: Any = None
+_watch: Any = None  # keeps the callback for compiled steps alive
 
 
 def guarded(name: str, *arguments: Any) -> None:
     """Calls a method of the monitor, hidden from the training's torch function and dispatch modes. The first exception
-    switches the monitor off."""
+    of the helper switches the monitor off."""
     global monitor
     mine = monitor
     if mine is None:
@@ -39,10 +45,10 @@ def guarded(name: str, *arguments: Any) -> None:
     begin = perf_counter_ns()
     try:
         with no_function(), no_dispatch():
-            at_work = perf_counter_ns()
+            method_begin = perf_counter_ns()
             getattr(mine, name)(*arguments)
-            at_work -= perf_counter_ns()
-        mine.spend_around(perf_counter_ns() - begin + at_work)
+            in_method = perf_counter_ns() - method_begin
+        mine.spend_around(perf_counter_ns() - begin - in_method)  # the method counts its own time
     except Exception as error:
         if is_of_trainer(error):
             raise
@@ -61,6 +67,7 @@ def takes_closure(args: Any, kwargs: Any) -> bool:
 
 
 # When Dynamo traces a hook, it replaces is_dynamo_compiling() by True, so it does not trace the code after the return.
+# is_compiling() is also true while torch.export runs a hook, with tensors that have no data.
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -88,6 +95,7 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _compiled_step(optimizer: Any) -> None:
+    """Called after a step whose hooks Dynamo has traced away (see compiled.py)."""
     guarded("compiled_step", optimizer)
 
 
@@ -107,17 +115,17 @@ def _on_submodule(module: Any, name: str, part: Any) -> None:
 
 @contextlib.contextmanager
 def _negative_hook_numbers() -> Any:
-    """Gives the hooks registered inside negative numbers. Numbers are saved with a module, so those of the training's
-    own hooks must start at 0, as without the helper."""
+    """Gives negative numbers to the hooks that are registered in this context. The training's own hooks must get the
+    numbers that they have without the helper, because torch saves hook numbers with a module."""
     handle = sys.modules["torch.utils.hooks"].RemovableHandle
-    before, handle.next_id = handle.next_id, -16
+    before, handle.next_id = handle.next_id, -16  # at least as many numbers as enter() has hooks
     try:
         yield
     finally:
         handle.next_id = before
 
 
-def _note_copies(modules: Any) -> None:
+def _wrap_setstate(modules: Any) -> None:
     """Detects copied and unpickled modules, which call no registration hook, by wrapping Module.__setstate__. torch's
     compiler wraps it in the same way (torch/_dynamo/mutation_guard.py)."""
     original = modules.Module.__setstate__
@@ -131,6 +139,7 @@ def _note_copies(modules: Any) -> None:
 
 
 def _adapter_path() -> str:
+    """The adapter that `foreshock run` has built or found for this build of torch."""
     build = f"torch-{torch.__version__}-{torch.version.git_version[:12]}"
     return os.path.join(os.environ.get("FORESHOCK_ADAPTERS", ""), build, "adapter.so")
 
@@ -152,8 +161,8 @@ def _load_core() -> None:
 
 
 def enter(load: bool = False) -> None:
-    """Starts the monitor. Does nothing if it runs already, or if torch, the core or the adapter is missing. `load`:
-    loads the core if the process does not have it."""
+    """Starts the monitor. Does nothing if it runs already, or if torch, the core (libforeshock.so) or the adapter is
+    missing. `load`: loads the core if the process does not have it."""
     global monitor, torch, no_function, no_dispatch, is_compiling, is_dynamo_compiling, _watch
     global begins_quietly, ends_quietly
     if monitor is not None or not is_wanted():
@@ -183,6 +192,6 @@ def enter(load: bool = False) -> None:
         optimizers.register_optimizer_step_post_hook(_after_step)
         modules.register_module_parameter_registration_hook(_on_module_change)
         modules.register_module_module_registration_hook(_on_submodule)
-    _note_copies(modules)
+    _wrap_setstate(modules)
     monitor = mine
-    tap.active = True
+    tap.is_active = True

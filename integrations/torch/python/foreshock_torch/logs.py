@@ -1,9 +1,9 @@
 """Reads the Python floats that the training logs with W&B, TensorBoard, Hugging Face and Lightning.
 
-Wraps their logging functions once their modules have been imported. The end of a step looks for new modules; nothing is
-imported, and imports are not watched. A wrapper returns, raises and looks like the function that it wraps. Only floats
-are read, because reading a tensor on a device would wait. TensorBoard waits for a tensor itself (Megatron-LM logs its
-loss as one) and passes the value on to its FileWriter; there it is read.
+Wraps their logging functions once their modules have been imported. tick(), at the end of a step, looks for new
+modules; nothing is imported, and imports are not watched. A wrapper returns, raises and looks like the function that it
+wraps. Only floats are read, because reading a tensor on a device would wait. A tensor that is logged with TensorBoard
+(Megatron-LM's loss) is read at a second wrapper: TensorBoard waits for it and passes the float to its FileWriter.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 from .signals import is_of_trainer
 
 MOST_VALUES = 256  # names between two steps; the core keeps 16 names
-MARK = "_foreshock_reads_along"
+MARK = "_foreshock_reads_along"  # attribute of our wrappers
 
 Reader = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]  # (args, kwargs) -> (logged mapping, step)
 
 
-def argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
-    return args[place] if len(args) > place else kwargs.get(name)
+def argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str) -> Any:
+    return args[index] if len(args) > index else kwargs.get(name)
 
 
 # The wrapped functions are methods, so `args` begin with the object.
@@ -54,8 +54,8 @@ def read_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, An
     return argument(args, kwargs, 1, "metrics"), argument(args, kwargs, 2, "step")
 
 
-# (module, class, method, reader). A `+` adds every subclass that overrides the method.
-DOORS: list[tuple[str, str, str, Reader]] = [
+# The wrapped methods: (module, class, method, reader). A `+` adds every subclass that overrides the method.
+LOGGERS: list[tuple[str, str, str, Reader]] = [
     ("wandb.sdk.wandb_run", "Run", "log", read_wandb),
     ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", read_scalar),
     ("torch.utils.tensorboard.writer", "FileWriter", "add_summary", read_summary),
@@ -68,27 +68,27 @@ DOORS: list[tuple[str, str, str, Reader]] = [
 ]
 
 
-def family(cls: type) -> Iterator[type]:
+def with_subclasses(cls: type) -> Iterator[type]:
     yield cls
     for child in cls.__subclasses__():
-        yield from family(child)
+        yield from with_subclasses(child)
 
 
 class Logs:
-    """Collects logged values and passes them on at the end of a step. `pass_on` gets [(name, value, step or -1)] and
-    runs in the thread that calls tick()."""
+    """Collects logged values. tick() passes [(name, value, the training's step number or -1)] to `pass_on`."""
 
     def __init__(self, pass_on: Callable[[list[tuple[str, float, int]]], None]) -> None:
         self._pass_on = pass_on
         self._values: dict[str, tuple[float, int]] = {}
         self.modules = 0  # size of sys.modules when it was last searched
         self._spent_ns = 0
-        self.noted: Callable[[], Any] = int  # called after each logging call
-        # State of the outermost logger of this thread. A logger that it calls is not read again, unless the outermost
-        # one got a tensor.
+        self.after_call: Callable[[], Any] = int  # called after each logging call; int() does nothing
+        # Loggers call each other. `logger`: this thread is in a logging call. `has_tensor`: the outermost call got a
+        # tensor. The calls inside it are read only then, for the float that the tensor has become.
         self._in_call = threading.local()
 
     def tick(self) -> None:
+        """Call it at the end of each step."""
         if len(sys.modules) != self.modules:
             self.modules = len(sys.modules)
             self._wrap_new()
@@ -107,17 +107,16 @@ class Logs:
         return spent
 
     def _wrap_new(self) -> None:
-        for module_name, class_name, method, reader in DOORS:
+        for module_name, class_name, method, reader in LOGGERS:
             cls = getattr(sys.modules.get(module_name), class_name.rstrip("+"), None)
             if isinstance(cls, type):
-                for each in family(cls) if class_name.endswith("+") else [cls]:
+                for each in with_subclasses(cls) if class_name.endswith("+") else [cls]:
                     self._wrap(each, method, reader)
         self._wrap_bound()
 
     def _wrap(self, cls: type, method: str, reader: Reader) -> None:
         original = vars(cls).get(method)
-        # Only plain functions, with no attribute except that of functools.wraps. Mocks and static methods stay as they
-        # are.
+        # Only plain functions, with no attribute except that of functools.wraps: no mock, static method, our wrapper.
         if type(original) is not FunctionType or not vars(original).keys() <= {"__wrapped__"}:
             return
 
@@ -134,7 +133,7 @@ class Logs:
         setattr(cls, method, wrapper)
 
     def _wrap_bound(self) -> None:
-        """Replaces `wandb.log`: wandb.init() has bound it to the method of its run before the class was wrapped."""
+        """Replaces `wandb.log`, which wandb.init() has bound to the original method before the class was wrapped."""
         wandb = sys.modules.get("wandb")
         bound = getattr(wandb, "log", None)
         wrapped = getattr(type(getattr(bound, "__self__", None)), "log", None)
@@ -159,13 +158,13 @@ class Logs:
             return outermost
         finally:
             self._spent_ns += perf_counter_ns() - begin
-            self.noted()
+            self.after_call()
         return outermost
 
     def _note(self, logged: Any, step: Any) -> None:
         if not isinstance(logged, Mapping):
             return
-        number = step if type(step) is int and 0 <= step < 2**62 else -1
+        number = step if type(step) is int and 0 <= step < 2**62 else -1  # hook.h: larger numbers are unknown
         for name, value in logged.items():
             if len(self._values) >= MOST_VALUES and name not in self._values:
                 return

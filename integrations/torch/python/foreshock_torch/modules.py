@@ -1,4 +1,7 @@
-"""Finds the modules of the model, and names parameters by their paths in it."""
+"""Finds the modules of the model, and names parameters by their paths in it.
+
+An address is that of a tensor's TensorImpl (tensor._cdata).
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ from functools import partial
 from typing import Any
 from weakref import ref
 
-from .names import Named, number_of, plain_name
+from .names import Named, plain_name, with_number
 from .place import is_replica
 
-WRAPPERS = ("_orig_mod", "module")
+WRAPPERS = ("_orig_mod", "module")  # attributes of wrappers (torch.compile, DDP) that have the wrapped module
 
 
 def is_part(parameter: Any) -> bool:
     """Whether this is a shard of a larger parameter. The norm of its gradient is then not the norm of the whole one."""
-    marks = ("placements", "_is_flat_param", "_fsdp_flattened", "tensor_model_parallel")
+    marks = ("placements", "_is_flat_param", "_fsdp_flattened", "tensor_model_parallel")  # DTensor, FSDP1, Megatron
     return any(getattr(parameter, mark, None) for mark in marks)
 
 
@@ -30,10 +33,11 @@ def tree(root: Any) -> Iterator[tuple[str, Any]]:
             continue
         seen.add(id(module))
         yield path, module
-        left.extend((f"{path}.{name}" if path else name, child) for name, child in reversed(parts_of(module)))
+        left.extend((f"{path}.{name}" if path else name, child) for name, child in reversed(children_of(module)))
 
 
-def parts_of(module: Any) -> list[tuple[str, Any]]:
+def children_of(module: Any) -> list[tuple[str, Any]]:
+    """(name, module) of each child; the module may be None."""
     return list(vars(module).get("_modules", {}).items())
 
 
@@ -58,33 +62,35 @@ def layer_numbers(root: Any) -> dict[str, int]:
 
 
 def groups_of(state: Any) -> list[Any]:
-    """The parameter groups in fully_shard's state of a module, one for each mesh. torch before 2.13 has at most one
-    group; later versions raise if the single attribute is read while there are several."""
+    """The parameter groups in fully_shard's (FSDP2) state of a module, one for each device mesh. torch before 2.13 has
+    at most one; later versions raise if the single attribute is read while there are several."""
     several = getattr(state, "_fsdp_param_groups", None)
     return [getattr(state, "_fsdp_param_group", None)] if several is None else list(several)
 
 
 def shards_of(module: Any) -> list[Any]:
+    """fully_shard's records of the module's sharded parameters (FSDPParam)."""
     method = getattr(type(module), "_get_fsdp_state", None)  # of the type: cheaper than Module.__getattr__
     state = method(module) if method is not None else None
     return [shard for group in groups_of(state) for shard in getattr(group, "fsdp_params", ())]
 
 
 def is_gathered(shard: Any) -> bool:
+    """Whether the whole parameter of this shard exists on this rank."""
     return getattr(shard, "_unsharded_param", None) is not None
 
 
 class Modules:
     """Keeps weak references to the modules that have registered parameters, or were copied or unpickled.
 
-    Any other module gets no names: finding it would need a search of all live objects, which would stall the training
-    and show up in its profile.
+    The parameters of any other module get no names: finding it would need a search of all live objects, which would
+    stall the training and show up in its profile.
     """
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._seen: dict[int, Any] = {}
-        self.copies = 0  # in-place writes per step into each gradient by DDP, which averages them over ranks
+        self._seen: dict[int, Any] = {}  # {id: weak reference}
+        self.copies = 0  # in-place writes per step into each gradient by DDP, which averages gradients over ranks
 
     def has(self, module: Any) -> bool:
         reference = self._seen.get(id(module))
@@ -92,7 +98,8 @@ class Modules:
 
     def note(self, module: Any) -> None:
         key = id(module)
-        # Not a Python function: the callback may run anywhere, and Python drops what a signal handler raises in it.
+        # The callback is not a Python function, because it may run anywhere in the training's code. A signal handler of
+        # the training could run in it, and Python would drop the handler's exception.
         self._seen[key] = ref(module, partial(self._seen.pop, key))
 
     def alive(self) -> list[Any]:
@@ -101,44 +108,44 @@ class Modules:
     def _roots(self) -> list[Any]:
         """Modules that are not children of another module."""
         alive = self.alive()
-        children = {id(child) for module in alive for _, child in parts_of(module)}
+        children = {id(child) for module in alive for _, child in children_of(module)}
         return [module for module in alive if id(module) not in children]
 
     def named(self, wanted: tuple[int, ...]) -> dict[int, tuple[Named, Any]]:
         """{address: (name, parameter)} of all models with a parameter in `wanted`, those with the most of them first.
 
-        If there is no such model, all models with trained parameters are named. The optimizer then steps copies in
-        higher precision (DeepSpeed, Megatron-LM, Apex), but attention uses the parameters of the model, and they
-        identify its layers.
+        `wanted`: addresses of the parameters that the optimizers step. If there is no such model, all models with
+        trained parameters are named. The optimizer then steps copies in higher precision (DeepSpeed, Megatron-LM,
+        Apex), but attention uses the parameters of the model, and they identify its layers.
         """
-        trees, others = [], []
+        stepped, others = [], []  # (key by which models are sorted, {address: (name, parameter)}, root)
         for root in self._roots():
             rows = {p._cdata: (plain_name(name), p) for name, p in parameters_below(root)}
             if hits := len(rows.keys() & set(wanted)):
-                trees.append((hits, rows, root))
+                stepped.append((hits, rows, root))
             elif any(p.requires_grad for _, p in rows.values()):
                 others.append((len(rows), rows, root))
-        trees = trees or others
         named: dict[int, tuple[Named, Any]] = {}
         models = []
-        for _, rows, root in sorted(trees, key=lambda tree: -tree[0]):
+        for _, rows, root in sorted(stepped or others, key=lambda model: -model[0]):
             if is_replica(root) and not getattr(root, "gradient_as_bucket_view", False):
-                self.copies = 1
+                self.copies = 1  # DDP copies each averaged gradient from its bucket
             numbers = layer_numbers(root)
             every = {**rows, **self._gathered(root, rows)}
-            new = {a: (number_of(name, numbers), p) for a, (name, p) in every.items() if a not in named}
+            new = {a: (with_number(name, numbers), p) for a, (name, p) in every.items() if a not in named}
             named.update(new)
             models.append((root, new))
         return self._prefixed_by_model(models, {address: n for n, address in enumerate(wanted)}) or named
 
     def _prefixed_by_model(self, models: list[tuple[Any, Any]], order: dict[int, int]) -> dict[int, tuple[Named, Any]]:
-        """The names with the class of their model as a prefix, if two models use the same name; else {}. `order`:
-        {address: position in the optimizer}."""
+        """The names with the class of their model as a prefix, if two models use the same name; else {}. Models of the
+        same class also get a number, in the order in which the optimizers step them. `models`: [(root, {address: (name,
+        parameter)})]. `order`: {address: position in the optimizers}."""
         names = [name for _, rows in models for name in {row.name for row, _ in rows.values()}]
         if len(names) == len(set(names)):
             return {}
         models.sort(key=lambda model: min((order.get(a, len(order)) for a in model[1]), default=len(order)))
-        kinds, told = [], {}
+        kinds, prefixed = [], {}
         for root, _ in models:
             for _ in range(8):  # unwraps nested wrappers; bounded, since a proxy may have an attribute of any name
                 wrapped = [getattr(root, name, None) for name in WRAPPERS]
@@ -147,12 +154,12 @@ class Modules:
         for n, (_, rows) in enumerate(models):
             number = f"_{kinds[:n].count(kinds[n])}" if kinds.count(kinds[n]) > 1 else ""
             model = f"{kinds[n]}{number}"
-            told.update({a: (row._replace(name=f"{model}.{row.name}", model=model), p) for a, (row, p) in rows.items()})
-        return told
+            for address, (row, p) in rows.items():
+                prefixed[address] = row._replace(name=f"{model}.{row.name}", model=model), p
+        return prefixed
 
     def owners(self, named: dict[int, tuple[Named, Any]]) -> list[tuple[Any, list[int]]]:
-        """(module, addresses of its own parameters that are in `named`) of all modules. Parameters of child modules do
-        not count."""
+        """(module, addresses of its own parameters, without those of child modules, that are in `named`)."""
         every = {id(module): module for module in self.alive()}
         for root in self._roots():
             every.update((id(module), module) for _, module in tree(root))
@@ -165,7 +172,8 @@ class Modules:
 
     @staticmethod
     def _gathered(root: Any, rows: dict[int, tuple[str, Any]]) -> dict[int, tuple[str, Any]]:
-        """Names the gathered parameters of fully_shard. Attention uses them; the optimizer steps the shards."""
+        """{address: (name, parameter)} of the gathered parameters of fully_shard. Attention uses them; the optimizer
+        steps the shards, of which `rows` has the names."""
         found = {}
         for _, module in tree(root):
             for shard in shards_of(module):

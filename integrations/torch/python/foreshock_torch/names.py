@@ -1,4 +1,7 @@
-"""Derives the names of parameters and the labels of layers. Pure functions of module paths and layer numbers."""
+"""Derives the names of parameters and the labels of layers. Pure functions of module paths and layer numbers.
+
+A label is usually the layer's number, "003". Words are added where the number alone is not unique: "encoder.003".
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ QUERY_WORDS = {
 
 
 _NUMBER = re.compile(r"[0-9]+")
-_ADAPTER = re.compile(r"\.(base_layer|lora_[AB](\.[^.]+)?)$")
+_LORA_PART = re.compile(r"\.(base_layer|lora_[AB](\.[^.]+)?)$")
 
 
 class Named(NamedTuple):
     """The name of a parameter, and the framework's number of the layer that contains it."""
 
     name: str
-    layer: str = ""  # path of the module with the number, within its model
+    layer: str = ""  # path of the module that has the number, within its model; "": none
     number: int | None = None
     model: str = ""  # prefix of the name if several models have parameters of the same name
 
@@ -30,9 +33,9 @@ class Named(NamedTuple):
 def naming_order(name: str, is_trained: bool) -> tuple[bool, bool, int]:
     """Sort key: the core keeps a limited number of names, so the parameters that identify attention layers go first.
 
-    The layer of an attention call is found by the weight of its query projection, if that weight is trained. Either its
-    name is in QUERY_WORDS, or its path has fewer numbers than those of the many other parameters, such as experts,
-    which are numbered within a numbered layer.
+    The layer of an attention call is found by the weight of its query projection, if that weight is trained. So trained
+    weights go first, of these the ones with a name in QUERY_WORDS, and then paths with few numbers: the many experts of
+    a model are numbered within a numbered layer.
     """
     word = name.removesuffix(".weight").rpartition(".")[2].lower()
     return not is_trained, word not in QUERY_WORDS, len(_NUMBER.findall(name))
@@ -47,7 +50,7 @@ def plain_name(name: str) -> str:
     return name
 
 
-def number_of(name: str, numbers: dict[str, int]) -> Named:
+def with_number(name: str, numbers: dict[str, int]) -> Named:
     """`name` with the number of the outermost module around it that has one. `numbers`: {module path: number}."""
     parts = name.split(".")
     paths = (".".join(parts[:i]) for i in range(1, len(parts)))
@@ -65,7 +68,8 @@ def _split_at_number(name: str) -> tuple[str, int] | None:
 
 
 def _distinct_part(prefix: str, prefixes: set[str]) -> str:
-    """The shortest beginning of `prefix` that no other path in `prefixes` has, without their common beginning."""
+    """The shortest beginning of `prefix` that no other path in `prefixes` has, without the beginning that all have:
+    "decoder" for "model.decoder.layers" beside "model.encoder.layers". "" if it is the only path."""
     if len(prefixes) < 2 or prefix not in prefixes:
         return ""
     paths = [p.split(".") for p in prefixes]
@@ -77,18 +81,19 @@ def _distinct_part(prefix: str, prefixes: set[str]) -> str:
 
 
 def _attention_of(matrix: str) -> str:
-    """Path of the attention module whose query projection is `matrix`, or has `matrix` as its adapter (PEFT's LoRA).
-    "": `matrix` is neither."""
-    path = _ADAPTER.sub("", matrix.removesuffix(".weight"))
+    """Path of the attention module whose query projection is `matrix`; "": it is not a query projection. A part of a
+    projection that PEFT's LoRA has split counts too."""
+    path = _LORA_PART.sub("", matrix.removesuffix(".weight"))
     module, _, word = path.rpartition(".")
     return module if word.lower() in QUERY_WORDS else ""
 
 
 def _blocks_in_stages(matrices: list[str]) -> set[str]:
-    """Paths of numbered blocks inside numbered modules, such as layers.0.blocks.3 of Swin.
+    """Paths of numbered blocks inside numbered modules, such as layers.0.blocks.3 of Swin. `matrices`: names of the 2-D
+    parameters.
 
-    A block is the innermost numbered module around a query projection that also holds a matrix outside its attention.
-    So lists of heads and lists of experts contain no blocks.
+    A block is the innermost numbered module around a query projection that has matrices in several of its children,
+    hence also outside its attention. So lists of heads and lists of experts contain no blocks.
     """
     children: dict[str, set[str]] = {}  # {numbered module: its children with matrices}
     for name in matrices:
@@ -102,9 +107,9 @@ def _blocks_in_stages(matrices: list[str]) -> set[str]:
         numbered = [at for at, part in enumerate(parts[:-1]) if part.isdigit()]
         if len(numbered) < 2:
             continue
-        within = (at for at in reversed(numbered) if len(children[".".join(parts[: at + 1])]) > 1)
-        innermost = next(within, numbered[0])
-        if innermost != numbered[0]:
+        candidates = (at for at in reversed(numbered) if len(children[".".join(parts[: at + 1])]) > 1)
+        innermost = next(candidates, numbered[0])
+        if innermost != numbered[0]:  # else the outermost module is the block, and one number identifies it
             blocks.add(".".join(parts[: innermost + 1]))
     return blocks
 
@@ -137,6 +142,7 @@ def _block_label(block: str, blocks: set[str]) -> str:
     own, others = _numbers_in(block), [_numbers_in(other) for other in blocks]
     label = []
     for at, (words, number) in enumerate(own):
+        # The words before number `at` in all blocks whose earlier numbers are the same.
         siblings = {o[at][0] for o in others if len(o) > at and [n for _, n in o[:at]] == [n for _, n in own[:at]]}
         if at > 0 and (tower := _distinct_part(words, {s for s in siblings if s})):
             label.append(tower)
@@ -152,9 +158,9 @@ def _further_attention(matrices: list[str], layers: dict[str, str]) -> dict[str,
         if module := _attention_of(name):
             modules.setdefault(layers[name], {}).setdefault(_without_numbers(module), module)
     found = {}
-    for of_layer in modules.values():
-        for words in list(of_layer)[1:]:
-            found[of_layer[words]] = _distinct_part(words, set(of_layer))
+    for paths in modules.values():
+        for words in list(paths)[1:]:
+            found[paths[words]] = _distinct_part(words, set(paths))
     return found
 
 
@@ -167,10 +173,12 @@ def layer_labels(matrices: list[str], names: list[str]) -> dict[str, str]:
         split = _split_at_number(name)
         if split is None:
             return name.rpartition(".")[0] or name
-        tower = _distinct_part(split[0], prefixes) if split[0] in prefixes else split[0]
+        stack, number = split  # "encoder.layers", 3
+        tower = _distinct_part(stack, prefixes) if stack in prefixes else stack
         block = _innermost_around(name, blocks)
-        beside = {other for other in blocks if (_split_at_number(other + ".") or ("",))[0] == split[0]}
-        return f"{tower}.{_block_label(block, beside) if block else f'{split[1]:03d}'}".lstrip(".")
+        blocks_of_stack = {other for other in blocks if (_split_at_number(other + ".") or ("",))[0] == stack}
+        numbers = _block_label(block, blocks_of_stack) if block else f"{number:03d}"
+        return f"{tower}.{numbers}".lstrip(".")
 
     labels = {name: label_of(name) for name in names}
     further = _further_attention(matrices, {name: label_of(name) for name in matrices})
@@ -181,12 +189,12 @@ def layer_labels(matrices: list[str], names: list[str]) -> dict[str, str]:
 
 
 def numbered_labels(rows: list[Named]) -> dict[str, str]:
-    """{name: label} of the parameters whose layer has a number of the framework.
+    """{name: label} of the parameters whose layer has a number of the framework (Megatron).
 
     Such a number counts over all pipeline stages; numbers in a path start again in each stage. A stack of layers is
     left out if two of its layers have the same number (for example, if all are 1).
     """
-    layers: dict[tuple[str, int], set[tuple[str, str]]] = {}
+    layers: dict[tuple[str, int], set[tuple[str, str]]] = {}  # {(stack, number): layers with this number}
     numbered = [row for row in rows if row.number is not None]
     for row in numbered:
         layers.setdefault((_stack_path(row), row.number), set()).add((row.model, row.layer))

@@ -41,11 +41,11 @@ def word(value: Any) -> int | None:
 
 
 def _whole_number(value: Any) -> int | None:
-    """The value of a Python or NumPy integer. None for a tensor, since it may be on a device."""
+    """The value of a Python or NumPy integer, else None. None also for a tensor, since it may be on a device."""
     kind = type(value)
     if kind is int:
         return value
-    # A tensor has "dim". These checks come first, because an exception of operator.index() would be slow.
+    # A tensor has "dim". The checks come before operator.index(), because its exceptions are slow.
     if not hasattr(kind, "__index__") or hasattr(kind, "dim"):
         return None
     try:

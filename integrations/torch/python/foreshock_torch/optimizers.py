@@ -1,4 +1,7 @@
-"""Reads parameters and states of optimizers, and classifies several optimizers that take part in one training step."""
+"""Reads parameters and states of optimizers, and classifies several optimizers that take part in one training step.
+
+One optimizer is the clock: each of its steps ends a training step (a tick).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def attribute(of: Any, name: str) -> Any:
 
 
 def groups(optimizer: Any) -> list[Any] | tuple[Any, ...]:
-    """param_groups; empty unless it is a list or tuple. An iterator can be read only once, by the optimizer."""
+    """param_groups; empty unless it is a list or tuple. An iterator is not read: only the optimizer may, once."""
     these = attribute(optimizer, "param_groups")
     return these if type(these) in (list, tuple) or isinstance(these, (list, tuple)) else ()
 
@@ -45,19 +48,18 @@ def state_of(optimizer: Any, parameter: Any) -> dict[str, Any]:
 
 
 def is_plain(optimizer: Any, tensor: Any) -> bool:
-    """Whether groups and states can be read without running code of the training. quiet_steps.h needs this. `tensor`:
-    torch.Tensor."""
+    """Whether quiet_steps.h can read groups and states without running code of the training. `tensor`: torch.Tensor."""
     kind = type(optimizer)
     if kind.__getattribute__ is not object.__getattribute__:
         return False
-    special = ("__getattr__", "found_inf", "param_groups", "state")
+    special = ("__getattr__", "found_inf", "param_groups", "state")  # as attributes of a class: properties, for example
     if any(name in vars(each) for each in kind.__mro__ for name in special):
         return False
     these = groups(optimizer)
     if not these or type(getattr(optimizer, "state", None)) not in (dict, defaultdict):
         return False
-    ends = [*parameters_in(these[0])[:1], *parameters_in(these[-1])[-1:]]
-    kinds = {type(parameter) for parameter in ends}
+    first_and_last = [*parameters_in(these[0])[:1], *parameters_in(these[-1])[-1:]]
+    kinds = {type(parameter) for parameter in first_and_last}
     return all(
         kind.__getattribute__ is object.__getattribute__
         and getattr(kind, "_cdata", None) is tensor._cdata
@@ -67,11 +69,8 @@ def is_plain(optimizer: Any, tensor: Any) -> bool:
 
 
 class Partner:
-    """An optimizer with a backward pass of its own, such as the second one of a GAN.
-
-    Its tensors are measured if it steps at least 3 times in 4 ticks of the clock. Otherwise it would rarely step when
-    its tensors are due.
-    """
+    """An optimizer other than the clock with a backward pass of its own, such as the second one of a GAN. Its tensors
+    are measured if it has stepped at least 3 times in 4 ticks; else it would rarely step when they are due."""
 
     LOOK_AFTER = 4  # ticks before `keeps_pace` is decided
 
@@ -87,11 +86,8 @@ class Partner:
             self.keeps_pace = 4 * self.steps >= 3 * self.ticks
 
 
-class Others:
-    """The optimizers other than the clock, by weak reference. Calls must not overlap.
-
-    The clock is the optimizer whose steps are counted.
-    """
+class OtherOptimizers:
+    """The optimizers other than the clock, by weak reference. Calls must not overlap."""
 
     def __init__(self, on_death: Any) -> None:
         """`on_death`: called with the weak reference when a companion or partner is destroyed."""
@@ -102,8 +98,8 @@ class Others:
 
     def stepped(self, optimizer: Any, clock: Any, has_backward: bool) -> bool:
         """Call it after each step of an optimizer other than the clock; the first step classifies the optimizer.
-        `has_backward`: a backward pass has started since the clock's last step. Returns whether the optimizer is new,
-        or a wrapper: the steps of a wrapper contain those of the clock."""
+        `has_backward`: a backward pass has started since the clock's last step. True: the optimizer is new, or it is a
+        wrapper, whose step() calls that of the clock."""
         partner = self._partner(optimizer)
         if partner is not None:
             partner.steps += 1
@@ -132,7 +128,8 @@ class Others:
         return [o for each in self._companions if (o := each()) is not None and o is not clock]
 
     def partners(self, keep_pace: bool) -> list[Any]:
-        """Partners that are known to step about as often as the clock (True), or not (False)."""
+        """Partners that are known to step about as often as the clock (True), or less often (False). A partner whose
+        first ticks are not over is in neither list."""
         these = [partner.reference() for partner in self._partners if partner.keeps_pace is keep_pace]
         return [optimizer for optimizer in these if optimizer is not None]
 
@@ -141,7 +138,7 @@ class Others:
         return any(partner.keeps_pace is None and partner.reference() is not None for partner in self._partners)
 
     def number_of(self, optimizer: Any) -> int:
-        """2 for the first partner, since the clock is number 1; 0: not a partner."""
+        """Its number in the name of its loss: 2 for the first partner (the clock is number 1); 0: not a partner."""
         return next((n for n, each in enumerate(self._partners, 2) if each.reference() is optimizer), 0)
 
     def is_partner(self, optimizer: Any) -> bool:
@@ -161,11 +158,11 @@ class Others:
         return any(id(parameter) not in mine for parameter in parameters_of(optimizer))
 
 
-class Pieces:
+class SplitStep:
     """Collects the parameters of a clock that is called several times in one step, each time with other parameters.
 
-    DeepSpeed's ZeRO does this: one call for each group, in stage 3 for each sub-group. The parameters of a call (a
-    piece) are flat copies of many parameters, or of this rank's share of them.
+    DeepSpeed's ZeRO does this: one call for each group, in stage 3 for each sub-group. The parameters of a call are
+    flat copies of many parameters, or of this rank's share of them.
     """
 
     def __init__(self) -> None:
@@ -177,11 +174,11 @@ class Pieces:
         self.addresses = []
 
     def begin(self, addresses: list[int]) -> None:
-        """The first call of a step."""
+        """Notes the first call of a step."""
         self._first = addresses
 
-    def go_on(self, optimizer: Any) -> None:
-        """A further call of the same step."""
+    def add(self, optimizer: Any) -> None:
+        """Notes a further call of the same step."""
         before = self.addresses or self._first
         known = set(before)
         new = [p._cdata for p in parameters_of(optimizer) if p._cdata not in known]

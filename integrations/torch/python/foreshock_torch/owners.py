@@ -1,4 +1,7 @@
-"""Detects when a module whose parameters have names is destroyed. Other tensors may then reuse their addresses."""
+"""Detects when a module whose parameters have names is destroyed. Other tensors may then get the same addresses.
+
+The core knows a name by the address of the parameter (tensor._cdata), so the name would then belong to a wrong tensor.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from weakref import ref
 
-from .compiled import keep_out
+from .compiled import skip_in_dynamo
 from .signals import is_of_trainer
 
 
 class Owners:
-    """Calls `lost` once, when the last module with a certain named parameter is destroyed.
+    """Calls `lost` once, when for the first time a named parameter has lost all modules that contain it.
 
-    The call comes before the parameter's address can be reused, in the thread that destroys the module. The references
-    are to modules, because torch.utils.swap_tensors refuses tensors that have weak references.
+    The call comes before the parameter's address can be reused, in the thread that destroys the module. The weak
+    references are to modules, because torch.utils.swap_tensors refuses tensors that have weak references.
     """
 
     def __init__(self, torch: Any, lost: Callable[[], None], call_back: Callable[[Any], Any]) -> None:
@@ -23,13 +26,14 @@ class Owners:
         self._call_back = call_back
         self._frames = torch._C._dynamo.eval_frame
         self._lost = lost
-        keep_out(self._frames, Owners._on_module_death)
+        skip_in_dynamo(self._frames, Owners._on_module_death)
         self._references: list[Any] = []
         self.has_lost = False
 
     def watch(self, owners: Iterable[tuple[Any, list[int]]]) -> None:
         """Watches `owners` instead of the previous ones: (module, addresses of its own parameters that have names)."""
-        self._references, left, self.has_lost = [], {}, False
+        self._references, self.has_lost = [], False
+        left: dict[int, int] = {}  # {address: number of modules that still contain the parameter}
         for module, addresses in owners:
             for address in addresses:
                 left[address] = left.get(address, 0) + 1
@@ -44,7 +48,7 @@ class Owners:
             if self.has_lost or all(left[address] > 0 for address in addresses):
                 return
             self.has_lost = True
-            before = self._frames.set_eval_frame(None)
+            before = self._frames.set_eval_frame(None)  # Dynamo must not trace what follows
             try:
                 self._lost()
             finally:

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from .signals import suppress_ours
@@ -27,6 +28,8 @@ MEGATRON = {
 
 
 class Coordinates(NamedTuple):
+    """This process's index in each dimension of parallelism."""
+
     data: int = -1
     tensor: int = -1
     pipeline: int = -1
@@ -37,31 +40,24 @@ class Place(NamedTuple):
     rank: int
     local_rank: int
     world_size: int
-    attempt: int
+    attempt: int  # how often the launcher has restarted the job
     coordinates: Coordinates
 
 
-class Distributed:
-    """The functions of torch.distributed that are called here, as they were when the helper started. The training's own
-    tests may replace them later."""
-
-    NAMES = ("is_available", "is_initialized", "get_rank", "get_world_size", "get_process_group_ranks")
-
-
-_distributed: Any = None
+DISTRIBUTED = ("is_available", "is_initialized", "get_rank", "get_world_size", "get_process_group_ranks")
+_distributed: Any = None  # has these functions of torch.distributed; None: torch does not have them
 
 
 def bind_distributed() -> None:
+    """Call it when the helper starts. The training's own tests may replace the functions later."""
     global _distributed
     module = sys.modules.get("torch.distributed")
-    if module is not None and all(hasattr(module, name) for name in Distributed.NAMES):
-        _distributed = Distributed()
-        for name in Distributed.NAMES:
-            setattr(_distributed, name, getattr(module, name))
+    if module is not None and all(hasattr(module, name) for name in DISTRIBUTED):
+        _distributed = SimpleNamespace(**{name: getattr(module, name) for name in DISTRIBUTED})
 
 
 def group() -> Any:
-    """Distributed if torch.distributed is initialized with several processes, else None."""
+    """The functions of torch.distributed if it is initialized with several processes, else None."""
     distributed = _distributed
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -81,12 +77,13 @@ def is_replica(module: Any) -> bool:
 
 
 def _environment_number(*names: str) -> int:
-    """The value of the first of these environment variables that is a number; -1: none is."""
+    """The value of the first of these environment variables that is a number; -1: all are missing or not numbers."""
     found = (os.environ.get(name, "") for name in names)
     return next((int(value) for value in found if value.isdigit()), -1)
 
 
 def of_megatron() -> Coordinates | None:
+    """Coordinates from Megatron; None if the training does not use it. A function that fails leaves -1."""
     state = sys.modules.get("megatron.core.parallel_state")
     if state is None or not state.model_parallel_is_initialized():
         return None
@@ -105,8 +102,8 @@ def root_of(mesh: Any) -> Any:
 
 
 def _of_mesh(mesh: Any, world_size: int) -> Coordinates | None:
-    """Coordinates from the names of the mesh's dimensions. A dimension that is missing has size 1, so coordinate 0, if
-    the mesh covers all ranks; otherwise its coordinate is unknown."""
+    """Coordinates from the names of the mesh's dimensions; None if they show nothing. If the mesh covers all ranks, a
+    kind of parallelism without a dimension has size 1, so the coordinate is 0; otherwise it is unknown."""
     root = root_of(mesh)
     names, here = root.mesh_dim_names, root.get_coordinate()
     if not names or here is None:
@@ -116,32 +113,31 @@ def _of_mesh(mesh: Any, world_size: int) -> Coordinates | None:
     found = {}
     for kind, known in DIMENSIONS.items():
         mine = [n for n, name in enumerate(names) if name in known]
-        at = 0
-        for n in mine:
-            at = at * sizes[n] + here[n]
-        found[kind] = at if mine else absent
-    return Coordinates(**found) if any(name in known for known in DIMENSIONS.values() for name in names) else None
+        index = 0
+        for n in mine:  # several dimensions of one kind (dp_replicate and dp_shard) count as one
+            index = index * sizes[n] + here[n]
+        found[kind] = index if mine else absent
+    is_any_known = any(name in known for known in DIMENSIONS.values() for name in names)
+    return Coordinates(**found) if is_any_known else None
 
 
 def _of_replica(modules: Iterable[Any], distributed: Any) -> Coordinates | None:
-    """Coordinates from DistributedDataParallel. Its process group is the data-parallel dimension. If the group has all
-    ranks, there is no other dimension."""
+    """Coordinates from the first DistributedDataParallel. Its process group is the data-parallel dimension. If the
+    group has all ranks, there is no other dimension."""
     for module in modules:
         if is_replica(module):
-            whole = distributed.get_world_size(module.process_group) == distributed.get_world_size()
-            rest = 0 if whole else -1
+            has_all_ranks = distributed.get_world_size(module.process_group) == distributed.get_world_size()
+            rest = 0 if has_all_ranks else -1
             return Coordinates(distributed.get_rank(module.process_group), rest, rest, rest)
     return None
 
 
 def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinates:
-    """Coordinates from the first source that has them: Megatron, the mesh of a distributed parameter,
-    DistributedDataParallel."""
+    """Coordinates from the first source that has them: Megatron, a distributed parameter's mesh, DDP."""
     distributed = group()
     if distributed is None:
-        return (
-            Coordinates(0, 0, 0, 0) if _environment_number("WORLD_SIZE", "SLURM_NTASKS") in (-1, 1) else Coordinates()
-        )
+        is_alone = _environment_number("WORLD_SIZE", "SLURM_NTASKS") in (-1, 1)
+        return Coordinates(0, 0, 0, 0) if is_alone else Coordinates()
     with suppress_ours():
         if (found := of_megatron()) is not None:
             return found
@@ -157,6 +153,7 @@ def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinate
 
 
 def place(parameters: Iterable[Any] = (), modules: Iterable[Any] = ()) -> Place:
+    """The place of this process. The coordinates are found from `parameters` and `modules` of the model."""
     distributed = group()
     rank, world_size = _environment_number("RANK"), _environment_number("WORLD_SIZE")
     if distributed is not None:

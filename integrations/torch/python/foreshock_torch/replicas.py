@@ -1,8 +1,8 @@
 """Determines which tensors a framework keeps equal over ranks, and prefixes the names of all others with the rank.
 
-The agent compares tensors of the same name bit for bit across ranks. So a tensor that differs by design must not have
-the same name on two ranks: for example a manually sharded head, an expert that DDP ignores, or an optimizer's flat
-shard.
+The agent, a process outside the training, compares tensors of the same name bit for bit across ranks. So a tensor that
+differs by design must not have the same name on two ranks: for example a manually sharded head, an expert that DDP
+ignores, or an optimizer's flat shard.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from .signals import is_of_trainer, suppress_ours
 
 NAME_BYTES = 159  # the segment keeps so many bytes; of a longer name the end is used
 
-# Communication hooks of DistributedDataParallel after which all ranks have the same gradient. Other hooks may average
-# less often, as local SGD does.
+# Communication hooks of DDP after which all ranks have the same gradient. Others may average less often (local SGD).
 FAITHFUL = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook", "batched_powerSGD_hook")
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 
 
 def _is_faithful(hook: Any, state: Any, module: Any) -> bool:
-    over = getattr(state, "process_group", state)
+    """Whether the hook is in FAITHFUL and averages over the same ranks as the module. `state`: that of the hook, which
+    is or has a process group; None: the default one."""
+    process_group = getattr(state, "process_group", state)
     is_known = getattr(hook, "__module__", "").startswith(HOOKS) and getattr(hook, "__name__", "") in FAITHFUL
-    return is_known and (over is None or over is module.process_group)
+    return is_known and (process_group is None or process_group is module.process_group)
 
 
 def _prefixes_of_module(module: Any, distributed: Any) -> dict[int, str]:
-    """{address: prefix} of the parameters of a DistributedDataParallel.
+    """{address: prefix} of the parameters of a DistributedDataParallel. An address is tensor._cdata.
 
     "" if its group has all ranks, else "rank<N>." with the lowest rank N of the group. With a hook such as that of
     local SGD, ranks drift apart between two averages: then the prefix is "local<own rank>.", which the agent does not
@@ -56,8 +57,7 @@ def _prefix_of_mesh(parameter: Any, coordinate_mesh: Any, distributed: Any) -> s
 
 
 def _has_other_tensor_parallelism(parameter: Any) -> bool:
-    """Whether it is an expert of Megatron with another tensor parallelism than the model. The rank's coordinates do
-    not describe such an expert."""
+    """Whether it is an expert of Megatron with another tensor parallelism than that in the rank's coordinates."""
     if getattr(parameter, "allreduce", True):
         return False
     state = sys.modules["megatron.core.parallel_state"]
@@ -65,7 +65,7 @@ def _has_other_tensor_parallelism(parameter: Any) -> bool:
 
 
 class Replicas:
-    """Prefixes of parameter names on this rank, as of the moment of construction."""
+    """Prefixes of parameter names on this rank, as of the moment of construction. `modules`: all of the model."""
 
     def __init__(self, parameters: Iterable[Any], modules: Iterable[Any]) -> None:
         self._group = group()
@@ -85,7 +85,8 @@ class Replicas:
                     self._prefixes.update(_prefixes_of_module(module, self._group))
 
     def prefix(self, parameter: Any, is_named: bool) -> str:
-        """The prefix of a parameter's name. `is_named`: the name is a path in a model, hence the same on all ranks."""
+        """The prefix of a parameter's name; "": the tensor must be equal on all ranks with the same name. `is_named`:
+        the name is a path in a model, hence the same on all ranks."""
         if self._group is None:
             return ""
         try:
@@ -101,4 +102,5 @@ class Replicas:
 
 
 def prefixed(prefix: str, name: str) -> str:
+    """The name with the prefix, in at most NAME_BYTES: a longer name loses its beginning."""
     return prefix + name.encode()[-(NAME_BYTES - len(prefix)) :].decode(errors="ignore") if prefix else name

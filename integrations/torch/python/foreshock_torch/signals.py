@@ -9,6 +9,8 @@ _PACKAGE = __name__.rpartition(".")[0] + "."
 
 
 def _codes_of_handlers() -> list[Any]:
+    """The code objects of the signal handlers that are installed now. A handler may be a function, a bound method, a
+    functools.partial, or an object that can be called."""
     handlers = [getsignal(number) for number in valid_signals()]
     functions = [getattr(each, "func", getattr(each, "__func__", each)) for each in handlers]
     return [getattr(each, "__code__", getattr(type(each).__call__, "__code__", None)) for each in functions]
@@ -30,15 +32,17 @@ def is_of_trainer(error: BaseException) -> bool:
 
 def _is_of_trainer(error: BaseException) -> bool:
     codes = _codes_of_handlers()
-    trace, interrupted = error.__traceback__, None
+    trace, caller = error.__traceback__, None
     while trace is not None:
         frame = trace.tb_frame
         if frame.f_code in codes:
             return True
-        if interrupted is not None and any(value is interrupted for value in frame.f_locals.values()):
+        # A handler has the interrupted frame, which is its caller here, among its arguments.
+        if caller is not None and any(value is caller for value in frame.f_locals.values()):
             return True
-        trace, interrupted = trace.tb_next, frame
-    is_ours = interrupted is not None and str(interrupted.f_globals.get("__name__")).startswith(_PACKAGE)
+        trace, caller = trace.tb_next, frame
+    raised_in = caller  # the innermost frame
+    is_ours = raised_in is not None and str(raised_in.f_globals.get("__name__")).startswith(_PACKAGE)
     return is_ours and type(error).__module__.partition(".")[0] not in ("builtins", "torch")
 
 

@@ -1,9 +1,9 @@
 """foreshock.tap(): reports attention that no hook can see. The training calls it itself.
 
-It calls a custom operation, so it becomes a node of compiled graphs without a graph break. The operation is marked as
-having side effects, because torch.fx would drop it otherwise. The graph is the same whether the process is monitored or
-not. The operation returns nothing, and its own kernels do nothing: the adapter's hook at BackendSelect reports the
-call.
+tap() calls a custom operation, so it becomes a node of compiled graphs without a graph break. The operation is marked
+as having side effects, because torch.fx would drop it otherwise. The graph is the same whether the process is monitored
+or not. The operation returns nothing, and its own kernels do nothing. The adapter (a C++ library with hooks on torch's
+operations) hooks it as it hooks torch's attention, and reports the call.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _SCHEMA = (
     "(Tensor query, Tensor key, Tensor value, Tensor out, Tensor? logsumexp, Tensor? attn_mask, {more}"
     "float? scale, int causal, bool positions_first, str? layer) -> ()"
 )
-_CAUSAL = {False: 0, True: 1, "top_left": 1, "bottom_right": 2}
-_LAYOUTS = {"bhnd": False, "bnhd": True}
+_CAUSAL = {False: 0, True: 1, "top_left": 1, "bottom_right": 2}  # as FORESHOCK_CAUSAL_... of hook.h
+_LAYOUTS = {"bhnd": False, "bnhd": True}  # whether positions come before heads
 
 _library: Any = None  # keeps the definitions registered until the process ends
-_forward: Any = None
+_forward: Any = None  # the operations
 _backward: Any = None
-_torch: Any = None
-active = False  # set once the monitor has started
+_torch: Any = None  # None: the operations are not defined
+is_active = False  # set once the monitor has started (door.py)
 
 
 def prepare() -> None:
@@ -66,16 +66,16 @@ def tap(
     (autograd.Function.backward), with `grad_out` and the resulting `grad_query`. The call changes no tensor, keeps no
     reference and does not wait.
     """
-    direction, positions_first = _CAUSAL.get(causal), _LAYOUTS.get(layout)
-    if direction is None or positions_first is None:
+    alignment, positions_first = _CAUSAL.get(causal), _LAYOUTS.get(layout)
+    if alignment is None or positions_first is None:
         raise ValueError("tap: causal is False, True, 'top_left' or 'bottom_right'; layout is 'bhnd' or 'bnhd'")
     if _torch is None:
         return
     compiling = _torch.compiler.is_compiling()
-    if not compiling and not active:
+    if not compiling and not is_active:
         return
     name = f"{layer:03d}" if type(layer) is int else layer
-    rest = (scale, direction, positions_first, name)
+    rest = (scale, alignment, positions_first, name)
     if grad_out is None or grad_query is None:
         _call(compiling, _forward, (query, key, value, out, lse, mask, *rest))
     else:
@@ -83,7 +83,7 @@ def tap(
 
 
 def _call(compiling: bool, operation: Any, arguments: tuple[Any, ...]) -> None:
-    if compiling:
+    if compiling:  # an exception is the compiler's and must pass through
         operation(*arguments)
         return
     try:

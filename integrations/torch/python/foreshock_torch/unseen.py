@@ -1,4 +1,4 @@
-"""Detects attention implementations that no hook sees. Checked at the end of a few steps (LOOK_AT)."""
+"""Detects attention implementations that no hook sees. Called at the end of a few steps (UNSEEN_CHECK_TICKS)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import sys
 from typing import Any
 
 USED, IMPORTED = 1, 2  # FORESHOCK_UNSEEN_... of hook.h
-LOOK_AT = (2, 10, 100, 1000)  # steps of this process, counted from 1
+UNSEEN_CHECK_TICKS = (2, 10, 100, 1000)  # steps of this process, counted from 1
 
 
 def attention_unseen(modules: dict[str, Any] | None = None) -> list[tuple[str, int]]:
-    """(name, evidence) of the attention that no hook sees unless the training calls tap()."""
+    """(name, USED or IMPORTED) of attention that foreshock sees only by tap(). `modules`: sys.modules if None."""
     modules = sys.modules if modules is None else modules
     found = []
     flex = getattr(modules.get("torch._higher_order_ops.flex_attention"), "flex_attention", None)

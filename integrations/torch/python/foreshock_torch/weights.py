@@ -1,4 +1,8 @@
-"""Lists the tensors that the optimizers step for the core, and shows it those that are due, before and after a step."""
+"""Reports weight tensors to the core (libforeshock.so), which measures a few of them in each step.
+
+Lists all tensors that the optimizers step. In each step the core returns which of them are due; these are shown to it
+before and after the optimizer's work. One optimizer is the clock: its steps are the steps of the training.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +19,29 @@ from .signals import is_of_trainer, suppress_ours
 
 DIMS = 4  # as FORESHOCK_TENSOR_DIMS
 BEFORE, AFTER, ENDED = 0, 1, 2  # as FORESHOCK_BEFORE_STEP, _AFTER_STEP, _ENDED_STEP
-FLAT, PLACEMENT, PACE = 1, 2, 3  # as FORESHOCK_UNFOLLOWED_...
+# Why a tensor is not measured, as FORESHOCK_UNFOLLOWED_...: it consists of several parameters; the place of this rank's
+# part is unknown; its optimizer does not step once per step of the training.
+FLAT, PLACEMENT, PACE = 1, 2, 3
 
 
 class Weight(NamedTuple):
-    """This rank's part of a model tensor: `part` is its shape, `offset` its first index in the whole `shape`."""
+    """This rank's part of a model tensor."""
 
     name: str
-    layer: str
-    shape: tuple[int, ...]
-    offset: tuple[int, ...]
-    part: tuple[int, ...]
-    unfollowed: int = 0  # FLAT, PLACEMENT or PACE: why it cannot be measured; 0: it can
+    layer: str  # label; "": none
+    shape: tuple[int, ...]  # of the whole tensor
+    offset: tuple[int, ...]  # index in the whole tensor at which the part begins
+    part: tuple[int, ...]  # shape of the part
+    unfollowed: int = 0  # FLAT, PLACEMENT or PACE; 0: it is measured
 
 
 class Held(NamedTuple):
-    """Position of a parameter in its optimizer. A weak reference to the parameter would make torch.utils.swap_tensors
-    fail."""
+    """Position of a parameter in its optimizer; torch.utils.swap_tensors forbids a weak reference to the parameter."""
 
     optimizer: Any  # weak reference
     group: int  # index in param_groups
-    place: int  # index in the group's parameters
-    address: int  # of its TensorImpl
+    index: int  # in the group's parameters
+    address: int  # of its TensorImpl (tensor._cdata)
 
 
 NOWHERE = Held(lambda: None, 0, 0, 0)  # of a tensor that is listed but not measured
@@ -69,7 +74,7 @@ def is_flat(parameter: Any) -> bool:
 
 
 def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-    """(shape, offset, part); None if the offset is unknown."""
+    """(shape, offset, part) as in Weight; None if the offset is unknown."""
     shape, part = tuple(parameter.shape), tuple(local(parameter).shape)
     if not getattr(parameter, "placements", None):
         return folded(shape), (0,) * min(len(shape), DIMS), folded(part)
@@ -85,8 +90,8 @@ def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
 class Weights:
     """Keeps the list of tensors that the core has, and the numbers of those that are due in the current step.
 
-    `core` must have name_weights, weights_due and observe_weights. Methods that return an int return the nanoseconds
-    spent in the core.
+    `core`: class Core of core.py. A tensor's number is its index in the list. Methods that return an int return the
+    nanoseconds spent in the core.
     """
 
     def __init__(self, torch: Any, core: Any) -> None:
@@ -94,13 +99,13 @@ class Weights:
         self._core = core
         self._positions: list[Held] = []
         self._due: list[int] = []
-        self._is_due_now = False  # they are due in the step that the clock ends next
+        self._is_due_now = False  # self._due belongs to the step that the clock ends next, not to an earlier one
 
     def name(
         self,
         optimizers: list[Any],
         unfollowed: list[Any],
-        pieces: list[int],
+        temporary: list[int],
         named: dict[int, tuple[Named, Any]],
         labels: dict[str, str],
         replicas: Replicas,
@@ -108,12 +113,13 @@ class Weights:
         """Sends the list of tensors to the core. False: the core was busy, repeat the call at the next step.
 
         A parameter that several optimizers hold is listed once, with the first of them. `unfollowed`: optimizers whose
-        parameters are listed but not measured. `pieces`: addresses of parameters that an optimizer has in its groups
-        only during one of several calls per step (see Pieces); they are not measured either.
+        parameters are listed but not measured. `temporary`: addresses of parameters that an optimizer has in its groups
+        only during one of several calls per step (see SplitStep); they are not measured either. `named`: {address:
+        (name, parameter)} of the model. `labels`: {name: layer label}. `replicas` gives the prefixes of names.
         """
         order = {address: n for n, address in enumerate(named)}
         rows: dict[int, tuple[Weight, Held]] = {}
-        for address in pieces:
+        for address in temporary:
             rows[address] = self._unfollowed(1, f"parameters.{len(rows)}", FLAT), NOWHERE
         for optimizer in optimizers:
             reference = ref(optimizer)
@@ -129,11 +135,11 @@ class Weights:
         for parameter in (p for o in unfollowed for p in parameters_of(o) if p._cdata not in rows):
             rows[parameter._cdata] = self._unfollowed(parameter.numel(), f"parameters.{len(rows)}", PACE), NOWHERE
         # In the order of the model, so that the schedule does not depend on which optimizer holds a tensor.
-        there = sorted(rows, key=lambda address: order.get(address, len(order)))
-        followed = self._core.name_weights([rows[address][0] for address in there])
-        self._positions = [rows[address][1] for address in there] if followed > 0 else []
+        listed = sorted(rows, key=lambda address: order.get(address, len(order)))
+        measured = self._core.name_weights([rows[address][0] for address in listed])  # how many; -1: the core was busy
+        self._positions = [rows[address][1] for address in listed] if measured > 0 else []
         self._due = []
-        return followed >= 0
+        return measured >= 0
 
     @staticmethod
     def _place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
@@ -147,6 +153,7 @@ class Weights:
 
     @staticmethod
     def _unfollowed(elements: int, name: str, why: int) -> Weight:
+        """A tensor that is listed but not measured."""
         # The core derives the step at which a tensor is due from the sizes of the tensors before it. Sizes must
         # therefore be the same on all ranks. The size of a flat parameter differs between ranks, so it counts as 1.
         size = (1 if why == FLAT else elements,)
@@ -162,8 +169,8 @@ class Weights:
         self._due = []
 
     def end_step(self) -> None:
-        """Call it when the clock ends a step. Forgets the numbers of an earlier step, since a quiet step does not
-        replace them."""
+        """Call it when the clock ends a step. If due() was not called in this step (a quiet step, see quiet_steps.h),
+        the numbers are those of an earlier step and are forgotten."""
         if not self._is_due_now:
             self._due = []
         self._is_due_now = False
@@ -173,7 +180,7 @@ class Weights:
         """Whether any tensor is measured."""
         return bool(self._positions)
 
-    def due_are(self, due: list[int], optimizer: Any) -> int:
+    def before_with(self, due: list[int], optimizer: Any) -> int:
         """Does the work of due() and before() with numbers that the core has already returned."""
         self._due = due
         self._is_due_now = True
@@ -184,8 +191,8 @@ class Weights:
         return bool(self._due)
 
     def before(self, optimizer: Any, ended: int = 0) -> int:
-        """Shows the due tensors that `optimizer` is about to step. `ended`: ENDED if the clock has already reported the
-        step, else 0."""
+        """Shows the due tensors that `optimizer` is about to step to the core. `ended`: ENDED if the clock has already
+        reported the step, else 0."""
         return self._observe(self._due_of(optimizer), BEFORE | ended)
 
     def after(self, optimizer: Any, ended: int = 0) -> int:
@@ -203,7 +210,7 @@ class Weights:
         return self._core.observe_weights(rows, when) if rows else 0
 
     def _row_or_none(self, number: int) -> tuple[int, list[int | None], Numbers] | None:
-        """The state of one tensor; None if it is no longer in its place, or if reading a custom optimizer failed."""
+        """(number, addresses, numbers), see _state_of(). None also if reading a custom optimizer failed."""
         try:
             return self._state_of(number)
         except Exception as error:
@@ -212,6 +219,7 @@ class Weights:
             return None
 
     def _state_of(self, number: int) -> tuple[int, list[int | None], Numbers] | None:
+        """(number, addresses of parameter, gradient and both moments, numbers); None: the optimizer has changed."""
         held = self._positions[number]
         optimizer = held.optimizer()
         of = groups(optimizer)
@@ -219,26 +227,25 @@ class Weights:
             return None
         group = of[held.group]
         members = parameters_in(group)
-        if held.place >= len(members) or members[held.place]._cdata != held.address:
+        if held.index >= len(members) or members[held.index]._cdata != held.address:
             return None
-        parameter = members[held.place]
+        parameter = members[held.index]
         state = state_of(optimizer, parameter)
+        # If the second moment also contains the decay, it is not shown, since it is not that of the gradient.
         square = None if self._adds_decay(optimizer, group) else state.get("exp_avg_sq")
         tensors = (parameter, parameter.grad, state.get("exp_avg"), square)
         addresses = [local(t)._cdata if isinstance(t, self._torch.Tensor) else None for t in tensors]
         return number, addresses, self._numbers(group, state)
 
     def _adds_decay(self, optimizer: Any, group: dict[str, Any]) -> bool:
-        """Whether weight decay is part of the second moment (exp_avg_sq): Adam adds the decay to the gradient, AdamW
-        does not."""
+        """Whether weight decay is part of the second moment (exp_avg_sq), as in Adam but not in AdamW."""
         optim = self._torch.optim
-        coupled = isinstance(optimizer, (optim.Adam, optim.NAdam, optim.RAdam)) and not isinstance(
-            optimizer, optim.AdamW
-        )
+        is_adam = isinstance(optimizer, (optim.Adam, optim.NAdam, optim.RAdam))
+        adds_by_default = is_adam and not isinstance(optimizer, optim.AdamW)
         given = group.get("weight_decay")
         decay = on_cpu(self._torch, given)
-        is_there = decay != 0 if decay is not None else given is not None  # on a device it is unknown: assume not 0
-        return is_there and not group.get("decoupled_weight_decay", not coupled)
+        has_decay = decay != 0 if decay is not None else given is not None  # on a device it is unknown: assume not 0
+        return has_decay and not group.get("decoupled_weight_decay", not adds_by_default)
 
     def _numbers(self, group: dict[str, Any], state: dict[str, Any]) -> Numbers:
         betas = group.get("betas")
