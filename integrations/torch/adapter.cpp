@@ -16,8 +16,7 @@
 namespace foreshock::adapter {
 namespace {
 
-// In processes without Python, attention operations that are registered later are hooked at the next call of
-// detach, which is called very often.
+// detach is called often. In processes without Python, it hooks the attention operations that arrive later.
 at::Tensor detach_and_hook_arrived(c10::DispatchKeySet keys, const at::Tensor& self) {
   LateOps::hook_arrived();
   return hooked_detach(keys, self);
@@ -103,9 +102,8 @@ FORESHOCK_EXPORT uint64_t foreshock_adapter_backwards(void) {
 }
 
 // Reports the gradients; call it before the optimizer's work. `parameters`: `count` TensorImpl addresses
-// (parameter._cdata) of all tensors that the optimizer steps; count 0: no gradients. See
-// GradientReport::publish for the other arguments. Returns the nanoseconds spent inside the core, which
-// counts them itself.
+// (parameter._cdata) of all tensors that the optimizer steps; count 0: no gradients. For the other arguments
+// see GradientReport::publish. Returns the nanoseconds inside the core, which counts them itself.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* parameters, size_t count,
                                                         double inverse_scale, uint32_t copies,
                                                         uint32_t may_be_written_untracked) {

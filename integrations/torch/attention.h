@@ -1,7 +1,6 @@
 // Hooks attention operations of torch and other packages: finds the arguments of a call, describes the call
 // in the form of foreshock_attention_call (hook.h), and passes it to the core (libforeshock.so). Arguments
-// are found by name, since their positions change between versions. Packages use different names for an
-// argument, so several are tried.
+// are found by name, since positions change between versions; several names are tried, one per package.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_H_
 
@@ -29,8 +28,7 @@ enum class Order {
   kAsSaid           // given by an argument of the operation
 };
 
-// A causal mask with unspecified alignment. Such a call is described only if it has as many queries as keys,
-// because all alignments are then the same.
+// A causal mask with unspecified alignment; described only with as many queries as keys, where all are equal.
 inline constexpr int32_t kSquareOnly = -1;
 
 // The meaning of an operation's arguments and results that their names do not show. For all operations:
@@ -144,8 +142,7 @@ class AttentionArguments {
     in.sequences_k = offsets(sequences_k_);
     in.longest_q = integer_or(argument_at(stack, longest_q_), 0);
     in.longest_k = integer_or(argument_at(stack, longest_k_), 0);
-    // The arguments have the results of a forward pass only in three cases: of a backward operation; of
-    // foreshock::tap, which reports a call that has already happened; and of fills_out.
+    // foreshock::tap reports a call that has already happened, so its arguments include the results.
     const bool is_tap = semantics_.order == Order::kAsSaid;  // only foreshock::tap has this order
     if (backward_ || is_tap || semantics_.fills_out) in.out = tensor(out_);
     if (backward_ || is_tap) in.log_sum_exp = tensor(log_sum_exp_);
@@ -174,9 +171,8 @@ class AttentionArguments {
 
   std::vector<int> indices_of(std::initializer_list<const char*> names) const {
     std::vector<int> found;
-    for (const char* name : names) {
+    for (const char* name : names)
       if (const int index = argument_index(*schema_, name); index >= 0) found.push_back(index);
-    }
     return found;
   }
 
@@ -213,8 +209,7 @@ class AttentionArguments {
   const std::vector<int> masked_, stored_;
 };
 
-// The AttentionArguments of an operation, made at its first call and again if its schema is replaced. Any
-// thread; never waits.
+// The AttentionArguments of an operation, made at its first call and if its schema is replaced. Any thread.
 class LazyArguments {
  public:
   LazyArguments(const Semantics& semantics, bool backward) : semantics_(semantics), backward_(backward) {}
@@ -286,8 +281,8 @@ inline foreshock_tensor packed_view(const at::Tensor& packed) {
   return view;
 }
 
-// Fills in the offsets of a packed call: sequence s has the positions from offset s up to offset s + 1. False
-// if they are invalid or not on the device of the tensors. call->query and call->key must be set.
+// Fills in the offsets of a packed call, after query and key: sequence s has the positions from offset s up
+// to offset s + 1. False if they are invalid or not on the device of the tensors.
 inline bool describe_offsets(const AttentionInputs& in, foreshock_attention_call* call) {
   const at::Tensor &q = in.sequences_q, &k = in.sequences_k.defined() ? in.sequences_k : in.sequences_q;
   for (const at::Tensor& offsets : {q, k}) {
@@ -322,8 +317,7 @@ inline foreshock_tensor without_padding(foreshock_tensor log_sum_exp, int64_t qu
   return log_sum_exp;
 }
 
-// Fills in call->causal from the causal mask and the window of the call. The tensors and offsets must be set.
-// Returns kDescribed or FORESHOCK_SKIP_MASK.
+// Fills in call->causal, after the tensors and offsets. Returns kDescribed or FORESHOCK_SKIP_MASK.
 inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_call* call) {
   // For packed sequences the upper bounds of their lengths are used.
   const bool is_packed = call->query_offsets != nullptr;
@@ -412,13 +406,11 @@ inline uint32_t describe_call(const AttentionInputs& in, const Semantics& semant
   return describe_causal(in, call);
 }
 
-// The rest of this file is the kernel at BackendSelect (see dispatch.h) of every attention operation.
-// AttentionHook checks a call, passes it on to torch's own kernel and reports it. A call that is not sampled
-// costs a few loads and one call into the core. The hook itself never throws; exceptions of the operation
-// pass through.
+// The rest of this file is the kernel at BackendSelect (see dispatch.h) of every attention operation. It
+// passes a call on to torch's own kernel and reports it. A call that is not sampled costs a few loads and one
+// call into the core. The hook itself never throws; exceptions of the operation pass through.
 
-// Nesting depth of attention operations. Only the outermost one is counted; the operations that it calls are
-// its parts.
+// Nesting depth of attention operations. Only the outermost is counted; the operations inside are its parts.
 inline thread_local int attention_depth = 0;
 
 // Calls on real data since the process started, forward and backward.
@@ -434,8 +426,7 @@ struct AttentionDepth {
 
 // Reports a call that is about to happen. True: the call is sampled, so the caller must end it with
 // foreshock_attention_leave or _skip. `operation`: its number from foreshock_register_op. `in_function`: the
-// call is made inside an autograd.Function, where gradient mode is always off, so only the query shows
-// whether it needs gradients.
+// call is inside an autograd.Function, where gradient mode is always off, so only the query's flag counts.
 inline bool enter_attention(int32_t operation, bool backward, const at::Tensor& query,
                             bool in_function = false) noexcept {
   attention_calls[backward].fetch_add(1, std::memory_order_relaxed);
@@ -447,8 +438,7 @@ inline bool enter_attention(int32_t operation, bool backward, const at::Tensor& 
   } else if (query.requires_grad() && (in_function || c10::GradMode::is_enabled())) {
     flags |= FORESHOCK_NEEDS_GRADIENT;
   }
-  // Detects the end of a step if the training does not report its steps (clock.h). Must come before this call
-  // is counted, which belongs to the next step.
+  // May detect the end of a step (clock.h). Must come first, because this call belongs to the next step.
   if (!in_backward) ParameterClock::instance().observe(query);
   return foreshock_attention_enter(operation, flags) != 0;
 }
@@ -490,7 +480,6 @@ class AttentionHook final : public c10::OperatorKernel {
     torch::jit::drop(*stack, static_cast<size_t>(arguments.arguments()));
   }
 
-  // AttentionArguments::keep(), with the time that it takes.
   static AttentionInputs keep(const AttentionArguments& arguments, const Stack& stack) {
     const uint64_t begin = now_ns();
     AttentionInputs inputs = arguments.keep(stack);

@@ -1,8 +1,8 @@
 // Lists the attention operations that are hooked, and hooks each once its schema is registered. These are
 // torch's fused operations, and custom operations of other packages, which may be imported later or never.
 // Composite operations (scaled_dot_product_attention itself, the math path) are not hooked here: torch splits
-// them up before BackendSelect, the dispatch key of our hooks, and a kernel at a higher key (autograd's)
-// would remove the gradients from compiled graphs.
+// them up above BackendSelect, the key of our hooks, and a kernel at an autograd key would remove the
+// gradients from compiled graphs.
 //
 // A kernel could be registered before the schema, but torch lists such kernels as dangling
 // (torch._C._dispatch_find_dangling_impls). The dispatcher reports a new schema while it holds its own mutex,
@@ -38,8 +38,8 @@ inline constexpr Semantics kSdpaFlash{Order::kHeadsFirst, FORESHOCK_CAUSAL_BOTTO
 inline constexpr Semantics kSdpaEfficient = kUpperLeft;
 
 // aten/src/ATen/native/cudnn/MHA.cpp calls SDPA_attributes::set_causal_mask, which aligns at the top left
-// (documentation of cudnn-frontend). Calls with packed sequences are not described, since cuDNN's log-sum-exp
-// then has a layout of its own.
+// (documentation of cudnn-frontend). Packed sequences are not described: their log-sum-exp has its own
+// layout.
 inline constexpr Semantics kCudnn = kUpperLeft;
 
 // Used by devices of other vendors; the alignment of the causal mask is unknown.
@@ -52,16 +52,14 @@ inline constexpr Semantics kFlash{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTO
 inline constexpr Semantics kFlashInplace{Order::kPositionsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT,
                                          /*packs=*/true, /*in_function=*/true, /*fills_out=*/true};
 
-// This operation's argument custom_mask_type gives the alignment (CustomMaskType in sdp_utils_cpp.h); its
-// numbers equal FORESHOCK_CAUSAL_.... The layout of a bias is that of get_bias_4d_view() in
-// mem_eff_attention/pytorch_utils.h.
+// The argument custom_mask_type gives the alignment (CustomMaskType in sdp_utils_cpp.h), in the numbers of
+// FORESHOCK_CAUSAL_.... A bias has the layout of get_bias_4d_view() in mem_eff_attention/pytorch_utils.h.
 inline constexpr Semantics kEfficient{Order::kPositionsFirst, FORESHOCK_CAUSAL_TOP_LEFT, /*packs=*/true,
                                       /*in_function=*/true,   /*fills_out=*/false,       /*flat_bias=*/true};
 static_assert(FORESHOCK_CAUSAL_NONE == 0 && FORESHOCK_CAUSAL_TOP_LEFT == 1 &&
               FORESHOCK_CAUSAL_BOTTOM_RIGHT == 2);
 
-// foreshock::tap, with which a training reports attention that cannot be hooked. Its arguments give the order
-// of dimensions and the alignment.
+// foreshock::tap reports attention that cannot be hooked. Its arguments give the order and the alignment.
 inline constexpr Semantics kTap{Order::kAsSaid, kSquareOnly};
 
 inline constexpr uint32_t kForward = FORESHOCK_FORWARD, kBackward = FORESHOCK_BACKWARD;
@@ -181,29 +179,25 @@ class LateOps final : public c10::OpRegistrationListener {
 
 // Whether an argument with one of the two names is a tensor.
 inline bool has_tensor(const c10::FunctionSchema& schema, const char* name, const char* other) {
-  for (const c10::Argument& argument : schema.arguments()) {
+  for (const c10::Argument& argument : schema.arguments())
     if ((argument.name() == name || argument.name() == other) &&
         argument.type()->kind() == c10::TypeKind::TensorType)
       return true;
-  }
   return false;
 }
 
-// Whether the operation is in the table or in one of torch's namespaces. Attention in those namespaces calls
-// operations of the table.
+// Whether the operation is in the table, or in a namespace of torch, where attention calls those of the
+// table.
 inline bool is_known_op(const c10::OperatorName& op) {
-  for (const char* space : {"aten::", "prims::", "foreshock::", "torch_attn::", "inductor::", "onnx::"}) {
+  for (const char* space : {"aten::", "prims::", "foreshock::", "torch_attn::", "inductor::", "onnx::"})
     if (op.name.rfind(space, 0) == 0) return true;
-  }
-  for (const AttentionOp& known : kAttentionOps) {
+  for (const AttentionOp& known : kAttentionOps)
     if (op.name == std::string(known.space) + "::" + known.name) return true;
-  }
   return false;
 }
 
 // Reports the names of unknown operations whose arguments look like attention. torch calls it when an
-// operation is registered, while it holds the dispatcher's mutex. The callback only reads the schema and
-// notes the name.
+// operation is registered, while it holds the dispatcher's mutex, so it only reads the schema.
 class UnhookedOps final : public c10::OpRegistrationListener {
  public:
   void onOperatorRegistered(const c10::OperatorHandle& op) override {

@@ -1,14 +1,12 @@
 // Hooks attention that bypasses the fused operations: the math path, and calls through torch's C shim.
 //
 // scaled_dot_product_attention takes the math path if no fused kernel supports the call (dropout on a CPU,
-// masks that need gradients, three dimensions, fp64 on a GPU). The path consists of ordinary operations. Only
-// _safe_softmax, which it calls once per forward pass, is called by nothing else. So a hook there counts the
-// forward passes at no cost for other operations. Backward passes, and forward passes inside a compiled
-// graph, cannot be counted.
+// masks that need gradients, three dimensions, fp64 on a GPU). It consists of ordinary operations, except
+// _safe_softmax, which only it calls, once per forward pass. So a hook there counts the forward passes at no
+// cost for others. Backward passes, and forward passes inside a compiled graph, cannot be counted.
 //
 // Sampling needs query, key, value and output together, which only torch's RecordFunction sees. Its callbacks
-// cost every operation 0.25 to 0.4 us, so they are active only with --math-path, and only during sampled
-// steps.
+// cost every operation 0.25 to 0.4 us, so they are active only with --math-path and during sampled steps.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_PATHS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_PATHS_H_
 
@@ -50,8 +48,7 @@ class SafeSoftmaxHook final : public c10::OperatorKernel {
 class MathWindow {
  public:
   // Call it once, at set-up. Adds the callbacks if `foreshock run --math-path` is on. They are never removed,
-  // only disabled, since removing is not safe while other threads run. `number`: the operation's number from
-  // foreshock_register_op.
+  // only disabled, since removing is not safe while other threads run. `number`: from foreshock_register_op.
   static void prepare(int32_t number) {
     const char* asked = std::getenv("FORESHOCK_MATH_PATH");
     const bool on = asked && (!std::strcmp(asked, "on") || !std::strcmp(asked, "1") ||
@@ -82,8 +79,7 @@ class MathWindow {
     AttentionInputs inputs;
   };
 
-  // torch calls it before every operation. The result is passed to on_end() after the operation; null: the
-  // operation is not the math path.
+  // torch calls it before every operation and passes the result to on_end(). Null: it is not the math path.
   static std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& function) noexcept try {
     constexpr size_t kPrefix = 6;  // length of "aten::"
     if (attention_depth != 0 || std::strncmp(function.name(), "aten::_scaled", 13) != 0 ||
@@ -122,7 +118,7 @@ class MathWindow {
   static inline int32_t number_ = -1;
   static inline const AttentionArguments* arguments_ = nullptr;  // null: --math-path is off
   static inline at::CallbackHandle handle_ = 0;
-  static inline std::atomic<bool> is_enabled_{false};  // the callbacks are
+  static inline std::atomic<bool> is_enabled_{false};
 };
 
 // An operation that is called through torch's C shim (AOTInductor, cpp_wrapper). libforeshock.so interposes
@@ -173,8 +169,7 @@ inline bool describe_shim(const foreshock_shim_call& given, foreshock_attention_
   return call->query.data && call->key.data && call->value.data;
 }
 
-// Call it before the shim function, and shim_ended() after it in every case. Returns whether the call is
-// sampled.
+// Call it before the shim function, and shim_ended() after it in every case. Returns whether it is sampled.
 inline int shim_begins(const foreshock_shim_call& given) noexcept {
   const ShimRow& row = shim_rows[given.number];
   const at::Tensor& query = tensor_of(given.query);

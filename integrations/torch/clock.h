@@ -125,8 +125,7 @@ class WatchedNumbers {
  private:
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-  // A tensor, identified by its memory. The weak reference keeps the address of the storage from being
-  // reused.
+  // A tensor, identified by its memory. The weak reference keeps the storage's address from being reused.
   struct Watched {
     WeakStorage storage{c10::intrusive_ptr<c10::StorageImpl>()};
     int64_t offset = 0;
@@ -178,9 +177,8 @@ inline at::Scalar local_scalar(c10::DispatchKeySet keys, const at::Tensor& self)
 }
 
 // Collects the cross-entropies with reduction "sum" of a forward pass. Several may be pieces of one loss, so
-// they are reported together when the backward pass begins. (An evaluation has no backward pass, so its sums
-// are never reported.) One object for each thread, since one thread calls both passes. No lock, no
-// allocation, no wait.
+// they are reported together when the backward pass begins; an evaluation has none, so its sums are never
+// reported. One object for each thread, since one thread calls both passes. No lock, no allocation, no wait.
 class SummedLoss {
  public:
   // `weight`: the total weight of the targets in `sum`.
@@ -256,9 +254,9 @@ class TrainingClock {
     foreshock_observe_loss(loss, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
-  // As on_root(), for a root on a device. Without any cross-entropy (dropped sums included), a root that is
-  // or may be scaled is kept until the scaler divides the gradients by the scale, and on_unscale() reports it
-  // divided too.
+  // As on_root(), for a root on a device. If there are no cross-entropies (dropped ones included), a root
+  // that is or may be scaled is kept; on_unscale() reports it when the scaler divides the gradients by the
+  // scale.
   void on_root_on_device(const at::Tensor& loss, bool is_product, double divisor) noexcept {
     root_count_.fetch_add(1, std::memory_order_relaxed);
     uint64_t number = watched_numbers().number_of(loss);
@@ -348,13 +346,12 @@ class TrainingClock {
 
   std::atomic<uint64_t> epoch_{1};      // changes whenever a backward pass begins
   std::atomic<uint64_t> backwards_{0};  // backward passes since the last step; may count one pass twice
-  // Roots since the last step. This is the exact number of backward passes if the trainer calls backward() on
-  // a scalar.
+  // Roots since the last step: the exact number of backward passes if the trainer calls backward() on a
+  // scalar.
   std::atomic<uint32_t> root_count_{0};
   std::atomic<int> last_task_{-1};  // the graph task of the last attention operation in a backward pass
   static constexpr uint32_t kMostScaled = 256;
-  // The core's numbers of this step's roots that are or may be scaled. Written by the thread that calls
-  // backward().
+  // The core's numbers of the kept roots of this step. Written by the thread that calls backward().
   uint64_t scaled_root_[kMostScaled] = {};
   std::atomic<uint32_t> scaled_count_{0};  // their count; may exceed kMostScaled
   std::atomic<bool> has_scaler_{false};    // there is a gradient scaler
@@ -364,9 +361,8 @@ class TrainingClock {
 inline constinit TrainingClock the_training_clock;
 inline TrainingClock& training_clock() { return the_training_clock; }
 
-// Hooks nll_loss_forward and its 2-D variant. Whether the loss needs gradients is read from the input,
-// because below autograd an output never needs them. The second output is the total weight of the targets
-// that are not ignored.
+// Hooks nll_loss_forward and its 2-D variant. Whether the loss needs gradients is read from the input, since
+// below autograd an output never needs them. The second output is the total weight of the targets that count.
 class LossHook final : public c10::OperatorKernel {
  public:
   explicit LossHook(const c10::FunctionSchema& schema)
@@ -420,8 +416,8 @@ inline double divisor_of(const torch::autograd::Node* node) noexcept try {
   return 0;
 }
 
-// Hooks ones_like of a scalar with a history, outside any backward pass: this is how backward() makes its
-// first gradient.
+// Hooks ones_like of a scalar with a history, outside backward passes: so backward() makes its first
+// gradient.
 class RootHook final : public c10::OperatorKernel {
  public:
   explicit RootHook(const c10::FunctionSchema& schema)
@@ -480,9 +476,8 @@ class ScalerHook final : public c10::OperatorKernel {
   const int arguments_, found_;
 };
 
-// Detects steps for which the helper gets no optimizer hook: in C++ trainers, in a Python that does not load
-// the helper (python -I), and in updates without an optimizer. Any thread; a call is dropped if another
-// thread holds the clock.
+// Detects steps for which the Python helper gets no optimizer hook: in C++ trainers, without the helper
+// (python -I), and without an optimizer. Any thread; a call is dropped if another thread holds the clock.
 //
 // Optimizers write their parameters in place, which changes the version of the tensor. So the clock follows
 // the weight from which the first attention query was computed. A step has ended if, after a backward pass,
@@ -490,9 +485,8 @@ class ScalerHook final : public c10::OperatorKernel {
 // SGD writes through data(), which changes no version; for a weight on the CPU some of the values are
 // compared too. A step that changes none of these is missed. The absolute number of a step is unknown.
 //
-// The clock has a weak reference to the weight's storage and shares its version counter, so that the last
-// step can be detected after the model was destroyed. A weak reference to the weight itself would make
-// torch.utils.swap_tensors fail.
+// The clock has a weak reference to the weight's storage and shares its version counter, to detect the last
+// step after the model was destroyed. torch.utils.swap_tensors forbids weak references to the weight itself.
 class ParameterClock {
  public:
   // Call it once.

@@ -35,8 +35,8 @@ inline bool goes_to_device(c10::DispatchKeySet below) {
   return next == c10::DispatchKey::CPU || next == c10::DispatchKey::CUDA;
 }
 
-// Whether the tensor has data. A tensor subclass whose mode is switched off for this call (a fake tensor
-// inside its own mode) has none.
+// Whether the tensor has data. A subclass whose mode is off for this call (a fake tensor in its mode) has
+// none.
 inline bool has_data(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::Functionalize});
   return tensor.defined() && !tensor.key_set().has_any(kWrapped) && tensor.has_storage();
@@ -94,8 +94,7 @@ inline const at::Tensor& tensor_or_undefined(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : *undefined;
 }
 
-// Registers `Kernel(schema, extra...)` at BackendSelect of an aten operation. False if this torch has no such
-// operation.
+// Registers `Kernel(schema, extra...)` at BackendSelect of an aten operation. False: torch does not have it.
 template <typename Kernel, typename... Extra>
 bool hook_op(torch::Library& library, const std::string& name, const std::string& overload,
              Extra&&... extra) {
@@ -107,8 +106,7 @@ bool hook_op(torch::Library& library, const std::string& name, const std::string
   return true;
 }
 
-// A try-lock: is_mine is false if another thread holds `busy`; the caller must then skip its work. Hooks
-// never wait.
+// A try-lock, since hooks never wait: is_mine is false if another thread has it; then skip the work.
 class TryGuard {
  public:
   explicit TryGuard(std::atomic_flag& busy) noexcept
@@ -141,8 +139,7 @@ inline StorageRange storage_range_of(const c10::TensorImpl& tensor) {
 }
 
 // Remembers a tensor by its storage. The weak reference to the storage does not keep the values in memory,
-// but keeps the address from being reused. A weak reference to the tensor would make torch.utils.swap_tensors
-// (Module.to, load_state_dict) fail.
+// but keeps the address from being reused. torch.utils.swap_tensors forbids weak references to the tensor.
 class StorageMark {
  public:
   explicit StorageMark(const c10::TensorImpl& tensor)

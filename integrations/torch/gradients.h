@@ -29,9 +29,9 @@ namespace foreshock::adapter {
 // physical memory only for the pages in use.
 inline constexpr size_t kMostMarks = 65536;
 
-// Notes the norms that the training has computed since the last backward pass began, which changes
-// TrainingClock::epoch(). Any thread; a call is dropped if another thread holds the object, and the norms of
-// this backward pass are then incomplete.
+// Notes the norms that the training has computed since the last backward pass began, that is, since
+// TrainingClock::epoch() changed. Any thread; if another thread holds the object, a call is dropped and the
+// norms are then incomplete.
 class GradientNorms {
  public:
   // Notes one norm. Only the first norm of a tensor in one backward pass is used, since later ones may be
@@ -46,8 +46,7 @@ class GradientNorms {
   void note_clipped(const at::Tensor& tensor) noexcept { add(tensor, {.is_norm = false}); }
 
   // A gradient scaler multiplies these gradients by `inverse_scale` after their norms were computed, so the
-  // noted norms are multiplied too. If the scale (empty then) or a norm is on a device, the norm becomes
-  // unknown.
+  // norms are multiplied too. If the scale (empty then) or a norm is on a device, the norm becomes unknown.
   void unscale(const c10::List<at::Tensor>& tensors, const std::optional<double>& inverse_scale) noexcept {
     const TryGuard turn(busy_);
     if (!owns(turn)) return;
@@ -60,8 +59,7 @@ class GradientNorms {
     }
   }
 
-  // kNone: no norm of the tensors was noted. kAll: a usable norm of each tensor was noted. kSome: neither, or
-  // a norm may have been dropped.
+  // kNone: no norm of the tensors was noted. kAll: a usable norm of each was noted. kSome: anything else.
   enum class Found { kNone, kSome, kAll };
 
   // For each tensor i with a norm noted in this backward pass: fills in squares[i], the square of the norm
@@ -85,9 +83,9 @@ class GradientNorms {
     return found == tensors.size() && unusable == 0 ? Found::kAll : Found::kSome;
   }
 
-  // Whether the training may have copied the gradients in order to clip them. Sign of it: a norm was noted of
-  // a tensor that is not a parameter and is as large as one gradient or as all together. `parameters`
-  // must be sorted. Call it if match() found no norm of the gradients themselves.
+  // Whether the training may have clipped copies of the gradients: whether a norm was noted of a tensor that
+  // is not a parameter and is as large as one gradient or as all together. `parameters` must be sorted. Call
+  // it if match() found no norm of the gradients themselves.
   bool may_be_of_copies(const std::vector<const c10::TensorImpl*>& gradients,
                         const std::vector<StorageRange>& parameters) {
     const TryGuard turn(busy_);
@@ -167,8 +165,7 @@ class GradientNorms {
     epoch_ = training_clock().epoch();
   }
 
-  // Whether this thread holds the object. If not, the caller must return, and since a norm may be dropped by
-  // that, the list is marked incomplete so that it is not reported.
+  // Whether this thread holds the object. If not, the caller must return, and the norms become incomplete.
   bool owns(const TryGuard& turn) noexcept {
     if (!turn.is_mine) is_incomplete_ = true;
     return turn.is_mine;
@@ -199,9 +196,8 @@ class NormHook final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
     if (!goes_to_device(below) || in_backward_pass() || in_list ||
-        !peek(*stack, arguments_, dimension_).isNone()) {
+        !peek(*stack, arguments_, dimension_).isNone())
       return op.redispatchBoxed(below, stack);
-    }
     const c10::IValue self = peek(*stack, arguments_, self_);  // a copy: the operation pops its arguments
     const c10::IValue& order = peek(*stack, arguments_, order_);
     const bool euclidean =
@@ -273,10 +269,9 @@ class UnscaleHook final : public c10::OperatorKernel {
   const int arguments_, self_, found_, inverse_;
 };
 
-// Remembers the gradients that backward passes have left in the parameters since the last step, to
-// distinguish them from gradients that the training has assigned (`p.grad = f(p.grad)`). Both may have the
-// same version (torch's count of in-place writes). Any thread; a call is dropped if another thread holds the
-// object.
+// Remembers the gradients that backward passes have left in the parameters since the last step. Gradients
+// that the training has assigned (`p.grad = f(p.grad)`) may have the same version (torch's count of in-place
+// writes). Any thread; a call is dropped if another thread holds the object.
 class EngineGradients {
  public:
   void note(const at::Tensor& gradient) noexcept try {
@@ -349,8 +344,7 @@ inline void note_clipped(const at::Tensor& tensor) noexcept {
   if (has_data(tensor) && !tensor.requires_grad()) gradient_norms().note_clipped(tensor);
 }
 
-// Hooks the clamping operations of clip_grad_value_ and similar functions, except clamp_ with numbers, which
-// hooked_clamp() hooks.
+// Hooks the clamping operations of clip_grad_value_ and similar functions, except clamp_ with numbers.
 class ClipHook final : public c10::OperatorKernel {
  public:
   explicit ClipHook(const c10::FunctionSchema& schema)
@@ -395,16 +389,14 @@ inline void hook_clipping(torch::Library& aten) {
 }
 
 // Reports the gradients of one step just before the optimizer uses them. Any thread; a call is dropped if
-// another thread holds the object. (The Python helper calls it with the interpreter lock held.) The version
-// of a tensor, which torch increments at every in-place write, shows whether anything but backward passes has
-// written the gradients.
+// another thread holds the object. The version of a tensor, which torch increments at every in-place write,
+// shows whether anything but backward passes has written the gradients.
 class GradientReport {
  public:
   // Reports the norms if the training has computed all of them; else, in a sampled step, the values, if only
   // backward passes have written them. `parameters`: addresses of live TensorImpls. `inverse_scale`: the
   // factor by which the optimizer itself multiplies gradients. `copies`: how often per step the averaging
-  // over ranks writes into each gradient. `may_be_written_untracked`: kernels that increment no version may
-  // have clipped the gradients.
+  // over ranks writes into each gradient. `may_be_written_untracked`: by kernels that increment no version.
   void publish(const void* const* parameters, size_t count, double inverse_scale, uint32_t copies,
                bool may_be_written_untracked) {
     const TryGuard turn(busy_);
@@ -496,10 +488,9 @@ class GradientReport {
   // since the last step. If so, n passes give a new gradient the version n - 1 + copies, and add 1 (zeroing)
   // + n + copies to the version of a kept one. If the gradient with the lowest version has neither, the
   // training has clipped in a way that no hook saw. A gradient with the version of a new one must also have
-  // been left by a backward pass, not assigned by the training.
-  // The operation of a gradient scaler increments no version: it returns nothing and is not a _foreach_
-  // operation, and for such operations torch's code generator writes no increment
-  // (gen_inplace_or_view_type.py). Not detected: writes through `.data` or NumPy that ClipHook does not see.
+  // been left by a backward pass, not assigned by the training. The operation of a gradient scaler does not
+  // count, since torch generates no increment for it (gen_inplace_or_view_type.py). Not detected: writes
+  // through `.data` or NumPy that ClipHook does not see.
   bool is_untouched(uint32_t copies) const noexcept {
     const uint32_t passes = training_clock().roots();
     if (passes == 0) return false;

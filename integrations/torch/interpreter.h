@@ -9,9 +9,8 @@
 namespace foreshock::adapter {
 
 // An exception that left a callback. Python would print and drop it. Our callbacks let through only
-// exceptions of the trainer, raised by one of its signal handlers (time limit, Ctrl-C) while the main thread
-// ran the callback. The exception is kept, and a pending call raises it when the main thread is back in the
-// trainer's code.
+// exceptions of the trainer, raised by one of its signal handlers (time limit, Ctrl-C) during the callback in
+// the main thread. A pending call raises the exception when the main thread is back in the trainer's code.
 struct KeptException {
   void *type = nullptr, *value = nullptr, *trace = nullptr;
 };

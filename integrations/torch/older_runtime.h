@@ -1,6 +1,5 @@
 // Defines symbols that older C++ runtimes and C libraries lack, so that an adapter loads with old and new
-// ones. They are weak: a compiler that links its C++ runtime statically brings definitions of its own. Only
-// adapter.cpp includes this file.
+// ones. They are weak: a compiler that links its C++ runtime statically brings definitions of its own.
 #pragma once
 
 #include <new>
@@ -9,15 +8,13 @@
 
 #define FORESHOCK_OWN_SYMBOL __attribute__((weak, visibility("hidden")))
 
-// shared_ptr reads this variable to avoid atomics; it is new in glibc 2.32. The value 0 means that there are
-// threads, which is always correct.
+// shared_ptr reads it to avoid atomics; new in glibc 2.32. 0: there may be threads, which is always correct.
 extern "C" {
 FORESHOCK_OWN_SYMBOL char __libc_single_threaded = 0;
 }
 
-// Containers call this function if they are asked for too many elements; it is new in the C++ runtime of
-// GCC 11. The adapter needs it with torch versions that do not bring their own instantiation (2.6 with the
-// old string ABI).
+// Called for a container with too many elements; new in the C++ runtime of GCC 11. The adapter needs it with
+// torch versions that do not bring their own instantiation (2.6 with the old string ABI).
 extern "C" [[noreturn]] FORESHOCK_OWN_SYMBOL void _ZSt28__throw_bad_array_new_lengthv() {
   throw std::bad_array_new_length();
 }

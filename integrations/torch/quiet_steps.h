@@ -1,9 +1,8 @@
 // Handles the optimizer hooks of quiet steps in C++, because the Python code for them would cost more time. A
 // step is quiet if the core samples no attention call in it, and if the helper (the Python package
 // foreshock_torch) already has all optimizers and the names of their tensors. In all other steps the helper's
-// clock.py handles the hooks. The helper also allows quiet steps, and later reads how many there were.
-// One optimizer is the clock: each of its steps ends a training step (a tick). All functions need the
-// interpreter lock.
+// clock.py handles the hooks. The helper also allows quiet steps, and later reads how many there were. One
+// optimizer is the clock: its steps are the training steps (ticks). All functions need the interpreter lock.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 
@@ -61,9 +60,8 @@ class QuietSteps {
     return *steps;
   }
 
-  // Keeps references to the objects and attribute names that later calls need. `getprofile`: sys.getprofile.
-  // `tensor_type`: torch.Tensor. `tensor_bytes`: size of a tensor's Python object. `compiler`: the dictionary
-  // of the module torch.compiler.
+  // Keeps references to the objects and attribute names that later calls need: sys.getprofile, torch.Tensor,
+  // the size of a tensor's Python object, and the dictionary of the module torch.compiler.
   void prepare(void* getprofile, void* tensor_type, void* tensor_bytes, void* compiler) {
     const Python& python = Python::get();
     getprofile_ = PythonReference::to(getprofile);
@@ -142,9 +140,8 @@ class QuietSteps {
   void run_next_end_in_python() { armed_.may_end_quietly = false; }
 
   // Call it before the optimizer's work. `args`, `kwargs`: those of step(). Returns how many weights are due
-  // (listed in Armed::due_numbers); if there are any, the end of the step is not quiet. Negative: the step is
-  // not quiet, and nothing was published. If step() got a closure, the gradients do not exist yet, and end()
-  // publishes them.
+  // (listed in Armed::due_numbers); if there are any, the end of the step is not quiet. -1: the step is not
+  // quiet, and nothing was published. If step() got a closure, end() publishes the gradients.
   int64_t begin(void* optimizer, void* args, void* kwargs) {
     quietly_begun_ = nullptr;
     if (!is_armed_) return -1;
@@ -159,8 +156,8 @@ class QuietSteps {
     const Given given = read_arguments(args, kwargs);
     if (given == Given::kOther || is_profiled() || is_compiling()) return -1;
     if (!is_unchanged(known)) {
-      // If it is the clock, the helper now handles this step and names the changed tensors. For another
-      // optimizer, the helper must name them at the clock's next step, which is therefore not quiet.
+      // The helper names the changed tensors: those of the clock in this step, others in the clock's next
+      // one.
       if (!is_clock) disarm();
       return -1;
     }
@@ -186,11 +183,10 @@ class QuietSteps {
     return optimizer == clock_.shape.optimizer ? end_step(optimizer) : end_other(find_other(optimizer));
   }
 
-  // Returns a Python tuple of eight integers about the quiet steps since the last call: number of steps; time
-  // in ns that these functions took; the part of it that no step has reported to the core; time in ns
-  // (now_ns) at which the last step ended; time in ns that the most expensive step took; Armed::seen_step;
-  // Armed::seen_address; bit n is set if the n-th optimizer of look_other() has stepped since the last tick.
-  // Makes the end of the next step run in Python.
+  // Makes the end of the next step run in Python. Returns a tuple of integers about the quiet steps since the
+  // last call: their number; time (ns) that these functions took; the part of this time that no step has
+  // reported; end of the last step (now_ns); time that the most expensive step took; Armed::seen_step;
+  // Armed::seen_address; bits, of which bit n is set if other optimizer n has stepped since the last tick.
   void* take() {
     run_next_end_in_python();
     long long stepped = 0;
@@ -207,8 +203,7 @@ class QuietSteps {
 
  private:
   // A cheap fingerprint of an optimizer's parameters: number of groups; identity and length of the parameter
-  // lists of the first and the last group; the last tensor. It changes in nearly all cases in which the
-  // optimizer gets other parameters. A `kind` is the Python type of an object.
+  // lists of the first and the last group; the last tensor. A `kind` is the Python type of an object.
   struct Shape {
     void *optimizer, *kind, *state_kind;
     ssize_t groups;
@@ -279,8 +274,7 @@ class QuietSteps {
     return profiler.get() != Python::get().none;
   }
 
-  // The result of torch.compiler.is_compiling(), read from its flag. It is true while torch.export runs the
-  // hooks on tensors without data.
+  // As torch.compiler.is_compiling(). True while torch.export runs the hooks on tensors without data.
   bool is_compiling() const { return item(compiler_.get(), is_compiling_) != Python::get().false_object; }
 
   // Whether modules were imported since the helper last searched them for loggers.
@@ -311,10 +305,9 @@ class QuietSteps {
     return out->size > 0;
   }
 
-  // The TensorImpl of a tensor of a known type; null if it cannot be read. `seen`: the result of the last
-  // call for this tensor, which is updated. Reading the attribute `_cdata` is the slowest part of a quiet
-  // step. So the first reading finds the word of the tensor's Python object that has the address, and later
-  // calls read the attribute only if this word has changed.
+  // The TensorImpl of a tensor of a known type; null if it cannot be read. `seen`: the last result, updated.
+  // Reading the attribute `_cdata` is the slowest part of a quiet step. So the first call finds the word of
+  // the tensor's Python object that has the address; later calls read the attribute only if it has changed.
   void* address_of(void* tensor, TensorAddress* seen) {
     const auto* words = static_cast<void* const*>(tensor);
     if (impl_word_ != 0 && seen->tensor == tensor && words[impl_word_] == seen->address) return seen->address;
@@ -355,8 +348,8 @@ class QuietSteps {
     return out->tensor != nullptr;
   }
 
-  // The end of the clock's step. All checks come before the first change, because the helper handles the end
-  // of the step if this returns false.
+  // The end of the clock's step. All checks come before the first change: false leaves the step to the
+  // helper.
   bool end_step(void* optimizer) {
     if (armed_.ends_left <= 0) return false;
     const uint64_t begin = now_ns();
@@ -450,8 +443,8 @@ class QuietSteps {
     return are_known && count == parameters_.size();
   }
 
-  // Whether the parameters of the optimizer are those of parameters_ from index *count on. Moves *count
-  // behind them. False also if the optimizer multiplies gradients itself (grad_scale).
+  // Whether the optimizer has the parameters_ from index *count on, and no grad_scale. Moves *count past
+  // them.
   bool has_known_parameters(const Shape& of, size_t* count) const {
     const Python& python = Python::get();
     Opened opened;

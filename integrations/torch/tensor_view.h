@@ -44,8 +44,7 @@ namespace foreshock::adapter {
 // The legacy default stream in hook.h; the CUDA runtime uses a null handle for it.
 inline constexpr uintptr_t kLegacyStream = 1;
 
-// Reads the handle of the current CUDA stream from torch's device guard. False if the guards of this torch
-// version cannot return it (2.6).
+// Reads the handle of the current CUDA stream from torch's device guard. False: torch is too old (2.6).
 template <typename Guard>
 bool stream_of_guard(const Guard& guard, c10::Device device, void** handle) noexcept try {
   if constexpr (requires(const Guard& g, c10::Stream s) { g.getStreamNativeHandle(s); }) {
@@ -85,8 +84,7 @@ inline void* stream_of(const at::Tensor& tensor) noexcept {
   const c10::Device device = tensor.device();
   void* handle = nullptr;
   bool known = false;
-  // c10::impl::VirtualGuardImpl would look this up, but its error messages need a newer C++ runtime than our
-  // packages may require (torch 2.8).
+  // VirtualGuardImpl would need a newer C++ runtime than our packages may require (torch 2.8).
   const auto* guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(device.type())].load();
   if (guard_has_handle.load(std::memory_order_relaxed) && guard != nullptr) {
     known = stream_of_guard(*guard, device, &handle);
@@ -160,19 +158,16 @@ inline NodeKind kind_of(const torch::autograd::Node& node) {
   while (*name >= '0' && *name <= '9') ++name;
   const auto is = [name](const char* prefix) { return std::strncmp(name, prefix, std::strlen(prefix)) == 0; };
   for (const char* prefix :
-       {"AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward"}) {
+       {"AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward"})
     if (is(prefix)) return NodeKind::kProduct;
-  }
   // Operations that may be a projection but have no readable weight, or that end the previous layer.
   for (const char* prefix :
-       {"Convolution", "ScaledDotProduct", "FlashAttention", "EfficientAttention", "Mkldnn"}) {
+       {"Convolution", "ScaledDotProduct", "FlashAttention", "EfficientAttention", "Mkldnn"})
     if (is(prefix)) return NodeKind::kOpaque;
-  }
   for (const char* prefix :
        {"TBackward", "Transpose", "Permute", "View", "UnsafeView", "ReshapeAlias", "Alias", "ToCopy",
-        "Expand", "Unsqueeze", "Squeeze", "Clone", "Slice", "Split", "Select", "Narrow", "Unbind", "Chunk"}) {
+        "Expand", "Unsqueeze", "Squeeze", "Clone", "Slice", "Split", "Select", "Narrow", "Unbind", "Chunk"})
     if (is(prefix)) return NodeKind::kUnary;
-  }
   return NodeKind::kOther;
 }
 

@@ -57,8 +57,7 @@ inline foreshock_tensor view_of_weight(const void* address) noexcept try {
   return {};
 }
 
-// The stream of the optimizer's work on a parameter: the current stream, since optimizer hooks run in the
-// same thread.
+// The stream of the optimizer's work on a parameter: the current one, since its hooks run in the same thread.
 inline void* stream_of_weight(const void* address) noexcept try {
   return address ? stream_of(tensor_at(address)) : nullptr;
 } catch (...) {
