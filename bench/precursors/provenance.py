@@ -23,7 +23,8 @@ FOLDER = HERE / "trainings"  # the data stored of each training, a file per reci
 # Least share of weight snapshots that a stored training must have, relative to the best training of its recipe. On a
 # busy machine the agent loses snapshots, and the detectors of weights then have fewer values.
 LEAST_LOOKS = 0.85
-JUDGES = ("bias", "deviation", "plain", "reference")  # prefixes of the files in shadow/ that judge slices
+# Prefixes of the files in shadow/ that judge slices.
+JUDGES = ("conservation", "judgement", "key_columns", "noise_floor", "reference", "rows_in_lanes")
 # Options of `foreshock run` for the trainings.
 MONITOR = ("--port", "0", "--every", "4", "--weights", "8", "--max-slowdown", "100%")
 
@@ -35,7 +36,7 @@ def digest(parts: list[str]) -> str:
 def without_comments(source: str) -> str:
     """C++ source, approximately without comments and with white space collapsed, so that these do not change a hash.
     Of the preprocessor's lines only those of #include remain."""
-    return re.sub(r"\s+", " ", re.sub(r"//.*|^\s*#(?!include).*", "", source, flags=re.MULTILINE))
+    return re.sub(r"\s+", " ", re.sub(r"//.*|^\s*#(?!include).*", "", source, flags=re.MULTILINE)).strip()
 
 
 def python_code(source: str) -> str:
