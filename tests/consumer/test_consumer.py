@@ -72,6 +72,7 @@ def test_soname_has_the_version_of_the_interface(prefix):
     assert (prefix / "lib" / "libforeshock.so.1").resolve() == (prefix / "lib" / "libforeshock.so").resolve()
 
 
+@pytest.mark.long
 def test_add_subdirectory(tmp_path, base):
     """Only the guest library is built, so nothing of what the agent needs has to be there."""
     hidden = [f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in ("Boost", "spdlog", "prometheus-cpp", "hwy")]

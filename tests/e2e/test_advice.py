@@ -11,6 +11,7 @@ import time
 import pytest
 from monitored import PYTHON, ROOT, Run, run_monitored, run_plain
 from scraping import wait_until
+from tiers import keep
 
 EXAMPLES = ROOT / "integrations" / "torch" / "examples"
 HELPER = ROOT / "integrations" / "torch" / "python"
@@ -88,7 +89,7 @@ def test_who_does_not_listen_loses_the_loss(deaf, name):
     assert not math.isfinite(end_of(deaf[name])["loss"])
 
 
-@pytest.mark.parametrize("action", ["lower-rate", "roll-back"])
+@pytest.mark.parametrize("action", keep(["lower-rate", "roll-back"], "lower-rate"))
 def test_a_loop_that_lowers_its_rate_ends_with_a_loss(action):
     run = plain_loop("rate", "--on-warning", action)
     assert math.isfinite(end_of(run)["loss"])
@@ -103,12 +104,14 @@ def test_a_loop_that_lowers_its_rate_ends_with_a_loss(action):
         assert end_of(run)["steps"] == STEPS["rate"]
 
 
+@pytest.mark.long
 def test_a_loop_that_raises_the_precision_of_the_layer_ends_with_a_loss():
     run = plain_loop("scores", "--on-warning", "raise-precision")
     assert math.isfinite(end_of(run)["loss"])
     assert {warning["layer"] for warning in warnings_of(run)} == {"001"}
 
 
+@pytest.mark.long
 def test_a_checkpoint_at_the_warning_is_whole(tmp_path, deaf):
     import torch
 
@@ -120,6 +123,7 @@ def test_a_checkpoint_at_the_warning_is_whole(tmp_path, deaf):
     assert all(bool(tensor.isfinite().all()) for tensor in state["model"].values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("action", "training"),
     [("checkpoint", "rate"), ("lower-rate", "rate"), ("roll-back", "rate"), ("raise-precision", "scores")],
@@ -137,6 +141,7 @@ def test_the_callback_for_lightning_does_the_same(action, training, tmp_path):
         assert saved == []
 
 
+@pytest.mark.long
 def test_a_detector_that_rises_makes_a_burst_that_ends(base, start_hand):
     trainer = start_hand("burst", "--every", "0")  # the agent chooses, at most one step in 8
 

@@ -1,8 +1,10 @@
 """With default options the demo is sampled, whatever its other steps cost."""
 
+import pytest
 from monitored import PYTHON, ROOT, assert_conserved, run_monitored
 
 
+@pytest.mark.long
 def test_what_other_steps_cost_is_no_reason_to_sample_no_more():
     run = run_monitored([PYTHON, str(ROOT / "integrations" / "torch" / "demo" / "train.py"), "--seconds", "10"])
     assert run.returncode == 0, run.stderr

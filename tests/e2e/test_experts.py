@@ -13,6 +13,7 @@ def layers_of(run) -> dict[str, set]:
     return {kind: {line[kind] for line in run.of("sample")} for kind in ("layer", "layer_source")}
 
 
+@pytest.mark.long
 def test_every_attention_of_a_model_with_many_experts_has_its_layer():
     run = run_monitored([PYTHON, SCRIPT, str(LAYERS), "366"], *EVERYTHING)
     (told,) = run.told()

@@ -78,6 +78,7 @@ def test_promtool_finds_nothing_to_complain_of(address):
     assert get(f"http://{address}/healthz").strip() == "ok"
 
 
+@pytest.mark.long
 @needs["prometheus"]
 def test_prometheus_keeps_the_live_target_up(address, tmp_path):
     """Half of the time that a Prometheus waits by default; how long a scrape takes is asked of the next test."""
@@ -93,6 +94,7 @@ def test_prometheus_keeps_the_live_target_up(address, tmp_path):
         assert all(float(row["value"][1]) > 0 for row in grown)
 
 
+@pytest.mark.long
 def test_half_open_clients_do_not_delay_a_scrape_while_the_cores_train(address, show_line):
     before = steps(address)
     alone = scrape_milliseconds(address, count=40, pause=0.05)

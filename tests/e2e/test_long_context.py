@@ -22,6 +22,7 @@ def samples(run: Run) -> dict[tuple, dict]:
     return {(line["step"], line["call"], line["tensor"]): line for line in run.of("sample")}
 
 
+@pytest.mark.long  # tests/segment/split_slice_test.cpp shows how a slice crosses in several slots
 def test_long_contexts_are_judged():
     run = train("32768,131072", "64MiB")
     for which in ("forward", "backward"):
@@ -42,7 +43,7 @@ def test_long_contexts_are_judged():
             assert all(0.3 < ratio < most for ratio in ratios), of_keys
 
 
-@pytest.mark.long  # tests/segment/split_slice_test.cpp shows the joining, the test above a split slice
+@pytest.mark.long
 def test_what_is_found_does_not_depend_on_the_split():
     split, whole = train("32768", "64MiB"), train("32768", "128MiB")
     (of_split, of_whole) = (next(line for line in run.of("run"))["slot_bytes"] for run in (split, whole))

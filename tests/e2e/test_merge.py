@@ -157,6 +157,7 @@ def test_a_snapshot_that_one_node_lacks_is_left_out_and_said(foreshock, sharded,
     assert five["previous_step"] is None, "an interval is missing"
 
 
+@pytest.mark.long
 def test_replicas_are_compared_across_nodes(foreshock, tmp_path):
     """Data-parallel ranks: every node holds the whole, without histograms in the record too."""
     runs, records = train_on_two_nodes(tmp_path, "ddp")

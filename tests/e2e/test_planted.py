@@ -1,11 +1,12 @@
 """An error planted below the monitor, in the kernel of one layer, is found, and that layer is named."""
 
-import concurrent.futures
+import functools
 import pathlib
 import re
 
 import pytest
 from monitored import EVERYTHING, PYTHON, Run, assert_conserved, run_monitored, unwrapped
+from tiers import keep
 
 GUILTY, INNOCENT = "001", ("000", "002")
 SCRIPT = str(pathlib.Path(__file__).with_name("planted_training.py"))
@@ -19,17 +20,14 @@ RUNS = {
     "NaN": ("NaN", 1, 40),
     "nothing": ("nothing", 1, 32),
 }
+KEPT = ("head", "bias", "key", "NaN", "nothing")
 WARNED = ("deviation_forward", "warn")
 PLANTED_BIAS = 0.3  # ulp: three elements in ten are moved by one
 
 
-@pytest.fixture(scope="module")
-def runs() -> dict[str, Run]:
-    with concurrent.futures.ThreadPoolExecutor(2) as two:
-        started = {
-            name: two.submit(run_monitored, [PYTHON, SCRIPT, *map(str, how)], *EVERYTHING) for name, how in RUNS.items()
-        }
-    return {name: run.result() for name, run in started.items()}
+@functools.cache
+def run_of(name: str) -> Run:
+    return run_monitored([PYTHON, SCRIPT, *map(str, RUNS[name])], *EVERYTHING)
 
 
 def samples(run: Run, layer: str, which: str = "forward") -> list[dict]:
@@ -45,17 +43,18 @@ def alarms(run: Run) -> list[tuple[str, str, str]]:
     return [(alarm["layer"], alarm["pass"], alarm["of"]) for alarm in run.rank()["alarms"]]
 
 
-@pytest.mark.parametrize("name", RUNS)
-def test_the_training_ran_on_the_planted_kernel(runs, name):
+@pytest.mark.parametrize("name", keep(RUNS, *KEPT))
+def test_the_training_ran_on_the_planted_kernel(name):
     _, micro, steps = RUNS[name]
-    (told,) = runs[name].told()
-    assert told["calls"] == runs[name].rank()["attention"]["forward"]["calls"] == 3 * micro * steps
-    assert_conserved(runs[name].rank())
+    run = run_of(name)
+    (told,) = run.told()
+    assert told["calls"] == run.rank()["attention"]["forward"]["calls"] == 3 * micro * steps
+    assert_conserved(run.rank())
 
 
-@pytest.mark.parametrize("name", ["head", "head accumulated"])
-def test_a_head_that_errs_is_found_in_its_layer(runs, name):
-    run = runs[name]
+@pytest.mark.parametrize("name", keep(["head", "head accumulated"], "head"))
+def test_a_head_that_errs_is_found_in_its_layer(name):
+    run = run_of(name)
     assert run.rank()["worst_layer"] == GUILTY
     assert (GUILTY, "forward", "deviation_ratio") in alarms(run)
     assert {layer for layer, _, _ in alarms(run)} == {GUILTY}
@@ -70,9 +69,9 @@ def test_a_head_that_errs_is_found_in_its_layer(runs, name):
         assert all(sample["deviation_ratio"] < 2 for sample in samples(run, layer))
 
 
-@pytest.mark.parametrize("name", ["bias", "bias accumulated"])
-def test_a_bias_is_found_in_its_layer(runs, name):
-    run = runs[name]
+@pytest.mark.parametrize("name", keep(["bias", "bias accumulated"], "bias"))
+def test_a_bias_is_found_in_its_layer(name):
+    run = run_of(name)
     assert run.rank()["worst_layer"] == GUILTY
     assert (GUILTY, "forward", "bias") in alarms(run)
     assert {layer for layer, _, _ in alarms(run)} == {GUILTY}
@@ -83,6 +82,7 @@ def test_a_bias_is_found_in_its_layer(runs, name):
         assert abs(pooled_bias(run, layer)) < 0.05
 
 
+@pytest.mark.long
 def test_ten_thousand_tensors_keep_no_layer_out():
     """They lie before the five layers in the model, and each has its turn in 64 steps. All five layers are wrong."""
     run = run_monitored([PYTHON, SCRIPT, "head", "1", "64", "10000"], *EVERYTHING, "--weights", "64")
@@ -97,8 +97,8 @@ def test_ten_thousand_tensors_keep_no_layer_out():
 LOST_KEY = 5
 
 
-def test_a_key_without_gradient_is_found_though_no_slice_samples_it(runs):
-    run = runs["key"]
+def test_a_key_without_gradient_is_found_though_no_slice_samples_it():
+    run = run_of("key")
     assert (GUILTY, "backward", "conservation") in alarms(run)
     assert {layer for layer, _, _ in alarms(run)} == {GUILTY}
     lines = [line for line in run.of("sample") if line["tensor"] == "grad_key"]
@@ -115,15 +115,15 @@ def test_a_key_without_gradient_is_found_though_no_slice_samples_it(runs):
     )
 
 
-def test_one_nan_in_a_gradient_of_values_is_found_where_no_slice_samples_it(runs):
-    run = runs["NaN"]
+def test_one_nan_in_a_gradient_of_values_is_found_where_no_slice_samples_it():
+    run = run_of("NaN")
     of_values = [line for line in run.of("sample") if line["tensor"] == "grad_value" and line["nonfinite_values"]]
     assert any(LOST_KEY not in line["positions"] for line in of_values)
     assert (GUILTY, "backward", "nonfinite") in alarms(run)
 
 
-def test_a_sound_kernel_gives_no_alarm(runs):
-    run = runs["nothing"]
+def test_a_sound_kernel_gives_no_alarm():
+    run = run_of("nothing")
     assert alarms(run) == []
     assert " healthy attention mean error " in unwrapped(run.stderr)
     for layer in (GUILTY, *INNOCENT):

@@ -100,6 +100,7 @@ def test_torchrun_with_a_restart(base, tmp_path, start):
     assert "ended early" not in errors
 
 
+@pytest.mark.long
 def test_spawned_ranks_and_one_that_dies(tmp_path, start):
     """Nothing tells a spawned rank its number but what it says to torch.distributed itself."""
     process = start(PYTHON, JOB, "12", "spawn", "2", "die", "1", "5")

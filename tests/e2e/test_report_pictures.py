@@ -11,7 +11,10 @@ import pytest
 from monitored import FORESHOCK, PYTHON, ROOT, Run, run_monitored
 from status_page import SCREENSHOTS
 
-pytestmark = pytest.mark.skipif(browser.EXECUTABLE is None, reason="no chromium here")
+pytestmark = [
+    pytest.mark.long,  # tests/cli/test_report.py draws reports of made-up records
+    pytest.mark.skipif(browser.EXECUTABLE is None, reason="no chromium here"),
+]
 
 # Plant: how many steps, and from which on it is wrong. A divergence is told after 128 high losses.
 STEPS = {"healthy": 240, "attention": 240, "rate": 300, "batch": 240}

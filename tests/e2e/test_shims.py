@@ -6,6 +6,7 @@ import monitored
 import pytest
 from monitored import EVERYTHING, PYTHON, run_monitored, run_plain
 
+pytestmark = pytest.mark.long  # tests/abi shows what the shims read and pass on
 PROGRAM = str(pathlib.Path(__file__).resolve().parent / "shim_program.py")
 STEPS, CALLS = 4, 2
 

@@ -40,12 +40,14 @@ def test_shares_of_a_step_are_added(words) -> None:
         assert losses == pytest.approx(told["means"], rel=4 * 2**-24)
 
 
-@pytest.mark.parametrize("words", keep([(), ("plain",), ("auxiliary",)], ()), ids=" ".join)
+@pytest.mark.long
+@pytest.mark.parametrize("words", [(), ("plain",), ("auxiliary",)], ids=" ".join)
 def test_the_root_of_one_pass_is_the_loss(words) -> None:
     run = trained(*words)
     assert published(run, "backward_root") == run.told()[0]["roots"]
 
 
+@pytest.mark.long
 def test_roots_that_are_no_shares_are_averaged() -> None:
     run = trained("accumulate", "plain")
     assert published(run, "backward_root") == [total / 3 for total in run.told()[0]["roots"]]

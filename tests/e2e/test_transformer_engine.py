@@ -77,7 +77,7 @@ def cases_of(minor: int) -> tuple[list[str], dict[str, str]]:
     return judged, skipped
 
 
-@pytest.mark.parametrize("version", keep(VERSIONS, "2.0.0", "2.18.0"))
+@pytest.mark.parametrize("version", keep(VERSIONS, "2.18.0"))
 def test_known_versions_are_judged(version, tmp_path):
     minor = VERSIONS[version]
     judged, skipped = cases_of(minor)
@@ -112,6 +112,7 @@ def test_known_versions_are_judged(version, tmp_path):
         assert {reason for reason, count in of["skipped"].items() if count} <= {*skipped.values(), "ring_full"}
 
 
+@pytest.mark.long
 def test_what_is_not_described_says_why(tmp_path):
     program = build(tmp_path, 18, ["2.18.0"])
     cases = SKIPPED | SINKS | CORNERS
@@ -164,7 +165,7 @@ def test_a_function_of_that_name_in_another_library_is_met(tmp_path):
     ("versions", "minor"),
     keep(
         [(["99.0.0"], 99), (["2.8.0+5a5b5ea"], 8), (["2.19.0.dev0"], 18), (["2.8.0", "2.9.0"], 8), ([], 18)],
-        *[(["99.0.0"], 99), (["2.8.0", "2.9.0"], 8)],
+        (["99.0.0"], 99),
         several=True,
     ),
 )
@@ -193,7 +194,7 @@ OTHER_ARGUMENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("version", "minor", "by_number"), keep(OTHER_ARGUMENTS, *OTHER_ARGUMENTS[:2], several=True))
+@pytest.mark.parametrize(("version", "minor", "by_number"), keep(OTHER_ARGUMENTS, OTHER_ARGUMENTS[0], several=True))
 def test_a_version_with_the_arguments_of_another_one_is_passed_on_untouched(version, minor, by_number, tmp_path):
     program = build(tmp_path, minor, [version], *(["-DTE_HANDLES_ARE_NUMBERS"] if by_number else []))
     cases = ["layout=9", "layout=4", "layout=0,mask=0", "layout=1,mask=0,right=0", "left=2,right=0"]
@@ -206,6 +207,7 @@ def test_a_version_with_the_arguments_of_another_one_is_passed_on_untouched(vers
     assert rank["attention_unseen"] == [{"op": f"transformer_engine {version}: other arguments", "evidence": "used"}]
 
 
+@pytest.mark.long
 def test_handles_that_are_numbers_are_judged(tmp_path):
     judged, skipped = cases_of(18)
     run = both(build(tmp_path, 18, ["2.18.0"], "-DTE_HANDLES_ARE_NUMBERS"), *judged, *skipped)
@@ -217,7 +219,8 @@ def test_handles_that_are_numbers_are_judged(tmp_path):
         assert sample["relative_error_max"] < ROUNDING[sample["pass"]]
 
 
-@pytest.mark.parametrize("recompute", keep([[], ["saved"], ["reentrant"]], ["reentrant"]))
+@pytest.mark.long
+@pytest.mark.parametrize("recompute", [[], ["saved"], ["reentrant"]])
 def test_layers_are_named_by_the_order_of_their_calls_also_where_they_are_computed_again(recompute, tmp_path):
     """Layer n has 20 + n queries. A forward call in the middle of a backward pass belongs to no place in that order."""
     build(tmp_path, 18, ["2.18.0"])
@@ -233,6 +236,7 @@ def test_layers_are_named_by_the_order_of_their_calls_also_where_they_are_comput
     assert {name for _, name, _ in layers - named} <= {None}
 
 
+@pytest.mark.long
 def test_with_dropout_scores_are_judged(tmp_path):
     run = both(build(tmp_path, 18, ["2.18.0"]), "dropout=0.1")
     rank = run.rank()
@@ -248,6 +252,7 @@ def test_with_dropout_scores_are_judged(tmp_path):
     assert {reason for reason, count in skipped.items() if count} == {"dropout"}
 
 
+@pytest.mark.long
 def test_what_it_throws_passes_through_and_is_counted(tmp_path):
     program = build(tmp_path, 18, ["2.18.0"])
     run = both(program, "layout=9", "rng=666,layout=9", "layout=4")

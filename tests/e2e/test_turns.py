@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from monitored import EVERYTHING, PYTHON, Run, run_monitored, unwrapped
+from tiers import keep
 
 TRAINING = str(Path(__file__).with_name("turns_training.py"))
 
@@ -19,7 +20,11 @@ def train(case: str, *more: str) -> tuple[Run, dict]:
 
 @pytest.mark.parametrize(
     ("case", "tensors", "unknown"),
-    [("plain", 6, 0), ("two", 6, 3), ("gan", 12, 0), ("critic", 6, 0), ("overflow", 6, 0)],
+    keep(
+        [("plain", 6, 0), ("two", 6, 3), ("gan", 12, 0), ("critic", 6, 0), ("overflow", 6, 0)],
+        ("two", 6, 3),
+        several=True,
+    ),
 )
 def test_every_turn_is_taken_or_counted(case, tensors, unknown):
     run, weights = train(case)

@@ -25,7 +25,7 @@ def train(folder: Path, kind: str, *more: str, ranks: int = 1, interval: int = 1
     return run
 
 
-@pytest.mark.parametrize("kind", ["plain", "bf16"])
+@pytest.mark.parametrize("kind", keep(["plain", "bf16"], "plain"))
 def test_one_rank(tmp_path, kind):
     run = train(tmp_path, kind)
     check_lines(tmp_path, run, 1, STEPS)
@@ -73,6 +73,7 @@ def test_shards_are_put_together(tmp_path):
     assert "none: each value is held once, nothing to compare" in unwrapped(run.stderr)
 
 
+@pytest.mark.long
 def test_replicas_of_shards_agree(tmp_path):
     """Hybrid sharding: two replicas of two shards."""
     run = train(tmp_path, "hsdp", ranks=4)
@@ -98,6 +99,7 @@ def test_one_flipped_bit_is_found_at_the_next_step_and_names_its_rank(tmp_path):
     assert {event["layer"] for event in events} == {"001"}
 
 
+@pytest.mark.long
 def test_replicas_that_the_training_keeps_equal_itself_are_compared(tmp_path):
     run = train(tmp_path, "hand", ranks=2)
     tensors = run.rank(0)["weights"]["tensors"]
@@ -106,6 +108,7 @@ def test_replicas_that_the_training_keeps_equal_itself_are_compared(tmp_path):
     assert f"{tensors} of them kept equal by the training itself" in unwrapped(run.stderr)
 
 
+@pytest.mark.long
 def test_a_flipped_bit_of_such_a_replica_is_found(tmp_path):
     run = train(tmp_path, "hand", "flip", "1", "5", ranks=2)
     assert "REPLICAS DIFFER" in run.stderr, run.stderr
@@ -125,7 +128,8 @@ def test_a_broken_replica_is_found_within_two_looks_whatever_the_room(tmp_path, 
     assert weights["replica_tensors"] == weights["tensors"]
 
 
-@pytest.mark.parametrize("kind", keep(["parts", "local_sgd", "zero", "report", "report_one"], "parts"))
+@pytest.mark.long  # tests/agent/replicas_test.cpp shows what is compared
+@pytest.mark.parametrize("kind", ["parts", "local_sgd", "zero", "report", "report_one"])
 def test_a_healthy_job_whose_ranks_differ_raises_no_alarm(kind):
     command = [*torchrun(2), REPLICAS, "12", kind]
     run = run_monitored(command, *EVERYTHING, "--weights", "2", **SUPPORT)

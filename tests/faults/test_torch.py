@@ -8,6 +8,7 @@ import live
 import pytest
 from fault_scene import assert_conserved
 from monitored import PYTHON
+from tiers import keep
 
 TRAINING = str(Path(__file__).with_name("torch_training.py"))
 
@@ -23,7 +24,7 @@ def outcome(scene, line: list[str], **environment: str):
     return result
 
 
-@pytest.mark.parametrize("ending", ["_exit", "segv", "kill"])
+@pytest.mark.parametrize("ending", keep(["_exit", "segv", "kill"], "kill"))
 def test_endings(scene, told, ending):
     shell = ["sh", "-c", f'ulimit -c 0; exec "$@" {ending}', "sh"]
     plain, watched = outcome(scene, shell), outcome(scene, [*scene.run_line(), *shell])
@@ -32,6 +33,7 @@ def test_endings(scene, told, ending):
     assert [rank["steps"] for rank in watched.summary["ranks"]] == [10]
 
 
+@pytest.mark.long
 def test_read_only_home_without_an_adapter(scene, told, mounted):
     """No adapter can be built: it trains unwatched, and one line says what to do."""
     home = mounted("size=64k")

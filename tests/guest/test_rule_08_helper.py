@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from monitored import PYTHON, Run, assert_conserved, run_monitored, run_plain
 
 TRAINING = str(Path(__file__).with_name("dear_helper_training.py"))
@@ -43,11 +44,13 @@ def test_a_helper_that_is_dear_gives_up_what_makes_it_so():
     assert rank["weights"]["due"] >= rank["weights"]["tensors"]
 
 
+@pytest.mark.long
 def test_a_dear_set_up_alone_gives_nothing_up():
     _, rank = train("same", 0.4, "1%")
     assert rank["tensors_given_up_step"] is None
 
 
+@pytest.mark.long
 def test_without_a_limit_nothing_is_given_up():
     _, rank = train("churn", 0.1, "100%")
     assert rank["tensors_given_up_step"] is None

@@ -8,6 +8,7 @@ import textwrap
 
 import monitored
 import pytest
+from tiers import keep
 
 TRAINING = textwrap.dedent("""
     import torch
@@ -56,6 +57,7 @@ def test_unsupported_torch(fake_torch, tmp_path, version):
     assert not list((tmp_path / "cache").rglob("adapter.so"))
 
 
+@pytest.mark.long
 def test_no_torch(tmp_path):
     run = monitored.run_monitored([sys.executable, "-S", "-c", "print('done')"], FORESHOCK_CACHE=str(tmp_path))
     assert (run.returncode, run.stdout) == (0, "done\n")
@@ -85,7 +87,11 @@ def test_no_place_for_a_cache(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(None, "adapter_missing"), (b"not a library", "adapter_not_loadable"), ("libc", "adapter_failed")],
+    keep(
+        [(None, "adapter_missing"), (b"not a library", "adapter_not_loadable"), ("libc", "adapter_failed")],
+        (None, "adapter_missing"),
+        several=True,
+    ),
 )
 def test_a_trainer_without_its_adapter_is_off(without_agent, base, tmp_path, content, reason):
     """A trainer that nobody has prepared (another interpreter than `run` had found): it builds nothing and starts

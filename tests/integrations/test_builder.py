@@ -83,6 +83,7 @@ def compiler_that(folder: Path, does: str) -> str:
     return str(program)
 
 
+@pytest.mark.long
 def test_a_compiler_may_link_its_runtime_statically(build_adapter, fake_core: Path, tmp_path: Path) -> None:
     compiler = compiler_that(tmp_path, 'exec g++ -static-libstdc++ -static-libgcc "$@"')
     answer = build_adapter(tmp_path / "cache", fake_core, env=os.environ | {"CXX": compiler})
@@ -225,6 +226,7 @@ def test_prebuilt_for_another_is_not_taken(
     assert not list((tmp_path / "cache").glob("torch-*"))
 
 
+@pytest.mark.long
 def test_prebuilt_that_fails_here_is_built_here(build_adapter, fake_core: Path, prebuilt: Path, tmp_path: Path) -> None:
     """Its digest fits, so it is what was shipped, yet it does not load: compiled instead, or the reason why not."""
     (prebuilt / "adapter.so").write_bytes(b"built for another machine")

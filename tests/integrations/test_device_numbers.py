@@ -56,7 +56,7 @@ os._exit(0)
         [(), ("item",), ("accumulate",), ("cross_entropy",), ("cross_entropy", "accumulate"), ("scaler",)]
         + [("scaler", "cross_entropy", "accumulate", "item")]
         + [("sum",), ("sum", "accumulate"), ("sum", "accumulate", "item")],
-        *[(), ("scaler", "cross_entropy", "accumulate", "item"), ("sum", "accumulate")],
+        *[("scaler", "cross_entropy", "accumulate", "item"), ("sum", "accumulate")],
     ),
     ids=" ".join,
 )

@@ -7,8 +7,10 @@ from __future__ import annotations
 import pytest
 from device_training import trained
 from monitored import Run, assert_conserved
+from tiers import keep
 
 STEPS, LAYERS = 12, 2
+BACKENDS = [(1, "flash"), (2, "efficient"), (3, "cudnn")]
 
 # The stand-ins of attention round once from fp64: in bf16 no value errs more than 2^-8 of itself (and no row),
 # in fp32, as sums of rows are, 2^-24 of at most 8.
@@ -95,7 +97,7 @@ def attended(host_cuda: str, backend: int, dropout: float, *words: str) -> Run:
     return run
 
 
-@pytest.mark.parametrize(("backend", "name"), [(1, "flash"), (2, "efficient"), (3, "cudnn")])
+@pytest.mark.parametrize(("backend", "name"), keep(BACKENDS, BACKENDS[0], several=True))
 def test_judged_on_a_device(host_cuda, backend: int, name: str) -> None:
     run = attended(host_cuda, backend, 0)
     samples = run.of("sample")
@@ -122,7 +124,7 @@ def test_judged_on_a_device(host_cuda, backend: int, name: str) -> None:
     assert run.rank()["alarms"] == run.rank()["past_alarms"] == []
 
 
-@pytest.mark.parametrize(("backend", "name"), [(1, "flash"), (2, "efficient")])
+@pytest.mark.parametrize(("backend", "name"), keep(BACKENDS[:2], BACKENDS[1], several=True))
 def test_packed_sequences_are_judged_on_a_device(host_cuda, backend: int, name: str) -> None:
     """Other lengths at every step, known to the device alone: what comes out is a sequence with a key for each query,
     as healthy as it is."""

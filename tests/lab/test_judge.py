@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import foreshock_judge  # noqa: E402
 import wrong_kernels  # noqa: E402
 from stored_calls import attention_call, write_call  # noqa: E402
+from tiers import keep  # noqa: E402
 
 HERE = pathlib.Path(__file__).parent
 
@@ -185,6 +186,7 @@ def test_state_in_bf16_fails_for_long_rows_of_one_sign():
     assert {finding.case.law for finding in findings} >= {"uniform", "one-signed"}
 
 
+@pytest.mark.long
 def test_gradient_of_the_wrong_group_fails_for_grouped_heads():
     findings = findings_of(wrong_kernels.wrong_group, grad=True, only=small)
     assert {finding.tensor for finding in findings} == {"dk"}
@@ -221,14 +223,19 @@ def test_as_a_fixture_of_one_s_own_tests(tmp_path):
     assert "mask causal" in done.stdout
 
 
-@pytest.mark.parametrize("function", ["nothing", "no_such_module:f", "math:pi", "math:no_such_function"])
+@pytest.mark.parametrize(
+    "function", keep(["nothing", "no_such_module:f", "math:pi", "math:no_such_function"], "no_such_module:f")
+)
 def test_what_is_no_function_gets_one_line(foreshock, function):
     done = run_sweep(foreshock, function)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", ["raise SystemExit(0)", "raise RuntimeError", "def f(:", "raise OSError('a\\nb')"])
+@pytest.mark.parametrize(
+    "text",
+    keep(["raise SystemExit(0)", "raise RuntimeError", "def f(:", "raise OSError('a\\nb')"], "raise SystemExit(0)"),
+)
 def test_a_module_that_ends_or_fails_is_no_verdict(foreshock, tmp_path, text):
     (tmp_path / "broken.py").write_text(text + "\n")
     command = [foreshock, "judge", "--function", "broken:f", "--python", sys.executable]

@@ -11,6 +11,7 @@ import sys
 import monitored
 import pytest
 
+pytestmark = pytest.mark.long
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "packaging"))
 

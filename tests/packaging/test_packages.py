@@ -53,6 +53,7 @@ def unpack(tarball: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     return tree
 
 
+@pytest.mark.long
 def test_wheel_is_installed_used_and_removed(packages, bare, bare_environment, tmp_path):
     python = bare / "bin" / "python"
     before = {path for path in bare.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
@@ -67,6 +68,7 @@ def test_wheel_is_installed_used_and_removed(packages, bare, bare_environment, t
     assert after <= before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("home", ["writable", "read-only", "unset"])
 def test_tarball_without_a_compiler(packages, bare, bare_environment, tmp_path, home):
     """A prebuilt adapter is loaded in place where the cache cannot be written."""
@@ -78,6 +80,7 @@ def test_tarball_without_a_compiler(packages, bare, bare_environment, tmp_path, 
     check_training(tree / "bin" / "foreshock", bare / "bin" / "python", bare_environment, tmp_path)
 
 
+@pytest.mark.long
 def test_parts_licences_and_list_of_parts(packages, tmp_path):
     tree = unpack(packages["tarball"], tmp_path / "tarball")
     assert [part for part in PARTS if not (tree / part).is_file()] == []
@@ -103,6 +106,7 @@ def test_parts_licences_and_list_of_parts(packages, tmp_path):
         assert f"- {component.name}" in notice
 
 
+@pytest.mark.long
 def test_wheel_has_complete_metadata(packages):
     with zipfile.ZipFile(packages["wheel"]) as wheel:
         (name,) = (name for name in wheel.namelist() if re.fullmatch(r"foreshock-[^/]+/METADATA", name))
@@ -118,6 +122,7 @@ def test_wheel_has_complete_metadata(packages):
     assert "](docs/" not in metadata.get_payload(), "links that lead nowhere outside of the repository"
 
 
+@pytest.mark.long
 def test_packages_of_one_tree_are_equal(packed_tree, packages, tmp_path):
     for path in (package.make_wheel(packed_tree, tmp_path), package.make_tarball(packed_tree, tmp_path)):
         (other,) = (each for each in packages.values() if each.name == path.name)
@@ -136,6 +141,7 @@ def test_missing_part_is_reported(tmp_path, part):
         package.check(tree, ["2.13.0"])
 
 
+@pytest.mark.long
 def test_adapter_holds_no_path_of_this_machine(packed_tree):
     (adapter,) = (packed_tree / "share" / "foreshock" / "adapters").glob("*/adapter.so")
     content = adapter.read_bytes()
