@@ -12,6 +12,7 @@ import pytest
 from hand_training import BIASED, KEYS, Training
 from monitored import FORESHOCK
 from scraping import get, wait_until
+from tiers import keep
 
 
 def detected(foreshock, record: pathlib.Path) -> list[tuple]:
@@ -25,7 +26,7 @@ def names(events: list[tuple], level: str = "warn") -> list[str]:
     return [event[5] or event[2] for event in events if event[6] in (None, level)]
 
 
-@pytest.mark.parametrize("agents", ["one agent", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("agents", keep(["one agent", "SIGTERM", "SIGKILL"], "SIGKILL"))
 def test_live_and_record_give_the_same_events(base, start_hand, foreshock, agents):
     """A bias, then gradients that jump, then a spike; agents that end in between learn nothing twice."""
     training = Training(base, start_hand("me"))

@@ -22,7 +22,7 @@ def by_layer(told: dict, key: str) -> dict:
     return {layer["layer"]: layer[key] for layer in told["state"]["layers"]}
 
 
-@pytest.mark.parametrize("case", keep(FINITE, "clipped", "accumulation", "unclipped"))
+@pytest.mark.parametrize("case", keep(FINITE, "clipped", "unclipped"))
 def test_norms_are_torch_s_own_before_clipping(case):
     (told,) = run_of(case).told()
     seen = {line["step"]: line["gradient_norm"] for line in run_of(case).of("step")}
@@ -36,7 +36,7 @@ def test_norms_are_torch_s_own_before_clipping(case):
         assert seen[step] == pytest.approx(told["norms"][step - 1], rel=1e-6)
 
 
-@pytest.mark.parametrize("case", keep(FINITE, "clipped", "accumulation", "unclipped"))
+@pytest.mark.parametrize("case", keep(FINITE, "clipped", "unclipped"))
 def test_a_large_norm_is_shown_as_it_was(case):
     (told,) = run_of(case).told()
     assert told["torch"][-1] == pytest.approx(LARGE, rel=1e-5)
@@ -44,7 +44,7 @@ def test_a_large_norm_is_shown_as_it_was(case):
     assert run_of(case).rank()["gradient"]["norm"] == pytest.approx(LARGE, rel=1e-5)
 
 
-@pytest.mark.parametrize("case", keep(FINITE, "clipped", "accumulation", "unclipped"))
+@pytest.mark.parametrize("case", keep(FINITE, "clipped", "unclipped"))
 def test_norms_of_layers(case):
     (told,) = run_of(case).told()
     seen = by_layer(told, "gradient_norm")

@@ -2,11 +2,12 @@
 samples judged right and named by layer. flash_attn is a stand-in of the same schema.
 """
 
-import concurrent.futures
+import functools
 import pathlib
 
 import pytest
 from monitored import EVERYTHING, PYTHON, ROOT, Run, assert_conserved, run_monitored, run_plain
+from tiers import keep
 
 SCRIPT = str(pathlib.Path(__file__).with_name("provider_training.py"))
 HELPERS = str(ROOT / "integrations" / "torch" / "python")
@@ -19,31 +20,25 @@ CASES = {
     "tap": ("foreshock::tap", "foreshock::tap_backward", "annotation"),
     "math_path": ("_scaled_dot_product_attention_math", None, "parameter"),
 }
+KEPT = ("flash_attn", "tap")
 
 
-@pytest.fixture(scope="module")
-def runs() -> dict[str, tuple[Run, Run]]:
-    """{case: (plain, monitored)}"""
-    with concurrent.futures.ThreadPoolExecutor(2) as two:
-        started = {
-            case: (
-                two.submit(run_plain, [PYTHON, SCRIPT, case], PYTHONPATH=HELPERS),
-                two.submit(run_monitored, [PYTHON, SCRIPT, case], *EVERYTHING, "--math-path", "on"),
-            )
-            for case in CASES
-        }
-    return {case: tuple(run.result() for run in both) for case, both in started.items()}
+@functools.cache
+def runs_of(case: str) -> tuple[Run, Run]:
+    """The plain run and the monitored one."""
+    command = [PYTHON, SCRIPT, case]
+    return run_plain(command, PYTHONPATH=HELPERS), run_monitored(command, *EVERYTHING, "--math-path", "on")
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_same_bits(runs, case):
-    plain, monitored = runs[case]
+@pytest.mark.parametrize("case", keep(CASES, *KEPT))
+def test_the_same_bits(case):
+    plain, monitored = runs_of(case)
     assert plain.told() == monitored.told()
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_every_call_is_counted_and_judged(runs, case):
-    rank = runs[case][1].rank()
+@pytest.mark.parametrize("case", keep(CASES, *KEPT))
+def test_every_call_is_counted_and_judged(case):
+    rank = runs_of(case)[1].rank()
     assert_conserved(rank)
     ahead, back, _ = CASES[case]
     assert rank["attention"]["forward"]["operations"] == {ahead: STEPS * LAYERS}
@@ -58,8 +53,8 @@ def test_every_call_is_counted_and_judged(runs, case):
     assert rank["alarms"] == []
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_samples_name_their_layer(runs, case):
-    samples = runs[case][1].of("sample")
+@pytest.mark.parametrize("case", keep(CASES, *KEPT))
+def test_samples_name_their_layer(case):
+    samples = runs_of(case)[1].of("sample")
     assert {sample["layer"] for sample in samples} == {"000", "001"}
     assert {sample["layer_source"] for sample in samples} == {CASES[case][2]}

@@ -8,6 +8,7 @@ import types
 import monitored
 import native
 import pytest
+from tiers import keep
 
 SOURCE = pathlib.Path(__file__).with_name("module_of_another.c")
 # Whether the address that we return to tells who called, and whether the caller was bound before its first call.
@@ -61,7 +62,7 @@ def torch_works():
 """
 
 
-@pytest.fixture(params=["plain", "switched_off", "run"])
+@pytest.fixture(params=keep(["plain", "switched_off", "run"], "plain", "run"))
 def imports(request, modules):
     """imports(code, *folders): what the code prints, without us, with us switched off, and under `foreshock run`."""
 

@@ -300,6 +300,7 @@ def imports(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, env=env | environment)
 
 
+@pytest.mark.long  # so does tests/guest/test_rule_10_import_torch_never_fails.py, under the library itself
 def test_import_torch_never_fails(build_adapter, fake_core: Path, adapters: Path, tmp_path: Path) -> None:
     broken = tmp_path / f"torch-{Path(build_adapter(adapters, fake_core)['path']).parent.name.removeprefix('torch-')}"
     broken.mkdir()
