@@ -30,8 +30,7 @@ constexpr WordsHelp kHelp = {
     "A checkpoint is a safetensors file, the index of a sharded one (model.safetensors.index.json), or a "
     "directory.\n\n"
     "W1 is the Wasserstein distance of the values, d the difference of each value. W1/mean |d| is near 1 for "
-    "a "
-    "drift and near 0 for noise."};
+    "a drift and near 0 for noise."};
 
 int failed(const std::string& problem) {
   std::fprintf(stderr, "foreshock compare: %s\n", problem.c_str());

@@ -26,9 +26,8 @@ constexpr WordsHelp kHelp = {
     "combine the records of several nodes of a run, in the order of steps", kWords,
     "Example: foreshock merge node0.jsonl node1.jsonl -o job.jsonl\n\n"
     "Weights that are sharded over nodes are combined exactly; their Wasserstein distances are those of the "
-    "whole "
-    "tensors, with \"scope\": \"job\". This needs histograms in the records: foreshock run --record FILE "
-    "--record-histograms 1GiB. Replicas are compared across nodes."};
+    "whole tensors, with \"scope\": \"job\". This needs histograms in the records: foreshock run --record "
+    "FILE --record-histograms 1GiB. Replicas are compared across nodes."};
 
 constexpr const char* kHasChanged = " has changed while it was read: merge again";
 

@@ -1,3 +1,5 @@
+// foreshock report: reads records and writes the report as JSON, Markdown or an HTML page. The first parts of
+// this file make these three formats (report_text.h); the command is at the end.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -22,9 +24,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMostPoints = 160;  // points that are kept per curve
-constexpr size_t kMostEpisodes = 600;
-constexpr size_t kLongestText = 400;  // longest name from a trainer, in bytes
+constexpr size_t kMostPoints = 160;    // of a curve, and its two ends
+constexpr size_t kMostEpisodes = 600;  // further episodes are left out of the JSON
+constexpr size_t kLongestText = 400;   // longest name from a trainer, in bytes
 
 // Rounds to six digits, which is more than a chart can show.
 Json short_number(const std::optional<double>& value) {
@@ -40,15 +42,16 @@ std::string cut(const std::string& text) {
 
 Json name_or_null(const std::string& name) { return text_or_null(cut(name)); }
 
-// Returns the indexes of the points to keep: both ends, and the smallest and the largest value of each
-// interval.
+// Returns the indexes of the points to keep: both ends, and the smallest and the largest value of each of
+// kMostPoints / 2 intervals of equally many points.
 template <class Points, class Value>
 std::vector<size_t> kept(const Points& points, const Value& value) {
   std::vector<size_t> indexes;
   if (!points.empty()) indexes.push_back(0);
-  const size_t stretches = kMostPoints / 2;
-  for (size_t stretch = 0; stretch < stretches; ++stretch) {
-    const size_t begin = stretch * points.size() / stretches, end = (stretch + 1) * points.size() / stretches;
+  const size_t intervals = kMostPoints / 2;
+  for (size_t interval = 0; interval < intervals; ++interval) {
+    const size_t begin = interval * points.size() / intervals,
+                 end = (interval + 1) * points.size() / intervals;
     if (begin == end) continue;
     size_t least = begin, largest = begin;
     for (size_t n = begin; n < end; ++n) {
@@ -69,7 +72,8 @@ Json points_json(const std::vector<SignalPoint>& points) {
   return list;
 }
 
-// Returns the curve of one member of the steps. A value that is not finite becomes null, a gap in the curve.
+// Returns the curve of one member of the steps, without the steps where it is unknown. A value that is not
+// finite becomes null, which the page draws as a gap.
 Json curve_json(const std::vector<TrailStep>& steps, std::optional<double> TrailStep::*member) {
   std::vector<SignalPoint> points;
   for (const TrailStep& step : steps)
@@ -82,29 +86,30 @@ Json curve_json(const std::vector<TrailStep>& steps, std::optional<double> Trail
   return list;
 }
 
-const char* name_of(StoryFact::Mark mark) {
-  return mark == StoryFact::Mark::kQuiet     ? "quiet"
-         : mark == StoryFact::Mark::kNotable ? "notable"
-                                             : "unknown";
+const char* name_of(ReportFact::Mark mark) {
+  return mark == ReportFact::Mark::kQuiet     ? "quiet"
+         : mark == ReportFact::Mark::kNotable ? "notable"
+                                              : "unknown";
 }
 
-Json facts_json(const std::vector<StoryFact>& facts) {
+Json facts_json(const std::vector<ReportFact>& facts) {
   Json list = Json::array();
-  for (const StoryFact& fact : facts)
+  for (const ReportFact& fact : facts)
     list.push_back({{"name", fact.name}, {"text", cut(fact.text)}, {"mark", name_of(fact.mark)}});
   return list;
 }
 
-// Returns how many steps before `since_step` a sign may have started. It may have started at any step after
-// the detector's previous value. A detector that needs several values reacts late, so a gap of more than
-// kLongUnseen steps among the last kValues values counts too. -1: there is no earlier value.
-int64_t unseen_before(const StorySign& sign) {
+// Returns how many steps earlier than `since_step` the sign may have begun; -1: unknown, as there is no
+// earlier value. It may have begun at any step after the detector's previous value. Since a detector that
+// needs several values reacts late, a gap of more than kLongUnseen steps among the previous kValues values
+// counts too: the sign may then have begun in that gap.
+int64_t unseen_before(const ReportSign& sign) {
   constexpr int kValues = 4;
   int64_t next = sign.since_step, unseen = -1;
   int values = 0;
   for (auto point = sign.points.rbegin(); point != sign.points.rend() && values < kValues; ++point) {
     if (point->step >= sign.since_step) continue;
-    const bool is_long = next - point->step - 1 > StorySign::kLongUnseen;
+    const bool is_long = next - point->step - 1 > ReportSign::kLongUnseen;
     if (values == 0 || is_long) unseen = sign.since_step - point->step - 1;
     if (is_long) break;
     next = point->step;
@@ -113,7 +118,7 @@ int64_t unseen_before(const StorySign& sign) {
   return unseen;
 }
 
-Json sign_json(const StorySign& sign, const StoryEvent& event) {
+Json sign_json(const ReportSign& sign, const ReportEvent& event) {
   const auto lead = [&](int64_t step) {
     return step < 0 ? Json(nullptr) : Json(steps_between(step, event.onset_step));
   };
@@ -133,9 +138,9 @@ Json sign_json(const StorySign& sign, const StoryEvent& event) {
           {"points", points_json(sign.points)}};
 }
 
-Json event_json(const StoryEvent& event, size_t number) {
+Json event_json(const ReportEvent& event, size_t number) {
   Json before = Json::array();
-  for (const StorySign& sign : event.before) before.push_back(sign_json(sign, event));
+  for (const ReportSign& sign : event.before) before.push_back(sign_json(sign, event));
   return {{"number", number},
           {"event", foreshock::name_of(event.kind)},
           {"step", event.onset_step},
@@ -156,20 +161,20 @@ Json event_json(const StoryEvent& event, size_t number) {
           {"to_try", event.to_try}};
 }
 
-Json detector_json(const StoryDetector& of) {
-  const DetectorInfo& info = info_of(of.detector);
+Json detector_json(const ReportDetector& totals) {
+  const DetectorInfo& info = info_of(totals.detector);
   return {{"detector", info.name},
-          {"plain", text_of(of.detector).plain},
-          {"values", of.values},
-          {"layers", of.layers},
-          {"watches", of.watches},
-          {"warnings", of.warnings},
-          {"last_warn_step", count_or_null(of.last_warn_step)},
+          {"plain", text_of(totals.detector).plain},
+          {"values", totals.values},
+          {"layers", totals.layers},
+          {"watches", totals.watches},
+          {"warnings", totals.warnings},
+          {"last_warn_step", count_or_null(totals.last_warn_step)},
           {"sure", how_sure(measured_of(info.name))},
-          {"why_not", of.values == 0 ? Json(why_without_values(of.detector)) : Json(nullptr)}};
+          {"why_not", totals.values == 0 ? Json(why_without_values(totals.detector)) : Json(nullptr)}};
 }
 
-Json episode_json(const StoryEpisode& each) {
+Json episode_json(const ReportEpisode& each) {
   return {{"detector", info_of(each.detector).name},
           {"layer", name_or_null(each.layer)},
           {"rank", each.rank},
@@ -179,43 +184,40 @@ Json episode_json(const StoryEpisode& each) {
           {"end_step", count_or_null(each.end_step)}};
 }
 
-Json timeline_json(const Story& story) {
-  const HistoryTable& table = story.timeline;
-  Json timeline = {{"rank", table.rank},
-                   {"first_step", table.first_step},
-                   {"steps_per_point", table.steps_per_point},
-                   {"last_step", story.timeline_last_step}};
+// Returns the columns of the table, by name. Value n covers the steps_per_point steps that begin with
+// first_step + n * steps_per_point.
+Json table_json(const HistoryTable& table) {
+  Json made = {{"first_step", table.first_step}, {"steps_per_point", table.steps_per_point}};
   for (const auto& [name, values] : table.columns) {
-    Json& list = timeline[std::string(name)] = Json::array();
+    Json& list = made[std::string(name)] = Json::array();
     for (const float value : values) list.push_back(short_number(static_cast<double>(value)));
   }
+  return made;
+}
+
+Json timeline_json(const Report& report) {
+  Json timeline = table_json(report.timeline);
+  timeline["rank"] = report.timeline.rank;
+  timeline["last_step"] = report.timeline_last_step;
   return timeline;
 }
 
-Json attention_json(const Story& story) {
-  const auto curve = [](const HistoryTable& table) {
-    Json made = {{"first_step", table.first_step}, {"steps_per_point", table.steps_per_point}};
-    for (const auto& [name, values] : table.columns) {
-      Json& list = made[std::string(name)] = Json::array();
-      for (const float value : values) list.push_back(short_number(static_cast<double>(value)));
-    }
-    return made;
-  };
-  Json made = curve(story.attention), layers = Json::array(), faults = Json::array();
-  for (const HistoryTable& table : story.attention_layers) {
-    layers.push_back(curve(table));
+Json attention_json(const Report& report) {
+  Json made = table_json(report.attention), layers = Json::array(), faults = Json::array();
+  for (const HistoryTable& table : report.attention_layers) {
+    layers.push_back(table_json(table));
     layers.back()["layer"] = name_or_null(table.layer);
   }
-  for (const AttentionFault& fault : story.attention_faults)
+  for (const AttentionFault& fault : report.attention_faults)
     faults.push_back({{"layer", name_or_null(fault.layer)},
                       {"tensor", fault.tensor},
-                      {"most", short_number(fault.most)},
+                      {"most", short_number(fault.largest_error)},
                       {"at_step", fault.at_step},
                       {"first_step", fault.first_step},
                       {"last_step", fault.last_step},
                       {"beyond", fault.beyond},
                       {"slices", fault.slices}});
-  made["text"] = story.attention_text;
+  made["text"] = report.attention_text;
   made["layers"] = layers;
   made["faults"] = faults;
   return made;
@@ -223,34 +225,34 @@ Json attention_json(const Story& story) {
 
 }  // namespace
 
-std::string report_json(const Story& story) {
-  Json episodes = Json::array(), events = Json::array(), detectors = Json::array(), notes = story.notes;
-  for (const StoryEpisode& each : story.episodes)
+std::string report_json(const Report& report) {
+  Json episodes = Json::array(), events = Json::array(), detectors = Json::array(), notes = report.notes;
+  for (const ReportEpisode& each : report.episodes)
     if (episodes.size() < kMostEpisodes) episodes.push_back(episode_json(each));
-  for (const StoryEvent& each : story.events) events.push_back(event_json(each, events.size() + 1));
-  for (const StoryDetector& each : story.detectors) detectors.push_back(detector_json(each));
+  for (const ReportEvent& each : report.events) events.push_back(event_json(each, events.size() + 1));
+  for (const ReportDetector& each : report.detectors) detectors.push_back(detector_json(each));
   const Json document = {{"schema", 1},
-                         {"run", name_or_null(story.run)},
-                         {"version", name_or_null(story.version)},
-                         {"headline", cut(story.headline)},
-                         {"verdict", story.verdict},
-                         {"facts", facts_json(story.facts)},
-                         {"events_from", story.from_record ? "record" : "detectors"},
-                         {"events_note", story.events_note},
-                         {"timeline", timeline_json(story)},
-                         {"attention", attention_json(story)},
+                         {"run", name_or_null(report.run)},
+                         {"version", name_or_null(report.version)},
+                         {"headline", cut(report.headline)},
+                         {"verdict", report.verdict},
+                         {"facts", facts_json(report.facts)},
+                         {"events_from", report.from_record ? "record" : "detectors"},
+                         {"events_note", report.events_note},
+                         {"timeline", timeline_json(report)},
+                         {"attention", attention_json(report)},
                          {"episodes", episodes},
                          {"loss_events", events},
                          {"detectors", detectors},
-                         {"coverage", facts_json(story.coverage)},
+                         {"coverage", facts_json(report.coverage)},
                          {"notes", notes},
-                         {"limits", story.limits}};
+                         {"limits", report.limits}};
   return document.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 namespace {
 
-// Returns a source expression for a content security policy, which contains the hash in base64.
+// Returns the expression by which a content security policy allows a script or style with this SHA-256.
 std::string source_of(std::string_view hexadecimal) {
   std::string bytes;
   for (size_t at = 0; at + 1 < hexadecimal.size(); at += 2)
@@ -277,7 +279,8 @@ std::string inside_script(const std::string& json) {
 std::string report_page(const std::string& json) {
   std::string page;
   const std::string data = inside_script(json), rules = policy();
-  // Inserted parts must not be searched for further marks, because they contain text from a trainer.
+  // In the order of the marks in page.html. Inserted parts must not be searched for further marks, because
+  // they contain text from a trainer.
   const std::pair<std::string_view, std::string_view> parts[] = {{"/*POLICY*/", rules},
                                                                  {"/*STYLE*/", kReportCss},
                                                                  {"/*DATA*/", data},
@@ -303,14 +306,14 @@ void append_lines(std::string* text, const std::string& title, const std::vector
   if (lines.size() > kMostLines) *text += "- " + std::to_string(lines.size() - kMostLines) + " more\n";
 }
 
-std::vector<std::string> lines_of(const std::vector<StoryFact>& facts, StoryFact::Mark mark) {
+std::vector<std::string> lines_of(const std::vector<ReportFact>& facts, ReportFact::Mark mark) {
   std::vector<std::string> lines;
-  for (const StoryFact& fact : facts)
+  for (const ReportFact& fact : facts)
     if (fact.mark == mark) lines.push_back(fact.name + ": " + fact.text);
   return lines;
 }
 
-std::string line_of(const StorySign& sign, int64_t onset) {
+std::string line_of(const ReportSign& sign, int64_t onset) {
   std::string text = std::string(info_of(sign.detector).name) + " (" + text_of(sign.detector).plain + ")";
   if (!sign.layer.empty()) text += ", layer " + sign.layer;
   text += ", rank " + std::to_string(sign.rank) + ": " + name_of(sign.most) + " from step " +
@@ -320,14 +323,14 @@ std::string line_of(const StorySign& sign, int64_t onset) {
   return text + (is_proven(sign.detector) ? "" : " (experimental detector)");
 }
 
-std::string markdown_of(const StoryEvent& event, size_t number) {
+std::string markdown_of(const ReportEvent& event, size_t number) {
   std::string text = "\n## " + std::to_string(number) + ". " + event.title + "\n\n" + event.text + "\n\n";
   std::vector<std::string> signs;
   for (size_t n = 0; n < std::min(event.before.size(), kMostSigns); ++n)
     signs.push_back(line_of(event.before[n], event.onset_step));
   append_lines(&text, "Before it:", signs);
   if (signs.empty()) text += "No detector warned before it.\n";
-  append_lines(&text, "Notable:", lines_of(event.facts, StoryFact::Mark::kNotable));
+  append_lines(&text, "Notable:", lines_of(event.facts, ReportFact::Mark::kNotable));
   append_lines(&text, "Consistent with:", event.consistent_with);
   append_lines(&text, "Not excluded:", event.not_excluded);
   append_lines(&text, "What to try:", event.to_try);
@@ -336,21 +339,21 @@ std::string markdown_of(const StoryEvent& event, size_t number) {
 
 }  // namespace
 
-std::string report_markdown(const Story& story, const std::vector<std::string>& records) {
-  std::string text = "# " + story.headline + "\n\n" + story.verdict + "\n\n";
+std::string report_markdown(const Report& report, const std::vector<std::string>& records) {
+  std::string text = "# " + report.headline + "\n\n" + report.verdict + "\n\n";
   std::vector<std::string> facts;
-  for (const StoryFact& fact : story.facts) facts.push_back(fact.name + ": " + fact.text);
+  for (const ReportFact& fact : report.facts) facts.push_back(fact.name + ": " + fact.text);
   append_lines(&text, "", facts);
-  if (!story.attention_faults.empty()) text += "\n## Attention\n\n" + story.attention_text + "\n";
-  for (size_t n = 0; n < std::min(story.events.size(), kMostIncidents); ++n)
-    text += markdown_of(story.events[n], n + 1);
-  if (story.events.size() > kMostIncidents)
-    text += "\n" + std::to_string(story.events.size() - kMostIncidents) +
+  if (!report.attention_faults.empty()) text += "\n## Attention\n\n" + report.attention_text + "\n";
+  for (size_t n = 0; n < std::min(report.events.size(), kMostIncidents); ++n)
+    text += markdown_of(report.events[n], n + 1);
+  if (report.events.size() > kMostIncidents)
+    text += "\n" + std::to_string(report.events.size() - kMostIncidents) +
             " further loss events are on the page.\n";
   text += "\n## Not judged\n\n";
-  append_lines(&text, "", lines_of(story.coverage, StoryFact::Mark::kUnknown));
-  append_lines(&text, "", story.notes);
-  append_lines(&text, "Limits:", story.limits);
+  append_lines(&text, "", lines_of(report.coverage, ReportFact::Mark::kUnknown));
+  append_lines(&text, "", report.notes);
+  append_lines(&text, "Limits:", report.limits);
   std::string names;
   for (const std::string& record : records) names += " " + record;
   text +=
@@ -393,9 +396,9 @@ bool is_report(const fs::path& path) {
   return begin.find(kReportMark) != std::string::npos;
 }
 
-// Sets request->out to a page beside the record. An existing file is only overwritten if it is a report.
-// Returns "" or an error.
-std::string choose_place(Request* request) {
+// Sets request->out to RECORD.html beside the first record. Returns "" or an error. Since the user has not
+// named that file, it is only overwritten if it is a report.
+std::string choose_page(Request* request) {
   std::error_code ignored;
   if (fs::exists(request->records[0], ignored) && fs::is_other(request->records[0], ignored))
     return request->records[0] + " is not a file; name the page with -o OUT.html";
@@ -419,20 +422,20 @@ std::string parse(const Words& words, Request* request) {
     if (!request->out.empty() && fs::equivalent(record, request->out, ignored))
       return "-o " + request->out + " is one of the records: name another file";
   if (request->out.empty())
-    if (std::string problem = choose_place(request); !problem.empty()) return problem;
+    if (std::string problem = choose_page(request); !problem.empty()) return problem;
   return why_no_file(request->out);
 }
 
-// Passes the lines of a record to the report builder. Returns "" or one line that says why there can be no
-// report. Appends defects that do not prevent a report to `*notes`.
-std::string read(const std::string& path, Storyteller* teller, std::vector<std::string>* notes) {
+// Passes the lines of a record to the builder. Returns "" or one line that says why there can be no report.
+// Appends defects that do not prevent a report to `*notes`.
+std::string read(const std::string& path, ReportBuilder* builder, std::vector<std::string>* notes) {
   std::string problem;
   const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &problem);
   if (reader == nullptr) return problem;
   uint64_t taken = 0;
   while (const std::optional<RecordLine> line = reader->next()) {
     ++taken;
-    if (problem = teller->take(*line); !problem.empty()) return path + ": " + problem;
+    if (problem = builder->take(*line); !problem.empty()) return path + ": " + problem;
   }
   const std::string name = fs::path(path).filename().string();
   if (taken == 0) return reader->why_nothing(path);
@@ -454,21 +457,21 @@ int report(const std::vector<std::string>& words) {
   if (read_words.wants_help()) return print_help(kHelp), 0;
   Request request;
   if (const std::string problem = parse(read_words, &request); !problem.empty()) return wrong_use(problem);
-  Storyteller teller;
+  ReportBuilder builder;
   std::vector<std::string> notes;
   for (size_t n = 0; n < request.records.size(); ++n) {
-    if (n > 0) teller.begin_record();
-    if (const std::string problem = read(request.records[n], &teller, &notes); !problem.empty())
+    if (n > 0) builder.begin_record();
+    if (const std::string problem = read(request.records[n], &builder, &notes); !problem.empty())
       return wrong_use(problem);
   }
-  Story story = teller.finish();
-  story.notes.insert(story.notes.begin(), notes.begin(), notes.end());
-  if (request.wants_markdown) return std::fputs(report_markdown(story, request.records).c_str(), stdout), 0;
-  const std::string json = report_json(story);
+  Report report = builder.finish();
+  report.notes.insert(report.notes.begin(), notes.begin(), notes.end());
+  if (request.wants_markdown) return std::fputs(report_markdown(report, request.records).c_str(), stdout), 0;
+  const std::string json = report_json(report);
   if (request.wants_json) return std::puts(json.c_str()), 0;
   if (const std::string problem = write_whole_file(request.out, report_page(json)); !problem.empty())
     return say(problem), 1;
-  say(story.verdict);
+  say(report.verdict);
   say("page written to " + request.out);
   return 0;
 }

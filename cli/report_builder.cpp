@@ -12,7 +12,7 @@
 namespace foreshock::cli {
 namespace {
 
-using Mark = StoryFact::Mark;
+using Mark = ReportFact::Mark;
 
 // A possible cause is a suspect if it was at most this many steps before the onset. The learning rate is
 // compared over the same span.
@@ -23,10 +23,7 @@ constexpr double kRateFactor = 2;
 constexpr size_t kMostDetectors = 4;  // most detectors that are explained for an event
 constexpr size_t kMostNamed = 8;      // most layers or ranks in a list
 
-std::string steps(int64_t number) {
-  return count(static_cast<double>(number)) + (number == 1 ? " step" : " steps");
-}
-
+// Returns "3, 5, 8", for example, and after kMostNamed items " and 2 more".
 template <class List>
 std::string listed(const List& items) {
   std::string text;
@@ -42,50 +39,52 @@ std::string listed(const List& items) {
   return text;
 }
 
-bool is_of(const Notable& each, const StoryEvent& event) {
-  return each.attempt == event.attempt &&
-         std::find(event.ranks.begin(), event.ranks.end(), each.rank) != event.ranks.end();
+bool has_rank(const ReportEvent& event, int64_t rank) {
+  return std::find(event.ranks.begin(), event.ranks.end(), rank) != event.ranks.end();
 }
 
-std::string where_nonfinite(const Notable& of) {
-  const std::string what = of.what == "nonfinite"            ? "attention's result"
-                           : of.what == "nonfinite_gradient" ? "the gradient"
-                                                             : "the gradient norm";
-  return what + (of.layer.empty() ? "" : " of layer " + of.layer);
+std::string where_nonfinite(const FaultEvent& fault) {
+  const std::string what = fault.what == "nonfinite"            ? "attention's result"
+                           : fault.what == "nonfinite_gradient" ? "the gradient"
+                                                                : "the gradient norm";
+  return what + (fault.layer.empty() ? "" : " of layer " + fault.layer);
 }
 
-// Makes `what`, which happened at `step`, a suspect of `event`. Does nothing if `step` is after the onset or
-// more than kRecent steps before it.
-void suspect(const StoryEvent& event, int64_t step, const std::string& what, StoryFact* fact) {
+// Names `what`, which happened at `step`, as a possible cause of `event`: fills in fact->suspect. Leaves it
+// empty if `step` is after the onset or more than kRecent steps before it.
+void suspect(const ReportEvent& event, int64_t step, const std::string& what, ReportFact* fact) {
   fact->lead = steps_between(step, event.onset_step);
   if (fact->lead < 0 || fact->lead > kRecent) return;
   fact->suspect = fact->lead == 0   ? "when " + what
                   : fact->lead == 1 ? "one step after " + what
-                                    : steps(fact->lead) + " after " + what;
+                                    : steps_text(fact->lead) + " after " + what;
 }
 
 // Returns when `step` was relative to the onset: "3 steps before", "at the onset", "2 steps after".
-std::string relative_to_onset(const StoryEvent& event, int64_t step) {
+std::string relative_to_onset(const ReportEvent& event, int64_t step) {
   const int64_t lead = steps_between(step, event.onset_step);
-  return lead > 0 ? steps(lead) + " before" : lead == 0 ? "at the onset" : steps(-lead) + " after";
+  return lead > 0 ? steps_text(lead) + " before" : lead == 0 ? "at the onset" : steps_text(-lead) + " after";
 }
 
-StoryFact nonfinite(const StoryEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
-  const Notable* first = nullptr;
-  for (const Notable& each : run.notables) {
-    const int64_t lead = steps_between(each.step, event.onset_step);
-    const bool counts = each.what.starts_with("nonfinite") && is_of(each, event) &&
-                        lead <= StoryEvent::kBefore && each.step <= event.declared_step;
-    if (counts && (first == nullptr || each.step < first->step)) first = &each;
+// The functions below return the facts of facts_of(), one function per topic.
+
+ReportFact nonfinite(const ReportEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
+  const FaultEvent* first = nullptr;
+  for (const FaultEvent& each : run.fault_events) {
+    if (!each.what.starts_with("nonfinite") || each.attempt != event.attempt || !has_rank(event, each.rank))
+      continue;
+    const bool is_near = steps_between(each.step, event.onset_step) <= ReportEvent::kBefore &&
+                         each.step <= event.declared_step;
+    if (is_near && (first == nullptr || each.step < first->step)) first = &each;
   }
   const bool in_loss = std::any_of(event.steps.begin(), event.steps.end(), [&](const TrailStep& each) {
     return each.step <= event.declared_step && each.loss && !std::isfinite(*each.loss);
   });
-  StoryFact fact = {"NaN or infinite values", "none in the " + steps(StoryEvent::kBefore) + " before",
-                    Mark::kQuiet};
+  ReportFact fact = {"NaN or infinite values", "none in the " + steps_text(ReportEvent::kBefore) + " before",
+                     Mark::kQuiet};
   if (in_loss) fact = {fact.name, "in the loss; none was seen before it", Mark::kNotable};
   if (first == nullptr) return fact;
-  fact.mark = Mark::kNotable;
+  fact.mark = Mark::kNotable;  // a fault event names its place, so it replaces the text on the loss
   fact.text = "first in " + where_nonfinite(*first) + ", " + relative_to_onset(event, first->step);
   if (first->step >= event.onset_step) return fact;
   clues->push_back(Clue::kNonfinite);
@@ -93,26 +92,26 @@ StoryFact nonfinite(const StoryEvent& event, const RunSeen& run, std::vector<Clu
   return fact;
 }
 
-StoryFact layers(const StoryEvent& event, const RunSeen& run) {
-  std::set<std::string> watched, spoke;
+ReportFact layers(const ReportEvent& event, const RunSeen& run) {
+  std::set<std::string> watched, moved;  // layers with values for detectors; those in which one left quiet
   for (const int64_t rank : event.ranks)
-    if (const auto of = run.signals.find(rank); of != run.signals.end()) watched.merge(of->second.layers());
-  for (const StorySign& sign : event.before)
-    if (!sign.layer.empty()) spoke.insert(sign.layer);
-  StoryFact fact = {"layers", "no layer was watched", Mark::kUnknown};
-  if (watched.empty()) return fact;
-  const size_t quiet = watched.size() > spoke.size() ? watched.size() - spoke.size() : 0;
-  if (spoke.empty())
-    return {fact.name, "all " + std::to_string(watched.size()) + " that were watched stayed quiet",
+    if (const auto found = run.signals.find(rank); found != run.signals.end())
+      watched.merge(found->second.layers());
+  for (const ReportSign& sign : event.before)
+    if (!sign.layer.empty()) moved.insert(sign.layer);
+  if (watched.empty()) return {"layers", "no layer was watched", Mark::kUnknown};
+  const size_t quiet = watched.size() > moved.size() ? watched.size() - moved.size() : 0;
+  if (moved.empty())
+    return {"layers", "all " + std::to_string(watched.size()) + " that were watched stayed quiet",
             Mark::kQuiet};
-  return {fact.name,
-          "detectors spoke in " + listed(spoke) + "; " +
+  return {"layers",
+          "detectors spoke in " + listed(moved) + "; " +
               (quiet == 0 ? "no other was watched" : "the other " + std::to_string(quiet) + " stayed quiet"),
           Mark::kNotable};
 }
 
-StoryFact ranks(const StoryEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
-  const size_t all = run.trails.size();
+ReportFact ranks(const ReportEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
+  const size_t all = run.trails.size();  // ranks in the records
   if (all < 2) return {"ranks", "there is one rank in the record", Mark::kUnknown};
   if (event.ranks.size() >= all)
     return {"ranks", "seen on all " + std::to_string(all) + " in the record", Mark::kQuiet};
@@ -123,14 +122,14 @@ StoryFact ranks(const StoryEvent& event, const RunSeen& run, std::vector<Clue>* 
           Mark::kNotable};
 }
 
-StoryFact replicas(const StoryEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
-  for (const Notable& each : run.notables) {
+ReportFact replicas(const ReportEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
+  for (const FaultEvent& each : run.fault_events) {
     if (each.what != "weight_mismatch" || each.attempt != event.attempt || each.step > event.onset_step)
       continue;
     clues->push_back(Clue::kReplicasDiffer);
     const std::string where = (each.rank < 0 ? "between nodes" : "on rank " + std::to_string(each.rank)) +
                               (each.layer.empty() ? "" : ", layer " + each.layer);
-    StoryFact fact = {
+    ReportFact fact = {
         "replicas",
         "weights that should be equal differ from step " + std::to_string(each.step) + " on, seen " + where,
         Mark::kNotable};
@@ -148,7 +147,7 @@ StoryFact replicas(const StoryEvent& event, const RunSeen& run, std::vector<Clue
 }
 
 // Returns the first of the event's steps from `step` on; null if there is none.
-const TrailStep* first_step_from(const StoryEvent& event, int64_t step) {
+const TrailStep* first_step_from(const ReportEvent& event, int64_t step) {
   const auto found = std::find_if(event.steps.begin(), event.steps.end(),
                                   [&](const TrailStep& each) { return each.step >= step; });
   return found != event.steps.end() ? &*found : nullptr;
@@ -157,10 +156,10 @@ const TrailStep* first_step_from(const StoryEvent& event, int64_t step) {
 // A change of the learning rate by kRateFactor or more from one step to the next.
 struct RateJump {
   double from = 0, to = 0;
-  int64_t step = 0;
+  int64_t step = 0;  // the first step with rate `to`
 };
 // Returns the last jump after step `since` and not after the onset.
-std::optional<RateJump> rate_jump(const StoryEvent& event, int64_t since) {
+std::optional<RateJump> rate_jump(const ReportEvent& event, int64_t since) {
   std::optional<RateJump> jump;
   std::optional<double> last;
   for (const TrailStep& each : event.steps) {
@@ -175,16 +174,17 @@ std::optional<RateJump> rate_jump(const StoryEvent& event, int64_t since) {
   return jump;
 }
 
-// A learning rate is set before the step that uses it, so changes up to and including the onset step count.
-StoryFact learning_rate(const StoryEvent& event, std::vector<Clue>* clues) {
+// Reports a jump of the learning rate within kRecent steps before the onset or, without a jump, its change
+// over these steps. A rate is set before the step that uses it, so a change at the onset step counts.
+ReportFact learning_rate(const ReportEvent& event, std::vector<Clue>* clues) {
   const TrailStep* before = first_step_from(event, event.onset_step - std::min(event.onset_step, kRecent));
   const TrailStep* at = first_step_from(event, event.onset_step);
-  StoryFact fact = {"learning rate", "not known", Mark::kUnknown};
+  ReportFact fact = {"learning rate", "not known", Mark::kUnknown};
   if (before == nullptr || at == nullptr || !before->learning_rate || !at->learning_rate) return fact;
   const double from = *before->learning_rate, to = *at->learning_rate;
   const auto number = [](double value) { return formatted("%.3g", value); };
   const auto change = [&](double a, double b) { return "went from " + number(a) + " to " + number(b); };
-  const std::string ago = steps(steps_between(before->step, event.onset_step)) + " before";
+  const std::string ago = steps_text(steps_between(before->step, event.onset_step)) + " before";
   if (const std::optional<RateJump> jump = rate_jump(event, before->step)) {
     const std::string went = change(jump->from, jump->to);
     clues->push_back(Clue::kLearningRate);
@@ -203,20 +203,21 @@ StoryFact learning_rate(const StoryEvent& event, std::vector<Clue>* clues) {
   clues->push_back(Clue::kLearningRate);
   if (to > from) {
     fact.lead = steps_between(before->step, event.onset_step);
-    fact.suspect = "after the learning rate " + change(from, to) + " in " + steps(fact.lead);
+    fact.suspect = "after the learning rate " + change(from, to) + " in " + steps_text(fact.lead);
   }
   return fact;
 }
 
-StoryFact batch(const StoryEvent& event) {
+ReportFact batch(const ReportEvent& event) {
   const TrailStep* at = first_step_from(event, event.onset_step);
   if (at == nullptr || !at->batch_id)
     return {"batch", "the training gave no batch_id, so its batches cannot be named", Mark::kUnknown};
   return {"batch", "batch_id " + std::to_string(*at->batch_id) + " at the onset", Mark::kQuiet};
 }
 
-// Reports the optimizer steps that the gradient scaler skipped before the onset.
-StoryFact skipped_by_scaler(const StoryEvent& event, std::vector<Clue>* clues) {
+// Reports how many optimizer steps the gradient scaler skipped before the onset. skipped_steps is a running
+// total; it falls if the training is restarted.
+ReportFact skipped_by_scaler(const ReportEvent& event, std::vector<Clue>* clues) {
   const TrailStep* at = first_step_from(event, event.onset_step);
   const TrailStep* before = event.steps.empty() ? nullptr : &event.steps.front();
   if (at == nullptr || !at->skipped_steps || !before->skipped_steps)
@@ -227,45 +228,47 @@ StoryFact skipped_by_scaler(const StoryEvent& event, std::vector<Clue>* clues) {
   clues->push_back(Clue::kSkippedSteps);
   return {"steps left out",
           count(static_cast<double>(skipped)) + " in the " +
-              steps(steps_between(before->step, event.onset_step)) + " before, by the gradient scaler",
+              steps_text(steps_between(before->step, event.onset_step)) + " before, by the gradient scaler",
           Mark::kNotable};
 }
 
-StoryFact restart(const StoryEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
-  const auto of = run.trails.find(event.ranks[0]);
-  if (of == run.trails.end() || event.attempt >= of->second.attempts().size())
+// Reports the last restart before the onset: the training went back to an earlier step, or a new process
+// continued with the next step.
+ReportFact restart(const ReportEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
+  const auto trail = run.trails.find(event.ranks[0]);
+  if (trail == run.trails.end() || event.attempt >= trail->second.attempts().size())
     return {"restarts", "none before it", Mark::kQuiet};
-  const Trail::Attempt& attempt = of->second.attempts()[event.attempt];
-  std::optional<int64_t> went_on;  // first step of the last process that continued this attempt
-  for (const int64_t step : of->second.went_on())
-    if (step > attempt.first && step <= std::min(event.onset_step, attempt.last)) went_on = step;
-  if (event.attempt == 0 && !went_on) return {"restarts", "none before it", Mark::kQuiet};
-  const int64_t first = went_on.value_or(attempt.first);
-  const int64_t since = steps_between(first, event.onset_step);
-  const std::string text = (went_on ? "another process went on from step " : "went back to step ") +
-                           std::to_string(first) + ", " + relative_to_onset(event, first);
-  if (since > StoryEvent::kBefore) return {"restarts", text, Mark::kQuiet};
+  const Trail::Attempt& attempt = trail->second.attempts()[event.attempt];
+  std::optional<int64_t> continued;  // first step of the last process that continued this attempt
+  for (const int64_t step : trail->second.continued_at())
+    if (step > attempt.first && step <= std::min(event.onset_step, attempt.last)) continued = step;
+  if (event.attempt == 0 && !continued) return {"restarts", "none before it", Mark::kQuiet};
+  const int64_t first_step = continued.value_or(attempt.first);
+  const std::string first = std::to_string(first_step);
+  const std::string text = (continued ? "another process went on from step " : "went back to step ") + first +
+                           ", " + relative_to_onset(event, first_step);
+  if (steps_between(first_step, event.onset_step) > ReportEvent::kBefore)
+    return {"restarts", text, Mark::kQuiet};
   clues->push_back(Clue::kResumed);
-  StoryFact fact = {"restarts", text, Mark::kNotable};
-  suspect(event, first,
-          (went_on ? "another process went on from step " : "the training went back to step ") +
-              std::to_string(first),
+  ReportFact fact = {"restarts", text, Mark::kNotable};
+  suspect(event, first_step,
+          (continued ? "another process went on from step " : "the training went back to step ") + first,
           &fact);
   return fact;
 }
 
-// Reports whether another attempt made the same steps, and whether the event occurred there too.
-StoryFact run_again(const StoryEvent& event, const std::vector<StoryEvent>& events, const RunSeen& run,
-                    std::vector<Clue>* clues) {
-  constexpr int64_t kNear = 8;
-  const auto of = run.trails.find(event.ranks[0]);
+// Reports how many other attempts made the same steps, and in how many of them the event occurred too.
+ReportFact run_again(const ReportEvent& event, const std::vector<ReportEvent>& events, const RunSeen& run,
+                     std::vector<Clue>* clues) {
+  constexpr int64_t kNear = 8;  // steps; onsets that differ by more are different events
+  const auto trail = run.trails.find(event.ranks[0]);
   size_t tries = 0, again = 0;
-  for (size_t n = 0; of != run.trails.end() && n < of->second.attempts().size(); ++n) {
-    const Trail::Attempt& attempt = of->second.attempts()[n];
+  for (size_t n = 0; trail != run.trails.end() && n < trail->second.attempts().size(); ++n) {
+    const Trail::Attempt& attempt = trail->second.attempts()[n];
     if (n == event.attempt || attempt.first >= event.onset_step || attempt.last < event.declared_step)
       continue;
     ++tries;
-    again += std::any_of(events.begin(), events.end(), [&](const StoryEvent& each) {
+    again += std::any_of(events.begin(), events.end(), [&](const ReportEvent& each) {
       const int64_t apart = steps_between(each.onset_step, event.onset_step);
       return each.attempt == n && apart >= -kNear && apart <= kNear;
     });
@@ -278,7 +281,8 @@ StoryFact run_again(const StoryEvent& event, const std::vector<StoryEvent>& even
           Mark::kNotable};
 }
 
-StoryFact gaps(const StoryEvent& event, std::vector<Clue>* clues) {
+// Reports the steps before the onset that are missing in the record, and how often attention was sampled.
+ReportFact gaps(const ReportEvent& event, std::vector<Clue>* clues) {
   int64_t missing = 0;
   const TrailStep* last = nullptr;
   std::optional<uint64_t> interval;
@@ -289,7 +293,7 @@ StoryFact gaps(const StoryEvent& event, std::vector<Clue>* clues) {
     last = &each;
   }
   std::string text =
-      missing == 0 ? "every step before it was seen" : steps(missing) + " before it were not seen";
+      missing == 0 ? "every step before it was seen" : steps_text(missing) + " before it were not seen";
   if (interval && *interval > 0)
     text += "; attention was to be sampled in one step of " + std::to_string(*interval);
   if (missing == 0) return {"monitor", text, Mark::kQuiet};
@@ -301,7 +305,7 @@ void add_once(const char* sentence, std::vector<std::string>* list) {
   if (std::find(list->begin(), list->end(), sentence) == list->end()) list->push_back(sentence);
 }
 
-void add_text(const ReportText& text, StoryEvent* event) {
+void add_text(const ReportText& text, ReportEvent* event) {
   add_once(text.consistent_with, &event->consistent_with);
   add_once(text.not_excluded, &event->not_excluded);
   add_once(text.to_try, &event->to_try);
@@ -309,26 +313,27 @@ void add_text(const ReportText& text, StoryEvent* event) {
 
 }  // namespace
 
-std::vector<StoryFact> facts_of(const StoryEvent& event, const std::vector<StoryEvent>& events,
-                                const RunSeen& run, std::vector<Clue>* clues) {
-  std::vector<StoryFact> facts = {nonfinite(event, run, clues),
-                                  learning_rate(event, clues),
-                                  layers(event, run),
-                                  ranks(event, run, clues),
-                                  replicas(event, run, clues),
-                                  batch(event),
-                                  skipped_by_scaler(event, clues),
-                                  restart(event, run, clues),
-                                  run_again(event, events, run, clues),
-                                  gaps(event, clues)};
+std::vector<ReportFact> facts_of(const ReportEvent& event, const std::vector<ReportEvent>& events,
+                                 const RunSeen& run, std::vector<Clue>* clues) {
+  std::vector<ReportFact> facts = {nonfinite(event, run, clues),
+                                   learning_rate(event, clues),
+                                   layers(event, run),
+                                   ranks(event, run, clues),
+                                   replicas(event, run, clues),
+                                   batch(event),
+                                   skipped_by_scaler(event, clues),
+                                   restart(event, run, clues),
+                                   run_again(event, events, run, clues),
+                                   gaps(event, clues)};
   if (event.before.empty()) clues->push_back(Clue::kNothingBefore);
   return facts;
 }
 
-void explain(const std::vector<Clue>& clues, StoryEvent* event) {
+// The most specific texts come first: circumstances, then detectors, then the kind of event.
+void explain(const std::vector<Clue>& clues, ReportEvent* event) {
   for (const Clue clue : clues) add_text(text_of(clue), event);
   std::set<DetectorId> explained;
-  for (const StorySign& sign : event->before)
+  for (const ReportSign& sign : event->before)
     if (explained.size() < kMostDetectors && explained.insert(sign.detector).second)
       add_text(text_of(sign.detector), event);
   add_text(text_of(event->kind), event);
@@ -339,28 +344,24 @@ namespace {
 // Returns the earlier of two steps; -1: never.
 int64_t earlier(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
-bool has_rank(const StoryEvent& event, int64_t rank) {
-  return std::find(event.ranks.begin(), event.ranks.end(), rank) != event.ranks.end();
-}
-
 // Returns the later of two end steps; -1 (not ended yet) is later than any step.
 int64_t later_end(int64_t end, int64_t other) { return end < 0 || other < 0 ? -1 : std::max(end, other); }
 
-// Adds an episode of a detector before an event to the signs of that event. An episode anywhere in the run is
-// a StoryEpisode.
-void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<StorySign>* signs) {
-  const StorySign sign = {episode.detector,  episode.layer,    rank, episode.most, episode.since_step,
-                          episode.warn_step, episode.end_step, {}};
-  const auto known = std::find_if(signs->begin(), signs->end(), [&](const StorySign& each) {
+// Adds an episode of a detector, which began before the loss event with this onset, to the signs of the
+// event. There is at most one sign per detector and layer, so an episode is joined with the sign or replaces
+// it.
+void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<ReportSign>* signs) {
+  const ReportSign sign = {episode.detector,  episode.layer,    rank, episode.most, episode.since_step,
+                           episode.warn_step, episode.end_step, {}};
+  const auto known = std::find_if(signs->begin(), signs->end(), [&](const ReportSign& each) {
     return each.detector == sign.detector && each.layer == sign.layer;
   });
   if (known == signs->end()) return signs->push_back(sign);
-  const auto is_near = [&](const StorySign& each) {
-    return each.end_step < 0 || steps_between(each.end_step, onset) <= StorySign::kNear;
+  const auto is_near = [&](const ReportSign& each) {
+    return each.end_step < 0 || steps_between(each.end_step, onset) <= ReportSign::kNear;
   };
-  // If both signs are near the onset, they are joined. If only one is near, it is kept. Else the later one is
-  // kept.
-  if (is_near(*known) != is_near(sign) || !is_near(sign)) {
+  if (!is_near(*known) || !is_near(sign)) {
+    // Only one is near the onset: that one is kept. Neither is near: the later one is kept.
     const bool replaces =
         is_near(sign) == is_near(*known) ? sign.since_step > known->since_step : is_near(sign);
     if (replaces) *known = sign;
@@ -372,14 +373,14 @@ void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<S
   known->end_step = later_end(known->end_step, sign.end_step);
 }
 
-// Sorts proven detectors before the others. Within each group, detectors that warned come first; ties are
-// sorted by the first step.
-void sort_signs(std::vector<StorySign>* signs) {
-  const auto order = [](const StorySign& sign) {
+// Sorts detectors that the benchmark has shown to be reliable before the others. In each of these groups,
+// detectors that warned come first; ties are sorted by the first step.
+void sort_signs(std::vector<ReportSign>* signs) {
+  const auto order = [](const ReportSign& sign) {
     return std::tuple(!is_proven(sign.detector), sign.most != Level::kWarn, sign.since_step);
   };
   std::stable_sort(signs->begin(), signs->end(),
-                   [&](const StorySign& a, const StorySign& b) { return order(a) < order(b); });
+                   [&](const ReportSign& a, const ReportSign& b) { return order(a) < order(b); });
 }
 
 // Returns the kind with this name, or nullopt.
@@ -396,7 +397,7 @@ bool is_loss_event(WatchEventKind kind) {
 
 }  // namespace
 
-void Strand::take(const EventLine& event, size_t attempt, int64_t declared) {
+void EventCollector::take(const EventLine& event, size_t attempt, int64_t declared) {
   const std::optional<WatchEventKind> kind = event_kind_of(event.event);
   if (!kind || !event.rank || !event.step) return;
   ++taken_;
@@ -405,20 +406,21 @@ void Strand::take(const EventLine& event, size_t attempt, int64_t declared) {
   if (is_loss_event(*kind)) take_loss_event(*kind, event, attempt, declared);
 }
 
-void Strand::take_level(const EventLine& event) {
+void EventCollector::take_level(const EventLine& event) {
   const std::optional<DetectorId> detector = detector_of(event.detector);
   if (!detector) return;
   const Level level = event.level == name_of(Level::kWarn)    ? Level::kWarn
                       : event.level == name_of(Level::kWatch) ? Level::kWatch
                                                               : Level::kQuiet;
   warnings_ += level == Level::kWarn;
-  // A detector has one series for each place: a layer or a tensor. The event line has only the layer, which
-  // is used as the place.
+  // Precursors distinguishes the series of a detector by place, i.e. a layer or a tensor. The event line has
+  // only the layer, which is used as the place.
   precursors_[*event.rank].note(*detector, event.layer, event.layer, level, *event.step);
-  const auto open_episode = std::find_if(episodes_.rbegin(), episodes_.rend(), [&](const StoryEpisode& each) {
-    return each.end_step < 0 && each.detector == *detector && each.layer == event.layer &&
-           each.rank == *event.rank;
-  });
+  const auto open_episode =
+      std::find_if(episodes_.rbegin(), episodes_.rend(), [&](const ReportEpisode& each) {
+        return each.end_step < 0 && each.detector == *detector && each.layer == event.layer &&
+               each.rank == *event.rank;
+      });
   if (level == Level::kQuiet) {
     if (open_episode != episodes_.rend()) open_episode->end_step = *event.step;
     return;
@@ -432,13 +434,14 @@ void Strand::take_level(const EventLine& event) {
   }
 }
 
-// Joins loss events with nearly the same onset: events of several ranks, and a spike with the divergence that
-// it becomes. If the event already has the rank, only the first divergence of that rank is joined. A slow
-// rise is not joined with another kind of event.
-void Strand::take_loss_event(WatchEventKind kind, const EventLine& event, size_t attempt, int64_t declared) {
+// Joins the loss event with a known one of nearly the same onset, unless exactly one of them is a slow rise.
+// The same event on several ranks becomes one, and a spike becomes the divergence into which it grows. So a
+// second event of a rank is joined only if it is the rank's first divergence.
+void EventCollector::take_loss_event(WatchEventKind kind, const EventLine& event, size_t attempt,
+                                     int64_t declared) {
   const int64_t rank = *event.rank;
   const bool is_rise = kind == WatchEventKind::kLossRise, is_divergence = kind == WatchEventKind::kDivergence;
-  const auto known = std::find_if(events_.begin(), events_.end(), [&](const StoryEvent& each) {
+  const auto known = std::find_if(events_.begin(), events_.end(), [&](const ReportEvent& each) {
     const int64_t apart = steps_between(each.onset_step, *event.step);
     return (each.kind == WatchEventKind::kLossRise) == is_rise && each.attempt == attempt &&
            apart >= -kSameEvent && apart <= kSameEvent &&
@@ -449,8 +452,8 @@ void Strand::take_loss_event(WatchEventKind kind, const EventLine& event, size_t
     ++left_out_;
     return;
   }
-  StoryEvent& one = known != events_.end() ? *known : events_.emplace_back();
-  if (one.ranks.empty()) {
+  ReportEvent& one = known != events_.end() ? *known : events_.emplace_back();
+  if (one.ranks.empty()) {  // the event is new
     one.kind = kind;
     one.onset_step = *event.step;
     one.declared_step = declared;
@@ -469,31 +472,31 @@ void Strand::take_loss_event(WatchEventKind kind, const EventLine& event, size_t
   sort_signs(&one.before);
 }
 
-void Strand::close(int64_t rank, const Trail& trail, const std::map<int64_t, Signals>& signals,
-                   bool no_more_steps) {
+void EventCollector::close(int64_t rank, const Trail& trail, const std::map<int64_t, Signals>& signals,
+                           bool no_more_steps) {
   std::erase_if(open_, [&](size_t index) {
-    StoryEvent& event = events_[index];
+    ReportEvent& event = events_[index];
     if (event.ranks[0] != rank || trail.recent().empty()) return false;
     const int64_t now = trail.recent().back().step;
-    const bool far_enough =
-        now >= event.declared_step && steps_between(event.onset_step, now) >= StoryEvent::kAfter;
-    if (!far_enough && !no_more_steps) return false;
+    const bool has_all_steps =
+        now >= event.declared_step && steps_between(event.onset_step, now) >= ReportEvent::kAfter;
+    if (!has_all_steps && !no_more_steps) return false;
     for (const TrailStep& step : trail.recent()) {
       const int64_t since = steps_between(event.onset_step, step.step);
-      if (since >= -StoryEvent::kBefore && since <= StoryEvent::kAfter) event.steps.push_back(step);
+      if (since >= -ReportEvent::kBefore && since <= ReportEvent::kAfter) event.steps.push_back(step);
     }
     if (event.steps.empty()) return true;
-    for (StorySign& sign : event.before)
-      if (const auto of = signals.find(sign.rank); of != signals.end())
-        sign.points = of->second.around(sign.detector, sign.layer, event.steps.front().step, event.onset_step,
-                                        event.steps.back().step);
+    for (ReportSign& sign : event.before)
+      if (const auto found = signals.find(sign.rank); found != signals.end())
+        sign.points = found->second.around(sign.detector, sign.layer, event.steps.front().step,
+                                           event.onset_step, event.steps.back().step);
     return true;
   });
 }
 
 namespace {
 
-constexpr size_t kMostNotables = 4096;
+constexpr size_t kMostFaultEvents = 4096;  // further ones are ignored
 constexpr size_t kMostRanks = 4096;
 constexpr size_t kTimelinePoints = 1024;
 constexpr History::Column kTimeline[] = {{"loss", History::Keep::kMean}, {"loss_max", History::Keep::kMax}};
@@ -509,6 +512,7 @@ std::optional<double> time_of(const RecordLine& line) {
   return std::visit([](const auto& each) { return each.time; }, line);
 }
 
+// `seconds`: since 1970.
 std::string time_text(double seconds) {
   const auto whole = static_cast<time_t>(seconds);
   std::tm parts = {};
@@ -529,32 +533,30 @@ std::vector<std::string> limits() {
       "The report shows what moved before an event, not what caused it: a sign and an event can have a "
       "common cause, or none.",
       "Attention is sampled: what is shorter than the steps between two samples can be missed, and so can "
-      "what "
-      "befalls a single head or row.",
+      "what befalls a single head or row.",
       "The figures of the benchmark are from small trainings with planted faults, most of their events from "
-      "one "
-      "small net; how often a detector is right in a training like this one is not known.",
+      "one small net; how often a detector is right in a training like this one is not known.",
       "Layers are named where the place of an attention call is known; a detector of gradients or of the "
-      "loss "
-      "names none.",
+      "loss names none.",
   };
 }
 
 }  // namespace
 
-Storyteller::Storyteller() : timeline_(kTimeline, kTimelinePoints) { begin_record(); }
+ReportBuilder::ReportBuilder() : timeline_(kTimeline, kTimelinePoints) { begin_record(); }
 
-void Storyteller::begin_record() {
+// Every record gets detectors of its own, which end_record() deletes, so that memory does not grow with the
+// number of records. Each observe() of these detectors stores their input values in readings_.
+void ReportBuilder::begin_record() {
   if (watches_ != nullptr) end_record();
   run_.records = ++records_;
   watches_ = std::make_unique<Watches>();
-  // The detectors run again over this record. Each observe() of a line stores their readings in readings_.
   watches_->collect(&readings_);
 }
 
-void Storyteller::end_record() {
+void ReportBuilder::end_record() {
   for (const std::string& text : left_out(*watches_)) not_watched_.push_back("Not watched: " + text + ".");
-  for (const auto& [key, watch] : watches_->all()) {
+  for (const auto& [key, watch] : watches_->all()) {  // key: run and rank
     close_events(key.second, true);
     const auto states = watch.states();
     for (size_t n = 0; n < kDetectors; ++n) {
@@ -567,7 +569,7 @@ void Storyteller::end_record() {
   watches_.reset();
 }
 
-std::string Storyteller::take(const RecordLine& line) {
+std::string ReportBuilder::take(const RecordLine& line) {
   const std::string& run = std::visit([](const auto& each) -> const std::string& { return each.run; }, line);
   if (run_id_.empty()) run_id_ = run;
   // The first record may have lines of several runs; lines of other runs are counted and skipped. A further
@@ -583,8 +585,8 @@ std::string Storyteller::take(const RecordLine& line) {
       },
       line);
   if (rank) {
-    const auto [of, is_new] = record_of_.emplace(*rank, records_);
-    if (!is_new && of->second != records_)
+    const auto [known, is_new] = record_of_.emplace(*rank, records_);
+    if (!is_new && known->second != records_)
       return "rank " + std::to_string(*rank) + " is in an earlier record too: name each node's record once";
     if (record_of_.size() > kMostRanks) return "more than " + std::to_string(kMostRanks) + " ranks";
   }
@@ -602,27 +604,27 @@ std::string Storyteller::take(const RecordLine& line) {
   return "";
 }
 
-void Storyteller::observe(const RunLine& line) {
+void ReportBuilder::observe(const RunLine& line) {
   if (!line.foreshock_version.empty()) version_ = line.foreshock_version;
   if (!line.framework.empty()) framework_ = line.framework;
   if (!line.executable.empty()) executable_ = line.executable;
   world_size_ = std::max(world_size_, line.world_size.value_or(0));
   if (!line.rank) return;
-  const auto [of, is_new] = last_run_line_.emplace(*line.rank, line);
+  const auto [last, is_new] = last_run_line_.emplace(*line.rank, line);
   if (is_new) return;
-  // A restarted agent writes "started" again for a process that was already followed. Only another process
-  // begins a new part of the trail.
-  const RunLine& before = of->second;
+  // A restarted agent writes "started" again for a process that was already followed, so a "started" line
+  // does not imply another process.
+  const RunLine& before = last->second;
   if (line.state == "started" && (before.state == "ended" || before.pid != line.pid ||
                                   before.attempt != line.attempt || before.host != line.host))
     run_.trails[*line.rank].begin_process();
-  of->second = line;
+  last->second = line;
 }
 
-void Storyteller::observe(const StepLine& line) {
+void ReportBuilder::observe(const StepLine& line) {
   if (!line.rank || !line.step) return;
   Trail& trail = run_.trails[*line.rank];
-  if (trail.goes_back(line)) {
+  if (trail.goes_back(line)) {  // events must be closed before add() drops the steps of the old attempt
     close_events(*line.rank, true);
     run_.signals[*line.rank].forget_points();
   }
@@ -633,122 +635,121 @@ void Storyteller::observe(const StepLine& line) {
   add_to_timeline(line);
 }
 
-// Adds the loss to the timeline, which shows only the first rank in the record.
-void Storyteller::add_to_timeline(const StepLine& line) {
+// Counts a known loss and, if the line is of the first rank in the records, adds it to the timeline.
+void ReportBuilder::add_to_timeline(const StepLine& line) {
   losses_ += line.loss.has_value();
   if (timeline_rank_ < 0) timeline_rank_ = *line.rank;
   if (*line.rank != timeline_rank_ || !line.loss || *line.step < 0) return;
-  timeline_.add(*line.step, 0, *line.loss);
-  timeline_.add(*line.step, 1, *line.loss);
+  timeline_.add(*line.step, 0, *line.loss);  // column "loss", a mean over steps
+  timeline_.add(*line.step, 1, *line.loss);  // column "loss_max"
 }
 
-void Storyteller::observe(const SampleLine& line) {
+void ReportBuilder::observe(const SampleLine& line) {
   // A slice of key positions has two lines, grad_key and grad_value. It is counted once.
   if (line.tensor != "grad_value") ++run_.slices[line.pass == "backward"];
   attention_.take(line);
 }
 
-void Storyteller::observe(const TensorLine& line) {
+void ReportBuilder::observe(const TensorLine& line) {
   ++run_.tensors;
-  // If there are more ranks than distinct parts, some part has replicas, which were compared.
+  // If more ranks hold the tensor than it has distinct parts, the agent has compared replicas of a part.
   run_.replicas_compared += line.ranks.value_or(0) > line.parts.value_or(1);
 }
 
-void Storyteller::observe(const EventLine& line) {
+void ReportBuilder::observe(const EventLine& line) {
   take_event(line, &recorded_);
-  // The agent's detectors have lost their state, and the detectors in watches_ drop theirs at this line too.
-  // So the episodes of both sources are forgotten.
+  // This line means that a restarted agent has lost the state of its detectors. At the same line watches_
+  // drops the state of the detectors that are run now.
   if (line.event == kDetectorsBeginAnew) {
-    recorded_.begin_anew();
-    found_.begin_anew();
+    recorded_.reset_detectors();
+    found_.reset_detectors();
   }
-  const bool is_notable = line.event.starts_with("nonfinite") || line.event == "weight_mismatch";
-  if (!is_notable || !line.step || run_.notables.size() >= kMostNotables) return;
-  // A mismatch between nodes has no rank. Its attempt is taken from the trail of the lowest rank.
+  const bool is_fault = line.event.starts_with("nonfinite") || line.event == "weight_mismatch";
+  if (!is_fault || !line.step || run_.fault_events.size() >= kMostFaultEvents) return;
+  // Only a mismatch between nodes may lack a rank. Its attempt is taken from the trail of the lowest rank.
   if (!line.rank && (line.event != "weight_mismatch" || run_.trails.empty())) return;
   const auto trail = line.rank ? run_.trails.find(*line.rank) : run_.trails.begin();
   const size_t attempts = trail != run_.trails.end() ? trail->second.attempts().size() : 0;
-  run_.notables.push_back(
+  run_.fault_events.push_back(
       {line.event, line.layer, line.rank.value_or(-1), *line.step, std::max<size_t>(attempts, 1) - 1});
 }
 
 template <class Line>
-void Storyteller::detect(const Line& line) {
+void ReportBuilder::detect(const Line& line) {
   readings_.clear();
   const std::vector<EventLine>& events = watches_->observe(line);
   if (!readings_.empty()) run_.signals[watches_->last_rank()].take(layer_of(line), readings_);
   for (const EventLine& event : events) take_event(event, &found_);
 }
 
-void Storyteller::take_event(const EventLine& event, Strand* strand) {
+void ReportBuilder::take_event(const EventLine& event, EventCollector* collector) {
   if (!event.rank) return;
   const auto trail = run_.trails.find(*event.rank);
-  if (trail == run_.trails.end() || trail->second.attempts().empty()) return strand->take(event, 0, 0);
+  if (trail == run_.trails.end() || trail->second.attempts().empty()) return collector->take(event, 0, 0);
   const auto& attempts = trail->second.attempts();
-  strand->take(event, attempts.size() - 1, attempts.back().last);
+  collector->take(event, attempts.size() - 1, attempts.back().last);
 }
 
-void Storyteller::close_events(int64_t rank, bool no_more_steps) {
+void ReportBuilder::close_events(int64_t rank, bool no_more_steps) {
   const auto trail = run_.trails.find(rank);
   if (trail == run_.trails.end()) return;
   recorded_.close(rank, trail->second, run_.signals, no_more_steps);
   found_.close(rank, trail->second, run_.signals, no_more_steps);
 }
 
-Story Storyteller::finish() {
+Report ReportBuilder::finish() {
   end_record();
-  Story story;
-  story.from_record = recorded_.has_any();
-  Strand& chosen = story.from_record ? recorded_ : found_;
-  story.run = run_id_;
-  story.version = version_;
-  story.events = std::move(chosen.events());
-  story.episodes = chosen.episodes();
-  std::stable_sort(story.events.begin(), story.events.end(), [](const StoryEvent& a, const StoryEvent& b) {
-    return a.attempt != b.attempt ? a.attempt < b.attempt : a.onset_step < b.onset_step;
-  });
-  for (StoryEvent& event : story.events) {
+  Report report;
+  report.from_record = recorded_.has_any();
+  EventCollector& chosen = report.from_record ? recorded_ : found_;
+  report.run = run_id_;
+  report.version = version_;
+  report.events = std::move(chosen.events());
+  report.episodes = chosen.episodes();
+  std::stable_sort(report.events.begin(), report.events.end(),
+                   [](const ReportEvent& a, const ReportEvent& b) {
+                     return a.attempt != b.attempt ? a.attempt < b.attempt : a.onset_step < b.onset_step;
+                   });
+  for (ReportEvent& event : report.events) {
     event.title = title_of(event);
     event.text = course_of(event);
-  }
-  for (StoryEvent& event : story.events) {
     if (event.steps.empty()) continue;
     std::vector<Clue> clues;
-    event.facts = facts_of(event, story.events, run_, &clues);
+    event.facts = facts_of(event, report.events, run_, &clues);
     explain(clues, &event);
   }
-  story.attention = attention_.curve();
-  story.attention_layers = attention_.layers();
-  story.attention_faults = attention_.faults();
-  story.attention_text = attention_text(story.attention_faults, attention_.largest());
+  report.attention = attention_.curve();
+  report.attention_layers = attention_.layers();
+  report.attention_faults = attention_.faults();
+  report.attention_text = attention_text(report.attention_faults, attention_.largest());
   RunCounts counts = {0, losses_, chosen.warnings()};
   for (const auto& [rank, trail] : run_.trails) counts.steps = std::max(counts.steps, trail.steps());
-  story.headline = "Run " + run_id_;
-  story.verdict = verdict_of(story, counts);
-  story.facts = facts();
-  story.coverage = coverage();
-  story.detectors = detectors();
-  story.events_note = events_note(chosen);
-  story.timeline.run = run_id_;
-  story.timeline.rank = timeline_rank_;
-  timeline_.copy_to(&story.timeline);
+  report.headline = "Run " + run_id_;
+  report.verdict = verdict_of(report, counts);  // uses the events, episodes and faults set above
+  report.facts = facts();
+  report.coverage = coverage();
+  report.detectors = detectors();
+  report.events_note = events_note(chosen);
+  report.timeline.run = run_id_;
+  report.timeline.rank = timeline_rank_;
+  timeline_.copy_to(&report.timeline);
   if (const auto trail = run_.trails.find(timeline_rank_); trail != run_.trails.end())
     for (const Trail::Attempt& each : trail->second.attempts())
-      story.timeline_last_step = std::max(story.timeline_last_step, each.last);
+      report.timeline_last_step = std::max(report.timeline_last_step, each.last);
   if (chosen.left_out() > 0)
-    story.notes.push_back(count(static_cast<double>(chosen.left_out())) +
-                          " more loss events are not listed.");
-  story.notes.insert(story.notes.end(), not_watched_.begin(), not_watched_.end());
+    report.notes.push_back(count(static_cast<double>(chosen.left_out())) +
+                           " more loss events are not listed.");
+  report.notes.insert(report.notes.end(), not_watched_.begin(), not_watched_.end());
   if (other_runs_ > 0)
-    story.notes.push_back(count(static_cast<double>(other_runs_)) +
-                          " lines of other runs were left out: each run has a report of its own.");
-  story.limits = limits();
-  return story;
+    report.notes.push_back(count(static_cast<double>(other_runs_)) +
+                           " lines of other runs were left out: each run has a report of its own.");
+  report.limits = limits();
+  return report;
 }
 
-std::vector<StoryFact> Storyteller::facts() const {
-  using Mark = StoryFact::Mark;
-  std::vector<StoryFact> facts;
+std::vector<ReportFact> ReportBuilder::facts() const {
+  using Mark = ReportFact::Mark;
+  std::vector<ReportFact> facts;
   size_t attempts = 1;
   int64_t first = 0, last = 0;
   bool has_steps = false;
@@ -784,8 +785,8 @@ std::vector<StoryFact> Storyteller::facts() const {
   return facts;
 }
 
-std::vector<StoryFact> Storyteller::coverage() const {
-  using Mark = StoryFact::Mark;
+std::vector<ReportFact> ReportBuilder::coverage() const {
+  using Mark = ReportFact::Mark;
   uint64_t steps = 0, missed = 0;
   size_t layers = 0;
   for (const auto& [rank, trail] : run_.trails) {
@@ -794,7 +795,7 @@ std::vector<StoryFact> Storyteller::coverage() const {
   }
   for (const auto& [rank, signals] : run_.signals) layers = std::max(layers, signals.layers().size());
   const auto counted = [](uint64_t number) { return count(static_cast<double>(number)); };
-  std::vector<StoryFact> facts;
+  std::vector<ReportFact> facts;
   facts.push_back(
       {"steps", counted(steps) + " seen" + (missed > 0 ? ", " + counted(missed) + " not" : ", none missed"),
        missed > 0 ? Mark::kNotable : Mark::kQuiet});
@@ -825,10 +826,10 @@ std::vector<StoryFact> Storyteller::coverage() const {
   return facts;
 }
 
-std::vector<StoryDetector> Storyteller::detectors() const {
-  std::vector<StoryDetector> all;
+std::vector<ReportDetector> ReportBuilder::detectors() const {
+  std::vector<ReportDetector> all;
   for (size_t n = 0; n < kDetectors; ++n) {
-    StoryDetector one = totals_[n];
+    ReportDetector one = totals_[n];
     one.detector = static_cast<DetectorId>(n);
     for (const auto& [rank, signals] : run_.signals)
       one.layers = std::max(one.layers, signals.layers(one.detector).size());
@@ -837,9 +838,9 @@ std::vector<StoryDetector> Storyteller::detectors() const {
   return all;
 }
 
-// Returns a note on the source of the events. This version of foreshock may find other events in the record
-// than the version of the agent that wrote it.
-std::string Storyteller::events_note(const Strand& chosen) const {
+// Compares the events that the agent wrote with those that the detectors find in the record now. They may
+// differ, since another version of foreshock may have written the record.
+std::string ReportBuilder::events_note(const EventCollector& chosen) const {
   if (!recorded_.has_any() && !found_.has_any()) return "No detector spoke, then or now.";
   if (&chosen == &found_)
     return "The agent wrote no events of its detectors into this record; they were run over it now.";
@@ -849,8 +850,7 @@ std::string Storyteller::events_note(const Strand& chosen) const {
   const auto counted = [](uint64_t number) { return count(static_cast<double>(number)); };
   return "The events are those that the agent wrote while the run went on: " +
          counted(recorded_.loss_events()) + " loss events and " + counted(recorded_.warnings()) +
-         " warnings. Run over the record now, the detectors of "
-         "this version give " +
+         " warnings. Run over the record now, the detectors of this version give " +
          counted(found_.loss_events()) + " and " + counted(found_.warnings()) + ".";
 }
 

@@ -1,4 +1,5 @@
-// Builds the data of a report (Story, report_model.h) from the lines of the records of a run.
+// Builds the data of `foreshock report` (Report, report_model.h) from the records of a run: the lines of JSON
+// that its agents have written, one record per node.
 #ifndef FORESHOCK_CLI_REPORT_BUILDER_H_
 #define FORESHOCK_CLI_REPORT_BUILDER_H_
 
@@ -19,94 +20,94 @@
 
 namespace foreshock::cli {
 
-// An event of the record that comes from the agent and not from a detector: nonfinite, nonfinite_gradient,
-// nonfinite_gradient_norm or weight_mismatch.
-struct Notable {
-  std::string what, layer;
+// An event of the record that names a fault, unlike loss events and changes of a detector's level: nonfinite,
+// nonfinite_gradient, nonfinite_gradient_norm or weight_mismatch.
+struct FaultEvent {
+  std::string what, layer;     // its name; layer "": unknown
   int64_t rank = 0, step = 0;  // rank -1: a mismatch between nodes has no rank
-  size_t attempt = 0;
+  size_t attempt = 0;          // index in Trail::attempts()
 };
 
-// What the records say about the run as a whole.
+// The data on the run that the circumstances of its loss events are derived from.
 struct RunSeen {
-  std::map<int64_t, Trail> trails;     // by rank
-  std::map<int64_t, Signals> signals;  // by rank
-  std::vector<Notable> notables;
+  std::map<int64_t, Trail> trails;     // the steps, by rank
+  std::map<int64_t, Signals> signals;  // the input values of the detectors, by rank
+  std::vector<FaultEvent> fault_events;
   size_t records = 1;
   uint64_t tensors = 0;                              // snapshots of weights
   uint64_t replicas_compared = 0;                    // snapshots of tensors with replicas
-  uint64_t attention_calls = 0, slices[2] = {0, 0};  // forward, backward
+  uint64_t attention_calls = 0, slices[2] = {0, 0};  // slices: forward, backward
 };
 
-// Returns the facts of `event` and appends their clues to `*clues`. Names and order of the facts are the same
-// for every event. `events` are all events of the run.
-std::vector<StoryFact> facts_of(const StoryEvent& event, const std::vector<StoryEvent>& events,
-                                const RunSeen& run, std::vector<Clue>* clues);
+// Returns the circumstances of `event`: one fact per topic, always the same topics in the same order. Appends
+// to `*clues` the circumstances that have an explaining text. `events` are all events of the run.
+std::vector<ReportFact> facts_of(const ReportEvent& event, const std::vector<ReportEvent>& events,
+                                 const RunSeen& run, std::vector<Clue>* clues);
 
 // Fills in `consistent_with`, `not_excluded` and `to_try` of the event. The texts come from its clues, from
 // the detectors that left level quiet before it, and from its kind. No sentence is repeated.
-void explain(const std::vector<Clue>& clues, StoryEvent* event);
+void explain(const std::vector<Clue>& clues, ReportEvent* event);
 
 // Collects the events of a run from one source: either the agent, which wrote them into the record, or
-// detectors that the report runs over the record. Keeps loss events with the signs before them, and the
-// episodes of each detector. Thread-compatible.
-class Strand {
+// detectors that the report runs over the record. Keeps the loss events, each with the detectors that left
+// level quiet before it, and all episodes: periods of a detector above level quiet. Thread-compatible.
+class EventCollector {
  public:
-  static constexpr size_t kMostEvents = 1000;    // further events are only counted
-  static constexpr size_t kMostDetailed = 40;    // only the first events get their steps and curves
+  static constexpr size_t kMostEvents = 1000;    // further loss events are only counted
+  static constexpr size_t kMostDetailed = 40;    // only the first loss events get their steps and curves
   static constexpr size_t kMostEpisodes = 2000;  // further episodes are ignored
-  static constexpr int64_t kSameEvent =
-      8;  // loss events whose onsets are at most this many steps apart are one
+  static constexpr int64_t kSameEvent = 8;  // loss events are joined if their onsets differ by at most this
 
-  // Adds a detector event or a loss event; other events are ignored. `attempt`: index of the rank's present
-  // attempt. `declared`: the last step of the rank so far, at which the event was
-  // detected.
+  // Adds a loss event, a change of a detector's level, or a rank's return to an earlier step. Ignores other
+  // events. `attempt`: index of the rank's present attempt. `declared`: the last step of the rank so far.
   void take(const EventLine& event, size_t attempt, int64_t declared);
 
-  // Fills in the steps and curves of the events whose first rank is `rank` and whose onset is at least kAfter
-  // steps ago. `no_more_steps`: the attempt is over, so later events are filled in too.
+  // Fills in the steps and curves of the loss events whose first rank is `rank`. An event is filled in once
+  // the rank has made kAfter steps since the onset or, if `no_more_steps` (the attempt is over), at once.
   void close(int64_t rank, const Trail& trail, const std::map<int64_t, Signals>& signals, bool no_more_steps);
 
-  // Forgets open episodes, because the detectors lost their state.
-  void begin_anew() { precursors_.clear(); }
+  // Must be called when the detectors have lost their state, e.g. in a restarted agent. Earlier episodes then
+  // no longer count as signs of later loss events.
+  void reset_detectors() { precursors_.clear(); }
 
+  // Whether there was any event that take() does not ignore.
   bool has_any() const { return taken_ > 0; }
   // Number of distinct loss events. An event on several ranks counts once. A spike that becomes a divergence
   // counts once.
   uint64_t loss_events() const { return loss_events_; }
-  uint64_t warnings() const { return warnings_; }
+  uint64_t warnings() const { return warnings_; }  // how often a detector has risen to level warn
   // Number of loss events beyond kMostEvents.
   uint64_t left_out() const { return left_out_; }
-  std::vector<StoryEvent>& events() { return events_; }
-  const std::vector<StoryEpisode>& episodes() const { return episodes_; }
+  std::vector<ReportEvent>& events() { return events_; }
+  const std::vector<ReportEpisode>& episodes() const { return episodes_; }
 
  private:
   void take_level(const EventLine& event);
   void take_loss_event(WatchEventKind kind, const EventLine& event, size_t attempt, int64_t declared);
 
-  std::map<int64_t, Precursors> precursors_;  // by rank
-  std::vector<StoryEvent> events_;
-  std::vector<size_t> open_;  // indexes of the events whose steps are not filled in yet
-  std::vector<StoryEpisode> episodes_;
+  std::map<int64_t, Precursors> precursors_;  // by rank: its latest episodes, to find the signs of an event
+  std::vector<ReportEvent> events_;
+  std::vector<size_t> open_;  // indexes of the events whose steps close() has yet to fill in
+  std::vector<ReportEpisode> episodes_;
   size_t detailed_ = 0;  // number of events that get their steps, at most kMostDetailed
   uint64_t taken_ = 0, loss_events_ = 0, warnings_ = 0, left_out_ = 0;
 };
 
-// Builds the story of a run from the lines of its records. The story depends only on the lines. Memory does
-// not grow with the records. Thread-compatible.
-class Storyteller {
+// Builds the data of a report from the lines of the records, and from nothing else. Runs the detectors over
+// the records again; their events are used if the agent has written none. Memory does not grow with the
+// records. Thread-compatible.
+class ReportBuilder {
  public:
-  Storyteller();
+  ReportBuilder();
 
-  // Must be called before the lines of a further record of the same run, e.g. from another node.
+  // Must be called before the lines of every record but the first.
   void begin_record();
 
-  // Adds a line, in the order of the record. Returns "" or, in one line, why the record does not belong to
-  // this run.
+  // Adds a line, in the order of the record. Returns "" or one line that says why the record cannot be added.
   std::string take(const RecordLine& line);
 
-  // Returns the story. Must be called once, after all lines.
-  Story finish();
+  // Returns the report. Must be called once, after all lines.
+  Report finish();
 
  private:
   // Ends one record: closes its events, adds its detectors' counts to totals_, and deletes the detectors.
@@ -119,32 +120,33 @@ class Storyteller {
   template <class Line>
   void observe(const Line&) {}
 
+  // Passes a line to the detectors in watches_ and collects their events.
   template <class Line>
   void detect(const Line& line);
-  void take_event(const EventLine& event, Strand* strand);
+  void take_event(const EventLine& event, EventCollector* collector);
   void close_events(int64_t rank, bool no_more_steps);
   void add_to_timeline(const StepLine& line);
-  std::vector<StoryFact> facts() const;
-  std::vector<StoryFact> coverage() const;
-  std::vector<StoryDetector> detectors() const;
-  std::string events_note(const Strand& chosen) const;
+  std::vector<ReportFact> facts() const;
+  std::vector<ReportFact> coverage() const;
+  std::vector<ReportDetector> detectors() const;
+  std::string events_note(const EventCollector& chosen) const;
 
   RunSeen run_;
-  Strand recorded_, found_;           // events of the agent; events of the detectors in watches_
-  std::unique_ptr<Watches> watches_;  // detectors for the present record
-  std::vector<WatchReading> readings_;
+  EventCollector recorded_, found_;      // events of the agent; events of the detectors in watches_
+  std::unique_ptr<Watches> watches_;     // the detectors that are run over the present record
+  std::vector<WatchReading> readings_;   // the values that the present line gave to them
   std::map<int64_t, size_t> record_of_;  // by rank: number of the record that has its lines
   size_t records_ = 0;
   AttentionErrors attention_;
-  History timeline_;
-  int64_t timeline_rank_ = -1;
-  StoryDetector totals_[kDetectors];
+  History timeline_;            // the loss of timeline_rank_, by step
+  int64_t timeline_rank_ = -1;  // the first rank in the records; -1: none yet
+  ReportDetector totals_[kDetectors];
   std::string run_id_, version_, framework_, executable_, loss_source_, step_source_;
   std::map<int64_t, RunLine> last_run_line_;  // by rank: its last run line
   int64_t world_size_ = 0;
-  double first_time_ = 0, last_time_ = 0;
-  uint64_t losses_ = 0, other_runs_ = 0;
-  std::vector<std::string> not_watched_;  // notes on series that the detectors did not follow
+  double first_time_ = 0, last_time_ = 0;  // of the lines, in seconds since 1970; 0: unknown
+  uint64_t losses_ = 0, other_runs_ = 0;   // steps with a known loss; lines of other runs, which are skipped
+  std::vector<std::string> not_watched_;   // notes on series that the detectors did not follow
 };
 
 }  // namespace foreshock::cli

@@ -18,19 +18,21 @@ constexpr uint64_t kLastSlices = 64;  // number of last slices that the agent's 
 
 bool is_of_keys(const std::string& tensor) { return tensor == "grad_key" || tensor == "grad_value"; }
 
-// Returns the error divided by its alarm limit. If there are errors relative to two noise floors, the larger
-// one is used.
+// Returns the error of a slice divided by its alarm limit; nullopt if it is unknown. A line may have the
+// error relative to unfused and to fused attention; the larger one counts. The alarm on dK and dV uses only
+// the one relative to fused attention.
 std::optional<double> over_limit(const SampleLine& line, const std::string& tensor) {
+  // In a line on dK or dV, `keys` is the number of query rows, with which the limit grows.
   const double limit =
       is_of_keys(tensor)
           ? ratio_limit_of_keys(static_cast<uint64_t>(std::max<int64_t>(line.keys.value_or(0), 0)))
       : line.pass == "backward" ? kDeviationRatioBackward
                                 : kDeviationRatioForward;
-  std::optional<double> most;
+  std::optional<double> largest;
   for (const std::optional<double>& ratio :
        {is_of_keys(tensor) ? std::nullopt : line.deviation_ratio, line.fused_ratio})
-    if (ratio && std::isfinite(*ratio)) most = std::max(most.value_or(0), *ratio / limit);
-  return most;
+    if (ratio && std::isfinite(*ratio)) largest = std::max(largest.value_or(0), *ratio / limit);
+  return largest;
 }
 
 }  // namespace
@@ -45,22 +47,23 @@ void AttentionErrors::take(const SampleLine& line) {
   const std::optional<double> error = over_limit(line, tensor);
   if (!error) return;
   curve_.add(*line.step, is_of_keys(tensor) ? 2 : line.pass == "backward" ? 1 : 0, *error);
-  auto drawn = layers_.find(line.layer);
-  if (drawn == layers_.end() && layers_.size() < kMostLayers)
-    drawn = layers_.try_emplace(line.layer, kLayerCurve, kLayerPoints).first;
-  if (drawn != layers_.end()) drawn->second.add(*line.step, 0, *error);
+  auto layer = layers_.find(line.layer);
+  if (layer == layers_.end() && layers_.size() < kMostLayers)
+    layer = layers_.try_emplace(line.layer, kLayerCurve, kLayerPoints).first;
+  if (layer != layers_.end()) layer->second.add(*line.step, 0, *error);
   if (const std::pair key(line.layer, tensor); series_.contains(key) || series_.size() < 4 * kMostLayers) {
     Series& series = series_[key];
     AttentionFault& fault = series.so_far;
     ++fault.slices;
-    if (*error > fault.most) {
-      fault.most = *error;
+    if (*error > fault.largest_error) {
+      fault.largest_error = *error;
       fault.at_step = *line.step;
     }
     if (*error > 1) {
       if (fault.beyond == 0) fault.first_step = *line.step;
       fault.last_step = *line.step;
       ++fault.beyond;
+      // As the agent's alarm: a fault is `several` slices beyond the limit among the last kLastSlices.
       series.last_beyond.push_back(fault.slices);
       const size_t several = static_cast<size_t>(is_of_keys(tensor) ? kSlicesBeyondKeys : kSlicesBeyond);
       if (series.last_beyond.size() > several) series.last_beyond.pop_front();
@@ -69,10 +72,10 @@ void AttentionErrors::take(const SampleLine& line) {
     }
   }
   ++largest_.slices;
-  if (*error <= largest_.most) return;
+  if (*error <= largest_.largest_error) return;
   largest_.layer = line.layer;
   largest_.tensor = tensor;
-  largest_.most = *error;
+  largest_.largest_error = *error;
   largest_.at_step = *line.step;
 }
 
@@ -98,15 +101,16 @@ std::vector<AttentionFault> AttentionErrors::faults() const {
     found.push_back(series.so_far);
     std::tie(found.back().layer, found.back().tensor) = key;
   }
-  std::stable_sort(found.begin(), found.end(),
-                   [](const AttentionFault& a, const AttentionFault& b) { return a.most > b.most; });
+  std::stable_sort(found.begin(), found.end(), [](const AttentionFault& a, const AttentionFault& b) {
+    return a.largest_error > b.largest_error;
+  });
   return found;
 }
 
 void Signals::take(const std::string& layer, const std::vector<WatchReading>& readings) {
   for (const WatchReading& reading : readings) {
-    std::set<std::string>& known = layers_[static_cast<size_t>(reading.detector)];
-    if (!layer.empty() && known.size() < kMostSeries) known.insert(layer);
+    std::set<std::string>& layers = layers_[static_cast<size_t>(reading.detector)];
+    if (!layer.empty() && layers.size() < kMostSeries) layers.insert(layer);
     const std::pair key(static_cast<int>(reading.detector), reading.place);
     const auto found = series_.find(key);
     size_t& count = is_per_tensor(reading.detector) ? tensors_ : others_;
@@ -120,14 +124,14 @@ void Signals::take(const std::string& layer, const std::vector<WatchReading>& re
 }
 
 std::vector<SignalPoint> Signals::around(DetectorId detector, const std::string& layer, int64_t first,
-                                         int64_t event, int64_t last) const {
+                                         int64_t onset, int64_t last) const {
   const Series* selected = nullptr;
   double highest = -1;
   for (auto at = series_.lower_bound({static_cast<int>(detector), ""}); at != series_.end(); ++at) {
     if (at->first.first != static_cast<int>(detector)) break;
     if (at->second.layer != layer) continue;
     for (const SignalPoint& point : at->second.points) {
-      if (point.step < first || point.step > event || !(point.score > highest)) continue;
+      if (point.step < first || point.step > onset || !(point.score > highest)) continue;
       highest = point.score;
       selected = &at->second;
     }
@@ -162,8 +166,10 @@ bool Trail::goes_back(const StepLine& line) const {
 void Trail::add(const StepLine& line) {
   if (!line.step) return;
   const bool is_other_process = std::exchange(process_begins_, false) && !attempts_.empty();
-  if (is_other_process && !goes_back(line) && went_on_.size() < kMostAttempts) went_on_.push_back(*line.step);
+  if (is_other_process && !goes_back(line) && continued_at_.size() < kMostAttempts)
+    continued_at_.push_back(*line.step);
   if (attempts_.empty() || goes_back(line)) {
+    // Beyond the limit, the last attempt takes the steps of all further ones.
     if (attempts_.size() < kMostAttempts) attempts_.push_back({*line.step, *line.step});
     attempts_.back().last = *line.step;
     recent_.clear();

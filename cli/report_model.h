@@ -1,5 +1,7 @@
-// The data of a report on a run: its loss events, the detectors that left level quiet before them, the
-// circumstances, and possible explanations. Also the classes that collect this data from record lines.
+// The data of `foreshock report`: the loss events of a run, the detectors that left level quiet before each,
+// the circumstances, and possible explanations. Also the classes that collect parts of this data from the
+// lines of a record. A run may go back to a checkpoint and repeat steps; every such part is one "attempt".
+// The "onset" of a loss event is its first step; it is "declared" at a later step, when a rule recognizes it.
 #ifndef FORESHOCK_CLI_REPORT_MODEL_H_
 #define FORESHOCK_CLI_REPORT_MODEL_H_
 
@@ -19,25 +21,26 @@
 
 namespace foreshock::cli {
 
+// An input value of a detector, and the detector's score for it: it warns at 1.
 struct SignalPoint {
   int64_t step = 0;
   double value = 0, score = 0;
 };
 
-// Stores the input values of each detector, by place (WatchReading). Memory is bounded. Thread-compatible.
+// Stores the input values of all detectors of one rank. A detector has one series per place: a layer, a
+// tensor, or "" for the whole rank. Memory is bounded. Thread-compatible.
 class Signals {
  public:
   static constexpr size_t kMostPoints = 512;  // newest points that are kept per series
-  // Limit for series of tensors, and for other series; more are ignored.
+  // Limit of the series of detectors of tensors, and of those of all other detectors. More are ignored.
   static constexpr size_t kMostSeries = 8192;
 
-  // Adds the readings from one line of the record. `layer`: the layer of the line; "": none.
+  // Adds the values that one line of the record gave to detectors. `layer`: the line's layer; "": none.
   void take(const std::string& layer, const std::vector<WatchReading>& readings);
 
-  // Selects the series of `detector` in `layer` that has the highest score in the steps from `first` to
-  // `event`, and returns its finite values from `first` to `last`. Empty if no series has a
-  // score in the steps from `first` to `event`.
-  std::vector<SignalPoint> around(DetectorId detector, const std::string& layer, int64_t first, int64_t event,
+  // Selects the series of `detector` in `layer` with the highest score in the steps from `first` to `onset`.
+  // Returns its finite values from `first` to `last`. Empty if no series has a score in these steps.
+  std::vector<SignalPoint> around(DetectorId detector, const std::string& layer, int64_t first, int64_t onset,
                                   int64_t last) const;
 
   // Layers for which `detector` has had a value during the run.
@@ -56,46 +59,47 @@ class Signals {
     std::string layer;
     std::deque<SignalPoint> points;
   };
-  std::map<std::pair<int, std::string>, Series> series_;  // by detector and place (WatchReading)
-  size_t tensors_ = 0, others_ = 0;                       // series per tensor; other series
-  std::set<std::string> layers_[kDetectors];
+  std::map<std::pair<int, std::string>, Series> series_;  // by detector and place
+  size_t tensors_ = 0, others_ = 0;                       // series of detectors of tensors; other series
+  std::set<std::string> layers_[kDetectors];              // by detector
 };
 
-// A layer and tensor whose attention errors exceeded the alarm limit in several of its recent slices.
+// A layer and tensor whose attention errors exceeded the alarm limit in several of its recent slices. A slice
+// is the sampled part of one attention call.
 struct AttentionFault {
-  std::string layer;    // "": unknown
-  std::string tensor;   // out, grad_query, grad_key or grad_value
-  double most = 0;      // largest error, divided by the alarm limit
-  int64_t at_step = 0;  // step of `most`
-  int64_t first_step = 0, last_step = 0;
-  uint64_t beyond = 0, slices = 0;  // number of slices beyond the limit; number of all slices
+  std::string layer;                      // "": unknown
+  std::string tensor;                     // out, grad_query, grad_key or grad_value
+  double largest_error = 0;               // divided by the alarm limit
+  int64_t at_step = 0;                    // step of `largest_error`
+  int64_t first_step = 0, last_step = 0;  // first and last step with a slice beyond the limit
+  uint64_t beyond = 0, slices = 0;        // number of slices beyond the limit; number of all slices
 };
 
 // Collects the attention errors of all ranks of a run. Each error is divided by its alarm limit, so 1 is the
 // limit. Thread-compatible.
 class AttentionErrors {
  public:
-  static constexpr size_t kMostLayers = 512;  // further layers are missing in layers()
-  static constexpr size_t kPoints = 256, kLayerPoints = 64;
+  static constexpr size_t kMostLayers = 512;                 // further layers are missing in layers()
+  static constexpr size_t kPoints = 256, kLayerPoints = 64;  // most points of curve(); of each of layers()
 
   AttentionErrors();
   void take(const SampleLine& line);
 
-  // A table with columns forward, backward (dQ) and keys (dK and dV). Each value is the largest error in the
-  // steps of its point.
+  // A table by step with columns forward, backward (dQ) and keys (dK and dV). A point covers several steps;
+  // its value is the largest error in them.
   HistoryTable curve() const;
   // One table per layer. Its column "error" is the largest error of any tensor.
   std::vector<HistoryTable> layers() const;
   // Sorted by error, the largest first.
   std::vector<AttentionFault> faults() const;
-  // The largest error of the run. `slices` is the number of all slices whose error is known. If all errors
-  // are 0, or none is known, the other fields are not set.
+  // The largest error of the run, which need not be a fault. Sets `layer`, `tensor`, `largest_error` and
+  // `at_step`, unless all errors are 0 or unknown. `slices`: number of all slices whose error is known.
   const AttentionFault& largest() const { return largest_; }
 
  private:
   struct Series {
-    AttentionFault so_far;
-    std::deque<uint64_t> last_beyond;  // so_far.slices at the last slices beyond the limit
+    AttentionFault so_far;             // without layer and tensor
+    std::deque<uint64_t> last_beyond;  // ordinals of the last slices beyond the limit, counted from 1
     bool is_fault = false;
   };
   History curve_;
@@ -108,7 +112,9 @@ class AttentionErrors {
 struct TrailStep {
   int64_t step = 0;
   std::optional<double> loss, gradient_norm, learning_rate;
-  std::optional<uint64_t> batch_id, skipped_steps, interval;
+  std::optional<uint64_t> batch_id;       // as the training reports it
+  std::optional<uint64_t> skipped_steps;  // optimizer steps that the gradient scaler has skipped so far
+  std::optional<uint64_t> interval;       // attention is sampled in one of so many steps
 };
 
 // Returns b - a, saturated, since a record may contain any integers as steps.
@@ -120,8 +126,7 @@ class Trail {
   static constexpr size_t kMostRecent = 512;
   static constexpr size_t kMostAttempts = 4096;
 
-  // A series of steps that do not go back, from `first` to `last`. A step that goes back begins another
-  // attempt.
+  // A series of steps that do not go back, from `first` to `last`.
   struct Attempt {
     int64_t first = 0, last = 0;
   };
@@ -136,99 +141,105 @@ class Trail {
   // The last steps of the present attempt, in order.
   const std::deque<TrailStep>& recent() const { return recent_; }
   const std::vector<Attempt>& attempts() const { return attempts_; }
-  // First steps of processes that continued the attempt of an earlier process.
-  const std::vector<int64_t>& went_on() const { return went_on_; }
-  uint64_t steps() const { return steps_; }
+  // First steps of restarted processes that did not go back but continued the attempt of an earlier process.
+  const std::vector<int64_t>& continued_at() const { return continued_at_; }
+  uint64_t steps() const { return steps_; }  // number of added steps, over all attempts
   // Number of steps that are missing in the record between steps of the same attempt.
   uint64_t missed() const { return missed_; }
 
  private:
   std::deque<TrailStep> recent_;
   std::vector<Attempt> attempts_;
-  std::vector<int64_t> went_on_;
-  bool process_begins_ = false;
+  std::vector<int64_t> continued_at_;
+  bool process_begins_ = false;  // the next step is the first one of another process
   uint64_t steps_ = 0, missed_ = 0;
 };
 
-// A detector that left level quiet before a loss event. If it has several such episodes, those that ended at
-// most kNear steps before the onset, or later, are joined. If all ended earlier, the last one is kept.
-struct StorySign {
-  static constexpr int64_t kNear = 64;  // steps; the horizon of the benchmark (bench/precursors)
-  static constexpr int64_t kLongUnseen =
-      8;  // a gap of more than this many steps between two values is reported
+// A period in which a detector was above level quiet before a loss event. Of several periods of a detector in
+// a layer, those that ended at most kNear steps before the onset, or later, are joined into one sign. If all
+// ended earlier, only the last one is a sign.
+struct ReportSign {
+  static constexpr int64_t kNear = 64;  // steps, as in the benchmark of the detectors (bench/precursors)
+  // If a detector had no value for more than this many steps, its sign may have begun in these steps.
+  static constexpr int64_t kLongUnseen = 8;
 
   DetectorId detector = DetectorId::kBias;
   std::string layer;  // "": the detector has no layer
   int64_t rank = 0;
-  Level most = Level::kWatch;
-  int64_t since_step = 0, warn_step = -1,
-          end_step = -1;            // warn_step -1: it did not warn; end_step -1: it had not ended
+  Level most = Level::kWatch;  // highest level
+  int64_t since_step = 0;
+  int64_t warn_step = -1;           // -1: it did not warn
+  int64_t end_step = -1;            // -1: it had not ended at the onset
   std::vector<SignalPoint> points;  // the detector's input around the event
 };
 
-// One circumstance of an event.
-struct StoryFact {
-  enum class Mark { kQuiet, kNotable, kUnknown };
+// One circumstance of an event, or one property of a run.
+struct ReportFact {
+  enum class Mark { kQuiet, kNotable, kUnknown };  // kQuiet: nothing unusual
   std::string name, text;
   Mark mark = Mark::kQuiet;
-  // A possible cause, as the end of the sentence "Loss diverged at step 222, ...". "": no suspect.
+  // A possible cause of the event, as the end of the sentence "Loss diverged at step 222, ..."; "": none.
   std::string suspect = {};
-  int64_t lead = 0;  // steps from the suspect to the onset
+  int64_t lead = 0;  // steps from the suspect to the onset; valid only with `suspect`
 };
 
-struct StoryEvent {
+// A loss event of one or several ranks.
+struct ReportEvent {
   static constexpr int64_t kBefore = 256, kAfter = 96;  // steps around the onset that are reported
 
   WatchEventKind kind = WatchEventKind::kLossSpike;
   int64_t onset_step = 0, declared_step = 0;
-  size_t attempt = 0;          // index in Trail::attempts()
-  std::vector<int64_t> ranks;  // ranks that had the event, in the order of the record
-  std::set<int64_t> diverged;  // the members of `ranks` whose loss diverged
-  std::vector<StorySign> before;
-  // Steps of the first rank, from kBefore steps before the onset to kAfter steps after it. Empty for events
-  // after the first Strand::kMostDetailed (report_builder.h).
+  size_t attempt = 0;              // index in Trail::attempts()
+  std::vector<int64_t> ranks;      // ranks that had the event, in the order of the record; never empty
+  std::set<int64_t> diverged;      // the members of `ranks` whose loss diverged
+  std::vector<ReportSign> before;  // detectors that left level quiet before it, the most reliable first
+  // Steps of the first rank, from kBefore steps before the onset to kAfter steps after it. Only the first 40
+  // events of a run have steps (EventCollector::kMostDetailed); the others have no facts and no explanations.
   std::vector<TrailStep> steps;
   std::string title, text;
-  std::vector<StoryFact> facts;
+  std::vector<ReportFact> facts;
   std::vector<std::string> consistent_with, not_excluded, to_try;
 };
 
-// A period in which a detector was above level quiet in a layer.
-struct StoryEpisode {
+// A period in which a detector was above level quiet in a layer, anywhere in the run.
+struct ReportEpisode {
   DetectorId detector = DetectorId::kBias;
   std::string layer;
   int64_t rank = 0;
-  Level most = Level::kWatch;
-  int64_t since_step = 0, warn_step = -1,
-          end_step = -1;  // warn_step -1: it did not warn; end_step -1: it has not ended
+  Level most = Level::kWatch;  // highest level
+  int64_t since_step = 0;
+  int64_t warn_step = -1;  // -1: it did not warn
+  int64_t end_step = -1;   // -1: it has not ended
 };
 
 // Totals of one detector over the whole run and all ranks.
-struct StoryDetector {
+struct ReportDetector {
   DetectorId detector = DetectorId::kBias;
-  uint64_t values = 0, watches = 0, warnings = 0;
-  size_t layers = 0;
-  int64_t last_warn_step = -1;
+  uint64_t values = 0;                 // input values
+  uint64_t watches = 0, warnings = 0;  // how often its level has risen to watch, and to warn
+  size_t layers = 0;                   // layers for which it had a value
+  int64_t last_warn_step = -1;         // -1: never
 };
 
-struct Story {
+// Everything that the page, the Markdown text and the JSON of a report are made from.
+struct Report {
   std::string run, version;       // run id and version of foreshock in the record
   std::string headline, verdict;  // one sentence each
-  std::vector<StoryFact> facts;   // facts of the whole run
+  std::vector<ReportFact> facts;  // facts of the whole run
   bool from_record = false;  // true: the agent wrote the events; false: the report's detectors found them
-  std::string events_note;
-  HistoryTable timeline;           // loss and loss_max of one rank
+  std::string events_note;   // one or two sentences on the source of the events
+  HistoryTable timeline;     // columns loss and loss_max of one rank, by step
   int64_t timeline_last_step = 0;  // last step of that rank, with or without a loss
   std::string attention_text;      // one or two sentences
   HistoryTable attention;          // as AttentionErrors::curve()
   std::vector<HistoryTable> attention_layers;
   std::vector<AttentionFault> attention_faults;
-  std::vector<StoryEpisode> episodes;
-  std::vector<StoryEvent> events;  // sorted by attempt, then by onset
-  std::vector<StoryDetector> detectors;
-  std::vector<StoryFact> coverage;  // which parts of the training were seen
-  std::vector<std::string> notes;   // defects of the records
-  std::vector<std::string> limits;
+  std::vector<ReportEpisode> episodes;
+  std::vector<ReportEvent> events;  // sorted by attempt, then by onset
+  std::vector<ReportDetector> detectors;
+  std::vector<ReportFact> coverage;  // which parts of the training were seen
+  std::vector<std::string> notes;    // defects of the records
+  std::vector<std::string> limits;   // sentences on what no report can show
 };
 
 }  // namespace foreshock::cli

@@ -12,14 +12,14 @@
 namespace foreshock::cli {
 namespace {
 
+// Reasons why a detector may have had no value, by its input.
 constexpr const char* kNoForward = "No forward slice of an attention call was judged.";
 constexpr const char* kNoBackward = "No backward slice of an attention call was judged.";
 constexpr const char* kNoNorm =
     "No gradient norm was seen: the training computes none (clipping does), or gradients are sharded.";
 constexpr const char* kNoOptimizer =
     "No state of an Adam-like optimizer was seen: another optimizer, one on a device that keeps its step "
-    "count "
-    "there (fused, capturable), or --weights off.";
+    "count there (fused, capturable), or --weights off.";
 constexpr const char* kNoSpectrum =
     "No whole query and key projections were seen: sharded, large ones on a device, or --weights off.";
 constexpr const char* kNoWeights =
@@ -31,6 +31,7 @@ struct DetectorText {
   const char* without_values;
 };
 
+// In the order of DetectorId, which is the index.
 constexpr DetectorText kDetectorTexts[] = {
     {DetectorId::kBias,
      {"attention's output is biased",
@@ -47,8 +48,7 @@ constexpr DetectorText kDetectorTexts[] = {
       "to step.",
       "That something else drove the scores or the gradients of this layer up, and the error followed.",
       "Train on from a checkpoint before the first sign with the output of this layer's attention in fp32: "
-      "if "
-      "the event stays away, precision had a part in it."},
+      "if the event stays away, precision had a part in it."},
      kNoBackward},
     {DetectorId::kDeviationForward,
      {"the error of attention's output exceeds what its precision explains",
@@ -113,8 +113,7 @@ constexpr DetectorText kDetectorTexts[] = {
       "A common direction that builds up from step to step in this layer's query and key projections.",
       "A training that has settled: less to learn gives updates of lower rank too.",
       "Compare with a run that is well; train on with this layer's attention in fp32 and see whether the "
-      "rank "
-      "comes back."},
+      "rank comes back."},
      kNoSpectrum},
     {DetectorId::kWeightShift,
      {"weights moved faster than they used to",
@@ -132,27 +131,25 @@ constexpr ReportText kSpike = {
     "A single bad batch, or one step that was too large: both leave a spike that may heal by itself.",
     "The data: only the same batches, run again, can show it.",
     "Go back to a checkpoint before it and train over the same steps twice, with the same batches and "
-    "without "
-    "those just before it."};
+    "without those just before it."};
 constexpr ReportText kDivergence = {
     "The loss diverged",
     "A training that has left the region in which its steps make sense, or a value that overflowed.",
     "The data, and every setting that changed shortly before.",
     "Do not train on from here: go back to a checkpoint before the first sign, and change one thing at a "
     "time."};
-constexpr ReportText kRise = {
-    "The loss rose slowly",
-    "A failure that adds up over many steps, such as a rate that is too high or an error that always has the "
-    "same sign.",
-    "Data that have become harder: compare with the loss on a held-out set.",
-    "Evaluate checkpoints from before and after on the same held-out data; if they differ, go back to the "
-    "one "
-    "before the first sign."};
+constexpr ReportText kRise = {"The loss rose slowly",
+                              "A failure that adds up over many steps, such as a rate that is too high or an "
+                              "error that always has the same sign.",
+                              "Data that have become harder: compare with the loss on a held-out set.",
+                              "Evaluate checkpoints from before and after on the same held-out data; if they "
+                              "differ, go back to the one before the first sign."};
 
 struct ClueText {
   Clue clue;
   ReportText text;
 };
+// In the order of Clue, which is the index.
 constexpr ClueText kClueTexts[] = {
     {Clue::kNothingBefore,
      {"no detector spoke before it",
@@ -228,7 +225,7 @@ std::optional<DetectorId> detector_of(std::string_view name) {
 
 namespace {
 
-constexpr int kBackFor = 3;          // consecutive low losses after which the loss has recovered
+constexpr int kBackFor = 3;          // a loss has recovered after so many consecutive low losses
 constexpr double kBackWithin = 0.1;  // a slow rise has recovered if at most this share of it remains
 constexpr int kUsual =
     32;  // steps before the onset that give the usual loss; few, since a loss falls over time
@@ -242,12 +239,12 @@ const char* name_of_event(WatchEventKind kind) {
                                                : "Loss spike";
 }
 
-// Mean and highest value of the losses before the onset.
+// Mean and highest value of the losses in the kUsual steps before the onset.
 struct Usual {
   double mean = 0, highest = 0;
-  size_t count = 0;
+  size_t count = 0;  // known and finite losses; 0: mean and highest are not set
 };
-Usual usual_of(const StoryEvent& event) {
+Usual usual_of(const ReportEvent& event) {
   Usual usual;
   for (const TrailStep& each : event.steps) {
     const int64_t lead = steps_between(each.step, event.onset_step);
@@ -260,10 +257,10 @@ Usual usual_of(const StoryEvent& event) {
   return usual;
 }
 
-// Returns the step at which the loss has recovered: after the peak, the first of kBackFor consecutive losses
-// that are at most `highest`, the highest loss before the onset. -1: not yet. Must not be used for slow
-// rises, which begin below `highest`.
-int64_t back_at(const StoryEvent& event, int64_t peak_at, double highest) {
+// Returns the step at which the loss has recovered: the first of kBackFor consecutive losses after the peak
+// that are at most `highest`, the highest loss before the onset. -1: not yet. Not for slow rises: their first
+// losses are below `highest`, so they would count as recovered at once.
+int64_t back_at(const ReportEvent& event, int64_t peak_at, double highest) {
   int in_row = 0;
   int64_t first = -1;
   for (const TrailStep& each : event.steps) {
@@ -279,14 +276,14 @@ int64_t back_at(const StoryEvent& event, int64_t peak_at, double highest) {
 }
 
 // Means of kUsual consecutive losses from the onset on, since single losses vary too much to show a slow
-// rise. `highest` is the highest mean. The loss has recovered at the first later mean whose rise above the
-// usual loss is at most kBackWithin times that of `highest`.
+// rise. The loss has recovered at the first mean after the highest one that lies at most kBackWithin of the
+// rise above the usual loss.
 struct Means {
   double highest = -INFINITY;
   int64_t highest_from = 0,
           back_from = -1;  // first step of the highest mean, and of the mean with recovery; -1: not yet
 };
-Means means_of(const StoryEvent& event, double usual) {
+Means means_of(const ReportEvent& event, double usual) {
   Means found;
   std::vector<const TrailStep*> row;
   constexpr size_t kLong = kUsual;
@@ -305,10 +302,6 @@ Means means_of(const StoryEvent& event, double usual) {
   return found;
 }
 
-std::string lead_text(const StoryEvent& event, int64_t step) {
-  return steps_text(steps_between(step, event.onset_step)) + " before";
-}
-
 // Returns " in layer ...". Cuts the name, since names come from a trainer and may be long.
 std::string in_layer(const std::string& layer) {
   constexpr size_t kLongest = 64;
@@ -323,12 +316,13 @@ double median(std::vector<int64_t> values) {
              : (static_cast<double>(values[middle - 1]) + static_cast<double>(values[middle])) / 2;
 }
 
-// Returns a phrase about the detector that warned before the most events; "" if none warned.
-std::string most_frequent_sign(const Story& story) {
-  std::map<DetectorId, std::vector<int64_t>> leads;
-  for (const StoryEvent& event : story.events) {
-    std::map<DetectorId, int64_t> earliest;
-    for (const StorySign& sign : event.before)
+// Returns a phrase about the detector that warned before the most events; "" if none warned. Of several such
+// detectors it names the one with the longest median lead, in steps from its first warning to the onset.
+std::string most_frequent_sign(const Report& report) {
+  std::map<DetectorId, std::vector<int64_t>> leads;  // one for each event with a warning
+  for (const ReportEvent& event : report.events) {
+    std::map<DetectorId, int64_t> earliest;  // the longest lead of any layer
+    for (const ReportSign& sign : event.before)
       if (sign.warn_step >= 0) {
         int64_t& lead = earliest.emplace(sign.detector, 0).first->second;
         lead = std::max(lead, steps_between(sign.warn_step, event.onset_step));
@@ -343,13 +337,14 @@ std::string most_frequent_sign(const Story& story) {
          ", a median of " + formatted("%g", median(most->second)) + " steps ahead)";
 }
 
-// Returns a sentence about the first proven detector that warned at or after the onset. Some faults change
-// the loss at once; a detector that warns soon afterwards then shows the kind of fault.
-std::string warned_after(const Story& story, const StoryEvent& event) {
-  const StoryEpisode* first = nullptr;
-  for (const StoryEpisode& each : story.episodes) {
+// Returns a sentence about the proven detector that warned first at the onset or soon after it; "" if none
+// did. Some faults change the loss at once; a detector that warns soon afterwards then shows the kind of
+// fault.
+std::string warned_after(const Report& report, const ReportEvent& event) {
+  const ReportEpisode* first = nullptr;
+  for (const ReportEpisode& each : report.episodes) {
     const int64_t after = steps_between(event.onset_step, each.warn_step);
-    if (!is_proven(each.detector) || each.warn_step < event.onset_step || after > StoryEvent::kAfter)
+    if (!is_proven(each.detector) || each.warn_step < event.onset_step || after > ReportEvent::kAfter)
       continue;
     if (first == nullptr || each.warn_step < first->warn_step) first = &each;
   }
@@ -359,35 +354,35 @@ std::string warned_after(const Story& story, const StoryEvent& event) {
          " after.";
 }
 
-size_t count_warned_events(const Story& story) {
+size_t count_warned_events(const Report& report) {
   return static_cast<size_t>(
-      std::count_if(story.events.begin(), story.events.end(), [](const StoryEvent& event) {
+      std::count_if(report.events.begin(), report.events.end(), [](const ReportEvent& event) {
         return std::any_of(event.before.begin(), event.before.end(),
-                           [](const StorySign& sign) { return sign.warn_step >= 0; });
+                           [](const ReportSign& sign) { return sign.warn_step >= 0; });
       }));
 }
 
-// Returns a clause about the first warning of the run.
-std::string first_warning(const Story& story) {
-  const StoryEpisode* first = nullptr;
-  for (const StoryEpisode& each : story.episodes)
+// Returns a clause about the first warning of the run; "" if there is none.
+std::string first_warning(const Report& report) {
+  const ReportEpisode* first = nullptr;
+  for (const ReportEpisode& each : report.episodes)
     if (each.warn_step >= 0 && (first == nullptr || each.warn_step < first->warn_step)) first = &each;
   if (first == nullptr) return "";
   return ", first at step " + step_text(first->warn_step) + ": " + text_of(first->detector).plain +
          in_layer(first->layer);
 }
 
-std::string verdict_without_events(const Story& story, const RunCounts& counts) {
+std::string verdict_without_events(const Report& report, const RunCounts& counts) {
   const std::string begin = counts.losses == 0
                                 ? "The loss of this run is unknown, so loss events cannot be detected"
                                 : "No loss event in " + steps_text(static_cast<int64_t>(counts.steps));
   if (counts.warnings == 0) return begin + ", and no detector warned.";
   return begin + "; detectors warned " + count(static_cast<double>(counts.warnings)) +
-         (counts.warnings == 1 ? " time" : " times") + first_warning(story) + ".";
+         (counts.warnings == 1 ? " time" : " times") + first_warning(report) + ".";
 }
 
-// Describes the course of a slow rise with means, since single losses vary by more than the rise.
-std::string course_of_rise(const StoryEvent& event, double usual) {
+// Like course_of() for a slow rise. `usual`: the mean loss before the onset.
+std::string course_of_rise(const ReportEvent& event, double usual) {
   const std::string window = "mean of " + step_text(kUsual) + " steps";
   std::string text = "The loss was " + number(usual) + " in the " + window + " just before";
   const Means means = means_of(event, usual);
@@ -409,20 +404,23 @@ std::string steps_text(int64_t number) {
   return count(static_cast<double>(number)) + (number == 1 ? " step" : " steps");
 }
 
-std::string title_of(const StoryEvent& event) {
+std::string title_of(const ReportEvent& event) {
   return std::string(name_of_event(event.kind)) + " at step " + step_text(event.onset_step);
 }
 
-std::string course_of(const StoryEvent& event) {
+std::string course_of(const ReportEvent& event) {
   if (event.steps.empty()) return "The run has more events than are listed one by one.";
   const Usual usual = usual_of(event);
-  double highest = -INFINITY;
+  double highest = -INFINITY;  // of the losses from the onset to the first one that is not finite
   int64_t highest_at = 0;
-  const TrailStep* first_nonfinite = nullptr;  // the first step whose loss is not finite
+  const TrailStep* first_nonfinite = nullptr;  // the first step from the onset on whose loss is not finite
   for (const TrailStep& each : event.steps) {
-    if (each.step < event.onset_step || !each.loss || first_nonfinite != nullptr) continue;
-    if (!std::isfinite(*each.loss)) first_nonfinite = &each;
-    if (!(*each.loss > highest) || first_nonfinite != nullptr) continue;
+    if (each.step < event.onset_step || !each.loss) continue;
+    if (!std::isfinite(*each.loss)) {
+      first_nonfinite = &each;
+      break;
+    }
+    if (*each.loss <= highest) continue;
     highest = *each.loss;
     highest_at = each.step;
   }
@@ -465,105 +463,104 @@ std::string how_sure(const Measured* measured) {
   return text + ".";
 }
 
-std::string first_sign_of(const StoryEvent& event) {
+std::string first_sign_of(const ReportEvent& event) {
   if (event.before.empty()) return "nothing";
-  const StorySign& sign = event.before.front();  // sort_signs() has put the most reliable sign first
-  return text_of(sign.detector).plain + in_layer(sign.layer) + ", " + lead_text(event, sign.since_step) +
+  const ReportSign& sign = event.before.front();  // sort_signs() has put the most reliable sign first
+  return text_of(sign.detector).plain + in_layer(sign.layer) + ", " +
+         steps_text(steps_between(sign.since_step, event.onset_step)) + " before" +
          (is_proven(sign.detector) ? "" : " (an experimental detector)");
 }
 
 namespace {
 
-// Returns "Loss diverged at step 222, one step after the learning rate went from 0.001 to 1", for example.
-// Names the earliest suspect.
-std::string what_and_suspect(const StoryEvent& event) {
-  const StoryFact* suspect = nullptr;
-  for (const StoryFact& fact : event.facts)
+// Returns "Loss diverged at step 222, one step after the learning rate went from 0.001 to 1", for example. Of
+// several possible causes it names the earliest.
+std::string what_and_suspect(const ReportEvent& event) {
+  const ReportFact* suspect = nullptr;
+  for (const ReportFact& fact : event.facts)
     if (!fact.suspect.empty() && (suspect == nullptr || fact.lead > suspect->lead)) suspect = &fact;
   return title_of(event) + (suspect == nullptr ? "" : ", " + suspect->suspect);
 }
 
-}  // namespace
-
-namespace {
-
-// Returns "attention's output of layer 003" or "dQ of layer 003", for example.
-std::string tensor_of(const AttentionFault& of) {
-  const std::string what = of.tensor == "out"          ? "attention's output"
-                           : of.tensor == "grad_query" ? "attention's dQ"
-                           : of.tensor == "grad_key"   ? "attention's dK"
-                                                       : "attention's dV";
-  return what + in_layer(of.layer);
+// Returns "attention's output in layer 003" or "attention's dQ in layer 003", for example.
+std::string tensor_of(const AttentionFault& fault) {
+  const std::string what = fault.tensor == "out"          ? "attention's output"
+                           : fault.tensor == "grad_query" ? "attention's dQ"
+                           : fault.tensor == "grad_key"   ? "attention's dK"
+                                                          : "attention's dV";
+  return what + in_layer(fault.layer);
 }
 
 }  // namespace
 
 std::string attention_text(const std::vector<AttentionFault>& faults, const AttentionFault& largest) {
   if (largest.slices == 0) return "No error of attention is known: no slice was compared.";
-  const std::string most = formatted("%.2g", largest.most) + " of the alarm limit, of " + tensor_of(largest) +
-                           " at step " + step_text(largest.at_step) + ".";
-  if (faults.empty()) return "The largest error was " + most + " No layer exceeded its limit repeatedly.";
+  const std::string error = formatted("%.2g", largest.largest_error) + " of the alarm limit, of " +
+                            tensor_of(largest) + " at step " + step_text(largest.at_step) + ".";
+  if (faults.empty()) return "The largest error was " + error + " No layer exceeded its limit repeatedly.";
   std::string text;
-  for (size_t n = 0; n < std::min<size_t>(faults.size(), 3); ++n) {
+  constexpr size_t kNamed = 3;
+  for (size_t n = 0; n < std::min(faults.size(), kNamed); ++n) {
     const AttentionFault& fault = faults[n];
     text += (n == 0 ? "The error of " : " The error of ") + tensor_of(fault) + " was up to " +
-            formatted("%.3g", fault.most) + " times its alarm limit, in " +
+            formatted("%.3g", fault.largest_error) + " times its alarm limit, in " +
             count(static_cast<double>(fault.beyond)) + " of " + count(static_cast<double>(fault.slices)) +
             " slices from step " + step_text(fault.first_step) + " to " + step_text(fault.last_step) + ".";
   }
-  if (faults.size() > 3)
-    text += " " + std::to_string(faults.size() - 3) + " more layers or gradients exceeded theirs.";
+  if (faults.size() > kNamed)
+    text += " " + std::to_string(faults.size() - kNamed) + " more layers or gradients exceeded theirs.";
   return text;
 }
 
 namespace {
 
-// Returns "Attention fault in layer 003 from step 64 on: ... " or, if there is no fault, "".
-std::string attention_fault_of(const Story& story) {
-  if (story.attention_faults.empty()) return "";
-  const AttentionFault& worst = story.attention_faults.front();
-  const size_t more = story.attention_faults.size() - 1;
+// Returns "Attention fault in layer 003 from step 64 on: ... ", with a blank at the end; "" if there is no
+// fault.
+std::string attention_fault_of(const Report& report) {
+  if (report.attention_faults.empty()) return "";
+  const AttentionFault& worst = report.attention_faults.front();
+  const size_t more = report.attention_faults.size() - 1;
   return "Attention fault" + in_layer(worst.layer) + " from step " + step_text(worst.first_step) +
          " on: the error of " +
          (worst.tensor == "out"          ? "its output"
           : worst.tensor == "grad_query" ? "dQ"
           : worst.tensor == "grad_key"   ? "dK"
                                          : "dV") +
-         " was up to " + formatted("%.3g", worst.most) + " times its alarm limit" +
+         " was up to " + formatted("%.3g", worst.largest_error) + " times its alarm limit" +
          (more == 0   ? ""
           : more == 1 ? "; one more limit was exceeded"
                       : "; " + std::to_string(more) + " more limits were exceeded") +
          ". ";
 }
 
-std::string loss_verdict_of(const Story& story, const RunCounts& counts) {
+std::string loss_verdict_of(const Report& report, const RunCounts& counts) {
   if (counts.steps == 0) return "The record has no step of the training: nothing can be said of its loss.";
-  if (story.events.empty()) return verdict_without_events(story, counts);
-  const StoryEvent& first = story.events.front();
-  const size_t warned = count_warned_events(story);
-  if (story.events.size() == 1)
+  if (report.events.empty()) return verdict_without_events(report, counts);
+  const ReportEvent& first = report.events.front();
+  const size_t warned = count_warned_events(report);
+  if (report.events.size() == 1)
     return what_and_suspect(first) + ". " +
            (first.before.empty() ? "No detector warned before it."
             : warned == 0        ? "Nothing warned; first to move: " + first_sign_of(first) + "."
             : is_proven(first.before.front().detector) ? "First proven sign: " + first_sign_of(first) + "."
                                                        : "First to move: " + first_sign_of(first) + ".") +
-           (first.attempt == 0 ? warned_after(story, first) : "");
-  const std::string events = count(static_cast<double>(story.events.size()));
+           (first.attempt == 0 ? warned_after(report, first) : "");
+  const std::string events = count(static_cast<double>(report.events.size()));
   return what_and_suspect(first) + ": the first of " + events + " loss events. " +
          (warned == 0 ? "No detector warned before any of them."
                       : "A detector had warned before " +
-                            (warned == story.events.size() ? std::string("every one")
-                                                           : count(static_cast<double>(warned))) +
-                            " of them; most often: " + most_frequent_sign(story) + ".");
+                            (warned == report.events.size() ? std::string("every one")
+                                                            : count(static_cast<double>(warned))) +
+                            " of them; most often: " + most_frequent_sign(report) + ".");
 }
 
 }  // namespace
 
 // Mentions a loss event before an attention fault, since the two may be unrelated.
-std::string verdict_of(const Story& story, const RunCounts& counts) {
-  const std::string loss = loss_verdict_of(story, counts), attention = attention_fault_of(story);
+std::string verdict_of(const Report& report, const RunCounts& counts) {
+  const std::string loss = loss_verdict_of(report, counts), attention = attention_fault_of(report);
   if (attention.empty()) return loss;
-  return story.events.empty() ? attention + loss : loss + " " + attention.substr(0, attention.size() - 1);
+  return report.events.empty() ? attention + loss : loss + " " + attention.substr(0, attention.size() - 1);
 }
 
 }  // namespace foreshock::cli

@@ -1,6 +1,6 @@
-// Makes the texts of a report: phrases about detectors, sentences about events, and three documents. The
-// documents are JSON (`foreshock report --json`; docs/report.md has its keys), Markdown, and one
-// self-contained HTML page.
+// Makes the texts of `foreshock report`: phrases about detectors, sentences about loss events, and the report
+// itself in three formats: JSON (docs/report.md has its keys), Markdown, and one self-contained HTML page.
+// The page draws itself from that JSON.
 #ifndef FORESHOCK_CLI_REPORT_TEXT_H_
 #define FORESHOCK_CLI_REPORT_TEXT_H_
 
@@ -16,16 +16,16 @@
 
 namespace foreshock::cli {
 
-// Texts for a reader who is familiar with trainings but not with foreshock. All are complete sentences except
-// `plain`; none is empty.
+// What an observation may mean for a loss event after it, for a reader who is familiar with trainings but not
+// with foreshock. All are complete sentences except `plain`; none is empty.
 struct ReportText {
-  const char* plain;  // the observation as a short clause: "gradient norm grew steadily"
-  const char* consistent_with;
-  const char* not_excluded;
-  const char* to_try;
+  const char* plain;            // the observation as a short clause: "the gradient norm grew steadily"
+  const char* consistent_with;  // a cause that fits the observation
+  const char* not_excluded;     // another explanation that remains possible
+  const char* to_try;           // an experiment that distinguishes them, or a remedy
 };
 
-// Circumstances of an event that have an explaining text.
+// Circumstances of a loss event that have an explaining text.
 enum class Clue : int {
   kNothingBefore,    // no detector left level quiet before the event
   kLearningRate,     // the learning rate had changed
@@ -42,11 +42,11 @@ enum class Clue : int {
 inline constexpr int kClues = static_cast<int>(Clue::kCount);
 
 const ReportText& text_of(DetectorId detector);
-// Texts for kLossSpike, kDivergence and kLossRise; any other kind gets the texts of a spike.
+// `kind`: a kind of loss event. Other kinds get the texts of a spike.
 const ReportText& text_of(WatchEventKind kind);
 const ReportText& text_of(Clue clue);
 
-// Returns why a detector may have had no value during a run.
+// Returns a sentence that says why a detector may have had no value during a run.
 const char* why_without_values(DetectorId detector);
 
 // Returns the detector with this name, or nullopt.
@@ -56,55 +56,54 @@ std::optional<DetectorId> detector_of(std::string_view name);
 std::string steps_text(int64_t number);
 
 // Returns "Loss spike at step 2 310", for example.
-std::string title_of(const StoryEvent& event);
+std::string title_of(const ReportEvent& event);
 
-// Describes the course of the loss: the values before the onset, the peak, and whether the loss has
-// recovered.
-std::string course_of(const StoryEvent& event);
+// Describes the course of the loss: the value before the onset, the peak, and whether it has recovered.
+std::string course_of(const ReportEvent& event);
 
 // Whether the benchmark has shown that the detector is reliable. Other detectors are called experimental.
 bool is_proven(DetectorId detector);
 
-// Returns a sentence on the detector's reliability in the benchmark. `measured` null: the benchmark has no
-// figures.
+// Returns one or two sentences on a detector's reliability in the benchmark, whose figures are `measured`;
+// null: it has none.
 std::string how_sure(const Measured* measured);
 
-// Returns the first sign, for example "the gradient norm grew steadily, 9 steps before", with the layer if
-// known. If there is no sign, returns "nothing".
-std::string first_sign_of(const StoryEvent& event);
+// Returns the most reliable of the detectors that left level quiet before the event, for example "the
+// gradient norm grew steadily, 9 steps before", with the layer if known. If there is none, returns "nothing".
+std::string first_sign_of(const ReportEvent& event);
 
-// `steps`: of the rank with the most steps. `losses` and `warnings`: of all ranks together.
+// `steps`: of the rank with the most steps. `losses` (steps with a known loss) and `warnings`: of all ranks.
 struct RunCounts {
   uint64_t steps = 0, losses = 0, warnings = 0;
 };
 
-// Returns one or two sentences on the attention errors of the run.
+// Returns a few sentences on the attention errors of the run. `largest`: its largest error, a fault or not.
 std::string attention_text(const std::vector<AttentionFault>& faults, const AttentionFault& largest);
 
-// Returns the verdict on the run in one or two sentences.
-std::string verdict_of(const Story& story, const RunCounts& counts);
+// Returns the verdict on the run in a few sentences: its loss events and attention faults. Uses all members
+// of `report` that describe these, so they must be set before.
+std::string verdict_of(const Report& report, const RunCounts& counts);
 
 // -- documents --
 
 // Returns one line of valid UTF-8. So that the page stays below 2 MB, only the smallest and the largest value
 // of each interval of a curve are kept. Values that are unknown or not finite are null.
-std::string report_json(const Story& story);
+std::string report_json(const Report& report);
 
-// The files of cli/report/, embedded at build time, and their SHA-256 in hexadecimal.
+// The files of cli/report/ and Chart.js, embedded at build time, and their SHA-256 in hexadecimal.
 extern const std::string_view kReportHtml, kReportCss, kReportJs, kReportChart;
 extern const std::string_view kReportCssHash, kReportJsHash, kReportChartHash;
 
-// Returns the story as Markdown of at most two screens: incidents, evidence, gaps of coverage, and commands
-// for further inspection. Text from the record is made printable. `records`: file names as given on the
-// command line.
-std::string report_markdown(const Story& story, const std::vector<std::string>& records);
+// Returns the report as Markdown of at most two screens: the first loss events, what was not judged, and
+// commands for further inspection. Control characters in texts of the record are replaced. `records`: file
+// names as given on the command line.
+std::string report_markdown(const Report& report, const std::vector<std::string>& records);
 
-// Every page has this mark in its first 1024 bytes. is_report() recognizes a page by it.
+// Every page has this mark in its first 1024 bytes. `foreshock report` overwrites only files that have it.
 inline constexpr std::string_view kReportMark = "<meta name=\"generator\" content=\"foreshock report\">";
 
-// Returns the HTML page. `json`: from report_json(). Its texts come from a trainer and are not trusted, so
-// the page contains them only as data. The page's content security policy allows only its own scripts and no
-// loading.
+// Returns the HTML page. `json`: from report_json(). Its texts come from a trainer and are not trusted. So
+// the page has them only as data, and its content security policy allows only its own scripts and no loading.
 std::string report_page(const std::string& json);
 
 }  // namespace foreshock::cli

@@ -345,8 +345,7 @@ std::string problem_of(const AgentOptions& options, const Arguments& arguments) 
     return "--record needs a single run: use it with foreshock run, without --agent service";
   if (!options.tree.empty() && !options.save_flagged.empty())
     return "--save-flagged needs a single run, because its user owns the data: use it with foreshock run, "
-           "without "
-           "--agent service";
+           "without --agent service";
   return listening_problem(arguments);
 }
 

@@ -243,8 +243,8 @@ constexpr Advice kAdvice[] = {
     {"no_descriptor", "it has no file descriptor left; raise `ulimit -n`"},
     {"file_limit", "its files are limited to less than a segment; raise `ulimit -f` to 4 MiB or more"},
     {"not_permitted",
-     "a sandbox refused a call that the monitor needs (seccomp or a security module); run "
-     "`foreshock doctor -- COMMAND` inside it"},
+     "a sandbox refused a call that the monitor needs (seccomp or a security module); run `foreshock doctor "
+     "-- COMMAND` inside it"},
     {"rank_taken", "another live process has the same run id and rank; give each run an id of its own"},
     {"no_tmpfs", "the run directory is not on tmpfs; set FORESHOCK_DIR"},
 };

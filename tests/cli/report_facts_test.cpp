@@ -25,18 +25,18 @@ class ReportFacts : public ::testing::Test {
       run_.trails[0].add(line);
     }
   }
-  StoryFact fact(const std::string& name) {
+  ReportFact fact(const std::string& name) {
     clues_.clear();
-    for (const StoryFact& each : facts_of(event_, {event_}, run_, &clues_))
+    for (const ReportFact& each : facts_of(event_, {event_}, run_, &clues_))
       if (each.name == name) return each;
     ADD_FAILURE() << name;
     return {};
   }
-  static constexpr auto kQuiet = StoryFact::Mark::kQuiet;
-  static constexpr auto kNotable = StoryFact::Mark::kNotable;
-  static constexpr auto kUnknown = StoryFact::Mark::kUnknown;
+  static constexpr auto kQuiet = ReportFact::Mark::kQuiet;
+  static constexpr auto kNotable = ReportFact::Mark::kNotable;
+  static constexpr auto kUnknown = ReportFact::Mark::kUnknown;
 
-  StoryEvent event_;
+  ReportEvent event_;
   RunSeen run_;
   std::vector<Clue> clues_;
 };
@@ -98,16 +98,16 @@ TEST_F(ReportFacts, ReplicasAgreeOrDiffer) {
   EXPECT_EQ(fact("replicas").text, "there are none to compare: each tensor is held once");
   run_.replicas_compared = 4;
   EXPECT_EQ(fact("replicas").mark, kQuiet);
-  run_.notables.push_back({"weight_mismatch", "003", 1, 320, 0});
+  run_.fault_events.push_back({"weight_mismatch", "003", 1, 320, 0});
   EXPECT_EQ(fact("replicas").mark, kQuiet) << "it came after the event";
-  run_.notables[0].step = 256;
+  run_.fault_events[0].step = 256;
   EXPECT_EQ(fact("replicas").text,
             "weights that should be equal differ from step 256 on, seen on rank 1, layer 003");
   EXPECT_THAT(clues_, Contains(Clue::kReplicasDiffer));
-  run_.notables[0].rank = -1;
+  run_.fault_events[0].rank = -1;
   EXPECT_EQ(fact("replicas").text,
             "weights that should be equal differ from step 256 on, seen between nodes, layer 003");
-  run_.notables.clear();
+  run_.fault_events.clear();
   run_.records = 2;
   EXPECT_EQ(fact("replicas").mark, kUnknown) << "each record is compared within itself only";
 }
@@ -128,10 +128,10 @@ TEST_F(ReportFacts, AProcessThatWentOnIsARestart) {
 }
 
 TEST_F(ReportFacts, WhatWasNoNumberLongBeforeOrElsewhereIsNoCircumstance) {
-  run_.notables = {
+  run_.fault_events = {
       {"nonfinite", "001", 0, 30, 0}, {"nonfinite", "001", 5, 299, 0}, {"nonfinite", "001", 0, 299, 1}};
   EXPECT_EQ(fact("NaN or infinite values").mark, kQuiet);
-  run_.notables.push_back({"nonfinite_gradient", "001", 0, 300, 0});
+  run_.fault_events.push_back({"nonfinite_gradient", "001", 0, 300, 0});
   EXPECT_EQ(fact("NaN or infinite values").text, "first in the gradient of layer 001, at the onset");
   EXPECT_THAT(clues_, Not(Contains(Clue::kNonfinite))) << "it did not come first";
 }

@@ -57,7 +57,7 @@ inline EventLine level_line(const std::string& detector, const std::string& leve
 
 class ToldRun : public ::testing::Test {
  protected:
-  void take(const RecordLine& line) { EXPECT_EQ(teller_.take(line), ""); }
+  void take(const RecordLine& line) { EXPECT_EQ(builder_.take(line), ""); }
   void steps(int64_t first, int64_t last, int64_t rank = 0) {
     for (int64_t step = first; step <= last; ++step) take(step_line(step, usual_loss(step), rank));
   }
@@ -66,15 +66,15 @@ class ToldRun : public ::testing::Test {
     for (int64_t step = onset; step < onset + 3; ++step) take(step_line(step, 9.0, rank));
     steps(onset + 3, onset + 120, rank);
   }
-  static const StoryFact& fact(const StoryEvent& event, const std::string& name) {
-    for (const StoryFact& each : event.facts)
+  static const ReportFact& fact(const ReportEvent& event, const std::string& name) {
+    for (const ReportFact& each : event.facts)
       if (each.name == name) return each;
     ADD_FAILURE() << "no fact " << name;
-    static const StoryFact kNone;
+    static const ReportFact kNone;
     return kNone;
   }
 
-  Storyteller teller_;
+  ReportBuilder builder_;
 };
 
 }  // namespace foreshock::cli

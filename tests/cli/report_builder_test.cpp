@@ -1,6 +1,7 @@
+#include "cli/report_builder.h"
+
 #include <gmock/gmock.h>
 
-#include "cli/report_builder.h"
 #include "cli/report_text.h"
 #include "told_run.h"
 
@@ -13,9 +14,9 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
-using Storytelling = ToldRun;
+using ReportBuilding = ToldRun;
 
-TEST_F(Storytelling, ASpikeWithTwoDetectorsBeforeItInLayers) {
+TEST_F(ReportBuilding, ASpikeWithTwoDetectorsBeforeItInLayers) {
   for (const char* layer : {"000", "001", "002", "003"}) {
     steps(1, 0);
     take(step_line(1, 1.0));
@@ -31,10 +32,10 @@ TEST_F(Storytelling, ASpikeWithTwoDetectorsBeforeItInLayers) {
   for (int64_t step = 301; step <= 303; ++step) take(step_line(step, 9.0));
   take(event_line("loss_spike", 301));
   steps(304, 420);
-  const Story story = teller_.finish();
-  EXPECT_TRUE(story.from_record);
-  ASSERT_THAT(story.events, SizeIs(1));
-  const StoryEvent& event = story.events[0];
+  const Report report = builder_.finish();
+  EXPECT_TRUE(report.from_record);
+  ASSERT_THAT(report.events, SizeIs(1));
+  const ReportEvent& event = report.events[0];
   EXPECT_EQ(event.title, "Loss spike at step 301");
   ASSERT_THAT(event.before, SizeIs(2));
   EXPECT_EQ(event.before[0].detector, DetectorId::kBias);
@@ -46,7 +47,7 @@ TEST_F(Storytelling, ASpikeWithTwoDetectorsBeforeItInLayers) {
   EXPECT_EQ(fact(event, "layers").text, "detectors spoke in 001, 003; the other 2 stayed quiet");
   EXPECT_THAT(event.consistent_with, Contains(text_of(DetectorId::kBias).consistent_with));
   EXPECT_THAT(event.to_try, Contains(text_of(DetectorId::kMaxLogit).to_try));
-  EXPECT_EQ(story.verdict,
+  EXPECT_EQ(report.verdict,
             "Loss spike at step 301. First proven sign: attention's output is biased in layer "
             "003, 21 steps before.");
   EXPECT_EQ(event.text,
@@ -56,53 +57,53 @@ TEST_F(Storytelling, ASpikeWithTwoDetectorsBeforeItInLayers) {
 }
 
 // The agent's own events, and those that the detectors find in the record.
-TEST_F(Storytelling, ADivergenceByItsLearningRateIsOneIncidentAndNamesItFirst) {
+TEST_F(ReportBuilding, ADivergenceByItsLearningRateIsOneIncidentAndNamesItFirst) {
   for (const bool recorded : {true, false}) {
-    Storyteller teller;
+    ReportBuilder builder;
     for (int64_t step = 1; step <= 400; ++step) {
       StepLine line = step_line(step, step < 222 ? usual_loss(step) : 9.0);
       line.learning_rate = step < 221 ? 1e-3 : 1.0;
-      teller.take(line);
-      if (recorded && step == 224) teller.take(event_line("loss_spike", 222));
-      if (recorded && step == 349) teller.take(event_line("divergence", 222));
+      builder.take(line);
+      if (recorded && step == 224) builder.take(event_line("loss_spike", 222));
+      if (recorded && step == 349) builder.take(event_line("divergence", 222));
     }
-    const Story story = teller.finish();
-    ASSERT_THAT(story.events, SizeIs(1));
-    EXPECT_EQ(story.verdict,
+    const Report report = builder.finish();
+    ASSERT_THAT(report.events, SizeIs(1));
+    EXPECT_EQ(report.verdict,
               "Loss diverged at step 222, one step after the learning rate went from 0.001 to 1. No detector "
               "warned before it.");
-    EXPECT_EQ(story.from_record, recorded);
+    EXPECT_EQ(report.from_record, recorded);
     if (recorded) {
-      EXPECT_THAT(story.events_note, HasSubstr("the detectors give as many"));
+      EXPECT_THAT(report.events_note, HasSubstr("the detectors give as many"));
     }
   }
 }
 
-TEST_F(Storytelling, OfSeveralEventsTheFirstIsNamedWithItsSuspect) {
+TEST_F(ReportBuilding, OfSeveralEventsTheFirstIsNamedWithItsSuspect) {
   for (int64_t step = 1; step <= 600; ++step) {
     const bool high = (step >= 222 && step < 226) || (step >= 500 && step < 504);
     StepLine line = step_line(step, high ? 9.0 : usual_loss(step));
     line.learning_rate = step >= 220 && step < 300 ? 0.1 : 1e-3;
     take(line);
   }
-  EXPECT_EQ(teller_.finish().verdict,
+  EXPECT_EQ(builder_.finish().verdict,
             "Loss spike at step 222, 2 steps after the learning rate went from 0.001 to 0.1: the first of 2 "
             "loss events. No detector warned before any of them.");
 }
 
-TEST_F(Storytelling, ASpikeThatNothingForetoldIsFoundByTheDetectors) {
+TEST_F(ReportBuilding, ASpikeThatNothingForetoldIsFoundByTheDetectors) {
   steps(1, 300);
   spike(301);
-  const Story story = teller_.finish();
-  EXPECT_FALSE(story.from_record);
-  EXPECT_THAT(story.events_note, HasSubstr("run over it now"));
-  ASSERT_THAT(story.events, SizeIs(1));
-  EXPECT_EQ(story.events[0].onset_step, 301);
-  EXPECT_THAT(story.events[0].before, IsEmpty());
-  EXPECT_THAT(story.events[0].consistent_with, Contains(text_of(Clue::kNothingBefore).consistent_with));
-  EXPECT_EQ(story.verdict, "Loss spike at step 301. No detector warned before it.");
-  EXPECT_EQ(story.events[0].steps.front().step, 301 - StoryEvent::kBefore);
-  EXPECT_EQ(story.events[0].steps.back().step, 301 + StoryEvent::kAfter);
+  const Report report = builder_.finish();
+  EXPECT_FALSE(report.from_record);
+  EXPECT_THAT(report.events_note, HasSubstr("run over it now"));
+  ASSERT_THAT(report.events, SizeIs(1));
+  EXPECT_EQ(report.events[0].onset_step, 301);
+  EXPECT_THAT(report.events[0].before, IsEmpty());
+  EXPECT_THAT(report.events[0].consistent_with, Contains(text_of(Clue::kNothingBefore).consistent_with));
+  EXPECT_EQ(report.verdict, "Loss spike at step 301. No detector warned before it.");
+  EXPECT_EQ(report.events[0].steps.front().step, 301 - ReportEvent::kBefore);
+  EXPECT_EQ(report.events[0].steps.back().step, 301 + ReportEvent::kAfter);
 }
 
 SampleLine slice(int64_t step, const std::string& layer, double ratio) {
@@ -112,48 +113,48 @@ SampleLine slice(int64_t step, const std::string& layer, double ratio) {
   return line;
 }
 
-TEST_F(Storytelling, AnAttentionFaultIsInTheVerdictWithItsCurveAndItsLayer) {
+TEST_F(ReportBuilding, AnAttentionFaultIsInTheVerdictWithItsCurveAndItsLayer) {
   for (int64_t step = 1; step <= 100; ++step) {
     take(step_line(step, usual_loss(step)));
     if (step % 4 != 0) continue;
     take(slice(step, "001", 0.8));
     take(slice(step, "002", step < 64 ? 0.8 : step == 80 ? 24 : 10));
   }
-  const Story story = teller_.finish();
-  EXPECT_THAT(story.verdict,
+  const Report report = builder_.finish();
+  EXPECT_THAT(report.verdict,
               testing::StartsWith("Attention fault in layer 002 from step 64 on: the error of its "
                                   "output was up to 12 times its alarm limit. No loss event"));
   EXPECT_EQ(
-      story.attention_text,
+      report.attention_text,
       "The error of attention's output in layer 002 was up to 12 times its alarm limit, in 10 of 25 slices "
       "from step 64 to 100.");
-  ASSERT_THAT(story.attention_faults, SizeIs(1));
-  EXPECT_EQ(story.attention_faults[0].at_step, 80);
+  ASSERT_THAT(report.attention_faults, SizeIs(1));
+  EXPECT_EQ(report.attention_faults[0].at_step, 80);
   const auto at = [](const HistoryTable& table, int64_t step) {
     return table.columns[0].second.at(static_cast<size_t>((step - table.first_step) / table.steps_per_point));
   };
-  EXPECT_FLOAT_EQ(at(story.attention, 60), 0.4f);
-  EXPECT_FLOAT_EQ(at(story.attention, 80), 12);
-  ASSERT_THAT(story.attention_layers, SizeIs(2));
-  EXPECT_EQ(story.attention_layers[1].layer, "002");
-  EXPECT_FLOAT_EQ(at(story.attention_layers[0], 80), 0.4f);
-  EXPECT_FLOAT_EQ(at(story.attention_layers[1], 80), 12);
+  EXPECT_FLOAT_EQ(at(report.attention, 60), 0.4f);
+  EXPECT_FLOAT_EQ(at(report.attention, 80), 12);
+  ASSERT_THAT(report.attention_layers, SizeIs(2));
+  EXPECT_EQ(report.attention_layers[1].layer, "002");
+  EXPECT_FLOAT_EQ(at(report.attention_layers[0], 80), 0.4f);
+  EXPECT_FLOAT_EQ(at(report.attention_layers[1], 80), 12);
 }
 
-TEST_F(Storytelling, ASingleSliceBeyondTheLimitIsNoFault) {
+TEST_F(ReportBuilding, ASingleSliceBeyondTheLimitIsNoFault) {
   steps(1, 10);
   take(slice(8, "001", 0.8));
   take(slice(9, "002", 3));
-  const Story story = teller_.finish();
-  EXPECT_EQ(story.verdict, "No loss event in 10 steps, and no detector warned.");
+  const Report report = builder_.finish();
+  EXPECT_EQ(report.verdict, "No loss event in 10 steps, and no detector warned.");
   EXPECT_EQ(
-      story.attention_text,
+      report.attention_text,
       "The largest error was 1.5 of the alarm limit, of attention's output in layer 002 at step 9. No layer "
       "exceeded its limit repeatedly.");
 }
 
 // Of key positions with many query rows the limit is higher, and three slices are needed.
-TEST_F(Storytelling, ErrorsOfKeyGradientsHaveLimitsOfTheirOwn) {
+TEST_F(ReportBuilding, ErrorsOfKeyGradientsHaveLimitsOfTheirOwn) {
   const auto take_keys = [&](int64_t step, int64_t rows) {
     SampleLine line = sample_line(step, "003");
     line.pass = "backward";
@@ -167,7 +168,7 @@ TEST_F(Storytelling, ErrorsOfKeyGradientsHaveLimitsOfTheirOwn) {
   for (const int64_t step : {4, 5, 6}) take_keys(step, 4 * 4096);  // limit 12
   for (const int64_t step : {7, 8}) take_keys(step, 128);          // limit 6
   {
-    Storyteller copy_of_two;
+    ReportBuilder copy_of_two;
     SampleLine line = sample_line(7, "003");
     line.tensor = "grad_key";
     line.deviation_ratio.reset();
@@ -176,14 +177,14 @@ TEST_F(Storytelling, ErrorsOfKeyGradientsHaveLimitsOfTheirOwn) {
     EXPECT_THAT(copy_of_two.finish().attention_faults, IsEmpty());
   }
   take_keys(9, 128);
-  const Story story = teller_.finish();
-  ASSERT_THAT(story.attention_faults, SizeIs(1));
-  EXPECT_EQ(story.attention_faults[0].tensor, "grad_value");
-  EXPECT_EQ(story.attention_faults[0].first_step, 7);
-  EXPECT_EQ(story.attention_faults[0].most, 1.5);
+  const Report report = builder_.finish();
+  ASSERT_THAT(report.attention_faults, SizeIs(1));
+  EXPECT_EQ(report.attention_faults[0].tensor, "grad_value");
+  EXPECT_EQ(report.attention_faults[0].first_step, 7);
+  EXPECT_EQ(report.attention_faults[0].largest_error, 1.5);
 }
 
-TEST_F(Storytelling, WhatAnExperimentalDetectorSaysIsNotTheHeadlineOfOneThatIsProven) {
+TEST_F(ReportBuilding, WhatAnExperimentalDetectorSaysIsNotTheHeadlineOfOneThatIsProven) {
   steps(1, 200);
   take(level_line("entropy_drop", "warn", 200, "002"));
   steps(201, 280);
@@ -192,12 +193,12 @@ TEST_F(Storytelling, WhatAnExperimentalDetectorSaysIsNotTheHeadlineOfOneThatIsPr
   for (int64_t step = 301; step <= 303; ++step) take(step_line(step, 9.0));
   take(event_line("loss_spike", 301));
   steps(304, 420);
-  const std::string verdict = teller_.finish().verdict;
+  const std::string verdict = builder_.finish().verdict;
   EXPECT_THAT(verdict, HasSubstr("in layer 001, 21 steps before."));
   EXPECT_THAT(verdict, Not(HasSubstr("002")));
 }
 
-TEST_F(Storytelling, WhatWarnsRightAfterAnOnsetIsTold) {
+TEST_F(ReportBuilding, WhatWarnsRightAfterAnOnsetIsTold) {
   steps(1, 200);
   take(level_line("entropy_drop", "warn", 200, "002"));
   steps(201, 300);
@@ -206,146 +207,146 @@ TEST_F(Storytelling, WhatWarnsRightAfterAnOnsetIsTold) {
   steps(304, 311);
   take(level_line("output_error_drift", "warn", 312, "001"));
   steps(312, 420);
-  EXPECT_THAT(teller_.finish().verdict,
+  EXPECT_THAT(builder_.finish().verdict,
               AllOf(HasSubstr("in layer 002, 101 steps before (an experimental detector)."),
                     HasSubstr("After its onset warned first: "), HasSubstr("in layer 001, 11 steps after.")));
 }
 
-TEST_F(Storytelling, ALossThatIsNoNumberAndWhereThatBegan) {
+TEST_F(ReportBuilding, ALossThatIsNoNumberAndWhereThatBegan) {
   steps(1, 200);
   take(event_line("nonfinite", 199, "002"));
   for (int64_t step = 201; step <= 206; ++step) take(step_line(step, NAN));
-  const Story story = teller_.finish();
-  ASSERT_THAT(story.events, SizeIs(1));
-  EXPECT_EQ(story.events[0].kind, WatchEventKind::kDivergence);
-  EXPECT_THAT(story.events[0].text, HasSubstr("; from step 201 on it was NaN or infinite."));
-  EXPECT_EQ(fact(story.events[0], "NaN or infinite values").text,
+  const Report report = builder_.finish();
+  ASSERT_THAT(report.events, SizeIs(1));
+  EXPECT_EQ(report.events[0].kind, WatchEventKind::kDivergence);
+  EXPECT_THAT(report.events[0].text, HasSubstr("; from step 201 on it was NaN or infinite."));
+  EXPECT_EQ(fact(report.events[0], "NaN or infinite values").text,
             "first in attention's result of layer 002, 2 steps before");
-  EXPECT_THAT(story.events[0].consistent_with, Contains(text_of(Clue::kNonfinite).consistent_with));
+  EXPECT_THAT(report.events[0].consistent_with, Contains(text_of(Clue::kNonfinite).consistent_with));
 }
 
-TEST_F(Storytelling, ARunWithoutEventsSaysWhatWasNotWatched) {
+TEST_F(ReportBuilding, ARunWithoutEventsSaysWhatWasNotWatched) {
   steps(1, 300);
-  const Story story = teller_.finish();
-  EXPECT_EQ(story.verdict, "No loss event in 300 steps, and no detector warned.");
-  EXPECT_THAT(story.events, IsEmpty());
-  ASSERT_THAT(story.detectors, SizeIs(kDetectors));
-  for (const StoryDetector& each : story.detectors) EXPECT_EQ(each.values, 0u);
-  EXPECT_EQ(story.facts[0].text, "no end in the record: it goes on, or its agent was stopped");
+  const Report report = builder_.finish();
+  EXPECT_EQ(report.verdict, "No loss event in 300 steps, and no detector warned.");
+  EXPECT_THAT(report.events, IsEmpty());
+  ASSERT_THAT(report.detectors, SizeIs(kDetectors));
+  for (const ReportDetector& each : report.detectors) EXPECT_EQ(each.values, 0u);
+  EXPECT_EQ(report.facts[0].text, "no end in the record: it goes on, or its agent was stopped");
 }
 
-TEST_F(Storytelling, ALossThatFallsIsComparedWithTheStepsJustBefore) {
+TEST_F(ReportBuilding, ALossThatFallsIsComparedWithTheStepsJustBefore) {
   for (int64_t step = 1; step <= 420; ++step) {
     const double falling = 10 * std::exp(-0.01 * static_cast<double>(step));
     take(step_line(step, step >= 301 && step <= 306 ? 1.5 : falling));  // no more than it was at step 189
     if (step == 303) take(event_line("loss_spike", 301));
   }
-  EXPECT_THAT(teller_.finish().events[0].text, HasSubstr("It was back 6 steps after the onset."));
+  EXPECT_THAT(builder_.finish().events[0].text, HasSubstr("It was back 6 steps after the onset."));
 }
 
-TEST_F(Storytelling, ASlowRiseIsNotBackBeforeItHasRisen) {
+TEST_F(ReportBuilding, ASlowRiseIsNotBackBeforeItHasRisen) {
   steps(1, 300);
   for (int64_t step = 301; step <= 420; ++step)
     take(step_line(step, std::min(3.0, 1.0 + 0.02 * static_cast<double>(std::max<int64_t>(0, step - 310)))));
   take(event_line("loss_rise", 301));
   EXPECT_EQ(
-      teller_.finish().events[0].text,
+      builder_.finish().events[0].text,
       "The loss was 1 in the mean of 32 steps just before; the highest such mean since was 2.43, from step "
       "366 on. It had not come back 96 steps after the onset. Such a rise is seen late: here at step 420.");
 }
 
-TEST_F(Storytelling, ASlowRiseIsBackWhenItsMeanIs) {
+TEST_F(ReportBuilding, ASlowRiseIsBackWhenItsMeanIs) {
   steps(1, 300);
   for (int64_t step = 301; step <= 420; ++step) take(step_line(step, step <= 330 ? 2.0 : 1.0));
   take(event_line("loss_rise", 301));
-  EXPECT_THAT(teller_.finish().events[0].text,
+  EXPECT_THAT(builder_.finish().events[0].text,
               HasSubstr("was 1.938, from step 301 on. It was back 28 steps after the onset."))
       << "two of the 32 losses from step 329 on are high: 1/15 of the highest mean's rise";
 }
 
-TEST_F(Storytelling, AWarningWithoutALossEventIsTheStory) {
+TEST_F(ReportBuilding, AWarningWithoutALossEventIsTheStory) {
   steps(1, 150);
   take(level_line("entropy_drop", "warn", 150, "001"));
   take(level_line("max_logit", "warn", 140, "002"));
   EXPECT_EQ(
-      teller_.finish().verdict,
+      builder_.finish().verdict,
       "No loss event in 150 steps; detectors warned 2 times, first at step 140: attention scores became very "
       "large in layer 002.");
 }
 
-TEST_F(Storytelling, ALossThatIsNotKnownIsNotCalledWell) {
+TEST_F(ReportBuilding, ALossThatIsNotKnownIsNotCalledWell) {
   for (int64_t step = 1; step <= 200; ++step) take(step_line(step, std::nullopt));
-  const Story story = teller_.finish();
-  EXPECT_EQ(story.verdict,
+  const Report report = builder_.finish();
+  EXPECT_EQ(report.verdict,
             "The loss of this run is unknown, so loss events cannot be detected, and no detector warned.");
-  EXPECT_EQ(story.coverage[1].text, "not known at any step");
+  EXPECT_EQ(report.coverage[1].text, "not known at any step");
 }
 
-TEST_F(Storytelling, TooFewLossesForARuleAreSaid) {
+TEST_F(ReportBuilding, TooFewLossesForARuleAreSaid) {
   steps(1, 100);
-  EXPECT_EQ(teller_.finish().coverage[1].mark, StoryFact::Mark::kUnknown);
+  EXPECT_EQ(builder_.finish().coverage[1].mark, ReportFact::Mark::kUnknown);
 }
 
-TEST_F(Storytelling, ARecordWithoutAStepSaysNothingOfTheLoss) {
+TEST_F(ReportBuilding, ARecordWithoutAStepSaysNothingOfTheLoss) {
   RunLine line;
   line.run = "me";
   line.state = "started";
   take(line);
-  EXPECT_THAT(teller_.finish().verdict, HasSubstr("nothing can be said"));
+  EXPECT_THAT(builder_.finish().verdict, HasSubstr("nothing can be said"));
 }
 
-TEST_F(Storytelling, TheSameStepsRunAgainAreACircumstance) {
+TEST_F(ReportBuilding, TheSameStepsRunAgainAreACircumstance) {
   steps(1, 300);
   spike(301);
   steps(250, 450);  // from a checkpoint, and this time it went well
-  const Story story = teller_.finish();
-  ASSERT_THAT(story.events, SizeIs(1));
-  EXPECT_EQ(fact(story.events[0], "the same steps again").text,
+  const Report report = builder_.finish();
+  ASSERT_THAT(report.events, SizeIs(1));
+  EXPECT_EQ(fact(report.events[0], "the same steps again").text,
             "were run 1 more time: it came again in none");
-  EXPECT_THAT(story.events[0].consistent_with, Contains(text_of(Clue::kDidNotComeAgain).consistent_with));
+  EXPECT_THAT(report.events[0].consistent_with, Contains(text_of(Clue::kDidNotComeAgain).consistent_with));
 }
 
-TEST_F(Storytelling, AnEventOnOneRankOfTwoIsToldOnceWithItsRank) {
+TEST_F(ReportBuilding, AnEventOnOneRankOfTwoIsToldOnceWithItsRank) {
   for (int64_t step = 1; step <= 420; ++step) {
     take(step_line(step, step >= 301 && step <= 303 ? 9.0 : usual_loss(step), 1));
     take(step_line(step, usual_loss(step), 0));
   }
-  const Story story = teller_.finish();
-  ASSERT_THAT(story.events, SizeIs(1));
-  EXPECT_THAT(story.events[0].ranks, testing::ElementsAre(1));
-  EXPECT_EQ(fact(story.events[0], "ranks").text, "seen on 1 of 2: rank 1");
+  const Report report = builder_.finish();
+  ASSERT_THAT(report.events, SizeIs(1));
+  EXPECT_THAT(report.events[0].ranks, testing::ElementsAre(1));
+  EXPECT_EQ(fact(report.events[0], "ranks").text, "seen on 1 of 2: rank 1");
 }
 
-TEST_F(Storytelling, RanksThatHaveItTogetherShareAnEvent) {
+TEST_F(ReportBuilding, RanksThatHaveItTogetherShareAnEvent) {
   for (int64_t step = 1; step <= 420; ++step)
     for (int64_t rank = 0; rank < 2; ++rank)
       take(step_line(step, step >= 301 + 2 * rank && step <= 304 + 2 * rank ? 9.0 : usual_loss(step), rank));
-  const Story story = teller_.finish();
-  ASSERT_THAT(story.events, SizeIs(1));
-  EXPECT_THAT(story.events[0].ranks, testing::ElementsAre(0, 1));
-  EXPECT_EQ(fact(story.events[0], "ranks").text, "seen on all 2 in the record");
+  const Report report = builder_.finish();
+  ASSERT_THAT(report.events, SizeIs(1));
+  EXPECT_THAT(report.events[0].ranks, testing::ElementsAre(0, 1));
+  EXPECT_EQ(fact(report.events[0], "ranks").text, "seen on all 2 in the record");
 }
 
-TEST_F(Storytelling, AnEventAtTheEndOfACutRecordIsTold) {
+TEST_F(ReportBuilding, AnEventAtTheEndOfACutRecordIsTold) {
   steps(1, 300);
   for (int64_t step = 301; step <= 303; ++step) take(step_line(step, 9.0));
-  const Story story = teller_.finish();
-  ASSERT_THAT(story.events, SizeIs(1));
-  EXPECT_EQ(story.events[0].steps.back().step, 303);
-  EXPECT_THAT(story.events[0].text, HasSubstr("It had not come back 2 steps after the onset."));
+  const Report report = builder_.finish();
+  ASSERT_THAT(report.events, SizeIs(1));
+  EXPECT_EQ(report.events[0].steps.back().step, 303);
+  EXPECT_THAT(report.events[0].text, HasSubstr("It had not come back 2 steps after the onset."));
 }
 
-TEST_F(Storytelling, RecordsOfNodesAreOneRunAndOfOtherRunsNone) {
+TEST_F(ReportBuilding, RecordsOfNodesAreOneRunAndOfOtherRunsNone) {
   steps(1, 20);
-  teller_.begin_record();
+  builder_.begin_record();
   steps(1, 20, 8);
-  EXPECT_THAT(teller_.take(step_line(21, 1.0)), HasSubstr("rank 0 is in an earlier record too"));
+  EXPECT_THAT(builder_.take(step_line(21, 1.0)), HasSubstr("rank 0 is in an earlier record too"));
   StepLine other = step_line(1, 1.0, 9);
   other.run = "another";
-  EXPECT_THAT(teller_.take(other), HasSubstr("of run another"));
+  EXPECT_THAT(builder_.take(other), HasSubstr("of run another"));
 }
 
-TEST_F(Storytelling, AnotherProcessOfARankIsARestart) {
+TEST_F(ReportBuilding, AnotherProcessOfARankIsARestart) {
   RunLine of_run;
   of_run.run = "me";
   of_run.rank = 0;
@@ -360,11 +361,11 @@ TEST_F(Storytelling, AnotherProcessOfARankIsARestart) {
   tell("started");
   steps(491, 500);
   spike(501);
-  EXPECT_EQ(fact(teller_.finish().events.at(0), "restarts").text,
+  EXPECT_EQ(fact(builder_.finish().events.at(0), "restarts").text,
             "another process went on from step 491, 10 steps before");
 }
 
-TEST_F(Storytelling, AnAgentThatBeginsAnewIsNoRestart) {
+TEST_F(ReportBuilding, AnAgentThatBeginsAnewIsNoRestart) {
   RunLine started;
   started.run = "me";
   started.rank = 0;
@@ -375,10 +376,10 @@ TEST_F(Storytelling, AnAgentThatBeginsAnewIsNoRestart) {
   take(started);
   steps(491, 500);
   spike(501);
-  EXPECT_EQ(fact(teller_.finish().events.at(0), "restarts").text, "none before it");
+  EXPECT_EQ(fact(builder_.finish().events.at(0), "restarts").text, "none before it");
 }
 
-TEST_F(Storytelling, WeightsThatDifferBetweenNodesAreNoAgreement) {
+TEST_F(ReportBuilding, WeightsThatDifferBetweenNodesAreNoAgreement) {
   TensorLine tensor;
   tensor.run = "me";
   tensor.parts = 1;
@@ -389,18 +390,18 @@ TEST_F(Storytelling, WeightsThatDifferBetweenNodesAreNoAgreement) {
   take(tensor);
   take(differs);
   spike(301);
-  EXPECT_EQ(fact(teller_.finish().events.at(0), "replicas").text,
+  EXPECT_EQ(fact(builder_.finish().events.at(0), "replicas").text,
             "weights that should be equal differ from step 200 on, seen between nodes, layer 003");
 }
 
-TEST_F(Storytelling, StepsThatMayBeAnythingDoNoHarm) {
+TEST_F(ReportBuilding, StepsThatMayBeAnythingDoNoHarm) {
   for (const int64_t step : {INT64_MAX, INT64_MIN, int64_t{0}, INT64_MAX, int64_t{-5}}) {
     take(step_line(step, NAN));
     take(level_line("bias", "warn", step, "\xff<b>"));
     take(event_line("loss_spike", step));
     take(event_line("divergence", -(step / 2)));
   }
-  EXPECT_THAT(teller_.finish().events, Not(IsEmpty()));
+  EXPECT_THAT(builder_.finish().events, Not(IsEmpty()));
 }
 
 }  // namespace
