@@ -1,11 +1,14 @@
-// Draws the charts of the report page. embed.cmake joins this file with words.js, which defines story, element(),
-// known(), finite(), count(), short(), steps(), before() and sentence(). The colours are those of Okabe and Ito, which
-// people with any kind of colour vision can distinguish. A shape or a word always repeats the meaning of a colour.
+// Draws the charts of the report page with Chart.js. embed.cmake joins this file with words.js, which defines `report`
+// (the data), element(), known(), finite(), count(), short(), steps(), before() and sentence(). The colours are those of
+// Okabe and Ito, which people with any kind of colour vision can distinguish. A shape or a word always repeats the
+// meaning of a colour. A detector that has left level quiet has "moved".
 const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
 const INK = { line: shade('blue'), most: shade('pale'), event: shade('orange'), moved: '#e69f00', warned: shade('orange'), green: shade('green'), grid: shade('grid'), quiet: shade('quiet'), paper: shade('paper') };
+// Reloads, since the colours of drawn charts do not follow the page's style.
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => location.reload());
 
-// Places labels of {text, at, width} beside their line, inside `area`, each in the first row where it covers no other.
+// Places labels of {text, at, width} beside the vertical line at x = `at`, inside `area`, each in the first row where it
+// covers no other. All numbers are pixels; a row is 13 high.
 function placedLabels(labels, area) {
   const rows = [];
   return labels.map(({ text, at, width }) => {
@@ -17,8 +20,8 @@ function placedLabels(labels, area) {
   });
 }
 
-// Draws vertical lines, each with a word, and shaded bands. A band begins at the step at which a detector left level
-// quiet ("moved") and ends at the event.
+// A plugin of Chart.js. Draws vertical lines, each with a word, and shaded bands. A band begins at the step at which a
+// detector moved and ends at the event.
 const marks = {
   id: 'marks',
   beforeDatasetsDraw(chart, _, { bands = [] }) {
@@ -58,6 +61,7 @@ const marks = {
   },
 };
 
+// Appends a heading and a canvas with `label` for screen readers, and returns the canvas.
 function frame(parent, title, label) {
   const canvas = element('canvas', { role: 'img', ariaLabel: label });
   canvas.setAttribute('aria-label', label);
@@ -72,6 +76,7 @@ const spansDecades = (values) => {
   const good = values.filter((v) => finite(v));
   return good.length > 0 && good.every((v) => v > 0) && Math.max(...good) > 30 * Math.min(...good);
 };
+// Only 1, 2 and 5 times a power of ten have a label, since others would overlap.
 const logTick = (v) => (/^[125]/.test(v.toExponential()) ? short(v) : '');
 // `labelWidth`: width of the axis with its labels. Charts with equal widths have equal steps one below the other.
 function yAxis(values, labelWidth) {
@@ -81,6 +86,7 @@ function yAxis(values, labelWidth) {
 }
 const plain = { animation: false, maintainAspectRatio: false, responsive: true };
 
+// Describes the range of values for screen readers.
 function span(values) {
   const good = values.filter((v) => finite(v));
   return good.length ? `from ${short(Math.min(...good))} to ${short(Math.max(...good))}` : 'no value is a number';
@@ -88,15 +94,15 @@ function span(values) {
 
 // The last step of the run. Losses that are NaN or infinite are not in the curve, so the curve can end before the run
 // does.
-const lastStep = () => Math.max(story.timeline.last_step, story.timeline.first_step + (story.timeline.loss ?? []).length * story.timeline.steps_per_point - 1);
+const lastStep = () => Math.max(report.timeline.last_step, report.timeline.first_step + (report.timeline.loss ?? []).length * report.timeline.steps_per_point - 1);
 
-// The loss of the whole run, with a numbered line at every event.
+// Draws the loss of the whole run, with a numbered line at every event. Returns false if no loss is known.
 function lossChart(parent, labelWidth) {
-  const { first_step: first, steps_per_point: every, loss = [], loss_max: most = [] } = story.timeline, end = lastStep();
+  const { first_step: first, steps_per_point: every, loss = [], loss_max: most = [] } = report.timeline, end = lastStep();
   const points = (values) => values.map((y, i) => ({ x: first + i * every, y }));
   if (!loss.some((v) => finite(v))) return false;
   const canvas = frame(parent, `loss${every > 1 ? `, mean and largest of each ${count(every)} steps` : ''}, by step`,
-    `Loss of ${count(loss.length * every)} steps, ${span(loss)}; ${story.loss_events.length} loss events`);
+    `Loss of ${count(loss.length * every)} steps, ${span(loss)}; ${report.loss_events.length} loss events`);
   const line = (values, colour, borderWidth) => ({ data: points(values), borderColor: colour, borderWidth, pointRadius: 0, spanGaps: false });
   new Chart(canvas, {
     type: 'line', plugins: [marks],
@@ -105,7 +111,7 @@ function lossChart(parent, labelWidth) {
       ...plain, parsing: false, normalized: true,
       scales: { x: axis({ type: 'linear', min: first, max: end, ticks: { ...tick, callback: count } }), y: yAxis([...loss, ...most], labelWidth) },
       plugins: { legend: { display: false }, tooltip: { enabled: false },
-        marks: { lines: story.loss_events.slice(0, 60).map((e) => ({ at: e.step, text: String(e.number), colour: INK.event, dash: [4, 3] })) } },
+        marks: { lines: report.loss_events.slice(0, 60).map((e) => ({ at: e.step, text: String(e.number), colour: INK.event, dash: [4, 3] })) } },
     },
   });
   return true;
@@ -114,17 +120,17 @@ function lossChart(parent, labelWidth) {
 // Draws one row for each detector: a thin bar while it is not at level quiet ("moved"), a thick bar from its warning
 // on. The steps are those of the loss chart above.
 function laneChart(parent, labelWidth) {
-  const { first_step: first, loss = [] } = story.timeline, end = lastStep();
-  const phrase = new Map(story.detectors.map((d) => [d.detector, d.plain]));
-  const names = [...new Set(story.episodes.map((e) => e.detector))];
+  const { first_step: first, loss = [] } = report.timeline, end = lastStep();
+  const phrase = new Map(report.detectors.map((d) => [d.detector, d.plain]));
+  const names = [...new Set(report.episodes.map((e) => e.detector))];
   if (names.length === 0 || loss.length === 0) return;
-  const label = (name) => sentence(phrase.get(name)).replace(/(.{18,}?) /g, '$1\n').split('\n');
+  const label = (name) => sentence(phrase.get(name)).replace(/(.{18,}?) /g, '$1\n').split('\n'); // lines of about 18 characters
   const bar = (episode, from) => ({ x: [from, known(episode.end_step) ? episode.end_step : end], y: names.indexOf(episode.detector) });
   const rows = (list) => list.map(({ x, y }) => ({ x, y: String(y) }));
-  const moved = rows(story.episodes.map((e) => bar(e, e.since_step)));
-  const warned = rows(story.episodes.filter((e) => known(e.warn_step)).map((e) => bar(e, e.warn_step)));
+  const moved = rows(report.episodes.map((e) => bar(e, e.since_step)));
+  const warned = rows(report.episodes.filter((e) => known(e.warn_step)).map((e) => bar(e, e.warn_step)));
   const canvas = frame(parent, 'when detectors moved (thin) and warned (thick)',
-    names.map((name) => `${phrase.get(name)}: ${story.episodes.filter((e) => e.detector === name).length} times`).join('; '));
+    names.map((name) => `${phrase.get(name)}: ${report.episodes.filter((e) => e.detector === name).length} times`).join('; '));
   canvas.parentElement.style.height = `${44 + 40 * names.length}px`;
   const set = (data, colour, barThickness) => ({ data, backgroundColor: colour, barThickness, minBarLength: 3, grouped: false });
   new Chart(canvas, {
@@ -136,7 +142,7 @@ function laneChart(parent, labelWidth) {
         y: axis({ type: 'category', grid: { display: false }, afterFit: (scale) => (scale.width = labelWidth),
           ticks: { ...tick, autoSkip: false, callback: (_, i) => label(names[i]) } }) },
       plugins: { legend: { display: false }, tooltip: { enabled: false },
-        marks: { lines: story.loss_events.slice(0, 60).map((e) => ({ at: e.step, text: '', colour: INK.event, dash: [4, 3] })) } },
+        marks: { lines: report.loss_events.slice(0, 60).map((e) => ({ at: e.step, text: '', colour: INK.event, dash: [4, 3] })) } },
     },
   });
 }
@@ -151,7 +157,8 @@ function view(event) {
   return [Math.max(first, -Math.max(96, Math.round(1.5 * lead))), Math.min(last, Math.max(48, lead))];
 }
 
-// Breaks the line where samples are missing: where two points are more than four times the median distance apart.
+// Inserts a point without a value, which interrupts the line, between points that are more than four times the median
+// distance apart: samples are missing there.
 function withGaps(data) {
   const apart = data.slice(1).map(({ x }, i) => x - data[i].x).sort((a, b) => a - b), usual = apart[apart.length >> 1] ?? 1;
   return data.flatMap((point, i) => (i > 0 && point.x - data[i - 1].x > 4 * usual ? [{ x: (point.x + data[i - 1].x) / 2, y: null }, point] : [point]));
@@ -182,21 +189,21 @@ function signalChart(parent, title, points, event, signs) {
   });
 }
 
-// Draws the error of attention over the whole run, and by layer.
-// Curves: field of story.attention, name, colour, dash pattern.
+// The curves of report.attention: key, name, colour, dash pattern.
 const CURVES_OF_ATTENTION = [['forward', 'output', INK.line, []], ['backward', 'dQ', INK.event, [6, 3]], ['keys', 'dK and dV', INK.green, [2, 2]]];
 
+// Draws the error of attention over the whole run, and by layer.
 function attentionCharts(parent, labelWidth) {
-  const { first_step: first, steps_per_point: every, layers, text } = story.attention;
+  const { first_step: first, steps_per_point: every, layers, text } = report.attention;
   parent.append(element('h3', { textContent: 'Attention' }), element('p', { textContent: text }));
   const curves = CURVES_OF_ATTENTION.map(([key, name, colour, dash]) => ({ name, colour, dash,
-    data: (story.attention[key] ?? []).map((y, i) => ({ x: first + i * every, y })).filter((p) => finite(p.y)) })).filter((c) => c.data.length);
+    data: (report.attention[key] ?? []).map((y, i) => ({ x: first + i * every, y })).filter((p) => finite(p.y)) })).filter((c) => c.data.length);
   if (!curves.length || !window.Chart) return;
   const values = curves.flatMap((c) => c.data.map((p) => p.y));
   const holder = element('div', { className: 'chart small' });
   parent.append(holder);
   const canvas = frame(holder, 'largest error of attention over its alarm limit (1), by step', `Error of attention over its alarm limit, ${span(values)}: ${curves.map((c) => c.name).join(', ')}`);
-  const end = Math.max(lastStep(), ...curves.flatMap((c) => c.data.map((p) => p.x))), begin = Math.min(story.timeline.first_step, first);
+  const end = Math.max(lastStep(), ...curves.flatMap((c) => c.data.map((p) => p.x))), begin = Math.min(report.timeline.first_step, first);
   const limit = { data: [{ x: begin, y: 1 }, { x: end, y: 1 }], borderColor: INK.quiet, borderDash: [4, 3], borderWidth: 1, pointRadius: 0 };
   new Chart(canvas, {
     type: 'line', plugins: [marks],
@@ -207,15 +214,16 @@ function attentionCharts(parent, labelWidth) {
       plugins: { legend: { display: false }, tooltip: { enabled: false } },
     },
   });
-  // The CSS border style that resembles the dash pattern of the curve.
+  // A legend entry, with the CSS border style that resembles the dash pattern of the curve.
+  const borderStyle = (dash) => (dash.length === 0 ? 'solid' : dash[0] > 2 ? 'dashed' : 'dotted');
   const key = ([, name, colour, dash]) => element('span', { className: 'key' },
-    Object.assign(element('i'), { style: `border-top: 2px ${['solid', 'dashed', 'dotted'][dash.length && (dash[0] > 2 ? 1 : 2)]} ${colour}` }), name);
-  holder.append(element('p', { className: 'quiet' }, ...CURVES_OF_ATTENTION.filter(([k]) => story.attention[k]?.some(finite)).map(key)));
+    Object.assign(element('i'), { style: `border-top: 2px ${borderStyle(dash)} ${colour}` }), name);
+  holder.append(element('p', { className: 'quiet' }, ...CURVES_OF_ATTENTION.filter(([k]) => report.attention[k]?.some(finite)).map(key)));
   layerMap(holder, layers, begin, end, labelWidth);
 }
 
 // Draws a map. Each row is a layer, each column a range of steps. The colour is fuller if the error is nearer to its
-// alarm limit (1). An error beyond the limit is orange and, in rows that are high enough, has a horizontal stroke.
+// alarm limit (1). An error beyond the limit is orange and, in rows of 8 pixels or more, has a horizontal stroke.
 function layerMap(parent, layers, begin, end, labelWidth) {
   const filled = layers.filter((l) => l.error.some(finite));
   if (filled.length === 0) return;
@@ -233,6 +241,7 @@ function layerMap(parent, layers, begin, end, labelWidth) {
     ctx.textBaseline = 'middle';
     filled.forEach(({ layer, error, first_step: first, steps_per_point: every }, n) => {
       const points = error.map((y, i) => [i, y]).filter(([, y]) => finite(y)), beyond = points.some(([, y]) => y > 1);
+      // A cell is as wide as the median distance between sampled steps, so that sampled layers have no holes.
       const gaps = points.slice(1).map(([i], k) => i - points[k][0]).sort((a, b) => a - b), cell = every * (gaps[gaps.length >> 1] ?? 1);
       ctx.fillStyle = beyond ? INK.event : INK.quiet;
       ctx.textAlign = 'right';

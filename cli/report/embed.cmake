@@ -1,5 +1,6 @@
-# cmake -DSOURCE=<this folder> -DCHART=<chart library or empty> -DOUTPUT=<file.cpp> -P embed.cmake: the page as raw
-# strings, and the hashes of what the page allows in its policy. Its scripts become one, in this order.
+# cmake -DSOURCE=<this folder> -DCHART=<chart library or empty> -DOUTPUT=<file.cpp> -P embed.cmake: writes the files of
+# the report page as C++ strings, with the SHA-256 of each script and style. The page's content security policy allows
+# only those. The page's own scripts become one, in this order, in which each uses only earlier ones.
 set(scripts words charts events page)
 set(text "#include \"cli/report_text.h\"\n\nnamespace foreshock::cli {\n")
 macro(embed_text name)
@@ -10,6 +11,7 @@ macro(embed_text name)
   endforeach()
   string(APPEND text "const std::string_view kReport${name}(R\"foreshock_page(${bytes})foreshock_page\");\n")
 endmacro()
+# Like embed_text, and writes the SHA-256 of the same bytes.
 macro(embed_allowed name)
   embed_text(${name} ${ARGN})
   string(SHA256 hash "${bytes}")

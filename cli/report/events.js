@@ -1,13 +1,14 @@
-// One section for each loss event.
-const OPEN = 3;   // sections that begin open
-const CURVES = 6; // of detectors, in a section
-const UNSEEN = 8; // steps without a look that are told
-const OF_GRADIENT = ['gradient_norm', 'gradient_growth']; // detectors that look at a curve which is drawn anyway
+// Makes the table of all loss events, the table of warnings, and one section for each loss event. A sign is a detector
+// that left level quiet ("moved") before the event; event.before has all signs, the most reliable first.
+const OPEN = 3;   // the first sections are open when the page is loaded
+const CURVES = 6; // most curves of detectors in a section
+const UNSEEN = 8; // steps; a longer gap between a detector's values is shown as uncertainty about when it moved
+const OF_GRADIENT = ['gradient_norm', 'gradient_growth']; // detectors whose input is the gradient norm, which has a chart anyway
 
 const place = (sign) => (known(sign.layer) ? `layer ${sign.layer}` : 'the whole model');
 const ranksOf = (event) => `${event.ranks.length > 1 ? 'ranks' : 'rank'} ${event.ranks.slice(0, 8).join(', ')}${event.ranks.length > 8 ? ', …' : ''}`;
 
-// As exactly as it is known: between two looks it may have been any step.
+// When the detector moved. In a gap between its values it may have been any step.
 const moved = (sign) => (sign.unseen_steps > UNSEEN ? `${count(sign.lead_steps)} to ${count(sign.lead_steps + sign.unseen_steps)} steps before: too few samples to say` : before(sign.lead_steps));
 
 function signTable(event) {
@@ -53,10 +54,10 @@ function eventSection(event) {
   return element('section', { id: 'event-' + event.number, className: 'event' }, details);
 }
 
-// Nothing: none warned.
+// Returns the table of all episodes with a warning; null if there are none.
 function warningTable() {
-  const warned = story.episodes.filter((e) => known(e.warn_step)).sort((a, b) => a.since_step - b.since_step);
-  const phrase = new Map(story.detectors.map((d) => [d.detector, d.plain]));
+  const warned = report.episodes.filter((e) => known(e.warn_step)).sort((a, b) => a.since_step - b.since_step);
+  const phrase = new Map(report.detectors.map((d) => [d.detector, d.plain]));
   if (warned.length === 0) return null;
   return table(['what', 'where', 'moved at step', 'warned at step', 'until step'], warned.map((e) => [
     element('span', {}, sentence(phrase.get(e.detector)), element('small', { textContent: ' ' + e.detector })), place(e), count(e.since_step), count(e.warn_step),
@@ -64,7 +65,7 @@ function warningTable() {
 }
 
 function overview(events) {
-  if (events.length === 0 && !(story.timeline.loss ?? []).some((v) => finite(v)))
+  if (events.length === 0 && !(report.timeline.loss ?? []).some((v) => finite(v)))
     return element('p', { textContent: 'None can be told: the loss of this run is not known.' });
   if (events.length === 0)
     return element('p', { className: 'none', textContent: 'The loss went through the whole record without one. What was watched, and what was not, stands below.' });

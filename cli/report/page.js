@@ -1,24 +1,24 @@
-// Puts the page together.
+// Fills the sections of page.html from `report` (words.js) with the charts of charts.js and the tables of events.js.
 const LABELS = Math.min(190, Math.round(innerWidth / 3.5)); // width of the labels beside the two charts of the whole run
 
 function head() {
-  document.title = `${story.headline} – foreshock report`;
-  byId('headline').textContent = story.headline;
-  byId('verdict').textContent = story.verdict;
-  byId('verdict').className = story.loss_events.length || story.attention.faults.length || story.episodes.some((e) => known(e.warn_step)) ? 'bad' : 'good';
-  byId('made').textContent = known(story.version) ? `from a record of foreshock ${story.version}` : '';
-  byId('facts').append(...facts(story.facts));
-  byId('whole-note').textContent = story.events_note;
+  document.title = `${report.headline} – foreshock report`;
+  byId('headline').textContent = report.headline;
+  byId('verdict').textContent = report.verdict;
+  byId('verdict').className = report.loss_events.length || report.attention.faults.length || report.episodes.some((e) => known(e.warn_step)) ? 'bad' : 'good';
+  byId('made').textContent = known(report.version) ? `from a record of foreshock ${report.version}` : '';
+  byId('facts').append(...facts(report.facts));
+  byId('whole-note').textContent = report.events_note;
 }
 
 function detectorTable() {
-  return table(['detector', 'what it finds', 'values', 'layers', 'moved', 'warned', 'last warning', 'how far it can be believed'], story.detectors.map((d) => [
+  return table(['detector', 'what it finds', 'values', 'layers', 'moved', 'warned', 'last warning', 'how far it can be believed'], report.detectors.map((d) => [
     d.detector, sentence(d.plain), d.values ? count(d.values) : element('span', { className: 'sure', textContent: 'none. ' + d.why_not }),
     d.layers ? count(d.layers) : '–', count(d.watches), d.warnings ? element('span', {}, level('warn'), ' ' + count(d.warnings)) : '0',
     known(d.last_warn_step) ? 'step ' + count(d.last_warn_step) : '–', element('span', { className: 'sure', textContent: d.sure })]));
 }
 
-// A section that a link leads to must be open to be read; a page on paper has no links.
+// Opens sections of loss events: one that a link leads to, or all before the page is printed.
 function openAll(sections) {
   for (const details of sections) {
     details.open = true;
@@ -35,14 +35,14 @@ function start() {
   attentionCharts(byId('attention'), LABELS);
   const warnings = warningTable();
   byId('warnings').hidden = !warnings;
-  byId('warnings').open = story.loss_events.length === 0;
+  byId('warnings').open = report.loss_events.length === 0;
   if (warnings) byId('warnings').append(warnings);
-  byId('overview').append(overview(story.loss_events));
-  byId('stories').append(...story.loss_events.filter((e) => e.detailed).map(eventSection));
-  byId('coverage').append(...facts(story.coverage));
+  byId('overview').append(overview(report.loss_events));
+  byId('event-sections').append(...report.loss_events.filter((e) => e.detailed).map(eventSection));
+  byId('coverage').append(...facts(report.coverage));
   byId('detectors').append(detectorTable());
-  byId('notes').append(...story.notes.map((text) => element('li', { textContent: text })));
-  byId('limits').append(...story.limits.map((text) => element('li', { textContent: text })));
+  byId('notes').append(...report.notes.map((text) => element('li', { textContent: text })));
+  byId('limits').append(...report.limits.map((text) => element('li', { textContent: text })));
   const sections = [...document.querySelectorAll('.event > details')];
   sections.forEach((details) => details.draw());
   addEventListener('beforeprint', () => openAll(sections));

@@ -1,8 +1,10 @@
 'use strict';
-// Names in the story come from a trainer, so every text goes through textContent. Unknown values are null.
-// A number is not broken over lines.
+// Reads the report's data (the JSON of `foreshock report --json`) and defines how values and lists are written. Names in
+// it come from a trainer and are not trusted, so every text goes through textContent. Unknown values are null.
+
+// Makes the blanks inside "12 345" narrow and non-breaking.
 const unbroken = (_, value) => (typeof value === 'string' ? value.replace(/(?<=\d) (?=\d{3}(?!\d))/g, '\u202F') : value);
-const story = JSON.parse(document.getElementById('story').textContent, unbroken);
+const report = JSON.parse(document.getElementById('report-data').textContent, unbroken);
 
 const byId = (id) => document.getElementById(id);
 function element(tag, properties = {}, ...children) {
@@ -23,7 +25,7 @@ const steps = (number) => `${count(number)} ${Math.abs(number) === 1 ? 'step' : 
 const before = (lead) => (!known(lead) ? '–' : lead > 0 ? `${steps(lead)} before` : 'at the onset');
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-// Rows of cells, each a text or a node.
+// Returns a table. `rows`: lists of cells, each a text or a node.
 function table(head, rows) {
   const cell = (tag, content, i) => element(tag, { className: i === 0 ? 'first' : '' }, content);
   return element('div', { className: 'scroll', tabIndex: 0 }, element('table', {},
@@ -32,11 +34,13 @@ function table(head, rows) {
 }
 
 const MARKS = { quiet: ['\u2713', 'nothing unusual'], notable: ['\u25B2', 'notable'], unknown: ['?', 'not known'] };
+// Returns the nodes of a <dl> for facts of {name, text, mark}.
 function facts(list) {
   return list.flatMap(({ name, text, mark }) => [element('dt', { textContent: name }),
     element('dd', { className: mark }, element('span', { className: 'mark', textContent: MARKS[mark][0], title: MARKS[mark][1] }), text)]);
 }
-// `Words` of a command stand out.
-const told = (text) => text.split('`').map((part, i) => (i % 2 ? element('code', { textContent: part }) : part));
-const bullets = (list) => element('ul', {}, ...list.map((text) => element('li', {}, ...told(text))));
+// Shows text between backquotes as code.
+const withCode = (text) => text.split('`').map((part, i) => (i % 2 ? element('code', { textContent: part }) : part));
+const bullets = (list) => element('ul', {}, ...list.map((text) => element('li', {}, ...withCode(text))));
+// A level of a detector. "moved" is the page's word for level watch.
 const level = (name) => element('span', { className: 'level ' + name, textContent: name === 'warn' ? '\u25B2 warned' : '\u25CB moved' });
