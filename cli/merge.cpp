@@ -1,3 +1,4 @@
+// foreshock merge: the command at the top, below it the classes of merge.h that combine weight tensors.
 #include "cli/merge.h"
 
 #include <algorithm>
@@ -67,6 +68,7 @@ class Output {
   uint64_t lines_ = 0;
 };
 
+// One run of the command: read() indexes all records, write() writes their lines in the order of steps.
 class Merge {
  public:
   // read() and write() return "" or one line that says what is wrong.
@@ -75,6 +77,7 @@ class Merge {
   void print_totals(const Output& output) const;
 
  private:
+  // The lines of all nodes on one tensor or model at one step, or those of one kind of one rank at one step.
   using Lines = std::vector<IndexedLine>;
   std::string write_tensor(Lines::const_iterator begin, Lines::const_iterator end, Output* output);
   void write_model(Lines::const_iterator begin, Lines::const_iterator end, Output* output);
@@ -84,8 +87,9 @@ class Merge {
   TensorShares shares_;
   TensorMerger merger_;
   bool has_histograms_ = false;
-  uint64_t lines_written_ = 0;
-  uint64_t tensors_ = 0, left_out_ = 0, mismatches_ = 0;
+  uint64_t lines_read_ = 0;  // lines of the records that write() has processed
+  uint64_t tensors_ = 0, left_out_ = 0,
+           mismatches_ = 0;  // snapshots of tensors: written, left out, differing
 };
 
 std::string Merge::read(const std::vector<std::string>& paths) {
@@ -109,12 +113,14 @@ std::string Merge::write_tensor(Lines::const_iterator begin, Lines::const_iterat
     const std::optional<RecordLine> line = parse_record_line(index_.text(*at), &why);
     const auto* tensor = line ? std::get_if<TensorLine>(&*line) : nullptr;
     if (tensor == nullptr) return index_.path(at->record) + kHasChanged;
-    if (!tensor->elements || shares_.is_usual(*tensor, *at))
+    // A line without `elements` only adds to the ranks that hold the tensor.
+    if (!tensor->elements || shares_.has_checked_parts(*tensor, *at))
       nodes.push_back({*tensor, index_.path(at->record)});
   }
-  if (shares_.is_complete(begin->generation, begin->of))
+  const bool is_complete = shares_.is_complete(begin->generation, begin->subject);
+  if (is_complete)
     if (std::string problem = merger_.take(nodes); !problem.empty()) return problem;
-  if (!shares_.is_complete(begin->generation, begin->of) || !merger_.tensor()) {
+  if (!is_complete || !merger_.tensor()) {
     ++left_out_;
     return "";
   }
@@ -136,8 +142,7 @@ std::string Merge::write_others(Lines::const_iterator begin, Lines::const_iterat
 }
 
 // With histograms, TensorMerger makes the model lines and nothing is written here. Without histograms, a
-// model line is written only if the lines of all nodes agree, since each node's line then describes the whole
-// model.
+// model line is written only if all nodes have the same one: then each node holds the whole model.
 void Merge::write_model(Lines::const_iterator begin, Lines::const_iterator end, Output* output) {
   if (has_histograms_ || static_cast<size_t>(end - begin) != index_.records()) return;
   std::optional<ModelLine> common;
@@ -155,17 +160,17 @@ void Merge::write_model(Lines::const_iterator begin, Lines::const_iterator end, 
 std::string Merge::write(Output* output) {
   ProgressBar bar("merge");
   uint32_t generation = 0;
-  Lines group;  // lines of the same kind at one step, of one rank, tensor or model
-  IndexedLine line;
+  Lines group;
+  IndexedLine line;  // the first line after `group`
   bool has_line = index_.next(&line);
   for (uint64_t done = 0; has_line && output->problem().empty(); done += group.size()) {
     bar.show(static_cast<double>(done) / static_cast<double>(index_.count()));
-    if (line.generation != generation) merger_.begin_anew();
+    if (line.generation != generation) merger_.begin_generation();
     generation = line.generation;
     group.assign(1, line);
     const auto belongs = [&] {
       return line.generation == group[0].generation && line.step == group[0].step &&
-             line.kind == group[0].kind && line.of == group[0].of;
+             line.kind == group[0].kind && line.subject == group[0].subject;
     };
     while ((has_line = index_.next(&line)) && belongs()) group.push_back(line);
     std::string problem;
@@ -176,15 +181,16 @@ std::string Merge::write(Output* output) {
     else
       problem = write_others(group.begin(), group.end(), output);
     if (!problem.empty()) return problem;
-    lines_written_ += group.size();
+    lines_read_ += group.size();
   }
-  return lines_written_ == index_.count() || !output->problem().empty()
+  // The caller reports a problem of the output. Otherwise next() has ended too early.
+  return lines_read_ == index_.count() || !output->problem().empty()
              ? ""
              : "the temporary file of the index cannot be read";
 }
 
 void Merge::print_totals(const Output& output) const {
-  // If the ranks run without a common world size, the recorded one is 1 or unknown and is not printed.
+  // If each rank was started alone, the recorded world size is 1 or unknown and is not printed.
   const auto world_size = static_cast<uint64_t>(index_.world_size());
   std::string text = std::to_string(index_.records()) + " records of run " + index_.run() + ", " +
                      std::to_string(index_.ranks()) +
@@ -223,7 +229,9 @@ int merge(const std::vector<std::string>& words) {
 namespace {
 
 constexpr const char* kJob = "job";
+constexpr size_t kDims = 4;  // numbers per part in part_offsets, and in part_shapes
 
+// Fills in what all parts of a tensor have in common, from the line of one part.
 void start(const TensorLine& line, TensorSnapshot* snapshot) {
   snapshot->key.name = line.tensor;
   snapshot->key.tensor_parallel = static_cast<int32_t>(line.tensor_parallel.value_or(-1));
@@ -239,7 +247,7 @@ void start(const TensorLine& line, TensorSnapshot* snapshot) {
   snapshot->shape = line.shape;
 }
 
-// Adds the values of a line that are independent of its histogram to the snapshot of the whole tensor.
+// Adds a part to the snapshot of the whole tensor, except its histogram.
 void add_sums(const TensorLine& line, TensorSnapshot* snapshot) {
   const auto elements = static_cast<double>(line.elements.value_or(0));
   snapshot->time = std::min(snapshot->time, line.time.value_or(snapshot->time));
@@ -255,20 +263,17 @@ void add_sums(const TensorLine& line, TensorSnapshot* snapshot) {
     snapshot->update_max_magnitude =
         std::max(snapshot->update_max_magnitude.value_or(0), *line.update_max_abs);
   }
-  for (size_t at = 0; at + 4 <= std::min(line.part_offsets.size(), line.part_shapes.size()); at += 4) {
-    TensorPart part;
-    part.offset.assign(line.part_offsets.begin() + static_cast<ptrdiff_t>(at),
-                       line.part_offsets.begin() + static_cast<ptrdiff_t>(at) + 4);
-    part.shape.assign(line.part_shapes.begin() + static_cast<ptrdiff_t>(at),
-                      line.part_shapes.begin() + static_cast<ptrdiff_t>(at) + 4);
-    snapshot->parts.push_back(std::move(part));
+  const size_t numbers = std::min(line.part_offsets.size(), line.part_shapes.size());
+  for (size_t at = 0; at + kDims <= numbers; at += kDims) {
+    const int64_t *offset = &line.part_offsets[at], *shape = &line.part_shapes[at];
+    snapshot->parts.push_back(TensorPart{{offset, offset + kDims}, {shape, shape + kDims}});
   }
 }
 
 bool is_whole(const TensorLine& line) { return line.elements && line.elements == line.whole_elements; }
 
 // Sets the number of ranks of the merged line to the sum over all nodes, including replicas, and joins their
-// lists of odd ranks.
+// lists of odd ranks: ranks whose values differ from those of their replicas.
 void add_ranks(const std::vector<TensorMerger::NodeLine>& nodes, TensorLine* to) {
   std::vector<int64_t> odd;
   uint64_t ranks = 0;
@@ -284,10 +289,10 @@ void add_ranks(const std::vector<TensorMerger::NodeLine>& nodes, TensorLine* to)
 
 // Returns one line for each distinct part of the tensor. Lines of the same part are replicas; if they differ,
 // event_ is set.
-std::vector<const TensorMerger::NodeLine*> TensorMerger::different(const std::vector<NodeLine>& nodes) {
+std::vector<const TensorMerger::NodeLine*> TensorMerger::distinct_parts(const std::vector<NodeLine>& nodes) {
   std::vector<const NodeLine*> result;
   for (const NodeLine& node : nodes) {
-    if (!node.line.elements) continue;  // a line on a late replica has no values
+    if (!node.line.elements) continue;  // a line on a replica that arrived late has no values
     const auto same = std::find_if(result.begin(), result.end(), [&](const NodeLine* other) {
       return other->line.part_offsets == node.line.part_offsets &&
              other->line.part_shapes == node.line.part_shapes && other->line.elements == node.line.elements;
@@ -312,8 +317,8 @@ std::vector<const TensorMerger::NodeLine*> TensorMerger::different(const std::ve
   return result;
 }
 
-std::string TensorMerger::put_together(const std::vector<const NodeLine*>& parts,
-                                       TensorSnapshot* snapshot) const {
+// Combines the parts of a tensor. Returns "" or why they cannot be combined.
+std::string TensorMerger::combine(const std::vector<const NodeLine*>& parts, TensorSnapshot* snapshot) const {
   start(parts[0]->line, snapshot);
   for (const NodeLine* part : parts) {
     const TensorLine& line = part->line;
@@ -333,13 +338,15 @@ std::string TensorMerger::put_together(const std::vector<const NodeLine*>& parts
   return "";
 }
 
-// Fills in the distances from earlier snapshots of the tensor. The distance from the initial snapshot is
-// filled in only if that snapshot is from step `initial_step`, which the agents have used.
+// Fills in the distances from the previous and the first snapshot of the tensor, and the lines in models_.
+// `initial_step`: the step of the first snapshot according to the agents. If series_ has kept another one as
+// the first, that is dropped, and the distance from it stays unknown.
 void TensorMerger::follow(std::optional<int64_t> initial_step, TensorSnapshot* snapshot) {
-  if (begins_again_) {
+  if (generation_begins_) {
+    // A run from the beginning has its first snapshot within the first interval.
     continues_run_ = snapshot->step > static_cast<int64_t>(snapshot->interval);
     series_.begin_anew(continues_run_);
-    begins_again_ = false;
+    generation_begins_ = false;
   }
   if (initial_step.value_or(-1) != series_.initial_step(snapshot->key)) series_.forget_initial(snapshot->key);
   series_.take(!continues_run_, snapshot);
@@ -354,7 +361,8 @@ std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
   tensor_.reset();
   models_.clear();
   event_.reset();
-  std::vector<const NodeLine*> parts = different(nodes);
+  std::vector<const NodeLine*> parts = distinct_parts(nodes);
+  // A node that holds the whole tensor makes the parts of other nodes superfluous.
   const auto whole =
       std::find_if(parts.begin(), parts.end(), [](const auto* each) { return is_whole(each->line); });
   if (whole != parts.end()) parts = {*whole};
@@ -366,11 +374,11 @@ std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
   }
   const bool is_complete = !parts.empty() && elements == parts[0]->line.whole_elements;
   if (!is_complete || (!has_histograms && whole == parts.end())) return "";
-  if (whole != parts.end() && !has_histograms) {
+  if (whole != parts.end() && !has_histograms) {  // the node's own distances are those of the whole tensor
     tensor_ = parts[0]->line;
   } else {
     TensorSnapshot snapshot;
-    if (const std::string problem = put_together(parts, &snapshot); !problem.empty()) return problem;
+    if (const std::string problem = combine(parts, &snapshot); !problem.empty()) return problem;
     tensor_ = parts[0]->line;
     const std::string dtype = tensor_->dtype;
     follow(parts[0]->line.initial_step, &snapshot);
@@ -385,14 +393,13 @@ std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
 
 namespace {
 
-constexpr size_t kDims = 4;  // numbers per part in part_offsets, and in part_shapes
-
 // Whether all numbers are valid offsets or sizes, and so small that their sums do not overflow.
 bool are_extents(const std::vector<int64_t>& numbers) {
   return std::all_of(numbers.begin(), numbers.end(),
                      [](int64_t number) { return number >= 0 && number <= int64_t{1} << 48; });
 }
 
+// Whether two ranges of indexes have no index in common.
 bool is_apart(int64_t begin, int64_t size, int64_t other, int64_t other_size) {
   return begin >= other + other_size || other >= begin + size;
 }
@@ -404,8 +411,8 @@ TensorShares::Share TensorShares::share_of(const TensorLine& line) {
 }
 
 void TensorShares::add(const TensorLine& line, const IndexedLine& at) {
-  if (!line.elements || !line.whole_elements) return;  // a line on a late replica
-  Tensor& tensor = tensors_[{at.of, at.generation}];
+  if (!line.elements || !line.whole_elements) return;  // a line on a replica that arrived late
+  Tensor& tensor = tensors_[{at.subject, at.generation}];
   tensor.name = line.tensor;
   tensor.whole = *line.whole_elements;
   tensor.of_record[at.record] = share_of(line);
@@ -414,6 +421,8 @@ void TensorShares::add(const TensorLine& line, const IndexedLine& at) {
   if (!line.histogram.empty()) tensor.has_histograms = true;
 }
 
+// Whether a part of `a` and a part of `b` have an element in common. Parts are boxes of kDims dimensions,
+// which are apart if their ranges are apart in any dimension.
 bool TensorShares::overlap(const Share& a, const Share& b) {
   for (size_t i = 0; i + kDims <= a.offsets.size(); i += kDims)
     for (size_t j = 0; j + kDims <= b.offsets.size(); j += kDims) {
@@ -425,9 +434,10 @@ bool TensorShares::overlap(const Share& a, const Share& b) {
   return false;
 }
 
-std::string TensorShares::check(const RecordIndex& index, Tensor* tensor) {
+// Sets `is_complete`. Returns "" if it is true, else one line that says why not.
+std::string TensorShares::check_tensor(const RecordIndex& index, Tensor* tensor) {
   // Records with distinct shares. Of several replicas only the first is kept.
-  std::vector<std::pair<uint32_t, const Share*>> different;
+  std::vector<std::pair<uint32_t, const Share*>> distinct;
   uint64_t elements = 0;
   for (const auto& [record, share] : tensor->of_record) {
     if (share.elements == tensor->whole) {
@@ -437,14 +447,14 @@ std::string TensorShares::check(const RecordIndex& index, Tensor* tensor) {
     if (share.offsets.size() != share.shapes.size() || share.offsets.size() % kDims != 0 ||
         !are_extents(share.offsets) || !are_extents(share.shapes))
       return index.path(record) + ": the parts of " + tensor->name + " cannot be read";
-    const bool is_new = std::none_of(different.begin(), different.end(),
+    const bool is_new = std::none_of(distinct.begin(), distinct.end(),
                                      [&share = share](const auto& each) { return *each.second == share; });
     if (!is_new) continue;
-    for (const auto& [other, theirs] : different)
+    for (const auto& [other, theirs] : distinct)
       if (overlap(*theirs, share))
         return "parts of " + tensor->name + " in " + index.path(other) + " and " + index.path(record) +
                " overlap: are they of one run?";
-    different.emplace_back(record, &share);
+    distinct.emplace_back(record, &share);
     elements += share.elements;
   }
   if (elements != tensor->whole)
@@ -458,13 +468,13 @@ std::string TensorShares::check(const RecordIndex& index, Tensor* tensor) {
 }
 
 std::string TensorShares::check(const RecordIndex& index) {
-  std::string problem;
+  std::string problem;  // of the first tensor that is complete in no generation
   for (auto at = tensors_.begin(); at != tensors_.end();) {
     const uint32_t tensor = at->first.first;
     bool is_complete = false;
     std::string why;
-    for (; at != tensors_.end() && at->first.first == tensor; ++at) {
-      const std::string of_generation = check(index, &at->second);
+    for (; at != tensors_.end() && at->first.first == tensor; ++at) {  // the generations of the tensor
+      const std::string of_generation = check_tensor(index, &at->second);
       is_complete |= of_generation.empty();
       if (why.empty()) why = of_generation;
     }
@@ -478,8 +488,8 @@ bool TensorShares::is_complete(uint32_t generation, uint32_t tensor) const {
   return found != tensors_.end() && found->second.is_complete;
 }
 
-bool TensorShares::is_usual(const TensorLine& line, const IndexedLine& at) const {
-  const auto found = tensors_.find({at.of, at.generation});
+bool TensorShares::has_checked_parts(const TensorLine& line, const IndexedLine& at) const {
+  const auto found = tensors_.find({at.subject, at.generation});
   if (found == tensors_.end()) return false;
   const auto share = found->second.of_record.find(at.record);
   return share != found->second.of_record.end() && share->second == share_of(line);

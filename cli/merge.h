@@ -1,4 +1,6 @@
-// Merges the records of the nodes of a job.
+// The parts of `foreshock merge` that combine weight tensors. The command merges the records of the nodes of
+// a job; a record is the file of JSON lines that the agent of one node has written. Each record describes
+// only the parts of a sharded tensor that its node holds.
 #ifndef FORESHOCK_CLI_MERGE_H_
 #define FORESHOCK_CLI_MERGE_H_
 
@@ -14,9 +16,9 @@
 
 namespace foreshock::cli {
 
-// Merges the tensor lines of several nodes into lines of the job. Combines shards: the result equals that of
-// the whole tensor bit for bit. Compares replicas. Lines must be passed in the order of generations
-// (IndexedLine) and steps. Thread-compatible.
+// Merges the tensor lines of several nodes into lines of the job. Adds the histograms of the parts, so that
+// the result equals that of the whole tensor bit for bit. Compares replicas. Lines must be passed in the
+// order of steps. A run that goes back to an earlier step begins a "generation". Thread-compatible.
 class TensorMerger {
  public:
   struct NodeLine {
@@ -25,37 +27,37 @@ class TensorMerger {
   };
 
   // Takes the lines of all nodes for one tensor and step. Returns "" or one line that says what cannot be
-  // read. Until the next call, the resulting lines are in tensor(), models() and event().
+  // merged. Until the next call, the resulting lines are in tensor(), models() and event().
   std::string take(const std::vector<NodeLine>& nodes);
 
-  const std::optional<TensorLine>& tensor() const { return tensor_; }  // nullopt: parts are missing
-  const std::vector<ModelLine>& models() const {
-    return models_;
-  }  // one for each pool of tensors that this tensor has completed
+  // nullopt: a part is missing, or the histogram of a part.
+  const std::optional<TensorLine>& tensor() const { return tensor_; }
+  // The layers, and the whole model, all of whose tensors are known now.
+  const std::vector<ModelLine>& models() const { return models_; }
   const std::optional<EventLine>& event() const { return event_; }  // set if replicas on two nodes differ
 
-  // Must be called before the first line of each generation, because its steps repeat earlier ones.
-  void begin_anew() { begins_again_ = true; }
+  // Must be called before the first line of each generation but the first.
+  void begin_generation() { generation_begins_ = true; }
 
  private:
-  // Limit of stored histograms, in bytes. Tensors beyond it are merged but not compared with an earlier
-  // state.
+  // Limit of stored histograms, in bytes. A tensor beyond it is merged without distances to earlier
+  // snapshots.
   static constexpr uint64_t kMostBytes = uint64_t{8} << 30;
 
-  std::string put_together(const std::vector<const NodeLine*>& parts, TensorSnapshot* snapshot) const;
-  std::vector<const NodeLine*> different(const std::vector<NodeLine>& nodes);
+  std::string combine(const std::vector<const NodeLine*>& parts, TensorSnapshot* snapshot) const;
+  std::vector<const NodeLine*> distinct_parts(const std::vector<NodeLine>& nodes);
   void follow(std::optional<int64_t> initial_step, TensorSnapshot* snapshot);
 
-  WeightSeries series_{kMostBytes};
-  bool begins_again_ = false;   // the next line is the first of its generation
-  bool continues_run_ = false;  // the generation does not start at the beginning of the run
+  WeightSeries series_{kMostBytes};  // computes distances to the previous and to the first snapshot
+  bool generation_begins_ = false;   // the next line is the first of its generation
+  bool continues_run_ = false;       // the generation does not start at the beginning of the run
   std::optional<TensorLine> tensor_;
   std::vector<ModelLine> models_;
   std::optional<EventLine> event_;
 };
 
-// Checks that the records of all nodes together contain each value of each tensor exactly once; replicas
-// count once. Thread-compatible.
+// Checks that the parts of each tensor in all records together contain each of its values exactly once. Equal
+// parts are replicas and count once. Thread-compatible.
 class TensorShares {
  public:
   // Adds a tensor line; `at` is its entry in the index.
@@ -69,26 +71,30 @@ class TensorShares {
   // Whether the parts of the tensor are complete in this generation; check() must have been called.
   bool is_complete(uint32_t generation, uint32_t tensor) const;
 
-  // Whether the line has the same parts as the last line of the tensor in its record and generation.
-  bool is_usual(const TensorLine& line, const IndexedLine& at) const;
+  // Whether the line has the same parts as the last line of the tensor in its record and generation. Other
+  // lines are not merged, since the parts that check() has accepted are those of the last line.
+  bool has_checked_parts(const TensorLine& line, const IndexedLine& at) const;
 
  private:
+  // The parts of a tensor that one node holds.
   struct Share {
-    std::vector<int64_t> offsets, shapes;
+    std::vector<int64_t> offsets, shapes;  // four numbers per part
     uint64_t elements = 0;
     bool operator==(const Share&) const = default;
   };
+  // A tensor in one generation.
   struct Tensor {
     std::string name;
-    uint64_t whole = 0;
-    std::map<uint32_t, Share> of_record;  // by record: the last share of the tensor in it
-    bool is_complete = false, has_histograms = true;
+    uint64_t whole = 0;                   // its number of values
+    std::map<uint32_t, Share> of_record;  // by record: its share in the last line
+    bool is_complete = false;
+    bool has_histograms = true;  // false: the first record has a part without, and no line has one
   };
-  using Key = std::pair<uint32_t, uint32_t>;  // tensor, generation
+  using Key = std::pair<uint32_t, uint32_t>;  // IndexedLine::subject of the tensor, generation
 
   static Share share_of(const TensorLine& line);
   static bool overlap(const Share& a, const Share& b);
-  static std::string check(const RecordIndex& index, Tensor* tensor);
+  static std::string check_tensor(const RecordIndex& index, Tensor* tensor);
 
   std::map<Key, Tensor> tensors_;
 };

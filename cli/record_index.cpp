@@ -27,19 +27,10 @@ Kind kind_of(const RecordLine& line) {
   return std::holds_alternative<ModelLine>(line) ? Kind::kModel : Kind::kOther;
 }
 
-template <class Line>
-constexpr bool has_rank = requires(const Line& line) {
-  line.rank;
-};
-template <class Line>
-constexpr bool has_step = requires(const Line& line) {
-  line.step;
-};
-
 std::optional<int64_t> rank_of(const RecordLine& line) {
   return std::visit(
       [](const auto& each) -> std::optional<int64_t> {
-        if constexpr (has_rank<std::decay_t<decltype(each)>>) return each.rank;
+        if constexpr (requires { each.rank; }) return each.rank;
         return std::nullopt;
       },
       line);
@@ -48,25 +39,27 @@ std::optional<int64_t> rank_of(const RecordLine& line) {
 std::optional<int64_t> step_of(const RecordLine& line) {
   return std::visit(
       [](const auto& each) -> std::optional<int64_t> {
-        if constexpr (has_step<std::decay_t<decltype(each)>>) return each.step;
+        if constexpr (requires { each.step; }) return each.step;
         return std::nullopt;
       },
       line);
 }
 
-// Returns the key of a tensor or model; "" for other lines. Lines with the same key and step can be merged.
+// Returns the key of a tensor or model; "" for other lines. Lines of several nodes with the same key and step
+// describe the same tensor or model.
 std::string key_of(const RecordLine& line) {
   if (const auto* tensor = std::get_if<TensorLine>(&line)) {
     std::string key = "t" + tensor->tensor;
-    for (const auto& at :
+    for (const auto& coordinate :
          {tensor->tensor_parallel, tensor->pipeline_parallel, tensor->expert_parallel, tensor->of_rank})
-      key += '\n' + std::to_string(at.value_or(-1));
+      key += '\n' + std::to_string(coordinate.value_or(-1));
     return key;
   }
   if (const auto* model = std::get_if<ModelLine>(&line)) return "m" + model->layer;
   return "";
 }
 
+// Whether `foreshock merge` has written the line.
 bool is_merged(const RecordLine& line) {
   const auto* tensor = std::get_if<TensorLine>(&line);
   const auto* model = std::get_if<ModelLine>(&line);
@@ -77,9 +70,9 @@ bool is_merged(const RecordLine& line) {
 
 // Returns an error if another record has this rank too, since each rank belongs to one node.
 std::string RecordIndex::take_rank(int64_t rank, uint32_t record) {
-  const auto [of, is_new] = record_of_rank_.emplace(rank, record);
-  if (is_new || of->second == record) return "";
-  return "rank " + std::to_string(rank) + " is in both " + paths_[of->second] + " and " + paths_[record] +
+  const auto [known, is_new] = record_of_rank_.emplace(rank, record);
+  if (is_new || known->second == record) return "";
+  return "rank " + std::to_string(rank) + " is in both " + paths_[known->second] + " and " + paths_[record] +
          ": name each node's record once";
 }
 
@@ -94,37 +87,41 @@ std::string RecordIndex::place(const RecordLine& line, Position* position, Index
   const std::optional<int64_t> rank = rank_of(line);
   if (rank) {
     if (const std::string problem = take_rank(*rank, to->record); !problem.empty()) return problem;
-    to->of = static_cast<uint32_t>(*rank);
+    to->subject = static_cast<uint32_t>(*rank);
   }
   to->step = step_of(line).value_or(-1);
   if (to->kind == Kind::kStep && rank) {
     const auto [last, is_new] = position->last_step.emplace(*rank, to->step);
-    if (!is_new && to->step <= last->second) {
+    if (!is_new && to->step <= last->second) {  // the rank has gone back, and all other ranks will follow
       ++position->generation;
       position->last_step.clear();
     }
     position->last_step[*rank] = to->step;
   }
   const auto last = rank ? position->last_step.find(*rank) : position->last_step.end();
-  const int64_t now = last != position->last_step.end() ? last->second : -1;
-  bool is_first = false;
-  if (const auto* of_run = std::get_if<RunLine>(&line)) {
-    world_size_ = std::max(world_size_, of_run->world_size.value_or(0));
-    is_first = to->kind == Kind::kStarted && (!rank || position->started.insert(*rank).second);
-    if (!is_first) to->step = now;
-    // A later "started" line of a rank is sorted after the last step of its previous process, like "ended".
-    if (to->kind == Kind::kStarted && !is_first) to->kind = Kind::kEnded;
+  const int64_t last_step = last != position->last_step.end() ? last->second : -1;
+  bool is_first_start = false;  // the first "started" line of its rank
+  if (const auto* run_line = std::get_if<RunLine>(&line)) {
+    world_size_ = std::max(world_size_, run_line->world_size.value_or(0));
+    is_first_start = to->kind == Kind::kStarted && (!rank || position->started.insert(*rank).second);
+    if (!is_first_start) {
+      // "ended" is sorted after the last step of its rank. So is a later "started", which follows the last
+      // step of the rank's previous process.
+      to->step = last_step;
+      to->kind = Kind::kEnded;
+    }
   }
-  if (to->kind == Kind::kEvent) to->step = std::max(to->step, now);
-  to->generation = is_first ? 0 : position->generation;
+  if (to->kind == Kind::kEvent) to->step = std::max(to->step, last_step);
+  to->generation = is_first_start ? 0 : position->generation;
   if (const std::string key = key_of(line); !key.empty())
-    to->of = keys_.emplace(key, static_cast<uint32_t>(keys_.size())).first->second;
+    to->subject = keys_.emplace(key, static_cast<uint32_t>(keys_.size())).first->second;
   return "";
 }
 
 std::string RecordIndex::add(const std::string& path, const Visitor& visit) {
   std::string problem;
   std::error_code ignored;
+  // A record is read twice: by add(), and later by text().
   if (std::filesystem::is_fifo(path, ignored) || std::filesystem::is_socket(path, ignored))
     return path + " can be read only once: make a file of it first";
   const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &problem);
@@ -133,7 +130,7 @@ std::string RecordIndex::add(const std::string& path, const Visitor& visit) {
   paths_.push_back(path);
   std::vector<Part>& parts = parts_.emplace_back();
   uint64_t begin = 0;
-  if (has_older_part(path)) {
+  if (has_older_part(path)) {  // with --record-size, the agent keeps a record in two files
     begin = std::filesystem::file_size(older_part(path), ignored);
     parts.push_back({std::ifstream(older_part(path), std::ios::binary), 0, 0});
   }
@@ -166,7 +163,7 @@ std::string RecordIndex::write_piece() {
   if (temporary_ == nullptr) {
     const int file = mkstemp(path.data());
     if (file < 0) return path + ": " + std::strerror(errno) + "; set TMPDIR to a folder with room";
-    unlink(path.c_str());
+    unlink(path.c_str());  // the file exists until it is closed
     temporary_.reset(fdopen(file, "w+b"));
   }
   std::sort(lines_.begin(), lines_.end());
@@ -194,12 +191,12 @@ std::string RecordIndex::sort() {
   return "";
 }
 
-// Reads further lines of a piece if all its lines in memory have been returned. Returns false at the end of
-// the piece.
+// Reads the next block of a piece if all lines of the present one have been returned. Returns false at the
+// end of the piece, or if it cannot be read.
 bool RecordIndex::fill(Piece* piece) {
   if (piece->next < piece->read.size()) return true;
-  const size_t room = std::max<size_t>(most_ / pieces_.size(), 1);
-  piece->read.resize(std::min<uint64_t>(piece->end - piece->at, room));
+  const size_t block = std::max<size_t>(most_ / pieces_.size(), 1);  // all pieces share the memory for lines
+  piece->read.resize(std::min<uint64_t>(piece->end - piece->at, block));
   piece->next = 0;
   if (piece->read.empty()) return false;
   const bool is_read =
@@ -235,10 +232,10 @@ std::string RecordIndex::text(const IndexedLine& line) {
   std::ifstream& file = part.file;
   uint64_t& position = part.position;
   std::string text(line.bytes, '\0');
+  // Bytes up to a line that is near are read, since a seek would discard the read-ahead buffer.
   constexpr uint64_t kNear = 4096;
   if (file.good() && position <= line.offset && line.offset - position <= kNear) {
-    file.ignore(
-        static_cast<std::streamsize>(line.offset - position));  // a seek would discard the read-ahead buffer
+    file.ignore(static_cast<std::streamsize>(line.offset - position));
   } else {
     file.clear();
     file.seekg(static_cast<std::streamoff>(line.offset - part.begin));

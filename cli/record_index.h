@@ -1,6 +1,7 @@
-// Indexes the lines of several records of one run, in the order of steps. Memory does not grow with the
-// records: lines stay in their files until they are needed, and an external merge sort in a temporary file
-// sorts the index.
+// Sorts the lines of several records of one run by step, for `foreshock merge`. A record is the file of JSON
+// lines that the agent of one node has written. Only an index of the lines is sorted; the lines stay in their
+// files until they are needed. A large index is sorted by an external merge sort in a temporary file, so
+// memory does not grow with the records.
 #ifndef FORESHOCK_CLI_RECORD_INDEX_H_
 #define FORESHOCK_CLI_RECORD_INDEX_H_
 
@@ -19,23 +20,24 @@
 
 namespace foreshock::cli {
 
+// The place of a line in the merged order and in its record. Lines are sorted by the members, in their order.
 struct IndexedLine {
   // Lines of one step are sorted in this order.
   enum class Kind : uint8_t { kStarted, kStep, kSample, kEvent, kOther, kTensor, kModel, kEnded };
 
-  // Number of times that the steps of the record had started again before this line, e.g. from a checkpoint.
+  // Number of times that the record had gone back to an earlier step before this line, e.g. to a checkpoint.
   uint32_t generation = 0;
-  // For an event, at least the last step of its rank before the event was written. The event itself may have
-  // an earlier step: a loss event has the step of its onset.
+  // The step of the line; -1: none. An event is sorted where it was written, i.e. not before the last step of
+  // its rank, although a loss event has the earlier step of its onset.
   int64_t step = -1;
   Kind kind = Kind::kOther;
-  uint32_t of = 0;      // rank; for tensors and models a number that identifies them
-  uint32_t record = 0;  // index in the order of add()
-  uint64_t offset = 0, bytes = 0;
+  uint32_t subject = 0;            // the rank; for lines on tensors and models a number that identifies these
+  uint32_t record = 0;             // index in the order of add()
+  uint64_t offset = 0, bytes = 0;  // of the line in its record, without the newline
   auto operator<=>(const IndexedLine&) const = default;
 };
 
-// Thread-compatible.
+// Must be used in this order: add() for every record, sort(), next() and text(). Thread-compatible.
 class RecordIndex {
  public:
   static constexpr size_t kMostInMemory = 1 << 18;  // lines; about 12 MiB
@@ -43,20 +45,21 @@ class RecordIndex {
   // If there are more than `most_in_memory` lines, a temporary file is created in $TMPDIR, else in /tmp.
   explicit RecordIndex(size_t most_in_memory = kMostInMemory) : most_(most_in_memory) {}
 
-  // Called with every line and its entry in the index.
+  // Receives a line and its entry in the index.
   using Visitor = std::function<void(const RecordLine&, const IndexedLine&)>;
 
-  // Reads the whole record. Returns "" or one line that says what is wrong with it.
+  // Reads the whole record and calls `visit` for every line. Returns "" or one line that says what is wrong.
   std::string add(const std::string& path, const Visitor& visit);
 
-  // Sorts the index. Must be called after the last record. Returns "" or one line that says what is wrong.
+  // Sorts the index. Returns "" or one line that says what is wrong.
   std::string sort();
-  // Gets the next line; sort() must have been called. The first "started" lines of all ranks come first. The
-  // other lines follow in the order of generations and steps, including "started" lines of restarted ranks.
-  // Returns false at the end, or if the temporary file cannot be read.
+  // Gets the next line. The first "started" line of each rank comes before all other lines. These follow in
+  // the order of generations and steps, including later "started" lines of restarted ranks. Returns false at
+  // the end, or if the temporary file cannot be read; the caller can compare the number of lines with
+  // count().
   bool next(IndexedLine* line);
-  uint64_t count() const { return count_; }
-  size_t pieces() const { return pieces_.size(); }
+  uint64_t count() const { return count_; }         // lines of all records
+  size_t pieces() const { return pieces_.size(); }  // sorted parts of the temporary file; 0: there is no file
 
   // Returns the text of a line without its newline; "" if it can no longer be read.
   std::string text(const IndexedLine& line);
@@ -66,8 +69,8 @@ class RecordIndex {
   size_t records() const { return paths_.size(); }
   size_t ranks() const { return record_of_rank_.size(); }
   int64_t world_size() const { return world_size_; }  // the largest in any run line; 0: unknown
-  uint64_t bad_lines() const { return bad_lines_; }
-  const std::string& first_problem() const { return first_problem_; }
+  uint64_t bad_lines() const { return bad_lines_; }   // lines that could not be read, and were skipped
+  const std::string& first_problem() const { return first_problem_; }  // with the first of them; "": none
   // Paths of the records whose last line is incomplete, separated by commas.
   const std::string& torn() const { return torn_; }
 
@@ -75,14 +78,14 @@ class RecordIndex {
   // State while one record is read.
   struct Position {
     uint32_t generation = 0;
-    std::map<int64_t, int64_t> last_step;  // by rank
+    std::map<int64_t, int64_t> last_step;  // by rank, in this generation
     std::set<int64_t> started;             // ranks with a "started" line
   };
-  // A sorted part of the temporary file.
+  // A sorted part of the temporary file, which is read in blocks.
   struct Piece {
-    uint64_t at = 0, end = 0;  // range of the lines in the file that were not read yet
-    std::vector<IndexedLine> read;
-    size_t next = 0;  // index in `read`
+    uint64_t at = 0, end = 0;  // the entries of the file that were not read yet: from `at` to before `end`
+    std::vector<IndexedLine> read;  // the present block
+    size_t next = 0;                // index in `read`
   };
   struct CloseFile {
     void operator()(std::FILE* file) const { std::fclose(file); }
@@ -97,7 +100,9 @@ class RecordIndex {
     }
   };
 
+  // Fills in the members of `*to` by which lines are sorted. Returns "" or why the line cannot be merged.
   std::string place(const RecordLine& line, Position* position, IndexedLine* to);
+  // Sorts lines_ and moves them to the end of the temporary file, as a new piece.
   std::string write_piece();
   bool fill(Piece* piece);
   std::string take_rank(int64_t rank, uint32_t record);
@@ -106,18 +111,18 @@ class RecordIndex {
   // One file of a record. If a record has two files, offsets in the second continue those of the first.
   struct Part {
     std::ifstream file;
-    uint64_t begin = 0, position = 0;
+    uint64_t begin = 0, position = 0;  // offsets in the record: of the first byte of the file, and of `file`
   };
   std::vector<std::vector<Part>> parts_;  // by record
-  const size_t most_;
-  std::vector<IndexedLine> lines_;  // lines that are not in the temporary file
-  size_t next_ = 0;                 // index in lines_; used if there is no temporary file
+  const size_t most_;                     // lines that are kept in memory
+  std::vector<IndexedLine> lines_;        // lines that are not in the temporary file
+  size_t next_ = 0;                       // index in lines_; used if there is no temporary file
   uint64_t count_ = 0;
   std::unique_ptr<std::FILE, CloseFile> temporary_;
   std::vector<Piece> pieces_;
   std::vector<size_t> heap_;  // heap of indexes into pieces_, ordered by Later
   std::map<int64_t, uint32_t> record_of_rank_;
-  std::map<std::string, uint32_t> keys_;  // numbers of the keys of tensors and models
+  std::map<std::string, uint32_t> keys_;  // IndexedLine::subject of tensors and models, by key_of()
   std::string run_, first_problem_, torn_;
   int64_t world_size_ = 0;
   uint64_t bad_lines_ = 0;

@@ -42,8 +42,8 @@ TEST_F(Shares, PartsThatMakeAWhole) {
   shares_.add(share(0, 3), of_record(2));  // a replica
   EXPECT_EQ(shares_.check(index_), "");
   EXPECT_TRUE(shares_.is_complete(0, 0));
-  EXPECT_TRUE(shares_.is_usual(share(0, 3), of_record(2)));
-  EXPECT_FALSE(shares_.is_usual(share(1, 3), of_record(2)));
+  EXPECT_TRUE(shares_.has_checked_parts(share(0, 3), of_record(2)));
+  EXPECT_FALSE(shares_.has_checked_parts(share(1, 3), of_record(2)));
   EXPECT_FALSE(shares_.is_complete(1, 0));
 }
 
