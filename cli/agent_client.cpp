@@ -30,10 +30,13 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kFirstPause{200}, kLongestPause{5000}, kShortLife{1000}, kStartTimeout{5000};
+constexpr milliseconds kFirstPause{200}, kLongestPause{5000};  // between two starts; doubled by each failure
+constexpr milliseconds kShortLife{1000};                       // an agent that ends earlier has failed
+constexpr milliseconds kStartTimeout{
+    5000};  // an agent that publishes no address by then no longer blocks others
 
-// Returns the path as JSON returns it, with invalid UTF-8 replaced. Needed for comparison with paths in
-// agent.json.
+// Returns the path as it is after being written to JSON, with invalid UTF-8 replaced. Needed for comparison
+// with paths in agent.json.
 std::string through_json(const std::string& path) {
   const std::string text =
       nlohmann::json(path).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -67,6 +70,10 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
       !json.value("address", nlohmann::json()).is_string()) {
     return std::nullopt;
   }
+  const auto text = [&json](const char* key) {
+    const auto found = json.find(key);
+    return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
+  };
   AgentAddress agent;
   agent.pid = json["pid"];
   agent.address = json["address"];
@@ -75,15 +82,13 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
     agent.port_taken = *taken;
   if (const auto space = json.find("pid_namespace"); space != json.end() && space->is_number_unsigned())
     agent.pid_namespace = *space;
-  if (const auto record = json.find("record"); record != json.end() && record->is_string())
-    agent.record = *record;
-  if (const auto flagged = json.find("save_flagged"); flagged != json.end() && flagged->is_string())
-    agent.save_flagged = *flagged;
-  if (const auto run = json.find("run"); run != json.end() && run->is_string()) agent.run = *run;
-  if (const auto problem = json.find("problem"); problem != json.end() && problem->is_string())
-    agent.problem = *problem;
+  agent.record = text("record");
+  agent.save_flagged = text("save_flagged");
+  agent.run = text("run");
+  agent.problem = text("problem");
   agent.is_service = json.value("service", nlohmann::json()) == true;
   if (agent.is_elsewhere()) return is_locked(directory + "/agent.lock") ? std::optional(agent) : std::nullopt;
+  // EPERM: the process exists, but belongs to another user.
   if (agent.pid <= 0 || (kill(agent.pid, 0) != 0 && errno != EPERM)) return std::nullopt;
   return agent;
 }
@@ -91,15 +96,15 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
 void AgentKeeper::reap() {
   if (pid_ < 0 || !poll_exit(pid_)) return;
   const bool short_life = steady_clock::now() - started_ < kShortLife;
-  wait_after(short_life ? failures_ + 1 : 0);
+  schedule_start(short_life ? failures_ + 1 : 0);
 }
 
-void AgentKeeper::wait_after(int failures) {
+void AgentKeeper::schedule_start(int failures) {
   failures_ = failures;
   const milliseconds pause = std::min(kFirstPause * (1 << std::min(failures, 5)), kLongestPause);
   next_start_ = steady_clock::now() + pause;
   pid_ = -1;
-  starter_.release();
+  start_lock_.release();
 }
 
 void AgentKeeper::wake() const {
@@ -108,13 +113,13 @@ void AgentKeeper::wake() const {
   if (agent && !agent->is_elsewhere()) kill(agent->pid, SIGCONT);
 }
 
-double AgentKeeper::seconds_without_processor() const {
-  double run = 0, delay = 0;  // nanoseconds
-  std::ifstream("/proc/" + std::to_string(pid_) + "/schedstat") >> run >> delay;
-  return delay / 1e9;
+double AgentKeeper::cpu_wait_seconds() const {
+  double on_cpu = 0, waiting = 0;  // nanoseconds
+  std::ifstream("/proc/" + std::to_string(pid_) + "/schedstat") >> on_cpu >> waiting;
+  return waiting / 1e9;
 }
 
-void AgentKeeper::kill_own() const {
+void AgentKeeper::kill_own_agent() const {
   if (pid_ > 0) kill(pid_, SIGKILL);
 }
 
@@ -124,16 +129,16 @@ void AgentKeeper::tick() {
   if (pid_ >= 0) {
     const std::optional<AgentAddress> agent = read_agent_address(directory_);
     const bool is_up = agent && agent->pid == pid_ && !agent->is_elsewhere();
-    if (is_up || steady_clock::now() - started_ > kStartTimeout) starter_.release();
+    if (is_up || steady_clock::now() - started_ > kStartTimeout) start_lock_.release();
     return;
   }
   if (steady_clock::now() < next_start_) return;
-  // A launcher may probe agent.lock only while it holds agent.start. Otherwise a probe could take the lock
-  // from an agent that is starting.
-  if (!starter_.try_lock(directory_ + "/agent.start", LOCK_EX)) return;
+  // A launcher may probe agent.lock only while it holds agent.start, because the probe takes agent.lock for a
+  // moment. An agent that starts in that moment could not take it.
+  if (!start_lock_.try_lock(directory_ + "/agent.start", LOCK_EX)) return;
   if (is_locked(directory_ + "/agent.lock")) {
     failures_ = 0;  // another launcher's agent follows the run
-    starter_.release();
+    start_lock_.release();
     return;
   }
   start();
@@ -151,7 +156,7 @@ void AgentKeeper::start() {
                           .errors = log};
   started_ = steady_clock::now();
   start_error_ = spawn(plan, &pid_);
-  if (start_error_ != 0) wait_after(failures_ + 1);
+  if (start_error_ != 0) schedule_start(failures_ + 1);
   if (log >= 0) close(log);
 }
 
@@ -166,14 +171,14 @@ std::optional<AgentAddress> AgentKeeper::wait_for_address(int timeout_ms) {
   }
 }
 
-std::optional<AgentAddress> AgentKeeper::news() {
+std::optional<AgentAddress> AgentKeeper::new_address() {
   std::optional<AgentAddress> agent = read_agent_address(directory_);
   if (!agent || reported_ == std::pair(agent->pid_namespace, agent->pid)) return std::nullopt;
   reported_ = {agent->pid_namespace, agent->pid};
   return agent;
 }
 
-std::string AgentKeeper::last_words() const {
+std::string AgentKeeper::failure_text() const {
   if (is_service()) return "no service follows " + directory_ + "; is `foreshock agent --tree` running?";
   if (start_error_ != 0) return command_[0] + ": " + std::strerror(start_error_);
   std::ifstream log(directory_ + "/agent.log");
@@ -187,7 +192,7 @@ std::string AgentKeeper::last_words() const {
 namespace {
 
 constexpr int kStateTimeoutMs = 2000;
-constexpr const char* kTokenWanted = "answered 401";
+constexpr const char* kTokenWanted = "answered 401";  // part of the error of http_get()
 
 }  // namespace
 
@@ -231,13 +236,13 @@ constexpr int kExitTimeoutMs = 30000;
 constexpr int kStarvedTimeoutMs = 180000;  // used while other processes keep the agent from running
 constexpr int kPollMs = 50;
 static_assert(kExitTimeoutMs % kPollMs == 0);
-constexpr int kServiceTimeoutMs = 3000;  // a service looks for new runs every second
-constexpr off_t kExitBytes = 4096;       // a page; the exit file has about 60 bytes
-constexpr off_t kSpareBytes =
-    256 << 10;  // a summary has about 3 KiB a rank; enough for all ranks and attempts of a large node
+constexpr int kServiceTimeoutMs = 3000;   // a service looks for new runs every second
+constexpr off_t kExitBytes = 4096;        // a page; the exit file has about 60 bytes
+constexpr off_t kSpareBytes = 256 << 10;  // a summary has about 3 KiB for each rank and attempt
 
 bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT || signal == SIGHUP; }
 
+// Creates a file and allocates its space. Returns 0 or an errno.
 int create_reserved(const std::string& path, off_t bytes) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return errno;
@@ -259,7 +264,7 @@ std::string ExitExchange::reserve(const std::string& directory) {
   const std::string launcher = std::to_string(launcher_id());
   exit_ = directory + "/exit." + launcher + ".json";
   summary_ = directory + "/summary." + launcher + ".json";
-  // The exit file is removed first, because the agent would answer an exit file that has no summary.
+  // The exit file is removed first, because the agent answers an exit file that has no summary.
   unlink(exit_.c_str());
   unlink(summary_.c_str());
   spare_ = directory + "/spare." + launcher;
@@ -269,8 +274,9 @@ std::string ExitExchange::reserve(const std::string& directory) {
   return "";
 }
 
-void ExitExchange::tell(const ExitStatus& status, int asked_by) const {
-  const int signal = asked_by != 0                       ? asked_by
+void ExitExchange::write_exit_status(const ExitStatus& status, int stop_signal) const {
+  // 128 + n: a shell's exit status after signal n.
+  const int signal = stop_signal != 0                    ? stop_signal
                      : is_stop_signal(status.signal)     ? status.signal
                      : is_stop_signal(status.code - 128) ? status.code - 128
                                                          : 0;
@@ -282,7 +288,7 @@ void ExitExchange::tell(const ExitStatus& status, int asked_by) const {
   const std::string text = json.dump() + "\n", path = exit_ + ".new";
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return;
-  unlink(spare_.c_str());  // frees the space for the summary
+  unlink(spare_.c_str());  // frees the reserved space, which the agent needs for the summary
   // Renames the file after writing, so that the agent never reads an incomplete file.
   const bool written = write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) &&
                        ftruncate(fd, static_cast<off_t>(text.size())) == 0;
@@ -292,12 +298,13 @@ void ExitExchange::tell(const ExitStatus& status, int asked_by) const {
 
 ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keeper) const {
   keeper->wake();
-  const double delay = keeper->seconds_without_processor();
+  const double cpu_wait_before = keeper->cpu_wait_seconds();
   for (int waited = 0; waited < kStarvedTimeoutMs; waited += kPollMs) {
     if (waited >= kExitTimeoutMs) {
-      // The agent has the lowest priority. It counts as starved if it waited for a CPU half of the time. On a
-      // machine with idle CPUs it waits almost never.
-      if (keeper->seconds_without_processor() - delay < waited / 2000.0) break;
+      // The agent has the lowest priority, so it may get no CPU on a busy machine; with an idle CPU it waits
+      // almost never. Waiting goes on only if the agent waited for a CPU for at least half of the time.
+      const double seconds = waited / 1000.0;
+      if (keeper->cpu_wait_seconds() - cpu_wait_before < seconds / 2) break;
       if (waited == kExitTimeoutMs)
         std::fputs("foreshock: other processes keep the agent from running; waiting for the summary\n",
                    stderr);
@@ -305,9 +312,9 @@ ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keep
     if (access(summary_.c_str(), R_OK) == 0) return {text_of(summary_), ""};
     if (access(exit_.c_str(), F_OK) != 0) return {"", directory_ + " is gone, or cannot be written any more"};
     if (keeper->has_failed())
-      return {"", "the agent died before the run ended (its log ends: " + keeper->last_words() + ")"};
+      return {"", "the agent died before the run ended (its log ends: " + keeper->failure_text() + ")"};
     if (keeper->is_service() && waited >= kServiceTimeoutMs && !is_locked(directory_ + "/agent.lock"))
-      return {"", keeper->last_words()};
+      return {"", keeper->failure_text()};
     keeper->tick();
     if (signals->interrupted_within(kPollMs)) return {"", "interrupted"};
   }
@@ -342,11 +349,12 @@ Summary read_summary(const std::string& json) {
   return summary;
 }
 
+// The verdict follows the last two blanks of the first line.
 std::string in_colour(const std::string& text) {
   const size_t end = text.find('\n');
   const size_t verdict = end == text.npos ? text.npos : text.rfind("  ", end);
   if (verdict == text.npos || verdict + 2 >= end) return text;
-  // The summary writes the verdict of a fault in capitals.
+  // The verdict of a fault is written in capitals.
   const std::string words = text.substr(verdict + 2, end - verdict - 2);
   const bool is_fault = std::isupper(static_cast<unsigned char>(words[0])) != 0;
   const char* colour = is_fault ? "\033[1;31m" : words == "healthy" ? "\033[32m" : "\033[33m";

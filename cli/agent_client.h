@@ -1,5 +1,6 @@
-// The launcher's side of the protocol with the agent: starts and restarts the agent, finds live runs, reads
-// their state, and exchanges the end of the command for a summary.
+// How `foreshock run` (the launcher) and `foreshock status` use the agent, the process that follows a run:
+// start and restart it, find live runs, read their state, report the end of the command and wait for the
+// summary. They communicate by files in the run directory (segment/SEGMENT.md, "Who is alive") and by HTTP.
 #ifndef FORESHOCK_CLI_AGENT_CLIENT_H_
 #define FORESHOCK_CLI_AGENT_CLIENT_H_
 
@@ -16,16 +17,17 @@
 
 namespace foreshock::cli {
 
+// What an agent publishes about itself in <run directory>/agent.json.
 struct AgentAddress {
   pid_t pid = -1;
   uint64_t pid_namespace = 0;  // inode of the pid namespace that `pid` belongs to; 0: unknown
-  std::string address;
+  std::string address;         // of its HTTP server: an IP address, or "unix:" and a path
   int port = 0;
   int port_taken = 0;         // the first port tried, if it was in use; else 0
   std::string record;         // file of the record; "": none
   std::string save_flagged;   // directory of flagged slices; "": none
   std::string run;            // run id; "" if the agent does not report it
-  bool is_service = false;    // the agent follows other runs too
+  bool is_service = false;    // `foreshock agent --tree`, which follows other runs too
   std::string problem;        // an option that the agent could not honour, in one line; "": none
   bool is_elsewhere() const;  // the agent's pid belongs to another pid namespace than ours
   std::string url() const;    // URL of the page, with this run selected
@@ -33,11 +35,12 @@ struct AgentAddress {
   bool saves_flagged(const std::string& path) const;  // whether the agent saves slices there
 };
 
-// Reads <directory>/agent.json. Returns nullopt if the agent is gone: its process does not exist or, if the
-// agent is in another pid namespace, agent.lock is not held.
+// Reads <directory>/agent.json. Returns nullopt if there is none, or if the agent is gone: its process does
+// not exist or, if it is in another pid namespace, agent.lock is not held.
 std::optional<AgentAddress> read_agent_address(const std::string& directory);
 
-// Starts the agent of a run, and a new agent whenever it has died. One thread.
+// Starts the agent of a run, and a new one whenever it has died. Several launchers may share a run and its
+// agent; then any of them starts the next one. One thread.
 class AgentKeeper {
  public:
   // `command` starts the agent, whose output goes to <directory>/agent.log. If it is empty, a service follows
@@ -45,45 +48,49 @@ class AgentKeeper {
   AgentKeeper(std::string directory, std::vector<std::string> command)
       : directory_(std::move(directory)), command_(std::move(command)) {}
 
-  // Starts an agent if none runs. Cheap; call it about every 200 ms.
+  // Starts an agent if none runs, after a pause that grows while agents die early. Must be called about every
+  // 200 ms.
   void tick();
 
   // Calls tick() until the agent has published its address, `timeout_ms` have passed, or has_failed().
   std::optional<AgentAddress> wait_for_address(int timeout_ms);
 
   // Returns the address of the agent if another agent runs than at the last call, else nullopt.
-  std::optional<AgentAddress> news();
+  std::optional<AgentAddress> new_address();
 
   // Sends SIGCONT to the agent, because an agent stopped by SIGSTOP would never write a summary.
   void wake() const;
 
-  // Seconds that our own agent was runnable but waited for a CPU. 0 if we have no agent, or the kernel has no
-  // such statistics (CONFIG_SCHED_INFO).
-  double seconds_without_processor() const;
+  // Seconds for which the agent that we have started was runnable but waited for a CPU. 0 if we have started
+  // none, or the kernel has no such statistics (CONFIG_SCHED_INFO).
+  double cpu_wait_seconds() const;
 
-  // Sends SIGKILL to our own agent, if we have one.
-  void kill_own() const;
+  // Sends SIGKILL to the agent that we have started, if it runs.
+  void kill_own_agent() const;
 
   bool is_service() const { return command_.empty(); }
 
-  // Whether three agents in a row ended within their first second, and no agent of ours runs now.
+  // Whether three agents in a row could not be started or ended within their first second, and none that we
+  // have started runs now.
   bool has_failed() const { return failures_ >= 3 && pid_ < 0; }
 
   // Returns why no agent could be started, else the last line of agent.log.
-  std::string last_words() const;
+  std::string failure_text() const;
 
  private:
-  void reap();
+  void reap();  // if our own agent has ended, collects its exit status and schedules the next start
   void start();
-  void wait_after(int failures);
+  // Records that no agent of ours runs after `failures` failures in a row, and sets the time of the next
+  // start.
+  void schedule_start(int failures);
 
   std::string directory_;
   std::vector<std::string> command_;
-  FileLock starter_;  // held from before the start until the address is known
-  pid_t pid_ = -1;    // our own agent; -1: none, or another launcher's agent runs
-  std::pair<uint64_t, pid_t> reported_{0,
-                                       -1};  // pid namespace and pid of the agent that news() last returned
-  int failures_ = 0;
+  FileLock start_lock_;  // lock on agent.start, held from before the start until the agent has its own lock
+  pid_t pid_ = -1;       // the agent that we have started; -1: none, or another launcher's agent runs
+  // Pid namespace and pid of the agent that new_address() last returned.
+  std::pair<uint64_t, pid_t> reported_{0, -1};
+  int failures_ = 0;     // consecutive agents that could not be started or ended within their first second
   int start_error_ = 0;  // errno of the last start; 0: no error
   std::chrono::steady_clock::time_point started_{}, next_start_{};
 };
@@ -103,30 +110,31 @@ struct LiveRun {
 std::vector<LiveRun> live_runs(const std::string& run_id);
 
 // Exchanges files with the agent when the command has ended: the launcher writes exit.<launcher>.json, and
-// the agent answers with summary.<launcher>.json (segment/SEGMENT.md, "Who is alive").
+// the agent answers with summary.<launcher>.json. <launcher> is the number launcher_id() of run_dir.h.
 class ExitExchange {
  public:
   // Removes files of an earlier launcher with our number. Allocates space and inodes of both files now,
   // because the tmpfs may be full when the training ends. Returns "" or the reason of a failure.
   std::string reserve(const std::string& directory);
 
-  // Writes the exit file with the exit status of the command. `asked_by`: the signal that asked the launcher
-  // to stop, or 0.
-  void tell(const ExitStatus& status, int asked_by) const;
+  // Writes the exit status of the command, and whether it finished, failed, or was stopped. `stop_signal`:
+  // the signal that has asked the launcher to stop, or 0. Errors are ignored; wait() then finds no exit file.
+  void write_exit_status(const ExitStatus& status, int stop_signal) const;
 
   struct Answer {
     std::string summary;  // summary of the ranks of our command, JSON text
     std::string problem;  // why there is no summary
   };
-  // Waits until the agent has answered, the agent cannot answer, or a signal asks to stop. Waits at most 30
-  // s, or 180 s while other processes keep the agent from running.
+  // Waits until the agent has answered, it cannot answer, or a signal asks to stop. Waits at most 30 s, or
+  // 180 s if the agent does not run because it gets no CPU.
   Answer wait(SignalPasser* signals, AgentKeeper* keeper) const;
 
  private:
-  std::string directory_, exit_, spare_, summary_;
+  std::string directory_, exit_, spare_, summary_;  // run directory, and paths of files in it
 };
 
-// The parts of the agent's summary (agent/summary.h) that the launcher needs.
+// The parts of the agent's summary (docs/summary.md), or of the state of a live run, that this command line
+// needs.
 struct Summary {
   bool is_valid = false;            // the summary is a JSON object
   std::string text;                 // several lines; "" if the agent wrote none
@@ -137,11 +145,11 @@ struct Summary {
   bool lacks_record_lines = false;  // lines of the record could not be written
 };
 
-// Reads the JSON of docs/summary.md. Replaces control characters except newlines, since names come from a
-// trainer and are not trusted.
+// Replaces control characters except newlines, since names come from a trainer and are not trusted.
 Summary read_summary(const std::string& json);
 
-// Returns `text` with its first line in bold and with the verdict in that line coloured.
+// Returns the text of a summary with its first line in bold, and with the verdict at the end of that line
+// coloured.
 std::string in_colour(const std::string& text);
 
 // Whether `descriptor` is a terminal and NO_COLOR is not set.

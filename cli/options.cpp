@@ -29,8 +29,9 @@ const Option* find_flag(const std::string& flag, uint32_t reader) {
   return nullptr;
 }
 
-bool is_place_to_listen(const std::string& address) {
+bool is_listening_address(const std::string& address) {
   unsigned char bytes[sizeof(in6_addr)];
+  // The path of a socket has at most 107 bytes (sockaddr_un).
   return address == "localhost" || (address.starts_with("unix:/") && address.size() < 112) ||
          inet_pton(AF_INET, address.c_str(), bytes) == 1 || inet_pton(AF_INET6, address.c_str(), bytes) == 1;
 }
@@ -40,11 +41,11 @@ bool is_place_to_listen(const std::string& address) {
 bool is_web_address(std::string_view url) {
   constexpr std::string_view kOthers = "-._~:/[]%!$&'()*+,;=";
   const size_t scheme = url.starts_with("http://") ? 7 : url.starts_with("https://") ? 8 : 0;
-  const auto is_fit = [&](unsigned char c) {
+  const auto is_allowed = [&](unsigned char c) {
     return (c < 0x80 && std::isalnum(c) != 0) || kOthers.find(static_cast<char>(c)) != kOthers.npos;
   };
   return scheme != 0 && url.size() > scheme && url.size() <= 1024 && url[scheme] != '/' &&
-         std::all_of(url.begin(), url.end(), is_fit);
+         std::all_of(url.begin(), url.end(), is_allowed);
 }
 
 std::vector<std::string> flags_of(uint32_t reader) {
@@ -84,6 +85,7 @@ std::string bounds_text(const Option& row) {
   return row.least > 0 ? "of " + size_text(row.least) + " or more" : "";
 }
 
+// Returns "" if `text` is a valid number for the option, else `what` and the bounds of the option.
 std::string number_wanted(OptionId id, const std::string& text, const std::string& what) {
   uint64_t number = 0;
   if (parse_number(id, text.c_str(), &number)) return "";
@@ -95,11 +97,6 @@ std::string number_wanted(OptionId id, const std::string& text, const std::strin
 std::string help_text(const Option& row) {
   const std::string bounds = bounds_text(row);
   return bounds.empty() ? row.help : row.help + (" (" + bounds + ")");
-}
-
-// Returns the text for docs/options.md: help, then details.
-std::string full_help_text(const Option& row) {
-  return *row.details == '\0' ? help_text(row) : help_text(row) + ". " + row.details;
 }
 
 }  // namespace
@@ -157,10 +154,11 @@ std::string value_wanted(OptionId id, const std::string& text) {
       return text == "auto" || text == "off" ? ""
                                              : number_wanted(id, text, "auto, off, or a number of steps");
     case OptionId::kPort:
+      // "" is never a valid number, so number_wanted() returns the bounds.
       return parse_ports(text, &port, &last_port) ? ""
                                                   : number_wanted(id, "", "a port number, or FIRST-LAST,");
     case OptionId::kBind:
-      return is_place_to_listen(text) ? "" : "a numeric address such as 127.0.0.1, or unix:/PATH";
+      return is_listening_address(text) ? "" : "a numeric address such as 127.0.0.1, or unix:/PATH";
     case OptionId::kGrafana:
       return is_web_address(text) ? "" : "an address such as https://grafana.example.com";
     case OptionId::kForgetAfter:
@@ -230,9 +228,9 @@ std::string Arguments::check_values(uint32_t reader) const {
 
 std::string listening_problem(const Arguments& arguments) {
   const std::string address = arguments.text(OptionId::kBind);
-  const bool is_ours =
+  const bool is_local =
       address == "127.0.0.1" || address == "::1" || address == "localhost" || address.starts_with("unix:");
-  if (is_ours || !arguments.text(OptionId::kTokenFile).empty()) return "";
+  if (is_local || !arguments.text(OptionId::kTokenFile).empty()) return "";
   return "--bind " + address + " needs --token-file FILE: others can reach that address";
 }
 
@@ -249,7 +247,7 @@ std::string Arguments::text(OptionId id) const {
 
 std::string options_help(uint32_t reader, size_t columns) {
   constexpr size_t kIndent = 26;
-  constexpr const char* kTitles[] = {"Basic", "Output", "Network", "Expert"};
+  constexpr const char* kTitles[] = {"Basic", "Output", "Network", "Expert"};  // in the order of OptionGroup
   std::string text;
   for (size_t group = 0; group < std::size(kTitles); ++group) {
     std::string section;
@@ -292,7 +290,8 @@ std::string options_markdown() {
       readers += name;
     }
     text += "| " + code(flag_with_value(row)) + " | " + code(or_empty(row.variable)) + " | " +
-            code(row.fallback) + " | " + full_help_text(row) + " | " + readers + " |\n";
+            code(row.fallback) + " | " + help_text(row) + (*row.details != '\0' ? ". " : "") + row.details +
+            " | " + readers + " |\n";
   }
   return text;
 }
@@ -311,7 +310,8 @@ std::string from_environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-std::string made_to_fit(std::string text) {
+// Returns a valid run id that is as similar to `text` as possible. `text` must not be empty.
+std::string valid_run_id(std::string text) {
   if (text.size() > kLongest) text.resize(kLongest);
   for (char& c : text) {
     if (!is_plain(c)) c = '_';
@@ -345,10 +345,10 @@ std::string run_id_problem(const std::string& run_id) {
 }
 
 std::string default_run_id() {
-  if (const std::string id = from_environment("WANDB_RUN_ID"); !id.empty()) return made_to_fit(id);
-  if (const std::string id = slurm_id(); !id.empty()) return made_to_fit(id);
+  if (const std::string id = from_environment("WANDB_RUN_ID"); !id.empty()) return valid_run_id(id);
+  if (const std::string id = slurm_id(); !id.empty()) return valid_run_id(id);
   if (const std::string id = from_environment("TORCHELASTIC_RUN_ID"); !id.empty() && id != "none") {
-    return made_to_fit(id);
+    return valid_run_id(id);
   }
   return random_id();
 }
@@ -357,14 +357,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Returns "" if the file (or, for --file-sd, the directory) that the option names can be written.
 std::string output_problem(const Arguments& arguments, OptionId id) {
   const std::string given = arguments.text(id);
   if (given.empty()) return "";
   const std::string path = absolute(given);
   const std::string folder = fs::path(path).parent_path();
   const bool exists = access(path.c_str(), F_OK) == 0;
-  const bool has_bad_name =
-      !exists && errno != ENOENT;  // name too long, a file used as a folder, or a cycle of links
+  // Another errno: the name is too long, a file is used as a folder, or links form a cycle.
+  const bool has_bad_name = !exists && errno != ENOENT;
   std::error_code error;
   const bool is_directory = fs::is_directory(path, error);
   const bool takes_directory = id == OptionId::kFileSd;  // the agent writes one file per run into it
@@ -395,7 +396,8 @@ std::string token_problem(const Arguments& arguments) {
   return problem.empty() ? "" : std::string(option(OptionId::kTokenFile).flag) + ": " + problem;
 }
 
-// Accepts an existing socket: the agent removes a socket without a listener, and reports any other socket.
+// Returns "" if a socket can be made at `path`. A socket that exists is accepted: the agent removes it if it
+// has no listener, and otherwise reports the problem.
 std::string socket_problem(const std::string& path) {
   struct stat there = {};
   const bool is_file = lstat(path.c_str(), &there) == 0 && !S_ISSOCK(there.st_mode);
@@ -404,8 +406,8 @@ std::string socket_problem(const std::string& path) {
                                                               : "name a socket in a directory you may write";
 }
 
-// Returns "" if this machine has the address, else a reason. Binds to any free port; the agent checks the
-// real one.
+// Returns "" if this machine has the address, else a reason. Binds to any free port, since the agent checks
+// the wanted one.
 template <class Address>
 std::string bind_problem(const Address& address) {
   const int probe = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);

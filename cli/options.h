@@ -1,4 +1,5 @@
-// Parses and checks command-line options from the table in libmonitor/options.h.
+// Parses and checks the command-line options of run, agent, status, pause, resume, doctor, export and detect.
+// They are in the table of libmonitor/options.h: every option has a flag, an environment variable, or both.
 #ifndef FORESHOCK_CLI_OPTIONS_H_
 #define FORESHOCK_CLI_OPTIONS_H_
 
@@ -13,15 +14,19 @@ namespace foreshock::cli {
 
 class Arguments {
  public:
-  // Reads `words` for `reader` (one OptionReader bit). Words after "--", or from the first word that is not
-  // an option, become command(): the user's command for `run` and `doctor`, the record file for `export` and
-  // `detect`. Other readers must have no such words. Returns "" or one line that says what to do.
+  // Reads `words` with the options of one command, whose OptionReader bit is `reader`. The words after "--",
+  // or from the first word that is not an option, become command(): the user's command for `run` and
+  // `doctor`, the record file for `export` and `detect`. For other commands such words are an error. Stops at
+  // --help. Returns
+  // "" or one line that says what to do.
   std::string parse(const std::vector<std::string>& words, uint32_t reader);
 
   // Returns the value of the flag, else of the environment variable, else the default.
   std::string text(OptionId id) const;
 
-  bool has_flag(OptionId id) const { return flags_[static_cast<size_t>(id)].has_value(); }
+  bool has_flag(OptionId id) const {
+    return flags_[static_cast<size_t>(id)].has_value();
+  }                                  // on the command line
   bool is_given(OptionId id) const;  // by a flag or by its environment variable
   bool wants_help() const { return wants_help_; }
   const std::vector<std::string>& command() const { return command_; }
@@ -30,20 +35,21 @@ class Arguments {
   std::string take_flag(const std::vector<std::string>& words, size_t* at, uint32_t reader);
   std::string check_values(uint32_t reader) const;
 
-  std::array<std::optional<std::string>, kOptionCount> flags_;
+  std::array<std::optional<std::string>, kOptionCount>
+      flags_;  // by OptionId: the value given; "1" if it has none
   std::vector<std::string> command_;
   bool wants_help_ = false;
 };
 
-// Returns "" if `text` is a valid value of `id`, else what is required, e.g. "a whole number".
+// Returns "" if `text` is a valid value of `id`, else what is required, e.g. "a whole number from 1 to 64".
 std::string value_wanted(OptionId id, const std::string& text);
 
-// Parses a port ("9847") or a range ("9847-9946"), of which the first free port is used. *last_port becomes 0
-// for a single port. Returns false if the text is invalid.
+// Parses a port ("9847") or a range ("9847-9946"), of which the agent uses the first free port. *last_port
+// becomes 0 for a single port. Returns false if the text is invalid.
 bool parse_ports(const std::string& text, int* port, int* last_port);
 
-// Returns "" if the agent may listen on the address of --bind, else what to do. A public address needs a
-// token.
+// Returns "" if the agent may listen on the address of --bind, else what to do. An address that other
+// machines can reach needs --token-file.
 std::string listening_problem(const Arguments& arguments);
 
 // Returns the options of `reader` for --help: in groups and two aligned columns, with lines of at most

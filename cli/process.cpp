@@ -15,6 +15,7 @@
 namespace foreshock::cli {
 namespace {
 
+// Returns the null-terminated array that exec and spawn take. It borrows from `words`.
 std::vector<char*> pointers(const std::vector<std::string>& words) {
   std::vector<char*> result;
   for (const std::string& word : words) result.push_back(const_cast<char*>(word.c_str()));
@@ -22,6 +23,7 @@ std::vector<char*> pointers(const std::vector<std::string>& words) {
   return result;
 }
 
+// `status`: from waitpid().
 ExitStatus decode(int status) {
   if (WIFSIGNALED(status)) return {128 + WTERMSIG(status), WTERMSIG(status)};
   return {WEXITSTATUS(status), 0};
@@ -104,7 +106,7 @@ void end_like(const ExitStatus& status) {
     sigset_t only;
     sigemptyset(&only);
     sigaddset(&only, status.signal);
-    kill(getpid(), status.signal);
+    kill(getpid(), status.signal);  // arrives at the next line if SignalPasser has blocked it
     sigprocmask(SIG_UNBLOCK, &only, nullptr);
   }
   _exit(status.code);
@@ -135,7 +137,7 @@ Captured run_and_capture(const std::vector<std::string>& command, const std::vec
     }
     pollfd ready[2] = {{output_open ? output.read_end : -1, POLLIN, 0},
                        {errors_open ? errors.read_end : -1, POLLIN, 0}};
-    poll(ready, 2, std::min(100, timeout_ms - elapsed));
+    poll(ready, 2, std::min(100, timeout_ms - elapsed));  // ignores descriptors that are -1
     if (ready[0].revents != 0) output_open = read_some(output.read_end, &result.output);
     if (ready[1].revents != 0) errors_open = read_some(errors.read_end, &result.errors);
     if (progress != nullptr && (ready[0].revents | ready[1].revents) != 0) progress(result);
@@ -181,8 +183,8 @@ bool is_ignored(int signal) {
   return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
-// Whether the terminal has sent the signal to the command too: a key or a hang-up signals every process of
-// the foreground process group.
+// Whether the terminal has sent the signal, and so to the command `pid` too: a key or a hang-up signals every
+// process of the foreground process group.
 bool came_from_terminal(const siginfo_t& info, pid_t pid) {
   return info.si_code == SI_KERNEL && getpgid(pid) == getpgrp();
 }
@@ -208,7 +210,7 @@ SignalPasser::SignalPasser() {
 int SignalPasser::next_signal(int period_ms, siginfo_t* info) {
   const timespec period = {period_ms / 1000, period_ms % 1000 * 1000000L};
   const int signal = sigtimedwait(&waited_, info, &period);
-  if (signal > 0 && asked_to_stop_by_ == 0 && asks_to_stop(signal)) asked_to_stop_by_ = signal;
+  if (signal > 0 && stop_signal_ == 0 && asks_to_stop(signal)) stop_signal_ = signal;
   return signal;
 }
 

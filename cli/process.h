@@ -1,5 +1,5 @@
-// Runs other programs: captures their output, or runs the command of `foreshock run` and passes signals on to
-// it.
+// Runs other programs: captures their output, or waits for the command of `foreshock run` and passes signals
+// on to it.
 #ifndef FORESHOCK_CLI_PROCESS_H_
 #define FORESHOCK_CLI_PROCESS_H_
 
@@ -22,7 +22,7 @@ struct SpawnPlan {
   std::vector<std::string> command;       // looked up in PATH; never empty
   std::vector<std::string> environment;   // "NAME=value"
   const sigset_t* signal_mask = nullptr;  // the child's; nullptr: ours
-  bool own_session = false;               // calls setsid; standard input is /dev/null
+  bool own_session = false;               // true: calls setsid, and standard input is /dev/null
   int output = -1;                        // descriptor for standard output; -1: ours
   int errors = -1;                        // descriptor for standard error; -1: ours
 };
@@ -41,14 +41,14 @@ std::optional<ExitStatus> poll_exit(pid_t pid);
 int status_of_failed_start(int error);
 
 struct Captured {
-  int start_error = 0;  // errno if the command could not be started; then the rest is unset
+  int start_error = 0;  // errno if the command could not be started, and the rest is unset; 0: it was
   bool timed_out = false;
   ExitStatus status;
   std::string output, errors;
 };
 
-// Runs a command to its end, or kills it after `timeout_ms`. If `progress` is given, it is called with the
-// output so far whenever the command has written more.
+// Runs a command until it has ended and closed its outputs, or kills it after `timeout_ms`. If `progress` is
+// given, it is called with the output so far whenever the command has written more.
 Captured run_and_capture(const std::vector<std::string>& command, const std::vector<std::string>& environment,
                          int timeout_ms, void (*progress)(const Captured&) = nullptr);
 
@@ -62,8 +62,9 @@ std::string environment_value(const std::vector<std::string>& environment, const
 void set_environment(std::vector<std::string>* environment, const std::string& name,
                      const std::string& value);
 
-// Waits for the user's command and passes signals on to it. The constructor blocks these signals, SIGPIPE and
-// SIGXFSZ. Signals stay pending until wait_for().
+// Waits for the user's command and passes signals on to it: SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and
+// SIGUSR2. The constructor blocks these for the rest of this process, so that they stay pending until one of
+// the functions below takes them. It also blocks SIGPIPE and SIGXFSZ.
 class SignalPasser {
  public:
   SignalPasser();
@@ -71,8 +72,9 @@ class SignalPasser {
   // The signal mask with which the command must be started.
   const sigset_t* original_mask() const { return &original_; }
 
-  // Returns a pending signal that asks to stop, or 0. Must be called before the command is started, because
-  // signals from the terminal are not passed on and a command that starts later would not receive them.
+  // Takes a pending signal that asks to stop, and returns it; 0: none. Must be called just before the command
+  // is started. wait_for() would not pass on a Ctrl-C of the terminal, since the terminal also sends it to a
+  // running command; but this command did not run yet.
   int stop_before_start();
 
   // Waits for the end of `pid`. Meanwhile passes signals on and calls `tick` every 200 ms.
@@ -83,14 +85,15 @@ class SignalPasser {
 
   // The first SIGTERM, SIGINT or SIGHUP since the construction; 0: none. A signal that was ignored before
   // (nohup, a job in the background) does not count.
-  int asked_to_stop_by() const { return asked_to_stop_by_; }
+  int stop_signal() const { return stop_signal_; }
 
  private:
   int next_signal(int period_ms, siginfo_t* info);
   bool asks_to_stop(int signal) const { return sigismember(&asking_, signal) == 1; }
 
+  // The mask before the construction; the signals that are waited for, with SIGCHLD; those that ask to stop.
   sigset_t original_, waited_, asking_;
-  int asked_to_stop_by_ = 0;
+  int stop_signal_ = 0;
 };
 
 }  // namespace foreshock::cli

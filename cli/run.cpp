@@ -1,5 +1,6 @@
-// foreshock run: runs a command with the monitor. run() has the sequence of steps. If monitoring is not
-// possible, prints one line and runs the command without the monitor.
+// foreshock run: starts the agent, which follows the run, then the user's command with libforeshock.so
+// preloaded; prints the agent's summary at the end. run() and run_monitored() have the sequence of steps. If
+// monitoring is not possible, prints one line and runs the command without it. Also has foreshock agent.
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -29,7 +30,8 @@ namespace {
 constexpr int kAgentStartTimeoutMs = 5000;
 constexpr int kPortsTried = 100;  // number of ports to try, starting with the default port
 
-// Replaces this process by the command. Returns an exit status only if the command cannot be started.
+// Replaces this process by the command, without monitoring. If the command cannot be started, prints one line
+// and returns the exit status.
 int run_alone(const std::vector<std::string>& command) {
   std::vector<char*> words;
   for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
@@ -45,7 +47,7 @@ int run_unmonitored(const std::vector<std::string>& command, const std::string& 
   return run_alone(command);
 }
 
-// Whether `program` and, if it is a script, its interpreter exist.
+// Whether `program` and, if it is a script with a "#!" line, its interpreter exist.
 bool can_start(const std::string& program) {
   if (program.empty()) return false;
   std::string words, interpreter;
@@ -94,8 +96,10 @@ std::string run_problem(const Arguments& arguments) {
   return written_files_problem(arguments);
 }
 
-// Prepares the adapter. Returns "" or why the trainer would not find a usable one. `*cache` becomes the
-// directory that holds the adapter.
+// Finds or builds the adapter: the library that connects libforeshock.so with the torch of the command.
+// Returns
+// "" or why there is no usable one. `*cache`: where adapters are kept; becomes the directory that has this
+// one.
 std::string adapter_problem(const Installation& installation, const std::vector<std::string>& command,
                             std::string* cache) {
   if (const FoundLibtorch libtorch = find_libtorch(command); !libtorch.program.empty()) {
@@ -107,17 +111,20 @@ std::string adapter_problem(const Installation& installation, const std::vector<
   if (python.executable.empty()) return "";
   const Adapter adapter = prepare_adapter(installation, python.executable, *cache);
   if (adapter.usable() && !adapter.path.empty()) *cache = adapter.folder();
+  // Without the Python helper, monitoring is still possible, with less data.
   if (const std::string why = helper_problem(python); python.certain && !why.empty()) say(why);
   // If the interpreter is only a guess, the command may be a C++ trainer, which needs no adapter for it.
   return adapter.usable() || !python.certain ? "" : adapter.reason;
 }
 
+// Returns the command that starts the agent; empty if a service follows the run.
 std::vector<std::string> agent_command(const Installation& installation, const Arguments& arguments,
                                        const std::string& directory, const std::string& run_id) {
+  if (is_followed_by_service(arguments)) return {};
   std::vector<std::string> command = {
       installation.executable, "agent", "--dir", directory, "--run-id", run_id};
-  if (is_followed_by_service(arguments)) return {};
-  // A given port is the one that the user scrapes. Only the default port may be replaced by a free one.
+  // A port that the user has given may be known to a Prometheus. Only the default may be replaced by a free
+  // one.
   std::string ports = arguments.text(OptionId::kPort);
   if (!arguments.is_given(OptionId::kPort)) ports += "-" + std::to_string(std::stoi(ports) + kPortsTried - 1);
   command.insert(command.end(), {option(OptionId::kPort).flag, ports});
@@ -136,31 +143,31 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   return command;
 }
 
-// Returns true at the first call with `line` and `python`, also across runs. The earlier lines are stored in
-// the cache, which belongs to one user on one machine.
-bool is_first_time(const std::string& cache, const std::string& python, const std::string& line) {
+// Records that `line` is printed for the interpreter `python`. Returns false if an earlier run has done so.
+// The lines are stored in `cache`, the directory of the adapter.
+bool record_first_time(const std::string& cache, const std::string& python, const std::string& line) {
   const std::string path = cache + "/known-defects", text = python + ": " + line;
   std::ifstream file(path);
-  for (std::string said; std::getline(file, said);)
-    if (said == text) return false;
+  for (std::string known; std::getline(file, known);)
+    if (known == text) return false;
   std::ofstream(path, std::ios::app) << text << "\n";
   return true;
 }
 
-// Prints the number of known defects of the installed attention kernels, once per cache and interpreter. The
-// run's inputs may not be affected, so the defects are only listed by foreshock doctor.
-void mention_known_bad(const std::vector<std::string>& command, const std::string& cache) {
+// Prints the number of known defects of the installed attention kernels, once per cache and interpreter. It
+// does not list them, because the inputs of this run may not be affected.
+void print_known_defects_once(const std::vector<std::string>& command, const std::string& cache) {
   const FoundPython python = find_python(command);
   if (python.executable.empty() || !python.certain) return;
   const size_t count = known_bad(installed_versions(python.executable)).size();
   if (count == 0) return;
   const std::string line = std::to_string(count) + (count == 1 ? " known defect" : " known defects") +
                            " of the attention kernels installed here: foreshock doctor lists their inputs";
-  if (is_first_time(cache, python.executable, line)) say(line);
+  if (record_first_time(cache, python.executable, line)) say(line);
 }
 
-// Returns a hint if --every and --max-slowdown were both given, because the limit may then suppress samples
-// of that interval; else "".
+// Returns a hint if --every and --max-slowdown were both given, because steps that --every selects are then
+// left out if sampling them would exceed the limit; else "".
 std::string interval_and_limit_line(const Arguments& arguments) {
   uint64_t every = 0;
   double limit = 1;
@@ -191,7 +198,7 @@ int64_t last_step_in(const std::string& record) {
   return step;
 }
 
-void report_without_summary(const std::string& problem, const std::string& record) {
+void print_missing_summary(const std::string& problem, const std::string& record) {
   say("no summary: " + problem);
   if (record.empty()) return;
   const int64_t step = last_step_in(record);
@@ -199,17 +206,18 @@ void report_without_summary(const std::string& problem, const std::string& recor
       record);
 }
 
-void report(const ExitExchange::Answer& answer, const std::string& wanted_copy, const std::string& record,
-            const std::vector<std::string>& off_lines, const std::string& directory) {
+// Prints the agent's summary, or why there is none, and writes its JSON to `copy` ("": not wanted). `record`:
+// the path of --record; "": none. `off_lines`: why processes of the command were not monitored.
+void print_summary(const ExitExchange::Answer& answer, const std::string& copy, const std::string& record,
+                   const std::vector<std::string>& off_lines, const std::string& directory) {
   const Summary summary = read_summary(answer.summary);
-  if (answer.summary.empty()) report_without_summary(answer.problem, record);
+  if (answer.summary.empty()) print_missing_summary(answer.problem, record);
   if (summary.has_ranks || summary.has_refused) {
     const std::string text = "\n" + (wants_colour(STDERR_FILENO) ? in_colour(summary.text) : summary.text);
     [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
   }
-  if (summary.is_valid && !wanted_copy.empty() &&
-      !(std::ofstream(wanted_copy) << answer.summary << std::flush))
-    say("cannot write the summary to " + wanted_copy);
+  if (summary.is_valid && !copy.empty() && !(std::ofstream(copy) << answer.summary << std::flush))
+    say("cannot write the summary to " + copy);
   if (summary.lacks_record_lines) say("the record is incomplete: not all of it could be written");
   for (const std::string& line : off_lines) say(line);
   if (off_lines.empty() && summary.is_valid && !summary.has_ranks && !summary.has_refused)
@@ -230,12 +238,13 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     return run_unmonitored(arguments.command(), problem);
   }
   const OffFiles earlier = off_files(directory.path());
-  SignalPasser signals;
+  SignalPasser signals;  // from here on, signals stay pending until they are passed to the command
   AgentKeeper keeper(directory.path(),
                      agent_command(installation, arguments, directory.path(), monitored.run_id));
+  // If the agent is only slow, the command is started anyway, and keep_agent() below goes on.
   if (!keeper.wait_for_address(kAgentStartTimeoutMs)) {
     if (keeper.has_failed()) {
-      const std::string words = keeper.last_words();  // read before leave() removes the log
+      const std::string words = keeper.failure_text();  // read before leave() removes the log
       directory.leave();
       sigprocmask(SIG_SETMASK, signals.original_mask(), nullptr);
       // If a given port is in use, that is wrong use, like a --bind address that this machine does not have.
@@ -244,14 +253,15 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
         return wrong_use(words + "; choose another --port, or 0 for any free one");
       return run_unmonitored(arguments.command(), "no agent can be had: " + words);
     }
-    say("no agent yet: " + keeper.last_words());
+    say("no agent yet: " + keeper.failure_text());
   }
   const std::string record = absolute(arguments.text(OptionId::kRecord));
   const std::string flagged = absolute(arguments.text(OptionId::kSaveFlagged));
-  // Restarts a dead agent and prints the address of each new agent.
+  // Restarts a dead agent and prints the address of each new agent. The agent may be that of an earlier
+  // launcher with the same run id, whose options need not be ours.
   const auto keep_agent = [&keeper, &monitored, &record, &flagged] {
     keeper.tick();
-    const auto agent = keeper.news();
+    const auto agent = keeper.new_address();
     if (!agent) return;
     const std::string moved =
         agent->port_taken == 0 ? "" : " (port " + std::to_string(agent->port_taken) + " is taken)";
@@ -280,14 +290,15 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     return status_of_failed_start(error);
   }
   const ExitStatus status = signals.wait_for(pid, keep_agent);
-  exchange.tell(status, signals.asked_to_stop_by());
+  exchange.write_exit_status(status, signals.stop_signal());
   // Consumes the Ctrl-C that ended the command, so that it does not end the wait below.
   signals.interrupted_within(0);
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
-  report(answer, absolute(arguments.text(OptionId::kSummary)), record,
-         off_lines(directory.path(), earlier, launcher_id()), directory.path());
-  if (read_summary(answer.summary).has_ranks) mention_known_bad(arguments.command(), monitored.adapters);
-  directory.leave([&keeper] { keeper.kill_own(); });
+  print_summary(answer, absolute(arguments.text(OptionId::kSummary)), record,
+                off_lines(directory.path(), earlier, launcher_id()), directory.path());
+  if (read_summary(answer.summary).has_ranks)
+    print_known_defects_once(arguments.command(), monitored.adapters);
+  directory.leave([&keeper] { keeper.kill_own_agent(); });
   end_like(status);
 }
 
@@ -300,7 +311,7 @@ int run(const Arguments& arguments) {
   parse_switch(arguments.text(OptionId::kEnabled).c_str(), &enabled);
   if (!enabled) return run_alone(command);
   if (const std::string problem = run_problem(arguments); !problem.empty()) return wrong_use(problem);
-  // A command that cannot be started fails here, before anything about a run is printed.
+  // If the command cannot be started, run_alone() prints why, before anything about a run is printed.
   const char* path = std::getenv("PATH");
   if (!can_start(look_up(command[0], path != nullptr ? path : "/bin:/usr/bin"))) return run_alone(command);
 
@@ -325,7 +336,7 @@ int run(const Arguments& arguments) {
   return run_monitored(arguments, installation, monitored, environment);
 }
 
-// foreshock agent: parses the options and calls run_agent().
+// foreshock agent: passes the options to run_agent(), which follows one run, or all runs of a directory.
 
 namespace {
 
