@@ -19,6 +19,7 @@
 namespace foreshock::cli {
 namespace {
 
+// Signals that end a process by default, apart from those of defects in the program.
 constexpr std::array kEnding = {SIGHUP,  SIGINT,  SIGQUIT, SIGPIPE, SIGTERM,
                                 SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
 
@@ -42,25 +43,26 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
+// The handler of kEnding.
 void remove_all_and_end(int number) {
   for (const char* path : unfinished) unlink(path);
   signal(number, SIG_DFL);
   raise(number);  // the signal is blocked now and ends the process when the handler returns
 }
 
-// Replaces the handler `from` of a signal by `to`. If the signal has another handler or is ignored (nohup),
-// nothing changes.
+// Replaces the handler `from` of a signal by `to`. If the signal has another handler, or is ignored as with
+// nohup, nothing changes.
 void replace(int number, void (*from)(int), void (*to)(int)) {
   struct sigaction now {};
   if (sigaction(number, nullptr, &now) == 0 && now.sa_handler == from) signal(number, to);
 }
 
-void watch_signals() {
+void install_handlers() {
   for (const int number : kEnding) replace(number, SIG_DFL, remove_all_and_end);
   replace(SIGXFSZ, SIG_DFL, SIG_IGN);
 }
 
-void leave_signals() {
+void remove_handlers() {
   for (const int number : kEnding) replace(number, remove_all_and_end, SIG_DFL);
 }
 
@@ -73,7 +75,7 @@ UnfinishedFile::UnfinishedFile(const std::string& directory) : path_(directory +
     path_.clear();
     return;
   }
-  if (unfinished.empty()) watch_signals();
+  if (unfinished.empty()) install_handlers();
   unfinished.push_back(path_.c_str());
 }
 
@@ -94,7 +96,7 @@ bool UnfinishedFile::finish(const std::string& name) {
 void UnfinishedFile::forget() {
   std::erase(unfinished, path_.c_str());
   path_.clear();
-  if (unfinished.empty()) leave_signals();
+  if (unfinished.empty()) remove_handlers();
 }
 
 namespace {
@@ -124,16 +126,19 @@ bool is_stream(const std::string& path) {
   return !S_ISREG(at.st_mode) || standard_stream(at) >= 0;
 }
 
-// Whether another user has created the link in a sticky directory in which all may write (/tmp). With
-// fs.protected_symlinks the kernel does not follow such links either.
+// Whether another user has created the link in a sticky directory in which all may write (/tmp), perhaps to
+// make this process overwrite one of its user's files. With fs.protected_symlinks the kernel does not follow
+// such links.
 bool is_trap(const struct stat& link, const std::string& directory) {
   struct stat at {};
   return link.st_uid != geteuid() && stat(directory.c_str(), &at) == 0 && link.st_uid != at.st_uid &&
          (at.st_mode & S_ISVTX) != 0 && (at.st_mode & S_IWOTH) != 0;
 }
 
-// Returns the target of a symbolic link; nullopt if `path` is not a link.
+// Returns the target of a symbolic link; nullopt if `path` is not a link. Sets `*problem` if the link is a
+// trap.
 std::optional<std::string> next_of(const std::string& path, std::string* problem) {
+  // The owner and the target are read by one descriptor, so that the link cannot be replaced in between.
   const int place = open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
   if (place < 0) return std::nullopt;
   struct stat at {};
@@ -160,6 +165,7 @@ std::string end_of_links(const std::string& path, std::string* problem) {
   return at;
 }
 
+// The mode of a new file according to the umask.
 mode_t usual_mode() {
   const mode_t mask = umask(0);
   umask(mask);
@@ -187,7 +193,7 @@ WholeFile::WholeFile(const std::string& path) : path_(path), target_(path) {
   if (!problem_.empty()) return;
   file_ = descriptor < 0 ? nullptr : fdopen(descriptor, "wb");
   if (file_ != nullptr) return;
-  // EINVAL: the standard stream is closed. main() has put a descriptor that is not writable in its place.
+  // EINVAL: the standard stream was closed, and main() has put a read-only descriptor in its place.
   fail(descriptor >= 0 && errno == EINVAL ? std::strerror(EBADF) : std::strerror(errno));
   if (descriptor >= 0) ::close(descriptor);
 }
@@ -245,6 +251,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Adds to a problem of NewFiles what to do; returns "" for "".
 std::string with_advice(const std::string& problem) {
   return problem.empty() ? ""
                          : problem + "; none of the files is there: mend that, or choose another directory";
@@ -253,12 +260,13 @@ std::string with_advice(const std::string& problem) {
 }  // namespace
 
 NewFiles::~NewFiles() {
-  files_.clear();
+  files_.clear();  // removes the temporary files
   std::error_code ignored;
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder)
     fs::remove(*folder, ignored);  // if empty
 }
 
+// Creates `folder` and its missing parents.
 std::string NewFiles::make_folders(const fs::path& folder) {
   std::error_code error;
   if (folder.empty() || fs::exists(folder, error)) return "";
@@ -281,21 +289,23 @@ std::string NewFiles::write(const std::string& name, std::string_view bytes) {
   return with_advice(file->second.problem());
 }
 
+// All files are closed before the first one is renamed, because most errors, such as a full disk, occur by
+// then.
 std::string NewFiles::finish() {
   for (auto& [name, file] : files_) {
     file.close();
     if (!file.problem().empty()) return with_advice(file.problem());
   }
-  std::vector<fs::path> there;
+  std::vector<fs::path> renamed;
   for (auto& [name, file] : files_) {
     if (!file.finish().empty()) {
       std::error_code ignored;
-      for (const fs::path& path : there) fs::remove(path, ignored);
+      for (const fs::path& path : renamed) fs::remove(path, ignored);
       return with_advice(file.problem());
     }
-    there.push_back(folder_ / name);
+    renamed.push_back(folder_ / name);
   }
-  made_.clear();
+  made_.clear();  // so that the destructor keeps the folders
   return "";
 }
 

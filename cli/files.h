@@ -1,4 +1,5 @@
-// Writes files atomically, one or several together. Locks files. Raises the limit on open files.
+// Writes files atomically, one or several together. Locks files. Raises the limit on open files. A `problem`
+// is one line for the user.
 #ifndef FORESHOCK_CLI_FILES_H_
 #define FORESHOCK_CLI_FILES_H_
 
@@ -27,7 +28,7 @@ class UnfinishedFile {
   // The descriptor for writing; the caller must close it. -1: the file could not be created; errno is set.
   int descriptor() const { return descriptor_; }
 
-  // Renames the file to `name`, so that it is kept. Returns false and sets errno on failure.
+  // Renames the file to `name`, so that it is kept. Returns false and sets errno on failure. Call it once.
   bool finish(const std::string& name);
 
  private:
@@ -37,13 +38,12 @@ class UnfinishedFile {
   int descriptor_;
 };
 
-// Returns "", or why no file can be written at `path`. With this check a command can fail before its work.
+// Returns "", or why WholeFile could not write `path`. With this check a command can fail before its work.
 std::string why_no_file(const std::string& path);
 
-// A file that is replaced atomically: it is written in pieces to a temporary file, which is renamed at the
-// end. If the process is stopped, either the old or the new file is complete. A symbolic link stays; its
-// target is replaced. A device, a pipe, or our own standard output or error (/dev/stdout) is written
-// directly.
+// A file that is replaced atomically: write() appends to a temporary file, which finish() renames. If the
+// process is stopped, either the old or the new file is complete. A symbolic link stays; its target is
+// replaced. A device, a pipe, or our own standard output or error (/dev/stdout) is written directly.
 class WholeFile {
  public:
   // "" and "-": standard output.
@@ -52,26 +52,28 @@ class WholeFile {
   WholeFile(const WholeFile&) = delete;
   WholeFile& operator=(const WholeFile&) = delete;
 
+  // Appends. The first error is in problem().
   void write(std::string_view bytes);
 
   // Flushes all bytes to the temporary file; the target is not replaced yet.
   void close();
 
-  // Closes and renames to the target. Returns problem().
+  // Closes and renames to the target, if there was no error. Returns problem().
   const std::string& finish();
 
   // The first error, in one line; "" if there was none.
   const std::string& problem() const { return problem_; }
 
  private:
+  // Both return a descriptor, or -1 and set errno or problem_.
   int open_stream();
   int open_file();
   void fail(const std::string& why);
 
   const std::string path_;
-  std::string target_;  // path_ with symbolic links resolved
-  std::optional<UnfinishedFile> unfinished_;
-  FILE* file_ = nullptr;
+  std::string target_;                        // path_ with symbolic links resolved
+  std::optional<UnfinishedFile> unfinished_;  // nullopt: the path is written directly
+  FILE* file_ = nullptr;                      // null: not open
   std::string problem_;
 };
 
@@ -93,7 +95,7 @@ class NewFiles {
   // an error if the file existed before; that file stays unchanged.
   std::string write(const std::string& name, std::string_view bytes);
 
-  // Creates all files. Returns "" or an error; after an error none of the files exists.
+  // Renames all temporary files. Returns "" or an error; after an error none of the files exists.
   std::string finish();
 
  private:
@@ -124,7 +126,7 @@ class FileLock {
   int descriptor_ = -1;
 };
 
-// Whether another process holds an exclusive flock on `path`. The test takes the lock for a moment. It must
+// Whether another process holds an exclusive flock on `path`. Takes a shared lock for a moment, so it must
 // not be called while another process may try to lock the file without retrying.
 bool is_locked(const std::string& path);
 

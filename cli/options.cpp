@@ -31,7 +31,7 @@ const Option* find_flag(const std::string& flag, uint32_t reader) {
 
 bool is_listening_address(const std::string& address) {
   unsigned char bytes[sizeof(in6_addr)];
-  // The path of a socket has at most 107 bytes (sockaddr_un).
+  // The kernel's address of a socket has 108 bytes for the path.
   return address == "localhost" || (address.starts_with("unix:/") && address.size() < 112) ||
          inet_pton(AF_INET, address.c_str(), bytes) == 1 || inet_pton(AF_INET6, address.c_str(), bytes) == 1;
 }

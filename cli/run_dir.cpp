@@ -30,8 +30,8 @@ std::string parent_of(const std::string& path) {
   return slash == 0 || slash == std::string::npos ? "/" : path.substr(0, slash);
 }
 
-// Whether the directory belongs to this user and is closed to others. It must be closed to the group too,
-// unless the set-group-id bit marks it as shared with a service.
+// Whether the directory belongs to this user and others have no access. The group may have access only if the
+// set-group-id bit marks the directory as shared with a service.
 bool is_private(const std::string& path) {
   struct stat info;
   if (lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != geteuid()) return false;
@@ -49,8 +49,8 @@ std::vector<std::string> base_directory_candidates() {
   while (given.size() > 1 && given.back() == '/') given.pop_back();
   if (!given.empty()) {
     struct stat info;
-    const bool is_ours_to_make = stat(given.c_str(), &info) != 0;
-    return {is_private(given) || is_ours_to_make ? given : named_for_user(given)};
+    const bool is_missing = stat(given.c_str(), &info) != 0;
+    return {is_private(given) || is_missing ? given : named_for_user(given)};
   }
   std::vector<std::string> candidates = {named_for_user("/dev/shm")};
   if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime == '/') {
@@ -61,6 +61,8 @@ std::vector<std::string> base_directory_candidates() {
 
 std::string prepare_base_directory(const std::string& path) {
   if (path.empty() || path[0] != '/') return "'" + path + "' is not an absolute path";
+  // The parent is checked first, so that no directory is created elsewhere. `path` itself may be a mounted
+  // tmpfs.
   if (!is_on_tmpfs(parent_of(path)) && !is_on_tmpfs(path)) return path + " is not on tmpfs";
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return path + ": " + std::strerror(errno);
   if (!is_private(path))
@@ -94,9 +96,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kBaseLockTimeoutMs = 10000;  // long, since leave() holds the lock while its agent ends
-constexpr int kAgentEndTimeoutMs = 5000;
-constexpr int kAgentDeathTimeoutMs = 1000;
+constexpr int kBaseLockTimeoutMs = 10000;   // long, since leave() holds the lock while its agent ends
+constexpr int kAgentEndTimeoutMs = 5000;    // for an agent whose last launcher has ended
+constexpr int kAgentDeathTimeoutMs = 1000;  // for an agent that was killed
 constexpr int kProbeTimeoutMs = 100;  // more than 0, since the agent locks run.lock for a moment to probe it
 
 // Whether a trainer holds the fcntl lock on the segment. Only queries the lock; a launcher never locks or
@@ -111,10 +113,10 @@ bool is_live(const fs::path& segment) {
   return live;
 }
 
-// Waits until no agent holds agent.lock; false after `timeout_ms`. A missing file means that no agent has
-// run. The file is not created here, because the file system may have no inodes left. No agent can start
-// meanwhile, because no launcher is left.
-bool agent_is_gone(const std::string& directory, int timeout_ms) {
+// Waits until no agent holds agent.lock; false after `timeout_ms`. Must be called only if no launcher is left
+// that could start an agent. A missing file means that no agent has run; it is not created, because the file
+// system may have no inodes left.
+bool wait_for_agent_end(const std::string& directory, int timeout_ms) {
   FileLock agent;
   return access((directory + "/agent.lock").c_str(), F_OK) != 0 ||
          agent.lock_within(directory + "/agent.lock", LOCK_EX, timeout_ms);
@@ -136,10 +138,10 @@ bool has_live_segment(const std::string& directory) {
 }
 
 bool remove_if_stale(const std::string& directory) {
-  // Only run directories have a run.lock. The base may contain other directories too.
+  // Only run directories have a run.lock. The base may contain other directories too, e.g. one of adapters.
   if (access((directory + "/run.lock").c_str(), F_OK) != 0) return false;
-  FileLock runs;
-  if (!runs.try_lock(directory + "/run.lock", LOCK_EX) || !agent_is_gone(directory, 0) ||
+  FileLock launchers;
+  if (!launchers.try_lock(directory + "/run.lock", LOCK_EX) || !wait_for_agent_end(directory, 0) ||
       has_live_segment(directory)) {
     return false;
   }
@@ -191,14 +193,16 @@ bool RunDirectory::leave(const std::function<void()>& stuck) {
   FileLock base_lock;
   if (!base_lock.lock_within(base_ + "/lock", LOCK_EX, kBaseLockTimeoutMs)) return false;
   use_.release();
-  FileLock alone;  // no launcher can enter while this process holds the base lock
-  if (!alone.lock_within(path_ + "/run.lock", LOCK_EX, kProbeTimeoutMs) || has_live_segment(path_))
+  // If this succeeds, no other launcher uses the directory, and none can enter it while we hold the base
+  // lock.
+  FileLock launchers;
+  if (!launchers.lock_within(path_ + "/run.lock", LOCK_EX, kProbeTimeoutMs) || has_live_segment(path_))
     return false;
-  alone.release();  // the agent ends when no run holds this lock
-  if (!has_service_ && !agent_is_gone(path_, kAgentEndTimeoutMs)) {
+  launchers.release();  // the agent ends when no launcher holds this lock
+  if (!has_service_ && !wait_for_agent_end(path_, kAgentEndTimeoutMs)) {
     if (stuck == nullptr) return false;
     stuck();
-    if (!agent_is_gone(path_, kAgentDeathTimeoutMs)) return false;
+    if (!wait_for_agent_end(path_, kAgentDeathTimeoutMs)) return false;
   }
   std::error_code error;
   fs::remove_all(path_, error);
@@ -207,8 +211,8 @@ bool RunDirectory::leave(const std::function<void()>& stuck) {
 
 namespace {
 
-constexpr uint64_t kNamespaceOfNode = 0xEFFFFFFC;  // PROC_PID_INIT_INO; others are larger
-constexpr int kBitsOfPid = 22;                     // PID_MAX_LIMIT
+constexpr uint64_t kNamespaceOfNode = 0xEFFFFFFC;  // the kernel's PROC_PID_INIT_INO; others are larger
+constexpr int kBitsOfPid = 22;                     // the kernel's PID_MAX_LIMIT is 2^22
 
 }  // namespace
 
@@ -223,6 +227,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// What to do about a reason in the name of an off file. The text follows "monitoring was off in 1 process: ".
 struct Advice {
   const char* reason;
   const char* text;
@@ -256,7 +261,7 @@ std::string reason_of(const std::string& file) {
   return dot == std::string::npos ? "" : file.substr(dot + 1);
 }
 
-// A file without a launcher's number may belong to any launcher.
+// An off file contains the number of its process's launcher. Without a number it may belong to any launcher.
 bool may_belong_to(const fs::path& file, uint64_t launcher_id) {
   uint64_t owner = 0;
   return !(std::ifstream(file) >> owner) || owner == 0 || owner == launcher_id;
@@ -283,11 +288,11 @@ OffFiles off_files(const std::string& directory) {
 
 std::vector<std::string> off_lines(const std::string& directory, const OffFiles& earlier,
                                    uint64_t launcher_id) {
-  std::map<std::string, int> processes;
-  for (const auto& file : off_files(directory)) {
-    const auto before = earlier.find(file.first);
-    if (before != earlier.end() && before->second == file.second) continue;
-    if (may_belong_to(directory + "/" + file.first, launcher_id)) ++processes[reason_of(file.first)];
+  std::map<std::string, int> processes;  // their number, by reason
+  for (const auto& [name, time] : off_files(directory)) {
+    const auto before = earlier.find(name);
+    if (before != earlier.end() && before->second == time) continue;
+    if (may_belong_to(directory + "/" + name, launcher_id)) ++processes[reason_of(name)];
   }
   std::vector<std::string> lines;
   for (const auto& [reason, count] : processes) {

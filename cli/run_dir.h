@@ -1,5 +1,6 @@
-// Manages the base directory of a user's runs and the run directories in it. Reads the off.* files that
-// trainers leave there if they cannot be monitored.
+// Manages the base directory of a user's runs and the run directories in it, by which `foreshock run` (the
+// launcher), the agent and the trainers of a run communicate. Each trainer has a segment there: a file of
+// shared memory. Also reads the off.* files that trainers leave there if they cannot be monitored.
 #ifndef FORESHOCK_CLI_RUN_DIR_H_
 #define FORESHOCK_CLI_RUN_DIR_H_
 
@@ -44,14 +45,14 @@ inline constexpr uint64_t kLeastFreeBytes = 4u << 20;
 // lock on its segment. Run directories are created and removed only while <base>/lock is held.
 class RunDirectory {
  public:
-  // Removes stale directories of the base, creates ours if needed, and locks its run.lock. Returns "" or a
-  // reason. `has_service`: the agent is a service. A service does not end with the run, so leave() does
-  // not wait for it.
+  // Removes the directories of the base that no process uses, creates ours if needed, and locks its run.lock.
+  // Returns "" or a reason. `has_service`: a service follows the run. It does not end with the run, so
+  // leave() does not wait for it.
   std::string enter(const std::string& base, const std::string& run_id, bool has_service = false);
 
   // Releases run.lock. If no other `foreshock run` and no live trainer uses the directory, waits up to 5 s
   // for the agent's end, removes the directory and returns true. If the agent does not end in time, calls
-  // `stuck` and waits for it a little longer.
+  // `stuck`, which should kill it, and waits for it one more second.
   bool leave(const std::function<void()>& stuck = nullptr);
 
   const std::string& path() const { return path_; }
@@ -78,7 +79,8 @@ bool remove_if_stale(const std::string& directory);
 void remove_after_agent(const std::string& directory);
 
 // Returns the number that identifies this `foreshock run` in file names of a run directory. It is unique
-// among the live processes of the node, including those in other containers. Below 2^53, never 0.
+// among the live processes of the node, including those in other containers. Below 2^53 (exact in JSON),
+// never 0.
 uint64_t launcher_id();
 
 // Returns that number for another process. `pid_namespace`: the inode of its pid namespace; 0: unknown.
@@ -97,7 +99,7 @@ std::vector<std::string> off_lines(const std::string& directory, const OffFiles&
 // Returns what to do about `reason`; for an unknown reason, a general hint.
 std::string advice_for(const std::string& reason);
 
-// Returns the line that is printed if all trainers of the run belong to other launchers.
+// Returns the line that is printed if all trainers of the run were started by other `foreshock run` commands.
 std::string other_ranks_line();
 
 // Returns the line that is printed if the command left no trace of a trainer in the run directory.

@@ -91,11 +91,12 @@ std::string hash_of_sources(const Installation& installation) {
 std::string last_line(const std::string& text) {
   const size_t end = text.find_last_not_of("\n ");
   if (end == std::string::npos) return "no output";
-  const size_t start = text.find_last_of('\n', end);
-  return text.substr(start == std::string::npos ? 0 : start + 1,
-                     end - (start == std::string::npos ? 0 : start + 1) + 1);
+  const size_t newline = text.find_last_of('\n', end);
+  const size_t begin = newline == std::string::npos ? 0 : newline + 1;
+  return text.substr(begin, end + 1 - begin);
 }
 
+// Reads the JSON that build_adapter.py has printed.
 Adapter read_answer(const Captured& answer, const std::string& python) {
   const nlohmann::json json = nlohmann::json::parse(answer.output, nullptr, false);
   if (!json.is_object()) {
@@ -112,12 +113,12 @@ Adapter read_answer(const Captured& answer, const std::string& python) {
   return adapter;
 }
 
-// Announces a build when build_adapter.py has written "building". A long wait does not imply a build, because
-// checking a cached adapter may take seconds on a busy machine.
-void say_once_that_it_builds(const Captured& so_far) {
-  static bool was_said = false;
-  if (was_said || so_far.errors.find("building\n") == std::string::npos) return;
-  was_said = true;
+// Announces a build when build_adapter.py has written "building" to standard error. A long wait does not
+// imply a build, because checking a cached adapter may take seconds on a busy machine.
+void announce_build_once(const Captured& so_far) {
+  static bool is_announced = false;
+  if (is_announced || so_far.errors.find("building\n") == std::string::npos) return;
+  is_announced = true;
   say("preparing the adapter for this torch (once, about a minute) ...");
 }
 
@@ -127,6 +128,7 @@ std::string cache_name(const Installation& installation) {
 
 }  // namespace
 
+// The path is <cache>/<directory of one torch>/adapter.so.
 std::string Adapter::folder() const { return fs::path(path).parent_path().parent_path().string(); }
 
 std::string adapter_cache(const Installation& installation) {
@@ -147,7 +149,7 @@ Adapter prepare_adapter(const Installation& installation, const std::string& pyt
   // Agents that search the base directory for runs ignore names that begin with a dot.
   if (!base.empty()) command.insert(command.end(), {"--fallback", base + "/." + cache_name(installation)});
   if (!libtorch.empty()) command.insert(command.end(), {"--torch", libtorch});
-  return read_answer(run_and_capture(command, own_environment(), kBuildTimeoutMs, say_once_that_it_builds),
+  return read_answer(run_and_capture(command, own_environment(), kBuildTimeoutMs, announce_build_once),
                      python);
 }
 
@@ -179,7 +181,7 @@ bool is_python_name(const std::string& name) {
   return false;
 }
 
-// The effect of a missing helper. ParameterClock (integrations/torch/clock.h) then counts the steps.
+// The effect of a missing helper. The adapter then counts the steps by the versions of the parameters.
 constexpr const char* kWithoutHelper =
     "; else steps are counted from 1, and learning rate, gradient norms and layer names stay unknown";
 
@@ -201,6 +203,7 @@ std::string search_path() {
   return path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin";
 }
 
+// Returns the options of an interpreter: the words from `at` to before its script, module or program text.
 std::vector<std::string> options_from(const std::vector<std::string>& command, size_t at) {
   std::vector<std::string> options;
   for (; at < command.size() && command[at].size() > 1 && command[at][0] == '-'; ++at) {
@@ -244,8 +247,8 @@ std::string look_up(const std::string& name, const std::string& path) {
 
 namespace {
 
-// Returns the interpreter and options in the first line of a Python script; empty if `script` is not such a
-// script.
+// Returns the interpreter and options in the "#!" line of a Python script; empty if `script` is not one.
+// `path`: as PATH, to look up the interpreter after "env".
 std::vector<std::string> script_command(const std::string& script, const std::string& path) {
   std::ifstream file(script, std::ios::binary);
   std::string first, second;
@@ -260,7 +263,7 @@ std::vector<std::string> script_command(const std::string& script, const std::st
     interpreter = look_up(word, path);
   } else if (base_name(interpreter) == "sh" && std::getline(file, second) &&
              second.rfind("'''exec' ", 0) == 0) {
-    words = std::istringstream(second.substr(9));
+    words = std::istringstream(second.substr(9));  // pip's form: '''exec' /long/path/python3 "$0" "$@"
     words >> interpreter;
     interpreter.erase(std::remove(interpreter.begin(), interpreter.end(), '"'), interpreter.end());
   }
@@ -279,12 +282,9 @@ FoundPython find_python(const std::vector<std::string>& command) {
     if (is_python_name(base_name(command[at])) && !program.empty()) {
       return {program, true, options_from(command, at + 1)};
     }
-    if (program.empty()) {
-      if (at == 0 && !starts_a_command(command[0])) break;
-      continue;
-    }
     if (const auto script = script_command(program, path); !script.empty())
       return {script[0], true, options_from(script, 1)};
+    // Without a wrapper, only the first word is a program.
     if (at == 0 && !starts_a_command(command[0])) break;
   }
   return {look_up("python3", path), false, {}};
@@ -296,8 +296,9 @@ namespace fs = std::filesystem;
 
 constexpr int kListTimeoutMs = 20000;
 
-// Reads the line `libtorch_cpu.so => /opt/libtorch/lib/libtorch_cpu.so (0x...)` or `... => not found`.
-// Returns false if there is none: the program is not linked with LibTorch.
+// Reads the line `libtorch_cpu.so => /opt/libtorch/lib/libtorch_cpu.so (0x...)` of the dynamic linker's list
+// and sets `*library` to the path; "" if the line has `=> not found`. Returns false if there is no such line:
+// the program is not linked with LibTorch.
 bool read_list(const std::string& list, std::string* library) {
   std::istringstream lines(list);
   for (std::string line; std::getline(lines, line);) {
@@ -314,7 +315,7 @@ bool read_list(const std::string& list, std::string* library) {
 bool lists_libtorch(const std::string& program, std::string* library) {
   const std::string linker = program_interpreter(program);
   if (linker.empty()) return false;
-  // As ldd does. Starts the linker directly, so that the program itself does not run.
+  // Does what ldd does, but starts the linker directly, so that the program itself does not run.
   std::vector<std::string> environment = own_environment();
   set_environment(&environment, "LD_TRACE_LOADED_OBJECTS", "1");
   const Captured list = run_and_capture({linker, program}, environment, kListTimeoutMs);
@@ -328,6 +329,7 @@ std::string home_of(const std::string& library) {
   return !error && fs::exists(home / "include" / "ATen" / "ATen.h", error) ? home.string() : "";
 }
 
+// Returns false if the file is not a 64-bit ELF file.
 bool read_header(std::ifstream* file, Elf64_Ehdr* header) {
   if (!file->read(reinterpret_cast<char*>(header), sizeof *header)) return false;
   return std::string(reinterpret_cast<char*>(header->e_ident), SELFMAG) == ELFMAG &&
@@ -376,6 +378,7 @@ namespace {
 
 constexpr int kProbeTimeoutMs = 5000;
 
+// Whether a list with colons has the entry.
 bool is_entry_of(const std::string& list, const std::string& entry) {
   return (":" + list + ":").find(":" + entry + ":") != std::string::npos;
 }

@@ -1,5 +1,5 @@
-// Finds the torch that a command will use (of Python, or LibTorch). Finds or builds the adapter for it. Makes
-// the command's environment.
+// Finds the torch that a command will use: that of its Python, or the LibTorch that a C++ program is linked
+// with. Finds or builds the adapter for it. Makes the environment in which the command is monitored.
 #ifndef FORESHOCK_CLI_TORCH_H_
 #define FORESHOCK_CLI_TORCH_H_
 
@@ -10,11 +10,12 @@
 
 namespace foreshock::cli {
 
+// The files of foreshock, relative to the directory <root> that has bin/foreshock.
 struct Installation {
   std::string executable;       // <root>/bin/foreshock
   std::string library;          // <root>/lib/libforeshock.so, for LD_PRELOAD
-  std::string python_helper;    // <root>/share/foreshock/python, for PYTHONPATH
-  std::string adapter_sources;  // <root>/share/foreshock/torch
+  std::string python_helper;    // <root>/share/foreshock/python, for PYTHONPATH: hooks torch's optimizers
+  std::string adapter_sources;  // <root>/share/foreshock/torch, with build_adapter.py
   std::string headers;          // <root>/include
 };
 
@@ -23,15 +24,15 @@ Installation find_installation();
 // Returns "" if all files exist and the library can be preloaded, else what is wrong.
 std::string installation_problem(const Installation& installation);
 
-// The PyTorch adapter for the exact torch of one interpreter. It is built in a separate process, never in a
-// trainer, and stored in a cache whose name contains a hash of the sources.
+// The library that connects libforeshock.so with one exact version of torch. It is built in a separate
+// process, never in a trainer.
 struct Adapter {
   std::string state;   // ready, prebuilt, built, no_torch, unsupported, no_compiler, no_python, failed
   std::string torch;   // version of torch; "": unknown
-  std::string path;    // path of adapter.so
+  std::string path;    // path of adapter.so; "": there is none
   std::string reason;  // one line that says what to do; "" if the adapter is usable
   double seconds = 0;  // time spent on building or testing
-  std::string folder() const;  // the value for FORESHOCK_ADAPTERS; "" if `path` is empty
+  std::string folder() const;  // the cache that has it, for FORESHOCK_ADAPTERS; "" if `path` is empty
   bool usable() const { return state == "ready" || state == "prebuilt" || state == "built"; }
 };
 
@@ -39,17 +40,17 @@ struct Adapter {
 // FORESHOCK_CACHE, XDG_CACHE_HOME and HOME is set.
 std::string adapter_cache(const Installation& installation);
 
-// Runs integrations/torch/build_adapter.py with `python`. Takes milliseconds if the adapter is already built.
-// A build takes about a minute and is announced on standard error. If `cache` is "" or cannot be written, a
-// prebuilt adapter is linked in the base directory of runs (see Adapter::path). `libtorch`: the directory of
-// the LibTorch to build for; "": the torch of `python`.
+// Runs build_adapter.py with the interpreter `python`. Takes milliseconds if `cache` has the adapter. A build
+// takes about a minute and is announced on standard error. If `cache` is "" or cannot be written, only a
+// prebuilt adapter of the package can be used; it is linked from the base directory of runs. `libtorch`: the
+// directory of the LibTorch to build for; "": the torch of `python`.
 Adapter prepare_adapter(const Installation& installation, const std::string& python, const std::string& cache,
                         const std::string& libtorch = "");
 
 struct FoundLibtorch;
 
-// Like prepare_adapter(), for a program that is linked with LibTorch. Runs the script with the python3 of
-// PATH.
+// Like prepare_adapter(), for a program that is linked with LibTorch. Runs build_adapter.py with the python3
+// of PATH.
 Adapter prepare_adapter_for(const Installation& installation, const FoundLibtorch& libtorch,
                             const std::string& cache);
 
@@ -65,8 +66,8 @@ struct FoundPython {
 // writes if that line would be too long.
 FoundPython find_python(const std::vector<std::string>& command);
 
-// Returns "" if this interpreter will load our Python helper (through PYTHONPATH and torch's entry points).
-// Else returns why not, which values stay unknown, and what to do.
+// Returns "" if this interpreter will load our Python helper, which is found by PYTHONPATH and imported by
+// torch as an entry point. Else returns why not, which values stay unknown, and what to do.
 std::string helper_problem(const FoundPython& python);
 
 // Whether `program` is a wrapper such as env, nice, srun or mpirun, which starts the command in its
@@ -84,9 +85,8 @@ struct FoundLibtorch {
   std::string home;     // the directory with include/ and lib/; "" if there are no headers
 };
 
-// Finds the LibTorch of a command. For each program among the words of `command`, its dynamic linker lists
-// the libraries, so that the linker's rules (RUNPATH, LD_LIBRARY_PATH, cache) apply. Skips wrappers as
-// find_python() does.
+// Finds the LibTorch of a command. Skips wrappers as find_python() does. The program's own dynamic linker
+// lists its libraries, so that the linker's rules (RUNPATH, LD_LIBRARY_PATH, cache) apply.
 FoundLibtorch find_libtorch(const std::vector<std::string>& command);
 
 // Whether the program has no dynamic linker, so that no library can be preloaded.
@@ -98,7 +98,9 @@ std::string program_interpreter(const std::string& path);
 
 // The values in the environment of a monitored command that depend on the run.
 struct Monitored {
-  std::string base, run_id, adapters;  // values of FORESHOCK_DIR, FORESHOCK_RUN_ID, FORESHOCK_ADAPTERS
+  std::string base;      // FORESHOCK_DIR: the directory that has a directory for each run
+  std::string run_id;    // FORESHOCK_RUN_ID
+  std::string adapters;  // FORESHOCK_ADAPTERS: the directory that has the adapter
 };
 
 // Returns the environment of the command: our own environment, with our library at the end of LD_PRELOAD (the
