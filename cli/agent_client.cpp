@@ -67,9 +67,8 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
   const nlohmann::json json = nlohmann::json::parse(file, nullptr, false);
   if (!json.is_object() || !json.value("pid", nlohmann::json()).is_number_integer() ||
       !json.value("port", nlohmann::json()).is_number_integer() ||
-      !json.value("address", nlohmann::json()).is_string()) {
+      !json.value("address", nlohmann::json()).is_string())
     return std::nullopt;
-  }
   const auto text = [&json](const char* key) {
     const auto found = json.find(key);
     return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
@@ -183,9 +182,8 @@ std::string AgentKeeper::failure_text() const {
   if (start_error_ != 0) return command_[0] + ": " + std::strerror(start_error_);
   std::ifstream log(directory_ + "/agent.log");
   std::string line, last;
-  while (std::getline(log, line)) {
+  while (std::getline(log, line))
     if (!line.empty()) last = line;
-  }
   return last.empty() ? "it said nothing" : last;
 }
 
@@ -268,9 +266,8 @@ std::string ExitExchange::reserve(const std::string& directory) {
   unlink(exit_.c_str());
   unlink(summary_.c_str());
   spare_ = directory + "/spare." + launcher;
-  for (const auto& [path, bytes] : {std::pair(exit_ + ".new", kExitBytes), std::pair(spare_, kSpareBytes)}) {
+  for (const auto& [path, bytes] : {std::pair(exit_ + ".new", kExitBytes), std::pair(spare_, kSpareBytes)})
     if (const int error = create_reserved(path, bytes); error != 0) return path + ": " + std::strerror(error);
-  }
   return "";
 }
 

@@ -1,3 +1,4 @@
+// foreshock compare: measures the distances between the weights of checkpoints and writes the results.
 #include <algorithm>
 #include <cstdio>
 #include <thread>
@@ -45,6 +46,7 @@ struct Request {
   uint64_t top = 10;
 };
 
+// Returns the index of `path` in `*paths`, to which it is added if it is not there.
 size_t index_of(const std::string& path, std::vector<std::string>* paths) {
   const auto found = std::find(paths->begin(), paths->end(), path);
   if (found == paths->end()) return paths->push_back(path), paths->size() - 1;
@@ -71,7 +73,7 @@ std::string parse(const Words& words, Request* request) {
   const std::vector<std::string>& positional = words.files();
   if (positional.size() == 1 || (positional.empty() && request->pairs.empty()))
     return "name at least two checkpoints: foreshock compare A B";
-  std::vector<lab::PairOfCheckpoints> against_first;
+  std::vector<lab::PairOfCheckpoints> against_first;  // shown before the pairs of --pair
   for (size_t i = 1; i < positional.size(); ++i)
     against_first.push_back(
         {positional[i], index_of(positional[0], &request->paths), index_of(positional[i], &request->paths)});
@@ -79,6 +81,7 @@ std::string parse(const Words& words, Request* request) {
   return "";
 }
 
+// Returns the exit status. "": the output is not wanted.
 int write(const std::string& path, const std::string& content) {
   if (path.empty()) return 0;
   const std::string problem = write_whole_file(path, content);
@@ -87,6 +90,7 @@ int write(const std::string& path, const std::string& content) {
   return 1;
 }
 
+// Returns "" or an error.
 std::string measure(const Request& request, lab::Comparison* comparison) {
   std::vector<lab::Checkpoint> checkpoints(request.paths.size());
   for (size_t i = 0; i < checkpoints.size(); ++i)

@@ -1,5 +1,7 @@
-// foreshock judge: judges stored calls and functions, and repeats the judgement of flagged slices bit for
-// bit.
+// foreshock judge: compares attention with fp64, in four ways. FILE with a whole call: judges its output and
+// gradients. FILE with a flagged slice, which the agent has kept (--save-flagged): repeats the agent's
+// judgement and compares it bit for bit. --function and --rerun: runs a Python script of the lab, which needs
+// torch.
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,7 +37,7 @@ int fail(const std::string& problem) {
 }
 
 // Replaces this process by `script` of share/foreshock/lab, run with `words` by the interpreter of --python
-// EXE (default: python3). Returns only if that fails; then prints one line and returns 2.
+// EXE (default: python3). Returns only if that fails; then prints one line and returns the exit status 2.
 int run_python_script(const std::string& script, std::vector<std::string> words) {
   std::string python = "python3";
   if (const auto at = std::find(words.begin(), words.end(), "--python"); at != words.end()) {
@@ -56,15 +58,16 @@ int run_python_script(const std::string& script, std::vector<std::string> words)
   return fail("cannot run " + python + " (" + std::strerror(errno) + "): name one with --python");
 }
 
-// The content of a flagged slice's file (agent/flagged.h). Nothing in the file is trusted.
+// The content of a flagged slice's file (agent/flagged.h): query rows of a call, for its output and dQ, or
+// key positions ("columns"), for dK and dV. Nothing in the file is trusted.
 struct StoredSlice {
   std::map<std::string, std::string> metadata;
   std::map<std::string, std::vector<char>> data;  // the bytes of all arrays, by name
-  AttentionSlice slice;                           // borrows from `data`
-  bool is_columns = false;  // a slice of key positions: `columns` and `sums` are set instead of `slice`
-  KeyColumns columns;
-  std::vector<ColumnSum> sums;
-  bool is_unchanged = false;  // the file's checksum matches its content
+  bool is_columns = false;
+  AttentionSlice slice;         // unless is_columns; borrows from `data`
+  KeyColumns columns;           // if is_columns; borrows from `data` and `sums`
+  std::vector<ColumnSum> sums;  // sums over all keys of the head, if stored
+  bool is_unchanged = false;    // the file's checksum matches its content
 
   // Returns a value of the metadata, with control characters replaced; "" if there is none.
   std::string fact(const std::string& name) const;
@@ -77,6 +80,7 @@ std::string text_of(const std::map<std::string, std::string>& metadata, const st
   return found != metadata.end() ? found->second : "";
 }
 
+// Fills in stored->data. Returns "" or an error.
 std::string read_arrays(const lab::Safetensors& file, StoredSlice* stored) {
   for (const auto& [name, tensor] : file.tensors()) {
     std::vector<char>& bytes = stored->data[name];
@@ -87,6 +91,7 @@ std::string read_arrays(const lab::Safetensors& file, StoredSlice* stored) {
   return "";
 }
 
+// Fills in `slice`, or `columns` and `sums`. Returns "" or an error.
 std::string slice_from(const StoredArrays& arrays, double scale, StoredSlice* stored) {
   if (!stored->is_columns) return foreshock::slice_from(arrays, scale, &stored->slice);
   double heads = 0, keys = 0;
@@ -98,7 +103,8 @@ std::string slice_from(const StoredArrays& arrays, double scale, StoredSlice* st
                       &stored->columns);
 }
 
-// Whether the checksum in the file matches the bytes of the whole file.
+// Whether the checksum in the file matches the bytes of the whole file. A safetensors file begins with the
+// length of its header, in 8 bytes; the checksum is in the header.
 bool is_as_written(const lab::Safetensors& file) {
   uint64_t size = 0, length = 0;
   std::string problem, bytes;
@@ -148,12 +154,14 @@ std::string read_slice(const std::string& path, StoredSlice* stored) {
   return "";
 }
 
-// Counts of the values that were compared with the stored reference, and of those whose bits differ.
+// Number of values of the fp64 reference that were compared with the stored ones, and of those whose bits
+// differ.
 struct Bits {
   size_t values = 0, different = 0;
 };
 
-// NaN values count as equal, since their bits depend on the processor.
+// Compares `count` values of an array. NaN values count as equal, since their bits depend on the processor.
+// If the stored array has another size, all values differ.
 Bits compare_bits(const std::vector<char>& stored, const std::vector<double>& now, size_t count) {
   Bits bits = {count, 0};
   if (stored.size() != count * sizeof(double)) return {count, count};
@@ -167,6 +175,8 @@ Bits compare_bits(const std::vector<char>& stored, const std::vector<double>& no
   return bits;
 }
 
+// Adds the result of compare_bits() for the stored array `name` to `*sum`; if it is missing, all values
+// differ.
 void compare_array(const StoredSlice& stored, const char* name, const std::vector<double>& now, size_t count,
                    Bits* sum) {
   const auto found = stored.data.find(name);
@@ -216,7 +226,8 @@ void print_head(const std::string& path, const StoredSlice& stored) {
                 slice.head_dim, slice.scale, stored.fact("causal").c_str());
 }
 
-// Prints every figure; returns how many differ from the stored ones.
+// Prints every figure of the judgement, e.g. its ratio to the noise floor. Returns how many differ from the
+// stored ones as text.
 size_t print_figures(const StoredSlice& stored, const SliceDeviation& deviation) {
   size_t different = 0;
   for (const Figure& figure : figures_of(deviation)) {
@@ -271,10 +282,11 @@ int judge_slice(const std::string& path) {
 
 struct Request {
   std::vector<std::string> paths;
-  std::vector<lab::Algorithm> models;
-  lab::Tiling tiling;
+  std::vector<lab::Algorithm> models;  // emulated algorithms whose results are shown beside the stored ones
+  lab::Tiling tiling;                  // of these algorithms
 };
 
+// Adds the algorithms of a list with commas. Returns "" or an error.
 std::string add_models(const std::string& list, Request* request) {
   for (size_t from = 0; from <= list.size();) {
     const size_t comma = std::min(list.find(',', from), list.size());
@@ -328,6 +340,8 @@ std::string parse(const Words& words, Request* request) {
                                 : "";
 }
 
+// Judges a whole call. Returns 0 if all tensors are within the limits, 1 if not, 2 if the file cannot be
+// judged.
 int judge_call(const Request& request, const std::string& path) {
   lab::StoredCall call;
   const std::string problem = lab::read_call(path, &call);
@@ -367,7 +381,7 @@ int judge_file(const Request& request, const std::string& path) {
                                 : fail("--algorithm is of whole calls, " + path + " is a flagged slice");
 }
 
-// Judges every file; returns the highest status.
+// Judges every file; returns the highest exit status.
 int judge_files(const Request& request) {
   int status = 0;
   for (const std::string& path : request.paths) {

@@ -1,4 +1,6 @@
-// foreshock lab: measures the sweeps of the lab and writes their results.
+// foreshock lab: emulates attention algorithms and number formats and measures their errors against fp64. A
+// sweep is a list of points; a point is one combination of algorithm, format, input and so on, with one value
+// per axis.
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +20,8 @@ namespace foreshock::cli {
 namespace {
 
 using lab::Point;
+
+// The functions below set a member of a point from the text of an option. They return false if it is invalid.
 
 template <std::string Point::*member>
 bool set_text(const std::string& text, Point* point) {
@@ -49,9 +53,10 @@ bool set_pass(const std::string& text, Point* point) {
   return point->backward || text == "forward";
 }
 
+// An option that sets one property of the points.
 struct Axis {
   const char* flag;
-  const char* value;
+  const char* value;  // name of its value in the help
   bool (*set)(const std::string& text, Point* point);
   bool in_named_sweeps;  // may be combined with a named sweep; other axes make a custom sweep
   const char* help;
@@ -116,6 +121,7 @@ std::string apply(const Given& given, std::vector<Point>* points) {
   return "";
 }
 
+// Returns the memory that can be allocated without swapping; INFINITY if unknown.
 double available_bytes() {
   std::ifstream meminfo("/proc/meminfo");
   std::string name;
@@ -127,7 +133,7 @@ double available_bytes() {
   return INFINITY;
 }
 
-std::string human(double bytes) {
+std::string gibibytes(double bytes) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g GiB", bytes / (1 << 30));
   return text;
@@ -137,7 +143,7 @@ std::string human(double bytes) {
 // that the points that run at the same time fit into memory.
 std::string check(LabRequest* request) {
   const double room = 0.8 * available_bytes();
-  double most = 0;
+  double most = 0;  // bytes of the largest point
   for (const LabSweep& sweep : request->sweeps)
     for (const Point& point : sweep.points) {
       const std::string problem = lab::why_not(point);
@@ -145,7 +151,8 @@ std::string check(LabRequest* request) {
       most = std::max(most, lab::bytes_needed(point));
     }
   if (most > room)
-    return "a point needs " + human(most) + " of memory, there are " + human(room) + ": lower --n or --rows";
+    return "a point needs " + gibibytes(most) + " of memory, there are " + gibibytes(room) +
+           ": lower --n or --rows";
   request->threads = std::min(request->threads, std::max(1, static_cast<int>(room / most)));
   return "";
 }
@@ -156,15 +163,17 @@ std::string sweep_names() {
   return names + "custom";
 }
 
+// Fills in request->sweeps: the sweeps with these names, else "custom" if an axis belongs to it, else the
+// default sweeps. Applies the axes to their points. Returns "" or an error.
 std::string choose(const std::vector<std::string>& names, const std::vector<Given>& axes,
                    LabRequest* request) {
-  const bool free_axis =
+  const bool has_custom_axis =
       std::any_of(axes.begin(), axes.end(), [](const Given& given) { return !given.axis->in_named_sweeps; });
   std::vector<std::string> wanted = names;
-  if (wanted.empty() && free_axis) wanted = {"custom"};
+  if (wanted.empty() && has_custom_axis) wanted = {"custom"};
   if (wanted.empty()) wanted.assign(lab::default_sweeps().begin(), lab::default_sweeps().end());
   for (const std::string& name : wanted) {
-    LabSweep chosen{lab::find_sweep(name), {Point{}}};
+    LabSweep chosen{lab::find_sweep(name), {Point{}}};  // a custom sweep begins with one default point
     if (!chosen.sweep && name != "custom") return "unknown sweep '" + name + "': " + sweep_names();
     if (chosen.sweep) chosen.points = chosen.sweep->points();
     for (Point& point : chosen.points) point.sweep = name;
@@ -251,6 +260,7 @@ lab::SweepResult measure(const LabSweep& wanted, int threads) {
   return result;
 }
 
+// Returns the exit status. "": the output is not wanted.
 int write(const std::string& path, const std::string& content) {
   if (path.empty()) return 0;
   const std::string problem = write_whole_file(path, content);

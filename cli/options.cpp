@@ -23,9 +23,8 @@ namespace foreshock::cli {
 namespace {
 
 const Option* find_flag(const std::string& flag, uint32_t reader) {
-  for (const Option& row : kOptions) {
+  for (const Option& row : kOptions)
     if (row.flag != nullptr && flag == row.flag && (row.readers & reader) != 0) return &row;
-  }
   return nullptr;
 }
 
@@ -50,9 +49,8 @@ bool is_web_address(std::string_view url) {
 
 std::vector<std::string> flags_of(uint32_t reader) {
   std::vector<std::string> flags;
-  for (const Option& row : kOptions) {
+  for (const Option& row : kOptions)
     if (row.flag != nullptr && (row.readers & reader) != 0) flags.push_back(row.flag);
-  }
   return flags;
 }
 
@@ -115,9 +113,8 @@ bool parse_ports(const std::string& text, int* port, int* last_port) {
 
 std::string unknown_variable() {
   std::vector<std::string> known = {"FORESHOCK_BUILD"};
-  for (const Option& row : kOptions) {
+  for (const Option& row : kOptions)
     if (row.variable != nullptr) known.push_back(row.variable);
-  }
   constexpr std::string_view kPrefix = "FORESHOCK_";
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
@@ -313,9 +310,8 @@ std::string from_environment(const char* name) {
 // Returns a valid run id that is as similar to `text` as possible. `text` must not be empty.
 std::string valid_run_id(std::string text) {
   if (text.size() > kLongest) text.resize(kLongest);
-  for (char& c : text) {
+  for (char& c : text)
     if (!is_plain(c)) c = '_';
-  }
   if (text[0] == '.' || text == "lock") text[0] = '_';
   return text;
 }
@@ -336,9 +332,8 @@ std::string slurm_id() {
 
 std::string run_id_problem(const std::string& run_id) {
   if (run_id.empty() || run_id.size() > kLongest) return "give a run id of 1 to 63 characters";
-  for (char c : run_id) {
+  for (char c : run_id)
     if (!is_plain(c)) return "use only letters, digits, '_', '.' and '-' in a run id, not '" + run_id + "'";
-  }
   if (run_id[0] == '.' || run_id == "lock")
     return "choose another run id than '" + run_id + "', which is reserved";
   return "";
@@ -347,9 +342,8 @@ std::string run_id_problem(const std::string& run_id) {
 std::string default_run_id() {
   if (const std::string id = from_environment("WANDB_RUN_ID"); !id.empty()) return valid_run_id(id);
   if (const std::string id = slurm_id(); !id.empty()) return valid_run_id(id);
-  if (const std::string id = from_environment("TORCHELASTIC_RUN_ID"); !id.empty() && id != "none") {
+  if (const std::string id = from_environment("TORCHELASTIC_RUN_ID"); !id.empty() && id != "none")
     return valid_run_id(id);
-  }
   return random_id();
 }
 

@@ -156,9 +156,8 @@ std::vector<std::string> own_environment() {
 }
 
 std::string environment_value(const std::vector<std::string>& environment, const std::string& name) {
-  for (const std::string& entry : environment) {
+  for (const std::string& entry : environment)
     if (entry.compare(0, name.size() + 1, name + "=") == 0) return entry.substr(name.size() + 1);
-  }
   return "";
 }
 

@@ -129,9 +129,8 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   if (!arguments.is_given(OptionId::kPort)) ports += "-" + std::to_string(std::stoi(ports) + kPortsTried - 1);
   command.insert(command.end(), {option(OptionId::kPort).flag, ports});
   for (OptionId id : {OptionId::kBind, OptionId::kMaxSlowdown, OptionId::kEvery, OptionId::kRecordHistograms,
-                      OptionId::kRecordSize, OptionId::kFlaggedQuota}) {
+                      OptionId::kRecordSize, OptionId::kFlaggedQuota})
     command.insert(command.end(), {option(id).flag, arguments.text(id)});
-  }
   for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kSaveFlagged}) {
     if (const std::string path = absolute(arguments.text(id)); !path.empty())
       command.insert(command.end(), {option(id).flag, path});

@@ -53,9 +53,8 @@ std::vector<std::string> base_directory_candidates() {
     return {is_private(given) || is_missing ? given : named_for_user(given)};
   }
   std::vector<std::string> candidates = {named_for_user("/dev/shm")};
-  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime == '/') {
+  if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime == '/')
     candidates.push_back(std::string(runtime) + "/foreshock");
-  }
   return candidates;
 }
 
@@ -131,9 +130,8 @@ bool is_shared_with_group(const std::string& path) {
 
 bool has_live_segment(const std::string& directory) {
   std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error)) {
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory, error))
     if (entry.path().extension() == ".seg" && is_live(entry.path())) return true;
-  }
   return false;
 }
 
@@ -142,9 +140,8 @@ bool remove_if_stale(const std::string& directory) {
   if (access((directory + "/run.lock").c_str(), F_OK) != 0) return false;
   FileLock launchers;
   if (!launchers.try_lock(directory + "/run.lock", LOCK_EX) || !wait_for_agent_end(directory, 0) ||
-      has_live_segment(directory)) {
+      has_live_segment(directory))
     return false;
-  }
   std::error_code error;
   fs::remove_all(directory, error);
   return !error;
@@ -270,9 +267,8 @@ bool may_belong_to(const fs::path& file, uint64_t launcher_id) {
 }  // namespace
 
 std::string advice_for(const std::string& reason) {
-  for (const Advice& row : kAdvice) {
+  for (const Advice& row : kAdvice)
     if (reason == row.reason) return row.text;
-  }
   return "run `foreshock doctor -- COMMAND` to see more";
 }
 

@@ -56,12 +56,10 @@ constexpr int kBuildTimeoutMs = 15 * 60 * 1000;
 
 std::string cache_root() {
   if (const char* given = option_value(OptionId::kCache); *given != '\0') return given;
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/') {
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/')
     return std::string(cache) + "/foreshock";
-  }
-  if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/') {
+  if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/')
     return std::string(home) + "/.cache/foreshock";
-  }
   return "";
 }
 
@@ -174,9 +172,8 @@ std::string base_name(const std::string& path) { return path.substr(path.find_la
 bool is_python_name(const std::string& name) {
   for (const char* stem : {"python", "pypy"}) {
     if (name.rfind(stem, 0) == 0 &&
-        name.find_first_not_of("0123456789.", std::string(stem).size()) == std::string::npos) {
+        name.find_first_not_of("0123456789.", std::string(stem).size()) == std::string::npos)
       return true;
-    }
   }
   return false;
 }
@@ -257,9 +254,8 @@ std::vector<std::string> script_command(const std::string& script, const std::st
   std::string interpreter, word;
   words >> interpreter;
   if (base_name(interpreter) == "env") {
-    while (words >> word) {
+    while (words >> word)
       if (word[0] != '-' && word.find('=') == std::string::npos) break;
-    }
     interpreter = look_up(word, path);
   } else if (base_name(interpreter) == "sh" && std::getline(file, second) &&
              second.rfind("'''exec' ", 0) == 0) {
@@ -279,9 +275,8 @@ FoundPython find_python(const std::vector<std::string>& command) {
   const std::string path = search_path();
   for (size_t at = 0; at < command.size(); ++at) {
     const std::string program = look_up(command[at], path);
-    if (is_python_name(base_name(command[at])) && !program.empty()) {
+    if (is_python_name(base_name(command[at])) && !program.empty())
       return {program, true, options_from(command, at + 1)};
-    }
     if (const auto script = script_command(program, path); !script.empty())
       return {script[0], true, options_from(script, 1)};
     // Without a wrapper, only the first word is a program.
@@ -403,9 +398,8 @@ std::vector<std::string> command_environment(const Installation& installation, c
   set_environment(&environment, "FORESHOCK_ADAPTERS", monitored.adapters);
   set_environment(&environment, "FORESHOCK_LAUNCHER", std::to_string(launcher_id()));
   for (OptionId id : {OptionId::kEvery, OptionId::kMaxSlowdown, OptionId::kMemory, OptionId::kSlices,
-                      OptionId::kMathPath, OptionId::kWeights, OptionId::kCountKernels}) {
+                      OptionId::kMathPath, OptionId::kWeights, OptionId::kCountKernels})
     set_environment(&environment, option(id).variable, arguments.text(id));
-  }
   // With --every but without --max-slowdown, the time for samples is not limited. An empty limit in the
   // trainer's environment means that.
   const bool has_every = arguments.is_given(OptionId::kEvery) && arguments.text(OptionId::kEvery) != "0";
