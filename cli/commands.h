@@ -26,9 +26,9 @@ int detect(const Arguments& arguments);
 int report(const std::vector<std::string>& words);
 int merge(const std::vector<std::string>& words);
 
-// Commands of the lab. judge() returns 0 or 1. For a function, 0 means that its errors are within the limits.
-// For flagged slices, 0 means that the agent's results are reproduced bit for bit. compare() also returns 2
-// if the checkpoints cannot be read or have no tensor in common.
+// Commands of the lab. judge() returns 0 if the errors of a call or function are within the limits, or if the
+// agent's results on a flagged slice are reproduced bit for bit; else 1. compare() also returns 2 if the
+// checkpoints cannot be read or have no tensor in common.
 int lab(const std::vector<std::string>& words);
 int judge(const std::vector<std::string>& words);
 int compare(const std::vector<std::string>& words);
@@ -36,7 +36,7 @@ int compare(const std::vector<std::string>& words);
 // The command line of `foreshock lab`.
 struct LabSweep {
   const lab::Sweep* sweep = nullptr;  // null: a custom sweep
-  std::vector<lab::Point> points;
+  std::vector<lab::Point> points;     // the combinations of values that are measured
 };
 
 struct LabRequest {

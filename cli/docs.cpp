@@ -13,6 +13,7 @@ namespace foreshock::cli {
 
 namespace {
 
+// Returns how the detector computes its score.
 const char* method_of(const DetectorInfo& info) {
   switch (info.look) {
     case Look::kDrift:

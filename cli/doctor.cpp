@@ -20,12 +20,13 @@ namespace foreshock::cli {
 namespace {
 
 struct Check {
-  bool ok;
+  bool ok;  // false: a training cannot be monitored
   std::string what, detail;
 };
 
+// How much of an operation is seen. "" continues the previous row.
 struct Coverage {
-  const char* fate;
+  const char* extent;
   const char* what;
 };
 
@@ -99,9 +100,10 @@ Check check_adapter(const Adapter& adapter, const std::string& library) {
   return {true, torch, built};
 }
 
-// Never fails, because trainings on a CPU need no device code.
+// Whether attention on CUDA devices can be sampled, for which libforeshock.fatbin has kernels. Never fails,
+// because trainings on a CPU need none.
 Check check_device_code(const Installation& installation) {
-  const DeviceCodeSeal seal = device_code_seal();
+  const DeviceCodeSeal seal = device_code_seal();  // identifies the kernels of this build
   const std::string path =
       std::filesystem::path(installation.library).replace_filename(kDeviceCodeFile).string();
   Fatbin file;
@@ -124,7 +126,7 @@ Check check_reference() {
   return {true, "reference", std::string("fp64 with ") + reference_target_name() + " instructions"};
 }
 
-// The Python helper reports steps, losses and names.
+// Checks the Python helper, which reports steps, losses and names.
 Check check_helper(const FoundPython& python) {
   const std::string problem = helper_problem(python);
   if (!problem.empty()) return {false, "steps and names", problem};
@@ -141,7 +143,7 @@ std::vector<Check> check_libtorch(const Installation& installation, const FoundL
            "layer names"}};
 }
 
-// Checks a command that names neither Python nor LibTorch.
+// Checks a command that names neither Python nor LibTorch. Empty if there is nothing to say on it.
 std::vector<Check> check_program(const std::string& word) {
   const char* path = std::getenv("PATH");
   const std::string program = look_up(word, path != nullptr ? path : "/usr/bin:/bin");
@@ -176,7 +178,7 @@ void print(const std::vector<Check>& checks, size_t columns) {
   }
   std::printf("\n  What is seen of a training:\n");
   for (const Coverage& line : kCoverage)
-    std::printf("  %-12s%s\n", line.fate, wrapped(line.what, 14, columns).c_str());
+    std::printf("  %-12s%s\n", line.extent, wrapped(line.what, 14, columns).c_str());
 }
 
 }  // namespace

@@ -131,6 +131,7 @@ std::vector<int> numbers_of(std::string_view version) {
   return numbers;
 }
 
+// Compares versions; missing numbers count as 0.
 bool is_less(std::string_view a, std::string_view b) {
   std::vector<int> left = numbers_of(a), right = numbers_of(b);
   left.resize(std::max(left.size(), right.size()));
@@ -148,7 +149,7 @@ bool holds(const VersionRange& range, const Versions& versions) {
 
 // Python code that prints one "component version" per line. cuDNN and Transformer Engine have one package per
 // CUDA version.
-constexpr const char* kAsk = R"(
+constexpr const char* kVersionsProgram = R"(
 import importlib.metadata as m
 for part, names in (("torch", ["torch"]), ("cudnn", ["nvidia-cudnn-cu13", "nvidia-cudnn-cu12"]),
                     ("cudnn-frontend", ["nvidia-cudnn-frontend"]), ("flash-attn", ["flash-attn"]),
@@ -191,7 +192,7 @@ std::string known_bad_text(const std::vector<const KnownBad*>& rows, size_t colu
 Versions installed_versions(const std::string& python) {
   Versions versions;
   constexpr int kTimeoutMs = 10000;
-  const Captured asked = run_and_capture({python, "-c", kAsk}, own_environment(), kTimeoutMs);
+  const Captured asked = run_and_capture({python, "-c", kVersionsProgram}, own_environment(), kTimeoutMs);
   if (asked.start_error != 0 || asked.timed_out || asked.status.code != 0 || asked.status.signal != 0)
     return versions;
   std::istringstream lines(asked.output);

@@ -1,5 +1,5 @@
-// Lists known defects of attention kernels by version. Each row repeats its source: an issue, or a test of
-// this project that measures the defect.
+// Lists known defects of attention kernels by the versions of the packages that have them. Each row cites its
+// source: an issue, or a test of this project that measures the defect.
 #ifndef FORESHOCK_CLI_KNOWN_BAD_H_
 #define FORESHOCK_CLI_KNOWN_BAD_H_
 
@@ -14,7 +14,7 @@ namespace foreshock::cli {
 // The versions v of a component with `from` <= v < `before`. An empty bound is unknown and does not limit v.
 struct VersionRange {
   std::string_view
-      component;  // torch, cudnn, cudnn-frontend, flash-attn, transformer-engine; empty: no condition
+      component;  // torch, cudnn, cudnn-frontend, flash-attn or transformer-engine; empty: no condition
   std::string_view from, before;
 };
 
@@ -28,8 +28,8 @@ struct KnownBad {
 
 std::span<const KnownBad> known_bad_table();
 
-// The installed version of each component. Comparisons ignore local parts ("2.9.0+cu128") and pre-release
-// letters.
+// The installed version of each component. Comparisons use only the numbers before a local part ("+cu128") or
+// pre-release letters.
 using Versions = std::map<std::string, std::string, std::less<>>;
 
 // Returns the rows that apply to these versions. A range of a component that is not installed does not match.

@@ -17,11 +17,11 @@ namespace {
 
 struct Command {
   const char* name;
-  // Exactly one of the two is null. dispatch() parses the options of `function`; `words_function` parses its
-  // own.
+  // Exactly one of the two is null. dispatch() parses the options of `function`, whose bit in the table of
+  // options (libmonitor/options.h) is `reader`. `words_function` parses its own.
   int (*function)(const Arguments&);
   int (*words_function)(const std::vector<std::string>&);
-  uint32_t reader;  // OptionReader bit of the options of `function`
+  uint32_t reader;
   const char* usage;
   const char* help;
   const char* example;
@@ -130,7 +130,8 @@ int main(const std::vector<std::string>& words) {
 
 // Opens /dev/null for closed standard streams. Otherwise the next opened file would get the number of a
 // stream, and printed text would go into that file. The trainer does not inherit these descriptors. They are
-// opened in the wrong direction, so that reading standard input or writing output fails.
+// opened in the wrong direction, so that reading standard input or writing output fails, as with a closed
+// stream.
 void hold_standard_streams() {
   for (const int stream : {0, 1, 2})
     if (fcntl(stream, F_GETFD) < 0) open("/dev/null", (stream == 0 ? O_WRONLY : O_RDONLY) | O_CLOEXEC);

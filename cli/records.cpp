@@ -1,4 +1,5 @@
-// foreshock export: converts a record into files for other tools.
+// foreshock export and foreshock detect. export converts a record, the JSON lines that the agent has written,
+// into files for other tools. detect runs the agent's detectors over a record.
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -18,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Makes a safe file name of a text from a record, which is not trusted.
+// Returns a file name without '/' for a text from a record, which is not trusted.
 std::string file_name_of(const std::string& text) {
   std::string name = text.substr(0, 64);
   for (char& c : name)
@@ -27,7 +28,7 @@ std::string file_name_of(const std::string& text) {
   return name;
 }
 
-// Writes one CSV file per type of line: run.csv, step.csv, sample.csv, event.csv. In this class and the next,
+// Writes one CSV file per type of line: run.csv, step.csv, sample.csv and so on. In this class and the next,
 // add() and finish() return "" or one line with the error.
 class CsvFolder {
  public:
@@ -82,6 +83,7 @@ void print_totals(const RecordReader& reader, uint64_t taken) {
   say(text);
 }
 
+// Converts a record into files below `folder`. `Folder`: one of the classes above.
 template <class Folder>
 int copy_record(const std::string& record, const std::string& folder) {
   std::string problem;
@@ -117,16 +119,16 @@ int export_record(const Arguments& arguments) {
   return csv.empty() ? copy_record<TensorBoardFolder>(record, board) : copy_record<CsvFolder>(record, csv);
 }
 
-// foreshock detect: runs the detectors over a record, with the code that the agent uses during a run.
+// foreshock detect
 
 namespace {
 
 using Json = nlohmann::json;
 
 struct Found {
-  Watches watches;
-  std::vector<EventLine> events;
-  uint64_t lines = 0;
+  Watches watches;                // the detectors of all ranks
+  std::vector<EventLine> events;  // their events
+  uint64_t lines = 0;             // lines of the record
 };
 
 // Writes one CSV line for every input value of a detector. Numbers have enough digits to be read back
@@ -155,6 +157,7 @@ class ScoreTable {
   std::optional<WholeFile> file_;
 };
 
+// `scores`: null if no table is wanted.
 void detect_in(RecordReader& reader, ScoreTable* scores, Found* found) {
   std::vector<WatchReading> readings;
   if (scores != nullptr) found->watches.collect(&readings);

@@ -1,4 +1,5 @@
 // foreshock status: prints the state of the live runs of this user on this node, as their agents report it.
+// Also has foreshock pause and foreshock resume.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -22,12 +23,12 @@ namespace {
 
 constexpr int kWatchSeconds = 2;
 
-// Exit statuses other than kWrongUse; documented in docs/summary.md.
+// Exit statuses, documented in docs/summary.md. 2 means wrong use, as for all commands.
 constexpr int kAllAnswered = 0, kNoRun = 1, kSomeSilent = 3;
 
 struct RunState {
   std::string run_id;
-  std::string json;     // the state; "" if the agent does not answer
+  std::string json;     // the answer of the agent's /api/v1/state; "" if it does not answer
   std::string address;  // URL of the page
   std::string reason;   // why there is no state
 };
@@ -103,6 +104,8 @@ std::string watched_text(const std::vector<RunState>& states, const std::string&
     briefs += brief(state);
   }
   const bool fits = static_cast<size_t>(std::count(full_texts.begin(), full_texts.end(), '\n')) <= rows;
+  // A full text begins with an empty line, which separates it from the previous run; the first one is
+  // dropped.
   return fits || states.size() == 1 ? full_texts.substr(full_texts[0] == '\n') : briefs;
 }
 
@@ -114,7 +117,8 @@ int watch_terminal(const Arguments& arguments) {
   return kAllAnswered;
 }
 
-// Prints the states repeatedly. Reports the absence of runs once, and again after a run has ended.
+// Prints the states repeatedly, for an output that is no terminal, until a signal ends the process. Reports
+// that there is no run when that becomes true, not every time.
 [[noreturn]] void watch_lines(const Arguments& arguments, bool as_json) {
   for (bool was_empty = false;;) {
     const std::vector<RunState> states = states_of(arguments);
@@ -140,10 +144,12 @@ int status(const Arguments& arguments) {
   watch_lines(arguments, as_json);
 }
 
-// foreshock pause|resume: sets the command_switch in each control file of the live runs of this user.
+// foreshock pause|resume: sets command_switch in the control files of the live runs of this user. Each
+// trainer process has one, <segment>.ctl, and reads from it whether to sample.
 
 namespace {
 
+// `value`: 0 pauses, 1 resumes. Returns false if the file is no control file or cannot be written.
 bool store_switch(const std::string& path, uint32_t value) {
   const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (descriptor < 0) return false;

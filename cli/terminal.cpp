@@ -20,8 +20,8 @@ std::string printable(std::string text) {
 
 void say(const std::string& line) {
   const std::string text = printable("foreshock: " + line) + '\n';
-  // Blocks and consumes SIGPIPE, because the command must continue if standard error is a pipe without a
-  // reader.
+  // If standard error is a pipe without a reader, write() raises SIGPIPE. It is blocked and taken here,
+  // unless it was pending before, so that the command continues.
   sigset_t pipe, pending, before;
   sigemptyset(&pipe);
   sigaddset(&pipe, SIGPIPE);
@@ -51,10 +51,11 @@ constexpr std::string_view kBegin = "\033[?2026h\033[H", kEnd = "\033[?2026l";
 constexpr std::string_view kClearLine = "\033[K", kClearBelow = "\033[J";
 constexpr std::string_view kHideCursor = "\033[?25l\033[2J", kShowCursor = "\033[?25h";
 
-volatile std::sig_atomic_t g_stop = 0;
+volatile std::sig_atomic_t g_stop = 0;  // 1: a signal has asked the Screen to stop
 void ask_to_stop(int) { g_stop = 1; }
 void wake_up(int) {}  // a handler for SIGWINCH that only interrupts the sleep in wait()
 
+// Writes all of the text to standard output, and gives up at an error.
 void put(std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = write(STDOUT_FILENO, text.data(), text.size());
@@ -70,6 +71,7 @@ size_t colour_length(std::string_view text) {
   return end != std::string_view::npos && text[end] == 'm' ? end + 1 : 0;
 }
 
+// Whether the byte is one of a UTF-8 character, but not its first.
 bool continues_character(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
 std::vector<std::string_view> lines_of(std::string_view text) {

@@ -27,7 +27,7 @@ size_t terminal_columns(size_t otherwise);
 // The exit status after wrong use of the command line.
 inline constexpr int kWrongUse = 2;
 
-// Prints the line with say(). Returns kWrongUse.
+// Prints the line with say() and returns kWrongUse.
 int wrong_use(const std::string& line);
 
 // Returns the first `columns` characters of a line. Colours (ESC [ ... m) have no width and are switched off

@@ -34,6 +34,7 @@ std::string did_you_mean(const std::string& word, const std::vector<std::string>
   constexpr size_t kLongestWord = 64;  // a longer word was not typed by hand
   if (word.size() > kLongestWord) return "";
   const std::string* best = nullptr;
+  // A similar word differs by at most 2 edits, and by at most one for every three letters.
   size_t least = 1 + std::min<size_t>(2, word.size() / 3);
   for (const std::string& each : known) {
     const size_t distance = edit_distance(word, each);

@@ -11,12 +11,13 @@
 namespace foreshock::cli {
 
 struct WordOption {
-  const char* flag;
+  const char* flag;   // with its dashes
   const char* value;  // name of its value in the help; nullptr: the option takes no value
   const char* help;
   size_t values = 1;  // number of words that follow the flag
 };
 
+// A command line that was read.
 class Words {
  public:
   // Reads `words`, the words after the name of `command`. The value of an option is the next word, or follows
@@ -48,8 +49,8 @@ class Words {
 // Returns ", did you mean X?" for the most similar word of `known`, or "" if none is similar.
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& known);
 
-// Breaks `text` into lines and indents all lines but the first by `indent`. Lines end before column `columns`
-// if the caller prints the first line at column `indent`. A line may always have 20 characters.
+// Breaks `text` into lines and indents all lines but the first, which the caller prints at column `indent`.
+// Lines end before column `columns`, but have at least 20 characters for words.
 std::string wrapped(const std::string& text, size_t indent, size_t columns);
 
 // Returns the options in two aligned columns, for --help. Lines end before column `columns`.
