@@ -1,4 +1,5 @@
-"""Prebuilt adapters. Each is built and tested once per release of torch; packages reuse it until a source changes."""
+"""Prebuilt adapters: libraries that connect libforeshock.so with one release of torch. Each is built and tested once;
+packages reuse it until a source changes."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def build(python: Path, library: Path, cache: Path = CACHE) -> Path:
 
 
 def ship(built: Path, folder: Path) -> Path:
-    """Copies an adapter into `folder` under the name that the builder looks up on the user's machine."""
+    """Copies an adapter into `folder` under the name by which build_adapter.py finds it on the user's machine."""
     stamp = json.loads((built / "stamp.json").read_text())
     version, _, git = built.name.removeprefix("torch-").rpartition("-")
     if newer := elf.too_new(built / "adapter.so"):

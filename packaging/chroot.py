@@ -1,7 +1,7 @@
-"""Chroots with releases of Debian, for tests. Made once with debootstrap under build/chroots, then reused.
+"""Chroots with releases of Debian, for tests. Each is made once with debootstrap under build/chroots, then reused.
 
-Needs root and debootstrap. The mirror is that of the machine's apt, or DEBIAN_MIRROR. Every command runs in its own
-mount and process namespaces, so no mount and no process outlives it.
+Needs root and debootstrap. Packages come from the Debian archive in this machine's apt configuration, or from
+DEBIAN_MIRROR. Every command runs in its own mount and process namespaces, so no mount and no process outlives it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def check_tools() -> None:
 
 
 class Chroot:
-    """A Debian `suite` with `packages`. Made by the constructor unless it exists."""
+    """A Debian `suite` with `packages`. The constructor makes it unless it exists; `name` is then its folder. The file
+    "ready" in it marks it as complete and lists its packages."""
 
     def __init__(self, suite: str, name: str = "", packages: Sequence[str] = ()) -> None:
         self.suite = suite
@@ -54,7 +55,7 @@ class Chroot:
         if ready.exists() and ready.read_text() == " ".join(packages):
             return
         check_tools()
-        if ready.exists():
+        if ready.exists():  # with other packages
             self.install(packages)
             ready.write_text(" ".join(packages))
             return

@@ -18,7 +18,7 @@ class ComponentError(Exception):
 
 class Component(NamedTuple):
     name: str
-    file: str  # a file of its Debian package, or the name of a library of the compiler
+    file: str  # a file of its Debian package, or a library of gcc without its folder
     license: str  # SPDX expression
     homepage: str
 
@@ -67,7 +67,7 @@ def statement_of(component: Component) -> str:
 
 
 def referred(text: str) -> set[str]:
-    """The files of /usr/share/common-licenses to which a statement refers."""
+    """The names of files of /usr/share/common-licenses to which a statement refers."""
     return set(re.findall(r"common-licenses/([\w.+-]*[\w+])", text))
 
 

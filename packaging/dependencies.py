@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-# By development package: CMake settings of its build.
+# By development package: the CMake settings with which it is built, each NAME=VALUE.
 LIBRARIES = {
     "libfmt-dev": ["FMT_DOC=OFF", "FMT_TEST=OFF"],
     "libhwy-dev": ["HWY_ENABLE_CONTRIB=OFF", "HWY_ENABLE_EXAMPLES=OFF", "HWY_ENABLE_TESTS=OFF"],
@@ -24,7 +24,7 @@ LIBRARIES = {
     ],
 }  # fmt: skip
 
-# By distribution: the release with glibc 2.31.
+# By distribution, as named in the addresses of its archives: the release that has glibc 2.31.
 BASELINE = {"debian": "bullseye", "ubuntu": "focal"}
 
 
@@ -67,15 +67,17 @@ def apt_options(lines: list[str], work: Path) -> list[str]:
 
 
 def unpack(source: str, work: Path) -> Path:
+    """Downloads and unpacks a source package, given as by source_of(). Returns its folder."""
     name, _, version = source.partition("=")
     options = apt_options([f"deb-src {line}" for line in archives()], work)
     run("apt-get", *options, "update", "-q")
     run("apt-get", *options, "source", "-q", source, cwd=work)
-    upstream = version.partition(":")[2] or version
+    upstream = version.partition(":")[2] or version  # without the epoch; below, without Debian's revision
     return work / f"{name}-{upstream.rpartition('-')[0]}"
 
 
 def build_one(package: str, settings: list[str], prefix: Path, work: Path) -> None:
+    """Builds the static library of a development package into `prefix`, unless that has this version."""
     source = source_of(package)
     stamp = prefix / f"{package}.stamp"
     if stamp.exists() and stamp.read_text() == source:
@@ -97,7 +99,7 @@ def build_one(package: str, settings: list[str], prefix: Path, work: Path) -> No
 
 @contextlib.contextmanager
 def alone_in(work: Path) -> Iterator[None]:
-    """Locks `work` within the block, since two tests may prepare it at the same time."""
+    """Locks the folder `work` during the `with` block, since two tests may prepare it at the same time."""
     work.mkdir(parents=True, exist_ok=True)
     with (work / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -105,12 +107,13 @@ def alone_in(work: Path) -> Iterator[None]:
 
 
 def old_glibc(work: Path) -> Path:
+    """The root directory with glibc 2.31, which is downloaded if it does not exist."""
     with alone_in(work):
         return unpack_old_glibc(work)
 
 
 def unpack_old_glibc(work: Path) -> Path:
-    """Unpacks glibc 2.31 and its link libraries into a directory that the system's compiler uses as root directory."""
+    """Unpacks glibc 2.31 with its headers into a directory. The compiler gets it as --sysroot."""
     root = work / "glibc"
     if (root / "ready").exists():
         return root
@@ -133,7 +136,7 @@ def unpack_old_glibc(work: Path) -> Path:
     )
     for package in sorted(folder.glob("*.deb")):
         run("dpkg-deb", "-x", package, root)
-    # Absolute links are changed, since they point to the libraries of this system.
+    # Absolute links would point to the libraries of this system, so they are made relative.
     for link in root.rglob("*.so*"):
         if link.is_symlink() and (target := os.readlink(link)).startswith("/"):
             link.unlink()

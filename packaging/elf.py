@@ -1,4 +1,4 @@
-"""Reads the requirements of a binary: shared libraries and symbol versions."""
+"""Reads what a binary needs from the system, shared libraries and symbol versions, and compares it with Debian 11."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def needed(path: Path) -> set[str]:
     return set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
 
 
-# Parts of glibc. A binary must contain all other code that it needs, except that an adapter uses the torch of its
-# process.
+# The shared libraries that a binary may need: parts of glibc and, for an adapter, those of the torch that its process
+# has loaded. It must contain all other code that it needs.
 OF_GLIBC = re.compile(r"(libc|libm|libdl|librt|libpthread|ld-linux-[\w-]+)\.so\.\d+")
 OF_TORCH = {"libtorch_cpu.so", "libc10.so", "libstdc++.so.6", "libgcc_s.so.1"}
 
@@ -38,7 +38,7 @@ def problems(path: Path) -> list[str]:
 
 
 def versions(path: Path) -> dict[str, tuple[int, ...]]:
-    """The highest symbol version that a binary requires, for each kind in OLDEST."""
+    """The highest symbol version that a binary requires, for each kind in OLDEST: {"GLIBC": (2, 31)}, for example."""
     text = subprocess.run(["readelf", "-VW", path], capture_output=True, text=True, check=True).stdout
     wants = text.partition("Version needs")[2]
     highest: dict[str, tuple[int, ...]] = {}

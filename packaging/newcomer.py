@@ -1,4 +1,4 @@
-"""Tests the packages as a new user would: on a bare system, without root and without a compiler.
+"""Tests the packages as a new user would install them: on a bare system, without root and without a compiler.
 
     python3 newcomer.py PACKAGES WHEELS RELEASE
 
@@ -23,6 +23,7 @@ TRAINING = [str(HERE / "newcomer_training.py")]
 
 
 def must(holds, text):
+    """Ends the program unless the check holds."""
     if not holds:
         sys.exit("FAILED: " + text)
 
@@ -32,6 +33,7 @@ def ok(what, detail=""):
 
 
 def call(*command, status=0, **variables):
+    """Runs a command, which must end with `status`. Returns its output and errors. `variables`: of its environment."""
     done = subprocess.run(
         [str(word) for word in command],
         capture_output=True,
@@ -43,13 +45,14 @@ def call(*command, status=0, **variables):
     return text
 
 
-def facts_of(said):
-    """The JSON line that the training prints; other lines are warnings of torch."""
-    return json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+def facts_of(output):
+    """The JSON line that newcomer_training.py prints: losses, and a hash of all results. Other lines are warnings of
+    torch."""
+    return json.loads(next(line for line in output.splitlines() if line.startswith("{")))
 
 
 def environment_with_torch(wheels, release):
-    """Makes a virtual environment with torch, unless an earlier call made one with this release."""
+    """The Python of a virtual environment with torch and without foreshock. It is made once per release of torch."""
     folder = HOME / "training"
     python, ready = folder / "bin" / "python", folder / f"torch-{release}"
     if not ready.exists():
@@ -69,31 +72,34 @@ def scrape(line):
 
 
 def train_under(foreshock, python, plain, cache):
-    """Runs a training under `foreshock`. Checks equal bits, judged samples, live metrics, and that no files remain."""
+    """Runs the training under `foreshock`. Checks that its results equal `plain`, those without foreshock, that samples
+    were judged, that /metrics had them, and that no files remain in shared memory. Returns a line on the result."""
     summary = HOME / "summary.json"
     # With the default budget, a busy machine might sample none of these few steps.
     sampling = ["--every", "4", "--max-slowdown", "100%"]
     command = [str(foreshock), "run", *sampling, "--summary", str(summary), "--", str(python), *TRAINING]
     environment = dict(os.environ, FORESHOCK_CACHE=str(cache))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    said, metrics = [], ""
+    errors, metrics = [], ""
     for line in process.stderr:
-        said.append(line)
+        errors.append(line)
         if "page at" in line:
             while process.poll() is None and "foreshock_attention_judged_total{" not in metrics:
                 metrics = scrape(line.strip())
     output = process.stdout.read()
-    must(process.wait() == 0, "".join(said)[-3000:])
+    must(process.wait() == 0, "".join(errors)[-3000:])
     facts = json.loads(output.splitlines()[-1])
     must(facts == plain, f"other results than without foreshock: {facts} {plain}")
     rank = json.loads(summary.read_text())["ranks"][0]
-    for name, of in rank["attention"].items():
-        must(of["judged"] > 0 and of["judged"] == of["sampled"], f"{name}: {of}")
-        must(of["calls"] == of["unsampled"] + of["sampled"] + sum(of["skipped"].values()), f"{name}: {of}")
+    for name, counts in rank["attention"].items():  # forward and backward
+        must(counts["judged"] > 0 and counts["judged"] == counts["sampled"], f"{name}: {counts}")
+        accounted = counts["unsampled"] + counts["sampled"] + sum(counts["skipped"].values())
+        must(counts["calls"] == accounted, f"{name}: {counts}")
     must("foreshock_attention_judged_total{" in metrics, "/metrics had no judged samples: " + metrics[-500:])
     left = list(pathlib.Path("/dev/shm").glob("foreshock*/*/*"))
     must(not left, f"left behind: {left}")
-    judged = " and ".join(f"{of['judged']} of {of['calls']} {name}" for name, of in rank["attention"].items())
+    passes = rank["attention"].items()
+    judged = " and ".join(f"{counts['judged']} of {counts['calls']} {name}" for name, counts in passes)
     return f"{judged} calls judged, loss {facts['first']:.2f} -> {facts['last']:.2f}, same bits"
 
 
@@ -102,6 +108,7 @@ def doctor(foreshock, python, cache, status=0):
 
 
 def try_installation(what, foreshock, python, plain):
+    """Checks that an installation finds a prebuilt adapter for the torch of `python`. Runs the training under it."""
     cache = HOME / "caches" / what.replace(" ", "-")
     version = call(foreshock, "--version").split()[1]
     text = doctor(foreshock, python, cache)
@@ -117,6 +124,7 @@ def files_below(folder):
 
 
 def try_wheel(packages, python, plain):
+    """Installs the wheel in a virtual environment, where uninstalling must leave no file, and with --user."""
     (wheel,) = packages.glob("foreshock-*.whl")
     before = files_below(python.parents[1])
     call(python, "-m", "pip", "install", "--no-index", wheel)
@@ -134,6 +142,7 @@ def try_wheel(packages, python, plain):
 
 
 def try_tarball(packages, python, plain):
+    """Uses the unpacked tarball: as it is, as a service, after a move, without adapters, in a path with a blank."""
     (tarball,) = packages.glob("foreshock-*.tar.gz")
     first, second = HOME / "first", HOME / "second place"
     for folder in (first, second):
@@ -161,6 +170,7 @@ def try_tarball(packages, python, plain):
 
 
 def service_metric(address, token, name, run):
+    """The sum of the metric foreshock_<name> over all series of the run."""
     request = urllib.request.Request(f"http://{address}/metrics", headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request, timeout=10) as page:
         lines = page.read().decode().splitlines()
@@ -176,7 +186,7 @@ def wait_until(holds, text, seconds=60):
 
 
 def task_environment(tree, base):
-    """The environment of a Slurm task, as slurmd makes it from the output of the task prolog."""
+    """The variables that slurmd sets in a Slurm task: the task prolog prints them as "export NAME=value"."""
     slurm = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_JOB_USER": "newcomer"}
     slurm.update(FORESHOCK_PREFIX=str(tree), FORESHOCK_TREE=str(base))
     script = tree / "share" / "foreshock" / "deploy" / "slurm" / "task_prolog.sh"
@@ -186,7 +196,8 @@ def task_environment(tree, base):
 
 
 def try_service(tree, python, plain):
-    """Runs one agent for a tree of runs, and a Slurm task that has only the environment of the prolog."""
+    """Runs one agent as a service for all runs below a folder, and a training as a Slurm task, which is monitored only
+    because of the variables of the task prolog."""
     foreshock, base = tree / "bin" / "foreshock", pathlib.Path("/dev/shm/tree")
     token, targets = HOME / "token", HOME / "targets.json"
     base.mkdir()
@@ -202,14 +213,16 @@ def try_service(tree, python, plain):
         wait_until(targets.exists, "the agent of the tree does not start")
         (address,) = json.loads(targets.read_text())[0]["targets"]
         more = task_environment(tree, base)
-        said = call(python, *TRAINING, FORESHOCK_EVERY="4", FORESHOCK_MAX_SLOWDOWN="100%", **more)
-        must(facts_of(said) == plain, "other results under the service")
+        output = call(python, *TRAINING, FORESHOCK_EVERY="4", FORESHOCK_MAX_SLOWDOWN="100%", **more)
+        must(facts_of(output) == plain, "other results under the service")
 
-        def of(name):
+        def metric(name):
             return service_metric(address, token.read_text().strip(), name, "newcomer/77.0")
 
-        wait_until(lambda: of("attention_judged_total") == of("attention_samples_total") > 0, "not all is judged")
-        ok("tarball: service and task prolog", f"{of('attention_judged_total'):.0f} calls judged, same bits")
+        wait_until(
+            lambda: metric("attention_judged_total") == metric("attention_samples_total") > 0, "not all is judged"
+        )
+        ok("tarball: service and task prolog", f"{metric('attention_judged_total'):.0f} calls judged, same bits")
     finally:
         agent.terminate()
         agent.wait()

@@ -1,8 +1,9 @@
 """./dev package: a relocatable tarball and a wheel in build/packages, with everything that a run needs.
 
-The command line and the agent are one executable that needs only glibc 2.31. The library in the trainer needs glibc
-2.17. Adapters are prebuilt for the chosen releases of torch, so the user's machine needs neither a compiler nor root.
-Two builds of one commit are equal byte for byte, independently of the folder.
+The command line and the agent are one executable that needs only glibc 2.31. The library that is preloaded into the
+trainer needs glibc 2.17. An adapter connects it with one release of torch; adapters are prebuilt for the chosen
+releases, so the user's machine needs neither a compiler nor root. Two builds of one commit are equal byte for byte,
+in whatever folder they are made. A `tree` is a folder with the files of a package, as they will be installed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ WHEEL_TAG = f"py3-none-manylinux_2_31_{platform.machine()}"
 
 
 class PackageError(Exception):
-    """The text is one line for the user."""
+    """The text is for the user."""
 
 
 def run(*command: str | Path, **more: object) -> None:
@@ -55,6 +56,7 @@ def run(*command: str | Path, **more: object) -> None:
 
 
 def version(prefix: Path) -> str:
+    """The version of foreshock that is installed or built in `prefix`."""
     return subprocess.check_output([prefix / "bin" / "foreshock", "--version"], text=True).split()[1]
 
 
@@ -67,8 +69,8 @@ def commit_time() -> str:
 
 
 def configure() -> None:
-    """Builds the static libraries, then configures the build. The caller must hold the lock of BUILD
-    (dependencies.alone_in), since two calls at the same time would overwrite each other's files."""
+    """Builds the libraries that the program is linked with, then configures the build. Must be called within
+    dependencies.alone_in(BUILD), since two calls at the same time would overwrite each other's files."""
     settings = [f"-DCMAKE_PREFIX_PATH={dependencies.build_all(DEPENDENCIES)}"]
     settings.append(f"-DFORESHOCK_GLIBC={dependencies.old_glibc(DEPENDENCIES)}")
     run("cmake", "--preset", "package", *settings, cwd=ROOT)
@@ -89,7 +91,8 @@ def install(tree: Path, releases: list[str], build: Path = BUILD, cache: Path = 
 
 
 def fill(tree: Path, releases: list[str], cache: Path) -> None:
-    """Adds the files that CMake does not install: documents, licences, adapters, and the list of components."""
+    """Adds the files that CMake does not install: documents, licences, adapters, and the list of components. That list
+    is written last, since it has a hash of all other files."""
     documents = tree / DOCUMENTS
     components.copy_licenses(documents / "licenses", torch_license(releases))
     for name in ("README.md", "LICENSE", "NOTICE"):
@@ -114,6 +117,7 @@ def torch_license(releases: list[str]) -> Path | None:
 
 
 def python_of(release: str) -> Path:
+    """A Python with this release of torch: that of .venv if it has the release, else one of its own."""
     ours = ROOT / ".venv" / "bin" / "python"
     code = "import importlib.metadata as m; print(m.version('torch').partition('+')[0])"
     answer = subprocess.run([ours, "-c", code], capture_output=True, text=True, check=False)
@@ -139,9 +143,9 @@ def check(tree: Path, releases: list[str]) -> None:
 
 def make_tarball(tree: Path, output: Path = OUTPUT) -> Path:
     target = output / f"{tree.name}-linux-{platform.machine()}.tar.gz"
-    same = ["--sort=name", f"--mtime=@{commit_time()}", "--owner=0", "--group=0", "--numeric-owner"]
-    environment = os.environ | {"GZIP": "-n"}
-    run("tar", "-C", tree.parent, *same, "-czf", target, tree.name, env=environment)
+    reproducible = ["--sort=name", f"--mtime=@{commit_time()}", "--owner=0", "--group=0", "--numeric-owner"]
+    environment = os.environ | {"GZIP": "-n"}  # without a time stamp
+    run("tar", "-C", tree.parent, *reproducible, "-czf", target, tree.name, env=environment)
     return target
 
 
@@ -150,11 +154,12 @@ def description() -> str:
     return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", (ROOT / "README.md").read_text())
 
 
-def metadata(name: str, license_files: list[str]) -> str:
+def metadata(release: str, license_files: list[str]) -> str:
+    """The METADATA file of the wheel."""
     return "\n".join([
         "Metadata-Version: 2.4",
         "Name: foreshock",
-        f"Version: {name}",
+        f"Version: {release}",
         "Summary: A seismograph for training runs: watches the attention of a running trainer",
         "Author: The foreshock authors",
         "License-Expression: Apache-2.0",

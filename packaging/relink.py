@@ -1,4 +1,5 @@
-"""Links the command line from the objects of a build in the way ./dev package does, without compiling again."""
+"""Links the program foreshock from the objects of any build with the link command of ./dev package, for tests of that
+command without compiling everything again."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ BASELINE_OBJECT = "cli/CMakeFiles/foreshock_cli.dir/__/packaging/glibc_2_31.cpp.
 
 
 def link(build: Path, program: Path) -> list[str]:
-    """Runs the link command of the package on the objects and archives of `build`. Returns the words of the command."""
+    """Links the objects and archives of `build` to `program`. Returns the words of the command."""
     baseline = program.with_suffix(".o")
     with dependencies.alone_in(package.BUILD):
         package.configure()

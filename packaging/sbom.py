@@ -10,7 +10,7 @@ from pathlib import Path
 
 from components import COMPONENTS, TORCH, version_of
 
-NOTHING = "NOASSERTION"
+NOTHING = "NOASSERTION"  # SPDX's word for unknown
 
 
 def identifier(name: str) -> str:
@@ -32,16 +32,16 @@ def package(name: str, version: str, license: str, homepage: str, **more: object
 
 
 def document(version: str, seconds: int, torch: list[str], tree: Path) -> str:
-    """The document for foreshock `version`. `torch`: the releases whose headers are inlined in the adapters."""
+    """`seconds`: its time, since 1970. `torch`: the releases whose headers are inlined in the adapters. `tree`: the
+    package; the hash of its files identifies the document."""
     parts = [package(each.name, version_of(each), each.license, each.homepage) for each in COMPONENTS]
     parts += [package(f"{TORCH.name}-{each}", each, TORCH.license, TORCH.homepage) for each in torch]
     ours = package("foreshock", version, "Apache-2.0", "", copyrightText="Copyright 2026 The foreshock authors")
-    names = [part["SPDXID"] for part in parts]
     content = hashlib.sha256()
     for path in sorted(path for path in tree.rglob("*") if path.is_file()):
         content.update(str(path.relative_to(tree)).encode() + b"\0" + path.read_bytes())
     relations = [("SPDXRef-DOCUMENT", "DESCRIBES", ours["SPDXID"])]
-    relations += [(ours["SPDXID"], "CONTAINS", name) for name in names]
+    relations += [(ours["SPDXID"], "CONTAINS", part["SPDXID"]) for part in parts]
     created = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     whole = {
         "spdxVersion": "SPDX-2.3",

@@ -1,8 +1,8 @@
 """./dev test-package: the newcomer's path with the packages of build/packages on Debian 11, 12 and testing.
 
-Each system is a bare chroot without a compiler. newcomer.py runs in it without root. Making chroots needs root, missing
-downloads need a network, and the disk needs 25 GB. The packages must have adapters for the releases of SYSTEMS:
-`./dev package --torch 2.8.0,2.13.0,2.15.0`, or all.
+newcomer.py installs the packages and trains with them, without root, in one bare chroot without a compiler per system.
+Making chroots needs root, missing downloads need a network, and the disk needs 25 GB. The packages must have adapters
+for the releases of SYSTEMS: `./dev package --torch 2.8.0,2.13.0,2.15.0`, or all.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def wheels_for(chroot: Chroot, release: str) -> Path:
     print(f"package: downloading torch {release} for Python {python}", flush=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), f"torch=={release}"]
     command += ["--only-binary=:all:", "--python-version", python, "--implementation", "cp"]
-    if python == "3.9":  # pip evaluates environment markers for the Python that runs it
+    if python == "3.9":  # needed there, but pip evaluates the conditions of requirements for its own Python
         command.append("importlib-metadata")
     for policy in ("2014", *(f"_2_{minor}" for minor in range(17, 32))):
         command += ["--platform", f"manylinux{policy}_x86_64"]

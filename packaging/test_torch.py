@@ -1,8 +1,8 @@
 """./dev test-torch VERSION: the adapter and a training under foreshock with another torch than the pinned one.
 
-2.6 and 2.14 are Debian's builds, in chroots of trixie and testing, which need root. A release of torch_versions.py is a
-wheel in a separate virtual environment. Runs tests/integrations with that torch. Then runs a training under the static
-build of foreshock: its bits must equal those without foreshock, and forward and backward slices must be judged.
+VERSION 2.6 or 2.14: Debian's build, in a chroot of trixie or testing, which needs root. A release of torch_versions.py,
+such as 2.8.0: a wheel in a virtual environment. First runs packaging/newcomer_training.py under the packaged build of
+foreshock: its bits must equal those without foreshock, and samples must be judged. Then runs tests/integrations.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from torch_versions import ROOT
 
 SUITES = {"2.6": "trixie", "2.14": "testing"}
 PACKAGES = ["python3-torch", "libtorch-dev", "python3-pytest", "python3-numpy", "g++"]
-# torch.compile needs these two.
-PACKAGES += ["python3-setuptools", "python3-dev"]
+PACKAGES += ["python3-setuptools", "python3-dev"]  # for torch.compile
 FORESHOCK = ROOT / "build" / "test-torch"  # prefix of the installed build of foreshock
+TREES = ROOT / "build" / "test-torch-trees"  # copies of the repository, by version
 
-TREES = ROOT / "build" / "test-torch-trees"
-
-# run(command, environment) returns exit status and standard output. Paths in the command are those of this machine.
+# run(command, environment) runs a command in the place that has the torch, and returns exit status and standard output.
+# Paths are those of this machine; "@HOME@" stands for a writable folder there.
 Runner = Callable[[list[str], dict[str, str]], tuple[int, str]]
 
 
@@ -39,7 +38,7 @@ class TestError(Exception):
 
 
 def snapshot(tree: Path) -> None:
-    """Copies the tree, so that edits during the tests do not affect them."""
+    """Copies the repository to `tree`, so that edits during the tests do not affect them."""
     shutil.rmtree(tree, ignore_errors=True)
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
@@ -49,11 +48,12 @@ def snapshot(tree: Path) -> None:
 
 
 def in_chroot(version: str, tree: Path) -> tuple[str, Runner]:
+    """The Python of the chroot, and the function that runs commands there, in the folder `tree`."""
     chroot = Chroot(SUITES[version], f"torch-{version}", PACKAGES)
     home = f"/home/{USER}"
 
     def run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
-        # Paths inside the chroot equal those outside.
+        # The repository has the same path inside the chroot. Debian's torch has no libuv.
         variables = environment | {"USE_LIBUV": "0", "PYTHONDONTWRITEBYTECODE": "1"}
         words = ["env", f"--chdir={tree}", *(word.replace("@HOME@", home) for word in command)]
         variables = {key: value.replace("@HOME@", home) for key, value in variables.items()}
@@ -64,6 +64,7 @@ def in_chroot(version: str, tree: Path) -> tuple[str, Runner]:
 
 
 def in_environment(release: str, tree: Path) -> tuple[str, Runner]:
+    """Like in_chroot(), with the virtual environment of a release."""
     python = torch_versions.python_with(release)
     home = str(ROOT / "build" / "test-torch-home")
 
@@ -84,8 +85,8 @@ def test_integrations(python: str, run: Runner, selection: str, log: Path) -> No
     command = [python, "-m", "pytest", "tests/integrations", *options]
     status, output = run(command, {"FORESHOCK_BUILD": str(ROOT / "build" / "release")})
     log.write_text(output)
-    telling = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR", "SKIPPED"))]
-    print("\n".join([*telling, *output.splitlines()[-1:]]), flush=True)
+    shown = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR", "SKIPPED"))]
+    print("\n".join([*shown, *output.splitlines()[-1:]]), flush=True)
     if status != 0:
         raise TestError(f"tests/integrations failed; see {log}")
     print(f"package: tests/integrations passed in {time.monotonic() - begin:.0f} s", flush=True)
@@ -99,6 +100,7 @@ def last_line_of_json(text: str) -> dict:
 
 
 def must(run: Runner, command: list[str], environment: dict[str, str]) -> str:
+    """The output of a command, which must end with 0."""
     status, output = run(command, environment)
     if status != 0:
         raise TestError(f"{' '.join(command)} ended with {status}: {output[-2000:]}")
@@ -118,10 +120,11 @@ def test_training(python: str, run: Runner) -> None:
     if last_line_of_json(watched) != plain:
         raise TestError(f"other results under foreshock: {watched} {plain}")
     rank = json.loads(must(run, ["cat", summary], {}))["ranks"][0]
-    for name, of in rank["attention"].items():
-        if of["judged"] == 0 or of["judged"] != of["sampled"] or of["calls"] != 240:
-            raise TestError(f"{name}: {of}")
-        print(f"package: {name}: {of['judged']} of {of['calls']} calls judged", flush=True)
+    for name, counts in rank["attention"].items():  # forward and backward; newcomer_training.py makes 240 calls of each
+        if counts["judged"] == 0 or counts["judged"] != counts["sampled"] or counts["calls"] != 240:
+            raise TestError(f"{name}: {counts}")
+        print(f"package: {name}: {counts['judged']} of {counts['calls']} calls judged", flush=True)
+    # "counted" would mean that the Python helper, which hooks the optimizers, was not loaded.
     if rank["layer_source"] != "parameter" or rank["step_source"] == "counted":
         raise TestError(f"layers by {rank['layer_source']}, steps by {rank['step_source']}")
     print(f"package: torch {plain['torch']}: same bits, loss {plain['first']:.2f} -> {plain['last']:.2f}", flush=True)

@@ -1,7 +1,7 @@
-"""The releases of torch for which packages contain adapters, and a virtual environment with each.
+"""The releases of torch for which packages can contain adapters, and a virtual environment with each.
 
-One release per minor version is tested (`./dev test-torch`). An adapter fits exactly one commit of torch, so adapters
-for other patch releases are built on the user's machine. CPU and CUDA wheels of a release have the same adapter.
+An adapter connects libforeshock.so with one commit of torch, so adapters for other releases are built on the user's
+machine. One release per minor version is tested (`./dev test-torch`). CPU and CUDA wheels of it have the same adapter.
 """
 
 from __future__ import annotations
