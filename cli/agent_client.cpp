@@ -43,6 +43,9 @@ std::string through_json(const std::string& path) {
   return nlohmann::json::parse(text).get<std::string>();
 }
 
+constexpr int kStateTimeoutMs = 2000;
+constexpr const char* kTokenWanted = "answered 401";  // part of the error of http_get()
+
 }  // namespace
 
 std::string AgentAddress::url() const {
@@ -187,13 +190,6 @@ std::string AgentKeeper::failure_text() const {
   return last.empty() ? "it said nothing" : last;
 }
 
-namespace {
-
-constexpr int kStateTimeoutMs = 2000;
-constexpr const char* kTokenWanted = "answered 401";  // part of the error of http_get()
-
-}  // namespace
-
 bool read_agent_state(const AgentAddress& agent, const std::string& token_file, std::string* json,
                       std::string* error) {
   struct stat status = {};
@@ -253,6 +249,15 @@ int create_reserved(const std::string& path, off_t bytes) {
 std::string text_of(const std::string& path) {
   std::ifstream file(path);
   return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+using Json = nlohmann::json;
+
+std::string text_in(const Json& json, const char* key) {
+  std::string text = json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return (c < 0x20 && c != '\n') || c == 0x7f; }, '?');
+  return text;
 }
 
 }  // namespace
@@ -317,19 +322,6 @@ ExitExchange::Answer ExitExchange::wait(SignalPasser* signals, AgentKeeper* keep
   }
   return {"", "the agent did not answer"};
 }
-
-namespace {
-
-using Json = nlohmann::json;
-
-std::string text_in(const Json& json, const char* key) {
-  std::string text = json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return (c < 0x20 && c != '\n') || c == 0x7f; }, '?');
-  return text;
-}
-
-}  // namespace
 
 Summary read_summary(const std::string& json) {
   const Json parsed = Json::parse(json, nullptr, false);

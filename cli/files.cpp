@@ -66,41 +66,6 @@ void remove_handlers() {
   for (const int number : kEnding) replace(number, remove_all_and_end, SIG_DFL);
 }
 
-}  // namespace
-
-UnfinishedFile::UnfinishedFile(const std::string& directory) : path_(directory + "/.foreshock-XXXXXX") {
-  const SignalsBlocked held;
-  descriptor_ = mkostemp(path_.data(), O_CLOEXEC);
-  if (descriptor_ < 0) {
-    path_.clear();
-    return;
-  }
-  if (unfinished.empty()) install_handlers();
-  unfinished.push_back(path_.c_str());
-}
-
-UnfinishedFile::~UnfinishedFile() {
-  const SignalsBlocked held;
-  if (path_.empty()) return;
-  unlink(path_.c_str());
-  forget();
-}
-
-bool UnfinishedFile::finish(const std::string& name) {
-  const SignalsBlocked held;
-  if (std::rename(path_.c_str(), name.c_str()) != 0) return false;
-  forget();
-  return true;
-}
-
-void UnfinishedFile::forget() {
-  std::erase(unfinished, path_.c_str());
-  path_.clear();
-  if (unfinished.empty()) remove_handlers();
-}
-
-namespace {
-
 std::string directory_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   return slash == std::string::npos ? "./" : path.substr(0, slash + 1);
@@ -172,7 +137,46 @@ mode_t usual_mode() {
   return 0666 & ~mask;
 }
 
+namespace fs = std::filesystem;
+
+// Adds to a problem of NewFiles what to do; returns "" for "".
+std::string with_advice(const std::string& problem) {
+  return problem.empty() ? ""
+                         : problem + "; none of the files is there: mend that, or choose another directory";
+}
+
 }  // namespace
+
+UnfinishedFile::UnfinishedFile(const std::string& directory) : path_(directory + "/.foreshock-XXXXXX") {
+  const SignalsBlocked held;
+  descriptor_ = mkostemp(path_.data(), O_CLOEXEC);
+  if (descriptor_ < 0) {
+    path_.clear();
+    return;
+  }
+  if (unfinished.empty()) install_handlers();
+  unfinished.push_back(path_.c_str());
+}
+
+UnfinishedFile::~UnfinishedFile() {
+  const SignalsBlocked held;
+  if (path_.empty()) return;
+  unlink(path_.c_str());
+  forget();
+}
+
+bool UnfinishedFile::finish(const std::string& name) {
+  const SignalsBlocked held;
+  if (std::rename(path_.c_str(), name.c_str()) != 0) return false;
+  forget();
+  return true;
+}
+
+void UnfinishedFile::forget() {
+  std::erase(unfinished, path_.c_str());
+  path_.clear();
+  if (unfinished.empty()) remove_handlers();
+}
 
 std::string why_no_file(const std::string& path) {
   if (path.empty()) return "the file name is empty";
@@ -246,18 +250,6 @@ std::string write_whole_file(const std::string& path, std::string_view content) 
   file.write(content);
   return file.finish();
 }
-
-namespace {
-
-namespace fs = std::filesystem;
-
-// Adds to a problem of NewFiles what to do; returns "" for "".
-std::string with_advice(const std::string& problem) {
-  return problem.empty() ? ""
-                         : problem + "; none of the files is there: mend that, or choose another directory";
-}
-
-}  // namespace
 
 NewFiles::~NewFiles() {
   files_.clear();  // removes the temporary files

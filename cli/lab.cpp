@@ -190,38 +190,6 @@ std::string choose(const std::vector<std::string>& names, const std::vector<Give
   return "";
 }
 
-}  // namespace
-
-std::string parse_lab_request(const std::vector<std::string>& words, LabRequest* request) {
-  std::vector<Given> axes;
-  request->threads = std::max(1u, std::thread::hardware_concurrency());
-  std::vector<WordOption> options(std::begin(kWords), std::end(kWords));
-  for (const Axis& axis : kAxes) options.push_back({axis.flag, axis.value, axis.help});
-  Words read_words;
-  if (const std::string problem = read_words.parse(words, "lab", options); !problem.empty()) return problem;
-  request->help = read_words.wants_help();
-  request->list = read_words.has("--list");
-  if (request->help || request->list) return "";
-  for (const Words::Given& given : read_words.given()) {
-    const std::string& value = given.values[0];
-    const auto axis =
-        std::find_if(std::begin(kAxes), std::end(kAxes), [&](const Axis& a) { return given.flag == a.flag; });
-    if (axis != std::end(kAxes)) {
-      axes.push_back({axis, split(value)});
-    } else if (given.flag == "--threads") {
-      if (!lab::read_number(value, &request->threads) || request->threads < 1)
-        return "--threads takes a number from 1 up";
-    } else {
-      if (const std::string problem = why_no_file(value); !problem.empty()) return problem;
-      (given.flag == "--json" ? request->json_path : request->page_path) = value;
-    }
-  }
-  const std::string problem = choose(read_words.files(), axes, request);
-  return problem.empty() ? check(request) : problem;
-}
-
-namespace {
-
 void print_lab_help() {
   const size_t columns = terminal_columns(80);
   std::vector<WordOption> sweeps, axes;
@@ -270,6 +238,34 @@ int write(const std::string& path, const std::string& content) {
 }
 
 }  // namespace
+
+std::string parse_lab_request(const std::vector<std::string>& words, LabRequest* request) {
+  std::vector<Given> axes;
+  request->threads = std::max(1u, std::thread::hardware_concurrency());
+  std::vector<WordOption> options(std::begin(kWords), std::end(kWords));
+  for (const Axis& axis : kAxes) options.push_back({axis.flag, axis.value, axis.help});
+  Words read_words;
+  if (const std::string problem = read_words.parse(words, "lab", options); !problem.empty()) return problem;
+  request->help = read_words.wants_help();
+  request->list = read_words.has("--list");
+  if (request->help || request->list) return "";
+  for (const Words::Given& given : read_words.given()) {
+    const std::string& value = given.values[0];
+    const auto axis =
+        std::find_if(std::begin(kAxes), std::end(kAxes), [&](const Axis& a) { return given.flag == a.flag; });
+    if (axis != std::end(kAxes)) {
+      axes.push_back({axis, split(value)});
+    } else if (given.flag == "--threads") {
+      if (!lab::read_number(value, &request->threads) || request->threads < 1)
+        return "--threads takes a number from 1 up";
+    } else {
+      if (const std::string problem = why_no_file(value); !problem.empty()) return problem;
+      (given.flag == "--json" ? request->json_path : request->page_path) = value;
+    }
+  }
+  const std::string problem = choose(read_words.files(), axes, request);
+  return problem.empty() ? check(request) : problem;
+}
 
 int lab(const std::vector<std::string>& words) {
   LabRequest request;

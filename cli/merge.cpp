@@ -285,6 +285,17 @@ void add_ranks(const std::vector<TensorMerger::NodeLine>& nodes, TensorLine* to)
   to->ranks = ranks;
 }
 
+// Whether all numbers are valid offsets or sizes, and so small that their sums do not overflow.
+bool are_extents(const std::vector<int64_t>& numbers) {
+  return std::all_of(numbers.begin(), numbers.end(),
+                     [](int64_t number) { return number >= 0 && number <= int64_t{1} << 48; });
+}
+
+// Whether two ranges of indexes have no index in common.
+bool is_apart(int64_t begin, int64_t size, int64_t other, int64_t other_size) {
+  return begin >= other + other_size || other >= begin + size;
+}
+
 }  // namespace
 
 // Returns one line for each distinct part of the tensor. Lines of the same part are replicas; if they differ,
@@ -390,21 +401,6 @@ std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
   add_ranks(nodes, &*tensor_);
   return "";
 }
-
-namespace {
-
-// Whether all numbers are valid offsets or sizes, and so small that their sums do not overflow.
-bool are_extents(const std::vector<int64_t>& numbers) {
-  return std::all_of(numbers.begin(), numbers.end(),
-                     [](int64_t number) { return number >= 0 && number <= int64_t{1} << 48; });
-}
-
-// Whether two ranges of indexes have no index in common.
-bool is_apart(int64_t begin, int64_t size, int64_t other, int64_t other_size) {
-  return begin >= other + other_size || other >= begin + size;
-}
-
-}  // namespace
 
 TensorShares::Share TensorShares::share_of(const TensorLine& line) {
   return {line.part_offsets, line.part_shapes, line.elements.value_or(0)};

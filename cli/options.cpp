@@ -328,27 +328,6 @@ std::string slurm_id() {
   return job.empty() || step.empty() ? job : job + "." + step;
 }
 
-}  // namespace
-
-std::string run_id_problem(const std::string& run_id) {
-  if (run_id.empty() || run_id.size() > kLongest) return "give a run id of 1 to 63 characters";
-  for (char c : run_id)
-    if (!is_plain(c)) return "use only letters, digits, '_', '.' and '-' in a run id, not '" + run_id + "'";
-  if (run_id[0] == '.' || run_id == "lock")
-    return "choose another run id than '" + run_id + "', which is reserved";
-  return "";
-}
-
-std::string default_run_id() {
-  if (const std::string id = from_environment("WANDB_RUN_ID"); !id.empty()) return valid_run_id(id);
-  if (const std::string id = slurm_id(); !id.empty()) return valid_run_id(id);
-  if (const std::string id = from_environment("TORCHELASTIC_RUN_ID"); !id.empty() && id != "none")
-    return valid_run_id(id);
-  return random_id();
-}
-
-namespace {
-
 namespace fs = std::filesystem;
 
 // Returns "" if the file (or, for --file-sd, the directory) that the option names can be written.
@@ -426,6 +405,23 @@ std::string address_problem(const std::string& text) {
 }
 
 }  // namespace
+
+std::string run_id_problem(const std::string& run_id) {
+  if (run_id.empty() || run_id.size() > kLongest) return "give a run id of 1 to 63 characters";
+  for (char c : run_id)
+    if (!is_plain(c)) return "use only letters, digits, '_', '.' and '-' in a run id, not '" + run_id + "'";
+  if (run_id[0] == '.' || run_id == "lock")
+    return "choose another run id than '" + run_id + "', which is reserved";
+  return "";
+}
+
+std::string default_run_id() {
+  if (const std::string id = from_environment("WANDB_RUN_ID"); !id.empty()) return valid_run_id(id);
+  if (const std::string id = slurm_id(); !id.empty()) return valid_run_id(id);
+  if (const std::string id = from_environment("TORCHELASTIC_RUN_ID"); !id.empty() && id != "none")
+    return valid_run_id(id);
+  return random_id();
+}
 
 std::string absolute(const std::string& path) {
   std::error_code error;

@@ -59,6 +59,20 @@ struct Pipe {
   }
 };
 
+constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+constexpr int kTickMs = 200;
+
+bool is_ignored(int signal) {
+  struct sigaction now = {};
+  return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+}
+
+// Whether the terminal has sent the signal, and so to the command `pid` too: a key or a hang-up signals every
+// process of the foreground process group.
+bool came_from_terminal(const siginfo_t& info, pid_t pid) {
+  return info.si_code == SI_KERNEL && getpgid(pid) == getpgrp();
+}
+
 }  // namespace
 
 int spawn(const SpawnPlan& plan, pid_t* pid) {
@@ -171,24 +185,6 @@ void set_environment(std::vector<std::string>* environment, const std::string& n
   }
   environment->push_back(entry);
 }
-
-namespace {
-
-constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
-constexpr int kTickMs = 200;
-
-bool is_ignored(int signal) {
-  struct sigaction now = {};
-  return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
-}
-
-// Whether the terminal has sent the signal, and so to the command `pid` too: a key or a hang-up signals every
-// process of the foreground process group.
-bool came_from_terminal(const siginfo_t& info, pid_t pid) {
-  return info.si_code == SI_KERNEL && getpgid(pid) == getpgrp();
-}
-
-}  // namespace
 
 SignalPasser::SignalPasser() {
   sigemptyset(&waited_);

@@ -108,21 +108,6 @@ int copy_record(const std::string& record, const std::string& folder) {
   return 0;
 }
 
-}  // namespace
-
-int export_record(const Arguments& arguments) {
-  const std::string csv = arguments.text(OptionId::kCsv), board = arguments.text(OptionId::kTensorBoard);
-  if (arguments.command().size() != 1 || csv.empty() == board.empty())
-    return wrong_use("type: foreshock export --tensorboard DIR|--csv DIR RECORD.jsonl");
-  allow_many_files();  // one file for each rank
-  const std::string& record = arguments.command()[0];
-  return csv.empty() ? copy_record<TensorBoardFolder>(record, board) : copy_record<CsvFolder>(record, csv);
-}
-
-// foreshock detect
-
-namespace {
-
 using Json = nlohmann::json;
 
 struct Found {
@@ -227,6 +212,17 @@ void print_totals(const RecordReader& reader) {
 }
 
 }  // namespace
+
+int export_record(const Arguments& arguments) {
+  const std::string csv = arguments.text(OptionId::kCsv), board = arguments.text(OptionId::kTensorBoard);
+  if (arguments.command().size() != 1 || csv.empty() == board.empty())
+    return wrong_use("type: foreshock export --tensorboard DIR|--csv DIR RECORD.jsonl");
+  allow_many_files();  // one file for each rank
+  const std::string& record = arguments.command()[0];
+  return csv.empty() ? copy_record<TensorBoardFolder>(record, board) : copy_record<CsvFolder>(record, csv);
+}
+
+// foreshock detect
 
 int detect(const Arguments& arguments) {
   if (arguments.command().size() != 1)

@@ -223,6 +223,28 @@ Json attention_json(const Report& report) {
   return made;
 }
 
+// Returns the expression by which a content security policy allows a script or style with this SHA-256.
+std::string source_of(std::string_view hexadecimal) {
+  std::string bytes;
+  for (size_t at = 0; at + 1 < hexadecimal.size(); at += 2)
+    bytes += static_cast<char>(std::stoi(std::string(hexadecimal.substr(at, 2)), nullptr, 16));
+  return "'sha256-" + to_base64(bytes) + "'";
+}
+
+std::string policy() {
+  return "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; script-src " +
+         source_of(kReportChartHash) + " " + source_of(kReportJsHash) + "; style-src " +
+         source_of(kReportCssHash);
+}
+
+// Escapes '<', so that text in the JSON cannot close the script element around it.
+std::string inside_script(const std::string& json) {
+  std::string text;
+  text.reserve(json.size());
+  for (const char c : json) c == '<' ? text += "\\u003c" : text += c;
+  return text;
+}
+
 }  // namespace
 
 std::string report_json(const Report& report) {
@@ -249,32 +271,6 @@ std::string report_json(const Report& report) {
                          {"limits", report.limits}};
   return document.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
-
-namespace {
-
-// Returns the expression by which a content security policy allows a script or style with this SHA-256.
-std::string source_of(std::string_view hexadecimal) {
-  std::string bytes;
-  for (size_t at = 0; at + 1 < hexadecimal.size(); at += 2)
-    bytes += static_cast<char>(std::stoi(std::string(hexadecimal.substr(at, 2)), nullptr, 16));
-  return "'sha256-" + to_base64(bytes) + "'";
-}
-
-std::string policy() {
-  return "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; script-src " +
-         source_of(kReportChartHash) + " " + source_of(kReportJsHash) + "; style-src " +
-         source_of(kReportCssHash);
-}
-
-// Escapes '<', so that text in the JSON cannot close the script element around it.
-std::string inside_script(const std::string& json) {
-  std::string text;
-  text.reserve(json.size());
-  for (const char c : json) c == '<' ? text += "\\u003c" : text += c;
-  return text;
-}
-
-}  // namespace
 
 std::string report_page(const std::string& json) {
   std::string page;

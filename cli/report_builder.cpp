@@ -311,36 +311,6 @@ void add_text(const ReportText& text, ReportEvent* event) {
   add_once(text.to_try, &event->to_try);
 }
 
-}  // namespace
-
-std::vector<ReportFact> facts_of(const ReportEvent& event, const std::vector<ReportEvent>& events,
-                                 const RunSeen& run, std::vector<Clue>* clues) {
-  std::vector<ReportFact> facts = {nonfinite(event, run, clues),
-                                   learning_rate(event, clues),
-                                   layers(event, run),
-                                   ranks(event, run, clues),
-                                   replicas(event, run, clues),
-                                   batch(event),
-                                   skipped_by_scaler(event, clues),
-                                   restart(event, run, clues),
-                                   run_again(event, events, run, clues),
-                                   gaps(event, clues)};
-  if (event.before.empty()) clues->push_back(Clue::kNothingBefore);
-  return facts;
-}
-
-// The most specific texts come first: circumstances, then detectors, then the kind of event.
-void explain(const std::vector<Clue>& clues, ReportEvent* event) {
-  for (const Clue clue : clues) add_text(text_of(clue), event);
-  std::set<DetectorId> explained;
-  for (const ReportSign& sign : event->before)
-    if (explained.size() < kMostDetectors && explained.insert(sign.detector).second)
-      add_text(text_of(sign.detector), event);
-  add_text(text_of(event->kind), event);
-}
-
-namespace {
-
 // Returns the earlier of two steps; -1: never.
 int64_t earlier(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(a, b); }
 
@@ -396,6 +366,32 @@ bool is_loss_event(WatchEventKind kind) {
 }
 
 }  // namespace
+
+std::vector<ReportFact> facts_of(const ReportEvent& event, const std::vector<ReportEvent>& events,
+                                 const RunSeen& run, std::vector<Clue>* clues) {
+  std::vector<ReportFact> facts = {nonfinite(event, run, clues),
+                                   learning_rate(event, clues),
+                                   layers(event, run),
+                                   ranks(event, run, clues),
+                                   replicas(event, run, clues),
+                                   batch(event),
+                                   skipped_by_scaler(event, clues),
+                                   restart(event, run, clues),
+                                   run_again(event, events, run, clues),
+                                   gaps(event, clues)};
+  if (event.before.empty()) clues->push_back(Clue::kNothingBefore);
+  return facts;
+}
+
+// The most specific texts come first: circumstances, then detectors, then the kind of event.
+void explain(const std::vector<Clue>& clues, ReportEvent* event) {
+  for (const Clue clue : clues) add_text(text_of(clue), event);
+  std::set<DetectorId> explained;
+  for (const ReportSign& sign : event->before)
+    if (explained.size() < kMostDetectors && explained.insert(sign.detector).second)
+      add_text(text_of(sign.detector), event);
+  add_text(text_of(event->kind), event);
+}
 
 void EventCollector::take(const EventLine& event, size_t attempt, int64_t declared) {
   const std::optional<WatchEventKind> kind = event_kind_of(event.event);
@@ -748,7 +744,6 @@ Report ReportBuilder::finish() {
 }
 
 std::vector<ReportFact> ReportBuilder::facts() const {
-  using Mark = ReportFact::Mark;
   std::vector<ReportFact> facts;
   size_t attempts = 1;
   int64_t first = 0, last = 0;
@@ -786,7 +781,6 @@ std::vector<ReportFact> ReportBuilder::facts() const {
 }
 
 std::vector<ReportFact> ReportBuilder::coverage() const {
-  using Mark = ReportFact::Mark;
   uint64_t steps = 0, missed = 0;
   size_t layers = 0;
   for (const auto& [rank, trail] : run_.trails) {

@@ -398,6 +398,64 @@ std::string course_of_rise(const ReportEvent& event, double usual) {
   return text + " Such a rise is seen late: here at step " + step_text(event.declared_step) + ".";
 }
 
+// Returns "Loss diverged at step 222, one step after the learning rate went from 0.001 to 1", for example. Of
+// several possible causes it names the earliest.
+std::string what_and_suspect(const ReportEvent& event) {
+  const ReportFact* suspect = nullptr;
+  for (const ReportFact& fact : event.facts)
+    if (!fact.suspect.empty() && (suspect == nullptr || fact.lead > suspect->lead)) suspect = &fact;
+  return title_of(event) + (suspect == nullptr ? "" : ", " + suspect->suspect);
+}
+
+// Returns "attention's output in layer 003" or "attention's dQ in layer 003", for example.
+std::string tensor_of(const AttentionFault& fault) {
+  const std::string what = fault.tensor == "out"          ? "attention's output"
+                           : fault.tensor == "grad_query" ? "attention's dQ"
+                           : fault.tensor == "grad_key"   ? "attention's dK"
+                                                          : "attention's dV";
+  return what + in_layer(fault.layer);
+}
+
+// Returns "Attention fault in layer 003 from step 64 on: ... ", with a blank at the end; "" if there is no
+// fault.
+std::string attention_fault_of(const Report& report) {
+  if (report.attention_faults.empty()) return "";
+  const AttentionFault& worst = report.attention_faults.front();
+  const size_t more = report.attention_faults.size() - 1;
+  return "Attention fault" + in_layer(worst.layer) + " from step " + step_text(worst.first_step) +
+         " on: the error of " +
+         (worst.tensor == "out"          ? "its output"
+          : worst.tensor == "grad_query" ? "dQ"
+          : worst.tensor == "grad_key"   ? "dK"
+                                         : "dV") +
+         " was up to " + formatted("%.3g", worst.largest_error) + " times its alarm limit" +
+         (more == 0   ? ""
+          : more == 1 ? "; one more limit was exceeded"
+                      : "; " + std::to_string(more) + " more limits were exceeded") +
+         ". ";
+}
+
+std::string loss_verdict_of(const Report& report, const RunCounts& counts) {
+  if (counts.steps == 0) return "The record has no step of the training: nothing can be said of its loss.";
+  if (report.events.empty()) return verdict_without_events(report, counts);
+  const ReportEvent& first = report.events.front();
+  const size_t warned = count_warned_events(report);
+  if (report.events.size() == 1)
+    return what_and_suspect(first) + ". " +
+           (first.before.empty() ? "No detector warned before it."
+            : warned == 0        ? "Nothing warned; first to move: " + first_sign_of(first) + "."
+            : is_proven(first.before.front().detector) ? "First proven sign: " + first_sign_of(first) + "."
+                                                       : "First to move: " + first_sign_of(first) + ".") +
+           (first.attempt == 0 ? warned_after(report, first) : "");
+  const std::string events = count(static_cast<double>(report.events.size()));
+  return what_and_suspect(first) + ": the first of " + events + " loss events. " +
+         (warned == 0 ? "No detector warned before any of them."
+                      : "A detector had warned before " +
+                            (warned == report.events.size() ? std::string("every one")
+                                                            : count(static_cast<double>(warned))) +
+                            " of them; most often: " + most_frequent_sign(report) + ".");
+}
+
 }  // namespace
 
 std::string steps_text(int64_t number) {
@@ -471,28 +529,6 @@ std::string first_sign_of(const ReportEvent& event) {
          (is_proven(sign.detector) ? "" : " (an experimental detector)");
 }
 
-namespace {
-
-// Returns "Loss diverged at step 222, one step after the learning rate went from 0.001 to 1", for example. Of
-// several possible causes it names the earliest.
-std::string what_and_suspect(const ReportEvent& event) {
-  const ReportFact* suspect = nullptr;
-  for (const ReportFact& fact : event.facts)
-    if (!fact.suspect.empty() && (suspect == nullptr || fact.lead > suspect->lead)) suspect = &fact;
-  return title_of(event) + (suspect == nullptr ? "" : ", " + suspect->suspect);
-}
-
-// Returns "attention's output in layer 003" or "attention's dQ in layer 003", for example.
-std::string tensor_of(const AttentionFault& fault) {
-  const std::string what = fault.tensor == "out"          ? "attention's output"
-                           : fault.tensor == "grad_query" ? "attention's dQ"
-                           : fault.tensor == "grad_key"   ? "attention's dK"
-                                                          : "attention's dV";
-  return what + in_layer(fault.layer);
-}
-
-}  // namespace
-
 std::string attention_text(const std::vector<AttentionFault>& faults, const AttentionFault& largest) {
   if (largest.slices == 0) return "No error of attention is known: no slice was compared.";
   const std::string error = formatted("%.2g", largest.largest_error) + " of the alarm limit, of " +
@@ -511,50 +547,6 @@ std::string attention_text(const std::vector<AttentionFault>& faults, const Atte
     text += " " + std::to_string(faults.size() - kNamed) + " more layers or gradients exceeded theirs.";
   return text;
 }
-
-namespace {
-
-// Returns "Attention fault in layer 003 from step 64 on: ... ", with a blank at the end; "" if there is no
-// fault.
-std::string attention_fault_of(const Report& report) {
-  if (report.attention_faults.empty()) return "";
-  const AttentionFault& worst = report.attention_faults.front();
-  const size_t more = report.attention_faults.size() - 1;
-  return "Attention fault" + in_layer(worst.layer) + " from step " + step_text(worst.first_step) +
-         " on: the error of " +
-         (worst.tensor == "out"          ? "its output"
-          : worst.tensor == "grad_query" ? "dQ"
-          : worst.tensor == "grad_key"   ? "dK"
-                                         : "dV") +
-         " was up to " + formatted("%.3g", worst.largest_error) + " times its alarm limit" +
-         (more == 0   ? ""
-          : more == 1 ? "; one more limit was exceeded"
-                      : "; " + std::to_string(more) + " more limits were exceeded") +
-         ". ";
-}
-
-std::string loss_verdict_of(const Report& report, const RunCounts& counts) {
-  if (counts.steps == 0) return "The record has no step of the training: nothing can be said of its loss.";
-  if (report.events.empty()) return verdict_without_events(report, counts);
-  const ReportEvent& first = report.events.front();
-  const size_t warned = count_warned_events(report);
-  if (report.events.size() == 1)
-    return what_and_suspect(first) + ". " +
-           (first.before.empty() ? "No detector warned before it."
-            : warned == 0        ? "Nothing warned; first to move: " + first_sign_of(first) + "."
-            : is_proven(first.before.front().detector) ? "First proven sign: " + first_sign_of(first) + "."
-                                                       : "First to move: " + first_sign_of(first) + ".") +
-           (first.attempt == 0 ? warned_after(report, first) : "");
-  const std::string events = count(static_cast<double>(report.events.size()));
-  return what_and_suspect(first) + ": the first of " + events + " loss events. " +
-         (warned == 0 ? "No detector warned before any of them."
-                      : "A detector had warned before " +
-                            (warned == report.events.size() ? std::string("every one")
-                                                            : count(static_cast<double>(warned))) +
-                            " of them; most often: " + most_frequent_sign(report) + ".");
-}
-
-}  // namespace
 
 // Mentions a loss event before an attention fault, since the two may be unrelated.
 std::string verdict_of(const Report& report, const RunCounts& counts) {

@@ -301,6 +301,26 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   end_like(status);
 }
 
+std::string last_component(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
+
+std::string without_slashes(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+// Returns "" or what to do about the options of `foreshock agent`.
+std::string problem_of(const AgentOptions& options, const Arguments& arguments) {
+  if (options.directory.empty() && options.tree.empty())
+    return "no run given; type foreshock agent --dir DIR, or --tree DIR for all runs below DIR";
+  if (!options.directory.empty() && !options.tree.empty()) return "give one of --dir and --tree";
+  if (!options.tree.empty() && !options.record.empty())
+    return "--record needs a single run: use it with foreshock run, without --agent service";
+  if (!options.tree.empty() && !options.save_flagged.empty())
+    return "--save-flagged needs a single run, because its user owns the data: use it with foreshock run, "
+           "without --agent service";
+  return listening_problem(arguments);
+}
+
 }  // namespace
 
 int run(const Arguments& arguments) {
@@ -336,30 +356,6 @@ int run(const Arguments& arguments) {
 }
 
 // foreshock agent: passes the options to run_agent(), which follows one run, or all runs of a directory.
-
-namespace {
-
-std::string last_component(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
-
-std::string without_slashes(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
-}
-
-// Returns "" or what to do about the options of `foreshock agent`.
-std::string problem_of(const AgentOptions& options, const Arguments& arguments) {
-  if (options.directory.empty() && options.tree.empty())
-    return "no run given; type foreshock agent --dir DIR, or --tree DIR for all runs below DIR";
-  if (!options.directory.empty() && !options.tree.empty()) return "give one of --dir and --tree";
-  if (!options.tree.empty() && !options.record.empty())
-    return "--record needs a single run: use it with foreshock run, without --agent service";
-  if (!options.tree.empty() && !options.save_flagged.empty())
-    return "--save-flagged needs a single run, because its user owns the data: use it with foreshock run, "
-           "without --agent service";
-  return listening_problem(arguments);
-}
-
-}  // namespace
 
 int agent(const Arguments& arguments) {
   AgentOptions options;

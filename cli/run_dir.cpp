@@ -42,6 +42,34 @@ std::string named_for_user(const std::string& parent) {
   return parent + "/foreshock-" + std::to_string(geteuid());
 }
 
+namespace fs = std::filesystem;
+
+constexpr int kBaseLockTimeoutMs = 10000;   // long, since leave() holds the lock while its agent ends
+constexpr int kAgentEndTimeoutMs = 5000;    // for an agent whose last launcher has ended
+constexpr int kAgentDeathTimeoutMs = 1000;  // for an agent that was killed
+constexpr int kProbeTimeoutMs = 100;  // more than 0, since the agent locks run.lock for a moment to probe it
+
+// Whether a trainer holds the fcntl lock on the segment. Only queries the lock; a launcher never locks or
+// maps a segment.
+bool is_live(const fs::path& segment) {
+  const int descriptor = open(segment.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (descriptor < 0) return false;
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  const bool live = fcntl(descriptor, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  close(descriptor);
+  return live;
+}
+
+// Waits until no agent holds agent.lock; false after `timeout_ms`. Must be called only if no launcher is left
+// that could start an agent. A missing file means that no agent has run; it is not created, because the file
+// system may have no inodes left.
+bool wait_for_agent_end(const std::string& directory, int timeout_ms) {
+  FileLock agent;
+  return access((directory + "/agent.lock").c_str(), F_OK) != 0 ||
+         agent.lock_within(directory + "/agent.lock", LOCK_EX, timeout_ms);
+}
+
 }  // namespace
 
 std::vector<std::string> base_directory_candidates() {
@@ -90,38 +118,6 @@ uint64_t free_bytes(const std::string& path) {
   if (info.f_blocks == 0) return UINT64_MAX;
   return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
 }
-
-namespace {
-
-namespace fs = std::filesystem;
-
-constexpr int kBaseLockTimeoutMs = 10000;   // long, since leave() holds the lock while its agent ends
-constexpr int kAgentEndTimeoutMs = 5000;    // for an agent whose last launcher has ended
-constexpr int kAgentDeathTimeoutMs = 1000;  // for an agent that was killed
-constexpr int kProbeTimeoutMs = 100;  // more than 0, since the agent locks run.lock for a moment to probe it
-
-// Whether a trainer holds the fcntl lock on the segment. Only queries the lock; a launcher never locks or
-// maps a segment.
-bool is_live(const fs::path& segment) {
-  const int descriptor = open(segment.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-  if (descriptor < 0) return false;
-  struct flock lock = {};
-  lock.l_type = F_WRLCK;
-  const bool live = fcntl(descriptor, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
-  close(descriptor);
-  return live;
-}
-
-// Waits until no agent holds agent.lock; false after `timeout_ms`. Must be called only if no launcher is left
-// that could start an agent. A missing file means that no agent has run; it is not created, because the file
-// system may have no inodes left.
-bool wait_for_agent_end(const std::string& directory, int timeout_ms) {
-  FileLock agent;
-  return access((directory + "/agent.lock").c_str(), F_OK) != 0 ||
-         agent.lock_within(directory + "/agent.lock", LOCK_EX, timeout_ms);
-}
-
-}  // namespace
 
 bool is_shared_with_group(const std::string& path) {
   struct stat info;
@@ -206,14 +202,9 @@ bool RunDirectory::leave(const std::function<void()>& stuck) {
   return !error;
 }
 
-namespace {
-
-constexpr uint64_t kNamespaceOfNode = 0xEFFFFFFC;  // the kernel's PROC_PID_INIT_INO; others are larger
-constexpr int kBitsOfPid = 22;                     // the kernel's PID_MAX_LIMIT is 2^22
-
-}  // namespace
-
 uint64_t launcher_id(pid_t pid, uint64_t pid_namespace) {
+  constexpr uint64_t kNamespaceOfNode = 0xEFFFFFFC;  // the kernel's PROC_PID_INIT_INO; others are larger
+  constexpr int kBitsOfPid = 22;                     // the kernel's PID_MAX_LIMIT is 2^22
   const uint64_t container = pid_namespace > kNamespaceOfNode ? pid_namespace - kNamespaceOfNode : 0;
   return container << kBitsOfPid | static_cast<uint64_t>(pid);
 }
@@ -221,8 +212,6 @@ uint64_t launcher_id(pid_t pid, uint64_t pid_namespace) {
 uint64_t launcher_id() { return launcher_id(getpid(), pid_namespace()); }
 
 namespace {
-
-namespace fs = std::filesystem;
 
 // What to do about a reason in the name of an off file. The text follows "monitoring was off in 1 process: ".
 struct Advice {

@@ -130,25 +130,6 @@ int watch_terminal(const Arguments& arguments) {
   }
 }
 
-}  // namespace
-
-int status(const Arguments& arguments) {
-  const bool as_json = arguments.has_flag(OptionId::kJson);
-  if (!arguments.has_flag(OptionId::kWatch)) {
-    const std::vector<RunState> states = states_of(arguments);
-    print(states, as_json);
-    if (states.empty() && !as_json) say(no_live_run(arguments.text(OptionId::kRunId)));
-    return status_of(states);
-  }
-  if (!as_json && Screen::is_terminal()) return watch_terminal(arguments);
-  watch_lines(arguments, as_json);
-}
-
-// foreshock pause|resume: sets command_switch in the control files of the live runs of this user. Each
-// trainer process has one, <segment>.ctl, and reads from it whether to sample.
-
-namespace {
-
 // `value`: 0 pauses, 1 resumes. Returns false if the file is no control file or cannot be written.
 bool store_switch(const std::string& path, uint32_t value) {
   const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
@@ -173,8 +154,8 @@ int switch_runs(const Arguments& arguments, uint32_t value) {
     }
   }
   if (switched == 0 && failed == 0) {
-    say("no live run" + (run_id.empty() ? "" : " '" + run_id + "'") + " to " +
-        (value != 0 ? "resume" : "pause") + "; `foreshock status` lists what is there");
+    say(no_live_run(run_id) + " to " + (value != 0 ? "resume" : "pause") +
+        "; `foreshock status` lists what is there");
     return 1;
   }
   say(std::string(value != 0 ? "resumed " : "paused ") + std::to_string(switched) +
@@ -183,6 +164,21 @@ int switch_runs(const Arguments& arguments, uint32_t value) {
 }
 
 }  // namespace
+
+int status(const Arguments& arguments) {
+  const bool as_json = arguments.has_flag(OptionId::kJson);
+  if (!arguments.has_flag(OptionId::kWatch)) {
+    const std::vector<RunState> states = states_of(arguments);
+    print(states, as_json);
+    if (states.empty() && !as_json) say(no_live_run(arguments.text(OptionId::kRunId)));
+    return status_of(states);
+  }
+  if (!as_json && Screen::is_terminal()) return watch_terminal(arguments);
+  watch_lines(arguments, as_json);
+}
+
+// foreshock pause|resume: sets command_switch in the control files of the live runs of this user. Each
+// trainer process has one, <segment>.ctl, and reads from it whether to sample.
 
 int pause(const Arguments& arguments) { return switch_runs(arguments, 0); }
 

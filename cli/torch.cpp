@@ -210,6 +210,31 @@ std::vector<std::string> options_from(const std::vector<std::string>& command, s
   return options;
 }
 
+// Returns the interpreter and options in the "#!" line of a Python script; empty if `script` is not one.
+// `path`: as PATH, to look up the interpreter after "env".
+std::vector<std::string> script_command(const std::string& script, const std::string& path) {
+  std::ifstream file(script, std::ios::binary);
+  std::string first, second;
+  if (file.get() != '#' || file.get() != '!' || !std::getline(file, first)) return {};
+  std::istringstream words(first);
+  std::string interpreter, word;
+  words >> interpreter;
+  if (base_name(interpreter) == "env") {
+    while (words >> word)
+      if (word[0] != '-' && word.find('=') == std::string::npos) break;
+    interpreter = look_up(word, path);
+  } else if (base_name(interpreter) == "sh" && std::getline(file, second) &&
+             second.rfind("'''exec' ", 0) == 0) {
+    words = std::istringstream(second.substr(9));  // pip's form: '''exec' /long/path/python3 "$0" "$@"
+    words >> interpreter;
+    interpreter.erase(std::remove(interpreter.begin(), interpreter.end(), '"'), interpreter.end());
+  }
+  if (!is_python_name(base_name(interpreter))) return {};
+  std::vector<std::string> command = {interpreter};
+  while (words >> word) command.push_back(word);
+  return command;
+}
+
 }  // namespace
 
 std::string helper_problem(const FoundPython& python) {
@@ -242,35 +267,6 @@ std::string look_up(const std::string& name, const std::string& path) {
   return "";
 }
 
-namespace {
-
-// Returns the interpreter and options in the "#!" line of a Python script; empty if `script` is not one.
-// `path`: as PATH, to look up the interpreter after "env".
-std::vector<std::string> script_command(const std::string& script, const std::string& path) {
-  std::ifstream file(script, std::ios::binary);
-  std::string first, second;
-  if (file.get() != '#' || file.get() != '!' || !std::getline(file, first)) return {};
-  std::istringstream words(first);
-  std::string interpreter, word;
-  words >> interpreter;
-  if (base_name(interpreter) == "env") {
-    while (words >> word)
-      if (word[0] != '-' && word.find('=') == std::string::npos) break;
-    interpreter = look_up(word, path);
-  } else if (base_name(interpreter) == "sh" && std::getline(file, second) &&
-             second.rfind("'''exec' ", 0) == 0) {
-    words = std::istringstream(second.substr(9));  // pip's form: '''exec' /long/path/python3 "$0" "$@"
-    words >> interpreter;
-    interpreter.erase(std::remove(interpreter.begin(), interpreter.end(), '"'), interpreter.end());
-  }
-  if (!is_python_name(base_name(interpreter))) return {};
-  std::vector<std::string> command = {interpreter};
-  while (words >> word) command.push_back(word);
-  return command;
-}
-
-}  // namespace
-
 FoundPython find_python(const std::vector<std::string>& command) {
   const std::string path = search_path();
   for (size_t at = 0; at < command.size(); ++at) {
@@ -286,8 +282,6 @@ FoundPython find_python(const std::vector<std::string>& command) {
 }
 
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr int kListTimeoutMs = 20000;
 
@@ -331,6 +325,13 @@ bool read_header(std::ifstream* file, Elf64_Ehdr* header) {
          header->e_ident[EI_CLASS] == ELFCLASS64 && header->e_phentsize == sizeof(Elf64_Phdr);
 }
 
+constexpr int kProbeTimeoutMs = 5000;
+
+// Whether a list with colons has the entry.
+bool is_entry_of(const std::string& list, const std::string& entry) {
+  return (":" + list + ":").find(":" + entry + ":") != std::string::npos;
+}
+
 }  // namespace
 
 std::string program_interpreter(const std::string& path) {
@@ -368,17 +369,6 @@ FoundLibtorch find_libtorch(const std::vector<std::string>& command) {
   }
   return {};
 }
-
-namespace {
-
-constexpr int kProbeTimeoutMs = 5000;
-
-// Whether a list with colons has the entry.
-bool is_entry_of(const std::string& list, const std::string& entry) {
-  return (":" + list + ":").find(":" + entry + ":") != std::string::npos;
-}
-
-}  // namespace
 
 std::vector<std::string> command_environment(const Installation& installation, const Arguments& arguments,
                                              const Monitored& monitored) {
