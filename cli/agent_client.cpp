@@ -35,8 +35,7 @@ constexpr milliseconds kShortLife{1000};                       // an agent that 
 constexpr milliseconds kStartTimeout{
     5000};  // an agent that publishes no address by then no longer blocks others
 
-// Returns the path as it is after being written to JSON, with invalid UTF-8 replaced. Needed for comparison
-// with paths in agent.json.
+// Returns the path as JSON has it, with invalid UTF-8 replaced, to compare it with paths in agent.json.
 std::string through_json(const std::string& path) {
   const std::string text =
       nlohmann::json(path).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);

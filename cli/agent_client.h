@@ -43,13 +43,11 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory);
 // agent; then any of them starts the next one. One thread.
 class AgentKeeper {
  public:
-  // `command` starts the agent, whose output goes to <directory>/agent.log. If it is empty, a service follows
-  // the run and no agent is ever started.
+  // `command` starts the agent, which logs to <directory>/agent.log. Empty: a service follows the run.
   AgentKeeper(std::string directory, std::vector<std::string> command)
       : directory_(std::move(directory)), command_(std::move(command)) {}
 
-  // Starts an agent if none runs, after a pause that grows while agents die early. Must be called about every
-  // 200 ms.
+  // Starts an agent if none runs, after a growing pause if agents die early. Call it about every 200 ms.
   void tick();
 
   // Calls tick() until the agent has published its address, `timeout_ms` have passed, or has_failed().
@@ -70,8 +68,7 @@ class AgentKeeper {
 
   bool is_service() const { return command_.empty(); }
 
-  // Whether three agents in a row could not be started or ended within their first second, and none that we
-  // have started runs now.
+  // Whether three agents in a row failed to start or ended within one second, and none of ours runs.
   bool has_failed() const { return failures_ >= 3 && pid_ < 0; }
 
   // Returns why no agent could be started, else the last line of agent.log.
@@ -80,8 +77,7 @@ class AgentKeeper {
  private:
   void reap();  // if our own agent has ended, collects its exit status and schedules the next start
   void start();
-  // Records that no agent of ours runs after `failures` failures in a row, and sets the time of the next
-  // start.
+  // Sets the time of the next start after `failures` failures in a row. No agent of ours runs now.
   void schedule_start(int failures);
 
   std::string directory_;
@@ -105,8 +101,7 @@ struct LiveRun {
   std::string run_id, directory;
 };
 
-// Returns the runs whose directory is in use by a launcher, an agent or a trainer, sorted by id. `run_id` "":
-// all runs.
+// Returns the runs whose directory a launcher, an agent or a trainer uses, sorted by id. `run_id` "": all.
 std::vector<LiveRun> live_runs(const std::string& run_id);
 
 // Exchanges files with the agent when the command has ended: the launcher writes exit.<launcher>.json, and
@@ -133,8 +128,7 @@ class ExitExchange {
   std::string directory_, exit_, spare_, summary_;  // run directory, and paths of files in it
 };
 
-// The parts of the agent's summary (docs/summary.md), or of the state of a live run, that this command line
-// needs.
+// What this program reads of a summary (docs/summary.md) or of the state of a live run.
 struct Summary {
   bool is_valid = false;            // the summary is a JSON object
   std::string text;                 // several lines; "" if the agent wrote none
@@ -148,8 +142,7 @@ struct Summary {
 // Replaces control characters except newlines, since names come from a trainer and are not trusted.
 Summary read_summary(const std::string& json);
 
-// Returns the text of a summary with its first line in bold, and with the verdict at the end of that line
-// coloured.
+// Returns the text of a summary with its first line in bold and the verdict at its end coloured.
 std::string in_colour(const std::string& text);
 
 // Whether `descriptor` is a terminal and NO_COLOR is not set.

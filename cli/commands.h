@@ -1,7 +1,6 @@
 // Declares one function per command. agent() is in run.cpp, pause() and resume() in status.cpp,
-// export_record() and detect() in records.cpp, every other function in the file of its name. They return the
-// exit status of the process: 0 for success, 1 if an output could not be written or a check failed, 2 for
-// wrong use.
+// export_record() and detect() in records.cpp, the others in the file of their name. They return the exit
+// status: 0 for success, 1 if an output could not be written or a check failed, 2 for wrong use.
 #ifndef FORESHOCK_CLI_COMMANDS_H_
 #define FORESHOCK_CLI_COMMANDS_H_
 

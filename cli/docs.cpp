@@ -1,5 +1,4 @@
-// foreshock docs: prints the parts of docs/ that are generated from tables. `./dev docs` writes them into the
-// pages.
+// foreshock docs: prints the parts of docs/ that are generated from tables. `./dev docs` writes them there.
 #include <cstdio>
 
 #include "agent/detection.h"

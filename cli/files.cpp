@@ -23,8 +23,7 @@ namespace {
 constexpr std::array kEnding = {SIGHUP,  SIGINT,  SIGQUIT, SIGPIPE, SIGTERM,
                                 SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
 
-// Paths of the existing temporary files. The signal handler reads the list, so it is changed only while
-// signals are blocked.
+// Paths of the existing temporary files. Changed only while signals are blocked, since a handler reads it.
 std::vector<const char*> unfinished;
 
 // Blocks all signals while it exists.
@@ -50,8 +49,7 @@ void remove_all_and_end(int number) {
   raise(number);  // the signal is blocked now and ends the process when the handler returns
 }
 
-// Replaces the handler `from` of a signal by `to`. If the signal has another handler, or is ignored as with
-// nohup, nothing changes.
+// Replaces the handler `from` of a signal by `to`. Leaves other handlers, and ignored signals (nohup).
 void replace(int number, void (*from)(int), void (*to)(int)) {
   struct sigaction now {};
   if (sigaction(number, nullptr, &now) == 0 && now.sa_handler == from) signal(number, to);
@@ -92,16 +90,14 @@ bool is_stream(const std::string& path) {
 }
 
 // Whether another user has created the link in a sticky directory in which all may write (/tmp), perhaps to
-// make this process overwrite one of its user's files. With fs.protected_symlinks the kernel does not follow
-// such links.
+// make us overwrite a file. With fs.protected_symlinks the kernel does not follow such links.
 bool is_trap(const struct stat& link, const std::string& directory) {
   struct stat at {};
   return link.st_uid != geteuid() && stat(directory.c_str(), &at) == 0 && link.st_uid != at.st_uid &&
          (at.st_mode & S_ISVTX) != 0 && (at.st_mode & S_IWOTH) != 0;
 }
 
-// Returns the target of a symbolic link; nullopt if `path` is not a link. Sets `*problem` if the link is a
-// trap.
+// Returns the target of a symbolic link; nullopt if `path` is no link. Sets `*problem` if it is a trap.
 std::optional<std::string> next_of(const std::string& path, std::string* problem) {
   // The owner and the target are read by one descriptor, so that the link cannot be replaced in between.
   const int place = open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
@@ -281,8 +277,7 @@ std::string NewFiles::write(const std::string& name, std::string_view bytes) {
   return with_advice(file->second.problem());
 }
 
-// All files are closed before the first one is renamed, because most errors, such as a full disk, occur by
-// then.
+// Closes all files before the first rename, since most errors, such as a full disk, occur by then.
 std::string NewFiles::finish() {
   for (auto& [name, file] : files_) {
     file.close();

@@ -1,5 +1,4 @@
-// Writes files atomically, one or several together. Locks files. Raises the limit on open files. A `problem`
-// is one line for the user.
+// Writes files atomically, one or several together. Locks files. Raises the limit on open files.
 #ifndef FORESHOCK_CLI_FILES_H_
 #define FORESHOCK_CLI_FILES_H_
 
@@ -130,8 +129,7 @@ class FileLock {
 // not be called while another process may try to lock the file without retrying.
 bool is_locked(const std::string& path);
 
-// Raises the soft limit on open files to the hard limit. A checkpoint may have hundreds of shards, and
-// hundreds of records may be merged.
+// Raises the limit on open files, for checkpoints with hundreds of shards and for hundreds of records.
 void allow_many_files();
 
 }  // namespace foreshock::cli

@@ -1,7 +1,6 @@
-// foreshock judge: compares attention with fp64, in four ways. FILE with a whole call: judges its output and
-// gradients. FILE with a flagged slice, which the agent has kept (--save-flagged): repeats the agent's
-// judgement and compares it bit for bit. --function and --rerun: runs a Python script of the lab, which needs
-// torch.
+// foreshock judge: compares attention with fp64: a whole call in a file, or a flagged slice, whose judgement
+// by the agent (--save-flagged) it repeats bit for bit. --function and --rerun run a Python script of the
+// lab. Functions that return a string return "" or an error, if not stated otherwise.
 #include <unistd.h>
 
 #include <algorithm>
@@ -80,7 +79,6 @@ std::string text_of(const std::map<std::string, std::string>& metadata, const st
   return found != metadata.end() ? found->second : "";
 }
 
-// Fills in stored->data. Returns "" or an error.
 std::string read_arrays(const lab::Safetensors& file, StoredSlice* stored) {
   for (const auto& [name, tensor] : file.tensors()) {
     std::vector<char>& bytes = stored->data[name];
@@ -91,7 +89,7 @@ std::string read_arrays(const lab::Safetensors& file, StoredSlice* stored) {
   return "";
 }
 
-// Fills in `slice`, or `columns` and `sums`. Returns "" or an error.
+// Fills in `slice`, or `columns` and `sums`.
 std::string slice_from(const StoredArrays& arrays, double scale, StoredSlice* stored) {
   if (!stored->is_columns) return foreshock::slice_from(arrays, scale, &stored->slice);
   double heads = 0, keys = 0;
@@ -129,7 +127,6 @@ bool is_slice_file(const lab::Safetensors& file) {
   return text_of(file.metadata(), "format") == "foreshock slice";
 }
 
-// Returns "" or, in one line, why the slice cannot be judged.
 std::string read_slice(const std::string& path, StoredSlice* stored) {
   lab::Safetensors file;
   if (const std::string problem = file.open(path); !problem.empty()) return problem;
@@ -154,8 +151,7 @@ std::string read_slice(const std::string& path, StoredSlice* stored) {
   return "";
 }
 
-// Number of values of the fp64 reference that were compared with the stored ones, and of those whose bits
-// differ.
+// Values of the fp64 reference that were compared with the stored ones, and those with other bits.
 struct Bits {
   size_t values = 0, different = 0;
 };
@@ -175,8 +171,7 @@ Bits compare_bits(const std::vector<char>& stored, const std::vector<double>& no
   return bits;
 }
 
-// Adds the result of compare_bits() for the stored array `name` to `*sum`; if it is missing, all values
-// differ.
+// Adds the counts for the stored array `name` to `*sum`. If it is missing, all values differ.
 void compare_array(const StoredSlice& stored, const char* name, const std::vector<double>& now, size_t count,
                    Bits* sum) {
   const auto found = stored.data.find(name);
@@ -226,8 +221,7 @@ void print_head(const std::string& path, const StoredSlice& stored) {
                 slice.head_dim, slice.scale, stored.fact("causal").c_str());
 }
 
-// Prints every figure of the judgement, e.g. its ratio to the noise floor. Returns how many differ from the
-// stored ones as text.
+// Prints every figure, e.g. the ratio to the noise floor. Returns how many differ from the stored texts.
 size_t print_figures(const StoredSlice& stored, const SliceDeviation& deviation) {
   size_t different = 0;
   for (const Figure& figure : figures_of(deviation)) {
@@ -286,7 +280,7 @@ struct Request {
   lab::Tiling tiling;                  // of these algorithms
 };
 
-// Adds the algorithms of a list with commas. Returns "" or an error.
+// Adds the algorithms of a list with commas.
 std::string add_models(const std::string& list, Request* request) {
   for (size_t from = 0; from <= list.size();) {
     const size_t comma = std::min(list.find(',', from), list.size());
@@ -340,8 +334,7 @@ std::string parse(const Words& words, Request* request) {
                                 : "";
 }
 
-// Judges a whole call. Returns 0 if all tensors are within the limits, 1 if not, 2 if the file cannot be
-// judged.
+// Judges a whole call. Returns 0 if all tensors are within the limits, 1 if not, 2 after an error.
 int judge_call(const Request& request, const std::string& path) {
   lab::StoredCall call;
   const std::string problem = lab::read_call(path, &call);

@@ -147,8 +147,7 @@ bool holds(const VersionRange& range, const Versions& versions) {
          (range.before.empty() || is_less(at->second, range.before));
 }
 
-// Python code that prints one "component version" per line. cuDNN and Transformer Engine have one package per
-// CUDA version.
+// Prints one "component version" per line. cuDNN and Transformer Engine have one package per CUDA version.
 constexpr const char* kVersionsProgram = R"(
 import importlib.metadata as m
 for part, names in (("torch", ["torch"]), ("cudnn", ["nvidia-cudnn-cu13", "nvidia-cudnn-cu12"]),

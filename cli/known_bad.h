@@ -28,8 +28,7 @@ struct KnownBad {
 
 std::span<const KnownBad> known_bad_table();
 
-// The installed version of each component. Comparisons use only the numbers before a local part ("+cu128") or
-// pre-release letters.
+// The installed version of each component. Only its leading numbers are compared ("2.9.0+cu128").
 using Versions = std::map<std::string, std::string, std::less<>>;
 
 // Returns the rows that apply to these versions. A range of a component that is not installed does not match.

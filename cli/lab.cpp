@@ -1,6 +1,5 @@
-// foreshock lab: emulates attention algorithms and number formats and measures their errors against fp64. A
-// sweep is a list of points; a point is one combination of algorithm, format, input and so on, with one value
-// per axis.
+// foreshock lab: measures the errors of emulated attention algorithms and number formats against fp64. A
+// sweep is a list of points. A point has one value per axis: an algorithm, a format, an input and so on.
 #include <unistd.h>
 
 #include <algorithm>

@@ -130,8 +130,7 @@ int main(const std::vector<std::string>& words) {
 
 // Opens /dev/null for closed standard streams. Otherwise the next opened file would get the number of a
 // stream, and printed text would go into that file. The trainer does not inherit these descriptors. They are
-// opened in the wrong direction, so that reading standard input or writing output fails, as with a closed
-// stream.
+// opened in the wrong direction, so that reading standard input or writing output still fails.
 void hold_standard_streams() {
   for (const int stream : {0, 1, 2})
     if (fcntl(stream, F_GETFD) < 0) open("/dev/null", (stream == 0 ? O_WRONLY : O_RDONLY) | O_CLOEXEC);

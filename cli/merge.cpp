@@ -298,8 +298,7 @@ bool is_apart(int64_t begin, int64_t size, int64_t other, int64_t other_size) {
 
 }  // namespace
 
-// Returns one line for each distinct part of the tensor. Lines of the same part are replicas; if they differ,
-// event_ is set.
+// Returns one line for each distinct part. Other lines are replicas; sets event_ if a replica differs.
 std::vector<const TensorMerger::NodeLine*> TensorMerger::distinct_parts(const std::vector<NodeLine>& nodes) {
   std::vector<const NodeLine*> result;
   for (const NodeLine& node : nodes) {

@@ -40,8 +40,7 @@ class TensorMerger {
   void begin_generation() { generation_begins_ = true; }
 
  private:
-  // Limit of stored histograms, in bytes. A tensor beyond it is merged without distances to earlier
-  // snapshots.
+  // Limit of stored histograms, in bytes. Tensors beyond it have no distances to earlier snapshots.
   static constexpr uint64_t kMostBytes = uint64_t{8} << 30;
 
   std::string combine(const std::vector<const NodeLine*>& parts, TensorSnapshot* snapshot) const;
@@ -64,8 +63,7 @@ class TensorShares {
   void add(const TensorLine& line, const IndexedLine& at);
 
   // Must be called once, after all lines. Returns "" if every tensor is complete in at least one generation,
-  // else one line on the first incomplete tensor: a part is missing, parts overlap, or the histograms that
-  // are needed to combine parts are missing.
+  // else one line on the first other tensor: a part or its histogram is missing, or parts overlap.
   std::string check(const RecordIndex& index);
 
   // Whether the parts of the tensor are complete in this generation; check() must have been called.

@@ -35,8 +35,7 @@ bool is_listening_address(const std::string& address) {
          inet_pton(AF_INET, address.c_str(), bytes) == 1 || inet_pton(AF_INET6, address.c_str(), bytes) == 1;
 }
 
-// Whether `url` is http or https with a host, and has only characters of a URL, without '@' (user), '?'
-// (query) and '#' (fragment).
+// Whether `url` is http or https with a host, and has only characters of a URL except '@', '?' and '#'.
 bool is_web_address(std::string_view url) {
   constexpr std::string_view kOthers = "-._~:/[]%!$&'()*+,;=";
   const size_t scheme = url.starts_with("http://") ? 7 : url.starts_with("https://") ? 8 : 0;
@@ -379,8 +378,7 @@ std::string socket_problem(const std::string& path) {
                                                               : "name a socket in a directory you may write";
 }
 
-// Returns "" if this machine has the address, else a reason. Binds to any free port, since the agent checks
-// the wanted one.
+// Returns "" if this machine has the address. Binds to any free port; the agent checks the wanted one.
 template <class Address>
 std::string bind_problem(const Address& address) {
   const int probe = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -14,11 +14,9 @@ namespace foreshock::cli {
 
 class Arguments {
  public:
-  // Reads `words` with the options of one command, whose OptionReader bit is `reader`. The words after "--",
-  // or from the first word that is not an option, become command(): the user's command for `run` and
-  // `doctor`, the record file for `export` and `detect`. For other commands such words are an error. Stops at
-  // --help. Returns
-  // "" or one line that says what to do.
+  // Reads `words` with the options of one command, given by its OptionReader bit. The words after "--", or
+  // from the first that is not an option, become command(): the user's command for `run` and `doctor`, the
+  // record for `export` and `detect`; else they are an error. Stops at --help. Returns "" or an error.
   std::string parse(const std::vector<std::string>& words, uint32_t reader);
 
   // Returns the value of the flag, else of the environment variable, else the default.
@@ -48,12 +46,10 @@ std::string value_wanted(OptionId id, const std::string& text);
 // becomes 0 for a single port. Returns false if the text is invalid.
 bool parse_ports(const std::string& text, int* port, int* last_port);
 
-// Returns "" if the agent may listen on the address of --bind, else what to do. An address that other
-// machines can reach needs --token-file.
+// Returns "" if the agent may listen on --bind, else what to do. A public address needs --token-file.
 std::string listening_problem(const Arguments& arguments);
 
-// Returns the options of `reader` for --help: in groups and two aligned columns, with lines of at most
-// `columns` characters.
+// Returns the options of `reader` for --help: in groups, two columns, and lines of at most `columns` bytes.
 std::string options_help(uint32_t reader, size_t columns);
 
 // Returns "" or a line about a FORESHOCK_ variable in the environment that is probably misspelled.
@@ -68,16 +64,14 @@ std::string options_markdown();
 std::string run_id_problem(const std::string& run_id);
 
 // Returns the run id from the environment: WANDB_RUN_ID, else SLURM_JOB_ID (with .SLURM_STEP_ID), else
-// TORCHELASTIC_RUN_ID unless it is "none", else 8 random hex digits. Invalid characters are replaced, and
-// long text is cut.
+// TORCHELASTIC_RUN_ID unless it is "none", else 8 random hex digits. Makes it valid.
 std::string default_run_id();
 
 // Returns the absolute path; "" if `path` is "" or the working directory no longer exists.
 std::string absolute(const std::string& path);
 
-// The two functions below check files and addresses of options before the command starts, because an error at
-// the end of a long run, or in the agent's log, would be found too late. They return "" or one line that says
-// what to do.
+// The two functions below check files and addresses before the command starts, since an error at the end of a
+// long run, or in the agent's log, would be found too late. They return "" or what to do, in one line.
 
 // Checks the files that this run or its agent will write: --summary, --record, --file-sd, --save-flagged.
 // Creates the directory of --save-flagged.

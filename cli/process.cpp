@@ -67,8 +67,7 @@ bool is_ignored(int signal) {
   return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
-// Whether the terminal has sent the signal, and so to the command `pid` too: a key or a hang-up signals every
-// process of the foreground process group.
+// Whether the terminal has sent the signal, by a key or a hang-up: then it went to the command `pid` too.
 bool came_from_terminal(const siginfo_t& info, pid_t pid) {
   return info.si_code == SI_KERNEL && getpgid(pid) == getpgrp();
 }

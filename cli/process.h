@@ -1,5 +1,4 @@
-// Runs other programs: captures their output, or waits for the command of `foreshock run` and passes signals
-// on to it.
+// Runs programs: captures their output, or waits for the command of `foreshock run` and passes signals to it.
 #ifndef FORESHOCK_CLI_PROCESS_H_
 #define FORESHOCK_CLI_PROCESS_H_
 
@@ -36,8 +35,7 @@ std::optional<ExitStatus> poll_exit(pid_t pid);
 // Ends this process with the same exit status, or by the same signal, as `status`. Writes no core file.
 [[noreturn]] void end_like(const ExitStatus& status);
 
-// Returns the exit status that a shell gives to a command that could not be started: 127 if it was not found,
-// else 126.
+// Returns a shell's exit status for a command that could not be started: 127 if it is missing, else 126.
 int status_of_failed_start(int error);
 
 struct Captured {

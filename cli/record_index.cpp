@@ -45,8 +45,7 @@ std::optional<int64_t> step_of(const RecordLine& line) {
       line);
 }
 
-// Returns the key of a tensor or model; "" for other lines. Lines of several nodes with the same key and step
-// describe the same tensor or model.
+// Returns the key of a tensor or model, by which lines of several nodes on it are found; "" for other lines.
 std::string key_of(const RecordLine& line) {
   if (const auto* tensor = std::get_if<TensorLine>(&line)) {
     std::string key = "t" + tensor->tensor;

@@ -53,10 +53,9 @@ class RecordIndex {
 
   // Sorts the index. Returns "" or one line that says what is wrong.
   std::string sort();
-  // Gets the next line. The first "started" line of each rank comes before all other lines. These follow in
-  // the order of generations and steps, including later "started" lines of restarted ranks. Returns false at
-  // the end, or if the temporary file cannot be read; the caller can compare the number of lines with
-  // count().
+  // Gets the next line. First come the first "started" lines of all ranks; then all other lines in the order
+  // of generations and steps, including later "started" lines of restarted ranks. Returns false at the end,
+  // or if the temporary file cannot be read: then there were fewer than count() lines.
   bool next(IndexedLine* line);
   uint64_t count() const { return count_; }         // lines of all records
   size_t pieces() const { return pieces_.size(); }  // sorted parts of the temporary file; 0: there is no file

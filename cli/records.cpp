@@ -116,8 +116,7 @@ struct Found {
   uint64_t lines = 0;             // lines of the record
 };
 
-// Writes one CSV line for every input value of a detector. Numbers have enough digits to be read back
-// exactly.
+// Writes one CSV line for every input value of a detector, with enough digits to be read back exactly.
 class ScoreTable {
  public:
   // Returns "" or an error.

@@ -14,11 +14,9 @@ namespace {
 
 using Mark = ReportFact::Mark;
 
-// A possible cause is a suspect if it was at most this many steps before the onset. The learning rate is
-// compared over the same span.
+// A suspect is at most this many steps before the onset. The learning rate is compared over the same span.
 constexpr int64_t kRecent = 64;
-// A change of the learning rate by this factor within kRecent steps is notable. Schedules change it as fast
-// only during warm-up.
+// A change of the learning rate by this factor within kRecent steps is notable. Warm-up makes such changes.
 constexpr double kRateFactor = 2;
 constexpr size_t kMostDetectors = 4;  // most detectors that are explained for an event
 constexpr size_t kMostNamed = 8;      // most layers or ranks in a list
@@ -215,8 +213,7 @@ ReportFact batch(const ReportEvent& event) {
   return {"batch", "batch_id " + std::to_string(*at->batch_id) + " at the onset", Mark::kQuiet};
 }
 
-// Reports how many optimizer steps the gradient scaler skipped before the onset. skipped_steps is a running
-// total; it falls if the training is restarted.
+// Reports how many optimizer steps the gradient scaler skipped. The total restarts at 0 with a new process.
 ReportFact skipped_by_scaler(const ReportEvent& event, std::vector<Clue>* clues) {
   const TrailStep* at = first_step_from(event, event.onset_step);
   const TrailStep* before = event.steps.empty() ? nullptr : &event.steps.front();
@@ -232,8 +229,7 @@ ReportFact skipped_by_scaler(const ReportEvent& event, std::vector<Clue>* clues)
           Mark::kNotable};
 }
 
-// Reports the last restart before the onset: the training went back to an earlier step, or a new process
-// continued with the next step.
+// Reports the last restart before the onset: the training went back, or a new process continued it.
 ReportFact restart(const ReportEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
   const auto trail = run.trails.find(event.ranks[0]);
   if (trail == run.trails.end() || event.attempt >= trail->second.attempts().size())
@@ -317,9 +313,8 @@ int64_t earlier(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(
 // Returns the later of two end steps; -1 (not ended yet) is later than any step.
 int64_t later_end(int64_t end, int64_t other) { return end < 0 || other < 0 ? -1 : std::max(end, other); }
 
-// Adds an episode of a detector, which began before the loss event with this onset, to the signs of the
-// event. There is at most one sign per detector and layer, so an episode is joined with the sign or replaces
-// it.
+// Adds an episode of a detector that began before the loss event with this onset to the signs of the event.
+// It is joined with an earlier sign of the same detector and layer, or replaces it.
 void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<ReportSign>* signs) {
   const ReportSign sign = {episode.detector,  episode.layer,    rank, episode.most, episode.since_step,
                            episode.warn_step, episode.end_step, {}};
@@ -409,8 +404,7 @@ void EventCollector::take_level(const EventLine& event) {
                       : event.level == name_of(Level::kWatch) ? Level::kWatch
                                                               : Level::kQuiet;
   warnings_ += level == Level::kWarn;
-  // Precursors distinguishes the series of a detector by place, i.e. a layer or a tensor. The event line has
-  // only the layer, which is used as the place.
+  // The place that identifies a series is a layer or a tensor. The event line has only the layer.
   precursors_[*event.rank].note(*detector, event.layer, event.layer, level, *event.step);
   const auto open_episode =
       std::find_if(episodes_.rbegin(), episodes_.rend(), [&](const ReportEpisode& each) {
@@ -568,8 +562,7 @@ void ReportBuilder::end_record() {
 std::string ReportBuilder::take(const RecordLine& line) {
   const std::string& run = std::visit([](const auto& each) -> const std::string& { return each.run; }, line);
   if (run_id_.empty()) run_id_ = run;
-  // The first record may have lines of several runs; lines of other runs are counted and skipped. A further
-  // record must be of the same run.
+  // Lines of other runs are skipped in the first record; a further record must have none.
   if (run != run_id_ && !run.empty()) {
     ++other_runs_;
     return records_ == 1 ? "" : "it is of run " + run + ", the others of run " + run_id_;
@@ -608,8 +601,7 @@ void ReportBuilder::observe(const RunLine& line) {
   if (!line.rank) return;
   const auto [last, is_new] = last_run_line_.emplace(*line.rank, line);
   if (is_new) return;
-  // A restarted agent writes "started" again for a process that was already followed, so a "started" line
-  // does not imply another process.
+  // A restarted agent writes "started" again, also for a process that was already followed.
   const RunLine& before = last->second;
   if (line.state == "started" && (before.state == "ended" || before.pid != line.pid ||
                                   before.attempt != line.attempt || before.host != line.host))

@@ -72,8 +72,7 @@ class EventCollector {
 
   // Whether there was any event that take() does not ignore.
   bool has_any() const { return taken_ > 0; }
-  // Number of distinct loss events. An event on several ranks counts once. A spike that becomes a divergence
-  // counts once.
+  // Number of loss events. One on several ranks, or a spike that becomes a divergence, counts once.
   uint64_t loss_events() const { return loss_events_; }
   uint64_t warnings() const { return warnings_; }  // how often a detector has risen to level warn
   // Number of loss events beyond kMostEvents.
@@ -93,9 +92,8 @@ class EventCollector {
   uint64_t taken_ = 0, loss_events_ = 0, warnings_ = 0, left_out_ = 0;
 };
 
-// Builds the data of a report from the lines of the records, and from nothing else. Runs the detectors over
-// the records again; their events are used if the agent has written none. Memory does not grow with the
-// records. Thread-compatible.
+// Builds the data of a report from the lines of the records alone. Runs the detectors over them again; their
+// events are used if the agent has written none. Bounded memory. Thread-compatible.
 class ReportBuilder {
  public:
   ReportBuilder();

@@ -18,9 +18,9 @@ constexpr uint64_t kLastSlices = 64;  // number of last slices that the agent's 
 
 bool is_of_keys(const std::string& tensor) { return tensor == "grad_key" || tensor == "grad_value"; }
 
-// Returns the error of a slice divided by its alarm limit; nullopt if it is unknown. A line may have the
-// error relative to unfused and to fused attention; the larger one counts. The alarm on dK and dV uses only
-// the one relative to fused attention.
+// Returns the error of a slice divided by its alarm limit; nullopt: unknown. Of the errors relative to
+// unfused and to fused attention, the larger counts. For dK and dV only the error relative to fused attention
+// counts, as in the agent's alarm.
 std::optional<double> over_limit(const SampleLine& line, const std::string& tensor) {
   // In a line on dK or dV, `keys` is the number of query rows, with which the limit grows.
   const double limit =

@@ -75,8 +75,7 @@ struct AttentionFault {
   uint64_t beyond = 0, slices = 0;        // number of slices beyond the limit; number of all slices
 };
 
-// Collects the attention errors of all ranks of a run. Each error is divided by its alarm limit, so 1 is the
-// limit. Thread-compatible.
+// Collects the attention errors of a run, each divided by its alarm limit. Thread-compatible.
 class AttentionErrors {
  public:
   static constexpr size_t kMostLayers = 512;                 // further layers are missing in layers()

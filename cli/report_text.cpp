@@ -276,8 +276,7 @@ int64_t back_at(const ReportEvent& event, int64_t peak_at, double highest) {
 }
 
 // Means of kUsual consecutive losses from the onset on, since single losses vary too much to show a slow
-// rise. The loss has recovered at the first mean after the highest one that lies at most kBackWithin of the
-// rise above the usual loss.
+// rise. The loss has recovered at the first later mean with at most kBackWithin of the highest rise.
 struct Means {
   double highest = -INFINITY;
   int64_t highest_from = 0,
@@ -337,9 +336,8 @@ std::string most_frequent_sign(const Report& report) {
          ", a median of " + formatted("%g", median(most->second)) + " steps ahead)";
 }
 
-// Returns a sentence about the proven detector that warned first at the onset or soon after it; "" if none
-// did. Some faults change the loss at once; a detector that warns soon afterwards then shows the kind of
-// fault.
+// Returns a sentence about the proven detector that warned first at or soon after the onset; "" if none did.
+// Some faults change the loss at once; this sentence then shows their kind.
 std::string warned_after(const Report& report, const ReportEvent& event) {
   const ReportEpisode* first = nullptr;
   for (const ReportEpisode& each : report.episodes) {
@@ -398,8 +396,7 @@ std::string course_of_rise(const ReportEvent& event, double usual) {
   return text + " Such a rise is seen late: here at step " + step_text(event.declared_step) + ".";
 }
 
-// Returns "Loss diverged at step 222, one step after the learning rate went from 0.001 to 1", for example. Of
-// several possible causes it names the earliest.
+// Returns "Loss diverged at step 222, one step after the learning rate went ...", with the earliest suspect.
 std::string what_and_suspect(const ReportEvent& event) {
   const ReportFact* suspect = nullptr;
   for (const ReportFact& fact : event.facts)
@@ -416,8 +413,7 @@ std::string tensor_of(const AttentionFault& fault) {
   return what + in_layer(fault.layer);
 }
 
-// Returns "Attention fault in layer 003 from step 64 on: ... ", with a blank at the end; "" if there is no
-// fault.
+// Returns "Attention fault in layer 003 from step 64 on: ... ", ending with a blank; "" if there is none.
 std::string attention_fault_of(const Report& report) {
   if (report.attention_faults.empty()) return "";
   const AttentionFault& worst = report.attention_faults.front();

@@ -1,6 +1,5 @@
 // Makes the texts of `foreshock report`: phrases about detectors, sentences about loss events, and the report
-// itself in three formats: JSON (docs/report.md has its keys), Markdown, and one self-contained HTML page.
-// The page draws itself from that JSON.
+// itself as JSON (docs/report.md has its keys), Markdown, or an HTML page that draws itself from the JSON.
 #ifndef FORESHOCK_CLI_REPORT_TEXT_H_
 #define FORESHOCK_CLI_REPORT_TEXT_H_
 
@@ -64,8 +63,7 @@ std::string course_of(const ReportEvent& event);
 // Whether the benchmark has shown that the detector is reliable. Other detectors are called experimental.
 bool is_proven(DetectorId detector);
 
-// Returns one or two sentences on a detector's reliability in the benchmark, whose figures are `measured`;
-// null: it has none.
+// Returns one or two sentences on a detector's reliability. `measured`: its benchmark; null: it has none.
 std::string how_sure(const Measured* measured);
 
 // Returns the most reliable of the detectors that left level quiet before the event, for example "the
@@ -95,8 +93,7 @@ extern const std::string_view kReportHtml, kReportCss, kReportJs, kReportChart;
 extern const std::string_view kReportCssHash, kReportJsHash, kReportChartHash;
 
 // Returns the report as Markdown of at most two screens: the first loss events, what was not judged, and
-// commands for further inspection. Control characters in texts of the record are replaced. `records`: file
-// names as given on the command line.
+// commands for more. Replaces control characters. `records`: file names as given on the command line.
 std::string report_markdown(const Report& report, const std::vector<std::string>& records);
 
 // Every page has this mark in its first 1024 bytes. `foreshock report` overwrites only files that have it.

@@ -30,8 +30,7 @@ namespace {
 constexpr int kAgentStartTimeoutMs = 5000;
 constexpr int kPortsTried = 100;  // number of ports to try, starting with the default port
 
-// Replaces this process by the command, without monitoring. If the command cannot be started, prints one line
-// and returns the exit status.
+// Replaces this process by the command. If it cannot be started, prints why and returns the exit status.
 int run_alone(const std::vector<std::string>& command) {
   std::vector<char*> words;
   for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
@@ -63,8 +62,7 @@ bool is_followed_by_service(const Arguments& arguments) {
   return arguments.text(OptionId::kAgent) == "service";
 }
 
-// Returns "" or that the limit on file size (RLIMIT_FSIZE) is too low. A write beyond the limit raises
-// SIGXFSZ, which would kill the trainer.
+// Returns "" or that RLIMIT_FSIZE is too low. A write beyond it raises SIGXFSZ, which would kill the trainer.
 std::string file_size_problem() {
   constexpr rlim_t kLeast = 4 << 20;  // enough for a segment without slots, and for the agent's files
   rlimit limit = {};
@@ -73,8 +71,7 @@ std::string file_size_problem() {
          " KiB here; raise `ulimit -f` to 4 MiB or more";
 }
 
-// Returns "" or that the directory name is too long. Its length is limited, because the library in the
-// trainer allocates no memory for its settings.
+// Returns "" or that the directory name is too long for the fixed buffers of the library in the trainer.
 std::string length_problem(const Monitored& monitored) {
   constexpr size_t kMost = sizeof(Settings::directory) - 1;
   if (monitored.base.size() + 1 + monitored.run_id.size() <= kMost) return "";
@@ -96,10 +93,8 @@ std::string run_problem(const Arguments& arguments) {
   return written_files_problem(arguments);
 }
 
-// Finds or builds the adapter: the library that connects libforeshock.so with the torch of the command.
-// Returns
-// "" or why there is no usable one. `*cache`: where adapters are kept; becomes the directory that has this
-// one.
+// Finds or builds the adapter, which connects libforeshock.so with the torch of the command. Returns "" or
+// why there is none. `*cache`: the directory of adapters; may become another one that has this adapter.
 std::string adapter_problem(const Installation& installation, const std::vector<std::string>& command,
                             std::string* cache) {
   if (const FoundLibtorch libtorch = find_libtorch(command); !libtorch.program.empty()) {
@@ -123,8 +118,7 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   if (is_followed_by_service(arguments)) return {};
   std::vector<std::string> command = {
       installation.executable, "agent", "--dir", directory, "--run-id", run_id};
-  // A port that the user has given may be known to a Prometheus. Only the default may be replaced by a free
-  // one.
+  // A port that the user has given may be known to a Prometheus. Only the default may be replaced.
   std::string ports = arguments.text(OptionId::kPort);
   if (!arguments.is_given(OptionId::kPort)) ports += "-" + std::to_string(std::stoi(ports) + kPortsTried - 1);
   command.insert(command.end(), {option(OptionId::kPort).flag, ports});

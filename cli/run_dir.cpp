@@ -49,8 +49,7 @@ constexpr int kAgentEndTimeoutMs = 5000;    // for an agent whose last launcher 
 constexpr int kAgentDeathTimeoutMs = 1000;  // for an agent that was killed
 constexpr int kProbeTimeoutMs = 100;  // more than 0, since the agent locks run.lock for a moment to probe it
 
-// Whether a trainer holds the fcntl lock on the segment. Only queries the lock; a launcher never locks or
-// maps a segment.
+// Whether a trainer holds the fcntl lock on the segment. Only queries it; a launcher never locks segments.
 bool is_live(const fs::path& segment) {
   const int descriptor = open(segment.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (descriptor < 0) return false;
@@ -61,9 +60,8 @@ bool is_live(const fs::path& segment) {
   return live;
 }
 
-// Waits until no agent holds agent.lock; false after `timeout_ms`. Must be called only if no launcher is left
-// that could start an agent. A missing file means that no agent has run; it is not created, because the file
-// system may have no inodes left.
+// Waits until no agent holds agent.lock; false after `timeout_ms`. Must be called only if no launcher can
+// start an agent. A missing file is not created, since the file system may have no inodes left.
 bool wait_for_agent_end(const std::string& directory, int timeout_ms) {
   FileLock agent;
   return access((directory + "/agent.lock").c_str(), F_OK) != 0 ||
@@ -88,8 +86,7 @@ std::vector<std::string> base_directory_candidates() {
 
 std::string prepare_base_directory(const std::string& path) {
   if (path.empty() || path[0] != '/') return "'" + path + "' is not an absolute path";
-  // The parent is checked first, so that no directory is created elsewhere. `path` itself may be a mounted
-  // tmpfs.
+  // Checked before mkdir(), so that nothing is created elsewhere. `path` itself may be a mounted tmpfs.
   if (!is_on_tmpfs(parent_of(path)) && !is_on_tmpfs(path)) return path + " is not on tmpfs";
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return path + ": " + std::strerror(errno);
   if (!is_private(path))
@@ -186,8 +183,7 @@ bool RunDirectory::leave(const std::function<void()>& stuck) {
   FileLock base_lock;
   if (!base_lock.lock_within(base_ + "/lock", LOCK_EX, kBaseLockTimeoutMs)) return false;
   use_.release();
-  // If this succeeds, no other launcher uses the directory, and none can enter it while we hold the base
-  // lock.
+  // If this succeeds, no other launcher uses the directory, and none can enter it under the base lock.
   FileLock launchers;
   if (!launchers.lock_within(path_ + "/run.lock", LOCK_EX, kProbeTimeoutMs) || has_live_segment(path_))
     return false;

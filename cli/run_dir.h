@@ -22,16 +22,14 @@ struct BaseDirectory {
   std::string problem;  // why none is usable, and what to do
 };
 
-// Chooses FORESHOCK_DIR if set, else /dev/shm/foreshock-<uid>, else $XDG_RUNTIME_DIR/foreshock. If
-// FORESHOCK_DIR is not private to this user, foreshock-<uid> in it is used. A missing directory is created
-// with mode 0700.
+// Chooses FORESHOCK_DIR if set (foreshock-<uid> in it, if it is not private to this user), else
+// /dev/shm/foreshock-<uid>, else $XDG_RUNTIME_DIR/foreshock. Creates a missing directory with mode 0700.
 BaseDirectory choose_base_directory();
 
 // Returns the candidates of choose_base_directory(), for commands that only read. Creates nothing.
 std::vector<std::string> base_directory_candidates();
 
-// Creates `path` if needed. Returns "" if it is a private directory on tmpfs with enough space, else the
-// reason.
+// Creates `path` if needed. Returns "", or why it is not a private directory on tmpfs with enough space.
 std::string prepare_base_directory(const std::string& path);
 
 // Returns how many bytes a user may still write to the file system of `path`; 0 if unknown.
@@ -45,9 +43,8 @@ inline constexpr uint64_t kLeastFreeBytes = 4u << 20;
 // lock on its segment. Run directories are created and removed only while <base>/lock is held.
 class RunDirectory {
  public:
-  // Removes the directories of the base that no process uses, creates ours if needed, and locks its run.lock.
-  // Returns "" or a reason. `has_service`: a service follows the run. It does not end with the run, so
-  // leave() does not wait for it.
+  // Removes unused directories of the base, creates ours if needed, and locks its run.lock. Returns "" or a
+  // reason. `has_service`: a service follows the run; leave() does not wait for its end.
   std::string enter(const std::string& base, const std::string& run_id, bool has_service = false);
 
   // Releases run.lock. If no other `foreshock run` and no live trainer uses the directory, waits up to 5 s
@@ -74,13 +71,11 @@ bool has_live_segment(const std::string& directory);
 // Removes `directory` if it is a run directory and no process uses it. The caller must hold <base>/lock.
 bool remove_if_stale(const std::string& directory);
 
-// Removes the run directory if no process uses it. Called by an agent that ends, in case its launchers were
-// killed.
+// Removes the run directory if no process uses it. Called when an agent ends, as launchers may be killed.
 void remove_after_agent(const std::string& directory);
 
 // Returns the number that identifies this `foreshock run` in file names of a run directory. It is unique
-// among the live processes of the node, including those in other containers. Below 2^53 (exact in JSON),
-// never 0.
+// among the live processes of the node, including those in containers. Not 0, and below 2^53 (JSON).
 uint64_t launcher_id();
 
 // Returns that number for another process. `pid_namespace`: the inode of its pid namespace; 0: unknown.

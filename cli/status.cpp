@@ -1,5 +1,4 @@
-// foreshock status: prints the state of the live runs of this user on this node, as their agents report it.
-// Also has foreshock pause and foreshock resume.
+// foreshock status: prints the state of this user's live runs on this node. Also foreshock pause and resume.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -104,8 +103,7 @@ std::string watched_text(const std::vector<RunState>& states, const std::string&
     briefs += brief(state);
   }
   const bool fits = static_cast<size_t>(std::count(full_texts.begin(), full_texts.end(), '\n')) <= rows;
-  // A full text begins with an empty line, which separates it from the previous run; the first one is
-  // dropped.
+  // A full text begins with an empty line, to separate the runs; the first one is dropped.
   return fits || states.size() == 1 ? full_texts.substr(full_texts[0] == '\n') : briefs;
 }
 

@@ -1,5 +1,4 @@
-// Writes to the terminal: whole lines on standard error, a screen that is redrawn, a progress bar. Formats
-// numbers as text.
+// Writes to the terminal: lines on standard error, a redrawn screen, a progress bar. Formats numbers.
 #ifndef FORESHOCK_CLI_TERMINAL_H_
 #define FORESHOCK_CLI_TERMINAL_H_
 
@@ -13,8 +12,7 @@
 
 namespace foreshock::cli {
 
-// Replaces control characters by '?'. Text from a record is not trusted and could otherwise send escape
-// sequences to the terminal.
+// Replaces control characters by '?'. Text from a record could otherwise send commands to the terminal.
 std::string printable(std::string text);
 
 // Writes "foreshock: <line>\n" with one call.
@@ -30,8 +28,7 @@ inline constexpr int kWrongUse = 2;
 // Prints the line with say() and returns kWrongUse.
 int wrong_use(const std::string& line);
 
-// Returns the first `columns` characters of a line. Colours (ESC [ ... m) have no width and are switched off
-// at the end.
+// Returns the first `columns` characters. Colours (ESC [ ... m) have no width and end with the line.
 std::string fit_line(std::string_view line, size_t columns);
 
 // Returns `text` with the escape sequences that draw it over the previous frame, from the top left. Each line

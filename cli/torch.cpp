@@ -63,8 +63,7 @@ std::string cache_root() {
   return "";
 }
 
-// Returns the FNV-1a hash of the names and contents of the adapter's sources, so that an adapter built from
-// other sources is not used.
+// Returns the FNV-1a hash of the adapter's sources, so that one built from other sources is not used.
 std::string hash_of_sources(const Installation& installation) {
   std::vector<fs::path> files;
   std::error_code ignored;
@@ -390,8 +389,7 @@ std::vector<std::string> command_environment(const Installation& installation, c
   for (OptionId id : {OptionId::kEvery, OptionId::kMaxSlowdown, OptionId::kMemory, OptionId::kSlices,
                       OptionId::kMathPath, OptionId::kWeights, OptionId::kCountKernels})
     set_environment(&environment, option(id).variable, arguments.text(id));
-  // With --every but without --max-slowdown, the time for samples is not limited. An empty limit in the
-  // trainer's environment means that.
+  // Without --max-slowdown, --every does not limit the time for samples: "" in the environment.
   const bool has_every = arguments.is_given(OptionId::kEvery) && arguments.text(OptionId::kEvery) != "0";
   if (has_every && !arguments.is_given(OptionId::kMaxSlowdown))
     set_environment(&environment, option(OptionId::kMaxSlowdown).variable, "");

@@ -24,8 +24,7 @@ Installation find_installation();
 // Returns "" if all files exist and the library can be preloaded, else what is wrong.
 std::string installation_problem(const Installation& installation);
 
-// The library that connects libforeshock.so with one exact version of torch. It is built in a separate
-// process, never in a trainer.
+// The library that connects libforeshock.so with one exact version of torch. Never built inside a trainer.
 struct Adapter {
   std::string state;   // ready, prebuilt, built, no_torch, unsupported, no_compiler, no_python, failed
   std::string torch;   // version of torch; "": unknown
@@ -49,8 +48,7 @@ Adapter prepare_adapter(const Installation& installation, const std::string& pyt
 
 struct FoundLibtorch;
 
-// Like prepare_adapter(), for a program that is linked with LibTorch. Runs build_adapter.py with the python3
-// of PATH.
+// Like prepare_adapter(), for a program that is linked with LibTorch, by the python3 of PATH.
 Adapter prepare_adapter_for(const Installation& installation, const FoundLibtorch& libtorch,
                             const std::string& cache);
 
@@ -70,12 +68,10 @@ FoundPython find_python(const std::vector<std::string>& command);
 // torch as an entry point. Else returns why not, which values stay unknown, and what to do.
 std::string helper_problem(const FoundPython& python);
 
-// Whether `program` is a wrapper such as env, nice, srun or mpirun, which starts the command in its
-// arguments.
+// Whether `program` is a wrapper, such as env, nice, srun or mpirun, that starts another command.
 bool starts_a_command(const std::string& program);
 
-// Returns the executable that a shell would find for `name`; "" if there is none. `path`: directories as in
-// PATH.
+// Returns the executable that a shell finds for `name` with `path` as PATH; "" if there is none.
 std::string look_up(const std::string& name, const std::string& path);
 
 // The LibTorch that a C++ trainer will use, found without running the trainer.
@@ -92,8 +88,7 @@ FoundLibtorch find_libtorch(const std::vector<std::string>& command);
 // Whether the program has no dynamic linker, so that no library can be preloaded.
 bool is_static_program(const std::string& path);
 
-// Returns the dynamic linker that the program at `path` names; "" if it names none (a script, a static
-// program).
+// Returns the dynamic linker that a program names; "" if it names none (a script, a static program).
 std::string program_interpreter(const std::string& path);
 
 // The values in the environment of a monitored command that depend on the run.
@@ -103,9 +98,8 @@ struct Monitored {
   std::string adapters;  // FORESHOCK_ADAPTERS: the directory that has the adapter
 };
 
-// Returns the environment of the command: our own environment, with our library at the end of LD_PRELOAD (the
-// user's libraries stay first), our helper at the beginning of PYTHONPATH, and the FORESHOCK_ variables of
-// the trainer.
+// Returns the environment of the command: ours, with libforeshock.so at the end of LD_PRELOAD (the user's
+// libraries stay first), our helper first in PYTHONPATH, and the FORESHOCK_ variables of the trainer.
 std::vector<std::string> command_environment(const Installation& installation, const Arguments& arguments,
                                              const Monitored& monitored);
 

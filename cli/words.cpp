@@ -9,8 +9,7 @@
 namespace foreshock::cli {
 namespace {
 
-// Returns the Damerau-Levenshtein distance: the number of insertions, deletions, replacements, and exchanges
-// of neighbours that turn a into b.
+// Returns the Damerau-Levenshtein distance: insertions, deletions, replacements and swaps of neighbours.
 size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::vector<size_t>> rows(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) {

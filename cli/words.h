@@ -20,9 +20,8 @@ struct WordOption {
 // A command line that was read.
 class Words {
  public:
-  // Reads `words`, the words after the name of `command`. The value of an option is the next word, or follows
-  // "=" in the same word. "--" ends the options. Stops at --help. Returns "" or one line that says what is
-  // wrong and what to do.
+  // Reads the words after the name of `command`. The value of an option is the next word, or follows "=" in
+  // the same word. "--" ends the options. Stops at --help. Returns "" or what is wrong, in one line.
   std::string parse(const std::vector<std::string>& words, const std::string& command,
                     std::span<const WordOption> options);
 
