@@ -1,6 +1,6 @@
 // How `foreshock run` (the launcher) and `foreshock status` use the agent, the process that follows a run:
-// start and restart it, find live runs, read their state, report the end of the command and wait for the
-// summary. They communicate by files in the run directory (segment/SEGMENT.md, "Who is alive") and by HTTP.
+// start and restart it, find live runs, read their state, report the end of the command, wait for the
+// summary. They communicate with the agent by files of the run directory (segment/SEGMENT.md) and by HTTP.
 #ifndef FORESHOCK_CLI_AGENT_CLIENT_H_
 #define FORESHOCK_CLI_AGENT_CLIENT_H_
 

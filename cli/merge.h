@@ -32,7 +32,7 @@ class TensorMerger {
 
   // nullopt: a part is missing, or the histogram of a part.
   const std::optional<TensorLine>& tensor() const { return tensor_; }
-  // The layers, and the whole model, all of whose tensors are known now.
+  // A line for each layer, and for the model, whose tensors of one interval are all known with this one.
   const std::vector<ModelLine>& models() const { return models_; }
   const std::optional<EventLine>& event() const { return event_; }  // set if replicas on two nodes differ
 
@@ -86,7 +86,7 @@ class TensorShares {
     uint64_t whole = 0;                   // its number of values
     std::map<uint32_t, Share> of_record;  // by record: its share in the last line
     bool is_complete = false;
-    bool has_histograms = true;  // false: the first record has a part without, and no line has one
+    bool has_histograms = true;  // false: the first record has only a part, and no line a histogram
   };
   using Key = std::pair<uint32_t, uint32_t>;  // IndexedLine::subject of the tensor, generation
 

@@ -69,7 +69,7 @@ class RecordIndex {
   size_t ranks() const { return record_of_rank_.size(); }
   int64_t world_size() const { return world_size_; }  // the largest in any run line; 0: unknown
   uint64_t bad_lines() const { return bad_lines_; }   // lines that could not be read, and were skipped
-  const std::string& first_problem() const { return first_problem_; }  // with the first of them; "": none
+  const std::string& first_problem() const { return first_problem_; }  // of the first bad line; "": none
   // Paths of the records whose last line is incomplete, separated by commas.
   const std::string& torn() const { return torn_; }
 

@@ -134,11 +134,11 @@ class ReportBuilder {
   std::unique_ptr<Watches> watches_;     // the detectors that are run over the present record
   std::vector<WatchReading> readings_;   // the values that the present line gave to them
   std::map<int64_t, size_t> record_of_;  // by rank: number of the record that has its lines
-  size_t records_ = 0;
+  size_t records_ = 0;                   // number of the present record, from 1
   AttentionErrors attention_;
-  History timeline_;            // the loss of timeline_rank_, by step
-  int64_t timeline_rank_ = -1;  // the first rank in the records; -1: none yet
-  ReportDetector totals_[kDetectors];
+  History timeline_;                   // the loss of timeline_rank_, by step
+  int64_t timeline_rank_ = -1;         // the first rank in the records; -1: none yet
+  ReportDetector totals_[kDetectors];  // of the records that have ended, by DetectorId
   std::string run_id_, version_, framework_, executable_, loss_source_, step_source_;
   std::map<int64_t, RunLine> last_run_line_;  // by rank: its last run line
   int64_t world_size_ = 0;

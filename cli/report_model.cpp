@@ -169,7 +169,6 @@ void Trail::add(const StepLine& line) {
   if (is_other_process && !goes_back(line) && continued_at_.size() < kMostAttempts)
     continued_at_.push_back(*line.step);
   if (attempts_.empty() || goes_back(line)) {
-    // Beyond the limit, the last attempt takes the steps of all further ones.
     if (attempts_.size() < kMostAttempts) attempts_.push_back({*line.step, *line.step});
     attempts_.back().last = *line.step;
     recent_.clear();

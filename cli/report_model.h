@@ -1,7 +1,7 @@
-// The data of `foreshock report`: the loss events of a run, the detectors that left level quiet before each,
-// the circumstances, and possible explanations. Also the classes that collect parts of this data from the
-// lines of a record. A run may go back to a checkpoint and repeat steps; every such part is one "attempt".
-// The "onset" of a loss event is its first step; it is "declared" at a later step, when a rule recognizes it.
+// The data of `foreshock report`: the loss events of a run, the detectors that left level quiet (for watch or
+// warn) before each, the circumstances, and possible explanations. Also classes that collect this data from
+// record lines. An "attempt" is a series of steps that ends when the run goes back to a checkpoint. A loss
+// event begins at its "onset" and is recognized at a later step.
 #ifndef FORESHOCK_CLI_REPORT_MODEL_H_
 #define FORESHOCK_CLI_REPORT_MODEL_H_
 
@@ -21,7 +21,7 @@
 
 namespace foreshock::cli {
 
-// An input value of a detector, and the detector's score for it: it warns at 1.
+// An input value of a detector, and the detector's score for it. A score of 1 is a warning.
 struct SignalPoint {
   int64_t step = 0;
   double value = 0, score = 0;
@@ -39,7 +39,7 @@ class Signals {
   void take(const std::string& layer, const std::vector<WatchReading>& readings);
 
   // Selects the series of `detector` in `layer` with the highest score in the steps from `first` to `onset`.
-  // Returns its finite values from `first` to `last`. Empty if no series has a score in these steps.
+  // Returns the finite values of that series from `first` to `last`; empty if there is no such series.
   std::vector<SignalPoint> around(DetectorId detector, const std::string& layer, int64_t first, int64_t onset,
                                   int64_t last) const;
 
@@ -122,10 +122,9 @@ int64_t steps_between(int64_t a, int64_t b);
 // Stores the newest steps of one rank, and the first and last step of each attempt. Thread-compatible.
 class Trail {
  public:
-  static constexpr size_t kMostRecent = 512;
-  static constexpr size_t kMostAttempts = 4096;
+  static constexpr size_t kMostRecent = 512;     // newest steps that are kept
+  static constexpr size_t kMostAttempts = 4096;  // further ones count as part of the last attempt
 
-  // A series of steps that do not go back, from `first` to `last`.
   struct Attempt {
     int64_t first = 0, last = 0;
   };
@@ -187,8 +186,8 @@ struct ReportEvent {
   static constexpr int64_t kBefore = 256, kAfter = 96;  // steps around the onset that are reported
 
   WatchEventKind kind = WatchEventKind::kLossSpike;
-  int64_t onset_step = 0, declared_step = 0;
-  size_t attempt = 0;              // index in Trail::attempts()
+  int64_t onset_step = 0, declared_step = 0;  // declared: when a rule recognized the event
+  size_t attempt = 0;                         // index in Trail::attempts()
   std::vector<int64_t> ranks;      // ranks that had the event, in the order of the record; never empty
   std::set<int64_t> diverged;      // the members of `ranks` whose loss diverged
   std::vector<ReportSign> before;  // detectors that left level quiet before it, the most reliable first
