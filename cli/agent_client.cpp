@@ -32,8 +32,7 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kFirstPause{200}, kLongestPause{5000};  // between two starts; doubled by each failure
 constexpr milliseconds kShortLife{1000};                       // an agent that ends earlier has failed
-constexpr milliseconds kStartTimeout{
-    5000};  // an agent that publishes no address by then no longer blocks others
+constexpr milliseconds kStartTimeout{5000};  // then an agent without an address no longer blocks other starts
 
 // Returns the path as JSON has it, with invalid UTF-8 replaced, to compare it with paths in agent.json.
 std::string through_json(const std::string& path) {

@@ -13,8 +13,8 @@ namespace foreshock::cli {
 
 // The versions v of a component with `from` <= v < `before`. An empty bound is unknown and does not limit v.
 struct VersionRange {
-  std::string_view
-      component;  // torch, cudnn, cudnn-frontend, flash-attn or transformer-engine; empty: no condition
+  // torch, cudnn, cudnn-frontend, flash-attn or transformer-engine; empty: no condition
+  std::string_view component;
   std::string_view from, before;
 };
 

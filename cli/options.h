@@ -22,9 +22,7 @@ class Arguments {
   // Returns the value of the flag, else of the environment variable, else the default.
   std::string text(OptionId id) const;
 
-  bool has_flag(OptionId id) const {
-    return flags_[static_cast<size_t>(id)].has_value();
-  }                                  // on the command line
+  bool has_flag(OptionId id) const { return flags_[static_cast<size_t>(id)].has_value(); }
   bool is_given(OptionId id) const;  // by a flag or by its environment variable
   bool wants_help() const { return wants_help_; }
   const std::vector<std::string>& command() const { return command_; }
@@ -33,8 +31,8 @@ class Arguments {
   std::string take_flag(const std::vector<std::string>& words, size_t* at, uint32_t reader);
   std::string check_values(uint32_t reader) const;
 
-  std::array<std::optional<std::string>, kOptionCount>
-      flags_;  // by OptionId: the value given; "1" if it has none
+  // By OptionId: the value on the command line; "1" for a flag without a value.
+  std::array<std::optional<std::string>, kOptionCount> flags_;
   std::vector<std::string> command_;
   bool wants_help_ = false;
 };
