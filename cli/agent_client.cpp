@@ -1,3 +1,8 @@
+// The launcher's side of the protocol with the agent (agent_client.h). `foreshock run` is the launcher: it
+// starts the user's command, and the agent, the process that follows the run and serves its page. One agent
+// may serve several launchers of a run. They use files in the run directory: agent.json (the agent's
+// address), agent.lock (held by the agent), agent.start (held by a launcher that starts one),
+// exit.<launcher>.json and summary.<launcher>.json.
 #include "cli/agent_client.h"
 
 #include <errno.h>
@@ -43,6 +48,40 @@ std::string through_json(const std::string& path) {
 
 constexpr int kStateTimeoutMs = 2000;
 constexpr const char* kTokenWanted = "answered 401";  // part of the error of http_get()
+
+constexpr int kExitTimeoutMs = 30000;
+constexpr int kStarvedTimeoutMs = 180000;  // used while other processes keep the agent from running
+constexpr int kPollMs = 50;
+static_assert(kExitTimeoutMs % kPollMs == 0);
+constexpr int kServiceTimeoutMs = 3000;   // a service looks for new runs every second
+constexpr off_t kExitBytes = 4096;        // a page; the exit file has about 60 bytes
+constexpr off_t kSpareBytes = 256 << 10;  // a summary has about 3 KiB for each rank and attempt
+
+bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT || signal == SIGHUP; }
+
+// Creates a file and allocates its space. Returns 0 or an errno.
+int create_reserved(const std::string& path, off_t bytes) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) return errno;
+  if (is_shared_with_group(std::filesystem::path(path).parent_path())) fchmod(fd, 0660);
+  const int error = posix_fallocate(fd, 0, bytes);
+  close(fd);
+  return error;
+}
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+using Json = nlohmann::json;
+
+std::string text_in(const Json& json, const char* key) {
+  std::string text = json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return (c < 0x20 && c != '\n') || c == 0x7f; }, '?');
+  return text;
+}
 
 }  // namespace
 
@@ -221,44 +260,6 @@ std::vector<LiveRun> live_runs(const std::string& run_id) {
   std::sort(runs.begin(), runs.end(), [](const LiveRun& a, const LiveRun& b) { return a.run_id < b.run_id; });
   return runs;
 }
-
-namespace {
-
-constexpr int kExitTimeoutMs = 30000;
-constexpr int kStarvedTimeoutMs = 180000;  // used while other processes keep the agent from running
-constexpr int kPollMs = 50;
-static_assert(kExitTimeoutMs % kPollMs == 0);
-constexpr int kServiceTimeoutMs = 3000;   // a service looks for new runs every second
-constexpr off_t kExitBytes = 4096;        // a page; the exit file has about 60 bytes
-constexpr off_t kSpareBytes = 256 << 10;  // a summary has about 3 KiB for each rank and attempt
-
-bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT || signal == SIGHUP; }
-
-// Creates a file and allocates its space. Returns 0 or an errno.
-int create_reserved(const std::string& path, off_t bytes) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (fd < 0) return errno;
-  if (is_shared_with_group(std::filesystem::path(path).parent_path())) fchmod(fd, 0660);
-  const int error = posix_fallocate(fd, 0, bytes);
-  close(fd);
-  return error;
-}
-
-std::string text_of(const std::string& path) {
-  std::ifstream file(path);
-  return std::string(std::istreambuf_iterator<char>(file), {});
-}
-
-using Json = nlohmann::json;
-
-std::string text_in(const Json& json, const char* key) {
-  std::string text = json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return (c < 0x20 && c != '\n') || c == 0x7f; }, '?');
-  return text;
-}
-
-}  // namespace
 
 std::string ExitExchange::reserve(const std::string& directory) {
   directory_ = directory;

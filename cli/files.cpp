@@ -1,3 +1,5 @@
+// Atomic writing and locking of files (files.h). A file is written under a temporary name in the directory of
+// its target and renamed at the end.
 #include "cli/files.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// The table of known defects of attention kernels (known_bad.h), and how installed versions are found.
 #include "cli/known_bad.h"
 
 #include <charconv>

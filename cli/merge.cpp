@@ -208,26 +208,6 @@ void Merge::print_totals(const Output& output) const {
   say(text);
 }
 
-}  // namespace
-
-int merge(const std::vector<std::string>& words) {
-  Words read_words;
-  if (const std::string problem = read_words.parse(words, "merge", kWords); !problem.empty())
-    return wrong_use(problem);
-  if (read_words.wants_help()) return print_help(kHelp), 0;
-  Request request;
-  if (const std::string problem = parse(read_words, &request); !problem.empty()) return wrong_use(problem);
-  Merge merge;
-  if (const std::string problem = merge.read(request.paths); !problem.empty()) return wrong_use(problem);
-  Output output(request.out);
-  if (const std::string problem = merge.write(&output); !problem.empty()) return wrong_use(problem);
-  if (const std::string problem = output.finish(); !problem.empty()) return say(problem), 1;
-  merge.print_totals(output);
-  return 0;
-}
-
-namespace {
-
 constexpr const char* kJob = "job";
 constexpr size_t kDims = 4;  // numbers per part in part_offsets, and in part_shapes
 
@@ -297,6 +277,22 @@ bool is_apart(int64_t begin, int64_t size, int64_t other, int64_t other_size) {
 }
 
 }  // namespace
+
+int merge(const std::vector<std::string>& words) {
+  Words read_words;
+  if (const std::string problem = read_words.parse(words, "merge", kWords); !problem.empty())
+    return wrong_use(problem);
+  if (read_words.wants_help()) return print_help(kHelp), 0;
+  Request request;
+  if (const std::string problem = parse(read_words, &request); !problem.empty()) return wrong_use(problem);
+  Merge merge;
+  if (const std::string problem = merge.read(request.paths); !problem.empty()) return wrong_use(problem);
+  Output output(request.out);
+  if (const std::string problem = merge.write(&output); !problem.empty()) return wrong_use(problem);
+  if (const std::string problem = output.finish(); !problem.empty()) return say(problem), 1;
+  merge.print_totals(output);
+  return 0;
+}
 
 // Returns one line for each distinct part. Other lines are replicas; sets event_ if a replica differs.
 std::vector<const TensorMerger::NodeLine*> TensorMerger::distinct_parts(const std::vector<NodeLine>& nodes) {

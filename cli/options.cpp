@@ -1,3 +1,5 @@
+// Parses and checks command-line options (options.h). kOptions is the table of libmonitor/options.h. A row
+// has a flag, a variable, a default, bounds, and one bit per command that has the option ("reader").
 #include "cli/options.h"
 
 #include <arpa/inet.h>
@@ -94,6 +96,114 @@ std::string number_wanted(OptionId id, const std::string& text, const std::strin
 std::string help_text(const Option& row) {
   const std::string bounds = bounds_text(row);
   return bounds.empty() ? row.help : row.help + (" (" + bounds + ")");
+}
+
+constexpr size_t kLongest = 63;  // the segment stores the run id in 64 bytes
+
+bool is_plain(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
+         c == '-';
+}
+
+std::string from_environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// Returns a valid run id that is as similar to `text` as possible. `text` must not be empty.
+std::string valid_run_id(std::string text) {
+  if (text.size() > kLongest) text.resize(kLongest);
+  for (char& c : text)
+    if (!is_plain(c)) c = '_';
+  if (text[0] == '.' || text == "lock") text[0] = '_';
+  return text;
+}
+
+std::string random_id() {
+  std::random_device device;
+  char digits[9];
+  std::snprintf(digits, sizeof digits, "%08x", device());
+  return digits;
+}
+
+std::string slurm_id() {
+  const std::string job = from_environment("SLURM_JOB_ID"), step = from_environment("SLURM_STEP_ID");
+  return job.empty() || step.empty() ? job : job + "." + step;
+}
+
+namespace fs = std::filesystem;
+
+// Returns "" if the file (or, for --file-sd, the directory) that the option names can be written.
+std::string output_problem(const Arguments& arguments, OptionId id) {
+  const std::string given = arguments.text(id);
+  if (given.empty()) return "";
+  const std::string path = absolute(given);
+  const std::string folder = fs::path(path).parent_path();
+  const bool exists = access(path.c_str(), F_OK) == 0;
+  // Another errno: the name is too long, a file is used as a folder, or links form a cycle.
+  const bool has_bad_name = !exists && errno != ENOENT;
+  std::error_code error;
+  const bool is_directory = fs::is_directory(path, error);
+  const bool takes_directory = id == OptionId::kFileSd;  // the agent writes one file per run into it
+  if (has_bad_name || (is_directory && !takes_directory) ||
+      access((exists ? path : folder).c_str(), is_directory ? W_OK | X_OK : W_OK) != 0) {
+    return std::string(option(id).flag) + ": " + given +
+           " cannot be written; name a file in a directory you may write";
+  }
+  return "";
+}
+
+std::string flagged_problem(const Arguments& arguments) {
+  const std::string path = absolute(arguments.text(OptionId::kSaveFlagged));
+  if (path.empty()) return "";
+  const bool is_there = mkdir(path.c_str(), 0700) == 0 || errno == EEXIST;
+  std::error_code error;
+  if (is_there && fs::is_directory(path, error) && access(path.c_str(), R_OK | W_OK | X_OK) == 0) return "";
+  return std::string(option(OptionId::kSaveFlagged).flag) + ": " + path +
+         " is not a writable directory; name one, or a new one in a directory you may write";
+}
+
+std::string token_problem(const Arguments& arguments) {
+  const std::string path = absolute(arguments.text(OptionId::kTokenFile));
+  if (path.empty()) return "";
+  struct stat status = {};
+  std::string problem;
+  read_token(path, &status, &problem);
+  return problem.empty() ? "" : std::string(option(OptionId::kTokenFile).flag) + ": " + problem;
+}
+
+// Returns "" if a socket can be made at `path`. A socket that exists is accepted: the agent removes it if it
+// has no listener, and otherwise reports the problem.
+std::string socket_problem(const std::string& path) {
+  struct stat there = {};
+  const bool is_file = lstat(path.c_str(), &there) == 0 && !S_ISSOCK(there.st_mode);
+  const std::string folder = fs::path(path).parent_path();
+  return !is_file && access(folder.c_str(), W_OK | X_OK) == 0 ? ""
+                                                              : "name a socket in a directory you may write";
+}
+
+// Returns "" if this machine has the address. Binds to any free port; the agent checks the wanted one.
+template <class Address>
+std::string bind_problem(const Address& address) {
+  const int probe = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  std::string problem;
+  if (probe < 0 || bind(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+    problem = std::string(std::strerror(errno)) + "; name an address of this machine, or 127.0.0.1";
+  if (probe >= 0) close(probe);
+  return problem;
+}
+
+std::string address_problem(const std::string& text) {
+  sockaddr_storage address = {};
+  auto* of_v4 = reinterpret_cast<sockaddr_in*>(&address);
+  auto* of_v6 = reinterpret_cast<sockaddr_in6*>(&address);
+  if (inet_pton(AF_INET, text.c_str(), &of_v4->sin_addr) == 1)
+    address.ss_family = AF_INET;
+  else if (inet_pton(AF_INET6, text.c_str(), &of_v6->sin6_addr) == 1)
+    address.ss_family = AF_INET6;
+  else
+    return "";  // localhost
+  return bind_problem(address);
 }
 
 }  // namespace
@@ -291,118 +401,6 @@ std::string options_markdown() {
   }
   return text;
 }
-
-namespace {
-
-constexpr size_t kLongest = 63;  // the segment stores the run id in 64 bytes
-
-bool is_plain(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
-         c == '-';
-}
-
-std::string from_environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-// Returns a valid run id that is as similar to `text` as possible. `text` must not be empty.
-std::string valid_run_id(std::string text) {
-  if (text.size() > kLongest) text.resize(kLongest);
-  for (char& c : text)
-    if (!is_plain(c)) c = '_';
-  if (text[0] == '.' || text == "lock") text[0] = '_';
-  return text;
-}
-
-std::string random_id() {
-  std::random_device device;
-  char digits[9];
-  std::snprintf(digits, sizeof digits, "%08x", device());
-  return digits;
-}
-
-std::string slurm_id() {
-  const std::string job = from_environment("SLURM_JOB_ID"), step = from_environment("SLURM_STEP_ID");
-  return job.empty() || step.empty() ? job : job + "." + step;
-}
-
-namespace fs = std::filesystem;
-
-// Returns "" if the file (or, for --file-sd, the directory) that the option names can be written.
-std::string output_problem(const Arguments& arguments, OptionId id) {
-  const std::string given = arguments.text(id);
-  if (given.empty()) return "";
-  const std::string path = absolute(given);
-  const std::string folder = fs::path(path).parent_path();
-  const bool exists = access(path.c_str(), F_OK) == 0;
-  // Another errno: the name is too long, a file is used as a folder, or links form a cycle.
-  const bool has_bad_name = !exists && errno != ENOENT;
-  std::error_code error;
-  const bool is_directory = fs::is_directory(path, error);
-  const bool takes_directory = id == OptionId::kFileSd;  // the agent writes one file per run into it
-  if (has_bad_name || (is_directory && !takes_directory) ||
-      access((exists ? path : folder).c_str(), is_directory ? W_OK | X_OK : W_OK) != 0) {
-    return std::string(option(id).flag) + ": " + given +
-           " cannot be written; name a file in a directory you may write";
-  }
-  return "";
-}
-
-std::string flagged_problem(const Arguments& arguments) {
-  const std::string path = absolute(arguments.text(OptionId::kSaveFlagged));
-  if (path.empty()) return "";
-  const bool is_there = mkdir(path.c_str(), 0700) == 0 || errno == EEXIST;
-  std::error_code error;
-  if (is_there && fs::is_directory(path, error) && access(path.c_str(), R_OK | W_OK | X_OK) == 0) return "";
-  return std::string(option(OptionId::kSaveFlagged).flag) + ": " + path +
-         " is not a writable directory; name one, or a new one in a directory you may write";
-}
-
-std::string token_problem(const Arguments& arguments) {
-  const std::string path = absolute(arguments.text(OptionId::kTokenFile));
-  if (path.empty()) return "";
-  struct stat status = {};
-  std::string problem;
-  read_token(path, &status, &problem);
-  return problem.empty() ? "" : std::string(option(OptionId::kTokenFile).flag) + ": " + problem;
-}
-
-// Returns "" if a socket can be made at `path`. A socket that exists is accepted: the agent removes it if it
-// has no listener, and otherwise reports the problem.
-std::string socket_problem(const std::string& path) {
-  struct stat there = {};
-  const bool is_file = lstat(path.c_str(), &there) == 0 && !S_ISSOCK(there.st_mode);
-  const std::string folder = fs::path(path).parent_path();
-  return !is_file && access(folder.c_str(), W_OK | X_OK) == 0 ? ""
-                                                              : "name a socket in a directory you may write";
-}
-
-// Returns "" if this machine has the address. Binds to any free port; the agent checks the wanted one.
-template <class Address>
-std::string bind_problem(const Address& address) {
-  const int probe = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  std::string problem;
-  if (probe < 0 || bind(probe, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
-    problem = std::string(std::strerror(errno)) + "; name an address of this machine, or 127.0.0.1";
-  if (probe >= 0) close(probe);
-  return problem;
-}
-
-std::string address_problem(const std::string& text) {
-  sockaddr_storage address = {};
-  auto* of_v4 = reinterpret_cast<sockaddr_in*>(&address);
-  auto* of_v6 = reinterpret_cast<sockaddr_in6*>(&address);
-  if (inet_pton(AF_INET, text.c_str(), &of_v4->sin_addr) == 1)
-    address.ss_family = AF_INET;
-  else if (inet_pton(AF_INET6, text.c_str(), &of_v6->sin6_addr) == 1)
-    address.ss_family = AF_INET6;
-  else
-    return "";  // localhost
-  return bind_problem(address);
-}
-
-}  // namespace
 
 std::string run_id_problem(const std::string& run_id) {
   if (run_id.empty() || run_id.size() > kLongest) return "give a run id of 1 to 63 characters";

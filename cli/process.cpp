@@ -1,3 +1,4 @@
+// Starts programs with posix_spawn, captures their output, and passes signals on to them (process.h).
 #include "cli/process.h"
 
 #include <errno.h>

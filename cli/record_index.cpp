@@ -1,3 +1,5 @@
+// The index by which `foreshock merge` sorts the lines of several records (record_index.h). A temporary file
+// has its sorted parts ("pieces"); a heap has the piece with the next line at its front.
 #include "cli/record_index.h"
 
 #include <unistd.h>

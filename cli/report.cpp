@@ -245,54 +245,6 @@ std::string inside_script(const std::string& json) {
   return text;
 }
 
-}  // namespace
-
-std::string report_json(const Report& report) {
-  Json episodes = Json::array(), events = Json::array(), detectors = Json::array(), notes = report.notes;
-  for (const ReportEpisode& each : report.episodes)
-    if (episodes.size() < kMostEpisodes) episodes.push_back(episode_json(each));
-  for (const ReportEvent& each : report.events) events.push_back(event_json(each, events.size() + 1));
-  for (const ReportDetector& each : report.detectors) detectors.push_back(detector_json(each));
-  const Json document = {{"schema", 1},
-                         {"run", name_or_null(report.run)},
-                         {"version", name_or_null(report.version)},
-                         {"headline", cut(report.headline)},
-                         {"verdict", report.verdict},
-                         {"facts", facts_json(report.facts)},
-                         {"events_from", report.from_record ? "record" : "detectors"},
-                         {"events_note", report.events_note},
-                         {"timeline", timeline_json(report)},
-                         {"attention", attention_json(report)},
-                         {"episodes", episodes},
-                         {"loss_events", events},
-                         {"detectors", detectors},
-                         {"coverage", facts_json(report.coverage)},
-                         {"notes", notes},
-                         {"limits", report.limits}};
-  return document.dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
-std::string report_page(const std::string& json) {
-  std::string page;
-  const std::string data = inside_script(json), rules = policy();
-  // In the order of the marks in page.html. Inserted parts must not be searched for further marks, because
-  // they contain text from a trainer.
-  const std::pair<std::string_view, std::string_view> parts[] = {{"/*POLICY*/", rules},
-                                                                 {"/*STYLE*/", kReportCss},
-                                                                 {"/*DATA*/", data},
-                                                                 {"/*CHART*/", kReportChart},
-                                                                 {"/*SCRIPT*/", kReportJs}};
-  size_t from = 0;
-  for (const auto& [mark, text] : parts) {
-    const size_t at = kReportHtml.find(mark, from);
-    page.append(kReportHtml.substr(from, at - from)).append(text);
-    from = at + mark.size();
-  }
-  return page.append(kReportHtml.substr(from));
-}
-
-namespace {
-
 constexpr size_t kMostIncidents = 3, kMostSigns = 5, kMostLines = 6;  // entries of each list in the Markdown
 
 void append_lines(std::string* text, const std::string& title, const std::vector<std::string>& lines) {
@@ -332,36 +284,6 @@ std::string markdown_of(const ReportEvent& event, size_t number) {
   append_lines(&text, "What to try:", event.to_try);
   return text;
 }
-
-}  // namespace
-
-std::string report_markdown(const Report& report, const std::vector<std::string>& records) {
-  std::string text = "# " + report.headline + "\n\n" + report.verdict + "\n\n";
-  std::vector<std::string> facts;
-  for (const ReportFact& fact : report.facts) facts.push_back(fact.name + ": " + fact.text);
-  append_lines(&text, "", facts);
-  if (!report.attention_faults.empty()) text += "\n## Attention\n\n" + report.attention_text + "\n";
-  for (size_t n = 0; n < std::min(report.events.size(), kMostIncidents); ++n)
-    text += markdown_of(report.events[n], n + 1);
-  if (report.events.size() > kMostIncidents)
-    text += "\n" + std::to_string(report.events.size() - kMostIncidents) +
-            " further loss events are on the page.\n";
-  text += "\n## Not judged\n\n";
-  append_lines(&text, "", lines_of(report.coverage, ReportFact::Mark::kUnknown));
-  append_lines(&text, "", report.notes);
-  append_lines(&text, "Limits:", report.limits);
-  std::string names;
-  for (const std::string& record : records) names += " " + record;
-  text +=
-      "\n## Look further\n\n    foreshock report" + names + "\n    foreshock report --json" + names + "\n";
-  if (records.size() == 1) text += "    foreshock detect" + names + "\n";
-  std::string lines;  // each line is made printable on its own, since printable() replaces newlines
-  std::istringstream all(text);
-  for (std::string line; std::getline(all, line);) lines += printable(line) + "\n";
-  return lines;
-}
-
-namespace {
 
 namespace fs = std::filesystem;
 
@@ -445,6 +367,76 @@ std::string read(const std::string& path, ReportBuilder* builder, std::vector<st
 }
 
 }  // namespace
+
+std::string report_json(const Report& report) {
+  Json episodes = Json::array(), events = Json::array(), detectors = Json::array(), notes = report.notes;
+  for (const ReportEpisode& each : report.episodes)
+    if (episodes.size() < kMostEpisodes) episodes.push_back(episode_json(each));
+  for (const ReportEvent& each : report.events) events.push_back(event_json(each, events.size() + 1));
+  for (const ReportDetector& each : report.detectors) detectors.push_back(detector_json(each));
+  const Json document = {{"schema", 1},
+                         {"run", name_or_null(report.run)},
+                         {"version", name_or_null(report.version)},
+                         {"headline", cut(report.headline)},
+                         {"verdict", report.verdict},
+                         {"facts", facts_json(report.facts)},
+                         {"events_from", report.from_record ? "record" : "detectors"},
+                         {"events_note", report.events_note},
+                         {"timeline", timeline_json(report)},
+                         {"attention", attention_json(report)},
+                         {"episodes", episodes},
+                         {"loss_events", events},
+                         {"detectors", detectors},
+                         {"coverage", facts_json(report.coverage)},
+                         {"notes", notes},
+                         {"limits", report.limits}};
+  return document.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::string report_page(const std::string& json) {
+  std::string page;
+  const std::string data = inside_script(json), rules = policy();
+  // In the order of the marks in page.html. Inserted parts must not be searched for further marks, because
+  // they contain text from a trainer.
+  const std::pair<std::string_view, std::string_view> parts[] = {{"/*POLICY*/", rules},
+                                                                 {"/*STYLE*/", kReportCss},
+                                                                 {"/*DATA*/", data},
+                                                                 {"/*CHART*/", kReportChart},
+                                                                 {"/*SCRIPT*/", kReportJs}};
+  size_t from = 0;
+  for (const auto& [mark, text] : parts) {
+    const size_t at = kReportHtml.find(mark, from);
+    page.append(kReportHtml.substr(from, at - from)).append(text);
+    from = at + mark.size();
+  }
+  return page.append(kReportHtml.substr(from));
+}
+
+std::string report_markdown(const Report& report, const std::vector<std::string>& records) {
+  std::string text = "# " + report.headline + "\n\n" + report.verdict + "\n\n";
+  std::vector<std::string> facts;
+  for (const ReportFact& fact : report.facts) facts.push_back(fact.name + ": " + fact.text);
+  append_lines(&text, "", facts);
+  if (!report.attention_faults.empty()) text += "\n## Attention\n\n" + report.attention_text + "\n";
+  for (size_t n = 0; n < std::min(report.events.size(), kMostIncidents); ++n)
+    text += markdown_of(report.events[n], n + 1);
+  if (report.events.size() > kMostIncidents)
+    text += "\n" + std::to_string(report.events.size() - kMostIncidents) +
+            " further loss events are on the page.\n";
+  text += "\n## Not judged\n\n";
+  append_lines(&text, "", lines_of(report.coverage, ReportFact::Mark::kUnknown));
+  append_lines(&text, "", report.notes);
+  append_lines(&text, "Limits:", report.limits);
+  std::string names;
+  for (const std::string& record : records) names += " " + record;
+  text +=
+      "\n## Look further\n\n    foreshock report" + names + "\n    foreshock report --json" + names + "\n";
+  if (records.size() == 1) text += "    foreshock detect" + names + "\n";
+  std::string lines;  // each line is made printable on its own, since printable() replaces newlines
+  std::istringstream all(text);
+  for (std::string line; std::getline(all, line);) lines += printable(line) + "\n";
+  return lines;
+}
 
 int report(const std::vector<std::string>& words) {
   Words read_words;

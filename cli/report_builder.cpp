@@ -1,3 +1,7 @@
+// Builds the data of `foreshock report` (report_builder.h) from a record, the JSON lines that the agent has
+// written: loss events, signs (detectors that left level quiet before an event), facts (circumstances of an
+// event), and clues (facts that have an explaining text). An attempt is a series of steps that ends when the
+// run goes back. A loss event begins at its onset and is declared at a later step, when a rule recognizes it.
 #include "cli/report_builder.h"
 
 #include <algorithm>
@@ -360,6 +364,51 @@ bool is_loss_event(WatchEventKind kind) {
          kind == WatchEventKind::kLossRise;
 }
 
+constexpr size_t kMostFaultEvents = 4096;  // further ones are ignored
+constexpr size_t kMostRanks = 4096;
+constexpr size_t kTimelinePoints = 1024;
+constexpr History::Column kTimeline[] = {{"loss", History::Keep::kMean}, {"loss_max", History::Keep::kMax}};
+
+// Returns the layer of a line; "" for kinds of lines without a layer, such as steps.
+template <class Line>
+std::string layer_of(const Line& line) {
+  if constexpr (requires { line.layer; }) return line.layer;
+  return "";
+}
+
+std::optional<double> time_of(const RecordLine& line) {
+  return std::visit([](const auto& each) { return each.time; }, line);
+}
+
+// `seconds`: since 1970.
+std::string time_text(double seconds) {
+  const auto whole = static_cast<time_t>(seconds);
+  std::tm parts = {};
+  char text[64] = "";
+  if (!(std::abs(seconds) < 1e11) || gmtime_r(&whole, &parts) == nullptr) return "not known";
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts);
+  return text;
+}
+
+std::string duration_text(double seconds) {
+  if (!(seconds >= 0) || seconds > 1e10) return "not known";
+  if (seconds < 120) return formatted("%.0f s", seconds);
+  return seconds < 7200 ? formatted("%.0f min", seconds / 60) : formatted("%.1f h", seconds / 3600);
+}
+
+std::vector<std::string> limits() {
+  return {
+      "The report shows what moved before an event, not what caused it: a sign and an event can have a "
+      "common cause, or none.",
+      "Attention is sampled: what is shorter than the steps between two samples can be missed, and so can "
+      "what befalls a single head or row.",
+      "The figures of the benchmark are from small trainings with planted faults, most of their events from "
+      "one small net; how often a detector is right in a training like this one is not known.",
+      "Layers are named where the place of an attention call is known; a detector of gradients or of the "
+      "loss names none.",
+  };
+}
+
 }  // namespace
 
 std::vector<ReportFact> facts_of(const ReportEvent& event, const std::vector<ReportEvent>& events,
@@ -483,55 +532,6 @@ void EventCollector::close(int64_t rank, const Trail& trail, const std::map<int6
     return true;
   });
 }
-
-namespace {
-
-constexpr size_t kMostFaultEvents = 4096;  // further ones are ignored
-constexpr size_t kMostRanks = 4096;
-constexpr size_t kTimelinePoints = 1024;
-constexpr History::Column kTimeline[] = {{"loss", History::Keep::kMean}, {"loss_max", History::Keep::kMax}};
-
-// Returns the layer of a line; "" for kinds of lines without a layer, such as steps.
-template <class Line>
-std::string layer_of(const Line& line) {
-  if constexpr (requires { line.layer; }) return line.layer;
-  return "";
-}
-
-std::optional<double> time_of(const RecordLine& line) {
-  return std::visit([](const auto& each) { return each.time; }, line);
-}
-
-// `seconds`: since 1970.
-std::string time_text(double seconds) {
-  const auto whole = static_cast<time_t>(seconds);
-  std::tm parts = {};
-  char text[64] = "";
-  if (!(std::abs(seconds) < 1e11) || gmtime_r(&whole, &parts) == nullptr) return "not known";
-  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S UTC", &parts);
-  return text;
-}
-
-std::string duration_text(double seconds) {
-  if (!(seconds >= 0) || seconds > 1e10) return "not known";
-  if (seconds < 120) return formatted("%.0f s", seconds);
-  return seconds < 7200 ? formatted("%.0f min", seconds / 60) : formatted("%.1f h", seconds / 3600);
-}
-
-std::vector<std::string> limits() {
-  return {
-      "The report shows what moved before an event, not what caused it: a sign and an event can have a "
-      "common cause, or none.",
-      "Attention is sampled: what is shorter than the steps between two samples can be missed, and so can "
-      "what befalls a single head or row.",
-      "The figures of the benchmark are from small trainings with planted faults, most of their events from "
-      "one small net; how often a detector is right in a training like this one is not known.",
-      "Layers are named where the place of an attention call is known; a detector of gradients or of the "
-      "loss names none.",
-  };
-}
-
-}  // namespace
 
 ReportBuilder::ReportBuilder() : timeline_(kTimeline, kTimelinePoints) { begin_record(); }
 

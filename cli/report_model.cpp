@@ -1,3 +1,5 @@
+// Collects from record lines, for a report: attention errors, inputs of detectors, and steps
+// (report_model.h).
 #include "cli/report_model.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// The texts of `foreshock report` (report_text.h). A "sign" is a detector that left level quiet before a loss
+// event, a "clue" a circumstance of the event. "Proven": the benchmark shows that the detector is reliable.
 #include "cli/report_text.h"
 
 #include <algorithm>
@@ -201,29 +203,6 @@ constexpr ClueText kClueTexts[] = {
       "See why the agent missed them: `foreshock status`, and the log of the agent."}},
 };
 static_assert(std::size(kClueTexts) == kClues, "a clue needs a row here");
-
-}  // namespace
-
-const ReportText& text_of(DetectorId detector) { return kDetectorTexts[static_cast<size_t>(detector)].text; }
-
-const ReportText& text_of(WatchEventKind kind) {
-  if (kind == WatchEventKind::kDivergence) return kDivergence;
-  return kind == WatchEventKind::kLossRise ? kRise : kSpike;
-}
-
-const ReportText& text_of(Clue clue) { return kClueTexts[static_cast<size_t>(clue)].text; }
-
-const char* why_without_values(DetectorId detector) {
-  return kDetectorTexts[static_cast<size_t>(detector)].without_values;
-}
-
-std::optional<DetectorId> detector_of(std::string_view name) {
-  for (const DetectorInfo& info : kDetectorTable)
-    if (name == info.name) return info.id;
-  return std::nullopt;
-}
-
-namespace {
 
 constexpr int kBackFor = 3;          // a loss has recovered after so many consecutive low losses
 constexpr double kBackWithin = 0.1;  // a slow rise has recovered if at most this share of it remains
@@ -453,6 +432,25 @@ std::string loss_verdict_of(const Report& report, const RunCounts& counts) {
 }
 
 }  // namespace
+
+const ReportText& text_of(DetectorId detector) { return kDetectorTexts[static_cast<size_t>(detector)].text; }
+
+const ReportText& text_of(WatchEventKind kind) {
+  if (kind == WatchEventKind::kDivergence) return kDivergence;
+  return kind == WatchEventKind::kLossRise ? kRise : kSpike;
+}
+
+const ReportText& text_of(Clue clue) { return kClueTexts[static_cast<size_t>(clue)].text; }
+
+const char* why_without_values(DetectorId detector) {
+  return kDetectorTexts[static_cast<size_t>(detector)].without_values;
+}
+
+std::optional<DetectorId> detector_of(std::string_view name) {
+  for (const DetectorInfo& info : kDetectorTable)
+    if (name == info.name) return info.id;
+  return std::nullopt;
+}
 
 std::string steps_text(int64_t number) {
   return count(static_cast<double>(number)) + (number == 1 ? " step" : " steps");

@@ -1,3 +1,5 @@
+// Run directories and their locks (run_dir.h). In <base>/<run id>/ `foreshock run` (the launcher), the agent
+// and the trainers of a run communicate. They hold locks on run.lock, agent.lock and *.seg, respectively.
 #include "cli/run_dir.h"
 
 #include <errno.h>
@@ -66,6 +68,46 @@ bool wait_for_agent_end(const std::string& directory, int timeout_ms) {
   FileLock agent;
   return access((directory + "/agent.lock").c_str(), F_OK) != 0 ||
          agent.lock_within(directory + "/agent.lock", LOCK_EX, timeout_ms);
+}
+
+// What to do about a reason in the name of an off file. The text follows "monitoring was off in 1 process: ".
+struct Advice {
+  const char* reason;
+  const char* text;
+};
+
+constexpr Advice kAdvice[] = {
+    {"adapter_missing",
+     "no adapter was built for its torch; run `foreshock doctor -- COMMAND` with the same command"},
+    {"adapter_not_loadable",
+     "the adapter does not load; remove it from the cache and run `foreshock doctor`"},
+    {"adapter_failed", "the adapter refused this torch; run `foreshock doctor -- COMMAND`"},
+    {"torch_version_unknown", "its torch has no version.py beside it, so no adapter can be chosen"},
+    {"no_space", "the tmpfs of the run directory is full; free some of /dev/shm or set FORESHOCK_DIR"},
+    {"memory_limit",
+     "the memory limit of its cgroup or container leaves no room for a segment; raise it by a few MiB"},
+    {"no_directory", "its run directory is gone or not writable; start it with `foreshock run`"},
+    {"no_mapping", "the kernel refused it memory; look at its limits (ulimit -v, cgroup, seccomp)"},
+    {"no_descriptor", "it has no file descriptor left; raise `ulimit -n`"},
+    {"file_limit", "its files are limited to less than a segment; raise `ulimit -f` to 4 MiB or more"},
+    {"not_permitted",
+     "a sandbox refused a call that the monitor needs (seccomp or a security module); run `foreshock doctor "
+     "-- COMMAND` inside it"},
+    {"rank_taken", "another live process has the same run id and rank; give each run an id of its own"},
+    {"no_tmpfs", "the run directory is not on tmpfs; set FORESHOCK_DIR"},
+};
+
+// Returns "no_space" for "off.1234.no_space"; "" for a name of another form.
+std::string reason_of(const std::string& file) {
+  if (file.rfind("off.", 0) != 0) return "";
+  const size_t dot = file.find('.', 4);
+  return dot == std::string::npos ? "" : file.substr(dot + 1);
+}
+
+// An off file contains the number of its process's launcher. Without a number it may belong to any launcher.
+bool may_belong_to(const fs::path& file, uint64_t launcher_id) {
+  uint64_t owner = 0;
+  return !(std::ifstream(file) >> owner) || owner == 0 || owner == launcher_id;
 }
 
 }  // namespace
@@ -206,50 +248,6 @@ uint64_t launcher_id(pid_t pid, uint64_t pid_namespace) {
 }
 
 uint64_t launcher_id() { return launcher_id(getpid(), pid_namespace()); }
-
-namespace {
-
-// What to do about a reason in the name of an off file. The text follows "monitoring was off in 1 process: ".
-struct Advice {
-  const char* reason;
-  const char* text;
-};
-
-constexpr Advice kAdvice[] = {
-    {"adapter_missing",
-     "no adapter was built for its torch; run `foreshock doctor -- COMMAND` with the same command"},
-    {"adapter_not_loadable",
-     "the adapter does not load; remove it from the cache and run `foreshock doctor`"},
-    {"adapter_failed", "the adapter refused this torch; run `foreshock doctor -- COMMAND`"},
-    {"torch_version_unknown", "its torch has no version.py beside it, so no adapter can be chosen"},
-    {"no_space", "the tmpfs of the run directory is full; free some of /dev/shm or set FORESHOCK_DIR"},
-    {"memory_limit",
-     "the memory limit of its cgroup or container leaves no room for a segment; raise it by a few MiB"},
-    {"no_directory", "its run directory is gone or not writable; start it with `foreshock run`"},
-    {"no_mapping", "the kernel refused it memory; look at its limits (ulimit -v, cgroup, seccomp)"},
-    {"no_descriptor", "it has no file descriptor left; raise `ulimit -n`"},
-    {"file_limit", "its files are limited to less than a segment; raise `ulimit -f` to 4 MiB or more"},
-    {"not_permitted",
-     "a sandbox refused a call that the monitor needs (seccomp or a security module); run `foreshock doctor "
-     "-- COMMAND` inside it"},
-    {"rank_taken", "another live process has the same run id and rank; give each run an id of its own"},
-    {"no_tmpfs", "the run directory is not on tmpfs; set FORESHOCK_DIR"},
-};
-
-// Returns "no_space" for "off.1234.no_space"; "" for a name of another form.
-std::string reason_of(const std::string& file) {
-  if (file.rfind("off.", 0) != 0) return "";
-  const size_t dot = file.find('.', 4);
-  return dot == std::string::npos ? "" : file.substr(dot + 1);
-}
-
-// An off file contains the number of its process's launcher. Without a number it may belong to any launcher.
-bool may_belong_to(const fs::path& file, uint64_t launcher_id) {
-  uint64_t owner = 0;
-  return !(std::ifstream(file) >> owner) || owner == 0 || owner == launcher_id;
-}
-
-}  // namespace
 
 std::string advice_for(const std::string& reason) {
   for (const Advice& row : kAdvice)

@@ -1,3 +1,4 @@
+// Output to a terminal, with ANSI escape sequences (terminal.h).
 #include "cli/terminal.h"
 
 #include <signal.h>

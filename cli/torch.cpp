@@ -1,3 +1,5 @@
+// Finds the torch of a command, its adapter, and makes the environment (torch.h). An adapter is a library
+// that connects libforeshock.so with one version of torch. build_adapter.py finds, builds and tests adapters.
 #include "cli/torch.h"
 
 #include <elf.h>
@@ -123,48 +125,6 @@ std::string cache_name(const Installation& installation) {
   return "adapters-" FORESHOCK_VERSION "-" + hash_of_sources(installation);
 }
 
-}  // namespace
-
-// The path is <cache>/<directory of one torch>/adapter.so.
-std::string Adapter::folder() const { return fs::path(path).parent_path().parent_path().string(); }
-
-std::string adapter_cache(const Installation& installation) {
-  const std::string root = cache_root();
-  if (root.empty()) return "";
-  return root + "/" + cache_name(installation);
-}
-
-Adapter prepare_adapter(const Installation& installation, const std::string& python, const std::string& cache,
-                        const std::string& libtorch) {
-  const std::string base = choose_base_directory().path;
-  if (cache.empty() && base.empty())
-    return {"failed", "", "", "there is no place for the adapter: set FORESHOCK_CACHE to a directory"};
-  std::vector<std::string> command = {python,      installation.adapter_sources + "/build_adapter.py",
-                                      "--library", installation.library,
-                                      "--include", installation.headers};
-  if (!cache.empty()) command.insert(command.end(), {"--cache", cache});
-  // Agents that search the base directory for runs ignore names that begin with a dot.
-  if (!base.empty()) command.insert(command.end(), {"--fallback", base + "/." + cache_name(installation)});
-  if (!libtorch.empty()) command.insert(command.end(), {"--torch", libtorch});
-  return read_answer(run_and_capture(command, own_environment(), kBuildTimeoutMs, announce_build_once),
-                     python);
-}
-
-Adapter prepare_adapter_for(const Installation& installation, const FoundLibtorch& libtorch,
-                            const std::string& cache) {
-  if (libtorch.library.empty())
-    return {"failed", "", "", "the dynamic linker finds no libtorch_cpu.so for it; set LD_LIBRARY_PATH"};
-  if (libtorch.home.empty())
-    return {"failed", "", "", libtorch.library + " has no headers in ../include; install LibTorch whole"};
-  const char* path = std::getenv("PATH");
-  const std::string python = look_up("python3", path != nullptr ? path : "/usr/bin:/bin");
-  if (python.empty())
-    return {"no_python", "", "", "python3 builds the adapter, and there is none in PATH; install it"};
-  return prepare_adapter(installation, python, cache, libtorch.home);
-}
-
-namespace {
-
 std::string base_name(const std::string& path) { return path.substr(path.find_last_of('/') + 1); }
 
 // python, python3, python3.11, pypy3
@@ -234,54 +194,6 @@ std::vector<std::string> script_command(const std::string& script, const std::st
   return command;
 }
 
-}  // namespace
-
-std::string helper_problem(const FoundPython& python) {
-  for (const std::string& option : python.options) {
-    if (const char letter = isolating_letter(option); letter != 0)
-      return std::string("python -") + letter + (letter == 'I' ? " (isolated mode)" : "") +
-             " ignores PYTHONPATH, by which the helper comes: leave it out" + kWithoutHelper;
-  }
-  const char* autoload = std::getenv("TORCH_DEVICE_BACKEND_AUTOLOAD");
-  if (autoload != nullptr && std::string(autoload) == "0")
-    return std::string("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the helper out: unset it") + kWithoutHelper;
-  return "";
-}
-
-bool starts_a_command(const std::string& program) {
-  static constexpr const char* kWrappers[] = {"env",     "nice",   "ionice", "numactl", "taskset",
-                                              "timeout", "stdbuf", "nohup",  "setsid",  "time",
-                                              "chrt",    "srun",   "mpirun", "mpiexec"};
-  return std::find(std::begin(kWrappers), std::end(kWrappers), base_name(program)) != std::end(kWrappers);
-}
-
-std::string look_up(const std::string& name, const std::string& path) {
-  if (name.empty()) return "";
-  if (name.find('/') != std::string::npos) return is_program(name) ? name : "";
-  std::istringstream directories(path);
-  for (std::string directory; std::getline(directories, directory, ':');) {
-    const std::string candidate = (directory.empty() ? "." : directory) + "/" + name;
-    if (is_program(candidate)) return candidate;
-  }
-  return "";
-}
-
-FoundPython find_python(const std::vector<std::string>& command) {
-  const std::string path = search_path();
-  for (size_t at = 0; at < command.size(); ++at) {
-    const std::string program = look_up(command[at], path);
-    if (is_python_name(base_name(command[at])) && !program.empty())
-      return {program, true, options_from(command, at + 1)};
-    if (const auto script = script_command(program, path); !script.empty())
-      return {script[0], true, options_from(script, 1)};
-    // Without a wrapper, only the first word is a program.
-    if (at == 0 && !starts_a_command(command[0])) break;
-  }
-  return {look_up("python3", path), false, {}};
-}
-
-namespace {
-
 constexpr int kListTimeoutMs = 20000;
 
 // Reads the line `libtorch_cpu.so => /opt/libtorch/lib/libtorch_cpu.so (0x...)` of the dynamic linker's list
@@ -332,6 +244,88 @@ bool is_entry_of(const std::string& list, const std::string& entry) {
 }
 
 }  // namespace
+
+// The path is <cache>/<directory of one torch>/adapter.so.
+std::string Adapter::folder() const { return fs::path(path).parent_path().parent_path().string(); }
+
+std::string adapter_cache(const Installation& installation) {
+  const std::string root = cache_root();
+  if (root.empty()) return "";
+  return root + "/" + cache_name(installation);
+}
+
+Adapter prepare_adapter(const Installation& installation, const std::string& python, const std::string& cache,
+                        const std::string& libtorch) {
+  const std::string base = choose_base_directory().path;
+  if (cache.empty() && base.empty())
+    return {"failed", "", "", "there is no place for the adapter: set FORESHOCK_CACHE to a directory"};
+  std::vector<std::string> command = {python,      installation.adapter_sources + "/build_adapter.py",
+                                      "--library", installation.library,
+                                      "--include", installation.headers};
+  if (!cache.empty()) command.insert(command.end(), {"--cache", cache});
+  // Agents that search the base directory for runs ignore names that begin with a dot.
+  if (!base.empty()) command.insert(command.end(), {"--fallback", base + "/." + cache_name(installation)});
+  if (!libtorch.empty()) command.insert(command.end(), {"--torch", libtorch});
+  return read_answer(run_and_capture(command, own_environment(), kBuildTimeoutMs, announce_build_once),
+                     python);
+}
+
+Adapter prepare_adapter_for(const Installation& installation, const FoundLibtorch& libtorch,
+                            const std::string& cache) {
+  if (libtorch.library.empty())
+    return {"failed", "", "", "the dynamic linker finds no libtorch_cpu.so for it; set LD_LIBRARY_PATH"};
+  if (libtorch.home.empty())
+    return {"failed", "", "", libtorch.library + " has no headers in ../include; install LibTorch whole"};
+  const char* path = std::getenv("PATH");
+  const std::string python = look_up("python3", path != nullptr ? path : "/usr/bin:/bin");
+  if (python.empty())
+    return {"no_python", "", "", "python3 builds the adapter, and there is none in PATH; install it"};
+  return prepare_adapter(installation, python, cache, libtorch.home);
+}
+
+std::string helper_problem(const FoundPython& python) {
+  for (const std::string& option : python.options) {
+    if (const char letter = isolating_letter(option); letter != 0)
+      return std::string("python -") + letter + (letter == 'I' ? " (isolated mode)" : "") +
+             " ignores PYTHONPATH, by which the helper comes: leave it out" + kWithoutHelper;
+  }
+  const char* autoload = std::getenv("TORCH_DEVICE_BACKEND_AUTOLOAD");
+  if (autoload != nullptr && std::string(autoload) == "0")
+    return std::string("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the helper out: unset it") + kWithoutHelper;
+  return "";
+}
+
+bool starts_a_command(const std::string& program) {
+  static constexpr const char* kWrappers[] = {"env",     "nice",   "ionice", "numactl", "taskset",
+                                              "timeout", "stdbuf", "nohup",  "setsid",  "time",
+                                              "chrt",    "srun",   "mpirun", "mpiexec"};
+  return std::find(std::begin(kWrappers), std::end(kWrappers), base_name(program)) != std::end(kWrappers);
+}
+
+std::string look_up(const std::string& name, const std::string& path) {
+  if (name.empty()) return "";
+  if (name.find('/') != std::string::npos) return is_program(name) ? name : "";
+  std::istringstream directories(path);
+  for (std::string directory; std::getline(directories, directory, ':');) {
+    const std::string candidate = (directory.empty() ? "." : directory) + "/" + name;
+    if (is_program(candidate)) return candidate;
+  }
+  return "";
+}
+
+FoundPython find_python(const std::vector<std::string>& command) {
+  const std::string path = search_path();
+  for (size_t at = 0; at < command.size(); ++at) {
+    const std::string program = look_up(command[at], path);
+    if (is_python_name(base_name(command[at])) && !program.empty())
+      return {program, true, options_from(command, at + 1)};
+    if (const auto script = script_command(program, path); !script.empty())
+      return {script[0], true, options_from(script, 1)};
+    // Without a wrapper, only the first word is a program.
+    if (at == 0 && !starts_a_command(command[0])) break;
+  }
+  return {look_up("python3", path), false, {}};
+}
 
 std::string program_interpreter(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

@@ -1,3 +1,4 @@
+// Parses simple command lines and formats their help (words.h).
 #include "cli/words.h"
 
 #include <algorithm>
