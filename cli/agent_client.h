@@ -120,7 +120,7 @@ class ExitExchange {
     std::string summary;  // summary of the ranks of our command, JSON text
     std::string problem;  // why there is no summary
   };
-  // Waits until the agent has answered, it cannot answer, or a signal asks to stop. Waits at most 30 s, or
+  // Waits until the agent has answered, it cannot answer, or a stop signal arrives. Waits at most 30 s, or
   // 180 s if the agent does not run because it gets no CPU.
   Answer wait(SignalPasser* signals, AgentKeeper* keeper) const;
 

@@ -99,7 +99,7 @@ bool is_trap(const struct stat& link, const std::string& directory) {
          (at.st_mode & S_ISVTX) != 0 && (at.st_mode & S_IWOTH) != 0;
 }
 
-// Returns the target of a symbolic link; nullopt if `path` is no link. Sets `*problem` if it is a trap.
+// Returns the target of a symbolic link; nullopt if `path` is not one. Sets `*problem` if it is a trap.
 std::optional<std::string> next_of(const std::string& path, std::string* problem) {
   // The owner and the target are read by one descriptor, so that the link cannot be replaced in between.
   const int place = open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);

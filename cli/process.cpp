@@ -190,10 +190,10 @@ SignalPasser::SignalPasser() {
   sigemptyset(&waited_);
   sigaddset(&waited_, SIGCHLD);
   for (int signal : kPassedOn) sigaddset(&waited_, signal);
-  sigemptyset(&asking_);
+  sigemptyset(&stop_signals_);
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    // A blocked signal becomes pending even if it is ignored. Ignored signals must not ask to stop.
-    if (!is_ignored(signal)) sigaddset(&asking_, signal);
+    // A blocked signal becomes pending even if it is ignored. Ignored signals do not stop the run.
+    if (!is_ignored(signal)) sigaddset(&stop_signals_, signal);
   }
   signal(SIGCHLD, SIG_DFL);  // if SIGCHLD were ignored, exit statuses would be lost
   sigset_t blocked = waited_;
@@ -205,13 +205,13 @@ SignalPasser::SignalPasser() {
 int SignalPasser::next_signal(int period_ms, siginfo_t* info) {
   const timespec period = {period_ms / 1000, period_ms % 1000 * 1000000L};
   const int signal = sigtimedwait(&waited_, info, &period);
-  if (signal > 0 && stop_signal_ == 0 && asks_to_stop(signal)) stop_signal_ = signal;
+  if (signal > 0 && stop_signal_ == 0 && is_stop_signal(signal)) stop_signal_ = signal;
   return signal;
 }
 
 int SignalPasser::stop_before_start() {
   const timespec at_once = {0, 0};
-  const int signal = sigtimedwait(&asking_, nullptr, &at_once);
+  const int signal = sigtimedwait(&stop_signals_, nullptr, &at_once);
   return signal > 0 ? signal : 0;
 }
 
@@ -228,7 +228,7 @@ ExitStatus SignalPasser::wait_for(pid_t pid, const std::function<void()>& tick) 
 bool SignalPasser::interrupted_within(int period_ms) {
   siginfo_t info = {};
   const int signal = next_signal(period_ms, &info);
-  return signal > 0 && asks_to_stop(signal);
+  return signal > 0 && is_stop_signal(signal);
 }
 
 }  // namespace foreshock::cli

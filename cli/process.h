@@ -60,9 +60,10 @@ std::string environment_value(const std::vector<std::string>& environment, const
 void set_environment(std::vector<std::string>* environment, const std::string& name,
                      const std::string& value);
 
-// Waits for the user's command and passes signals on to it: SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and
-// SIGUSR2. The constructor blocks these for the rest of this process, so that they stay pending until one of
-// the functions below takes them. It also blocks SIGPIPE and SIGXFSZ.
+// Waits for the user's command and passes signals on to it: SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1,
+// SIGUSR2. The first three are "stop signals", unless they were ignored before (nohup, a job in the
+// background). The constructor blocks all six, so that they stay pending until a function below takes them,
+// and SIGPIPE, SIGXFSZ.
 class SignalPasser {
  public:
   SignalPasser();
@@ -70,27 +71,25 @@ class SignalPasser {
   // The signal mask with which the command must be started.
   const sigset_t* original_mask() const { return &original_; }
 
-  // Takes a pending signal that asks to stop, and returns it; 0: none. Must be called just before the command
-  // is started. wait_for() would not pass on a Ctrl-C of the terminal, since the terminal also sends it to a
-  // running command; but this command did not run yet.
+  // Takes a pending stop signal and returns it; 0: none. Must be called just before the command is started:
+  // wait_for() would not pass on a Ctrl-C, because the terminal sends that to a running command itself.
   int stop_before_start();
 
   // Waits for the end of `pid`. Meanwhile passes signals on and calls `tick` every 200 ms.
   ExitStatus wait_for(pid_t pid, const std::function<void()>& tick);
 
-  // Waits up to `period_ms`. Returns true if a signal that asks to stop has arrived.
+  // Waits up to `period_ms`. Returns true if a stop signal has arrived.
   bool interrupted_within(int period_ms);
 
-  // The first SIGTERM, SIGINT or SIGHUP since the construction; 0: none. A signal that was ignored before
-  // (nohup, a job in the background) does not count.
+  // The first stop signal since the construction, other than in stop_before_start(); 0: none.
   int stop_signal() const { return stop_signal_; }
 
  private:
   int next_signal(int period_ms, siginfo_t* info);
-  bool asks_to_stop(int signal) const { return sigismember(&asking_, signal) == 1; }
+  bool is_stop_signal(int signal) const { return sigismember(&stop_signals_, signal) == 1; }
 
-  // The mask before the construction; the signals that are waited for, with SIGCHLD; those that ask to stop.
-  sigset_t original_, waited_, asking_;
+  // The mask before the construction; the signals that are waited for, with SIGCHLD; stop signals.
+  sigset_t original_, waited_, stop_signals_;
   int stop_signal_ = 0;
 };
 

@@ -99,10 +99,10 @@ Json facts_json(const std::vector<ReportFact>& facts) {
   return list;
 }
 
-// Returns how many steps earlier than `since_step` the sign may have begun; -1: unknown, as there is no
-// earlier value. It may have begun at any step after the detector's previous value. Since a detector that
+// Returns how many steps earlier than `since_step` the sign may have started; -1: unknown, as there is no
+// earlier value. It may have started at any step after the detector's previous value. Since a detector that
 // needs several values reacts late, a gap of more than kLongUnseen steps among the previous kValues values
-// counts too: the sign may then have begun in that gap.
+// counts too: the sign may then have started in that gap.
 int64_t unseen_before(const ReportSign& sign) {
   constexpr int kValues = 4;
   int64_t next = sign.since_step, unseen = -1;

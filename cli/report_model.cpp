@@ -1,5 +1,4 @@
-// Collects from record lines, for a report: attention errors, inputs of detectors, and steps
-// (report_model.h).
+// Collects data for a report from record lines (report_model.h): attention errors, detector inputs, steps.
 #include "cli/report_model.h"
 
 #include <algorithm>

@@ -158,7 +158,7 @@ class Trail {
 // ended earlier, only the last one is a sign.
 struct ReportSign {
   static constexpr int64_t kNear = 64;  // steps, as in the benchmark of the detectors (bench/precursors)
-  // If a detector had no value for more than this many steps, its sign may have begun in these steps.
+  // If a detector had no value for more than this many steps, its sign may have started in these steps.
   static constexpr int64_t kLongUnseen = 8;
 
   DetectorId detector = DetectorId::kBias;

@@ -115,7 +115,7 @@ int watch_terminal(const Arguments& arguments) {
   return kAllAnswered;
 }
 
-// Prints the states repeatedly, for an output that is no terminal, until a signal ends the process. Reports
+// Prints the states repeatedly, for an output other than a terminal, until a signal ends the process. Reports
 // that there is no run when that becomes true, not every time.
 [[noreturn]] void watch_lines(const Arguments& arguments, bool as_json) {
   for (bool was_empty = false;;) {
@@ -128,7 +128,7 @@ int watch_terminal(const Arguments& arguments) {
   }
 }
 
-// `value`: 0 pauses, 1 resumes. Returns false if the file is no control file or cannot be written.
+// `value`: 0 pauses, 1 resumes. Returns false if the file is not a control file or cannot be written.
 bool store_switch(const std::string& path, uint32_t value) {
   const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (descriptor < 0) return false;

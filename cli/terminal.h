@@ -52,7 +52,7 @@ class Screen {
   void draw(const std::string& text);
   size_t rows() const { return rows_; }  // at the last draw() or wait()
 
-  // Waits `seconds`, or until the size of the window changes. Returns false after a signal that asks to stop.
+  // Waits `seconds`, or until the size of the window changes. Returns false after a stop signal.
   bool wait(int seconds);
 
  private:
