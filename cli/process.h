@@ -60,10 +60,9 @@ std::string environment_value(const std::vector<std::string>& environment, const
 void set_environment(std::vector<std::string>* environment, const std::string& name,
                      const std::string& value);
 
-// Waits for the user's command and passes signals on to it: SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1,
-// SIGUSR2. The first three are "stop signals", unless they were ignored before (nohup, a job in the
-// background). The constructor blocks all six, so that they stay pending until a function below takes them,
-// and SIGPIPE, SIGXFSZ.
+// Waits for the user's command and passes SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 on to it. The
+// first three are "stop signals", unless they were ignored before (nohup, a job in the background). The
+// constructor blocks all six, so that they stay pending until a function below takes them.
 class SignalPasser {
  public:
   SignalPasser();

@@ -245,7 +245,8 @@ std::string inside_script(const std::string& json) {
   return text;
 }
 
-constexpr size_t kMostIncidents = 3, kMostSigns = 5, kMostLines = 6;  // entries of each list in the Markdown
+// In the Markdown: loss events, signs of each event, and lines of each list.
+constexpr size_t kMostIncidents = 3, kMostSigns = 5, kMostLines = 6;
 
 void append_lines(std::string* text, const std::string& title, const std::vector<std::string>& lines) {
   if (lines.empty()) return;
