@@ -371,7 +371,8 @@ std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
   // A node that holds the whole tensor makes the parts of other nodes superfluous.
   const auto whole =
       std::find_if(parts.begin(), parts.end(), [](const auto* each) { return is_whole(each->line); });
-  if (whole != parts.end()) parts = {*whole};
+  const bool has_whole = whole != parts.end();
+  if (has_whole) parts = {*whole};
   uint64_t elements = 0;
   bool has_histograms = true;
   for (const NodeLine* part : parts) {
@@ -379,8 +380,8 @@ std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
     has_histograms &= !part->line.histogram.empty();
   }
   const bool is_complete = !parts.empty() && elements == parts[0]->line.whole_elements;
-  if (!is_complete || (!has_histograms && whole == parts.end())) return "";
-  if (whole != parts.end() && !has_histograms) {  // the node's own distances are those of the whole tensor
+  if (!is_complete || (!has_histograms && !has_whole)) return "";
+  if (has_whole && !has_histograms) {  // the node's own distances are those of the whole tensor
     tensor_ = parts[0]->line;
   } else {
     TensorSnapshot snapshot;

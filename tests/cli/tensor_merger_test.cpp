@@ -94,6 +94,20 @@ TEST(TensorMerger, AMissingPartGivesNothing) {
   EXPECT_TRUE(merger.models().empty());
 }
 
+TEST(TensorMerger, TheWholeIsTakenWhereverItStandsAmongPartsWithoutHistograms) {
+  const auto values = normal(1);
+  TensorMerger::NodeLine part = node(1, values, 0, 45), whole = node(1, values, 0, kRows);
+  part.line.histogram.clear();
+  whole.line.histogram.clear();
+  // The node holds the tensor in two pieces, which sorts its line behind the other node's.
+  whole.line.part_offsets.insert(whole.line.part_offsets.end(), {45, 0, 0, 0});
+  whole.line.part_shapes = {45, kColumns, 1, 1, 55, kColumns, 1, 1};
+  TensorMerger merger;
+  EXPECT_EQ(merger.take({part, whole}), "");
+  ASSERT_TRUE(merger.tensor());
+  EXPECT_EQ(merger.tensor()->elements, values.size());
+}
+
 TEST(TensorMerger, ReplicasCountOnceAndAreCompared) {
   TensorMerger merger;
   const auto values = normal(4);
