@@ -66,8 +66,6 @@ std::unique_ptr<SegmentReader> SegmentReader::adopt(const std::string& name, int
   // A trainer reserves its whole file. A sparse file could make the agent read terabytes of zeros.
   if (static_cast<uint64_t>(status.st_blocks) * 512 < static_cast<uint64_t>(status.st_size))
     return refuse("a sparse file, which no trainer makes");
-  reader->device_ = status.st_dev;
-  reader->inode_ = status.st_ino;
 
   std::byte page[4096];
   const size_t head = std::min<size_t>(sizeof page, static_cast<size_t>(status.st_size));
@@ -275,8 +273,6 @@ uint64_t SegmentReader::lost(uint32_t pass, Lost reason) const {
 }
 
 bool SegmentReader::is_locked() const {
-  struct stat status = {};
-  if (fstat(segment_, &status) != 0 || status.st_dev != device_ || status.st_ino != inode_) return false;
   struct flock lock = {};
   lock.l_type = F_RDLCK;
   lock.l_whence = SEEK_SET;

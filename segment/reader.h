@@ -143,7 +143,6 @@ class SegmentReader {
   std::string name_;
   int segment_ = -1;
   int control_file_ = -1;
-  uint64_t device_ = 0, inode_ = 0;
   Header header_ = {};
   Control control_ = {};
   Consumption consumption_[kMaxSlots] = {};
