@@ -200,14 +200,14 @@ bool SafeEnvironment::copy_array(int memory, const char** entries, size_t* count
 
 bool SafeEnvironment::copy(int memory) {
   // unsetenv() moves entries to the front one by one. A copy made at that time may lack an entry, and then
-  // differs from the next copy. If no two copies agree in kTries attempts, the last copy is used.
+  // differs from the next copy. If no two copies agree in kTries attempts, the last copy is used, if it is
+  // whole.
   size_t count = 0, again = 0;
   bool has_copy = false, is_stable = false;
   for (int tried = 0; tried < kTries && !is_stable; ++tried) {
-    if (!copy_array(memory, buffers_->again, &again) || !copy_array(memory, buffers_->entries, &count))
-      continue;
-    has_copy = true;
-    is_stable = count == again && std::equal(buffers_->entries, buffers_->entries + count, buffers_->again);
+    has_copy = copy_array(memory, buffers_->again, &again) && copy_array(memory, buffers_->entries, &count);
+    is_stable = has_copy && count == again &&
+                std::equal(buffers_->entries, buffers_->entries + count, buffers_->again);
   }
   if (!has_copy) return false;
   char *to = buffers_->text, *const last_begin = buffers_->text + kText - kLongest;
@@ -243,15 +243,15 @@ int first_number(const SafeEnvironment& variables, std::initializer_list<const c
 // Returns the number of tasks on node number `node` from Slurm's list for all nodes: "4(x2),3" means 4, 4 and
 // 3. Returns -1 if the list is missing, invalid or too short.
 int tasks_of_node(const char* list, int node) {
-  for (int first = 0; list != nullptr && *list >= '0' && *list <= '9';) {
+  for (int64_t first = 0; list != nullptr && *list >= '0' && *list <= '9';) {
     char* end = nullptr;
     const long tasks = std::strtol(list, &end, 10);
     long nodes = 1;
     if (end[0] == '(' && end[1] == 'x') nodes = std::strtol(end + 2, &end, 10);
     if (*end == ')') ++end;
-    if (nodes < 1 || tasks > 10'000'000) return -1;
+    if (nodes < 1 || nodes > 10'000'000 || tasks > 10'000'000) return -1;
     if (node < first + nodes) return static_cast<int>(tasks);
-    first += static_cast<int>(std::min<long>(nodes, 10'000'000));
+    first += nodes;
     list = *end == ',' ? end + 1 : nullptr;
   }
   return -1;
