@@ -110,11 +110,9 @@ void PendingStep::clear() {
   record = 0;
   events = gradients = 0;
   has_events = has_gradients = true;
-  is_late = false;
 }
 
 void PendingStep::add(const PendingEvent& added) {
-  is_late |= added.value.number != 0 || added.scale.number != 0;
   if (events == kMostEvents || event == nullptr)
     has_events = false;
   else
@@ -122,7 +120,6 @@ void PendingStep::add(const PendingEvent& added) {
 }
 
 void PendingStep::add(const PendingGradient& added) {
-  is_late |= added.norm.number != 0;
   if (gradients == kMostGradients || gradient == nullptr)
     has_gradients = false;
   else

@@ -97,7 +97,6 @@ struct PendingStep {
   segment::StepRecord so_far;      // the record as it was written, without the missing numbers
   uint32_t events, gradients;      // number of events and of gradients
   bool has_events, has_gradients;  // false: some were dropped for lack of room
-  bool is_late;                    // a number was missing when an observation was added
   PendingEvent* event;             // array of kMostEvents, or null
   PendingGradient* gradient;       // array of kMostGradients, or null
 

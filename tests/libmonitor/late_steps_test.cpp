@@ -35,7 +35,6 @@ TEST_F(LateStepsTest, EachKindIsKnownByItself) {
   step.add(loss(1));
   step.add(skip(2));
   step.add(PendingGradient{0, false, {0, 3}});
-  EXPECT_TRUE(step.is_late);
   EXPECT_FALSE(look(step, 0));
   EXPECT_FALSE(step.knows_losses() || step.knows_skips() || step.knows_gradients());
   EXPECT_FALSE(look(step, 1));
