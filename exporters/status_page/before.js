@@ -49,9 +49,10 @@ function earliestSignals({ step, declared, ranks }) {
     for (const { detector, layer, level, since_step, lead_steps } of event.preceded_by || [])
       offer({ detector, layer, level, since: since_step, lead: lead_steps, rank });
   }
+  const preceding = new Set(earliest.keys());
   for (const { rank } of ranks) {
     for (const { event, layer, first_step } of rank.events || []) {
-      if (event.startsWith("warn_") && first_step >= step && first_step <= declared && !earliest.has(event.slice(5)))
+      if (event.startsWith("warn_") && first_step >= step && first_step <= declared && !preceding.has(event.slice(5)))
         offer({ detector: event.slice(5), layer, level: "warn", since: first_step, lead: step - first_step, rank });
     }
   }
