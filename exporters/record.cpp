@@ -94,12 +94,16 @@ RecordFile::~RecordFile() { close(file_); }
 // record, so that no other writer can take it. On failure the present file stays in use.
 void RecordFile::begin_new_part() {
   const std::string next = path_ + ".new";
-  const int file = ::open(next.c_str(), O_RDWR | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600);
+  // The file may exist: an agent may have been killed at the first rename. It is empty then.
+  const int file = ::open(next.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_APPEND | O_CLOEXEC, 0600);
   struct stat status = {};
   if (file < 0) return;
-  if (flock(file, LOCK_EX | LOCK_NB) != 0 || fstat(file, &status) != 0 ||
-      rename(path_.c_str(), older_part(path_).c_str()) != 0 || rename(next.c_str(), path_.c_str()) != 0) {
-    unlink(next.c_str());
+  const bool is_ours = flock(file, LOCK_EX | LOCK_NB) == 0 && fstat(file, &status) == 0 &&
+                       S_ISREG(status.st_mode) && status.st_size == 0;
+  const bool has_moved = is_ours && rename(path_.c_str(), older_part(path_).c_str()) == 0;
+  if (!has_moved || rename(next.c_str(), path_.c_str()) != 0) {
+    if (has_moved) rename(older_part(path_).c_str(), path_.c_str());
+    if (is_ours) unlink(next.c_str());
     close(file);
     return;
   }
