@@ -28,19 +28,18 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = Run::Clock;
 
-constexpr std::chrono::milliseconds kShortestSleep = 1ms;
-constexpr std::chrono::milliseconds kLongestSleep = 32ms;
+constexpr std::chrono::milliseconds kShortestSleep = 1ms, kLongestSleep = 32ms;
 constexpr const char* kLogFile = "agent.log";  // opened by the launcher as the agent's stderr
 constexpr off_t kMostLogBytes = 256 << 10;
 constexpr auto kPublishEvery = 1s;
-constexpr auto kCadenceEvery = 2s;
+constexpr auto kUpdateIntervalEvery = 2s;
 constexpr auto kDiscoverEvery = 200ms;
 constexpr auto kSearchEvery = 1s;             // how often a service searches its tree for runs
 constexpr size_t kMostBytesOfAddress = 4096;  // of agent.json
 constexpr size_t kMostTables = 4096;  // history tables in the published state; a run has ranks times layers
 
 volatile std::sig_atomic_t g_stop = 0;
-void ask_to_stop(int) { g_stop = 1; }
+void request_stop(int) { g_stop = 1; }
 
 int fail(const std::string& error) {
   std::fprintf(stderr, "foreshock agent: %s\n", error.c_str());
@@ -66,7 +65,7 @@ class Agent {
   void adopt(FoundRun found, Clock::time_point now);
   void forget_ended(Clock::time_point now);
   void discover(Clock::time_point now);
-  void choose_cadences();
+  void update_intervals();
   nlohmann::json state_of_agent() const;
   void bound_log();
   void publish();
@@ -81,7 +80,7 @@ class Agent {
   std::vector<Target> other_agents_;  // agents that owners of runs in the tree have started
   Registry registry_;
   HttpServer server_;
-  double cpu_at_cadence_ = 0;
+  double cpu_at_update_ = 0;  // CPU seconds of this process at the last update_intervals()
   TargetFile target_file_;
   bool has_warned_of_shortage_ = false;
   std::string target_problem_;  // reason why the file of targets could not be written; "": none
@@ -89,7 +88,7 @@ class Agent {
 
 int Agent::run() {
   std::string error;
-  for (int signal : {SIGTERM, SIGINT}) std::signal(signal, ask_to_stop);
+  for (int signal : {SIGTERM, SIGINT}) std::signal(signal, request_stop);
   std::signal(SIGHUP, SIG_IGN);
   raise_descriptor_limit();
   if (is_service()) {
@@ -99,7 +98,7 @@ int Agent::run() {
   } else if (!open_single_run(&error)) {
     return error.empty() ? 0 : fail(error);
   }
-  publish();
+  publish();  // before the server starts, so that its first reply has a state
   if (!server_.start(options_.bind, options_.port, &error, options_.token_file, options_.last_port))
     return fail(error);
   if (server_.port() != 0) alerts_.set_url("http://" + server_.place() + "/");
@@ -109,7 +108,7 @@ int Agent::run() {
   else if (!write_address(*runs_[0].run))
     return fail("cannot write to " + options_.directory + ": " + std::strerror(errno));
   if (!options_.file_sd.empty()) target_file_.remove_abandoned();
-  be_nice();
+  be_nice();  // after the start of the HTTP thread, which keeps its priority
   loop();
   alerts_.leave(Clock::now());
   server_.stop();
@@ -141,8 +140,9 @@ bool Agent::open_single_run(std::string* error) {
   return !runs_.empty();
 }
 
+// Writes agent.json into the directory of a run. `foreshock status` and the launcher find the agent by it.
 bool Agent::write_address(const Run& run) {
-  const bool moved = options_.last_port > 0 && server_.port() > options_.port;
+  const bool moved = options_.last_port > 0 && server_.port() > options_.port;  // to another port
   const nlohmann::json address = {
       {"pid", getpid()},           {"pid_namespace", pid_namespace()},        {"address", server_.address()},
       {"port", server_.port()},    {"port_taken", moved ? options_.port : 0}, {"run", run.label()},
@@ -157,7 +157,7 @@ bool Agent::write_address(const Run& run) {
 void Agent::loop() {
   std::chrono::milliseconds sleep = kShortestSleep;
   Clock::time_point next_publish = {}, next_discover = {}, next_search = {};
-  Clock::time_point next_cadence = Clock::now() + kCadenceEvery;
+  Clock::time_point next_interval_update = Clock::now() + kUpdateIntervalEvery;
   while (g_stop == 0) {
     const auto now = Clock::now();
     if (is_service() && now >= next_search) {
@@ -173,29 +173,30 @@ void Agent::loop() {
     for (ServedRun& each : runs_) busy |= each.run->poll();
     alerts_.poll(now);
     if (now >= next_publish) {
-      for (ServedRun& each : runs_) each.run->look_for_life(now);
+      for (ServedRun& each : runs_) each.run->finish_dead_ranks(now);
       publish();
       next_publish = now + kPublishEvery;
     }
-    // A launcher that discover() has answered waits until the agent ends, so this is checked immediately.
+    // A launcher that has got its summary in discover() waits until the agent ends.
     if (discovers && !is_needed()) return;
-    if (now >= next_cadence) {
-      choose_cadences();
-      next_cadence = now + kCadenceEvery;
+    if (now >= next_interval_update) {
+      update_intervals();
+      next_interval_update = now + kUpdateIntervalEvery;
     }
     sleep = busy ? kShortestSleep : std::min(2 * sleep, kLongestSleep);
     std::this_thread::sleep_for(sleep);
   }
 }
 
+// Forgets ended runs of the tree, and adopts new ones.
 void Agent::search(Clock::time_point now) {
   forget_ended(now);
   other_agents_.clear();
   for (FoundRun& found : tree_->look()) adopt(std::move(found), now);
 }
 
-// Returns the agent that the owner of a run has started, from the text of its agent.json. Port 0: it cannot
-// be scraped.
+// Returns the address of the agent that the owner of a run has started. `text` is the content of its
+// agent.json. Port 0: Prometheus cannot scrape it.
 Target other_agents_target(const std::string& label, const std::optional<std::string>& text) {
   const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, false);
   Target target = {"", 0, label};
@@ -210,6 +211,8 @@ Target other_agents_target(const std::string& label, const std::optional<std::st
   return target;
 }
 
+// Starts to follow a run of the tree. If its owner's own agent follows the run, adds that agent to
+// other_agents_.
 void Agent::adopt(FoundRun found, Clock::time_point now) {
   const auto namesake = std::find_if(runs_.begin(), runs_.end(),
                                      [&](const ServedRun& each) { return each.run->label() == found.label; });
@@ -219,13 +222,14 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   }
   std::string error;
   const std::optional<std::string> address = found.directory->read("agent.json", kMostBytesOfAddress);
-  // Run::open() takes this second descriptor; tree_->leave() below still needs the first.
+  // A second descriptor for Run::open(), which keeps it; tree_->leave() below still needs the first.
   std::unique_ptr<Directory> duplicate = found.directory->open_again();
   std::unique_ptr<Run> run =
       duplicate == nullptr ? nullptr
                            : Run::open({found.run_id, found.label, "", 0, 0, cores_, 0, &alerts_, "", 0},
                                        std::move(duplicate), &error);
   if (run == nullptr) {
+    // With an empty error, another agent follows the run. The tree returns the run again in both cases.
     const bool is_short = is_shortage(errno);
     tree_->leave(found.label, *found.directory, error.empty() || is_short);
     if (is_short) {
@@ -258,29 +262,30 @@ void Agent::forget_ended(Clock::time_point now) {
   });
 }
 
+// Finds new segments of all runs, and writes the summaries for launchers whose command has ended.
 void Agent::discover(Clock::time_point now) {
   for (ServedRun& each : runs_) {
     each.run->discover(&registry_);
     const std::vector<LauncherExit> ended = each.run->ended_launchers(now, &registry_);
-    if (!ended.empty()) publish();
-    for (const LauncherExit& exit : ended) each.run->answer(exit);
+    if (!ended.empty()) publish();  // first, since launcher and agent end after the summary
+    for (const LauncherExit& exit : ended) each.run->write_summary(exit);
   }
 }
 
 // Distributes the agent's CPU time since the last call over the runs, in proportion to the CPU time spent on
 // their ranks. Then each run chooses its sampling interval.
-void Agent::choose_cadences() {
+void Agent::update_intervals() {
   const double cpu = process_cpu_seconds();
   double sum = 0;
   for (ServedRun& each : runs_) sum += each.new_rank_seconds();
   for (ServedRun& each : runs_) {
     const double share = sum > 0 ? each.new_rank_seconds() / sum : 1 / static_cast<double>(runs_.size());
-    each.cpu_seconds += share * (cpu - cpu_at_cadence_);
+    each.cpu_seconds += share * (cpu - cpu_at_update_);
   }
-  cpu_at_cadence_ = cpu;
+  cpu_at_update_ = cpu;
   for (ServedRun& each : runs_) {
     each.rank_seconds += each.new_rank_seconds();
-    each.run->choose_cadence(each.cpu_seconds);
+    each.run->update_interval(each.cpu_seconds);
   }
 }
 
@@ -315,8 +320,8 @@ nlohmann::json Agent::state_of_agent() const {
             {"directories_refused", tree_ != nullptr ? tree_->refused() : 0}}}};
 }
 
-// Limits the size of agent.log, which is in shared memory. The commands of --on-alert write to it too. The
-// end of the text is moved to agent.log.1.
+// Limits the size of agent.log, which is in shared memory, and to which the commands of --on-alert write too.
+// Moves the end of a longer text to agent.log.1. Does nothing if stderr is not the agent.log of this run.
 void Agent::bound_log() {
   struct stat log = {};
   if (is_service() || runs_.empty() || fstat(STDERR_FILENO, &log) != 0 || !S_ISREG(log.st_mode) ||
@@ -346,7 +351,7 @@ void Agent::publish() {
   refresh_documents(agent, &runs_);
   for (const ServedRun& each : runs_)
     if (each.document != nullptr) published->run_states.emplace_back(each.run->label(), each.document);
-  // Without a run in the query, /api/v1/state shows the run that was found most recently.
+  // Without a run in the query, /api/v1/state returns the run that was found most recently.
   published->state_json =
       !runs_.empty() && runs_.back().document != nullptr ? *runs_.back().document : text_of(agent, -1);
   auto history = std::make_shared<std::vector<HistoryTable>>();
@@ -369,6 +374,7 @@ void Agent::publish_targets(Published* published) {
   target_problem_ = problem;
 }
 
+// Whether the agent must go on. A service ends only when it is stopped.
 bool Agent::is_needed() const {
   return is_service() || options_.keep_alive ||
          std::any_of(runs_.begin(), runs_.end(), [](const ServedRun& each) { return each.run->is_needed(); });
@@ -387,10 +393,12 @@ constexpr milliseconds kMaxRoundTime{20};
 constexpr int kPauseFactor = 20;  // pause between two documents, as a multiple of their duration
 constexpr size_t kMostDocumentBytes = 8 << 20;
 
+// Returns the document of a run for the page: the full one, or, if that is too large, one without layers, or,
+// if that is too large too, a problem.
 std::shared_ptr<const std::string> document_of(const Run& run, const nlohmann::json& agent) {
-  for (const bool with_histories : {true, false}) {
+  for (const bool for_page : {true, false}) {
     nlohmann::json document = agent;
-    document.update(run.document(0, with_histories));
+    document.update(run.document(0, for_page));
     std::string text = text_of(document, -1);
     if (text.size() <= kMostDocumentBytes) return std::make_shared<const std::string>(std::move(text));
   }
@@ -475,8 +483,8 @@ TargetFile::~TargetFile() {
   if (lock_ >= 0) close(lock_);
 }
 
-// Whether this agent may write the file. write() replaces the file, so the lock is on a second file, which is
-// never removed. If the lock file cannot be created or opened, every agent may write.
+// Whether this agent may write the file. write() replaces the file and its inode, so the lock is on a second
+// file, which is never removed. If the lock file cannot be created or opened, every agent may write.
 bool TargetFile::is_ours() {
   if (lock_ >= 0) return true;
   const size_t slash = path_.rfind('/');
@@ -490,9 +498,10 @@ bool TargetFile::is_ours() {
     lock_ = lock;
     return true;
   }
-  const bool is_kept = errno == EWOULDBLOCK;
+  const bool is_other_agents =
+      errno == EWOULDBLOCK;  // else the file system has no locks: every agent may write
   close(lock);
-  return !is_kept;
+  return !is_other_agents;
 }
 
 std::string TargetFile::write(const std::string& text) {
@@ -500,8 +509,7 @@ std::string TargetFile::write(const std::string& text) {
   if (!is_ours())
     return path_ +
            " is kept by another agent: Prometheus will not find this one there; name a directory, and each "
-           "run "
-           "has a file of its own in it";
+           "run has a file of its own in it";
   std::error_code error;
   std::string why;
   const fs::path folder = fs::canonical(fs::absolute(path_, error).parent_path(), error);
@@ -517,8 +525,8 @@ void TargetFile::remove() {
   if (is_ours()) unlink(path_.c_str());
 }
 
-// The kernel releases a lock when the agent that holds it or the machine ends. The lock file stays, because
-// removing it could take the lock from an agent that has just opened it.
+// An agent's lock is free after the agent was killed. The lock file stays, because an agent may have opened
+// it just now: after its removal, another agent could lock a new file of that name.
 void TargetFile::remove_abandoned() const {
   if (!is_in_directory_) return;
   const std::filesystem::path own = path_;

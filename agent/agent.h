@@ -1,5 +1,6 @@
-// Runs the agent: it reads the segments of one run on this node, or of all runs below a tree, checks their
-// slices and publishes the results.
+// Runs the agent process: it reads the shared-memory segments of the trainers of one run on this node, or of
+// all runs below a directory (a service), checks the copied attention data in them, and publishes the
+// results.
 #ifndef FORESHOCK_AGENT_AGENT_H_
 #define FORESHOCK_AGENT_AGENT_H_
 
@@ -14,32 +15,33 @@
 namespace foreshock {
 
 struct AgentOptions {
-  std::string directory;  // <base>/<run id>; empty: serve `tree`
+  std::string directory;  // of a single run: <base>/<run id>; empty: serve `tree`
   std::string run_id;
-  std::string tree;  // root of a tree of runs (discovery.h); the agent then runs until it is stopped
+  std::string tree;  // root of the directories of many runs; the agent then runs until it is stopped
   std::string bind = "127.0.0.1";
   int port = 9847;
   int last_port = 0;               // uses the first free port from `port` to this; 0: only `port`
-  std::string token_file;          // exporters/http_routes.h; empty: none
-  std::string file_sd;             // file for Prometheus' file_sd, kept current; empty: none
+  std::string token_file;          // file with the token that HTTP clients must send; empty: none
+  std::string file_sd;             // file or directory for Prometheus' file_sd, kept current; empty: none
   std::string grafana;             // address of a Grafana that has our dashboards; empty: none
   std::string record;              // JSONL file; empty: none. For a single run only.
   uint64_t record_histograms = 0;  // bytes for histograms of weights in the record
   uint64_t record_size = 0;        // bytes of the record that are kept; 0: all
-  std::string save_flagged;        // agent/flagged.h; empty: no slice is kept. For a single run only.
-  uint64_t flagged_quota = 0;      // bytes
-  double max_slowdown = 0.01;
-  uint64_t every = 0;                   // 0: the agent chooses the interval
-  std::string on_alert;                 // agent/alerts.h; empty: none
-  bool keep_alive = false;              // continue after the last trainer and launcher have ended
+  std::string save_flagged;    // directory for unusual slices; empty: none is kept. For a single run only.
+  uint64_t flagged_quota = 0;  // bytes
+  double max_slowdown = 0.01;  // limit of the monitor's share of the training time
+  uint64_t every = 0;          // steps between two sampled ones; 0: the agent chooses them
+  std::string on_alert;        // shell command that is run on alerts; empty: none
+  bool keep_alive = false;     // continue after the last trainer and launcher have ended
   uint64_t forget_after_seconds = 600;  // how long a run of the tree keeps its series after its end
 };
 
-// Runs the agent until no trainer or launcher needs it. Returns the exit status: 0 at the end, or if another
-// agent holds the directory; 1, with one line on stderr, if the agent cannot work.
+// Runs the agent until it is stopped or, with a single run, until no trainer or launcher needs it. Returns
+// the exit status: 0 at the end, or if another agent serves the run; 1, with one line on stderr, if the agent
+// cannot work.
 int run_agent(const AgentOptions& options);
 
-// A run together with its owner, the time when it was last needed, and its state for the page.
+// A run that this agent serves.
 struct ServedRun {
   ServedRun(std::unique_ptr<Run> followed, Run::Clock::time_point now);
 
@@ -47,17 +49,17 @@ struct ServedRun {
   double new_rank_seconds() const { return std::max(0.0, run->rank_seconds() - rank_seconds); }
 
   std::unique_ptr<Run> run;
-  std::string owner;  // user name, else the number
-  Run::Clock::time_point last_needed;
+  std::string owner;                            // name of the user, or the number if there is no name
+  Run::Clock::time_point last_needed;           // when Run::is_needed() was last true
   double cpu_seconds = 0;                       // the agent's CPU time that is charged to this run
   double rank_seconds = 0;                      // Run::rank_seconds() when cpu_seconds was last charged
   std::shared_ptr<const std::string> document;  // body of /api/v1/state; null: not made yet
   Run::Clock::time_point next_document = {};    // when the document is due again
 };
 
-// Makes the documents that are due and merges `agent` into each. A document that takes long is made less
-// often, and after 20 ms no further one is started. So a run of a thousand layers does not delay the samples
-// of other runs.
+// Makes the documents that are due. Each has the state of one run and the fields of `agent`. A document that
+// takes long is made less often, and after 20 ms no further one is started. So a run of a thousand layers
+// does not delay the samples of other runs.
 void refresh_documents(const nlohmann::json& agent, std::vector<ServedRun>* runs);
 
 // An address at which Prometheus can scrape an agent.
@@ -67,9 +69,9 @@ struct Target {
   std::string run;  // label of the run, if the agent serves a single one; empty: several
 };
 
-// Returns the targets as JSON for file_sd and http_sd, in one line. The addresses 0.0.0.0 and :: are replaced
-// by the host's name. The run becomes the label __meta_foreshock_run, since the series already have a label
-// run.
+// Returns the targets as one line of JSON, as Prometheus' file_sd and http_sd read it. Targets with port 0
+// are left out. The addresses 0.0.0.0 and :: are replaced by the host's name. The run becomes the label
+// __meta_foreshock_run, since the series already have a label run.
 std::string targets_json(const std::vector<Target>& targets);
 
 // The file of targets for file_sd: `path` itself, or, if `path` is a directory, a file in it for this run and
@@ -93,8 +95,8 @@ class TargetFile {
   bool is_ours();
 
   std::string path_;
-  bool is_in_directory_ = false;
-  int lock_ = -1;
+  bool is_in_directory_ = false;  // `path` is a directory
+  int lock_ = -1;                 // descriptor of the lock file; -1: not locked by this agent
 };
 
 }  // namespace foreshock

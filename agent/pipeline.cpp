@@ -28,6 +28,7 @@ using segment::SegmentReader;
 
 namespace {
 
+// Returns the array in a payload of a slot, or null if the slot does not have this payload.
 template <class T>
 const T* data_of(segment::Bytes bytes) {
   return bytes.empty() ? nullptr : reinterpret_cast<const T*>(bytes.data());
@@ -83,8 +84,8 @@ AttentionSlice slice_of(const segment::SlotView& view) {
   return slice;
 }
 
-// A slot of key positions uses some fields differently: `rows` counts key positions, and `key_limit` has the
-// first query position that sees each of them.
+// In a slot of key positions, some fields have another meaning: `rows` counts key positions, and `key_limit`
+// has the first query position that sees each of them.
 KeyColumns columns_of(const segment::SlotView& view) {
   const segment::Slot& slot = view.header;
   KeyColumns columns;
@@ -144,9 +145,11 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
   bool found = false;
   for (const segment::StepRecord& step : segment.unread_steps()) {
     found = true;
-    // The trainer writes a scalar's name before the first step record that has a value for it.
+    // Bit n is set for a value of the n-th scalar. Its name is read now if it is not known yet; the trainer
+    // writes it before the first value.
     if (step.scalars_given >> rank->scalar_names.size() != 0) rank->scalar_names = segment.scalar_names();
     observe_step(step, rank);
+    // take() is true if a killed agent has written this line; the detectors have then seen it too.
     if (const StepLine line = step_line(*rank, step); !written_lines_.take(line)) detect(line, rank);
     set_watch(rank);
     if (rank->watch != nullptr) rank->loss_zscore = rank->watch->loss_verdict().z;
@@ -179,20 +182,22 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
   SegmentReader::ReadyTensor ready;
   uint32_t taken = 0;
   for (; taken < kMaxTensorsPerPoll && segment.next_tensor(&ready); ++taken) {
-    // Reads the rank's coordinates for weights_.take(); the trainer writes them before its first tensor.
+    // Reads the rank's parallel coordinates for weights_.take(); the trainer writes them before its first
+    // tensor.
     refresh_identity(segment, rank);
-    const char* why = ready.why;
+    const char* why = ready.why;  // reason why the record is refused; null: it is not
     std::vector<TensorSnapshot> done;
     if (why == nullptr) done = weights_.take(ready.view, rank->identity, ranks_here_, &why);
     rank->refused_tensors += why != nullptr;
     if (why == nullptr) take_heads(ready.view, rank);
+    // A tensor has no known first snapshot, so its distance from the start of the run is unknown.
     if (const auto step = weights_.take_initial_unknown())
       record_event(rank, "weight_initial_unknown", *step, "", std::nullopt);
     add_to_history(weights_, rank);
     record_weights(done, rank);
     for (const TensorSnapshot& snapshot : done) {
       add_to_history(snapshot, rank);
-      if (!snapshot.odd_ranks.empty())
+      if (!snapshot.odd_ranks.empty())  // the value of the event is the first rank that differs
         record_event(rank, "weight_mismatch", snapshot.step, snapshot.layer,
                      static_cast<double>(snapshot.odd_ranks[0]));
     }
@@ -230,13 +235,14 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     return segment.consume_lost(ready, segment::Lost::kRefused);
   }
   const double begin = thread_cpu_seconds();
+  // The call's operation was registered after the last refresh().
   if (rank->ops.size() <= static_cast<size_t>(std::max(slot.op, 0))) rank->ops = segment.ops();
   const LayerOfCall layer = layer_of(segment, slot, *rank);
   if (slot.columns == 1) {
     const KeyColumns columns = columns_of(ready.view);
     if (!is_valid(columns)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
     const ColumnDeviation deviation = judge(columns, &columns_);
-    const double each = (thread_cpu_seconds() - begin) / 2;
+    const double each = (thread_cpu_seconds() - begin) / 2;  // the record has a line for dK and one for dV
     observe(slot, layer, deviation.grad_key, each, rank);
     observe(slot, layer, deviation.grad_value, each, rank);
     if (flagged_ != nullptr)
@@ -246,6 +252,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     const AttentionSlice slice = slice_of(ready.view);
     if (!is_valid(slice)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
     SliceDeviation deviation = judge(slice, &workspace_);
+    // The trainer counts NaN and Inf in all output rows of the head, not only in those of the slice.
     deviation.nonfinite_anywhere = slot.nonfinite_out > 0 && slice.out != nullptr;
     observe(slot, layer, deviation, thread_cpu_seconds() - begin, rank);
     // Without the output, a stored slice could not be checked again.
@@ -263,7 +270,7 @@ void Pipeline::observe(const segment::Slot& slot, const LayerOfCall& layer, cons
   const uint64_t nonfinite =
       std::max<uint64_t>(deviation.nonfinite_out, slot.nonfinite_out) + deviation.nonfinite_gradient;
   const SampleLine line = sample_line(*rank, slot, layer, deviation, seconds);
-  const bool is_new = !written_lines_.take(line);
+  const bool is_new = !written_lines_.take(line);  // a killed agent may have written it
   if (nonfinite > 0)
     record_event(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite), is_new);
   if (is_new) detect(line, rank);
@@ -274,16 +281,14 @@ void Pipeline::set_watch(RankStatistics* rank) const {
   rank->watch = rank->current ? watches_.watch_of(rank->run, rank->identity.rank) : nullptr;
 }
 
-// Called before data in a segment is marked as consumed. It cannot be read again, so its lines must be in the
-// record first.
 void Pipeline::flush_record() {
   if (record_ != nullptr) record_->copy_to_spool();
 }
 
-void Pipeline::take_up(const SegmentReader& segment, RankStatistics* rank) {
+void Pipeline::resume_from(const SegmentReader& segment, RankStatistics* rank) {
   set_watch(rank);
-  if (segment.steps_taken() + segment.steps_lost() == 0) return;
-  foreshock::take_up(segment.last_step(), watches_.watch_of(rank->run, rank->identity.rank), rank);
+  if (segment.steps_taken() + segment.steps_lost() == 0) return;  // no earlier agent has read a step
+  foreshock::resume_from(segment.last_step(), watches_.watch_of(rank->run, rank->identity.rank), rank);
 }
 
 void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
@@ -304,35 +309,35 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
   }
   for (const segment::Layer& record : segment.layers()) {
     if (record.gradient_step == 0) continue;  // the layer has a name but no gradient norm yet
-    LayerStatistics* known = rank->layer_of(segment::text_of(record.label));
-    if (known == nullptr) break;
-    LayerStatistics& layer = *known;
-    layer.label = segment::text_of(record.label);
-    layer.name = segment::text_of(record.name);
-    layer.gradient_norm = record.gradient_norm;
-    if (record.gradient_step != layer.gradient_step)
-      layer.history.add(static_cast<int64_t>(record.gradient_step), kLayerGradientNorm, record.gradient_norm);
-    layer.gradient_step = record.gradient_step;
-    if (record.nonfinite_steps > layer.nonfinite_steps)
-      record_event(rank, "nonfinite_gradient", static_cast<int64_t>(record.last_nonfinite_step), layer.label,
+    LayerStatistics* layer = rank->layer_of(segment::text_of(record.label));
+    if (layer == nullptr) break;  // too many layers
+    layer->label = segment::text_of(record.label);
+    layer->name = segment::text_of(record.name);
+    layer->gradient_norm = record.gradient_norm;
+    const auto step = static_cast<int64_t>(record.gradient_step);
+    if (record.gradient_step != layer->gradient_step)
+      layer->history.add(step, kLayerGradientNorm, record.gradient_norm);
+    layer->gradient_step = record.gradient_step;
+    const auto last_nonfinite_step = static_cast<int64_t>(record.last_nonfinite_step);
+    if (record.nonfinite_steps > layer->nonfinite_steps)
+      record_event(rank, "nonfinite_gradient", last_nonfinite_step, layer->label,
                    static_cast<double>(record.nonfinite_steps));
-    layer.nonfinite_steps = record.nonfinite_steps;
-    if (record.nonfinite_steps > 0)
-      layer.last_nonfinite_step = static_cast<int64_t>(record.last_nonfinite_step);
+    layer->nonfinite_steps = record.nonfinite_steps;
+    if (record.nonfinite_steps > 0) layer->last_nonfinite_step = last_nonfinite_step;
   }
 }
 
 void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
-  segment.look_again();
-  segment.wait_no_more();
+  segment.look_again();    // a killed trainer may have completed a slice without counting it
+  segment.wait_no_more();  // numbers that are still on a device will not arrive
   for (uint32_t polls = 0; polls < kMaxDrainPolls && poll(segment, rank); ++polls) {
   }
   for (const SegmentReader::Ready& torn : segment.torn()) segment.consume_lost(torn, segment::Lost::kTorn);
   refresh(segment, rank);
 }
 
-// Records that the level of a detector has changed. `resumed` counts too: when a training returns to an
-// earlier step, all detectors become quiet.
+// The event "resumed" has no detector, but counts as a change: when a training returns to an earlier step,
+// all detectors become quiet.
 void Pipeline::note_level(const EventLine& event) {
   const bool is_resumed = event.event == name_of(WatchEventKind::kResumed);
   if ((event.detector.empty() && !is_resumed) || !event.rank) return;
@@ -364,7 +369,7 @@ void Pipeline::detect(const Line& line, RankStatistics* rank) {
 
 void Pipeline::record_event(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
                             std::optional<double> value, bool is_new) {
-  rank->note_event(event, step, layer, value);
+  rank->note_event(event, step, layer, value);  // even if not new: a killed agent has not saved it
   if (record_ != nullptr && is_new) record_->write(event_line(*rank, event, step, layer, value));
 }
 

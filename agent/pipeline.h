@@ -1,5 +1,6 @@
-// The data path of the agent: reads slices, steps and tensors from segments, checks them, and updates the
-// statistics of the ranks and the record.
+// The data path of the agent: reads slices (copied parts of attention calls), steps and weight tensors from
+// segments (the shared-memory files of trainers), checks them, and updates the statistics of the ranks and
+// the record (JSON lines).
 #ifndef FORESHOCK_AGENT_PIPELINE_H_
 #define FORESHOCK_AGENT_PIPELINE_H_
 
@@ -22,19 +23,19 @@
 
 namespace foreshock {
 
-// Returns the slice in a slot of query rows. Borrows its arrays from the view.
+// Returns the slice in a slot of query rows (a few rows with all keys). Borrows its arrays from the view.
 AttentionSlice slice_of(const segment::SlotView& view);
-// Returns the key columns in a slot of key positions. Borrows their arrays from the view.
+// Returns the slice in a slot of key positions (a few keys with all rows). Borrows its arrays from the view.
 KeyColumns columns_of(const segment::SlotView& view);
 
 // Decides which weight snapshots keep their histogram in the record, within a fixed number of bytes for a run
-// of any length. The bytes are divided into sixteen equal parts. The first part includes every interval, and
-// each later part every second interval that the previous part would have included. So a run 2^15 times as
-// long still has histograms at its end. An interval is included or omitted for all tensors together. All
-// nodes decide the same way, except where a part ends.
+// of any length. Each tensor has one snapshot per interval of steps. Until 1/16 of the bytes is used, the
+// histograms of every interval are written; until 2/16, of every 2nd interval; until 3/16, of every 4th, and
+// so on. An interval is written or omitted for all tensors together. The rule depends on the bytes only, so
+// all nodes of a job write the same intervals, except near the change from one sixteenth to the next.
 class HistogramQuota {
  public:
-  // Bytes of the largest stored histogram that fits into a line of the record.
+  // Size of the largest histogram that fits into a line of the record, in bytes.
   static constexpr uint64_t kLongest = uint64_t{3} << 20;
 
   explicit HistogramQuota(uint64_t bytes) : bytes_(bytes) {}
@@ -43,15 +44,15 @@ class HistogramQuota {
   bool takes(const TensorSnapshot& snapshot);
 
   bool is_on() const { return bytes_ > 0; }
-  uint64_t left_out() const { return left_out_; }
+  uint64_t left_out() const { return left_out_; }  // histograms that were not written
 
  private:
   static constexpr uint64_t kParts = 16;
 
   const uint64_t bytes_;
   uint64_t spent_ = 0, left_out_ = 0;
-  int64_t window_ = -1;
-  uint64_t stride_ = 1;  // every stride_-th interval is taken now
+  int64_t window_ = -1;  // number of the interval of the last snapshot: step / interval
+  uint64_t stride_ = 1;  // intervals from one that is written to the next
 };
 
 class Pipeline {
@@ -68,7 +69,7 @@ class Pipeline {
   Watches& watches() { return watches_; }
   // Lines that a killed agent has already written to the record. May be added only before the first poll().
   WrittenLines& written_lines() { return written_lines_; }
-  // See Weights::set_followed_before().
+  // Must be called if an earlier agent has followed the run: it may have read the first weight snapshots.
   void set_followed_before() { weights_.set_followed_before(); }
 
   // Sets the number of ranks of the run on this node. Each tensor has that many parts or replicas.
@@ -77,21 +78,22 @@ class Pipeline {
   const HistogramQuota& histograms() const { return histograms_; }
   const HeadSpectra& spectra() const { return spectra_; }
 
-  // Whether the level of any detector has changed, and whether any has risen, since the last take_changes().
+  // Whether the level (quiet, watch, warn) of any detector has changed since the last take_changes(), and
+  // whether any has risen.
   struct Changes {
     bool any = false, rise = false;
   };
   Changes take_changes() { return std::exchange(changes_, {}); }
-  Adviser& adviser() { return adviser_; }
+  Adviser& adviser() { return adviser_; }  // has the strongest detector signal of these ranks
 
   // Processes new data in a segment. Returns whether there was any.
   bool poll(segment::SegmentReader& segment, RankStatistics* rank);
 
-  // Continues a segment that an earlier agent has read. Must be called before the first poll() of the
-  // segment.
-  void take_up(const segment::SegmentReader& segment, RankStatistics* rank);
+  // Initializes `rank` from the part of a segment that an earlier agent has read, if any. Must be called
+  // after the first refresh() and before the first poll() of the segment.
+  void resume_from(const segment::SegmentReader& segment, RankStatistics* rank);
 
-  // Reads counters, names and identity of a segment. Called before they are published.
+  // Copies counters, names and identity from a segment to `rank`. Called before they are published.
   void refresh(const segment::SegmentReader& segment, RankStatistics* rank);
 
   // Processes the rest of a segment after its trainer has ended. Incomplete slices are counted as lost.
@@ -101,6 +103,7 @@ class Pipeline {
   void note_burst(RankStatistics* rank, int64_t step, uint64_t interval);
 
  private:
+  // Checks a slice and consumes it, so that the trainer can reuse its slot.
   void judge_slot(segment::SegmentReader& segment, const segment::SegmentReader::Ready& ready,
                   RankStatistics* rank);
   // Passes one checked tensor of a slice to statistics, record and detectors. `seconds` is the CPU time of
@@ -113,13 +116,16 @@ class Pipeline {
 
   // Points rank->watch to the detectors of this rank.
   void set_watch(RankStatistics* rank) const;
-  // Makes sure that written lines reach the record even if the agent is killed.
+  // Makes sure that written lines reach the record even if the agent is killed. Must be called before the
+  // data from which the lines were made is consumed, since it cannot be read again.
   void flush_record();
   // Passes a change of a detector's level to the adviser, and records it in changes_.
   void note_level(const EventLine& event);
+  // Writes the line to the record and passes it to the detectors; writes and reports the events they return.
   template <class Line>
   void detect(const Line& line, RankStatistics* rank);
   bool take_tensors(segment::SegmentReader& segment, RankStatistics* rank);
+  // Adds the rows of attention heads in a tensor record, if it has any, to spectra_.
   void take_heads(const segment::TensorView& tensor, RankStatistics* rank);
 
   void record_weights(const std::vector<TensorSnapshot>& done, RankStatistics* rank);
@@ -135,8 +141,8 @@ class Pipeline {
   Weights weights_;      // of all ranks of the run
   HeadSpectra spectra_;  // of all ranks of the run
   size_t ranks_here_ = 1;
-  DeviationWorkspace workspace_;
-  ColumnReference columns_;
+  DeviationWorkspace workspace_;  // memory for checking slices of query rows
+  ColumnReference columns_;       // memory for checking slices of key positions
 };
 
 }  // namespace foreshock

@@ -12,8 +12,8 @@ namespace foreshock {
 
 History::History(std::span<const Column> columns, size_t points) : columns_(columns), most_points_(points) {}
 
-// Doubles the number of steps per point, and merges the points that then coincide.
-void History::halve() {
+// Doubles the number of steps per point, and merges each two points that then coincide.
+void History::merge_neighbours() {
   const size_t points = cells_.size() / columns_.size();
   std::vector<Cell> merged(cells_.size());
   size_t last = 0;
@@ -22,10 +22,9 @@ void History::halve() {
     for (size_t c = 0; c < columns_.size(); ++c) {
       const Cell& from = cell(n, c);
       Cell& to = merged[last * columns_.size() + c];
-      const bool larger = to.count == 0 || from.sum > to.sum;
       if (columns_[c].keep == Keep::kMean)
         to.sum += from.sum;
-      else if (from.count > 0 && larger)
+      else if (from.count > 0 && (to.count == 0 || from.sum > to.sum))
         to.sum = from.sum;
       to.count += from.count;
     }
@@ -36,8 +35,9 @@ void History::halve() {
   ++shift_;
 }
 
+// Makes sure that there is a point for `step`, which must not be before the first point.
 void History::make_room(int64_t step) {
-  while (static_cast<uint64_t>((step >> shift_) - first_point_) >= most_points_) halve();
+  while (static_cast<uint64_t>((step >> shift_) - first_point_) >= most_points_) merge_neighbours();
   const auto wanted = static_cast<size_t>((step >> shift_) - first_point_) + 1;
   if (cells_.size() < wanted * columns_.size()) cells_.resize(wanted * columns_.size());
 }
@@ -78,6 +78,9 @@ double ratio_limit_of_keys(uint64_t query_rows) {
 
 namespace {
 
+// Limit of PassStatistics::lse_error_ratio, which is already relative to the tolerance.
+constexpr double kLseErrorRatio = 1;
+
 double ratio_limit(const PassStatistics& statistics, uint32_t tensor) {
   if (is_key_gradient(tensor)) return ratio_limit_of_keys(statistics.query_rows);
   return tensor == 0 ? kDeviationRatioForward : kDeviationRatioBackward;
@@ -89,38 +92,39 @@ bool is_alarm(const std::optional<Bias>& bias, double limit) {
   return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > limit;
 }
 
-// Returns the last step whose slice supports an alarm of this kind, or the step of the last slice if none
-// does.
+// Returns the last step at which note_alarms() stored an alarm of this kind, or the step of the last slice if
+// it has stored none.
 int64_t last_supported(const PassStatistics& pass, const char* kind) {
   const auto found = pass.past.find(kind);
   return found != pass.past.end() ? found->second.last_step : pass.last_step;
 }
 
-// Returns the largest of the layer's values relative to their alarm thresholds: 1 is at the threshold.
-// Unknown values count as 0.
+// Returns the largest of the layer's values relative to their alarm thresholds: 1 is at the threshold. NaN or
+// Inf in a slice gives infinity. Unknown values count as 0. A bias counts only if it is significant.
 double alarm_nearness(const LayerStatistics& layer) {
   double nearness = 0;
   for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
-    const PassStatistics* known = statistics_of(layer, tensor);
-    if (known == nullptr) continue;
-    const PassStatistics& statistics = *known;
-    if (max_of(statistics.nonfinite_slices).value_or(0) > 0) return INFINITY;
-    nearness =
-        std::max(nearness, max_of(statistics.fused_ratio).value_or(0) / ratio_limit(statistics, tensor));
-    nearness = std::max(nearness, max_of(statistics.conservation_ratio).value_or(0) / kConservationRatio);
-    const std::optional<Bias> excess = statistics.excess_bias.bias();
+    const PassStatistics* statistics = statistics_of(layer, tensor);
+    if (statistics == nullptr) continue;
+    if (max_of(statistics->nonfinite_slices).value_or(0) > 0) return INFINITY;
+    const auto add = [&](const SampleWindow& values, double limit) {
+      nearness = std::max(nearness, max_of(values).value_or(0) / limit);
+    };
+    add(statistics->fused_ratio, ratio_limit(*statistics, tensor));
+    add(statistics->conservation_ratio, kConservationRatio);
+    const std::optional<Bias> excess = statistics->excess_bias.bias();
     if (excess && excess->z && std::fabs(*excess->z) > kBiasZ && !layer.is_mixed &&
-        !is_alarm(statistics.rounded_bias.bias(), kBiasUlp))
+        !is_alarm(statistics->rounded_bias.bias(), kBiasUlp))
       nearness = std::max(nearness, std::fabs(excess->ulp) / bias_limit(tensor));
     if (is_key_gradient(tensor)) continue;
-    nearness =
-        std::max(nearness, max_of(statistics.deviation_ratio).value_or(0) / ratio_limit(statistics, tensor));
-    nearness = std::max(nearness, max_of(statistics.lse_error_ratio).value_or(0));
+    add(statistics->deviation_ratio, ratio_limit(*statistics, tensor));
+    add(statistics->lse_error_ratio, kLseErrorRatio);
   }
   return nearness;
 }
 
-std::optional<double> ratio_of(double train, double own, double agent, int cores_per_rank) {
+// Returns the share of the monitor's time. `own` is the part of `train` that the monitor takes.
+std::optional<double> slowdown_of(double train, double own, double agent, int cores_per_rank) {
   if (train <= own) return std::nullopt;
   return (own + agent / std::max(cores_per_rank, 1)) / (train - own);
 }
@@ -142,18 +146,17 @@ bool is_biased(const PassStatistics& pass, uint32_t tensor) {
 // The most specific alarm comes first: a bias also raises the ratios.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor) {
   std::vector<LayerAlarm> alarms;
-  const PassStatistics* known = statistics_of(layer, tensor);
-  if (known == nullptr) return alarms;
-  const PassStatistics& statistics = *known;
+  if (statistics_of(layer, tensor) == nullptr) return alarms;
+  const PassStatistics& statistics = *statistics_of(layer, tensor);
   const auto add = [&](const char* kind, const std::optional<double>& value) {
     alarms.push_back({&layer, pass_of(tensor), kind, value, last_supported(statistics, kind), tensor});
   };
   if (max_of(statistics.nonfinite_slices).value_or(0) > 0) add("nonfinite", std::nullopt);
   if (is_biased(statistics, tensor) && !layer.is_mixed) add("bias", statistics.bias.bias()->ulp);
   // One fault gives one alarm, so fused_ratio is used only without a deviation_ratio alarm. With large scores
-  // unfused attention may have the same error, and only fused_ratio shows the fault. dK and dV have only
-  // fused_ratio: with the given log-sum-exp the error of the rounded scores of unfused attention does not
-  // cancel.
+  // unfused attention may be as wrong as a faulty kernel, and only fused_ratio shows the fault. dK and dV are
+  // compared with fused attention only. Unfused attention rounds its scores, and with the log-sum-exp given
+  // by the forward pass these roundings do not cancel, so its error is too large to compare with.
   if (!is_key_gradient(tensor) && several_beyond(statistics.deviation_ratio, ratio_limit(statistics, tensor)))
     add("deviation_ratio", max_of(statistics.deviation_ratio));
   else if (several_beyond(statistics.fused_ratio, ratio_limit(statistics, tensor),
@@ -161,7 +164,8 @@ std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor)
     add("fused_ratio", max_of(statistics.fused_ratio));
   if (several_beyond(statistics.conservation_ratio, kConservationRatio))
     add("conservation", max_of(statistics.conservation_ratio));
-  if (several_beyond(statistics.lse_error_ratio, 1)) add("log_sum_exp", max_of(statistics.lse_error_ratio));
+  if (several_beyond(statistics.lse_error_ratio, kLseErrorRatio))
+    add("log_sum_exp", max_of(statistics.lse_error_ratio));
   return alarms;
 }
 
@@ -171,20 +175,19 @@ bool is_nonfinite(const SliceDeviation& d) {
 }
 
 void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer) {
-  const PassStatistics* statistics = statistics_of(*layer, tensor);
-  const double limit = statistics != nullptr ? ratio_limit(*statistics, tensor) : 0;
+  PassStatistics& statistics = statistics_of(tensor, layer);
+  const double limit = ratio_limit(statistics, tensor);
   for (const LayerAlarm& alarm : alarms_of(*layer, tensor)) {
     const std::string kind = alarm.kind;
-    // The alarm holds for 64 slices, so a later slice may not support it. A bias is only visible in the pool
-    // of slices, so every slice in the pool counts as support.
+    // The alarm holds for 64 slices, so it may come from earlier slices only; then this step is not stored. A
+    // bias is visible only in the pool of slices, so every slice in the pool contributes to it.
     if (kind == "nonfinite" && !is_nonfinite(deviation)) continue;
     if (kind == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > limit)) continue;
     if (kind == "fused_ratio" && !(deviation.fused_ratio.value_or(0) > limit)) continue;
     if (kind == "conservation" && !(deviation.conservation_ratio.value_or(0) > kConservationRatio)) continue;
-    if (kind == "log_sum_exp" && !(deviation.lse_error_ratio.value_or(0) > 1)) continue;
+    if (kind == "log_sum_exp" && !(deviation.lse_error_ratio.value_or(0) > kLseErrorRatio)) continue;
     if (kind == "bias" && !(deviation.bias.denominator > 0)) continue;
-    PastAlarm& past =
-        statistics_of(tensor, layer).past.try_emplace(kind, PastAlarm{step, step, alarm.value}).first->second;
+    PastAlarm& past = statistics.past.try_emplace(kind, PastAlarm{step, step, alarm.value}).first->second;
     past.first_step = std::min(past.first_step, step);
     past.last_step = std::max(past.last_step, step);
     if (alarm.value && !(std::fabs(past.most.value_or(0)) >= std::fabs(*alarm.value)))
@@ -226,8 +229,8 @@ uint64_t RankStatistics::calls(uint32_t which) const {
 uint64_t RankStatistics::in_flight(uint32_t which) const {
   uint64_t ended = judged[which];
   for (uint64_t count : lost[which]) ended += count;
-  // `sampled` and the other counts are read one after the other, so a slice checked in between could make the
-  // difference negative.
+  // The counts are read at different times. A slice that is sampled and checked after `sampled` was read
+  // would make the difference negative.
   return totals.sampled[which] > ended ? totals.sampled[which] - ended : 0;
 }
 
@@ -237,13 +240,13 @@ std::optional<LossCount> RankStatistics::losses(WatchEventKind kind) const {
 }
 
 std::optional<double> RankStatistics::slowdown(int cores_per_rank) const {
-  return ratio_of(cost.train_seconds, cost.own_seconds, agent_seconds - first_look.agent_seconds,
-                  cores_per_rank);
+  return slowdown_of(cost.train_seconds, cost.own_seconds, agent_seconds - first_look.agent_seconds,
+                     cores_per_rank);
 }
 
 std::optional<double> RankStatistics::recent_slowdown(int cores_per_rank) const {
-  return ratio_of(recent_cost.train_seconds, recent_cost.own_seconds, recent_cost.agent_seconds,
-                  cores_per_rank);
+  return slowdown_of(recent_cost.train_seconds, recent_cost.own_seconds, recent_cost.agent_seconds,
+                     cores_per_rank);
 }
 
 const LayerStatistics* RankStatistics::worst_layer() const {
@@ -251,8 +254,8 @@ const LayerStatistics* RankStatistics::worst_layer() const {
   double most = -1;
   for (const auto& [label, layer] : layers) {
     if (layer.pass[0].judged + layer.pass[1].judged == 0 && layer.keys.empty()) continue;
-    // A layer that was counted by its ordinal before the first name was known is also counted as one of the
-    // named layers.
+    // Until the first layer name was known, calls were counted by their ordinal. These layers are skipped:
+    // their later calls are counted under the names.
     if (layer.source == "ordinal" && layer_source != "ordinal") continue;
     const double nearness = alarm_nearness(layer);
     if (nearness > most) {
@@ -356,8 +359,8 @@ std::string better_source(const std::string& a, const std::string& b) {
   return segment::name_of(segment::LayerSource::kUnknown);
 }
 
-// Returns by how many standard deviations x is above the mean of the window before it, as in loss_rules.h.
-// Absent until the window is full.
+// Returns by how many standard deviations x is above the mean of the window before it. Absent until the
+// window is full.
 std::optional<double> standard_score(const Window<kLossWindow>& window, double x) {
   const auto summary = window.summary();
   if (!summary || !window.full() || !(summary->std > 0) || !std::isfinite(x)) return std::nullopt;
@@ -366,6 +369,7 @@ std::optional<double> standard_score(const Window<kLossWindow>& window, double x
 
 void observe_loss(const segment::StepRecord& step, RankStatistics* rank) {
   if (!std::isfinite(step.loss)) ++rank->nonfinite_loss;
+  // An agent that has replaced another one has not seen the first loss.
   if (!rank->first_loss && rank->taken_up_step < 0) rank->first_loss = step.loss;
   rank->last_loss = step.loss;
   rank->loss_source = step.loss_source;
@@ -396,15 +400,16 @@ void add_cost(const RankStatistics::Cost& step, double keep, RankStatistics::Cos
 constexpr double kMostTimes = 20, kShortestPause = 1;
 constexpr size_t kStepsToKnow = 16;
 
+// Returns the duration of a step that took `seconds`, without a pause. `cost` is the monitor's part of it;
+// `usual` has the durations of the last steps without the monitor's part.
 double training_seconds(double seconds, double cost, const StepWindow& usual) {
   if (seconds < kShortestPause || usual.size() < kStepsToKnow) return seconds;
   const double median = median_of(usual);
   return seconds - cost > kMostTimes * median ? median + cost : seconds;
 }
 
-// Returns the part of a step's cost that the grant of the first look pays. The first look is the first
-// samples of a process. They are paid from a fixed grant (kFirstLookSeconds) instead of the overhead budget.
-// The trainer computes the same sum.
+// Returns the part of a step's cost that is paid from the fixed grant of the first look (the first samples of
+// a process) instead of the overhead budget. The trainer computes the same sum.
 double granted_seconds(const segment::StepRecord& step, double cost, RankStatistics::FirstLookCost* look) {
   if (!segment::is_first_look(step)) return 0;
   const double granted = std::min(cost, segment::kFirstLookSeconds - look->own_seconds);
@@ -418,6 +423,7 @@ void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
                cost = 1e-9 * static_cast<double>(step.cost_ns);
   const double granted = granted_seconds(step, cost, &rank->first_look);
   const double trained = training_seconds(seconds, cost, rank->step_seconds);
+  // The agent's time since the previous step, since rank->cost has the time until then.
   const double agent = rank->agent_seconds - rank->first_look.agent_seconds - rank->cost.agent_seconds;
   const RankStatistics::Cost spent = {trained, cost - granted, std::max(agent, 0.0)};
   add_cost(spent, 1, &rank->cost);
@@ -427,7 +433,8 @@ void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
   if (const uint64_t start = rank->identity.start_time_ns; start > 0 && step.time_ns >= start)
     rank->history.add(step.step, kColumnElapsed, 1e-9 * static_cast<double>(step.time_ns - start));
   if (seconds > cost) rank->history.add(step.step, kColumnSlowdown, cost / (seconds - cost));
-  if (segment::is_first_look(step)) return;  // samples are denser than the budget would allow
+  // The costs below decide the sampling interval. The first look samples more than its budget would allow.
+  if (segment::is_first_look(step)) return;
   if (step.sampled != 0) {
     ++rank->sampled_steps;
     rank->sampled_step_cost.add(cost);
@@ -451,9 +458,9 @@ void observe_giving_up(const segment::StepRecord& step, RankStatistics* rank) {
   rank->note_event("tensors_given_up", step.step, "", std::nullopt);
 }
 
-// Non-finite attention gradients are counted when their step ends. That end may not be recognized, because
-// the step has another number than expected. Then they are counted after kEndsToWaitFor ends of steps, or, if
-// no step ends, after kNanosecondsToWait.
+// Non-finite attention gradients wait in RankStatistics::pending_gradient and are counted when their step
+// ends. If a step ends with an unexpected number, its end is not recognized. The gradients are then counted
+// after kEndsToWaitFor ends of steps, or, if no step ends, after kNanosecondsToWait.
 constexpr int kEndsToWaitFor = 2;
 constexpr uint64_t kNanosecondsToWait = 120'000'000'000;
 
@@ -472,7 +479,7 @@ void observe_attention_gradient(uint64_t nonfinite, const segment::Slot& slot, R
   if (has_ended || slot.time_ns > pending.since_ns + kNanosecondsToWait) count_pending_gradient(rank);
 }
 
-void observe_end_of_gradient(const segment::StepRecord& step, RankStatistics* rank) {
+void count_gradient_at_end_of(const segment::StepRecord& step, RankStatistics* rank) {
   RankStatistics::PendingGradient& pending = rank->pending_gradient;
   if (pending.values == 0) return;
   if (++pending.ends >= kEndsToWaitFor || step.step >= pending.step) count_pending_gradient(rank);
@@ -515,10 +522,11 @@ std::optional<double> near_tie_ratio(const SliceDeviation& deviation) {
   return static_cast<double>(deviation.near_tie_rows) / deviation.rows_with_keys;
 }
 
-// Adds the results of a slice of key positions that are not about its own keys: the conservation sums over
-// all keys, and non-finite values in grad_query. Conservation holds only for calls that see all keys that
-// their log_sum_exp covers. Slices of rows show whether they do (with_partial_rows).
-void add_all_keys(const SliceDeviation& deviation, const segment::Slot& slot, LayerStatistics* layer) {
+// Adds two results of a slice of key positions that concern the whole call, not only the slice's keys. They
+// are the conservation ratio (sums over all keys), and NaN or Inf in grad_query, which counts for the
+// backward pass. Conservation holds only if the call has all keys that its log_sum_exp covers. This is
+// assumed after kWholeCalls slices of rows without a partial row.
+void add_whole_call(const SliceDeviation& deviation, const segment::Slot& slot, LayerStatistics* layer) {
   if (slot.columns == 0) return;
   PassStatistics& rows = layer->pass[1];
   if (rows.judged >= kWholeCalls && rows.with_partial_rows == 0)
@@ -529,7 +537,7 @@ void add_all_keys(const SliceDeviation& deviation, const segment::Slot& slot, La
   rows.nonfinite_slices.add(1);
 }
 
-// Hash of the properties that all calls of one layer share.
+// Returns a hash of the properties that all calls of one layer share. Never 0, which means no call yet.
 uint64_t kind_of(const segment::Slot& slot) {
   uint64_t hash = 1;
   for (const uint64_t part : {uint64_t{slot.dtype}, uint64_t{slot.head_dim}, uint64_t{slot.value_dim},
@@ -539,7 +547,7 @@ uint64_t kind_of(const segment::Slot& slot) {
 }
 
 void note_kind(const segment::Slot& slot, LayerStatistics* layer) {
-  if (slot.columns == 1) return;  // their shape differs from that of slices of rows
+  if (slot.columns == 1) return;  // a slice of key positions has another shape than a slice of rows
   const uint64_t kind = kind_of(slot);
   uint64_t& known = layer->kind[slot.pass];
   if (layer->source == "ordinal" && known != 0 && known != kind) layer->is_mixed = true;
@@ -547,7 +555,8 @@ void note_kind(const segment::Slot& slot, LayerStatistics* layer) {
 }
 
 // Counts a restart of the step numbers, and marks layers known by ordinal as mixed, because another training
-// may run now. A repeated number is not a restart.
+// may run now. A repeated number is not a restart. A number from another source (StepRecord::step_source) is
+// not comparable.
 void note_restart(const segment::StepRecord& step, RankStatistics* rank) {
   const segment::StepRecord& last = rank->last_step;
   if (last.sequence == 0) return;
@@ -570,31 +579,31 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   observe_attention_gradient(deviation.nonfinite_gradient, slot, rank);
   LayerStatistics* known = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
   LayerStatistics& statistics = known != nullptr ? *known : rank->unnamed;
+  // Before add_pass(), which makes `judged` positive.
   if (!is_key_gradient(tensor))
     rank->layers_judged[slot.pass] += known != nullptr && known->pass[slot.pass].judged == 0;
   add_pass(deviation, cluster, &statistics_of(tensor, &statistics));
   if (slot.columns == 1) statistics_of(tensor, &statistics).query_rows = slot.keys;
-  add_all_keys(deviation, slot, &statistics);
+  add_whole_call(deviation, slot, &statistics);
   if (known != nullptr) {
     statistics.label = layer.label;
     statistics.name = layer.name;
     statistics.source = layer.source;
     note_kind(slot, &statistics);
   }
-  note_alarms(deviation, slot.step, tensor, &statistics);
+  note_alarms(deviation, slot.step, tensor, &statistics);  // the slice and query_rows must be there before
   if (known == nullptr || is_key_gradient(tensor)) return;
   if (slot.pass == 0) add_scores(deviation, &statistics.scores);
   add_to_history(slot, deviation, &statistics);
 }
 
 void observe_event(const EventLine& line, RankStatistics* rank) {
-  // Events of a detector that has become quiet are not listed.
-  if (line.level == name_of(Level::kQuiet)) return;
+  if (line.level == name_of(Level::kQuiet)) return;  // the end of a warning is not listed
   const std::string what = line.detector.empty() ? line.event : line.level + "_" + line.detector;
   rank->note_event(what.c_str(), *line.step, line.layer, line.value);
 }
 
-void take_up(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank) {
+void resume_from(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank) {
   rank->taken_up_step = last.step;
   rank->loss_events_known = watch != nullptr;
   observe_giving_up(last, rank);
@@ -609,7 +618,7 @@ void take_up(const segment::StepRecord& last, const RankWatch* watch, RankStatis
 void observe_step(const segment::StepRecord& step, RankStatistics* rank) {
   note_restart(step, rank);
   rank->last_step = step;
-  observe_end_of_gradient(step, rank);
+  count_gradient_at_end_of(step, rank);
   rank->stride.add(step.step);
   observe_cost(step, rank);
   observe_giving_up(step, rank);

@@ -1,5 +1,7 @@
-// The state of one rank in the agent, and the functions that update it from a checked slice, an ended step,
-// an event or a tensor snapshot. Plain data: the pipeline writes it, the publishing code only reads it.
+// The state of one rank (one trainer process) in the agent, and the functions that update it from a checked
+// slice, an ended step, an event or a tensor snapshot. A slice is a copied part of one attention call; the
+// agent checks it by computing the same part in fp64 (the reference). Plain data: the pipeline writes it, the
+// publishing code only reads it.
 #ifndef FORESHOCK_AGENT_RANK_STATE_H_
 #define FORESHOCK_AGENT_RANK_STATE_H_
 
@@ -25,8 +27,8 @@
 namespace foreshock {
 
 // Values by step over a whole run, in bounded memory. A point covers a range of steps whose length is a power
-// of two and whose begin is a multiple of it. If there are too many points, neighbours are merged and the
-// length doubles. Thread-compatible.
+// of two and whose first step is a multiple of that length. If there are too many points, neighbours are
+// merged and the length doubles. Thread-compatible.
 class History {
  public:
   enum class Keep { kMean, kMax };  // how the values of one point are combined
@@ -38,38 +40,51 @@ class History {
   // Keeps at most `points` points; `points` must be at least 2.
   History(std::span<const Column> columns, size_t points);
 
-  // Ignores a step before the first one added. Ignores values that are not finite, which events report.
+  // Ignores a step before the first one added. Ignores NaN and Inf, which are reported as events instead.
   void add(int64_t step, size_t column, double value);
 
-  // Fills in the steps and columns.
+  // Sets the steps and columns of `table`. A point without a value in a column is NaN there.
   void copy_to(HistoryTable* table) const;
 
  private:
   struct Cell {
-    float sum = 0;  // with Keep::kMax the largest value
+    float sum = 0;  // Keep::kMean: sum of the values; Keep::kMax: the largest value
     uint32_t count = 0;
   };
 
   void make_room(int64_t step);
-  void halve();
+  void merge_neighbours();
   Cell& cell(size_t point, size_t column) { return cells_[point * columns_.size() + column]; }
 
   std::span<const Column> columns_;
   size_t most_points_;
   int64_t first_point_ = -1;  // first point begins at step first_point_ << shift_; -1: none
-  int shift_ = 0;
-  std::vector<Cell> cells_;  // by point, then column
+  int shift_ = 0;             // a point covers 1 << shift_ steps
+  std::vector<Cell> cells_;   // by point, then column
 };
 
-using SampleWindow = Window<BiasPool::kSlices>;  // as many samples as the bias is pooled over
+// A Window has the last finite values of a series: one value for each of the last 64 slices or steps.
+using SampleWindow = Window<BiasPool::kSlices>;
 using StepWindow = Window<64>;
 
 template <size_t n>
-std::optional<double> mean_of(const Window<n>& window) {
+std::optional<double> figure_of(const Window<n>& window, double WindowSummary::*figure) {
   const auto summary = window.summary();
-  return summary ? std::optional<double>(summary->mean) : std::nullopt;
+  return summary ? std::optional<double>((*summary).*figure) : std::nullopt;
 }
-// The window must not be empty.
+template <size_t n>
+std::optional<double> mean_of(const Window<n>& window) {
+  return figure_of(window, &WindowSummary::mean);
+}
+template <size_t n>
+std::optional<double> min_of(const Window<n>& window) {
+  return figure_of(window, &WindowSummary::min);
+}
+template <size_t n>
+std::optional<double> max_of(const Window<n>& window) {
+  return figure_of(window, &WindowSummary::max);
+}
+// The window must not be empty. With an even number of values, returns the larger of the middle two.
 template <size_t n>
 double median_of(const Window<n>& window) {
   std::vector<double> values(window.data(), window.data() + window.size());
@@ -77,38 +92,30 @@ double median_of(const Window<n>& window) {
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
-template <size_t n>
-std::optional<double> min_of(const Window<n>& window) {
-  const auto summary = window.summary();
-  return summary ? std::optional<double>(summary->min) : std::nullopt;
-}
-template <size_t n>
-std::optional<double> max_of(const Window<n>& window) {
-  const auto summary = window.summary();
-  return summary ? std::optional<double>(summary->max) : std::nullopt;
-}
 
-// An alarm that is active or was active before.
+// The steps and the largest value of one kind of alarm of a layer, which may still be active.
 struct PastAlarm {
   int64_t first_step, last_step;
-  std::optional<double> most;  // largest LayerAlarm::value; the bias furthest from 0
+  std::optional<double> most;  // the LayerAlarm::value furthest from 0; absent for nonfinite
 };
 
-// Statistics of one pass, or of dK or dV, of a rank or a layer. The windows and pools cover the last slices;
-// `past` and the counts cover all slices.
+// Statistics of one checked tensor of a rank or a layer: the output in the forward pass; dQ, dK or dV in the
+// backward pass. The windows and pools cover the last 64 slices; `past` and the counts cover all slices.
 struct PassStatistics {
   uint64_t judged = 0, nonfinite = 0;     // checked slices, and those of them with NaN or Inf
   SampleWindow nonfinite_slices;          // 1 for a slice with NaN or Inf, else 0
   std::map<std::string, PastAlarm> past;  // by LayerAlarm::kind
-  // fused_ratio: error relative to that of fused attention (judgement.h).
+  // Errors of the trainer's result: relative_error_... to the norm of the reference; the ratios to the error
+  // of unfused attention (deviation_ratio), of fused attention (fused_ratio), or to the tolerance of the
+  // log-sum-exp (lse_error_ratio).
   SampleWindow relative_error_mean, relative_error_max, deviation_ratio, fused_ratio, lse_error_ratio;
-  BiasPool bias;          // of the kernel
-  BiasPool excess_bias;   // the kernel's bias minus that of a correct algorithm on the same slices
-  BiasPool rounded_bias;  // of the rounded reference
-  // dK and dV only: number of query rows that the last slice summed over, of all heads of the group.
+  BiasPool bias;          // mean signed error of the trainer's result
+  BiasPool excess_bias;   // that bias minus the bias of a correct algorithm on the same slices
+  BiasPool rounded_bias;  // control: bias of the reference rounded once to the trainer's precision
+  // The next two are for dK and dV only. query_rows: number of query rows that the last slice summed over, of
+  // all heads that share the key-value head. conservation_ratio: how far the sums of dK or dV over all keys
+  // are from the values that every correct kernel gives, relative to the tolerance.
   uint64_t query_rows = 0;
-  // dK and dV only: how far their sums over all keys are from the values that every correct kernel gives,
-  // relative to the tolerance (conservation.h).
   SampleWindow conservation_ratio;
   // A row is partial if its log_sum_exp covers more keys than the call has (context parallelism).
   uint64_t with_partial_rows = 0;  // slices with at least one partial row
@@ -116,18 +123,22 @@ struct PassStatistics {
   int64_t last_step = -1;          // step of the last checked slice
 };
 
-// Statistics of grad_key and grad_value; empty until the first slice of key positions.
+// Statistics of grad_key (dK) and grad_value (dV). Empty until the first slice of key positions: such a slice
+// has a few keys with all query rows; every other slice has a few query rows with all keys.
 using KeyStatistics = std::vector<PassStatistics>;
 
-// Whether the kernel itself is biased: its bias is large, significant, and exceeds that of a correct
-// algorithm on the same slices and that of the rounded reference. `tensor` is a JudgedTensor.
+// Whether the kernel itself is biased: its bias and its excess bias are large, significant and of one sign,
+// and the rounded reference is not biased. `tensor` is a JudgedTensor.
 bool is_biased(const PassStatistics& pass, uint32_t tensor);
 
+// Of forward slices: largest error of the log-sum-exp, largest scaled score, entropy of the attention weights
+// in nats, and the result of near_tie_ratio() below.
 struct ScoreStatistics {
   SampleWindow lse_error, logit, entropy_min, entropy_mean, near_tie_ratio;
 };
 
-// Columns of the histories of a rank and of a layer, which the page plots by step.
+// Columns of the histories of a rank and of a layer, which the status page plots by step. Each enum has the
+// indices of the table after it.
 enum RankColumn : size_t {
   kColumnLoss,
   kColumnLossMax,
@@ -189,18 +200,19 @@ inline constexpr History::Column kLayerColumns[] = {
 inline constexpr size_t kRankPoints = 512, kLayerPoints = 64;
 
 struct LayerStatistics {
-  std::string label, name, source;
-  // Set for a layer known only by its ordinal once its calls have different shapes or belong to different
-  // trainings. A mean over such calls is meaningless, so there is no bias alarm.
+  std::string label, name, source;  // as in LayerOfCall below
+  // Set for a layer known only by its ordinal (the index of the call in its step) once its calls have
+  // different shapes or belong to different trainings. There is then no bias alarm, since a mean over such
+  // calls is meaningless.
   bool is_mixed = false;
   uint64_t kind[segment::kPasses] = {};  // hash of the properties that all calls share; 0: no call yet
   PassStatistics pass[segment::kPasses];
   KeyStatistics keys;
   ScoreStatistics scores;
-  std::optional<double> gradient_norm;
-  uint64_t nonfinite_steps = 0;
+  std::optional<double> gradient_norm;  // of the layer's parameters, before clipping
+  uint64_t gradient_step = 0;           // step of gradient_norm
+  uint64_t nonfinite_steps = 0;         // steps with NaN or Inf in the gradients of the layer's parameters
   int64_t last_nonfinite_step = -1;
-  uint64_t gradient_step = 0;  // step of gradient_norm
   History history{kLayerColumns, kLayerPoints};
 };
 
@@ -220,12 +232,13 @@ struct LoggedScalar {
   int64_t step;  // step logged with the value, else the optimizer's step
 };
 
-// Limit of the layers that are kept. A trainer has at most kMaxLayers names at a time, but may invent new
-// ones without end.
+// Limit of the layers of a rank. A trainer has at most kMaxLayers names at a time, but may replace them
+// without end.
 inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
 
-// Whether `tensor`, a JudgedTensor, is grad_key or grad_value, which are the tensors that slices of key
-// positions check. The number of any other tensor equals its pass.
+// A JudgedTensor is 0 for out, 1 for grad_query, 2 for grad_key and 3 for grad_value; a pass is 0 for forward
+// and 1 for backward. So out and grad_query, which slices of query rows check, have the number of their pass.
+// Returns whether `tensor` is grad_key or grad_value, which slices of key positions check.
 constexpr bool is_key_gradient(uint32_t tensor) { return tensor >= segment::kPasses; }
 
 // Returns the statistics of a layer or a rank for `tensor`. Null for grad_key and grad_value if no slice of
@@ -252,22 +265,22 @@ struct LayerAlarm {
   uint32_t pass;
   const char* kind;             // nonfinite, bias, deviation_ratio, fused_ratio, conservation or log_sum_exp
   std::optional<double> value;  // the largest ratio, or the bias in ulp; absent for nonfinite
-  // Step of the last slice that supports the alarm. An alarm holds until 64 later slices have replaced that
-  // slice in the windows. After a divergence this may never happen, because slices without a comparable row
-  // do not enter the windows.
+  // Step of the last slice that itself exceeds the limit (bias: of the last slice in the pool). The alarm
+  // holds until 64 later slices have replaced that slice. After a divergence this may never happen: a slice
+  // whose inputs are all NaN cannot be compared, so it enters neither the pool nor the windows of ratios.
   int64_t last_step = -1;
   uint32_t tensor = 0;  // JudgedTensor
 };
 
-// Returns the alarms of one layer for one tensor, at most one of each kind, in the order that
-// LayerAlarm::kind lists.
+// Returns the alarms of one layer for one tensor: at most one of each kind, in the order of the comment at
+// LayerAlarm::kind.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor);
 
 // Returns the alarm limit of PassStatistics::fused_ratio for dK and dV, which are sums over `query_rows`
 // rows.
 double ratio_limit_of_keys(uint64_t query_rows);
-// Stores in PassStatistics::past the alarms that the slice of `step` supports. The slice must already have
-// been added to `layer`.
+// Stores in PassStatistics::past those active alarms to which the slice of `step` contributes. The slice must
+// already have been added to `layer`.
 void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer);
 
 // Whether the trainer's result has NaN or Inf where the reference has none.
@@ -284,12 +297,12 @@ struct RankStatistics {
   std::vector<segment::Op> ops;
   std::vector<segment::UnseenName> unseen;  // attention that no hook sees
   segment::Coverage coverage = {};          // calls that the hooks do not see, counted by other means
-  segment::Totals totals;
-  uint64_t judged[segment::kPasses] = {};
-  uint64_t lost[segment::kPasses][segment::kLostReasons] = {};
+  segment::Totals totals;                   // the trainer's counters of calls and samples
+  // Samples that the agents of this process have checked, and those that could not be checked.
+  uint64_t judged[segment::kPasses] = {}, lost[segment::kPasses][segment::kLostReasons] = {};
   bool alive = true;
-  bool current = true;  // false: a later process has taken over this rank's number
-  bool switched_on = true;
+  bool current = true;      // false: a later process has taken over this rank's number
+  bool switched_on = true;  // false: sampling is paused
   RunState state = RunState::kRunning;
 
   PassStatistics pass[segment::kPasses];
@@ -297,16 +310,16 @@ struct RankStatistics {
   ScoreStatistics scores;
   std::map<std::string, LayerStatistics> layers;  // by label
   LayerStatistics unnamed;                        // calls whose layer is not known
-  std::string layer_source = "unknown";
+  std::string layer_source = "unknown";           // best LayerOfCall::source so far
   // Slices of query rows without a layer, by LayerOfCall::source.
   std::map<std::string, uint64_t> slices_without_layer;
   uint64_t layers_judged[segment::kPasses] = {};  // named layers with a checked slice
 
-  uint64_t steps = 0, steps_lost = 0;
+  uint64_t steps = 0, steps_lost = 0;  // steps read, and steps overwritten before they were read
   // How often the step number fell or the optimizer was replaced, because another training began or a
   // checkpoint was loaded.
   uint64_t step_restarts = 0;
-  segment::StepRecord last_step = {};
+  segment::StepRecord last_step = {};  // its `sequence` is 0 before the first step
   // The step at which the trainer stopped reporting tensors, or -1 if it has not. The reason is the cost, or
   // a failure if tensors_given_up_failed.
   int64_t tensors_given_up_step = -1;
@@ -317,7 +330,7 @@ struct RankStatistics {
   // The detectors of this rank, over all attempts. Null until they have received a line. Also null once a
   // later process has replaced this one, so that their events are published only once.
   const RankWatch* watch = nullptr;
-  // An earlier agent has processed the steps up to this one. -1: no earlier agent.
+  // The last step that an earlier agent has processed, if this agent has replaced it; else -1.
   int64_t taken_up_step = -1;
   bool loss_events_known = true;  // the loss events of steps up to taken_up_step are known too
   // Returns the loss events over all attempts. Empty if an earlier agent may have seen some, or if a later
@@ -326,34 +339,37 @@ struct RankStatistics {
   StepWindow loss_window, gradient_window;
   Window<kLossWindow> gradient_before;                 // norms of the last 128 steps, for gradient_zscore
   std::optional<double> loss_zscore, gradient_zscore;  // of the last step against the 128 before it
-  // Time of training, of the monitor in the trainer, and of the agent. The last two are without the time that
-  // the grant of the first look pays (FirstLookCost).
+  // Duration of the steps, the part of it that the monitor takes in the trainer (own), and CPU time of the
+  // agent. The last two are without the cost of the first look (FirstLookCost).
   struct Cost {
     double train_seconds = 0, own_seconds = 0, agent_seconds = 0;
   };
   Cost cost;         // over all steps seen
   Cost recent_cost;  // over the last minutes: older steps count exponentially less
-  // Time paid by the grant of the first look (the first samples of a process), in the trainer and in the
-  // agent for these slices. It is excluded from the slowdown and from the choice of the sampling interval.
+  // Cost of the first look: the first samples of a process, which are paid from a fixed grant. It counts
+  // neither for the slowdown nor for the choice of the sampling interval.
   struct FirstLookCost {
-    double own_seconds = 0, agent_seconds = 0;
-    int64_t last_step = -1;
+    double own_seconds = 0, agent_seconds = 0;  // in the trainer, and in the agent
+    int64_t last_step = -1;                     // last step of the first look so far
   };
   FirstLookCost first_look;
+  // Whether a slice of `step` belongs to the first look. While the first look lasts, the slice's step may not
+  // have ended yet, so the last ended step decides.
   bool is_in_first_look(int64_t step) const {
     return segment::is_first_look(last_step) || step <= first_look.last_step;
   }
-  // Seconds per step record; a record covers `stride` steps.
+  StepStride stride;  // estimates how many steps one reported step covers
+  // The next three are in seconds per reported step.
   StepWindow step_seconds;       // without the monitor's part
   StepWindow other_step_cost;    // the monitor's part in steps that were not sampled
   Window<16> sampled_step_cost;  // the monitor's part in sampled steps
   uint64_t sampled_steps = 0;
-  StepStride stride;
   double agent_seconds = 0;         // CPU time that the agent spent on this rank
   double judging_seconds = 0;       // the part of agent_seconds spent on checking slices after the first look
   double tensor_seconds = 0;        // the part of agent_seconds spent on tensors
   uint64_t row_slices_handled = 0;  // slices of query rows that the agent checked or refused
-  uint64_t nonfinite_loss = 0, nonfinite_gradient = 0, nonfinite_output = 0, nonfinite_attention_gradient = 0;
+  uint64_t nonfinite_loss = 0, nonfinite_gradient = 0;              // steps with a loss or norm of NaN or Inf
+  uint64_t nonfinite_output = 0, nonfinite_attention_gradient = 0;  // values of NaN or Inf in slices
   // Non-finite attention gradients of a step that has not ended. They are added to
   // nonfinite_attention_gradient when the step ends, since only then it is known whether a gradient scaler
   // skips the step.
@@ -365,8 +381,8 @@ struct RankStatistics {
   PendingGradient pending_gradient;
   uint64_t refused_slots = 0, refused_tensors = 0;
   int64_t model_step_in_history = -1;  // step of the last snapshot of the model in `history`
-  // The head of the tensor ring: counts of named tensors and of snapshots taken, due and skipped.
-  segment::TensorRing tensors = {};
+  segment::TensorRing tensors =
+      {};  // counts of named weight tensors, and of snapshots taken, due and skipped
   History history{kRankColumns, kRankPoints};
   std::deque<RankEvent> events;
   std::vector<std::string> scalar_names;       // names of segment::StepRecord::scalars
@@ -376,10 +392,11 @@ struct RankStatistics {
   LayerStatistics* layer_of(const std::string& label);
   void note_event(const char* what, int64_t step, const std::string& layer, std::optional<double> value);
   uint64_t calls(uint32_t pass) const;
-  uint64_t in_flight(uint32_t pass) const;
+  uint64_t in_flight(uint32_t pass) const;  // samples that wait for their check
+  // Whether enough steps have passed to conclude that the hooks do not see this model's attention.
   bool no_attention_seen() const { return steps >= 10 && calls(0) + calls(1) == 0; }
-  // Returns the monitor's time on the training threads plus the agent's share of the node's cores, divided by
-  // the training time without the monitor: over all steps seen, and over the last minutes.
+  // Returns the monitor's time in the trainer, plus the agent's CPU time divided by the cores of the rank, as
+  // a ratio to the training time without the monitor: over all steps seen, and over the last minutes.
   std::optional<double> slowdown(int cores_per_rank) const;
   std::optional<double> recent_slowdown(int cores_per_rank) const;
   // Drops the histories and the layers that the summary does not mention. Frees about 20 KiB per layer.
@@ -391,11 +408,14 @@ struct RankStatistics {
   std::vector<LayerAlarm> alarms() const;
 };
 
-// The layer under which a call is counted. If the label is empty, the call is counted for the rank only.
+// The layer under which a call is counted. `label`: short, as in series ("003"); if it is empty, the call is
+// counted for the rank only. `name`: the module. `source`: name of the segment::LayerSource that gave the
+// label, or that says why there is none.
 struct LayerOfCall {
   std::string label, name, source;
 };
 
+// Adds a checked tensor of the slice in `slot`.
 void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                    RankStatistics* rank);
 
@@ -405,27 +425,27 @@ inline uint64_t key_slices_of(const RankStatistics& rank) {
   return known != nullptr ? known->judged : 0;
 }
 
-// Continues a rank whose steps up to `last` an earlier agent has processed. `watch` has the detectors' state
+// Continues a rank whose steps up to `last` a replaced agent has processed. `watch` has the detectors' state
 // after `last`; null if unknown.
-void take_up(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank);
+void resume_from(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank);
 
 void observe_step(const segment::StepRecord& step, RankStatistics* rank);
 
 // Adds an event of the detectors to the rank's list.
 void observe_event(const EventLine& line, RankStatistics* rank);
 
-// Adds the distance of a tensor snapshot to the history of its layer. `rank`: the rank whose record completed
-// the snapshot.
+// Adds how far a weight tensor has moved since its previous snapshot to the history of its layer. `rank`: the
+// rank whose record completed the snapshot.
 void add_to_history(const TensorSnapshot& snapshot, RankStatistics* rank);
 
-// Adds the spectrum of a layer's heads to the histories of layer and rank. `rank`: the rank whose record
-// completed the spectrum.
+// Adds the effective rank of a layer's weight update to the histories of layer and rank. `rank`: the rank
+// whose record completed the spectrum.
 void add_to_history(const std::string& layer, const LayerSpectrum& spectrum, RankStatistics* rank);
 
 // Adds the latest snapshot of the whole model to the rank's history, once per interval.
 void add_to_history(const Weights& weights, RankStatistics* rank);
 
-// Returns the share of rows whose second largest score nearly equals the largest.
+// Returns the share of rows whose second largest score nearly equals the largest; absent if no row has a key.
 std::optional<double> near_tie_ratio(const SliceDeviation& deviation);
 
 }  // namespace foreshock

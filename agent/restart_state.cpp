@@ -128,7 +128,7 @@ void RankFacts::restore(const Directory& directory) {
   if (found.is_object()) known_ = std::move(found);
 }
 
-void RankFacts::take_up(const std::string& segment, RankStatistics* rank) const {
+void RankFacts::restore_rank(const std::string& segment, RankStatistics* rank) const {
   const auto found = known_.find(segment);
   if (found == known_.end() || !found->is_object()) return;
   for (const json& alarm : list_in(*found, "past_alarms")) take_up_alarm(alarm, rank);

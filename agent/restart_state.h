@@ -32,7 +32,7 @@ class RankFacts {
   void restore(const Directory& directory);
 
   // Fills `rank`, which must be new, with the saved facts about the process with this segment.
-  void take_up(const std::string& segment, RankStatistics* rank) const;
+  void restore_rank(const std::string& segment, RankStatistics* rank) const;
 
   // Stores the facts about `rank` for the next save().
   void note(const std::string& segment, const RankStatistics& rank);

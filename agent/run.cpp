@@ -22,8 +22,8 @@ Followed::Followed(std::unique_ptr<segment::SegmentReader> segment, const std::s
                    Pipeline* pipeline)
     : name(segment->name()), segment_(std::move(segment)), pipeline_(pipeline), changed_(Clock::now()) {
   rank.run = run;
-  pipeline_->refresh(*segment_, &rank);
-  pipeline_->take_up(*segment_, &rank);
+  pipeline_->refresh(*segment_, &rank);  // first: it sets the rank's number, by which its detectors are found
+  pipeline_->resume_from(*segment_, &rank);
 }
 
 void Followed::look(Clock::time_point now) {
@@ -50,7 +50,7 @@ void Followed::finish(RunState state) {
 
 namespace {
 
-constexpr size_t kMostBytes = 4096;
+constexpr size_t kMostExitBytes = 4096;  // of an exit file
 
 RunState state_from(const std::string& word) {
   if (word == "finished") return RunState::kFinished;
@@ -61,7 +61,7 @@ RunState state_from(const std::string& word) {
 
 std::string exit_name(uint64_t launcher_id) { return "exit." + std::to_string(launcher_id) + ".json"; }
 
-// Returns the number between "exit." and ".json", or 0 if there is none.
+// Returns the launcher's id between "exit." and ".json", which have 5 characters each; 0 if it is no number.
 uint64_t launcher_in(const std::string& name) {
   uint64_t launcher = 0;
   const char* end = name.data() + name.size() - 5;
@@ -75,8 +75,9 @@ std::string summary_name(uint64_t launcher_id) { return "summary." + std::to_str
 
 std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_id) {
   if (launcher_id == 0 || !directory.has(exit_name(launcher_id))) return std::nullopt;
-  const std::optional<std::string> text = directory.read(exit_name(launcher_id), kMostBytes);
-  if (!text && is_shortage(errno)) return std::nullopt;  // it can be read later
+  const std::optional<std::string> text = directory.read(exit_name(launcher_id), kMostExitBytes);
+  if (!text && is_shortage(errno)) return std::nullopt;  // no free descriptor: it can be read later
+  // A file that has no valid state counts as failed.
   const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, false);
   if (!json.is_object() || !json.contains("state") || !json["state"].is_string()) return RunState::kFailed;
   return state_from(json["state"]);
@@ -101,8 +102,8 @@ using namespace std::chrono_literals;
 
 // A trainer is considered dead if its lock is free and its counters have not changed for this time.
 constexpr auto kGoneAfter = 10s;
-// A free lock is enough if the launcher has reported the end of the command, or if a later process has
-// replaced the trainer. The last stores become visible within this time.
+// The same time if the launcher has reported the end of the command, or if a later process has replaced the
+// trainer. The free lock is then proof enough; the trainer's last stores become visible within this time.
 constexpr auto kGoneAfterExit = 100ms;
 // Ranks that still run at this time after their command has ended are summarised as they are.
 constexpr auto kDrainAtMost = 5s;
@@ -116,15 +117,14 @@ constexpr size_t kMostReplaced = 256;
 constexpr auto kFinishedAfter = 2s;
 constexpr uint64_t kMostRefusalsLogged = 20;
 constexpr size_t kMostExitsAtOnce = 64;
-// This file exists while lines of the record would be lost if the agent were killed. It stays once lines are
-// lost.
+// This file exists while a kill of the agent would lose lines of the record, and forever once lines are lost.
 constexpr const char* kRecordIncomplete = "record.incomplete";
-constexpr const char* kRecordSpool = "record.spool";
+constexpr const char* kRecordSpool = "record.spool";  // lines that are not in the record file yet
 
-bool is_better(RunState a, RunState b) {
+RunState worse_of(RunState a, RunState b) {
   constexpr RunState kFromBest[] = {RunState::kRunning, RunState::kFinished, RunState::kPreempted,
                                     RunState::kInterrupted, RunState::kFailed};
-  return std::find(kFromBest, std::end(kFromBest), a) < std::find(kFromBest, std::end(kFromBest), b);
+  return std::find(kFromBest, std::end(kFromBest), a) < std::find(kFromBest, std::end(kFromBest), b) ? b : a;
 }
 
 }  // namespace
@@ -157,8 +157,8 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   for (const auto& [key, watch] : run->pipeline_->watches().all())
     run->pipeline_->adviser().restore(key.second, watch.states());
   run->record_was_incomplete_ = run->has_incomplete_file_ = run->directory_->has(kRecordIncomplete);
-  // Creates the state file now, since the tmpfs may have no free inode at the end. The inode that the
-  // launcher then frees is needed for the summary.
+  // Creates the file of the detectors' state now. When the run ends, the tmpfs may have no free inode except
+  // one that the launcher frees for the summary.
   run->save_watches();
   return run;
 }
@@ -177,9 +177,10 @@ Run::~Run() {
   close(lock_);
 }
 
-// The record is flushed first, since the saved state contains its size.
+// Saves the state of the detectors and the facts about the ranks. The record is flushed first, since the
+// saved state contains its size.
 void Run::save_watches(bool is_last) {
-  if (pipeline_ == nullptr) return;
+  if (pipeline_ == nullptr) return;  // open() failed before it created the pipeline
   flush_record();
   watch_state_.save(*directory_, record_.get(), pipeline_->watches(), is_last);
   for (const auto& followed : followed_)
@@ -212,9 +213,10 @@ bool Run::poll() {
 }
 
 bool Run::discover(Registry* registry) {
-  if (followed_.size() >= kMostSegments) look_for_life(Clock::now());
+  // At the limit, dead ranks are finished first, because make_room() drops only finished ones.
+  if (followed_.size() >= kMostSegments) finish_dead_ranks(Clock::now());
   make_room();
-  may_have_room_ = false;
+  may_have_descriptors_ = false;
   std::vector<Discovery::Refusal> refused;
   auto found = discovery_.look(kMostSegments - followed_.size(), &refused);
   for (auto& segment : found) follow(std::move(segment), registry);
@@ -228,8 +230,8 @@ bool Run::discover(Registry* registry) {
   return !found.empty();
 }
 
-// If there are too many segments, drops the oldest ones that have ended and were replaced by a later process
-// of the same rank.
+// If there are too many segments, drops the statistics of the oldest ones that have ended and were replaced
+// by a later process of the same rank.
 void Run::make_room() {
   const auto is_over = [](const auto& each) { return each->is_finished() && !each->rank.current; };
   auto over = static_cast<size_t>(std::count_if(followed_.begin(), followed_.end(), is_over));
@@ -239,7 +241,7 @@ void Run::make_room() {
     spdlog::warn("{}: more than {} processes have trained; {}", options_.label, followed_.size(),
                  over > 0 ? "the summary has the latest" : "further ones are not followed");
   has_warned_of_limit_ = true;
-  const size_t kept = is_full ? std::min(over, kMostReplaced / 2) : kMostReplaced;
+  const size_t kept = is_full ? kMostReplaced / 2 : kMostReplaced;
   std::erase_if(followed_, [&](const auto& each) {
     if (over <= kept || !is_over(each)) return false;
     --over;
@@ -252,15 +254,17 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
   segment->set_agent_pid(static_cast<uint64_t>(getpid()));
   auto followed = std::make_unique<Followed>(std::move(segment), options_.label, pipeline_.get());
   RankStatistics& rank = followed->rank;
-  facts_.take_up(followed->name, &followed->rank);
+  facts_.restore_rank(followed->name, &followed->rank);
   spdlog::info("{}: rank {} in {}", options_.label, rank.identity.rank, label_text(followed->name));
   for (auto& other : followed_) {
     if (other->rank.identity.rank != rank.identity.rank) continue;
-    // The later nonce is the later process. A segment that had to wait for a descriptor may be the older one.
+    // Names end in a nonce that is larger for later processes. The new segment may be the older one, if it
+    // had to wait for a file descriptor.
     RankStatistics& replaced = other->name < followed->name ? other->rank : rank;
     replaced.current = false;
     replaced.watch = nullptr;
   }
+  // The counters of the new process begin at 0 again.
   if (rank.current) registry->clear_rank(options_.label, std::to_string(rank.identity.rank));
   if (interval_ != 0) followed->segment().set_interval(interval_, 0);
   followed->segment().set_advice(advice_);
@@ -268,7 +272,7 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
   if (state_ != RunState::kRunning) state_ = worst_ = RunState::kRunning;  // the run continues
 }
 
-void Run::look_for_life(Clock::time_point now) {
+void Run::finish_dead_ranks(Clock::time_point now) {
   looked_at_ = now;
   for (auto& followed : followed_) {
     if (followed->is_finished()) continue;
@@ -276,29 +280,28 @@ void Run::look_for_life(Clock::time_point now) {
     if (followed->rank.identity.late_ready == 1) announce(*followed);
     const bool is_replaced = !followed->rank.current;
     if (!followed->is_gone(now, is_replaced ? kGoneAfterExit : kGoneAfter)) continue;
-    // A running launcher will still report the end of its command. Without a launcher, an exit file may
-    // already report it.
+    // If a launcher runs, drain() finishes the rank when the launcher has reported the end of its command.
     if (!has_launcher(*directory_))
       finish(*followed, exit_of(*directory_, followed->launcher_id()).value_or(RunState::kFailed));
-    else if (!followed->rank.current)
+    else if (is_replaced)
       retire(*followed);
   }
   advise();  // signals of ranks that have ended no longer count
 }
 
-// Writes the "started" line of a rank once. Callers wait until the late fields of its identity are set or the
-// rank ends.
+// Writes the "started" line of a rank to the record once. Callers wait until the trainer has written the late
+// fields of its identity, such as its parallel coordinates, or until the rank ends.
 void Run::announce(Followed& followed) {
   if (followed.announced) return;
   followed.announced = true;
   record_run(followed.rank, "started");
 }
 
-// Finishes a process that a later one has replaced, and removes its segment. Otherwise a command that trains
-// again and again would fill the node's memory. The launcher's exit shows how the process ended.
+// Without this, a command that trains again and again would fill the node's shared memory. drain() sets the
+// final state, since only the launcher's exit shows how the process ended.
 void Run::retire(Followed& followed) {
   followed.finish(RunState::kRunning);
-  may_have_room_ = true;
+  may_have_descriptors_ = true;
   announce(followed);
   record_run(followed.rank, "ended");
   for (const char* end : {".seg", ".ctl"}) directory_->remove(followed.name + end);
@@ -313,7 +316,7 @@ RunState Run::end_of(const Followed& followed, RunState of_launcher) const {
 
 void Run::finish(Followed& followed, RunState state) {
   followed.finish(end_of(followed, state));
-  may_have_room_ = true;
+  may_have_descriptors_ = true;
   facts_.note(followed.name, followed.rank);  // the statistics are final after finish()
   announce(followed);
   record_run(followed.rank, "ended");
@@ -329,12 +332,13 @@ bool Run::is_replaced(const Followed& followed) const {
 
 // The state of the run is the worst state of any of its commands, once all have ended.
 void Run::set_final_state(RunState state) {
-  worst_ = std::max(worst_, state, is_better);
+  worst_ = worse_of(worst_, state);
   if (std::all_of(followed_.begin(), followed_.end(), [](const auto& each) { return each->is_finished(); }))
     state_ = worst_;
 }
 
 RunState Run::state() const {
+  // While segments are not read yet (discovery_), their trainings may still run.
   const bool all_have_ended = std::all_of(followed_.begin(), followed_.end(), [this](const auto& each) {
     return !each->rank.current || each->is_finished() ||
            (each->has_exited_well() && each->is_gone(looked_at_, kFinishedAfter));
@@ -342,7 +346,7 @@ RunState Run::state() const {
   if (state_ != RunState::kRunning || followed_.empty() || !all_have_ended || discovery_.waiting() > 0 ||
       discovery_.unread() > 0)
     return state_;
-  return std::max(worst_, RunState::kFinished, is_better);
+  return worse_of(worst_, RunState::kFinished);
 }
 
 // Reads the remaining data of this launcher's ranks. Returns whether all of it has been read.
@@ -351,6 +355,7 @@ bool Run::drain(const LauncherExit& exit, Clock::time_point now) {
   for (auto& followed : followed_) {
     if (followed->launcher_id() != exit.launcher_id) continue;
     if (followed->is_finished()) {
+      // Only retire() finishes a process without its final state.
       if (followed->rank.state == RunState::kRunning) followed->rank.state = end_of(*followed, exit.state);
       continue;
     }
@@ -371,7 +376,8 @@ std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* 
     const Clock::time_point seen = exits_seen_.emplace(exit.launcher_id, now).first->second;
     discover(registry);  // a segment may have been created just before the exit
     const bool is_drained = drain(exit, now);
-    // Draining has closed descriptors, so segments that waited for descriptors can be opened now.
+    // drain() has closed descriptors. If segments that waited for them can be opened now, they must be
+    // drained in the next call.
     if (discovery_.waiting() > 0 && discover(registry)) continue;
     if (!is_drained && now - seen < kDrainAtMost) continue;
     set_final_state(exit.state);
@@ -381,7 +387,7 @@ std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* 
 }
 
 bool Run::is_needed() const {
-  if (has_launcher(*directory_) || (may_have_room_ && discovery_.waiting() > 0)) return true;
+  if (has_launcher(*directory_) || (may_have_descriptors_ && discovery_.waiting() > 0)) return true;
   return std::any_of(followed_.begin(), followed_.end(),
                      [](const auto& each) { return !each->is_finished(); });
 }
@@ -414,8 +420,8 @@ int Run::cores_per_rank() const {
   return std::max(1, options_.cores / std::max(static_cast<int>(ranks()), 1));
 }
 
-// The agent's cost counts as slowdown, so it is deducted from the trainers' budgets. The first look is
-// excluded, since it has its own grant.
+// The agent's cost counts as slowdown, so it is deducted from the trainers' budgets. The first look (the
+// first samples of a process) is paid from a separate grant, so it is part of `slices_ns` only.
 void Run::charge_trainers() {
   const int cores = cores_per_rank();
   for (const auto& followed : followed_) {
@@ -424,9 +430,10 @@ void Run::charge_trainers() {
     const auto ns = [cores](double seconds) {
       return static_cast<uint64_t>(1e9 * std::max(seconds, 0.0) / cores);
     };
-    followed->segment().set_agent_cost({ns(rank.agent_seconds - rank.first_look.agent_seconds),
-                                        ns(rank.judging_seconds + rank.first_look.agent_seconds),
-                                        rank.row_slices_handled, ns(rank.tensor_seconds)});
+    followed->segment().set_agent_cost({.ns = ns(rank.agent_seconds - rank.first_look.agent_seconds),
+                                        .slices_ns = ns(rank.judging_seconds + rank.first_look.agent_seconds),
+                                        .slices = rank.row_slices_handled,
+                                        .tensors_ns = ns(rank.tensor_seconds)});
   }
 }
 
@@ -434,7 +441,7 @@ void Run::record_run(const RankStatistics& rank, const char* state) {
   if (record_ != nullptr) record_->write(run_line(rank, state));
 }
 
-// The part of Run that publishes: the series, the page's document, the summaries for launchers.
+// The part of Run that publishes: metrics, the document for the status page, the summaries for launchers.
 
 namespace {
 
@@ -443,6 +450,7 @@ using namespace std::chrono_literals;
 constexpr auto kFlaggedAtMost = 2s;      // longest wait of a summary for the files of the last flagged slices
 constexpr size_t kMostRanksShown = 128;  // on the page
 
+// Returns the newest step of any rank and the longest interval of weight snapshots.
 RunPosition position_of(const std::vector<std::unique_ptr<Followed>>& all) {
   RunPosition furthest;
   for (const auto& followed : all) {
@@ -456,9 +464,9 @@ RunPosition position_of(const std::vector<std::unique_ptr<Followed>>& all) {
 
 }  // namespace
 
-void Run::answer(const LauncherExit& exit) {
+void Run::write_summary(const LauncherExit& exit) {
   SummaryInput input = summary_input(exit.launcher_id);
-  input.run = options_.run_id;
+  input.run = options_.run_id;  // the launcher's user needs no <user>/ prefix
   input.state = exit.state;
   nlohmann::json summary = document(exit.launcher_id, false);
   summary["run"] = options_.run_id;
@@ -511,6 +519,7 @@ SummaryInput Run::summary_input(uint64_t launcher_id) const {
 nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
   nlohmann::json ranks = nlohmann::json::array();
   std::vector<const Followed*> ordered = ranks_of(launcher_id);
+  // If the page cannot show all processes, it drops replaced ones first, then the highest ranks.
   if (for_page && ordered.size() > kMostRanksShown)
     std::erase_if(ordered, [](const Followed* followed) { return !followed->rank.current; });
   if (for_page && ordered.size() > kMostRanksShown) ordered.resize(kMostRanksShown);
@@ -584,15 +593,16 @@ void Run::publish_ranks(Registry* registry) {
   }
 }
 
-// The part of Run that passes the detectors' signals on to its ranks as advice.
+// The part of Run that sends the strongest detector signal to the trainers as advice, on which a training
+// script may act.
 
 namespace {
 
-// Added to the step from which several ranks follow advice: the time that the agent, at the lowest priority,
-// may need until all ranks can read the advice. A single rank does not wait for others.
+// The time that the agent, at the lowest CPU priority, may need until all ranks can read new advice.
 constexpr double kAheadSeconds = 0.25;
 constexpr int64_t kMostAhead = 64;  // steps
 
+// Returns the steps in kAheadSeconds, at most kMostAhead. `step_seconds`: 0 if unknown.
 int64_t steps_ahead(double step_seconds) {
   if (!(step_seconds > kAheadSeconds / kMostAhead)) return kMostAhead;
   return static_cast<int64_t>(kAheadSeconds / step_seconds);
@@ -600,8 +610,6 @@ int64_t steps_ahead(double step_seconds) {
 
 }  // namespace
 
-// Returns the step from which ranks follow new advice. No rank of the node has reached it when the advice is
-// written.
 int64_t Run::step_to_act_from() const {
   const int64_t soon = effective_step();
   if (ranks() < 2) return soon;
@@ -610,10 +618,10 @@ int64_t Run::step_to_act_from() const {
     if (!followed->is_finished())
       step_seconds = std::max(step_seconds, mean_of(followed->rank.step_seconds).value_or(0) /
                                                 static_cast<double>(followed->rank.stride.steps()));
+  // The trainers choose their step numbers, so the sum could overflow.
   return std::min(soon, INT64_MAX - kMostAhead) + steps_ahead(step_seconds);
 }
 
-// Writes advice only if the signal has changed. The trainer itself counts the duration of a level.
 void Run::advise() {
   std::set<int64_t> ranks;
   for (const auto& followed : followed_)

@@ -1,4 +1,6 @@
-// Follows one run on this node: finds its segments, drains them, writes its record, and detects its end.
+// Follows one run (all processes with one run id) on this node: finds the segments of its trainers, reads
+// them, writes the record, and detects the end of the run. A segment is the shared-memory file of one trainer
+// process; a launcher is a `foreshock run` that starts such processes.
 #ifndef FORESHOCK_AGENT_RUN_H_
 #define FORESHOCK_AGENT_RUN_H_
 
@@ -35,7 +37,7 @@ class Followed {
   // Processes new data. Returns false if there was none, or if the segment is finished.
   bool poll() { return !is_finished() && pipeline_->poll(*segment_, &rank); }
 
-  // Reads the counters, and whether the trainer still holds its lock.
+  // Reads the counters, and whether the trainer still holds the lock on its segment.
   void look(Clock::time_point now);
 
   // Whether the trainer has released its lock and no counter has changed for `quiet`.
@@ -64,8 +66,8 @@ class Followed {
   Clock::time_point changed_;  // last time when the lock was held or a counter changed
 };
 
-// The end of a launcher's command. `foreshock run` writes it to exit.<launcher>.json in the run directory;
-// the agent replies with summary.<launcher>.json.
+// The end of a launcher's command. The launcher writes it to exit.<launcher id>.json in the run directory;
+// the agent replies with summary.<launcher id>.json.
 struct LauncherExit {
   uint64_t launcher_id = 0;
   RunState state = RunState::kFailed;
@@ -85,12 +87,13 @@ bool has_launcher(const Directory& directory);
 
 struct RunOptions {
   std::string run_id;
-  std::string label;        // label of the run's series; unique in this agent
+  std::string label;        // <run id>, or <user>/<run id>: label of the run's series; unique in this agent
   std::string record;       // JSONL file; empty: none
   double max_slowdown = 0;  // 0: the limit in the trainers' environment
-  uint64_t every = 0;       // 0: the agent chooses the interval, unless the trainers' environment fixes it
-  int cores = 1;            // cores of the node
-  uint64_t histogram_bytes = 0;    // bytes of weight histograms in the record
+  // Steps between two sampled ones. 0: the agent chooses them, unless the trainers' environment fixes them.
+  uint64_t every = 0;
+  int cores = 1;                   // cores of the node
+  uint64_t histogram_bytes = 0;    // limit of the bytes of weight histograms in the record
   AlertCommand* alerts = nullptr;  // must outlive the run; null: no command is run
   std::string save_flagged;        // directory of flagged slices; empty: none is kept
   uint64_t flagged_quota = 0;      // bytes
@@ -121,13 +124,14 @@ class Run {
 
   // Reads counters and locks of all segments. Finishes the segment of a dead trainer if no launcher will
   // report its exit, or if a later process has replaced it.
-  void look_for_life(Clock::time_point now);
+  void finish_dead_ranks(Clock::time_point now);
 
-  // Returns the launchers whose command has ended and whose ranks are drained, or did not drain in time.
+  // Returns the launchers whose command has ended, once all data of their ranks has been read or this takes
+  // too long.
   std::vector<LauncherExit> ended_launchers(Clock::time_point now, Registry* registry);
   // Writes the summary for a launcher that ended_launchers() returned. The launcher ends after it has read
   // the summary, so the series must be published before.
-  void answer(const LauncherExit& exit);
+  void write_summary(const LauncherExit& exit);
 
   // Sets every series of the run.
   void publish(Registry* registry);
@@ -139,12 +143,12 @@ class Run {
   // Adds the histories of every rank.
   void add_history(std::vector<HistoryTable>* tables) const;
 
-  // Sends the ranks a sampling interval that keeps the budget. `agent_cpu_seconds` is the CPU time that the
-  // agent has spent on this run so far.
-  void choose_cadence(double agent_cpu_seconds);
+  // Sends the ranks a sampling interval (steps between two sampled ones) that keeps the overhead budget.
+  // `agent_cpu_seconds` is the CPU time that the agent has spent on this run so far.
+  void update_interval(double agent_cpu_seconds);
 
-  // Whether a launcher is alive, a segment is not finished, or a segment that had to wait for a descriptor
-  // may now be followed.
+  // Whether a launcher is alive, a segment is not finished, or a segment that had to wait for a file
+  // descriptor may now be followed.
   bool is_needed() const;
 
   const std::string& run_id() const { return options_.run_id; }
@@ -157,8 +161,8 @@ class Run {
   // Returns the number of segments that are not followed: refused for good, or waiting because too many files
   // are open.
   uint64_t refused_segments() const { return refused_segments_ + discovery_.waiting(); }
-  // Returns the state of the run. It is finished when all trainings have ended well, even if the command
-  // still runs.
+  // Returns the state of the run. It is kFinished once all trainers have called exit(0), even if their
+  // launcher's command still runs.
   RunState state() const;
 
  private:
@@ -167,22 +171,23 @@ class Run {
   void follow(std::unique_ptr<segment::SegmentReader> segment, Registry* registry);
   bool drain(const LauncherExit& exit, Clock::time_point now);
   void announce(Followed& followed);
-  // Ends a process that a later one has replaced, and removes its segment.
+  // Finishes a process that a later one has replaced, and removes its segment.
   void retire(Followed& followed);
-  // Ends a rank's process whose final state is known. `state`: the state of its launcher.
+  // Finishes a process. `state`: how its launcher's command has ended.
   void finish(Followed& followed, RunState state);
   // Returns the final state of a process: failed if a later attempt has replaced it, else `of_launcher`.
   RunState end_of(const Followed& followed, RunState of_launcher) const;
   bool is_replaced(const Followed& followed) const;
+  // The state of all ranks that decides the sampling interval.
   struct Measured {
-    SamplingCost cost;  // all but `agent`
-    AgentWork work;     // all but `cpu_seconds`
-    // The agent's CPU time for samples of the first steps, which have a grant of their own. Not part of
-    // `cost` and `work`.
+    SamplingCost cost;  // without `agent`, which measure() does not set
+    AgentWork work;     // without `cpu_seconds`, which measure() does not set
+    // The agent's CPU time for the first look: the first samples, which are paid from a separate grant. It is
+    // not part of `cost` and `work`.
     double first_look_seconds = 0;
-    uint64_t in_force = 0;  // the present interval
-    double budget = 0;
-    bool is_in_burst = false;
+    uint64_t in_force = 0;             // the present interval, in steps
+    double budget = 0;                 // limit of the slowdown, as a ratio
+    bool is_in_burst = false;          // a burst of denser sampling is pending or runs
     int64_t slowest_step = INT64_MAX;  // last step of the slowest rank
   };
   std::optional<Measured> measure() const;
@@ -191,7 +196,9 @@ class Run {
   // Returns such a step for new advice. With several ranks it is later, so that all of them can read the
   // advice before it.
   int64_t step_to_act_from() const;
+  // Sends the ranks the strongest signal of their detectors as advice, if it has changed.
   void advise();
+  // Sends the ranks a shorter sampling interval for a limited number of steps, if the budget allows one.
   void begin_burst();
   void set_final_state(RunState state);
   void publish_ranks(Registry* registry);
@@ -200,7 +207,7 @@ class Run {
   void flush_record();
   // Returns the input of the summary for the ranks of one launcher, or of all (0).
   SummaryInput summary_input(uint64_t launcher_id) const;
-  std::vector<const Followed*> ranks_of(uint64_t launcher_id) const;
+  std::vector<const Followed*> ranks_of(uint64_t launcher_id) const;  // 0: of all; sorted by rank
   int cores_per_rank() const;
   // Writes the agent's cost into the segments. The trainers deduct it from their budgets.
   void charge_trainers();
@@ -224,13 +231,13 @@ class Run {
   uint64_t refused_segments_ = 0;        // segments refused for good
   uint64_t refusals_ = 0;                // all refusals, also of segments that had to wait
   std::string refusal_;                  // reason of the last refusal
-  bool may_have_room_ = false;           // segments were closed since the last discover()
+  bool may_have_descriptors_ = false;    // segments were closed since the last discover()
   bool has_warned_of_limit_ = false;
-  Clock::time_point looked_at_ = {};     // last look_for_life()
+  Clock::time_point looked_at_ = {};     // time of the last finish_dead_ranks()
   uint64_t processes_left_out_ = 0;      // replaced processes that were dropped to make room
   uint64_t interval_ = 0;                // interval sent to the ranks; 0: none yet
-  AgentWork work_at_last_choice_;        // when choose_cadence() last measured
-  std::optional<AgentCost> agent_cost_;  // measured by the last choose_cadence()
+  AgentWork work_at_last_choice_;        // when update_interval() last measured
+  std::optional<AgentCost> agent_cost_;  // measured by the last update_interval()
   std::optional<Burst> burst_;           // the last burst
   Signal advised_signal_;                // the strongest detector signal when advice_ was written
   segment::Advice advice_ = {};          // advice sent to all ranks

@@ -144,7 +144,7 @@ std::optional<Run::Measured> Run::measure() const {
   return all;
 }
 
-void Run::choose_cadence(double agent_cpu_seconds) {
+void Run::update_interval(double agent_cpu_seconds) {
   std::optional<Measured> measured = measure();
   if (!measured) return;
   measured->work.cpu_seconds = agent_cpu_seconds - measured->first_look_seconds;

@@ -237,7 +237,7 @@ TEST(Pipeline, AnAgentThatTakesUpTellsWhatItsForerunnerSaw) {
     }
     RankStatistics taken;
     after.refresh(*reader, &taken);
-    after.take_up(*reader, &taken);
+    after.resume_from(*reader, &taken);
     EXPECT_EQ(taken.taken_up_step, restored ? 300 : 301);
     EXPECT_EQ(taken.last_loss, restored ? 50 : 40);
     EXPECT_EQ(taken.loss_events_known, restored);

@@ -184,11 +184,11 @@ TEST_F(Publish, WhatTheTrainerHasGivenUpIsToldFromTheStepOnThatItDid) {
   EXPECT_EQ(events[1]["first_step"], 7);
   EXPECT_EQ(events[1]["count"], 1) << "once";
   RankStatistics next;  // of the agent that comes after one that was killed
-  take_up(step, nullptr, &next);
+  resume_from(step, nullptr, &next);
   EXPECT_EQ(summary_of(next, 2)["tensors_given_up_step"], 9) << "since then at least";
   step.given |= segment::kGivenUpFailed;
   RankStatistics failed;
-  take_up(step, nullptr, &failed);
+  resume_from(step, nullptr, &failed);
   EXPECT_EQ(summary_of(failed, 2)["tensors_given_up_reason"], "failure");
 }
 

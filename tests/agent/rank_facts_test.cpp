@@ -43,7 +43,7 @@ class RankFactsTest : public testing::Test {
     RankFacts facts;
     facts.restore(*directory_);
     RankStatistics rank;
-    facts.take_up(segment, &rank);
+    facts.restore_rank(segment, &rank);
     return rank;
   }
 

@@ -117,7 +117,7 @@ TEST_F(RunAdvice, ATrainingThatGoesBackIsQuietAgain) {
 TEST_F(RunAdvice, AWarningBeginsABurstOfAllRanksOnce) {
   open();
   train(1, 200);
-  run_->choose_cadence(0);
+  run_->update_interval(0);
   err(192);
   const segment::Control first = *first_.writer.control(), second = *second_.writer.control();
   EXPECT_EQ(first.burst_interval, 1u);
@@ -140,7 +140,7 @@ TEST_F(RunAdvice, AWarningBeginsABurstOfAllRanksOnce) {
 TEST_F(RunAdvice, WhatTheAgentSpendsOnEveryStepKeepsNoneFromBeingSampled) {
   open();
   train(1, 200);
-  run_->choose_cadence(0.008);
+  run_->update_interval(0.008);
   EXPECT_EQ(first_.writer.control()->interval, 8u);
 }
 
@@ -149,7 +149,7 @@ TEST_F(RunAdvice, WhatTheAgentSpendsOnEveryStepKeepsNoneFromBeingSampled) {
 TEST_F(RunAdvice, AnIntervalIsChosenByWhatStepsToldAsOneCost) {
   open();
   train_told_as_one(10, 640);
-  run_->choose_cadence(0);
+  run_->update_interval(0);
   for (const SegmentOfATrainer* trainer : {&first_, &second_}) {
     EXPECT_EQ(trainer->writer.control()->interval, 2 * kInterval);
     EXPECT_EQ(trainer->writer.control()->interval_from_step, 640 + 4 * 10);
@@ -167,7 +167,7 @@ TEST_F(RunAdvice, NoBurstBeforeItsCostIsKnownNorWhereTheIntervalIsTheUsers) {
   run_.reset();
   open(kInterval);
   train(201, 400);
-  run_->choose_cadence(0);
+  run_->update_interval(0);
   err(384);
   EXPECT_EQ(first_.writer.control()->burst_interval, 0u);
 }
@@ -179,7 +179,7 @@ TEST_F(RunAdvice, NoBurstWhereRanksAreOnOtherNodes) {
   }
   open();
   train(1, 200);
-  run_->choose_cadence(0);
+  run_->update_interval(0);
   err(192);
   EXPECT_EQ(advice_of(first_).level, 2u);
   EXPECT_EQ(first_.writer.control()->burst_interval, 0u);

@@ -59,13 +59,13 @@ TEST(Run, WhatReplacedProcessesLeaveIsRemovedUnderALiveLauncherAndTold) {
   first.sample(1, 1.0);
   run->discover(&registry);
   auto now = Run::Clock::now();
-  run->look_for_life(now + 11s);
+  run->finish_dead_ranks(now + 11s);
   EXPECT_EQ(files(), 2u) << "the last one of a rank may still be told how it ended";
 
   SegmentOfATrainer second(first.directory, 0, 0x11);
   second.writer.identity()->launcher_id = kLauncher;
   run->discover(&registry);
-  run->look_for_life(now + 22s);
+  run->finish_dead_ranks(now + 22s);
   EXPECT_EQ(files(), 2u);
   EXPECT_TRUE(std::filesystem::exists(first.directory + "/0-0000000000000011.seg"));
   EXPECT_TRUE(run->is_needed());
@@ -94,20 +94,20 @@ TEST(Run, IsFinishedWhenAllTrainingsHaveEndedWellThoughTheCommandGoesOn) {
   trainer.step(1, 2.0);
   run->discover(&registry);
   auto now = Run::Clock::now();
-  run->look_for_life(now + 11s);
+  run->finish_dead_ranks(now + 11s);
   EXPECT_EQ(run->state(), RunState::kRunning) << "it may have been killed";
 
   trainer.writer.identity()->exit_status = 1;
   trainer.writer.identity()->has_exited = 1;
-  run->look_for_life(now + 12s);
+  run->finish_dead_ranks(now + 12s);
   EXPECT_EQ(run->state(), RunState::kRunning) << "it has failed";
   trainer.writer.identity()->exit_status = 0;
-  run->look_for_life(now + 13s);
+  run->finish_dead_ranks(now + 13s);
   EXPECT_EQ(run->state(), RunState::kFinished);
 
   SegmentOfATrainer next(trainer.directory, 0, 0x11);
   run->discover(&registry);
-  run->look_for_life(now + 14s);
+  run->finish_dead_ranks(now + 14s);
   EXPECT_EQ(run->state(), RunState::kRunning) << "it trains again";
 }
 
@@ -135,7 +135,7 @@ TEST(Run, RanksThatHadToWaitForDescriptorsAreInTheSummary) {
   EXPECT_LT(at_once, size_t{kRanks});
   EXPECT_EQ(run->document(kLauncher, false)["refused"]["segments"], kRanks - at_once);
   auto now = Run::Clock::now();
-  run->look_for_life(now + 11s);  // no launcher: those ranks have ended, and the files of others are there
+  run->finish_dead_ranks(now + 11s);  // no launcher: those ranks have ended, and the files of others are there
   EXPECT_TRUE(run->is_needed());
 
   std::ofstream(first.directory + "/exit." + std::to_string(kLauncher) + ".json")
@@ -188,7 +188,7 @@ TEST(Run, ARecordThatAKilledAgentCouldNotWriteIsNotComplete) {
           << R"({"status": 0, "signal": 0, "state": "finished"})";
       const auto ended = run->ended_launchers(Run::Clock::now() + 60s, &registry);
       ASSERT_EQ(ended.size(), 1u);
-      run->answer(ended[0]);
+      run->write_summary(ended[0]);
       std::ifstream file(trainer.directory + "/summary." + std::to_string(kLauncher) + ".json");
       EXPECT_EQ(nlohmann::json::parse(file)["record_complete"], !was_full);
     }
@@ -242,7 +242,7 @@ TEST(Run, FactsAreKeptOfTheSegmentsThatAreThere) {
   auto now = Run::Clock::now();
   // A first look finds that something has moved, the second one that nothing has since.
   const auto let_it_be_gone = [&] {
-    for (int look = 0; look < 2; ++look) run->look_for_life(now += 11s);
+    for (int look = 0; look < 2; ++look) run->finish_dead_ranks(now += 11s);
   };
   first.sample(1, NAN);
   run->discover(&registry);
@@ -383,7 +383,7 @@ TEST(Run, ARestartStormIsDrainedAndItsSegmentsRemoved) {
   run->discover(&registry);
   EXPECT_EQ(run->state(), RunState::kRunning) << "not all of them were looked at";
   for (int second = 0; second < 10; ++second) {
-    run->look_for_life(now += 1s);
+    run->finish_dead_ranks(now += 1s);
     run->discover(&registry);
   }
   size_t segments = 0;

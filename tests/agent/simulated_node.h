@@ -47,7 +47,7 @@ class SimulatedNode {
         }
         run_->poll();
       }
-    run_->look_for_life(Run::Clock::now());
+    run_->finish_dead_ranks(Run::Clock::now());
     run_->publish(registry);
   }
 
