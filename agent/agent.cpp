@@ -1,3 +1,5 @@
+// The main loop of the agent process, its HTTP server's documents, and the file of targets for Prometheus.
+// The agent serves the run in one directory, or, as a service, all runs below a tree of directories.
 #include "agent/agent.h"
 
 #include <fcntl.h>

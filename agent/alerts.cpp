@@ -1,3 +1,4 @@
+// Runs the command of --on-alert, and finds the strongest detector signal among the ranks of a node.
 #include "agent/alerts.h"
 
 #include <dirent.h>

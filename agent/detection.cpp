@@ -1,3 +1,5 @@
+// Passes the numbers in lines of the record to the detectors of their rank, and returns the detectors' events
+// as lines. Saves and restores the state of all detectors.
 #include "agent/detection.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Reads, writes and locks files in a directory that may belong to a hostile user.
 #include "agent/directory.h"
 
 #include <dirent.h>

@@ -1,3 +1,5 @@
+// Finds new segments (files <rank>-<nonce>.seg and .ctl) in a run directory, and new run directories in a
+// tree. The directories may belong to hostile users.
 #include "agent/discovery.h"
 
 #include <fcntl.h>

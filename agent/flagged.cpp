@@ -1,3 +1,5 @@
+// Decides which checked slices (copied parts of attention calls) are unusual, copies them into safetensors
+// files, and writes these in a separate thread.
 #include "agent/flagged.h"
 
 #include <dirent.h>

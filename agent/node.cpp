@@ -1,3 +1,4 @@
+// Reads the cores, CPU time, users and limits of this machine and process, and sets priority and limits.
 #include "agent/node.h"
 
 #include <sched.h>

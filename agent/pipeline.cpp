@@ -1,3 +1,5 @@
+// Reads step records, slices (copied parts of attention calls) and weight tensors from a trainer's segment in
+// shared memory, has them checked, and passes the results to statistics, record and detectors.
 #include "agent/pipeline.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Writes the statistics of a rank as metrics for Prometheus, and as JSON for the status page and the summary.
+// docs/metrics.md and docs/summary.md define the names.
 #include "agent/publish.h"
 
 #include <algorithm>
@@ -31,7 +33,7 @@ const char* name_of(Ownership ownership) {
 }
 
 LayerOwners::LayerOwners(const std::vector<const RankStatistics*>& ranks) {
-  // Live ranks first. A dead rank then gets only layers that no earlier rank has.
+  // Live ranks first. A dead rank then gets only the layers that no rank before it has.
   for (bool alive : {true, false})
     for (const RankStatistics* rank : ranks) {
       if (rank->alive != alive || ownership_of(rank->identity) != Ownership::kUnknown) continue;
@@ -66,7 +68,7 @@ class RankWriter {
     else
       registry_->unset(metric, {run_, rank_, std::string_view(labels)...});
   }
-  // Without this overload a double would be converted to uint64_t by the overload below.
+  // Without this overload, a double would be converted to uint64_t.
   template <class... Labels>
   void set(Metric metric, double value, const Labels&... labels) {
     registry_->set(metric, {run_, rank_, std::string_view(labels)...}, value);
@@ -75,6 +77,7 @@ class RankWriter {
   void set(Metric metric, uint64_t value, const Labels&... labels) {
     set(metric, static_cast<double>(value), labels...);
   }
+  // Removes all series of a metric of this rank. Needed before a label that describes a state changes.
   void clear(Metric metric) { registry_->clear_metric(metric, run_, rank_); }
 
  private:
@@ -114,8 +117,7 @@ void publish_counts(const RankStatistics& rank, RankWriter& to) {
       to.set(Metric::kAttentionSkippedTotal, rank.totals.skipped[pass][reason], name,
              segment::kSkipReasonNames[reason]);
     for (uint32_t reason = 0; reason < segment::kLostReasons; ++reason)
-      // The layout has a reason "agent_absent", which is never counted: without an agent, slices wait for the
-      // next agent.
+      // kAgentAbsent is never counted: without an agent, slices wait for the next agent.
       if (reason != static_cast<uint32_t>(segment::Lost::kAgentAbsent))
         to.set(Metric::kAttentionLostTotal, rank.lost[pass][reason], name, segment::kLostReasonNames[reason]);
   }
@@ -153,7 +155,7 @@ void publish_layer(const LayerStatistics& layer, RankWriter& to) {
 }
 
 void publish_training(const RankStatistics& rank, RankWriter& to) {
-  if (rank.last_step.sequence == 0) return;
+  if (rank.last_step.sequence == 0) return;  // no step has ended
   to.set(Metric::kStep, std::optional<double>(static_cast<double>(rank.last_step.step)));
   to.set(Metric::kStepsTotal, rank.steps + rank.steps_lost);
   to.set(Metric::kStepsLostTotal, rank.steps_lost);
@@ -177,6 +179,7 @@ void publish_training(const RankStatistics& rank, RankWriter& to) {
   to.set(Metric::kSampleIntervalSteps, rank.last_step.interval);
 }
 
+// Returns the number of calls by name of the PyTorch operation.
 json operations_json(const RankStatistics& rank, uint32_t pass) {
   json calls = json::object();
   for (size_t op = 0; op < rank.ops.size(); ++op)
@@ -228,16 +231,15 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
           {"rounded_reference_bias_z", z(control)}};
 }
 
-// Returns the mean ratio of the error to that of fused attention, for dK or dV; null if no slice of key
-// positions was checked.
+// Returns the mean error of dK or dV relative to fused attention. Null if no slice of key positions (a few
+// keys with all query rows) was checked. `holder` is a rank or a layer.
 template <class Holder>
 json key_ratio(const Holder& holder, JudgedTensor tensor) {
   const PassStatistics* known = statistics_of(holder, static_cast<uint32_t>(tensor));
   return known != nullptr ? number_or_null(mean_of(known->fused_ratio)) : json(nullptr);
 }
 
-// Returns the number of checked slices of key positions, and the mean errors of dK and of dV. Each slice
-// checks both.
+// Each slice of key positions checks both dK (keys[0]) and dV (keys[1]).
 json keys_summary(const RankStatistics& rank) {
   return {{"judged", key_slices_of(rank)},
           {"nonfinite", rank.keys.empty() ? 0 : rank.keys[0].nonfinite + rank.keys[1].nonfinite},
@@ -289,9 +291,9 @@ json alarms_json(const RankStatistics& rank) {
   return alarms;
 }
 
-// Counts the layers beyond a limit of thresholds.h, by pass and kind of alarm. Combinations without such a
-// layer are exported as 0, because alert rules need them. To save series, errors beyond either noise floor
-// and errors of the log-sum-exp are counted together as deviation_ratio.
+// Exports the number of layers with an alarm, by pass and kind of alarm. Combinations without a layer are
+// exported as 0, because alert rules need them. To save series, all kinds other than bias and nonfinite are
+// counted together as deviation_ratio.
 void publish_alarms(const RankStatistics& rank, RankWriter& to) {
   std::map<std::pair<uint32_t, std::string>, std::set<const LayerStatistics*>> layers;
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
@@ -304,8 +306,9 @@ void publish_alarms(const RankStatistics& rank, RankWriter& to) {
     to.set(Metric::kAttentionAlarmLayers, uint64_t{which.size()}, segment::kPassNames[key.first], key.second);
 }
 
-// If two names give the same label, the name that was logged first gets it. The names are in the order in
-// which the trainer first logged them, so a restarted agent decides the same way.
+// Exports the scalars that the training logs. If two names give the same label, the later one gets a number.
+// The names are in the order in which the trainer first logged them, so a restarted agent decides the same
+// way.
 void publish_logged(const RankStatistics& rank, RankWriter& to) {
   std::set<std::string> taken;
   for (const std::string& name : rank.scalar_names) {
@@ -338,8 +341,8 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_loss, "loss");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_gradient, "gradient");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_output, "attention_output");
-  // Values of a step that has not ended. Once the rank is dead, a gradient scaler can no longer skip that
-  // step, so they count as final.
+  // Values of a step that has not ended are not counted, since a gradient scaler may skip the step. Once the
+  // rank is dead, they are.
   const uint64_t of_unfinished_step = rank.alive ? 0 : rank.pending_gradient.values;
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient + of_unfinished_step,
          "attention_gradient");
@@ -350,8 +353,7 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kOverheadSecondsTotal, rank.agent_seconds, "agent");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.switched_on}, "trainer");
   to.set(Metric::kMonitorEnabled, uint64_t{rank.identity.slots_given > 0}, "slices");
-  // Healthy ranks do not export this series: it would nearly always be 1, and the number of series is
-  // limited.
+  // Exported only as 0, since the number of series is limited and this one would nearly always be 1.
   const bool has_given_up = rank.tensors_given_up_step >= 0;
   to.set(Metric::kMonitorEnabled, has_given_up ? std::optional<double>(0) : std::nullopt, "tensors");
   publish_alarms(rank, to);
@@ -360,7 +362,7 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
     if (owners == nullptr || owners->shows(rank, label)) publish_layer(layer, to);
 }
 
-using Losses = std::optional<LossCount>;
+using Losses = std::optional<LossCount>;  // loss events of one kind; absent: unknown
 json count_of(const Losses& losses) { return losses ? json(losses->count) : json(nullptr); }
 json first_of(const Losses& losses) { return losses ? count_or_null(losses->first_step) : json(nullptr); }
 json last_of(const Losses& losses) { return losses ? count_or_null(losses->last_step) : json(nullptr); }
@@ -370,7 +372,7 @@ json given_up_reason(const RankStatistics& rank) {
   return rank.tensors_given_up_failed ? "failure" : "cost";
 }
 
-// Returns the name of NaN or infinity, which JSON lacks, or null for any other value.
+// Returns the name of NaN or infinity, which JSON numbers cannot express, or null for any other value.
 static json nonfinite_name(const std::optional<double>& value) {
   if (!value || std::isfinite(*value)) return nullptr;
   return std::isnan(*value) ? "nan" : *value > 0 ? "inf" : "-inf";
@@ -494,9 +496,10 @@ namespace {
 
 using nlohmann::json;
 
+// The share of attention calls that the hooks have seen, and how the calls that ran were counted.
 struct CoverageRatio {
-  std::optional<double> ratio;
-  const char* source = "none";
+  std::optional<double> ratio;  // absent: unknown
+  const char* source = "none";  // "kernels", "graphs", or "none" if unknown
 };
 
 uint64_t sum(const uint64_t (&of)[segment::kPasses]) { return of[0] + of[1]; }
@@ -508,7 +511,7 @@ bool has_graphs(const segment::Coverage& coverage) {
 bool counts_kernels(const segment::Coverage& coverage) { return coverage.kernel_count_state != 0; }
 
 // Returns the ratio of the calls that the hooks saw to the attention kernels launched in the same steps.
-// Empty if there were more calls than kernels: then some kernels have names that foreshock does not
+// Empty if there were more calls than kernels, since some kernels then have names that foreshock does not
 // recognize.
 std::optional<double> ratio_of_kernels(const segment::Coverage& coverage) {
   const auto seen = static_cast<double>(sum(coverage.kernel_count_calls));
@@ -518,9 +521,9 @@ std::optional<double> ratio_of_kernels(const segment::Coverage& coverage) {
   return seen / ran;
 }
 
-// "Seen" are the calls that the hooks counted, without those recorded into graphs, which did not run at that
-// time. "Ran" are the seen calls and those inside launched graphs. If kernels are not counted, there is a
-// ratio only if graphs were launched and the content of all of them is known.
+// Without kernel counts, the ratio is known only if CUDA graphs were launched and the content of all of them
+// is known. seen: calls that the hooks counted, without those recorded into graphs, which did not run at that
+// time. ran: the seen calls and those inside launched graphs.
 CoverageRatio ratio_of(const RankStatistics& rank) {
   const segment::Coverage& coverage = rank.coverage;
   if (const auto ratio = ratio_of_kernels(coverage)) return {ratio, "kernels"};
@@ -605,7 +608,7 @@ namespace {
 
 using nlohmann::json;
 
-// Returns the benchmark's results for a detector, from other trainings than this run.
+// Returns the results of the precursor benchmark for a detector. They are from other trainings than this run.
 json measured_json(const Measured& measured) {
   return {{"right", number_or_null(measured.right)},
           {"alarms", number_or_null(measured.alarms)},
@@ -623,7 +626,7 @@ json detectors_json(const RankWatch& watch) {
   const auto states = watch.states();
   for (size_t n = 0; n < kDetectors; ++n) {
     const DetectorState& state = states[n];
-    if (state.values == 0) continue;
+    if (state.values == 0) continue;  // the detector has had no input
     const Measured* measured = measured_of(kDetectorTable[n].name);
     detectors.push_back({{"detector", kDetectorTable[n].name},
                          {"level", name_of(state.level)},
@@ -648,6 +651,8 @@ json detectors_json(const RankWatch& watch) {
   return detectors;
 }
 
+// An episode is a time in which a detector was above level quiet. `onset`: step at which the loss event
+// began.
 json episode_json(const Episode& episode, int64_t onset) {
   return {{"detector", info_of(episode.detector).name},
           {"place", text_or_null(episode.place)},
@@ -689,8 +694,7 @@ void publish_precursors(const RankStatistics& rank, Registry* registry) {
     to.set(Metric::kPrecursorEventsTotal, static_cast<double>(state.warnings), name);
     if (state.warnings > 0)
       to.set(Metric::kPrecursorLastEventStep, static_cast<double>(state.last_warn_step), name);
-    // Healthy ranks do not export this series: it would nearly always be 0, and the number of series is
-    // limited.
+    // Not exported as 0, since the number of series is limited and this one would nearly always be 0.
     if (state.series_dropped > 0)
       to.set(Metric::kPrecursorSeriesDropped, static_cast<double>(state.series_dropped), name);
     if (state.level == Level::kWarn && !state.layer.empty())

@@ -1,5 +1,5 @@
-// Writes the state of a rank and of the weights as metrics for Prometheus, and as JSON for the status page
-// and the summary.
+// Writes the state of a rank (one trainer process) and of the weights as metrics for Prometheus, and as JSON
+// for the status page and the summary. "Series": a metric with one combination of labels.
 #ifndef FORESHOCK_AGENT_PUBLISH_H_
 #define FORESHOCK_AGENT_PUBLISH_H_
 
@@ -18,8 +18,8 @@
 
 namespace foreshock {
 
-// Whether a rank owns its layers. Rank 0 of the data-parallel dimension does. kUnknown if the data-parallel
-// coordinate is unknown.
+// Whether a rank exports the series of its layers. Data-parallel ranks have the same layers, and only the one
+// with coordinate 0 is their owner. kUnknown: the coordinate is unknown.
 enum class Ownership { kUnknown, kReplica, kOwner };
 Ownership ownership_of(const segment::Identity& identity);
 const char* name_of(Ownership ownership);  // "unknown", "0", "1"
@@ -31,8 +31,8 @@ class LayerOwners {
   explicit LayerOwners(const std::vector<const RankStatistics*>& ranks);
 
   // Whether `rank` exports the layer. Owners export all their layers, replicas none. Among ranks of unknown
-  // ownership the lowest live rank that has the layer exports it; if only dead ranks have it, the first of
-  // them. So every layer has series under any parallelism.
+  // ownership, the lowest live rank that has the layer exports it; if only dead ranks have it, the first of
+  // them does. So every layer has series under any parallelism.
   bool shows(const RankStatistics& rank, const std::string& label) const;
 
  private:
@@ -40,7 +40,7 @@ class LayerOwners {
 };
 
 // Sets the series of one rank, without those of publish_precursors(). If `owners` is given, layers that other
-// ranks export are left out.
+// ranks export are left out. `cores_per_rank` divides the agent's CPU time, which counts as slowdown.
 void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* registry,
                   const LayerOwners* owners = nullptr);
 
@@ -61,29 +61,29 @@ void add_history(const RankStatistics& rank, std::vector<HistoryTable>* tables);
 // exception. `indent` -1 gives one line.
 std::string text_of(const nlohmann::json& json, int indent);
 
-// Sets the metrics of the share of attention that the hooks have seen.
+// Sets the metrics of attention coverage: the share of attention calls that the hooks have seen.
 void publish_coverage(const RankStatistics& rank, Registry* registry);
 
-// Returns {"ratio", "source"}, with "graphs" if there were CUDA graphs, and "kernels" if kernel counting was
-// requested (docs/summary.md).
+// Returns the coverage as {"ratio", "source"}, with "graphs" if there were CUDA graphs, and "kernels" if
+// attention kernels were to be counted (docs/summary.md).
 nlohmann::json coverage_json(const RankStatistics& rank);
 
-// Sets the metrics of the saved and dropped flagged slices of a run.
+// Sets the metrics of the saved and dropped flagged (unusual) slices of a run.
 void publish_flagged(const std::string& run, const FlaggedWriter& writer, Registry* registry);
 
 // Returns {"directory", "saved": {reason: n}, "dropped": {why: n}, "problem"} (docs/summary.md).
 nlohmann::json flagged_json(const FlaggedWriter& writer);
 
-// Sets the metrics of the detectors that have had a value. A detector without a value is unknown, not quiet.
+// Sets the metrics of the detectors, whose warnings may precede a loss event. A detector that has had no
+// value has no metrics: its level is unknown, not quiet.
 void publish_precursors(const RankStatistics& rank, Registry* registry);
 
 // Return {"detectors": [...], "loss_events": [...], "loss_event_count": n} (docs/summary.md).
 nlohmann::json precursors_json(const RankStatistics& rank);
 nlohmann::json precursors_json(const RankWatch& watch);
 
-// Values of the JSON that the agent and `foreshock detect` write. Unknown values are null, never 0.
-
-// NaN and infinity, which JSON lacks, become null too.
+// Values of the JSON that the agent and `foreshock detect` write. Unknown values are null, never 0; so are
+// NaN and infinity, which JSON lacks.
 inline nlohmann::json number_or_null(const std::optional<double>& value) {
   return value && std::isfinite(*value) ? nlohmann::json(*value) : nlohmann::json(nullptr);
 }
@@ -105,8 +105,8 @@ struct RunPosition {
   uint64_t interval = 0;
 };
 
-// Sets the series of a run's weights; each tensor of the node counts once. Snapshots older than three
-// intervals are left out, since a reader would assume that they are current.
+// Sets the series of a run's weights; each tensor of the node counts once. If the last snapshot is older than
+// three intervals at `now`, there are no series, since a reader would assume that they are current.
 void publish_weights(const std::string& run, const Weights& weights, const RunPosition& now,
                      Registry* registry);
 
@@ -119,8 +119,8 @@ void publish_spectra(const std::string& run, const HeadSpectra& spectra, Registr
 // Sets the series from which Prometheus compares a rank's weights with those of replicas on other nodes.
 void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Registry* registry);
 
-// Returns where the data-parallel replicas of these weights are: "here", "elsewhere" (on other nodes;
-// Prometheus compares them) or "none" (one rank, or a full shard). Null if unknown.
+// Returns where the data-parallel replicas of these weights are: "here", "elsewhere" (on other nodes, so that
+// only Prometheus can compare them) or "none" (each value is held once). Null if unknown.
 const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here);
 
 // Return the parts "weights", "optimizer" and "update_spectra" of a rank's summary. The last two describe the

@@ -1,3 +1,6 @@
+// Updates the statistics of one rank (one trainer process) from the results of checked slices, from step
+// records and from weight snapshots. Decides which alarms these statistics give. A slice is a copied part of
+// one attention call, which the agent has computed again in fp64 (the reference).
 #include "agent/rank_state.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Makes the lines of the record from the state of ranks and tensors. docs/record.md defines every field.
 #include "agent/record_lines.h"
 
 #include <algorithm>

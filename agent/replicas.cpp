@@ -1,3 +1,4 @@
+// Compares checksums of weight tensors between ranks that must hold equal values (data-parallel replicas).
 #include "agent/replicas.h"
 
 #include <algorithm>

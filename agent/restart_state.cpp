@@ -1,3 +1,4 @@
+// Saves what an agent needs to continue the run of a killed agent, and restores it from the run's directory.
 #include "agent/restart_state.h"
 
 #include <spdlog/spdlog.h>

@@ -1,3 +1,6 @@
+// Follows one run on this node: its segments (the shared-memory file of each trainer process), and its
+// launchers (the `foreshock run` processes that start trainers, write exit.<id>.json and wait for
+// summary.<id>.json).
 #include "agent/run.h"
 
 #include <fcntl.h>

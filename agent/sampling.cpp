@@ -1,3 +1,5 @@
+// Predicts the cost of sampling and chooses how many steps lie between two sampled steps (the interval), for
+// normal operation and for bursts of denser sampling.
 #include "agent/sampling.h"
 
 #include <spdlog/spdlog.h>

@@ -1,3 +1,5 @@
+// Writes the text of a run's summary. Its first line has the verdict: the headline of the most severe
+// finding, or "healthy". Entries with figures follow, then notes on data that was not checked.
 #include "agent/summary.h"
 
 #include <algorithm>
@@ -16,14 +18,17 @@ namespace foreshock {
 namespace {
 
 constexpr size_t kLabelColumns = 14;
-constexpr size_t kMostFindings = 3, kMostRankLines = 4, kMostNotes = 8, kMostNamed = 3;
+constexpr size_t kMostFindings = 3, kMostRankLines = 4, kMostNotes = 8;
+constexpr size_t kMostNamed = 3;  // names in one list; the others are counted
 constexpr int64_t kSameStep = 1;  // ranks of one job end within a step of each other
-// If a rank trained for fewer seconds, the summary prints them beside the overhead. Most of the overhead is
-// then the set-up.
+// If a rank trained for fewer seconds, the summary prints them beside the overhead: the set-up is then most
+// of the overhead.
 constexpr double kShortSeconds = 10;
-// The limit of the slowdown holds over this many steps, or more. In a shorter run of a few seconds, the first
-// snapshots of the weights and the last samples weigh more.
+// The limit of the slowdown holds over this many steps, or more. In a shorter run, the first snapshots of the
+// weights and the last samples weigh more.
 constexpr uint64_t kStepsOfLimit = 500;
+// An alarm whose last bad slice is more than this many sampling intervals old is printed with that step.
+constexpr int64_t kRecentIntervals = 8;
 
 // -- text --
 
@@ -95,10 +100,11 @@ std::string listed(const std::map<std::string, uint64_t>& counts) {
 
 using Ranks = std::vector<const RankStatistics*>;
 
+// Sums over all ranks for one pass. calls = unsampled + skipped + sampled; sampled = judged + lost + waiting.
 struct PassTotals {
   uint64_t calls = 0, unsampled = 0, sampled = 0, judged = 0, nonfinite = 0;
-  std::map<std::string, uint64_t> skipped, lost;
-  std::optional<double> ratio;  // mean, each rank weighted by its judged calls
+  std::map<std::string, uint64_t> skipped, lost;  // by reason
+  std::optional<double> ratio;  // mean error relative to unfused attention; a rank's weight: its judged calls
   bool is_compared = false;     // outputs were compared; with dropout only scores are
 };
 
@@ -172,26 +178,27 @@ std::string place_of(const std::string& layer, uint32_t tensor) {
          kNames[tensor];
 }
 
-std::string fault_text(const std::string& of, std::optional<double> value) {
-  if (of == "bias") return "biased by " + formatted("%+.2f ulp", value);
-  if (of == "nonfinite") return "NaN or Inf where the fp64 reference has none";
-  if (of == "fused_ratio") return "error up to " + formatted("%.3gx", value) + " of fused attention";
-  if (of == "conservation")
-    return "sum over all keys off by " + formatted("%.3gx", value) + " of its rounding";
-  if (of == "log_sum_exp") return "log-sum-exp error " + formatted("%.3gx", value) + " of its rounding";
-  return "error up to " + formatted("%.3gx", value) + " of plain attention";
+// Describes an alarm. `kind` is a LayerAlarm::kind, `value` its LayerAlarm::value.
+std::string fault_text(const std::string& kind, std::optional<double> value) {
+  if (kind == "bias") return "biased by " + formatted("%+.2f ulp", value);
+  if (kind == "nonfinite") return "NaN or Inf where the fp64 reference has none";
+  const std::string times = formatted("%.3gx", value);
+  if (kind == "fused_ratio") return "error up to " + times + " of fused attention";
+  if (kind == "conservation") return "sum over all keys off by " + times + " of its rounding";
+  if (kind == "log_sum_exp") return "log-sum-exp error " + times + " of its rounding";
+  return "error up to " + times + " of plain attention";
 }
 
-// Returns the step at which a slice last supported the alarm, if that is long ago. An alarm holds until 64
-// later slices have replaced that slice. After a divergence this may never happen.
-std::string support_of(const LayerAlarm& alarm, const RankStatistics& rank) {
+// Returns the step of the last bad slice, if that is long ago. An alarm holds until 64 later slices have
+// replaced that slice. After a divergence this may never happen.
+std::string last_seen_text(const LayerAlarm& alarm, const RankStatistics& rank) {
   const auto interval = static_cast<int64_t>(std::max<uint64_t>(rank.last_step.interval, 1));
-  if (alarm.last_step < 0 || rank.last_step.step - alarm.last_step <= 8 * interval) return "";
+  if (alarm.last_step < 0 || rank.last_step.step - alarm.last_step <= kRecentIntervals * interval) return "";
   return " (last seen at step " + std::to_string(alarm.last_step) + ")";
 }
 
-// Adds the limits that layers exceed now, and those that layers exceeded earlier. Each layer, tensor and kind
-// is added once.
+// Adds the alarms of layers that are active, and those that were active earlier. Each layer, tensor and kind
+// is added once per rank.
 void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
   std::set<std::string> seen;
   for (const RankStatistics* rank : ranks) {
@@ -204,7 +211,7 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
           past != statistics.past.end() ? ", since step " + std::to_string(past->second.first_step) : "";
       findings->push_back(
           {std::string_view(alarm.kind) == "nonfinite" ? kNonfinite : kNow, kAttentionFault,
-           place + since + ": " + fault_text(alarm.kind, alarm.value) + support_of(alarm, *rank)});
+           place + since + ": " + fault_text(alarm.kind, alarm.value) + last_seen_text(alarm, *rank)});
     }
   }
   for (const RankStatistics* rank : ranks) {
@@ -212,13 +219,13 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
       for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
         const PassStatistics* known = statistics_of(layer, tensor);
         if (known == nullptr) continue;
-        for (const auto& [of, past] : known->past) {
+        for (const auto& [kind, past] : known->past) {
           const std::string place = place_of(layer.label, tensor) + on_rank(ranks, *rank);
-          if (!seen.insert(place + of).second) continue;
-          findings->push_back({of == "nonfinite" ? kNonfinite : kPast, kAttentionFault,
+          if (!seen.insert(place + kind).second) continue;
+          findings->push_back({kind == "nonfinite" ? kNonfinite : kPast, kAttentionFault,
                                place + ", steps " + std::to_string(past.first_step) + " to " +
                                    std::to_string(past.last_step) +
-                                   ", not since: " + fault_text(of, past.most)});
+                                   ", not since: " + fault_text(kind, past.most)});
         }
       }
     };
@@ -228,7 +235,7 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
 }
 
 // Returns the first rank on which a whole pass is biased, or null. Ranks with a layer that pools calls of
-// different kinds are excluded, because a mean error over such calls is meaningless.
+// different shapes or trainings are excluded, because a mean error over such calls is meaningless.
 const RankStatistics* biased_rank(const Ranks& ranks, uint32_t pass) {
   for (const RankStatistics* rank : ranks) {
     const bool is_mixed = std::any_of(rank->layers.begin(), rank->layers.end(),
@@ -238,11 +245,11 @@ const RankStatistics* biased_rank(const Ranks& ranks, uint32_t pass) {
   return nullptr;
 }
 
-// Adds the limits that a pass exceeds over all layers, if no layer alone exceeds a limit.
+// Adds the limits that a pass exceeds over all layers, unless add_attention() has added a finding before.
 void add_overall(const Ranks& ranks, const PassTotals (&passes)[2], std::vector<Finding>* findings) {
+  if (!findings->empty()) return;
   constexpr double kLimits[] = {kDeviationRatioForward, kDeviationRatioBackward};
-  const bool has_layers = !findings->empty();
-  for (uint32_t pass = 0; pass < segment::kPasses && !has_layers; ++pass) {
+  for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
     if (passes[pass].nonfinite > 0)
       findings->push_back({kNonfinite, kAttentionFault,
                            std::string(segment::kPassNames[pass]) + ": NaN or Inf in " +
@@ -269,7 +276,8 @@ void add_replicas(const SummaryInput& input, std::vector<Finding>* findings) {
                                " differ from its replicas' (" + counted(times, "time)", "times)")});
 }
 
-// "; before it gradient_norm in layer 3 (12 steps)".
+// "; before it gradient_norm in layer 3 (12 steps)": the first detector that rose before the loss event, and
+// how long before.
 std::string preceding_text(const LossEventSeen& event) {
   if (event.preceded_by.empty()) return "";
   const Episode& first = event.preceded_by.front();
@@ -278,7 +286,7 @@ std::string preceding_text(const LossEventSeen& event) {
          std::to_string(event.onset_step - first.since_step) + " steps)";
 }
 
-// A spike that becomes a divergence is counted as one event.
+// A spike that becomes a divergence has the same onset and is listed only as the divergence.
 void add_loss_events(const RankWatch& watch, std::vector<Finding>* findings) {
   std::set<int64_t> diverged;
   for (const LossEventSeen& event : watch.loss_events())
@@ -358,6 +366,7 @@ std::string duration_text(const Ranks& ranks) {
 uint64_t steps_of(const RankStatistics& rank) { return rank.steps + rank.steps_lost; }
 uint64_t step_restarts_of(const RankStatistics& rank) { return rank.step_restarts; }
 
+// Returns the first line, with the verdict at the right edge, or two lines if it does not fit into one.
 std::string headline(const SummaryInput& input, const std::string& verdict) {
   const uint64_t steps = most_of(input.ranks, steps_of);
   std::string left = "foreshock  " + printable(input.run) + " " + name_of(input.state) + ", " +
@@ -374,8 +383,8 @@ std::string ratio_text(const PassTotals& totals) {
 }
 
 struct LayerCounts {
-  size_t judged[segment::kPasses] = {};
-  size_t known = 0;
+  size_t judged[segment::kPasses] = {};  // layers with a checked call
+  size_t known = 0;                      // layers with attention
 };
 
 // Whether a component of the label is a number, as in "003" or "decoder.003". "linear1" is the name of a
@@ -389,8 +398,8 @@ bool is_numbered(std::string_view label) {
   return is_number(label);
 }
 
-// Returns an upper limit of the number of layers with attention, since each makes at least one call in a
-// step.
+// Returns an upper limit of the number of layers with attention: forward calls per step, since each layer
+// makes at least one.
 uint64_t most_layers(const Ranks& ranks) {
   uint64_t most = 0;
   for (const RankStatistics* rank : ranks) {
@@ -409,7 +418,7 @@ LayerCounts layers_of(const Ranks& ranks) {
   uint64_t judged_layers = 0;
   for (const auto& [label, of] : judged) {
     // A layer without checked calls is counted only if its label has a number. Embeddings and output heads
-    // have gradient norms too, but no number.
+    // are in `layers` too, because of their gradient norms, but have no number.
     const bool is_judged = of[0] + of[1] > 0;
     judged_layers += is_judged;
     counts.known += is_judged || is_numbered(label);
@@ -438,8 +447,7 @@ std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
   return text + "; " + grouped(keys) + " of the backward by dK and dV as well as dQ";
 }
 
-// Returns the mean error of dK or dV relative to that of fused attention, with each rank weighted by its
-// slices.
+// Returns the mean error of dK or dV relative to fused attention. The weight of a rank is its checked slices.
 std::optional<double> key_ratio(const Ranks& ranks, JudgedTensor tensor) {
   WeightedMean ratio;
   for (const RankStatistics* rank : ranks)
@@ -547,6 +555,7 @@ std::string rank_entries(const Ranks& ranks) {
       return other != &rank && other->identity.rank == rank.identity.rank;
     };
     const bool is_alone = std::none_of(ranks.begin(), ranks.end(), is_same);
+    // The two errors are those of the forward and the backward pass.
     out += entry("rank " + std::to_string(rank.identity.rank),
                  (is_alone ? "" : process_text(rank)) + "error " +
                      formatted("%.2fx", mean_of(rank.pass[0].deviation_ratio)) + ", " +
@@ -557,6 +566,7 @@ std::string rank_entries(const Ranks& ranks) {
   return out;
 }
 
+// The norm is that of the first rank: data-parallel ranks have the same. Layers are from all ranks.
 std::string gradient_text(const Ranks& ranks) {
   std::string layers;
   size_t found = 0;
@@ -639,12 +649,13 @@ std::string weights_entries(const SummaryInput& input) {
 }
 
 // Formats "2 ranks agree bit for bit: 83 of 120 tensors compared (412 comparisons); never compared:
-// head.weight and 36 more". Tensors that no rank has reported are counted, but have no name here.
+// head.weight and 36 more". The total includes tensors that no rank has reported yet, whose names are
+// unknown.
 std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& coverage, const Ranks& ranks) {
   const size_t compared = replicas.tensors_compared();
   const size_t held =
       most_of(ranks, [](const RankStatistics& rank) { return uint64_t{rank.tensors.tensors}; });
-  const size_t alone = std::min(coverage.alone, held);
+  const size_t alone = std::min(coverage.alone, held);  // tensors of one rank that have no replica
   const size_t tensors = std::max(compared + coverage.never.size(), held - alone);
   std::string text = counted(replicas.most_ranks(), "rank", "ranks") +
                      " agree bit for bit: " + grouped(compared) + " of " +
@@ -719,7 +730,7 @@ std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)
   double least = input.ranks[0]->cost.train_seconds;
   for (const RankStatistics* rank : input.ranks) least = std::min(least, rank->cost.train_seconds);
   std::string text = formatted("%.2f %%", *most * 100);
-  if (allowed >= 1)
+  if (allowed >= 1)  // 100 % of the training time is the value without a limit
     text += ", no limit given";
   else if (allowed > 0 && *most > allowed && least < kShortSeconds &&
            steps_of(*input.ranks[0]) < kStepsOfLimit)
@@ -730,11 +741,12 @@ std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)
   if (input.ranks.size() > 1) text += " (slowest rank)";
   if (least < kShortSeconds) text += " of " + formatted("%.2f", least) + " s in steps";
   const uint64_t interval = input.ranks[0]->last_step.interval;
-  if (interval > 0 && passes[0].sampled + passes[1].sampled > 0)
-    text += interval > 1 ? "; 1 step in " + grouped(interval) + " sampled"
-            // The interval is the last one: calls that were not sampled show that it was longer before.
-            : passes[0].unsampled + passes[1].unsampled > 0 ? "; every step sampled at the end"
-                                                            : "; every step sampled";
+  const bool has_samples = passes[0].sampled + passes[1].sampled > 0;
+  if (has_samples && interval > 1) text += "; 1 step in " + grouped(interval) + " sampled";
+  // This is the last interval. Calls in unsampled steps show that it was longer before.
+  const bool was_longer = passes[0].unsampled + passes[1].unsampled > 0;
+  if (has_samples && interval == 1)
+    text += was_longer ? "; every step sampled at the end" : "; every step sampled";
   text += short_steps_text(*input.ranks[0], allowed) + first_look_text(input.ranks);
   return entry("overhead", text);
 }
@@ -753,12 +765,13 @@ std::string too_short_text(const RankStatistics& rank) {
 
 void add_attention_notes(const Ranks& ranks, const PassTotals (&passes)[2], Notes* notes) {
   const bool saw_no_call = passes[0].calls + passes[1].calls == 0;
-  const bool knows_what_ran = std::any_of(ranks.begin(), ranks.end(), [](auto* rank) {
+  // If attention that no hook sees is known to have run, add_coverage_notes() names it.
+  const bool is_named_elsewhere = std::any_of(ranks.begin(), ranks.end(), [](auto* rank) {
     return std::any_of(rank->unseen.begin(), rank->unseen.end(), [](const segment::UnseenName& name) {
       return std::string(segment::unseen_evidence_name(name.evidence)) == "used";
     });
   });
-  if (saw_no_call && !knows_what_ran && steps_of(*ranks[0]) >= 10)
+  if (saw_no_call && !is_named_elsewhere && steps_of(*ranks[0]) >= 10)  // fewer steps prove nothing
     notes->emplace_back(
         "not seen",
         "any attention call: written by hand, a kernel that PyTorch does not dispatch, or the "
@@ -878,14 +891,16 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
     for (uint32_t n = 0; n < segment::kSkipReasons; ++n)
       missed[segment::kSkipReasonNames[n]] += rank->coverage.numbers_skipped[n];
   }
-  if (missed["set_up"] * 2 < fetched) missed.erase("set_up");  // happens on each device, in the first steps
+  // A device is set up in its first steps, so that reason is normal for less than half of the numbers. All
+  // reasons together are normal for up to 1 %.
+  if (missed["set_up"] * 2 < fetched) missed.erase("set_up");
   for (const auto& [reason, times] : missed) all_missed += times;
   if (all_missed * 100 > fetched)
     notes->emplace_back("not read", grouped(all_missed) + " of " + grouped(fetched) +
                                         " losses and norms on a device: " + listed(missed));
 }
 
-// Slices without a layer, if other slices of the rank have one.
+// Adds the slices without a layer of ranks whose other slices have a layer, with the reasons.
 void add_layer_notes(const Ranks& ranks, Notes* notes) {
   uint64_t judged = 0, unnamed = 0, unknown = 0;
   for (const RankStatistics* rank : ranks) {
@@ -1028,6 +1043,7 @@ std::string summary_text(const SummaryInput& input) {
   } else {
     out += rank_entries(input.ranks);
     const std::string early = ended_early_text(input.ranks);
+    // After a restart of its step numbers, a rank cannot be compared with others by step.
     const bool has_restarts = sum_over(input.ranks, step_restarts_of) > 0;
     if (!early.empty() && !has_restarts && input.state != RunState::kRunning)
       out += entry("ended early", early);

@@ -1,5 +1,5 @@
-// Writes the summary of a run. `foreshock run` prints it after its command has ended, `foreshock status` for
-// a live run. The verdict comes first, every figure has its unit, and unchecked data is named.
+// Writes the text of the summary of a run. `foreshock run` prints it after its command has ended, `foreshock
+// status` for a live run. The verdict comes first, every figure has its unit, and unchecked data is named.
 #ifndef FORESHOCK_AGENT_SUMMARY_H_
 #define FORESHOCK_AGENT_SUMMARY_H_
 
@@ -16,8 +16,8 @@ namespace foreshock {
 
 inline constexpr size_t kSummaryColumns = 80;
 inline constexpr size_t kSummaryLines = 30;
-// A pass with fewer checked calls has no verdict. An error of 5 % in one layer is found within 8 sampled
-// calls of that layer (docs/verdicts.md).
+// A pass with fewer checked calls has too few samples; if both passes have, there is no verdict. An error of
+// 5 % in one layer is found within 8 sampled calls of that layer (docs/verdicts.md).
 inline constexpr uint64_t kLeastJudged = 8;
 
 // The input of a summary. Pointers are borrowed; `weights` may be null.
@@ -28,9 +28,9 @@ struct SummaryInput {
   const Weights* weights = nullptr;
   size_t ranks_here = 1;  // ranks of the run on this node
   int cores_per_rank = 1;
-  bool has_spectra = true;  // false: no layer has an update spectrum
-  uint64_t refused_segments = 0;
-  std::string refusal;              // reason of the last refused segment
+  bool has_spectra = true;          // false: no layer has an update spectrum
+  uint64_t refused_segments = 0;    // trainer processes that the agent cannot follow
+  std::string refusal;              // reason why the last of them is refused
   uint64_t processes_left_out = 0;  // earlier processes, whose statistics are no longer kept
   std::string flagged_directory;
   std::optional<FlaggedCounts> flagged;  // absent: no slices are kept

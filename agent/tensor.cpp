@@ -1,3 +1,4 @@
+// Adds and evaluates the optimizer statistics of weight tensors.
 #include "agent/tensor.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Computes the Wasserstein distance (W1) of weight histograms between snapshots: for each tensor, and pooled
+// for each layer and the model. A window is an interval of steps in which each tensor has one snapshot.
 #include "agent/weight_series.h"
 
 #include <algorithm>

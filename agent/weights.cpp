@@ -1,3 +1,5 @@
+// Joins the parts of weight tensors that the ranks of a node report into snapshots, and pools the spectra of
+// attention heads. Ranks are read one after the other, so records of one step arrive at different times.
 #include "agent/weights.h"
 
 #include <algorithm>
