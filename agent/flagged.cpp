@@ -34,22 +34,20 @@
 namespace foreshock {
 namespace {
 
-// If a slice's deviation ratio exceeds this many times its limit, the slice is flagged without an alarm of
-// its layer. The ratio's denominator, the noise floor, may be small by chance if almost no value was rounded.
-// So the error must also exceed this many times 2^-p of the row's norm, the largest error of one rounding to
-// p bits.
+// If a slice's error ratio exceeds this many times its limit, the slice is flagged even without an alarm of
+// its layer. The ratio's denominator, the error of a correct kernel, may be small by chance if almost no
+// value was rounded. So the error must also exceed this many times the largest error of one rounding to the p
+// bits of the format: 2^-p, relative to the norm of the row.
 constexpr double kFarBeyond = 4;
 
-// The reference's own relative error (shadow/reference.h). With fp64 tensors the error of plain attention is
-// as small, so a ratio of these errors has no meaning.
+// The relative error of the reference itself. With fp64 tensors the trainer's error is as small, and a ratio
+// of such errors has no meaning.
 constexpr double kReferenceError = 1e-13;
 
-double ratio_limit(const SliceDeviation& d) {
-  return d.backward ? kDeviationRatioBackward : kDeviationRatioForward;
-}
-
+// Whether the error of a slice of query rows exceeds `times` the limit of its ratio.
 bool is_beyond(const SliceDeviation& d, double times) {
-  return std::max(d.deviation_ratio.value_or(0), d.fused_ratio.value_or(0)) > times * ratio_limit(d) &&
+  const double limit = d.backward ? kDeviationRatioBackward : kDeviationRatioForward;
+  return std::max(d.deviation_ratio.value_or(0), d.fused_ratio.value_or(0)) > times * limit &&
          d.relative_error_max.value_or(0) > kReferenceError;
 }
 
@@ -59,15 +57,17 @@ bool is_far_beyond(const JudgedSlice& judged) {
          judged.deviation.relative_error_max.value_or(0) > kFarBeyond * rounding_error;
 }
 
-double per_ulp(const BiasSums& sums) { return sums.denominator > 0 ? sums.numerator / sums.denominator : 0; }
+// Returns the bias (mean signed error) in units in the last place.
+double in_ulp(const BiasSums& sums) { return sums.denominator > 0 ? sums.numerator / sums.denominator : 0; }
 
-// Whether the slice's bias has the sign of `pooled` and exceeds two values by `limit`: the bias of a correct
-// algorithm on this slice, and the bias of the rounded reference on this slice.
+// Whether the slice's bias is further in the direction of `pooled`, the bias of the layer, than two others on
+// the same slice by at least `limit`: the bias of a correct algorithm, and that of the rounded reference.
 bool has_bias_of_sign(const SliceDeviation& d, double pooled, double limit) {
-  return per_ulp(excess_bias(d)) * (pooled < 0 ? -1 : 1) > limit &&
-         (per_ulp(d.bias) - per_ulp(d.rounded_bias)) * (pooled < 0 ? -1 : 1) > limit;
+  const double sign = pooled < 0 ? -1 : 1;
+  return in_ulp(excess_bias(d)) * sign > limit && (in_ulp(d.bias) - in_ulp(d.rounded_bias)) * sign > limit;
 }
 
+// Whether the output equals the reference rounded to its format, in every value.
 bool is_rounded_reference(const JudgedSlice& judged) {
   const AttentionSlice& slice = judged.slice;
   const size_t count = static_cast<size_t>(slice.rows) * slice.value_dim;
@@ -91,8 +91,8 @@ class LayerContext {
   bool warns(DetectorId detector) const {
     return !label_.empty() && watch_ != nullptr && watch_->level_of(detector, label_) == Level::kWarn;
   }
-  bool has_alarm(std::string_view of) const {
-    return std::any_of(alarms_.begin(), alarms_.end(), [&](const LayerAlarm& a) { return a.kind == of; });
+  bool has_alarm(std::string_view kind) const {
+    return std::any_of(alarms_.begin(), alarms_.end(), [&](const LayerAlarm& a) { return a.kind == kind; });
   }
   double pooled_bias() const {
     const PassStatistics* known = layer_ != nullptr ? statistics_of(*layer_, tensor_) : nullptr;
@@ -132,7 +132,7 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext
 }  // namespace
 
 std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank) {
-  const LayerContext context(judged.layer, judged.deviation.backward, rank);
+  const LayerContext context(judged.layer, judged.deviation.backward, rank);  // tensor 0: out, 1: dQ
   for (size_t n = 0; n < kFlagReasons; ++n)
     if (const auto reason = static_cast<FlagReason>(n); is_flagged(reason, judged, context)) return reason;
   return std::nullopt;
@@ -190,7 +190,8 @@ std::string plain(const std::string& text) {
   return name;
 }
 
-// The segment's nonce and the slice's ticket make the name unique.
+// The last 8 digits of the segment's name, which differ between processes, and the slice's ticket, which
+// counts the slices of the segment, make the file's name unique.
 std::string name_of_file(FlagReason reason, const segment::Slot& slot, const LayerOfCall& layer,
                          const RankStatistics& rank, const std::string& segment) {
   char middle[64], end[40];
@@ -203,11 +204,12 @@ std::string name_of_file(FlagReason reason, const segment::Slot& slot, const Lay
          plain(nonce) + end + kFlaggedSuffix;
 }
 
-// The causal mask that the key limits imply, in PyTorch's words. "none": every row sees every key; "other":
-// any other limits.
+// Returns the causal mask that the key limits imply, in PyTorch's words: "none" if every row sees every key,
+// "top-left" if query q sees keys 0 to q, "bottom-right" if it sees keys 0 to q + keys - queries, else
+// "other".
 const char* causal_of(const segment::Slot& slot) {
   const auto queries = static_cast<int64_t>(slot.query_length), keys = static_cast<int64_t>(slot.key_length);
-  if (slot.columns == 1) {
+  if (slot.columns == 1) {  // key_limit is the first query that sees the key at `position`
     const auto first_is = [&](int64_t shift, int64_t most) {
       for (uint32_t n = 0; n < slot.rows; ++n)
         if (slot.key_limit[n] != std::clamp(int64_t{slot.position[n]} - shift, int64_t{0}, most))
@@ -218,7 +220,7 @@ const char* causal_of(const segment::Slot& slot) {
     if (first_is(0, queries)) return "top-left";
     return first_is(keys - queries, queries) ? "bottom-right" : "other";
   }
-  const auto every = [&](int64_t shift) {
+  const auto sees_up_to = [&](int64_t shift) {  // key_limit is the number of keys that the row sees
     for (uint32_t row = 0; row < slot.rows; ++row) {
       const int64_t sees = std::clamp(int64_t{slot.position[row]} + 1 + shift, int64_t{0}, keys);
       if (slot.key_limit[row] != sees) return false;
@@ -228,8 +230,8 @@ const char* causal_of(const segment::Slot& slot) {
   if (std::all_of(slot.key_limit, slot.key_limit + slot.rows,
                   [&](uint32_t k) { return k == slot.key_length; }))
     return "none";
-  if (every(0)) return "top-left";
-  return every(keys - queries) ? "bottom-right" : "other";
+  if (sees_up_to(0)) return "top-left";
+  return sees_up_to(keys - queries) ? "bottom-right" : "other";
 }
 
 std::map<std::string, std::string> facts_of_slot(const segment::Slot& slot) {
@@ -270,13 +272,12 @@ void add_figures_of_layer(uint32_t tensor, const std::string& label, const RankS
                           std::map<std::string, std::string>* facts) {
   const auto found = rank.layers.find(label);
   if (label.empty() || found == rank.layers.end()) return;
-  const PassStatistics* known = statistics_of(found->second, tensor);
-  if (known == nullptr) return;
-  const PassStatistics& statistics = *known;
-  (*facts)["layer.judged"] = std::to_string(statistics.judged);
-  if (const auto most = max_of(statistics.deviation_ratio))
+  const PassStatistics* statistics = statistics_of(found->second, tensor);
+  if (statistics == nullptr) return;
+  (*facts)["layer.judged"] = std::to_string(statistics->judged);
+  if (const auto most = max_of(statistics->deviation_ratio))
     (*facts)["layer.deviation_ratio_max"] = exact_text(*most);
-  const std::optional<Bias> bias = statistics.bias.bias();
+  const std::optional<Bias> bias = statistics->bias.bias();
   if (!bias) return;
   (*facts)["layer.bias_ulp"] = exact_text(bias->ulp);
   if (bias->z) (*facts)["layer.bias_z"] = exact_text(*bias->z);
@@ -305,7 +306,7 @@ uint64_t FlaggedSlice::bytes() const {
 
 namespace {
 
-// Name and metadata of a slice of either kind.
+// Returns a flagged slice with its name, its metadata and the array of positions; the caller adds the rest.
 FlaggedSlice described(FlagReason reason, const segment::Slot& slot, const LayerOfCall& layer,
                        const RankStatistics& rank, const std::string& segment) {
   FlaggedSlice flagged;
@@ -329,6 +330,7 @@ FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const J
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment) {
   FlaggedSlice flagged = described(reason, slot, layer, rank, segment);
   const SliceDeviation* both[] = {&judged.deviation.grad_key, &judged.deviation.grad_value};
+  // The tensor that has caused the flag: dK, if both have, and for a control.
   const bool is_of_key = reason == FlagReason::kControl || flag_reason(judged, *both[0], rank) == reason;
   const SliceDeviation& cause = *both[is_of_key ? 0 : 1];
   flagged.metadata["tensor"] = kJudgedTensorNames[static_cast<uint32_t>(cause.tensor)];
@@ -357,7 +359,8 @@ FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const J
 
 namespace {
 
-// Returns the bytes of the slice's file.
+// Returns the bytes of the slice's file in the safetensors format: the length of the header, the header in
+// JSON, padded with spaces to a multiple of 8 bytes, and the arrays.
 std::string flagged_file(const FlaggedSlice& slice) {
   // Arrays with wider elements come first, so that each array is aligned without gaps. Other readers of
   // safetensors reject gaps.
@@ -390,7 +393,8 @@ struct Usage {
   uint64_t files = 0, bytes = 0;
 };
 
-// Counts the files of a folder and removes unfinished ones that a killed agent has left there.
+// Counts the slices in a folder and removes unfinished ones that a killed agent has left there. Returns false
+// with errno if the folder cannot be read.
 bool read_usage(int folder, Usage* usage) {
   const int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* list = again >= 0 ? fdopendir(again) : nullptr;
@@ -454,7 +458,7 @@ struct FlaggedWriter::Shared {
   const std::unique_ptr<const FlaggedFolder> folder;
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<FlaggedSlice> waiting;
+  std::deque<FlaggedSlice> waiting;  // to be written, in this order
   uint64_t waiting_bytes = 0;
   bool is_writing = false, is_ending = false;
   FlaggedCounts counts;
@@ -468,7 +472,7 @@ FlaggedWriter::FlaggedWriter(std::unique_ptr<const FlaggedFolder> folder)
     : shared_(std::make_shared<Shared>(std::move(folder))) {}
 
 FlaggedWriter::~FlaggedWriter() {
-  const bool is_done = wait(kMaxWaitAtEnd);
+  const bool is_done = wait(kMaxWaitAtEnd);  // else the disk hangs, and so may the thread
   {
     const std::unique_lock lock(shared_->mutex);
     shared_->is_ending = true;
@@ -558,6 +562,7 @@ void FlaggedSlices::consider_either(const segment::Slot& slot, const Judged& jud
   const std::optional<FlagReason> reason = flag_reason(judged, rank);
   const auto found = places_.find(key);
   if (!reason) {
+    // An ordinary slice is saved as a control, once, if a slice of the same place was flagged before.
     if (found == places_.end() || found->second.has_control || !is_fit_as_control(judged)) return;
     found->second.has_control = true;
     return writer_.offer(flagged_slice(FlagReason::kControl, slot, judged, layer, rank, segment));

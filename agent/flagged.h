@@ -1,5 +1,6 @@
 // Saves unusual slices as files (--save-flagged): decides which slices are saved, makes the files, and writes
-// them in a separate thread.
+// them in a separate thread. A slice is a copied part of one attention call: a few query rows with all keys,
+// or a few key positions with all rows. The agent has checked it against a reference in fp64.
 #ifndef FORESHOCK_AGENT_FLAGGED_H_
 #define FORESHOCK_AGENT_FLAGGED_H_
 
@@ -21,6 +22,7 @@
 
 namespace foreshock {
 
+// The checksum in the header of a file: its key in the JSON, and its digits before they are known.
 inline constexpr std::string_view kChecksumKey = "\"checksum\":\"", kNoChecksum = "0000000000000000";
 
 // Returns the offset of the checksum's 16 digits within the first `header` bytes of a file, or npos if there
@@ -37,13 +39,15 @@ inline std::string checksum_of(std::string_view file, size_t place) {
   return hexadecimal(fnv1a(file.substr(place + kNoChecksum.size()), before));
 }
 
-// Reasons to save a slice. A slice has one reason, the first that applies in this order.
+// Reasons to save a slice. A slice has one reason, the first that applies in this order. A control is an
+// ordinary slice, to be compared with a flagged one.
 enum class FlagReason : int { kNonfinite, kDeviationRatio, kBias, kOutputErrorDrift, kLogit, kControl };
 inline constexpr size_t kFlagReasons = 6;
 inline constexpr const char* kFlagReasonNames[kFlagReasons] = {
     "nonfinite", "deviation_ratio", "bias", "output_error_drift", "logit", "control"};
 
-// A checked slice of query rows. The statistics of its layer and the detectors already include it.
+// A checked slice of query rows, with its result and the reference. The statistics of its layer and the
+// detectors must already include it.
 struct JudgedSlice {
   const AttentionSlice& slice;
   const SliceDeviation& deviation;
@@ -61,35 +65,38 @@ struct JudgedColumns {
 
 // Returns the reason to flag a slice, or nothing for an ordinary slice.
 //  nonfinite           it has NaN or Inf where the reference is finite
-//  deviation_ratio     the ratio of its error to a noise floor exceeds the limit by far; or it exceeds the
+//  deviation_ratio     its error relative to that of a correct kernel exceeds the limit by far; or exceeds
+//  the
 //                      limit, and so do others of the layer's last 64 slices (one may do so by chance)
-//  bias                the layer has a bias alarm or the bias detector warns, and the slice's own bias is
-//                      beyond the limit with the same sign
-//  output_error_drift  the detector warns (backward), and the output is not just the exact result rounded
-//  logit               a detector of the largest logit warns (forward); the kernel may be correct
+//  bias                the layer has a bias alarm or (forward) the bias detector warns, and the slice's own
+//                      bias is beyond the limit with the same sign
+//  output_error_drift  backward: this detector warns, and the output differs from the rounded reference
+//  logit               forward: a detector of the largest logit warns; the kernel may be correct
 // A slice equal to the rounded reference is never flagged for the first four reasons.
 std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank);
 
-// Returns the reason to flag a slice of dK or dV: nonfinite (also in dQ, or at keys that were not sampled),
-// deviation_ratio (the fused ratio with the limits of dK and dV) or bias. The check of conservation over all
-// keys does not flag slices.
+// Returns the reason to flag a slice of key positions, by its dK or dV: nonfinite (also in dQ, or at keys
+// that were not sampled), deviation_ratio (the error relative to fused attention) or bias. The conservation
+// ratio, which concerns the sums over all keys of the call, does not flag slices.
 std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const RankStatistics& rank);
 
-// Whether a slice that is not flagged shows correct behaviour, so that it can be saved as a control.
+// Whether a slice that is not flagged is within the limits, so that it can be saved as a control.
 bool is_fit_as_control(const SliceDeviation& deviation);
 bool is_fit_as_control(const JudgedColumns& judged);
 
 // A flagged slice becomes a safetensors file with a checksum over the whole file. The file name ends in:
 inline constexpr const char* kFlaggedSuffix = ".slice.safetensors";
 
+// Values of the metadata "schema": a slice of query rows, and a slice of key positions (columns).
 inline constexpr const char *kSchemaOfRows = "1", *kSchemaOfColumns = "2";
 
-// Returns the metadata key of a figure. A slice of key positions has the figures of two tensors, so its keys
-// contain the tensor's name.
+// Returns the metadata key of a figure, a number of the slice's result. A slice of key positions has figures
+// of two tensors, so its keys contain the tensor's name.
 inline std::string figure_key(JudgedTensor tensor, const Figure& figure) {
-  const bool is_alone = tensor == JudgedTensor::kOut || tensor == JudgedTensor::kGradQuery;
-  return std::string("figure.") +
-         (is_alone ? "" : kJudgedTensorNames[static_cast<uint32_t>(tensor)] + std::string(".")) + figure.name;
+  const bool is_of_rows = tensor == JudgedTensor::kOut || tensor == JudgedTensor::kGradQuery;
+  const std::string prefix =
+      is_of_rows ? "" : std::string(kJudgedTensorNames[static_cast<uint32_t>(tensor)]) + ".";
+  return "figure." + prefix + figure.name;
 }
 
 // A slice to be written. It owns copies of its arrays, because its slot is reused before the disk write has
@@ -116,9 +123,8 @@ FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const J
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment);
 
 // Writes flagged slices into a directory under a quota of bytes and files, which counts all slices in the
-// directory. Finished files belong to the user and are never removed. So the first slices, which show how a
-// fault started, stay. One thread. If several agents share the directory, each may exceed the quota by one
-// file.
+// directory. Finished files are never removed, so the first slices, which show how a fault started, stay. One
+// thread. If several agents share the directory, each may exceed the quota by one file.
 class FlaggedFolder {
  public:
   static constexpr uint64_t kMostFiles = 1000;
@@ -141,7 +147,7 @@ class FlaggedFolder {
   const uint64_t most_bytes_;
 };
 
-// Reasons why a flagged slice was not written to a file.
+// Reasons why a flagged slice was not written to a file. kAlike: enough similar slices were saved before.
 enum class FlaggedDrop : int { kAlike, kBusy, kQuota, kError };
 inline constexpr size_t kFlaggedDrops = 4;
 inline constexpr const char* kFlaggedDropNames[kFlaggedDrops] = {"alike", "busy", "quota", "error"};
@@ -185,8 +191,8 @@ class FlaggedWriter {
 
 // Chooses the checked slices of one run to be saved. A layer that stays faulty would fill any quota with
 // similar slices. So for each rank, layer, pass and reason only the first four slices are saved, and then the
-// 8th, 16th, 32nd, ... After a flagged slice, the next ordinary slice of the same rank, layer and pass is
-// saved too, because it shows the kernel's correct result for similar inputs. One thread.
+// 8th, 16th, 32nd, ... After the first flagged slice, one ordinary slice of the same rank, layer and pass is
+// saved as a control, because it shows the kernel's correct result for similar inputs. One thread.
 class FlaggedSlices {
  public:
   static constexpr uint64_t kFirst = 4;
@@ -210,10 +216,10 @@ class FlaggedSlices {
   const FlaggedWriter& writer() const { return writer_; }
 
  private:
-  // The flagged slices of one rank, layer and pass.
+  // Counts the flagged slices of one rank, layer and pass, by reason.
   struct Place {
     std::array<uint64_t, kFlagReasons> seen = {};
-    bool has_control = false;
+    bool has_control = false;  // a control was saved
   };
 
   template <class Judged>

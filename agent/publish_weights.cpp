@@ -1,4 +1,5 @@
-// Writes the state of the weights as metrics and JSON.
+// Writes the state of the weights of a run on this node as metrics for Prometheus and as JSON for the
+// summary.
 #include <algorithm>
 
 #include "agent/publish.h"
@@ -6,15 +7,16 @@
 namespace foreshock {
 namespace {
 
-// Returns the share of the elements whose update is known.
+// Returns the share of the elements whose change in a single step is known.
 std::optional<double> update_coverage(const PoolSnapshot& model) {
   if (model.step < 0 || model.elements == 0) return std::nullopt;
   return static_cast<double>(model.update_elements) / static_cast<double>(model.elements);
 }
 
+// `tensor` is the one with the value `max`.
 nlohmann::json mean_max(const std::optional<double>& mean, const std::optional<double>& max,
-                        const std::string& of) {
-  return {{"mean", number_or_null(mean)}, {"max", number_or_null(max)}, {"tensor", text_or_null(of)}};
+                        const std::string& tensor) {
+  return {{"mean", number_or_null(mean)}, {"max", number_or_null(max)}, {"tensor", text_or_null(tensor)}};
 }
 
 // Number of intervals after which a snapshot is stale. More than one, since a snapshot may have been skipped
@@ -34,7 +36,7 @@ void publish_weights(const std::string& run, const Weights& weights, const RunPo
   if (model.step >= 0 || weights.snapshots_dropped() > 0)
     registry->set(Metric::kWeightSnapshotsDroppedTotal, {run},
                   static_cast<double>(weights.snapshots_dropped()));
-  // Removes series of an earlier interval, and values that are no longer known.
+  // Removes values that are no longer known, and series whose label `interval` has changed.
   for (Metric metric : {Metric::kWeightWassersteinDistance, Metric::kLayerWeightWassersteinDistance,
                         Metric::kWeightUpdateMeanAbs, Metric::kWeightUpdateCoverageRatio, Metric::kWeightRms,
                         Metric::kWeightSnapshotStep})
@@ -104,7 +106,7 @@ void publish_spectra(const std::string& run, const HeadSpectra& spectra, Registr
 }
 
 void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Registry* registry) {
-  if (rank.tensors.tensors == 0) return;
+  if (rank.tensors.tensors == 0) return;  // the rank measures no weights
   const std::string number = std::to_string(rank.identity.rank);
   const auto set = [&](Metric metric, uint64_t value) {
     registry->set(metric, {rank.run, number}, static_cast<double>(value));
@@ -114,21 +116,22 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
   for (uint32_t reason = 0; reason < segment::kTensorSkips; ++reason)
     registry->set(Metric::kWeightSkippedTotal, {rank.run, number, segment::kTensorSkipNames[reason]},
                   static_cast<double>(rank.tensors.skipped[reason]));
-  const Replicas::OfRank* whole = replicas.of(rank.identity.rank);
-  if (whole == nullptr) return;
-  // Checksum and step come from the same snapshot: checksums of different steps cannot be compared.
+  // One checksum over all weights of the rank, and its step, since checksums of different steps cannot be
+  // compared. The label `group` is equal on ranks that hold the same tensors.
+  const Replicas::OfRank* all = replicas.of(rank.identity.rank);
+  if (all == nullptr) return;
   registry->clear_metric(Metric::kWeightChecksum, rank.run, number);
   registry->clear_metric(Metric::kWeightChecksumStep, rank.run, number);
-  registry->set(Metric::kWeightChecksum, {rank.run, number, whole->group}, whole->checksum);
-  registry->set(Metric::kWeightChecksumStep, {rank.run, number, whole->group},
-                static_cast<double>(whole->step));
+  registry->set(Metric::kWeightChecksum, {rank.run, number, all->group}, all->checksum);
+  registry->set(Metric::kWeightChecksumStep, {rank.run, number, all->group}, static_cast<double>(all->step));
 }
 
 const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here) {
   if (weights.replicas().compared() > 0) return "here";
   const Weights::Held held = weights.held();
   if (held.whole_elements == 0 || world_size < 1 || ranks_here == 0) return nullptr;
-  // The number of copies of each value in the job, if every node holds as much as this one.
+  // The number of copies of each value in the job, if every node holds as much as this one. It is not always
+  // a whole number, since some tensors may have more copies than others.
   const double copies = static_cast<double>(held.elements) / static_cast<double>(held.whole_elements) *
                         world_size / static_cast<double>(ranks_here);
   return copies < 1.5 ? "none" : "elsewhere";

@@ -21,6 +21,7 @@ std::optional<double> root(const std::optional<double>& square) {
   return square ? std::optional<double>(std::sqrt(*square)) : std::nullopt;
 }
 
+// Adds `other` to *to. An unknown value counts as 0, unless both are unknown.
 void add_known(double other, double* to) {
   if (is_known(other)) *to = is_known(*to) ? *to + other : other;
 }
@@ -61,7 +62,9 @@ std::optional<double> OptimizerSums::update_ratio() const {
 }
 
 void OptimizerSums::join(const OptimizerSums& other) {
-  for (uint32_t n = 0; n < segment::kSeenLearningRate; ++n) values[n] += other.values[n];  // NaN stays NaN
+  // The values before kSeenLearningRate are sums; the others are settings, which all parts share. NaN stays
+  // NaN.
+  for (uint32_t n = 0; n < segment::kSeenLearningRate; ++n) values[n] += other.values[n];
   weight_squares += other.weight_squares;
   update_squares += other.update_squares;
 }

@@ -29,9 +29,9 @@ struct TensorKey {
 // Optimizer statistics of one tensor, or of a rank's part of it, at one step. They are sums, so that parts of
 // a tensor can be joined and tensors can be pooled. NaN or negative: unknown.
 struct OptimizerSums {
-  double values[segment::kOptimizerNumbers];
-  double weight_squares;  // sum over the squared values after the step
-  double update_squares;  // sum over the squared changes that the step made
+  double values[segment::kOptimizerNumbers];  // sums and settings, indexed by segment::OptimizerNumber
+  double weight_squares;                      // sum over the squared values after the step
+  double update_squares;                      // sum over the squared changes that the step made
 
   // Reads `values` from the payload of a tensor record. Values that a short payload lacks are NaN; bytes
   // after the known values are ignored.
@@ -51,10 +51,11 @@ struct OptimizerSums {
   void pool(const OptimizerSums& other);
 };
 
-// Pools the latest statistics of every tensor. The tensors are measured in turn over an interval, so the
-// statistics cover the last interval.
+// Pools the latest optimizer statistics of every tensor. The tensors are measured in turn over an interval of
+// steps, so the statistics cover the last interval.
 class OptimizerHealth {
  public:
+  // Stores the statistics of a tensor with `dims` dimensions in place of its earlier ones.
   void take(const TensorKey& key, uint32_t dims, int64_t step, const OptimizerSums& sums);
 
   // Drops the tensors whose latest statistics are from a step before `step`.
@@ -96,7 +97,7 @@ struct TensorSnapshot {
   int64_t step = -1;
   double time = 0;  // of the first part; seconds since 1970
   DType dtype = DType::kNone;
-  uint64_t interval = 0;
+  uint64_t interval = 0;          // steps from one snapshot of the tensor to the next
   int32_t attempt = -1;           // restarts of the run so far; -1: unknown
   uint64_t elements = 0;          // in `parts`
   uint64_t whole_elements = 0;    // in the whole tensor
@@ -107,7 +108,7 @@ struct TensorSnapshot {
   std::string stored;  // `histogram` in the storage format of shadow/histogram.h
   std::optional<int64_t> previous_step, initial_step;
   std::optional<Wasserstein> previous, initial;  // W1 to the snapshot an interval before, and to the first
-  double sum_of_squares = 0;
+  double sum_of_squares = 0;                     // of the values
   // Sum and maximum of the absolute change made by this one step in `update_elements` of the values. Absent
   // if update_elements is 0.
   std::optional<double> update_sum_magnitude, update_max_magnitude;
@@ -144,8 +145,8 @@ inline bool has_coordinates(const segment::Identity& identity) {
          identity.expert_parallel >= 0;
 }
 
-// Sets the coordinates of `key`, or its rank if they are unknown. For a tensor of which the rank holds the
-// whole.
+// Completes the key of a tensor that the rank holds as a whole: sets its coordinates, and its rank if any of
+// them is unknown and the job has several ranks.
 inline void set_coordinates(const segment::Identity& identity, TensorKey* key) {
   if (identity.late_ready == 1) {
     key->tensor_parallel = identity.tensor_parallel;

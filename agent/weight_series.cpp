@@ -18,6 +18,7 @@ int64_t window_of(const TensorSnapshot& snapshot) {
 
 }  // namespace
 
+// Returns nothing if `is_known` is false or a histogram has no finite value.
 std::optional<Wasserstein> WeightSeries::distance(bool is_known, const Histogram& before,
                                                   const Histogram& now) {
   if (!is_known || now.finite == 0 || before.finite == 0) return std::nullopt;
@@ -30,24 +31,24 @@ void WeightSeries::take(bool is_first, TensorSnapshot* snapshot) {
   const auto [found, is_new] = groups_.try_emplace(snapshot->layer);
   if (is_new) new_groups_.insert(snapshot->layer);
   Group& group = found->second;
-  const bool is_in_order = open_window(*snapshot, &group);
+  const bool is_window_open = open_window(*snapshot, &group);
   Tensor& tensor = tensors_[snapshot->key];
   if (!tensor.kept.empty() && tensor.layer != snapshot->layer) leave_group(tensor.layer, snapshot->key);
-  compare(tensor, snapshot);
+  compare(tensor, snapshot);  // before keep(), which replaces the tensor's last snapshot
   const bool goes_on =
       !tensor.kept.empty() && tensor.kept.rbegin()->second.snapshot.interval == snapshot->interval;
   // If the tensor is new or its interval changed, its earlier snapshots in incomplete windows are forgotten.
   if (!goes_on)
     for (auto& [window, seen] : group.building) seen.erase(snapshot->key);
   const bool is_kept = keep(is_first, goes_on, *snapshot, group, &tensor);
-  if (!is_in_order || !is_kept) return;
+  if (!is_window_open || !is_kept) return;
   group.members.insert(snapshot->key);
   group.building[window_of(*snapshot)].insert(snapshot->key);
   complete_windows(snapshot->layer, &group);
 }
 
-// Counts the snapshot's window if it is new. Then removes tensors without a snapshot in the latest windows.
-// They no longer exist, because the trainer now divides the model differently.
+// Counts the snapshot's window if it is new. Then removes tensors without a snapshot in the latest windows:
+// they no longer exist, because the trainer now divides the model into other tensors.
 void WeightSeries::begin_window(const TensorSnapshot& snapshot) {
   const int64_t begin = window_of(snapshot) * static_cast<int64_t>(snapshot.interval);
   if (begin <= newest_window_begin_) return;
@@ -66,7 +67,8 @@ void WeightSeries::begin_window(const TensorSnapshot& snapshot) {
   }
 }
 
-// Removes a tensor from a layer's group. A tensor is only in the group of the layer in its latest record.
+// Removes a tensor from a layer's group, because it does not exist any more or its record names another
+// layer.
 void WeightSeries::leave_group(const std::string& layer, const TensorKey& key) {
   const auto found = groups_.find(layer);
   if (found == groups_.end()) return;
@@ -99,6 +101,8 @@ void WeightSeries::compare(const Tensor& tensor, TensorSnapshot* snapshot) const
 }
 
 // Stores `snapshot` as the tensor's latest. Returns false if its histogram exceeds the memory limit.
+// `goes_on`: the tensor had a snapshot with the same interval before, so those in incomplete windows are
+// kept.
 bool WeightSeries::keep(bool is_first, bool goes_on, const TensorSnapshot& snapshot, const Group& group,
                         Tensor* tensor) {
   const bool is_new = tensor->kept.empty();
@@ -139,6 +143,7 @@ void WeightSeries::forget(std::string* stored) {
   *stored = {};
 }
 
+// Replaces *to by `bytes`. Returns false and keeps *to if all kept histograms would exceed `limit` bytes.
 bool WeightSeries::store(const std::string& bytes, uint64_t limit, std::string* to) {
   if (bytes_ + bytes.size() > limit) {
     ++dropped_;
@@ -155,6 +160,8 @@ bool WeightSeries::store(const std::string& bytes, uint64_t limit, std::string* 
 bool WeightSeries::open_window(const TensorSnapshot& snapshot, Group* group) {
   const int64_t window = window_of(snapshot);
   if (snapshot.interval != group->interval) {
+    // Numbers of windows with another interval cannot be compared, so the group starts again, except for a
+    // late snapshot from before the change.
     if (snapshot.step < group->newest * static_cast<int64_t>(group->interval)) return false;
     group->building.clear();
     group->previous_window = group->newest = -1;
@@ -175,6 +182,7 @@ void WeightSeries::expect_none_before(int64_t step) {
     const auto found = groups_.find(layer);
     if (found == groups_.end() || !found->second.is_first) return true;
     Group& group = found->second;
+    // Without a snapshot in a second window, the group's first window would have nothing to be compared with.
     if (group.building.size() < 2) return false;
     if (step / static_cast<int64_t>(group.interval) <= group.building.begin()->first) return false;
     end_first_window(&group);
@@ -183,7 +191,8 @@ void WeightSeries::expect_none_before(int64_t step) {
   });
 }
 
-// Ends the group's first window, in which its members became known.
+// Ends the group's first window, in which its members became known. Its sum is what the next is compared
+// with.
 void WeightSeries::end_first_window(Group* group) {
   const auto& [window, seen] = *group->building.begin();
   uint64_t elements = 0;
@@ -193,7 +202,7 @@ void WeightSeries::end_first_window(Group* group) {
   close(window, group);
 }
 
-// Closes this window and the incomplete ones before it.
+// Closes this window and the incomplete ones before it, and drops snapshots that are not needed any more.
 void WeightSeries::close(int64_t window, Group* group) {
   group->closed = window;
   group->building.erase(group->building.begin(), group->building.upper_bound(window));
@@ -203,6 +212,8 @@ void WeightSeries::close(int64_t window, Group* group) {
   }
 }
 
+// Completes the windows of a group in which all members have a snapshot. In its first window a group does not
+// have all its members yet.
 void WeightSeries::complete_windows(const std::string& layer, Group* group) {
   if (group->is_first || group->members.empty()) return;
   const auto is_whole = [group](const auto& each) { return each.second.size() == group->members.size(); };
@@ -289,6 +300,7 @@ Histogram WeightSeries::pooled(const TensorKeys& members, int64_t window, uint64
   return sum;
 }
 
+// The same for the first snapshots of the members, as far as they are kept.
 Histogram WeightSeries::initial_of(const TensorKeys& members, uint64_t* elements) const {
   Histogram sum;
   *elements = 0;
@@ -302,6 +314,7 @@ Histogram WeightSeries::initial_of(const TensorKeys& members, uint64_t* elements
   return sum;
 }
 
+// Adds up the snapshots of a complete window, except the histograms of earlier ones, which complete() sets.
 WeightSeries::Sums WeightSeries::sums_of(const std::string& layer, const Group& group, int64_t window) const {
   Sums sums;
   PoolSnapshot& pool = sums.snapshot;
@@ -329,7 +342,7 @@ WeightSeries::Sums WeightSeries::sums_of(const std::string& layer, const Group& 
   return sums;
 }
 
-// Stores the sum of the first snapshots of all members, if all of them have one.
+// Stores the sum of the first snapshots of all members, if all of them have one. `elements`: of all members.
 void WeightSeries::set_initial(Group* group, uint64_t elements) {
   if (group->initial_elements == elements) return;
   forget(&group->initial);
@@ -347,9 +360,11 @@ void WeightSeries::store_previous(Group* group, int64_t window, const std::strin
   group->previous_elements = elements;
 }
 
+// Compares a complete window of a group with the previous one and the first snapshots, and adds it to the
+// model.
 void WeightSeries::complete(const std::string& layer, int64_t window, Group* group) {
   Sums sums = sums_of(layer, *group, window);
-  close(window, group);
+  close(window, group);  // after sums_of(), which needs the snapshots of this window
   PoolSnapshot& pool = sums.snapshot;
   set_initial(group, pool.elements);
   sums.previous_known &= group->previous_window == window - 1 && group->previous_elements == pool.elements &&
@@ -375,12 +390,13 @@ size_t WeightSeries::groups_alive() const {
   }));
 }
 
+// Adds a group's window to the model's. The model's window is complete when it has all groups.
 void WeightSeries::add_to_model(const Sums& sums, int64_t window) {
   const PoolSnapshot& one = sums.snapshot;
   std::erase_if(models_, [&](const auto& each) { return each.second.snapshot.interval != one.interval; });
   models_.try_emplace(window);
   if (models_.size() > kMostBuilding) models_.erase(models_.begin());
-  if (one.step <= model_.step || !models_.contains(window)) return;
+  if (one.step <= model_.step || !models_.contains(window)) return;  // the window came too late
   Sums& model = models_[window];
   PoolSnapshot& pool = model.snapshot;
   pool.step = one.step;
@@ -414,6 +430,7 @@ void WeightSeries::complete_model(int64_t window, Sums* model) {
   set_means(model->squares, model->updates, &pool);
   model_ = pool;
   completed_.push_back(pool);
+  // Layers without a recent window do not exist any more.
   std::erase_if(layers_, [&](const auto& each) {
     return each.second.step < model_.step - 3 * static_cast<int64_t>(model_.interval);
   });

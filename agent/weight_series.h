@@ -1,5 +1,5 @@
-// Measures how far weight tensors, layers and the model have moved since the snapshot one interval earlier,
-// and since the first snapshot.
+// Measures how far weight tensors, layers and the model have moved since the snapshot one interval of steps
+// earlier, and since the first snapshot. The measure is the Wasserstein distance W1 of their histograms.
 #ifndef FORESHOCK_AGENT_WEIGHT_SERIES_H_
 #define FORESHOCK_AGENT_WEIGHT_SERIES_H_
 
@@ -12,20 +12,24 @@
 
 namespace foreshock {
 
-// Keeps histograms in their storage format, up to a limit of bytes. Beyond half of the limit no first
-// snapshots are stored. Beyond the limit no snapshots are stored, and such tensors are excluded from their
-// layer and from the model. Thread-compatible.
+// A window is one interval of steps, in which each tensor has one snapshot; its number is step / interval.
+// The tensors of a layer form a group. A window of a group is complete when all members have a snapshot in
+// it. Its histograms are then added up and compared with those of the previous window. The same holds for a
+// window of the model and its groups. The members of a group become known in its first window.
+// Thread-compatible.
 class WeightSeries {
  public:
+  // Keeps at most `most_bytes` of histograms, in their storage format. Beyond half of the limit no first
+  // snapshots are kept. Beyond the limit no snapshots are kept, and such tensors are excluded from their
+  // layer and from the model.
   explicit WeightSeries(uint64_t most_bytes) : most_bytes_(most_bytes) {}
 
-  // Sets the distances of `snapshot` to earlier snapshots, and its stored histogram. `is_first`: this may be
-  // the first snapshot of its tensor in the run. Snapshots of one tensor must be passed in the order of
+  // Adds a snapshot. Sets its distances to earlier snapshots and its stored histogram. `is_first`: this may
+  // be the first snapshot of its tensor in the run. Snapshots of one tensor must be passed in the order of
   // steps. Those of different tensors need not be, since ranks are at different steps.
   void take(bool is_first, TensorSnapshot* snapshot);
 
-  // Declares that no snapshot of a step before `step` will follow, so that the set of tensors is known
-  // earlier.
+  // Declares that no snapshot of a step before `step` will follow. So a group's first window may end earlier.
   void expect_none_before(int64_t step);
 
   // Returns the layers, and the model, that have become complete since the last call.
@@ -46,7 +50,7 @@ class WeightSeries {
   // Drops everything, except the first snapshots if `keeps_initial`. Steps may repeat from now on.
   void begin_anew(bool keeps_initial);
   int64_t initial_step(const TensorKey& key) const;  // step of the first snapshot; -1: not kept
-  void forget_initial(const TensorKey& key);
+  void forget_initial(const TensorKey& key);         // drops the first snapshot
 
  private:
   static constexpr size_t kMostBuilding = 2;  // incomplete windows of a group, and of the model
@@ -61,8 +65,8 @@ class WeightSeries {
     std::string layer;
     // By window: the last snapshot, and those of the group's incomplete windows.
     std::map<int64_t, KeptSnapshot> kept;
-    std::string initial;
-    int64_t initial_step = -1;
+    std::string initial;        // stored histogram of the first snapshot in the run; empty: not kept
+    int64_t initial_step = -1;  // -1: not kept
     uint64_t initial_elements = 0;
     uint64_t seen_at_window = 0;  // window_count_ at its latest snapshot
   };
@@ -70,23 +74,24 @@ class WeightSeries {
   // The tensors of a layer, or, for layer "", those without a layer.
   struct Group {
     TensorKeys members;
-    // Incomplete windows, by number (step / interval). When a third one begins, the oldest is dropped.
+    // By incomplete window: tensors with a snapshot in it. When a third window begins, the oldest is dropped.
     std::map<int64_t, TensorKeys> building;
     int64_t newest = -1;   // the last window with a snapshot
     int64_t closed = -1;   // the last window that is complete or dropped
     bool is_first = true;  // the group is in its first window, in which its members become known
     uint64_t interval = 0, seen_at_window = 0;
+    // Stored histograms: sums over the members in previous_window, and over their first snapshots.
     std::string previous, initial;
     int64_t previous_window = -1;
     uint64_t previous_elements = 0, initial_elements = 0;
   };
-  // Sums over tensors from which a PoolSnapshot is made.
+  // Sums over the tensors of a group, or over the groups of the model, from which a PoolSnapshot is made.
   struct Sums {
     PoolSnapshot snapshot;
     Histogram now, previous, initial;
-    double squares = 0, updates = 0;
-    bool previous_known = true, initial_known = true;
-    size_t groups = 0;
+    double squares = 0, updates = 0;                   // of the values; of the absolute changes in a step
+    bool previous_known = true, initial_known = true;  // `previous` and `initial` cover all tensors
+    size_t groups = 0;                                 // of the model: groups added so far
   };
 
   static std::optional<Wasserstein> distance(bool is_known, const Histogram& before, const Histogram& now);
@@ -115,8 +120,8 @@ class WeightSeries {
   const uint64_t most_bytes_;
   std::map<TensorKey, Tensor> tensors_;
   std::map<std::string, Group> groups_;
-  std::set<std::string> new_groups_;  // includes all groups whose members are not known yet
-  std::map<int64_t, Sums> models_;    // by window: the last two
+  std::set<std::string> new_groups_;  // includes all groups that are in their first window
+  std::map<int64_t, Sums> models_;    // by window: the sums of the model in the last two windows
   std::map<std::string, PoolSnapshot> layers_;
   PoolSnapshot model_;
   std::vector<PoolSnapshot> completed_;

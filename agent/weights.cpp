@@ -17,11 +17,11 @@ namespace foreshock {
 namespace {
 
 constexpr size_t kMostTensors = 1 << 16;
-// Ranks are read one after the other, so steps of a tensor wait for the parts of other ranks. At most
-// kMostPending steps wait. If more than kFewPending wait, they wait for at most kPatience seconds. Ranks
-// whose parts are missing then are assumed to report no weights.
+// Limits of the snapshots of one tensor that wait for the parts of other ranks: kMostPending of them, or, if
+// they wait for more than kPatience seconds, kFewPending. Ranks whose parts are missing then are assumed to
+// report no weights.
 constexpr size_t kMostPending = 64, kFewPending = 2;
-constexpr double kPatience = 10;  // seconds
+constexpr double kPatience = 10;
 
 uint64_t whole_elements(const segment::TensorRecord& record) {
   uint64_t elements = 1;
@@ -32,11 +32,13 @@ uint64_t whole_elements(const segment::TensorRecord& record) {
 TensorKey key_of(const segment::TensorRecord& record, const segment::Identity& identity) {
   TensorKey key;
   key.name = segment::text_of(record.name);
-  // The record of a part has its offset in the tensor, so the key does not need the rank's coordinates.
+  // Coordinates distinguish whole tensors of one name that model-parallel ranks hold. A part of a tensor does
+  // not need them, since its record has the part's offset.
   if (whole_elements(record) == record.elements) set_coordinates(identity, &key);
   return key;
 }
 
+// Initializes a snapshot, without parts, from the record of its first part.
 void start(const segment::TensorRecord& record, const segment::Identity& identity, const TensorKey& key,
            TensorSnapshot* snapshot) {
   snapshot->key = key;
@@ -57,6 +59,8 @@ TensorPart part_of(const segment::TensorRecord& record) {
   return part;
 }
 
+// Whether this is the first snapshot of its tensor in this process, in the first interval of steps of the
+// run.
 bool is_at_start_of_run(const segment::TensorRecord& record) {
   return record.snapshot == 1 && static_cast<uint64_t>(record.step) <= record.interval;
 }
@@ -72,8 +76,8 @@ double reduction(const segment::TensorView& view, segment::TensorReduction which
   return value;
 }
 
-// Returns the number of values whose change is known. Older trainers report the change for all values or for
-// none.
+// Returns the number of values whose change in this step is known. A record without this number has the
+// change of all values or of none.
 uint64_t updated(const segment::TensorView& view) {
   const double elements = reduction(view, segment::kUpdateElements);
   if (std::isnan(reduction(view, segment::kUpdateSumMagnitude)) ||
@@ -83,6 +87,7 @@ uint64_t updated(const segment::TensorView& view) {
   return static_cast<uint64_t>(std::min(elements, static_cast<double>(view.record.elements)));
 }
 
+// Adds the change that this step made to a part.
 void join_update(const segment::TensorView& view, TensorSnapshot* snapshot) {
   const uint64_t elements = updated(view);
   if (elements == 0) return;
@@ -93,10 +98,11 @@ void join_update(const segment::TensorView& view, TensorSnapshot* snapshot) {
       std::max(snapshot->update_max_magnitude.value_or(0), reduction(view, segment::kUpdateMaxMagnitude));
 }
 
-// Adds the optimizer sums of a part that snapshot->parts already contains.
+// Adds the optimizer sums of a part. `snapshot->parts` must already contain it: if the first part has no
+// sums, the snapshot gets none.
 void join_optimizer(const segment::TensorView& view, TensorSnapshot* snapshot) {
   const segment::Bytes payload = view.payload[segment::kTensorOptimizer];
-  // The sum of squares of the values whose change is known.
+  // The sum of squares of the values whose change is known. NaN: not reported; then all values count.
   const double changed = reduction(view, segment::kUpdatedSumOfSquares);
   const OptimizerSums sums =
       OptimizerSums::of(payload, std::isnan(changed) ? reduction(view, segment::kSumOfSquares) : changed,
@@ -128,12 +134,13 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   const TensorKey key = key_of(record, identity);
   const auto found = known_.find(key);
   std::vector<TensorSnapshot> done;
-  const bool is_checksum = record.form == segment::HistogramForm::kNone;
+  const bool is_checksum = record.form == segment::HistogramForm::kNone;  // a replica that sends no histogram
   if (is_checksum || (found != known_.end() && record.step <= found->second.last_step)) {
-    // The snapshot was completed without this rank. The rank is a replica, or later snapshots must wait for
-    // it too.
+    // The snapshot was completed without this rank. If the rank is no replica, later ones must wait for it
+    // too.
     if (!is_checksum && found->second.holders.insert(identity.rank).second) found->second.is_settled = false;
     if (odd.empty()) return done;
+    // A snapshot without parts, which only reports that a replica differs.
     TensorSnapshot& late = done.emplace_back();
     start(record, identity, key, &late);
     late.odd_ranks.assign(odd.begin(), odd.end());
@@ -157,15 +164,15 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   const auto& [oldest, waiting] = *known.pending.begin();
   const double waited = 1e-9 * static_cast<double>(record.time_ns) - waiting.snapshot.time;
   if (known.pending.size() > kMostPending || (known.pending.size() > kFewPending && waited > kPatience))
-    stop_waiting_for_ranks(oldest + 1);
+    stop_waiting_for_ranks(oldest + 1);  // then finish() completes or drops the oldest step
   finish(&known, &done);
   make_room(&done);
   series_.expect_none_before(passed());  // now with this record
   return done;
 }
 
-// Restarts the series if the record is of a new attempt. An attempt from the begin of the run gets its own
-// first snapshots. A later attempt is compared with the known ones.
+// Restarts the series if the record is of a new attempt. An attempt from the start of the run gets its own
+// first snapshots. An attempt that continues from a checkpoint is compared with the known first snapshots.
 void Weights::begin_attempt(const segment::TensorRecord& record, const segment::Identity& identity) {
   if (!attempt_.is_new(record, identity)) return;
   begin_anew(!is_at_start_of_run(record));
@@ -187,8 +194,8 @@ void Weights::begin_anew(bool keeps_initial) {
   forgotten_ = 0;
 }
 
-// Whether a record may be of the run's first snapshot. A process that continues a run also has a first
-// snapshot, which is not the first of the run.
+// Whether a record may belong to the first snapshot of its tensor in the run. The first snapshot of a process
+// that continues a run does not, except if the agent cannot see that the run was continued.
 bool Weights::may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const {
   if (record.snapshot != 1) return false;
   return is_at_start_of_run(record) || !(is_followed_before_ || identity.attempt > 0);
@@ -196,14 +203,13 @@ bool Weights::may_be_first(const segment::TensorRecord& record, const segment::I
 
 std::optional<int64_t> Weights::take_initial_unknown() { return std::exchange(initial_unknown_, {}); }
 
-// Reads the histogram of a part. The histogram stays empty if a replica on another rank has reported the
-// part. `known` may be null.
+// Reads the histogram of a part, which stays empty if a replica on another rank has reported the part.
+// Returns false and sets *why if the record is invalid. `known`: the tensor's earlier snapshots; may be null.
 bool Weights::read(const segment::TensorView& view, const Known* known, Histogram* histogram,
                    const char** why) {
   const segment::TensorRecord& record = view.record;
-  const auto found = known != nullptr ? known->pending.find(record.step) : decltype(known->pending.end()){};
-  if (known != nullptr && found != known->pending.end()) {
-    const TensorSnapshot& snapshot = found->second.snapshot;
+  if (known != nullptr && known->pending.contains(record.step)) {
+    const TensorSnapshot& snapshot = known->pending.at(record.step).snapshot;
     if (std::ranges::find(snapshot.parts, part_of(record)) != snapshot.parts.end()) return true;
     if (whole_elements(record) != snapshot.whole_elements ||
         record.elements > snapshot.whole_elements - snapshot.elements) {
@@ -236,7 +242,7 @@ void Weights::add_part(const segment::TensorView& view, const Histogram& histogr
   join_optimizer(view, &snapshot);
 }
 
-// Whether every rank has reported this step of a tensor or has passed it.
+// Whether every rank has reported this step of a tensor, or has reported a later step of any tensor.
 bool Weights::have_passed(int64_t step, const Pending& pending) const {
   return reached_.size() >= std::min(ranks_here_, expected_) &&
          std::ranges::all_of(reached_, [&](const auto& rank) {
@@ -244,7 +250,8 @@ bool Weights::have_passed(int64_t step, const Pending& pending) const {
          });
 }
 
-// Whether all ranks of this node that hold a part of the tensor have reported it. Some ranks may hold none.
+// Whether all ranks of this node that hold a part of the tensor have reported it. Some ranks may hold none:
+// the holders of the last snapshot suffice once no other rank can be expected.
 bool Weights::is_complete(const Known& known, int64_t step, const Pending& pending) const {
   if (pending.snapshot.elements == pending.snapshot.whole_elements) return true;
   if (pending.ranks.size() >= ranks_here_) return true;
@@ -252,10 +259,10 @@ bool Weights::is_complete(const Known& known, int64_t step, const Pending& pendi
          (known.is_settled || have_passed(step, pending));
 }
 
-// Moves complete snapshots to *done, in the order of steps. Drops a snapshot that lacks the part of a rank
-// that had a part before, since such a snapshot cannot be compared with others.
+// Moves the snapshots that need not wait any longer to *done, in the order of steps. Drops a snapshot that
+// lacks the part of a rank that had a part before, since it cannot be compared with others.
 void Weights::finish(Known* known, std::vector<TensorSnapshot>* done) {
-  int64_t newest = -1;
+  int64_t newest = -1;  // no snapshot up to this step waits any longer
   for (const auto& [step, pending] : known->pending)
     if (is_complete(*known, step, pending) || have_passed(step, pending)) newest = step;
   while (!known->pending.empty() && known->pending.begin()->first <= newest) {
@@ -290,7 +297,7 @@ std::map<int64_t, Weights::Pending>::node_type Weights::extract(Known* known, in
   return node;
 }
 
-// Returns a step before which no more records will follow, or 0 if unknown.
+// Returns a step such that no snapshot of an earlier step will be completed any more, or 0 if unknown.
 int64_t Weights::passed() const {
   if (reached_.empty() || reached_.size() < std::min(ranks_here_, expected_)) return 0;
   const auto last = [](const auto& a, const auto& b) { return a.second < b.second; };
@@ -298,13 +305,14 @@ int64_t Weights::passed() const {
   return waiting_.empty() ? reached : std::min(reached, waiting_.begin()->first);
 }
 
+// Notes, once per attempt, that a tensor has no first snapshot.
 void Weights::note_initial(const TensorSnapshot& snapshot) {
   if (has_reported_initial_unknown_ || series_.initial_step(snapshot.key) >= 0) return;
   has_reported_initial_unknown_ = true;
   initial_unknown_ = snapshot.step;
 }
 
-// Stops waiting for ranks that have not reached `step`. They are assumed to report no weights any more.
+// Stops waiting for ranks that have not reached `step`, and assumes that they report no weights any more.
 void Weights::stop_waiting_for_ranks(int64_t step) {
   std::erase_if(reached_, [step](const auto& rank) { return rank.second < step; });
   expected_ = reached_.size();
@@ -328,8 +336,8 @@ void Weights::make_room(std::vector<TensorSnapshot>* done) {
   }
 }
 
-// Stores the latest statistics of each tensor. A tensor without statistics for three intervals is dropped. It
-// no longer exists, because the trainer now divides the model differently.
+// Stores the latest statistics of each tensor. A tensor without statistics for three intervals is dropped: it
+// no longer exists, because the trainer now divides the model into other tensors.
 void Weights::take_optimizer(const TensorSnapshot& snapshot) {
   if (!snapshot.optimizer) return;
   optimizer_.take(snapshot.key, static_cast<uint32_t>(snapshot.shape.size()), snapshot.step,
@@ -342,7 +350,7 @@ void Weights::take_optimizer(const TensorSnapshot& snapshot) {
 
 namespace {
 
-// Adds the heads of another layer.
+// Adds the heads of another layer. The means are updated with the share of its heads as weight.
 void pool(const LayerSpectrum& one, LayerSpectrum* all) {
   all->heads += one.heads;
   const double share = static_cast<double>(one.heads) / all->heads;

@@ -1,5 +1,6 @@
-// Follows the weights of a run on this node: joins the parts of each tensor, follows its histogram and
-// optimizer state, compares replicas, and computes spectra of attention heads.
+// Follows the weights of a run on this node: joins the parts of each tensor that different ranks hold,
+// follows its histogram and optimizer state, compares replicas, and computes spectra of attention heads. The
+// input is tensor records: measurements of one rank's part of one tensor after one step.
 #ifndef FORESHOCK_AGENT_WEIGHTS_H_
 #define FORESHOCK_AGENT_WEIGHTS_H_
 
@@ -23,34 +24,35 @@
 
 namespace foreshock {
 
-// Detects restarts of a run. A restarted run may repeat steps with other values.
+// Detects restarts of a run. A restarted run (a new attempt) may repeat steps with other values.
 class AttemptWatch {
  public:
-  // Whether `record` is the first of a new attempt, or the first at all. A rank not seen before may only have
-  // started late, or may be new on this node after an elastic restart. So it begins a new attempt only if its
-  // attempt number is higher.
+  // Whether `record` is the first of a new attempt, or the first at all. A process that replaces an earlier
+  // one of its rank begins a new attempt, unless it started before the first record of the present one. A
+  // rank not seen before may only have started late, or may be new on this node after an elastic restart. So
+  // it begins a new attempt only if its attempt number is higher.
   bool is_new(const segment::TensorRecord& record, const segment::Identity& identity) {
     const bool is_first = starts_.empty();
-    const auto [found, joins] = starts_.try_emplace(identity.rank, identity.start_time_ns);
-    const bool starts_again = !joins && identity.start_time_ns > found->second;
+    const auto [found, is_new_rank] = starts_.try_emplace(identity.rank, identity.start_time_ns);
+    const bool starts_again = !is_new_rank && identity.start_time_ns > found->second;
     if (starts_again) found->second = identity.start_time_ns;
     const bool is_numbered_higher = attempt_ >= 0 && identity.attempt > attempt_;
     attempt_ = std::max<int64_t>(attempt_, identity.attempt);
-    if (!is_first && !is_numbered_higher && (!starts_again || identity.start_time_ns <= attempt_began_ns_))
+    if (!is_first && !is_numbered_higher && (!starts_again || identity.start_time_ns <= first_record_ns_))
       return false;
-    attempt_began_ns_ =
-        record.time_ns;  // a restarted rank that began before this belongs to the same attempt
+    first_record_ns_ = record.time_ns;
     return true;
   }
 
  private:
   std::map<int32_t, uint64_t> starts_;  // by rank: start time of its last process
-  uint64_t attempt_began_ns_ = 0;
-  int64_t attempt_ = -1;  // highest attempt number so far; -1: attempts are not numbered
+  uint64_t first_record_ns_ = 0;        // time of the first record of the present attempt
+  int64_t attempt_ = -1;                // highest attempt number so far; -1: attempts are not numbered
 };
 
-// Detects that a trainer has returned to an earlier state without a restart, so that steps repeat with other
-// values. A single step number that is far too high looks the same when the numbers fall again.
+// Detects that a trainer has returned to an earlier state without a restart (a rollback), so that steps
+// repeat with other values. Its step numbers then fall. They also fall after a single number that was far too
+// high, which counts as a return too.
 //
 // All ranks return together, but the agent reads them one after the other. After one rank's return, it may
 // still read records that another rank wrote before its own return. These are stale. Thread-compatible.
@@ -59,25 +61,29 @@ class RollbackWatch {
   // Longest time, by the trainers' clock, for which records of a rank that has not returned count as stale.
   static constexpr uint64_t kPatienceNs = 10'000'000'000;
 
-  enum class Verdict { kGoesOn, kWentBack, kStale };
+  enum class Verdict {
+    kGoesOn,    // an ordinary record
+    kWentBack,  // the first record after a return of the run
+    kStale      // a record from before the return
+  };
 
   // The records of a rank must be passed in the order in which it wrote them.
   Verdict take(const segment::TensorRecord& record, int32_t rank) {
     Rank& one = ranks_[rank];
     if (record.step < one.step) ++one.returns;
     one.step = record.step;
-    if (one.returns > returns_) {
+    if (one.returns > returns_) {  // the first rank that returns
       returns_ = one.returns;
       one.behind_since_ns = 0;
       return Verdict::kWentBack;
     }
-    if (one.returns < returns_) {
+    if (one.returns < returns_) {  // other ranks have returned, this one not yet
       // Counted from the rank's own first stale record. If the run returns again and again, counting from the
       // last return would make every record stale.
       if (one.behind_since_ns == 0) one.behind_since_ns = record.time_ns;
       if (record.time_ns - one.behind_since_ns < kPatienceNs) return Verdict::kStale;
     }
-    one.returns = returns_;
+    one.returns = returns_;  // after kPatienceNs: this rank will not return, so it has caught up
     one.behind_since_ns = 0;
     return Verdict::kGoesOn;
   }
@@ -113,10 +119,12 @@ class Weights {
 
   // Must be called if an earlier agent has followed this run, since the first snapshots are then unknown.
   void set_followed_before() { is_followed_before_ = true; }
-  // Returns the step of a snapshot whose tensor has no known first snapshot, once per attempt, else nothing.
+  // Returns the step of the attempt's first snapshot whose tensor has no known first snapshot in the run. The
+  // next calls return nothing.
   std::optional<int64_t> take_initial_unknown();
 
-  // The last complete interval of the model and of each layer.
+  // The last complete interval of the model and of each layer, and all that were completed since the last
+  // call of completed().
   const PoolSnapshot& model() const { return series_.model(); }
   const std::map<std::string, PoolSnapshot>& layers() const { return series_.layers(); }
   std::vector<PoolSnapshot> completed() { return series_.completed(); }
@@ -133,10 +141,11 @@ class Weights {
   size_t known_tensors() const { return known_.size(); }
 
  private:
+  // A snapshot that waits for parts from other ranks.
   struct Pending {
     TensorSnapshot snapshot;
     std::set<int32_t> ranks;  // ranks that have reported their part
-    bool is_first = false;
+    bool is_first = false;    // may be the first snapshot of its tensor in the run
   };
   struct Known {
     std::map<int64_t, Pending> pending;  // by step
@@ -154,6 +163,7 @@ class Weights {
   void drop(Known* known, int64_t step);
   void note_initial(const TensorSnapshot& snapshot);
   void stop_waiting_for_ranks(int64_t step);
+  // Completes or drops the oldest snapshots until the waiting ones fit into the memory limit.
   void make_room(std::vector<TensorSnapshot>* done);
   void take_optimizer(const TensorSnapshot& snapshot);
   int64_t passed() const;
@@ -181,15 +191,16 @@ class Weights {
   bool has_reported_initial_unknown_ = false;
 };
 
-// Computes how training changes the scores of attention heads: spectra of the updates of query and key
-// projections, from the rows of these projections in tensor records.
+// Computes how training changes the scores of attention heads: for each head, the singular values (spectrum)
+// of the change of W_Q W_K^T between two measurements. Some tensor records have the rows of these
+// projections.
 class HeadSpectra {
  public:
   static constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // limit for rows; layers beyond it are ignored
 
-  // Adds the rows of one record, if it has any. Returns a spectrum if they complete a second measurement of a
-  // layer. Rows that several replicas report for one step count once. If the rows are invalid, *why is the
-  // reason.
+  // Adds the rows of one record, if it has any. Returns a spectrum if a layer has two complete measurements
+  // now. Rows that several replicas report for one step count once. If the rows are invalid, *why is the
+  // reason, else null.
   std::optional<LayerSpectrum> take(const segment::TensorView& tensor, const segment::Identity& identity,
                                     const char** why);
 
