@@ -112,7 +112,7 @@ int Agent::run() {
   if (!options_.file_sd.empty()) target_file_.remove_abandoned();
   be_nice();  // after the start of the HTTP thread, which keeps its priority
   loop();
-  alerts_.leave(Clock::now());
+  alerts_.start_all(Clock::now());
   server_.stop();
   for (const ServedRun& each : runs_) each.run->directory().remove("agent.json");
   if (!options_.file_sd.empty()) target_file_.remove();

@@ -23,6 +23,7 @@
 namespace foreshock {
 namespace {
 
+// Whether the command is run for this event.
 bool is_alert(const EventLine& event) {
   if (event.event == name_of(WatchEventKind::kPrecursor)) return event.level == name_of(Level::kWarn);
   for (WatchEventKind kind : {WatchEventKind::kLossSpike, WatchEventKind::kDivergence,
@@ -45,7 +46,7 @@ std::string variable(const char* name, const std::string& value) {
   return std::string("FORESHOCK_ALERT_") + name + "=" + value.c_str();
 }
 
-std::string how_it_ended(int status) {
+std::string end_text(int status) {  // from waitpid()
   if (WIFSIGNALED(status)) return std::string("was ended by signal ") + strsignal(WTERMSIG(status));
   return "ended with status " + std::to_string(WEXITSTATUS(status));
 }
@@ -64,7 +65,8 @@ void close_all_on_exec() {
 // One line for a chat or a pager: "my-run: output_error_drift warns in layer 003 on rank 0 at step 60".
 std::string text_of(const EventLine& event) {
   std::string what = event.detector.empty() ? event.event : event.detector + " warns";
-  std::replace(what.begin(), what.end(), '_', event.detector.empty() ? ' ' : '_');
+  // "loss_spike" becomes words; the name of a detector stays as it is in docs and series.
+  if (event.detector.empty()) std::replace(what.begin(), what.end(), '_', ' ');
   std::string text = event.run + ": " + what;
   if (!event.layer.empty()) text += " in layer " + event.layer;
   if (event.rank) text += " on rank " + std::to_string(*event.rank);
@@ -89,12 +91,12 @@ std::vector<std::string> AlertCommand::environment_of(const EventLine& event, ui
           variable("LEFT_OUT", std::to_string(left_out))};
 }
 
-void AlertCommand::tell(const EventLine& event, Clock::time_point now) {
+void AlertCommand::add(const EventLine& event, Clock::time_point now) {
   if (command_.empty() || !is_alert(event)) return;
   const std::string kind = event.run + '\n' + event.event + '\n' + event.detector;
   if (last_alerts_.size() >= kMostKinds)
     std::erase_if(last_alerts_, [&](const auto& each) { return now - each.second.queued_at >= kApart; });
-  const auto found = last_alerts_.find(kind);
+  const auto found = last_alerts_.find(kind);  // after erase_if(), which would invalidate it
   const bool is_soon = found != last_alerts_.end() && now - found->second.queued_at < kApart;
   if (is_soon || waiting_.size() >= kMostWaiting ||
       (found == last_alerts_.end() && last_alerts_.size() >= kMostKinds)) {
@@ -125,7 +127,7 @@ void AlertCommand::poll(Clock::time_point now) {
   start(alert, now);
 }
 
-void AlertCommand::leave(Clock::time_point now) {
+void AlertCommand::start_all(Clock::time_point now) {
   for (; !waiting_.empty(); waiting_.pop_front()) start(waiting_.front(), now);
   if (left_out_ > 0) spdlog::info("--on-alert: {} alerts came too soon after their like", left_out_);
 }
@@ -133,16 +135,17 @@ void AlertCommand::leave(Clock::time_point now) {
 void AlertCommand::reap() {
   int status = 0;
   const pid_t ended = waitpid(child_, &status, WNOHANG);
-  // The agent inherited SIGCHLD as ignored, so the status is unknown.
+  // If the agent inherited SIGCHLD as ignored, the kernel reaps the command, and its status is unknown.
   const bool has_no_status = ended < 0 && errno == ECHILD;
-  if (ended != child_ && !has_no_status) return;
+  if (ended != child_ && !has_no_status) return;  // it still runs
   child_ = -1;
   if (status == 0) return;
   ++failed_;
-  spdlog::warn("--on-alert: the command {}", how_it_ended(status));
+  spdlog::warn("--on-alert: the command {}", end_text(status));
 }
 
 void AlertCommand::start(const std::vector<std::string>& alert, Clock::time_point now) {
+  // The agent's environment, with `alert` in place of its FORESHOCK_ALERT_ variables.
   std::vector<char*> variables;
   for (char** each = environ; *each != nullptr; ++each)
     if (std::strncmp(*each, "FORESHOCK_ALERT_", 16) != 0) variables.push_back(*each);
@@ -156,7 +159,7 @@ void AlertCommand::start(const std::vector<std::string>& alert, Clock::time_poin
   posix_spawn_file_actions_init(&actions);
   posix_spawnattr_init(&attributes);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);  // output goes to the agent's log
   // The command gets the default action of the signals that the agent handles or ignores.
   sigset_t ours, none;
   sigemptyset(&none);
@@ -184,6 +187,7 @@ void Adviser::note(int64_t rank, const EventLine& event,
     const DetectorState& state = states[n];
     Signal& signal = signals_[rank][n];
     const bool is_of_detector = event.detector == kDetectorTable[n].name;
+    // A detector's level is the highest of its layers, so it may differ from the level of the event's layer.
     const bool is_at_level = is_of_detector && event.level == name_of(state.level);
     if (state.level == Level::kQuiet) {
       signal = {};

@@ -1,4 +1,5 @@
-// Runs the command of --on-alert, and keeps the advice for the trainers of a node.
+// Runs the user's command of --on-alert for events, and finds the strongest detector signal of a node, which
+// is sent to its trainers as advice.
 #ifndef FORESHOCK_AGENT_ALERTS_H_
 #define FORESHOCK_AGENT_ALERTS_H_
 
@@ -27,7 +28,7 @@ class AlertCommand {
   // Shortest time between two alerts of one kind: same run, event and detector, on any rank or layer.
   static constexpr std::chrono::seconds kApart{60};
   static constexpr std::chrono::seconds kLongest{60};  // a command that takes longer is killed
-  static constexpr std::chrono::seconds kToDie{5};     // a killed command that survives this is given up
+  static constexpr std::chrono::seconds kToDie{5};     // a killed command that still exists then is given up
   static constexpr size_t kMostWaiting = 16;
   static constexpr size_t kMostKinds = 4096;  // kinds of alerts that are remembered for kApart
 
@@ -39,23 +40,22 @@ class AlertCommand {
   AlertCommand& operator=(const AlertCommand&) = delete;
 
   // Queues the command for an event of the loss or the gradients, or for a detector that starts to warn;
-  // ignores other events. An event within kApart of an earlier one of its kind is only counted. The next
-  // alert of that kind reports the count.
-  void tell(const EventLine& event, Clock::time_point now);
+  // ignores other events. An event within kApart after an alert of its kind is only counted. The next alert
+  // of that kind reports the count.
+  void add(const EventLine& event, Clock::time_point now);
 
   // Reaps a command that has ended, kills one that takes too long, starts the next.
   void poll(Clock::time_point now);
 
   // Starts all queued commands immediately and does not wait for them. Called when the agent ends.
-  void leave(Clock::time_point now);
+  void start_all(Clock::time_point now);
 
   // Whether a command runs or is queued.
   bool is_busy() const { return child_ > 0 || !waiting_.empty(); }
 
   uint64_t started() const { return started_; }
-  uint64_t failed() const { return failed_; }  // commands not started, or ended with a status other than 0
-  // Alerts for which no command was queued.
-  uint64_t left_out() const { return left_out_; }
+  uint64_t failed() const { return failed_; }  // commands not started, killed, or with an exit status not 0
+  uint64_t left_out() const { return left_out_; }  // alerts for which no command was queued
 
   // Sets the page's address, which the command gets as FORESHOCK_ALERT_URL. It is "" before the first call.
   void set_url(std::string url) { url_ = std::move(url); }
@@ -74,16 +74,17 @@ class AlertCommand {
 
   const std::string command_;
   std::string url_;
-  std::map<std::string, LastAlert> last_alerts_;
-  std::deque<std::vector<std::string>> waiting_;
-  pid_t child_ = -1;
+  std::map<std::string, LastAlert> last_alerts_;  // by kind
+  std::deque<std::vector<std::string>> waiting_;  // variables of the queued commands
+  pid_t child_ = -1;                              // the command that runs; -1: none
+  Clock::time_point began_;                       // when child_ was started
+  std::optional<Clock::time_point> killed_at_;    // when child_ was killed
   std::vector<pid_t> given_up_;
-  Clock::time_point began_;
-  std::optional<Clock::time_point> killed_at_;
   uint64_t started_ = 0, failed_ = 0, left_out_ = 0;
 };
 
-// The state of one detector of a rank. `since_step`: first step of the present level.
+// The level (quiet, watch or warn) of one detector of a rank. `since_step`: first step of this level.
+// `score`: 1 is where the detector warns.
 struct Signal {
   Level level = Level::kQuiet;
   int64_t rank = -1, since_step = 0;
@@ -96,7 +97,8 @@ struct Signal {
 // Finds the detector with the highest level, as advice for the trainers of a node. One thread.
 class Adviser {
  public:
-  // Adds an event of a rank's detectors. `states` has the state of each detector after the event.
+  // Adds an event of a rank's detectors. `states` has the state of each detector after the event; detectors
+  // other than the event's may have changed too, when all become quiet.
   void note(int64_t rank, const EventLine& event, const std::array<DetectorState, kDetectors>& states);
 
   // Adds the states that an earlier agent saved. since_step is known only for warnings; otherwise it is 0.
@@ -106,7 +108,7 @@ class Adviser {
   Signal loudest(const std::set<int64_t>& ranks) const;
 
  private:
-  std::map<int64_t, std::array<Signal, kDetectors>> signals_;
+  std::map<int64_t, std::array<Signal, kDetectors>> signals_;  // by rank, then detector
 };
 
 }  // namespace foreshock

@@ -45,6 +45,7 @@ EventLine line_of(const WatchEvent& event, const std::string& run, int64_t rank)
   return line;
 }
 
+// Reads (StateReader) or writes (StateWriter) the detectors of all ranks.
 template <class State, class Map>
 void watches_fields(State& state, Map& watches) {
   if constexpr (State::kReads) {
@@ -68,8 +69,8 @@ void watches_fields(State& state, Map& watches) {
 
 }  // namespace
 
-// Returns the larger of deviation_ratio and fused_ratio, which have the same limit. Returns Inf, which
-// detectors ignore, only if neither ratio is finite. Records of reference version 1 have no fused_ratio.
+// Returns the larger of the errors relative to unfused and to fused attention, which have the same limit.
+// Returns Inf, which detectors ignore, only if neither ratio is finite. Old records have no fused_ratio.
 static std::optional<double> error_ratio(const SampleLine& line) {
   if (!line.fused_ratio || !std::isfinite(*line.fused_ratio)) return line.deviation_ratio;
   if (!line.deviation_ratio || !std::isfinite(*line.deviation_ratio)) return line.fused_ratio;
@@ -89,7 +90,7 @@ RankWatch* Watches::watch_for(const std::string& run, int64_t rank) {
     return nullptr;
   }
   RankWatch* watch = found != watches_.end() ? &found->second : &watches_[{run, rank}];
-  watch->collect(readings_);
+  watch->collect(readings_);  // a new watch does not have it yet
   ++lines_;
   last_rank_ = rank;
   return watch;
@@ -113,6 +114,7 @@ const std::vector<EventLine>& Watches::observe(const SampleLine& line) {
   RankWatch* watch = line.rank && line.step ? watch_for(line.run, *line.rank) : nullptr;
   // The detectors observe the output and dQ, but not dK and dV.
   if (watch == nullptr || line.tensor == "grad_key" || line.tensor == "grad_value") return lines_found_;
+  // `control`: the same value of the rounded reference, whose drift the detector subtracts.
   const auto give = [&](DetectorId detector, const std::optional<double>& value, double control = 0) {
     if (value) watch->observe(detector, line.layer, line.layer, *line.step, *value, control, &found_);
   };

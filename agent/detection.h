@@ -1,5 +1,6 @@
-// Passes the lines of the record to the detectors of every rank, live or from a recorded file. The detectors
-// have no other input, so the same lines give the same events.
+// Passes the lines of the record (steps, checked slices, weights) to the detectors of every rank, live or
+// from a recorded file. A detector warns if a series of numbers, such as the gradient norms, becomes unusual.
+// Detectors have no other input, so the same lines give the same events.
 #ifndef FORESHOCK_AGENT_DETECTION_H_
 #define FORESHOCK_AGENT_DETECTION_H_
 
@@ -21,8 +22,9 @@ inline constexpr const char* kDetectorsBeginAnew = "detectors_begin_anew";
 // The detectors of all ranks of all runs. One thread.
 class Watches {
  public:
-  // Processes the lines of the record in their order. Returns the events that a line causes, in order, as
-  // record lines without a time; valid until the next call. A line without a rank or a step is ignored.
+  // Each call processes one line; lines must be passed in the order of the record. Returns the events that
+  // the line causes, as record lines without a time; valid until the next call. A line without a rank or a
+  // step is ignored.
   const std::vector<EventLine>& observe(const StepLine& line);
   const std::vector<EventLine>& observe(const SampleLine& line);
   const std::vector<EventLine>& observe(const SpectrumLine& line);
@@ -42,7 +44,8 @@ class Watches {
   const RankWatch* watch_of(const std::string& run, int64_t rank) const;
   const std::map<std::pair<std::string, int64_t>, RankWatch>& all() const { return watches_; }
 
-  // From now on each observe() empties `*readings` and stores its readings there. Null stops this.
+  // From now on each observe() replaces `*readings` by the detectors' statistics for its line. Null stops
+  // this.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
 
   // Number of lines given to the detectors since this object was constructed. restore() does not change it.
@@ -64,7 +67,7 @@ class Watches {
   // Returns the detectors of a rank, created if missing, or null if there are too many ranks.
   RankWatch* watch_for(const std::string& run, int64_t rank);
   // Passes a value of the run to the detectors of its lowest rank. `place` names the series; `span` is the
-  // number of steps that the value covers.
+  // number of steps that the value covers, or 0 if that is always the same.
   const std::vector<EventLine>& observe_of_run(const std::string& run, DetectorId detector,
                                                const std::string& place, const std::string& layer,
                                                int64_t step, double value, int64_t span = 0);
@@ -72,8 +75,8 @@ class Watches {
   const std::vector<EventLine>& end(const std::string& run, int64_t rank);
 
   std::map<std::pair<std::string, int64_t>, RankWatch> watches_;
-  std::vector<WatchEvent> found_;
-  std::vector<EventLine> lines_found_;
+  std::vector<WatchEvent> found_;       // events of the present observe()
+  std::vector<EventLine> lines_found_;  // the same as lines of the record
   std::vector<WatchReading>* readings_ = nullptr;
   uint64_t lines_ = 0, lines_left_out_ = 0;
   int64_t last_rank_ = 0;
@@ -82,8 +85,8 @@ class Watches {
 // Returns one sentence for each detector that ignored series: "rms_staleness has no room for 91808 of its
 // series".
 std::vector<std::string> series_left_out(const RankWatch& watch);
-// Returns series_left_out() of all ranks, with a prefix "rank 3: " if there are several, and a sentence about
-// ignored ranks.
+// Returns series_left_out() of all ranks, with a prefix "rank 3: " if there are several ranks, and a sentence
+// about ignored ranks if there are any.
 std::vector<std::string> left_out(const Watches& watches);
 
 // Results of the benchmark for one detector, over all its trainings. They are copied from
@@ -91,7 +94,7 @@ std::vector<std::string> left_out(const Watches& watches);
 struct Measured {
   double events, hits;   // loss events, and those of them that an alarm preceded
   double alarms, right;  // alarms, and those of them that an event followed
-  double lift;           // `right` relative to chance
+  double lift;           // how much more often an event follows an alarm than an arbitrary step; 1: chance
   double lead_median;    // steps from the alarm to the event
   double false_per_10k;  // alarms per 10 000 steps of healthy trainings
   bool proven;           // on by default (docs/detectors.md)

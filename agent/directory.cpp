@@ -42,7 +42,7 @@ bool each_entry(int directory, const Take& take) {
   // Opens the directory again, because a duplicated descriptor would share the read position.
   const int own = ::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* stream = own >= 0 ? fdopendir(own) : nullptr;
-  if (stream == nullptr) {
+  if (stream == nullptr) {  // after any other error the directory counts as empty
     const bool was_read = !is_shortage(errno);
     if (own >= 0) close(own);
     return was_read;
@@ -69,7 +69,7 @@ bool replace_file(int directory, const std::string& name, std::string_view bytes
   const int file = ::openat(directory, unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | kCareful, 0600);
   if (file < 0) return false;
   const bool is_written = (prepare == nullptr || prepare(file)) && write_all(file, bytes);
-  int failure = errno;
+  int failure = errno;  // of the write, or, if that has succeeded, of close()
   // A network file system may report only at close() that it is full.
   const bool is_closed = close(file) == 0;
   if (is_written) failure = errno;
@@ -196,8 +196,8 @@ std::optional<std::string> Directory::read(const std::string& name, size_t most)
 bool Directory::give_to_owner(int file) const {
   if (owner_ == geteuid()) return true;
   if (geteuid() == 0) return fchown(file, owner_, static_cast<gid_t>(-1)) == 0;
-  // A set-group-id directory is shared by its owner and this process's group, and closed to all others. The
-  // file belongs to this process's user, so the permissions for others apply to the directory's owner.
+  // A set-group-id directory is shared by its owner and this process's group, and closed to all other users.
+  // The file belongs to this process's user, so the permissions for others apply to the directory's owner.
   return (status().st_mode & S_ISGID) == 0 || fchmod(file, 0666) == 0;
 }
 

@@ -15,15 +15,15 @@
 
 namespace foreshock {
 
-// Whether errno `error` means a temporary shortage of descriptors or memory, after which a retry may succeed.
+// Whether errno `error` means a shortage of descriptors or memory. A retry may succeed later.
 bool is_shortage(int error);
 
 // The end of a file's name while replace_file() writes it. A process that is killed leaves such a file.
 inline constexpr const char* kUnfinishedSuffix = ".new";
 
 // Replaces the file `name` of an open directory atomically: a reader sees the old or the new content.
-// `prepare` sets owner and permissions of the new file (0600 before). On failure: false, errno, and the old
-// file is kept.
+// `prepare` may change owner and permissions of the new file, which has mode 0600; false means failure. On
+// failure returns false, sets errno, and keeps the old file.
 bool replace_file(int directory, const std::string& name, std::string_view bytes,
                   const std::function<bool(int file)>& prepare = nullptr);
 
@@ -68,16 +68,17 @@ class Directory {
   // sets errno.
   std::optional<std::string> read(const std::string& name, size_t most) const;
 
-  // Replaces the file atomically: a reader sees the old or the new content. Root gives the file to the
-  // owner of the directory. If this process's user is neither root nor that owner, and the directory has the
-  // set-group-id bit, the file gets mode 0666, since for it the directory's owner is one of the others. Such
-  // a directory must be closed to all users but that owner and this process's group. Returns false if the
-  // file cannot be written.
+  // Replaces the file atomically: a reader sees the old or the new content. If this process is root, the file
+  // belongs to the directory's owner afterwards. If this process's user is neither root nor that owner, and
+  // the directory has the set-group-id bit, the file gets mode 0666: the directory's owner can read it only
+  // with the permissions for others. Such a directory must be closed to all users but that owner and this
+  // process's group. Returns false if the file cannot be written.
   bool write(const std::string& name, const std::string& text, mode_t mode = 0600) const;
   void remove(const std::string& name) const;
 
   // Takes an flock (LOCK_EX or LOCK_SH) on the file without waiting, and creates the file if it is missing.
-  // Returns the descriptor that holds the lock, or -1.
+  // Returns the descriptor that holds the lock. Returns -1 and sets errno on failure: EWOULDBLOCK if another
+  // process holds the lock.
   int lock(const std::string& name, int operation) const;
   // Whether any process holds an flock on the file; also true if a shortage prevents the check.
   bool is_locked(const std::string& name) const;

@@ -17,16 +17,16 @@
 namespace foreshock {
 namespace {
 
-// Descriptors that are reserved and never used for segments. The agent needs them to read launchers' exit
-// files, write the summary and accept connections.
-constexpr rlim_t kMostLeft = 64;
+// Descriptors that are reserved and never used for segments, at most a quarter of the limit. The agent needs
+// them to read launchers' exit files, write the summary and accept connections.
+constexpr rlim_t kMostReserved = 64;
 
-// Whether enough descriptors remain free. The kernel assigns the lowest free number, so `file` shows how many
-// are in use.
+// Whether enough descriptors remain free after `file` was opened. The kernel assigns the lowest free number,
+// so `file` shows how many are in use.
 bool leaves_enough(int file) {
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return true;
-  return static_cast<rlim_t>(file) < limit.rlim_cur - std::min(kMostLeft, limit.rlim_cur / 4);
+  return static_cast<rlim_t>(file) < limit.rlim_cur - std::min(kMostReserved, limit.rlim_cur / 4);
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::look(size_t most
     std::string why;
     bool is_short = false;
     auto reader = open(name, &is_short, &why);
-    if (!is_short) {
+    if (!is_short) {  // else the next look() tries it again
       known_.insert(file);
       waiting_.erase(file);
     }
@@ -73,6 +73,7 @@ std::unique_ptr<segment::SegmentReader> Discovery::open(const std::string& name,
   if (segment >= 0 && control < 0) error = errno;
   if (control >= 0 && !leaves_enough(std::max(segment, control))) error = EMFILE;
   *is_short = is_shortage(error);
+  // adopt() takes the descriptors and reports any other error.
   if (!*is_short) return segment::SegmentReader::adopt(name, segment, control, why);
   for (const int file : {segment, control})
     if (file >= 0) close(file);
@@ -91,8 +92,8 @@ bool is_unchanged(const struct stat& a, const struct stat& b) {
          a.st_mtim.tv_nsec == b.st_mtim.tv_nsec;
 }
 
-// Two changes within one tick of the kernel's clock have the same time stamp, so a recent change may hide a
-// later one.
+// Whether the last change is old enough. Two changes within one tick of the kernel's clock have the same time
+// stamp, so a change after a recent one could not be seen.
 bool is_settled(const struct stat& status) { return status.st_mtim.tv_sec + 2 < time(nullptr); }
 
 // Whether a trainer or a launcher has created a file here. Sets *was_read to whether the directory could be
@@ -120,7 +121,9 @@ std::vector<FoundRun> Tree::look() {
   return std::exchange(found_, {});
 }
 
-// `prefix` is "" for the root, whose directories are runs or users, and "<user>/" otherwise.
+// Examines the directories in `directory`. `prefix` is "" for the root, whose directories are runs or users,
+// and
+// "<user>/" for the directory of a user. *runs_of_user counts the followed runs of this user.
 void Tree::scan(const Directory& directory, const std::string& prefix, size_t* runs_of_user) {
   std::string why;
   bool was_read = false;
@@ -130,10 +133,12 @@ void Tree::scan(const Directory& directory, const std::string& prefix, size_t* r
     const std::string label = prefix + name;
     const std::optional<struct stat> status = directory.status_of(name);
     if (!status || !S_ISDIR(status->st_mode)) continue;
-    size_t of_user = 0;  // followed runs of this user; a run at the root has its own count
-    size_t* count = prefix.empty() ? &of_user : runs_of_user;
+    size_t of_entry = 0;  // if the entry is a user: the user's followed runs; a run at the root counts alone
+    size_t* count = prefix.empty() ? &of_entry : runs_of_user;
     const bool is_new = needs_examination(label, *status, count);
     const auto known = seen_.find(label);
+    // A user's directory is scanned each time, since a new file in one of its runs does not change its own
+    // status.
     const bool may_be_user = prefix.empty() && (known == seen_.end() || !known->second.followed);
     if (!is_new && !may_be_user) continue;
     std::unique_ptr<Directory> inside = directory.open_inside(name, &why);
@@ -145,7 +150,7 @@ void Tree::scan(const Directory& directory, const std::string& prefix, size_t* r
       continue;
     }
     seen_[label] = {inside->status(), false, false, is_settled(inside->status()), true};
-    if (prefix.empty()) scan(*inside, label + "/", &of_user);
+    if (prefix.empty()) scan(*inside, label + "/", &of_entry);
   }
 }
 
@@ -155,7 +160,7 @@ bool Tree::needs_examination(const std::string& label, const struct stat& now, s
   Seen& seen = known->second;
   seen.was_found = true;
   *runs_of_user += seen.followed;
-  if (seen.followed) return !is_same_directory(seen.status, now);
+  if (seen.followed) return !is_same_directory(seen.status, now);  // it was removed and created again
   return seen.busy || !seen.settled || !is_unchanged(seen.status, now);
 }
 
@@ -168,7 +173,7 @@ void Tree::examine(const std::string& label, std::unique_ptr<Directory> director
     seen_[label] = {now, false, false, true, true};
     return;
   }
-  if (followed_ >= kMostRuns || *runs_of_user >= kMostRunsOfOne) return;
+  if (followed_ >= kMostRuns || *runs_of_user >= kMostRunsOfOne) return;  // the next look() examines it again
   ++followed_;
   ++*runs_of_user;
   seen_[label] = {now, true, false, true, true};

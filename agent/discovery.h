@@ -1,4 +1,5 @@
-// Finds the run directories of a tree, and the segments of a run directory, as they appear.
+// Finds the run directories of a tree, and the segments of a run directory, as they appear. A segment is a
+// pair of files <name>.seg and <name>.ctl, through which a trainer process and the agent exchange data.
 #ifndef FORESHOCK_AGENT_DISCOVERY_H_
 #define FORESHOCK_AGENT_DISCOVERY_H_
 
@@ -26,10 +27,10 @@ class Discovery {
   };
 
   // Returns at most `most` segments that it has not returned before. A segment that cannot be followed is
-  // added to `refused` once. It is added again if it had to wait and then proves to be unusable.
+  // added to `refused` once, and once more if it first had to wait for descriptors and then proves unusable.
   std::vector<std::unique_ptr<segment::SegmentReader>> look(size_t most, std::vector<Refusal>* refused);
 
-  // Number of segments for which the last look() had no descriptors. Each look() tries them again.
+  // Number of segments for which the last look() had no file descriptors. Each look() tries them again.
   size_t waiting() const { return waiting_.size(); }
   // Number of segments that the last look() did not try, because it had already found `most`.
   size_t unread() const { return unread_; }
@@ -52,7 +53,7 @@ struct FoundRun {
 };
 
 // Finds the run directories that a trainer or a launcher uses in a tree made by an administrator: ROOT/<run
-// id> or ROOT/<user>/<run id>. Everything below ROOT may be hostile.
+// id> or ROOT/<user>/<run id>. Everything below ROOT may be made by hostile users.
 class Tree {
  public:
   // Limits of the runs followed at the same time, in total and per user. Further runs wait until others end.
@@ -62,12 +63,13 @@ class Tree {
   explicit Tree(std::unique_ptr<Directory> root) : root_(std::move(root)) {}
 
   // Returns run directories that are not followed yet, or that have replaced a followed one of the same name.
-  // A directory with an invalid name is counted as refused and never followed.
+  // They count as followed from then on. A directory with an invalid name is counted as refused and never
+  // followed.
   std::vector<FoundRun> look();
 
-  // Reports that the caller does not follow a returned directory, or no longer follows it. look() returns it
-  // again after a file was created in it. If the directory was only `busy` (another agent serves it), the
-  // next look() returns it again.
+  // To be called if the caller does not follow a returned directory, or no longer follows it. look() returns
+  // it again after a file was created in it; if `busy` (another agent serves it, or there was no descriptor),
+  // with the next call.
   void leave(const std::string& label, const Directory& directory, bool busy);
 
   uint64_t refused() const { return refused_; }
@@ -76,17 +78,18 @@ class Tree {
   struct Seen {
     struct stat status = {};
     bool followed = false, busy = false;  // neither: ignored until something is created in it
-    bool settled = false;                 // a new change will have another time stamp than the last one
+    bool settled = false;                 // `status` is old enough that a new change has another time stamp
     bool was_found = true;                // the present look() has found the directory
   };
-  // Whether a directory must be examined again. If it is followed, adds 1 to *runs_of_user.
+  // Whether a directory must be examined. If it is followed, adds 1 to *runs_of_user.
   bool needs_examination(const std::string& label, const struct stat& now, size_t* runs_of_user);
+  // Adds a run directory to found_, unless its name is invalid or there are too many runs.
   void examine(const std::string& label, std::unique_ptr<Directory> directory, size_t* runs_of_user);
   void scan(const Directory& directory, const std::string& prefix, size_t* runs_of_user);
 
   std::unique_ptr<Directory> root_;
   std::map<std::string, Seen> seen_;  // by label
-  std::vector<FoundRun> found_;
+  std::vector<FoundRun> found_;       // result of the present look()
   size_t followed_ = 0;
   bool was_read_ = true;  // the present look() could read every directory
   uint64_t refused_ = 0;

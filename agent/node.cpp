@@ -25,6 +25,7 @@ double cpu_seconds(clockid_t clock) {
 
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
+// Returns the quota of a v2 cgroup, in cores.
 double cores_of_cgroup(const std::string& directory) {
   double quota = 0, period = 0;  // without a quota cpu.max begins with "max", not a number
   std::ifstream limit(directory + "/cpu.max");
@@ -60,14 +61,14 @@ int cores_of_node() {
 }
 
 double cgroup_cores(const std::string& cgroups, const std::string& root) {
-  double cores = tightest(root, "", cores_of_cgroup);
+  double cores = tightest(root, "", cores_of_cgroup);  // in a cgroup namespace, the own cgroup is at the root
   std::ifstream file(cgroups);
   for (std::string line; std::getline(file, line);) {  // number:controllers:path
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos || line[second + 1] != '/') continue;
     const std::string controllers = line.substr(first + 1, second - first - 1),
                       path = line.substr(second + 1);
-    if (line.starts_with("0::")) cores = std::min(cores, tightest(root, path, cores_of_cgroup));
+    if (line.starts_with("0::")) cores = std::min(cores, tightest(root, path, cores_of_cgroup));  // v2
     if (std::string(",").append(controllers).append(",").find(",cpu,") != std::string::npos)
       cores = std::min(cores, tightest(root + "/" + controllers, path, cores_of_old_cgroup));
   }
@@ -103,11 +104,11 @@ void raise_descriptor_limit() {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// The HTTP thread, which was started before, keeps its own nice value. With autogroup, nice values only count
-// within a session, so the session gets a nice value too. The HTTP thread is in the same session. On two busy
-// cores, one scrape in ten took over 100 ms (at most 535) with a value of 19, and none over 50 ms with 10
-// (Linux 6.18). If another process leads the session (an agent started by hand or by a job's script), the
-// session is not changed, since its other processes would become slower too.
+// With the kernel's autogroup, nice values count only within a session, so the session gets a nice value too.
+// It is 10 and not 19 because the HTTP thread is in the same session: on two busy cores, one scrape in ten
+// took over 100 ms (at most 535) with 19, and none over 50 ms with 10 (Linux 6.18). If another process leads
+// the session (an agent started by hand or by a job's script), the session is not changed, since its other
+// processes would become slower too.
 void be_nice() {
   setpriority(PRIO_PROCESS, 0, 19);
   if (getsid(0) == getpid()) std::ofstream("/proc/self/autogroup") << "10";

@@ -363,7 +363,7 @@ void Pipeline::detect(const Line& line, RankStatistics* rank) {
     event.time = seconds_since_1970();
     observe_event(event, rank);
     if (record_ != nullptr) record_->write(event);
-    if (alerts_ != nullptr) alerts_->tell(event, AlertCommand::Clock::now());
+    if (alerts_ != nullptr) alerts_->add(event, AlertCommand::Clock::now());
     note_level(event);
   }
   set_watch(rank);

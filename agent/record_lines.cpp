@@ -16,8 +16,8 @@ std::vector<int64_t> copy_words(const uint32_t (&words)[segment::kRowsPerSlice],
   return {words, words + count};
 }
 
-// Returns the query heads that read the slice's key-value head. The gradients of its keys and values are sums
-// over the rows of these heads. Their number comes from the trainer, so it is limited.
+// Returns the query heads that read the key-value head of a slice of key positions. dK and dV are sums over
+// the rows of these heads. Their number comes from the trainer, so it is limited.
 std::vector<int64_t> heads_of_columns(const segment::Slot& slot) {
   constexpr uint32_t kMostListed = 256;
   std::vector<int64_t> heads(std::min(slot.heads_in_slice, kMostListed));
@@ -235,9 +235,8 @@ TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, b
   line.whole_elements = snapshot.whole_elements;
   line.interval_steps = snapshot.interval;
   line.odd_ranks = snapshot.odd_ranks;
-  // Without parts, the snapshot comes from a replica that differs from the others and whose values are in no
-  // line: it sent only a checksum, or it arrived after the tensor's line was written. Only odd_ranks is then
-  // added.
+  // A snapshot without parts only reports in odd_ranks that a replica differs from the others. The values of
+  // that replica are in no line: it sent only a checksum, or came after the tensor's line was written.
   if (snapshot.parts.empty()) return line;
   line.elements = snapshot.elements;
   set_parts(snapshot, &line);
@@ -299,7 +298,7 @@ OptimizerLine optimizer_line(const std::string& run, const TensorSnapshot& snaps
   line.epsilon_dominated_ratio = sums.epsilon_dominated_ratio();
   line.update_ratio = sums.update_ratio();
   line.gradient_rms = sums.gradient_rms();
-  const double nonfinite = sums.values[segment::kGradientNonFinite];
+  const double nonfinite = sums.values[segment::kGradientNonFinite];  // NaN: unknown; exact below 2^53
   if (nonfinite >= 0 && nonfinite < 0x1p53) line.nonfinite_gradient_values = static_cast<uint64_t>(nonfinite);
   line.learning_rate = finite(sums.values[segment::kSeenLearningRate]);
   line.beta1 = finite(sums.values[segment::kSeenBeta1]);

@@ -1,4 +1,5 @@
-// Makes the lines of the record from the state of ranks and tensors.
+// Makes the lines of the record (JSON lines; docs/record.md defines the fields) from the state of ranks and
+// tensors.
 #ifndef FORESHOCK_AGENT_RECORD_LINES_H_
 #define FORESHOCK_AGENT_RECORD_LINES_H_
 
@@ -15,11 +16,11 @@ namespace foreshock {
 
 double seconds_since_1970();
 
-// `judge_seconds` is the CPU time of the check of the slice.
+// Returns the line of one checked tensor of a slice. `judge_seconds` is the CPU time of the check.
 SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, const LayerOfCall& layer,
                        const SliceDeviation& deviation, double judge_seconds);
 StepLine step_line(const RankStatistics& rank, const segment::StepRecord& step);
-RunLine run_line(const RankStatistics& rank, const char* state);
+RunLine run_line(const RankStatistics& rank, const char* state);  // `state`: "started" or "ended"
 // Returns the line of a layer's spectrum, which needs the query and the key projection. `tensor` is the
 // record of the projection that arrived last, `rank` the rank that wrote it.
 SpectrumLine spectrum_line(const RankStatistics& rank, const segment::TensorRecord& tensor,
@@ -27,7 +28,8 @@ SpectrumLine spectrum_line(const RankStatistics& rank, const segment::TensorReco
 EventLine event_line(const RankStatistics& rank, const char* event, int64_t step, const std::string& layer,
                      std::optional<double> value);
 
-// Lines of tensors and of the model have scope "node". Lines of optimizers have no scope.
+// Lines of tensors and of the model have scope "node": they cover the parts on this node. Lines of optimizers
+// have no scope.
 TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, bool with_histogram);
 // `snapshot.optimizer` must be present.
 OptimizerLine optimizer_line(const std::string& run, const TensorSnapshot& snapshot);

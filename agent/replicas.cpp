@@ -12,7 +12,7 @@
 namespace foreshock {
 namespace {
 
-// Limit of the parts that are compared, since a trainer may invent names without end.
+// Limit of the parts that are compared, since a trainer may use new names without end.
 constexpr size_t kMostParts = 1 << 18;
 constexpr size_t kMostSeen = 1 << 16;  // parts of one rank in an interval
 // Checksums are exported as doubles, which hold whole numbers of this many bits exactly.
@@ -29,7 +29,7 @@ std::string_view name_of(const segment::TensorRecord& record) {
   return {record.name, strnlen(record.name, sizeof record.name)};
 }
 
-// Returns the name without its prefix "rank<number>.". Returns nothing if there is no such prefix, i.e. the
+// Returns the name without its prefix "rank<number>.", or nothing if there is no such prefix, because the
 // name is the same on all ranks.
 std::optional<std::string_view> name_of_any_rank(std::string_view name, int32_t rank) {
   const std::string own = "rank" + std::to_string(rank) + ".";
@@ -37,6 +37,7 @@ std::optional<std::string_view> name_of_any_rank(std::string_view name, int32_t 
   return name.substr(own.size());
 }
 
+// Returns a hash of everything that two ranks must have in common for their checksums to be comparable.
 uint64_t hash_of_part(std::string_view name, const segment::TensorRecord& record,
                       const segment::Identity& identity) {
   uint64_t hash = fnv1a(name);
@@ -62,11 +63,12 @@ uint64_t hash_of_part(std::string_view name, const segment::TensorRecord& record
 std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const segment::Identity& identity,
                                    size_t ranks_here) {
   reached_[identity.rank] = record.step;
-  const auto stripped = name_of_any_rank(name_of(record), identity.rank);
+  const auto stripped =
+      name_of_any_rank(name_of(record), identity.rank);  // set: not kept equal by a framework
   if (has_coordinates(identity))
     add_to_rank(record, hash_of_part(name_of(record), record, identity), &ranks_[identity.rank]);
   else if (!stripped)
-    return {};
+    return {};  // ranks with other coordinates may hold another tensor of this name
   const std::string name(stripped.value_or(name_of(record)));
   const uint64_t part = hash_of_part(name, record, identity) + (stripped ? 1 : 0);
   if (parts_.size() >= kMostParts && !parts_.contains(part)) return {};
@@ -80,6 +82,8 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   // Only a rank's first checksum of a step counts, because replicas are compared as they were directly after
   // that step.
   open_ += compared.open[record.step].emplace(identity.rank, record.checksum).second;
+  // Closes the steps that are complete or too many, oldest first. If this step is complete, the earlier ones
+  // are closed too, since steps must be closed in order.
   const bool is_now = is_complete(compared, record.step, compared.open[record.step], ranks_here);
   while (!compared.open.empty()) {
     const auto& [step, checksums] = *compared.open.begin();
@@ -115,7 +119,7 @@ bool Replicas::is_replica(const Checksums& checksums, Compared* compared) {
   return compared->is_replica;
 }
 
-// Compares the checksums of the oldest waiting step, and adds the ranks that differ to *odd.
+// Compares the checksums of the oldest open step, and adds the ranks that differ from the others to *odd.
 void Replicas::close(Compared* compared, const std::string& name, std::vector<int32_t>* odd) {
   const auto node = compared->open.extract(compared->open.begin());
   const Checksums& checksums = node.mapped();
@@ -144,10 +148,12 @@ void Replicas::close(Compared* compared, const std::string& name, std::vector<in
   }
 }
 
+// Adds the checksum of a part to the sum over all parts of the rank in this interval.
 void Replicas::add_to_rank(const segment::TensorRecord& record, uint64_t part, Rank* rank) {
   const auto interval = static_cast<int64_t>(record.interval);
   const int64_t window = record.step / interval;
   if (window != rank->window || record.interval != rank->interval) {
+    // A new interval begins. The last one is complete if it has the same parts as the one before it.
     if (rank->group != 0 && rank->group == rank->last_group) end_interval(rank);
     rank->last_group = rank->interval == record.interval ? rank->group : 0;
     rank->window = window;
@@ -158,7 +164,7 @@ void Replicas::add_to_rank(const segment::TensorRecord& record, uint64_t part, R
   if (rank->seen.size() >= kMostSeen || !rank->seen.insert(part).second) return;
   rank->sum += mixed(mixed(part) + record.checksum);
   rank->group += mixed(part);
-  if (rank->seen.size() == record.tensors) end_interval(rank);
+  if (rank->seen.size() == record.tensors) end_interval(rank);  // the rank has reported all its parts
 }
 
 void Replicas::end_interval(Rank* rank) {

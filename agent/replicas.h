@@ -1,5 +1,5 @@
-// Compares the checksums of data-parallel replicas of weight tensors. Replicas must be equal bit for bit, so
-// silent data corruption shows as a checksum that differs from the others.
+// Compares the checksums of data-parallel replicas of weight tensors (the same part of a tensor on several
+// ranks). Replicas must be equal bit for bit, so silent data corruption shows as a checksum that differs.
 #ifndef FORESHOCK_AGENT_REPLICAS_H_
 #define FORESHOCK_AGENT_REPLICAS_H_
 
@@ -13,18 +13,18 @@
 
 namespace foreshock {
 
-// A tensor that a framework keeps equal over ranks has one name on all of them. Any other tensor of a job has
-// its rank in its name ("rank1.head.weight"). Such a tensor may be kept equal by the training script itself
-// ("by hand"). If it is equal on all ranks at kEqualSteps measurements, and changes between them, it is
-// treated as a replica from then on.
+// A tensor that a framework (DDP, FSDP) keeps equal over ranks has one name on all of them. Any other tensor
+// has its rank in its name ("rank1.head.weight"); the training script itself may keep it equal ("by hand").
+// If it is equal on all ranks at kEqualSteps measurements, and changes between them, it is treated as a
+// replica from then on.
 class Replicas {
  public:
   static constexpr size_t kMostOpen = 64;            // steps of one part that may wait for a slow rank
   static constexpr size_t kMostOpenInAll = 1 << 20;  // checksums that may wait, over all parts
 
   // Adds the checksum of one rank's part of a tensor at one step. `ranks_here` is the number of ranks of the
-  // run on this node. If this completes comparisons, returns the ranks that differ from the majority, or all
-  // ranks if there is no majority.
+  // run on this node. If the checksums of a step are complete now, they are compared: returns the ranks that
+  // differ from the majority, or all ranks if there is no majority.
   std::vector<int32_t> add(const segment::TensorRecord& record, const segment::Identity& identity,
                            size_t ranks_here);
 
@@ -48,8 +48,9 @@ class Replicas {
   struct Coverage {
     std::vector<std::string> never;  // tensors that were reported but never compared
     size_t by_hand = 0;              // compared tensors that the training script keeps equal
-    size_t alone = 0;                // maximum over ranks: tensors named by rank, not known to be replicas
-    size_t maybe = 0;  // those that were always equal on several ranks, but not kEqualSteps times
+    // Tensors with their rank in their name that are not treated as replicas: the largest number on one rank,
+    // and the number of those that were always equal on several ranks, but fewer than kEqualSteps times.
+    size_t alone = 0, maybe = 0;
   };
   Coverage coverage() const;
 
@@ -62,6 +63,7 @@ class Replicas {
 
  private:
   using Checksums = std::map<int32_t, uint64_t>;  // by rank
+  // One part of a tensor, on all ranks that hold it.
   struct Compared {
     int64_t closed = -1;                // steps up to this one are compared or skipped
     std::map<int64_t, Checksums> open;  // by step: checksums that wait for other ranks
@@ -83,10 +85,10 @@ class Replicas {
   struct Rank {
     int64_t window = -1;  // number of the interval: step / interval
     uint64_t interval = 0;
-    std::set<uint64_t> seen;  // parts reported in this interval
-    uint64_t sum = 0, group = 0;
-    uint64_t last_group = 0;  // `group` of the previous interval
-    OfRank last;
+    std::set<uint64_t> seen;      // parts reported in this interval
+    uint64_t sum = 0, group = 0;  // of the parts in `seen`: sum of their mixed checksums, and of their hashes
+    uint64_t last_group = 0;      // `group` of the previous interval
+    OfRank last;                  // the last complete interval
     uint64_t mismatches = 0;
   };
   bool is_complete(const Compared& compared, int64_t step, const Checksums& here, size_t ranks_here) const;

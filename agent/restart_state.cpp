@@ -20,6 +20,7 @@ using nlohmann::json;
 // checked, and malformed entries are ignored. A name must be shorter than kLongestName.
 constexpr size_t kLongestName = 64;
 
+// Returns "" if the text is missing or null, and nothing if it is malformed.
 std::optional<std::string> text_in(const json& from, const char* name) {
   const auto found = from.find(name);
   if (found == from.end() || found->is_null()) return "";
@@ -39,12 +40,13 @@ std::optional<double> number_in(const json& from, const char* name) {
   return found->get<double>();
 }
 
+// Returns the JudgedTensor of an alarm, or nothing if it is malformed.
 std::optional<uint32_t> tensor_in(const json& from) {
   const std::optional<std::string> name = text_in(from, "tensor"), pass = text_in(from, "pass");
   for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor)
     if (name == kJudgedTensorNames[tensor]) return tensor;
   if (name && !name->empty()) return std::nullopt;
-  // An older agent, which did not check dK and dV, wrote only the pass.
+  // An agent of an older version, which did not check dK and dV, wrote only the pass.
   for (uint32_t tensor = 0; tensor < segment::kPasses; ++tensor)
     if (pass == segment::kPassNames[tensor]) return tensor;
   return std::nullopt;
@@ -56,19 +58,19 @@ const json& list_in(const json& from, const char* name) {
   return found != from.end() && found->is_array() ? *found : kEmpty;
 }
 
-void take_up_alarm(const json& alarm, RankStatistics* rank) {
+void restore_alarm(const json& alarm, RankStatistics* rank) {
   if (!alarm.is_object()) return;
-  const auto label = text_in(alarm, "layer"), of = text_in(alarm, "of");
+  const auto label = text_in(alarm, "layer"), kind = text_in(alarm, "of");
   const std::optional<uint32_t> tensor = tensor_in(alarm);
   const auto first = integer_in(alarm, "first_step"), last = integer_in(alarm, "last_step");
-  if (!label || !of || of->empty() || !tensor || !first || !last) return;
+  if (!label || !kind || kind->empty() || !tensor || !first || !last) return;
   LayerStatistics* layer = label->empty() ? &rank->unnamed : rank->layer_of(*label);
   if (layer == nullptr) return;
   layer->label = *label;
-  statistics_of(*tensor, layer).past[*of] = {*first, *last, number_in(alarm, "most")};
+  statistics_of(*tensor, layer).past[*kind] = {*first, *last, number_in(alarm, "most")};
 }
 
-void take_up_event(const json& event, RankStatistics* rank) {
+void restore_event(const json& event, RankStatistics* rank) {
   if (!event.is_object() || rank->events.size() >= kMostEvents) return;
   const auto what = text_in(event, "event"), layer = text_in(event, "layer");
   const auto first = integer_in(event, "first_step"), last = integer_in(event, "last_step"),
@@ -96,11 +98,11 @@ json past_alarms_json(const RankStatistics& rank) {
     for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
       const PassStatistics* known = statistics_of(layer, tensor);
       if (known == nullptr) continue;
-      for (const auto& [of, past] : known->past)
+      for (const auto& [kind, past] : known->past)
         alarms.push_back({{"layer", text_or_null(layer.label)},
                           {"pass", segment::kPassNames[pass_of(tensor)]},
                           {"tensor", kJudgedTensorNames[tensor]},
-                          {"of", of},
+                          {"of", kind},
                           {"first_step", past.first_step},
                           {"last_step", past.last_step},
                           {"most", number_or_null(past.most)}});
@@ -132,8 +134,8 @@ void RankFacts::restore(const Directory& directory) {
 void RankFacts::restore_rank(const std::string& segment, RankStatistics* rank) const {
   const auto found = known_.find(segment);
   if (found == known_.end() || !found->is_object()) return;
-  for (const json& alarm : list_in(*found, "past_alarms")) take_up_alarm(alarm, rank);
-  for (const json& event : list_in(*found, "events")) take_up_event(event, rank);
+  for (const json& alarm : list_in(*found, "past_alarms")) restore_alarm(alarm, rank);
+  for (const json& event : list_in(*found, "events")) restore_event(event, rank);
   const json& slices = list_in(*found, "nonfinite_slices");
   for (size_t pass = 0; pass < std::min<size_t>(slices.size(), segment::kPasses); ++pass)
     if (slices[pass].is_number_unsigned()) rank->pass[pass].nonfinite = slices[pass];
@@ -161,8 +163,9 @@ bool RankFacts::save(const Directory& directory) {
 
 namespace {
 
-constexpr uint64_t kNoRecord = UINT64_MAX;
+constexpr uint64_t kNoRecord = UINT64_MAX;  // saved in place of the record's size if there is no record
 
+// Whether two events are equal in everything but their time and values.
 bool is_same(const EventLine& a, const EventLine& b) {
   return a.run == b.run && a.rank == b.rank && a.step == b.step && a.event == b.event && a.layer == b.layer &&
          a.detector == b.detector && a.level == b.level;
@@ -202,14 +205,14 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
   if (size > 0 && !restored)
     spdlog::warn("{}: the state of its detectors cannot be read; they learn again", run);
   if (record == nullptr || record->size() == 0) return;
-  if (!restored) {
+  if (!restored) {  // `foreshock detect`, which replays the record, then resets its detectors too
     EventLine reset_event;
     reset_event.run = run;
     reset_event.time = seconds_since_1970();
     reset_event.event = kDetectorsBeginAnew;
     return record->write(reset_event);
   }
-  std::string error;
+  std::string error;  // if the record cannot be read, its last lines are not replayed
   const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &error, false);
   if (reader == nullptr || offset == kNoRecord || !reader->seek(offset)) return;
   for (EventLine& event : replay(*reader, watches, already_written)) {
@@ -223,7 +226,7 @@ bool WatchState::save(const Directory& directory, const RecordWriter* record, co
   const Clock::time_point now = Clock::now();
   if (watches.lines() == saved_lines_ || (now < next_ && !is_last)) return true;
   const std::string bytes = watches.save(record != nullptr ? record->size() : kNoRecord);
-  // A small state is saved at every change.
+  // A state that takes less than a quarter of a second at kBytesPerSecond is saved at every change.
   const double seconds = static_cast<double>(bytes.size()) / kBytesPerSecond;
   if (seconds > 0.25)
     next_ = now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));

@@ -1,5 +1,5 @@
-// Saves and restores the data with which an agent continues in the middle of a run: facts about each rank,
-// the state of the detectors, and the last lines of the record.
+// Saves and restores the data with which an agent continues the run of a killed agent: facts about each rank,
+// the state of the detectors, and which lines of the record (JSON lines) are written already.
 #ifndef FORESHOCK_AGENT_RESTART_STATE_H_
 #define FORESHOCK_AGENT_RESTART_STATE_H_
 
@@ -22,7 +22,8 @@ namespace foreshock {
 nlohmann::json past_alarms_json(const RankStatistics& rank);
 nlohmann::json events_json(const RankStatistics& rank);
 
-// Stores facts about the ranks of a run, by segment, in a file in the run's directory. One thread.
+// Stores the alarms and events of the ranks of a run in a file in the run's directory. A rank's process is
+// identified by the name of its segment (its shared-memory file). One thread.
 class RankFacts {
  public:
   static constexpr const char* kFile = "facts.json";
@@ -31,7 +32,7 @@ class RankFacts {
   // Reads the facts that an earlier agent has saved. An invalid file is ignored.
   void restore(const Directory& directory);
 
-  // Fills `rank`, which must be new, with the saved facts about the process with this segment.
+  // Sets the facts in `rank`, which must be new, to those saved for the process with this segment.
   void restore_rank(const std::string& segment, RankStatistics* rank) const;
 
   // Stores the facts about `rank` for the next save().
@@ -47,12 +48,13 @@ class RankFacts {
   bool has_unsaved_changes_ = false;
 };
 
-// Recognizes lines that a killed agent has already written. If an agent is killed between writing lines and
-// releasing their steps and slices to the trainer, the next agent reads the same steps and slices again. One
-// thread.
+// Recognizes lines that a killed agent has already written. If an agent is killed after it has written the
+// line of a step or a slice, and before it has marked the step or slice as consumed, the next agent reads the
+// same data again. One thread.
 class WrittenLines {
  public:
-  // Only the newest lines are kept. One poll writes fewer lines, so earlier lines cannot be repeated.
+  // Only the newest lines are kept. Fewer lines are written before their data is consumed, so earlier lines
+  // cannot be repeated.
   static constexpr size_t kMost = 1 << 16;
 
   void note(const StepLine& line) { note(key_of(line)); }
@@ -97,16 +99,18 @@ class WatchState {
   static constexpr const char* kFile = "detectors.state";
   static constexpr size_t kMostBytes = 64 << 20;  // a larger file is ignored
 
-  // Must be called before the first observation. Restores the state that an earlier agent has saved. Passes
-  // to the detectors the lines that the earlier agent wrote to the record after its last save, adds events
-  // that the record lacks, and adds those lines to `already_written`. If there is a record but no readable
-  // state, writes kDetectorsBeginAnew to the record. `record` may be null; `path` is its file.
+  // Must be called before the first observation. Restores the state that an earlier agent has saved. The
+  // lines that the earlier agent wrote to the record after its last save are passed to the detectors and
+  // added to `already_written`; events that they cause and the record lacks are written to it. If there is a
+  // record but no readable state, writes the event kDetectorsBeginAnew. `record` may be null; `path` is its
+  // file.
   void restore(const Directory& directory, const std::string& run, const std::string& path,
                RecordWriter* record, Watches* watches, WrittenLines* already_written);
 
-  // Replaces the file if anything has changed, and always the first time. A large file is replaced less
-  // often, at a mean rate of kBytesPerSecond, unless `is_last`. The record must have been flushed before.
-  // Returns false if the file cannot be written; the run continues without it.
+  // Replaces the file if a detector has received a line since the last save, and always the first time. A
+  // large file is replaced less often, at a mean rate of kBytesPerSecond, unless `is_last`. The record must
+  // have been flushed before, since the file contains its size. Returns false if the file cannot be written;
+  // the run continues without it.
   bool save(const Directory& directory, const RecordWriter* record, const Watches& watches,
             bool is_last = false);
 
@@ -115,7 +119,7 @@ class WatchState {
   using Clock = std::chrono::steady_clock;
 
   uint64_t saved_lines_ = UINT64_MAX;  // Watches::lines() at the last save; UINT64_MAX: not saved yet
-  Clock::time_point next_ = {};
+  Clock::time_point next_ = {};        // earliest time of the next save
 };
 
 }  // namespace foreshock

@@ -22,6 +22,7 @@ double reported_steps_in(const SamplingCost& cost, uint64_t interval) {
   return std::max(static_cast<double>(interval) / static_cast<double>(cost.stride), 1.0);
 }
 
+// Returns the part of predicted_slowdown() that samples add to the cost of unsampled steps.
 double share_of_samples(const SamplingCost& cost, uint64_t interval) {
   const double per_sample =
       cost.sampled_step_seconds + cost.agent.sampled_step_seconds - cost.other_step_seconds;
@@ -44,7 +45,7 @@ std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& no
 }
 
 double predicted_slowdown(const SamplingCost& cost, uint64_t interval) {
-  const double n = reported_steps_in(cost, interval);
+  const double n = reported_steps_in(cost, interval);  // of them, one is sampled
   const double per_interval = cost.sampled_step_seconds + cost.agent.sampled_step_seconds +
                               (n - 1) * cost.other_step_seconds + n * cost.agent.step_seconds;
   return cost.step_seconds > 0 ? per_interval / (n * cost.step_seconds) : 0;
@@ -84,8 +85,8 @@ bool is_pending_or_running(const Burst& burst, int64_t step) {
   return step < burst.until_step && step >= burst.planned_step;
 }
 
-// The part of Run that sets the sampling interval. All ranks of the node have the same interval, chosen by
-// the cost of the slowest rank. The interval is smaller during a burst.
+// The part of Run (one run on this node) that sets the sampling interval. All ranks of the node have the same
+// interval, chosen by the cost of the slowest rank. The interval is smaller during a burst.
 
 namespace {
 
@@ -94,8 +95,8 @@ namespace {
 constexpr int64_t kStepsAhead = 4;
 constexpr double kDefaultSlowdown = 0.01;
 
-// Returns the smaller of the limit found so far (0: none) and the limit that a trainer reports. A reported
-// limit outside (0, 1] is replaced by the default.
+// Returns the smaller of the slowdown limit found so far (0: none) and the limit that a trainer reports. A
+// reported limit outside (0, 1] is replaced by the default.
 double smaller_limit(double limit, double reported) {
   const double valid = reported > 0 && reported <= 1 ? reported : kDefaultSlowdown;
   return limit > 0 ? std::min(limit, valid) : valid;
@@ -119,7 +120,7 @@ int64_t Run::effective_step() const {
 std::optional<Run::Measured> Run::measure() const {
   if (options_.every != 0) return std::nullopt;
   Measured all;
-  // Ranks that were started without a launcher may not know how many of them are on this node.
+  // Ranks that were started without a launcher may report too few ranks on this node (local_ranks).
   const auto here = static_cast<uint32_t>(ranks());
   all.budget = options_.max_slowdown;
   for (const auto& followed : followed_) {
@@ -127,7 +128,7 @@ std::optional<Run::Measured> Run::measure() const {
     if (followed->is_finished() || rank.last_step.sequence == 0) continue;
     if (rank.identity.world_size > static_cast<int>(std::max(rank.identity.local_ranks, here)))
       return std::nullopt;  // ranks on other nodes would not get the new interval
-    if (rank.identity.fixed_interval != 0) return std::nullopt;
+    if (rank.identity.fixed_interval != 0) return std::nullopt;  // fixed by the trainer's environment
     if (options_.max_slowdown <= 0) all.budget = smaller_limit(all.budget, rank.identity.max_slowdown);
     SamplingCost& cost = all.cost;
     cost.step_seconds = std::max(cost.step_seconds, mean_of(rank.step_seconds).value_or(0));
@@ -151,7 +152,7 @@ void Run::update_interval(double agent_cpu_seconds) {
   if (!measured) return;
   measured->work.cpu_seconds = agent_cpu_seconds - measured->first_look_seconds;
   const auto cost = agent_cost(work_at_last_choice_, measured->work, options_.cores);
-  if (!cost) return;
+  if (!cost) return;  // too few samples since the last choice
   agent_cost_ = cost;
   work_at_last_choice_ = measured->work;
   if (measured->is_in_burst) return;  // the current interval is that of the burst

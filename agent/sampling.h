@@ -1,5 +1,5 @@
-// Chooses the sampling interval of a node from the measured cost in trainers and agent, and plans bursts of
-// denser sampling after a warning.
+// Chooses the sampling interval of a node (steps from one sampled step to the next) from the measured cost in
+// trainers and agent, and plans bursts of denser sampling after a detector's warning.
 #ifndef FORESHOCK_AGENT_SAMPLING_H_
 #define FORESHOCK_AGENT_SAMPLING_H_
 
@@ -15,8 +15,8 @@ struct AgentCost {
 };
 
 // Costs of the slowest rank, which determines the speed of a synchronous job. They are per reported step. If
-// a trainer reports only every `stride`-th step, a reported step includes all steps since the last report. An
-// interval counts step numbers.
+// a trainer reports only every `stride`-th step, a reported step includes all steps since the last report. A
+// sampling interval is a difference of step numbers.
 struct SamplingCost {
   double step_seconds = 0;          // duration of a step without the monitor
   double sampled_step_seconds = 0;  // the monitor's time in a sampled step of the trainer
@@ -25,10 +25,9 @@ struct SamplingCost {
   int64_t stride = 1;  // step numbers from one reported step to the next
 };
 
-inline constexpr uint64_t kLeastInterval = 8;
-inline constexpr uint64_t kMostInterval = 1u << 16;
+inline constexpr uint64_t kLeastInterval = 8, kMostInterval = 1u << 16;
 
-// CPU time of the agent for a run, and the steps that its ranks have reported, both since the start.
+// CPU time of the agent for a run, and the steps that the run's ranks have reported, both since the start.
 struct AgentWork {
   double cpu_seconds = 0;
   double judging_seconds = 0;  // the part of cpu_seconds spent on checking samples
@@ -37,20 +36,19 @@ struct AgentWork {
 };
 
 // Returns the agent's cost per step between `before` and `now`, or nothing if fewer than two steps were
-// sampled in between. If a counter fell, ranks were restarted and count from zero.
+// sampled in between. If a step counter fell, ranks were restarted and count from zero.
 std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& now, int cores);
 
-// Returns the share of the training's time that sampling every `interval` steps takes.
+// Returns the share of the training's time that the monitor takes if one step in `interval` is sampled.
 double predicted_slowdown(const SamplingCost& cost, uint64_t interval);
 
-// Returns the interval to use from now on; `in_force` is the current one. The interval grows as soon as the
-// predicted slowdown exceeds the budget. It shrinks only if the smaller interval leaves a fifth of the budget
-// unused, so that it does not oscillate. If unsampled steps alone exceed the budget, samples still get an
-// eighth of it.
+// Returns the interval to use from now on; `in_force` is the current one. The interval doubles until the
+// predicted slowdown is within the budget `max_slowdown`. It is halved only if a fifth of the budget would
+// still be unused, so that it does not oscillate. If unsampled steps alone exceed the budget, samples still
+// get an eighth of it.
 uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force);
 
-// Denser sampling for some steps after a detector's level has risen, so that the detector gets more samples
-// sooner.
+// Denser sampling for some steps after a detector's level has risen, so that it gets more samples sooner.
 struct Burst {
   uint64_t interval;  // sampling interval in the steps [from_step, until_step)
   int64_t from_step, until_step;
@@ -64,14 +62,14 @@ inline constexpr int64_t kBurstSamples = 32;
 // quarter of --max-slowdown on average: (kBurstSlowdown - 1) / (1 + 8).
 inline constexpr int64_t kBurstPause = 8;
 
-// Plans a burst that begins at `from_step`. Its interval is the smallest power of two whose cost stays below
-// kBurstSlowdown times the budget. Returns nothing if that is more than half of the current interval
-// `in_force`, or if the pause after the burst `last` is not over.
+// Plans a burst that begins at `from_step`. Its interval is the smallest power of two whose predicted
+// slowdown stays within kBurstSlowdown (3) times the budget. Returns nothing if that is more than half of the
+// current interval `in_force`, or if the pause after the burst `last` is not over.
 std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, uint64_t in_force,
                                 int64_t from_step, const std::optional<Burst>& last);
 
-// Whether a rank whose last step is `step` is in the burst or has yet to reach it. A rank that has returned
-// to a step before planned_step has loaded an older checkpoint, and the burst is not pending for it.
+// Whether a rank whose last step is `step` is in the burst or has yet to reach it. A rank at a step before
+// planned_step has loaded an older checkpoint since then; it has no pending burst.
 bool is_pending_or_running(const Burst& burst, int64_t step);
 
 }  // namespace foreshock

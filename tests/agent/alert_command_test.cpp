@@ -64,7 +64,7 @@ TEST_F(AlertCommandTest, EnvironmentDescribesTheEvent) {
   setenv("FORESHOCK_ALERT_STEP", "inherited", 1);
   AlertCommand commands("env > " + path("told"));
   commands.set_url("http://127.0.0.1:9847/");
-  commands.tell(warning(), now_);
+  commands.add(warning(), now_);
   drain(&commands);
   unsetenv("FORESHOCK_ALERT_STEP");
   const std::string told = "\n" + read("told");
@@ -81,7 +81,7 @@ TEST_F(AlertCommandTest, ANameIsNeverRun) {
   EventLine line = warning();
   line.layer = "$(touch " + path("hacked") + ")`touch " + path("hacked") + "`; touch " + path("hacked");
   AlertCommand commands("echo \"$FORESHOCK_ALERT_LAYER\" > " + path("told"));
-  commands.tell(line, now_);
+  commands.add(line, now_);
   drain(&commands);
   EXPECT_EQ(read("told"), line.layer + "\n");
   EXPECT_FALSE(std::filesystem::exists(path("hacked")));
@@ -92,19 +92,19 @@ TEST_F(AlertCommandTest, OnlyWhatIsLoudIsTold) {
   EventLine resumed = spike();
   resumed.event = "resumed";
   for (const EventLine& line : {warning("bias", "watch"), warning("bias", "quiet"), resumed})
-    commands.tell(line, now_);
+    commands.add(line, now_);
   EXPECT_FALSE(commands.is_busy());
-  commands.tell(spike(), now_);
+  commands.add(spike(), now_);
   drain(&commands);
   EXPECT_EQ(read("told"), "loss_spike\n");
 }
 
 TEST_F(AlertCommandTest, TheSameIsToldOnceAMinuteAndTheOthersAreCounted) {
   AlertCommand commands("echo $FORESHOCK_ALERT_DETECTOR $FORESHOCK_ALERT_LEFT_OUT >> " + path("told"));
-  commands.tell(warning(), now_);
-  for (int n = 0; n < 5; ++n) commands.tell(warning(), now_ + 59s);
-  commands.tell(warning("max_logit"), now_ + 59s);
-  commands.tell(warning(), now_ + 60s);
+  commands.add(warning(), now_);
+  for (int n = 0; n < 5; ++n) commands.add(warning(), now_ + 59s);
+  commands.add(warning("max_logit"), now_ + 59s);
+  commands.add(warning(), now_ + 60s);
   drain(&commands);
   EXPECT_EQ(read("told"), "bias 0\nmax_logit 0\nbias 5\n");
   EXPECT_EQ(commands.left_out(), 5u);
@@ -112,8 +112,8 @@ TEST_F(AlertCommandTest, TheSameIsToldOnceAMinuteAndTheOthersAreCounted) {
 
 TEST_F(AlertCommandTest, ACommandThatHangsIsKilledWithAllItStarted) {
   AlertCommand commands("sleep 600 & echo $! > " + path("child") + "; sleep 600");
-  commands.tell(warning(), now_);
-  commands.tell(spike(), now_);
+  commands.add(warning(), now_);
+  commands.add(spike(), now_);
   commands.poll(now_);
   while (read("child").empty()) std::this_thread::sleep_for(1ms);
   const pid_t child = std::stoi(read("child"));
@@ -141,10 +141,10 @@ TEST_F(AlertCommandTest, WhoLeavesBeginsWhatWaits) {
   {
     AlertCommand commands("sleep 0.1; echo $FORESHOCK_ALERT_DETECTOR > " + path("told.") +
                           "$FORESHOCK_ALERT_DETECTOR");
-    commands.tell(warning("bias"), now_);
-    commands.tell(warning("max_logit"), now_);
+    commands.add(warning("bias"), now_);
+    commands.add(warning("max_logit"), now_);
     commands.poll(now_);
-    commands.leave(now_);
+    commands.start_all(now_);
     EXPECT_EQ(commands.started(), 2u);
   }
   while (read("told.bias") != "bias\n" || read("told.max_logit") != "max_logit\n")
@@ -156,7 +156,7 @@ TEST_F(AlertCommandTest, NoDescriptorOfTheAgentIsOpenInTheCommand) {
   ASSERT_GT(ours, STDERR_FILENO);
   AlertCommand commands("for n in /proc/self/fd/*; do readlink $n; done > " + path("open") +
                         "; readlink /proc/$$/fd/" + std::to_string(ours) + " > " + path("leaked"));
-  commands.tell(warning(), now_);
+  commands.add(warning(), now_);
   drain(&commands);
   close(ours);
   EXPECT_NE(read("open"), "");
@@ -165,14 +165,14 @@ TEST_F(AlertCommandTest, NoDescriptorOfTheAgentIsOpenInTheCommand) {
 
 TEST_F(AlertCommandTest, AFailingCommandIsCounted) {
   AlertCommand commands("exit 3");
-  commands.tell(warning(), now_);
+  commands.add(warning(), now_);
   drain(&commands);
   EXPECT_EQ(commands.failed(), 1u);
 }
 
 TEST_F(AlertCommandTest, WhatWaitsIsBounded) {
   AlertCommand commands("true");
-  for (int n = 0; n < 100; ++n) commands.tell(warning("detector" + std::to_string(n)), now_);
+  for (int n = 0; n < 100; ++n) commands.add(warning("detector" + std::to_string(n)), now_);
   EXPECT_EQ(commands.left_out(), 100 - AlertCommand::kMostWaiting);
   drain(&commands);
   EXPECT_EQ(commands.started(), AlertCommand::kMostWaiting);
@@ -180,7 +180,7 @@ TEST_F(AlertCommandTest, WhatWaitsIsBounded) {
 
 TEST_F(AlertCommandTest, WithoutACommandNothingIsKept) {
   AlertCommand commands("");
-  commands.tell(warning(), now_);
+  commands.add(warning(), now_);
   EXPECT_FALSE(commands.is_busy());
 }
 
