@@ -382,13 +382,6 @@ bool Agent::is_needed() const {
          std::any_of(runs_.begin(), runs_.end(), [](const ServedRun& each) { return each.run->is_needed(); });
 }
 
-}  // namespace
-
-int run_agent(const AgentOptions& options) { return Agent(options).run(); }
-
-namespace {
-
-using Clock = Run::Clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kMaxRoundTime{20};
@@ -409,31 +402,6 @@ std::shared_ptr<const std::string> document_of(const Run& run, const nlohmann::j
   document["problem"] = "the state of this run is larger than 8 MiB";
   return std::make_shared<const std::string>(text_of(document, -1));
 }
-
-}  // namespace
-
-ServedRun::ServedRun(std::unique_ptr<Run> followed, Clock::time_point now)
-    : run(std::move(followed)), owner(user_name(run->directory().owner())), last_needed(now) {}
-
-void refresh_documents(const nlohmann::json& agent, std::vector<ServedRun>* runs) {
-  std::vector<ServedRun*> due;
-  const Clock::time_point begin = Clock::now();
-  for (ServedRun& each : *runs)
-    if (begin >= each.next_document) due.push_back(&each);
-  // The document that has waited longest comes first.
-  std::sort(due.begin(), due.end(),
-            [](const ServedRun* a, const ServedRun* b) { return a->next_document < b->next_document; });
-  Clock::time_point now = begin;
-  for (ServedRun* each : due) {
-    if (now - begin > kMaxRoundTime) return;
-    each->document = document_of(*each->run, agent);
-    const Clock::time_point end = Clock::now();
-    each->next_document = end + kPauseFactor * (end - now);
-    now = end;
-  }
-}
-
-namespace {
 
 constexpr size_t kMostTargetBytes = 1 << 20;
 
@@ -463,6 +431,27 @@ bool is_list_of_targets(const std::string& text) {
 }
 
 }  // namespace
+
+ServedRun::ServedRun(std::unique_ptr<Run> followed, Clock::time_point now)
+    : run(std::move(followed)), owner(user_name(run->directory().owner())), last_needed(now) {}
+
+void refresh_documents(const nlohmann::json& agent, std::vector<ServedRun>* runs) {
+  std::vector<ServedRun*> due;
+  const Clock::time_point begin = Clock::now();
+  for (ServedRun& each : *runs)
+    if (begin >= each.next_document) due.push_back(&each);
+  // The document that has waited longest comes first.
+  std::sort(due.begin(), due.end(),
+            [](const ServedRun* a, const ServedRun* b) { return a->next_document < b->next_document; });
+  Clock::time_point now = begin;
+  for (ServedRun* each : due) {
+    if (now - begin > kMaxRoundTime) return;
+    each->document = document_of(*each->run, agent);
+    const Clock::time_point end = Clock::now();
+    each->next_document = end + kPauseFactor * (end - now);
+    now = end;
+  }
+}
 
 std::string targets_json(const std::vector<Target>& targets) {
   nlohmann::json list = nlohmann::json::array();
@@ -546,5 +535,7 @@ void TargetFile::remove_abandoned() const {
     close(lock);
   }
 }
+
+int run_agent(const AgentOptions& options) { return Agent(options).run(); }
 
 }  // namespace foreshock

@@ -44,7 +44,6 @@ int run_agent(const AgentOptions& options);
 // A run that this agent serves.
 struct ServedRun {
   ServedRun(std::unique_ptr<Run> followed, Run::Clock::time_point now);
-
   // CPU seconds that the agent has spent on the run's ranks since cpu_seconds was last increased.
   double new_rank_seconds() const { return std::max(0.0, run->rank_seconds() - rank_seconds); }
 
@@ -82,7 +81,6 @@ class TargetFile {
   ~TargetFile();
   TargetFile(const TargetFile&) = delete;
   TargetFile& operator=(const TargetFile&) = delete;
-
   // Replaces the file unless it already has this text. Returns "" on success, else the reason.
   std::string write(const std::string& text);
   // Removes the file unless another agent keeps it.

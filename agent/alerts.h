@@ -31,7 +31,6 @@ class AlertCommand {
   static constexpr std::chrono::seconds kToDie{5};     // a killed command that still exists then is given up
   static constexpr size_t kMostWaiting = 16;
   static constexpr size_t kMostKinds = 4096;  // kinds of alerts that are remembered for kApart
-
   // `command` is passed to /bin/sh; if it is empty, nothing is run.
   explicit AlertCommand(std::string command) : command_(std::move(command)) {}
   // Does not end a command that still runs.
@@ -43,23 +42,18 @@ class AlertCommand {
   // ignores other events. An event within kApart after an alert of its kind is only counted. The next alert
   // of that kind reports the count.
   void add(const EventLine& event, Clock::time_point now);
-
   // Reaps a command that has ended, kills one that takes too long, starts the next.
   void poll(Clock::time_point now);
-
   // Starts all queued commands immediately and does not wait for them. Called when the agent ends.
   void start_all(Clock::time_point now);
-
   // Whether a command runs or is queued.
   bool is_busy() const { return child_ > 0 || !waiting_.empty(); }
 
   uint64_t started() const { return started_; }
   uint64_t failed() const { return failed_; }  // commands not started, killed, or with an exit status not 0
   uint64_t left_out() const { return left_out_; }  // alerts for which no command was queued
-
   // Sets the page's address, which the command gets as FORESHOCK_ALERT_URL. It is "" before the first call.
   void set_url(std::string url) { url_ = std::move(url); }
-
   // Returns the variables of the command as "NAME=value" (docs/alerts.md).
   static std::vector<std::string> environment_of(const EventLine& event, uint64_t left_out,
                                                  const std::string& url);
@@ -100,10 +94,8 @@ class Adviser {
   // Adds an event of a rank's detectors. `states` has the state of each detector after the event; detectors
   // other than the event's may have changed too, when all become quiet.
   void note(int64_t rank, const EventLine& event, const std::array<DetectorState, kDetectors>& states);
-
   // Adds the states that an earlier agent saved. since_step is known only for warnings; otherwise it is 0.
   void restore(int64_t rank, const std::array<DetectorState, kDetectors>& states);
-
   // Returns the signal with the highest level among these ranks, or the earliest of several.
   Signal loudest(const std::set<int64_t>& ranks) const;
 

@@ -47,14 +47,12 @@ class Watches {
   // From now on each observe() replaces `*readings` by the detectors' statistics for its line. Null stops
   // this.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
-
   // Number of lines given to the detectors since this object was constructed. restore() does not change it.
   uint64_t lines() const { return lines_; }
   // Number of lines ignored because there are too many ranks.
   uint64_t lines_left_out() const { return lines_left_out_; }
   // The rank whose detectors received the last line.
   int64_t last_rank() const { return last_rank_; }
-
   // Serializes the state of all detectors, together with `note`, a number for the caller.
   std::string save(uint64_t note) const;
   // Restores the state that save() has written. The bytes are untrusted: returns false and changes nothing if
@@ -98,7 +96,6 @@ struct Measured {
   double lead_median;    // steps from the alarm to the event
   double false_per_10k;  // alarms per 10 000 steps of healthy trainings
   bool proven;           // on by default (docs/detectors.md)
-
   // Share of the alarms that an event followed.
   std::optional<double> precision() const {
     return alarms > 0 ? std::optional<double>(right / alarms) : std::nullopt;

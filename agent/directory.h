@@ -40,7 +40,6 @@ class Directory {
   ~Directory();
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
-
   // The path passed to open(). Use it in messages only: the path may lead to another directory by now.
   const std::string& path() const { return path_; }
   int descriptor() const { return descriptor_; }

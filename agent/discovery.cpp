@@ -29,6 +29,26 @@ bool leaves_enough(int file) {
   return static_cast<rlim_t>(file) < limit.rlim_cur - std::min(kMostReserved, limit.rlim_cur / 4);
 }
 
+bool is_same_directory(const struct stat& a, const struct stat& b) {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+bool is_unchanged(const struct stat& a, const struct stat& b) {
+  return is_same_directory(a, b) && a.st_mtim.tv_sec == b.st_mtim.tv_sec &&
+         a.st_mtim.tv_nsec == b.st_mtim.tv_nsec;
+}
+
+// Whether the last change is old enough. Two changes within one tick of the kernel's clock have the same time
+// stamp, so a change after a recent one could not be seen.
+bool is_settled(const struct stat& status) { return status.st_mtim.tv_sec + 2 < time(nullptr); }
+
+// Whether a trainer or a launcher has created a file here. Sets *was_read to whether the directory could be
+// read.
+bool is_run_directory(const Directory& directory, bool* was_read) {
+  *was_read = true;
+  return directory.has("run.lock") || !directory.names("", ".seg", was_read).empty();
+}
+
 }  // namespace
 
 std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::look(size_t most,
@@ -81,30 +101,6 @@ std::unique_ptr<segment::SegmentReader> Discovery::open(const std::string& name,
   return nullptr;
 }
 
-namespace {
-
-bool is_same_directory(const struct stat& a, const struct stat& b) {
-  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
-}
-
-bool is_unchanged(const struct stat& a, const struct stat& b) {
-  return is_same_directory(a, b) && a.st_mtim.tv_sec == b.st_mtim.tv_sec &&
-         a.st_mtim.tv_nsec == b.st_mtim.tv_nsec;
-}
-
-// Whether the last change is old enough. Two changes within one tick of the kernel's clock have the same time
-// stamp, so a change after a recent one could not be seen.
-bool is_settled(const struct stat& status) { return status.st_mtim.tv_sec + 2 < time(nullptr); }
-
-// Whether a trainer or a launcher has created a file here. Sets *was_read to whether the directory could be
-// read.
-bool is_run_directory(const Directory& directory, bool* was_read) {
-  *was_read = true;
-  return directory.has("run.lock") || !directory.names("", ".seg", was_read).empty();
-}
-
-}  // namespace
-
 std::vector<FoundRun> Tree::look() {
   found_.clear();
   followed_ = 0;
@@ -122,8 +118,7 @@ std::vector<FoundRun> Tree::look() {
 }
 
 // Examines the directories in `directory`. `prefix` is "" for the root, whose directories are runs or users,
-// and
-// "<user>/" for the directory of a user. *runs_of_user counts the followed runs of this user.
+// and "<user>/" for the directory of a user. *runs_of_user counts the followed runs of this user.
 void Tree::scan(const Directory& directory, const std::string& prefix, size_t* runs_of_user) {
   std::string why;
   bool was_read = false;

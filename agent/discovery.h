@@ -29,7 +29,6 @@ class Discovery {
   // Returns at most `most` segments that it has not returned before. A segment that cannot be followed is
   // added to `refused` once, and once more if it first had to wait for descriptors and then proves unusable.
   std::vector<std::unique_ptr<segment::SegmentReader>> look(size_t most, std::vector<Refusal>* refused);
-
   // Number of segments for which the last look() had no file descriptors. Each look() tries them again.
   size_t waiting() const { return waiting_.size(); }
   // Number of segments that the last look() did not try, because it had already found `most`.

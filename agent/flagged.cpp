@@ -44,6 +44,9 @@ constexpr double kFarBeyond = 4;
 // of such errors has no meaning.
 constexpr double kReferenceError = 1e-13;
 
+using std::chrono::milliseconds;
+constexpr milliseconds kMaxWaitAtEnd{3000};  // of the destructor of FlaggedWriter
+
 // Whether the error of a slice of query rows exceeds `times` the limit of its ratio.
 bool is_beyond(const SliceDeviation& d, double times) {
   const double limit = d.backward ? kDeviationRatioBackward : kDeviationRatioForward;
@@ -129,19 +132,6 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext
   return false;
 }
 
-}  // namespace
-
-std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank) {
-  const LayerContext context(judged.layer, judged.deviation.backward, rank);  // tensor 0: out, 1: dQ
-  for (size_t n = 0; n < kFlagReasons; ++n)
-    if (const auto reason = static_cast<FlagReason>(n); is_flagged(reason, judged, context)) return reason;
-  return std::nullopt;
-}
-
-bool is_fit_as_control(const SliceDeviation& d) { return d.rows_compared > 0 && !is_beyond(d, 1); }
-
-namespace {
-
 bool is_fit_as_control(const JudgedSlice& judged) { return foreshock::is_fit_as_control(judged.deviation); }
 
 bool is_beyond_of_keys(const JudgedColumns& judged, const SliceDeviation& d, double times) {
@@ -162,21 +152,6 @@ std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const SliceDe
     return FlagReason::kBias;
   return std::nullopt;
 }
-
-}  // namespace
-
-std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const RankStatistics& rank) {
-  const std::optional<FlagReason> of_key = flag_reason(judged, judged.deviation.grad_key, rank);
-  return of_key ? of_key : flag_reason(judged, judged.deviation.grad_value, rank);
-}
-
-bool is_fit_as_control(const JudgedColumns& judged) {
-  const ColumnDeviation& d = judged.deviation;
-  return d.grad_key.rows_compared > 0 && d.grad_value.rows_compared > 0 &&
-         !is_beyond_of_keys(judged, d.grad_key, 1) && !is_beyond_of_keys(judged, d.grad_value, 1);
-}
-
-namespace {
 
 // Replaces the characters of `text` that some file system does not accept in a file name. Keeps dots.
 std::string plain(const std::string& text) {
@@ -296,16 +271,6 @@ uint64_t alignment_of(const std::string& type) {
   return type == "F64" ? 8 : type == "F32" || type == "U32" ? 4 : type == "BOOL" ? 1 : 2;
 }
 
-}  // namespace
-
-uint64_t FlaggedSlice::bytes() const {
-  uint64_t sum = 0;
-  for (const Array& array : arrays) sum += array.bytes.size();
-  return sum;
-}
-
-namespace {
-
 // Returns a flagged slice with its name, its metadata and the array of positions; the caller adds the rest.
 FlaggedSlice described(FlagReason reason, const segment::Slot& slot, const LayerOfCall& layer,
                        const RankStatistics& rank, const std::string& segment) {
@@ -325,6 +290,32 @@ FlaggedSlice described(FlagReason reason, const segment::Slot& slot, const Layer
 }
 
 }  // namespace
+
+std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank) {
+  const LayerContext context(judged.layer, judged.deviation.backward, rank);  // tensor 0: out, 1: dQ
+  for (size_t n = 0; n < kFlagReasons; ++n)
+    if (const auto reason = static_cast<FlagReason>(n); is_flagged(reason, judged, context)) return reason;
+  return std::nullopt;
+}
+
+bool is_fit_as_control(const SliceDeviation& d) { return d.rows_compared > 0 && !is_beyond(d, 1); }
+
+std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const RankStatistics& rank) {
+  const std::optional<FlagReason> of_key = flag_reason(judged, judged.deviation.grad_key, rank);
+  return of_key ? of_key : flag_reason(judged, judged.deviation.grad_value, rank);
+}
+
+bool is_fit_as_control(const JudgedColumns& judged) {
+  const ColumnDeviation& d = judged.deviation;
+  return d.grad_key.rows_compared > 0 && d.grad_value.rows_compared > 0 &&
+         !is_beyond_of_keys(judged, d.grad_key, 1) && !is_beyond_of_keys(judged, d.grad_value, 1);
+}
+
+uint64_t FlaggedSlice::bytes() const {
+  uint64_t sum = 0;
+  for (const Array& array : arrays) sum += array.bytes.size();
+  return sum;
+}
 
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedColumns& judged,
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment) {
@@ -446,12 +437,6 @@ FlaggedFolder::Outcome FlaggedFolder::write(const std::string& name, const std::
   return outcome;
 }
 
-using std::chrono::milliseconds;
-
-namespace {
-constexpr milliseconds kMaxWaitAtEnd{3000};
-}
-
 struct FlaggedWriter::Shared {
   explicit Shared(std::unique_ptr<const FlaggedFolder> to) : folder(std::move(to)) {}
 
@@ -555,8 +540,8 @@ void FlaggedWriter::work(const std::shared_ptr<Shared>& shared) {
 }
 
 template <class Judged>
-void FlaggedSlices::consider_either(const segment::Slot& slot, const Judged& judged, const LayerOfCall& layer,
-                                    const RankStatistics& rank, const std::string& segment) {
+void FlaggedSlices::consider(const segment::Slot& slot, const Judged& judged, const LayerOfCall& layer,
+                             const RankStatistics& rank, const std::string& segment) {
   const std::string key = std::to_string(rank.identity.rank) + "\n" +
                           std::to_string(slot.pass + slot.columns) + "\n" + layer.label;
   const std::optional<FlagReason> reason = flag_reason(judged, rank);
@@ -573,9 +558,9 @@ void FlaggedSlices::consider_either(const segment::Slot& slot, const Judged& jud
   writer_.offer(flagged_slice(*reason, slot, judged, layer, rank, segment));
 }
 
-template void FlaggedSlices::consider_either(const segment::Slot&, const JudgedSlice&, const LayerOfCall&,
-                                             const RankStatistics&, const std::string&);
-template void FlaggedSlices::consider_either(const segment::Slot&, const JudgedColumns&, const LayerOfCall&,
-                                             const RankStatistics&, const std::string&);
+template void FlaggedSlices::consider(const segment::Slot&, const JudgedSlice&, const LayerOfCall&,
+                                      const RankStatistics&, const std::string&);
+template void FlaggedSlices::consider(const segment::Slot&, const JudgedColumns&, const LayerOfCall&,
+                                      const RankStatistics&, const std::string&);
 
 }  // namespace foreshock

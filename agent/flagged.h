@@ -174,7 +174,6 @@ class FlaggedWriter {
   void offer(FlaggedSlice slice);
   // Counts a dropped slice.
   void drop(FlaggedDrop why);
-
   // Waits until every offered slice is written or dropped. Returns false if that takes longer than `most`.
   bool wait(std::chrono::milliseconds most);
 
@@ -202,15 +201,10 @@ class FlaggedSlices {
       : writer_(std::make_unique<FlaggedFolder>(std::move(path), most_bytes)) {}
 
   // Decides about the slice in `slot` and saves it if chosen. The statistics and detectors of `rank` must
-  // already include the slice.
-  void consider(const segment::Slot& slot, const JudgedSlice& judged, const LayerOfCall& layer,
-                const RankStatistics& rank, const std::string& segment) {
-    consider_either(slot, judged, layer, rank, segment);
-  }
-  void consider(const segment::Slot& slot, const JudgedColumns& judged, const LayerOfCall& layer,
-                const RankStatistics& rank, const std::string& segment) {
-    consider_either(slot, judged, layer, rank, segment);
-  }
+  // already include the slice. `judged` is a JudgedSlice or JudgedColumns.
+  template <class Judged>
+  void consider(const segment::Slot& slot, const Judged& judged, const LayerOfCall& layer,
+                const RankStatistics& rank, const std::string& segment);
 
   FlaggedWriter& writer() { return writer_; }
   const FlaggedWriter& writer() const { return writer_; }
@@ -221,10 +215,6 @@ class FlaggedSlices {
     std::array<uint64_t, kFlagReasons> seen = {};
     bool has_control = false;  // a control was saved
   };
-
-  template <class Judged>
-  void consider_either(const segment::Slot& slot, const Judged& judged, const LayerOfCall& layer,
-                       const RankStatistics& rank, const std::string& segment);
 
   FlaggedWriter writer_;
   std::map<std::string, Place> places_;

@@ -22,10 +22,8 @@ double cgroup_cores(const std::string& cgroups, const std::string& root);
 // only within its namespace, and every container has a separate one.
 uint64_t pid_namespace();
 
-// CPU time of this process, all threads, in seconds.
+// CPU time of this process (all threads) and of the calling thread, in seconds.
 double process_cpu_seconds();
-
-// CPU time of the calling thread, in seconds.
 double thread_cpu_seconds();
 
 // Returns the name of a user in /etc/passwd as a valid label, or the user's number if there is no entry.

@@ -61,6 +61,31 @@ LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot&
   return layer;
 }
 
+// Tensors processed per rank and poll, so that a fast rank cannot starve the others. Kept small: a tensor
+// takes about 1 ms and can wait in its ring, but an attention call that finds no free slot is not sampled.
+constexpr uint32_t kMaxTensorsPerPoll = 16;
+// CPU seconds per rank and poll after which no further slice is read. A slice of 1000 keys takes about a
+// hundredth of this, a slice of a million keys more than all of it.
+constexpr double kMaxSecondsPerPoll = 0.25;
+// Polls of a segment whose trainer has ended. This suffices for all slots of a ring and 1024 tensors.
+constexpr uint32_t kMaxDrainPolls = 64;
+
+// Rank, world size, attempt and launcher id are accepted once. A segment that kept changing them would create
+// new Prometheus series without limit. After late_ready the identity is not read again.
+void refresh_identity(const SegmentReader& segment, RankStatistics* rank) {
+  if (rank->identity.late_ready == 1) return;
+  const segment::Identity before = rank->identity;
+  rank->identity = segment.identity();
+  if (!rank->identified) {
+    rank->identified = true;
+    return;
+  }
+  rank->identity.rank = before.rank;
+  rank->identity.world_size = before.world_size;
+  rank->identity.attempt = before.attempt;
+  rank->identity.launcher_id = before.launcher_id;
+}
+
 }  // namespace
 
 AttentionSlice slice_of(const segment::SlotView& view) {
@@ -112,35 +137,6 @@ KeyColumns columns_of(const segment::SlotView& view) {
   columns.keys = static_cast<int64_t>(slot.key_length);
   return columns;
 }
-
-namespace {
-
-// Tensors processed per rank and poll, so that a fast rank cannot starve the others. Kept small: a tensor
-// takes about 1 ms and can wait in its ring, but an attention call that finds no free slot is not sampled.
-constexpr uint32_t kMaxTensorsPerPoll = 16;
-// CPU seconds per rank and poll after which no further slice is read. A slice of 1000 keys takes about a
-// hundredth of this, a slice of a million keys more than all of it.
-constexpr double kMaxSecondsPerPoll = 0.25;
-// Polls of a segment whose trainer has ended. This suffices for all slots of a ring and 1024 tensors.
-constexpr uint32_t kMaxDrainPolls = 64;
-
-// Rank, world size, attempt and launcher id are accepted once. A segment that kept changing them would create
-// new Prometheus series without limit. After late_ready the identity is not read again.
-void refresh_identity(const SegmentReader& segment, RankStatistics* rank) {
-  if (rank->identity.late_ready == 1) return;
-  const segment::Identity before = rank->identity;
-  rank->identity = segment.identity();
-  if (!rank->identified) {
-    rank->identified = true;
-    return;
-  }
-  rank->identity.rank = before.rank;
-  rank->identity.world_size = before.world_size;
-  rank->identity.attempt = before.attempt;
-  rank->identity.launcher_id = before.launcher_id;
-}
-
-}  // namespace
 
 bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
   const double begin = thread_cpu_seconds();

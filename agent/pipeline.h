@@ -39,7 +39,6 @@ class HistogramQuota {
   static constexpr uint64_t kLongest = uint64_t{3} << 20;
 
   explicit HistogramQuota(uint64_t bytes) : bytes_(bytes) {}
-
   // Whether the histogram of `snapshot` is to be written. If so, its bytes are counted.
   bool takes(const TensorSnapshot& snapshot);
 
@@ -64,14 +63,12 @@ class Pipeline {
 
   // Saves unusual slices in `flagged`, which must outlive the pipeline. Null: none are saved.
   void set_flagged(FlaggedSlices* flagged) { flagged_ = flagged; }
-
   // The detectors of all ranks. Their state may be restored only before the first poll().
   Watches& watches() { return watches_; }
   // Lines that a killed agent has already written to the record. May be added only before the first poll().
   WrittenLines& written_lines() { return written_lines_; }
   // Must be called if an earlier agent has followed the run: it may have read the first weight snapshots.
   void set_followed_before() { weights_.set_followed_before(); }
-
   // Sets the number of ranks of the run on this node. Each tensor has that many parts or replicas.
   void set_ranks_here(size_t ranks) { ranks_here_ = ranks; }
   const Weights& weights() const { return weights_; }
@@ -85,20 +82,16 @@ class Pipeline {
   };
   Changes take_changes() { return std::exchange(changes_, {}); }
   Adviser& adviser() { return adviser_; }  // has the strongest detector signal of these ranks
-
   // Processes new data in a segment. Returns whether there was any.
   bool poll(segment::SegmentReader& segment, RankStatistics* rank);
 
   // Initializes `rank` from the part of a segment that an earlier agent has read, if any. Must be called
   // after the first refresh() and before the first poll() of the segment.
   void resume_from(const segment::SegmentReader& segment, RankStatistics* rank);
-
   // Copies counters, names and identity from a segment to `rank`. Called before they are published.
   void refresh(const segment::SegmentReader& segment, RankStatistics* rank);
-
   // Processes the rest of a segment after its trainer has ended. Incomplete slices are counted as lost.
   void finish(segment::SegmentReader& segment, RankStatistics* rank);
-
   // Records the start of a burst: from `step` on, one step in `interval` is sampled for a while.
   void note_burst(RankStatistics* rank, int64_t step, uint64_t interval);
 

@@ -22,14 +22,8 @@ Ownership ownership_of(const segment::Identity& identity) {
 }
 
 const char* name_of(Ownership ownership) {
-  switch (ownership) {
-    case Ownership::kOwner:
-      return "1";
-    case Ownership::kReplica:
-      return "0";
-    default:
-      return "unknown";
-  }
+  constexpr const char* kNames[] = {"unknown", "0", "1"};
+  return kNames[static_cast<int>(ownership)];
 }
 
 LayerOwners::LayerOwners(const std::vector<const RankStatistics*>& ranks) {
@@ -494,8 +488,6 @@ std::string text_of(const json& document, int indent) {
 
 namespace {
 
-using nlohmann::json;
-
 // The share of attention calls that the hooks have seen, and how the calls that ran were counted.
 struct CoverageRatio {
   std::optional<double> ratio;  // absent: unknown
@@ -605,8 +597,6 @@ nlohmann::json flagged_json(const FlaggedWriter& writer) {
 }
 
 namespace {
-
-using nlohmann::json;
 
 // Returns the results of the precursor benchmark for a detector. They are from other trainings than this run.
 json measured_json(const Measured& measured) {

@@ -28,6 +28,11 @@ bool is_stale(const PoolSnapshot& model, const RunPosition& now) {
   return now.step - model.step > kMostIntervals * interval;
 }
 
+void set_if_known(Metric metric, std::initializer_list<std::string_view> labels,
+                  const std::optional<double>& value, Registry* registry) {
+  if (value) registry->set(metric, labels, *value);
+}
+
 }  // namespace
 
 void publish_weights(const std::string& run, const Weights& weights, const RunPosition& now,
@@ -45,27 +50,21 @@ void publish_weights(const std::string& run, const Weights& weights, const RunPo
   registry->set(Metric::kWeightSnapshotStep, {run}, static_cast<double>(model.step));
   const std::string interval = std::to_string(model.interval);
   const auto set = [&](const char* ref, const char* stat, const std::optional<double>& value) {
-    if (value) registry->set(Metric::kWeightWassersteinDistance, {run, ref, "node", stat, interval}, *value);
+    set_if_known(Metric::kWeightWassersteinDistance, {run, ref, "node", stat, interval}, value, registry);
   };
   set("previous", "pooled", value_of(model.previous));
   set("previous", "max", model.previous_max);
   set("initial", "pooled", value_of(model.initial));
   set("initial", "max", model.initial_max);
   for (const auto& [label, layer] : weights.layers()) {
-    if (layer.previous_max)
-      registry->set(Metric::kLayerWeightWassersteinDistance, {run, label, "previous", interval},
-                    *layer.previous_max);
-    if (layer.initial_max)
-      registry->set(Metric::kLayerWeightWassersteinDistance, {run, label, "initial", interval},
-                    *layer.initial_max);
+    constexpr Metric kDistance = Metric::kLayerWeightWassersteinDistance;
+    set_if_known(kDistance, {run, label, "previous", interval}, layer.previous_max, registry);
+    set_if_known(kDistance, {run, label, "initial", interval}, layer.initial_max, registry);
   }
-  if (model.update_mean_abs)
-    registry->set(Metric::kWeightUpdateMeanAbs, {run, "mean"}, *model.update_mean_abs);
-  if (model.update_mean_abs_max)
-    registry->set(Metric::kWeightUpdateMeanAbs, {run, "max"}, *model.update_mean_abs_max);
-  if (const auto coverage = update_coverage(model))
-    registry->set(Metric::kWeightUpdateCoverageRatio, {run}, *coverage);
-  if (model.rms) registry->set(Metric::kWeightRms, {run}, *model.rms);
+  set_if_known(Metric::kWeightUpdateMeanAbs, {run, "mean"}, model.update_mean_abs, registry);
+  set_if_known(Metric::kWeightUpdateMeanAbs, {run, "max"}, model.update_mean_abs_max, registry);
+  set_if_known(Metric::kWeightUpdateCoverageRatio, {run}, update_coverage(model), registry);
+  set_if_known(Metric::kWeightRms, {run}, model.rms, registry);
 }
 
 void publish_optimizer(const std::string& run, const OptimizerHealth& optimizer, Registry* registry) {
@@ -74,19 +73,13 @@ void publish_optimizer(const std::string& run, const OptimizerHealth& optimizer,
     registry->clear_metric(metric, run);
   const auto summary = optimizer.summary();
   if (!summary) return;
-  const auto set = [&](Metric metric, const std::optional<double>& value, const char* stat = nullptr) {
-    if (!value) return;
-    if (stat != nullptr)
-      registry->set(metric, {run, stat}, *value);
-    else
-      registry->set(metric, {run}, *value);
-  };
-  set(Metric::kOptimizerRmsStaleness, summary->pooled.rms_staleness(), "mean");
-  set(Metric::kOptimizerRmsStaleness, summary->staleness_max, "max");
-  set(Metric::kOptimizerSurpriseRatio, summary->pooled.surprise_ratio());
-  set(Metric::kOptimizerUpdateRatio, summary->pooled.update_ratio(), "mean");
-  set(Metric::kOptimizerUpdateRatio, summary->update_ratio_max, "max");
-  set(Metric::kOptimizerEpsilonDominatedRatio, summary->pooled.epsilon_dominated_ratio());
+  const OptimizerSums& pooled = summary->pooled;
+  set_if_known(Metric::kOptimizerRmsStaleness, {run, "mean"}, pooled.rms_staleness(), registry);
+  set_if_known(Metric::kOptimizerRmsStaleness, {run, "max"}, summary->staleness_max, registry);
+  set_if_known(Metric::kOptimizerSurpriseRatio, {run}, pooled.surprise_ratio(), registry);
+  set_if_known(Metric::kOptimizerUpdateRatio, {run, "mean"}, pooled.update_ratio(), registry);
+  set_if_known(Metric::kOptimizerUpdateRatio, {run, "max"}, summary->update_ratio_max, registry);
+  set_if_known(Metric::kOptimizerEpsilonDominatedRatio, {run}, pooled.epsilon_dominated_ratio(), registry);
 }
 
 void publish_spectra(const std::string& run, const HeadSpectra& spectra, Registry* registry) {

@@ -36,13 +36,10 @@ class History {
     std::string_view name;  // must have static lifetime
     Keep keep;
   };
-
   // Keeps at most `points` points; `points` must be at least 2.
   History(std::span<const Column> columns, size_t points);
-
   // Ignores a step before the first one added. Ignores NaN and Inf, which are reported as events instead.
   void add(int64_t step, size_t column, double value);
-
   // Sets the steps and columns of `table`. A point without a value in a column is NaN there.
   void copy_to(HistoryTable* table) const;
 
@@ -138,7 +135,7 @@ struct ScoreStatistics {
 };
 
 // Columns of the histories of a rank and of a layer, which the status page plots by step. Each enum has the
-// indices of the table after it.
+// indices of the table after it. elapsed_seconds: from the start of the process to the end of the step.
 enum RankColumn : size_t {
   kColumnLoss,
   kColumnLossMax,
@@ -172,7 +169,7 @@ inline constexpr History::Column kRankColumns[] = {
     {"rounded_reference_bias_ulp", History::Keep::kMean},
     {"slowdown_ratio", History::Keep::kMean},
     {"step_seconds", History::Keep::kMean},
-    {"elapsed_seconds", History::Keep::kMax},  // from the start of the process to the end of the step
+    {"elapsed_seconds", History::Keep::kMax},
     {"weight_wasserstein", History::Keep::kMean},
     {"weight_update", History::Keep::kMean},
     {"rms_staleness", History::Keep::kMean},
@@ -387,7 +384,6 @@ struct RankStatistics {
   std::deque<RankEvent> events;
   std::vector<std::string> scalar_names;       // names of segment::StepRecord::scalars
   std::map<std::string, LoggedScalar> logged;  // by name; at most kMaxScalars
-
   // Returns the layer with this label, created if missing, or null if there are too many layers.
   LayerStatistics* layer_of(const std::string& label);
   void note_event(const char* what, int64_t step, const std::string& layer, std::optional<double> value);

@@ -25,6 +25,45 @@ std::vector<int64_t> heads_of_columns(const segment::Slot& slot) {
   return heads;
 }
 
+void set_distance(const std::optional<Wasserstein>& distance, std::optional<double>* value,
+                  std::optional<double>* low, std::optional<double>* high) {
+  if (!distance) return;
+  *value = distance->value;
+  *low = distance->low;
+  *high = distance->high;
+}
+
+std::optional<int64_t> known(int64_t number) {
+  return number >= 0 ? std::optional<int64_t>(number) : std::nullopt;
+}
+
+void set_identity(const TensorSnapshot& snapshot, TensorLine* line) {
+  line->tensor = snapshot.key.name;
+  line->attempt = known(snapshot.attempt);
+  line->tensor_parallel = known(snapshot.key.tensor_parallel);
+  line->pipeline_parallel = known(snapshot.key.pipeline_parallel);
+  line->expert_parallel = known(snapshot.key.expert_parallel);
+  line->of_rank = known(snapshot.key.rank);
+}
+
+void set_parts(const TensorSnapshot& snapshot, TensorLine* line) {
+  line->parts = snapshot.parts.size();
+  line->ranks = snapshot.ranks;
+  if (snapshot.parts.size() == 1 && snapshot.elements == snapshot.whole_elements) return;
+  // The parts are in the order in which the ranks were read. They are sorted, so that equal parts give equal
+  // lines.
+  std::vector<TensorPart> parts = snapshot.parts;
+  std::sort(parts.begin(), parts.end());
+  for (const TensorPart& part : parts) {
+    line->part_offsets.insert(line->part_offsets.end(), part.offset.begin(), part.offset.end());
+    line->part_shapes.insert(line->part_shapes.end(), part.shape.begin(), part.shape.end());
+  }
+}
+
+std::optional<double> finite(double value) {
+  return std::isfinite(value) ? std::optional<double>(value) : std::nullopt;
+}
+
 }  // namespace
 
 double seconds_since_1970() {
@@ -178,49 +217,6 @@ EventLine event_line(const RankStatistics& rank, const char* event, int64_t step
   line.value = value;
   return line;
 }
-
-namespace {
-
-void set_distance(const std::optional<Wasserstein>& distance, std::optional<double>* value,
-                  std::optional<double>* low, std::optional<double>* high) {
-  if (!distance) return;
-  *value = distance->value;
-  *low = distance->low;
-  *high = distance->high;
-}
-
-std::optional<int64_t> known(int64_t number) {
-  return number >= 0 ? std::optional<int64_t>(number) : std::nullopt;
-}
-
-void set_identity(const TensorSnapshot& snapshot, TensorLine* line) {
-  line->tensor = snapshot.key.name;
-  line->attempt = known(snapshot.attempt);
-  line->tensor_parallel = known(snapshot.key.tensor_parallel);
-  line->pipeline_parallel = known(snapshot.key.pipeline_parallel);
-  line->expert_parallel = known(snapshot.key.expert_parallel);
-  line->of_rank = known(snapshot.key.rank);
-}
-
-void set_parts(const TensorSnapshot& snapshot, TensorLine* line) {
-  line->parts = snapshot.parts.size();
-  line->ranks = snapshot.ranks;
-  if (snapshot.parts.size() == 1 && snapshot.elements == snapshot.whole_elements) return;
-  // The parts are in the order in which the ranks were read. They are sorted, so that equal parts give equal
-  // lines.
-  std::vector<TensorPart> parts = snapshot.parts;
-  std::sort(parts.begin(), parts.end());
-  for (const TensorPart& part : parts) {
-    line->part_offsets.insert(line->part_offsets.end(), part.offset.begin(), part.offset.end());
-    line->part_shapes.insert(line->part_shapes.end(), part.shape.begin(), part.shape.end());
-  }
-}
-
-std::optional<double> finite(double value) {
-  return std::isfinite(value) ? std::optional<double>(value) : std::nullopt;
-}
-
-}  // namespace
 
 TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, bool with_histogram) {
   TensorLine line;

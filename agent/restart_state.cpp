@@ -90,6 +90,35 @@ json facts_of(const RankStatistics& rank) {
   return facts;
 }
 
+constexpr uint64_t kNoRecord = UINT64_MAX;  // saved in place of the record's size if there is no record
+
+// Whether two events are equal in everything but their time and values.
+bool is_same(const EventLine& a, const EventLine& b) {
+  return a.run == b.run && a.rank == b.rank && a.step == b.step && a.event == b.event && a.layer == b.layer &&
+         a.detector == b.detector && a.level == b.level;
+}
+
+// Passes the lines of a record to the detectors, and adds them to `already_written`. An event is written
+// after the line that caused it. Returns the events that the record lacks, because the agent was killed after
+// it wrote a line and before it wrote that line's event.
+std::deque<EventLine> replay(RecordReader& reader, Watches* watches, WrittenLines* already_written) {
+  std::deque<EventLine> missing;
+  while (const std::optional<RecordLine> line = reader.next()) {
+    if (const auto* event = std::get_if<EventLine>(&*line)) {
+      const auto found = std::find_if(missing.begin(), missing.end(),
+                                      [&](const EventLine& each) { return is_same(each, *event); });
+      if (found != missing.end()) missing.erase(found);
+    }
+    std::visit(
+        [&](const auto& each) {
+          already_written->note(each);
+          for (const EventLine& event : watches->observe(each)) missing.push_back(event);
+        },
+        *line);
+  }
+  return missing;
+}
+
 }  // namespace
 
 json past_alarms_json(const RankStatistics& rank) {
@@ -160,39 +189,6 @@ bool RankFacts::save(const Directory& directory) {
   has_unsaved_changes_ = !directory.write(kFile, text_of(known_, -1));
   return !has_unsaved_changes_;
 }
-
-namespace {
-
-constexpr uint64_t kNoRecord = UINT64_MAX;  // saved in place of the record's size if there is no record
-
-// Whether two events are equal in everything but their time and values.
-bool is_same(const EventLine& a, const EventLine& b) {
-  return a.run == b.run && a.rank == b.rank && a.step == b.step && a.event == b.event && a.layer == b.layer &&
-         a.detector == b.detector && a.level == b.level;
-}
-
-// Passes the lines of a record to the detectors, and adds them to `already_written`. An event is written
-// after the line that caused it. Returns the events that the record lacks, because the agent was killed after
-// it wrote a line and before it wrote that line's event.
-std::deque<EventLine> replay(RecordReader& reader, Watches* watches, WrittenLines* already_written) {
-  std::deque<EventLine> missing;
-  while (const std::optional<RecordLine> line = reader.next()) {
-    if (const auto* event = std::get_if<EventLine>(&*line)) {
-      const auto found = std::find_if(missing.begin(), missing.end(),
-                                      [&](const EventLine& each) { return is_same(each, *event); });
-      if (found != missing.end()) missing.erase(found);
-    }
-    std::visit(
-        [&](const auto& each) {
-          already_written->note(each);
-          for (const EventLine& event : watches->observe(each)) missing.push_back(event);
-        },
-        *line);
-  }
-  return missing;
-}
-
-}  // namespace
 
 void WatchState::restore(const Directory& directory, const std::string& run, const std::string& path,
                          RecordWriter* record, Watches* watches, WrittenLines* already_written) {

@@ -28,13 +28,10 @@ class RankFacts {
  public:
   static constexpr const char* kFile = "facts.json";
   static constexpr size_t kMostBytes = 16 << 20;  // a larger file is ignored
-
   // Reads the facts that an earlier agent has saved. An invalid file is ignored.
   void restore(const Directory& directory);
-
   // Sets the facts in `rank`, which must be new, to those saved for the process with this segment.
   void restore_rank(const std::string& segment, RankStatistics* rank) const;
-
   // Stores the facts about `rank` for the next save().
   void note(const std::string& segment, const RankStatistics& rank);
   // Drops a segment that has been removed.

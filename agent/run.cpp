@@ -72,35 +72,6 @@ uint64_t launcher_in(const std::string& name) {
   return error == std::errc() && stop == end ? launcher : 0;
 }
 
-}  // namespace
-
-std::string summary_name(uint64_t launcher_id) { return "summary." + std::to_string(launcher_id) + ".json"; }
-
-std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_id) {
-  if (launcher_id == 0 || !directory.has(exit_name(launcher_id))) return std::nullopt;
-  const std::optional<std::string> text = directory.read(exit_name(launcher_id), kMostExitBytes);
-  if (!text && is_shortage(errno)) return std::nullopt;  // no free descriptor: it can be read later
-  // A file that has no valid state counts as failed.
-  const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, false);
-  if (!json.is_object() || !json.contains("state") || !json["state"].is_string()) return RunState::kFailed;
-  return state_from(json["state"]);
-}
-
-std::vector<LauncherExit> unanswered_exits(const Directory& directory) {
-  std::vector<LauncherExit> exits;
-  for (const std::string& name : directory.names("exit.", ".json")) {
-    const uint64_t launcher = launcher_in(name);
-    if (launcher == 0 || directory.has(summary_name(launcher))) continue;
-    if (const std::optional<RunState> state = exit_of(directory, launcher))
-      exits.push_back({launcher, *state});
-  }
-  return exits;
-}
-
-bool has_launcher(const Directory& directory) { return directory.is_locked("run.lock"); }
-
-namespace {
-
 using namespace std::chrono_literals;
 
 // A trainer is considered dead if its lock is free and its counters have not changed for this time.
@@ -131,6 +102,31 @@ RunState worse_of(RunState a, RunState b) {
 }
 
 }  // namespace
+
+std::string summary_name(uint64_t launcher_id) { return "summary." + std::to_string(launcher_id) + ".json"; }
+
+std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_id) {
+  if (launcher_id == 0 || !directory.has(exit_name(launcher_id))) return std::nullopt;
+  const std::optional<std::string> text = directory.read(exit_name(launcher_id), kMostExitBytes);
+  if (!text && is_shortage(errno)) return std::nullopt;  // no free descriptor: it can be read later
+  // A file that has no valid state counts as failed.
+  const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, false);
+  if (!json.is_object() || !json.contains("state") || !json["state"].is_string()) return RunState::kFailed;
+  return state_from(json["state"]);
+}
+
+std::vector<LauncherExit> unanswered_exits(const Directory& directory) {
+  std::vector<LauncherExit> exits;
+  for (const std::string& name : directory.names("exit.", ".json")) {
+    const uint64_t launcher = launcher_in(name);
+    if (launcher == 0 || directory.has(summary_name(launcher))) continue;
+    if (const std::optional<RunState> state = exit_of(directory, launcher))
+      exits.push_back({launcher, *state});
+  }
+  return exits;
+}
+
+bool has_launcher(const Directory& directory) { return directory.is_locked("run.lock"); }
 
 std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Directory> directory,
                                std::string* error) {
@@ -447,8 +443,6 @@ void Run::record_run(const RankStatistics& rank, const char* state) {
 // The part of Run that publishes: metrics, the document for the status page, the summaries for launchers.
 
 namespace {
-
-using namespace std::chrono_literals;
 
 constexpr auto kFlaggedAtMost = 2s;      // longest wait of a summary for the files of the last flagged slices
 constexpr size_t kMostRanksShown = 128;  // on the page

@@ -33,19 +33,14 @@ class Followed {
   using Clock = std::chrono::steady_clock;
 
   Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run, Pipeline* pipeline);
-
   // Processes new data. Returns false if there was none, or if the segment is finished.
   bool poll() { return !is_finished() && pipeline_->poll(*segment_, &rank); }
-
   // Reads the counters, and whether the trainer still holds the lock on its segment.
   void look(Clock::time_point now);
-
   // Whether the trainer has released its lock and no counter has changed for `quiet`.
   bool is_gone(Clock::time_point now, Clock::duration quiet) const;
-
   // Whether the process has called exit(0), so that it produces no more data even if its launcher still runs.
   bool has_exited_well() const { return !rank.alive && rank.exit_status == 0; }
-
   // Checks the remaining slices and closes the segment.
   void finish(RunState state);
   bool is_finished() const { return segment_ == nullptr; }
@@ -114,7 +109,6 @@ class Run {
   ~Run();
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
-
   // Processes new data in the known segments. Returns whether there was any.
   bool poll();
 
@@ -132,14 +126,12 @@ class Run {
   // Writes the summary for a launcher that ended_launchers() returned. The launcher ends after it has read
   // the summary, so the series must be published before.
   void write_summary(const LauncherExit& exit);
-
   // Sets every series of the run.
   void publish(Registry* registry);
 
   // Returns the JSON of the ranks of one launcher, or of all (0), as in docs/summary.md. `for_page` adds
   // histories and layers.
   nlohmann::json document(uint64_t launcher_id, bool for_page) const;
-
   // Adds the histories of every rank.
   void add_history(std::vector<HistoryTable>* tables) const;
 

@@ -217,9 +217,9 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
   for (const RankStatistics* rank : ranks) {
     const auto add = [&](const LayerStatistics& layer) {
       for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
-        const PassStatistics* known = statistics_of(layer, tensor);
-        if (known == nullptr) continue;
-        for (const auto& [kind, past] : known->past) {
+        const PassStatistics* statistics = statistics_of(layer, tensor);
+        if (statistics == nullptr) continue;
+        for (const auto& [kind, past] : statistics->past) {
           const std::string place = place_of(layer.label, tensor) + on_rank(ranks, *rank);
           if (!seen.insert(place + kind).second) continue;
           findings->push_back({kind == "nonfinite" ? kNonfinite : kPast, kAttentionFault,
@@ -378,9 +378,7 @@ std::string headline(const SummaryInput& input, const std::string& verdict) {
   return left + verdict + "\n";
 }
 
-std::string ratio_text(const PassTotals& totals) {
-  return totals.ratio ? formatted("%.2fx", *totals.ratio) : std::string("unknown");
-}
+std::string ratio_text(const std::optional<double>& ratio) { return formatted("%.2fx", ratio); }
 
 struct LayerCounts {
   size_t judged[segment::kPasses] = {};  // layers with a checked call
@@ -460,8 +458,7 @@ std::string keys_entry(const Ranks& ranks) {
   const auto key = key_ratio(ranks, JudgedTensor::kGradKey),
              value = key_ratio(ranks, JudgedTensor::kGradValue);
   if (!key && !value) return "";
-  const auto text = [](std::optional<double> ratio) { return formatted("%.2fx", ratio); };
-  return entry("", "mean error " + text(key) + " dK, " + text(value) +
+  return entry("", "mean error " + ratio_text(key) + " dK, " + ratio_text(value) +
                        " dV of fused attention (alarm above " + formatted("%g", kDeviationRatioKeys) + ")");
 }
 
@@ -469,7 +466,8 @@ std::string attention_entries(const Ranks& ranks, const PassTotals (&passes)[2])
   if (passes[0].calls + passes[1].calls == 0) return entry("attention", "no call seen");
   std::string out;
   if (passes[0].ratio || passes[1].ratio)
-    out = entry("attention", "mean error " + ratio_text(passes[0]) + " forward, " + ratio_text(passes[1]) +
+    out = entry("attention", "mean error " + ratio_text(passes[0].ratio) + " forward, " +
+                                 ratio_text(passes[1].ratio) +
                                  " backward (dQ) of plain attention (alarm above " +
                                  formatted("%g", kDeviationRatioForward) + " forward, " +
                                  formatted("%g", kDeviationRatioBackward) + " backward)") +
@@ -558,8 +556,8 @@ std::string rank_entries(const Ranks& ranks) {
     // The two errors are those of the forward and the backward pass.
     out += entry("rank " + std::to_string(rank.identity.rank),
                  (is_alone ? "" : process_text(rank)) + "error " +
-                     formatted("%.2fx", mean_of(rank.pass[0].deviation_ratio)) + ", " +
-                     formatted("%.2fx", mean_of(rank.pass[1].deviation_ratio)) + "; loss " + loss_text(rank));
+                     ratio_text(mean_of(rank.pass[0].deviation_ratio)) + ", " +
+                     ratio_text(mean_of(rank.pass[1].deviation_ratio)) + "; loss " + loss_text(rank));
   }
   if (ranks.size() > kMostRankLines)
     out += entry("", "and " + counted(ranks.size() - kMostRankLines, "process", "processes") + " more");
@@ -817,13 +815,12 @@ void add_attention_notes(const Ranks& ranks, const PassTotals (&passes)[2], Note
 }
 
 void add_graph_notes(const Ranks& ranks, Notes* notes) {
-  const uint64_t calls = sum_over(ranks, [](const RankStatistics& rank) {
-    return rank.coverage.launched_calls[0] + rank.coverage.launched_calls[1];
-  });
-  const uint64_t launches =
-      sum_over(ranks, [](const RankStatistics& rank) { return rank.coverage.graph_launches; });
-  const uint64_t unknown =
-      sum_over(ranks, [](const RankStatistics& rank) { return rank.coverage.unknown_launches; });
+  uint64_t calls = 0, launches = 0, unknown = 0;
+  for (const RankStatistics* rank : ranks) {
+    calls += rank->coverage.launched_calls[0] + rank->coverage.launched_calls[1];
+    launches += rank->coverage.graph_launches;
+    unknown += rank->coverage.unknown_launches;
+  }
   if (calls + unknown == 0) return;
   std::string text = grouped(calls) + " calls ran in " + counted(launches, "launch", "launches") +
                      " of CUDA graphs, not sampled";
@@ -1065,8 +1062,8 @@ std::string summary_line(const SummaryInput& input) {
   for (const RankStatistics* rank : input.ranks)
     if (rank->last_step.sequence != 0) step = std::max(step, rank->last_step.step);
   return line + "  step " + (step < 0 ? "unknown" : grouped(static_cast<uint64_t>(step))) + "  loss " +
-         formatted("%.4g", input.ranks[0]->last_loss) + "  error " + ratio_text(passes[0]) + ", " +
-         ratio_text(passes[1]) + "  " + verdict_of(findings_of(input, passes), passes) + "\n";
+         formatted("%.4g", input.ranks[0]->last_loss) + "  error " + ratio_text(passes[0].ratio) + ", " +
+         ratio_text(passes[1].ratio) + "  " + verdict_of(findings_of(input, passes), passes) + "\n";
 }
 
 }  // namespace foreshock

@@ -36,7 +36,6 @@ struct OptimizerSums {
   // Reads `values` from the payload of a tensor record. Values that a short payload lacks are NaN; bytes
   // after the known values are ignored.
   static OptimizerSums of(segment::Bytes payload, double weight_squares, double update_squares);
-
   // In the formulas, g is the gradient and v_hat is Adam's bias-corrected second moment.
   std::optional<double> gradient_rms() const;
   std::optional<double> rms_staleness() const;            // sqrt(mean(g^2 / max(v_hat, eps^2)))
@@ -57,7 +56,6 @@ class OptimizerHealth {
  public:
   // Stores the statistics of a tensor with `dims` dimensions in place of its earlier ones.
   void take(const TensorKey& key, uint32_t dims, int64_t step, const OptimizerSums& sums);
-
   // Drops the tensors whose latest statistics are from a step before `step`.
   void forget_before(int64_t step);
 

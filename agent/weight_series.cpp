@@ -16,6 +16,18 @@ int64_t window_of(const TensorSnapshot& snapshot) {
   return snapshot.step / static_cast<int64_t>(snapshot.interval);
 }
 
+std::optional<double> larger(const std::optional<double>& a, const std::optional<double>& b) {
+  if (!a || !b) return a ? a : b;
+  return std::max(*a, *b);
+}
+
+void set_means(double squares, double updates, PoolSnapshot* pool) {
+  const auto elements = static_cast<double>(pool->elements);
+  if (elements == 0) return;
+  pool->rms = std::sqrt(squares / elements);
+  if (pool->update_elements > 0) pool->update_mean_abs = updates / static_cast<double>(pool->update_elements);
+}
+
 }  // namespace
 
 // Returns nothing if `is_known` is false or a histogram has no finite value.
@@ -268,22 +280,6 @@ void WeightSeries::forget_initial(const TensorKey& key) {
 }
 
 // The part of WeightSeries that pools the tensors of a window into layers and the model.
-
-namespace {
-
-std::optional<double> larger(const std::optional<double>& a, const std::optional<double>& b) {
-  if (!a || !b) return a ? a : b;
-  return std::max(*a, *b);
-}
-
-void set_means(double squares, double updates, PoolSnapshot* pool) {
-  const auto elements = static_cast<double>(pool->elements);
-  if (elements == 0) return;
-  pool->rms = std::sqrt(squares / elements);
-  if (pool->update_elements > 0) pool->update_mean_abs = updates / static_cast<double>(pool->update_elements);
-}
-
-}  // namespace
 
 // Returns the sum of the histograms of all members that have one in this window. Sets *elements to their
 // number of values.

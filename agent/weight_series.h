@@ -28,13 +28,10 @@ class WeightSeries {
   // be the first snapshot of its tensor in the run. Snapshots of one tensor must be passed in the order of
   // steps. Those of different tensors need not be, since ranks are at different steps.
   void take(bool is_first, TensorSnapshot* snapshot);
-
   // Declares that no snapshot of a step before `step` will follow. So a group's first window may end earlier.
   void expect_none_before(int64_t step);
-
   // Returns the layers, and the model, that have become complete since the last call.
   std::vector<PoolSnapshot> completed();
-
   // The last complete snapshots.
   const PoolSnapshot& model() const { return model_; }
   const std::map<std::string, PoolSnapshot>& layers() const { return layers_; }
@@ -46,7 +43,6 @@ class WeightSeries {
 
   uint64_t dropped() const { return dropped_; }  // snapshots that exceeded the memory limit
   uint64_t bytes() const { return bytes_; }      // bytes of the kept histograms
-
   // Drops everything, except the first snapshots if `keeps_initial`. Steps may repeat from now on.
   void begin_anew(bool keeps_initial);
   int64_t initial_step(const TensorKey& key) const;  // step of the first snapshot; -1: not kept

@@ -113,6 +113,26 @@ void join_optimizer(const segment::TensorView& view, TensorSnapshot* snapshot) {
     snapshot->optimizer = sums;
 }
 
+// Adds the heads of another layer. The means are updated with the share of its heads as weight.
+void pool(const LayerSpectrum& one, LayerSpectrum* all) {
+  all->heads += one.heads;
+  const double share = static_cast<double>(one.heads) / all->heads;
+  all->step = std::max(all->step, one.step);
+  all->norm_mean += (one.norm_mean - all->norm_mean) * share;
+  all->stable_rank_mean += (one.stable_rank_mean - all->stable_rank_mean) * share;
+  all->effective_rank_mean += (one.effective_rank_mean - all->effective_rank_mean) * share;
+  all->norm_max = std::max(all->norm_max, one.norm_max);
+  all->stable_rank_min = std::min(all->stable_rank_min, one.stable_rank_min);
+  all->effective_rank_min = std::min(all->effective_rank_min, one.effective_rank_min);
+}
+
+TensorKey key_of(const std::string& layer, const segment::Identity& identity) {
+  TensorKey key;
+  key.name = layer;
+  set_coordinates(identity, &key);
+  return key;
+}
+
 }  // namespace
 
 std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const segment::Identity& identity,
@@ -347,30 +367,6 @@ void Weights::take_optimizer(const TensorSnapshot& snapshot) {
   forgotten_ = snapshot.step;
   optimizer_.forget_before(snapshot.step - 3 * interval);
 }
-
-namespace {
-
-// Adds the heads of another layer. The means are updated with the share of its heads as weight.
-void pool(const LayerSpectrum& one, LayerSpectrum* all) {
-  all->heads += one.heads;
-  const double share = static_cast<double>(one.heads) / all->heads;
-  all->step = std::max(all->step, one.step);
-  all->norm_mean += (one.norm_mean - all->norm_mean) * share;
-  all->stable_rank_mean += (one.stable_rank_mean - all->stable_rank_mean) * share;
-  all->effective_rank_mean += (one.effective_rank_mean - all->effective_rank_mean) * share;
-  all->norm_max = std::max(all->norm_max, one.norm_max);
-  all->stable_rank_min = std::min(all->stable_rank_min, one.stable_rank_min);
-  all->effective_rank_min = std::min(all->effective_rank_min, one.effective_rank_min);
-}
-
-TensorKey key_of(const std::string& layer, const segment::Identity& identity) {
-  TensorKey key;
-  key.name = layer;
-  set_coordinates(identity, &key);
-  return key;
-}
-
-}  // namespace
 
 std::optional<LayerSpectrum> HeadSpectra::take(const segment::TensorView& tensor,
                                                const segment::Identity& identity, const char** why) {

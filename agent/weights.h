@@ -61,12 +61,8 @@ class RollbackWatch {
   // Longest time, by the trainers' clock, for which records of a rank that has not returned count as stale.
   static constexpr uint64_t kPatienceNs = 10'000'000'000;
 
-  enum class Verdict {
-    kGoesOn,    // an ordinary record
-    kWentBack,  // the first record after a return of the run
-    kStale      // a record from before the return
-  };
-
+  // kWentBack: the first record after a return. kStale: a record from before the return, read after it.
+  enum class Verdict { kGoesOn, kWentBack, kStale };
   // The records of a rank must be passed in the order in which it wrote them.
   Verdict take(const segment::TensorRecord& record, int32_t rank) {
     Rank& one = ranks_[rank];
