@@ -126,17 +126,17 @@ bool Agent::open_single_run(std::string* error) {
     *error = options_.directory + ": " + *error;
     return false;
   }
-  const RunOptions followed = {options_.run_id,
-                               options_.run_id,
-                               options_.record,
-                               options_.max_slowdown,
-                               options_.every,
-                               cores_,
-                               options_.record_histograms,
-                               &alerts_,
-                               options_.save_flagged,
-                               options_.flagged_quota,
-                               options_.record_size};
+  const RunOptions followed = {.run_id = options_.run_id,
+                               .label = options_.run_id,
+                               .record = options_.record,
+                               .max_slowdown = options_.max_slowdown,
+                               .every = options_.every,
+                               .cores = cores_,
+                               .histogram_bytes = options_.record_histograms,
+                               .alerts = &alerts_,
+                               .save_flagged = options_.save_flagged,
+                               .flagged_quota = options_.flagged_quota,
+                               .record_size = options_.record_size};
   std::unique_ptr<Run> run = Run::open(followed, std::move(directory), error);
   if (run != nullptr) runs_.emplace_back(std::move(run), Clock::now());
   return !runs_.empty();
@@ -190,7 +190,6 @@ void Agent::loop() {
   }
 }
 
-// Forgets ended runs of the tree, and adopts new ones.
 void Agent::search(Clock::time_point now) {
   forget_ended(now);
   other_agents_.clear();
@@ -224,12 +223,15 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   }
   std::string error;
   const std::optional<std::string> address = found.directory->read("agent.json", kMostBytesOfAddress);
+  RunOptions options;  // without a record and flagged slices, which are for single runs
+  options.run_id = found.run_id;
+  options.label = found.label;
+  options.cores = cores_;
+  options.alerts = &alerts_;
   // A second descriptor for Run::open(), which keeps it; tree_->leave() below still needs the first.
   std::unique_ptr<Directory> duplicate = found.directory->open_again();
-  std::unique_ptr<Run> run =
-      duplicate == nullptr ? nullptr
-                           : Run::open({found.run_id, found.label, "", 0, 0, cores_, 0, &alerts_, "", 0},
-                                       std::move(duplicate), &error);
+  std::unique_ptr<Run> run;
+  if (duplicate != nullptr) run = Run::open(options, std::move(duplicate), &error);
   if (run == nullptr) {
     // With an empty error, another agent follows the run. The tree returns the run again in both cases.
     const bool is_short = is_shortage(errno);
@@ -376,7 +378,6 @@ void Agent::publish_targets(Published* published) {
   target_problem_ = problem;
 }
 
-// Whether the agent must go on. A service ends only when it is stopped.
 bool Agent::is_needed() const {
   return is_service() || options_.keep_alive ||
          std::any_of(runs_.begin(), runs_.end(), [](const ServedRun& each) { return each.run->is_needed(); });
@@ -419,7 +420,6 @@ std::string host_and_port(const Target& target) {
 
 // The end of the file's name, which differs between hosts that share the directory.
 std::string host_suffix() { return std::string(".").append(host_name()).append(".json"); }
-
 std::string lock_name(const std::string& name) { return std::string(".").append(name).append(".lock"); }
 
 // Whether `text` is a list of targets as targets_json() writes it.

@@ -23,7 +23,6 @@
 namespace foreshock {
 namespace {
 
-// Whether the command is run for this event.
 bool is_alert(const EventLine& event) {
   if (event.event == name_of(WatchEventKind::kPrecursor)) return event.level == name_of(Level::kWarn);
   for (WatchEventKind kind : {WatchEventKind::kLossSpike, WatchEventKind::kDivergence,

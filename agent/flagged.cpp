@@ -184,29 +184,23 @@ std::string name_of_file(FlagReason reason, const segment::Slot& slot, const Lay
 // "other".
 const char* causal_of(const segment::Slot& slot) {
   const auto queries = static_cast<int64_t>(slot.query_length), keys = static_cast<int64_t>(slot.key_length);
-  if (slot.columns == 1) {  // key_limit is the first query that sees the key at `position`
-    const auto first_is = [&](int64_t shift, int64_t most) {
-      for (uint32_t n = 0; n < slot.rows; ++n)
-        if (slot.key_limit[n] != std::clamp(int64_t{slot.position[n]} - shift, int64_t{0}, most))
-          return false;
-      return true;
-    };
-    if (first_is(0, 0)) return "none";
-    if (first_is(0, queries)) return "top-left";
-    return first_is(keys - queries, queries) ? "bottom-right" : "other";
-  }
-  const auto sees_up_to = [&](int64_t shift) {  // key_limit is the number of keys that the row sees
-    for (uint32_t row = 0; row < slot.rows; ++row) {
-      const int64_t sees = std::clamp(int64_t{slot.position[row]} + 1 + shift, int64_t{0}, keys);
-      if (slot.key_limit[row] != sees) return false;
-    }
+  const auto limits_are = [&slot](int64_t offset_to_position, int64_t most) {
+    for (uint32_t n = 0; n < slot.rows; ++n)
+      if (slot.key_limit[n] != std::clamp(slot.position[n] + offset_to_position, int64_t{0}, most))
+        return false;
     return true;
   };
+  if (slot.columns == 1) {  // key_limit is the first query that sees the key at `position`
+    if (limits_are(0, 0)) return "none";
+    if (limits_are(0, queries)) return "top-left";
+    return limits_are(queries - keys, queries) ? "bottom-right" : "other";
+  }
+  // key_limit is the number of keys that the query at `position` sees.
   if (std::all_of(slot.key_limit, slot.key_limit + slot.rows,
                   [&](uint32_t k) { return k == slot.key_length; }))
     return "none";
-  if (sees_up_to(0)) return "top-left";
-  return sees_up_to(keys - queries) ? "bottom-right" : "other";
+  if (limits_are(1, keys)) return "top-left";
+  return limits_are(1 + keys - queries, keys) ? "bottom-right" : "other";
 }
 
 std::map<std::string, std::string> facts_of_slot(const segment::Slot& slot) {

@@ -79,7 +79,6 @@ std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStati
 // that were not sampled), deviation_ratio (the error relative to fused attention) or bias. The conservation
 // ratio, which concerns the sums over all keys of the call, does not flag slices.
 std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const RankStatistics& rank);
-
 // Whether a slice that is not flagged is within the limits, so that it can be saved as a control.
 bool is_fit_as_control(const SliceDeviation& deviation);
 bool is_fit_as_control(const JudgedColumns& judged);

@@ -21,18 +21,15 @@ double cgroup_cores(const std::string& cgroups, const std::string& root);
 // Returns the number of this process's pid namespace, or 0 if the kernel does not report it. A pid is valid
 // only within its namespace, and every container has a separate one.
 uint64_t pid_namespace();
-
 // CPU time of this process (all threads) and of the calling thread, in seconds.
 double process_cpu_seconds();
 double thread_cpu_seconds();
-
 // Returns the name of a user in /etc/passwd as a valid label, or the user's number if there is no entry.
 std::string user_name(uid_t user);
 
 // Raises the limit of file descriptors to 16384, as far as the node allows. The agent needs two for each live
 // rank and three for each run.
 void raise_descriptor_limit();
-
 // Gives the calling thread the lowest CPU priority. Threads that were started before keep theirs.
 void be_nice();
 

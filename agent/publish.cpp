@@ -55,21 +55,13 @@ class RankWriter {
   RankWriter(const RankStatistics& rank, Registry* registry)
       : run_(rank.run), rank_(std::to_string(rank.identity.rank)), registry_(registry) {}
 
+  // Numbers of any type convert to `value`.
   template <class... Labels>
   void set(Metric metric, const std::optional<double>& value, const Labels&... labels) {
     if (value)
       registry_->set(metric, {run_, rank_, std::string_view(labels)...}, *value);
     else
       registry_->unset(metric, {run_, rank_, std::string_view(labels)...});
-  }
-  // Without this overload, a double would be converted to uint64_t.
-  template <class... Labels>
-  void set(Metric metric, double value, const Labels&... labels) {
-    registry_->set(metric, {run_, rank_, std::string_view(labels)...}, value);
-  }
-  template <class... Labels>
-  void set(Metric metric, uint64_t value, const Labels&... labels) {
-    set(metric, static_cast<double>(value), labels...);
   }
   // Removes all series of a metric of this rank. Needed before a label that describes a state changes.
   void clear(Metric metric) { registry_->clear_metric(metric, run_, rank_); }
@@ -129,7 +121,7 @@ void publish_pass(const PassStatistics& pass, const char* name, RankWriter& to) 
   to.set(Metric::kAttentionDeviationRatio, max_of(pass.deviation_ratio), name, "max");
   const auto bias = [&](const BiasPool& pool, const char* of) {
     const std::optional<Bias> now = pool.bias();
-    to.set(Metric::kAttentionBiasUlp, now ? std::optional<double>(now->ulp) : std::nullopt, name, of);
+    to.set(Metric::kAttentionBiasUlp, now ? std::optional(now->ulp) : std::nullopt, name, of);
     to.set(Metric::kAttentionBiasZscore, now ? now->z : std::nullopt, name, of);
   };
   bias(pass.bias, "kernel");
@@ -141,8 +133,7 @@ void publish_layer(const LayerStatistics& layer, RankWriter& to) {
     to.set(Metric::kLayerAttentionDeviationRatio, mean_of(layer.pass[pass].deviation_ratio), layer.label,
            segment::kPassNames[pass]);
     if (const std::optional<Bias> bias = layer.pass[pass].bias.bias())
-      to.set(Metric::kLayerAttentionBiasUlp, std::optional<double>(bias->ulp), layer.label,
-             segment::kPassNames[pass]);
+      to.set(Metric::kLayerAttentionBiasUlp, bias->ulp, layer.label, segment::kPassNames[pass]);
   }
   to.set(Metric::kLayerAttentionLogitAbsMax, max_of(layer.scores.logit), layer.label);
   to.set(Metric::kLayerGradientNorm, layer.gradient_norm, layer.label);
@@ -150,15 +141,14 @@ void publish_layer(const LayerStatistics& layer, RankWriter& to) {
 
 void publish_training(const RankStatistics& rank, RankWriter& to) {
   if (rank.last_step.sequence == 0) return;  // no step has ended
-  to.set(Metric::kStep, std::optional<double>(static_cast<double>(rank.last_step.step)));
+  to.set(Metric::kStep, rank.last_step.step);
   to.set(Metric::kStepsTotal, rank.steps + rank.steps_lost);
   to.set(Metric::kStepsLostTotal, rank.steps_lost);
   if (segment::knows_skips(rank.last_step))
     to.set(Metric::kSkippedStepsTotal, rank.last_step.skipped_steps, "overflow");
   else
     to.clear(Metric::kSkippedStepsTotal);
-  to.set(Metric::kLastStepTimestampSeconds,
-         std::optional<double>(1e-9 * static_cast<double>(rank.last_step.time_ns)));
+  to.set(Metric::kLastStepTimestampSeconds, 1e-9 * static_cast<double>(rank.last_step.time_ns));
   to.set(Metric::kLoss, rank.last_loss);
   to.set(Metric::kLossWindow, min_of(rank.loss_window), "min");
   to.set(Metric::kLossWindow, mean_of(rank.loss_window), "mean");
@@ -310,8 +300,7 @@ void publish_logged(const RankStatistics& rank, RankWriter& to) {
     std::string label = plain;
     for (int number = 2; !taken.insert(label).second; ++number) label = plain + "_" + std::to_string(number);
     const auto known = rank.logged.find(name);
-    if (known != rank.logged.end())
-      to.set(Metric::kLoggedValue, std::optional<double>(known->second.value), label);
+    if (known != rank.logged.end()) to.set(Metric::kLoggedValue, known->second.value, label);
   }
 }
 

@@ -50,10 +50,8 @@ nlohmann::json summary_of(const RankStatistics& rank, int cores_per_rank);
 // Returns summary_of() with the additional fields of the status page and `foreshock status`: layers, events,
 // the monitor's own work.
 nlohmann::json state_of(const RankStatistics& rank, int cores_per_rank);
-
 // Returns the limits of detect/thresholds.h, which the page shows beside the values.
 nlohmann::json thresholds_json();
-
 // Adds the histories that the page plots by step: one table for the rank and one for each layer.
 void add_history(const RankStatistics& rank, std::vector<HistoryTable>* tables);
 
@@ -63,21 +61,18 @@ std::string text_of(const nlohmann::json& json, int indent);
 
 // Sets the metrics of attention coverage: the share of attention calls that the hooks have seen.
 void publish_coverage(const RankStatistics& rank, Registry* registry);
-
 // Returns the coverage as {"ratio", "source"}, with "graphs" if there were CUDA graphs, and "kernels" if
 // attention kernels were to be counted (docs/summary.md).
 nlohmann::json coverage_json(const RankStatistics& rank);
 
 // Sets the metrics of the saved and dropped flagged (unusual) slices of a run.
 void publish_flagged(const std::string& run, const FlaggedWriter& writer, Registry* registry);
-
 // Returns {"directory", "saved": {reason: n}, "dropped": {why: n}, "problem"} (docs/summary.md).
 nlohmann::json flagged_json(const FlaggedWriter& writer);
 
 // Sets the metrics of the detectors, whose warnings may precede a loss event. A detector that has had no
 // value has no metrics: its level is unknown, not quiet.
 void publish_precursors(const RankStatistics& rank, Registry* registry);
-
 // Return {"detectors": [...], "loss_events": [...], "loss_event_count": n} (docs/summary.md).
 nlohmann::json precursors_json(const RankStatistics& rank);
 nlohmann::json precursors_json(const RankWatch& watch);
@@ -112,10 +107,8 @@ void publish_weights(const std::string& run, const Weights& weights, const RunPo
 
 // Sets the series of the optimizer's health, from the latest measurement of each tensor of the run.
 void publish_optimizer(const std::string& run, const OptimizerHealth& optimizer, Registry* registry);
-
 // Sets the series of the spectra of updates to the run's attention projections.
 void publish_spectra(const std::string& run, const HeadSpectra& spectra, Registry* registry);
-
 // Sets the series from which Prometheus compares a rank's weights with those of replicas on other nodes.
 void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Registry* registry);
 

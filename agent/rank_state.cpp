@@ -286,14 +286,10 @@ void RankStatistics::shrink_to_summary() {
 
 std::vector<LayerAlarm> RankStatistics::alarms() const {
   std::vector<LayerAlarm> found;
-  const auto add = [&](const LayerStatistics& layer) {
-    for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
-      const std::vector<LayerAlarm> own = alarms_of(layer, tensor);
-      found.insert(found.end(), own.begin(), own.end());
-    }
-  };
-  add(unnamed);
-  for (const auto& [label, layer] : layers) add(layer);
+  each_tensor([&found](const LayerStatistics& layer, uint32_t tensor, const PassStatistics&) {
+    const std::vector<LayerAlarm> own = alarms_of(layer, tensor);
+    found.insert(found.end(), own.begin(), own.end());
+  });
   return found;
 }
 

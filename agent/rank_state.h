@@ -279,7 +279,6 @@ double ratio_limit_of_keys(uint64_t query_rows);
 // Stores in PassStatistics::past those active alarms to which the slice of `step` contributes. The slice must
 // already have been added to `layer`.
 void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor, LayerStatistics* layer);
-
 // Whether the trainer's result has NaN or Inf where the reference has none.
 bool is_nonfinite(const SliceDeviation& deviation);
 
@@ -402,6 +401,17 @@ struct RankStatistics {
   // Returns the alarms of all layers, in the order of their labels. Those of calls without a layer come
   // first.
   std::vector<LayerAlarm> alarms() const;
+  // Calls visit(layer, tensor, statistics) for every JudgedTensor with statistics, in the order of alarms().
+  template <class Visit>
+  void each_tensor(const Visit& visit) const {
+    const auto visit_layer = [&visit](const LayerStatistics& layer) {
+      for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor)
+        if (const PassStatistics* statistics = statistics_of(layer, tensor))
+          visit(layer, tensor, *statistics);
+    };
+    visit_layer(unnamed);
+    for (const auto& [label, layer] : layers) visit_layer(layer);
+  }
 };
 
 // The layer under which a call is counted. `label`: short, as in series ("003"); if it is empty, the call is
@@ -426,7 +436,6 @@ inline uint64_t key_slices_of(const RankStatistics& rank) {
 void resume_from(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank);
 
 void observe_step(const segment::StepRecord& step, RankStatistics* rank);
-
 // Adds an event of the detectors to the rank's list.
 void observe_event(const EventLine& line, RankStatistics* rank);
 
@@ -437,10 +446,8 @@ void add_to_history(const TensorSnapshot& snapshot, RankStatistics* rank);
 // Adds the effective rank of a layer's weight update to the histories of layer and rank. `rank`: the rank
 // whose record completed the spectrum.
 void add_to_history(const std::string& layer, const LayerSpectrum& spectrum, RankStatistics* rank);
-
 // Adds the latest snapshot of the whole model to the rank's history, once per interval.
 void add_to_history(const Weights& weights, RankStatistics* rank);
-
 // Returns the share of rows whose second largest score nearly equals the largest; absent if no row has a key.
 std::optional<double> near_tie_ratio(const SliceDeviation& deviation);
 

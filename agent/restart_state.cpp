@@ -33,7 +33,6 @@ std::optional<int64_t> integer_in(const json& from, const char* name) {
   if (found == from.end() || !found->is_number_integer()) return std::nullopt;
   return found->get<int64_t>();
 }
-
 std::optional<double> number_in(const json& from, const char* name) {
   const auto found = from.find(name);
   if (found == from.end() || !found->is_number()) return std::nullopt;
@@ -123,22 +122,16 @@ std::deque<EventLine> replay(RecordReader& reader, Watches* watches, WrittenLine
 
 json past_alarms_json(const RankStatistics& rank) {
   json alarms = json::array();
-  const auto add = [&](const LayerStatistics& layer) {
-    for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
-      const PassStatistics* known = statistics_of(layer, tensor);
-      if (known == nullptr) continue;
-      for (const auto& [kind, past] : known->past)
-        alarms.push_back({{"layer", text_or_null(layer.label)},
-                          {"pass", segment::kPassNames[pass_of(tensor)]},
-                          {"tensor", kJudgedTensorNames[tensor]},
-                          {"of", kind},
-                          {"first_step", past.first_step},
-                          {"last_step", past.last_step},
-                          {"most", number_or_null(past.most)}});
-    }
-  };
-  add(rank.unnamed);
-  for (const auto& [label, layer] : rank.layers) add(layer);
+  rank.each_tensor([&](const LayerStatistics& layer, uint32_t tensor, const PassStatistics& statistics) {
+    for (const auto& [kind, past] : statistics.past)
+      alarms.push_back({{"layer", text_or_null(layer.label)},
+                        {"pass", segment::kPassNames[pass_of(tensor)]},
+                        {"tensor", kJudgedTensorNames[tensor]},
+                        {"of", kind},
+                        {"first_step", past.first_step},
+                        {"last_step", past.last_step},
+                        {"most", number_or_null(past.most)}});
+  });
   return alarms;
 }
 

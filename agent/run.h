@@ -76,7 +76,6 @@ std::vector<LauncherExit> unanswered_exits(const Directory& directory);
 std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_id);
 
 std::string summary_name(uint64_t launcher_id);
-
 // Whether a launcher of this run is alive: it holds a shared lock on run.lock.
 bool has_launcher(const Directory& directory);
 

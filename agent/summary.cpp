@@ -215,22 +215,16 @@ void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
     }
   }
   for (const RankStatistics* rank : ranks) {
-    const auto add = [&](const LayerStatistics& layer) {
-      for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
-        const PassStatistics* statistics = statistics_of(layer, tensor);
-        if (statistics == nullptr) continue;
-        for (const auto& [kind, past] : statistics->past) {
-          const std::string place = place_of(layer.label, tensor) + on_rank(ranks, *rank);
-          if (!seen.insert(place + kind).second) continue;
-          findings->push_back({kind == "nonfinite" ? kNonfinite : kPast, kAttentionFault,
-                               place + ", steps " + std::to_string(past.first_step) + " to " +
-                                   std::to_string(past.last_step) +
-                                   ", not since: " + fault_text(kind, past.most)});
-        }
+    rank->each_tensor([&](const LayerStatistics& layer, uint32_t tensor, const PassStatistics& statistics) {
+      for (const auto& [kind, past] : statistics.past) {
+        const std::string place = place_of(layer.label, tensor) + on_rank(ranks, *rank);
+        if (!seen.insert(place + kind).second) continue;
+        findings->push_back({kind == "nonfinite" ? kNonfinite : kPast, kAttentionFault,
+                             place + ", steps " + std::to_string(past.first_step) + " to " +
+                                 std::to_string(past.last_step) +
+                                 ", not since: " + fault_text(kind, past.most)});
       }
-    };
-    add(rank->unnamed);
-    for (const auto& [label, layer] : rank->layers) add(layer);
+    });
   }
 }
 

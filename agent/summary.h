@@ -39,7 +39,6 @@ struct SummaryInput {
 
 // At most kSummaryLines lines of kSummaryColumns columns. Control characters in names are replaced.
 std::string summary_text(const SummaryInput& input);
-
 // One line: run, state, step, loss, error of attention, verdict.
 std::string summary_line(const SummaryInput& input);
 

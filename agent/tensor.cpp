@@ -97,11 +97,7 @@ void OptimizerHealth::forget_before(int64_t step) {
 std::optional<OptimizerHealth::Summary> OptimizerHealth::summary() const {
   if (tensors_.empty()) return std::nullopt;
   const double unknown = std::numeric_limits<double>::quiet_NaN();
-  Summary summary{.pooled = OptimizerSums::of({}, unknown, unknown),
-                  .staleness_max = {},
-                  .update_ratio_max = {},
-                  .stalest = {},
-                  .fastest = {}};
+  Summary summary{OptimizerSums::of({}, unknown, unknown), {}, {}, {}, {}};
   const auto keep_largest = [](const std::optional<double>& value, const std::string& name,
                                std::optional<double>* largest, std::string* of) {
     if (!value || (*largest && **largest >= *value)) return;

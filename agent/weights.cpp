@@ -87,7 +87,6 @@ uint64_t updated(const segment::TensorView& view) {
   return static_cast<uint64_t>(std::min(elements, static_cast<double>(view.record.elements)));
 }
 
-// Adds the change that this step made to a part.
 void join_update(const segment::TensorView& view, TensorSnapshot* snapshot) {
   const uint64_t elements = updated(view);
   if (elements == 0) return;
