@@ -212,8 +212,7 @@ Target other_agents_target(const std::string& label, const std::optional<std::st
   return target;
 }
 
-// Starts to follow a run of the tree. If its owner's own agent follows the run, adds that agent to
-// other_agents_.
+// Starts to follow a run of the tree. If another agent follows it already, adds that one to other_agents_.
 void Agent::adopt(FoundRun found, Clock::time_point now) {
   const auto namesake = std::find_if(runs_.begin(), runs_.end(),
                                      [&](const ServedRun& each) { return each.run->label() == found.label; });

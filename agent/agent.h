@@ -1,6 +1,5 @@
-// Runs the agent process: it reads the shared-memory segments of the trainers of one run on this node, or of
-// all runs below a directory (a service), checks the copied attention data in them, and publishes the
-// results.
+// Runs the agent process: reads the shared-memory segments of the trainers of one run on this node, or of all
+// runs below a directory (a service), checks the attention data in them, and publishes the results.
 #ifndef FORESHOCK_AGENT_AGENT_H_
 #define FORESHOCK_AGENT_AGENT_H_
 
@@ -37,8 +36,7 @@ struct AgentOptions {
 };
 
 // Runs the agent until it is stopped or, with a single run, until no trainer or launcher needs it. Returns
-// the exit status: 0 at the end, or if another agent serves the run; 1, with one line on stderr, if the agent
-// cannot work.
+// the exit status: 0, also if another agent serves the run; 1, with one line on stderr, after an error.
 int run_agent(const AgentOptions& options);
 
 // A run that this agent serves.

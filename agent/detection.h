@@ -22,9 +22,8 @@ inline constexpr const char* kDetectorsBeginAnew = "detectors_begin_anew";
 // The detectors of all ranks of all runs. One thread.
 class Watches {
  public:
-  // Each call processes one line; lines must be passed in the order of the record. Returns the events that
-  // the line causes, as record lines without a time; valid until the next call. A line without a rank or a
-  // step is ignored.
+  // Each call processes one line, in the order of the record. Returns the events that it causes, as lines
+  // without a time; valid until the next call. A line without a rank or a step is ignored.
   const std::vector<EventLine>& observe(const StepLine& line);
   const std::vector<EventLine>& observe(const SampleLine& line);
   const std::vector<EventLine>& observe(const SpectrumLine& line);
@@ -44,8 +43,7 @@ class Watches {
   const RankWatch* watch_of(const std::string& run, int64_t rank) const;
   const std::map<std::pair<std::string, int64_t>, RankWatch>& all() const { return watches_; }
 
-  // From now on each observe() replaces `*readings` by the detectors' statistics for its line. Null stops
-  // this.
+  // From now on each observe() replaces `*readings` by the results of the detectors. Null stops this.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
   // Number of lines given to the detectors since this object was constructed. restore() does not change it.
   uint64_t lines() const { return lines_; }

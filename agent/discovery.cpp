@@ -42,8 +42,7 @@ bool is_unchanged(const struct stat& a, const struct stat& b) {
 // stamp, so a change after a recent one could not be seen.
 bool is_settled(const struct stat& status) { return status.st_mtim.tv_sec + 2 < time(nullptr); }
 
-// Whether a trainer or a launcher has created a file here. Sets *was_read to whether the directory could be
-// read.
+// Whether a trainer or launcher has created a file here. *was_read: whether the directory could be read.
 bool is_run_directory(const Directory& directory, bool* was_read) {
   *was_read = true;
   return directory.has("run.lock") || !directory.names("", ".seg", was_read).empty();
@@ -75,8 +74,7 @@ std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::look(size_t most
     else if (!is_short || waiting_.insert(file).second)
       refused->push_back({label_text(name), why, is_short});
   }
-  // A file that was not listed may still exist: the listing needs a descriptor, and may have failed without
-  // one.
+  // A file that was not listed may still exist: the listing fails without a free descriptor.
   const auto is_gone = [&](const std::string& name) {
     return !std::binary_search(files.begin(), files.end(), name) && !directory_.status_of(name);
   };
@@ -132,8 +130,7 @@ void Tree::scan(const Directory& directory, const std::string& prefix, size_t* r
     size_t* count = prefix.empty() ? &of_entry : runs_of_user;
     const bool is_new = needs_examination(label, *status, count);
     const auto known = seen_.find(label);
-    // A user's directory is scanned each time, since a new file in one of its runs does not change its own
-    // status.
+    // A user's directory is scanned each time, since a new file in a run does not change its status.
     const bool may_be_user = prefix.empty() && (known == seen_.end() || !known->second.followed);
     if (!is_new && !may_be_user) continue;
     std::unique_ptr<Directory> inside = directory.open_inside(name, &why);

@@ -62,8 +62,7 @@ class Tree {
   explicit Tree(std::unique_ptr<Directory> root) : root_(std::move(root)) {}
 
   // Returns run directories that are not followed yet, or that have replaced a followed one of the same name.
-  // They count as followed from then on. A directory with an invalid name is counted as refused and never
-  // followed.
+  // They count as followed then. A directory with an invalid name is counted as refused and never followed.
   std::vector<FoundRun> look();
 
   // To be called if the caller does not follow a returned directory, or no longer follows it. look() returns

@@ -40,8 +40,7 @@ namespace {
 // bits of the format: 2^-p, relative to the norm of the row.
 constexpr double kFarBeyond = 4;
 
-// The relative error of the reference itself. With fp64 tensors the trainer's error is as small, and a ratio
-// of such errors has no meaning.
+// The relative error of the reference itself. Ratios of errors as small as this are meaningless.
 constexpr double kReferenceError = 1e-13;
 
 using std::chrono::milliseconds;
@@ -179,9 +178,8 @@ std::string name_of_file(FlagReason reason, const segment::Slot& slot, const Lay
          plain(nonce) + end + kFlaggedSuffix;
 }
 
-// Returns the causal mask that the key limits imply, in PyTorch's words: "none" if every row sees every key,
-// "top-left" if query q sees keys 0 to q, "bottom-right" if it sees keys 0 to q + keys - queries, else
-// "other".
+// Returns the causal mask that the key limits imply, in PyTorch's words: "none": every query sees every key;
+// "top-left": query q sees keys 0 to q; "bottom-right": keys 0 to q + keys - queries; else "other".
 const char* causal_of(const segment::Slot& slot) {
   const auto queries = static_cast<int64_t>(slot.query_length), keys = static_cast<int64_t>(slot.key_length);
   const auto limits_are = [&slot](int64_t offset_to_position, int64_t most) {
@@ -235,8 +233,7 @@ void add_facts_of_rank(const segment::Slot& slot, const RankStatistics& rank,
   (*facts)["reference_version"] = std::to_string(kReferenceVersion);
 }
 
-// Adds the statistics of the slice's layer, because a bias is visible in many slices together but rarely in
-// one.
+// Adds the statistics of the slice's layer, because a bias is rarely visible in a single slice.
 void add_figures_of_layer(uint32_t tensor, const std::string& label, const RankStatistics& rank,
                           std::map<std::string, std::string>* facts) {
   const auto found = rank.layers.find(label);

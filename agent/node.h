@@ -27,8 +27,7 @@ double thread_cpu_seconds();
 // Returns the name of a user in /etc/passwd as a valid label, or the user's number if there is no entry.
 std::string user_name(uid_t user);
 
-// Raises the limit of file descriptors to 16384, as far as the node allows. The agent needs two for each live
-// rank and three for each run.
+// Raises the limit of file descriptors to at most 16384. The agent needs two per live rank and three per run.
 void raise_descriptor_limit();
 // Gives the calling thread the lowest CPU priority. Threads that were started before keep theirs.
 void be_nice();

@@ -180,8 +180,7 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
   SegmentReader::ReadyTensor ready;
   uint32_t taken = 0;
   for (; taken < kMaxTensorsPerPoll && segment.next_tensor(&ready); ++taken) {
-    // Reads the rank's parallel coordinates for weights_.take(); the trainer writes them before its first
-    // tensor.
+    // Reads the rank's parallel coordinates, which the trainer writes before its first tensor.
     refresh_identity(segment, rank);
     const char* why = ready.why;  // reason why the record is refused; null: it is not
     std::vector<TensorSnapshot> done;

@@ -75,8 +75,7 @@ class Pipeline {
   const HistogramQuota& histograms() const { return histograms_; }
   const HeadSpectra& spectra() const { return spectra_; }
 
-  // Whether the level (quiet, watch, warn) of any detector has changed since the last take_changes(), and
-  // whether any has risen.
+  // Whether the level of any detector has changed, and whether any has risen, since the last take_changes().
   struct Changes {
     bool any = false, rise = false;
   };

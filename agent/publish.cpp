@@ -291,8 +291,7 @@ void publish_alarms(const RankStatistics& rank, RankWriter& to) {
 }
 
 // Exports the scalars that the training logs. If two names give the same label, the later one gets a number.
-// The names are in the order in which the trainer first logged them, so a restarted agent decides the same
-// way.
+// The names are in the order in which they were first logged, so a restarted agent decides the same way.
 void publish_logged(const RankStatistics& rank, RankWriter& to) {
   std::set<std::string> taken;
   for (const std::string& name : rank.scalar_names) {
@@ -324,8 +323,7 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_loss, "loss");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_gradient, "gradient");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_output, "attention_output");
-  // Values of a step that has not ended are not counted, since a gradient scaler may skip the step. Once the
-  // rank is dead, they are.
+  // Values of a step that has not ended count only if the rank is dead: a gradient scaler may skip a step.
   const uint64_t of_unfinished_step = rank.alive ? 0 : rank.pending_gradient.values;
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient + of_unfinished_step,
          "attention_gradient");
@@ -492,7 +490,7 @@ bool has_graphs(const segment::Coverage& coverage) {
 bool counts_kernels(const segment::Coverage& coverage) { return coverage.kernel_count_state != 0; }
 
 // Returns the ratio of the calls that the hooks saw to the attention kernels launched in the same steps.
-// Empty if there were more calls than kernels, since some kernels then have names that foreshock does not
+// Empty if there were more calls than kernels: some kernels then have names that foreshock does not
 // recognize.
 std::optional<double> ratio_of_kernels(const segment::Coverage& coverage) {
   const auto seen = static_cast<double>(sum(coverage.kernel_count_calls));
@@ -630,8 +628,7 @@ json detectors_json(const RankWatch& watch) {
   return detectors;
 }
 
-// An episode is a time in which a detector was above level quiet. `onset`: step at which the loss event
-// began.
+// An episode: a time in which a detector was above level quiet. `onset`: first step of the loss event.
 json episode_json(const Episode& episode, int64_t onset) {
   return {{"detector", info_of(episode.detector).name},
           {"place", text_or_null(episode.place)},

@@ -1,5 +1,4 @@
-// Writes the state of the weights of a run on this node as metrics for Prometheus and as JSON for the
-// summary.
+// Writes the state of the weights of a run on this node as metrics for Prometheus and as JSON.
 #include <algorithm>
 
 #include "agent/publish.h"

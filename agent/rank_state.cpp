@@ -95,8 +95,7 @@ bool is_alarm(const std::optional<Bias>& bias, double limit) {
   return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > limit;
 }
 
-// Returns the last step at which note_alarms() stored an alarm of this kind, or the step of the last slice if
-// it has stored none.
+// Returns the last step that note_alarms() has stored for this kind, else the step of the last slice.
 int64_t last_supported(const PassStatistics& pass, const char* kind) {
   const auto found = pass.past.find(kind);
   return found != pass.past.end() ? found->second.last_step : pass.last_step;
@@ -358,8 +357,7 @@ std::string better_source(const std::string& a, const std::string& b) {
   return segment::name_of(segment::LayerSource::kUnknown);
 }
 
-// Returns by how many standard deviations x is above the mean of the window before it. Absent until the
-// window is full.
+// Returns (x - mean) / standard deviation of the values before x. Absent until the window is full.
 std::optional<double> standard_score(const Window<kLossWindow>& window, double x) {
   const auto summary = window.summary();
   if (!summary || !window.full() || !(summary->std > 0) || !std::isfinite(x)) return std::nullopt;

@@ -229,8 +229,7 @@ struct LoggedScalar {
   int64_t step;  // step logged with the value, else the optimizer's step
 };
 
-// Limit of the layers of a rank. A trainer has at most kMaxLayers names at a time, but may replace them
-// without end.
+// Limit of the layers of a rank. A trainer may replace its kMaxLayers names without end.
 inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
 
 // A JudgedTensor is 0 for out, 1 for grad_query, 2 for grad_key and 3 for grad_value; a pass is 0 for forward
@@ -269,12 +268,10 @@ struct LayerAlarm {
   uint32_t tensor = 0;  // JudgedTensor
 };
 
-// Returns the alarms of one layer for one tensor: at most one of each kind, in the order of the comment at
-// LayerAlarm::kind.
+// Returns the alarms of a layer for a tensor: at most one of each kind, in the order at LayerAlarm::kind.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor);
 
-// Returns the alarm limit of PassStatistics::fused_ratio for dK and dV, which are sums over `query_rows`
-// rows.
+// Returns the alarm limit of the fused_ratio of dK and dV, which are sums over `query_rows` rows.
 double ratio_limit_of_keys(uint64_t query_rows);
 // Stores in PassStatistics::past those active alarms to which the slice of `step` contributes. The slice must
 // already have been added to `layer`.
@@ -304,12 +301,11 @@ struct RankStatistics {
   PassStatistics pass[segment::kPasses];
   KeyStatistics keys;
   ScoreStatistics scores;
-  std::map<std::string, LayerStatistics> layers;  // by label
-  LayerStatistics unnamed;                        // calls whose layer is not known
-  std::string layer_source = "unknown";           // best LayerOfCall::source so far
-  // Slices of query rows without a layer, by LayerOfCall::source.
-  std::map<std::string, uint64_t> slices_without_layer;
-  uint64_t layers_judged[segment::kPasses] = {};  // named layers with a checked slice
+  std::map<std::string, LayerStatistics> layers;         // by label
+  LayerStatistics unnamed;                               // calls whose layer is not known
+  std::string layer_source = "unknown";                  // best LayerOfCall::source so far
+  std::map<std::string, uint64_t> slices_without_layer;  // slices of query rows, by LayerOfCall::source
+  uint64_t layers_judged[segment::kPasses] = {};         // named layers with a checked slice
 
   uint64_t steps = 0, steps_lost = 0;  // steps read, and steps overwritten before they were read
   // How often the step number fell or the optimizer was replaced, because another training began or a
@@ -370,19 +366,19 @@ struct RankStatistics {
   // nonfinite_attention_gradient when the step ends, since only then it is known whether a gradient scaler
   // skips the step.
   struct PendingGradient {
-    uint64_t values = 0, since_ns = 0;
+    uint64_t values = 0, since_ns = 0;  // number of values; time of the first of them
     int64_t step = 0;
     int ends = 0;  // ends of steps since `since_ns`
   };
   PendingGradient pending_gradient;
   uint64_t refused_slots = 0, refused_tensors = 0;
   int64_t model_step_in_history = -1;  // step of the last snapshot of the model in `history`
-  segment::TensorRing tensors =
-      {};  // counts of named weight tensors, and of snapshots taken, due and skipped
+  segment::TensorRing tensors = {};    // the trainer's counts of weight tensors and of their snapshots
   History history{kRankColumns, kRankPoints};
   std::deque<RankEvent> events;
   std::vector<std::string> scalar_names;       // names of segment::StepRecord::scalars
   std::map<std::string, LoggedScalar> logged;  // by name; at most kMaxScalars
+
   // Returns the layer with this label, created if missing, or null if there are too many layers.
   LayerStatistics* layer_of(const std::string& label);
   void note_event(const char* what, int64_t step, const std::string& layer, std::optional<double> value);
@@ -398,8 +394,7 @@ struct RankStatistics {
   void shrink_to_summary();
   // Returns the layer nearest to, or furthest beyond, an alarm, or null if no layer has a checked slice.
   const LayerStatistics* worst_layer() const;
-  // Returns the alarms of all layers, in the order of their labels. Those of calls without a layer come
-  // first.
+  // Returns the alarms of all layers by label. Those of calls without a layer come first.
   std::vector<LayerAlarm> alarms() const;
   // Calls visit(layer, tensor, statistics) for every JudgedTensor with statistics, in the order of alarms().
   template <class Visit>
@@ -414,9 +409,9 @@ struct RankStatistics {
   }
 };
 
-// The layer under which a call is counted. `label`: short, as in series ("003"); if it is empty, the call is
-// counted for the rank only. `name`: the module. `source`: name of the segment::LayerSource that gave the
-// label, or that says why there is none.
+// The layer under which a call is counted. `label`: short, as in series ("003"); empty: unknown. `name`: the
+// module. `source`: name of the segment::LayerSource from which the label comes, or that is the reason why
+// there is none.
 struct LayerOfCall {
   std::string label, name, source;
 };

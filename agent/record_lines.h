@@ -1,5 +1,4 @@
-// Makes the lines of the record (JSON lines; docs/record.md defines the fields) from the state of ranks and
-// tensors.
+// Makes the lines of the record (JSON; see docs/record.md) from the state of ranks and tensors.
 #ifndef FORESHOCK_AGENT_RECORD_LINES_H_
 #define FORESHOCK_AGENT_RECORD_LINES_H_
 

@@ -29,8 +29,7 @@ std::string_view name_of(const segment::TensorRecord& record) {
   return {record.name, strnlen(record.name, sizeof record.name)};
 }
 
-// Returns the name without its prefix "rank<number>.", or nothing if there is no such prefix, because the
-// name is the same on all ranks.
+// Returns the name without its prefix "rank<number>.", or nothing if it has no such prefix.
 std::optional<std::string_view> name_of_any_rank(std::string_view name, int32_t rank) {
   const std::string own = "rank" + std::to_string(rank) + ".";
   if (!name.starts_with(own)) return std::nullopt;

@@ -43,8 +43,7 @@ class Replicas {
   // Null if none is complete or the rank's coordinates in the job are unknown.
   const OfRank* of(int32_t rank) const;
 
-  // Numbers of tensors that may have replicas. Iterates over all tensors, so it must be called for the
-  // summary only.
+  // Numbers of tensors that may have replicas. Slow: iterates over all tensors.
   struct Coverage {
     std::vector<std::string> never;  // tensors that were reported but never compared
     size_t by_hand = 0;              // compared tensors that the training script keeps equal

@@ -176,8 +176,7 @@ Run::~Run() {
   close(lock_);
 }
 
-// Saves the state of the detectors and the facts about the ranks. The record is flushed first, since the
-// saved state contains its size.
+// Saves detectors and facts about ranks. Flushes the record first, since the saved state has its size.
 void Run::save_watches(bool is_last) {
   if (pipeline_ == nullptr) return;  // open() failed before it created the pipeline
   flush_record();
@@ -375,8 +374,8 @@ std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* 
     const Clock::time_point seen = exits_seen_.emplace(exit.launcher_id, now).first->second;
     discover(registry);  // a segment may have been created just before the exit
     const bool is_drained = drain(exit, now);
-    // drain() has closed descriptors. If segments that waited for them can be opened now, they must be
-    // drained in the next call.
+    // drain() has closed descriptors. If segments that waited for them can be opened now, the next call
+    // drains them.
     if (discovery_.waiting() > 0 && discover(registry)) continue;
     if (!is_drained && now - seen < kDrainAtMost) continue;
     set_final_state(exit.state);

@@ -119,8 +119,7 @@ class Run {
   // report its exit, or if a later process has replaced it.
   void finish_dead_ranks(Clock::time_point now);
 
-  // Returns the launchers whose command has ended, once all data of their ranks has been read or this takes
-  // too long.
+  // Returns the launchers whose command has ended and whose ranks are read to the end, or take too long.
   std::vector<LauncherExit> ended_launchers(Clock::time_point now, Registry* registry);
   // Writes the summary for a launcher that ended_launchers() returned. The launcher ends after it has read
   // the summary, so the series must be published before.
@@ -152,8 +151,7 @@ class Run {
   // Returns the number of segments that are not followed: refused for good, or waiting because too many files
   // are open.
   uint64_t refused_segments() const { return refused_segments_ + discovery_.waiting(); }
-  // Returns the state of the run. It is kFinished once all trainers have called exit(0), even if their
-  // launcher's command still runs.
+  // Returns the state of the run. kFinished: all trainers have called exit(0); the command may still run.
   RunState state() const;
 
  private:

@@ -21,8 +21,7 @@ constexpr size_t kLabelColumns = 14;
 constexpr size_t kMostFindings = 3, kMostRankLines = 4, kMostNotes = 8;
 constexpr size_t kMostNamed = 3;  // names in one list; the others are counted
 constexpr int64_t kSameStep = 1;  // ranks of one job end within a step of each other
-// If a rank trained for fewer seconds, the summary prints them beside the overhead: the set-up is then most
-// of the overhead.
+// If a rank trained for fewer seconds, they are printed beside the overhead, most of which is then set-up.
 constexpr double kShortSeconds = 10;
 // The limit of the slowdown holds over this many steps, or more. In a shorter run, the first snapshots of the
 // weights and the last samples weigh more.
@@ -270,8 +269,8 @@ void add_replicas(const SummaryInput& input, std::vector<Finding>* findings) {
                                " differ from its replicas' (" + counted(times, "time)", "times)")});
 }
 
-// "; before it gradient_norm in layer 3 (12 steps)": the first detector that rose before the loss event, and
-// how long before.
+// "; before it gradient_norm in layer 3 (12 steps)": the first detector that rose before, and how long
+// before.
 std::string preceding_text(const LossEventSeen& event) {
   if (event.preceded_by.empty()) return "";
   const Episode& first = event.preceded_by.front();
@@ -390,8 +389,7 @@ bool is_numbered(std::string_view label) {
   return is_number(label);
 }
 
-// Returns an upper limit of the number of layers with attention: forward calls per step, since each layer
-// makes at least one.
+// Returns an upper limit of the number of layers with attention: forward calls per step.
 uint64_t most_layers(const Ranks& ranks) {
   uint64_t most = 0;
   for (const RankStatistics* rank : ranks) {
@@ -641,8 +639,7 @@ std::string weights_entries(const SummaryInput& input) {
 }
 
 // Formats "2 ranks agree bit for bit: 83 of 120 tensors compared (412 comparisons); never compared:
-// head.weight and 36 more". The total includes tensors that no rank has reported yet, whose names are
-// unknown.
+// head.weight and 36 more". The total includes tensors that no rank has reported yet.
 std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& coverage, const Ranks& ranks) {
   const size_t compared = replicas.tensors_compared();
   const size_t held =

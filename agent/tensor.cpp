@@ -62,8 +62,7 @@ std::optional<double> OptimizerSums::update_ratio() const {
 }
 
 void OptimizerSums::join(const OptimizerSums& other) {
-  // The values before kSeenLearningRate are sums; the others are settings, which all parts share. NaN stays
-  // NaN.
+  // From kSeenLearningRate on, values are settings, which all parts share. NaN stays NaN.
   for (uint32_t n = 0; n < segment::kSeenLearningRate; ++n) values[n] += other.values[n];
   weight_squares += other.weight_squares;
   update_squares += other.update_squares;

@@ -79,8 +79,7 @@ void WeightSeries::begin_window(const TensorSnapshot& snapshot) {
   }
 }
 
-// Removes a tensor from a layer's group, because it does not exist any more or its record names another
-// layer.
+// Removes a tensor from a layer's group, because it does not exist any more or has another layer now.
 void WeightSeries::leave_group(const std::string& layer, const TensorKey& key) {
   const auto found = groups_.find(layer);
   if (found == groups_.end()) return;
@@ -203,8 +202,7 @@ void WeightSeries::expect_none_before(int64_t step) {
   });
 }
 
-// Ends the group's first window, in which its members became known. Its sum is what the next is compared
-// with.
+// Ends the group's first window, in which its members became known. Keeps its sum as the previous one.
 void WeightSeries::end_first_window(Group* group) {
   const auto& [window, seen] = *group->building.begin();
   uint64_t elements = 0;
@@ -224,8 +222,7 @@ void WeightSeries::close(int64_t window, Group* group) {
   }
 }
 
-// Completes the windows of a group in which all members have a snapshot. In its first window a group does not
-// have all its members yet.
+// Completes the windows in which all members have a snapshot. In the first window, members are missing.
 void WeightSeries::complete_windows(const std::string& layer, Group* group) {
   if (group->is_first || group->members.empty()) return;
   const auto is_whole = [group](const auto& each) { return each.second.size() == group->members.size(); };
@@ -356,8 +353,7 @@ void WeightSeries::store_previous(Group* group, int64_t window, const std::strin
   group->previous_elements = elements;
 }
 
-// Compares a complete window of a group with the previous one and the first snapshots, and adds it to the
-// model.
+// Compares a complete window with the previous one and the first snapshots, and adds it to the model.
 void WeightSeries::complete(const std::string& layer, int64_t window, Group* group) {
   Sums sums = sums_of(layer, *group, window);
   close(window, group);  // after sums_of(), which needs the snapshots of this window

@@ -59,8 +59,7 @@ TensorPart part_of(const segment::TensorRecord& record) {
   return part;
 }
 
-// Whether this is the first snapshot of its tensor in this process, in the first interval of steps of the
-// run.
+// Whether this is the first snapshot of its tensor in this process, in the run's first interval.
 bool is_at_start_of_run(const segment::TensorRecord& record) {
   return record.snapshot == 1 && static_cast<uint64_t>(record.step) <= record.interval;
 }
@@ -155,8 +154,7 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   std::vector<TensorSnapshot> done;
   const bool is_checksum = record.form == segment::HistogramForm::kNone;  // a replica that sends no histogram
   if (is_checksum || (found != known_.end() && record.step <= found->second.last_step)) {
-    // The snapshot was completed without this rank. If the rank is no replica, later ones must wait for it
-    // too.
+    // The snapshot was completed without this rank. Unless it is a replica, later ones must wait for it.
     if (!is_checksum && found->second.holders.insert(identity.rank).second) found->second.is_settled = false;
     if (odd.empty()) return done;
     // A snapshot without parts, which only reports that a replica differs.

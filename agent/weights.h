@@ -115,8 +115,7 @@ class Weights {
 
   // Must be called if an earlier agent has followed this run, since the first snapshots are then unknown.
   void set_followed_before() { is_followed_before_ = true; }
-  // Returns the step of the attempt's first snapshot whose tensor has no known first snapshot in the run. The
-  // next calls return nothing.
+  // Returns, once per attempt, the step of a snapshot whose tensor has no known first snapshot in the run.
   std::optional<int64_t> take_initial_unknown();
 
   // The last complete interval of the model and of each layer, and all that were completed since the last
