@@ -172,7 +172,7 @@ void Replicas::end_interval(Rank* rank) {
                 hexadecimal(mixed(rank->group + rank->interval))};
 }
 
-void Replicas::begin_anew() {
+void Replicas::restart() {
   parts_.clear();
   reached_.clear();
   open_ = 0;

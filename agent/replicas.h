@@ -29,7 +29,7 @@ class Replicas {
                            size_t ranks_here);
 
   // Drops the reported checksums. Called when the ranks were restarted, since steps may then repeat.
-  void begin_anew();
+  void restart();
 
   // One checksum of all parts that a rank holds, over a whole interval. It is published as a metric, so that
   // ranks of different nodes can be compared. A metric for each tensor would create too many series.

@@ -244,7 +244,7 @@ WeightSeries::Held WeightSeries::held() const {
 
 std::vector<PoolSnapshot> WeightSeries::completed() { return std::exchange(completed_, {}); }
 
-void WeightSeries::begin_anew(bool keeps_initial) {
+void WeightSeries::restart(bool keeps_initial) {
   groups_.clear();
   new_groups_.clear();
   models_.clear();

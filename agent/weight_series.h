@@ -44,7 +44,7 @@ class WeightSeries {
   uint64_t dropped() const { return dropped_; }  // snapshots that exceeded the memory limit
   uint64_t bytes() const { return bytes_; }      // bytes of the kept histograms
   // Drops everything, except the first snapshots if `keeps_initial`. Steps may repeat from now on.
-  void begin_anew(bool keeps_initial);
+  void restart(bool keeps_initial);
   int64_t initial_step(const TensorKey& key) const;  // step of the first snapshot; -1: not kept
   void forget_initial(const TensorKey& key);         // drops the first snapshot
 

@@ -144,7 +144,7 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
     return {};
   }
   // A process may also return to its own start with another model, as in cross-validation.
-  if (verdict == RollbackWatch::Verdict::kWentBack) begin_anew(!is_at_start_of_run(record));
+  if (verdict == RollbackWatch::Verdict::kWentBack) restart(!is_at_start_of_run(record));
   ranks_here_ = ranks_here;
   reached_[identity.rank] = record.step;
   series_.expect_none_before(passed());
@@ -192,21 +192,21 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
 // first snapshots. An attempt that continues from a checkpoint is compared with the known first snapshots.
 void Weights::begin_attempt(const segment::TensorRecord& record, const segment::Identity& identity) {
   if (!attempt_.is_new(record, identity)) return;
-  begin_anew(!is_at_start_of_run(record));
-  rollback_.begin_anew();
+  restart(!is_at_start_of_run(record));
+  rollback_.restart();
   is_followed_before_ |= is_any_taken_;
   is_any_taken_ = true;
   has_reported_initial_unknown_ = false;
 }
 
-void Weights::begin_anew(bool keeps_initial) {
+void Weights::restart(bool keeps_initial) {
   known_.clear();
   waiting_.clear();
   pending_bytes_ = 0;
   reached_.clear();
   expected_ = std::numeric_limits<size_t>::max();
-  series_.begin_anew(keeps_initial);
-  replicas_.begin_anew();
+  series_.restart(keeps_initial);
+  replicas_.restart();
   optimizer_ = {};
   forgotten_ = 0;
 }

@@ -84,7 +84,7 @@ class RollbackWatch {
     return Verdict::kGoesOn;
   }
 
-  void begin_anew() {
+  void restart() {
     ranks_.clear();
     returns_ = 0;
   }
@@ -164,7 +164,7 @@ class Weights {
   int64_t passed() const;
   bool may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const;
   void begin_attempt(const segment::TensorRecord& record, const segment::Identity& identity);
-  void begin_anew(bool keeps_initial);
+  void restart(bool keeps_initial);
 
   const uint64_t most_pending_;
   std::map<TensorKey, Known> known_;

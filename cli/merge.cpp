@@ -351,7 +351,7 @@ void TensorMerger::follow(std::optional<int64_t> initial_step, TensorSnapshot* s
   if (generation_begins_) {
     // A run from the beginning has its first snapshot within the first interval.
     continues_run_ = snapshot->step > static_cast<int64_t>(snapshot->interval);
-    series_.begin_anew(continues_run_);
+    series_.restart(continues_run_);
     generation_begins_ = false;
   }
   if (initial_step.value_or(-1) != series_.initial_step(snapshot->key)) series_.forget_initial(snapshot->key);
