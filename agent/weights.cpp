@@ -147,7 +147,7 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   if (verdict == RollbackWatch::Verdict::kWentBack) restart(!is_at_start_of_run(record));
   ranks_here_ = ranks_here;
   reached_[identity.rank] = record.step;
-  series_.expect_none_before(passed());
+  series_.expect_none_before(passed());  // also for records that return early below
   const std::vector<int32_t> odd = replicas_.add(record, identity, ranks_here);
   const TensorKey key = key_of(record, identity);
   const auto found = known_.find(key);
@@ -194,7 +194,7 @@ void Weights::begin_attempt(const segment::TensorRecord& record, const segment::
   if (!attempt_.is_new(record, identity)) return;
   restart(!is_at_start_of_run(record));
   rollback_.restart();
-  is_followed_before_ |= is_any_taken_;
+  is_followed_before_ |= is_any_taken_;  // this agent has followed an earlier attempt
   is_any_taken_ = true;
   has_reported_initial_unknown_ = false;
 }

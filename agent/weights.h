@@ -79,7 +79,7 @@ class RollbackWatch {
       if (one.behind_since_ns == 0) one.behind_since_ns = record.time_ns;
       if (record.time_ns - one.behind_since_ns < kPatienceNs) return Verdict::kStale;
     }
-    one.returns = returns_;  // after kPatienceNs: this rank will not return, so it has caught up
+    one.returns = returns_;  // a rank that was behind for kPatienceNs is assumed not to return
     one.behind_since_ns = 0;
     return Verdict::kGoesOn;
   }
@@ -187,8 +187,7 @@ class Weights {
 };
 
 // Computes how training changes the scores of attention heads: for each head, the singular values (spectrum)
-// of the change of W_Q W_K^T between two measurements. Some tensor records have the rows of these
-// projections.
+// of the change of W_Q W_K^T between two measurements, from rows of these projections in tensor records.
 class HeadSpectra {
  public:
   static constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // limit for rows; layers beyond it are ignored
