@@ -420,7 +420,7 @@ void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
                cost = 1e-9 * static_cast<double>(step.cost_ns);
   const double granted = granted_seconds(step, cost, &rank->first_look);
   const double trained = training_seconds(seconds, cost, rank->step_seconds);
-  // The agent's time since the previous step, since rank->cost has the time until then.
+  // The agent's time since the previous step: rank->cost has the time until then.
   const double agent = rank->agent_seconds - rank->first_look.agent_seconds - rank->cost.agent_seconds;
   const RankStatistics::Cost spent = {trained, cost - granted, std::max(agent, 0.0)};
   add_cost(spent, 1, &rank->cost);
@@ -430,7 +430,7 @@ void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
   if (const uint64_t start = rank->identity.start_time_ns; start > 0 && step.time_ns >= start)
     rank->history.add(step.step, kColumnElapsed, 1e-9 * static_cast<double>(step.time_ns - start));
   if (seconds > cost) rank->history.add(step.step, kColumnSlowdown, cost / (seconds - cost));
-  // The costs below decide the sampling interval. The first look samples more than its budget would allow.
+  // The costs below decide the sampling interval. The first look samples more than the budget would allow.
   if (segment::is_first_look(step)) return;
   if (step.sampled != 0) {
     ++rank->sampled_steps;
@@ -448,7 +448,7 @@ void observe_scalars(const segment::StepRecord& step, RankStatistics* rank) {
   }
 }
 
-void observe_giving_up(const segment::StepRecord& step, RankStatistics* rank) {
+void note_given_up_tensors(const segment::StepRecord& step, RankStatistics* rank) {
   if (!given(step, segment::kGivenUpTensors) || rank->tensors_given_up_step >= 0) return;
   rank->tensors_given_up_step = step.step;
   rank->tensors_given_up_failed = given(step, segment::kGivenUpFailed);
@@ -588,7 +588,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
     statistics.source = layer.source;
     note_kind(slot, &statistics);
   }
-  note_alarms(deviation, slot.step, tensor, &statistics);  // the slice and query_rows must be there before
+  note_alarms(deviation, slot.step, tensor, &statistics);  // reads the windows and query_rows set above
   if (known == nullptr || is_key_gradient(tensor)) return;
   if (slot.pass == 0) add_scores(deviation, &statistics.scores);
   add_to_history(slot, deviation, &statistics);
@@ -603,7 +603,7 @@ void observe_event(const EventLine& line, RankStatistics* rank) {
 void resume_from(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank) {
   rank->taken_up_step = last.step;
   rank->loss_events_known = watch != nullptr;
-  observe_giving_up(last, rank);
+  note_given_up_tensors(last, rank);
   if (given(last, segment::kGivenLoss)) {
     rank->last_loss = last.loss;
     rank->loss_source = last.loss_source;
@@ -613,12 +613,12 @@ void resume_from(const segment::StepRecord& last, const RankWatch* watch, RankSt
 }
 
 void observe_step(const segment::StepRecord& step, RankStatistics* rank) {
-  note_restart(step, rank);
+  note_restart(step, rank);  // compares the step with the previous last_step
   rank->last_step = step;
   count_gradient_at_end_of(step, rank);
   rank->stride.add(step.step);
   observe_cost(step, rank);
-  observe_giving_up(step, rank);
+  note_given_up_tensors(step, rank);
   if (given(step, segment::kGivenLoss)) {
     observe_loss(step, rank);
     rank->history.add(step.step, kColumnLoss, step.loss);

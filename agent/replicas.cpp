@@ -62,8 +62,7 @@ uint64_t hash_of_part(std::string_view name, const segment::TensorRecord& record
 std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const segment::Identity& identity,
                                    size_t ranks_here) {
   reached_[identity.rank] = record.step;
-  const auto stripped =
-      name_of_any_rank(name_of(record), identity.rank);  // set: not kept equal by a framework
+  const auto stripped = name_of_any_rank(name_of(record), identity.rank);  // set: it has its rank in it
   if (has_coordinates(identity))
     add_to_rank(record, hash_of_part(name_of(record), record, identity), &ranks_[identity.rank]);
   else if (!stripped)

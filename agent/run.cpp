@@ -64,7 +64,7 @@ RunState state_from(const std::string& word) {
 
 std::string exit_name(uint64_t launcher_id) { return "exit." + std::to_string(launcher_id) + ".json"; }
 
-// Returns the launcher's id between "exit." and ".json", which have 5 characters each; 0 if it is not a number.
+// Returns the id between "exit." and ".json", which have 5 characters each; 0 if it is not a number.
 uint64_t launcher_in(const std::string& name) {
   uint64_t launcher = 0;
   const char* end = name.data() + name.size() - 5;

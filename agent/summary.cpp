@@ -719,7 +719,7 @@ std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)
   double least = input.ranks[0]->cost.train_seconds;
   for (const RankStatistics* rank : input.ranks) least = std::min(least, rank->cost.train_seconds);
   std::string text = formatted("%.2f %%", *most * 100);
-  if (allowed >= 1)  // 100 % of the training time is the value without a limit
+  if (allowed >= 1)  // --every without --max-slowdown
     text += ", no limit given";
   else if (allowed > 0 && *most > allowed && least < kShortSeconds &&
            steps_of(*input.ranks[0]) < kStepsOfLimit)

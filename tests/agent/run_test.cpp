@@ -135,7 +135,7 @@ TEST(Run, RanksThatHadToWaitForDescriptorsAreInTheSummary) {
   EXPECT_LT(at_once, size_t{kRanks});
   EXPECT_EQ(run->document(kLauncher, false)["refused"]["segments"], kRanks - at_once);
   auto now = Run::Clock::now();
-  run->finish_dead_ranks(now + 11s);  // no launcher: those ranks have ended, and the files of others are there
+  run->finish_dead_ranks(now + 11s);  // no launcher: these ranks have ended; the files of others are there
   EXPECT_TRUE(run->is_needed());
 
   std::ofstream(first.directory + "/exit." + std::to_string(kLauncher) + ".json")
