@@ -533,6 +533,7 @@ void FlaggedWriter::work(const std::shared_ptr<Shared>& shared) {
 template <class Judged>
 void FlaggedSlices::consider(const segment::Slot& slot, const Judged& judged, const LayerOfCall& layer,
                              const RankStatistics& rank, const std::string& segment) {
+  // pass + columns: 0 for the forward pass, 1 for dQ, 2 for dK and dV.
   const std::string key = std::to_string(rank.identity.rank) + "\n" +
                           std::to_string(slot.pass + slot.columns) + "\n" + layer.label;
   const std::optional<FlagReason> reason = flag_reason(judged, rank);

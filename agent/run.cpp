@@ -149,6 +149,7 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
     run->flagged_ = std::make_unique<FlaggedSlices>(options.save_flagged, options.flagged_quota);
     run->pipeline_->set_flagged(run->flagged_.get());
   }
+  // An earlier agent has left this file; save_watches() below creates it in any case.
   if (run->directory_->status_of(WatchState::kFile)) run->pipeline_->set_followed_before();
   run->watch_state_.restore(*run->directory_, options.label, options.record, run->record_.get(),
                             &run->pipeline_->watches(), &run->pipeline_->written_lines());

@@ -536,6 +536,8 @@ std::string skipped_entry(const Ranks& ranks) {
                               " by a gradient scaler: gradients were not finite");
 }
 
+// Formats one entry for each of the first processes: errors of the forward and the backward pass, and the
+// loss.
 std::string rank_entries(const Ranks& ranks) {
   std::string out;
   for (size_t n = 0; n < std::min(ranks.size(), kMostRankLines); ++n) {
@@ -545,7 +547,6 @@ std::string rank_entries(const Ranks& ranks) {
       return other != &rank && other->identity.rank == rank.identity.rank;
     };
     const bool is_alone = std::none_of(ranks.begin(), ranks.end(), is_same);
-    // The two errors are those of the forward and the backward pass.
     out += entry("rank " + std::to_string(rank.identity.rank),
                  (is_alone ? "" : process_text(rank)) + "error " +
                      ratio_text(mean_of(rank.pass[0].deviation_ratio)) + ", " +
@@ -572,6 +573,7 @@ std::string gradient_text(const Ranks& ranks) {
   return text + (ranks[0]->nonfinite_gradient == 0 ? ", all finite" : "");
 }
 
+// Names the detectors that have warned, with the number of their warnings.
 std::string warnings_entry(const Ranks& ranks) {
   std::string text;
   size_t found = 0;
@@ -589,6 +591,7 @@ std::string warnings_entry(const Ranks& ranks) {
   return text.empty() ? "" : entry("detectors", text);
 }
 
+// Returns the number of weight tensors that are never measured, by reason.
 std::map<std::string, uint64_t> unfollowed_tensors(const Ranks& ranks) {
   std::map<std::string, uint64_t> counts;
   for (const RankStatistics* rank : ranks)
@@ -606,7 +609,7 @@ std::string weights_entries(const SummaryInput& input) {
     return unfollowed.empty() ? "" : entry("weights", "not measured: " + unfollowed);
   const PoolSnapshot& model = input.weights->model();
   std::string text = counted(tensors, "tensor", "tensors") + " followed";
-  if (model.previous) {
+  if (model.previous) {  // the Wasserstein distance W1 to the snapshots one interval earlier
     text += ", W1 " + formatted("%.2e", model.previous->value) + " in " +
             counted(model.interval, "step", "steps");
     if (!model.moved_most.empty()) text += ", most in " + printable(model.moved_most);
@@ -664,7 +667,7 @@ std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& co
 std::string replicas_entry(const SummaryInput& input) {
   if (input.weights == nullptr) return "";
   const Replicas& replicas = input.weights->replicas();
-  const char* place = nullptr;
+  const char* place = nullptr;  // "here", "elsewhere" (on other nodes), "none", or null: unknown
   for (const RankStatistics* rank : input.ranks)
     if (place == nullptr) place = replicas_place(*input.weights, rank->identity.world_size, input.ranks_here);
   if (place == nullptr) return "";

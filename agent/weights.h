@@ -142,6 +142,7 @@ class Weights {
     std::set<int32_t> ranks;  // ranks that have reported their part
     bool is_first = false;    // may be the first snapshot of its tensor in the run
   };
+  // A tensor of which a record was read.
   struct Known {
     std::map<int64_t, Pending> pending;  // by step
     int64_t last_step = -1;
