@@ -488,10 +488,10 @@ bool TargetFile::is_ours() {
     lock_ = lock;
     return true;
   }
-  const bool is_other_agents =
-      errno == EWOULDBLOCK;  // else the file system has no locks: every agent may write
+  // Any other error: the file system has no locks.
+  const bool is_of_another_agent = errno == EWOULDBLOCK;
   close(lock);
-  return !is_other_agents;
+  return !is_of_another_agent;
 }
 
 std::string TargetFile::write(const std::string& text) {
