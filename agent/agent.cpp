@@ -34,8 +34,8 @@ constexpr std::chrono::milliseconds kShortestSleep = 1ms, kLongestSleep = 32ms;
 constexpr const char* kLogFile = "agent.log";  // opened by the launcher as the agent's stderr
 constexpr off_t kMostLogBytes = 256 << 10;
 constexpr auto kPublishEvery = 1s;
-constexpr auto kUpdateIntervalEvery = 2s;
-constexpr auto kDiscoverEvery = 200ms;
+constexpr auto kUpdateIntervalEvery = 2s;     // how often the sampling intervals are chosen
+constexpr auto kDiscoverEvery = 200ms;        // how often new segments and ended launchers are looked for
 constexpr auto kSearchEvery = 1s;             // how often a service searches its tree for runs
 constexpr size_t kMostBytesOfAddress = 4096;  // of agent.json
 constexpr size_t kMostTables = 4096;  // history tables in the published state; a run has ranks times layers

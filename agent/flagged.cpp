@@ -53,6 +53,7 @@ bool is_beyond(const SliceDeviation& d, double times) {
          d.relative_error_max.value_or(0) > kReferenceError;
 }
 
+// Whether the error is so large that the slice is flagged without an alarm of its layer.
 bool is_far_beyond(const JudgedSlice& judged) {
   const double rounding_error = std::ldexp(1.0, -format_of(judged.slice.dtype).precision);
   return is_beyond(judged.deviation, kFarBeyond) &&
@@ -131,6 +132,7 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext
   return false;
 }
 
+// FlaggedSlices::consider() calls this name for both kinds of slices.
 bool is_fit_as_control(const JudgedSlice& judged) { return foreshock::is_fit_as_control(judged.deviation); }
 
 bool is_beyond_of_keys(const JudgedColumns& judged, const SliceDeviation& d, double times) {
