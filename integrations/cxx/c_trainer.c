@@ -70,7 +70,6 @@ static foreshock_attention_call describe(int32_t op, const struct layer* layer, 
   return call;
 }
 
-/* Of query i with key j. */
 static double score(const struct layer* layer, int i, int j) {
   double sum = 0;
   int d;

@@ -1,8 +1,7 @@
 // Lists the attention operations that are hooked, and hooks each once its schema is registered. These are
 // torch's fused operations, and custom operations of other packages, which may be imported later or never.
-// Composite operations (scaled_dot_product_attention itself, the math path) are not hooked here: torch splits
-// them up above BackendSelect, the key of our hooks, and a kernel at an autograd key would remove the
-// gradients from compiled graphs.
+// Composite operations (scaled_dot_product_attention itself, the math path) are not hooked here: they never
+// reach BackendSelect, the key of our hooks, and one at an autograd key removes gradients of compiled graphs.
 //
 // A kernel could be registered before the schema, but torch lists such kernels as dangling
 // (torch._C._dispatch_find_dangling_impls). The dispatcher reports a new schema while it holds its own mutex,
@@ -38,8 +37,8 @@ inline constexpr Semantics kSdpaFlash{Order::kHeadsFirst, FORESHOCK_CAUSAL_BOTTO
 inline constexpr Semantics kSdpaEfficient = kUpperLeft;
 
 // aten/src/ATen/native/cudnn/MHA.cpp calls SDPA_attributes::set_causal_mask, which aligns at the top left
-// (documentation of cudnn-frontend). Packed sequences are not described: their log-sum-exp has its own
-// layout.
+// (documentation of cudnn-frontend). Packed sequences are not described: cuDNN gives them another
+// log-sum-exp.
 inline constexpr Semantics kCudnn = kUpperLeft;
 
 // Used by devices of other vendors; the alignment of the causal mask is unknown.
@@ -186,8 +185,7 @@ inline bool has_tensor(const c10::FunctionSchema& schema, const char* name, cons
   return false;
 }
 
-// Whether the operation is in the table, or in a namespace of torch, where attention calls those of the
-// table.
+// Whether the operation is in the table, or in a namespace of torch, whose attention calls operations of it.
 inline bool is_known_op(const c10::OperatorName& op) {
   for (const char* space : {"aten::", "prims::", "foreshock::", "torch_attn::", "inductor::", "onnx::"})
     if (op.name.rfind(space, 0) == 0) return true;

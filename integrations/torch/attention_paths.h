@@ -81,9 +81,8 @@ class MathWindow {
 
   // torch calls it before every operation and passes the result to on_end(). Null: it is not the math path.
   static std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& function) noexcept try {
-    constexpr size_t kPrefix = 6;  // length of "aten::"
     if (attention_depth != 0 || std::strncmp(function.name(), "aten::_scaled", 13) != 0 ||
-        std::strcmp(function.name() + kPrefix, kMathPath) != 0)
+        std::strcmp(function.name() + std::strlen("aten::"), kMathPath) != 0)
       return nullptr;
     const auto given = function.inputs();
     const Stack stack(given.begin(), given.end());

@@ -158,8 +158,7 @@ def is_current(place: Path, sources: str, identity: str) -> bool:
 def identity_of(home: Path, git: str) -> str:
     """Distinguishes two torch of the same version and git hash; "" if the hash is that of a commit, hence unique.
 
-    Linux distributions build every revision of a version with the git hash "Unknown". Size and modification time of
-    libtorch_cpu.so distinguish them.
+    Linux distributions give every revision the git hash "Unknown"; size and time of libtorch_cpu.so differ.
     """
     if re.fullmatch(r"[0-9a-f]{40}", git):
         return ""

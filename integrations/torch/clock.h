@@ -30,8 +30,8 @@ inline bool is_number_on_device(const at::Tensor& tensor) noexcept {
   return has_data(tensor) && tensor.is_cuda() && tensor.numel() == 1 && tensor.is_floating_point();
 }
 
-// Lets the core copy the values of `tensors` and fills in their numbers. The tensors must be on one device
-// and computed on one stream. `what`: FORESHOCK_FETCH_.... False: it failed.
+// Lets the core copy the values of `tensors`, which must be on one device and computed on one stream, and
+// fills in their numbers. `what`: FORESHOCK_FETCH_.... False: it failed.
 template <size_t N>
 bool fetch(const at::Tensor* const (&tensors)[N], uint32_t what, uint64_t (&numbers)[N]) noexcept try {
   foreshock_tensor values[N];
@@ -79,12 +79,8 @@ class WatchedNumbers {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return;
     Watched& place = watched_[next_++ % watched_.size()];
-    place = {WeakStorage(tensor.storage().getWeakStorageImpl()),
-             tensor.storage_offset(),
-             version_of(tensor),
-             kind,
-             number,
-             std::nullopt};
+    WeakStorage storage(tensor.storage().getWeakStorageImpl());
+    place = {std::move(storage), tensor.storage_offset(), version_of(tensor), kind, number, std::nullopt};
     any_.store(true, std::memory_order_relaxed);
   }
 
@@ -230,8 +226,7 @@ class SummedLoss {
 
 inline thread_local constinit SummedLoss pending_sums;
 
-// The last mean cross-entropy of a forward pass, reported when the backward pass begins: its value, or for a
-// loss on a device the core's number of it (0: none).
+// The last mean cross-entropy, reported when the backward pass begins: its value, or on a device its number.
 inline thread_local std::optional<double> pending_loss;
 inline thread_local uint64_t pending_number = 0;
 
@@ -255,8 +250,7 @@ class TrainingClock {
   }
 
   // As on_root(), for a root on a device. If there are no cross-entropies (dropped ones included), a root
-  // that is or may be scaled is kept; on_unscale() reports it when the scaler divides the gradients by the
-  // scale.
+  // that is or may be scaled is kept until the scaler divides the gradients by the scale; see on_unscale().
   void on_root_on_device(const at::Tensor& loss, bool is_product, double divisor) noexcept {
     root_count_.fetch_add(1, std::memory_order_relaxed);
     uint64_t number = watched_numbers().number_of(loss);
@@ -322,8 +316,7 @@ class TrainingClock {
   uint32_t roots() const noexcept { return root_count_.load(std::memory_order_relaxed); }
 
  private:
-  // Whether a gradient scaler that was not detected yet may have multiplied this root: before the end of the
-  // first step, in which a scaler is detected if there is one.
+  // Whether a gradient scaler may have multiplied this root, before the first step has shown if there is one.
   bool may_be_scaled(bool is_product) const noexcept {
     return is_product && !has_stepped_.load(std::memory_order_relaxed) &&
            !has_scaler_.load(std::memory_order_relaxed);
@@ -344,12 +337,10 @@ class TrainingClock {
     return true;
   }
 
-  std::atomic<uint64_t> epoch_{1};      // changes whenever a backward pass begins
-  std::atomic<uint64_t> backwards_{0};  // backward passes since the last step; may count one pass twice
-  // Roots since the last step: the exact number of backward passes if the trainer calls backward() on a
-  // scalar.
-  std::atomic<uint32_t> root_count_{0};
-  std::atomic<int> last_task_{-1};  // the graph task of the last attention operation in a backward pass
+  std::atomic<uint64_t> epoch_{1};       // changes whenever a backward pass begins
+  std::atomic<uint64_t> backwards_{0};   // backward passes since the last step; may count one pass twice
+  std::atomic<uint32_t> root_count_{0};  // backward passes since the last step that began at a scalar
+  std::atomic<int> last_task_{-1};       // the graph task of the last attention operation in a backward pass
   static constexpr uint32_t kMostScaled = 256;
   // The core's numbers of the kept roots of this step. Written by the thread that calls backward().
   uint64_t scaled_root_[kMostScaled] = {};
@@ -398,7 +389,7 @@ class LossHook final : public c10::OperatorKernel {
 
 // The number by which a node divides, if it is a whole Python number of at least 2; else 0. Trainings that
 // accumulate gradients over n backward passes divide the loss by n. Reads the saved tensor of the node
-// without running the user's saved-tensor hooks. Always 0 with a torch that cannot do this.
+// without running the user's saved-tensor hooks; 0 if torch cannot do this.
 inline double divisor_of(const torch::autograd::Node* node) noexcept try {
   const auto* division = dynamic_cast<const torch::autograd::generated::DivBackward0*>(node);
   if (!division) return 0;
@@ -416,8 +407,7 @@ inline double divisor_of(const torch::autograd::Node* node) noexcept try {
   return 0;
 }
 
-// Hooks ones_like of a scalar with a history, outside backward passes: so backward() makes its first
-// gradient.
+// Hooks ones_like of a scalar with a history, outside backward passes: backward() begins with this call.
 class RootHook final : public c10::OperatorKernel {
  public:
   explicit RootHook(const c10::FunctionSchema& schema)

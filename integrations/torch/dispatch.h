@@ -35,8 +35,7 @@ inline bool goes_to_device(c10::DispatchKeySet below) {
   return next == c10::DispatchKey::CPU || next == c10::DispatchKey::CUDA;
 }
 
-// Whether the tensor has data. A subclass whose mode is off for this call (a fake tensor in its mode) has
-// none.
+// Whether the tensor has data. A fake tensor has none, even in a call that goes to a device with real data.
 inline bool has_data(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::Functionalize});
   return tensor.defined() && !tensor.key_set().has_any(kWrapped) && tensor.has_storage();

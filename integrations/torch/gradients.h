@@ -29,9 +29,8 @@ namespace foreshock::adapter {
 // physical memory only for the pages in use.
 inline constexpr size_t kMostMarks = 65536;
 
-// Notes the norms that the training has computed since the last backward pass began, that is, since
-// TrainingClock::epoch() changed. Any thread; if another thread holds the object, a call is dropped and the
-// norms are then incomplete.
+// Notes the norms that the training has computed since the last backward pass began (TrainingClock::epoch()
+// changed). Any thread; a call is dropped if another thread holds the object: the norms are then incomplete.
 class GradientNorms {
  public:
   // Notes one norm. Only the first norm of a tensor in one backward pass is used, since later ones may be

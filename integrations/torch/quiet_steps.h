@@ -156,8 +156,7 @@ class QuietSteps {
     const Given given = read_arguments(args, kwargs);
     if (given == Given::kOther || is_profiled() || is_compiling()) return -1;
     if (!is_unchanged(known)) {
-      // The helper names the changed tensors: those of the clock in this step, others in the clock's next
-      // one.
+      // The helper names the changed tensors: the clock's in this step, others in the clock's next step.
       if (!is_clock) disarm();
       return -1;
     }
@@ -192,11 +191,11 @@ class QuietSteps {
     long long stepped = 0;
     for (size_t n = 0; n < others_.size(); ++n)
       stepped |= static_cast<long long>(std::exchange(others_[n].has_stepped, false)) << n;
+    using Int = long long;  // "L" in the format
+    const auto address = reinterpret_cast<intptr_t>(armed_.seen_address);
     void* taken =
-        Python::get().build("(LLLLLLLL)", static_cast<long long>(steps_), static_cast<long long>(own_ns_),
-                            static_cast<long long>(spent_ns_), static_cast<long long>(ended_at_ns_),
-                            static_cast<long long>(max_step_ns_), static_cast<long long>(armed_.seen_step),
-                            static_cast<long long>(reinterpret_cast<intptr_t>(armed_.seen_address)), stepped);
+        Python::get().build("(LLLLLLLL)", Int(steps_), Int(own_ns_), Int(spent_ns_), Int(ended_at_ns_),
+                            Int(max_step_ns_), Int(armed_.seen_step), Int(address), stepped);
     steps_ = own_ns_ = spent_ns_ = max_step_ns_ = own_at_step_ns_ = 0;
     return taken;
   }
@@ -348,8 +347,7 @@ class QuietSteps {
     return out->tensor != nullptr;
   }
 
-  // The end of the clock's step. All checks come before the first change: false leaves the step to the
-  // helper.
+  // The end of the clock's step. All checks come before the first change: false leaves it to the helper.
   bool end_step(void* optimizer) {
     if (armed_.ends_left <= 0) return false;
     const uint64_t begin = now_ns();
@@ -409,9 +407,8 @@ class QuietSteps {
     return read_shape(known->shape.optimizer, &known->shape, &known->last, &now) && now == known->shape;
   }
 
-  // Reports the gradient norms that the trainer has computed since the last backward pass, if any. False, and
-  // nothing was done: there was no backward pass, or the helper must read the gradients. `in_core`: receives
-  // the time in ns that was spent in the core, which counts it itself.
+  // Reports the gradient norms that the trainer has computed since the last backward pass, if any, and sets
+  // *in_core to the ns spent in the core. False, and nothing was done: the helper must handle the gradients.
   bool publish_gradients(uint64_t* in_core) {
     if (training_clock().backwards() == 0 || foreshock_step_is_sampled()) return false;
     const uint64_t before = gradient_report().core_ns();
@@ -420,8 +417,8 @@ class QuietSteps {
     return true;
   }
 
-  // Reports the gradient norms that the trainer has computed. False, and nothing was done: the optimizers
-  // step other parameters than those given to look(), or one multiplies gradients itself (grad_scale).
+  // False, and nothing was done: the optimizers step other parameters than those given to look(), or one
+  // multiplies gradients itself (grad_scale).
   bool publish_norms() {
     if (parameters_.empty() || !step_known_parameters()) return false;
     try {
@@ -443,8 +440,7 @@ class QuietSteps {
     return are_known && count == parameters_.size();
   }
 
-  // Whether the optimizer has the parameters_ from index *count on, and no grad_scale. Moves *count past
-  // them.
+  // Whether the optimizer has no grad_scale and the parameters_ from index *count on; moves *count on.
   bool has_known_parameters(const Shape& of, size_t* count) const {
     const Python& python = Python::get();
     Opened opened;
@@ -615,18 +611,18 @@ inline void* take(void*, void* const*, ssize_t) { return QuietSteps::instance().
 
 }  // namespace quiet_functions
 
-// A new reference to the n-th function; nullptr after the last one, or without Python. The order is that of
-// the fields of QuietSteps in core.py.
+// A new reference to the n-th function, in the order of core.py; nullptr after the last, or without Python.
 inline void* quiet_function(size_t n) {
-  static PythonMethod methods[] = {{"prepare", quiet_functions::prepare},
-                                   {"begins", quiet_functions::begins},
-                                   {"ends", quiet_functions::ends},
-                                   {"look", quiet_functions::look},
-                                   {"look_other", quiet_functions::look_other},
-                                   {"arm", quiet_functions::arm},
-                                   {"disarm", quiet_functions::disarm},
-                                   {"run_next_end_in_python", quiet_functions::run_next_end_in_python},
-                                   {"take", quiet_functions::take}};
+  namespace f = quiet_functions;
+  static PythonMethod methods[] = {{"prepare", f::prepare},
+                                   {"begins", f::begins},
+                                   {"ends", f::ends},
+                                   {"look", f::look},
+                                   {"look_other", f::look_other},
+                                   {"arm", f::arm},
+                                   {"disarm", f::disarm},
+                                   {"run_next_end_in_python", f::run_next_end_in_python},
+                                   {"take", f::take}};
   if (n >= std::size(methods) || !Python::get().has_all()) return nullptr;
   return Python::get().new_function(&methods[n], nullptr, nullptr);
 }

@@ -3,8 +3,7 @@
     python self_test.py ADAPTER
 
 Runs attention forward and backward on a small CPU tensor, before and after the adapter hooks the operations. The hooks
-must see each operation exactly once, and the results must be the same bit for bit. Exits 0, or 1 with one line that
-says which check failed.
+must see each operation once, and the results must be equal bit for bit. Exits 0, or 1 with the check that failed.
 """
 
 from __future__ import annotations

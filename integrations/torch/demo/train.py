@@ -154,8 +154,7 @@ def loss_of(model: Gpt, batch: tuple[Tensor, Tensor], autocast: bool) -> Tensor:
 
 
 def seconds_per_step(size: Size, text: Text, autocast: bool) -> float:
-    """An estimate: three times the faster of two forward passes, after one to warm up. The backward pass takes about
-    twice as long as the forward pass."""
+    """Three times the faster of two forward passes, after a warm-up: a backward pass takes about twice as long."""
     model = Gpt(size)
     taken = []
     with torch.no_grad():

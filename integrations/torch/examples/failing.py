@@ -59,8 +59,7 @@ class Block(nn.Module):
 class ScoreGrowth(nn.Module):
     """A language model in which queries and keys of the second layer grow by 7 % per step for a while.
 
-    A real training can do the same if nothing bounds the scores. Scores above 65504 are infinite in fp16, and the loss
-    becomes NaN.
+    A real training can do so if nothing bounds the scores. Above 65504 they are infinite in fp16; the loss is NaN.
     """
 
     symbols, layers, width, growth, growth_steps = 32, 2, 32, 1.07, 180

@@ -1,6 +1,4 @@
-"""Acts on foreshock.advice(), the warning level of foreshock's detectors. Copy this file into your training.
-
-plain_loop.py and lightning_callback.py in this folder both use it.
+"""Acts on foreshock.advice(), the detectors' warning level. plain_loop.py and lightning_callback.py use it. Copy it.
 
 A detector may raise a false alarm (docs/precursors.md), so choose an action that does not harm a healthy training.
 """

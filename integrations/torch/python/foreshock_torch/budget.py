@@ -36,8 +36,7 @@ class OverheadGuard:
         self._steps = 0
         self._own_ns = self._last_now_ns = 0  # own time and clock time at the last call
         self._set_up_ns = 0  # own time of the set-up steps
-        self._has_tripped = False
-        self._was_exceeded = False  # in the previous window
+        self._has_tripped = self._was_exceeded = False  # _was_exceeded: in the previous window
         self._begin_window()
 
     def _begin_window(self) -> None:

@@ -415,8 +415,7 @@ class Monitor:
         return OPTIMIZER_STATE, None if is_unchanged else step
 
     def _step_of(self, optimizer: Any, group: dict[str, Any], parameter: Any) -> int | None:
-        """The step number in the state of the parameter, or in its group (fused optimizers of Apex and
-        TransformerEngine). None: unknown."""
+        """The step number in the state of the parameter, or (fused optimizers of Apex) in its group; None: unknown."""
         try:
             state = state_of(optimizer, parameter) if parameter is not None else {}
             value = state.get("step")

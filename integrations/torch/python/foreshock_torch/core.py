@@ -156,12 +156,9 @@ class Core:
     ) -> None:
         """Reports the end of a step. `step`: -1: unknown. `spent_ns`: time that the helper took since the last step.
         `bits`: GIVEN bits other than those of `rate` and `batch_id`."""
-        given = bits
-        if rate is not None:
-            given |= GIVEN_LEARNING_RATE
-        if batch_id is not None:
-            given |= GIVEN_BATCH_ID
-        self.adapter.foreshock_adapter_end_step(step, source, rate or 0.0, batch_id or 0, given, spent_ns)
+        bits |= 0 if rate is None else GIVEN_LEARNING_RATE
+        bits |= 0 if batch_id is None else GIVEN_BATCH_ID
+        self.adapter.foreshock_adapter_end_step(step, source, rate or 0.0, batch_id or 0, bits, spent_ns)
 
     def _quiet_steps(self) -> QuietSteps:
         """NO_QUIET_STEPS if this Python lacks a C function that they call, or the interpreter lock that they need."""

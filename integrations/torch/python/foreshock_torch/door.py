@@ -1,7 +1,6 @@
-"""Starts the helper in a training and registers its hooks in torch. A hook lets no exception of the helper through.
+"""Starts the helper (this package) in a training, and registers its hooks in torch. They let no error of it through.
 
-The helper is this package. Its class Monitor (clock.py) does the work of the hooks, except in quiet steps, whose hooks
-run in the adapter (quiet_steps.h, C++).
+Class Monitor (clock.py) does the work of the hooks, except in quiet steps: those run in the adapter (quiet_steps.h).
 """
 
 from __future__ import annotations
@@ -171,11 +170,10 @@ def enter(load: bool = False) -> None:
 
     if "torch" not in sys.modules:
         return
+    if load and not hasattr(ctypes.CDLL(None), "foreshock_abi_version"):
+        _load_core()
     if not hasattr(ctypes.CDLL(None), "foreshock_abi_version"):
-        if load:
-            _load_core()
-        if not hasattr(ctypes.CDLL(None), "foreshock_abi_version"):
-            return
+        return
     torch = sys.modules["torch"]
     no_function, no_dispatch = torch._C.DisableTorchFunction, torch._C._DisableTorchDispatch
     is_compiling, is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling

@@ -141,8 +141,7 @@ class Logs:
             wandb.log = wrapped.__get__(bound.__self__)  # type: ignore[union-attr]
 
     def _enter(self, reader: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Reads the arguments of a logging call. True: it is the outermost of nested loggers. Raises only exceptions of
-        the training's signal handlers."""
+        """Reads the arguments of a logging call. True: it is the outermost. Raises only exceptions of the training."""
         begin = perf_counter_ns()
         outermost = not getattr(self._in_call, "logger", False)
         try:

@@ -1,7 +1,4 @@
-"""Finds the modules of the model, and names parameters by their paths in it.
-
-An address is that of a tensor's TensorImpl (tensor._cdata).
-"""
+"""Finds the modules of the model, and names parameters by their paths in it. An address is tensor._cdata."""
 
 from __future__ import annotations
 

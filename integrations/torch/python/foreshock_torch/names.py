@@ -1,7 +1,4 @@
-"""Derives the names of parameters and the labels of layers. Pure functions of module paths and layer numbers.
-
-A label is usually the layer's number, "003". Words are added where the number alone is not unique: "encoder.003".
-"""
+"""Derives names of parameters and labels of layers ("003", or "encoder.003" if the number alone is not unique)."""
 
 from __future__ import annotations
 
@@ -89,8 +86,7 @@ def _attention_of(matrix: str) -> str:
 
 
 def _blocks_in_stages(matrices: list[str]) -> set[str]:
-    """Paths of numbered blocks inside numbered modules, such as layers.0.blocks.3 of Swin. `matrices`: names of the 2-D
-    parameters.
+    """Paths of numbered blocks inside numbered modules, such as layers.0.blocks.3 of Swin. `matrices`: 2-D parameters.
 
     A block is the innermost numbered module around a query projection that has matrices in several of its children,
     hence also outside its attention. So lists of heads and lists of experts contain no blocks.

@@ -1,7 +1,5 @@
 """Reads parameters and states of optimizers, and classifies several optimizers that take part in one training step.
-
-One optimizer is the clock: each of its steps ends a training step (a tick).
-"""
+One of them is the clock: each of its steps ends a training step (a tick)."""
 
 from __future__ import annotations
 

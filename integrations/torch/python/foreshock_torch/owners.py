@@ -1,7 +1,5 @@
-"""Detects when a module whose parameters have names is destroyed. Other tensors may then get the same addresses.
-
-The core knows a name by the address of the parameter (tensor._cdata), so the name would then belong to a wrong tensor.
-"""
+"""Detects when a module whose parameters have names is destroyed. Another tensor may then get the address
+(tensor._cdata) by which the core finds the name, so the name would belong to the wrong tensor."""
 
 from __future__ import annotations
 

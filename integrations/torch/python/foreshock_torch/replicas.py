@@ -1,8 +1,7 @@
 """Determines which tensors a framework keeps equal over ranks, and prefixes the names of all others with the rank.
 
-The agent, a process outside the training, compares tensors of the same name bit for bit across ranks. So a tensor that
-differs by design must not have the same name on two ranks: for example a manually sharded head, an expert that DDP
-ignores, or an optimizer's flat shard.
+The agent, another process, compares tensors of the same name bit for bit across ranks. So a tensor that differs by
+design must have another name on each rank: a manually sharded head, an expert that DDP ignores, a flat shard.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ def _prefixes_of_module(module: Any, distributed: Any) -> dict[int, str]:
     """{address: prefix} of the parameters of a DistributedDataParallel. An address is tensor._cdata.
 
     "" if its group has all ranks, else "rank<N>." with the lowest rank N of the group. With a hook such as that of
-    local SGD, ranks drift apart between two averages: then the prefix is "local<own rank>.", which the agent does not
-    compare.
+    local SGD, ranks drift apart between averages: then it is "local<own rank>.", which the agent does not compare.
     """
     if not all(_is_faithful(hook, state, module) for hook, state in getattr(module, "_comm_hooks", ())):
         return {p._cdata: f"local{distributed.get_rank()}." for p in module.module.parameters()}

@@ -9,8 +9,7 @@ _PACKAGE = __name__.rpartition(".")[0] + "."
 
 
 def _codes_of_handlers() -> list[Any]:
-    """The code objects of the signal handlers that are installed now. A handler may be a function, a bound method, a
-    functools.partial, or an object that can be called."""
+    """The code of the installed signal handlers: functions, methods, functools.partial, or other callable objects."""
     handlers = [getsignal(number) for number in valid_signals()]
     functions = [getattr(each, "func", getattr(each, "__func__", each)) for each in handlers]
     return [getattr(each, "__code__", getattr(type(each).__call__, "__code__", None)) for each in functions]
@@ -41,8 +40,8 @@ def _is_of_trainer(error: BaseException) -> bool:
         if caller is not None and any(value is caller for value in frame.f_locals.values()):
             return True
         trace, caller = trace.tb_next, frame
-    raised_in = caller  # the innermost frame
-    is_ours = raised_in is not None and str(raised_in.f_globals.get("__name__")).startswith(_PACKAGE)
+    innermost = caller
+    is_ours = innermost is not None and str(innermost.f_globals.get("__name__")).startswith(_PACKAGE)
     return is_ours and type(error).__module__.partition(".")[0] not in ("builtins", "torch")
 
 

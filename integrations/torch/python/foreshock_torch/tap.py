@@ -28,8 +28,7 @@ is_active = False  # set once the monitor has started (door.py)
 
 
 def prepare() -> None:
-    """Defines the operations once torch is imported. Their kernels do nothing. The adapter hooks an operation as soon
-    as it is defined."""
+    """Defines the operations once torch is imported. The adapter hooks an operation as soon as it is defined."""
     global _library, _forward, _backward, _torch
     torch = sys.modules.get("torch")
     if _library is not None or torch is None or not hasattr(torch, "library"):

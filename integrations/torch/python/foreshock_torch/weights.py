@@ -90,8 +90,7 @@ def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
 class Weights:
     """Keeps the list of tensors that the core has, and the numbers of those that are due in the current step.
 
-    `core`: class Core of core.py. A tensor's number is its index in the list. Methods that return an int return the
-    nanoseconds spent in the core.
+    `core`: class Core of core.py. A tensor's number is its index in the list. An int result is the ns in the core.
     """
 
     def __init__(self, torch: Any, core: Any) -> None:
@@ -102,14 +101,9 @@ class Weights:
         self._is_due_now = False  # self._due belongs to the step that the clock ends next, not to an earlier one
 
     def name(
-        self,
-        optimizers: list[Any],
-        unfollowed: list[Any],
-        temporary: list[int],
-        named: dict[int, tuple[Named, Any]],
-        labels: dict[str, str],
-        replicas: Replicas,
-    ) -> bool:
+        self, optimizers: list[Any], unfollowed: list[Any], temporary: list[int],
+        named: dict[int, tuple[Named, Any]], labels: dict[str, str], replicas: Replicas,
+    ) -> bool:  # fmt: skip
         """Sends the list of tensors to the core. False: the core was busy, repeat the call at the next step.
 
         A parameter that several optimizers hold is listed once, with the first of them. `unfollowed`: optimizers whose
@@ -191,8 +185,7 @@ class Weights:
         return bool(self._due)
 
     def before(self, optimizer: Any, ended: int = 0) -> int:
-        """Shows the due tensors that `optimizer` is about to step to the core. `ended`: ENDED if the clock has already
-        reported the step, else 0."""
+        """Shows the core the due tensors of `optimizer`. `ended`: ENDED if the clock has reported the step, else 0."""
         return self._observe(self._due_of(optimizer), BEFORE | ended)
 
     def after(self, optimizer: Any, ended: int = 0) -> int:
