@@ -228,7 +228,7 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   options.cores = cores_;
   options.alerts = &alerts_;
   // A second descriptor for Run::open(), which keeps it; tree_->leave() below still needs the first.
-  std::unique_ptr<Directory> duplicate = found.directory->open_again();
+  std::unique_ptr<Directory> duplicate = found.directory->open_again(&error);
   std::unique_ptr<Run> run;
   if (duplicate != nullptr) run = Run::open(options, std::move(duplicate), &error);
   if (run == nullptr) {

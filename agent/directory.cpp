@@ -99,9 +99,8 @@ std::unique_ptr<Directory> Directory::open_inside(const std::string& name, std::
   return open_at(descriptor_, name, path_ + "/" + name, why);
 }
 
-std::unique_ptr<Directory> Directory::open_again() const {
-  std::string why;
-  return open_at(descriptor_, ".", path_, &why);
+std::unique_ptr<Directory> Directory::open_again(std::string* why) const {
+  return open_at(descriptor_, ".", path_, why);
 }
 
 std::unique_ptr<Directory> Directory::open_at(int parent, const std::string& name, const std::string& path,

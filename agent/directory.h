@@ -35,8 +35,8 @@ class Directory {
   static std::unique_ptr<Directory> open(const std::string& path, std::string* why);
   // As open(), for the directory `name` inside this one.
   std::unique_ptr<Directory> open_inside(const std::string& name, std::string* why) const;
-  // Opens the same directory with another descriptor; null on failure.
-  std::unique_ptr<Directory> open_again() const;
+  // As open(), for the same directory with another descriptor.
+  std::unique_ptr<Directory> open_again(std::string* why) const;
   ~Directory();
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;

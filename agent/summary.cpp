@@ -293,10 +293,12 @@ void add_loss_events(const RankWatch& watch, std::vector<Finding>* findings) {
   }
 }
 
-// All ranks have the same loss, so only the first rank with loss events is listed.
+// All ranks have the same loss, so only the first rank with a fault of the loss is listed.
 void add_loss(const Ranks& ranks, std::vector<Finding>* findings) {
+  bool is_listed = false;
   for (const RankStatistics* rank : ranks) {
-    if (rank->last_loss && !std::isfinite(*rank->last_loss)) {
+    if (!is_listed && rank->last_loss && !std::isfinite(*rank->last_loss)) {
+      is_listed = true;
       findings->push_back({kLossNonfinite, "LOSS NOT FINITE",
                            "loss is not finite in " + counted(rank->nonfinite_loss, "step", "steps") +
                                ", the last one included"});

@@ -254,6 +254,15 @@ TEST(Summary, LastLossThatIsNotFiniteIsAVerdict) {
   EXPECT_THAT(text_of(rank), HasSubstr("5.63 -> nan"));
 }
 
+TEST(Summary, LossesThatAreNotFiniteOnSeveralRanksAreOneFinding) {
+  RankStatistics first = healthy_rank(0), second = healthy_rank(1);
+  first.last_loss = second.last_loss = std::numeric_limits<double>::quiet_NaN();
+  const std::string text = unwrapped(summary_text(input_of({&first, &second})));
+  const size_t at = text.find("loss is not finite");
+  ASSERT_NE(at, std::string::npos) << text;
+  EXPECT_EQ(text.find("loss is not finite", at + 1), std::string::npos) << text;
+}
+
 TEST(Summary, SpikesAreUnknownWhereAnAgentBeforeMayHaveSeenThem) {
   RankStatistics rank = healthy_rank();
   rank.loss_events_known = false;
