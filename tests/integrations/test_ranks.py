@@ -120,7 +120,10 @@ for names in ("dp,tp", "pp,dp_shard", "dp_replicate,fsdp", "x,y"):
     mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=tuple(names.split(",")))
     found[names] = here(distribute_module(nn.Linear(4, 4), mesh[names.split(",")[1]]))
 pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-found["pairs"] = here(nn.parallel.DistributedDataParallel(nn.Linear(4, 4), process_group=pairs[rank // 2]))
+pair = nn.parallel.DistributedDataParallel(nn.Linear(4, 4), process_group=pairs[rank // 2])
+found["pairs"] = here(pair)
+from foreshock_torch.replicas import Replicas
+found["prefix of a pair"] = Replicas(list(pair.parameters()), [pair]).prefix(next(pair.parameters()), True)
 found["ddp"] = here(nn.parallel.DistributedDataParallel(nn.Linear(4, 4)))
 state = sys.modules["megatron.core.parallel_state"] = types.ModuleType("parallel_state")
 state.model_parallel_is_initialized = lambda: True
@@ -149,6 +152,7 @@ def test_coordinates(trainer, tmp_path) -> None:
         "dp_replicate,fsdp": [[n, 0, 0, 0] for n in range(4)],
         "x,y": unknown,
         "pairs": [[n % 2, -1, -1, -1] for n in range(4)],
+        "prefix of a pair": ["group0.", "group0.", "group2.", "group2."],
         "ddp": [[n, 0, 0, 0] for n in range(4)],
         "megatron": [[n // 2, n % 2, 0, -1] for n in range(4)],
         "no megatron": unknown,

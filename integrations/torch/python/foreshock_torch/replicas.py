@@ -31,13 +31,13 @@ def _is_faithful(hook: Any, state: Any, module: Any) -> bool:
 def _prefixes_of_module(module: Any, distributed: Any) -> dict[int, str]:
     """{address: prefix} of the parameters of a DistributedDataParallel. An address is tensor._cdata.
 
-    "" if its group has all ranks, else "rank<N>." with the lowest rank N of the group. With a hook such as that of
+    "" if its group has all ranks, else "group<N>." with the lowest rank N of the group. With a hook such as that of
     local SGD, ranks drift apart between averages: then it is "local<own rank>.", which the agent does not compare.
     """
     if not all(_is_faithful(hook, state, module) for hook, state in getattr(module, "_comm_hooks", ())):
         return {p._cdata: f"local{distributed.get_rank()}." for p in module.module.parameters()}
     ranks = distributed.get_process_group_ranks(module.process_group)
-    prefix = "" if len(ranks) == distributed.get_world_size() else f"rank{min(ranks)}."
+    prefix = "" if len(ranks) == distributed.get_world_size() else f"group{min(ranks)}."
     inner = module.module.named_parameters()
     return {p._cdata: prefix for name, p in inner if name not in module.parameters_to_ignore}
 
@@ -51,7 +51,7 @@ def _prefix_of_mesh(parameter: Any, coordinate_mesh: Any, distributed: Any) -> s
     mesh = parameter.device_mesh
     if mesh.size() == distributed.get_world_size() or root_of(mesh) is coordinate_mesh:
         return ""
-    return f"rank{int(mesh.mesh.min())}."
+    return f"group{int(mesh.mesh.min())}."
 
 
 def _has_other_tensor_parallelism(parameter: Any) -> bool:
