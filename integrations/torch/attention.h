@@ -25,10 +25,11 @@ namespace foreshock::adapter {
 enum class Order {
   kHeadsFirst,      // (batch, head, position, d)
   kPositionsFirst,  // (batch, position, head, d)
-  kAsSaid           // given by an argument of the operation
+  kByArgument       // given by an argument of the operation
 };
 
-// A causal mask with unspecified alignment; described only with as many queries as keys, where all are equal.
+// A causal mask that may be aligned at the top left or at the bottom right of the queries x keys matrix. Such
+// a call is described only with as many queries as keys, because both alignments are then the same.
 inline constexpr int32_t kSquareOnly = -1;
 
 // The meaning of an operation's arguments and results that their names do not show. For all operations:
@@ -143,7 +144,7 @@ class AttentionArguments {
     in.longest_q = integer_or(argument_at(stack, longest_q_), 0);
     in.longest_k = integer_or(argument_at(stack, longest_k_), 0);
     // foreshock::tap reports a call that has already happened, so its arguments include the results.
-    const bool is_tap = semantics_.order == Order::kAsSaid;  // only foreshock::tap has this order
+    const bool is_tap = semantics_.order == Order::kByArgument;  // only foreshock::tap has this order
     if (backward_ || is_tap || semantics_.fills_out) in.out = tensor(out_);
     if (backward_ || is_tap) in.log_sum_exp = tensor(log_sum_exp_);
     if (const c10::IValue& scale = argument_at(stack, scale_); !scale.isNone()) in.scale = real_or(scale, 0);
@@ -449,7 +450,7 @@ class AttentionHook final : public c10::OperatorKernel {
   AttentionHook(const AttentionOp& op, int32_t number)
       : number_(number),
         backward_(op.pass == FORESHOCK_BACKWARD),
-        is_tap_(op.semantics->order == Order::kAsSaid),
+        is_tap_(op.semantics->order == Order::kByArgument),
         in_function_(op.semantics->in_function),
         arguments_(*op.semantics, backward_) {}
 

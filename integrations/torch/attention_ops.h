@@ -1,7 +1,7 @@
-// Lists the attention operations that are hooked, and hooks each once its schema is registered. These are
-// torch's fused operations, and custom operations of other packages, which may be imported later or never.
-// Composite operations (scaled_dot_product_attention itself, the math path) are not hooked here: they never
-// reach BackendSelect, the key of our hooks, and one at an autograd key removes gradients of compiled graphs.
+// Lists the attention operations that are hooked, and hooks each once its schema is registered: torch's fused
+// operations, and custom operations of other packages, which may be imported later or never. Composite
+// operations (scaled_dot_product_attention itself, the math path) are not hooked here: they never reach
+// BackendSelect, the key of our hooks, and a hook at an autograd key removes gradients of compiled graphs.
 //
 // A kernel could be registered before the schema, but torch lists such kernels as dangling
 // (torch._C._dispatch_find_dangling_impls). The dispatcher reports a new schema while it holds its own mutex,
@@ -37,8 +37,7 @@ inline constexpr Semantics kSdpaFlash{Order::kHeadsFirst, FORESHOCK_CAUSAL_BOTTO
 inline constexpr Semantics kSdpaEfficient = kUpperLeft;
 
 // aten/src/ATen/native/cudnn/MHA.cpp calls SDPA_attributes::set_causal_mask, which aligns at the top left
-// (documentation of cudnn-frontend). Packed sequences are not described: cuDNN gives them another
-// log-sum-exp.
+// (documentation of cudnn-frontend). Packed calls are not described: their log-sum-exp has another layout.
 inline constexpr Semantics kCudnn = kUpperLeft;
 
 // Used by devices of other vendors; the alignment of the causal mask is unknown.
@@ -59,7 +58,7 @@ static_assert(FORESHOCK_CAUSAL_NONE == 0 && FORESHOCK_CAUSAL_TOP_LEFT == 1 &&
               FORESHOCK_CAUSAL_BOTTOM_RIGHT == 2);
 
 // foreshock::tap reports attention that cannot be hooked. Its arguments give the order and the alignment.
-inline constexpr Semantics kTap{Order::kAsSaid, kSquareOnly};
+inline constexpr Semantics kTap{Order::kByArgument, kSquareOnly};
 
 inline constexpr uint32_t kForward = FORESHOCK_FORWARD, kBackward = FORESHOCK_BACKWARD;
 
@@ -185,7 +184,7 @@ inline bool has_tensor(const c10::FunctionSchema& schema, const char* name, cons
   return false;
 }
 
-// Whether the operation is in the table, or in a namespace of torch, whose attention calls operations of it.
+// Whether the operation is in kAttentionOps or in a namespace of torch (attention there calls the former).
 inline bool is_known_op(const c10::OperatorName& op) {
   for (const char* space : {"aten::", "prims::", "foreshock::", "torch_attn::", "inductor::", "onnx::"})
     if (op.name.rfind(space, 0) == 0) return true;

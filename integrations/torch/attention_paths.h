@@ -50,9 +50,9 @@ class MathWindow {
   // Call it once, at set-up. Adds the callbacks if `foreshock run --math-path` is on. They are never removed,
   // only disabled, since removing is not safe while other threads run. `number`: from foreshock_register_op.
   static void prepare(int32_t number) {
-    const char* asked = std::getenv("FORESHOCK_MATH_PATH");
-    const bool on = asked && (!std::strcmp(asked, "on") || !std::strcmp(asked, "1") ||
-                              !std::strcmp(asked, "true") || !std::strcmp(asked, "yes"));
+    const char* setting = std::getenv("FORESHOCK_MATH_PATH");
+    const bool on = setting && (!std::strcmp(setting, "on") || !std::strcmp(setting, "1") ||
+                                !std::strcmp(setting, "true") || !std::strcmp(setting, "yes"));
     const auto found = c10::Dispatcher::singleton().findSchema({std::string("aten::") + kMathPath, ""});
     if (!on || !found) return;
     number_ = number;

@@ -440,7 +440,7 @@ class QuietSteps {
     return are_known && count == parameters_.size();
   }
 
-  // Whether the optimizer has no grad_scale and the parameters_ from index *count on; moves *count on.
+  // Whether the optimizer has no grad_scale, and has parameters_ from index *count on. Moves *count on.
   bool has_known_parameters(const Shape& of, size_t* count) const {
     const Python& python = Python::get();
     Opened opened;

@@ -227,7 +227,7 @@ class Monitor:
         needs_python = needs_python or self.core.logs.has_news()
         self._is_step_counted = source == COUNTED
         address, step = (0, self._last_step or 0) if self._is_step_counted else self._last_state or (0, 0)
-        # The end of this tick must run in Python, to search for attention that no hook sees.
+        # The next tick whose end must run in Python, to search for attention that no hook sees.
         check_at = min((at for at in UNSEEN_CHECK_TICKS if at > self._ticks), default=self._ticks + 2 * self.LOOK_EVERY)
         self.core.arm(
             may_end_quietly=not needs_python,

@@ -161,7 +161,7 @@ class Core:
         self.adapter.foreshock_adapter_end_step(step, source, rate or 0.0, batch_id or 0, bits, spent_ns)
 
     def _quiet_steps(self) -> QuietSteps:
-        """NO_QUIET_STEPS if this Python lacks a C function that they call, or the interpreter lock that they need."""
+        """The functions; NO_QUIET_STEPS if this Python lacks a C function that they call, or has no interpreter lock."""
         import ctypes as c
 
         function = self.adapter.foreshock_adapter_quiet_function
@@ -170,7 +170,7 @@ class Core:
             return NO_QUIET_STEPS
         try:
             quiet = QuietSteps(*map(function, range(len(QuietSteps._fields))))
-        except ValueError:  # a null pointer
+        except ValueError:  # a null pointer: this Python lacks a C function
             return NO_QUIET_STEPS
         tensor = self._torch.Tensor
         quiet.prepare(sys.getprofile, tensor, tensor.__basicsize__, vars(self._torch.compiler))
