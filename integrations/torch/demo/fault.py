@@ -48,7 +48,7 @@ class ErringAttention(torch.autograd.Function):
 
 
 class Fault:
-    """The attention of one layer, in place of scaled_dot_product_attention. Its backward pass is wrong while `is_on`."""
+    """Replaces scaled_dot_product_attention in one layer. Its backward pass has the error while `is_on`."""
 
     def __init__(self, ulps: float, seed: int) -> None:
         self.ulps, self.is_on = ulps, False

@@ -161,7 +161,7 @@ class Core:
         self.adapter.foreshock_adapter_end_step(step, source, rate or 0.0, batch_id or 0, bits, spent_ns)
 
     def _quiet_steps(self) -> QuietSteps:
-        """The functions; NO_QUIET_STEPS if this Python lacks a C function that they call, or has no interpreter lock."""
+        """The functions; NO_QUIET_STEPS if Python lacks a C function that they call, or has no interpreter lock."""
         import ctypes as c
 
         function = self.adapter.foreshock_adapter_quiet_function
