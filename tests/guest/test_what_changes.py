@@ -31,4 +31,4 @@ def test_every_registration_of_the_helper_is_listed():
     assert set(re.findall(r"\.(register_\w+)\(", door)) <= known.keys()
     assert all(row in text for row in known.values())
     replaced = set(re.findall(r"^    (\w+\.[\w.]+) = ", door, re.MULTILINE))
-    assert replaced == {"modules.Module.__setstate__", "tap.active"}, "the second is a module of ours"
+    assert replaced == {"modules.Module.__setstate__", "tap.is_active"}, "the second is a module of ours"
