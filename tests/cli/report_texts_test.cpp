@@ -44,7 +44,7 @@ TEST(ReportTexts, EveryKindAndEveryClueHasIts) {
 TEST(ReportTexts, WhatWasMeasuredIsSaid) {
   const Measured* measured = measured_of("gradient_growth");
   ASSERT_NE(measured, nullptr)
-      << "bench/precursors/results.json has another shape than agent/measured.cmake reads";
+      << "bench/precursors/results.json has another shape than cmake/measured.cmake reads";
   EXPECT_GT(measured->events, 0);
   EXPECT_LE(measured->hits, measured->events);
   EXPECT_LE(measured->right, measured->alarms);
