@@ -1,5 +1,5 @@
-// The host's sums over keys. Adjacent elements are summed in vectorized loops, tile by tile; add_elements()
-// sums all other formats, layouts and values.
+// Sums the columns of dK and dV over the rows (keys) of a kv-head, on the host. Adjacent elements are summed
+// in vectorized loops, tile by tile; add_elements() sums all other formats, layouts and values.
 #include "kernels/key_sums.h"
 
 #include <algorithm>
@@ -10,14 +10,17 @@ namespace {
 
 // 16-bit elements are summed in fp32 over kRowsOfABlock rows before the sums are converted to fp64. The
 // rounding of these sums, at most kRowsOfABlock * 2^-24 of the sum of magnitudes, is small beside the
-// rounding of each element to 2^-9 (bf16) or 2^-12 (fp16). kTile columns are summed at a time.
+// rounding of each element to 2^-8 (bf16) or 2^-11 (fp16) of it. kTile columns are summed at a time.
 constexpr int64_t kRowsOfABlock = 32, kTile = 128;
 
-// The exponent bits of a format: their mask, and the range in which the square of 2^exponent fits into fp32.
-// widen() converts the value in the upper 16 bits of a word to fp32.
+// The exponent bits of a format: their mask, the least that are used (for smaller values too), and the
+// largest that BlockSums accepts. BlockSums sums the squares of 2^exponent over up to 2^5 rows in fp32, whose
+// largest power of two is 2^127. So 5 + 2 * exponent <= 127: the exponent is at most 61 (fp16 has at most
+// 15). widen() converts the value in the upper 16 bits of a word to fp32.
 struct Bf16 {
   static constexpr uint16_t kExponent = 0x7f80, kLeast = (127 + ColumnSum::kLeastExponent) << 7,
-                            kMost = (127 - ColumnSum::kLeastExponent) << 7;
+                            kMost = (127 + 61) << 7;
+  static_assert(kRowsOfABlock <= 1 << 5);
   static float widen(uint32_t bits) { return std::bit_cast<float>(bits); }
 };
 struct Fp16 {
@@ -32,13 +35,12 @@ struct Fp16 {
 };
 
 // Sums of a tile of columns over the rows of a block: of the values, and of the squares of 2^exponent, from
-// which add_block() computes squared ulps. Even and odd columns are summed separately: a pair of values in
-// memory is one 32-bit integer, and a shift and a mask make fp32 values of its halves, so these loops are
-// vectorized.
+// which add_block() computes squared ulps. Even and odd columns are summed separately: a shift and a mask
+// make fp32 values of the halves of a 32-bit word, so the loops are vectorized.
 struct BlockSums {
   float even[kTile / 2] = {}, odd[kTile / 2] = {}, even_squares[kTile / 2] = {}, odd_squares[kTile / 2] = {};
 
-  // Returns false if a value is not finite, or so large that the square of its ulp leaves the range of fp32.
+  // Adds a row. Returns false if a value is not finite or its exponent exceeds Type::kMost.
   template <class Type>
   bool add(const char* row, int64_t columns) {
     uint16_t exponent[kTile], largest = 0;  // compared as int16_t, for which SSE2 has a maximum
@@ -62,7 +64,7 @@ struct BlockSums {
   }
 };
 
-// Rows [first, first + rows) of `columns` adjacent columns from `at`.
+// A block of rows of a tile, whose first element is at `at`. Columns are adjacent except in add_elements().
 struct RowsOfTile {
   const char* at;
   int64_t rows, row_bytes, columns;
@@ -143,8 +145,8 @@ void sum_rows(const TensorView& view, int64_t batch, int64_t head, ColumnSum* to
   }
 }
 
-// Counts the elements whose exponent bits are all set. The tensor's rows may have any stride. The count of a
-// row has the width of its elements and a constant step where possible, so that the loop is vectorized.
+// Counts the elements of a head whose exponent bits (`exponent`) are all set. If they are adjacent, the loop
+// over a row has a constant step and a counter as wide as an element, so that it is vectorized.
 template <class Bits>
 uint64_t nonfinite_in(const TensorView& view, int64_t batch, int64_t head, Bits exponent) {
   const int64_t stride = view.stride[3] * static_cast<int64_t>(sizeof(Bits));
@@ -158,11 +160,10 @@ uint64_t nonfinite_in(const TensorView& view, int64_t batch, int64_t head, Bits 
       for (int64_t c = 0; c < view.shape[3]; ++c)
         of_row = static_cast<Bits>(of_row + ((load_unaligned<Bits>(row + c * step) & exponent) == exponent));
     };
-    if (view.stride[3] == 1) {
+    if (view.stride[3] == 1)
       add(sizeof(Bits));
-    } else {
+    else
       add(stride);
-    }
     count += of_row;
   }
   return count;

@@ -107,6 +107,16 @@ TEST(SumOverKeys, OfTinyAndHugeValuesAreExactToo) {
   }
 }
 
+// 61 is the largest exponent of bf16 that is summed in fp32: 32 squares of 2^62 exceed its range.
+TEST(SumOverKeys, SquaredUlpsAreFiniteIfAllRowsHaveTheLargestExponentOfABlock) {
+  constexpr int64_t kRows = 64, kDim = 4;
+  for (const float x : {0x1.fep61f, 0x1.fep62f}) {
+    SCOPED_TRACE(x);
+    const std::vector<uint16_t> data(kRows * kDim, static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16));
+    expect_by_definition({data.data(), DType::kBf16, {1, 1, kRows, kDim}, {0, 0, kDim, 1}}, 0, 0);
+  }
+}
+
 TEST(SumOverKeys, IsTheSumOfTheRowsInEveryFormatAndLayout) {
   constexpr int64_t kBatches = 2, kHeads = 2, kRows = 137, kDim = 40;
   constexpr size_t kCount = kBatches * kHeads * kRows * kDim;
