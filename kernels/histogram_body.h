@@ -9,28 +9,24 @@
 
 namespace foreshock {
 
-// Calls take(thread, bits) for each value of a dense array of Value. The aligned part is read 16 bytes at a
-// time; the first threads of the first block read the unaligned ends. A thread reads at most kUnitsOfARound
-// times 16 bytes between two barriers.
+// Calls take(thread, bits) for each of `count` adjacent values at address `from`. The aligned part is read
+// in units of 16 bytes. A round is one block.each(), which ends with a barrier; in a round, a thread reads at
+// most kUnitsOfARound units. The first threads of the first block read the unaligned ends.
 template <class Value, uint64_t kUnitsOfARound, class Block, class Take>
 FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block, const Take& take) {
   constexpr uint64_t kInUnit = sizeof(Bytes16) / sizeof(Value);
   const uint64_t to_aligned = (0 - from) % sizeof(Bytes16) / sizeof(Value);
   const uint64_t head = to_aligned < count ? to_aligned : count;
   const uint64_t units = (count - head) / kInUnit, tail = head + units * kInUnit;
-  const uint64_t step = uint64_t{block.blocks()} * block.threads();
+  const uint64_t step = uint64_t{block.blocks()} * block.threads();  // number of threads of all blocks
   const auto take_units = [&](uint32_t thread, uint64_t begin, uint64_t end) {
     const uint64_t first = uint64_t{block.index()} * block.threads() + thread;
     for (uint64_t unit = begin + first; unit < end; unit += step) {
       const Bytes16 bytes =
           block.template load<Bytes16>(from + head * sizeof(Value) + unit * sizeof(Bytes16));
       for (const uint32_t word : bytes.word) {
-        if constexpr (sizeof(Value) == 2) {
-          take(thread, word & 0xffff);
-          take(thread, word >> 16);
-        } else {
-          take(thread, word);
-        }
+        take(thread, sizeof(Value) == 2 ? word & 0xffff : word);
+        if constexpr (sizeof(Value) == 2) take(thread, word >> 16);
       }
     }
   };
@@ -51,31 +47,32 @@ FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block
   });
 }
 
-// Units of a round for callers that need no barrier between rounds: more than a device holds.
+// The kUnitsOfARound of callers that need no barrier between rounds: more units than a device holds.
 inline constexpr uint64_t kOneRound = uint64_t{1} << 40;
 
-// A count that a thread has not added to device memory yet: a run of values with the same bin. A tensor of
-// zeros is one run, so its threads do not all wait for the same word.
+// Values of one bin that a thread has read in a row. `pending` is not yet added to the bin's word in device
+// memory. It is their number; in count_bins_body() the sum of their residuals is packed into the same word. A
+// tensor of zeros is one run of each thread, so the threads do not all wait for its word at every value.
 template <class Word>
 struct Run {
   uint32_t bin;
-  Word sum;
+  Word pending;
 };
 
 // Shared memory has room for 65,536 counters only if they have 16 bits, so two share a word. Before a counter
-// overflows into its neighbour, its count is moved to device memory in portions: the thread whose addition
-// completes a portion of kPortion subtracts the portion and adds it to the words of the job.
-// Subtracting a portion does not change a counter modulo kPortion, so exactly one addition completes each
+// overflows into its neighbour, its count is moved to device memory in portions: the thread whose value
+// completes a portion of kPortion subtracts the portion from the counter and adds it to the words of the job.
+// Subtracting a portion does not change a counter modulo kPortion, so exactly one value completes each
 // portion. The subtraction may be delayed until the next barrier. So a counter holds at most kPortion - 1,
 // which is what the last barrier left, plus the values of one round. That is below 0x10000. A counter never
-// borrows, since a portion is subtracted only after it was added.
+// borrows from its neighbour, since all values of a portion are counted before the portion is subtracted.
 inline constexpr uint32_t kPortion = 0x1000;
 inline constexpr uint64_t kPatternUnitsOfARound = 7;
 inline constexpr uint64_t kMostPatternsOfARound =  // 14: the values of both unaligned ends
     kMostThreadsOfABlock * kPatternUnitsOfARound * (sizeof(Bytes16) / sizeof(uint16_t)) + 14;
 static_assert(kPortion - 1 + kMostPatternsOfARound < 0x10000);
 
-// Counts one value. `shift` selects the half of the word in `counters`.
+// Counts one value. `shift` selects its half of a word of `counters`. `words` are in device memory.
 template <class Block>
 FORESHOCK_DEVICE void count_shared(uint32_t* counters, uint32_t* words, uint32_t pattern, Block& block) {
   const uint32_t shift = pattern % 2 * 16;
@@ -99,9 +96,9 @@ FORESHOCK_DEVICE void count_patterns_shared(const HistogramJob& job, Block& bloc
       job.from, job.count, block,
       [&](uint32_t, uint32_t pattern) { count_shared(counters, words, pattern, block); });
   each_counter([&](uint32_t n) {
-    const uint32_t two = counters[n];
-    if (two & 0xffff) block.add(&words[2 * n], two & 0xffff);
-    if (two >> 16) block.add(&words[2 * n + 1], two >> 16);
+    const uint32_t both = counters[n];
+    if (both & 0xffff) block.add(&words[2 * n], both & 0xffff);
+    if (both >> 16) block.add(&words[2 * n + 1], both >> 16);
   });
 }
 
@@ -110,30 +107,28 @@ template <class Block>
 FORESHOCK_DEVICE void count_patterns_direct(const HistogramJob& job, Block& block) {
   uint32_t* words = reinterpret_cast<uint32_t*>(job.words);
   typename Block::template PerThread<Run<uint32_t>> run;
-  block.each([&](uint32_t thread) { run[thread] = {.bin = 0, .sum = 0}; });
+  block.each([&](uint32_t thread) { run[thread] = {.bin = 0, .pending = 0}; });
   for_each_value<uint16_t, kOneRound>(job.from, job.count, block, [&](uint32_t thread, uint32_t pattern) {
     if (pattern != run[thread].bin) {
-      if (run[thread].sum > 0) block.add(&words[run[thread].bin], run[thread].sum);
-      run[thread] = {.bin = pattern, .sum = 0};
+      if (run[thread].pending > 0) block.add(&words[run[thread].bin], run[thread].pending);
+      run[thread] = {.bin = pattern, .pending = 0};
     }
-    ++run[thread].sum;
+    ++run[thread].pending;
   });
   block.each([&](uint32_t thread) {
-    if (run[thread].sum > 0) block.add(&words[run[thread].bin], run[thread].sum);
+    if (run[thread].pending > 0) block.add(&words[run[thread].bin], run[thread].pending);
   });
 }
 
 // Counts in shared memory if the launch provides it, else in device memory.
 template <class Block>
 FORESHOCK_DEVICE void count_patterns_body(const HistogramJob& job, Block& block) {
-  if (block.shared_bytes() >= kPatternSharedBytes) {
-    count_patterns_shared(job, block);
-  } else {
-    count_patterns_direct(job, block);
-  }
+  if (block.shared_bytes() >= kPatternSharedBytes) return count_patterns_shared(job, block);
+  count_patterns_direct(job, block);
 }
 
-// Adds to words of the layout that count_bins() uses.
+// Counts fp32 values like count_bins() (histogram.h). From bit kBinCountShift on, the word of a bin has the
+// number of its values, below that the sum of their residuals, i.e. of their lower kBinResidualBits bits.
 template <class Block>
 FORESHOCK_DEVICE void count_bins_body(const HistogramJob& job, Block& block) {
   constexpr uint32_t kMinusZero = 0x80000000u, kPlusInfinity = 0x7f800000u, kMinusInfinity = 0xff800000u;
@@ -150,17 +145,17 @@ FORESHOCK_DEVICE void count_bins_body(const HistogramJob& job, Block& block) {
     Counted& here = counted[thread];
     const uint32_t bin = bits >> kBinResidualBits;
     if (bin != here.run.bin) {
-      if (here.run.sum > 0) block.add(&words[here.run.bin], here.run.sum);
-      here.run = {.bin = bin, .sum = 0};
+      if (here.run.pending > 0) block.add(&words[here.run.bin], here.run.pending);
+      here.run = {.bin = bin, .pending = 0};
     }
-    here.run.sum += kOne | (bits & kResidual);
+    here.run.pending += kOne | (bits & kResidual);
     here.minus_zero += bits == kMinusZero;
     here.plus_infinity += bits == kPlusInfinity;
     here.minus_infinity += bits == kMinusInfinity;
   });
   block.each([&](uint32_t thread) {
     const Counted& here = counted[thread];
-    if (here.run.sum > 0) block.add(&words[here.run.bin], here.run.sum);
+    if (here.run.pending > 0) block.add(&words[here.run.bin], here.run.pending);
     if (here.minus_zero > 0) block.add(&words[kMinusZeroWord], here.minus_zero);
     if (here.plus_infinity > 0) block.add(&words[kPlusInfinityWord], here.plus_infinity);
     if (here.minus_infinity > 0) block.add(&words[kMinusInfinityWord], here.minus_infinity);
