@@ -5,9 +5,9 @@
  *   1. Nothing throws, blocks, prints, aborts, allocates after set-up, or takes a lock across a copy.
  *   2. A return value reports what the monitor needs next, how much it kept, or a number that it assigned.
  *      The training must not depend on it. Only the result of foreshock_read_advice is meant to be acted on.
- *   3. Every struct starts with `size` (sizeof) and `version` (FORESHOCK_ABI_VERSION), as the caller
- *      compiled them. If either differs from this header, the struct is not read. An attention call is then
- *      counted as skipped ("unknown"); any other call is ignored.
+ *   3. Every struct but foreshock_tensor starts with `size` (sizeof) and `version` (FORESHOCK_ABI_VERSION),
+ *      as the caller compiled them. If either differs from this header, the struct is not read. An attention
+ *      call is then counted as skipped ("unknown"); any other call is ignored.
  *   4. Pointers are borrowed for the duration of the call.
  *   5. Every function may be called from any thread, and from a forked child (there it does nothing until
  *      the child itself trains).
@@ -106,9 +106,8 @@ typedef struct foreshock_attention_call {
                             or additive; absent: no mask */
   foreshock_tensor grad_out;   /* backward only, (B, H, N, DV) */
   foreshock_tensor grad_query; /* backward only, (B, H, N, D) */
-  const void*
-      layer_identity;     /* opaque, equal for all calls of a layer (foreshock_parameter); NULL: unknown */
-  const char* layer_name; /* explicit annotation, wins over layer_identity; NULL: none */
+  const void* layer_identity;  /* foreshock_parameter.identity of the layer, opaque; NULL: unknown */
+  const char* layer_name;      /* explicit annotation, wins over layer_identity; NULL: none */
   void* stream;        /* CUDA tensors only: the CUstream on which the operation was launched (1: the legacy
                           default stream, 2: the thread's default stream). NULL: unknown; the call is then
                           not sampled, since the monitor could not order its copy after the operation */
@@ -149,16 +148,16 @@ typedef struct foreshock_step {
 /* Source of foreshock_step.step: the program itself, the optimizer's state, or a count of detected steps. */
 enum { FORESHOCK_STEP_REPORTED = 1, FORESHOCK_STEP_OPTIMIZER_STATE = 2, FORESHOCK_STEP_COUNTED = 3 };
 
-/* Flags of foreshock_step.given. */
+/* Flags of foreshock_step.given. The first four: a field of the step is set. The others: an event. */
 enum {
   FORESHOCK_GIVEN_LOSS = 1,
   FORESHOCK_GIVEN_LEARNING_RATE = 2,
   FORESHOCK_GIVEN_GRADIENT_NORM = 4,
   FORESHOCK_GIVEN_BATCH_ID = 8,
-  /* For the rest of the process the caller no longer describes tensors, their gradients and their values,
-     because this cost several times the allowed overhead. */
+  /* The caller has given up: for the rest of the process it no longer describes tensors, their gradients and
+     their values, because this cost several times the allowed overhead. */
   FORESHOCK_GIVEN_UP_TENSORS = 16,
-  /* Set beside FORESHOCK_GIVEN_UP_TENSORS if the reason is that describing them failed. */
+  /* Set beside FORESHOCK_GIVEN_UP_TENSORS if the reason is instead that describing them failed. */
   FORESHOCK_GIVEN_UP_FAILED = 32,
   /* This is the first step of another optimizer; the optimizer of the earlier steps was destroyed. */
   FORESHOCK_GIVEN_OTHER_TRAINING = 64
@@ -221,8 +220,8 @@ typedef struct foreshock_weight {
   uint32_t unfollowed; /* FORESHOCK_FOLLOWED, or the reason why the tensor cannot be measured */
 } foreshock_weight;
 
-/* Values of `unfollowed`. A tensor that cannot be measured is only counted. Its `shape` still takes part when
- * the measurements of all tensors are spread evenly over the steps. */
+/* Values of `unfollowed`. A tensor that cannot be measured is only counted, but must have a `shape`: the
+ * sizes of all tensors determine the step in which each other one is measured, alike on all ranks. */
 enum {
   FORESHOCK_FOLLOWED = 0,
   FORESHOCK_UNFOLLOWED_FLAT = 1,      /* it consists of several parameters (flat parameters of FSDP1) */
@@ -316,15 +315,14 @@ FORESHOCK_EXPORT int foreshock_attention_enter(int32_t op, uint32_t flags);
 /* Describes a call for which foreshock_attention_enter returned nonzero, after the operation has returned. */
 FORESHOCK_EXPORT void foreshock_attention_leave(const foreshock_attention_call* call);
 
-/* Replaces ..._leave if the operation threw (FORESHOCK_SKIP_UNKNOWN) or cannot be described (other reasons).
- */
+/* Replaces foreshock_attention_leave if the operation threw (FORESHOCK_SKIP_UNKNOWN) or is not described. */
 FORESHOCK_EXPORT void foreshock_attention_skip(int32_t op, uint32_t reason);
 
 /* Evidence that the process has attention which no hook sees. The smallest number for a name is kept. */
 enum {
   FORESHOCK_UNSEEN_USED = 1,      /* it was called, at least while a graph was compiled */
   FORESHOCK_UNSEEN_IMPORTED = 2,  /* its module was imported */
-  FORESHOCK_UNSEEN_REGISTERED = 3 /* an operation with such arguments was registered */
+  FORESHOCK_UNSEEN_REGISTERED = 3 /* an operation with arguments query, key and value was registered */
 };
 
 /* Names an attention implementation that no hook sees, so that the summary can list what is not counted.
@@ -348,8 +346,11 @@ FORESHOCK_EXPORT void foreshock_skips_unseen(void);
 /* Marks the gradients of the step that ends next as not reported: they exceed the adapter's capacity. */
 FORESHOCK_EXPORT void foreshock_gradients_too_many(void);
 
-/* Reports a loss value of one micro-batch. Of several sources the best one is used from then on: reported,
- * then nll, then backward root, then logged. */
+/* Reports a loss value of one micro-batch. The source is chosen once, by the first finite backward root: nll
+ * if exactly one nll was observed since the previous root and equals this one, up to a whole divisor
+ * (accumulation) and a power of two (gradient scaler); else backward roots, e.g. with label smoothing or an
+ * auxiliary loss. If a step with an nll ends before such a root, nll is chosen. Until then logged values are
+ * used. From the first reported value on, only reported values are used. */
 FORESHOCK_EXPORT void foreshock_observe_loss(double value, uint32_t source);
 
 /* Reports that the program divided the loss of a micro-batch by `divisor` (a whole number, 2 or more) before
@@ -363,9 +364,10 @@ FORESHOCK_EXPORT void foreshock_observe_root_divisor(double divisor);
 FORESHOCK_EXPORT void foreshock_loss_is_of(const char* name);
 
 /* Reports the cross-entropy of a micro-batch, or of a piece of one, as the sum over its targets. `weight` is
- * the sum of the targets' weights (without weights: the number of targets that count). From it the monitor
- * decides whether the backward roots of a step's micro-batches must be added or averaged. In a step without
- * backward roots, the loss is the total of the sums divided by that of the weights, and its source is nll. */
+ * the sum of the targets' weights (without weights: the number of targets that count). The monitor decides
+ * from both whether the backward roots of a step's micro-batches are added or averaged. If a step with
+ * neither nll nor backward roots ends before a source is chosen, the loss is from then on the total of the
+ * sums divided by the total of the weights, and its source is nll. */
 FORESHOCK_EXPORT void foreshock_observe_loss_sum(double sum, double weight);
 
 /* Copies values from a CUDA device to the host without waiting. Each of the `count` tensors has one element
@@ -374,8 +376,8 @@ FORESHOCK_EXPORT void foreshock_observe_loss_sum(double sum, double weight);
  * one number per value, to be passed to a function below that takes one; the record of the step is completed
  * when the values have arrived. Returns 0 if the values cannot be copied: the device is not set up yet (first
  * step), the stream is being captured, or something failed. FORESHOCK_FETCH_LOSS succeeds even if the copy
- * fails, because foreshock_fetched may still supply the value. It returns 0 only if the trainer reports its
- * loss itself, or if the tensors are not as described. */
+ * fails, because foreshock_fetched may still supply the value. It returns 0 only if the process is not
+ * monitored, the trainer reports its loss itself, or the tensors are not as described. */
 enum { FORESHOCK_FETCH_LOSS = 1, FORESHOCK_FETCH_NORM = 2, FORESHOCK_FETCH_OTHER = 3 };
 FORESHOCK_EXPORT int foreshock_fetch(const foreshock_tensor* values, size_t count, void* stream,
                                      uint32_t what, uint64_t* numbers);
@@ -394,8 +396,8 @@ FORESHOCK_EXPORT void foreshock_fetched(uint64_t number, double value);
 FORESHOCK_EXPORT int foreshock_step_is_sampled(void);
 
 /* Reports numbers that the training logs, for the record of the step that ends next. Of several values with
- * one name the last is kept. More than 16 names in a process are dropped. Returns how many values were kept.
- */
+ * one name the last is kept. Values are dropped if their name is not among the first 16 names of the process.
+ * Returns how many values were kept. */
 FORESHOCK_EXPORT int foreshock_observe_scalars(const foreshock_scalar* scalars, size_t count);
 
 /* -- parameters -- */
@@ -410,9 +412,9 @@ FORESHOCK_EXPORT void foreshock_observe_gradients(const foreshock_gradient* grad
 
 /* -- weights -- */
 
-/* Names all tensors that the optimizers of this rank step; call it again after resharding. Returns how many
- * tensors are measured from now on: 0 also while the process is not monitored, and -1 if another thread holds
- * the table, in which case the caller must repeat the call at the next step. */
+/* Describes all tensors that this rank's optimizers update; must be repeated after resharding. Returns the
+ * number of known tensors, also those that cannot be measured: 0 while the process is not monitored, and -1
+ * if another thread is using the table, in which case the caller must repeat the call at the next step. */
 FORESHOCK_EXPORT int foreshock_name_weights(const foreshock_weight* weights, size_t count);
 
 /* Fills in the numbers (foreshock_weight_state.number) of the tensors to be measured in the step that ends
