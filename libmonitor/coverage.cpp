@@ -1,4 +1,4 @@
-// Counts attention in CUDA graphs and attention kernels, and stores names of attention without hooks.
+// Counts attention calls in CUDA graphs, counts attention kernels, and stores names of unhooked attention.
 #include "libmonitor/coverage.h"
 
 #include <algorithm>
@@ -93,11 +93,13 @@ void CudaGraphCounter::begin_recording_into(uintptr_t stream, uintptr_t graph, c
   begin(stream, graph, so_far);
 }
 
-void CudaGraphCounter::begin(uintptr_t stream, uintptr_t into, const PassCalls& so_far) {
+// `body`: the existing graph into which the stream records, the body of a conditional node; 0: a new graph.
+void CudaGraphCounter::begin(uintptr_t stream, uintptr_t body, const PassCalls& so_far) {
   const Turn turn(this);
   if (!turn || stream == 0) return;
-  remove_recording(stream);                  // removes an earlier recording whose end was not seen
-  if (into == 0) mark_recordings_unknown();  // their calls cannot be separated from those of the new one
+  remove_recording(stream);  // removes an earlier recording whose end was not seen
+  // Calls of recordings at the same time cannot be separated. For a body, end_recording() decides this.
+  if (body == 0) mark_recordings_unknown();
   const uint32_t others = active_recordings_.load(std::memory_order_relaxed);
   if (others == 0) {
     calls_before_all_ = so_far;
@@ -105,7 +107,7 @@ void CudaGraphCounter::begin(uintptr_t stream, uintptr_t into, const PassCalls& 
   }
   for (Recording& recording : recordings_) {
     if (recording.stream != 0) continue;
-    recording = {stream, into, others == 0, 0, so_far};
+    recording = {stream, body, others == 0, 0, so_far};
     active_recordings_.store(others + 1, std::memory_order_relaxed);
     return;
   }
@@ -125,14 +127,14 @@ void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const Pa
     all += calls[pass] = so_far.of[pass] - ended.before.of[pass];
   // Calls in the body of a conditional node, or in a recording whose begin was not seen, were also counted by
   // the other recordings, which are then unknown.
-  const bool is_body_with_calls = ended.into != 0 && all != 0;
+  const bool is_body_with_calls = ended.body != 0 && all != 0;
   if (was_seen ? is_body_with_calls : graph != 0) mark_recordings_unknown();
   const bool is_known = was_seen && ended.is_alone && !has_overflowed_;
   Graph* record = nullptr;  // the graph that gets the calls; null: none
-  if (ended.into == 0)
+  if (ended.body == 0)
     record = graph != 0 ? add_graph(graph) : nullptr;
   else if (all != 0)
-    record = graph_of(ended.into);
+    record = graph_of(ended.body);
   for (uint32_t pass = 0; record != nullptr && pass < kPasses; ++pass)  // earlier calls of the graph are kept
     calls[pass] = record->calls[pass] != kUnknown ? calls[pass] + record->calls[pass] : kUnknown;
   for (uint32_t pass = 0; record != nullptr && pass < kPasses; ++pass)
@@ -292,9 +294,9 @@ void KernelCounter::start(uint64_t steps, Finder find) {
   warm_up_ = kWarmUpSteps;
 }
 
-cupti::Result KernelCounter::subscribe(char (&holder)[cupti::kHolderSize]) {
+cupti::Result KernelCounter::subscribe(char (&other_subscriber)[cupti::kHolderSize]) {
   if (library_.subscribe_v2 == nullptr) return library_.subscribe(&subscriber_, count_launch, nullptr);
-  cupti::SubscriberParams params = {sizeof params, "foreshock", holder, sizeof holder};
+  cupti::SubscriberParams params = {sizeof params, "foreshock", other_subscriber, sizeof other_subscriber};
   return library_.subscribe_v2(&subscriber_, count_launch, nullptr, &params);
 }
 
@@ -310,10 +312,10 @@ void KernelCounter::begin(const PassCalls& calls, uint64_t calls_in_graphs, segm
   if (find_ == nullptr || !find_(&library_)) return finish(KernelCountState::kNoLibrary, coverage);
   if (library_.profiler_runs())  // tries again at the next step
     return store_state(KernelCountState::kProfiler, coverage);
-  char holder[cupti::kHolderSize] = {};
-  const cupti::Result result = subscribe(holder);
+  char other_subscriber[cupti::kHolderSize] = {};
+  const cupti::Result result = subscribe(other_subscriber);
   if (result == cupti::kSubscribedByAnother) {
-    std::memcpy(coverage->kernel_count_holder, holder, sizeof holder - 1);
+    std::memcpy(coverage->kernel_count_holder, other_subscriber, sizeof other_subscriber - 1);
     return finish(KernelCountState::kTaken, coverage);
   }
   if (result != cupti::kSuccess) return finish(KernelCountState::kRefused, coverage);

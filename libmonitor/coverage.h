@@ -116,7 +116,7 @@ class CudaGraphCounter {
 
   struct Recording {
     uintptr_t stream = 0;
-    uintptr_t into = 0;    // the existing graph that is recorded into, or 0
+    uintptr_t body = 0;    // the existing graph that is recorded into (begin_recording_into), or 0
     bool is_alone = true;  // false: its calls cannot be separated from those of other recordings
     uint32_t steps = 0;    // steps that have ended since the recording began
     PassCalls before;
@@ -134,7 +134,7 @@ class CudaGraphCounter {
   };
   class Turn;
 
-  void begin(uintptr_t stream, uintptr_t into, const PassCalls& so_far);
+  void begin(uintptr_t stream, uintptr_t body, const PassCalls& so_far);
   Recording remove_recording(uintptr_t stream);
   void mark_recordings_unknown();
   void mark_all_unknown();
@@ -176,7 +176,7 @@ class KernelCounter {
  private:
   void begin(const PassCalls& calls, uint64_t calls_in_graphs, segment::Coverage* coverage);
   void finish(segment::KernelCountState state, segment::Coverage* coverage);
-  cupti::Result subscribe(char (&holder)[cupti::kHolderSize]);
+  cupti::Result subscribe(char (&other_subscriber)[cupti::kHolderSize]);
   bool enable(uint32_t on);
 
   uint64_t steps_ = 0, warm_up_ = 0, counted_ = 0;
