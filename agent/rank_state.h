@@ -38,7 +38,7 @@ class History {
   };
   // Keeps at most `points` points; `points` must be at least 2.
   History(std::span<const Column> columns, size_t points);
-  // Ignores a step before the first one added. Ignores NaN and Inf, which are reported as events instead.
+  // Ignores a step before the first point. Ignores NaN and Inf, which are reported as events instead.
   void add(int64_t step, size_t column, double value);
   // Sets the steps and columns of `table`. A point without a value in a column is NaN there.
   void copy_to(HistoryTable* table) const;
@@ -99,12 +99,13 @@ struct PastAlarm {
 // Statistics of one checked tensor of a rank or a layer: the output in the forward pass; dQ, dK or dV in the
 // backward pass. The windows and pools cover the last 64 slices; `past` and the counts cover all slices.
 struct PassStatistics {
-  uint64_t judged = 0, nonfinite = 0;     // checked slices, and those of them with NaN or Inf
+  uint64_t judged = 0;                    // checked slices
+  uint64_t nonfinite = 0;                 // slices with NaN or Inf; for a layer's dQ also slices of keys
   SampleWindow nonfinite_slices;          // 1 for a slice with NaN or Inf, else 0
   std::map<std::string, PastAlarm> past;  // by LayerAlarm::kind
-  // Errors of the trainer's result: relative_error_... to the norm of the reference; the ratios to the error
-  // of unfused attention (deviation_ratio), of fused attention (fused_ratio), or to the tolerance of the
-  // log-sum-exp (lse_error_ratio).
+  // Errors of the trainer's result: relative to the norm of the reference (relative_error_...), divided by
+  // the error of unfused attention (deviation_ratio), and divided by the error of fused attention
+  // (fused_ratio). lse_error_ratio is the error of the log-sum-exp divided by its tolerance.
   SampleWindow relative_error_mean, relative_error_max, deviation_ratio, fused_ratio, lse_error_ratio;
   BiasPool bias;          // mean signed error of the trainer's result
   BiasPool excess_bias;   // that bias minus the bias of a correct algorithm on the same slices
@@ -128,8 +129,8 @@ using KeyStatistics = std::vector<PassStatistics>;
 // and the rounded reference is not biased. `tensor` is a JudgedTensor.
 bool is_biased(const PassStatistics& pass, uint32_t tensor);
 
-// Of forward slices: largest error of the log-sum-exp, largest scaled score, entropy of the attention weights
-// in nats, and the result of near_tie_ratio() below.
+// Figures of forward slices: largest error of the log-sum-exp, largest scaled score, entropy of the attention
+// weights in nats, and the result of near_tie_ratio() below.
 struct ScoreStatistics {
   SampleWindow lse_error, logit, entropy_min, entropy_mean, near_tie_ratio;
 };
@@ -291,7 +292,7 @@ struct RankStatistics {
   std::vector<segment::UnseenName> unseen;  // attention that no hook sees
   segment::Coverage coverage = {};          // calls that the hooks do not see, counted by other means
   segment::Totals totals;                   // the trainer's counters of calls and samples
-  // Samples that the agents of this process have checked, and those that could not be checked.
+  // Samples that this agent and the agents before it have checked, and those that could not be checked.
   uint64_t judged[segment::kPasses] = {}, lost[segment::kPasses][segment::kLostReasons] = {};
   bool alive = true;
   bool current = true;      // false: a later process has taken over this rank's number
@@ -329,10 +330,11 @@ struct RankStatistics {
   // process has replaced this one.
   std::optional<LossCount> losses(WatchEventKind kind) const;
   StepWindow loss_window, gradient_window;
-  Window<kLossWindow> gradient_before;                 // norms of the last 128 steps, for gradient_zscore
-  std::optional<double> loss_zscore, gradient_zscore;  // of the last step against the 128 before it
+  Window<kLossWindow> gradient_before;    // norms of the last 128 steps, for gradient_zscore
+  std::optional<double> loss_zscore;      // of the last step, against the last 128 losses that were not high
+  std::optional<double> gradient_zscore;  // of the last step, against the norms of the 128 steps before it
   // Duration of the steps, the part of it that the monitor takes in the trainer (own), and CPU time of the
-  // agent. The last two are without the cost of the first look (FirstLookCost).
+  // agent for the rank. The last two are without the cost of the first look (FirstLookCost).
   struct Cost {
     double train_seconds = 0, own_seconds = 0, agent_seconds = 0;
   };
@@ -341,22 +343,22 @@ struct RankStatistics {
   // Cost of the first look: the first samples of a process, which are paid from a fixed grant. It counts
   // neither for the slowdown nor for the choice of the sampling interval.
   struct FirstLookCost {
-    double own_seconds = 0, agent_seconds = 0;  // in the trainer, and in the agent
-    int64_t last_step = -1;                     // last step of the first look so far
+    double own_seconds = 0, agent_seconds = 0;  // in the trainer, and in the agent for checking slices
+    int64_t last_step = -1;                     // last ended step of the first look
   };
   FirstLookCost first_look;
-  // Whether a slice of `step` belongs to the first look. While the first look lasts, the slice's step may not
-  // have ended yet, so the last ended step decides.
+  // Whether a slice of `step` belongs to the first look. A slice may be checked before its step has ended. It
+  // then belongs to the first look if the last ended step does.
   bool is_in_first_look(int64_t step) const {
     return segment::is_first_look(last_step) || step <= first_look.last_step;
   }
-  StepStride stride;  // estimates how many steps one reported step covers
+  StepStride stride;  // estimates the difference of two reported step numbers: a trainer may omit steps
   // The next three are in seconds per reported step.
   StepWindow step_seconds;       // without the monitor's part
   StepWindow other_step_cost;    // the monitor's part in steps that were not sampled
   Window<16> sampled_step_cost;  // the monitor's part in sampled steps
   uint64_t sampled_steps = 0;
-  double agent_seconds = 0;         // CPU time that the agent spent on this rank
+  double agent_seconds = 0;         // CPU time that the agent spent on this rank, in the first look too
   double judging_seconds = 0;       // the part of agent_seconds spent on checking slices after the first look
   double tensor_seconds = 0;        // the part of agent_seconds spent on tensors
   uint64_t row_slices_handled = 0;  // slices of query rows that the agent checked or refused
@@ -371,9 +373,9 @@ struct RankStatistics {
     int ends = 0;  // ends of steps since `since_ns`
   };
   PendingGradient pending_gradient;
-  uint64_t refused_slots = 0, refused_tensors = 0;
-  int64_t model_step_in_history = -1;  // step of the last snapshot of the model in `history`
-  segment::TensorRing tensors = {};    // the trainer's counts of weight tensors and of their snapshots
+  uint64_t refused_slots = 0, refused_tensors = 0;  // slices and tensor records with invalid contents
+  int64_t model_step_in_history = -1;               // step of the last snapshot of the model in `history`
+  segment::TensorRing tensors = {};  // the trainer's counts of weight tensors and of their snapshots
   History history{kRankColumns, kRankPoints};
   std::deque<RankEvent> events;
   std::vector<std::string> scalar_names;       // names of segment::StepRecord::scalars
@@ -410,8 +412,8 @@ struct RankStatistics {
 };
 
 // The layer under which a call is counted. `label`: short, as in series ("003"); empty: unknown. `name`: the
-// module. `source`: name of the segment::LayerSource from which the label comes, or that is the reason why
-// there is none.
+// module. `source`: a name of segment::LayerSource. It is how the label was found ("parameter"), or, if the
+// label is empty, why it was not ("unknown").
 struct LayerOfCall {
   std::string label, name, source;
 };
@@ -441,7 +443,7 @@ void add_to_history(const TensorSnapshot& snapshot, RankStatistics* rank);
 // Adds the effective rank of a layer's weight update to the histories of layer and rank. `rank`: the rank
 // whose record completed the spectrum.
 void add_to_history(const std::string& layer, const LayerSpectrum& spectrum, RankStatistics* rank);
-// Adds the latest snapshot of the whole model to the rank's history, once per interval.
+// Adds the latest snapshot of the whole model to the rank's history, unless it was already added.
 void add_to_history(const Weights& weights, RankStatistics* rank);
 // Returns the share of rows whose second largest score nearly equals the largest; absent if no row has a key.
 std::optional<double> near_tie_ratio(const SliceDeviation& deviation);
