@@ -12,8 +12,8 @@
 
 namespace foreshock::lab {
 
-// Algorithms of one family compute the same function of the same inputs, which are rounded to
-// Arithmetic::storage(), and give the same outputs ("->").
+// Algorithms of one family compute the same function of the same inputs and give the same outputs ("->").
+// Inputs are rounded to Arithmetic::storage() (matrix_product: to format(), and its output is not rounded).
 //   attention       query [rows][d], key, value [n][d], grad_out [rows][d]
 //                   -> out [rows][d], log_sum_exp [rows][1]
 //                   with backward also delta [rows][1], grad_query, grad_key, grad_value
@@ -21,9 +21,9 @@ namespace foreshock::lab {
 //   convolution     image [d][n * n], filter [rows][d * 9] -> out [rows][(n - 2) * (n - 2)]
 //   softmax         logits [rows][n] -> out [rows][n]
 //   layer_norm      input [rows][n] -> out [rows][n]
-//   matrix_product  left [rows][d], right [d][n], rounded to Arithmetic::format() -> out [rows][n], not
-//   rounded cross_entropy   hidden [rows][d], classes [n][d], label [rows][1]
+//   cross_entropy   hidden [rows][d], classes [n][d], label [rows][1]
 //                   -> loss [rows][1], grad_hidden [rows][d]
+//   matrix_product  left [rows][d], right [d][n] -> out [rows][n]
 enum class Family { kAttention, kConvolution, kSoftmax, kLayerNorm, kCrossEntropy, kMatrixProduct };
 
 // How the backward pass computes delta, which it subtracts from a row of dP: as the row's sum of dO * O, like

@@ -1,6 +1,6 @@
-// Attention algorithms, which all compute out = softmax(scale * query . key^T) . value. Inputs and outputs
-// are those of family attention in algorithm.h. P is exp(score - maximum), in the backward pass divided by
-// the row's sum. State "in the format" is rounded to it, state "in registers" to fp32 (arithmetic.h).
+// Attention algorithms, which all compute out = softmax(scale * query . key^T) . value. The table in
+// algorithm.h lists inputs and outputs. P is exp(score - maximum), in the backward pass divided by the row's
+// sum. State "in the format" is rounded to Arithmetic::storage(), state "in registers" to fp32.
 #ifndef FORESHOCK_LAB_ATTENTION_H_
 #define FORESHOCK_LAB_ATTENTION_H_
 
@@ -60,11 +60,11 @@ enum class State { kFormat, kRegisters };
 // Adds delta, grad_query, grad_key and grad_value to `results`, which must have out and log_sum_exp.
 // Recomputes P as exp(score - log_sum_exp), as kernels do. With State::kFormat each product, the scaled
 // scores, P and delta are stored in the format, and gradients are accumulated in the format tile by tile.
-// With kRegisters all these stay in registers; only operands of products are cast. Results are always stored.
+// With kRegisters these stay in registers; only operands of products and final gradients are in the format.
 void attention_backward(const Tensors& inputs, const Settings& settings, State state, Arithmetic& arithmetic,
                         Tensors& results);
 
-// The same, but with the `probabilities` [rows][n] of the forward pass for P, as unfused attention does.
+// Does the same with the `probabilities` [rows][n] of the forward pass as P, as unfused attention does.
 void attention_backward_from(const Tensor& probabilities, const Tensors& inputs, const Settings& settings,
                              State state, Arithmetic& arithmetic, Tensors& results);
 

@@ -1,4 +1,5 @@
 // The claims of each sweep. The limits are those of the claim, or leave some room around what was measured.
+// "Fig. 3" to "Fig. 6" are figures of kStability, arXiv 2405.02803.
 #include "lab/claims.h"
 
 namespace foreshock::lab {
@@ -24,16 +25,16 @@ std::vector<Claim> claims_of_fig3(Measured measured) {
 }
 
 std::vector<Claim> claims_of_fig4(Measured measured) {
-  const auto of_both = [&](const char* algorithm, const char* input) {
+  const auto of_algorithm_and_input = [&](const char* algorithm, const char* input) {
     return with_input(of(measured, algorithm), input);
   };
-  const Range uniform = range_of(of_both("flash_reimplemented", "uniform"), max_ratio);
-  const Range normal = range_of(of_both("flash_reimplemented", "normal"), max_ratio);
+  const Range uniform = range_of(of_algorithm_and_input("flash_reimplemented", "uniform"), max_ratio);
+  const Range normal = range_of(of_algorithm_and_input("flash_reimplemented", "normal"), max_ratio);
   const Range shipped = range_of(with_format(of(measured, "flash2_shipped"), "bf16"), l2_ratio);
   const Range in_roundoffs = range_of(with_format(of(measured, "flash2_shipped"), "bf16"),
                                       [](const Measurement& m) { return m.over_roundoff.mean; });
   const Range every = range_of(of(measured, "flash2_shipped"), max_ratio);
-  const double fp16_gain = 1 / l2_ratio(of_both("flash2_shipped", "outlier").at(0));
+  const double fp16_gain = 1 / l2_ratio(of_algorithm_and_input("flash2_shipped", "outlier").at(0));
   return {
       {kStability, "flash attention deviates about ten times more than plain at bf16 (Fig. 4)",
        text("inputs U(0,1), n 1024 and 2048, every intermediate in bf16: %.1f to %.1f times", uniform.low,
@@ -97,7 +98,7 @@ std::vector<Claim> claims_of_fig6(Measured measured) {
        worse == swaps},
       {kThisLab, "not so in fp32, where short blocks of keys also make short sums",
        text("worse in %d of %d pairs", fp32_worse, fp32_swaps), fp32_worse < fp32_swaps},
-      {kStability, "a square block changes nothing (Fig. 6b): only the key side counts",
+      {kStability, "a square block deviates as much as any block with the same key side (Fig. 6b)",
        rows_matter ? "the query side changes results"
                    : "the query side of a block changes no bit of any figure",
        !rows_matter},
@@ -112,7 +113,7 @@ std::vector<Claim> claims_of_ties(Measured measured) {
   const double fixed = at("flash2_dynamic_max", "ties:2").bias_ulp.mean;
   const auto near = where(of(measured, "flash2_shipped"),
                           [](const Measurement& m) { return m.point.input.ends_with(":1.9e-3"); });
-  // ties:2 is left out: after the cast, both are exact ties, which have a small bias for another reason.
+  // Without ties:2:1.9e-3: its near ties are equal after the cast, and two equal P have their own small bias.
   const auto cast = where(of(measured, "flash2_cast_sum"), [](const Measurement& m) {
     return m.point.input.ends_with(":1.9e-3") && m.point.input != "ties:2:1.9e-3";
   });
@@ -178,8 +179,8 @@ std::vector<Claim> claims_of_backward(Measured measured) {
   Range gradients;
   for (const char* tensor : {"grad_query", "grad_key", "grad_value"}) {
     const Range one = range_of(with_input(of(measured, "flash2_shipped", tensor), "normal"), max_ratio);
-    if (std::isnan(one.low)) gradients = one;
-    if (!std::isnan(gradients.low))  // stays NaN, which fails the claim
+    if (std::isnan(one.low)) gradients = one;  // stays NaN, which fails the claim
+    if (!std::isnan(gradients.low))
       gradients = {std::min(gradients.low, one.low), std::max(gradients.high, one.high)};
   }
   const double from_out = drift("out"), from_probabilities = drift("probabilities");
