@@ -79,8 +79,8 @@ void LossEventRule::restart() {
   in_spike_ = diverged_ = false;
 }
 
-// Returns the event that the present loss, a high one, completes, if any. A spike can turn into a divergence;
-// both events then have the same onset.
+// Returns the event that the present loss, a high one, completes, if any. A spike can turn into a divergence.
+// If all losses between the two events are high, both have the same onset.
 std::optional<LossEvent> LossEventRule::declare(int64_t step) {
   if (nonfinite_in_row_ >= kLossPersistence && !diverged_) return raise(LossEventKind::kDivergence, step);
   if (high_in_row_ >= static_cast<int>(kLossWindow) && nonfinite_in_row_ == 0) {
@@ -122,6 +122,7 @@ std::optional<int64_t> LossRiseRule::observe(int64_t step, double loss, bool is_
   return end_block(mean, std::sqrt(variance / static_cast<double>(kBlock)));
 }
 
+// `within`: the noise of `mean`, as estimated from the differences of neighbouring losses within the block.
 std::optional<int64_t> LossRiseRule::end_block(double mean, double within) {
   if (!is_above(mean)) {
     high_in_row_ = 0;
