@@ -31,10 +31,10 @@ struct NoiseFloors {
 
 // Computes both floors of a slice. The slice must be valid (judgement.h), and `reference` must be the
 // reference of this slice. In a backward slice fused uses the given log_sum_exp and out (the trainer's), like
-// a kernel, so its error is taken against Reference::given_grad_query. Plain uses its own rounded out and
-// weights, so its error is taken against Reference::grad_query. That gradient is not meaningful in partial
-// rows, whose given log_sum_exp covers keys outside of the slice. There plain multiplies its weights by
-// Reference::share and uses the given out. A row that sees no key has out 0 and grad_query 0.
+// a kernel, so the error of fused is taken against Reference::given_grad_query. Plain uses its own rounded
+// out and weights, so the error of plain is taken against Reference::grad_query. In a partial row the given
+// log_sum_exp covers keys outside of the slice. Plain then multiplies its weights by Reference::share, uses
+// the given out, and is compared with given_grad_query. A row that sees no key has out 0 and grad_query 0.
 void compute_noise_floors(const AttentionSlice& slice, const Reference& reference, NoiseFloors* floors);
 
 }  // namespace foreshock
