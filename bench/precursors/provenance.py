@@ -1,5 +1,5 @@
 """Hashes of the code that a result depends on, and the stored data of trainings. Results of several days or machines
-are combined only if hashes agree. A stored training (`one`) is a dictionary made by recording.reduced().
+are combined only if hashes agree. A stored training (`one` in this file) is a dictionary made by recording.reduced().
 
 Standard library only: `./dev docs` runs it without a virtual environment.
 """
@@ -83,6 +83,7 @@ def stored() -> list[dict]:
 
 
 def kept(recipe: str) -> list[str]:
+    """The stored trainings of a recipe, each as a line of JSON."""
     path = FOLDER / f"{recipe}.jsonl"
     return path.read_text().splitlines() if path.exists() else []
 
@@ -99,7 +100,7 @@ def keep(found: list[dict]) -> list[dict]:
     refused: list[dict] = []
     for name in sorted({one["recipe"] for one in found}):
         new = [one for one in found if one["recipe"] == name]
-        of = {one["seed"]: one for one in map(json.loads, kept(name))}
+        of = {one["seed"]: one for one in map(json.loads, kept(name))}  # trainings of this recipe by seed
         least = LEAST_LOOKS * max(looks(one) for one in (*new, *of.values()))
         refused += [one for one in new if looks(one) < least]
         of |= {one["seed"]: one for one in new if looks(one) >= least}
@@ -109,15 +110,15 @@ def keep(found: list[dict]) -> list[dict]:
 
 
 def is_made_alike(one: dict) -> bool:
-    """Whether the training was made with the recipe as it is now."""
+    """Whether recipe and code of the training (of_training()) have not changed since. Ignores detectors and judges."""
     return one["made"]["training"] == of_training(recipes.recipe(one["recipe"]))
 
 
 def is_outdated(one: dict) -> bool:
-    """Whether a stored training must be made again: it is stale, or other code than this tree's judged its slices."""
+    """Whether detectors (is_stale()) or, if there are slices, judges have changed since. Ignores the recipe."""
     return is_stale(one) or (one["lines"]["sample"] > 0 and one["made"].get("judges") != of_judges())
 
 
 def is_stale(one: dict) -> bool:
-    """Whether the events of a stored training come from other detectors than those of this tree."""
+    """Whether the events come from other detectors than those of this tree. Ignores the recipe and the judges."""
     return one["made"]["detectors"] != of_detectors()
