@@ -1,4 +1,4 @@
-// foreshock docs: prints the parts of docs/ that are generated from tables. `./dev docs` writes them there.
+// foreshock docs: prints the generated pages of docs/ for `./dev docs`. main.cpp prints the page "commands".
 #include <cstdio>
 
 #include "agent/detection.h"

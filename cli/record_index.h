@@ -1,7 +1,7 @@
-// Sorts the lines of several records of one run by step, for `foreshock merge`. A record is the file of JSON
-// lines that the agent of one node has written. Only an index of the lines is sorted; the lines stay in their
-// files until they are needed. A large index is sorted by an external merge sort in a temporary file, so
-// memory does not grow with the records.
+// Sorts the lines of several records of one run by step, for `foreshock merge`. A record has the JSON lines
+// that the agent of one node has written, in one file or (--record-size) in two. Only an index of the lines
+// is sorted; the lines stay in their files until they are needed. A large index is sorted by an external
+// merge sort in a temporary file, so memory does not grow with the records.
 #ifndef FORESHOCK_CLI_RECORD_INDEX_H_
 #define FORESHOCK_CLI_RECORD_INDEX_H_
 
@@ -22,13 +22,13 @@ namespace foreshock::cli {
 
 // The place of a line in the merged order and in its record. Lines are sorted by the members, in their order.
 struct IndexedLine {
-  // Lines of one step are sorted in this order.
+  // Lines of one step are sorted in this order. A later "started" line, of a restarted rank, has kEnded.
   enum class Kind : uint8_t { kStarted, kStep, kSample, kEvent, kOther, kTensor, kModel, kEnded };
 
-  // Number of times that the record had gone back to an earlier step before this line, e.g. to a checkpoint.
+  // How often the training had gone back to an earlier step before this line, e.g. to a checkpoint.
   uint32_t generation = 0;
-  // The step of the line; -1: none. An event is sorted where it was written, i.e. not before the last step of
-  // its rank, although a loss event has the earlier step of its onset.
+  // The step of the line; -1: none. For an event, its own step or the last one that its rank had ended before
+  // the event was written, whichever is later. The own step of a loss event is its onset.
   int64_t step = -1;
   Kind kind = Kind::kOther;
   uint32_t subject = 0;            // the rank; for lines on tensors and models a number that identifies these
@@ -67,7 +67,7 @@ class RecordIndex {
   const std::string& path(uint32_t record) const { return paths_[record]; }
   size_t records() const { return paths_.size(); }
   size_t ranks() const { return record_of_rank_.size(); }
-  int64_t world_size() const { return world_size_; }  // the largest in any run line; 0: unknown
+  int64_t world_size() const { return world_size_; }  // largest in "started" and "ended" lines; 0: unknown
   uint64_t bad_lines() const { return bad_lines_; }   // lines that could not be read, and were skipped
   const std::string& first_problem() const { return first_problem_; }  // of the first bad line; "": none
   // Paths of the records whose last line is incomplete, separated by commas.
@@ -82,7 +82,7 @@ class RecordIndex {
   };
   // A sorted part of the temporary file, which is read in blocks.
   struct Piece {
-    uint64_t at = 0, end = 0;  // the entries of the file that were not read yet: from `at` to before `end`
+    uint64_t at = 0, end = 0;  // indexes in the file of its entries that were not read yet: at .. end - 1
     std::vector<IndexedLine> read;  // the present block
     size_t next = 0;                // index in `read`
   };
@@ -90,7 +90,7 @@ class RecordIndex {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
 
-  // Comparison for a heap with the piece whose next line is the smallest at the front.
+  // Orders a heap of indexes of pieces, so that the piece with the smallest next line is at the front.
   struct Later {
     const std::vector<Piece>* pieces;
     bool operator()(size_t a, size_t b) const {
@@ -99,7 +99,7 @@ class RecordIndex {
     }
   };
 
-  // Fills in the members of `*to` by which lines are sorted. Returns "" or why the line cannot be merged.
+  // Fills in all of `*to` but record, offset and bytes. Returns "" or why the line cannot be merged.
   std::string place(const RecordLine& line, Position* position, IndexedLine* to);
   // Sorts lines_ and moves them to the end of the temporary file, as a new piece.
   std::string write_piece();
@@ -107,10 +107,10 @@ class RecordIndex {
   std::string take_rank(int64_t rank, uint32_t record);
 
   std::vector<std::string> paths_;
-  // One file of a record. If a record has two files, offsets in the second continue those of the first.
+  // One file of a record. If a record has two, offsets in the newer file continue those of the older one.
   struct Part {
     std::ifstream file;
-    uint64_t begin = 0, position = 0;  // offsets in the record: of the first byte of the file, and of `file`
+    uint64_t begin = 0, position = 0;  // offsets in the record: of the first byte, and of the next to read
   };
   std::vector<std::vector<Part>> parts_;  // by record
   const size_t most_;                     // lines that are kept in memory
