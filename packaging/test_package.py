@@ -1,6 +1,6 @@
 """./dev test-package: the newcomer's path with the packages of build/packages on Debian 11, 12 and testing.
 
-newcomer.py installs the packages and trains with them, without root, in one bare chroot without a compiler per system.
+For each system, newcomer.py installs the packages and trains with them in a bare chroot, without root or a compiler.
 Making chroots needs root, missing downloads need a network, and the disk needs 25 GB. The packages must have adapters
 for the releases of SYSTEMS: `./dev package --torch 2.8.0,2.13.0,2.15.0`, or all.
 """
