@@ -11,7 +11,8 @@ from pathlib import Path
 import dependencies
 import package
 
-BASELINE_OBJECT = "cli/CMakeFiles/foreshock_cli.dir/__/packaging/glibc_2_31.cpp.o"  # only the packaged binary contains it
+# The object that only the packaged program contains.
+BASELINE_OBJECT = "cli/CMakeFiles/foreshock_cli.dir/__/packaging/glibc_2_31.cpp.o"
 
 
 def link(build: Path, program: Path) -> list[str]:
