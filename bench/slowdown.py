@@ -1,15 +1,18 @@
 """The slowdown of whole short trainings after their first look, by the wall clock and by foreshock's own meter.
 
-    python bench/slowdown.py [--pairs 20] [--steps 500] [--only 10] [--objects 3000000]
+    python bench/slowdown.py [--pairs 20] [--steps 500] [--only 10] [--objects 3000000] [--alone]
 
-Each pair is a plain training and one under `foreshock run`, on one core. They take turns of one step, in random order,
-because the speed of a shared machine changes within seconds by more than what is measured. A step of the watched
-training thus lasts as long as two, so it may take half of the default share: `--max-slowdown 0.5%`. The first 40 steps
-are left out, since foreshock may take more time in them, so that a short training is checked too.
+Each pair is a plain training and one under `foreshock run`, on one core. They take turns of 2 steps, in random order,
+because the speed of a shared machine changes within seconds by more than what is measured. The watched training waits
+during the turns of the other one, and the monitor counts this time as the training's. So its limit is 1 % of the time
+without it. The first 40 steps are left out, since foreshock may take more time in them, so that a short training is
+checked too.
 
 Printed for each length of step: the wall time and the CPU time that foreshock adds to a step, relative to a plain step,
 as the median over the pairs with its 95 % interval; the same as foreshock reports it, with the agent; and the slowest
 step of either kind. A line per pair goes to stderr, with the standard error of its mean. No goal is checked.
+
+--alone: instead, the slowdown that foreshock reports of trainings with default options that run one after the other.
 
 --objects: the trainings hold so many Python objects beside the model. Work that grew with the heap would be in the
 slowest step.
@@ -33,6 +36,8 @@ from turns.trainers import Trainer, interval
 
 MODELS = {"10": (3, 32, 4, 48), "30": (5, 64, 4, 64), "100": (6, 96, 8, 96)}  # ms: layers, width, batch, length
 FIRST_LOOK_STEPS = 40
+TURN = 2  # steps
+SHARE = 0.01  # default of --max-slowdown
 
 
 class Pair(NamedTuple):
@@ -46,35 +51,44 @@ class Pair(NamedTuple):
     slowest: dict[str, float]  # by kind, in seconds
 
 
+def busy_share(trainer: Trainer) -> float:
+    """The part of the time in which one of two such trainings computes if they take turns."""
+    begin = time.perf_counter()
+    computed = sum(trainer.turn(TURN)["wall"] for _ in range(FIRST_LOOK_STEPS // TURN))
+    return computed / (time.perf_counter() - begin) / 2
+
+
 def run(model: str, steps: int, objects: int, chance: random.Random) -> Pair:
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
     try:
         what = ",".join(map(str, MODELS[model]))
         cores = sorted(os.sched_getaffinity(0))
-        trainers = {kind: Trainer(kind, what, base, cores, objects) for kind in ("plain", "halved")}
-        for trainer in trainers.values():
-            trainer.turn(FIRST_LOOK_STEPS)
+        trainers = {"plain": Trainer("plain", what, base, cores, objects)}
+        trainers["plain"].turn(TURN)
+        limit = ("--max-slowdown", f"{SHARE * busy_share(trainers['plain']):.4%}")
+        trainers["watched"] = Trainer("watched", what, base, cores, objects, limit)
+        trainers["watched"].turn(FIRST_LOOK_STEPS)
         taken: dict[str, list[dict[str, float]]] = {kind: [] for kind in trainers}
         begin = time.perf_counter()
-        for _ in range(steps - FIRST_LOOK_STEPS):
+        for _ in range((steps - FIRST_LOOK_STEPS) // TURN):
             for kind in chance.sample(list(trainers), len(trainers)):
-                taken[kind].append(trainers[kind].turn(1))
+                taken[kind].append(trainers[kind].turn(TURN))
         lasted = time.perf_counter() - begin
         ranks = {kind: trainer.finish() for kind, trainer in trainers.items()}
     finally:
         shutil.rmtree(base, ignore_errors=True)
     # seconds of each turn, by clock
     plain, watched = ({clock: [turn[clock] for turn in turns] for clock in turns[0]} for turns in taken.values())
-    step = statistics.fmean(plain["wall"])
+    mean = statistics.fmean(plain["wall"])
     added = [b - a for a, b in zip(plain["wall"], watched["wall"], strict=True)]
     return Pair(
-        wall=statistics.fmean(added) / step,
-        standard_error=statistics.stdev(added) / math.sqrt(len(added)) / step,
+        wall=statistics.fmean(added) / mean,
+        standard_error=statistics.stdev(added) / math.sqrt(len(added)) / mean,
         cpu=sum(watched["cpu"]) / sum(plain["cpu"]) - 1,
         # The monitor divides by the whole time, in which both trainings ran.
-        metered=ranks["halved"]["slowdown_ratio"] * lasted / sum(plain["wall"]),
-        plain_ms=1e3 * step,
-        slowest={"plain": max(plain["wall"]), "watched": max(watched["wall"])},
+        metered=ranks["watched"]["slowdown_ratio"] * lasted / sum(plain["wall"]),
+        plain_ms=1e3 * mean / TURN,
+        slowest={"plain": max(plain["slowest"]), "watched": max(watched["slowest"])},
     )
 
 
@@ -103,15 +117,32 @@ def measure(model: str, pairs: int, steps: int, objects: int) -> None:
     )
 
 
+def measure_alone(model: str, runs: int, steps: int, objects: int) -> None:
+    found = []
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory(prefix="foreshock-bench-", dir="/dev/shm") as base:
+            what, cores = ",".join(map(str, MODELS[model])), sorted(os.sched_getaffinity(0))
+            trainer = Trainer("default", what, pathlib.Path(base), cores, objects)
+            took = trainer.turn(steps)
+            found.append((trainer.finish()["slowdown_ratio"], took["wall"] / steps))
+    ratios, lengths = zip(*found, strict=True)
+    print(
+        f"{1e3 * statistics.median(lengths):6.1f} ms  metered {statistics.median(ratios):.2%} "
+        f"[{min(ratios):.2%}, {max(ratios):.2%}]   ({runs} trainings of {steps} steps, one after the other)",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--objects", type=int, default=0, help="Python objects that each training holds")
     parser.add_argument("--only", choices=list(MODELS), action="append", help="these lengths of step alone")
+    parser.add_argument("--alone", action="store_true", help="trainings without turns: only what foreshock reports")
     arguments = parser.parse_args()
     for model in arguments.only or list(MODELS):
-        measure(model, arguments.pairs, arguments.steps, arguments.objects)
+        (measure_alone if arguments.alone else measure)(model, arguments.pairs, arguments.steps, arguments.objects)
 
 
 if __name__ == "__main__":

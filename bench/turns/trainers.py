@@ -22,8 +22,6 @@ CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
 NEVER = str(1 << 20)  # the largest value of --every; no training here has as many steps
 # Options of `foreshock run` by kind of training; None: without the monitor.
 KINDS = {"plain": None, "unsampled": ("--every", NEVER), "default": ()}
-# For trainings that take turns of one step: a step then lasts as long as two, and may cost the share of one.
-HALVED = {"halved": ("--max-slowdown", "0.5%")}
 RECORDED = {"recorded": ("--record", "{base}/record")}  # default options, with a record
 # Options that do one part of the monitor's work at every step, so that its cost stands out from the noise.
 OFTEN = {
@@ -38,16 +36,25 @@ def cpu_seconds_of(pid: int) -> float:
 
 
 class Trainer:
-    """A training process on one core: training.py, which waits between its turns. `kind`: a key of the tables above.
-    `what`: the model, as training.py expects it. `objects`: number of Python objects that it holds in addition."""
+    """A training process on one core: training.py, which waits between its turns. `kind`: a key of the tables above,
+    or any word with options in `given`. `what`: the model, as training.py expects it. `objects`: number of Python
+    objects that it holds in addition. `given`: options of `foreshock run`."""
 
-    def __init__(self, kind: str, what: str, base: pathlib.Path, cores: list[int], objects: int = 0) -> None:
+    def __init__(
+        self,
+        kind: str,
+        what: str,
+        base: pathlib.Path,
+        cores: list[int],
+        objects: int = 0,
+        given: tuple[str, ...] = (),
+    ) -> None:
         self.base = base / f"{kind}-{what}"
         self.base.mkdir()
         self.summary = self.base / "summary.json"
         line = [sys.executable, str(ROOT / "bench" / "turns" / "training.py"), what, str(objects)]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")} | {"OMP_NUM_THREADS": "1"}
-        options = (KINDS | OFTEN | HALVED | RECORDED)[kind]
+        options = (KINDS | OFTEN | RECORDED).get(kind, given)
         if options is not None:
             options = [option.format(base=self.base) for option in options]
             run = [str(BUILD / "bin" / "foreshock"), "run", "--port", "0", "--run-id", "bench"]
