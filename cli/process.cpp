@@ -157,7 +157,15 @@ Captured run_and_capture(const std::vector<std::string>& command, const std::vec
     if (progress != nullptr && (ready[0].revents | ready[1].revents) != 0) progress(result);
   }
   int status = 0;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  for (;;) {  // the command may have closed its outputs and still run
+    const pid_t ended = waitpid(pid, &status, result.timed_out ? 0 : WNOHANG);
+    if (ended > 0 || (ended < 0 && errno != EINTR)) break;
+    if (ended == 0 && milliseconds_since(start) >= timeout_ms) {
+      result.timed_out = true;
+      kill(pid, SIGKILL);
+    } else {
+      poll(nullptr, 0, 1);
+    }
   }
   result.status = decode(status);
   return result;

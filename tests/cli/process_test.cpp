@@ -35,6 +35,13 @@ TEST(Process, StopsWaiting) {
   EXPECT_EQ(result.status.signal, SIGKILL);
 }
 
+TEST(Process, StopsWaitingForACommandThatHasClosedItsOutputs) {
+  const Captured result =
+      run_and_capture({"sh", "-c", "exec >&- 2>&-; exec sleep 60"}, own_environment(), 300);
+  EXPECT_TRUE(result.timed_out);
+  EXPECT_EQ(result.status.signal, SIGKILL);
+}
+
 TEST(Process, ReportsWhatCannotStart) {
   EXPECT_EQ(run_and_capture({"no-such-program"}, {}, kTimeoutMs).start_error, ENOENT);
   EXPECT_EQ(status_of_failed_start(ENOENT), 127);
