@@ -14,9 +14,9 @@
 namespace foreshock {
 
 struct AgentOptions {
-  std::string directory;  // of a single run: <base>/<run id>; empty: serve `tree`
-  std::string run_id;
-  std::string tree;  // root of the directories of many runs; the agent then runs until it is stopped
+  std::string directory;  // directory of the single run to serve: <base>/<run id>; empty: serve `tree`
+  std::string run_id;     // of the single run
+  std::string tree;       // service: root of the directories of many runs
   std::string bind = "127.0.0.1";
   int port = 9847;
   int last_port = 0;               // uses the first free port from `port` to this; 0: only `port`
@@ -27,43 +27,45 @@ struct AgentOptions {
   uint64_t record_histograms = 0;  // bytes for histograms of weights in the record
   uint64_t record_size = 0;        // bytes of the record that are kept; 0: all
   std::string save_flagged;    // directory for unusual slices; empty: none is kept. For a single run only.
-  uint64_t flagged_quota = 0;  // bytes
+  uint64_t flagged_quota = 0;  // most bytes in save_flagged
   double max_slowdown = 0.01;  // limit of the monitor's share of the training time
-  uint64_t every = 0;          // steps between two sampled ones; 0: the agent chooses them
+  uint64_t every = 0;          // every n-th step is sampled; 0: the agent chooses the interval
   std::string on_alert;        // shell command that is run on alerts; empty: none
-  bool keep_alive = false;     // continue after the last trainer and launcher have ended
+  bool keep_alive = false;     // a single run is served until the agent is stopped
   uint64_t forget_after_seconds = 600;  // how long a run of the tree keeps its series after its end
 };
 
-// Runs the agent until it is stopped or, with a single run, until no trainer or launcher needs it. Returns
-// the exit status: 0, also if another agent serves the run; 1, with one line on stderr, after an error.
+// Runs the agent until a signal stops it or, for a single run without keep_alive, until all trainers and
+// launchers (`foreshock run` processes) of the run have ended. Returns the exit status: 0, also if another
+// agent serves the run; 1, with one line on stderr, after an error.
 int run_agent(const AgentOptions& options);
 
 // A run that this agent serves.
 struct ServedRun {
   ServedRun(std::unique_ptr<Run> followed, Run::Clock::time_point now);
-  // CPU seconds that the agent has spent on the run's ranks since cpu_seconds was last increased.
+  // CPU seconds that the agent has spent on the run's ranks since cpu_seconds was last increased. The agent's
+  // whole CPU time is divided over the runs in proportion to them.
   double new_rank_seconds() const { return std::max(0.0, run->rank_seconds() - rank_seconds); }
 
   std::unique_ptr<Run> run;
   std::string owner;                            // name of the user, or the number if there is no name
   Run::Clock::time_point last_needed;           // when Run::is_needed() was last true
-  double cpu_seconds = 0;                       // the agent's CPU time that is charged to this run
-  double rank_seconds = 0;                      // Run::rank_seconds() when cpu_seconds was last charged
+  double cpu_seconds = 0;                       // this run's share of the CPU time of the whole agent process
+  double rank_seconds = 0;                      // Run::rank_seconds() when cpu_seconds was last increased
   std::shared_ptr<const std::string> document;  // body of /api/v1/state; null: not made yet
   Run::Clock::time_point next_document = {};    // when the document is due again
 };
 
-// Makes the documents that are due. Each has the state of one run and the fields of `agent`. A document that
-// takes long is made less often, and after 20 ms no further one is started. So a run of a thousand layers
-// does not delay the samples of other runs.
+// Makes the due documents: bodies of /api/v1/state, each with the state of one run and the fields of `agent`.
+// A document that takes long is made less often, and 20 ms after the call began no further one is started. So
+// a run of a thousand layers does not delay the samples of other runs.
 void refresh_documents(const nlohmann::json& agent, std::vector<ServedRun>* runs);
 
 // An address at which Prometheus can scrape an agent.
 struct Target {
-  std::string address;  // numeric, or unix:PATH, which Prometheus cannot scrape
-  int port = 0;
-  std::string run;  // label of the run, if the agent serves a single one; empty: several
+  std::string address;  // numeric IP address, or unix:PATH
+  int port = 0;         // 0: Prometheus cannot scrape the address
+  std::string run;      // label of the run, if the agent serves a single one; empty: it serves several
 };
 
 // Returns the targets as one line of JSON, as Prometheus' file_sd and http_sd read it. Targets with port 0
@@ -72,7 +74,8 @@ struct Target {
 std::string targets_json(const std::vector<Target>& targets);
 
 // The file of targets for file_sd: `path` itself, or, if `path` is a directory, a file in it for this run and
-// node. If several agents have the same path, the first one keeps the file until it ends. One thread.
+// node. If several agents have the same path, only the first one writes the file: it holds a lock on it until
+// it ends. Not thread-safe.
 class TargetFile {
  public:
   TargetFile(const std::string& path, const std::string& run);
@@ -81,10 +84,9 @@ class TargetFile {
   TargetFile& operator=(const TargetFile&) = delete;
   // Replaces the file unless it already has this text. Returns "" on success, else the reason.
   std::string write(const std::string& text);
-  // Removes the file unless another agent keeps it.
+  // Removes the file unless another agent has locked it.
   void remove();
-  // If `path` is a directory, removes the files of killed agents of this host, whose lock is free. Other
-  // files stay.
+  // If `path` is a directory, removes the files of killed agents of this host: their locks are free.
   void remove_abandoned() const;
 
  private:

@@ -12,13 +12,14 @@
 namespace foreshock {
 namespace {
 
-// Limit of the parts that are compared, since a trainer may use new names without end.
+// A part is one piece of a tensor that one or several ranks hold, identified by hash_of_part(). The numbers
+// of parts are limited, since a trainer may use new names without end.
 constexpr size_t kMostParts = 1 << 18;
 constexpr size_t kMostSeen = 1 << 16;  // parts of one rank in an interval
-// Checksums are exported as doubles, which hold whole numbers of this many bits exactly.
-constexpr uint64_t kBitsOfADouble = (uint64_t{1} << 52) - 1;
+// Checksums are exported as doubles, which hold whole numbers of 52 bits exactly. This mask keeps 52 bits.
+constexpr uint64_t kExportedBits = (uint64_t{1} << 52) - 1;
 
-// The finaliser of splitmix64. Sums of checksums might cancel; sums of its values do not.
+// The finaliser of splitmix64. Sums of plain checksums might cancel; sums of mixed checksums do not.
 uint64_t mixed(uint64_t word) {
   word = (word ^ word >> 30) * 0xbf58476d1ce4e5b9u;
   word = (word ^ word >> 27) * 0x94d049bb133111ebu;
@@ -29,8 +30,9 @@ std::string_view name_of(const segment::TensorRecord& record) {
   return {record.name, strnlen(record.name, sizeof record.name)};
 }
 
-// Returns the name without its prefix "rank<number>.", or nothing if it has no such prefix.
-std::optional<std::string_view> name_of_any_rank(std::string_view name, int32_t rank) {
+// Returns the name without its prefix "rank<number>.", or nothing if it has no such prefix. The prefix marks
+// a tensor that no framework keeps equal over ranks.
+std::optional<std::string_view> name_without_rank(std::string_view name, int32_t rank) {
   const std::string own = "rank" + std::to_string(rank) + ".";
   if (!name.starts_with(own)) return std::nullopt;
   return name.substr(own.size());
@@ -62,12 +64,13 @@ uint64_t hash_of_part(std::string_view name, const segment::TensorRecord& record
 std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const segment::Identity& identity,
                                    size_t ranks_here) {
   reached_[identity.rank] = record.step;
-  const auto stripped = name_of_any_rank(name_of(record), identity.rank);  // set: it has its rank in it
+  const auto stripped = name_without_rank(name_of(record), identity.rank);  // unset: the name has no rank
   if (has_coordinates(identity))
     add_to_rank(record, hash_of_part(name_of(record), record, identity), &ranks_[identity.rank]);
   else if (!stripped)
-    return {};  // ranks with other coordinates may hold another tensor of this name
+    return {};  // ranks with other, unknown parallel coordinates may hold another tensor of this name
   const std::string name(stripped.value_or(name_of(record)));
+  // + 1: a tensor with and a tensor without the rank in its name are different parts.
   const uint64_t part = hash_of_part(name, record, identity) + (stripped ? 1 : 0);
   if (parts_.size() >= kMostParts && !parts_.contains(part)) return {};
   const auto [found, is_new] = parts_.try_emplace(part);
@@ -77,16 +80,16 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   if (compared.holders.insert(identity.rank).second) compared.is_settled = false;
   std::vector<int32_t> odd;
   if (record.step <= compared.closed) return odd;
-  // Only a rank's first checksum of a step counts, because replicas are compared as they were directly after
-  // that step.
+  // A rank's first checksum of a step counts, because replicas are compared as they were directly after the
+  // step. Later checksums of the same step are not added to the open ones, which wait for other ranks.
   open_ += compared.open[record.step].emplace(identity.rank, record.checksum).second;
-  // Closes the steps that are complete or too many, oldest first. If this step is complete, the earlier ones
-  // are closed too, since steps must be closed in order.
-  const bool is_now = is_complete(compared, record.step, compared.open[record.step], ranks_here);
+  // To close a step means to compare its checksums. Closes steps that are complete, and the oldest ones if
+  // too many are open. If the record's step is complete, the earlier steps are closed too, to keep the order.
+  const bool closes_record = is_complete(compared, record.step, compared.open[record.step], ranks_here);
   while (!compared.open.empty()) {
     const auto& [step, checksums] = *compared.open.begin();
-    if (compared.open.size() <= kMostOpen && open_ <= kMostOpenInAll && !(is_now && step <= record.step) &&
-        !is_complete(compared, step, checksums, ranks_here))
+    if (compared.open.size() <= kMostOpen && open_ <= kMostOpenInAll &&
+        !(closes_record && step <= record.step) && !is_complete(compared, step, checksums, ranks_here))
       break;
     close(&compared, name, &odd);
   }
@@ -94,7 +97,7 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
 }
 
 // Whether no other rank will report its replica of this step. This is so if all ranks that hold a replica
-// have reported it (with hybrid sharding not all ranks do), or if the other ranks have passed this step.
+// have reported it (with hybrid sharding not all ranks hold one), or if the other ranks are past this step.
 bool Replicas::is_complete(const Compared& compared, int64_t step, const Checksums& here,
                            size_t ranks_here) const {
   if (here.size() >= ranks_here ||
@@ -104,12 +107,13 @@ bool Replicas::is_complete(const Compared& compared, int64_t step, const Checksu
   return reached_.size() >= ranks_here && std::all_of(reached_.begin(), reached_.end(), is_done);
 }
 
-// Whether the tensor is a replica, because of its name or because it was equal on all ranks often enough.
+// Whether the tensor is a replica: its name has no rank, or it was equal on all ranks at kEqualSteps steps.
+// Adds the checksums of the present step to that count.
 bool Replicas::is_replica(const Checksums& checksums, Compared* compared) {
   if (compared->is_replica) return true;
   const uint64_t first = checksums.begin()->second;
   compared->is_apart |= !std::all_of(checksums.begin(), checksums.end(),
-                                     [first](const auto& of) { return of.second == first; });
+                                     [first](const auto& by_rank) { return by_rank.second == first; });
   if (compared->is_apart) return false;
   if (compared->equal_steps == 0 || first != compared->last_equal) ++compared->equal_steps;
   compared->last_equal = first;
@@ -117,7 +121,8 @@ bool Replicas::is_replica(const Checksums& checksums, Compared* compared) {
   return compared->is_replica;
 }
 
-// Compares the checksums of the oldest open step, and adds the ranks that differ from the others to *odd.
+// Compares the checksums of the oldest open step. Adds to *odd the ranks that differ from the majority, or
+// all ranks if no checksum has a majority.
 void Replicas::close(Compared* compared, const std::string& name, std::vector<int32_t>* odd) {
   const auto node = compared->open.extract(compared->open.begin());
   const Checksums& checksums = node.mapped();
@@ -125,6 +130,7 @@ void Replicas::close(Compared* compared, const std::string& name, std::vector<in
   open_ -= checksums.size();
   compared->is_settled = true;
   if (checksums.size() < 2) return;
+  // True for a tensor with its rank in its name: if it is a replica, the training script keeps it equal.
   const bool is_by_hand = compared->equal_steps > 0 || !compared->is_replica;
   if (!is_replica(checksums, compared)) return;
   Tensor& tensor = tensors_[name];
@@ -146,12 +152,13 @@ void Replicas::close(Compared* compared, const std::string& name, std::vector<in
   }
 }
 
-// Adds the checksum of a part to the sum over all parts of the rank in this interval.
+// Adds the checksum of a part to the sum over all parts of the rank in the record's interval of steps.
 void Replicas::add_to_rank(const segment::TensorRecord& record, uint64_t part, Rank* rank) {
   const auto interval = static_cast<int64_t>(record.interval);
   const int64_t window = record.step / interval;
   if (window != rank->window || record.interval != rank->interval) {
-    // A new interval begins. The last one is complete if it has the same parts as the one before it.
+    // A new interval begins. The interval before it is complete if it has the same parts as its predecessor.
+    // `group`, the sum of the hashes of the parts, is 0 if the interval has no parts.
     if (rank->group != 0 && rank->group == rank->last_group) end_interval(rank);
     rank->last_group = rank->interval == record.interval ? rank->group : 0;
     rank->window = window;
@@ -167,7 +174,7 @@ void Replicas::add_to_rank(const segment::TensorRecord& record, uint64_t part, R
 
 void Replicas::end_interval(Rank* rank) {
   rank->last = {rank->window * static_cast<int64_t>(rank->interval),
-                static_cast<double>(mixed(rank->sum) & kBitsOfADouble),
+                static_cast<double>(mixed(rank->sum) & kExportedBits),
                 hexadecimal(mixed(rank->group + rank->interval))};
 }
 
@@ -192,7 +199,7 @@ Replicas::Coverage Replicas::coverage() const {
     coverage.by_hand += tensor.is_compared && tensor.is_by_hand;
     if (!tensor.is_compared) coverage.never.push_back(name);
   }
-  std::map<int32_t, size_t> alone;
+  std::map<int32_t, size_t> alone;  // by rank: parts that are not treated as replicas
   for (const auto& [part, compared] : parts_) {
     if (compared.is_replica) continue;
     coverage.maybe += !compared.is_apart && compared.holders.size() > 1;

@@ -16,8 +16,9 @@ namespace foreshock {
 
 inline constexpr size_t kSummaryColumns = 80;
 inline constexpr size_t kSummaryLines = 30;
-// A pass with fewer checked calls has too few samples; if both passes have, there is no verdict. An error of
-// 5 % in one layer is found within 8 sampled calls of that layer (docs/verdicts.md).
+// A pass (forward or backward) with fewer checked calls has too few samples. If this is so for both passes,
+// there is no verdict. An error of 5 % in one layer is found within 8 sampled calls of the layer
+// (docs/verdicts.md).
 inline constexpr uint64_t kLeastJudged = 8;
 
 // The input of a summary. Pointers are borrowed; `weights` may be null.
@@ -28,18 +29,18 @@ struct SummaryInput {
   const Weights* weights = nullptr;
   size_t ranks_here = 1;  // ranks of the run on this node
   int cores_per_rank = 1;
-  bool has_spectra = true;          // false: no layer has an update spectrum
-  uint64_t refused_segments = 0;    // trainer processes that the agent cannot follow
-  std::string refusal;              // reason why the last of them is refused
-  uint64_t processes_left_out = 0;  // earlier processes, whose statistics are no longer kept
-  std::string flagged_directory;
+  bool has_spectra = true;               // false: no layer has an update spectrum
+  uint64_t refused_segments = 0;         // trainer processes that the agent cannot follow
+  std::string refusal;                   // reason why the last of these processes is refused
+  uint64_t processes_left_out = 0;       // earlier processes, whose statistics are no longer kept
+  std::string flagged_directory;         // where unusual ("flagged") slices are kept
   std::optional<FlaggedCounts> flagged;  // absent: no slices are kept
-  std::string record;                    // path; empty: none
+  std::string record;                    // path of the record; empty: the agent writes none
 };
 
-// At most kSummaryLines lines of kSummaryColumns columns. Control characters in names are replaced.
+// Returns at most kSummaryLines lines of kSummaryColumns columns. Control characters in names are replaced.
 std::string summary_text(const SummaryInput& input);
-// One line: run, state, step, loss, error of attention, verdict.
+// Returns one line: run, state, step, loss, error of attention, verdict.
 std::string summary_line(const SummaryInput& input);
 
 }  // namespace foreshock

@@ -3,11 +3,12 @@
     python bench/soak.py [--short] [--steps 1000000] [--restarts 10000] [--json FILE]
 
 A trainer without a framework (soak.cpp) runs under `foreshock run --record`. Every eighth step is sampled, and up to
-10^5 names of layers and of scalars are used, one after the other. The trainer pauses after each part, a tenth of the
-run. In each pause the trainer, the agent, the run directory, the HTTP pages and the record are measured. Printed for
-each quantity: its value at the start (after three parts, when all tables are full) and at the end, the growth per 10^5
-steps or 10^3 restarts, and the growth that BOUNDS allows. Exits with 1 if a quantity grows by more. A quantity that is
-not in BOUNDS must not grow.
+10^5 names of layers and of scalars are used, one after the other. In a second run, the trainer is a chain of short
+processes, each a restart of the one before. The trainer pauses after each part, a tenth of its run. In each pause the
+trainer, the agent, the run directory, the HTTP pages and the record are measured. Prints for each quantity its value at
+the start (after three parts, when all tables are full) and at the end, its growth per 10^5 steps or 10^3 restarts, and
+the growth that BOUNDS or RESTART_BOUNDS allow. A quantity without a bound must not grow. Exits with 1 if one grows by
+more than is allowed.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
-PARTS, WARM_UP = 10, 3  # parts; the measurement after part WARM_UP is the start of growth
+PARTS, WARM_UP = 10, 3  # parts of a run; growth is measured from the end of part WARM_UP on
 RATE = 4000  # steps per second: slow enough for an agent on a busy core
-SETTLED = 4.0  # seconds after which the agent has published the end of a process
+SETTLE_SECONDS = 4.0  # after this time the agent has published the end of a process
 
 
 class Bound(NamedTuple):
@@ -36,7 +37,7 @@ class Bound(NamedTuple):
 
     once: float  # independent of the length of the run
     each: float = 0  # additional growth per step or restart
-    why: str = ""
+    why: str = ""  # what grows
 
 
 KIB, MIB = 1024, 1024**2
@@ -53,8 +54,8 @@ BOUNDS = {
 }
 RESTART_BOUNDS = BOUNDS | {
     "segments": Bound(128 * MIB, why="segments stay for two seconds after a process ended, longer on a busy machine"),
-    "files": Bound(2 + 2 * 64, why="two for each of those segments"),
-    "agent descriptors": Bound(2 * 64, why="two for each of those segments"),
+    "files": Bound(2 + 2 * 64, why="two for each of the segments of ended processes"),
+    "agent descriptors": Bound(2 * 64, why="two for each of the segments of ended processes"),
     "agent RSS": Bound(8 * MIB, why="free lists of malloc, and statistics of the last processes"),
     "/api/v1/state": Bound(64 * KIB, why="the last processes of each rank"),
 }
@@ -71,7 +72,7 @@ def entries(folder: str) -> int:
 
 
 def fetched(address: str, port: int, path: str) -> int:
-    """The size of a page."""
+    """Fetches a page. Returns its size in bytes."""
     with urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=30) as answer:
         return len(answer.read())
 
@@ -97,13 +98,13 @@ class Soak:
         )  # fmt: skip
 
     def measure(self, with_trainer: bool) -> tuple[int, dict[str, int]] | None:
-        """Waits for the end of the next part. Returns the steps or restarts so far, and every quantity; None: the run
-        has ended."""
+        """Waits for the end of the next part. Returns the number of steps or restarts so far, and every quantity by its
+        name. Returns None if the run has ended. `with_trainer`: the trainer process itself is measured too."""
         line = self.process.stdout.readline()
         if not line:
             return None
         pid, done = map(int, line.split())
-        time.sleep(SETTLED)
+        time.sleep(SETTLE_SECONDS)
         agent = json.loads((self.directory / "agent.json").read_text())
         files = list(self.directory.iterdir())
         found = {}
@@ -163,17 +164,17 @@ def soak(kind: str, count: int, per: int, bounds: dict[str, Bound]) -> list[dict
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-soak-", dir="/dev/shm"))
     try:
         rate = [str(RATE)] if kind == "steps" else []
-        one = Soak(scratch, base, kind, str(count), str(PARTS), *rate)
+        run = Soak(scratch, base, kind, str(count), str(PARTS), *rate)
         measured = []
-        # The process that restarts trainers has nothing to measure.
-        while (found := one.measure(kind == "steps")) is not None:
+        # With restarts, the waiting process is the one that starts the trainers. That process is not measured.
+        while (found := run.measure(kind == "steps")) is not None:
             measured.append(found)
-        summary = one.end()
+        summary = run.end()
         if len(measured) != PARTS:
             sys.exit(f"{len(measured)} of {PARTS} parts ran")
         rows = judged(measured, bounds, per)
         size = len(json.dumps(summary))
-        # The summary exists only at the end, so its size is bounded, not its growth.
+        # The summary exists only at the end, so that only its size can be checked, not its growth.
         rows.append({"what": "summary", "start": 0, "end": size, "growth": 0, "allowed": 0, "ok": size < MIB})
         show(f"{count:,} {kind}", f"bytes or a number; growth for each {per:,} {kind}", rows)
         return rows

@@ -1,6 +1,6 @@
-// How `foreshock run` (the launcher) and `foreshock status` use the agent, the process that follows a run:
-// start and restart it, find live runs, read their state, report the end of the command, wait for the
-// summary. They communicate with the agent by files of the run directory (segment/SEGMENT.md) and by HTTP.
+// How the command line uses the agent, the process that follows a run. `foreshock run` (the launcher) starts
+// and restarts it, reports the end of the user's command, and waits for the summary. `foreshock status` finds
+// live runs and reads their state. All use files in the run directory (segment/SEGMENT.md) and HTTP.
 #ifndef FORESHOCK_CLI_AGENT_CLIENT_H_
 #define FORESHOCK_CLI_AGENT_CLIENT_H_
 
@@ -23,7 +23,7 @@ struct AgentAddress {
   uint64_t pid_namespace = 0;  // inode of the pid namespace that `pid` belongs to; 0: unknown
   std::string address;         // of its HTTP server: an IP address, or "unix:" and a path
   int port = 0;
-  int port_taken = 0;         // the first port tried, if it was in use; else 0
+  int port_taken = 0;         // the port that was to be used, if it was in use and `port` replaces it; else 0
   std::string record;         // file of the record; "": none
   std::string save_flagged;   // directory of flagged slices; "": none
   std::string run;            // run id; "" if the agent does not report it
@@ -31,36 +31,39 @@ struct AgentAddress {
   std::string problem;        // an option that the agent could not honour, in one line; "": none
   bool is_elsewhere() const;  // the agent's pid belongs to another pid namespace than ours
   std::string url() const;    // URL of the page, with this run selected
-  bool writes(const std::string& path) const;         // whether the agent writes this record
-  bool saves_flagged(const std::string& path) const;  // whether the agent saves slices there
+  bool writes(const std::string& path) const;         // whether `record` is this path
+  bool saves_flagged(const std::string& path) const;  // whether `save_flagged` is this path
 };
 
-// Reads <directory>/agent.json. Returns nullopt if there is none, or if the agent is gone: its process does
-// not exist or, if it is in another pid namespace, agent.lock is not held.
+// Reads <directory>/agent.json. Returns nullopt if the file does not exist or the agent has ended: its
+// process does not exist or, if it is in another pid namespace, the lock agent.lock is free, which an agent
+// holds while it lives.
 std::optional<AgentAddress> read_agent_address(const std::string& directory);
 
-// Starts the agent of a run, and a new one whenever it has died. Several launchers may share a run and its
-// agent; then any of them starts the next one. One thread.
+// Starts the agent of a run, and a new agent whenever it has died. Several launchers may share a run and its
+// agent; then any of them starts the next agent. Not thread-safe.
 class AgentKeeper {
  public:
-  // `command` starts the agent, which logs to <directory>/agent.log. Empty: a service follows the run.
+  // `command` starts the agent, which logs to <directory>/agent.log. Empty: a service follows the run
+  // instead.
   AgentKeeper(std::string directory, std::vector<std::string> command)
       : directory_(std::move(directory)), command_(std::move(command)) {}
 
   // Starts an agent if none runs, after a growing pause if agents die early. Call it about every 200 ms.
   void tick();
 
-  // Calls tick() until the agent has published its address, `timeout_ms` have passed, or has_failed().
+  // Calls tick() until the agent has published its address. Returns nullopt if that does not happen within
+  // `timeout_ms`, or if has_failed().
   std::optional<AgentAddress> wait_for_address(int timeout_ms);
 
-  // Returns the address of the agent if another agent runs than at the last call, else nullopt.
+  // Returns the address of the agent if it is the first one found or another one than at the last call.
   std::optional<AgentAddress> new_address();
 
   // Sends SIGCONT to the agent, because an agent stopped by SIGSTOP would never write a summary.
   void wake() const;
 
-  // Seconds for which the agent that we have started was runnable but waited for a CPU. 0 if we have started
-  // none, or the kernel has no such statistics (CONFIG_SCHED_INFO).
+  // Seconds for which the agent that we have started was runnable but waited for a CPU. 0 if it does not run,
+  // or if the kernel lacks these statistics (CONFIG_SCHED_INFO).
   double cpu_wait_seconds() const;
 
   // Sends SIGKILL to the agent that we have started, if it runs.
@@ -68,10 +71,10 @@ class AgentKeeper {
 
   bool is_service() const { return command_.empty(); }
 
-  // Whether three agents in a row failed to start or ended within one second, and none of ours runs.
+  // Whether at least three agents in a row failed to start or ended within one second, and none of ours runs.
   bool has_failed() const { return failures_ >= 3 && pid_ < 0; }
 
-  // Returns why no agent could be started, else the last line of agent.log.
+  // Returns the reason why the last start failed, else the last line of agent.log.
   std::string failure_text() const;
 
  private:
@@ -88,7 +91,7 @@ class AgentKeeper {
   std::pair<uint64_t, pid_t> reported_{0, -1};
   int failures_ = 0;     // consecutive agents that could not be started or ended within their first second
   int start_error_ = 0;  // errno of the last start; 0: no error
-  std::chrono::steady_clock::time_point started_{}, next_start_{};
+  std::chrono::steady_clock::time_point started_{}, next_start_{};  // last start; earliest next start
 };
 
 // Reads /api/v1/state of the run that `agent` follows, with the token in `token_file` ("": no token). Returns
@@ -101,15 +104,16 @@ struct LiveRun {
   std::string run_id, directory;
 };
 
-// Returns the runs whose directory a launcher, an agent or a trainer uses, sorted by id. `run_id` "": all.
+// Returns the runs with a live agent or trainer, sorted by id: all if `run_id` is "", else the one of this
+// id.
 std::vector<LiveRun> live_runs(const std::string& run_id);
 
 // Exchanges files with the agent when the command has ended: the launcher writes exit.<launcher>.json, and
-// the agent answers with summary.<launcher>.json. <launcher> is the number launcher_id() of run_dir.h.
+// the agent answers with summary.<launcher>.json. <launcher> is a number (launcher_id() of run_dir.h).
 class ExitExchange {
  public:
-  // Removes files of an earlier launcher with our number. Allocates space and inodes of both files now,
-  // because the tmpfs may be full when the training ends. Returns "" or the reason of a failure.
+  // Removes files of an earlier launcher with our number. Allocates space and inodes for the exit file and
+  // for the summary now, because the tmpfs may be full when the training ends. Returns "" or why this failed.
   std::string reserve(const std::string& directory);
 
   // Writes the exit status of the command, and whether it finished, failed, or was stopped. `stop_signal`:
@@ -120,12 +124,13 @@ class ExitExchange {
     std::string summary;  // summary of the ranks of our command, JSON text
     std::string problem;  // why there is no summary
   };
-  // Waits until the agent has answered, it cannot answer, or a stop signal arrives. Waits at most 30 s, or
-  // 180 s if the agent does not run because it gets no CPU.
+  // Waits until the agent has answered, cannot answer any more, or a stop signal arrives. Waits at most 30 s,
+  // or 180 s while the agent spends at least half of the time waiting for a CPU.
   Answer wait(SignalPasser* signals, AgentKeeper* keeper) const;
 
  private:
-  std::string directory_, exit_, spare_, summary_;  // run directory, and paths of files in it
+  // The run directory, and paths in it: exit file, file that reserves the summary's space, summary.
+  std::string directory_, exit_, spare_, summary_;
 };
 
 // What this program reads of a summary (docs/summary.md) or of the state of a live run.
@@ -133,13 +138,14 @@ struct Summary {
   bool is_valid = false;            // the summary is a JSON object
   std::string text;                 // several lines; "" if the agent wrote none
   std::string line;                 // the run in one line; only in the state of a live run
-  bool has_ranks = false;           // ranks of this launcher's command
-  bool has_other_ranks = false;     // ranks of other launchers of the run
+  bool has_ranks = false;           // the summary has ranks of this launcher's command
+  bool has_other_ranks = false;     // the run has ranks of other launchers
   bool has_refused = false;         // processes that the agent could not follow
   bool lacks_record_lines = false;  // lines of the record could not be written
 };
 
-// Replaces control characters except newlines, since names come from a trainer and are not trusted.
+// Reads a summary or state. In its texts '?' replaces control characters except newlines, since they contain
+// names from a trainer, which are not trusted.
 Summary read_summary(const std::string& json);
 
 // Returns the text of a summary with its first line in bold and the verdict at its end coloured.

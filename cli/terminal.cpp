@@ -1,4 +1,4 @@
-// Output to a terminal, with ANSI escape sequences (terminal.h).
+// Writes lines, a screen that is redrawn with ANSI escape sequences, and a progress bar. Formats numbers.
 #include "cli/terminal.h"
 
 #include <signal.h>
@@ -21,8 +21,8 @@ std::string printable(std::string text) {
 
 void say(const std::string& line) {
   const std::string text = printable("foreshock: " + line) + '\n';
-  // If standard error is a pipe without a reader, write() raises SIGPIPE. It is blocked and taken here,
-  // unless it was pending before, so that the command continues.
+  // If standard error is a pipe without a reader, write() raises SIGPIPE, which would end the command. Blocks
+  // the signal during write() and removes it afterwards, unless another SIGPIPE was pending before.
   sigset_t pipe, pending, before;
   sigemptyset(&pipe);
   sigaddset(&pipe, SIGPIPE);
@@ -34,9 +34,9 @@ void say(const std::string& line) {
   sigprocmask(SIG_SETMASK, &before, nullptr);
 }
 
-size_t terminal_columns(size_t otherwise) {
+size_t terminal_columns(size_t without_terminal) {
   winsize size = {};
-  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return otherwise;
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return without_terminal;
   return std::clamp<size_t>(size.ws_col, 60, 120);
 }
 
@@ -47,16 +47,17 @@ int wrong_use(const std::string& line) {
 
 namespace {
 
-// Terminals with mode 2026 display a frame only when it is complete. Other terminals ignore these sequences.
-constexpr std::string_view kBegin = "\033[?2026h\033[H", kEnd = "\033[?2026l";
+// A frame is the text of a whole screen. Terminals with mode 2026 display the output between ?2026h and
+// ?2026l only when it is complete; other terminals ignore both. ESC [ H moves the cursor to the top left.
+constexpr std::string_view kBeginFrame = "\033[?2026h\033[H", kEndFrame = "\033[?2026l";
 constexpr std::string_view kClearLine = "\033[K", kClearBelow = "\033[J";
-constexpr std::string_view kHideCursor = "\033[?25l\033[2J", kShowCursor = "\033[?25h";
+constexpr std::string_view kHideCursorAndClear = "\033[?25l\033[2J", kShowCursor = "\033[?25h";
 
-volatile std::sig_atomic_t g_stop = 0;  // 1: a signal has asked the Screen to stop
-void ask_to_stop(int) { g_stop = 1; }
-void wake_up(int) {}  // a handler for SIGWINCH that only interrupts the sleep in wait()
+volatile std::sig_atomic_t g_stop = 0;  // 1: SIGINT, SIGTERM or SIGHUP has arrived
+void request_stop(int) { g_stop = 1; }
+void wake_up(int) {}  // handles SIGWINCH (the window has a new size): only interrupts the sleep in wait()
 
-// Writes all of the text to standard output, and gives up at an error.
+// Writes the text to standard output. Stops at an error.
 void put(std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = write(STDOUT_FILENO, text.data(), text.size());
@@ -65,7 +66,7 @@ void put(std::string_view text) {
   }
 }
 
-// Returns the length of the colour sequence at the start of `text`; 0 if there is none.
+// Returns the length of the colour sequence at the start of `text`; 0 if `text` starts without one.
 size_t colour_length(std::string_view text) {
   if (!text.starts_with("\033[")) return 0;
   const size_t end = text.find_first_not_of("0123456789;", 2);
@@ -108,7 +109,7 @@ std::string frame_of(const std::string& text, size_t columns, size_t rows) {
   const std::vector<std::string_view> lines = lines_of(text);
   const size_t most = std::max<size_t>(rows, 1);
   const size_t shown = lines.size() <= most ? lines.size() : most - 1;
-  std::string frame(kBegin);
+  std::string frame(kBeginFrame);
   // Clears a row before writing it. After writing a row of full width, the cursor is still on the last
   // character, and clearing would erase that character.
   const auto add_row = [&](size_t n, std::string_view line) {
@@ -120,7 +121,7 @@ std::string frame_of(const std::string& text, size_t columns, size_t rows) {
     add_row(shown, "... " + std::to_string(lines.size() - shown) + " more lines");
   else if (shown < most)
     (frame += shown > 0 ? "\r\n" : "") += kClearBelow;
-  return frame += kEnd;
+  return frame += kEndFrame;
 }
 
 bool Screen::is_terminal() {
@@ -137,10 +138,10 @@ Screen::Screen() {
         sigaction(signal, &action, nullptr) == 0)
       before_.emplace_back(signal, before);
   };
-  for (int signal : {SIGINT, SIGTERM, SIGHUP}) handle(signal, ask_to_stop);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) handle(signal, request_stop);
   handle(SIGWINCH, wake_up);
   measure();
-  put(kHideCursor);
+  put(kHideCursorAndClear);
 }
 
 Screen::~Screen() {

@@ -15,12 +15,12 @@ namespace foreshock::cli {
 // Replaces control characters by '?'. Text from a record could otherwise send commands to the terminal.
 std::string printable(std::string text);
 
-// Writes "foreshock: <line>\n" with one call.
+// Writes "foreshock: <line>\n" to standard error in one call of write(), after printable(). Ignores errors.
 void say(const std::string& line);
 
 // Returns the width of the terminal on standard output, limited to the range from 60 to 120. Returns
-// `otherwise` if standard output is not a terminal.
-size_t terminal_columns(size_t otherwise);
+// `without_terminal` if standard output is not a terminal.
+size_t terminal_columns(size_t without_terminal);
 
 // The exit status after wrong use of the command line.
 inline constexpr int kWrongUse = 2;
@@ -28,17 +28,18 @@ inline constexpr int kWrongUse = 2;
 // Prints the line with say() and returns kWrongUse.
 int wrong_use(const std::string& line);
 
-// Returns the first `columns` characters. Colours (ESC [ ... m) have no width and end with the line.
+// Returns the first `columns` characters of the line. Colour sequences (ESC [ ... m) do not count as
+// characters. After a colour sequence, the result ends with the default colour.
 std::string fit_line(std::string_view line, size_t columns);
 
-// Returns `text` with the escape sequences that draw it over the previous frame, from the top left. Each line
-// is cut to `columns`, and the rest of the screen is cleared. If there are more lines than rows, the last row
-// has the number of missing lines.
+// Returns a frame: `text` with the escape sequences that draw it over the whole screen, from the top left.
+// Each line is cut to `columns`, and the rest of the screen is cleared. If the text has more lines than
+// `rows`, the last row has the number of missing lines.
 std::string frame_of(const std::string& text, size_t columns, size_t rows);
 
 // Redraws a text at the same place of a terminal. While a Screen exists, the cursor is hidden. SIGINT,
 // SIGTERM and SIGHUP do not end the process but make wait() return false. The destructor restores cursor and
-// signals and leaves the last frame on the screen. One object at a time, one thread.
+// signal handlers and leaves the last frame on the screen. Only one object may exist. Not thread-safe.
 class Screen {
  public:
   Screen();
@@ -50,7 +51,7 @@ class Screen {
   static bool is_terminal();
 
   void draw(const std::string& text);
-  size_t rows() const { return rows_; }  // at the last draw() or wait()
+  size_t rows() const { return rows_; }  // rows of the terminal at the last draw() or wait()
 
   // Waits `seconds`, or until the size of the window changes. Returns false after a stop signal.
   bool wait(int seconds);
@@ -85,7 +86,7 @@ std::string formatted(const char* format, std::optional<double> value);
 // Returns "1 234 567" for 1234567, or "unknown".
 std::string count(std::optional<double> value);
 
-// Returns " (optimizer state)" for "optimizer_state", and "" for "".
+// Returns the text in brackets, with blanks for '_': " (optimizer state)" for "optimizer_state"; "" for "".
 std::string in_brackets(std::string text);
 
 }  // namespace foreshock::cli

@@ -17,7 +17,7 @@ struct WordOption {
   size_t values = 1;  // number of words that follow the flag
 };
 
-// A command line that was read.
+// The parsed words of a command line.
 class Words {
  public:
   // Reads the words after the name of `command`. The value of an option is the next word, or follows "=" in
@@ -27,10 +27,10 @@ class Words {
 
   bool wants_help() const { return wants_help_; }
   bool has(std::string_view flag) const { return find(flag) != nullptr; }
-  // Returns the value of the last `flag` given; "" if it was not given.
+  // Returns the value of the last occurrence of `flag`; "" if it does not occur.
   std::string value(std::string_view flag) const;
 
-  struct Given {
+  struct Given {  // an occurrence of an option
     std::string flag;
     std::vector<std::string> values;
   };
@@ -48,8 +48,9 @@ class Words {
 // Returns ", did you mean X?" for the most similar word of `known`, or "" if none is similar.
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& known);
 
-// Breaks `text` into lines and indents all lines but the first, which the caller prints at column `indent`.
-// Lines end before column `columns`, but have at least 20 characters for words.
+// Breaks `text` into lines, and indents all lines but the first by `indent`; the caller prints the first one
+// at column `indent`. Lines end before column `columns`. If that leaves fewer than 20 characters for words,
+// lines have room for 20.
 std::string wrapped(const std::string& text, size_t indent, size_t columns);
 
 // Returns the options in two aligned columns, for --help. Lines end before column `columns`.
@@ -57,10 +58,10 @@ std::string words_help(std::span<const WordOption> options, size_t columns);
 
 // What --help prints: usage, purpose, options, notes.
 struct WordsHelp {
-  const char* usage;  // lines, without "foreshock "
+  const char* usage;  // one or several lines, each without the leading "foreshock "
   const char* purpose;
   std::span<const WordOption> options;
-  const char* notes;  // paragraphs, separated by an empty line
+  const char* notes;  // paragraphs with an empty line between them
 };
 void print_help(const WordsHelp& help);
 

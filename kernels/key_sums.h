@@ -1,5 +1,5 @@
-// Sums the gradients dK and dV of a sampled backward call over all keys of one kv-head. The agent compares
-// them with the values that a correct kernel conserves (shadow/conservation.h). No heap, no statics.
+// Sums the gradients dK and dV of a sampled backward call over all keys of one kv-head. A correct kernel
+// conserves these sums, and the agent checks them (shadow/conservation.h). No heap, no statics.
 #ifndef FORESHOCK_KERNELS_KEY_SUMS_H_
 #define FORESHOCK_KERNELS_KEY_SUMS_H_
 
@@ -11,10 +11,11 @@
 
 namespace foreshock {
 
-// The sum of one column. The bits of the result depend on the order of the rows.
+// The sum of one column of dK or dV. The bits of the result depend on the order of the rows.
 struct ColumnSum {
-  double sum = 0, ulp_squares = 0;  // of the finite elements x: sums of x, and of ulp(x)^2 in their format
-  uint64_t nonfinite = 0;           // number of NaN and Inf
+  double sum = 0;          // sum of the finite elements x
+  double ulp_squares = 0;  // sum of ulp(x)^2 in the format of the elements
+  uint64_t nonfinite = 0;  // number of NaN and Inf
 
   constexpr void add(double x, const Format& format) {
     if (x * 0 != 0) {  // NaN or Inf
@@ -30,8 +31,8 @@ struct ColumnSum {
     nonfinite += other.nonfinite;
   }
 
-  // A smaller x counts as if it had this exponent. key_sums.cpp sums the squares of 2^exponent in fp32, where
-  // a smaller square would underflow.
+  // For the ulp, an x below 2^kLeastExponent counts as if it had this exponent. key_sums.cpp sums the squares
+  // of 2^exponent in fp32, where the squares of smaller powers would underflow.
   static constexpr int kLeastExponent = -62;
 
   // ulp(x)^2 for a finite x.
@@ -45,16 +46,16 @@ struct ColumnSum {
 };
 
 // Number of sums of a backward call: one for each column of dK and then of dV, over all keys of one batch
-// element and kv-head, then one for dQ of the query heads that share the kv-head. The last has only
-// `nonfinite`.
+// element and kv-head. The last one is for dQ of the query heads of this kv-head, and only its `nonfinite` is
+// set.
 constexpr size_t key_sum_count(size_t head_dim, size_t value_dim) { return head_dim + value_dim + 1; }
 
 // Number of NaN and Inf in one head. The format must be floating.
 uint64_t count_nonfinite(const TensorView& view, int64_t batch, int64_t head);
 
-// Writes key_sum_count() sums. The tensors are [batch, heads or kv_heads, queries or keys, dim] and must have
-// the same floating format. The host adds rows in order. The device adds every 16th row in a thread and then
-// the sums of the threads, so the results may differ in rounding.
+// Writes key_sum_count() sums to `to`. The tensors must have the same floating format; grad_query is [batch,
+// heads, queries, dim], the others are [batch, kv_heads, keys, dim]. Adds rows in order. In the device's
+// kernel each thread adds every 16th row, and the threads' sums are added last, so roundings may differ.
 void sum_over_keys(const TensorView& grad_query, const TensorView& grad_key, const TensorView& grad_value,
                    int64_t batch, int64_t kv_head, ColumnSum* to);
 

@@ -13,7 +13,10 @@ Tensors matrix_product(const Tensors& inputs, const Settings&, Arithmetic& arith
   return {{"out", arithmetic.multiply(inputs.at("left"), inputs.at("right"))}};
 }
 
-// The first algorithm of each family is its plain one; see plain_of().
+// Each row has the name, the family, the function and the summary of an algorithm. plain_of() returns the
+// first row of a family, the unfused algorithm. "The same" in a summary means the row above it. FA1 to FA4
+// are the versions of FlashAttention, "the format" is the number format under test, and P is exp(score -
+// maximum).
 constexpr std::array<Algorithm, 22> kAlgorithms = {{
     {"plain", Family::kAttention, attention_plain, "unfused attention"},
     {"flash_reimplemented", Family::kAttention, flash_reimplemented, "FA1, every intermediate in the format"},

@@ -12,35 +12,37 @@
 
 namespace foreshock::lab {
 
-// Algorithms of one family compute the same function of the same inputs and give the same outputs ("->").
-// Inputs are rounded to Arithmetic::storage() (matrix_product: to format(), and its output is not rounded).
+// Algorithms of one family compute the same function of the same inputs, which (unless noted) are rounded to
+// Arithmetic::storage(), and give the same outputs ("->").
 //   attention       query [rows][d], key, value [n][d], grad_out [rows][d]
 //                   -> out [rows][d], log_sum_exp [rows][1]
-//                   with backward also delta [rows][1], grad_query, grad_key, grad_value
-//                   plain also takes visible [rows][1]: number of keys, from the first on, that each row sees
+//                   with Settings::backward also delta [rows][1], grad_query, grad_key, grad_value
+//                   the unfused algorithm also takes visible [rows][1]: row i sees the first visible[i] keys
 //   convolution     image [d][n * n], filter [rows][d * 9] -> out [rows][(n - 2) * (n - 2)]
 //   softmax         logits [rows][n] -> out [rows][n]
 //   layer_norm      input [rows][n] -> out [rows][n]
+//   matrix_product  left [rows][d], right [d][n], both rounded to Arithmetic::format()
+//                   -> out [rows][n], which is not rounded
 //   cross_entropy   hidden [rows][d], classes [n][d], label [rows][1]
 //                   -> loss [rows][1], grad_hidden [rows][d]
-//   matrix_product  left [rows][d], right [d][n] -> out [rows][n]
 enum class Family { kAttention, kConvolution, kSoftmax, kLayerNorm, kCrossEntropy, kMatrixProduct };
 
 // How the backward pass computes delta, which it subtracts from a row of dP: as the row's sum of dO * O, like
-// shipped kernels, or as the row's sum of dP * P (arXiv 2510.04212, section 3.2), which is the same number.
+// shipped kernels, or as the row's sum of dP * P (arXiv 2510.04212, section 3.2). Apart from rounding, both
+// sums are equal.
 enum class DeltaSource { kOut, kProbabilities };
 
 struct Tiling {
   int block_q = 64;      // rows of a tile
-  int block_k = 64;      // keys (classes, columns) of a tile
+  int block_k = 64;      // keys of a tile; classes in cross_entropy, columns in other families
   int splits = 4;        // parts into which the algorithm split_k divides the keys
   bool reverse = false;  // process the tiles of keys from last to first
 };
 
 struct Settings {
   Tiling tiling;
-  double scale = 1;  // factor of the scores, usually 1 / sqrt(d)
-  bool backward = false;
+  double scale = 1;       // factor of the scores, usually 1 / sqrt(d)
+  bool backward = false;  // attention also computes the gradients
   DeltaSource delta = DeltaSource::kOut;
 };
 
@@ -56,8 +58,8 @@ struct Algorithm {
 std::span<const Algorithm> algorithms();
 std::optional<Algorithm> find_algorithm(std::string_view name);
 
-// The plain algorithm of the family, the one that is not fused. Its error in the format under test is the
-// noise floor; its result in fp64 is the reference.
+// Returns the unfused algorithm of the family. Its result in fp64 is the reference for all algorithms of the
+// family. Its error in the format under test is the noise floor.
 const Algorithm& plain_of(Family family);
 std::string_view name_of(Family family);
 

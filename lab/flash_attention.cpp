@@ -1,7 +1,7 @@
 // The tiled attention algorithms that the lab measures (attention.h): FlashAttention 1 and 2 as in their
 // papers, and the shipped kernels (FlashAttention 2, 3 in fp8, 4, split keys). A tile is a block of query
-// rows with a block of keys. arithmetic.store(x) rounds to the format, cast(x) to the format of a product's
-// operand, in_register(x) to fp32.
+// rows with a block of keys; P is exp(score - maximum). arithmetic.store(x) rounds to the format under test,
+// cast(x) to the format of a product's operand, in_register(x) to fp32.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,13 +12,13 @@
 namespace foreshock::lab {
 namespace {
 
-// The value that a tile proposes as the maximum of row i of its scores.
+// Returns the value that is used as the maximum of row i of a tile's scores.
 using TileMaximum = double (*)(const Tensor& scores, int i);
 
 // Options of the kernels that keep their running state in registers.
 struct FlashKernel {
   bool sum_after_cast = false;  // the sum of P is taken after its cast to the format
-  double lazy_log2 = 0;         // only a score above maximum + this (powers of two) renews the maximum
+  double lazy_log2 = 0;         // the running maximum is raised only by scores above maximum + lazy_log2
   double shift_log2 = 0;        // P is multiplied by 2^shift_log2, to use the range of fp8
   bool scale_per_tile = false;  // fp8: one scale per tile instead of one per tensor
 };
@@ -58,7 +58,7 @@ Tile tile_of(const Tensor& query, const Tensor& key, const Tensor& value, double
   return tile;
 }
 
-// exp(x - y); difference and exponential are both stored. 0 if x is -infinity, as before the first tile.
+// Returns exp(x - y), with difference and exponential stored. 0 before the first tile, where x is -infinity.
 double stored_exp(double x, double y, Arithmetic& arithmetic) {
   return arithmetic.store(std::exp(arithmetic.store(x - y)));
 }
@@ -145,7 +145,7 @@ std::vector<double> raise_maximum(Tensor& scores, Running& running, TileMaximum 
   return old_weight;
 }
 
-// Adds a tile with these scores; they become P.
+// Adds a tile to the running state. Replaces its scores by P.
 void add_tile(Tensor& scores, const Tensor& value, TileMaximum tile_maximum, Running& running,
               Arithmetic& arithmetic) {
   const std::vector<double> old_weight = raise_maximum(scores, running, tile_maximum, arithmetic);
@@ -162,7 +162,7 @@ void add_tile(Tensor& scores, const Tensor& value, TileMaximum tile_maximum, Run
   arithmetic.store(running.out);
 }
 
-// FlashAttention-2 with its running state in the format. `tile_maximum` chooses the value that is subtracted.
+// FlashAttention 2 with its running state in the format. `tile_maximum` gives the maxima of a tile's rows.
 Tensors flash2_state_in_format(const Tensors& inputs, const Settings& settings, TileMaximum tile_maximum,
                                Arithmetic& arithmetic) {
   const AttentionOperands x = attention_operands(inputs, settings, arithmetic);
@@ -194,9 +194,10 @@ Tensors flash2_state_in_format(const Tensors& inputs, const Settings& settings, 
 
 // -- kernels with their running state in registers; they use exp2, so scores are multiplied by log2(e) --
 
+// The inputs after quantise(). In fp8 an original element was about its row's scale times the new element.
 struct Operands {
   Tensor query, key, value;
-  std::vector<double> query_scale, key_scale, value_scale;  // one per row
+  std::vector<double> query_scale, key_scale, value_scale;  // one per row; the rows of a tile share one value
 };
 
 Operands operands_of(const Tensors& inputs, const Settings& settings, const FlashKernel& kernel,
@@ -209,12 +210,12 @@ Operands operands_of(const Tensors& inputs, const Settings& settings, const Flas
   return x;
 }
 
-// The maximum after a tile.
+// Returns the running maximum of a row after a tile.
 double raised(double old_maximum, double tile_maximum, const FlashKernel& kernel) {
   return tile_maximum > old_maximum + kernel.lazy_log2 ? tile_maximum : old_maximum;
 }
 
-// Adds a tile with these scores; they become P. Scales the old sums and output to the new maximum.
+// Adds a tile to the running state, which it scales to the new maximum. Replaces the tile's scores by P.
 void add_tile(Tensor& scores, const Tensor& value, double value_scale, const FlashKernel& kernel,
               Running& running, Arithmetic& arithmetic) {
   std::vector<double> tile_sum(scores.rows);
@@ -237,7 +238,7 @@ void add_tile(Tensor& scores, const Tensor& value, double value_scale, const Fla
     if (kernel.sum_after_cast) tile_sum[i] = arithmetic.row_sum(scores, i);
     running.sum[i] = arithmetic.in_register(running.sum[i] + tile_sum[i]);
   }
-  // With scale 1 the products are summed in the running output. A scaled tile needs a sum of its own.
+  // With scale 1 the products are added directly to the running output. A scaled tile is summed separately.
   if (value_scale == 1) return arithmetic.multiply_add(scores, value, running.out);
   const Tensor tile_out = arithmetic.multiply(scores, value);
   for (size_t i = 0; i < tile_out.data.size(); ++i)
@@ -274,7 +275,7 @@ Tensors flash2_in_registers(const Tensors& inputs, const Settings& settings, con
   return {{"out", std::move(out)}, {"log_sum_exp", std::move(log_sum_exp)}};
 }
 
-// Runs flash2_in_registers(), stores its output in the format, and runs the backward pass if it is set.
+// Runs flash2_in_registers(), stores its output in the format, and runs the backward pass if requested.
 Tensors flash2_kernel(const Tensors& inputs, const Settings& settings, const FlashKernel& kernel,
                       Arithmetic& arithmetic) {
   Tensors results = flash2_in_registers(inputs, settings, kernel, arithmetic);
@@ -299,13 +300,14 @@ Tensors flash2_cast_sum(const Tensors& inputs, const Settings& settings, Arithme
 
 namespace {
 
-// The paper (below) allows a factor beta of 2 to 8 and uses 7. Its code takes scores within 1e-3 for equal.
+// The stabilised maximum of "Why Low-Precision Transformer Training Fails" (arXiv 2510.04212, algorithm 1):
+// if the row maximum occurs several times, a larger value is subtracted from the scores. Softmax does not
+// depend on that value. P is then not exactly 1 (unless the maximum is 0), so sums of values of one sign do
+// not always round in the same direction. The paper allows a factor beta of 2 to 8 and uses 7. Its code takes
+// scores within 1e-3 for equal.
 constexpr double kBeta = 7;
 constexpr double kRepeatTolerance = 1e-3;
 
-// The stabilised maximum of "Why Low-Precision Transformer Training Fails" (arXiv 2510.04212, algorithm 1):
-// if the row maximum occurs several times, a larger value is subtracted. Softmax does not depend on that
-// value. P is then never exactly 1, so sums of values of one sign do not always round in the same direction.
 double shifted_maximum(const Tensor& scores, int i) {
   const double maximum = Arithmetic::row_max(scores, i);
   int repeats = 0;
@@ -326,7 +328,7 @@ Tensors flash3_fp8(const Tensors& inputs, const Settings& settings, Arithmetic& 
 }
 
 Tensors flash4_lazy(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
-  return flash2_kernel(inputs, settings, {.lazy_log2 = 8}, arithmetic);  // P may be as large as 2^8
+  return flash2_kernel(inputs, settings, {.lazy_log2 = 8}, arithmetic);  // P may then be as large as 2^8
 }
 
 namespace {

@@ -1,7 +1,9 @@
 // Checks attention calls, computes which bytes of a call are copied into which slots of shared memory, and
 // copies them on the host or describes the copy for a device's kernel. A slice of rows has the sampled rows
-// of query, out and gradients, and all keys of key, value and mask. In a slice of key positions ("columns")
-// both are exchanged: `rows` of a segment::Slot counts sampled keys, and `keys` counts query rows.
+// of query, out and their gradients, and key, value and mask at all keys that these rows see. A slice of key
+// positions (Slot::columns is 1) has the sampled rows of key, value and their gradients, and query, out and
+// grad_out at all query positions. The fields of its segment::Slot change their meaning: `rows` counts
+// sampled keys, `keys` counts query rows, and key_limit is the first query position that sees the key.
 #include "libmonitor/call.h"
 
 #include <algorithm>
@@ -51,7 +53,8 @@ bool is_on_one_device(const foreshock_attention_call& call) {
   return true;
 }
 
-// Returns a field that ends at offset `end` of the call, or an absent tensor if the struct is shorter.
+// Returns `tensor`, a field that ends at offset `end` of the call. Returns an absent tensor if the struct is
+// shorter, because the caller was compiled with an older hook.h.
 foreshock_tensor given(const foreshock_attention_call& call, size_t end, const foreshock_tensor& tensor) {
   return call.size >= end ? tensor : foreshock_tensor{};
 }
@@ -61,7 +64,7 @@ bool has_shape(const TensorView& view, int64_t a, int64_t b, int64_t c, int64_t 
          view.shape[3] == d;
 }
 
-bool broadcasts(int64_t have, int64_t want) { return have == want || have == 1; }
+bool broadcasts(int64_t size, int64_t full_size) { return size == full_size || size == 1; }
 
 // Extends the mask to `shape`: a dimension of size 1 gets stride 0.
 void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
@@ -71,26 +74,28 @@ void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
   }
 }
 
-// Removes gradients of keys and values that do not match the call. The rest of the call can still be judged.
+// Removes the gradients of keys and values if one does not match the call. The rest can still be judged.
 void drop_mismatched_key_gradients(const foreshock_attention_call& call, ValidatedCall* checked) {
   ValidatedCall& c = *checked;
   const auto [batch, heads, kv_heads, queries, keys] = c.shape;
-  const auto is_near = [&](const foreshock_tensor& tensor) {
+  const auto is_on_query_device = [&](const foreshock_tensor& tensor) {
     return tensor.device_type == call.query.device_type &&
            (tensor.device_type == FORESHOCK_DEVICE_CPU || tensor.device_index == call.query.device_index);
   };
   if (c.pass == FORESHOCK_BACKWARD && has_shape(c.grad_key, batch, kv_heads, keys, c.head_dim) &&
       has_shape(c.grad_value, batch, kv_heads, keys, c.value_dim) && c.grad_key.dtype == c.dtype &&
-      c.grad_value.dtype == c.dtype && is_near(call.grad_key) && is_near(call.grad_value))
+      c.grad_value.dtype == c.dtype && is_on_query_device(call.grad_key) &&
+      is_on_query_device(call.grad_value))
     return;
   c.grad_key = c.grad_value = {};
 }
 
 constexpr int64_t kMaxHeadDim = 4096;  // the agent accepts no larger head dimension
 
-// The functions up to take_sequence() are for packed batches, whose tensors have no batch dimension.
+// The functions before validate_call() are for packed batches. Their tensors have no batch dimension: they
+// hold several sequences one after the other, which begin at the positions in the int32 arrays of offsets.
 
-constexpr int64_t kMaxOffset = std::numeric_limits<int32_t>::max();  // offsets are int32
+constexpr int64_t kMaxOffset = std::numeric_limits<int32_t>::max();
 
 bool is_aligned(const int32_t* offsets) {
   return offsets != nullptr && reinterpret_cast<uint64_t>(offsets) % alignof(int32_t) == 0;
@@ -105,8 +110,9 @@ void add_batch_dimension(TensorView* view) {
   view->stride[0] = 0;
 }
 
-// Whether log_sum_exp is absent or has one of its two layouts (ValidatedCall). Sets sums_by_sequence.
-bool check_sums(const foreshock_attention_call& call, ValidatedCall* checked) {
+// Whether log_sum_exp is absent or has one of its two layouts: (1, head, position in the batch) or, if
+// sums_by_sequence, (sequence, head, position in the sequence). Sets sums_by_sequence.
+bool check_log_sum_exp(const foreshock_attention_call& call, ValidatedCall* checked) {
   const TensorView& sums = checked->log_sum_exp;
   if (sums.data == nullptr) return true;
   checked->sums_by_sequence = call.log_sum_exp.dims == 3;
@@ -116,7 +122,8 @@ bool check_sums(const foreshock_attention_call& call, ValidatedCall* checked) {
          sums.shape[2] >= rows && sums.shape[3] == 1;
 }
 
-// Gives all tensors a batch dimension of size 1, unless log_sum_exp already has one dimension per sequence.
+// Gives all tensors a batch dimension of size 1. Three dimensions of log_sum_exp already include the
+// sequences.
 void add_batch(const foreshock_attention_call& call, ValidatedCall* checked) {
   for (TensorView* view : {&checked->query, &checked->key, &checked->value, &checked->out, &checked->grad_out,
                            &checked->grad_query, &checked->grad_key, &checked->grad_value})
@@ -124,7 +131,8 @@ void add_batch(const foreshock_attention_call& call, ValidatedCall* checked) {
   if (call.log_sum_exp.dims == 2) add_batch_dimension(&checked->log_sum_exp);
 }
 
-// Checks what only a packed call has, but not the offsets: they may be on a device. Returns -1 or a reason.
+// Checks what only packed calls have, except the offsets: these may be on a device. Returns -1 if all is
+// valid, else the FORESHOCK_SKIP_ reason.
 int check_packed(const foreshock_attention_call& call, ValidatedCall* checked) {
   CallShape& shape = checked->shape;
   const int64_t queries = shape.queries, keys = shape.keys;
@@ -135,7 +143,7 @@ int check_packed(const foreshock_attention_call& call, ValidatedCall* checked) {
     return FORESHOCK_SKIP_LAYOUT;
   shape.queries = std::min(queries, call.longest_query);
   shape.keys = std::min(keys, call.longest_key);
-  if (!check_sums(call, checked)) return FORESHOCK_SKIP_LAYOUT;
+  if (!check_log_sum_exp(call, checked)) return FORESHOCK_SKIP_LAYOUT;
   // With the same offsets a sequence has as many keys as queries, so both kinds of causal mask are equal.
   if (call.query_offsets == call.key_offsets && checked->causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT)
     checked->causal = FORESHOCK_CAUSAL_TOP_LEFT;
@@ -236,22 +244,22 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
 int take_sequence(uint32_t place, ValidatedCall* checked) {
   ValidatedCall& c = *checked;
   c.packed.place = place;
-  const SequencePlace one = find_sequence(c.packed, HostMemory());
-  c.packed = {};                                       // from here on the call has only this sequence
-  if (one.queries == 0) return FORESHOCK_SKIP_LAYOUT;  // invalid offsets
-  // The first queries then see no key, and kernels differ in what they write for such rows.
-  if (c.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && one.queries > one.keys) return FORESHOCK_SKIP_MASK;
-  c.sequence = one.number;
-  c.shape.queries = one.queries;
-  c.shape.keys = one.keys;
+  const SequencePlace found = find_sequence(c.packed, HostMemory());
+  c.packed = {};  // from here on the call has only this sequence and is not packed
+  if (found.queries == 0) return FORESHOCK_SKIP_LAYOUT;  // invalid offsets
+  // With more queries than keys, the first rows see no key. Kernels differ in what they write for such rows.
+  if (c.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && found.queries > found.keys) return FORESHOCK_SKIP_MASK;
+  c.sequence = found.number;
+  c.shape.queries = found.queries;
+  c.shape.keys = found.keys;
   for (TensorView* view : {&c.query, &c.out, &c.grad_out, &c.grad_query})
-    restrict_rows(one.query, one.queries, view);
+    restrict_rows(found.query, found.queries, view);
   for (TensorView* view : {&c.key, &c.value, &c.grad_key, &c.grad_value})
-    restrict_rows(one.key, one.keys, view);
+    restrict_rows(found.key, found.keys, view);
   if (c.sums_by_sequence && c.log_sum_exp.data != nullptr)
-    c.log_sum_exp.data = c.log_sum_exp.row(one.number, 0, 0);
+    c.log_sum_exp.data = c.log_sum_exp.row(found.number, 0, 0);
   else
-    restrict_rows(one.query, one.queries, &c.log_sum_exp);
+    restrict_rows(found.query, found.queries, &c.log_sum_exp);
   return -1;
 }
 
@@ -260,12 +268,12 @@ namespace {
 static_assert(segment::kRowsPerSlice == kRowsPerSample);
 
 // A payload is one tensor's part of a slot. Payloads follow the header in the order of segment::PayloadId.
-constexpr uint64_t kUnit = 64;  // alignment of payloads, in bytes
-constexpr uint64_t round_up(uint64_t value) { return (value + kUnit - 1) / kUnit * kUnit; }
-constexpr uint64_t kHeader = round_up(sizeof(segment::Slot));
+constexpr uint64_t kAlignment = 64;  // of payloads, in bytes
+constexpr uint64_t round_up(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+constexpr uint64_t kHeaderBytes = round_up(sizeof(segment::Slot));
 
-// Returns the number of keys that a query position sees. For a packed batch whose sequence the device chooses
-// this is an upper bound, because no sequence is longer than shape.keys.
+// Returns the number of keys that a query position sees. For a packed batch on a device (packed.count > 0) it
+// is an upper bound, because the device chooses the sequence later, and none is longer than shape.keys.
 int64_t visible_keys(const ValidatedCall& call, int64_t position) {
   int64_t limit = call.shape.keys;
   if (call.causal == FORESHOCK_CAUSAL_TOP_LEFT) limit = position + 1;
@@ -284,8 +292,8 @@ int64_t first_query(const ValidatedCall& call, int64_t key) {
 
 uint64_t size_of_dtype(uint32_t dtype) { return size_of(static_cast<DType>(dtype)); }
 
-// Computes the sizes in bytes of the payloads of a slot that holds `keys` keys. The first slot of a slice
-// (`is_first`) also holds the payloads of its rows.
+// Computes the sizes in bytes of the payloads of a slot that holds `keys` keys (query rows if slot.columns is
+// 1). The first slot of a slice (`is_first`) also holds the payloads of the sampled rows.
 void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
               uint64_t (&sizes)[segment::kPayloads]) {
   const uint64_t element = size_of_dtype(slot.dtype), rows = is_first ? slot.rows : 0;
@@ -314,7 +322,7 @@ void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
 uint64_t slot_bytes(const segment::Slot& slot, uint64_t keys, bool is_first) {
   uint64_t sizes[segment::kPayloads];
   sizes_of(slot, keys, is_first, sizes);
-  uint64_t bytes = kHeader;
+  uint64_t bytes = kHeaderBytes;
   for (uint64_t size : sizes) bytes += round_up(size);
   return bytes;
 }
@@ -327,11 +335,11 @@ uint64_t bytes_per_key(const segment::Slot& slot) {
 
 // Returns how many keys a slot of `capacity` bytes can hold.
 uint32_t keys_within(const segment::Slot& slot, uint64_t capacity, bool is_first) {
-  // At most four payloads grow with the keys. Rounding each up adds less than kUnit.
-  const uint64_t without = slot_bytes(slot, 0, is_first) + 4 * kUnit;
-  if (capacity <= without) return 0;
+  // At most four payloads grow with the keys. Rounding each up adds less than kAlignment.
+  const uint64_t bytes_without_keys = slot_bytes(slot, 0, is_first) + 4 * kAlignment;
+  if (capacity <= bytes_without_keys) return 0;
   const uint64_t per_key = bytes_per_key(slot);
-  return static_cast<uint32_t>(std::min<uint64_t>((capacity - without) / per_key, slot.keys));
+  return static_cast<uint32_t>(std::min<uint64_t>((capacity - bytes_without_keys) / per_key, slot.keys));
 }
 
 void set_fields_of_rows(const ValidatedCall& call, const Slice& slice, segment::Slot* slot) {
@@ -365,7 +373,8 @@ void set_fields_of_call(const ValidatedCall& call, const Slice& slice, segment::
   slot->packed = call.packed.count == 0 ? segment::kNotPacked : segment::packed_word(call.causal);
 }
 
-// Computes how many slots of `capacity` bytes the slice needs. Returns false if one cannot hold a single key.
+// Computes how many slots of `capacity` bytes the slice needs. Returns false if the first slot, which also
+// holds the sampled rows, cannot hold a single key.
 bool split(uint64_t capacity, SlicePlan* plan) {
   const segment::Slot& slot = plan->all;
   plan->slots = 1;
@@ -411,7 +420,7 @@ bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_sl
   segment::Slot& slot = plan->all;
   set_fields_of_call(call, slice, &slot);
   const uint64_t rows = static_cast<uint64_t>(slice.heads) * static_cast<uint64_t>(call.shape.queries);
-  slot.columns = 1;
+  slot.columns = 1;  // exchanges the meanings of rows and keys (see the top of this file)
   if (rows > segment::kMostSliceKeys || rows * bytes_per_key(slot) > segment::kMostSliceBytes) return false;
   slot.rows = static_cast<uint32_t>(slice.positions);
   slot.keys = static_cast<uint32_t>(rows);
@@ -425,6 +434,7 @@ bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_sl
 }
 
 uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice) {
+  // Correct kernels may write NaN for query positions that see no key, and where a mask hides all keys.
   const bool has_rows_without_keys =
       call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && call.shape.queries > call.shape.keys;
   if (call.pass != FORESHOCK_FORWARD || call.device_type != FORESHOCK_DEVICE_CPU || !call.out.data ||
@@ -448,7 +458,7 @@ segment::Slot slot_of(const SlicePlan& plan, uint32_t part) {
   }
   uint64_t sizes[segment::kPayloads];
   sizes_of(slot, plan.slots > 1 ? slot.part_keys : slot.keys, part == 0, sizes);
-  uint64_t end = kHeader;
+  uint64_t end = kHeaderBytes;
   for (uint32_t id = 0; id < segment::kPayloads; ++id) {
     slot.payload[id] = {sizes[id] != 0 ? end : 0, sizes[id]};
     end += round_up(sizes[id]);
@@ -458,7 +468,7 @@ segment::Slot slot_of(const SlicePlan& plan, uint32_t part) {
 
 namespace {
 
-// Copies the first `width` columns of every sampled row, packed, head-major.
+// Copies the first `width` columns of every sampled row, without gaps, head by head.
 void copy_rows(const TensorView& from, const Slice& slice, int64_t width, char* to) {
   for (int head = 0; head < slice.heads; ++head)
     for (int n = 0; n < slice.positions; ++n)
@@ -477,7 +487,7 @@ void copy_query_rows(const TensorView& from, const Slice& slice, int64_t queries
   }
 }
 
-// copy_slot() for a slice of key positions.
+// Does the work of copy_slot() for a slice of key positions. The slot's keys are here query rows.
 void copy_columns(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base) {
   const auto at = [&](segment::PayloadId id) { return base + slot.payload[id].offset; };
   const int64_t first = slot.first_key, rows = slot.parts > 1 ? slot.part_keys : slot.keys;
@@ -534,11 +544,11 @@ namespace {
 static_assert(kMostPositions == kRowsPerSample);
 
 // The functions below describe a copy for the gather kernel, in pieces: ranges of rows of one tensor. This
-// one is for rows [first, first + count) of head j of batch element i.
-GatherPiece consecutive_rows(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
-                             int64_t width) {
+// one describes the first `width` columns of the rows [first, first + count) of a head.
+GatherPiece consecutive_rows(const TensorView& from, int64_t batch, int64_t head, int64_t first,
+                             int64_t count, int64_t width) {
   GatherPiece piece = {};
-  piece.from = reinterpret_cast<uint64_t>(from.row(i, j, 0));
+  piece.from = reinterpret_cast<uint64_t>(from.row(batch, head, 0));
   piece.row_stride = from.stride[2];
   piece.column_stride = from.stride[3];
   piece.heads = 1;
@@ -549,12 +559,13 @@ GatherPiece consecutive_rows(const TensorView& from, int64_t i, int64_t j, int64
   return piece;
 }
 
+// Adds the piece to the job. `to`: offset of its first byte from the job's address of the slot's payloads.
 void put(GatherPiece piece, uint64_t to, GatherJob* job) {
   piece.to = to;
   job->piece[job->pieces++] = piece;
 }
 
-// Describes one row of every sampled head and position, from column `first` on.
+// Describes the row of every sampled head and position: `width` columns from column `first` on.
 GatherPiece chosen_rows(const TensorView& from, const Slice& slice, int64_t first, int64_t width) {
   GatherPiece piece = consecutive_rows(from, slice.batch, slice.first_head, 0, slice.positions, width);
   piece.from += static_cast<uint64_t>(first * from.stride[3] * static_cast<int64_t>(size_of(from.dtype)));
@@ -571,8 +582,8 @@ GatherPiece chosen_keys(const TensorView& from, const Slice& slice, int64_t widt
   return piece;
 }
 
-// Adds pieces for query rows [first, first + count) of the sampled heads; rows are numbered head by head. At
-// most three pieces: the rest of a head, whole heads, the beginning of a head.
+// Adds pieces for query rows [first, first + count) of the sampled heads; rows are numbered head by head.
+// These are at most three pieces: the rest of a head, whole heads, and the beginning of a head.
 void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, int64_t count, int64_t width,
                     uint64_t to, GatherJob* job) {
   const int64_t queries = from.shape[2];
@@ -581,7 +592,7 @@ void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, i
     const int64_t whole = position == 0 ? count / queries : 0;
     const int64_t rows = whole > 0 ? queries : std::min(count, queries - position);
     GatherPiece piece = consecutive_rows(from, slice.batch, head, position, rows, width);
-    if (whole > 1)  // several heads in one piece
+    if (whole > 1)  // one piece for several whole heads
       piece.head_stride = from.stride[1], piece.heads = static_cast<uint32_t>(whole);
     put(piece, to, job);
     const int64_t taken = rows * piece.heads;
@@ -590,7 +601,8 @@ void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, i
     to += static_cast<uint64_t>(taken * width) * piece.element;
   }
 }
-static_assert(kMostPieces >= 4 * 3 + 4, "a slice of key positions");  // 4 row payloads, 4 key payloads
+// A slice of key positions has four payloads of query rows, with at most three pieces each, and four of keys.
+static_assert(kMostPieces >= 4 * 3 + 4, "a slice of key positions");
 
 // Returns a job that has no pieces yet.
 GatherJob gather_of(const Slice& slice, uint64_t to) {
@@ -649,10 +661,10 @@ KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, 
   KeyGatherJob job = {};
   job.gather = gather_of(slice, to);
   const uint64_t begin = payloads_of(slot).begin;
-  const auto place = [&](segment::PayloadId id) { return slot.payload[id].offset - begin; };
+  const auto offset_of = [&](segment::PayloadId id) { return slot.payload[id].offset - begin; };
   const int64_t first = slot.first_key, rows = slot.parts > 1 ? slot.part_keys : slot.keys;
   const auto put_rows = [&](const TensorView& from, segment::PayloadId id, int64_t width) {
-    put_query_rows(from, slice, first, rows, width, place(id), &job.gather);
+    put_query_rows(from, slice, first, rows, width, offset_of(id), &job.gather);
   };
   put_rows(call.query, segment::kQuery, call.head_dim);
   put_rows(call.out, segment::kOut, call.value_dim);
@@ -660,13 +672,13 @@ KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, 
   put_rows(call.grad_out, segment::kGradOut, call.value_dim);
   if (slot.part > 0) return job;
   const auto put_keys = [&](const TensorView& from, segment::PayloadId id, int64_t width) {
-    put(chosen_keys(from, slice, width), place(id), &job.gather);
+    put(chosen_keys(from, slice, width), offset_of(id), &job.gather);
   };
   put_keys(call.key, segment::kKey, call.head_dim);
   put_keys(call.value, segment::kValue, call.value_dim);
   put_keys(call.grad_key, segment::kGradKey, call.head_dim);
   put_keys(call.grad_value, segment::kGradValue, call.value_dim);
-  job.sums = to + place(segment::kKeySums);
+  job.sums = to + offset_of(segment::kKeySums);
   job.grad_query = rows_of(call.grad_query, slice.batch, slice.first_head, slice.heads);
   job.grad_key = rows_of(call.grad_key, slice.batch, slice.kv_head, 1);
   job.grad_value = rows_of(call.grad_value, slice.batch, slice.kv_head, 1);
@@ -678,14 +690,14 @@ PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& s
                                        const segment::Slot& slot, uint64_t to) {
   PackedGatherJob job = {};
   job.gather = gather_for_slot(call, slice, slot, to);
-  // The kernel computes the positions in the sequence that it finds from these fractions of 2^32.
+  // The kernel finds the sequence, and from these fractions of 2^32 the sampled positions in the sequence.
   std::copy_n(slice.fraction, kRowsPerSample, job.gather.position);
   job.sequences = call.packed;
   job.parts = static_cast<uint32_t>(slice.parts);
   job.positions = static_cast<uint32_t>(slice.positions);
-  job.sum_piece = kMostPieces;  // no piece is indexed by sequence
+  job.sum_piece = kMostPieces;  // means: no piece of the job is indexed by sequence
   if (!call.sums_by_sequence) return job;
-  // The piece of log_sum_exp is indexed by (sequence, head, position).
+  // The piece of log_sum_exp is indexed by (sequence, head, position). Finds its index in the job.
   job.sum_stride = call.log_sum_exp.stride[0];
   const uint64_t sums = slot.payload[segment::kLogSumExp].offset;
   for (uint32_t n = 0; n < job.gather.pieces && sums != 0; ++n)

@@ -1,4 +1,6 @@
-// Recognizes query and key projections by their names and shapes, and copies the rows of their heads.
+// Recognizes query and key projections, the weights that compute queries and keys, by their names and shapes,
+// and copies the rows of their heads. A projection of kind kFused has all queries, then all keys, then all
+// values. One of kind kGrouped has for each kv-head its queries, its key and its value.
 #include "libmonitor/heads.h"
 
 #include <algorithm>
@@ -12,8 +14,8 @@ namespace {
 struct NameWord {
   const char* text;
   ProjectionKind kind;
-  // Models with several query heads per kv-head use this name for both orders of rows, kFused and kGrouped,
-  // and the shape does not show which one.
+  // Models with several query heads per kv-head use this name for both kinds, kFused and kGrouped, and the
+  // shape does not show which one.
   bool is_ambiguous = false;
 };
 // Names in Hugging Face, Megatron, torchtitan, nanoGPT, timm and torch.nn.MultiheadAttention.
@@ -36,17 +38,17 @@ constexpr NameWord kWords[] = {
     {"linear_k", ProjectionKind::kKey},
     {"qkv", ProjectionKind::kFused},
     {"qkv_proj", ProjectionKind::kFused},
-    {"wqkv", ProjectionKind::kFused, true},  // InternLM2: by kv-head
+    {"wqkv", ProjectionKind::kFused, true},  // InternLM2 groups it by kv-head
     {"to_qkv", ProjectionKind::kFused},
     {"in_proj", ProjectionKind::kFused},
     {"in_proj_weight", ProjectionKind::kFused},
     {"c_attn", ProjectionKind::kFused},
     {"att_proj", ProjectionKind::kFused},
     {"linear_qkv", ProjectionKind::kGrouped},
-    {"query_key_value", ProjectionKind::kGrouped, true},  // ChatGLM2: all queries first
+    {"query_key_value", ProjectionKind::kGrouped, true},  // ChatGLM2 puts all queries first
 };
 
-// The last component of a parameter's name without a final ".weight"; not terminated.
+// The last component of a parameter's name without a final ".weight": "q_proj" of "attention.q_proj.weight".
 struct Component {
   const char* begin;
   size_t length;
@@ -78,8 +80,8 @@ uint64_t outputs_of(ProjectionKind kind, const HeadGeometry& heads) {
   return kind == ProjectionKind::kKey ? keys : queries + 2 * keys;
 }
 
-// Whether the order of an ambiguous name matters: with one kv-head both orders are the same, and with one
-// kv-head per query head, no model was found that uses the order other than the table's.
+// Whether the kind of an ambiguous name matters. With one kv-head both kinds have the same order of rows.
+// With one kv-head per query head, no model was found whose kind differs from that in kWords.
 bool has_several_groups(const HeadGeometry& heads) {
   return heads.kv_heads > 1 && heads.kv_heads < heads.heads;
 }
@@ -117,23 +119,25 @@ Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, 
 
 void ProjectionOutputs::see(const char* name, const int64_t* shape, uint32_t dims) {
   if (dims != 2 || shape[0] <= 0) return;
-  const auto note = [shape](uint64_t* outputs, bool* differs) {
+  const auto store_rows = [shape](uint64_t* outputs, bool* differs) {
     const auto rows = static_cast<uint64_t>(shape[0]);
     *differs |= *outputs != 0 && *outputs != rows;
-    *outputs = *differs ? 0 : rows;
+    *outputs = *differs ? 0 : rows;  // 0: unknown
   };
   const ProjectionKind kind = projection_kind(name);
-  if (kind == ProjectionKind::kKey) note(&key, &key_differs_);
-  if (kind == ProjectionKind::kFused || kind == ProjectionKind::kGrouped) note(&fused, &fused_differs_);
+  if (kind == ProjectionKind::kKey) store_rows(&key, &key_differs_);
+  if (kind == ProjectionKind::kFused || kind == ProjectionKind::kGrouped) store_rows(&fused, &fused_differs_);
 }
 
+// A model may repeat its keys before it calls attention. `called`: the heads of the calls. Derives the
+// model's own number of kv-heads from the rows of its key projections or, without these, of its fused ones.
 HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs) {
   if (called.head_dim == 0 || called.kv_heads != called.heads) return called;
-  const uint64_t of_key = outputs.key / called.head_dim, of_fused = outputs.fused / called.head_dim;
+  const uint64_t key_heads = outputs.key / called.head_dim, fused_heads = outputs.fused / called.head_dim;
   const bool is_exact =
-      of_key * called.head_dim == outputs.key && of_fused * called.head_dim == outputs.fused;
-  uint64_t kv_heads = of_key;
-  if (kv_heads == 0 && of_fused > called.heads) kv_heads = (of_fused - called.heads) / 2;
+      key_heads * called.head_dim == outputs.key && fused_heads * called.head_dim == outputs.fused;
+  uint64_t kv_heads = key_heads;
+  if (kv_heads == 0 && fused_heads > called.heads) kv_heads = (fused_heads - called.heads) / 2;
   if (!is_exact || kv_heads == 0 || kv_heads > called.heads || called.heads % kv_heads != 0) return called;
   return {called.heads, static_cast<uint32_t>(kv_heads), called.head_dim};
 }
@@ -154,7 +158,7 @@ namespace {
 
 using segment::TensorHeads;
 
-// A side is the queries or the keys: returns how many of both the projection has.
+// Returns how many sides the projection has. A side is the queries or the keys, so the result is 0, 1 or 2.
 uint64_t sides_of(ProjectionKind kind) { return uint64_t{has_queries(kind)} + uint64_t{has_keys(kind)}; }
 
 uint64_t head_bytes(const Projection& projection, const HeadGeometry& heads, uint32_t dtype) {
@@ -162,12 +166,12 @@ uint64_t head_bytes(const Projection& projection, const HeadGeometry& heads, uin
 }
 
 uint32_t kv_heads_in_payload(const Projection& projection, const HeadGeometry& heads, uint32_t dtype) {
-  const uint64_t one = sides_of(projection.kind) * head_bytes(projection, heads, dtype);
-  if (one == 0) return 0;
-  return static_cast<uint32_t>(std::clamp<uint64_t>(kMostHeadBytes / one, 1, heads.kv_heads));
+  const uint64_t bytes = sides_of(projection.kind) * head_bytes(projection, heads, dtype);  // per kv-head
+  if (bytes == 0) return 0;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(kMostHeadBytes / bytes, 1, heads.kv_heads));
 }
 
-// Copies outputs first .. first + count - 1, packed row by row. Returns the end of the copy.
+// Copies outputs first .. first + count - 1 to `to`, each as a row of `width` values. Returns the copy's end.
 char* copy_outputs(const Projection& projection, const foreshock_tensor& values, uint64_t first,
                    uint32_t count, char* to) {
   const size_t bytes = size_of(static_cast<DType>(values.dtype));
@@ -204,18 +208,19 @@ void copy_heads(const Projection& projection, const HeadGeometry& heads, const f
   const auto kv_head = [&](uint32_t n) {
     return static_cast<uint32_t>(uint64_t{n} * heads.kv_heads / count);
   };
-  const TensorHeads head = {.sides = (has_queries(projection.kind) ? segment::kQuerySide : 0u) |
-                                     (has_keys(projection.kind) ? segment::kKeySide : 0u),
-                            .head_dim = heads.head_dim,
-                            .width = static_cast<uint32_t>(projection.width),
-                            .kv_heads = heads.kv_heads,
-                            .count = count,
-                            .reserved = 0};
+  const TensorHeads header = {.sides = (has_queries(projection.kind) ? segment::kQuerySide : 0u) |
+                                       (has_keys(projection.kind) ? segment::kKeySide : 0u),
+                              .head_dim = heads.head_dim,
+                              .width = static_cast<uint32_t>(projection.width),
+                              .kv_heads = heads.kv_heads,
+                              .count = count,
+                              .reserved = 0};
+  // The payload: this header, the numbers of the copied kv-heads, then the rows of queries and of keys.
   std::memset(to, 0, segment::values_offset(count));
-  std::memcpy(to, &head, sizeof head);
+  std::memcpy(to, &header, sizeof header);
   for (uint32_t n = 0; n < count; ++n) {
     const uint32_t number = kv_head(n);
-    std::memcpy(to + sizeof head + n * sizeof number, &number, sizeof number);
+    std::memcpy(to + sizeof header + n * sizeof number, &number, sizeof number);
   }
   char* at = to + segment::values_offset(count);
   for (uint32_t n = 0; n < count && has_queries(projection.kind); ++n)

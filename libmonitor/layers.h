@@ -13,32 +13,34 @@
 namespace foreshock {
 
 // Maps parameters to layers. A parameter is identified by an opaque pointer, its identity; a layer has a
-// label ("003") and a name (its module). One thread at a time may name; any thread may call find() and
-// has_names(). The memory is fixed and mapped at the first name. Parameters beyond its size have no layer.
+// label ("003") and a name (its module). Only find() and has_names() may be called while another thread uses
+// the table. The hash table of identities has a fixed size and is mapped when the first parameter is named.
 class LayerTable {
  public:
-  // From now on stores layers in a new segment, in `records` (kMaxLayers of them). Keeps the layers that were
-  // named after name_ahead(), and forgets all others.
+  // Publishes layers from now on in `records`, kMaxLayers entries in a new segment (the memory shared with
+  // the agent). Keeps the layers that were named after name_ahead(), and forgets all others.
   void attach(segment::Layer* records);
 
   // Called while this process has no segment of its own. Later names are kept for the next attach().
   void name_ahead();
 
-  // Returns the index of the layer `label`, which is added if it is new, or -1 if the table is full. `name`:
-  // full name of one of its parameters, or null. The layer's name is the leading components that these share.
+  // Returns the index of the layer `label`, which is added if it is new, or -1 if kMaxLayers exist. `name` is
+  // the full name of a parameter of the layer, or null. The layer's name is the leading components that all
+  // these parameter names share.
   int index_of(const char* label, const char* name);
 
-  // Names a parameter. A later entry with the same identity replaces it. Returns false if the table is full;
-  // the parameter's layer then has no norm, since the norm would lack a part.
+  // Stores the layer of a parameter. A later call with the same identity replaces it. Returns false if the
+  // parameter cannot be stored. If the hash table is full, the layer then publishes norms no longer, since
+  // they would lack this parameter's part.
   bool name(const foreshock_parameter& parameter);
 
-  // Forgets all identities. The layers stay and may be named again.
+  // Forgets all identities. The layers stay, and parameters may be named again.
   void forget_names();
 
   // Returns the layer of a parameter, or -1 if unknown.
   int find(const void* identity) const;
 
-  // Whether any parameter has been named. Any thread.
+  // Whether any parameter has been named.
   bool has_names() const { return named_.load(std::memory_order_relaxed) > 0; }
 
   // Collects the gradients of one step as sums of squares. begin_gradients() discards those added before.
@@ -46,19 +48,19 @@ class LayerTable {
   void add_gradient(const void* identity, double sum_of_squares);
   void add_gradient_of(int layer, double sum_of_squares) { gradients_.add(layer, sum_of_squares); }
 
-  // Publishes the layers' norms of the added gradients as those of `step`, and discards the gradients. Sets
-  // *total_norm to the norm over all of them. Returns false if none was added.
+  // Publishes the norm of each layer's added gradients as the norm at `step`, and discards the sums. Sets
+  // *total_norm to the norm over all added gradients. Returns false if no gradient was added.
   bool publish_gradients(int64_t step, double* total_norm);
 
-  // Does the same as publish_gradients() for a step that has already ended, from its complete `norms`.
-  // Gradients that were added for the present step stay.
+  // Does the same as publish_gradients() for a step that has already ended and whose numbers were on a device
+  // until now. `norms` has all its gradients. The sums of the present step are neither used nor discarded.
   bool publish_late(const PendingGradient* norms, uint32_t count, int64_t step, double* total_norm);
 
  private:
   struct Sums {
-    double of_squares[segment::kMaxLayers + 1];  // the last entry: parameters without a layer
-    bool seen[segment::kMaxLayers + 1];          // false: of_squares is not valid
-    bool has_any;
+    double of_squares[segment::kMaxLayers + 1];  // by layer; the last entry: parameters without a layer
+    bool seen[segment::kMaxLayers + 1];          // false: the layer's entry of of_squares is not valid
+    bool has_any;                                // an entry of `seen` is true
     void add(int layer, double square);
   };
   bool publish(const Sums& sums, int64_t step, double* total_norm);
@@ -77,9 +79,9 @@ class LayerTable {
   segment::Layer early_layers_[segment::kMaxLayers] = {};
   segment::Layer* records_ = nullptr;  // in the segment, or early_layers_ after name_ahead()
   std::atomic<bool> is_partial_[segment::kMaxLayers] = {};  // some parameters of the layer could not be named
-  uint32_t layers_ = 0;
-  uint32_t last_found_ = 0;  // tried first: parameters of one layer are consecutive
-  std::atomic<uint32_t> named_{0};
+  uint32_t layers_ = 0;                                     // number of layers
+  uint32_t last_found_ = 0;  // layer that find_label() tries first: parameters of one layer are consecutive
+  std::atomic<uint32_t> named_{0};  // number of parameters in entries_
   Sums gradients_ = {};
 };
 

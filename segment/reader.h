@@ -1,6 +1,7 @@
-// The agent's side of a segment (segment/layout.h): reads the regions of a .seg file with pread, without
-// mapping it, and writes the .ctl file, the control file. To consume a slice, step or tensor record means to
-// store there that the agent is done with it; the trainer may then reuse its space. One thread.
+// The agent's side of a segment, the shared memory of one trainer process (segment/layout.h). Reads the
+// regions of its .seg file with pread, without mapping it, and writes its .ctl file, the control file. To
+// consume a slice, step record or tensor record means to store in the control file that the agent is done
+// with it; the trainer may then reuse its space. Not thread-safe.
 #ifndef FORESHOCK_SEGMENT_READER_H_
 #define FORESHOCK_SEGMENT_READER_H_
 
@@ -42,50 +43,51 @@ class SegmentReader {
   Coverage coverage() const;
   Totals totals() const;
 
-  // Returns the step records that are not consumed yet; `now_ns` is CLOCK_REALTIME. They end before the first
-  // pending record, some numbers of which have not arrived from a device. It is returned incomplete once
-  // kMostPendingSteps later records exist or its age is kMostPendingSteps times its duration, at least 1 s.
+  // Returns the step records that are not consumed yet; `now_ns` is CLOCK_REALTIME. A record is pending while
+  // some of its numbers have not arrived from a device. The result ends before the first pending record.
+  // A pending record is returned incomplete after kMostPendingSteps later records, or after as many times its
+  // step's duration (at least 1 s).
   std::vector<StepRecord> unread_steps() { return unread_steps(now_ns()); }
   std::vector<StepRecord> unread_steps(uint64_t now_ns);
-  // Consumes the result of the last unread_steps(). Records that were overwritten before they could be read
-  // are added to steps_lost().
+  // Consumes the result of the last unread_steps(). Records that were overwritten unread count as
+  // steps_lost().
   void consume_steps();
   // Calls unread_steps(), then consume_steps().
   std::vector<StepRecord> new_steps() { return new_steps(now_ns()); }
   std::vector<StepRecord> new_steps(uint64_t now_ns);
-  // Makes unread_steps() return pending records at once. To be called after the trainer has ended.
+  // Makes unread_steps() return pending records at once. Must be called only after the trainer has ended.
   void wait_no_more() { waits_ = false; }
   uint64_t steps_lost() const { return control_.steps_lost; }
-  // Returns the records consumed over the life of the segment, by all its agents.
+  // Returns the number of step records that all agents of this segment have consumed.
   uint64_t steps_taken() const { return control_.step_cursor - control_.steps_lost; }
-  // Returns the last consumed record. Its sequence is 0 if nothing was consumed or it was overwritten.
+  // Returns the last consumed record. Its `sequence` is 0 if there was none or the record was overwritten.
   StepRecord last_step() const;
 
   // A complete slice that is not consumed yet.
   struct Ready {
-    uint32_t slot = 0;   // the slot of its first part
-    uint32_t parts = 1;  // number of slots
-    uint64_t ticket = 0;
+    uint32_t slot = 0;    // the slot of its first part
+    uint32_t parts = 1;   // number of slots
+    uint64_t ticket = 0;  // ticket of its first part; tickets number all parts that the trainer has written
     const char* why = nullptr;  // the reason if the slice is invalid; then it must be consumed as lost
     SlotView view;              // its payloads are valid until the next call of next_ready()
   };
-  // Finds the next complete slice. Returns false if it finds none. If nothing was published since it last
-  // returned false, it costs only one read.
+  // Finds the next complete slice. Returns false if it finds none. While the trainer publishes nothing,
+  // further calls then cost only one read: that of the counters of published slices.
   bool next_ready(Ready* ready);
 
-  // Makes the next next_ready() read every slot even if the counters of published slices have not moved.
+  // Makes the following next_ready() read every slot even if the counters of published slices have not moved.
   // Needed if the trainer may have died between publishing a slot and counting it.
   void look_again() { look_again_ = true; }
 
   // Returns slices that the trainer left incomplete. Must be called only after the trainer has ended.
   std::vector<Ready> torn();
 
-  // Consume a slice and count it as judged or lost. A slice of key positions (Slot::columns) is not counted,
-  // since its call is counted by its slice of rows.
+  // Consumes a slice and counts it as judged or lost. A slice of key positions (Slot::columns is 1) is not
+  // counted, because its call has a slice of rows too, which is counted.
   void consume_judged(const Ready& ready);
   void consume_lost(const Ready& ready, Lost reason);
 
-  // Slices counted by all agents of this segment so far.
+  // Number of slices that all agents of this segment have counted as judged or lost.
   uint64_t judged(uint32_t pass) const;
   uint64_t lost(uint32_t pass, Lost reason) const;
 
@@ -94,21 +96,22 @@ class SegmentReader {
     const char* why = nullptr;  // the reason if the record is invalid
     TensorView view;            // its payloads are valid until the next call of next_tensor()
   };
-  // Finds the next tensor record. Returns false if it finds none. If a record is invalid and its length is
-  // not known, consume_tensor() then skips everything written so far.
+  // Finds the next tensor record. Returns false if it finds none. If the record found is invalid and its
+  // length is unknown, consume_tensor() skips all tensor records written so far.
   bool next_tensor(ReadyTensor* ready);
   // Consumes the record that next_tensor() found last.
   void consume_tensor();
-  TensorRing tensor_ring() const;  // all zero without a ring
+  TensorRing tensor_ring() const;  // all zero if the segment has no ring of tensor records
 
   // Whether the trainer still holds its lock on the .seg file, which it does until its process ends.
   bool is_locked() const;
 
-  // Whether neither the agent nor `foreshock pause` has switched sampling off.
+  // Whether sampling is on. The agent and `foreshock pause` can switch it off.
   bool switched_on() const;
   // From `from_step` on, the trainer samples one step in `interval`.
   void set_interval(uint64_t interval, int64_t from_step);
-  // In the steps [from_step, until_step) it samples one step in `interval`, if that is more often.
+  // In the steps [from_step, until_step) it samples one step in `interval`, if that is less than the interval
+  // of set_interval().
   void set_burst(uint64_t interval, int64_t from_step, int64_t until_step);
   // Publishes what the agent has spent on this rank. The trainer's budget pays for it.
   void set_agent_cost(const AgentCost& cost);
@@ -150,14 +153,14 @@ class SegmentReader {
     uint64_t newest = 0, count = 0;  // number of the newest record, and how many there are
   } unread_;                         // the records that unread_steps() returned last
   uint32_t next_slot_ = 0;           // the slot that next_ready() looks at first
-  Progress progress_ = {};           // value when next_ready() last found all slots consumed
+  Progress progress_ = {};           // counters of published slices when next_ready() last found no slice
   bool look_again_ = true;
   bool waits_ = true;                      // unread_steps() waits for pending records
   mutable std::vector<std::byte> region_;  // the region that was read last
   std::vector<std::byte> buffer_;          // the slot that was read last
   JoinedSlice joined_;
   std::vector<std::byte> tensor_;  // the tensor record that was read last
-  uint64_t next_tensor_ = 0;       // the cursor after the record in tensor_
+  uint64_t next_tensor_ = 0;       // position in the ring after the record in tensor_
 };
 
 }  // namespace foreshock::segment

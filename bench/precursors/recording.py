@@ -1,5 +1,7 @@
 """Runs a training under the monitor, and extracts from its record (the JSON lines that the agent writes) the data that
-scoring needs."""
+scoring needs. The training, its fault and its length come from a recipe (recipes.py). A series is a list of (step,
+place, score): a detector's scores, which warn at 1, at a layer, a tensor, or "" for the whole model.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
 LOSS_EVENTS = ("loss_spike", "divergence", "loss_rise")
 FOUND_BY_DETECTORS = (*LOSS_EVENTS, "precursor", "nonfinite_gradient_norm", "resumed")
 EVENT_FIELDS = ("rank", "step", "event", "layer", "value", "detector", "level", "score")
-# Thresholds that are tried when one is learned, as multiples of the shipped one: for detectors of foreshock, and for
-# rules of others.
+# Thresholds that are tried when one is learned, as multiples of the shipped threshold: GRID for detectors of foreshock,
+# GRID_OF_OTHERS for published detection rules of other projects (alarms.py).
 GRID, GRID_OF_OTHERS = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 8.0), (1.0, 2.0, 4.0)
 # Runs a command at idle priority: only when no other process needs the processor.
 IDLE = ("chrt", "--idle", "0", "nice", "-n", "19")
@@ -44,8 +46,9 @@ def environment() -> dict[str, str]:
 
 
 def record(what: recipes.Recipe, seed: int, steps: int, path: pathlib.Path, seconds: float, idle: bool) -> bool:
-    """Trains under `foreshock run`. Writes the record to `path` and its provenance to made_of(path). Returns false if
-    the training takes longer than `seconds`. The run uses a temporary FORESHOCK_DIR in shared memory."""
+    """Trains under `foreshock run`. Writes the record to `path` and its provenance to made_of(path). Stops the training
+    and returns false if it takes longer than `seconds`. `idle`: everything runs at idle priority. The run uses a
+    temporary FORESHOCK_DIR in shared memory."""
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
     training = [sys.executable, str(provenance.HERE / "training.py"), what.name, str(seed), str(steps)]
@@ -73,12 +76,13 @@ def record(what: recipes.Recipe, seed: int, steps: int, path: pathlib.Path, seco
 
 
 def made_of(path: pathlib.Path) -> pathlib.Path:
-    """The path of the provenance of a record: hashes of the code, and versions."""
+    """The path of the file with the provenance of the record at `path` (see made_by())."""
     return path.with_suffix(".made.json")
 
 
 def made_by(what: recipes.Recipe, path: pathlib.Path) -> dict:
-    """The provenance of a record. `replays`: a replay of the record finds exactly the events that the agent wrote."""
+    """The provenance of a record: hashes of the code that made it, versions, and whether the detectors can be rerun.
+    `replays`: `foreshock detect` finds in the record exactly the events that the agent wrote during the training."""
     version = subprocess.run([FORESHOCK, "--version"], capture_output=True, text=True, check=False).stdout.strip()
     live = [tuple(line[key] for key in EVENT_FIELDS) for line in lines_of(path) if is_found_by_detectors(line)]
     replayed = [tuple(event[key] for key in EVENT_FIELDS) for event in detected(path)]
@@ -108,8 +112,8 @@ def detected(path: pathlib.Path, *options: str) -> list[dict]:
 
 
 def readings(path: pathlib.Path) -> tuple[list[dict], dict[str, alarms.Series], dict[str, list[int]]]:
-    """Runs `foreshock detect` on a record. Returns its events, the series of scores of each detector, and for each
-    detector the steps at which its levels show the begin of a warning."""
+    """Runs `foreshock detect` on a record. Returns the events it finds, the series of scores of each detector, and for
+    each detector the steps at which a first place begins to have the level "warn"."""
     with tempfile.TemporaryDirectory() as folder:
         scores = pathlib.Path(folder) / "scores.csv"
         events = detected(path, "--scores", str(scores))
@@ -135,14 +139,16 @@ def finite(value: float | None) -> float:
 
 
 def means(losses: dict[int, float], last: int) -> list[float | None]:
-    """Means of scoring.BLOCK losses each, from step 1 on, of whole blocks. None: a loss is missing or not finite."""
+    """Means of the losses of consecutive blocks of scoring.BLOCK steps, from step 1 on. A block that `last`, the last
+    step, cuts off is left out. None: a loss of the block is missing or not finite."""
     blocks = [[losses.get(s, math.nan) for s in range(b, b + scoring.BLOCK)] for b in range(1, last + 1, scoring.BLOCK)]
     whole = [of for n, of in enumerate(blocks) if (n + 1) * scoring.BLOCK <= last]
     return [float(f"{statistics.fmean(of):.5g}") if all(map(math.isfinite, of)) else None for of in whole]
 
 
 def found_alarms(path: pathlib.Path, ours: dict[str, alarms.Series], others: dict[str, alarms.Series]) -> dict:
-    """Steps of alarms by detector and threshold. Thresholds without alarms are left out."""
+    """The steps of alarms by detector or rule, and by threshold as text ("1.0"). `ours`: the series of foreshock's
+    detectors; `others`: those of other projects' rules. Thresholds without alarms are left out."""
     found = {
         name: {str(at): [step for step, _ in alarms.alarms(of, at)] for at in grid}
         for series, grid in ((ours, GRID), (others, GRID_OF_OTHERS))
@@ -152,8 +158,10 @@ def found_alarms(path: pathlib.Path, ours: dict[str, alarms.Series], others: dic
 
 
 def reduced(path: pathlib.Path, what: recipes.Recipe, seed: int, made: dict) -> dict:
-    """Extracts the data of a record that scoring and the page need. Checks that the alarms computed from the scores are
-    those of the detectors' levels. `onsets` and `masked`: see scoring.masks(); `losses`: see means()."""
+    """Extracts the data of a record that scoring and the page of results need. Checks that the alarms computed from the
+    scores are those of the detectors' levels. `made` is the provenance of the record. In the result, `onsets` has the
+    onsets of loss events, and `masked` the steps after them that are excluded from scoring (scoring.masks()). `places`
+    has the alarms of detectors that watch attention layers, with their layers; `losses` has the result of means()."""
     lines = lines_of(path)
     steps = [line for line in lines if line["type"] == "step"]
     if not steps:

@@ -1,5 +1,6 @@
-// Fills the sections of page.html from `report` (words.js) with the charts of charts.js and the tables of events.js.
-const LABELS = Math.min(190, Math.round(innerWidth / 3.5)); // width of the labels beside the two charts of the whole run
+// Fills the sections of the report's page from `report`, the parsed JSON of `foreshock report --json`. The build joins the
+// scripts words.js (which reads `report`), charts.js, events.js and this one to one script, in this order.
+const LABEL_WIDTH = Math.min(190, Math.round(innerWidth / 3.5)); // pixels, beside the charts of loss, detectors and attention
 
 function head() {
   document.title = `${report.headline} – foreshock report`;
@@ -18,7 +19,8 @@ function detectorTable() {
     known(d.last_warn_step) ? 'step ' + count(d.last_warn_step) : '–', element('span', { className: 'sure', textContent: d.sure })]));
 }
 
-// Opens sections of loss events: one that a link leads to, or all before the page is printed.
+// Opens sections of loss events. Their draw() (events.js) draws the curves of an open section, once. It is called here
+// because the event "toggle", which also calls it, would come too late for printing.
 function openAll(sections) {
   for (const details of sections) {
     details.open = true;
@@ -29,10 +31,10 @@ function openAll(sections) {
 function start() {
   head();
   if (window.Chart) {
-    if (lossChart(byId('loss-chart'), LABELS)) laneChart(byId('lanes'), LABELS);
+    if (lossChart(byId('loss-chart'), LABEL_WIDTH)) laneChart(byId('lanes'), LABEL_WIDTH);
     else byId('loss-chart').append(element('p', { className: 'none', textContent: 'No loss of this run is known.' }));
   }
-  attentionCharts(byId('attention'), LABELS);
+  attentionCharts(byId('attention'), LABEL_WIDTH);
   const warnings = warningTable();
   byId('warnings').hidden = !warnings;
   byId('warnings').open = report.loss_events.length === 0;
@@ -46,12 +48,12 @@ function start() {
   const sections = [...document.querySelectorAll('.event > details')];
   sections.forEach((details) => details.draw());
   addEventListener('beforeprint', () => openAll(sections));
-  const follow = () => {
+  const openLinkedEvent = () => {
     const target = /^#event-\d+$/.test(location.hash) ? document.querySelector(location.hash + ' > details') : null;
     if (target) openAll([target]);
   };
-  addEventListener('hashchange', follow);
-  follow();
+  addEventListener('hashchange', openLinkedEvent);
+  openLinkedEvent();
 }
 
 start();

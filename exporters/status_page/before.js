@@ -1,16 +1,18 @@
-// The table of loss events (spike, divergence, slow rise), with the detectors that warned before each event.
+// Makes the rows of the status page's table of loss events, with the signals of detectors before each event. A signal is a
+// rise of a detector's level to watch or warn. Short helpers (count, span, by, smallest, known) are defined in format.js.
 
 const LOSS_EVENTS = { loss_spike: "spike", divergence: "divergence", loss_rise: "slow rise" };
 const SEVERITY = ["slow rise", "spike", "divergence"];
-const ONE_INCIDENT = 8; // largest distance of onsets in steps; a divergence is often first detected as a spike
+const INCIDENT_STEPS = 8; // largest distance of onsets of one incident; a divergence is often first detected as a spike
 
-// Merges events of several ranks, and events at most ONE_INCIDENT steps apart, into one incident of the severest kind.
-// Returns [{step, declared, what, ranks: [{rank, event}]}]: onset, step at which the agent found it, kind, sources.
+// Merges events whose onsets are at most INCIDENT_STEPS apart, on any ranks, into one incident of the severest kind.
+// Returns [{step, declared, what, ranks: [{rank, event}]}]. `step` is the onset of the incident, `declared` the step at
+// which the agent found it, `what` its kind, and `ranks` the merged events, each with its rank.
 function lossEvents(ranks) {
   const incidents = [];
   for (const event of eventsByStep(ranks)) {
     const last = incidents[incidents.length - 1];
-    if (!last || event.step - last.step > ONE_INCIDENT) {
+    if (!last || event.step - last.step > INCIDENT_STEPS) {
       incidents.push(event);
       continue;
     }
@@ -21,7 +23,8 @@ function lossEvents(ranks) {
   return incidents;
 }
 
-// The events in the order of their onsets. Events of one kind and onset on several ranks are one.
+// Returns the events in the order of their onsets, in the form of lossEvents(). Events of the same kind and onset on
+// several ranks are merged.
 function eventsByStep(ranks) {
   const events = new Map();
   for (const rank of ranks) {
@@ -36,24 +39,24 @@ function eventsByStep(ranks) {
   return [...events.values()].sort((a, b) => a.step - b.step);
 }
 
-// Returns the earliest signal of each detector, over all layers and ranks. `lead` is the number of steps from the
-// signal to the onset. A detector without a signal before the onset is listed if it warned before the agent found the
-// event; its `lead` is 0 or negative.
+// Returns the earliest signal of each detector before an incident, over all layers and ranks. `lead` is the number of
+// steps from the signal to the onset. A detector without a signal before the onset is listed if it warned between the
+// onset and the step at which the agent found the event; its `lead` is then 0 or negative.
 function earliestSignals({ step, declared, ranks }) {
   const earliest = new Map();
-  const offer = (signal) => {
-    const before = earliest.get(signal.detector);
-    if (!before || signal.lead > before.lead) earliest.set(signal.detector, signal);
+  const addSignal = (signal) => {
+    const found = earliest.get(signal.detector);
+    if (!found || signal.lead > found.lead) earliest.set(signal.detector, signal);
   };
   for (const { rank, event } of ranks) {
     for (const { detector, layer, level, since_step, lead_steps } of event.preceded_by || [])
-      offer({ detector, layer, level, since: since_step, lead: lead_steps, rank });
+      addSignal({ detector, layer, level, since: since_step, lead: lead_steps, rank });
   }
   const preceding = new Set(earliest.keys());
   for (const { rank } of ranks) {
     for (const { event, layer, first_step } of rank.events || []) {
       if (event.startsWith("warn_") && first_step >= step && first_step <= declared && !preceding.has(event.slice(5)))
-        offer({ detector: event.slice(5), layer, level: "warn", since: first_step, lead: step - first_step, rank });
+        addSignal({ detector: event.slice(5), layer, level: "warn", since: first_step, lead: step - first_step, rank });
     }
   }
   return [...earliest.values()].sort((a, b) => b.lead - a.lead);
@@ -61,10 +64,11 @@ function earliestSignals({ step, declared, ranks }) {
 
 const leadText = (lead) => (lead > 0 ? count(lead) : lead < 0 ? count(-lead) + " after the onset" : "at the onset");
 
-// The results of the benchmark for a detector.
+// Returns how often the detector was right in the benchmark of detectors (docs/detectors.md), as reported by the agent.
 const measuredOf = (ranks, detector) => ranks.flatMap((rank) => rank.precursors?.detectors || []).find((d) => d.detector === detector)?.measured;
 
-// The newest event comes first. Only the first row of an event has its name, step, time and ranks.
+// Returns the rows of the table, a row for each signal, the newest incident first. Only the first row of an incident has
+// the cells that describe the incident itself.
 function beforeRows(ranks) {
   const many = ranks.length > 1;
   return lossEvents(ranks).reverse().flatMap((event) => {
@@ -78,7 +82,7 @@ function beforeRows(ranks) {
   });
 }
 
-// One sentence for the head of the page.
+// Returns one sentence on an incident for the head of the page. `many`: the run has several ranks.
 function eventSentence(event, many) {
   const signals = earliestSignals(event).filter((s) => s.lead > 0);
   const before = signals.slice(0, 3).map((s) => `${s.detector}${known(s.layer) ? " in " + s.layer : ""} (${count(s.lead)} steps)`).join(", ");

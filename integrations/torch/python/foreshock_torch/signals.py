@@ -9,23 +9,26 @@ _PACKAGE = __name__.rpartition(".")[0] + "."
 
 
 def _codes_of_handlers() -> list[Any]:
-    """The code of the installed signal handlers: functions, methods, functools.partial, or other callable objects."""
+    """Code objects of the installed signal handlers. A handler that is implemented in C has None instead."""
     handlers = [getsignal(number) for number in valid_signals()]
-    functions = [getattr(each, "func", getattr(each, "__func__", each)) for each in handlers]
-    return [getattr(each, "__code__", getattr(type(each).__call__, "__code__", None)) for each in functions]
+    # `func` unwraps a functools.partial, `__func__` a method. Any other callable object runs its class's __call__.
+    functions = [getattr(handler, "func", getattr(handler, "__func__", handler)) for handler in handlers]
+    return [getattr(f, "__code__", getattr(type(f).__call__, "__code__", None)) for f in functions]
 
 
 def is_of_trainer(error: BaseException) -> bool:
-    """Whether a signal handler or another thread of the training raised the exception. It must then be raised again.
+    """Whether a signal handler or another thread of the training raised the exception. The caller must then reraise it.
 
     Python runs signal handlers, and raises exceptions sent by another thread (PyThreadState_SetAsyncExc), at any point
-    of the main thread's code, so also inside the helper. A signal handler is recognized in the traceback: it is
-    installed now, or it was called with the interrupted frame as an argument (it may have been replaced since). An
-    exception sent by another thread is raised in a frame of the helper, and its class is neither builtin nor torch's.
+    of the main thread's code, so also inside the helper. A function in the traceback is a signal handler if it is
+    installed as one now, or if the frame that it interrupted is among its arguments (a handler replaced since then).
+    An exception counts as sent by another thread if the innermost frame is the helper's own code and the exception's
+    class is neither builtin nor torch's.
     """
     try:
+        # The helper's own calls can exceed a nearly full stack, so a RecursionError is never attributed to the trainer.
         return not isinstance(error, RecursionError) and _is_of_trainer(error)
-    except RecursionError:  # raised by this check, because the training's stack is nearly full
+    except RecursionError:  # raised by _is_of_trainer(), because the training's stack is nearly full
         return False
 
 
@@ -36,17 +39,18 @@ def _is_of_trainer(error: BaseException) -> bool:
         frame = trace.tb_frame
         if frame.f_code in codes:
             return True
-        # A handler has the interrupted frame, which is its caller here, among its arguments.
+        # Python passes the interrupted frame to a signal handler; in the traceback that frame is the handler's caller.
         if caller is not None and any(value is caller for value in frame.f_locals.values()):
             return True
         trace, caller = trace.tb_next, frame
     innermost = caller
-    is_ours = innermost is not None and str(innermost.f_globals.get("__name__")).startswith(_PACKAGE)
-    return is_ours and type(error).__module__.partition(".")[0] not in ("builtins", "torch")
+    is_in_helper = innermost is not None and str(innermost.f_globals.get("__name__")).startswith(_PACKAGE)
+    return is_in_helper and type(error).__module__.partition(".")[0] not in ("builtins", "torch")
 
 
 class suppress_ours:  # noqa: N801, as contextlib.suppress
-    """contextlib.suppress(Exception) that lets exceptions of the training through (see is_of_trainer)."""
+    """Suppresses exceptions of the helper. Those of the training (is_of_trainer) and those not derived from Exception
+    are raised."""
 
     def __enter__(self) -> None:
         return
