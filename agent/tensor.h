@@ -17,8 +17,8 @@
 namespace foreshock {
 
 // Identifies a tensor of the job. Ranks with other model-parallel coordinates may hold another tensor with
-// the same name, so the coordinates are part of the key. If they are unknown, the rank is part of the key
-// instead.
+// the same name, so the coordinates are part of the key. If they are unknown (-1), the rank is part of the
+// key instead.
 struct TensorKey {
   std::string name;
   int32_t tensor_parallel = -1, pipeline_parallel = -1, expert_parallel = -1;
@@ -27,24 +27,24 @@ struct TensorKey {
 };
 
 // Optimizer statistics of one tensor, or of a rank's part of it, at one step. They are sums, so that parts of
-// a tensor can be joined and tensors can be pooled. NaN or negative: unknown.
+// a tensor can be joined and tensors can be pooled. In all members, NaN or a negative value means unknown.
 struct OptimizerSums {
   double values[segment::kOptimizerNumbers];  // sums and settings, indexed by segment::OptimizerNumber
-  double weight_squares;                      // sum over the squared values after the step
-  double update_squares;                      // sum over the squared changes that the step made
+  double weight_squares;                      // sum of the squared weights after the step
+  double update_squares;                      // sum of the squared changes of the weights in the step
 
   // Reads `values` from the payload of a tensor record. Values that a short payload lacks are NaN; bytes
   // after the known values are ignored.
   static OptimizerSums of(segment::Bytes payload, double weight_squares, double update_squares);
-  // In the formulas, g is the gradient and v_hat is Adam's bias-corrected second moment.
+  // In the formulas, g is the gradient, v_hat Adam's bias-corrected second moment, W the weights, dW their
+  // change.
   std::optional<double> gradient_rms() const;
-  std::optional<double> rms_staleness() const;            // sqrt(mean(g^2 / max(v_hat, eps^2)))
-  std::optional<double> surprise_ratio() const;           // share with g^2 > 50 v_hat, v_hat before the step
+  std::optional<double> rms_staleness() const;   // sqrt(mean(g^2 / max(v_hat, eps^2)))
+  std::optional<double> surprise_ratio() const;  // share of elements with g^2 > 50 v_hat of before the step
   std::optional<double> epsilon_dominated_ratio() const;  // share of elements with sqrt(v_hat) < eps
   std::optional<double> update_ratio() const;             // |dW| / |W|
 
-  // Adds another part of the same tensor at the same step. A value that is unknown in either part becomes
-  // unknown.
+  // Adds another part of the same tensor at the same step. A value unknown in either part becomes unknown.
   void join(const OptimizerSums& other);
   // Adds another tensor. A value that is known for only one of the two is kept.
   void pool(const OptimizerSums& other);
@@ -61,11 +61,11 @@ class OptimizerHealth {
 
   struct Summary {
     OptimizerSums pooled;
-    std::optional<double> staleness_max, update_ratio_max;
-    std::string stalest, fastest;  // the tensors with staleness_max and update_ratio_max
+    std::optional<double> staleness_max, update_ratio_max;  // largest values of a single tensor
+    std::string stalest, fastest;  // names of the tensors with staleness_max and update_ratio_max
   };
-  // Empty before the first tensor. Tensors of one dimension are excluded from update_ratio_max: a whole
-  // vector may be near 0, which makes its update ratio large.
+  // Empty before the first tensor. Tensors of one dimension are excluded from update_ratio_max: all elements
+  // of a vector may be near 0, which makes its update ratio large.
   std::optional<Summary> summary() const;
 
  private:
@@ -82,7 +82,7 @@ inline std::optional<double> value_of(const std::optional<Wasserstein>& distance
   return distance ? std::optional<double>(distance->value) : std::nullopt;
 }
 
-// Offset and shape of a part in its tensor: segment::kTensorDims numbers in each vector.
+// A part of a tensor: its offset in the tensor, and its shape; segment::kTensorDims numbers in each vector.
 struct TensorPart {
   std::vector<int64_t> offset, shape;
   auto operator<=>(const TensorPart&) const = default;
@@ -93,22 +93,23 @@ struct TensorSnapshot {
   TensorKey key;
   std::string layer;
   int64_t step = -1;
-  double time = 0;  // of the first part; seconds since 1970
+  double time = 0;  // when the first part was measured; seconds since 1970
   DType dtype = DType::kNone;
   uint64_t interval = 0;          // steps from one snapshot of the tensor to the next
   int32_t attempt = -1;           // restarts of the run so far; -1: unknown
   uint64_t elements = 0;          // in `parts`
   uint64_t whole_elements = 0;    // in the whole tensor
-  std::vector<TensorPart> parts;  // without replicas
+  std::vector<TensorPart> parts;  // each once, even if several ranks hold it
   uint64_t ranks = 0;             // ranks that hold any of `parts`
   std::vector<int64_t> shape;
   Histogram histogram;
   std::string stored;  // `histogram` in the storage format of shadow/histogram.h
+  // Steps of the snapshot an interval before and of the first snapshot, and the distances W1 to both.
   std::optional<int64_t> previous_step, initial_step;
-  std::optional<Wasserstein> previous, initial;  // W1 to the snapshot an interval before, and to the first
-  double sum_of_squares = 0;                     // of the values
-  // Sum and maximum of the absolute change made by this one step in `update_elements` of the values. Absent
-  // if update_elements is 0.
+  std::optional<Wasserstein> previous, initial;
+  double sum_of_squares = 0;  // of the values
+  // Sum and maximum of the absolute changes of values in this one step, over `update_elements` of the values.
+  // Absent if update_elements is 0.
   std::optional<double> update_sum_magnitude, update_max_magnitude;
   uint64_t update_elements = 0;
   std::optional<OptimizerSums> optimizer;  // joined over `parts`
@@ -125,7 +126,7 @@ struct TensorSnapshot {
 struct PoolSnapshot {
   std::string layer;  // empty: the whole model
   int64_t step = -1;  // first step of the interval; -1: no interval is complete
-  double time = 0;    // of the last tensor
+  double time = 0;    // when the last tensor was measured
   uint64_t interval = 0, tensors = 0, elements = 0;
   uint64_t update_elements = 0;                     // elements whose change is known
   uint64_t histogram_hash = 0;                      // FNV-1a of the stored histogram
@@ -136,15 +137,15 @@ struct PoolSnapshot {
   std::optional<double> update_mean_abs_max;  // largest update_mean_abs of a single tensor
 };
 
-// Whether all model-parallel coordinates of a rank are known. If they are, ranks with equal coordinates are
-// replicas of each other.
+// Whether the rank has reported all its model-parallel coordinates (late_ready: it has reported any). If so,
+// ranks with equal coordinates are replicas of each other.
 inline bool has_coordinates(const segment::Identity& identity) {
   return identity.late_ready == 1 && identity.tensor_parallel >= 0 && identity.pipeline_parallel >= 0 &&
          identity.expert_parallel >= 0;
 }
 
-// Completes the key of a tensor that the rank holds as a whole: sets its coordinates, and its rank if any of
-// them is unknown and the job has several ranks.
+// Completes the key of a tensor that the rank holds as a whole: sets the coordinates of the key, and its rank
+// if any coordinate is unknown and the job has several ranks.
 inline void set_coordinates(const segment::Identity& identity, TensorKey* key) {
   if (identity.late_ready == 1) {
     key->tensor_parallel = identity.tensor_parallel;

@@ -13,33 +13,33 @@
 namespace foreshock {
 
 // A window is one interval of steps, in which each tensor has one snapshot; its number is step / interval.
-// The tensors of a layer form a group. A window of a group is complete when all members have a snapshot in
-// it. Its histograms are then added up and compared with those of the previous window. The same holds for a
-// window of the model and its groups. The members of a group become known in its first window.
-// Thread-compatible.
+// The tensors of a layer form a group, and the groups form the model. A window of a group is complete when
+// all members have a snapshot in it; a window of the model when it is complete in all groups. The histograms
+// in a complete window are added up and compared with those of the previous window. The members of a group
+// become known in its first window. Thread-compatible.
 class WeightSeries {
  public:
-  // Keeps at most `most_bytes` of histograms, in their storage format. Beyond half of the limit no first
-  // snapshots are kept. Beyond the limit no snapshots are kept, and such tensors are excluded from their
-  // layer and from the model.
+  // Keeps at most `most_bytes` of histograms, in their storage format. Once half of them are in use, no
+  // further first snapshots are kept. A tensor whose snapshot exceeds the limit is excluded from its layer
+  // and the model.
   explicit WeightSeries(uint64_t most_bytes) : most_bytes_(most_bytes) {}
 
   // Adds a snapshot. Sets its distances to earlier snapshots and its stored histogram. `is_first`: this may
   // be the first snapshot of its tensor in the run. Snapshots of one tensor must be passed in the order of
-  // steps. Those of different tensors need not be, since ranks are at different steps.
+  // steps; snapshots of different tensors need not be, since ranks are at different steps.
   void take(bool is_first, TensorSnapshot* snapshot);
   // Declares that no snapshot of a step before `step` will follow. So a group's first window may end earlier.
   void expect_none_before(int64_t step);
-  // Returns the layers, and the model, that have become complete since the last call.
+  // Returns the windows of layers and of the model that have become complete since the last call.
   std::vector<PoolSnapshot> completed();
-  // The last complete snapshots.
+  // The last complete windows of the model and, by label, of each layer.
   const PoolSnapshot& model() const { return model_; }
   const std::map<std::string, PoolSnapshot>& layers() const { return layers_; }
 
   struct Held {
-    uint64_t elements = 0, whole_elements = 0;
+    uint64_t elements = 0, whole_elements = 0;  // held on this node; of the same tensors as a whole
   };
-  Held held() const;  // elements held on this node, and elements of the whole tensors
+  Held held() const;
 
   uint64_t dropped() const { return dropped_; }  // snapshots that exceeded the memory limit
   uint64_t bytes() const { return bytes_; }      // bytes of the kept histograms
@@ -64,7 +64,7 @@ class WeightSeries {
     std::string initial;        // stored histogram of the first snapshot in the run; empty: not kept
     int64_t initial_step = -1;  // -1: not kept
     uint64_t initial_elements = 0;
-    uint64_t seen_at_window = 0;  // window_count_ at its latest snapshot
+    uint64_t seen_at_window = 0;  // window_count_ at the tensor's latest snapshot
   };
   using TensorKeys = std::set<TensorKey>;
   // The tensors of a layer, or, for layer "", those without a layer.
@@ -75,7 +75,7 @@ class WeightSeries {
     int64_t newest = -1;   // the last window with a snapshot
     int64_t closed = -1;   // the last window that is complete or dropped
     bool is_first = true;  // the group is in its first window, in which its members become known
-    uint64_t interval = 0, seen_at_window = 0;
+    uint64_t interval = 0, seen_at_window = 0;  // seen_at_window: window_count_ at the latest snapshot
     // Stored histograms: sums over the members in previous_window, and over their first snapshots.
     std::string previous, initial;
     int64_t previous_window = -1;
@@ -85,7 +85,7 @@ class WeightSeries {
   struct Sums {
     PoolSnapshot snapshot;
     Histogram now, previous, initial;
-    double squares = 0, updates = 0;                   // of the values; of the absolute changes in a step
+    double squares = 0, updates = 0;  // sums of squared values; of absolute changes in a step
     bool previous_known = true, initial_known = true;  // `previous` and `initial` cover all tensors
     size_t groups = 0;                                 // of the model: groups added so far
   };
@@ -122,9 +122,8 @@ class WeightSeries {
   PoolSnapshot model_;
   std::vector<PoolSnapshot> completed_;
   uint64_t bytes_ = 0, dropped_ = 0;
-  // Number of windows in which any tensor had a snapshot; other windows do not count.
-  uint64_t window_count_ = 0;
-  int64_t newest_window_begin_ = -1;  // first step of the newest such window
+  uint64_t window_count_ = 0;         // number of windows in which any tensor had a snapshot
+  int64_t newest_window_begin_ = -1;  // first step of the newest of these windows
 };
 
 }  // namespace foreshock

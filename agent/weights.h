@@ -28,9 +28,9 @@ namespace foreshock {
 class AttemptWatch {
  public:
   // Whether `record` is the first of a new attempt, or the first at all. A process that replaces an earlier
-  // one of its rank begins a new attempt, unless it started before the first record of the present one. A
-  // rank not seen before may only have started late, or may be new on this node after an elastic restart. So
-  // it begins a new attempt only if its attempt number is higher.
+  // process of its rank begins a new attempt, unless it started before the first record of the present
+  // attempt. A rank not seen before may only have started late, or may be new on this node after an elastic
+  // restart. So it begins a new attempt only if its attempt number is the highest so far.
   bool is_new(const segment::TensorRecord& record, const segment::Identity& identity) {
     const bool is_first = starts_.empty();
     const auto [found, is_new_rank] = starts_.try_emplace(identity.rank, identity.start_time_ns);
@@ -51,36 +51,37 @@ class AttemptWatch {
 };
 
 // Detects that a trainer has returned to an earlier state without a restart (a rollback), so that steps
-// repeat with other values. Its step numbers then fall. They also fall after a single number that was far too
-// high, which counts as a return too.
+// repeat with other values. It is recognized by falling step numbers. A fall after a single number that was
+// far too high counts as a return too.
 //
-// All ranks return together, but the agent reads them one after the other. After one rank's return, it may
-// still read records that another rank wrote before its own return. These are stale. Thread-compatible.
+// All ranks return together, but the agent reads their records one rank after the other. After one rank's
+// return, the agent may still read records that another rank wrote before its own return. Such records are
+// stale. Thread-compatible.
 class RollbackWatch {
  public:
   // Longest time, by the trainers' clock, for which records of a rank that has not returned count as stale.
   static constexpr uint64_t kPatienceNs = 10'000'000'000;
 
-  // kWentBack: the first record after a return. kStale: a record from before the return, read after it.
+  // kWentBack: the first record after a return. kStale: written before the return, but read after kWentBack.
   enum class Verdict { kGoesOn, kWentBack, kStale };
   // The records of a rank must be passed in the order in which it wrote them.
   Verdict take(const segment::TensorRecord& record, int32_t rank) {
-    Rank& one = ranks_[rank];
-    if (record.step < one.step) ++one.returns;
-    one.step = record.step;
-    if (one.returns > returns_) {  // the first rank that returns
-      returns_ = one.returns;
-      one.behind_since_ns = 0;
+    Rank& writer = ranks_[rank];
+    if (record.step < writer.step) ++writer.returns;
+    writer.step = record.step;
+    if (writer.returns > returns_) {  // the first rank that returns
+      returns_ = writer.returns;
+      writer.behind_since_ns = 0;
       return Verdict::kWentBack;
     }
-    if (one.returns < returns_) {  // other ranks have returned, this one not yet
-      // Counted from the rank's own first stale record. If the run returns again and again, counting from the
-      // last return would make every record stale.
-      if (one.behind_since_ns == 0) one.behind_since_ns = record.time_ns;
-      if (record.time_ns - one.behind_since_ns < kPatienceNs) return Verdict::kStale;
+    if (writer.returns < returns_) {  // other ranks have returned, this one not yet
+      // The time is counted from the rank's own first stale record. If it were counted from the last return,
+      // a run that returns again and again would make every record stale.
+      if (writer.behind_since_ns == 0) writer.behind_since_ns = record.time_ns;
+      if (record.time_ns - writer.behind_since_ns < kPatienceNs) return Verdict::kStale;
     }
-    one.returns = returns_;  // a rank that was behind for kPatienceNs is assumed not to return
-    one.behind_since_ns = 0;
+    writer.returns = returns_;  // a rank that was behind for kPatienceNs is assumed not to return
+    writer.behind_since_ns = 0;
     return Verdict::kGoesOn;
   }
 
@@ -91,9 +92,9 @@ class RollbackWatch {
 
  private:
   struct Rank {
-    int64_t step = -1;
-    uint64_t returns = 0;
-    uint64_t behind_since_ns = 0;  // time of its first stale record; 0: none
+    int64_t step = -1;             // of the rank's last record
+    uint64_t returns = 0;          // how often the rank's steps have fallen
+    uint64_t behind_since_ns = 0;  // time of the rank's first stale record; 0: it is not behind
   };
   std::map<int32_t, Rank> ranks_;
   uint64_t returns_ = 0;  // returns of the rank that has gone back most often
@@ -113,13 +114,13 @@ class Weights {
   std::vector<TensorSnapshot> take(const segment::TensorView& view, const segment::Identity& identity,
                                    size_t ranks_here, const char** why);
 
-  // Must be called if an earlier agent has followed this run, since the first snapshots are then unknown.
+  // Must be called if an earlier agent has followed this run. Its first snapshots are then unknown.
   void set_followed_before() { is_followed_before_ = true; }
   // Returns, once per attempt, the step of a snapshot whose tensor has no known first snapshot in the run.
   std::optional<int64_t> take_initial_unknown();
 
-  // The last complete interval of the model and of each layer, and all that were completed since the last
-  // call of completed().
+  // The last complete interval of the model and of each layer. completed() returns all intervals of both that
+  // were completed since its last call.
   const PoolSnapshot& model() const { return series_.model(); }
   const std::map<std::string, PoolSnapshot>& layers() const { return series_.layers(); }
   std::vector<PoolSnapshot> completed() { return series_.completed(); }
@@ -145,9 +146,9 @@ class Weights {
   // A tensor of which a record was read.
   struct Known {
     std::map<int64_t, Pending> pending;  // by step
-    int64_t last_step = -1;
-    std::set<int32_t> holders;  // ranks with a part of the last snapshot
-    bool is_settled = false;    // no other rank has reported a part since
+    int64_t last_step = -1;              // step of the last complete snapshot
+    std::set<int32_t> holders;           // ranks with a part of the last snapshot
+    bool is_settled = false;             // since that snapshot, no other rank has reported a part
   };
 
   bool read(const segment::TensorView& view, const Known* known, Histogram* histogram, const char** why);
@@ -162,7 +163,7 @@ class Weights {
   // Completes or drops the oldest snapshots until the waiting ones fit into the memory limit.
   void make_room(std::vector<TensorSnapshot>* done);
   void take_optimizer(const TensorSnapshot& snapshot);
-  int64_t passed() const;
+  int64_t passed() const;  // the step that all ranks have reached, and for which no snapshot waits
   bool may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const;
   void begin_attempt(const segment::TensorRecord& record, const segment::Identity& identity);
   void restart(bool keeps_initial);
@@ -182,20 +183,23 @@ class Weights {
   std::map<int64_t, size_t> waiting_;                     // by step: tensors that wait for a part
   AttemptWatch attempt_;
   RollbackWatch rollback_;
-  bool is_followed_before_ = false, is_any_taken_ = false;
-  std::optional<int64_t> initial_unknown_;
+  bool is_followed_before_ =
+      false;                   // an earlier agent, or this one in an earlier attempt, has followed the run
+  bool is_any_taken_ = false;  // take() was called in any attempt
+  std::optional<int64_t> initial_unknown_;  // result of the next take_initial_unknown()
   bool has_reported_initial_unknown_ = false;
 };
 
 // Computes how training changes the scores of attention heads: for each head, the singular values (spectrum)
-// of the change of W_Q W_K^T between two measurements, from rows of these projections in tensor records.
+// of the change of W_Q W_K^T between two measurements. W_Q and W_K are the rows of the head in the query and
+// key projections; tensor records contain them.
 class HeadSpectra {
  public:
   static constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // limit for rows; layers beyond it are ignored
 
   // Adds the rows of one record, if it has any. Returns a spectrum if a layer has two complete measurements
-  // now. Rows that several replicas report for one step count once. If the rows are invalid, *why is the
-  // reason, else null.
+  // now. Rows that several replicas report for one step count once. *why: the reason if the rows are invalid,
+  // else null.
   std::optional<LayerSpectrum> take(const segment::TensorView& tensor, const segment::Identity& identity,
                                     const char** why);
 

@@ -3,11 +3,11 @@
     python bench/alert_delay.py [--servers 6] [--intervals 1 5 15] [--faults 3]
 
 A small training runs under `foreshock run`, which starts an agent. For each interval several Prometheus servers scrape
-the agent, each with another phase. Then a fault begins: the gradients are multiplied by 1e-4 and grow from there, as
-before a loss spike with Adam. The detector `gradient_growth` warns of this growth. Two delays are printed: from the
-step that the warning names until the agent exports the warning, and from the export until the alert's rule is true in
-Prometheus. For comparison, the second delay is also computed from the intervals alone: on average (scrape + evaluation
-interval) / 2, and at most scrape + evaluation interval.
+the agent and evaluate the alert rules once per interval, each server at other moments of it. Then a fault begins: the
+gradients are multiplied by 1e-4 and grow from there, as before a loss spike with Adam. The detector `gradient_growth`
+warns of this growth. Two delays are printed: from the step that the warning names until the agent exports the warning,
+and from the export until the alert's rule is true in Prometheus. The second delay is also computed from the interval
+alone: one interval on average (half for the scrape, half for the evaluation), and at most two.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 RULES = ROOT / "dashboards" / "rules" / "foreshock.yml"
-LEARNING = 30  # seconds of training before the fault: the detector learns 64 steps
+LEARNING = 30  # seconds of training before the fault; in them the detector learns from its first 64 steps
 # After the fault the gradients are multiplied by LOW for QUIET steps, then grow by the factor GROWTH per step.
 LOW, GROWTH, QUIET = 1e-4, 1.13, 40
 PATIENCE = 90  # longest wait for the warning and for the alert, in seconds
 
-# Prints the time of the end of each step. The fault begins when the file `fault` exists.
+# The program of the training. It prints the time at the end of each step. The fault begins when the file `fault`
+# exists.
 TRAINING = """
 import os, sys, time
 sys.path.insert(0, {support!r})
@@ -82,10 +83,10 @@ def start_prometheus(folder: pathlib.Path, agent: int, interval: int) -> tuple[s
     """Starts a server that scrapes the agent at port `agent`. Returns its process and its port."""
     folder.mkdir()
     port = free_port()
-    shutil.copy(RULES, folder / "rules.yml")  # the phase of evaluation depends on the path
+    shutil.copy(RULES, folder / "rules.yml")  # Prometheus derives the moment of evaluation from the path
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: {interval}s, scrape_timeout: {interval}s, evaluation_interval: {interval}s,"
-        f" external_labels: {{server: '{folder.name}'}}}}\n"  # the phase of scraping depends on the labels
+        f" external_labels: {{server: '{folder.name}'}}}}\n"  # ... and the moment of scraping from the labels
         f"rule_files: ['{folder}/rules.yml']\n"
         f"scrape_configs: [{{job_name: foreshock, static_configs: [{{targets: ['127.0.0.1:{agent}']}}]}}]\n"
     )
@@ -108,7 +109,7 @@ def warned_at(agent: int) -> float:
 
 
 def step_of_warning(record: pathlib.Path) -> int:
-    """The step of the first warning in the record; steps count from 1."""
+    """The step of the first warning in the record. The first step is 1."""
     events = (json.loads(line) for line in record.read_text().splitlines() if '"gradient_growth"' in line)
     return next(event["step"] for event in events if event.get("level") == "warn")
 
@@ -126,8 +127,8 @@ def true_at(port: int) -> float:
 
 
 def one_fault(intervals: list[int], servers: int) -> tuple[float, dict[int, list[float]]]:
-    """Runs one training with a fault. Returns the seconds until the agent exports the warning, and for each interval
-    the seconds from then until the rule is true, one value per server."""
+    """Runs one training with a fault. Returns the seconds from the step of the warning until the agent exports the
+    warning, and for each interval the seconds from the export until the rule is true, one value per server."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-delay-", dir="/dev/shm"))
     environment = os.environ | {"FORESHOCK_DIR": str(folder), "OMP_NUM_THREADS": "1"}
     fault = folder / "fault"
@@ -153,9 +154,10 @@ def one_fault(intervals: list[int], servers: int) -> tuple[float, dict[int, list
                 ports[interval].append(port)
         time.sleep(max(LEARNING, 2 * max(intervals)))  # each server has scraped at least once
         fault.touch()
-        seen = warned_at(agent)
-        begin = float((folder / "steps").read_text().split()[step_of_warning(folder / "record.jsonl") - 1])
-        return seen - begin, {interval: [true_at(port) - seen for port in ports[interval]] for interval in intervals}
+        export = warned_at(agent)
+        step_end = float((folder / "steps").read_text().split()[step_of_warning(folder / "record.jsonl") - 1])
+        until_true = {interval: [true_at(port) - export for port in ports[interval]] for interval in intervals}
+        return export - step_end, until_true
 
 
 def main() -> int:
@@ -164,13 +166,14 @@ def main() -> int:
     parser.add_argument("--intervals", type=int, nargs="+", default=[1, 5, 15], help="seconds")
     parser.add_argument("--faults", type=int, default=3)
     options = parser.parse_args()
-    shown, delays = [], {interval: [] for interval in options.intervals}
+    exports, delays = [], {interval: [] for interval in options.intervals}
     for _ in range(options.faults):
-        until_shown, until_true = one_fault(options.intervals, options.servers)
-        shown.append(until_shown)
+        until_export, until_true = one_fault(options.intervals, options.servers)
+        exports.append(until_export)
         for interval, found in until_true.items():
             delays[interval] += found
-    print(f"from the step to the agent's page: {statistics.mean(shown):.1f} s in the mean, {max(shown):.1f} s at most")
+    mean, most = statistics.mean(exports), max(exports)
+    print(f"from the step to the agent's page: {mean:.1f} s in the mean, {most:.1f} s at most")
     for interval, found in delays.items():
         print(
             f"then, scraped and evaluated every {interval:2} s: {statistics.mean(found):5.1f} s in the mean,"

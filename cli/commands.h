@@ -1,6 +1,7 @@
 // Declares one function per command. agent() is in run.cpp, pause() and resume() in status.cpp,
-// export_record() and detect() in records.cpp, the others in the file of their name. They return the exit
-// status: 0 for success, 1 if an output could not be written or a check failed, 2 for wrong use.
+// export_record() and detect() in records.cpp, all others in the file of their name. Unless noted, a command
+// returns the exit status 0 for success, 1 if an output could not be written or a check failed, 2 for wrong
+// use.
 #ifndef FORESHOCK_CLI_COMMANDS_H_
 #define FORESHOCK_CLI_COMMANDS_H_
 
@@ -21,28 +22,29 @@ int doctor(const Arguments& arguments);
 int export_record(const Arguments& arguments);
 int detect(const Arguments& arguments);
 
-// Read one or more records of one run. report() writes one page, merge() one record.
+// Both commands read one or more records of one run. report() writes a page, merge() one merged record.
 int report(const std::vector<std::string>& words);
 int merge(const std::vector<std::string>& words);
 
-// Commands of the lab. judge() returns 0 if the errors of a call or function are within the limits, or if the
-// agent's results on a flagged slice are reproduced bit for bit; else 1. compare() also returns 2 if the
-// checkpoints cannot be read or have no tensor in common.
+// Commands of the lab. judge() returns 0 if the errors of an attention call or function are within the
+// limits, or if it reproduces the agent's results on a stored slice bit for bit; else 1. compare() also
+// returns 2 if the checkpoints cannot be read or have no tensor in common.
 int lab(const std::vector<std::string>& words);
 int judge(const std::vector<std::string>& words);
 int compare(const std::vector<std::string>& words);
 
-// The command line of `foreshock lab`.
+// A sweep that `foreshock lab` measures.
 struct LabSweep {
   const lab::Sweep* sweep = nullptr;  // null: a custom sweep
   std::vector<lab::Point> points;     // the combinations of values that are measured
 };
 
+// The command line of `foreshock lab`.
 struct LabRequest {
   std::vector<LabSweep> sweeps;
   int threads = 1;
   std::string json_path, page_path;  // "": the output is not wanted
-  bool help = false, list = false;
+  bool help = false, list = false;   // print the help or the list of sweeps instead of measuring
 };
 
 // Reads and checks the command line of `foreshock lab` before anything is measured. Fills in `request`.

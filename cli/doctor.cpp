@@ -24,7 +24,7 @@ struct Check {
   std::string what, detail;
 };
 
-// How much of an operation is seen. "" continues the previous row.
+// How much of an operation foreshock sees. An empty extent means the extent of the previous row.
 struct Coverage {
   const char* extent;
   const char* what;
@@ -100,20 +100,20 @@ Check check_adapter(const Adapter& adapter, const std::string& library) {
   return {true, torch, built};
 }
 
-// Whether attention on CUDA devices can be sampled, for which libforeshock.fatbin has kernels. Never fails,
-// because trainings on a CPU need none.
+// Reports whether attention on CUDA devices can be sampled. This needs the kernels in libforeshock.fatbin of
+// the same build. The check never fails, because trainings on a CPU need no such kernels.
 Check check_device_code(const Installation& installation) {
-  const DeviceCodeSeal seal = device_code_seal();  // identifies the kernels of this build
+  const DeviceCodeSeal seal = device_code_seal();  // identifies the kernels of this build; bytes 0: none
   const std::string path =
       std::filesystem::path(installation.library).replace_filename(kDeviceCodeFile).string();
   Fatbin file;
   file.read(path.c_str(), seal);
-  const std::string without = "; attention there is counted, not sampled";
-  if (seal.bytes == 0) return {true, "CUDA devices", "this build has no kernels" + without};
+  const std::string consequence = "; attention there is counted, not sampled";
+  if (seal.bytes == 0) return {true, "CUDA devices", "this build has no kernels" + consequence};
   if (!file.is_read()) {
     const std::string why =
         file.failure() == std::string("no_file") ? " is not there" : " is of another build, or damaged";
-    return {true, "CUDA devices", path + why + without + "; reinstall foreshock"};
+    return {true, "CUDA devices", path + why + consequence + "; reinstall foreshock"};
   }
   const int driver = cuda::oldest_driver_for(seal.toolkit) / 1000;
   return {true, "CUDA devices",
@@ -121,12 +121,12 @@ Check check_device_code(const Installation& installation) {
               " or later runs them"};
 }
 
-// Never fails: the instruction set affects only the speed, not the bits of the result.
+// Reports the instruction set of the fp64 reference. It affects only the speed, so the check never fails.
 Check check_reference() {
   return {true, "reference", std::string("fp64 with ") + reference_target_name() + " instructions"};
 }
 
-// Checks the Python helper, which reports steps, losses and names.
+// Checks the Python helper, which reports steps, losses and the names of layers.
 Check check_helper(const FoundPython& python) {
   const std::string problem = helper_problem(python);
   if (!problem.empty()) return {false, "steps and names", problem};
@@ -143,7 +143,8 @@ std::vector<Check> check_libtorch(const Installation& installation, const FoundL
            "layer names"}};
 }
 
-// Checks a command that names neither Python nor LibTorch. Empty if there is nothing to say on it.
+// Checks the program `word` of a command that names neither Python nor LibTorch. Returns no checks for
+// scripts, and for programs that start another command.
 std::vector<Check> check_program(const std::string& word) {
   const char* path = std::getenv("PATH");
   const std::string program = look_up(word, path != nullptr ? path : "/usr/bin:/bin");

@@ -1,4 +1,4 @@
-// Writes files atomically, one or several together. Locks files. Raises the limit on open files.
+// Writes files atomically: a single file, or several together. Locks files. Raises the limit on open files.
 #ifndef FORESHOCK_CLI_FILES_H_
 #define FORESHOCK_CLI_FILES_H_
 
@@ -27,17 +27,19 @@ class UnfinishedFile {
   // The descriptor for writing; the caller must close it. -1: the file could not be created; errno is set.
   int descriptor() const { return descriptor_; }
 
-  // Renames the file to `name`, so that it is kept. Returns false and sets errno on failure. Call it once.
+  // Renames the file to the path `name`, so that it is kept. Returns false and sets errno on failure. Must be
+  // called at most once.
   bool finish(const std::string& name);
 
  private:
-  void forget();
+  void forget();  // the destructor and the signal handler then remove no file
 
   std::string path_;  // "": not created, or finished
   int descriptor_;
 };
 
-// Returns "", or why WholeFile could not write `path`. With this check a command can fail before its work.
+// Returns "", or the reason why a WholeFile at `path` could not be written. A command calls it before its
+// work.
 std::string why_no_file(const std::string& path);
 
 // A file that is replaced atomically: write() appends to a temporary file, which finish() renames. If the
@@ -45,26 +47,27 @@ std::string why_no_file(const std::string& path);
 // replaced. A device, a pipe, or our own standard output or error (/dev/stdout) is written directly.
 class WholeFile {
  public:
-  // "" and "-": standard output.
+  // The paths "" and "-" mean standard output.
   explicit WholeFile(const std::string& path);
   ~WholeFile();  // without finish(): an existing file stays unchanged
   WholeFile(const WholeFile&) = delete;
   WholeFile& operator=(const WholeFile&) = delete;
 
-  // Appends. The first error is in problem().
+  // Appends the bytes. The first error is in problem().
   void write(std::string_view bytes);
 
   // Flushes all bytes to the temporary file; the target is not replaced yet.
   void close();
 
-  // Closes and renames to the target, if there was no error. Returns problem().
+  // Closes the temporary file and, if there was no error, renames it to the target. Returns problem().
   const std::string& finish();
 
   // The first error, in one line; "" if there was none.
   const std::string& problem() const { return problem_; }
 
  private:
-  // Both return a descriptor, or -1 and set errno or problem_.
+  // These open a stream (standard output, a device, a pipe) or the temporary file. Both return a descriptor,
+  // or -1 and set errno or problem_.
   int open_stream();
   int open_file();
   void fail(const std::string& why);
@@ -76,7 +79,7 @@ class WholeFile {
   std::string problem_;
 };
 
-// Writes a WholeFile. Returns "" or an error.
+// Writes `content` to a WholeFile at `path`. Returns "" or an error.
 std::string write_whole_file(const std::string& path, std::string_view content);
 
 // New files of one folder that are created together: either all are complete, or none exists.

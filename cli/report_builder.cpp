@@ -2,6 +2,8 @@
 // written: loss events, signs (detectors that left level quiet before an event), facts (circumstances of an
 // event), and clues (facts that have an explaining text). An attempt is a series of steps that ends when the
 // run goes back. A loss event begins at its onset and is declared at a later step, when a rule recognizes it.
+// Events are collected twice: those that the agent wrote (recorded_), and those that the detectors of this
+// version find in the record's values (found_).
 #include "cli/report_builder.h"
 
 #include <algorithm>
@@ -18,7 +20,8 @@ namespace {
 
 using Mark = ReportFact::Mark;
 
-// A suspect is at most this many steps before the onset. The learning rate is compared over the same span.
+// A suspect, a possible cause of an event, is at most this many steps before the onset. The learning rate is
+// compared over the same span.
 constexpr int64_t kRecent = 64;
 // A change of the learning rate by this factor within kRecent steps is notable. Warm-up makes such changes.
 constexpr double kRateFactor = 2;
@@ -68,7 +71,7 @@ std::string relative_to_onset(const ReportEvent& event, int64_t step) {
   return lead > 0 ? steps_text(lead) + " before" : lead == 0 ? "at the onset" : steps_text(-lead) + " after";
 }
 
-// The functions below return the facts of facts_of(), one function per topic.
+// Each function below returns one fact about the event, for facts_of(), and adds clues to *clues.
 
 ReportFact nonfinite(const ReportEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
   const FaultEvent* first = nullptr;
@@ -86,7 +89,7 @@ ReportFact nonfinite(const ReportEvent& event, const RunSeen& run, std::vector<C
                      Mark::kQuiet};
   if (in_loss) fact = {fact.name, "in the loss; none was seen before it", Mark::kNotable};
   if (first == nullptr) return fact;
-  fact.mark = Mark::kNotable;  // a fault event names its place, so it replaces the text on the loss
+  fact.mark = Mark::kNotable;  // the fault event names a place, so its text replaces the text on the loss
   fact.text = "first in " + where_nonfinite(*first) + ", " + relative_to_onset(event, first->step);
   if (first->step >= event.onset_step) return fact;
   clues->push_back(Clue::kNonfinite);
@@ -95,7 +98,7 @@ ReportFact nonfinite(const ReportEvent& event, const RunSeen& run, std::vector<C
 }
 
 ReportFact layers(const ReportEvent& event, const RunSeen& run) {
-  std::set<std::string> watched, moved;  // layers with values for detectors; those in which one left quiet
+  std::set<std::string> watched, moved;  // layers with values for detectors; layers in which a detector moved
   for (const int64_t rank : event.ranks)
     if (const auto found = run.signals.find(rank); found != run.signals.end())
       watched.merge(found->second.layers());
@@ -176,14 +179,14 @@ std::optional<RateJump> rate_jump(const ReportEvent& event, int64_t since) {
   return jump;
 }
 
-// Reports a jump of the learning rate within kRecent steps before the onset or, without a jump, its change
-// over these steps. A rate is set before the step that uses it, so a change at the onset step counts.
+// Reports a jump of the learning rate within kRecent steps before the onset. Without a jump, reports the
+// change over these steps. A rate is set before the step that uses it, so a change at the onset step counts.
 ReportFact learning_rate(const ReportEvent& event, std::vector<Clue>* clues) {
   const TrailStep* before = first_step_from(event, event.onset_step - std::min(event.onset_step, kRecent));
-  const TrailStep* at = first_step_from(event, event.onset_step);
+  const TrailStep* onset = first_step_from(event, event.onset_step);
   ReportFact fact = {"learning rate", "not known", Mark::kUnknown};
-  if (before == nullptr || at == nullptr || !before->learning_rate || !at->learning_rate) return fact;
-  const double from = *before->learning_rate, to = *at->learning_rate;
+  if (before == nullptr || onset == nullptr || !before->learning_rate || !onset->learning_rate) return fact;
+  const double from = *before->learning_rate, to = *onset->learning_rate;
   const auto number = [](double value) { return formatted("%.3g", value); };
   const auto change = [&](double a, double b) { return "went from " + number(a) + " to " + number(b); };
   const std::string ago = steps_text(steps_between(before->step, event.onset_step)) + " before";
@@ -211,20 +214,21 @@ ReportFact learning_rate(const ReportEvent& event, std::vector<Clue>* clues) {
 }
 
 ReportFact batch(const ReportEvent& event) {
-  const TrailStep* at = first_step_from(event, event.onset_step);
-  if (at == nullptr || !at->batch_id)
+  const TrailStep* onset = first_step_from(event, event.onset_step);
+  if (onset == nullptr || !onset->batch_id)
     return {"batch", "the training gave no batch_id, so its batches cannot be named", Mark::kUnknown};
-  return {"batch", "batch_id " + std::to_string(*at->batch_id) + " at the onset", Mark::kQuiet};
+  return {"batch", "batch_id " + std::to_string(*onset->batch_id) + " at the onset", Mark::kQuiet};
 }
 
-// Reports how many optimizer steps the gradient scaler skipped. The total restarts at 0 with a new process.
+// Reports how many optimizer steps the gradient scaler skipped from the first step kept of the event to its
+// onset. Each step has the total so far, which restarts at 0 with a new process.
 ReportFact skipped_by_scaler(const ReportEvent& event, std::vector<Clue>* clues) {
-  const TrailStep* at = first_step_from(event, event.onset_step);
+  const TrailStep* onset = first_step_from(event, event.onset_step);  // null if the event has no steps
   const TrailStep* before = event.steps.empty() ? nullptr : &event.steps.front();
-  if (at == nullptr || !at->skipped_steps || !before->skipped_steps)
+  if (onset == nullptr || !onset->skipped_steps || !before->skipped_steps)
     return {"steps left out", "not known", Mark::kUnknown};
   const uint64_t skipped =
-      *at->skipped_steps > *before->skipped_steps ? *at->skipped_steps - *before->skipped_steps : 0;
+      *onset->skipped_steps > *before->skipped_steps ? *onset->skipped_steps - *before->skipped_steps : 0;
   if (skipped == 0) return {"steps left out", "none before it", Mark::kQuiet};
   clues->push_back(Clue::kSkippedSteps);
   return {"steps left out",
@@ -233,7 +237,7 @@ ReportFact skipped_by_scaler(const ReportEvent& event, std::vector<Clue>* clues)
           Mark::kNotable};
 }
 
-// Reports the last restart before the onset: the training went back, or a new process continued it.
+// Reports the last restart before the onset: the training went back, or a new process continued its steps.
 ReportFact restart(const ReportEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
   const auto trail = run.trails.find(event.ranks[0]);
   if (trail == run.trails.end() || event.attempt >= trail->second.attempts().size())
@@ -257,10 +261,10 @@ ReportFact restart(const ReportEvent& event, const RunSeen& run, std::vector<Clu
   return fact;
 }
 
-// Reports how many other attempts made the same steps, and in how many of them the event occurred too.
+// Reports how many other attempts made the same steps, and in how many of these the event occurred too.
 ReportFact run_again(const ReportEvent& event, const std::vector<ReportEvent>& events, const RunSeen& run,
                      std::vector<Clue>* clues) {
-  constexpr int64_t kNear = 8;  // steps; onsets that differ by more are different events
+  constexpr int64_t kSameOnset = 8;  // steps; onsets that differ by more are different events
   const auto trail = run.trails.find(event.ranks[0]);
   size_t tries = 0, again = 0;
   for (size_t n = 0; trail != run.trails.end() && n < trail->second.attempts().size(); ++n) {
@@ -270,7 +274,7 @@ ReportFact run_again(const ReportEvent& event, const std::vector<ReportEvent>& e
     ++tries;
     again += std::any_of(events.begin(), events.end(), [&](const ReportEvent& each) {
       const int64_t apart = steps_between(each.onset_step, event.onset_step);
-      return each.attempt == n && apart >= -kNear && apart <= kNear;
+      return each.attempt == n && apart >= -kSameOnset && apart <= kSameOnset;
     });
   }
   if (tries == 0) return {"the same steps again", "were not run again in this record", Mark::kUnknown};
@@ -317,8 +321,8 @@ int64_t earlier(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(
 // Returns the later of two end steps; -1 (not ended yet) is later than any step.
 int64_t later_end(int64_t end, int64_t other) { return end < 0 || other < 0 ? -1 : std::max(end, other); }
 
-// Adds an episode of a detector that began before the loss event with this onset to the signs of the event.
-// It is joined with an earlier sign of the same detector and layer, or replaces it.
+// Adds an episode (a time in which a detector was above quiet) to *signs, the signs of the loss event with
+// this onset. If a sign has the same detector and layer, joins the episode with it or keeps one of both.
 void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<ReportSign>* signs) {
   const ReportSign sign = {episode.detector,  episode.layer,    rank, episode.most, episode.since_step,
                            episode.warn_step, episode.end_step, {}};
@@ -342,8 +346,8 @@ void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<R
   known->end_step = later_end(known->end_step, sign.end_step);
 }
 
-// Sorts detectors that the benchmark has shown to be reliable before the others. In each of these groups,
-// detectors that warned come first; ties are sorted by the first step.
+// Sorts detectors that the benchmark has shown to be reliable before all others. Within both groups,
+// detectors that warned come first; then signs are sorted by the step at which they began.
 void sort_signs(std::vector<ReportSign>* signs) {
   const auto order = [](const ReportSign& sign) {
     return std::tuple(!is_proven(sign.detector), sign.most != Level::kWarn, sign.since_step);
@@ -380,8 +384,7 @@ std::optional<double> time_of(const RecordLine& line) {
   return std::visit([](const auto& each) { return each.time; }, line);
 }
 
-// `seconds`: since 1970.
-std::string time_text(double seconds) {
+std::string time_text(double seconds) {  // since 1970
   const auto whole = static_cast<time_t>(seconds);
   std::tm parts = {};
   char text[64] = "";
@@ -449,11 +452,11 @@ void EventCollector::take(const EventLine& event, size_t attempt, int64_t declar
 void EventCollector::take_level(const EventLine& event) {
   const std::optional<DetectorId> detector = detector_of(event.detector);
   if (!detector) return;
-  const Level level = event.level == name_of(Level::kWarn)    ? Level::kWarn
+  const Level level = event.level == name_of(Level::kWarn)    ? Level::kWarn  // the detector's new level
                       : event.level == name_of(Level::kWatch) ? Level::kWatch
                                                               : Level::kQuiet;
   warnings_ += level == Level::kWarn;
-  // The place that identifies a series is a layer or a tensor. The event line has only the layer.
+  // note() takes the layer or tensor that identifies a series, and the layer. The line has only the layer.
   precursors_[*event.rank].note(*detector, event.layer, event.layer, level, *event.step);
   const auto open_episode =
       std::find_if(episodes_.rbegin(), episodes_.rend(), [&](const ReportEpisode& each) {
@@ -473,9 +476,9 @@ void EventCollector::take_level(const EventLine& event) {
   }
 }
 
-// Joins the loss event with a known one of nearly the same onset, unless exactly one of them is a slow rise.
-// The same event on several ranks becomes one, and a spike becomes the divergence into which it grows. So a
-// second event of a rank is joined only if it is the rank's first divergence.
+// Joins the loss event with a known event of nearly the same onset, unless exactly one of both is a slow
+// rise. So the same event on several ranks becomes one, and a spike becomes the divergence into which it
+// grows. A second event of a rank is joined only if it is the rank's first divergence.
 void EventCollector::take_loss_event(WatchEventKind kind, const EventLine& event, size_t attempt,
                                      int64_t declared) {
   const int64_t rank = *event.rank;
@@ -491,26 +494,28 @@ void EventCollector::take_loss_event(WatchEventKind kind, const EventLine& event
     ++left_out_;
     return;
   }
-  ReportEvent& one = known != events_.end() ? *known : events_.emplace_back();
-  if (one.ranks.empty()) {  // the event is new
-    one.kind = kind;
-    one.onset_step = *event.step;
-    one.declared_step = declared;
-    one.attempt = attempt;
-    if (detailed_ < kMostDetailed) open_.push_back(events_.size() - 1);
+  ReportEvent& joined = known != events_.end() ? *known : events_.emplace_back();
+  if (joined.ranks.empty()) {  // the event is new
+    joined.kind = kind;
+    joined.onset_step = *event.step;
+    joined.declared_step = declared;
+    joined.attempt = attempt;
+    if (detailed_ < kMostDetailed) open_.push_back(events_.size() - 1);  // close() adds its steps and curves
     detailed_ += detailed_ < kMostDetailed;
   }
   if (is_divergence) {
-    one.kind = kind;
-    one.diverged.insert(rank);
+    joined.kind = kind;
+    joined.diverged.insert(rank);
   }
-  if (has_rank(one, rank)) return;
-  one.ranks.push_back(rank);
+  if (has_rank(joined, rank)) return;
+  joined.ranks.push_back(rank);
   for (const Episode& episode : precursors_[rank].before(*event.step))
-    add_sign(episode, rank, one.onset_step, &one.before);
-  sort_signs(&one.before);
+    add_sign(episode, rank, joined.onset_step, &joined.before);
+  sort_signs(&joined.before);
 }
 
+// Adds the steps around the onset to the open events of the rank, and the curves of their signs. An event
+// stays open until the rank has made all these steps (kAfter after the onset) or makes no more steps.
 void EventCollector::close(int64_t rank, const Trail& trail, const std::map<int64_t, Signals>& signals,
                            bool no_more_steps) {
   std::erase_if(open_, [&](size_t index) {
@@ -535,8 +540,8 @@ void EventCollector::close(int64_t rank, const Trail& trail, const std::map<int6
 
 ReportBuilder::ReportBuilder() : timeline_(kTimeline, kTimelinePoints) { begin_record(); }
 
-// Every record gets detectors of its own, which end_record() deletes, so that memory does not grow with the
-// number of records. Each observe() of these detectors stores their input values in readings_.
+// Creates detectors (watches_) for this record alone. end_record() deletes them, so that memory does not grow
+// with the number of records. Each watches_->observe() stores the input values of the detectors in readings_.
 void ReportBuilder::begin_record() {
   if (watches_ != nullptr) end_record();
   run_.records = ++records_;
@@ -562,7 +567,7 @@ void ReportBuilder::end_record() {
 std::string ReportBuilder::take(const RecordLine& line) {
   const std::string& run = std::visit([](const auto& each) -> const std::string& { return each.run; }, line);
   if (run_id_.empty()) run_id_ = run;
-  // Lines of other runs are skipped in the first record; a further record must have none.
+  // In the first record, lines of other runs are skipped. Further records must not have such lines.
   if (run != run_id_ && !run.empty()) {
     ++other_runs_;
     return records_ == 1 ? "" : "it is of run " + run + ", the others of run " + run_id_;
@@ -601,7 +606,7 @@ void ReportBuilder::observe(const RunLine& line) {
   if (!line.rank) return;
   const auto [last, is_new] = last_run_line_.emplace(*line.rank, line);
   if (is_new) return;
-  // A restarted agent writes "started" again, also for a process that was already followed.
+  // A restarted agent writes "started" again, even for a process that it followed before.
   const RunLine& before = last->second;
   if (line.state == "started" && (before.state == "ended" || before.pid != line.pid ||
                                   before.attempt != line.attempt || before.host != line.host))
@@ -633,28 +638,29 @@ void ReportBuilder::add_to_timeline(const StepLine& line) {
 }
 
 void ReportBuilder::observe(const SampleLine& line) {
-  // A slice of key positions has two lines, grad_key and grad_value. It is counted once.
+  // A slice of key positions has two lines, grad_key and grad_value, and is counted once. Index 1: backward.
   if (line.tensor != "grad_value") ++run_.slices[line.pass == "backward"];
   attention_.take(line);
 }
 
 void ReportBuilder::observe(const TensorLine& line) {
   ++run_.tensors;
-  // If more ranks hold the tensor than it has distinct parts, the agent has compared replicas of a part.
+  // If more ranks hold the tensor than it has distinct parts, some parts are equal, and the agent compares
+  // them.
   run_.replicas_compared += line.ranks.value_or(0) > line.parts.value_or(1);
 }
 
 void ReportBuilder::observe(const EventLine& line) {
   take_event(line, &recorded_);
-  // This line means that a restarted agent has lost the state of its detectors. At the same line watches_
-  // drops the state of the detectors that are run now.
+  // This event means that a restarted agent has lost the state of its detectors. watches_ reads the event
+  // too, and then drops the state of the detectors that are run now.
   if (line.event == kDetectorsBeginAnew) {
     recorded_.reset_detectors();
     found_.reset_detectors();
   }
   const bool is_fault = line.event.starts_with("nonfinite") || line.event == "weight_mismatch";
   if (!is_fault || !line.step || run_.fault_events.size() >= kMostFaultEvents) return;
-  // Only a mismatch between nodes may lack a rank. Its attempt is taken from the trail of the lowest rank.
+  // Only a mismatch between nodes may lack a rank (-1 below). It gets the attempt of the lowest rank.
   if (!line.rank && (line.event != "weight_mismatch" || run_.trails.empty())) return;
   const auto trail = line.rank ? run_.trails.find(*line.rank) : run_.trails.begin();
   const size_t attempts = trail != run_.trails.end() ? trail->second.attempts().size() : 0;
@@ -815,11 +821,11 @@ std::vector<ReportFact> ReportBuilder::coverage() const {
 std::vector<ReportDetector> ReportBuilder::detectors() const {
   std::vector<ReportDetector> all;
   for (size_t n = 0; n < kDetectors; ++n) {
-    ReportDetector one = totals_[n];
-    one.detector = static_cast<DetectorId>(n);
+    ReportDetector detector = totals_[n];
+    detector.detector = static_cast<DetectorId>(n);
     for (const auto& [rank, signals] : run_.signals)
-      one.layers = std::max(one.layers, signals.layers(one.detector).size());
-    all.push_back(one);
+      detector.layers = std::max(detector.layers, signals.layers(detector.detector).size());
+    all.push_back(detector);
   }
   return all;
 }
