@@ -1,5 +1,5 @@
-// Passes the numbers in lines of the record to the detectors of their rank, and returns the detectors' events
-// as lines. Saves and restores the state of all detectors.
+// Passes the numbers in lines of the record to the detectors of the line's rank, and returns the detectors'
+// events as lines. Saves and restores the state of all detectors.
 #include "agent/detection.h"
 
 #include <algorithm>
@@ -64,8 +64,9 @@ void watches_fields(State& state, Map& watches) {
 
 }  // namespace
 
-// Returns the larger of the errors relative to unfused and to fused attention, which have the same limit.
-// Returns Inf, which detectors ignore, only if neither ratio is finite. Old records have no fused_ratio.
+// Returns the larger of the two error ratios: the error divided by that of unfused (deviation_ratio) and by
+// that of fused attention (fused_ratio) in the same precision. Both have the same limit. A ratio that is not
+// finite or missing (fused_ratio in old records) is left out; the detectors ignore a result of Inf.
 static std::optional<double> error_ratio(const SampleLine& line) {
   if (!line.fused_ratio || !std::isfinite(*line.fused_ratio)) return line.deviation_ratio;
   if (!line.deviation_ratio || !std::isfinite(*line.deviation_ratio)) return line.fused_ratio;
@@ -85,7 +86,7 @@ RankWatch* Watches::watch_for(const std::string& run, int64_t rank) {
     return nullptr;
   }
   RankWatch* watch = found != watches_.end() ? &found->second : &watches_[{run, rank}];
-  watch->collect(readings_);  // a new watch does not have it yet
+  watch->collect(readings_);  // a new watch does not have the pointer yet
   ++lines_;
   last_rank_ = rank;
   return watch;
@@ -109,7 +110,7 @@ const std::vector<EventLine>& Watches::observe(const SampleLine& line) {
   RankWatch* watch = line.rank && line.step ? watch_for(line.run, *line.rank) : nullptr;
   // The detectors observe the output and dQ, but not dK and dV.
   if (watch == nullptr || line.tensor == "grad_key" || line.tensor == "grad_value") return lines_found_;
-  // `control`: the same value of the rounded reference, whose drift the detector subtracts.
+  // `control`: for kBias the bias of the reference rounded once, whose drift the detector subtracts; else 0.
   const auto give = [&](DetectorId detector, const std::optional<double>& value, double control = 0) {
     if (value) watch->observe(detector, line.layer, line.layer, *line.step, *value, control, &found_);
   };

@@ -1,6 +1,6 @@
-// Passes the lines of the record (steps, checked slices, weights) to the detectors of every rank, live or
-// from a recorded file. A detector warns if a series of numbers, such as the gradient norms, becomes unusual.
-// Detectors have no other input, so the same lines give the same events.
+// Passes the lines of the record (steps, checked slices, weights) to the detectors of every rank, while the
+// agent writes them or from a recorded file. A detector warns if a series of numbers, such as the gradient
+// norms, becomes unusual. Detectors have no other input, so the same lines give the same events.
 #ifndef FORESHOCK_AGENT_DETECTION_H_
 #define FORESHOCK_AGENT_DETECTION_H_
 
@@ -19,7 +19,7 @@ namespace foreshock {
 // Name of the event in the record that marks where the detectors of a run were reset.
 inline constexpr const char* kDetectorsBeginAnew = "detectors_begin_anew";
 
-// The detectors of all ranks of all runs. One thread.
+// The detectors of all ranks of all runs. Not thread-safe.
 class Watches {
  public:
   // Each call processes one line, in the order of the record. Returns the events that it causes, as lines
@@ -27,7 +27,8 @@ class Watches {
   const std::vector<EventLine>& observe(const StepLine& line);
   const std::vector<EventLine>& observe(const SampleLine& line);
   const std::vector<EventLine>& observe(const SpectrumLine& line);
-  // Tensor and optimizer lines belong to the run. They are passed to the detectors of its lowest rank so far.
+  // Tensor and optimizer lines have no rank. They are passed to the detectors of the run's lowest rank so
+  // far.
   const std::vector<EventLine>& observe(const TensorLine& line);
   const std::vector<EventLine>& observe(const OptimizerLine& line);
   // Ignores every event other than kDetectorsBeginAnew.
@@ -43,7 +44,7 @@ class Watches {
   const RankWatch* watch_of(const std::string& run, int64_t rank) const;
   const std::map<std::pair<std::string, int64_t>, RankWatch>& all() const { return watches_; }
 
-  // From now on each observe() replaces `*readings` by the results of the detectors. Null stops this.
+  // From now on each observe() replaces *readings by the values that the detectors got. Null ends this.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
   // Number of lines given to the detectors since this object was constructed. restore() does not change it.
   uint64_t lines() const { return lines_; }
@@ -51,14 +52,14 @@ class Watches {
   uint64_t lines_left_out() const { return lines_left_out_; }
   // The rank whose detectors received the last line.
   int64_t last_rank() const { return last_rank_; }
-  // Serializes the state of all detectors, together with `note`, a number for the caller.
+  // Serializes the state of all detectors, together with `note`, a number that restore() returns.
   std::string save(uint64_t note) const;
   // Restores the state that save() has written. The bytes are untrusted: returns false and changes nothing if
   // they are not from save(), or from a version with other detectors or thresholds.
   bool restore(std::string_view bytes, uint64_t* note);
 
  private:
-  // Clears the results of the previous observe().
+  // Clears the events and readings of the previous observe().
   void begin();
   // Returns the detectors of a rank, created if missing, or null if there are too many ranks.
   RankWatch* watch_for(const std::string& run, int64_t rank);
@@ -78,18 +79,18 @@ class Watches {
   int64_t last_rank_ = 0;
 };
 
-// Returns one sentence for each detector that ignored series: "rms_staleness has no room for 91808 of its
+// Returns a sentence for each detector with too many series: "rms_staleness has no room for 91808 of its
 // series".
 std::vector<std::string> series_left_out(const RankWatch& watch);
 // Returns series_left_out() of all ranks, with a prefix "rank 3: " if there are several ranks, and a sentence
 // about ignored ranks if there are any.
 std::vector<std::string> left_out(const Watches& watches);
 
-// Results of the benchmark for one detector, over all its trainings. They are copied from
-// bench/precursors/results.json at build time. docs/precursors.md describes the protocol. NaN is unknown.
+// Results of the benchmark of detectors (docs/precursors.md) for one detector, over all trainings of the
+// benchmark. They are copied from bench/precursors/results.json at build time. NaN is unknown.
 struct Measured {
-  double events, hits;   // loss events, and those of them that an alarm preceded
-  double alarms, right;  // alarms, and those of them that an event followed
+  double events, hits;   // loss events, and loss events that an alarm preceded
+  double alarms, right;  // alarms, and alarms that an event followed
   double lift;           // how much more often an event follows an alarm than an arbitrary step; 1: chance
   double lead_median;    // steps from the alarm to the event
   double false_per_10k;  // alarms per 10 000 steps of healthy trainings

@@ -2,10 +2,10 @@
 
     python bench/adapter_overhead.py [--library LIB] [--cache DIR] [--rounds 200]
 
-Two processes run this file: a plain one, and one with libforeshock.so preloaded and the adapter loaded, which passes
-PyTorch's attention calls to libforeshock.so. They take turns of a few milliseconds of calls; a round is one turn of
-each. Printed: the median time per call over the rounds for both, and the median of the difference with its 95 % bounds
-(order statistics of the rounds). The aim: at most +0.6 us for an attention call.
+Two processes run this file: a plain one, and one with libforeshock.so preloaded and the adapter loaded. The adapter
+passes PyTorch's attention calls to libforeshock.so. The processes take turns of a few milliseconds of calls; a round is
+one turn of each. Prints the median time per call over the rounds for both processes, and the median of their difference
+with its 95 % bounds (order statistics of the rounds). The aim is at most +0.6 us for an attention call.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Child:
 def median_bounds(values: list[float]) -> tuple[float, float, float]:
     """The median and its 95 % interval, from the binomial distribution of the number of rounds below the median."""
     ranked = sorted(values)
-    # 1.96 standard deviations of Binomial(n, 1/2); one is sqrt(n) / 2.
+    # 1.96 standard deviations of Binomial(n, 1/2), each of sqrt(n) / 2: 0.98 sqrt(n).
     reach = math.ceil(0.98 * math.sqrt(len(ranked))) + 1
     middle = len(ranked) // 2
     return statistics.median(ranked), ranked[max(0, middle - reach)], ranked[min(len(ranked) - 1, middle + reach)]
@@ -126,7 +126,7 @@ def main() -> None:
     children = [Child("", ""), Child(answer["path"], os.path.abspath(arguments.library))]
     worst = 0.0
     for name in NAMES:
-        for child in children * 3:  # warm up, until the number of calls per turn has settled
+        for child in children * 3:  # three turns to warm up, in which serve() adapts the number of calls per turn
             child.turn(name)
         rounds = [[child.turn(name) for child in children] for _ in range(arguments.rounds)]
         plain, hooked = (statistics.median(column) for column in zip(*rounds, strict=True))

@@ -14,7 +14,7 @@
 namespace foreshock::cli {
 namespace {
 
-// Reasons why a detector may have had no value, by its input.
+// Reasons why a detector may have had no value, by the kind of values that it watches.
 constexpr const char* kNoForward = "No forward slice of an attention call was judged.";
 constexpr const char* kNoBackward = "No backward slice of an attention call was judged.";
 constexpr const char* kNoNorm =
@@ -29,11 +29,11 @@ constexpr const char* kNoWeights =
 
 struct DetectorText {
   DetectorId id;
-  ReportText text;
-  const char* without_values;
+  ReportText text;             // name in plain words; consistent with; not excluded; to try
+  const char* without_values;  // why the detector may have had no value
 };
 
-// In the order of DetectorId, which is the index.
+// The index is the DetectorId.
 constexpr DetectorText kDetectorTexts[] = {
     {DetectorId::kBias,
      {"attention's output is biased",
@@ -151,7 +151,7 @@ struct ClueText {
   Clue clue;
   ReportText text;
 };
-// In the order of Clue, which is the index.
+// The index is the Clue.
 constexpr ClueText kClueTexts[] = {
     {Clue::kNothingBefore,
      {"no detector spoke before it",
@@ -206,8 +206,7 @@ static_assert(std::size(kClueTexts) == kClues, "a clue needs a row here");
 
 constexpr int kBackFor = 3;          // a loss has recovered after so many consecutive low losses
 constexpr double kBackWithin = 0.1;  // a slow rise has recovered if at most this share of it remains
-constexpr int kUsual =
-    32;  // steps before the onset that give the usual loss; few, since a loss falls over time
+constexpr int kUsual = 32;  // steps before the onset whose mean is the usual loss; few, since losses fall
 
 std::string number(double value) { return formatted("%.4g", value); }
 std::string step_text(int64_t step) { return count(static_cast<double>(step)); }
@@ -237,8 +236,8 @@ Usual usual_of(const ReportEvent& event) {
 }
 
 // Returns the step at which the loss has recovered: the first of kBackFor consecutive losses after the peak
-// that are at most `highest`, the highest loss before the onset. -1: not yet. Not for slow rises: their first
-// losses are below `highest`, so they would count as recovered at once.
+// that are at most `highest`, the highest loss before the onset. -1: it has not recovered yet. Must not be
+// used for slow rises: their first losses are below `highest`, so they would count as recovered at once.
 int64_t back_at(const ReportEvent& event, int64_t peak_at, double highest) {
   int in_row = 0;
   int64_t first = -1;
@@ -254,12 +253,13 @@ int64_t back_at(const ReportEvent& event, int64_t peak_at, double highest) {
   return -1;
 }
 
-// Means of kUsual consecutive losses from the onset on, since single losses vary too much to show a slow
-// rise. The loss has recovered at the first later mean with at most kBackWithin of the highest rise.
+// Moving means of kUsual consecutive losses from the onset on, since single losses vary too much to show a
+// slow rise. The loss has recovered at the first mean after the highest one in which at most kBackWithin of
+// the rise remains.
 struct Means {
   double highest = -INFINITY;
-  int64_t highest_from = 0,
-          back_from = -1;  // first step of the highest mean, and of the mean with recovery; -1: not yet
+  int64_t highest_from = 0;  // first step of the highest mean
+  int64_t back_from = -1;    // first step of the mean in which the loss has recovered; -1: not yet
 };
 Means means_of(const ReportEvent& event, double usual) {
   Means found;
@@ -294,12 +294,12 @@ double median(std::vector<int64_t> values) {
              : (static_cast<double>(values[middle - 1]) + static_cast<double>(values[middle])) / 2;
 }
 
-// Returns a phrase about the detector that warned before the most events; "" if none warned. Of several such
-// detectors it names the one with the longest median lead, in steps from its first warning to the onset.
+// Returns a phrase about the detector that warned before the largest number of events; "" if none warned.
+// Among equals it names the one with the longest median lead, in steps from its first warning to the onset.
 std::string most_frequent_sign(const Report& report) {
-  std::map<DetectorId, std::vector<int64_t>> leads;  // one for each event with a warning
+  std::map<DetectorId, std::vector<int64_t>> leads;  // a lead for each event before which the detector warned
   for (const ReportEvent& event : report.events) {
-    std::map<DetectorId, int64_t> earliest;  // the longest lead of any layer
+    std::map<DetectorId, int64_t> earliest;  // the longest lead over all layers
     for (const ReportSign& sign : event.before)
       if (sign.warn_step >= 0) {
         int64_t& lead = earliest.emplace(sign.detector, 0).first->second;
@@ -315,8 +315,8 @@ std::string most_frequent_sign(const Report& report) {
          ", a median of " + formatted("%g", median(most->second)) + " steps ahead)";
 }
 
-// Returns a sentence about the proven detector that warned first at or soon after the onset; "" if none did.
-// Some faults change the loss at once; this sentence then shows their kind.
+// Returns a sentence about the first proven detector that warned at the onset or soon after; "" if none did.
+// Some faults change the loss at once. The sentence then shows the kind of fault.
 std::string warned_after(const Report& report, const ReportEvent& event) {
   const ReportEpisode* first = nullptr;
   for (const ReportEpisode& each : report.episodes) {
@@ -358,7 +358,7 @@ std::string verdict_without_events(const Report& report, const RunCounts& counts
          (counts.warnings == 1 ? " time" : " times") + first_warning(report) + ".";
 }
 
-// Like course_of() for a slow rise. `usual`: the mean loss before the onset.
+// Returns the text of course_of() for a slow rise. `usual`: the mean loss before the onset.
 std::string course_of_rise(const ReportEvent& event, double usual) {
   const std::string window = "mean of " + step_text(kUsual) + " steps";
   std::string text = "The loss was " + number(usual) + " in the " + window + " just before";
@@ -542,7 +542,7 @@ std::string attention_text(const std::vector<AttentionFault>& faults, const Atte
   return text;
 }
 
-// Mentions a loss event before an attention fault, since the two may be unrelated.
+// Mentions loss events first and then an attention fault, since an event may not be due to the fault.
 std::string verdict_of(const Report& report, const RunCounts& counts) {
   const std::string loss = loss_verdict_of(report, counts), attention = attention_fault_of(report);
   if (attention.empty()) return loss;

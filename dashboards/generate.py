@@ -22,7 +22,7 @@ BOARDS = (overview, attention, weights, fleet, monitor)
 
 
 def texts(values: dict) -> dict[str, str]:
-    """The generated files, by path below dashboards/."""
+    """The text of each generated file, by its path below the output folder."""
     boards = [make(values) for make in BOARDS]
     return {"rules/foreshock.yml": rules_yaml(values), "alertmanager/alertmanager.yml": alertmanager_yaml(values)} | {
         f"grafana/{board.name}.json": board_json(board) for board in boards
@@ -38,7 +38,7 @@ def main() -> None:
         file = options.into / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    if options.into == HERE:  # the runbook belongs to the repository, not to an installation
+    if options.into == HERE:  # the runbook belongs to the repository; other folders are a user's own
         PAGE.write_text(runbook())
 
 

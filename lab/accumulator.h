@@ -1,4 +1,4 @@
-// Accumulators: the orders and roundings in which a unit (hardware, or a loop) that multiplies matrices adds.
+// Accumulators: how units that multiply matrices (hardware, or a loop) add the products: order and roundings.
 #ifndef FORESHOCK_LAB_ACCUMULATOR_H_
 #define FORESHOCK_LAB_ACCUMULATOR_H_
 
@@ -20,27 +20,28 @@ enum class Accumulation {
 struct Accumulator {
   std::string_view name;
   Accumulation kind;
-  // kTensorCore only. One step adds `step` products to the accumulator: the terms are truncated to
-  // `fraction_bits` bits below the largest exponent among them, the sum to `output_bits` fraction bits.
+  // kTensorCore only. One step adds `step` products to the running sum: these terms are truncated to
+  // `fraction_bits` bits below the largest exponent among them, the new sum to `output_bits` fraction bits.
   int step = 0;
   int fraction_bits = 0;
   int output_bits = 0;
-  int promotion = 0;      // products after which the partial sum is added to an fp32 register; 0: never
+  int promotion = 0;      // after so many products the running sum moves to an fp32 register; 0: never
   bool fp8_only = false;  // the unit takes fp8 operands and no others
 };
 
-// exact, fp64, fp32, ampere, hopper, hopper_fp8, hopper_fp8_promoted, blackwell_fp8.
+// Returns exact, fp64, fp32, ampere, hopper, hopper_fp8, hopper_fp8_promoted and blackwell_fp8.
 std::span<const Accumulator> accumulators();
 std::optional<Accumulator> parse_accumulator(std::string_view name);
 
-// The accumulator if none is chosen: fp64 for formats of more than 24 bits of precision, else fp32.
+// Returns the default accumulator: fp64 for formats of more than 24 bits of precision, else fp32.
 Accumulator natural_accumulator(const NumberFormat& format);
 
-// Whether the unit takes operands of `format`: fp32 chains and tensor cores subsets of fp32, fp8 units fp8.
+// Whether the unit takes operands of `format`. fp32 chains and tensor cores take formats within fp32, units
+// with fp8_only take fp8, kExact and kFp64 take all formats.
 bool accepts(const Accumulator& accumulator, const NumberFormat& format);
 
-// `accumulator`, adapted to operands of `format`. With 32-bit operands a tensor core adds half as many
-// products in a step.
+// Returns `accumulator` for operands of `format`. With 32-bit operands (tf32 too), a tensor core's step is
+// half as long.
 Accumulator for_operands(const Accumulator& accumulator, const NumberFormat& format);
 
 }  // namespace foreshock::lab

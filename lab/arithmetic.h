@@ -22,13 +22,13 @@ class Arithmetic {
 
   // The format under test: that of the operands of products.
   const NumberFormat& format() const { return format_; }
-  // The format of stored tensors and of running state "in the format". It is bf16 if the format is fp8, whose
-  // range is too small for scores and sums; else the format itself.
+  // The format of stored tensors, and of the running sums of algorithms that keep them in the format. It is
+  // bf16 if format() is fp8, whose range is too small for scores and sums; else it is format().
   const NumberFormat& storage() const { return storage_; }
 
-  // Rounds an operand of a product to the format.
+  // Rounds an operand of a product to format().
   void cast(Tensor& x);
-  // Rounds to the storage format.
+  // Rounds to storage().
   void store(Tensor& x);
   double store(double x);
 
@@ -37,12 +37,12 @@ class Arithmetic {
   double in_register(double x) const { return wide_ ? x : static_cast<float>(x); }
   double exp(double x) const { return in_register(std::exp(x)); }
 
-  // a . b (multiply_add: c + a . b) of operands in format(), summed by the accumulator, not rounded further.
+  // Computes a . b, or adds it to c. The operands must be in format(). Only the accumulator rounds.
   Tensor multiply(const Tensor& a, const Tensor& b) const;
   void multiply_add(const Tensor& a, const Tensor& b, Tensor& c) const;
 
-  // The sum and the largest element of a row. The sum has sixteen interleaved chains in registers, merged
-  // pairwise, as in vector units and warps; a single chain would lose small terms that real kernels keep.
+  // The sum and the largest element of a row. The sum is computed in sixteen interleaved chains in registers,
+  // which are merged pairwise as in vector units and warps; one chain would lose terms that these keep.
   double row_sum(const Tensor& x, int row) const;
   static double row_max(const Tensor& x, int row);
 
@@ -50,8 +50,8 @@ class Arithmetic {
   NumberFormat format_, storage_;
   Accumulator accumulator_;
   Rounding rounding_;
-  uint64_t seed_, roundings_ = 0;
-  bool wide_;
+  uint64_t seed_, roundings_ = 0;  // for stochastic rounding; roundings_: number of values rounded so far
+  bool wide_;                      // the format has more than 24 bits of precision
 };
 
 // For fp8: scales each block of `block_rows` rows so that its largest magnitude becomes the format's largest

@@ -11,10 +11,10 @@
 namespace foreshock::lab {
 namespace {
 
-// Limits of a result, see judge().
+// Limits of a result. The noise floor is the error of plain, unfused attention in the call's format.
 constexpr double kForwardGate = 2, kBackwardGate = 3;  // of the error, in noise floors
 constexpr double kBiasGate = 0.05, kBiasZ = 6;         // of the bias, in ulp and as a standard score
-constexpr size_t kBiasSlices = 16;
+constexpr size_t kBiasSlices = 16;                     // with fewer slices the bias is not judged
 
 // Upper bound of the relative error of the fp64 reference (as of shadow/reference.h). Used as a floor for
 // fp64 calls only: for other formats it is negligible.
@@ -23,7 +23,7 @@ constexpr double kReferenceError = 1e-13;
 struct Field {
   const char* stored;  // name of a result in the file
   const char* tensor;  // name of the same output in the lab (algorithm.h)
-  bool per_query;      // it has a row per query; else per key
+  bool per_query;      // true: the result has a row per query; false: a row per key
 };
 constexpr Field kResults[] = {{"out", "out", true},
                               {"lse", "log_sum_exp", true},
@@ -33,8 +33,8 @@ constexpr Field kResults[] = {{"out", "out", true},
 
 bool is_backward(const std::string& stored_name) { return stored_name[0] == 'd'; }
 
-// The rows of a stored tensor for batch b and kv-head h. A tensor per query has rows of all query heads that
-// the kv-head serves.
+// Returns the rows of a stored tensor for batch element b and kv-head h. A tensor with a row per query has
+// the rows of all query heads that the kv-head serves.
 Tensor slice_of(const StoredCall& call, const char* name, bool per_query, int b, int h) {
   const DType type = call.file.tensors().at(name).dtype;
   const char* data = call.data.at(name).data();
@@ -61,8 +61,8 @@ Tensor visible_keys(const StoredCall& call) {
 // The contribution of one slice to one verdict.
 struct Part {
   Deviation own, plain, rounded;  // of the result, of plain attention, and of the rounded reference
-  double squares = 0;             // of the reference; for a zero gradient, of the terms that cancel
-  uint64_t values = 0, not_compared = 0;
+  double squares = 0;             // sum over the reference; for a zero gradient, over the terms that cancel
+  uint64_t values = 0, not_compared = 0;  // not_compared: values for which the reference is not finite
 };
 
 // With a single key the softmax weight is 1 for every score, so the gradients of query and key are exactly
@@ -83,8 +83,8 @@ uint64_t not_finite(const Tensor& x) {
       std::count_if(x.data.begin(), x.data.end(), [](double v) { return !std::isfinite(v); }));
 }
 
-// Sets elements to 0 where the reference is not finite, as in rows without keys. part_of() does so in all
-// tensors, the reference last, so that the comparison ignores these elements.
+// Sets elements of *result to 0 where the reference is not finite, as in rows without keys. part_of() does so
+// in all tensors, in the reference last, so that the comparison ignores these elements.
 void zero_where_undefined(const Tensor& reference, Tensor* result) {
   for (size_t i = 0; i < reference.data.size(); ++i)
     if (!std::isfinite(reference.data[i])) result->data[i] = 0;
@@ -107,7 +107,7 @@ Part part_of(Tensor own, Tensor plain, Tensor reference, const NumberFormat& for
 
 struct Pooled {
   double l2 = 0;           // relative L2 error; absolute if the reference is 0
-  double bias = 0, z = 0;  // in ulp, and as a standard score between slices
+  double bias = 0, z = 0;  // the bias in ulp, and as a standard score over the slices
 };
 
 Pooled pooled(const std::vector<Part>& parts, Deviation Part::*which) {
@@ -156,7 +156,7 @@ Verdict verdict_of(const StoredCall& call, const std::string& name, const std::v
   if (is_zero_gradient(call, name))
     v.floor_l2 = std::max(v.floor_l2, parse_format(name_of(call.dtype))->unit_roundoff());
   v.ratio = v.relative_l2 == 0 ? 0 : v.relative_l2 / v.floor_l2;
-  // "Away from zero" is undefined for a gradient that is zero, so that one has no bias.
+  // A bias is a mean error away from zero. For a gradient that is zero this direction is undefined.
   v.bias_ulp = is_zero_gradient(call, name) ? 0 : own.bias;
   v.bias_z = is_zero_gradient(call, name) ? 0 : own.z;
   v.rounded_bias_ulp = rounded.bias;
@@ -173,8 +173,8 @@ Verdict verdict_of(const StoredCall& call, const std::string& name, const std::v
 
 // Whether a tensor of the file is absent or has this shape.
 bool shape_is(const StoredCall& call, const char* name, std::vector<int64_t> shape) {
-  const auto at = call.file.tensors().find(name);
-  return at == call.file.tensors().end() || at->second.shape == shape;
+  const auto found = call.file.tensors().find(name);
+  return found == call.file.tensors().end() || found->second.shape == shape;
 }
 
 std::string read_metadata(StoredCall* call) {
@@ -265,8 +265,8 @@ std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>&
                    {"value", slice_of(call, "v", false, b, h)},
                    {"visible", visible}};
     if (call.backward) inputs["grad_out"] = slice_of(call, "dout", true, b, h);
-    const auto run = [&](Run algorithm, const NumberFormat& in) {
-      Arithmetic arithmetic(in, natural_accumulator(in));
+    const auto run = [&](Run algorithm, const NumberFormat& run_format) {
+      Arithmetic arithmetic(run_format, natural_accumulator(run_format));
       return algorithm(inputs, settings, arithmetic);
     };
     const Run unfused = plain_of(Family::kAttention).run;
@@ -277,7 +277,7 @@ std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>&
       const NumberFormat stored = *parse_format(name_of(call.file.tensors().at(fields[f]->stored).dtype));
       parts[f][slice] = part_of(slice_of(call, fields[f]->stored, fields[f]->per_query, b, h), plain.at(name),
                                 reference.at(name), stored);
-      // An upper bound of the squares of the two terms that cancel in dq; in dk the query replaces the key.
+      // An upper bound of the squares of the two terms whose difference is dq. In dk the query replaces k.
       if (is_zero_gradient(call, fields[f]->stored))
         parts[f][slice].squares = call.scale * call.scale * squares_of(inputs["grad_out"]) *
                                   squares_of(inputs["value"]) *

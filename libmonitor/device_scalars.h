@@ -1,7 +1,7 @@
-// Copies single numbers of the trainer (losses, norms) from a device to the host without waiting. A kernel of
-// one block is launched on the trainer's stream, after the work that computes the numbers. For each number it
-// stores the value into a cell in host memory, then the number that identifies the value. The host reads only
-// its own memory; a value that never arrives is never found.
+// Copies single values of the trainer (losses, norms) from a device to the host without waiting. A kernel of
+// one block is launched on the trainer's stream, after the work that computes the values. Each value is
+// identified by a running number. The kernel stores the value into a cell in host memory, then its number.
+// The host reads only its own memory; a value that never arrives is never found.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 
@@ -18,31 +18,31 @@ namespace foreshock {
 // Whether the tensor has one element of a floating type and is on a CUDA device.
 bool is_scalar_on_device(const foreshock_tensor& tensor);
 
-// Consecutive numbers in device memory.
+// Consecutive values in device memory.
 struct ScalarRow {
   cuda::Address at;
-  uint32_t dtype;  // a floating DType, or kSquaresOfSums: GradientSums, of which the squares are sent
+  uint32_t dtype;  // a floating DType, or kSquaresOfSums: the values are the `squares` of GradientSums
   size_t count;
 };
 
-// Sends numbers from one device and finds them on the host. Thread-compatible; find(): any thread.
+// Sends values from one device and finds them on the host. Thread-compatible; any thread may call find().
 class ScalarReadback {
  public:
   // Sets up in the current context, in which `module` was loaded. Maps memory, so it must be called between
-  // steps. Numbers that were sent in an earlier context never arrive.
+  // steps. Values that were sent in an earlier context and have not arrived never arrive.
   void set_up(const DriverApi& driver, cuda::Module module);
   void disable() { is_usable_ = false; }
   bool is_usable() const { return is_usable_; }
 
   // Launches a kernel for these values on `stream`, which must not be capturing. All must be on the device of
-  // the current context. Returns the number of the first value (the others follow); 0: none will arrive.
+  // the current context. Returns the number of the first value; those of the others follow. 0: none is sent.
   uint64_t send(const foreshock_tensor* values, size_t count, cuda::Stream stream);
   uint64_t send(std::span<const ScalarRow> rows, cuda::Stream stream);
 
   // Whether `count` more values can be sent now.
   bool has_room(size_t count) const;
 
-  // Reads the value with this number. Returns false if it has not arrived or its cell was reused. Any thread.
+  // Reads the value with this number. Returns false if it has not arrived or its cell was reused.
   bool find(uint64_t number, double* value) const;
   // Whether the value has arrived, even if its cell was reused since.
   bool has_arrived(uint64_t number) const;
@@ -67,9 +67,10 @@ class ScalarReadback {
 
 // Numbers under which ScalarReadback finds the values of a step's gradients.
 struct SentGradients {
-  // Numbers of two times, in ns as the bits of a double: begin of the first kernel, end of the last one.
+  // Numbers of two values that are times: begin of the first kernel, end of the last one. Each is a uint64_t
+  // of ns whose bits are sent as those of a double.
   uint64_t begin, end;
-  uint64_t first, stride;  // number of the first gradient's squares, and distance to the next one
+  uint64_t first, stride;  // number of the first gradient's sum of squares, and distance to the next number
 };
 
 // Whether the kernels can read the gradient: it must be contiguous and on a CUDA device.
@@ -77,13 +78,13 @@ bool is_gradient_on_device(const foreshock_gradient& gradient);
 
 // Sums the squares of a step's gradients on their device, in one context. The kernels run on the trainer's
 // own stream, since the memory of the gradients may be reused after the step. set_up() must be called between
-// steps, because it may wait for the device. Nothing is freed, because that may wait too and the context may
-// no longer exist. set_up() and send() must be called in that context. Thread-compatible.
+// steps, because it may wait for the device. No memory is freed, because freeing may wait too and the context
+// may no longer exist. set_up() and send() must be called in the same context. Thread-compatible.
 class GradientReadback : public PerContext {
  public:
   static constexpr uint64_t kMostTensors = 4096;
-  static constexpr uint64_t kMostChunks = 32768;  // per tensor: 2^31 elements
-  static constexpr uint64_t kShareOfFree = 32;    // takes at most 1/32 of the free memory
+  static constexpr uint64_t kMostChunks = 32768;  // of a tensor: 2^31 elements
+  static constexpr uint64_t kShareOfFree = 32;    // takes at most 1/32 of the device's free memory
   // Number of times (begin and end) that are sent before the sums of the gradients.
   static constexpr size_t kTimes = 2;
 
@@ -103,19 +104,20 @@ class GradientReadback : public PerContext {
 
   const DriverApi* driver_ = nullptr;
   DeviceLimits limits_ = {};
-  cuda::Function sums_ = nullptr, clock_ = nullptr;  // clock_: a gather of nothing, which stores its times
+  cuda::Function sums_ = nullptr,
+                 clock_ = nullptr;  // clock_: the gather kernel; without pieces it stores times
   cuda::Address memory_ = 0;
   cuda::Stream last_stream_ = nullptr;
   uint64_t last_ = 0;  // the last number sent in last_stream_; 0: none yet
 };
 
-// Estimates the time that summing a step's gradients takes on the trainer's stream. The estimate is charged
-// to the monitor's budget before the kernels run. When the device's times have arrived, a shortfall is
-// charged and an excess is deducted from later charges. Pure arithmetic, fixed state. Thread-compatible.
+// Estimates the time that summing a step's gradients takes on the trainer's stream. The caller charges the
+// estimate to the monitor's budget before the kernels run. When the device's times have arrived, a shortfall
+// is charged and an excess is deducted from later charges. Pure arithmetic, fixed state. Thread-compatible.
 class GradientCost {
  public:
-  // Returns the charge, in ns, for reading `bytes` bytes and launching `kernels` further kernels (those
-  // outside of the two device times).
+  // Returns the charge, in ns, for reading `bytes` bytes and launching `kernels` further kernels, which run
+  // before or after the interval that the device's two times enclose.
   uint64_t charge_for(uint64_t bytes, uint64_t kernels);
   // Returns the charge for a repetition of the last charge_for(), in seconds.
   double seconds() const { return static_cast<double>(due_ns()) * 1e-9; }
@@ -123,7 +125,7 @@ class GradientCost {
   // Records that the kernels of the last charge_for() were launched. Returns the charge in ns.
   uint64_t sent(const SentGradients& at);
 
-  // Reads times that have arrived, with find(number, &value). take_owed() then returns the shortfall in ns.
+  // Reads the times that have arrived, with find(number, &value).
   void collect_times(const auto& find) {
     if (next_ == 0) return;
     for (Sent& one : sent_) {
@@ -134,6 +136,7 @@ class GradientCost {
     }
   }
 
+  // Returns the shortfall in ns that is not charged yet, and counts it as charged.
   uint64_t take_owed();
 
  private:
@@ -152,9 +155,9 @@ class GradientCost {
   static constexpr uint32_t kMost = 8;
 
   double ns_per_byte_ = kFirstNsPerByte;
-  bool is_measured_ = false;
-  double owed_ns_ = 0;  // negative: too much was charged
-  uint64_t bytes_ = 0, kernels_ = 0;
+  bool is_measured_ = false;          // ns_per_byte_ comes from the device's times
+  double owed_ns_ = 0;                // negative: too much was charged
+  uint64_t bytes_ = 0, kernels_ = 0;  // of the last charge_for()
   Sent sent_[kMost] = {};
   uint32_t next_ = 0;
 };

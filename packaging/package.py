@@ -1,9 +1,9 @@
 """./dev package: a relocatable tarball and a wheel in build/packages, with everything that a run needs.
 
 The command line and the agent are one executable that needs only glibc 2.31. The library that is preloaded into the
-trainer needs glibc 2.17. An adapter connects it with one release of torch; adapters are prebuilt for the chosen
-releases, so the user's machine needs neither a compiler nor root. Two builds of one commit are equal byte for byte,
-in whatever folder they are made. A `tree` is a folder with the files of a package, as they will be installed.
+trainer needs glibc 2.17. An adapter connects that library with one release of torch. Adapters are prebuilt for the
+chosen releases, so that the user's machine needs neither a compiler nor root. Two builds of one commit are equal byte
+for byte, in whatever folder they are made. A `tree` is a folder with the files of a package, as they will be installed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WHEEL_TAG = f"py3-none-manylinux_2_31_{platform.machine()}"
 
 
 class PackageError(Exception):
-    """The text is for the user."""
+    """A failure; its text is shown to the user as it is."""
 
 
 def run(*command: str | Path, **more: object) -> None:
@@ -69,7 +69,7 @@ def commit_time() -> str:
 
 
 def configure() -> None:
-    """Builds the libraries that the program is linked with, then configures the build. Must be called within
+    """Builds the libraries that foreshock is linked with, then configures its build. Must be called within
     dependencies.alone_in(BUILD), since two calls at the same time would overwrite each other's files."""
     settings = [f"-DCMAKE_PREFIX_PATH={dependencies.build_all(DEPENDENCIES)}"]
     settings.append(f"-DFORESHOCK_GLIBC={dependencies.old_glibc(DEPENDENCIES)}")
@@ -77,7 +77,7 @@ def configure() -> None:
 
 
 def compile_all() -> None:
-    with dependencies.alone_in(BUILD):  # several test-torch commands may run at the same time
+    with dependencies.alone_in(BUILD):  # several `./dev test-torch` commands may call this at the same time
         configure()
         print("package: building foreshock", flush=True)
         run("cmake", "--build", "--preset", "package", "--parallel", str(os.cpu_count() or 1), cwd=ROOT)
@@ -91,8 +91,8 @@ def install(tree: Path, releases: list[str], build: Path = BUILD, cache: Path = 
 
 
 def fill(tree: Path, releases: list[str], cache: Path) -> None:
-    """Adds the files that CMake does not install: documents, licences, adapters, and the list of components. That list
-    is written last, since it has a hash of all other files."""
+    """Adds the files that CMake does not install: documents, licences, adapters, and SBOM, the list of components. That
+    list is written last, since it has the hashes of all other files."""
     documents = tree / DOCUMENTS
     components.copy_licenses(documents / "licenses", torch_license(releases))
     for name in ("README.md", "LICENSE", "NOTICE"):
@@ -109,7 +109,7 @@ def fill(tree: Path, releases: list[str], cache: Path) -> None:
 
 
 def torch_license(releases: list[str]) -> Path | None:
-    """The licence file of the installed torch; all releases have the same text."""
+    """The licence file of the torch of the first release; None without releases. All releases have the same text."""
     if not releases:
         return None
     code = "import importlib.metadata as m; print([f.locate() for f in m.files('torch') if f.name == 'LICENSE'][0])"
@@ -117,11 +117,11 @@ def torch_license(releases: list[str]) -> Path | None:
 
 
 def python_of(release: str) -> Path:
-    """A Python with this release of torch: that of .venv if it has the release, else one of its own."""
-    ours = ROOT / ".venv" / "bin" / "python"
+    """A Python with this release of torch: that of .venv if it has the release, else one in an environment for it."""
+    default = ROOT / ".venv" / "bin" / "python"
     code = "import importlib.metadata as m; print(m.version('torch').partition('+')[0])"
-    answer = subprocess.run([ours, "-c", code], capture_output=True, text=True, check=False)
-    return ours if answer.stdout.strip() == release else torch_versions.python_with(release)
+    answer = subprocess.run([default, "-c", code], capture_output=True, text=True, check=False)
+    return default if answer.stdout.strip() == release else torch_versions.python_with(release)
 
 
 def check(tree: Path, releases: list[str]) -> None:
@@ -144,7 +144,7 @@ def check(tree: Path, releases: list[str]) -> None:
 def make_tarball(tree: Path, output: Path = OUTPUT) -> Path:
     target = output / f"{tree.name}-linux-{platform.machine()}.tar.gz"
     reproducible = ["--sort=name", f"--mtime=@{commit_time()}", "--owner=0", "--group=0", "--numeric-owner"]
-    environment = os.environ | {"GZIP": "-n"}  # without a time stamp
+    environment = os.environ | {"GZIP": "-n"}  # the header of the compressed file then has no time stamp
     run("tar", "-C", tree.parent, *reproducible, "-czf", target, tree.name, env=environment)
     return target
 
@@ -177,15 +177,15 @@ def metadata(release: str, license_files: list[str]) -> str:
 def make_wheel(tree: Path, output: Path = OUTPUT) -> Path:
     """Makes a wheel whose files are installed to the prefix of a Python. The executable finds lib, share and include by
     its own path."""
-    name = version(tree)
-    folder = tree.with_name("wheel") / f"foreshock-{name}"
+    name = f"foreshock-{version(tree)}"
+    folder = tree.with_name("wheel") / name
     shutil.rmtree(folder.parent, ignore_errors=True)
-    data = folder / f"foreshock-{name}.data"
+    data = folder / f"{name}.data"
     shutil.copytree(tree, data / "data", ignore=shutil.ignore_patterns("bin"))
     shutil.copytree(tree / "bin", data / "scripts")
     # For `import foreshock` in a training that also runs without `foreshock run`.
     shutil.copy(tree / "share" / "foreshock" / "python" / "foreshock.py", folder)
-    information = folder / f"foreshock-{name}.dist-info"
+    information = folder / f"{name}.dist-info"
     information.mkdir()
     documents = tree / DOCUMENTS
     licenses = information / "licenses"
@@ -193,14 +193,14 @@ def make_wheel(tree: Path, output: Path = OUTPUT) -> Path:
     for file in ("LICENSE", "NOTICE"):
         shutil.copy(documents / file, licenses)
     files = sorted(str(path.relative_to(licenses)) for path in licenses.rglob("*") if path.is_file())
-    (information / "METADATA").write_text(metadata(name, files))
+    (information / "METADATA").write_text(metadata(version(tree), files))
     (information / "sboms").mkdir()
     shutil.copy(documents / SBOM, information / "sboms")
     wheel = ["Wheel-Version: 1.0", "Generator: foreshock", "Root-Is-Purelib: false", f"Tag: {WHEEL_TAG}"]
     (information / "WHEEL").write_text("\n".join(wheel) + "\n")
     environment = os.environ | {"SOURCE_DATE_EPOCH": commit_time()}
     run(sys.executable, "-m", "wheel", "pack", folder, "--dest-dir", output, env=environment)
-    return output / f"foreshock-{name}-{WHEEL_TAG}.whl"
+    return output / f"{name}-{WHEEL_TAG}.whl"
 
 
 def main() -> None:

@@ -1,4 +1,5 @@
-// Evaluates the formulas of conservation.h: excess is the violation of a sum, variance its tolerance.
+// Evaluates the formulas of conservation.h: excess is the violation of a sum, variance its tolerance. In a
+// correct backward pass the sums over all keys are sum(dV) = sum(dO) and sum(dK) = 0, in each column.
 #include "shadow/conservation.h"
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 namespace foreshock {
 namespace {
 
-// Returns the largest Euclidean norm of `count` packed rows.
+// Returns the largest Euclidean norm of `count` rows that follow each other without gaps.
 double largest_norm(const void* rows, DType type, int count, int width) {
   double largest = 0;
   for (int n = 0; n < count; ++n) {
@@ -22,6 +23,7 @@ double largest_norm(const void* rows, DType type, int count, int width) {
   return std::sqrt(largest);
 }
 
+// Returns the root mean square of the excess of all columns, divided by that of the tolerance.
 std::optional<double> ratio_of(const std::vector<double>& excess, const std::vector<double>& variance) {
   double squares = 0, expected = 0;
   for (size_t c = 0; c < excess.size(); ++c) {
@@ -35,6 +37,7 @@ std::optional<double> ratio_of(const std::vector<double>& excess, const std::vec
 
 }  // namespace
 
+// With fp32 or fp64 storage each row is rounded when it is added, else each block of rows.
 double roundings_of_sum(const KeyColumns& c) {
   if (format_of(c.dtype).precision >= 24) return static_cast<double>(c.rows());
   // The number of queries in one block of PyTorch's CPU kernel (at::native::flash_attention_backward).
@@ -44,6 +47,8 @@ double roundings_of_sum(const KeyColumns& c) {
 
 ConservationRatios conservation_of(const KeyColumns& c) {
   if (c.sums == nullptr) return {};
+  // u: half an ulp at 1 in the storage format. e: precision of the arithmetic; lse_e: e, or the precision of
+  // log_sum_exp if that is coarser. v, k: twice the largest norm of the sampled values and keys.
   const size_t head = c.head_dim, value = c.value_dim;
   const ColumnSum *of_key = c.sums, *of_value = c.sums + head;
   const double u = std::ldexp(1.0, -format_of(c.dtype).precision), u2 = u * u;
@@ -63,6 +68,7 @@ ConservationRatios conservation_of(const KeyColumns& c) {
       query_squares += query[d] * query[d];
     }
     const double lse = std::fabs(load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, row));
+    // eta: relative error of the row's attention weights, from its scores and log_sum_exp.
     const double eta = lse_e * lse + e * std::fabs(c.scale) * std::sqrt(query_squares) * k;
     const double weight_variance = u2 / 3 + eta * eta;
     double delta = 0, out_squares = 0, grad_squares = 0;

@@ -1,4 +1,5 @@
-// The names, types and shapes of stored arrays, in tables that writing and reading share.
+// Converts slices to the named arrays of a file, and untrusted arrays back to slices. First come slices of
+// rows, then slices of key positions. Writing and reading share tables of names, types and shapes.
 #include "shadow/stored_slice.h"
 
 #include <algorithm>
@@ -32,8 +33,9 @@ DType dtype_of(std::string_view name) {
   return DType::kNone;
 }
 
-// The shape of an array, and the member of the slice that gives its type.
+// The shape of an array: kRowsHead is [rows, head_dim], kKeysValue [keys, value_dim], and so on.
 enum class Extents { kRowsHead, kRowsValue, kKeysHead, kKeysValue, kRowsKeys, kRows };
+// The member of the slice that gives an array's type: dtype, log_sum_exp_dtype or mask_dtype.
 enum class TypeOf { kSlice, kLogSumExp, kMask };
 
 struct Field {
@@ -82,7 +84,7 @@ uint64_t elements_of(const std::vector<int64_t>& shape) {
   return count;
 }
 
-// Reads rows, keys and widths of a slice. Limits them so that their products do not overflow.
+// Reads the numbers of rows and keys and the widths of a slice. Refuses sizes whose products might overflow.
 std::string read_extents(const StoredArrays& arrays, AttentionSlice* slice) {
   const auto q = arrays.find("q"), v = arrays.find("v");
   if (q == arrays.end() || v == arrays.end() || q->second.shape.size() != 2 || v->second.shape.size() != 2)
@@ -133,7 +135,7 @@ StoredArray reference_array(const std::vector<double>& values, std::vector<int64
 }  // namespace
 
 StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference) {
-  AttentionSlice types = slice;  // type_in() also writes
+  AttentionSlice types = slice;  // a copy, because type_in() takes a mutable slice
   StoredArrays arrays;
   for (const Field& field : kFields) {
     // k and v are always stored: without keys they are empty, and their data is null.
@@ -168,7 +170,7 @@ namespace {
 struct ColumnField {
   const char* name;
   const void* KeyColumns::*data;
-  bool is_of_keys;  // true: a row per sampled key; false: a row per query row
+  bool is_of_keys;  // true: the array has a row per sampled key; false: a row per query row
   enum { kHead, kValue, kOne } width;
 };
 constexpr ColumnField kColumnFields[] = {
@@ -188,7 +190,7 @@ std::vector<int64_t> shape_of(const ColumnField& field, const KeyColumns& c) {
   return {rows, field.width == ColumnField::kHead ? c.head_dim : c.value_dim};
 }
 
-// Reads the extents from `k`, `v` and `q`. Limits them so that their products do not overflow.
+// Reads the sizes of a slice of key positions from the shapes of k, v and q, and refuses too large ones.
 std::string read_extents(const StoredArrays& arrays, int heads, KeyColumns* columns) {
   const auto q = arrays.find("q"), k = arrays.find("k"), v = arrays.find("v");
   for (const auto& found : {q, k, v})

@@ -1,4 +1,5 @@
-// Calls the CUDA driver by name, since it is loaded at run time and its header is not needed to build.
+// Runs kernels on the first CUDA device, for tests and benches. Looks up the driver's functions by name at
+// run time, so that neither the driver nor its header is needed to build.
 #include "bench/gpu/cuda_device.h"
 
 #include <dlfcn.h>
@@ -8,11 +9,12 @@
 namespace foreshock {
 namespace {
 
-// Of CUdevice_attribute: the number of multiprocessors, and the shared memory that a block may have at most.
+// Values of CUdevice_attribute: number of multiprocessors, and most bytes of shared memory of a block.
 constexpr int kProcessors = 16, kSharedBytesOptIn = 97;
-constexpr int kMostDynamicShared = 8;  // of CUfunction_attribute: the dynamic shared memory of a kernel
+constexpr int kMostDynamicShared =
+    8;  // CUfunction_attribute: most bytes of dynamic shared memory of a kernel
 
-void* library() {
+void* driver_library() {
   static void* const opened = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   return opened;
 }
@@ -21,7 +23,7 @@ void* library() {
 template <class... Arguments>
 int try_call(const char* name, Arguments... arguments) {
   using Function = int (*)(Arguments...);
-  const auto function = reinterpret_cast<Function>(dlsym(library(), name));
+  const auto function = reinterpret_cast<Function>(dlsym(driver_library(), name));
   return function ? function(arguments...) : -1;
 }
 
@@ -49,7 +51,7 @@ CudaDevice::CudaDevice() {
     missing_ = "built without nvcc";
     return;
   }
-  if (!library()) {
+  if (!driver_library()) {
     missing_ = "no libcuda.so.1";
     return;
   }
@@ -111,12 +113,12 @@ void CudaDevice::keep_busy() {
     call("cuMemsetD8Async", busy_, static_cast<unsigned char>(n), kBytes, static_cast<void*>(nullptr));
 }
 
-// `work` queues one repetition. Returns the mean milliseconds of a repetition.
+// Calls `work`, which queues one repetition, `times` times. Returns the mean milliseconds of a repetition.
 template <class Work>
 double CudaDevice::milliseconds_of(int times, const Work& work) {
   void *begin = nullptr, *end = nullptr;
   float milliseconds = 0;
-  work();  // a first run, so that lazy loading is not timed
+  work();  // loads the kernel, which is not timed
   call("cuEventCreate", &begin, 0u);
   call("cuEventCreate", &end, 0u);
   keep_busy();

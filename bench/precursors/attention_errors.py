@@ -1,5 +1,6 @@
 """Evaluates the detectors on trainings with an attention error in one layer: whether they warn before the loss event
-and for the right layer, and whether they warn if the error is harmless. Also selects the default detectors."""
+and for the right layer, and whether they warn if the error is harmless. Also selects the detectors that are on by
+default. A "training" here is its stored data, a dictionary (`one`, and `found` for all of them)."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ import recipes
 import scoring
 
 WATCHED = ("output_error_drift", "bias")  # the detectors of attention errors
-# A default detector's lift (how much more often an event follows an alarm than any step), median lead in steps, and
-# false alarms per 10 000 steps.
+# Limits for a default detector: its lift (how much more often an event follows an alarm than any step), its median lead
+# in steps, and its false alarms per 10 000 steps.
 LEAST_LIFT, LEAST_LEAD, MOST_FALSE = 2.0, 5, 1.0
-LEAST_SHARE = 7 / 8  # of the trainings with a planted error, in which a default detector names the layer
+LEAST_SHARE = 7 / 8  # share of a recipe's trainings with an error in which a detector of WATCHED names the right layer
 
 
 def layer_number(places: list[str], place: str) -> int:
@@ -21,9 +22,9 @@ def layer_number(places: list[str], place: str) -> int:
 
 
 def seen(one: dict, detector: str) -> dict | None:
-    """The first alarm of a detector after the error begins (without an error: after the first scored step) and before
-    the loss event, if there is one. None: no alarm. `after`: steps since the error began. `lead`: steps to the event.
-    `right`: whether the layer is that of the error. `one`: the stored data of a training."""
+    """The first alarm of a detector in a training: after the error begins (without an error: from the first scored step
+    on), and before the loss event, if there is one. None: no alarm. `after`: steps since the error began. `lead`: steps
+    to the event; None: no event. `right`: whether the alarm names the layer of the error; None: no layer has one."""
     what, onset = recipes.recipe(one["recipe"]), min(one["onsets"], default=None)
     begin = what.begin(one["seed"]) if what.plant and what.twin else scoring.FIRST_STEP
     end = one["last_step"] + 1 if onset is None else onset
@@ -60,14 +61,14 @@ def median(values: list[int]) -> float | None:
 
 
 def results(found: list[dict]) -> list[dict]:
-    """A row for every recipe whose model has attention; recipes with a planted error come first."""
+    """A row (of_recipe()) for every recipe whose model has attention; recipes with a planted error come first."""
     of_attention = [each for each in recipes.RECIPES if each.model != recipes.NET]
     rows = [of_recipe(each, found) for each in of_attention]
     return sorted((row for row in rows if row["trainings"]), key=lambda row: (row["plant"] == "", row["plant"]))
 
 
 def foretells(of: dict) -> bool:
-    """Whether a detector, with these figures for one recipe, predicts its loss events well enough for an alert."""
+    """Whether a detector predicts the loss events of one recipe well enough for an alert. `of`: its figures there."""
     return (
         of["lead_median"] is not None
         and of["lift"] is not None
@@ -80,7 +81,7 @@ def foretells(of: dict) -> bool:
 
 def defaults(shipped: dict[str, dict], errors: list[dict]) -> list[str]:
     """The detectors that are quiet enough in every model and either predict the loss events of a recipe or name the
-    layer of a planted error."""
+    layer of a planted error. `shipped`: figures of each detector; `errors`: the rows of results()."""
     names = []
     for name, of in shipped.items():
         quiet = all(each["per_10k"] <= MOST_FALSE for each in of["models"].values())
