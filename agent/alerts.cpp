@@ -40,7 +40,7 @@ std::string text_of(const std::optional<double>& number) {
   return text;
 }
 
-// `value` may contain any bytes. An environment variable ends at the first zero byte.
+// `value` may contain any bytes. c_str() cuts it at the first zero byte, where an environment variable ends.
 std::string variable(const char* name, const std::string& value) {
   return std::string("FORESHOCK_ALERT_") + name + "=" + value.c_str();
 }
@@ -61,7 +61,7 @@ void close_all_on_exec() {
   closedir(list);
 }
 
-// One line for a chat or a pager: "my-run: output_error_drift warns in layer 003 on rank 0 at step 60".
+// Returns a line for a chat or a pager: "my-run: output_error_drift warns in layer 003 on rank 0 at step 60".
 std::string text_of(const EventLine& event) {
   std::string what = event.detector.empty() ? event.event : event.detector + " warns";
   // "loss_spike" becomes words; the name of a detector stays as it is in docs and series.
@@ -95,7 +95,7 @@ void AlertCommand::add(const EventLine& event, Clock::time_point now) {
   const std::string kind = event.run + '\n' + event.event + '\n' + event.detector;
   if (last_alerts_.size() >= kMostKinds)
     std::erase_if(last_alerts_, [&](const auto& each) { return now - each.second.queued_at >= kApart; });
-  const auto found = last_alerts_.find(kind);  // after erase_if(), which would invalidate it
+  const auto found = last_alerts_.find(kind);  // must come after erase_if(), which invalidates iterators
   const bool is_soon = found != last_alerts_.end() && now - found->second.queued_at < kApart;
   if (is_soon || waiting_.size() >= kMostWaiting ||
       (found == last_alerts_.end() && last_alerts_.size() >= kMostKinds)) {
@@ -112,7 +112,7 @@ void AlertCommand::poll(Clock::time_point now) {
   if (child_ > 0 && !killed_at_ && now - began_ >= kLongest) {
     spdlog::warn("--on-alert: the command takes more than {} s and is killed", kLongest.count());
     killed_at_ = now;
-    kill(-child_, SIGKILL);  // the command and the processes it started, since it leads a session
+    kill(-child_, SIGKILL);  // kills the command, which leads a process group, and the processes it started
   }
   // Only a command that hangs in the kernel survives SIGKILL, for example on a device that does not answer.
   if (child_ > 0 && killed_at_ && now - *killed_at_ >= kToDie) {
@@ -134,7 +134,7 @@ void AlertCommand::start_all(Clock::time_point now) {
 void AlertCommand::reap() {
   int status = 0;
   const pid_t ended = waitpid(child_, &status, WNOHANG);
-  // If the agent inherited SIGCHLD as ignored, the kernel reaps the command, and its status is unknown.
+  // If the agent inherited SIGCHLD as ignored, the kernel reaps the command. Its unknown status counts as 0.
   const bool has_no_status = ended < 0 && errno == ECHILD;
   if (ended != child_ && !has_no_status) return;  // it still runs
   child_ = -1;
@@ -159,12 +159,12 @@ void AlertCommand::start(const std::vector<std::string>& alert, Clock::time_poin
   posix_spawnattr_init(&attributes);
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&actions, STDERR_FILENO, STDOUT_FILENO);  // output goes to the agent's log
-  // The command gets the default action of the signals that the agent handles or ignores.
-  sigset_t ours, none;
+  // The command gets the default action for the signals that the agent handles or ignores.
+  sigset_t to_default, none;
   sigemptyset(&none);
-  sigemptyset(&ours);
-  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGXFSZ, SIGPIPE}) sigaddset(&ours, signal);
-  posix_spawnattr_setsigdefault(&attributes, &ours);
+  sigemptyset(&to_default);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGXFSZ, SIGPIPE}) sigaddset(&to_default, signal);
+  posix_spawnattr_setsigdefault(&attributes, &to_default);
   posix_spawnattr_setsigmask(&attributes, &none);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
   const int error =
@@ -186,7 +186,7 @@ void Adviser::note(int64_t rank, const EventLine& event,
     const DetectorState& state = states[n];
     Signal& signal = signals_[rank][n];
     const bool is_of_detector = event.detector == kDetectorTable[n].name;
-    // A detector's level is the highest of its layers, so it may differ from the level of the event's layer.
+    // A detector's level is the highest level of its layers. The event has the new level of one layer.
     const bool is_at_level = is_of_detector && event.level == name_of(state.level);
     if (state.level == Level::kQuiet) {
       signal = {};
@@ -195,7 +195,7 @@ void Adviser::note(int64_t rank, const EventLine& event,
       const std::string& layer = is_at_level ? event.layer : state.layer;
       signal = {state.level, rank, event.step.value_or(0), kDetectorTable[n].name, layer, score};
     } else if (is_of_detector && !is_at_level && event.layer == signal.layer) {
-      signal.layer = state.layer;  // this layer's level fell; another layer still has the level
+      signal.layer = state.layer;  // the level of signal.layer fell; state.layer still has the level
     }
   }
 }

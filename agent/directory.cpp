@@ -17,7 +17,7 @@ bool is_shortage(int error) { return error == EMFILE || error == ENFILE || error
 
 namespace {
 
-// O_NONBLOCK: without it, opening a FIFO would wait for its other end. It has no effect on regular files.
+// O_NOFOLLOW: links are not followed. O_NONBLOCK: opening a FIFO does not wait for its other end.
 constexpr int kCareful = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
 
 bool is_plain_name(const std::string& name) {
@@ -35,8 +35,8 @@ bool write_all(int file, std::string_view bytes) {
   return true;
 }
 
-// Calls take(entry) for the first kMostEntries entries except names that begin with a dot. Returns false if a
-// shortage (is_shortage()) stopped the reading.
+// Calls take(entry) for the first kMostEntries entries, except those whose names begin with a dot. Returns
+// false if a shortage of descriptors or memory stopped the reading.
 template <class Take>
 bool each_entry(int directory, const Take& take) {
   // Opens the directory again, because a duplicated descriptor would share the read position.
@@ -64,12 +64,12 @@ bool each_entry(int directory, const Take& take) {
 bool replace_file(int directory, const std::string& name, std::string_view bytes,
                   const std::function<bool(int file)>& prepare) {
   const std::string unfinished = name + kUnfinishedSuffix;
-  unlinkat(directory, unfinished.c_str(), 0);  // left by a killed agent
+  unlinkat(directory, unfinished.c_str(), 0);  // a killed agent may have left this file
   // O_EXCL: fails if another process has created the file meanwhile.
   const int file = ::openat(directory, unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | kCareful, 0600);
   if (file < 0) return false;
   const bool is_written = (prepare == nullptr || prepare(file)) && write_all(file, bytes);
-  int failure = errno;  // of the write, or, if that has succeeded, of close()
+  int failure = errno;  // the reason of the first failure, if any: of prepare(), write, close or rename
   // A network file system may report only at close() that it is full.
   const bool is_closed = close(file) == 0;
   if (is_written) failure = errno;
@@ -191,7 +191,7 @@ std::optional<std::string> Directory::read(const std::string& name, size_t most)
   return text;
 }
 
-// Makes a file that this process wrote accessible to the owner of the directory.
+// Makes a file that this process wrote accessible to the directory's owner. Returns false on failure.
 bool Directory::give_to_owner(int file) const {
   if (owner_ == geteuid()) return true;
   if (geteuid() == 0) return fchown(file, owner_, static_cast<gid_t>(-1)) == 0;
@@ -224,7 +224,7 @@ int Directory::lock(const std::string& name, int operation) const {
 
 bool Directory::is_locked(const std::string& name) const {
   const int file = open_file(name, O_RDONLY);
-  if (file < 0) return is_shortage(errno);
+  if (file < 0) return is_shortage(errno);  // the check is not possible now, so the file counts as locked
   const bool locked = flock(file, LOCK_EX | LOCK_NB) != 0;
   close(file);
   return locked;

@@ -40,8 +40,8 @@ double cores_of_old_cgroup(const std::string& directory) {
   return quota > 0 && period > 0 ? quota / period : kUnlimited;
 }
 
-// Returns the smallest limit of root + path and of every directory above it up to the root. Directories that
-// are not mounted here are skipped.
+// Returns the smallest limit of the cgroup root + path and of every cgroup above it up to `root`. cores_of()
+// returns the limit of one cgroup: no limit if its directory is not visible here.
 double tightest(const std::string& root, const std::string& path, double (*cores_of)(const std::string&)) {
   std::string directory = root + path;
   for (double cores = kUnlimited;; directory.resize(directory.rfind('/'))) {
@@ -61,7 +61,7 @@ int cores_of_node() {
 }
 
 double cgroup_cores(const std::string& cgroups, const std::string& root) {
-  double cores = tightest(root, "", cores_of_cgroup);  // in a cgroup namespace, the own cgroup is at the root
+  double cores = tightest(root, "", cores_of_cgroup);  // in a cgroup namespace, `root` is the own cgroup
   std::ifstream file(cgroups);
   for (std::string line; std::getline(file, line);) {  // number:controllers:path
     const size_t first = line.find(':'), second = line.find(':', first + 1);
@@ -105,10 +105,10 @@ void raise_descriptor_limit() {
 }
 
 // With the kernel's autogroup, nice values count only within a session, so the session gets a nice value too.
-// It is 10 and not 19 because the HTTP thread is in the same session: on two busy cores, one scrape in ten
-// took over 100 ms (at most 535) with 19, and none over 50 ms with 10 (Linux 6.18). If another process leads
-// the session (an agent started by hand or by a job's script), the session is not changed, since its other
-// processes would become slower too.
+// This value is 10 and not 19 because the HTTP thread is in the same session: on two busy cores, one scrape
+// in ten took over 100 ms (at most 535) with 19, and none over 50 ms with 10 (Linux 6.18). If another process
+// leads the session (the agent was started by hand or by a job's script), the session is not changed, since
+// its other processes would become slower too.
 void be_nice() {
   setpriority(PRIO_PROCESS, 0, 19);
   if (getsid(0) == getpid()) std::ofstream("/proc/self/autogroup") << "10";

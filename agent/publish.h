@@ -18,8 +18,8 @@
 
 namespace foreshock {
 
-// Whether a rank exports the series of its layers. Data-parallel ranks have the same layers, and only the one
-// with coordinate 0 is their owner. kUnknown: the coordinate is unknown.
+// Whether a rank exports the series of its layers. Data-parallel ranks have the same layers, and only the
+// rank with the data-parallel coordinate 0 is their owner. kUnknown: the coordinate is unknown.
 enum class Ownership { kUnknown, kReplica, kOwner };
 Ownership ownership_of(const segment::Identity& identity);
 const char* name_of(Ownership ownership);  // "unknown", "0", "1"
@@ -31,8 +31,8 @@ class LayerOwners {
   explicit LayerOwners(const std::vector<const RankStatistics*>& ranks);
 
   // Whether `rank` exports the layer. Owners export all their layers, replicas none. Among ranks of unknown
-  // ownership, the lowest live rank that has the layer exports it; if only dead ranks have it, the first of
-  // them does. So every layer has series under any parallelism.
+  // ownership, the lowest live rank that has the layer exports it; if only dead ranks have the layer, the
+  // first of these. So every layer has series under any parallelism.
   bool shows(const RankStatistics& rank, const std::string& label) const;
 
  private:
@@ -40,7 +40,7 @@ class LayerOwners {
 };
 
 // Sets the series of one rank, without those of publish_precursors(). If `owners` is given, layers that other
-// ranks export are left out. `cores_per_rank` divides the agent's CPU time, which counts as slowdown.
+// ranks export are left out. The agent's CPU time, divided by `cores_per_rank`, counts as slowdown.
 void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* registry,
                   const LayerOwners* owners = nullptr);
 
@@ -73,17 +73,17 @@ nlohmann::json flagged_json(const FlaggedWriter& writer);
 // Sets the metrics of the detectors, whose warnings may precede a loss event. A detector that has had no
 // value has no metrics: its level is unknown, not quiet.
 void publish_precursors(const RankStatistics& rank, Registry* registry);
-// Return {"detectors": [...], "loss_events": [...], "loss_event_count": n} (docs/summary.md).
+// Both return {"detectors": [...], "loss_events": [...], "loss_event_count": n} (docs/summary.md).
 nlohmann::json precursors_json(const RankStatistics& rank);
 nlohmann::json precursors_json(const RankWatch& watch);
 
-// Values of the JSON that the agent and `foreshock detect` write. Unknown values are null, never 0; so are
-// NaN and infinity, which JSON lacks.
+// These functions make the values of the JSON that the agent and `foreshock detect` write. Unknown values are
+// null, never 0. NaN and infinity, which JSON lacks, are null too.
 inline nlohmann::json number_or_null(const std::optional<double>& value) {
   return value && std::isfinite(*value) ? nlohmann::json(*value) : nlohmann::json(nullptr);
 }
 
-// For a step, or for another count in which -1 means unknown.
+// For a step or another count; a negative value means unknown.
 inline nlohmann::json count_or_null(int64_t value) {
   return value >= 0 ? nlohmann::json(value) : nlohmann::json(nullptr);
 }
@@ -101,7 +101,7 @@ struct RunPosition {
 };
 
 // Sets the series of a run's weights; each tensor of the node counts once. If the last snapshot is older than
-// three intervals at `now`, there are no series, since a reader would assume that they are current.
+// three intervals at `now`, no series are set, since a reader would assume that they are current.
 void publish_weights(const std::string& run, const Weights& weights, const RunPosition& now,
                      Registry* registry);
 
@@ -116,8 +116,9 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
 // only Prometheus can compare them) or "none" (each value is held once). Null if unknown.
 const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here);
 
-// Return the parts "weights", "optimizer" and "update_spectra" of a rank's summary. The last two describe the
-// whole node. Unknown values are null. `ranks_here` is the number of ranks of the run on this node.
+// These functions return the parts "weights", "optimizer" and "update_spectra" of a rank's summary. The last
+// two describe the whole node. Unknown values are null. `ranks_here` is the number of ranks of the run on
+// this node.
 nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, size_t ranks_here);
 nlohmann::json optimizer_json(const OptimizerHealth& optimizer);
 nlohmann::json spectra_json(const RankStatistics& rank, const HeadSpectra& spectra);

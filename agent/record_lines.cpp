@@ -16,8 +16,8 @@ std::vector<int64_t> copy_words(const uint32_t (&words)[segment::kRowsPerSlice],
   return {words, words + count};
 }
 
-// Returns the query heads that read the key-value head of a slice of key positions. dK and dV are sums over
-// the rows of these heads. Their number comes from the trainer, so it is limited.
+// Returns the query heads that read the key-value head of a slice of key positions (slot.columns is 1). dK
+// and dV are sums over the rows of these heads. The number of heads comes from the trainer, so it is limited.
 std::vector<int64_t> heads_of_columns(const segment::Slot& slot) {
   constexpr uint32_t kMostListed = 256;
   std::vector<int64_t> heads(std::min(slot.heads_in_slice, kMostListed));
@@ -33,7 +33,7 @@ void set_distance(const std::optional<Wasserstein>& distance, std::optional<doub
   *high = distance->high;
 }
 
-std::optional<int64_t> known(int64_t number) {
+std::optional<int64_t> known(int64_t number) {  // negative: unknown
   return number >= 0 ? std::optional<int64_t>(number) : std::nullopt;
 }
 
@@ -50,7 +50,7 @@ void set_parts(const TensorSnapshot& snapshot, TensorLine* line) {
   line->parts = snapshot.parts.size();
   line->ranks = snapshot.ranks;
   if (snapshot.parts.size() == 1 && snapshot.elements == snapshot.whole_elements) return;
-  // The parts are in the order in which the ranks were read. They are sorted, so that equal parts give equal
+  // The parts are in the order in which the ranks were read. Sorts them, so that equal parts give equal
   // lines.
   std::vector<TensorPart> parts = snapshot.parts;
   std::sort(parts.begin(), parts.end());
@@ -77,7 +77,7 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   line.rank = rank.identity.rank;
   line.ticket = slot.ticket;
   line.step = slot.step;
-  if (rank.last_step.sequence != 0) line.step_judged = rank.last_step.step;
+  if (rank.last_step.sequence != 0) line.step_judged = rank.last_step.step;  // 0: no step yet
   line.time = 1e-9 * static_cast<double>(slot.time_ns);
   line.call = slot.call;
   line.pass = segment::kPassNames[slot.pass];
@@ -231,8 +231,8 @@ TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, b
   line.whole_elements = snapshot.whole_elements;
   line.interval_steps = snapshot.interval;
   line.odd_ranks = snapshot.odd_ranks;
-  // A snapshot without parts only reports in odd_ranks that a replica differs from the others. The values of
-  // that replica are in no line: it sent only a checksum, or came after the tensor's line was written.
+  // A snapshot without parts only reports, in odd_ranks, the ranks whose replica differs from the others. The
+  // values of such a replica are in no line: its rank sent only a checksum, or sent the values too late.
   if (snapshot.parts.empty()) return line;
   line.elements = snapshot.elements;
   set_parts(snapshot, &line);

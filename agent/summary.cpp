@@ -20,11 +20,11 @@ namespace {
 constexpr size_t kLabelColumns = 14;
 constexpr size_t kMostFindings = 3, kMostRankLines = 4, kMostNotes = 8;
 constexpr size_t kMostNamed = 3;  // names in one list; the others are counted
-constexpr int64_t kSameStep = 1;  // ranks of one job end within a step of each other
-// If a rank trained for fewer seconds, they are printed beside the overhead, most of which is then set-up.
+constexpr int64_t kSameStep = 1;  // without a failure, the last steps of all ranks differ by at most this
+// If a rank trained for less time, its seconds are printed beside the overhead, most of which is then set-up.
 constexpr double kShortSeconds = 10;
-// The limit of the slowdown holds over this many steps, or more. In a shorter run, the first snapshots of the
-// weights and the last samples weigh more.
+// The limit of the slowdown holds over this many steps, or more. In fewer steps, the cost of the first
+// snapshots of the weights and of the last samples is a larger share.
 constexpr uint64_t kStepsOfLimit = 500;
 // An alarm whose last bad slice is more than this many sampling intervals old is printed with that step.
 constexpr int64_t kRecentIntervals = 8;
@@ -49,8 +49,8 @@ std::string grouped(uint64_t value) {
   return digits;
 }
 
-std::string counted(uint64_t value, const char* one, const char* many) {
-  return grouped(value) + " " + (value == 1 ? one : many);
+std::string counted(uint64_t value, const char* singular, const char* plural) {
+  return grouped(value) + " " + (value == 1 ? singular : plural);
 }
 
 // Replaces control characters: names come from a trainer, and a terminal would execute escape sequences.
@@ -99,12 +99,13 @@ std::string listed(const std::map<std::string, uint64_t>& counts) {
 
 using Ranks = std::vector<const RankStatistics*>;
 
-// Sums over all ranks for one pass. calls = unsampled + skipped + sampled; sampled = judged + lost + waiting.
+// Sums over all ranks for one pass, forward (0) or backward (1). calls = unsampled + skipped + sampled.
+// Sampled calls are judged, lost, or still wait for the agent.
 struct PassTotals {
   uint64_t calls = 0, unsampled = 0, sampled = 0, judged = 0, nonfinite = 0;
   std::map<std::string, uint64_t> skipped, lost;  // by reason
-  std::optional<double> ratio;  // mean error relative to unfused attention; a rank's weight: its judged calls
-  bool is_compared = false;     // outputs were compared; with dropout only scores are
+  std::optional<double> ratio;  // mean error relative to unfused attention, weighted by judged calls
+  bool is_compared = false;     // outputs were compared; of calls with dropout only scores are
 };
 
 class WeightedMean {
@@ -166,7 +167,7 @@ struct Finding {
   const char* headline;  // in the first line
   std::string text;
 };
-// kNow: a layer exceeds a limit now. kOverall: a whole pass does. kPast: a layer exceeded a limit earlier.
+// kNow: a layer exceeds a limit now; kPast: a layer did so earlier. kOverall: a whole pass exceeds a limit.
 enum FindingOrder { kNonfinite, kReplicas, kNow, kLossNonfinite, kDiverged, kOverall, kPast, kSpike };
 
 constexpr const char* kAttentionFault = "ATTENTION FAULT";
@@ -188,15 +189,15 @@ std::string fault_text(const std::string& kind, std::optional<double> value) {
   return "error up to " + times + " of plain attention";
 }
 
-// Returns the step of the last bad slice, if that is long ago. An alarm holds until 64 later slices have
-// replaced that slice. After a divergence this may never happen.
+// Returns " (last seen at step N)" if the alarm's last bad slice is long ago. An alarm holds until 64 later
+// slices have replaced that slice, which may never happen after a divergence.
 std::string last_seen_text(const LayerAlarm& alarm, const RankStatistics& rank) {
   const auto interval = static_cast<int64_t>(std::max<uint64_t>(rank.last_step.interval, 1));
   if (alarm.last_step < 0 || rank.last_step.step - alarm.last_step <= kRecentIntervals * interval) return "";
   return " (last seen at step " + std::to_string(alarm.last_step) + ")";
 }
 
-// Adds the alarms of layers that are active, and those that were active earlier. Each layer, tensor and kind
+// Adds the active alarms of layers, then those that were active earlier. Each layer, tensor and kind of alarm
 // is added once per rank.
 void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
   std::set<std::string> seen;
@@ -238,7 +239,7 @@ const RankStatistics* biased_rank(const Ranks& ranks, uint32_t pass) {
   return nullptr;
 }
 
-// Adds the limits that a pass exceeds over all layers, unless add_attention() has added a finding before.
+// Adds the limits that a pass exceeds over all layers together. Adds nothing if single layers have alarms.
 void add_overall(const Ranks& ranks, const PassTotals (&passes)[2], std::vector<Finding>* findings) {
   if (!findings->empty()) return;
   constexpr double kLimits[] = {kDeviationRatioForward, kDeviationRatioBackward};
@@ -269,8 +270,8 @@ void add_replicas(const SummaryInput& input, std::vector<Finding>* findings) {
                                " differ from its replicas' (" + counted(times, "time)", "times)")});
 }
 
-// "; before it gradient_norm in layer 3 (12 steps)": the first detector that rose before, and how long
-// before.
+// Returns "; before it gradient_norm in layer 3 (12 steps)": the first detector whose level rose before the
+// loss event, and how many steps before.
 std::string preceding_text(const LossEventSeen& event) {
   if (event.preceded_by.empty()) return "";
   const Episode& first = event.preceded_by.front();
@@ -330,7 +331,7 @@ std::string verdict_of(const std::vector<Finding>& findings, const PassTotals (&
 
 // -- entries --
 
-// "8 ranks in 16 processes (2 attempts), ".
+// Returns "8 ranks in 16 processes (2 attempts), ", for example; "" for a single process.
 std::string processes_text(const Ranks& ranks) {
   std::set<int32_t> numbers, attempts;
   for (const RankStatistics* rank : ranks) {
@@ -391,7 +392,7 @@ bool is_numbered(std::string_view label) {
   return is_number(label);
 }
 
-// Returns an upper limit of the number of layers with attention: forward calls per step.
+// Returns an upper limit of the number of layers with attention: forward calls per step, over all ranks.
 uint64_t most_layers(const Ranks& ranks) {
   uint64_t most = 0;
   for (const RankStatistics* rank : ranks) {
@@ -408,20 +409,20 @@ LayerCounts layers_of(const Ranks& ranks) {
       for (uint32_t pass = 0; pass < segment::kPasses; ++pass) judged[label][pass] += layer.pass[pass].judged;
   LayerCounts counts;
   uint64_t judged_layers = 0;
-  for (const auto& [label, of] : judged) {
+  for (const auto& [label, calls] : judged) {
     // A layer without checked calls is counted only if its label has a number. Embeddings and output heads
     // are in `layers` too, because of their gradient norms, but have no number.
-    const bool is_judged = of[0] + of[1] > 0;
+    const bool is_judged = calls[0] + calls[1] > 0;
     judged_layers += is_judged;
     counts.known += is_judged || is_numbered(label);
-    for (uint32_t pass = 0; pass < segment::kPasses; ++pass) counts.judged[pass] += of[pass] > 0;
+    for (uint32_t pass = 0; pass < segment::kPasses; ++pass) counts.judged[pass] += calls[pass] > 0;
   }
   counts.known = std::min(counts.known, std::max(judged_layers, most_layers(ranks)));
   return counts;
 }
 
-// "126 forward and 126 backward of 500 and 500 calls checked, in 6 of 6 layers; 61 of the backward by dK and
-// dV as well as dQ".
+// Returns "126 forward and 126 backward of 500 and 500 calls checked, in 6 of 6 layers; 61 of the backward by
+// dK and dV as well as dQ", for example.
 std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
   const LayerCounts layers = layers_of(ranks);
   std::string text = grouped(passes[0].judged) + " forward and " + grouped(passes[1].judged) +
@@ -430,13 +431,13 @@ std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
   if (layers.known > 0)
     text += ", in " + grouped(layers.judged[0]) + " of " + counted(layers.known, "layer", "layers");
   if (passes[1].judged == 0) return text + "; backward not checked";
-  const uint64_t keys = sum_over(ranks, key_slices_of);
+  const uint64_t key_slices = sum_over(ranks, key_slices_of);  // of key positions, which have dK and dV
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
     if (passes[pass].judged < kLeastJudged)
       text += std::string("; ") + segment::kPassNames[pass] + ": too few samples";
   if (layers.judged[1] < layers.judged[0]) text += " (backward " + grouped(layers.judged[1]) + ")";
-  if (keys == 0) return text + "; dK and dV not checked";
-  return text + "; " + grouped(keys) + " of the backward by dK and dV as well as dQ";
+  if (key_slices == 0) return text + "; dK and dV not checked";
+  return text + "; " + grouped(key_slices) + " of the backward by dK and dV as well as dQ";
 }
 
 // Returns the mean error of dK or dV relative to fused attention. The weight of a rank is its checked slices.
@@ -479,16 +480,16 @@ std::string loss_events_text(const RankStatistics& rank) {
   const std::optional<LossCount> spikes = rank.losses(WatchEventKind::kLossSpike),
                                  divergences = rank.losses(WatchEventKind::kDivergence);
   if (!spikes || !divergences) return rank.current ? ", spikes unknown" : "";
-  // A spike that became a divergence is counted as one event, the divergence.
-  const bool is_one =
+  // A spike that became a divergence has the same onset. Both are shown as one event, the divergence.
+  const bool is_same_event =
       divergences->count > 0 && spikes->count > 0 && spikes->first_step == divergences->first_step;
   const auto spikes_text = [](uint64_t count) { return counted(count, "spike", "spikes"); };
   std::string text;
-  if (spikes->count > 0 && !is_one)
+  if (spikes->count > 0 && !is_same_event)
     text += ", " + spikes_text(spikes->count) + (spikes->count > 1 ? ", first" : "") + " at step " +
             std::to_string(spikes->first_step);
   if (divergences->count > 0) text += ", diverged at step " + std::to_string(divergences->first_step);
-  if (is_one && spikes->count > 1) text += ", " + spikes_text(spikes->count - 1) + " later";
+  if (is_same_event && spikes->count > 1) text += ", " + spikes_text(spikes->count - 1) + " later";
   return text.empty() ? ", no spike" : text;
 }
 
@@ -499,7 +500,7 @@ std::string loss_text(const RankStatistics& rank) {
          (source == "unknown" ? "" : " (" + spaced(source) + ")") + loss_events_text(rank);
 }
 
-// Names the ranks of the last attempt that ended before the furthest rank.
+// Names the ranks of the last attempt whose last step is earlier than that of the furthest rank.
 std::string ended_early_text(const Ranks& ranks) {
   int32_t attempt = 0;
   int64_t furthest = -1;
@@ -522,7 +523,7 @@ std::string ended_early_text(const Ranks& ranks) {
   return text.empty() ? "" : text + ", of " + std::to_string(furthest);
 }
 
-// "process 4711, 40 steps: ", for a rank with several processes.
+// Returns "process 4711, 40 steps: ", which distinguishes the processes of one rank.
 std::string process_text(const RankStatistics& rank) {
   return "process " + std::to_string(rank.identity.pid) + ", " + counted(steps_of(rank), "step", "steps") +
          ": ";
@@ -538,8 +539,7 @@ std::string skipped_entry(const Ranks& ranks) {
                               " by a gradient scaler: gradients were not finite");
 }
 
-// Formats one entry for each of the first processes: errors of the forward and the backward pass, and the
-// loss.
+// Formats an entry for each of the first kMostRankLines processes: errors of both passes, and the loss.
 std::string rank_entries(const Ranks& ranks) {
   std::string out;
   for (size_t n = 0; n < std::min(ranks.size(), kMostRankLines); ++n) {
@@ -559,7 +559,7 @@ std::string rank_entries(const Ranks& ranks) {
   return out;
 }
 
-// The norm is that of the first rank: data-parallel ranks have the same. Layers are from all ranks.
+// The norm is that of the first rank: data-parallel ranks have equal norms. Layers are from all ranks.
 std::string gradient_text(const Ranks& ranks) {
   std::string layers;
   size_t found = 0;
@@ -633,11 +633,11 @@ std::string weights_entries(const SummaryInput& input) {
   if (const std::string left_out = listed(skipped); !left_out.empty())
     out += entry("", "snapshots left out: " + left_out);
   if (!input.has_spectra) {
-    std::map<std::string, uint64_t> without;
+    std::map<std::string, uint64_t> reasons;
     for (const RankStatistics* rank : ranks)
       for (uint32_t n = 0; n < segment::kTensorHeadSkips; ++n)
-        without[segment::kTensorHeadSkipNames[n]] += rank->tensors.heads_skipped[n];
-    if (const std::string why = listed(without); !why.empty())
+        reasons[segment::kTensorHeadSkipNames[n]] += rank->tensors.heads_skipped[n];
+    if (const std::string why = listed(reasons); !why.empty())
       out += entry("", "no spectra of attention heads: " + why);
   }
   return out;
@@ -693,8 +693,8 @@ std::string milliseconds(double seconds) {
   return formatted(seconds < 0.01 ? "%.2g" : "%.0f", 1e3 * seconds) + " ms";
 }
 
-// If the cost of unsampled steps alone exceeds the limit, returns how long steps must be for that cost to be
-// within the limit. Longer sampling intervals cannot reduce this cost.
+// If the cost of unsampled steps alone exceeds the limit, returns how long steps must be for this cost to be
+// within the limit. Longer sampling intervals cannot reduce it.
 std::string short_steps_text(const RankStatistics& rank, double allowed) {
   if (allowed <= 0 || allowed >= 1 || rank.other_step_cost.size() == 0) return "";
   const double fixed = median_of(rank.other_step_cost), step = median_of(rank.step_seconds);
@@ -737,7 +737,7 @@ std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)
   const uint64_t interval = input.ranks[0]->last_step.interval;
   const bool has_samples = passes[0].sampled + passes[1].sampled > 0;
   if (has_samples && interval > 1) text += "; 1 step in " + grouped(interval) + " sampled";
-  // This is the last interval. Calls in unsampled steps show that it was longer before.
+  // `interval` is the last sampling interval. Calls in unsampled steps show that it was longer before.
   const bool was_longer = passes[0].unsampled + passes[1].unsampled > 0;
   if (has_samples && interval == 1)
     text += was_longer ? "; every step sampled at the end" : "; every step sampled";
@@ -747,7 +747,7 @@ std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)
 
 // -- notes: what was not seen, and what to do --
 
-using Notes = std::vector<std::pair<std::string, std::string>>;
+using Notes = std::vector<std::pair<std::string, std::string>>;  // label and text of each entry
 
 // Returns the reason why a training had no step that could be sampled, or "" if it had one.
 std::string too_short_text(const RankStatistics& rank) {
@@ -884,8 +884,8 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
     for (uint32_t n = 0; n < segment::kSkipReasons; ++n)
       missed[segment::kSkipReasonNames[n]] += rank->coverage.numbers_skipped[n];
   }
-  // A device is set up in its first steps, so that reason is normal for less than half of the numbers. All
-  // reasons together are normal for up to 1 %.
+  // A device is set up in its first steps, so "set_up" is normal as the reason for less than half of the
+  // numbers. All remaining reasons together are normal for up to 1 %.
   if (missed["set_up"] * 2 < fetched) missed.erase("set_up");
   for (const auto& [reason, times] : missed) all_missed += times;
   if (all_missed * 100 > fetched)
@@ -893,7 +893,7 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
                                         " losses and norms on a device: " + listed(missed));
 }
 
-// Adds the slices without a layer of ranks whose other slices have a layer, with the reasons.
+// Counts the slices whose layer is unknown, by reason, on ranks whose other slices have a layer.
 void add_layer_notes(const Ranks& ranks, Notes* notes) {
   uint64_t judged = 0, unnamed = 0, unknown = 0;
   for (const RankStatistics* rank : ranks) {

@@ -1,9 +1,10 @@
 // Measures what a sampled attention call costs a training on a CUDA device: the host's time in the C
-// interface of foreshock, which queues copies of a slice, and the delay of the trainer's stream by these
-// copies. In a window, work on the device and attention calls alternate, as in the layers of a model. Windows
-// with sampled calls alternate with windows without calls, and their medians are compared. Both settings of
-// CUDA_DEVICE_MAX_CONNECTIONS are measured: CUDA's default, and one connection for all streams, which
-// Megatron-LM needs and with which the copies could delay the trainer's kernels.
+// interface of foreshock, which queues copies of a slice (the sampled part of the call), and the delay of the
+// trainer's stream by these copies. A window stands for a step: work on the device and attention calls
+// alternate, as in the layers of a model. Windows with sampled calls alternate with windows without calls,
+// and their medians are compared. Two settings of CUDA_DEVICE_MAX_CONNECTIONS are measured: CUDA's default,
+// and one connection for all streams. Megatron-LM needs the latter, with which the copies could delay the
+// trainer's kernels.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -41,6 +42,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+// A training on the device. device_.must(name, ...) calls a function of the CUDA driver and fails on errors.
 class Training {
  public:
   Training(const LiveDevice& device, const Size& size) : device_(device), size_(size) {
@@ -56,8 +58,8 @@ class Training {
     call_.key = call_.value = tensor(kKvHeads);
   }
 
-  // Returns the microseconds from the first to the last work on the trainer's stream. Copies to the host run
-  // on another stream, for which the trainer does not wait; they are not included.
+  // Runs a window. Returns the microseconds from its begin until the trainer's stream is idle. Copies to the
+  // host run on another stream, for which the trainer does not wait; they are not included.
   double window(bool with_calls) {
     const Clock::time_point begin = Clock::now();
     for (int layer = 0; layer < kLayers; ++layer) {
@@ -71,7 +73,7 @@ class Training {
     return took;
   }
 
-  std::vector<double> calls;  // microseconds of the host, by call
+  std::vector<double> calls;  // the host's microseconds in each call so far
 
  private:
   // A tensor on the device; its values do not matter and are not set.
@@ -112,7 +114,7 @@ void consume(const fs::path& folder) {
   }
 }
 
-// The number of sampled calls so far.
+// Returns the number of sampled calls so far.
 uint64_t sampled(const fs::path& folder) {
   uint64_t all = 0;
   for (const auto& entry : fs::directory_iterator(folder)) {
@@ -124,7 +126,8 @@ uint64_t sampled(const fs::path& folder) {
   return all;
 }
 
-// `connections`: CUDA_DEVICE_MAX_CONNECTIONS, "" for the default. Returns the exit status of the process.
+// Measures and prints one setting. `connections`: CUDA_DEVICE_MAX_CONNECTIONS; "": the default. Returns the
+// exit status of the process.
 int measure(const char* connections, const fs::path& base, const Size& size) {
   if (*connections != '\0') setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections, 1);
   setenv("FORESHOCK_DIR", base.c_str(), 1);
@@ -147,11 +150,11 @@ int measure(const char* connections, const fs::path& base, const Size& size) {
     consume(folder);
     without.push_back(training.window(false));
   }
-  const double of_window = static_cast<double>(sampled(folder) - before) / size.windows;  // calls of a window
+  const double calls = static_cast<double>(sampled(folder) - before) / size.windows;  // sampled in a window
   std::printf("%-22s %4.1f of %d calls sampled; %6.1f us of the host and %6.1f us of the stream a call\n",
-              *connections != '\0' ? "one connection:" : "connections of CUDA:", of_window, kLayers,
-              median(training.calls), of_window > 0 ? (median(with) - median(without)) / of_window : 0.0);
-  return of_window > 0 ? 0 : 1;
+              *connections != '\0' ? "one connection:" : "connections of CUDA:", calls, kLayers,
+              median(training.calls), calls > 0 ? (median(with) - median(without)) / calls : 0.0);
+  return calls > 0 ? 0 : 1;
 }
 
 // Measures each setting in a separate process, since the driver reads it only once.

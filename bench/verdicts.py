@@ -29,17 +29,18 @@ FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 BF16 = 3  # the number of the format in kernels/dtype.h
 PAGE = ROOT / "docs" / "verdicts.md"
-BLOCK = re.compile(r"(<!-- (\w+) -->).*?(<!-- end -->)", re.S)
+BLOCK = re.compile(r"(<!-- (\w+) -->).*?(<!-- end -->)", re.S)  # a generated part of PAGE, with its name
 ROWS = 16  # query rows or key positions of a slice, the judged part of a call
 MOST_CALLS = 64  # sampled calls of a trial; an error not found within them is reported as "no"
-# The judged tensors, and the kind of slice by which each is judged (`pass` in judge_stream.cpp).
+# The judged tensors, and the kind of slice by which each is judged: 0 rows of a forward call, 1 rows of a backward
+# call, 2 key positions of a backward call (`pass` in judge_stream.cpp).
 TENSORS = {"out": 0, "grad_query": 1, "grad_key": 2, "grad_value": 2}
 
 
 @dataclass
 class Call:
-    """One attention call. `lse`: log-sum-exp of each row. `given_out` and `given_lse`: what backward got, which differs
-    from `out` and `lse` if the call saw only a block of the keys."""
+    """One attention call. `lse`: log-sum-exp of each row. `given_out` and `given_lse`: the inputs of the backward call.
+    They differ from `out` and `lse` if the call saw only a block of the keys."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -69,7 +70,7 @@ class Situation:
     causal: bool = False
     offset: float = 0  # added to all scores
     logits: float = 1  # standard deviation of the scores
-    blocks: int = 1  # blocks of keys; the first is judged, given the out and log-sum-exp over all blocks
+    blocks: int = 1  # blocks of keys; the first is judged, and its backward call gets out and lse over all blocks
     memorised: bool = False  # nearly all softmax weight of a row is on one key
 
 
@@ -91,53 +92,53 @@ SOUND_ONLY = [
 HEAD_DIM = 64
 
 
-def inputs(of: Situation, numbers: torch.Generator) -> tuple[torch.Tensor, ...]:
+def inputs(situation: Situation, numbers: torch.Generator) -> tuple[torch.Tensor, ...]:
     """Query, key, value and gradient of the output. Keys and values are repeated for each query head of a group."""
 
     def normal(heads: int, length: int) -> torch.Tensor:
-        return torch.randn(of.batch, heads, length, HEAD_DIM, generator=numbers)
+        return torch.randn(situation.batch, heads, length, HEAD_DIM, generator=numbers)
 
-    q, grad = normal(of.heads, of.queries), normal(of.heads, of.queries)
-    k, v = normal(of.kv_heads, of.keys), normal(of.kv_heads, of.keys)
-    q, k = q * math.sqrt(of.logits), k * math.sqrt(of.logits)
-    if of.memorised:
-        wanted = torch.randint(of.keys, (of.queries,), generator=numbers)
-        q = 4 * k[:, :, wanted].repeat_interleave(of.heads // of.kv_heads, 1)
-    if of.offset:  # one dimension adds the same number to all scores
-        q[..., 0], k[..., 0] = 1, of.offset * math.sqrt(HEAD_DIM)
-    k, v = (t.repeat_interleave(of.heads // of.kv_heads, 1) for t in (k, v))
+    q, grad = normal(situation.heads, situation.queries), normal(situation.heads, situation.queries)
+    k, v = normal(situation.kv_heads, situation.keys), normal(situation.kv_heads, situation.keys)
+    q, k = q * math.sqrt(situation.logits), k * math.sqrt(situation.logits)
+    if situation.memorised:
+        wanted = torch.randint(situation.keys, (situation.queries,), generator=numbers)
+        q = 4 * k[:, :, wanted].repeat_interleave(situation.heads // situation.kv_heads, 1)
+    if situation.offset:  # one dimension adds the same number to all scores
+        q[..., 0], k[..., 0] = 1, situation.offset * math.sqrt(HEAD_DIM)
+    k, v = (t.repeat_interleave(situation.heads // situation.kv_heads, 1) for t in (k, v))
     return tuple(t.bfloat16().contiguous() for t in (q, k, v, grad))
 
 
-def make_call(of: Situation, numbers: torch.Generator, scale_error: float = 0) -> Call:
-    """`scale_error`: relative error of the scale with which the kernel computes; the call names the right one."""
-    q, k, v, grad = inputs(of, numbers)
+def make_call(situation: Situation, numbers: torch.Generator, scale_error: float = 0) -> Call:
+    """`scale_error`: relative error of the scale with which the kernel computes. Call.scale is the right scale."""
+    q, k, v, grad = inputs(situation, numbers)
     scale = 1 / math.sqrt(HEAD_DIM)
     used = scale * (1 + scale_error)
-    if of.blocks == 1:
-        out, lse = FORWARD(q, k, v, 0.0, of.causal, scale=used)[:2]
-        call = Call(q, k, v, grad, of.causal, scale, out, lse)
+    if situation.blocks == 1:
+        out, lse = FORWARD(q, k, v, 0.0, situation.causal, scale=used)[:2]
+        call = Call(q, k, v, grad, situation.causal, scale, out, lse)
         call.given_out, call.given_lse = out, lse
     else:  # as in torch's _templated_ring_attention: the backward of a block gets out and log-sum-exp of all blocks
         parts = [
             FORWARD(q, a.contiguous(), b.contiguous(), 0.0, False, scale=used)[:2]
-            for a, b in zip(k.chunk(of.blocks, 2), v.chunk(of.blocks, 2), strict=True)
+            for a, b in zip(k.chunk(situation.blocks, 2), v.chunk(situation.blocks, 2), strict=True)
         ]
         all_lse = torch.logsumexp(torch.stack([lse for _, lse in parts]), 0)
         all_out = sum(out.float() * torch.exp(lse - all_lse)[..., None] for out, lse in parts).bfloat16()
-        k, v = (t.chunk(of.blocks, 2)[0].contiguous() for t in (k, v))
+        k, v = (t.chunk(situation.blocks, 2)[0].contiguous() for t in (k, v))
         call = Call(q, k, v, grad, False, scale, *parts[0])
         call.given_out, call.given_lse = all_out, all_lse
     results = BACKWARD(grad, q, k, v, call.given_out, call.given_lse, 0.0, call.causal, scale=used)
     call.grad_query = results[0]
-    call.grad_key, call.grad_value = (of_kv_heads(t, of) for t in results[1:])
+    call.grad_key, call.grad_value = (of_kv_heads(t, situation) for t in results[1:])
     return call
 
 
-def of_kv_heads(gradient: torch.Tensor, of: Situation) -> torch.Tensor:
+def of_kv_heads(gradient: torch.Tensor, situation: Situation) -> torch.Tensor:
     """The gradient of each kv-head: the sum over the query heads of its group, in fp32."""
-    batch, heads, length, width = gradient.shape
-    return gradient.view(batch, of.kv_heads, heads // of.kv_heads, length, width).float().sum(2).bfloat16()
+    group = situation.heads // situation.kv_heads
+    return gradient.unflatten(1, (situation.kv_heads, group)).float().sum(2).bfloat16()
 
 
 # An error: a function of a correct result and a random generator that returns a wrong result.
@@ -168,7 +169,7 @@ def larger(share: float) -> Wrong:
 
 
 def wrong_tile(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
-    """The second tile of 64 positions gets the values of the first one."""
+    """Replaces the values of the second tile of 64 positions by those of the first tile."""
     x = x.clone()
     half = min(64, x.shape[2] // 2)
     x[:, :, half : 2 * half] = x[:, :, :half]
@@ -193,7 +194,7 @@ class Error:
     name: str
     wrong: Wrong | None = None  # changes each of TENSORS
     scale: float = 0  # relative error of the scale
-    unmasked: bool = False  # the last row of each tile of 64 sees all keys
+    unmasked: bool = False  # the causal mask is ignored in the last row of each tile of 64
     bound: int | None = None  # number of sampled calls within which the error must be found; None: no limit
 
 
@@ -215,8 +216,9 @@ ERRORS = [
 ]
 
 
-def unmask(call: Call, of: Situation) -> None:
-    """Makes the results of a causal call wrong: row 63 of each 64 sees all keys."""
+def unmask(call: Call, situation: Situation) -> None:
+    """Makes the results of a causal call wrong, as if row 63 of each 64 saw all keys. In the gradients of keys and
+    values, replaces the right contribution of these rows by the wrong one."""
     rows = slice(63, None, 64)
     grad = torch.zeros_like(call.grad)
     grad[:, :, rows] = call.grad[:, :, rows]
@@ -225,17 +227,17 @@ def unmask(call: Call, of: Situation) -> None:
     wrong = BACKWARD(grad, call.q, call.k, call.v, out, lse, 0.0, False, scale=call.scale)
     call.out, call.grad_query = call.out.clone(), call.grad_query.clone()
     call.out[:, :, rows], call.grad_query[:, :, rows] = out[:, :, rows], wrong[0][:, :, rows]
-    key, value = (of_kv_heads(w.float() - r.float(), of) for w, r in zip(wrong[1:], right[1:], strict=True))
+    key, value = (of_kv_heads(w.float() - r.float(), situation) for w, r in zip(wrong[1:], right[1:], strict=True))
     call.grad_key, call.grad_value = call.grad_key + key, call.grad_value + value
 
 
-def wrong_call(of: Situation, error: Error, numbers: torch.Generator) -> Call:
-    call = make_call(of, numbers, error.scale)
+def wrong_call(situation: Situation, error: Error, numbers: torch.Generator) -> Call:
+    call = make_call(situation, numbers, error.scale)
     if error.wrong:
         for name in TENSORS:
             setattr(call, name, error.wrong(getattr(call, name), numbers))
     if error.unmasked:
-        unmask(call, of)
+        unmask(call, situation)
     return call
 
 
@@ -248,11 +250,11 @@ class Judge:
         )
 
     def __call__(
-        self, call: Call, of: Situation, kind: int, layer: str, step: int, batch: int, kv_head: int
+        self, call: Call, situation: Situation, kind: int, layer: str, step: int, batch: int, kv_head: int
     ) -> dict[str, dict]:
-        """Judges one slice of a kind of TENSORS. Returns for each judged tensor the output of judge_stream: ratios,
-        biases, and the alarms of the layer after this slice."""
-        group = of.heads // of.kv_heads
+        """Judges one slice of the given kind (see TENSORS). Returns for each tensor that it judges the output of
+        judge_stream: ratios, biases, and the alarms of the layer after this slice."""
+        group = situation.heads // situation.kv_heads
         heads = range(kv_head * group, (kv_head + 1) * group)
         draw = torch.Generator().manual_seed(hash((step, batch, kv_head)) & 0xFFFFFFFF)  # chooses the positions
         arrays = (columns_of if kind == 2 else rows_of)(call, kind, batch, kv_head, heads, draw)
@@ -316,18 +318,18 @@ def columns_of(
     return [first, *rows, *keys, *(t[at] for t in gradients), *gradients, call.grad_query[batch, group]]
 
 
-Found = dict[str, int | None]  # by tensor; None: not within MOST_CALLS
+Found = dict[str, int | None]  # by tensor: sampled calls until an alarm; None: more than MOST_CALLS
 
 
-def calls_until_found(judge: Judge, of: Situation, error: Error, seed: int) -> Found:
+def calls_until_found(judge: Judge, situation: Situation, error: Error, seed: int) -> Found:
     """One trial: wrong calls of one layer, until each tensor has an alarm."""
     numbers = torch.Generator().manual_seed(seed)
     found: Found = dict.fromkeys(TENSORS)
     for step in range(1, MOST_CALLS + 1):
-        call = wrong_call(of, error, numbers)
-        batch, kv_head = (int(torch.randint(n, (1,), generator=numbers)) for n in (of.batch, of.kv_heads))
+        call = wrong_call(situation, error, numbers)
+        batch, kv_head = (int(torch.randint(n, (1,), generator=numbers)) for n in (situation.batch, situation.kv_heads))
         for kind in {TENSORS[name] for name, at in found.items() if at is None}:
-            for name, said in judge(call, of, kind, f"{seed:x}", step, batch, kv_head).items():
+            for name, said in judge(call, situation, kind, f"{seed:x}", step, batch, kv_head).items():
                 if said["alarms"] and found[name] is None:
                     found[name] = step
         if None not in found.values():
@@ -337,7 +339,7 @@ def calls_until_found(judge: Judge, of: Situation, error: Error, seed: int) -> F
 
 @dataclass
 class Cell:
-    found: list[int | None]
+    found: list[int | None]  # of each trial: sampled calls until an alarm; None: more than MOST_CALLS
 
     def text(self) -> str:
         if None in self.found:
@@ -353,21 +355,21 @@ class Cell:
 @dataclass
 class Measured:
     error: Error
-    of: Situation
+    situation: Situation
     cells: dict[str, Cell]  # one per tensor
 
 
 def measure_errors(trials: int) -> Iterator[Measured]:
     judge, seed = Judge(), 0
     for error in ERRORS:
-        for of in SITUATIONS:
-            if error.unmasked and not of.causal:
+        for situation in SITUATIONS:
+            if error.unmasked and not situation.causal:
                 continue
             runs = []
             for _ in range(trials):
                 seed += 1
-                runs.append(calls_until_found(judge, of, error, seed))
-            yield Measured(error, of, {name: Cell([run[name] for run in runs]) for name in TENSORS})
+                runs.append(calls_until_found(judge, situation, error, seed))
+            yield Measured(error, situation, {name: Cell([run[name] for run in runs]) for name in TENSORS})
 
 
 @dataclass
@@ -376,20 +378,21 @@ class Sound:
 
     slices: int = 0
     alarms: list[str] = field(default_factory=list)  # alarms that began
-    most: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TENSORS, 0.0))  # ratios to fused
+    # By tensor: the largest ratio of its error to that of fused attention.
+    most: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TENSORS, 0.0))
 
 
-def measure_sound(of: Situation, slices: int, seed: int) -> Sound:
+def measure_sound(situation: Situation, slices: int, seed: int) -> Sound:
     """Judges correct calls as calls of one layer. An alarm that stays over several slices counts once."""
     judge, numbers, sound = Judge(), torch.Generator().manual_seed(seed), Sound()
     step, active = 0, dict.fromkeys(TENSORS, set())
     while sound.slices < slices:
-        call, step = make_call(of, numbers), step + 1
-        for batch in range(of.batch):
-            for kv_head in range(of.kv_heads):
+        call, step = make_call(situation, numbers), step + 1
+        for batch in range(situation.batch):
+            for kv_head in range(situation.kv_heads):
                 for kind in set(TENSORS.values()):
                     sound.slices += 1
-                    for name, said in judge(call, of, kind, "layer", step, batch, kv_head).items():
+                    for name, said in judge(call, situation, kind, "layer", step, batch, kv_head).items():
                         sound.most[name] = max(sound.most[name], said["fused"] or 0)
                         sound.alarms += [f"{name} {kind}" for kind in set(said["alarms"]) - active[name]]
                         active[name] = set(said["alarms"])
@@ -397,20 +400,20 @@ def measure_sound(of: Situation, slices: int, seed: int) -> Sound:
 
 
 def error_table(measured: list[Measured], name: str) -> list[str]:
-    situations = [of.name for of in SITUATIONS]
+    situations = [situation.name for situation in SITUATIONS]
     lines = ["| error | " + " | ".join(situations) + " |", "| --- |" + " --- |" * len(situations)]
     for error in ERRORS:
-        row = {m.of.name: m.cells[name].text() for m in measured if m.error is error}
+        row = {m.situation.name: m.cells[name].text() for m in measured if m.error is error}
         lines.append(f"| {error.name} | " + " | ".join(row.get(each, "-") for each in situations) + " |")
     return lines
 
 
 def sound_table(results: list[tuple[Situation, Sound]]) -> list[str]:
     lines = ["| situation | slices | alarms | largest ratio of out, dQ, dK, dV |", "| --- | --- | --- | --- |"]
-    for of, sound in results:
+    for situation, sound in results:
         said = f"{len(sound.alarms)}" + (f" ({', '.join(sorted(set(sound.alarms)))})" if sound.alarms else "")
         ratios = ", ".join(f"{most:.2f}" for most in sound.most.values())
-        lines.append(f"| {of.name} | {sound.slices} | {said} | {ratios} |")
+        lines.append(f"| {situation.name} | {sound.slices} | {said} | {ratios} |")
     return lines
 
 
@@ -442,17 +445,18 @@ def main() -> int:
     slices = options.slices or (1100 if options.short else 11000)
     everywhere = SITUATIONS + SOUND_ONLY
     sound = []
-    for n, of in enumerate(everywhere):
-        sound.append((of, measure_sound(of, slices // len(everywhere), 1000 + n)))
+    for n, situation in enumerate(everywhere):
+        sound.append((situation, measure_sound(situation, slices // len(everywhere), 1000 + n)))
         print(sound_table(sound)[-1], flush=True)
     measured, missed = [], []
     for each in measure_errors(trials):
         measured.append(each)
         texts = ", ".join(f"{name} {cell.text()}" for name, cell in each.cells.items())
-        print(f"{each.error.name}, {each.of.name}: {texts}", flush=True)
+        print(f"{each.error.name}, {each.situation.name}: {texts}", flush=True)
         for name, cell in each.cells.items():
             if each.error.bound and not cell.within(each.error.bound):
-                missed.append(f"{each.error.name}, {each.of.name}, {name}: {cell.text()} (bound {each.error.bound})")
+                cell_name = f"{each.error.name}, {each.situation.name}, {name}"
+                missed.append(f"{cell_name}: {cell.text()} (bound {each.error.bound})")
     if options.o:
         pathlib.Path(options.o).write_text(page(measured, sound, trials))
     print(f"{sum(len(s.alarms) for _, s in sound)} alarms over {sum(s.slices for _, s in sound)} sound slices")

@@ -2,12 +2,12 @@
 
     python bench/yardsticks.py [--replicates 6] [--steps 800] [--every 40] [--out build/yardsticks]
 
-Repeats the second phase of arXiv 2405.02803 on small GPTs. Arms are trainings with the same batches that differ in one
-thing: the attention kernel, the precision, or the initial weights. Two arms that are compared are twins. A replicate is
-all arms with another order of the text and other initial weights. Results go to standard output, OUT/report.html and
-OUT/yardsticks.json: slopes of the distance between twins, with 95 % intervals over replicates, and a check of the
-paper's claim that another kernel moves weights 2-5 times less than low precision does. An interrupted bench continues
-when it is started again.
+Repeats the second phase of arXiv 2405.02803 ("the paper") on small GPTs. An arm is one training. All arms have the same
+batches and differ in one thing: the attention kernel, the precision, or the initial weights. Two arms that are compared
+are twins. A replicate is a set of all arms; replicates differ in the order of the text and in the initial weights. The
+results go to standard output, OUT/report.html and OUT/yardsticks.json. They are the slopes over the steps of the
+distance between twins, with 95 % intervals over replicates, and a check of the paper's claim that another kernel moves
+weights 2-5 times less than low precision does. An interrupted bench continues when it is started again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import page  # noqa: E402
 import slopes  # noqa: E402
 import twins  # noqa: E402
 
-# The two arms (twins.ARMS) of each pair that is compared.
+# The two arms (keys of twins.ARMS) of each pair that is compared.
 PAIRS = {
     "kernel": ("base", "math"),
     "precision": ("base", "fp32"),
@@ -38,10 +38,10 @@ PAIRS = {
     "seed": ("base", "init"),
     "again": ("base", "again"),
 }
-# Pairs of a single replicate, with its number. "again" tests that a repeated training has the same bits.
+# Pairs that are compared in only one replicate, by its number. "again" tests that a repeated training has equal bits.
 ONCE = {"again": 0}
-# Figures of `foreshock compare`: W1 is the Wasserstein distance of the values, mean_abs the mean magnitude of the
-# differences. Slopes are computed of STATISTICS, and KEPT go to the results.
+# Figures of `foreshock compare`: w1 is the Wasserstein distance of the values of two arms, mean_abs the mean magnitude
+# of their differences. Slopes are computed for STATISTICS. The figures in KEPT are stored in the results.
 STATISTICS = ("w1", "mean_abs")
 KEPT = ("w1", "w1_low", "w1_high", "w1_noise_floor", "mean_abs", "max_abs", "relative_l2", "magnitude")
 SIZES = {
@@ -60,7 +60,7 @@ def pairs_of(replicate: int) -> dict[str, tuple[str, str]]:
 
 
 def compared(folder: pathlib.Path, pairs: dict[str, tuple[str, str]], plan: twins.Plan) -> dict[str, list[dict]]:
-    """The distances of each pair at each checkpoint, by `foreshock compare`, over all tensors pooled."""
+    """The distances of each pair at each checkpoint, over all tensors together, from one run of `foreshock compare`."""
     words: list[str] = []
     for name, arms in pairs.items():
         for step in plan.checkpoints():
@@ -78,8 +78,8 @@ def compared(folder: pathlib.Path, pairs: dict[str, tuple[str, str]], plan: twin
 
 
 def replicate(number: int, plan: twins.Plan, out: pathlib.Path, say: Any) -> dict:
-    """The result of one replicate, from its file. If there is no file, trains and compares the arms, and then deletes
-    their weights. `say`: called with the share that is done and the arm."""
+    """The result of one replicate, from its file. If the file is missing, trains and compares the arms, deletes their
+    weights, and writes the file. `say`: called with the share of this work that is done, and the name of the arm."""
     result = out / f"replicate-{number}.json"
     if result.exists():
         return json.loads(result.read_text())
@@ -102,7 +102,8 @@ def replicate(number: int, plan: twins.Plan, out: pathlib.Path, say: Any) -> dic
 
 
 def summarized(replicates: list[dict]) -> dict[str, Any]:
-    """Slopes and last values of each pair, and the ratios of precision to kernel that the paper's claim is about."""
+    """For each pair the slopes and the values at the last step. The paper's claim is about the ratios of the pair
+    "precision" to the kernel pairs."""
     summary: dict[str, Any] = {"slopes": {}, "last": {}, "claim": {}}
     for statistic in STATISTICS:
         slope, last = {}, {}
@@ -134,7 +135,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def check_plan(out: pathlib.Path, plan: dict) -> None:
-    """Raises an error if the directory holds another experiment."""
+    """Stores the plan in the directory. Raises an error if the directory holds an experiment with another plan."""
     file = out / "plan.json"
     if file.exists() and json.loads(file.read_text()) != plan:
         raise ExperimentError(f"{out} holds another experiment ({file.read_text()}); give another --out")

@@ -12,16 +12,18 @@
 namespace foreshock::cli {
 namespace {
 
-constexpr History::Column kCurves[] = {
-    {"forward", History::Keep::kMax}, {"backward", History::Keep::kMax}, {"keys", History::Keep::kMax}};
+constexpr History::Column kCurves[] = {  // "keys": dK and dV
+    {"forward", History::Keep::kMax},
+    {"backward", History::Keep::kMax},
+    {"keys", History::Keep::kMax}};
 constexpr History::Column kLayerCurve[] = {{"error", History::Keep::kMax}};
 constexpr uint64_t kLastSlices = 64;  // number of last slices that the agent's alarm uses
 
 bool is_of_keys(const std::string& tensor) { return tensor == "grad_key" || tensor == "grad_value"; }
 
-// Returns the error of a slice divided by its alarm limit; nullopt: unknown. Of the errors relative to
-// unfused and to fused attention, the larger counts. For dK and dV only the error relative to fused attention
-// counts, as in the agent's alarm.
+// Returns the error of a slice divided by its alarm limit; nullopt: unknown. The error is the larger of the
+// ratios to the errors of unfused (deviation_ratio) and of fused attention (fused_ratio). For dK and dV it is
+// fused_ratio, as in the agent's alarm.
 std::optional<double> over_limit(const SampleLine& line, const std::string& tensor) {
   // In a line on dK or dV, `keys` is the number of query rows, with which the limit grows.
   const double limit =
@@ -64,7 +66,7 @@ void AttentionErrors::take(const SampleLine& line) {
       if (fault.beyond == 0) fault.first_step = *line.step;
       fault.last_step = *line.step;
       ++fault.beyond;
-      // As the agent's alarm: a fault is `several` slices beyond the limit among the last kLastSlices.
+      // The agent's rule for an alarm: `several` of the last kLastSlices slices are beyond the limit.
       series.last_beyond.push_back(fault.slices);
       const size_t several = static_cast<size_t>(is_of_keys(tensor) ? kSlicesBeyondKeys : kSlicesBeyond);
       if (series.last_beyond.size() > several) series.last_beyond.pop_front();
@@ -124,17 +126,19 @@ void Signals::take(const std::string& layer, const std::vector<WatchReading>& re
   }
 }
 
+// A detector may have several series of the layer, one per tensor. Selects that with the highest score from
+// step `first` to the onset, and returns its points from `first` to `last`.
 std::vector<SignalPoint> Signals::around(DetectorId detector, const std::string& layer, int64_t first,
                                          int64_t onset, int64_t last) const {
   const Series* selected = nullptr;
   double highest = -1;
-  for (auto at = series_.lower_bound({static_cast<int>(detector), ""}); at != series_.end(); ++at) {
-    if (at->first.first != static_cast<int>(detector)) break;
-    if (at->second.layer != layer) continue;
-    for (const SignalPoint& point : at->second.points) {
+  for (auto each = series_.lower_bound({static_cast<int>(detector), ""}); each != series_.end(); ++each) {
+    if (each->first.first != static_cast<int>(detector)) break;
+    if (each->second.layer != layer) continue;
+    for (const SignalPoint& point : each->second.points) {
       if (point.step < first || point.step > onset || !(point.score > highest)) continue;
       highest = point.score;
-      selected = &at->second;
+      selected = &each->second;
     }
   }
   std::vector<SignalPoint> points;
@@ -157,7 +161,7 @@ std::set<std::string> Signals::layers() const {
 int64_t steps_between(int64_t a, int64_t b) {
   int64_t difference = 0;
   if (!__builtin_sub_overflow(b, a, &difference)) return difference;
-  return b > a ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int64_t>::min();
+  return b > a ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int64_t>::min();  // overflow
 }
 
 bool Trail::goes_back(const StepLine& line) const {
@@ -170,6 +174,7 @@ void Trail::add(const StepLine& line) {
   if (is_other_process && !goes_back(line) && continued_at_.size() < kMostAttempts)
     continued_at_.push_back(*line.step);
   if (attempts_.empty() || goes_back(line)) {
+    // Beyond kMostAttempts, the last attempt stands for all further ones.
     if (attempts_.size() < kMostAttempts) attempts_.push_back({*line.step, *line.step});
     attempts_.back().last = *line.step;
     recent_.clear();

@@ -1,5 +1,5 @@
-// Finds the torch that a command will use: that of its Python, or the LibTorch that a C++ program is linked
-// with. Finds or builds the adapter for it. Makes the environment in which the command is monitored.
+// Finds the torch that a command will use: the torch of its Python, or the LibTorch that a C++ program is
+// linked with. Finds or builds the adapter for that torch. Makes the environment of a monitored command.
 #ifndef FORESHOCK_CLI_TORCH_H_
 #define FORESHOCK_CLI_TORCH_H_
 
@@ -31,7 +31,8 @@ struct Adapter {
   std::string path;    // path of adapter.so; "": there is none
   std::string reason;  // one line that says what to do; "" if the adapter is usable
   double seconds = 0;  // time spent on building or testing
-  std::string folder() const;  // the cache that has it, for FORESHOCK_ADAPTERS; "" if `path` is empty
+  std::string folder()
+      const;  // the cache that has the adapter, for FORESHOCK_ADAPTERS; "" if `path` is empty
   bool usable() const { return state == "ready" || state == "prebuilt" || state == "built"; }
 };
 
@@ -41,14 +42,14 @@ std::string adapter_cache(const Installation& installation);
 
 // Runs build_adapter.py with the interpreter `python`. Takes milliseconds if `cache` has the adapter. A build
 // takes about a minute and is announced on standard error. If `cache` is "" or cannot be written, only a
-// prebuilt adapter of the package can be used; it is linked from the base directory of runs. `libtorch`: the
-// directory of the LibTorch to build for; "": the torch of `python`.
+// prebuilt adapter of the package can be used, through a symbolic link in the base directory of runs.
+// `libtorch`: the directory of the LibTorch to build for; "": the torch of `python`.
 Adapter prepare_adapter(const Installation& installation, const std::string& python, const std::string& cache,
                         const std::string& libtorch = "");
 
 struct FoundLibtorch;
 
-// Like prepare_adapter(), for a program that is linked with LibTorch, by the python3 of PATH.
+// Like prepare_adapter(), for a program that is linked with LibTorch. Uses the python3 of PATH.
 Adapter prepare_adapter_for(const Installation& installation, const FoundLibtorch& libtorch,
                             const std::string& cache);
 
@@ -64,8 +65,8 @@ struct FoundPython {
 // writes if that line would be too long.
 FoundPython find_python(const std::vector<std::string>& command);
 
-// Returns "" if this interpreter will load our Python helper, which is found by PYTHONPATH and imported by
-// torch as an entry point. Else returns why not, which values stay unknown, and what to do.
+// Returns "" if this interpreter will load our Python helper, which PYTHONPATH makes visible and torch
+// imports as an entry point. Otherwise returns the reason, which values stay unknown, and what to do.
 std::string helper_problem(const FoundPython& python);
 
 // Whether `program` is a wrapper, such as env, nice, srun or mpirun, that starts another command.
@@ -103,7 +104,7 @@ struct Monitored {
 std::vector<std::string> command_environment(const Installation& installation, const Arguments& arguments,
                                              const Monitored& monitored);
 
-// Runs /bin/true in `environment`. Returns "" if it loads our library, else why not.
+// Runs /bin/true in `environment`. Returns "" if that process loads our library, else the reason.
 std::string preload_problem(const std::vector<std::string>& environment, const std::string& library);
 
 }  // namespace foreshock::cli

@@ -1,5 +1,5 @@
-"""Alertmanager's configuration: a receiver gets one notification per run, operators get one per name of an alert.
-During an incident, the alerts on its precursors are not sent."""
+"""Alertmanager's configuration. A run's owner gets one notification per run. Operators get one per name of an alert.
+During an incident of a run (such as a loss spike), alerts on precursors of this run are not sent."""
 
 from rule import Values
 

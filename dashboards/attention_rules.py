@@ -1,23 +1,23 @@
-"""Alerts on attention errors larger than the precision explains, too large weight changes, and differing replicas. `of`
-is the section of values.toml with an alert's limits and times."""
+"""Alerts on attention errors larger than the precision explains, on too large weight changes, and on replicas that
+differ. In this file, `limits` is the section of values.toml with an alert's limits and times."""
 
 from rule import AT_STEP, CHOICE, RANK_KEY, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, Alert, Group, Record, ranks, where
 
-# The bias of the trainer's attention, and of the fp64 result rounded once, which has only the bias of rounding.
+# Matchers for the bias of the trainer's attention, and of the fp64 result rounded once, which shows only rounding.
 KERNEL, CONTROL = 'of="kernel"', 'of="rounded_reference"'
 RATIO = "run:foreshock_attention_deviation_ratio:max"
 UPDATE = "run:foreshock_optimizer_update_ratio:max"
 
-# Excludes runs that have ended, for series that have no rank.
+# Excludes runs that have ended. For series without a rank; UNLESS_ENDED is for series of ranks.
 UNLESS_OVER = f'unless on ({TARGET_KEY}, run) foreshock_run_state{{state="running"}} == 0'
 
 CHECKSUM, DIFFERS = "rank:foreshock_weight_checksum:newest", "rank:foreshock_weight_checksum:differs"
 
 
 def newest_checksum() -> Record:
-    """Records the checksums of the newest step of each group, so that only checksums of one step are compared. A rank
-    that was scraped a moment earlier may still have the checksum of an earlier step. Ended ranks are excluded: the run
-    may have repeated their steps from a checkpoint."""
+    """Records the checksums of the newest step of each group (data-parallel replicas), so that only checksums of one
+    step are compared. A rank that was scraped a moment before the others may still have the checksum of an earlier
+    step. Ended ranks are excluded: the run may have repeated their steps from a checkpoint."""
     step = f"(foreshock_weight_checksum_step {UNLESS_ENDED})"
     return Record(
         CHECKSUM,
@@ -33,19 +33,19 @@ def newest_checksum() -> Record:
     )
 
 
-def biased(whose: str, of: dict) -> str:
+def biased(whose: str, limits: dict) -> str:
     """Selects ranks and passes in which size and z of the bias exceed their limits. `whose`: KERNEL or CONTROL."""
     ulp, z = f"foreshock_attention_bias_ulp{{{whose}}}", f"foreshock_attention_bias_zscore{{{whose}}}"
-    return f"(abs({ulp}) > {of['ulp']}) and (abs({z}) > {of['z']})"
+    return f"(abs({ulp}) > {limits['ulp']}) and (abs({z}) > {limits['z']})"
 
 
-def bias(of: dict) -> Alert:
+def bias(limits: dict) -> Alert:
     return Alert(
         "ForeshockAttentionBias", "precursor", "attention", "attention",
         f"""
         max by ({RUN_KEY}, pass) (
-          {biased(KERNEL, of)}
-          unless ignoring (of) ({biased(CONTROL, of)})
+          {biased(KERNEL, limits)}
+          unless ignoring (of) ({biased(CONTROL, limits)})
           {UNLESS_ENDED}
         )
         or max by ({RUN_KEY}, pass) (foreshock_attention_alarm_layers{{of="bias"}} {UNLESS_ENDED}) > 0
@@ -54,54 +54,54 @@ def bias(of: dict) -> Alert:
         "The signed error of {{ $labels.pass }} attention does not average out to zero"
         # The detector checks only the forward pass, so its layers are not shown for backward.
         '{{ if eq $labels.pass "forward" }}' + where('"bias"') + "{{ end }}" + AT_STEP
-        + f". Its mean is larger than {of['ulp']} ulp (spacings of the number format), and larger than {of['z']} of its"
-        " own standard errors. Rounding does not explain such a bias, but a bias alone is often harmless. First see"
-        " whether ForeshockAttentionErrorDrift fires for this run. If it does, change the kernel. If it does not,"
-        " nothing is urgent: test the kernel with foreshock judge --function MODULE:NAME.",
-        of["for"], of["keep"],
+        + f". Its mean is larger than {limits['ulp']} ulp (spacings of the number format), and larger than"
+        f" {limits['z']} of its own standard errors. Rounding does not explain such a bias, but a bias alone is often"
+        " harmless. First see whether ForeshockAttentionErrorDrift fires for this run. If it does, change the kernel."
+        " If it does not, nothing is urgent: test the kernel with foreshock judge --function MODULE:NAME.",
+        limits["for"], limits["keep"],
     )  # fmt: skip
 
 
-def deviation(of: dict) -> Alert:
+def deviation(limits: dict) -> Alert:
     return Alert(
         "ForeshockAttentionDeviation", "precursor", "attention", "attention",
         f"""
-        {RATIO}{{pass="forward"}} > {of["forward"]}
-        or {RATIO}{{pass="backward"}} > {of["backward"]}
+        {RATIO}{{pass="forward"}} > {limits["forward"]}
+        or {RATIO}{{pass="backward"}} > {limits["backward"]}
         or max by ({RUN_KEY}, pass) (foreshock_attention_alarm_layers{{of="deviation_ratio"}} {UNLESS_ENDED}) > 0
         """,
         RUN + ": the error of {{ $labels.pass }} attention is above its limit",
         "The error of {{ $labels.pass }} attention is above its limit" + where('(printf "deviation_%s" $labels.pass)')
         + AT_STEP
-        + f'. The limit is {{{{ if eq $labels.pass "forward" }}}}{of["forward"]}{{{{ else }}}}{of["backward"]}'
+        + f'. The limit is {{{{ if eq $labels.pass "forward" }}}}{limits["forward"]}{{{{ else }}}}{limits["backward"]}'
         "{{ end }} times the error of plain (unfused) attention in the same precision. Single layers have further"
         " limits, which the run's page names. The kernel computes less exactly than its precision explains. First look"
         " at the panel 'Worst deviation' of the fleet dashboard. If one process rank alone is high, test its device"
         " (dcgmi diag). If all are high, update or change the kernel.",
-        of["for"], of["keep"],
+        limits["for"], limits["keep"],
     )  # fmt: skip
 
 
-def update_ratio(of: dict) -> Alert:
+def update_ratio(limits: dict) -> Alert:
     return Alert(
         "ForeshockUpdateRatio", "precursor", "optimizer", "weights",
         f"""
-        {UPDATE} > {of["at_least"]}
-        and {UPDATE} > {of["growth"]} * quantile_over_time(0.5, {UPDATE}[{of["window"]}])
+        {UPDATE} > {limits["at_least"]}
+        and {UPDATE} > {limits["growth"]} * quantile_over_time(0.5, {UPDATE}[{limits["window"]}])
         """,
         RUN + ": a step changed a matrix by {{ $value | humanizePercentage }}",
         f"One optimizer step changes a matrix of the weights by {{{{ $value | humanizePercentage }}}} of its norm"
-        f"{AT_STEP}. For {of['for']} the largest such change has been above {of['at_least']:.0%} and above"
-        f" {of['growth']} times its median of the last {of['window']}."
+        f"{AT_STEP}. For {limits['for']} the largest such change has been above {limits['at_least']:.0%} and above"
+        f" {limits['growth']} times its median of the last {limits['window']}."
         " Such steps can undo what was learned. First look at the panel 'Learning rate'. If the rate jumped, correct"
         " its schedule. If it did not, look for a process rank that resumed without its optimizer state.",
-        of["for"], of["keep"],
+        limits["for"], limits["keep"],
     )  # fmt: skip
 
 
 def in_majority() -> str:
-    """Selects ranks whose checksum is that of more than half of their group (the data-parallel replicas). If there is
-    such a checksum, it is the median of the group."""
+    """Selects ranks whose checksum is that of more than half of their group. If there is such a checksum, it is the
+    median of the group."""
     as_median = f"{CHECKSUM} == on ({RUN_KEY}, group) group_left () quantile by ({RUN_KEY}, group) (0.5, {CHECKSUM})"
     return f"""
           {as_median}
@@ -109,13 +109,13 @@ def in_majority() -> str:
           count by ({RUN_KEY}, group) ({as_median}) > 0.5 * count by ({RUN_KEY}, group) ({CHECKSUM})"""
 
 
-def differing_ranks(of: dict) -> Record:
-    """Records the ranks that differ from their replicas on the node, as the agent found, or on other nodes, by their
-    checksums."""
+def differing_ranks(limits: dict) -> Record:
+    """Records the ranks that differ from their replicas. The agent compares replicas on its node; replicas on other
+    nodes are compared here, by their checksums."""
     return Record(
         DIFFERS,
         f"""
-        sum by ({RUN_KEY}, rank) (increase(foreshock_weight_checksum_mismatch_total[{of["window"]}])) > 0
+        sum by ({RUN_KEY}, rank) (increase(foreshock_weight_checksum_mismatch_total[{limits["window"]}])) > 0
         or max by ({RUN_KEY}, rank) (
           {CHECKSUM} unless ({in_majority()}
           )

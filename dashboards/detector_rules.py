@@ -1,6 +1,6 @@
 """Alerts from the agent's detectors, which warn before a loss event. A warning may last only a few steps; the rules
-keep its alert long enough to be noticed. `of` is the section of values.toml with an alert's limits and times, `default`
-the set of detectors that the benchmark has found useful; the others are experimental."""
+keep its alert long enough to be noticed. In this file, `limits` is the section of values.toml with an alert's limits
+and times. `default` is the set of detectors that the benchmark has found useful; all others are experimental."""
 
 from rule import AT_STEP, RUN, RUN_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, warned_at, where
 from standing import Default, alerting, remark, severity
@@ -68,102 +68,102 @@ TABLE: list[tuple[str, str, str, str, dict[str, str], str]] = [
 
 
 def warned(detectors: str, level: float) -> str:
-    """Selects one series per detector that warns now, or started to warn since the window of EVENTS began. `detectors`:
-    a regular expression."""
+    """Selects one series for each detector whose level is at least `level` now, or that began to warn within the window
+    of EVENTS. `detectors`: a regular expression of names."""
     return f'({LEVEL}{{detector=~"{detectors}"}} >= {level}) or ({EVENTS}{{detector=~"{detectors}"}} > 0)'
 
 
 def detector_records(detectors: list[str], window: str) -> list[Record]:
-    """Records level and number of warnings of each detector of a run, over its ranks."""
-    those = f'detector=~"{"|".join(detectors)}"'
+    """Records, over all ranks of a run, the highest level of each detector and its number of warnings in `window`."""
+    matcher = f'detector=~"{"|".join(detectors)}"'
     return [
-        Record(LEVEL, f"max by ({RUN_KEY}, detector) (foreshock_precursor_level{{{those}}} {UNLESS_ENDED})"),
+        Record(LEVEL, f"max by ({RUN_KEY}, detector) (foreshock_precursor_level{{{matcher}}} {UNLESS_ENDED})"),
         Record(
-            EVENTS, f"sum by ({RUN_KEY}, detector) (increase(foreshock_precursor_events_total{{{those}}}[{window}]))"
+            EVENTS, f"sum by ({RUN_KEY}, detector) (increase(foreshock_precursor_events_total{{{matcher}}}[{window}]))"
         ),
     ]
 
 
-def detector_alert(row: tuple[str, str, str, str, dict[str, str], str], of: dict, default: Default) -> Alert:
-    """The alert of a row of TABLE."""
+def detector_alert(row: tuple[str, str, str, str, dict[str, str], str], limits: dict, default: Default) -> Alert:
+    """The alert of a row of TABLE. It uses the default detectors of the row, or all if none is one (alerting())."""
     name, component, dashboard, summary, seen, action = row
     used = alerting(seen, default)
     fact = " or ".join(used.values())
     return Alert(
-        name, "precursor", component, dashboard, warned("|".join(used), of["level"]), f"{RUN}: {summary}",
+        name, "precursor", component, dashboard, warned("|".join(used), limits["level"]), f"{RUN}: {summary}",
         f"{fact[0].upper()}{fact[1:]}{where()}"
         f" (detector {{{{ $labels.detector }}}}{warned_at()}{remark(used, default)}). {action}",
-        keep=of["keep"], severity=severity(used, default),
+        keep=limits["keep"], severity=severity(used, default),
     )  # fmt: skip
 
 
 def entropy_collapse(values: Values, default: Default) -> Alert:
-    of, entropy = values["entropy_collapse"], "run:foreshock_attention_entropy_nats:min"
+    limits, entropy = values["entropy_collapse"], "run:foreshock_attention_entropy_nats:min"
     at = warned_at('"entropy_drop"')
     return Alert(
         "ForeshockAttentionEntropyCollapse", "precursor", "attention", "attention",
         # The detector finds a sudden fall. The comparison with the average requires that it lasts, since in a healthy
         # training the entropy recovers.
         f"""
-        {entropy} < {of["share"]} * avg_over_time({entropy}[{of["window"]}])
+        {entropy} < {limits["share"]} * avg_over_time({entropy}[{limits["window"]}])
         and on ({RUN_KEY}) ({warned("entropy_drop", values["detectors"]["level"])})
         """,
         f"{RUN}: the attention entropy collapsed",
         f"The entropy of the attention weights, averaged over the sampled rows of a process rank, suddenly fell to"
         f" {VALUE} nats"
         + where('"entropy_drop"')
-        + f" (detector entropy_drop{at}{remark(['entropy_drop'], default)}). It is more than {1 - of['share']:.0%}"
-        f" below its mean of the last {of['window']}: heads attend to single tokens. First look at the panel 'Largest"
-        " logit' of the attention dashboard. If the logit grows, resume with a lower learning rate. If it does not, do"
-        " nothing: attention that learns to copy does this once.",
-        keep=of["keep"], severity=severity(["entropy_drop"], default),
+        + f" (detector entropy_drop{at}{remark(['entropy_drop'], default)}). It is more than {1 - limits['share']:.0%}"
+        f" below its mean of the last {limits['window']}: heads attend to single tokens. First look at the panel"
+        " 'Largest logit' of the attention dashboard. If the logit grows, resume with a lower learning rate. If it does"
+        " not, do nothing: attention that learns to copy does this once.",
+        keep=limits["keep"], severity=severity(["entropy_drop"], default),
     )  # fmt: skip
 
 
-def logit_forecast(of: dict) -> Alert:
-    """Forecasts logits with a straight line over minutes. Separate from the alerts of logit detectors, whose warnings
-    may be short."""
+def logit_forecast(limits: dict) -> Alert:
+    """Forecasts logits with a straight line over minutes. This is a separate alert, because the warnings of the logit
+    detectors may be too short for a forecast."""
     logit = "run:foreshock_attention_logit_abs:max"
     return Alert(
         "ForeshockAttentionLogitForecast", "precursor", "attention", "attention",
         f"""
-        {logit} > {of["at_least"]}
-        and predict_linear({logit}[{of["window"]}], {of["horizon"]}) > {of["limit"]}
-        and {logit} > {of["growth"]} * avg_over_time({logit}[{of["window"]}])
+        {logit} > {limits["at_least"]}
+        and predict_linear({logit}[{limits["window"]}], {limits["horizon"]}) > {limits["limit"]}
+        and {logit} > {limits["growth"]} * avg_over_time({logit}[{limits["window"]}])
         """,
         f"{RUN}: attention logits will saturate softmax",
         f"The largest attention logit (scaled score before softmax) has grown to {VALUE}{AT_STEP}. A straight line"
-        f" through the last {of['window']} passes {of['limit']}, where softmax saturates, within"
-        f" {{{{ {of['horizon']} | humanizeDuration }}}}. {RESTART_FOR_LOGITS}",
-        of["for"], of["keep"],
+        f" through the last {limits['window']} passes {limits['limit']}, where softmax saturates, within"
+        f" {{{{ {limits['horizon']} | humanizeDuration }}}}. {RESTART_FOR_LOGITS}",
+        limits["for"], limits["keep"],
     )  # fmt: skip
 
 
-def agreement(of: dict) -> Alert:
-    """Counts the components with a firing precursor alert. It must come after these alerts."""
+def agreement(limits: dict) -> Alert:
+    """Counts the components with a firing precursor alert. In a group, this alert must come after those alerts."""
     return Alert(
         "ForeshockPrecursorsAgree", "agreement", "precursors", "overview",
         f"""
         count by ({RUN_KEY}) (
           count by ({RUN_KEY}, component) (ALERTS{{alertstate="firing",kind="precursor",severity="ticket"}})
-        ) >= {of["components"]}
+        ) >= {limits["components"]}
         """,
         f"{RUN}: precursors of different kinds agree",
         f"Alerts on {{{{ $value }}}} components (of attention, optimizer and weights) fire at once{AT_STEP}."
         " Each often comes before a loss spike or a divergence, and together they are stronger evidence than each"
         " alone. First make sure that an earlier checkpoint is kept. Then watch the loss for the next hour; the panel"
         " 'Alerts' names the alerts, and the text of each has its own first action.",
-        keep=of["keep"],
+        keep=limits["keep"],
     )  # fmt: skip
 
 
 def detector_rules(values: Values, default: Default) -> Group:
-    of = values["detectors"]
+    limits = values["detectors"]
     used = sorted({"entropy_drop", *(name for *_, seen, _ in TABLE for name in alerting(seen, default))})
     return Group(
         "foreshock-precursors",
         [
-            *detector_records(used, of["window"]),
+            *detector_records(used, limits["window"]),
             Record(
                 "run:foreshock_attention_logit_abs:max",
                 f"max by ({RUN_KEY}) (foreshock_attention_logit_abs_max {UNLESS_ENDED})",
@@ -172,7 +172,7 @@ def detector_rules(values: Values, default: Default) -> Group:
                 "run:foreshock_attention_entropy_nats:min",
                 f'min by ({RUN_KEY}) (foreshock_attention_entropy_nats{{stat="mean"}} {UNLESS_ENDED})',
             ),
-            *(detector_alert(row, of, default) for row in TABLE),
+            *(detector_alert(row, limits, default) for row in TABLE),
             logit_forecast(values["logit_forecast"]),
             entropy_collapse(values, default),
             agreement(values["precursors_agree"]),

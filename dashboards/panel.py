@@ -20,7 +20,7 @@ OF_CLUSTER = 'cluster=~"$cluster"'
 OF_SCOPE = f'{OF_CLUSTER},namespace=~"$namespace"'
 OF_RUN = f'{OF_SCOPE},run="$run"'
 OF_RANKS = f'{OF_RUN},rank=~"$rank"'
-# Excludes ended ranks: their series keep their last values while the run continues without them.
+# Excludes ended ranks, whose series keep their last values while the run continues on other ranks.
 UNLESS_ENDED = f"unless on ({RANK_KEY}) foreshock_rank_up{{{OF_RUN}}} == 0"
 # Most points per series: enough for a wide screen. More points would only cost server time.
 MOST_POINTS = 300
@@ -52,12 +52,12 @@ def of_run(metric: str, more: str = "") -> str:
 
 
 def of_living(metric: str, more: str = "") -> str:
-    """As of_run(), without ended ranks."""
+    """Selects the series of a metric in the selected run, without those of ended ranks."""
     return f"({of_run(metric, more)} {UNLESS_ENDED})"
 
 
 def of_ranks(metric: str, more: str = "") -> str:
-    """As of_living(), only of the ranks selected on the dashboard."""
+    """Selects the series of a metric of the ranks that the user has selected, without those of ended ranks."""
     return f"(foreshock_{metric}{{{OF_RANKS}{more}}} {UNLESS_ENDED})"
 
 
@@ -83,7 +83,7 @@ def target(number: int, query: Query) -> prometheus.Dataquery:
 
 
 def limits(*steps: tuple[str, float]) -> ThresholdsConfig:
-    """Thresholds: each colour starts at its value; below the first one the colour is green."""
+    """Thresholds. `steps`: colours, and the values from which they hold. Below the first value the colour is green."""
     config = ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE)
     return config.steps([model.Threshold(None, "green"), *(model.Threshold(value, colour) for colour, value in steps)])
 
@@ -105,12 +105,13 @@ def number(title: str, description: str, unit: str, query: Query, *steps: tuple[
 
 
 def present(panel: stat.Panel, query: Query, otherwise: str) -> stat.Panel:
-    """Restricts a panel to a value at the end of the time range, and shows `otherwise` if there is none. An agent ends
-    with its run, so an older last value would look current."""
+    """Makes a panel show the query's value at the end of the time range, or the text `otherwise` if the query has no
+    value then. An agent ends with its run, so the last older value would look current."""
     return panel.targets([target(0, query).instant()]).no_value(otherwise)
 
 
 def number_now(title: str, description: str, query: Query, unit: str = "none", *steps: tuple[str, float]) -> stat.Panel:
+    """Shows one value: that at the end of the time range, if any (see present())."""
     return present(number(title, description, unit, query, *steps), query, "none seen")
 
 
@@ -150,10 +151,10 @@ def lines(
 
 # The x axis of panels over steps. Grafana draws no line over an x axis that does not increase. Steps do not increase
 # while a trainer evaluates, and they decrease when it resumes from a checkpoint. So ASCENDING leaves out a point if a
-# later point of the panel has the same step or an earlier one: the panel shows the final history of the run.
+# point at a later time has the same or an earlier step: the panel shows the final history of the run.
 # Ended ranks are included, since excluding them in every step of the subquery would cost several times as much.
 STEP = f"max({of_run('step')})"
-RANKED = f"({STEP} - time() / 1e6)"  # of equal steps, the later one is smaller
+RANKED = f"({STEP} - time() / 1e6)"  # the step, made slightly smaller at later times, so that equal steps differ
 SHOWN = f"({RANKED} and on () vector(time()) <= ${{__to}} / 1000)"  # up to the end of the time range
 ASCENDING = f"({STEP} unless min_over_time({SHOWN}[$__range:$__interval] offset -$__range) < {RANKED})"
 

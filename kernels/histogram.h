@@ -1,6 +1,6 @@
 // Counts the values of a dense array by their bit patterns in one pass, and packs the counters into bytes. No
-// heap, no statics: safe inside a trainer. The caller owns the counters and must zero them once; every
-// count_...() call adds to them.
+// heap, no statics: safe inside a trainer. The caller owns the counters (`words`) and must zero them once;
+// every call of count_patterns() or count_bins() adds to them.
 #ifndef FORESHOCK_KERNELS_HISTOGRAM_H_
 #define FORESHOCK_KERNELS_HISTOGRAM_H_
 
@@ -16,7 +16,7 @@ namespace foreshock {
 inline constexpr size_t kPatterns = size_t{1} << 16;
 inline constexpr size_t kPatternSets = 4;
 inline constexpr size_t kPatternWords = kPatternSets * kPatterns;
-inline constexpr uint64_t kMostPatterns = 0xffffffffu;  // most values over all calls: no counter overflows
+inline constexpr uint64_t kMostPatterns = 0xffffffffu;  // most values over all calls: counters have 32 bits
 
 void count_patterns(const void* data, size_t count, uint32_t* words);
 
@@ -29,7 +29,7 @@ inline constexpr int kBinResidualBits = 12;
 inline constexpr int kBinCountShift = 38;
 inline constexpr size_t kMinusZeroWord = kBins, kPlusInfinityWord = kBins + 1, kMinusInfinityWord = kBins + 2;
 inline constexpr size_t kBinWords = kBins + 3;
-inline constexpr uint64_t kMostBinned = (uint64_t{1} << 26) - 1;  // as kMostPatterns: a count has 26 bits
+inline constexpr uint64_t kMostBinned = (uint64_t{1} << 26) - 1;  // likewise: counts have 26 bits
 
 void count_bins(const void* data, size_t count, uint64_t* words);
 
@@ -51,27 +51,27 @@ bool any_in_run(const Word* words) {
 // sum of its residuals. A distance of 0 ends the list; another list of the same tensor may follow.
 inline constexpr size_t kPackFailed = ~size_t{0};
 
-// Pack the counters as one list with its end mark, and zero them. Return the bytes written, or kPackFailed if
-// `room` bytes are too few; the counters are zeroed in either case. pack_patterns() adds up `sets` sets.
+// Both functions pack the counters as one list with its end mark, and zero the counters. They return the
+// number of bytes written, or kPackFailed if `room` bytes are too few. pack_patterns() adds up `sets` sets.
 size_t pack_patterns(uint32_t* words, char* to, size_t room, size_t sets = kPatternSets);
 size_t pack_bins(uint64_t* words, char* to, size_t room);
 
-// Add one list to counters that must be zero, and advance *bytes past the list. The bytes are untrusted:
-// returns false, with undefined counters, if at most `most` values cannot have produced them.
+// Both functions unpack one list into counters that must be zero, and advance *bytes past the list. The bytes
+// are untrusted: false, with undefined counters, if counting at most `most` values cannot have produced them.
 bool unpack_patterns(std::span<const std::byte>* bytes, uint64_t most, uint32_t* words);
 bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* words);
 
 inline constexpr size_t kLongestVarint = 10;  // bytes of the longest variable-length integer
 
-// Writes at most kLongestVarint bytes and returns their end.
+// Writes the number in at most kLongestVarint bytes and returns their end.
 inline char* put_varint(uint64_t number, char* to) {
   for (; number >= 0x80; number >>= 7) *to++ = static_cast<char>(number | 0x80);
   *to++ = static_cast<char>(number);
   return to;
 }
 
-// Reads a number from the front of *bytes. Each number has one valid form, without a last byte of 0, so that
-// equal numbers have equal bytes. Returns false, with *bytes somewhere within it, for an invalid form.
+// Reads a number from the front of *bytes and advances *bytes past it. Each number has one valid form,
+// without a last byte of 0, so that equal numbers have equal bytes. Returns false for an invalid form.
 inline bool get_varint(std::span<const std::byte>* bytes, uint64_t* number) {
   *number = 0;
   for (int shift = 0; shift < 64 && !bytes->empty(); shift += 7) {

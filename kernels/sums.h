@@ -14,10 +14,11 @@ namespace foreshock {
 // for_each_joint_block() reads two tensors together, in blocks of at most this many fp64 values of each.
 inline constexpr size_t kJointBlock = 256;
 
-// Converts elements `first`, `first` + `stride` ... of `tensor` exactly. The type must be floating.
+// Converts `count` elements of `tensor` exactly, at offsets first, first + stride ... The type must be
+// floating.
 void load_block(const TensorView& tensor, int64_t first, int64_t stride, size_t count, double* to);
 
-// Whether both tensors have the same shape and order of elements in memory, without gaps: as one long row.
+// Whether both tensors have the same shape, the same order of elements in memory and no gaps: one long row.
 bool is_jointly_dense(const TensorView& a, const TensorView& b);
 
 inline int64_t element_count(const TensorView& tensor) {
@@ -56,11 +57,11 @@ void for_each_joint_block(const TensorView& a, const TensorView& b, const Visit&
 // count / 8 * 2^-53, far below the rounding of any gradient.
 double sum_of_squares(const void* data, DType type, size_t count);
 
-// Sums, in fp64, of the change d = after - before that one optimizer step made in an array, and of the values
-// after it. A value that is not finite makes its sums not finite. Relative error: at most count / 8 * 2^-53.
+// Sums, in fp64, over the changes d = after - before that a step made in an array, and over the values after
+// the step. A value that is not finite makes its sums not finite. Relative error: at most count / 8 * 2^-53.
 struct Update {
   double sum_magnitude = 0, sum_squares = 0, max_magnitude = 0;  // of d
-  double sum_squares_after = 0;                                  // of the values
+  double sum_squares_after = 0;                                  // of the values after the step
 };
 
 // `type` must be fp32, bf16 or fp16.
@@ -106,9 +107,9 @@ struct AdamSums {
   uint64_t unusable_state = 0;      // elements not counted because v is NaN, infinite or negative
   double staleness = 0;             // sum of g^2 / max(v^, eps^2); RMS staleness = sqrt(staleness / counted)
   uint64_t epsilon_dominated = 0;   // elements with sqrt(v^) < eps: the update is about g / eps
-  // surprised: elements with g^2 > 50 w^. w^ is v^ without this g: with w = (v - (1 - beta2) g^2) / beta2,
-  // the second moment before the step, w^ = w / (1 - beta2^(t - 1)). v^ would hide surprises, since v >= (1 -
-  // beta2) g^2. In the first step w^ is unknown and surprise_counted stays 0.
+  // surprised: elements with g^2 > 50 w^. w = (v - (1 - beta2) g^2) / beta2 is the second moment before the
+  // step, and w^ = w / (1 - beta2^(t - 1)). v^ would hide surprises, since v includes g: v >= (1 - beta2)
+  // g^2. surprise_counted: elements with a known w^; 0 in the first step.
   uint64_t surprised = 0, surprise_counted = 0;
   double gradient_squares = 0;  // sum of g^2
 
@@ -128,14 +129,14 @@ struct AdamSums {
 struct AdamConstants {
   double correction;   // 1 / (1 - beta2^t)
   double eps_squared;  // eps dominates if v^ is below this
-  double floor;        // eps^2, but always above 0: the least divisor
+  double floor;        // the least divisor in `staleness`: eps^2, but always above 0
   double new_share;    // 1 - beta2
   double before;       // beta2 (1 - beta2^(t - 1)): v without this g is before * w^; 0: w^ is unknown
 };
 
 AdamConstants adam_constants(const AdamStep& step);
 
-inline constexpr double kSurprise = 50;  // from SPAM, arXiv 2501.06842, which also uses 5000
+inline constexpr double kSurprise = 50;  // from SPAM, arXiv 2501.06842; SPAM uses a second threshold, 5000
 
 // Adds the statistics of a tensor to *sums. Both tensors must have the same shape and floating formats;
 // formats and strides may differ. The order is fixed: within each joint block element n is added to chain n
@@ -145,7 +146,7 @@ inline constexpr double kSurprise = 50;  // from SPAM, arXiv 2501.06842, which a
 void add_adam_sums(const TensorView& gradient, const TensorView& second_moment, const AdamStep& step,
                    AdamSums* sums);
 
-// What follows handles one element of a gradient and its second moment, on host and device.
+// The functions below handle one element of a gradient and its second moment, on host and device.
 
 // Whether an element is counted. Without a branch, so that the loop is vectorized.
 constexpr bool is_usable(double g, double v) { return int{g * 0 + v * 0 == 0} & int{v >= 0}; }

@@ -1,4 +1,5 @@
-// Looks up the driver, reads the file with the kernels, and allocates in the ring of device memory.
+// Looks up functions of the CUDA driver, reads the file with our kernels, and allocates ranges in a ring of
+// device memory. Failures are reported as words such as "no_driver".
 #include "libmonitor/cuda_driver.h"
 
 #include <dlfcn.h>
@@ -21,7 +22,7 @@ using GetProcAddress = cuda::Result (*)(const char*, void**, int, uint64_t, int*
 }  // namespace
 
 const char* DriverApi::find_all(const char* library, int oldest) {
-  // dlopen and dlsym are weak here, see glibc_compat.h.
+  // dlopen and dlsym are weak symbols: with an older glibc they are null in a process without libdl.
   if (&dlopen == nullptr || &dlsym == nullptr) return "no_loader";
   // Only increments a reference count: a trainer with tensors on a device has already loaded the driver.
   void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
@@ -33,10 +34,11 @@ const char* DriverApi::find_all(const char* library, int oldest) {
   if (get_address == nullptr || version < oldest) return "old_driver";
   version_ = version;
 
-  const auto find = [&]<class Call>(const char* symbol, int wanted, Call** call) {
+  // `since`: the version of CUDA whose signature of the function is meant.
+  const auto find = [&]<class Call>(const char* symbol, int since, Call** call) {
     void* address = nullptr;
     int status = 0;
-    if (get_address(symbol, &address, wanted, cuda::kLegacyStream, &status) != cuda::kSuccess)
+    if (get_address(symbol, &address, since, cuda::kLegacyStream, &status) != cuda::kSuccess)
       address = nullptr;
     *call = reinterpret_cast<Call*>(address);
     return address != nullptr;
@@ -53,7 +55,7 @@ const char* DriverApi::find_all(const char* library, int oldest) {
 
 bool DriverApi::find_kernel(cuda::Module module, const char* name, cuda::Function* kernel) const {
   return module_get_function(kernel, module, name) == cuda::kSuccess &&
-         (func_load == nullptr || func_load(*kernel) == cuda::kSuccess);
+         (func_load == nullptr || func_load(*kernel) == cuda::kSuccess);  // optional: loads the kernel now
 }
 
 bool DriverApi::launch(cuda::Function kernel, const LaunchShape& shape, void* job,
@@ -63,11 +65,12 @@ bool DriverApi::launch(cuda::Function kernel, const LaunchShape& shape, void* jo
                           parameters, nullptr));
 }
 
+// A child that was forked from the process that opened the driver (opened_by_) cannot use the driver.
 bool DriverApi::is_open() const { return opened_by_.load(std::memory_order_acquire) == getpid(); }
 
 const char* DriverApi::failure() const {
-  const pid_t by = opened_by_.load(std::memory_order_acquire);
-  return by != 0 && by != getpid() ? "forked" : failure_.load(std::memory_order_acquire);
+  const pid_t opener = opened_by_.load(std::memory_order_acquire);
+  return opener != 0 && opener != getpid() ? "forked" : failure_.load(std::memory_order_acquire);
 }
 
 bool DriverApi::open(const char* library, int oldest) {
@@ -87,7 +90,7 @@ bool DriverApi::open(const char* library, int oldest) {
 
 namespace {
 
-// Limit of EINTR per file. A trainer with a fast timer could otherwise interrupt every read.
+// Most EINTR per file. The signals of a trainer with a fast timer could otherwise interrupt every read.
 constexpr int kMostInterruptions = 1000;
 
 bool read_whole(int fd, std::byte* to, size_t bytes) {
@@ -101,7 +104,7 @@ bool read_whole(int fd, std::byte* to, size_t bytes) {
   return true;
 }
 
-// Reads the file into new memory. Returns the reason of a failure, or null.
+// Reads the file into new memory and checks its size and checksum. Returns the reason of a failure, or null.
 const char* read_sealed(int fd, const DeviceCodeSeal& seal, std::span<const std::byte>* code) {
   const off_t bytes_in_file = lseek(fd, 0, SEEK_END);  // lseek, because fstat would require glibc 2.33
   if (bytes_in_file < 0) return "no_file";
@@ -142,7 +145,7 @@ void StagingRing::reset(uint64_t bytes) {
 
 void StagingRing::free_completed() {
   for (; count_ > 0; --count_, first_ = (first_ + 1) % kMostSlices) {
-    // The word may already have the value of a later ticket; it never decreases.
+    // The stream stores this word, which never decreases, after it has copied the slice of the range.
     std::atomic_ref<uint64_t> word(*const_cast<uint64_t*>(at(0).sequence));
     if (word.load(std::memory_order_acquire) < at(0).done) return;
   }
@@ -156,12 +159,12 @@ bool StagingRing::find(uint64_t bytes, Place* place) {
   if (count_ > 0) {
     const uint64_t oldest = at(0).begin, newest = at(count_ - 1).end;
     begin = newest;
-    if (newest > oldest) {  // the used range does not wrap: free after it and before it
+    if (newest > oldest) {  // the used range does not wrap: memory is free after it and before it
       if (bytes_ - newest < need) {
         begin = 0;
         if (oldest < need) return false;
       }
-    } else if (oldest - newest < need) {  // it wraps: free between the newest and the oldest
+    } else if (oldest - newest < need) {  // it wraps: only memory between its end and its begin is free
       return false;
     }
   }

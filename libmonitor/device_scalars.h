@@ -104,8 +104,7 @@ class GradientReadback : public PerContext {
 
   const DriverApi* driver_ = nullptr;
   DeviceLimits limits_ = {};
-  cuda::Function sums_ = nullptr,
-                 clock_ = nullptr;  // clock_: the gather kernel; without pieces it stores times
+  cuda::Function sums_ = nullptr, clock_ = nullptr;  // clock_: the gather kernel, which also stores times
   cuda::Address memory_ = 0;
   cuda::Stream last_stream_ = nullptr;
   uint64_t last_ = 0;  // the last number sent in last_stream_; 0: none yet

@@ -1,5 +1,5 @@
-"""Links the program foreshock from the objects of any build with the link command of ./dev package, for tests of that
-command without compiling everything again."""
+"""Links the program foreshock with the link command of ./dev package, but from the objects of any other build. So tests
+can check this link command without compiling everything again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import dependencies
 import package
 
-# The object that only the packaged program contains.
+# The object of glibc_2_31.cpp, which only the package build contains; it is compiled here.
 BASELINE_OBJECT = "cli/CMakeFiles/foreshock_cli.dir/__/packaging/glibc_2_31.cpp.o"
 
 
 def link(build: Path, program: Path) -> list[str]:
-    """Links the objects and archives of `build` to `program`. Returns the words of the command."""
+    """Links the objects and archives of the folder `build` to `program`. Returns the words of the link command."""
     baseline = program.with_suffix(".o")
     with dependencies.alone_in(package.BUILD):
         package.configure()
