@@ -74,8 +74,7 @@ struct Target {
 std::string targets_json(const std::vector<Target>& targets);
 
 // The file of targets for file_sd: `path` itself, or, if `path` is a directory, a file in it for this run and
-// node. If several agents have the same path, only the first one writes the file: it holds a lock on it until
-// it ends. Not thread-safe.
+// node. Of several agents with the same path, only the first writes it until it ends. Not thread-safe.
 class TargetFile {
  public:
   TargetFile(const std::string& path, const std::string& run);
@@ -84,8 +83,7 @@ class TargetFile {
   TargetFile& operator=(const TargetFile&) = delete;
   // Replaces the file unless it already has this text. Returns "" on success, else the reason.
   std::string write(const std::string& text);
-  // Removes the file unless another agent has locked it.
-  void remove();
+  void remove();  // removes the file unless another agent has locked it
   // If `path` is a directory, removes the files of killed agents of this host: their locks are free.
   void remove_abandoned() const;
 

@@ -27,8 +27,7 @@ class Watches {
   const std::vector<EventLine>& observe(const StepLine& line);
   const std::vector<EventLine>& observe(const SampleLine& line);
   const std::vector<EventLine>& observe(const SpectrumLine& line);
-  // Tensor and optimizer lines have no rank. They are passed to the detectors of the run's lowest rank so
-  // far.
+  // Tensor and optimizer lines have no rank: the detectors of the run's lowest rank so far get them.
   const std::vector<EventLine>& observe(const TensorLine& line);
   const std::vector<EventLine>& observe(const OptimizerLine& line);
   // Ignores every event other than kDetectorsBeginAnew.
@@ -50,8 +49,7 @@ class Watches {
   uint64_t lines() const { return lines_; }
   // Number of lines ignored because there are too many ranks.
   uint64_t lines_left_out() const { return lines_left_out_; }
-  // The rank whose detectors received the last line.
-  int64_t last_rank() const { return last_rank_; }
+  int64_t last_rank() const { return last_rank_; }  // the rank whose detectors received the last line
   // Serializes the state of all detectors, together with `note`, a number that restore() returns.
   std::string save(uint64_t note) const;
   // Restores the state that save() has written. The bytes are untrusted: returns false and changes nothing if
@@ -59,8 +57,7 @@ class Watches {
   bool restore(std::string_view bytes, uint64_t* note);
 
  private:
-  // Clears the events and readings of the previous observe().
-  void begin();
+  void begin();  // clears the events and readings of the previous observe()
   // Returns the detectors of a rank, created if missing, or null if there are too many ranks.
   RankWatch* watch_for(const std::string& run, int64_t rank);
   // Passes a value of the run to the detectors of its lowest rank. `place` names the series; `span` is the
@@ -79,8 +76,7 @@ class Watches {
   int64_t last_rank_ = 0;
 };
 
-// Returns a sentence for each detector with too many series: "rms_staleness has no room for 91808 of its
-// series".
+// One sentence per detector with too many series: "rms_staleness has no room for 91808 of its series".
 std::vector<std::string> series_left_out(const RankWatch& watch);
 // Returns series_left_out() of all ranks, with a prefix "rank 3: " if there are several ranks, and a sentence
 // about ignored ranks if there are any.
@@ -95,8 +91,7 @@ struct Measured {
   double lead_median;    // steps from the alarm to the event
   double false_per_10k;  // alarms per 10 000 steps of healthy trainings
   bool proven;           // on by default (docs/detectors.md)
-  // Share of the alarms that an event followed.
-  std::optional<double> precision() const {
+  std::optional<double> precision() const {  // share of the alarms that an event followed
     return alarms > 0 ? std::optional<double>(right / alarms) : std::nullopt;
   }
   // Whether the results show few false alarms and useful true ones. Other detectors are experimental.

@@ -47,8 +47,7 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
 // Returns one entry of "ranks" in the summary (docs/summary.md). Unknown values are null.
 nlohmann::json summary_of(const RankStatistics& rank, int cores_per_rank);
 
-// Returns summary_of() with the additional fields of the status page and `foreshock status`: layers, events,
-// the monitor's own work.
+// Returns summary_of(), and for page and `foreshock status` also layers, events and the monitor's own work.
 nlohmann::json state_of(const RankStatistics& rank, int cores_per_rank);
 // Returns the limits of detect/thresholds.h, which the page shows beside the values.
 nlohmann::json thresholds_json();
@@ -116,9 +115,8 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
 // only Prometheus can compare them) or "none" (each value is held once). Null if unknown.
 const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here);
 
-// These functions return the parts "weights", "optimizer" and "update_spectra" of a rank's summary. The last
-// two describe the whole node. Unknown values are null. `ranks_here` is the number of ranks of the run on
-// this node.
+// These functions return the parts "weights", "optimizer" and "update_spectra" of a rank's summary; the last
+// two describe the whole node. Unknown values are null. `ranks_here`: number of the run's ranks on this node.
 nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, size_t ranks_here);
 nlohmann::json optimizer_json(const OptimizerHealth& optimizer);
 nlohmann::json spectra_json(const RankStatistics& rank, const HeadSpectra& spectra);

@@ -50,8 +50,7 @@ void set_parts(const TensorSnapshot& snapshot, TensorLine* line) {
   line->parts = snapshot.parts.size();
   line->ranks = snapshot.ranks;
   if (snapshot.parts.size() == 1 && snapshot.elements == snapshot.whole_elements) return;
-  // The parts are in the order in which the ranks were read. Sorts them, so that equal parts give equal
-  // lines.
+  // Sorts the parts, which are in the order in which ranks were read, so that equal parts give equal lines.
   std::vector<TensorPart> parts = snapshot.parts;
   std::sort(parts.begin(), parts.end());
   for (const TensorPart& part : parts) {

@@ -30,8 +30,7 @@ std::string_view name_of(const segment::TensorRecord& record) {
   return {record.name, strnlen(record.name, sizeof record.name)};
 }
 
-// Returns the name without its prefix "rank<number>.", or nothing if it has no such prefix. The prefix marks
-// a tensor that no framework keeps equal over ranks.
+// Returns the name without the prefix "rank<number>." of tensors that no framework keeps equal; else nothing.
 std::optional<std::string_view> name_without_rank(std::string_view name, int32_t rank) {
   const std::string own = "rank" + std::to_string(rank) + ".";
   if (!name.starts_with(own)) return std::nullopt;
@@ -80,8 +79,7 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   if (compared.holders.insert(identity.rank).second) compared.is_settled = false;
   std::vector<int32_t> odd;
   if (record.step <= compared.closed) return odd;
-  // A rank's first checksum of a step counts, because replicas are compared as they were directly after the
-  // step. Later checksums of the same step are not added to the open ones, which wait for other ranks.
+  // Only a rank's first checksum of a step counts: replicas are compared as they were directly after it.
   open_ += compared.open[record.step].emplace(identity.rank, record.checksum).second;
   // To close a step means to compare its checksums. Closes steps that are complete, and the oldest ones if
   // too many are open. If the record's step is complete, the earlier steps are closed too, to keep the order.
@@ -107,8 +105,7 @@ bool Replicas::is_complete(const Compared& compared, int64_t step, const Checksu
   return reached_.size() >= ranks_here && std::all_of(reached_.begin(), reached_.end(), is_done);
 }
 
-// Whether the tensor is a replica: its name has no rank, or it was equal on all ranks at kEqualSteps steps.
-// Adds the checksums of the present step to that count.
+// Whether the tensor is a replica. If its rank is in its name, it must have been equal at kEqualSteps steps.
 bool Replicas::is_replica(const Checksums& checksums, Compared* compared) {
   if (compared->is_replica) return true;
   const uint64_t first = checksums.begin()->second;
@@ -121,8 +118,7 @@ bool Replicas::is_replica(const Checksums& checksums, Compared* compared) {
   return compared->is_replica;
 }
 
-// Compares the checksums of the oldest open step. Adds to *odd the ranks that differ from the majority, or
-// all ranks if no checksum has a majority.
+// Compares the checksums of the oldest open step. Adds ranks outside a majority (without one: all) to *odd.
 void Replicas::close(Compared* compared, const std::string& name, std::vector<int32_t>* odd) {
   const auto node = compared->open.extract(compared->open.begin());
   const Checksums& checksums = node.mapped();
@@ -157,8 +153,7 @@ void Replicas::add_to_rank(const segment::TensorRecord& record, uint64_t part, R
   const auto interval = static_cast<int64_t>(record.interval);
   const int64_t window = record.step / interval;
   if (window != rank->window || record.interval != rank->interval) {
-    // A new interval begins. The interval before it is complete if it has the same parts as its predecessor.
-    // `group`, the sum of the hashes of the parts, is 0 if the interval has no parts.
+    // The interval before the new one is complete if it has parts, and the same parts as its predecessor.
     if (rank->group != 0 && rank->group == rank->last_group) end_interval(rank);
     rank->last_group = rank->interval == record.interval ? rank->group : 0;
     rank->window = window;

@@ -197,8 +197,7 @@ std::string last_seen_text(const LayerAlarm& alarm, const RankStatistics& rank) 
   return " (last seen at step " + std::to_string(alarm.last_step) + ")";
 }
 
-// Adds the active alarms of layers, then those that were active earlier. Each layer, tensor and kind of alarm
-// is added once per rank.
+// Adds the active alarms of layers, then earlier ones. Each layer, tensor and kind is added once per rank.
 void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
   std::set<std::string> seen;
   for (const RankStatistics* rank : ranks) {
@@ -381,8 +380,7 @@ struct LayerCounts {
   size_t known = 0;                      // layers with attention
 };
 
-// Whether a component of the label is a number, as in "003" or "decoder.003". "linear1" is the name of a
-// module.
+// Whether a component of the label is a number, as in "003" or "decoder.003", but not in a name ("linear1").
 bool is_numbered(std::string_view label) {
   const auto is_number = [](std::string_view word) {
     return !word.empty() && word.find_first_not_of("0123456789") == word.npos;

@@ -16,9 +16,8 @@
 
 namespace foreshock {
 
-// Identifies a tensor of the job. Ranks with other model-parallel coordinates may hold another tensor with
-// the same name, so the coordinates are part of the key. If they are unknown (-1), the rank is part of the
-// key instead.
+// Identifies a tensor of the job. Ranks with other model-parallel coordinates may hold another tensor of the
+// same name, so they are part of the key. If they are unknown (-1), the rank is part of the key instead.
 struct TensorKey {
   std::string name;
   int32_t tensor_parallel = -1, pipeline_parallel = -1, expert_parallel = -1;
@@ -36,8 +35,7 @@ struct OptimizerSums {
   // Reads `values` from the payload of a tensor record. Values that a short payload lacks are NaN; bytes
   // after the known values are ignored.
   static OptimizerSums of(segment::Bytes payload, double weight_squares, double update_squares);
-  // In the formulas, g is the gradient, v_hat Adam's bias-corrected second moment, W the weights, dW their
-  // change.
+  // In the formulas, g is the gradient, v_hat Adam's bias-corrected second moment, dW the change of W.
   std::optional<double> gradient_rms() const;
   std::optional<double> rms_staleness() const;   // sqrt(mean(g^2 / max(v_hat, eps^2)))
   std::optional<double> surprise_ratio() const;  // share of elements with g^2 > 50 v_hat of before the step
@@ -108,8 +106,7 @@ struct TensorSnapshot {
   std::optional<int64_t> previous_step, initial_step;
   std::optional<Wasserstein> previous, initial;
   double sum_of_squares = 0;  // of the values
-  // Sum and maximum of the absolute changes of values in this one step, over `update_elements` of the values.
-  // Absent if update_elements is 0.
+  // Sum and maximum of the absolute changes of `update_elements` of the values in this step; else absent.
   std::optional<double> update_sum_magnitude, update_max_magnitude;
   uint64_t update_elements = 0;
   std::optional<OptimizerSums> optimizer;  // joined over `parts`

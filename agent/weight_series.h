@@ -19,9 +19,8 @@ namespace foreshock {
 // become known in its first window. Thread-compatible.
 class WeightSeries {
  public:
-  // Keeps at most `most_bytes` of histograms, in their storage format. Once half of them are in use, no
-  // further first snapshots are kept. A tensor whose snapshot exceeds the limit is excluded from its layer
-  // and the model.
+  // Keeps at most `most_bytes` of histograms, in their storage format; first snapshots only up to half of it.
+  // A tensor whose snapshot exceeds the limit is excluded from its layer and the model.
   explicit WeightSeries(uint64_t most_bytes) : most_bytes_(most_bytes) {}
 
   // Adds a snapshot. Sets its distances to earlier snapshots and its stored histogram. `is_first`: this may
@@ -67,8 +66,7 @@ class WeightSeries {
     uint64_t seen_at_window = 0;  // window_count_ at the tensor's latest snapshot
   };
   using TensorKeys = std::set<TensorKey>;
-  // The tensors of a layer, or, for layer "", those without a layer.
-  struct Group {
+  struct Group {  // the tensors of a layer, or, for layer "", those without a layer
     TensorKeys members;
     // By incomplete window: tensors with a snapshot in it. When a third window begins, the oldest is dropped.
     std::map<int64_t, TensorKeys> building;

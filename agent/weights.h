@@ -55,8 +55,7 @@ class AttemptWatch {
 // far too high counts as a return too.
 //
 // All ranks return together, but the agent reads their records one rank after the other. After one rank's
-// return, the agent may still read records that another rank wrote before its own return. Such records are
-// stale. Thread-compatible.
+// return it may still read stale records, which another rank wrote before its own return. Thread-compatible.
 class RollbackWatch {
  public:
   // Longest time, by the trainers' clock, for which records of a rank that has not returned count as stale.
@@ -137,14 +136,12 @@ class Weights {
   size_t known_tensors() const { return known_.size(); }
 
  private:
-  // A snapshot that waits for parts from other ranks.
-  struct Pending {
+  struct Pending {  // a snapshot that waits for parts from other ranks
     TensorSnapshot snapshot;
     std::set<int32_t> ranks;  // ranks that have reported their part
     bool is_first = false;    // may be the first snapshot of its tensor in the run
   };
-  // A tensor of which a record was read.
-  struct Known {
+  struct Known {                         // a tensor of which a record was read
     std::map<int64_t, Pending> pending;  // by step
     int64_t last_step = -1;              // step of the last complete snapshot
     std::set<int32_t> holders;           // ranks with a part of the last snapshot
@@ -191,20 +188,17 @@ class Weights {
 };
 
 // Computes how training changes the scores of attention heads: for each head, the singular values (spectrum)
-// of the change of W_Q W_K^T between two measurements. W_Q and W_K are the rows of the head in the query and
-// key projections; tensor records contain them.
+// of the change of W_Q W_K^T between two measurements, from the head's rows of both in tensor records.
 class HeadSpectra {
  public:
   static constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // limit for rows; layers beyond it are ignored
 
   // Adds the rows of one record, if it has any. Returns a spectrum if a layer has two complete measurements
-  // now. Rows that several replicas report for one step count once. *why: the reason if the rows are invalid,
-  // else null.
+  // now. Rows that several replicas report for one step count once. *why: null, or why rows are invalid.
   std::optional<LayerSpectrum> take(const segment::TensorView& tensor, const segment::Identity& identity,
                                     const char** why);
 
-  // Returns the spectrum over all heads of all layers.
-  std::optional<LayerSpectrum> all_layers() const;
+  std::optional<LayerSpectrum> all_layers() const;  // returns the spectrum over all heads of all layers
   // Returns the smallest effective rank of each layer's heads, by label of the layer.
   std::map<std::string, double> smallest_effective_ranks() const;
 

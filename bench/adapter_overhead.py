@@ -24,14 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
 NAMES = (
-    "attention op",
-    "scaled_dot_product_attention",
-    "ones_like",
-    ".item() on the CPU",
-    "detach",
-    "clamp_",
+    "attention op", "scaled_dot_product_attention", "ones_like", ".item() on the CPU", "detach", "clamp_",
     "add (not hooked)",
-)
+)  # fmt: skip
 TARGET_US = 0.6
 TURN_SECONDS = 0.004
 

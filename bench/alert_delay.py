@@ -36,8 +36,7 @@ LEARNING = 30  # seconds of training before the fault; in them the detector lear
 LOW, GROWTH, QUIET = 1e-4, 1.13, 40
 PATIENCE = 90  # longest wait for the warning and for the alert, in seconds
 
-# The program of the training. It prints the time at the end of each step. The fault begins when the file `fault`
-# exists.
+# The program of the training. It prints the time at each end of a step. The fault begins when the file `fault` exists.
 TRAINING = """
 import os, sys, time
 sys.path.insert(0, {support!r})
@@ -166,14 +165,13 @@ def main() -> int:
     parser.add_argument("--intervals", type=int, nargs="+", default=[1, 5, 15], help="seconds")
     parser.add_argument("--faults", type=int, default=3)
     options = parser.parse_args()
-    exports, delays = [], {interval: [] for interval in options.intervals}
+    waits, delays = [], {interval: [] for interval in options.intervals}
     for _ in range(options.faults):
         until_export, until_true = one_fault(options.intervals, options.servers)
-        exports.append(until_export)
+        waits.append(until_export)
         for interval, found in until_true.items():
             delays[interval] += found
-    mean, most = statistics.mean(exports), max(exports)
-    print(f"from the step to the agent's page: {mean:.1f} s in the mean, {most:.1f} s at most")
+    print(f"from the step to the agent's page: {statistics.mean(waits):.1f} s in the mean, {max(waits):.1f} s at most")
     for interval, found in delays.items():
         print(
             f"then, scraped and evaluated every {interval:2} s: {statistics.mean(found):5.1f} s in the mean,"

@@ -58,8 +58,7 @@ class Training {
     call_.key = call_.value = tensor(kKvHeads);
   }
 
-  // Runs a window. Returns the microseconds from its begin until the trainer's stream is idle. Copies to the
-  // host run on another stream, for which the trainer does not wait; they are not included.
+  // Returns the microseconds of a window until the trainer's stream is idle, without copies on other streams.
   double window(bool with_calls) {
     const Clock::time_point begin = Clock::now();
     for (int layer = 0; layer < kLayers; ++layer) {
@@ -114,8 +113,7 @@ void consume(const fs::path& folder) {
   }
 }
 
-// Returns the number of sampled calls so far.
-uint64_t sampled(const fs::path& folder) {
+uint64_t sampled_calls(const fs::path& folder) {
   uint64_t all = 0;
   for (const auto& entry : fs::directory_iterator(folder)) {
     if (entry.path().extension() != ".seg") continue;
@@ -126,8 +124,7 @@ uint64_t sampled(const fs::path& folder) {
   return all;
 }
 
-// Measures and prints one setting. `connections`: CUDA_DEVICE_MAX_CONNECTIONS; "": the default. Returns the
-// exit status of the process.
+// Measures one CUDA_DEVICE_MAX_CONNECTIONS ("": the default). Returns the exit status of the process.
 int measure(const char* connections, const fs::path& base, const Size& size) {
   if (*connections != '\0') setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections, 1);
   setenv("FORESHOCK_DIR", base.c_str(), 1);
@@ -143,14 +140,14 @@ int measure(const char* connections, const fs::path& base, const Size& size) {
     consume(folder);
   }
   training.calls.clear();
-  const uint64_t before = sampled(folder);
+  const uint64_t before = sampled_calls(folder);
   std::vector<double> with, without;
   for (int n = 0; n < size.windows; ++n) {
     with.push_back(training.window(true));
     consume(folder);
     without.push_back(training.window(false));
   }
-  const double calls = static_cast<double>(sampled(folder) - before) / size.windows;  // sampled in a window
+  const double calls = static_cast<double>(sampled_calls(folder) - before) / size.windows;  // in a window
   std::printf("%-22s %4.1f of %d calls sampled; %6.1f us of the host and %6.1f us of the stream a call\n",
               *connections != '\0' ? "one connection:" : "connections of CUDA:", calls, kLayers,
               median(training.calls), calls > 0 ? (median(with) - median(without)) / calls : 0.0);

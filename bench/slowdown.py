@@ -34,7 +34,8 @@ from typing import NamedTuple
 
 from turns.trainers import Trainer, interval
 
-MODELS = {"10": (3, 32, 4, 48), "30": (5, 64, 4, 64), "100": (6, 96, 8, 96)}  # ms: layers, width, batch, length
+# By milliseconds of a plain step, about: layers, width, batch size, sequence length.
+MODELS = {"10": (3, 32, 4, 48), "30": (5, 64, 4, 64), "100": (6, 96, 8, 96)}
 FIRST_LOOK_STEPS = 40
 TURN = 2  # steps
 SHARE = 0.01  # default of --max-slowdown
@@ -97,12 +98,8 @@ def measure(model: str, pairs: int, steps: int, objects: int) -> None:
     for number in range(pairs):
         pair = run(model, steps, objects, chance)
         measured.append(pair)
-        print(
-            f"  pair {number}: wall {pair.wall:+.2%} (standard error {pair.standard_error:.2%}), "
-            f"metered {pair.metered:.2%}",
-            file=sys.stderr,
-            flush=True,
-        )
+        wall = f"{pair.wall:+.2%} (standard error {pair.standard_error:.2%})"
+        print(f"  pair {number}: wall {wall}, metered {pair.metered:.2%}", file=sys.stderr, flush=True)
     columns = []
     for clock in ("wall", "cpu"):
         middle, low, high = interval([[getattr(pair, clock) for pair in measured]])

@@ -71,8 +71,7 @@ def entries(folder: str) -> int:
     return len(os.listdir(folder))
 
 
-def fetched(address: str, port: int, path: str) -> int:
-    """Fetches a page. Returns its size in bytes."""
+def page_bytes(address: str, port: int, path: str) -> int:
     with urllib.request.urlopen(f"http://{address}:{port}{path}", timeout=30) as answer:
         return len(answer.read())
 
@@ -122,8 +121,8 @@ class Soak:
             "run directory": sizes([path for path in files if path.suffix not in (".seg", ".ctl", ".log")]),
             "segments": sizes([path for path in files if path.suffix in (".seg", ".ctl")]),
             "agent.log": sizes([path for path in files if path.name.startswith("agent.log")]),
-            "/metrics": fetched(agent["address"], agent["port"], "/metrics"),
-            "/api/v1/state": fetched(agent["address"], agent["port"], "/api/v1/state"),
+            "/metrics": page_bytes(agent["address"], agent["port"], "/metrics"),
+            "/api/v1/state": page_bytes(agent["address"], agent["port"], "/api/v1/state"),
             "record": sizes([self.record, self.record.with_name(self.record.name + ".1")]),
         }
         self.process.stdin.write("\n")

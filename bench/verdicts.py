@@ -378,8 +378,7 @@ class Sound:
 
     slices: int = 0
     alarms: list[str] = field(default_factory=list)  # alarms that began
-    # By tensor: the largest ratio of its error to that of fused attention.
-    most: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TENSORS, 0.0))
+    most: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TENSORS, 0.0))  # error / that of fused kernel
 
 
 def measure_sound(situation: Situation, slices: int, seed: int) -> Sound:

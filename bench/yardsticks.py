@@ -87,12 +87,9 @@ def replicate(number: int, plan: twins.Plan, out: pathlib.Path, say: Any) -> dic
     arms = sorted({arm for both in pairs.values() for arm in both}, key=list(twins.ARMS).index)
     for n, arm in enumerate(arms):
         losses[arm] = twins.train(
-            twins.ARMS[arm],
-            number + 1,
-            plan,
-            folder / arm,
+            twins.ARMS[arm], number + 1, plan, folder / arm,
             lambda share, n=n, arm=arm: say((n + share) / len(arms), arm),
-        )
+        )  # fmt: skip
     found = {"replicate": number, "losses": losses, "pairs": compared(folder, pairs, plan)}
     unfinished = result.with_suffix(".part")
     unfinished.write_text(json.dumps(found))

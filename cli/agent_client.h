@@ -35,25 +35,22 @@ struct AgentAddress {
   bool saves_flagged(const std::string& path) const;  // whether `save_flagged` is this path
 };
 
-// Reads <directory>/agent.json. Returns nullopt if the file does not exist or the agent has ended: its
-// process does not exist or, if it is in another pid namespace, the lock agent.lock is free, which an agent
-// holds while it lives.
+// Reads <directory>/agent.json. Returns nullopt without this file or if the agent has ended: its process does
+// not exist or, in another pid namespace, the agent no longer holds the lock agent.lock.
 std::optional<AgentAddress> read_agent_address(const std::string& directory);
 
 // Starts the agent of a run, and a new agent whenever it has died. Several launchers may share a run and its
 // agent; then any of them starts the next agent. Not thread-safe.
 class AgentKeeper {
  public:
-  // `command` starts the agent, which logs to <directory>/agent.log. Empty: a service follows the run
-  // instead.
+  // `command` starts the agent, which logs to <directory>/agent.log. Empty: a service is to follow the run.
   AgentKeeper(std::string directory, std::vector<std::string> command)
       : directory_(std::move(directory)), command_(std::move(command)) {}
 
   // Starts an agent if none runs, after a growing pause if agents die early. Call it about every 200 ms.
   void tick();
 
-  // Calls tick() until the agent has published its address. Returns nullopt if that does not happen within
-  // `timeout_ms`, or if has_failed().
+  // Calls tick() until the agent has published its address. nullopt: `timeout_ms` passed or has_failed().
   std::optional<AgentAddress> wait_for_address(int timeout_ms);
 
   // Returns the address of the agent if it is the first one found or another one than at the last call.
@@ -66,8 +63,7 @@ class AgentKeeper {
   // or if the kernel lacks these statistics (CONFIG_SCHED_INFO).
   double cpu_wait_seconds() const;
 
-  // Sends SIGKILL to the agent that we have started, if it runs.
-  void kill_own_agent() const;
+  void kill_own_agent() const;  // sends SIGKILL to the agent that we have started, if it runs
 
   bool is_service() const { return command_.empty(); }
 
@@ -104,8 +100,7 @@ struct LiveRun {
   std::string run_id, directory;
 };
 
-// Returns the runs with a live agent or trainer, sorted by id: all if `run_id` is "", else the one of this
-// id.
+// Returns the runs with a live agent or trainer, sorted by id: all, or only `run_id` if that is not "".
 std::vector<LiveRun> live_runs(const std::string& run_id);
 
 // Exchanges files with the agent when the command has ended: the launcher writes exit.<launcher>.json, and
@@ -133,7 +128,7 @@ class ExitExchange {
   std::string directory_, exit_, spare_, summary_;
 };
 
-// What this program reads of a summary (docs/summary.md) or of the state of a live run.
+// The parts that are read of a summary (docs/summary.md) or of the state of a live run.
 struct Summary {
   bool is_valid = false;            // the summary is a JSON object
   std::string text;                 // several lines; "" if the agent wrote none
@@ -151,8 +146,7 @@ Summary read_summary(const std::string& json);
 // Returns the text of a summary with its first line in bold and the verdict at its end coloured.
 std::string in_colour(const std::string& text);
 
-// Whether `descriptor` is a terminal and NO_COLOR is not set.
-bool wants_colour(int descriptor);
+bool wants_colour(int descriptor);  // whether `descriptor` is a terminal and NO_COLOR is not set
 
 }  // namespace foreshock::cli
 

@@ -26,9 +26,9 @@ int detect(const Arguments& arguments);
 int report(const std::vector<std::string>& words);
 int merge(const std::vector<std::string>& words);
 
-// Commands of the lab. judge() returns 0 if the errors of an attention call or function are within the
-// limits, or if it reproduces the agent's results on a stored slice bit for bit; else 1. compare() also
-// returns 2 if the checkpoints cannot be read or have no tensor in common.
+// Commands of the lab. judge() returns 0 if the errors of a call or function are within the limits, or if it
+// reproduces the agent's results on a stored slice bit for bit; else 1. compare() also returns 2 if the
+// checkpoints cannot be read or have no tensor in common.
 int lab(const std::vector<std::string>& words);
 int judge(const std::vector<std::string>& words);
 int compare(const std::vector<std::string>& words);

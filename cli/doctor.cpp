@@ -133,7 +133,6 @@ Check check_helper(const FoundPython& python) {
   return {true, "steps and names", "the helper is loaded by the torch.backends entry point"};
 }
 
-// Checks a program that is linked with LibTorch.
 std::vector<Check> check_libtorch(const Installation& installation, const FoundLibtorch& libtorch) {
   const std::string where = libtorch.library.empty() ? "" : ", " + libtorch.library;
   return {{true, "program", libtorch.program + " is linked with LibTorch" + where},

@@ -27,8 +27,7 @@ class UnfinishedFile {
   // The descriptor for writing; the caller must close it. -1: the file could not be created; errno is set.
   int descriptor() const { return descriptor_; }
 
-  // Renames the file to the path `name`, so that it is kept. Returns false and sets errno on failure. Must be
-  // called at most once.
+  // Renames the file to the path `name`, so that it is kept. Call it once. On failure: false, with errno set.
   bool finish(const std::string& name);
 
  private:
@@ -38,8 +37,7 @@ class UnfinishedFile {
   int descriptor_;
 };
 
-// Returns "", or the reason why a WholeFile at `path` could not be written. A command calls it before its
-// work.
+// Returns "", or why a WholeFile at `path` could not be written, so that a command can fail before its work.
 std::string why_no_file(const std::string& path);
 
 // A file that is replaced atomically: write() appends to a temporary file, which finish() renames. If the
@@ -53,11 +51,9 @@ class WholeFile {
   WholeFile(const WholeFile&) = delete;
   WholeFile& operator=(const WholeFile&) = delete;
 
-  // Appends the bytes. The first error is in problem().
-  void write(std::string_view bytes);
+  void write(std::string_view bytes);  // appends the bytes. The first error is in problem().
 
-  // Flushes all bytes to the temporary file; the target is not replaced yet.
-  void close();
+  void close();  // flushes all bytes to the temporary file; the target is not replaced yet
 
   // Closes the temporary file and, if there was no error, renames it to the target. Returns problem().
   const std::string& finish();
@@ -66,8 +62,7 @@ class WholeFile {
   const std::string& problem() const { return problem_; }
 
  private:
-  // These open a stream (standard output, a device, a pipe) or the temporary file. Both return a descriptor,
-  // or -1 and set errno or problem_.
+  // They return a descriptor of a stream (standard output, device) or file; -1: errno or problem_ is set.
   int open_stream();
   int open_file();
   void fail(const std::string& why);

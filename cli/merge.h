@@ -37,7 +37,7 @@ class TensorMerger {
   const std::vector<ModelLine>& models() const { return models_; }
   const std::optional<EventLine>& event() const { return event_; }  // set if replicas on two nodes differ
 
-  // Must be called before the first line of the second and of each later generation.
+  // Must be called before the first line of each generation after the first.
   void begin_generation() { generation_begins_ = true; }
 
  private:
@@ -75,14 +75,12 @@ class TensorShares {
   bool has_checked_parts(const TensorLine& line, const IndexedLine& at) const;
 
  private:
-  // The parts of a tensor that one node holds. A part is a box of up to four dimensions.
-  struct Share {
+  struct Share {  // the parts of a tensor that one node holds. A part is a box of up to four dimensions.
     std::vector<int64_t> offsets, shapes;  // four numbers per part
     uint64_t elements = 0;                 // number of values in all these parts
     bool operator==(const Share&) const = default;
   };
-  // A tensor in one generation.
-  struct Tensor {
+  struct Tensor {  // a tensor in one generation
     std::string name;
     uint64_t whole = 0;                   // number of values of the whole tensor
     std::map<uint32_t, Share> of_record;  // by number of the record: the share in the record's last line

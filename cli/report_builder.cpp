@@ -20,8 +20,7 @@ namespace {
 
 using Mark = ReportFact::Mark;
 
-// A suspect, a possible cause of an event, is at most this many steps before the onset. The learning rate is
-// compared over the same span.
+// Suspects (possible causes) and changes of the learning rate are at most this many steps before an event.
 constexpr int64_t kRecent = 64;
 // A change of the learning rate by this factor within kRecent steps is notable. Warm-up makes such changes.
 constexpr double kRateFactor = 2;
@@ -158,8 +157,7 @@ const TrailStep* first_step_from(const ReportEvent& event, int64_t step) {
   return found != event.steps.end() ? &*found : nullptr;
 }
 
-// A change of the learning rate by kRateFactor or more from one step to the next.
-struct RateJump {
+struct RateJump {  // a change of the learning rate by kRateFactor or more from one step to the next
   double from = 0, to = 0;
   int64_t step = 0;  // the first step with rate `to`
 };
@@ -220,8 +218,7 @@ ReportFact batch(const ReportEvent& event) {
   return {"batch", "batch_id " + std::to_string(*onset->batch_id) + " at the onset", Mark::kQuiet};
 }
 
-// Reports how many optimizer steps the gradient scaler skipped from the first step kept of the event to its
-// onset. Each step has the total so far, which restarts at 0 with a new process.
+// Reports how many steps the gradient scaler skipped. The steps' total restarts at 0 with a new process.
 ReportFact skipped_by_scaler(const ReportEvent& event, std::vector<Clue>* clues) {
   const TrailStep* onset = first_step_from(event, event.onset_step);  // null if the event has no steps
   const TrailStep* before = event.steps.empty() ? nullptr : &event.steps.front();
@@ -514,8 +511,7 @@ void EventCollector::take_loss_event(WatchEventKind kind, const EventLine& event
   sort_signs(&joined.before);
 }
 
-// Adds the steps around the onset to the open events of the rank, and the curves of their signs. An event
-// stays open until the rank has made all these steps (kAfter after the onset) or makes no more steps.
+// Adds the steps and curves of the rank's open events that are kAfter steps old or get no more steps.
 void EventCollector::close(int64_t rank, const Trail& trail, const std::map<int64_t, Signals>& signals,
                            bool no_more_steps) {
   std::erase_if(open_, [&](size_t index) {
@@ -645,8 +641,7 @@ void ReportBuilder::observe(const SampleLine& line) {
 
 void ReportBuilder::observe(const TensorLine& line) {
   ++run_.tensors;
-  // If more ranks hold the tensor than it has distinct parts, some parts are equal, and the agent compares
-  // them.
+  // If more ranks hold the tensor than it has distinct parts, replicas of a part have been compared.
   run_.replicas_compared += line.ranks.value_or(0) > line.parts.value_or(1);
 }
 

@@ -22,8 +22,7 @@ constexpr uint64_t kLastSlices = 64;  // number of last slices that the agent's 
 bool is_of_keys(const std::string& tensor) { return tensor == "grad_key" || tensor == "grad_value"; }
 
 // Returns the error of a slice divided by its alarm limit; nullopt: unknown. The error is the larger of the
-// ratios to the errors of unfused (deviation_ratio) and of fused attention (fused_ratio). For dK and dV it is
-// fused_ratio, as in the agent's alarm.
+// ratios to unfused and to fused attention; for dK and dV that to fused attention, as in the agent's alarm.
 std::optional<double> over_limit(const SampleLine& line, const std::string& tensor) {
   // In a line on dK or dV, `keys` is the number of query rows, with which the limit grows.
   const double limit =
@@ -126,8 +125,7 @@ void Signals::take(const std::string& layer, const std::vector<WatchReading>& re
   }
 }
 
-// A detector may have several series of the layer, one per tensor. Selects that with the highest score from
-// step `first` to the onset, and returns its points from `first` to `last`.
+// Returns the points of the layer's series (of its tensors) with the highest score from `first` to the onset.
 std::vector<SignalPoint> Signals::around(DetectorId detector, const std::string& layer, int64_t first,
                                          int64_t onset, int64_t last) const {
   const Series* selected = nullptr;

@@ -217,8 +217,7 @@ const char* name_of_event(WatchEventKind kind) {
                                                : "Loss spike";
 }
 
-// Mean and highest value of the losses in the kUsual steps before the onset.
-struct Usual {
+struct Usual {  // mean and highest value of the losses in the kUsual steps before the onset
   double mean = 0, highest = 0;
   size_t count = 0;  // known and finite losses; 0: mean and highest are not set
 };
@@ -253,9 +252,8 @@ int64_t back_at(const ReportEvent& event, int64_t peak_at, double highest) {
   return -1;
 }
 
-// Moving means of kUsual consecutive losses from the onset on, since single losses vary too much to show a
-// slow rise. The loss has recovered at the first mean after the highest one in which at most kBackWithin of
-// the rise remains.
+// Moving means of kUsual losses from the onset on, since single losses vary too much to show a slow rise. The
+// loss has recovered in the first mean after the highest one that keeps at most kBackWithin of the rise.
 struct Means {
   double highest = -INFINITY;
   int64_t highest_from = 0;  // first step of the highest mean

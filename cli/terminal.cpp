@@ -57,7 +57,6 @@ volatile std::sig_atomic_t g_stop = 0;  // 1: SIGINT, SIGTERM or SIGHUP has arri
 void request_stop(int) { g_stop = 1; }
 void wake_up(int) {}  // handles SIGWINCH (the window has a new size): only interrupts the sleep in wait()
 
-// Writes the text to standard output. Stops at an error.
 void put(std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = write(STDOUT_FILENO, text.data(), text.size());

@@ -22,19 +22,16 @@ void say(const std::string& line);
 // `without_terminal` if standard output is not a terminal.
 size_t terminal_columns(size_t without_terminal);
 
-// The exit status after wrong use of the command line.
-inline constexpr int kWrongUse = 2;
+inline constexpr int kWrongUse = 2;  // the exit status after wrong use of the command line
 
-// Prints the line with say() and returns kWrongUse.
-int wrong_use(const std::string& line);
+int wrong_use(const std::string& line);  // prints the line with say() and returns kWrongUse
 
 // Returns the first `columns` characters of the line. Colour sequences (ESC [ ... m) do not count as
 // characters. After a colour sequence, the result ends with the default colour.
 std::string fit_line(std::string_view line, size_t columns);
 
 // Returns a frame: `text` with the escape sequences that draw it over the whole screen, from the top left.
-// Each line is cut to `columns`, and the rest of the screen is cleared. If the text has more lines than
-// `rows`, the last row has the number of missing lines.
+// Lines are cut to `columns`. If the text has more lines than `rows`, the last row counts the missing ones.
 std::string frame_of(const std::string& text, size_t columns, size_t rows);
 
 // Redraws a text at the same place of a terminal. While a Screen exists, the cursor is hidden. SIGINT,
@@ -47,8 +44,7 @@ class Screen {
   Screen(const Screen&) = delete;
   Screen& operator=(const Screen&) = delete;
 
-  // Whether standard output is a terminal that can move its cursor.
-  static bool is_terminal();
+  static bool is_terminal();  // whether standard output is a terminal that can move its cursor
 
   void draw(const std::string& text);
   size_t rows() const { return rows_; }  // rows of the terminal at the last draw() or wait()
@@ -71,8 +67,7 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // `done` is in [0, 1]. One thread at a time.
-  void show(double done);
+  void show(double done);  // `done` is in [0, 1]. One thread at a time.
 
  private:
   std::string name_;
@@ -83,8 +78,7 @@ class ProgressBar {
 // Returns the number in printf's `format`, or "unknown".
 std::string formatted(const char* format, std::optional<double> value);
 
-// Returns "1 234 567" for 1234567, or "unknown".
-std::string count(std::optional<double> value);
+std::string count(std::optional<double> value);  // returns "1 234 567" for 1234567, or "unknown"
 
 // Returns the text in brackets, with blanks for '_': " (optimizer state)" for "optimizer_state"; "" for "".
 std::string in_brackets(std::string text);

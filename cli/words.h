@@ -48,9 +48,8 @@ class Words {
 // Returns ", did you mean X?" for the most similar word of `known`, or "" if none is similar.
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& known);
 
-// Breaks `text` into lines, and indents all lines but the first by `indent`; the caller prints the first one
-// at column `indent`. Lines end before column `columns`. If that leaves fewer than 20 characters for words,
-// lines have room for 20.
+// Breaks `text` into lines that end before column `columns` but have at least 20 characters. Indents all but
+// the first by `indent`; the caller prints the first one at column `indent`.
 std::string wrapped(const std::string& text, size_t indent, size_t columns);
 
 // Returns the options in two aligned columns, for --help. Lines end before column `columns`.

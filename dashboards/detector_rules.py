@@ -102,8 +102,7 @@ def entropy_collapse(values: Values, default: Default) -> Alert:
     at = warned_at('"entropy_drop"')
     return Alert(
         "ForeshockAttentionEntropyCollapse", "precursor", "attention", "attention",
-        # The detector finds a sudden fall. The comparison with the average requires that it lasts, since in a healthy
-        # training the entropy recovers.
+        # The detector finds a sudden fall. In a healthy training the entropy recovers, so the fall must also last.
         f"""
         {entropy} < {limits["share"]} * avg_over_time({entropy}[{limits["window"]}])
         and on ({RUN_KEY}) ({warned("entropy_drop", values["detectors"]["level"])})

@@ -22,8 +22,7 @@ OF_RUN = f'{OF_SCOPE},run="$run"'
 OF_RANKS = f'{OF_RUN},rank=~"$rank"'
 # Excludes ended ranks, whose series keep their last values while the run continues on other ranks.
 UNLESS_ENDED = f"unless on ({RANK_KEY}) foreshock_rank_up{{{OF_RUN}}} == 0"
-# Most points per series: enough for a wide screen. More points would only cost server time.
-MOST_POINTS = 300
+MOST_POINTS = 300  # most points per series: enough for a wide screen. More points would only cost server time.
 
 # Units, as Grafana writes them behind a value. If the axis cannot show the unit, the title names it.
 RATIO = "suffix:x"
@@ -111,7 +110,6 @@ def present(panel: stat.Panel, query: Query, otherwise: str) -> stat.Panel:
 
 
 def number_now(title: str, description: str, query: Query, unit: str = "none", *steps: tuple[str, float]) -> stat.Panel:
-    """Shows one value: that at the end of the time range, if any (see present())."""
     return present(number(title, description, unit, query, *steps), query, "none seen")
 
 

@@ -1,6 +1,5 @@
-// Embeds the file with the compiled device kernels (a CUDA fatbin), whose path is the macro
-// FORESHOCK_DEVICE_CODE. Without nvcc the build does not define the macro, and DeviceCode() is empty. Only
-// tests and benchmarks link this file.
+// Embeds the fatbin with the device kernels, for DeviceCode(), which is empty in a build without nvcc (the
+// macro with the file's path is then undefined). Only tests and benchmarks link this file.
 #include "kernels/device_code.h"
 
 #ifdef FORESHOCK_DEVICE_CODE

@@ -46,8 +46,7 @@ struct ColumnSum {
 };
 
 // Number of sums of a backward call: one for each column of dK and then of dV, over all keys of one batch
-// element and kv-head. The last one is for dQ of the query heads of this kv-head, and only its `nonfinite` is
-// set.
+// element and kv-head, then one for dQ of the kv-head's query heads, of which only `nonfinite` is set.
 constexpr size_t key_sum_count(size_t head_dim, size_t value_dim) { return head_dim + value_dim + 1; }
 
 // Number of NaN and Inf in one head. The format must be floating.

@@ -14,8 +14,7 @@ namespace foreshock {
 // for_each_joint_block() reads two tensors together, in blocks of at most this many fp64 values of each.
 inline constexpr size_t kJointBlock = 256;
 
-// Converts `count` elements of `tensor` exactly, at offsets first, first + stride ... The type must be
-// floating.
+// Converts `count` elements exactly, at the offsets first, first + stride ... The type must be floating.
 void load_block(const TensorView& tensor, int64_t first, int64_t stride, size_t count, double* to);
 
 // Whether both tensors have the same shape, the same order of elements in memory and no gaps: one long row.
@@ -67,8 +66,7 @@ struct Update {
 // `type` must be fp32, bf16 or fp16.
 Update update_between(const void* before, const void* after, DType type, size_t count);
 
-// The sum of squares of a gradient and the number of elements that are not finite. The results of several
-// tensors or shards can be added.
+// The sum of squares of a gradient, and its number of elements. Results of tensors or shards can be added.
 struct GradientSums {
   double squares = 0;  // over the finite elements
   uint64_t finite = 0, nonfinite = 0;
@@ -174,12 +172,11 @@ constexpr bool is_surprising(double square, double moment, const AdamConstants& 
 }
 
 // A checksum of a dense array: the sum modulo 2^64 of w[n] * m[n] over the 32-bit words w[n] of `bytes` bytes
-// (the last word filled up with zeros), with m[n] = 2 * (n * 0x9e3779b1 mod 2^31) + 1. The words may be added
-// in any order. Every factor is odd and below 2^32, so a change of one word always changes the checksum. So
-// does a change of one bit in each of two words, since all factors differ below 2^31 words.
+// (the last word filled up with zeros). checksum_factor() gives m[n] = 2 * (n * 0x9e3779b1 mod 2^31) + 1.
+// Words can be added in any order. Every factor is odd and below 2^32, so a change of one word always changes
+// the checksum. So does a change of one bit in each of two words: all factors differ below 2^31 words.
 uint64_t checksum(const void* data, size_t bytes);
 
-// The factor m[n].
 constexpr uint32_t checksum_factor(uint64_t n) { return static_cast<uint32_t>(n) * 2 * 0x9e3779b1u + 1; }
 
 }  // namespace foreshock

@@ -40,8 +40,7 @@ Accumulator natural_accumulator(const NumberFormat& format);
 // with fp8_only take fp8, kExact and kFp64 take all formats.
 bool accepts(const Accumulator& accumulator, const NumberFormat& format);
 
-// Returns `accumulator` for operands of `format`. With 32-bit operands (tf32 too), a tensor core's step is
-// half as long.
+// Returns `accumulator` for operands of `format`: for 32 bits (and tf32) with half the step of a tensor core.
 Accumulator for_operands(const Accumulator& accumulator, const NumberFormat& format);
 
 }  // namespace foreshock::lab

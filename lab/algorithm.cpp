@@ -13,10 +13,8 @@ Tensors matrix_product(const Tensors& inputs, const Settings&, Arithmetic& arith
   return {{"out", arithmetic.multiply(inputs.at("left"), inputs.at("right"))}};
 }
 
-// Each row has the name, the family, the function and the summary of an algorithm. plain_of() returns the
-// first row of a family, the unfused algorithm. "The same" in a summary means the row above it. FA1 to FA4
-// are the versions of FlashAttention, "the format" is the number format under test, and P is exp(score -
-// maximum).
+// The first row of a family is its unfused algorithm. "The same" in a summary means the row above. FA1 to
+// FA4: versions of FlashAttention. "The format": the number format under test. P: exp(score - maximum).
 constexpr std::array<Algorithm, 22> kAlgorithms = {{
     {"plain", Family::kAttention, attention_plain, "unfused attention"},
     {"flash_reimplemented", Family::kAttention, flash_reimplemented, "FA1, every intermediate in the format"},

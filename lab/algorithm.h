@@ -28,8 +28,7 @@ namespace foreshock::lab {
 enum class Family { kAttention, kConvolution, kSoftmax, kLayerNorm, kCrossEntropy, kMatrixProduct };
 
 // How the backward pass computes delta, which it subtracts from a row of dP: as the row's sum of dO * O, like
-// shipped kernels, or as the row's sum of dP * P (arXiv 2510.04212, section 3.2). Apart from rounding, both
-// sums are equal.
+// shipped kernels, or as that of dP * P (arXiv 2510.04212, section 3.2), which is equal apart from rounding.
 enum class DeltaSource { kOut, kProbabilities };
 
 struct Tiling {

@@ -26,14 +26,12 @@ class Arithmetic {
   // bf16 if format() is fp8, whose range is too small for scores and sums; else it is format().
   const NumberFormat& storage() const { return storage_; }
 
-  // Rounds an operand of a product to format().
-  void cast(Tensor& x);
+  void cast(Tensor& x);  // rounds an operand of a product to format()
   // Rounds to storage().
   void store(Tensor& x);
   double store(double x);
 
-  // An intermediate value as a register holds it: rounded to fp32, or unchanged if the format has more than
-  // 24 bits of precision (fp64).
+  // An intermediate value as a register holds it: rounded to fp32, or unchanged in a format of over 24 bits.
   double in_register(double x) const { return wide_ ? x : static_cast<float>(x); }
   double exp(double x) const { return in_register(std::exp(x)); }
 

@@ -15,8 +15,7 @@ namespace {
 // Returns the value that is used as the maximum of row i of a tile's scores.
 using TileMaximum = double (*)(const Tensor& scores, int i);
 
-// Options of the kernels that keep their running state in registers.
-struct FlashKernel {
+struct FlashKernel {            // options of the kernels that keep their running state in registers
   bool sum_after_cast = false;  // the sum of P is taken after its cast to the format
   double lazy_log2 = 0;         // the running maximum is raised only by scores above maximum + lazy_log2
   double shift_log2 = 0;        // P is multiplied by 2^shift_log2, to use the range of fp8
@@ -25,8 +24,7 @@ struct FlashKernel {
 
 // -- FlashAttention 1: algorithm 1 of arXiv 2205.14135, with one rounding per elementwise operation --
 
-// Running maximum and sum of a row.
-struct RowState {
+struct RowState {  // running maximum and sum of a row
   double maximum = -std::numeric_limits<double>::infinity();
   double sum = 0;
 };
@@ -301,10 +299,9 @@ Tensors flash2_cast_sum(const Tensors& inputs, const Settings& settings, Arithme
 namespace {
 
 // The stabilised maximum of "Why Low-Precision Transformer Training Fails" (arXiv 2510.04212, algorithm 1):
-// if the row maximum occurs several times, a larger value is subtracted from the scores. Softmax does not
-// depend on that value. P is then not exactly 1 (unless the maximum is 0), so sums of values of one sign do
-// not always round in the same direction. The paper allows a factor beta of 2 to 8 and uses 7. Its code takes
-// scores within 1e-3 for equal.
+// if the row maximum occurs several times, a larger value is subtracted, on which softmax does not depend. P
+// is then not exactly 1 (unless the maximum is 0), so sums of values of one sign do not always round in the
+// same direction. The paper uses a factor beta of 7, and takes scores within 1e-3 for equal.
 constexpr double kBeta = 7;
 constexpr double kRepeatTolerance = 1e-3;
 

@@ -58,8 +58,7 @@ Tensor visible_keys(const StoredCall& call) {
   return visible;
 }
 
-// The contribution of one slice to one verdict.
-struct Part {
+struct Part {                     // the contribution of one slice to one verdict
   Deviation own, plain, rounded;  // of the result, of plain attention, and of the rounded reference
   double squares = 0;             // sum over the reference; for a zero gradient, over the terms that cancel
   uint64_t values = 0, not_compared = 0;  // not_compared: values for which the reference is not finite

@@ -1,9 +1,8 @@
 // Checks attention calls, computes which bytes of a call are copied into which slots of shared memory, and
 // copies them on the host or describes the copy for a device's kernel. A slice of rows has the sampled rows
-// of query, out and their gradients, and key, value and mask at all keys that these rows see. A slice of key
-// positions (Slot::columns is 1) has the sampled rows of key, value and their gradients, and query, out and
-// grad_out at all query positions. The fields of its segment::Slot change their meaning: `rows` counts
-// sampled keys, `keys` counts query rows, and key_limit is the first query position that sees the key.
+// of query, out and their gradients, and all keys that they see. A slice of key positions (Slot::columns is
+// 1) has the sampled rows of key, value and their gradients, and all query rows. In its segment::Slot, `rows`
+// counts sampled keys, `keys` query rows, and key_limit is the first query that sees a key.
 #include "libmonitor/call.h"
 
 #include <algorithm>
@@ -53,8 +52,7 @@ bool is_on_one_device(const foreshock_attention_call& call) {
   return true;
 }
 
-// Returns `tensor`, a field that ends at offset `end` of the call. Returns an absent tensor if the struct is
-// shorter, because the caller was compiled with an older hook.h.
+// Returns `tensor`, or an absent tensor if an older caller's struct ends before offset `end` of this field.
 foreshock_tensor given(const foreshock_attention_call& call, size_t end, const foreshock_tensor& tensor) {
   return call.size >= end ? tensor : foreshock_tensor{};
 }
@@ -122,8 +120,7 @@ bool check_log_sum_exp(const foreshock_attention_call& call, ValidatedCall* chec
          sums.shape[2] >= rows && sums.shape[3] == 1;
 }
 
-// Gives all tensors a batch dimension of size 1. Three dimensions of log_sum_exp already include the
-// sequences.
+// Gives all tensors a batch dimension of size 1, except a log_sum_exp whose first dimension is the sequences.
 void add_batch(const foreshock_attention_call& call, ValidatedCall* checked) {
   for (TensorView* view : {&checked->query, &checked->key, &checked->value, &checked->out, &checked->grad_out,
                            &checked->grad_query, &checked->grad_key, &checked->grad_value})
@@ -131,8 +128,7 @@ void add_batch(const foreshock_attention_call& call, ValidatedCall* checked) {
   if (call.log_sum_exp.dims == 2) add_batch_dimension(&checked->log_sum_exp);
 }
 
-// Checks what only packed calls have, except the offsets: these may be on a device. Returns -1 if all is
-// valid, else the FORESHOCK_SKIP_ reason.
+// Checks what only packed calls have, not the offsets: they may be on a device. Returns -1 or the reason.
 int check_packed(const foreshock_attention_call& call, ValidatedCall* checked) {
   CallShape& shape = checked->shape;
   const int64_t queries = shape.queries, keys = shape.keys;
@@ -158,7 +154,6 @@ int check_packed(const foreshock_attention_call& call, ValidatedCall* checked) {
   return -1;
 }
 
-// Restricts the view to `length` rows from position `first` on.
 void restrict_rows(int64_t first, int64_t length, TensorView* view) {
   if (view->data == nullptr) return;
   view->data = view->row(0, 0, first);
@@ -333,7 +328,6 @@ uint64_t bytes_per_key(const segment::Slot& slot) {
   return (head + value) * element + slot.rows * size_of_dtype(slot.mask_dtype);
 }
 
-// Returns how many keys a slot of `capacity` bytes can hold.
 uint32_t keys_within(const segment::Slot& slot, uint64_t capacity, bool is_first) {
   // At most four payloads grow with the keys. Rounding each up adds less than kAlignment.
   const uint64_t bytes_without_keys = slot_bytes(slot, 0, is_first) + 4 * kAlignment;
@@ -373,8 +367,7 @@ void set_fields_of_call(const ValidatedCall& call, const Slice& slice, segment::
   slot->packed = call.packed.count == 0 ? segment::kNotPacked : segment::packed_word(call.causal);
 }
 
-// Computes how many slots of `capacity` bytes the slice needs. Returns false if the first slot, which also
-// holds the sampled rows, cannot hold a single key.
+// Computes how many slots of `capacity` bytes the slice needs. Returns false if the first cannot hold a key.
 bool split(uint64_t capacity, SlicePlan* plan) {
   const segment::Slot& slot = plan->all;
   plan->slots = 1;
@@ -513,7 +506,6 @@ void copy_columns(const ValidatedCall& call, const Slice& slice, const segment::
                 reinterpret_cast<ColumnSum*>(at(segment::kKeySums)));
 }
 
-// Returns the view without the columns before `first`.
 TensorView from_column(TensorView view, int64_t first) {
   view.data = static_cast<const char*>(view.data) +
               first * view.stride[3] * static_cast<int64_t>(size_of(view.dtype));
@@ -575,7 +567,6 @@ GatherPiece chosen_rows(const TensorView& from, const Slice& slice, int64_t firs
   return piece;
 }
 
-// Describes the sampled key positions of the kv-head.
 GatherPiece chosen_keys(const TensorView& from, const Slice& slice, int64_t width) {
   GatherPiece piece = consecutive_rows(from, slice.batch, slice.kv_head, 0, slice.positions, width);
   piece.is_listed = 1;
@@ -604,7 +595,6 @@ void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, i
 // A slice of key positions has four payloads of query rows, with at most three pieces each, and four of keys.
 static_assert(kMostPieces >= 4 * 3 + 4, "a slice of key positions");
 
-// Returns a job that has no pieces yet.
 GatherJob gather_of(const Slice& slice, uint64_t to) {
   GatherJob job = {};
   job.to = to;

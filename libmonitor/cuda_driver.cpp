@@ -1,5 +1,4 @@
-// Looks up functions of the CUDA driver, reads the file with our kernels, and allocates ranges in a ring of
-// device memory. Failures are reported as words such as "no_driver".
+// Looks up the CUDA driver's functions, reads the file of kernels, and allocates in a ring of device memory.
 #include "libmonitor/cuda_driver.h"
 
 #include <dlfcn.h>

@@ -18,8 +18,7 @@ namespace foreshock {
 // Whether the tensor has one element of a floating type and is on a CUDA device.
 bool is_scalar_on_device(const foreshock_tensor& tensor);
 
-// Consecutive values in device memory.
-struct ScalarRow {
+struct ScalarRow {  // consecutive values in device memory
   cuda::Address at;
   uint32_t dtype;  // a floating DType, or kSquaresOfSums: the values are the `squares` of GradientSums
   size_t count;
@@ -39,8 +38,7 @@ class ScalarReadback {
   uint64_t send(const foreshock_tensor* values, size_t count, cuda::Stream stream);
   uint64_t send(std::span<const ScalarRow> rows, cuda::Stream stream);
 
-  // Whether `count` more values can be sent now.
-  bool has_room(size_t count) const;
+  bool has_room(size_t count) const;  // whether `count` more values can be sent now
 
   // Reads the value with this number. Returns false if it has not arrived or its cell was reused.
   bool find(uint64_t number, double* value) const;
@@ -135,8 +133,7 @@ class GradientCost {
     }
   }
 
-  // Returns the shortfall in ns that is not charged yet, and counts it as charged.
-  uint64_t take_owed();
+  uint64_t take_owed();  // returns the shortfall in ns that is not charged yet, and counts it as charged
 
  private:
   struct Sent {

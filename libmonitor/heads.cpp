@@ -1,6 +1,5 @@
-// Recognizes query and key projections, the weights that compute queries and keys, by their names and shapes,
-// and copies the rows of their heads. A projection of kind kFused has all queries, then all keys, then all
-// values. One of kind kGrouped has for each kv-head its queries, its key and its value.
+// Recognizes query and key projections by their names and shapes, and copies the rows of their heads. kFused
+// projections have all queries, then all keys, then all values. kGrouped ones have these for each kv-head.
 #include "libmonitor/heads.h"
 
 #include <algorithm>
@@ -14,8 +13,7 @@ namespace {
 struct NameWord {
   const char* text;
   ProjectionKind kind;
-  // Models with several query heads per kv-head use this name for both kinds, kFused and kGrouped, and the
-  // shape does not show which one.
+  // Models with several query heads per kv-head use this name for kFused and for kGrouped, with equal shapes.
   bool is_ambiguous = false;
 };
 // Names in Hugging Face, Megatron, torchtitan, nanoGPT, timm and torch.nn.MultiheadAttention.
@@ -129,8 +127,7 @@ void ProjectionOutputs::see(const char* name, const int64_t* shape, uint32_t dim
   if (kind == ProjectionKind::kFused || kind == ProjectionKind::kGrouped) store_rows(&fused, &fused_differs_);
 }
 
-// A model may repeat its keys before it calls attention. `called`: the heads of the calls. Derives the
-// model's own number of kv-heads from the rows of its key projections or, without these, of its fused ones.
+// Derives the number of kv-heads from the model's projections, because its attention calls may repeat keys.
 HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs) {
   if (called.head_dim == 0 || called.kv_heads != called.heads) return called;
   const uint64_t key_heads = outputs.key / called.head_dim, fused_heads = outputs.fused / called.head_dim;

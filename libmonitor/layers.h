@@ -24,9 +24,8 @@ class LayerTable {
   // Called while this process has no segment of its own. Later names are kept for the next attach().
   void name_ahead();
 
-  // Returns the index of the layer `label`, which is added if it is new, or -1 if kMaxLayers exist. `name` is
-  // the full name of a parameter of the layer, or null. The layer's name is the leading components that all
-  // these parameter names share.
+  // Returns the index of the layer `label`, which is added if it is new, or -1 if kMaxLayers exist. `name`: a
+  // parameter of the layer, or null. The layer's name is the leading components that all these names share.
   int index_of(const char* label, const char* name);
 
   // Stores the layer of a parameter. A later call with the same identity replaces it. Returns false if the
@@ -34,11 +33,9 @@ class LayerTable {
   // they would lack this parameter's part.
   bool name(const foreshock_parameter& parameter);
 
-  // Forgets all identities. The layers stay, and parameters may be named again.
-  void forget_names();
+  void forget_names();  // forgets all identities. The layers stay, and parameters may be named again.
 
-  // Returns the layer of a parameter, or -1 if unknown.
-  int find(const void* identity) const;
+  int find(const void* identity) const;  // returns the layer of a parameter, or -1 if unknown
 
   // Whether any parameter has been named.
   bool has_names() const { return named_.load(std::memory_order_relaxed) > 0; }

@@ -11,8 +11,7 @@ from pathlib import Path
 import dependencies
 import package
 
-# The object of glibc_2_31.cpp, which only the package build contains; it is compiled here.
-BASELINE_OBJECT = "cli/CMakeFiles/foreshock_cli.dir/__/packaging/glibc_2_31.cpp.o"
+BASELINE_OBJECT = "cli/CMakeFiles/foreshock_cli.dir/__/packaging/glibc_2_31.cpp.o"  # only the package build has it
 
 
 def link(build: Path, program: Path) -> list[str]:

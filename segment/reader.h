@@ -16,8 +16,7 @@ namespace foreshock::segment {
 
 class SegmentReader {
  public:
-  // Opens `<directory>/<name>.seg` and its .ctl. Returns null if they cannot be used; *why is then the
-  // reason, as one sentence.
+  // Opens `<directory>/<name>.seg` and its .ctl. Returns null and sets *why to one sentence on failure.
   static std::unique_ptr<SegmentReader> open(const std::string& directory, const std::string& name,
                                              std::string* why);
   // Does the same with files that are already open, the control file for reading and writing. Takes ownership
@@ -43,14 +42,12 @@ class SegmentReader {
   Coverage coverage() const;
   Totals totals() const;
 
-  // Returns the step records that are not consumed yet; `now_ns` is CLOCK_REALTIME. A record is pending while
-  // some of its numbers have not arrived from a device. The result ends before the first pending record.
-  // A pending record is returned incomplete after kMostPendingSteps later records, or after as many times its
-  // step's duration (at least 1 s).
+  // Returns the step records that are not consumed yet; `now_ns` is CLOCK_REALTIME. Stops before the first
+  // pending record, some numbers of which have not arrived from a device. A pending record is returned once
+  // kMostPendingSteps records follow it or its age is as many times its duration, at least 1 s.
   std::vector<StepRecord> unread_steps() { return unread_steps(now_ns()); }
   std::vector<StepRecord> unread_steps(uint64_t now_ns);
-  // Consumes the result of the last unread_steps(). Records that were overwritten unread count as
-  // steps_lost().
+  // Consumes the result of the last unread_steps(). Records overwritten unread count as steps_lost().
   void consume_steps();
   // Calls unread_steps(), then consume_steps().
   std::vector<StepRecord> new_steps() { return new_steps(now_ns()); }
@@ -63,8 +60,7 @@ class SegmentReader {
   // Returns the last consumed record. Its `sequence` is 0 if there was none or the record was overwritten.
   StepRecord last_step() const;
 
-  // A complete slice that is not consumed yet.
-  struct Ready {
+  struct Ready {          // A complete slice that is not consumed yet
     uint32_t slot = 0;    // the slot of its first part
     uint32_t parts = 1;   // number of slots
     uint64_t ticket = 0;  // ticket of its first part; tickets number all parts that the trainer has written
@@ -91,27 +87,23 @@ class SegmentReader {
   uint64_t judged(uint32_t pass) const;
   uint64_t lost(uint32_t pass, Lost reason) const;
 
-  // A tensor record that is not consumed yet.
-  struct ReadyTensor {
+  struct ReadyTensor {          // A tensor record that is not consumed yet
     const char* why = nullptr;  // the reason if the record is invalid
     TensorView view;            // its payloads are valid until the next call of next_tensor()
   };
   // Finds the next tensor record. Returns false if it finds none. If the record found is invalid and its
   // length is unknown, consume_tensor() skips all tensor records written so far.
   bool next_tensor(ReadyTensor* ready);
-  // Consumes the record that next_tensor() found last.
-  void consume_tensor();
+  void consume_tensor();           // consumes the record that next_tensor() found last
   TensorRing tensor_ring() const;  // all zero if the segment has no ring of tensor records
 
   // Whether the trainer still holds its lock on the .seg file, which it does until its process ends.
   bool is_locked() const;
 
-  // Whether sampling is on. The agent and `foreshock pause` can switch it off.
-  bool switched_on() const;
+  bool switched_on() const;  // whether sampling is on. The agent and `foreshock pause` can switch it off.
   // From `from_step` on, the trainer samples one step in `interval`.
   void set_interval(uint64_t interval, int64_t from_step);
-  // In the steps [from_step, until_step) it samples one step in `interval`, if that is less than the interval
-  // of set_interval().
+  // In the steps [from_step, until_step), one step in `interval` is sampled, if that is more often.
   void set_burst(uint64_t interval, int64_t from_step, int64_t until_step);
   // Publishes what the agent has spent on this rank. The trainer's budget pays for it.
   void set_agent_cost(const AgentCost& cost);

@@ -1,5 +1,4 @@
-// Evaluates the formulas of conservation.h: excess is the violation of a sum, variance its tolerance. In a
-// correct backward pass the sums over all keys are sum(dV) = sum(dO) and sum(dK) = 0, in each column.
+// Checks sum(dV) = sum(dO) and sum(dK) = 0 (conservation.h). excess: violation of a sum; variance: tolerance.
 #include "shadow/conservation.h"
 
 #include <algorithm>

@@ -1,7 +1,6 @@
 """Runs a training under the monitor, and extracts from its record (the JSON lines that the agent writes) the data that
-scoring needs. The training, its fault and its length come from a recipe (recipes.py). A series is a list of (step,
-place, score): a detector's scores, which warn at 1, at a layer, a tensor, or "" for the whole model.
-"""
+scoring needs. A recipe (recipes.py) describes the training and its fault. A series is a list of (step, place, score): a
+detector's scores, which warn at 1. A place is a layer, a tensor, or "" for the whole model."""
 
 from __future__ import annotations
 
@@ -46,9 +45,8 @@ def environment() -> dict[str, str]:
 
 
 def record(what: recipes.Recipe, seed: int, steps: int, path: pathlib.Path, seconds: float, idle: bool) -> bool:
-    """Trains under `foreshock run`. Writes the record to `path` and its provenance to made_of(path). Stops the training
-    and returns false if it takes longer than `seconds`. `idle`: everything runs at idle priority. The run uses a
-    temporary FORESHOCK_DIR in shared memory."""
+    """Trains under `foreshock run`, with a temporary FORESHOCK_DIR in shared memory. Writes the record to `path`, and
+    its provenance to made_of(path). If the training takes longer than `seconds`, stops it and returns false."""
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
     training = [sys.executable, str(provenance.HERE / "training.py"), what.name, str(seed), str(steps)]
@@ -76,13 +74,12 @@ def record(what: recipes.Recipe, seed: int, steps: int, path: pathlib.Path, seco
 
 
 def made_of(path: pathlib.Path) -> pathlib.Path:
-    """The path of the file with the provenance of the record at `path` (see made_by())."""
+    """The path of the file with the provenance of the record at `path`: hashes of the code that made it, versions."""
     return path.with_suffix(".made.json")
 
 
 def made_by(what: recipes.Recipe, path: pathlib.Path) -> dict:
-    """The provenance of a record: hashes of the code that made it, versions, and whether the detectors can be rerun.
-    `replays`: `foreshock detect` finds in the record exactly the events that the agent wrote during the training."""
+    """The provenance of a record. `replays`: `foreshock detect` finds in it exactly the events that the agent wrote."""
     version = subprocess.run([FORESHOCK, "--version"], capture_output=True, text=True, check=False).stdout.strip()
     live = [tuple(line[key] for key in EVENT_FIELDS) for line in lines_of(path) if is_found_by_detectors(line)]
     replayed = [tuple(event[key] for key in EVENT_FIELDS) for event in detected(path)]
@@ -147,8 +144,8 @@ def means(losses: dict[int, float], last: int) -> list[float | None]:
 
 
 def found_alarms(path: pathlib.Path, ours: dict[str, alarms.Series], others: dict[str, alarms.Series]) -> dict:
-    """The steps of alarms by detector or rule, and by threshold as text ("1.0"). `ours`: the series of foreshock's
-    detectors; `others`: those of other projects' rules. Thresholds without alarms are left out."""
+    """The steps of alarms by detector (`ours`) or other project's rule (`others`), and by threshold as text ("1.0").
+    Thresholds without alarms are left out."""
     found = {
         name: {str(at): [step for step, _ in alarms.alarms(of, at)] for at in grid}
         for series, grid in ((ours, GRID), (others, GRID_OF_OTHERS))
@@ -159,9 +156,9 @@ def found_alarms(path: pathlib.Path, ours: dict[str, alarms.Series], others: dic
 
 def reduced(path: pathlib.Path, what: recipes.Recipe, seed: int, made: dict) -> dict:
     """Extracts the data of a record that scoring and the page of results need. Checks that the alarms computed from the
-    scores are those of the detectors' levels. `made` is the provenance of the record. In the result, `onsets` has the
-    onsets of loss events, and `masked` the steps after them that are excluded from scoring (scoring.masks()). `places`
-    has the alarms of detectors that watch attention layers, with their layers; `losses` has the result of means()."""
+    scores are those of the detectors' levels. `made`: the provenance. In the result, `onsets` are the onsets of loss
+    events, `masked` the steps after them that are not scored (scoring.masks()), `places` the alarms of detectors of
+    attention layers with the layers, and `losses` the result of means()."""
     lines = lines_of(path)
     steps = [line for line in lines if line["type"] == "step"]
     if not steps:

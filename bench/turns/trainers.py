@@ -120,7 +120,7 @@ def one_of_each(what: str, kinds: tuple[str, ...], cores: list[int]) -> Iterator
 
 
 def interval(sets: list[list[float]], draws: int = 2000) -> tuple[float, float, float]:
-    """The median of the medians of the sets, and the 2.5 % and 97.5 % points of its bootstrap distribution."""
+    """The median of the medians of the sets, and its 95 % interval (bootstrap: draws sets and their values again)."""
     chance = random.Random(1)
 
     def estimate(chosen: list[list[float]]) -> float:

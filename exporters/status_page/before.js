@@ -23,8 +23,7 @@ function lossEvents(ranks) {
   return incidents;
 }
 
-// Returns the events in the order of their onsets, in the form of lossEvents(). Events of the same kind and onset on
-// several ranks are merged.
+// Returns the events, as in lossEvents(), in the order of their onsets. Merges equal events of several ranks.
 function eventsByStep(ranks) {
   const events = new Map();
   for (const rank of ranks) {

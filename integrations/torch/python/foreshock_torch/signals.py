@@ -49,8 +49,7 @@ def _is_of_trainer(error: BaseException) -> bool:
 
 
 class suppress_ours:  # noqa: N801, as contextlib.suppress
-    """Suppresses exceptions of the helper. Those of the training (is_of_trainer) and those not derived from Exception
-    are raised."""
+    """contextlib.suppress(Exception), except that exceptions of the training (is_of_trainer) are raised."""
 
     def __enter__(self) -> None:
         return
