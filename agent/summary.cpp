@@ -238,7 +238,7 @@ const RankStatistics* biased_rank(const Ranks& ranks, uint32_t pass) {
   return nullptr;
 }
 
-// Adds the limits that a pass exceeds over all layers together. Adds nothing if single layers have alarms.
+// Adds the limits that a pass exceeds over all layers together, unless single layers have or had alarms.
 void add_overall(const Ranks& ranks, const PassTotals (&passes)[2], std::vector<Finding>* findings) {
   if (!findings->empty()) return;
   constexpr double kLimits[] = {kDeviationRatioForward, kDeviationRatioBackward};

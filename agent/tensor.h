@@ -134,8 +134,8 @@ struct PoolSnapshot {
   std::optional<double> update_mean_abs_max;  // largest update_mean_abs of a single tensor
 };
 
-// Whether the rank has reported all its model-parallel coordinates (late_ready: it has reported any). If so,
-// ranks with equal coordinates are replicas of each other.
+// Whether all model-parallel coordinates of a rank are known (late_ready is 1 once the trainer has stored
+// them). If they are, ranks with equal coordinates are replicas of each other.
 inline bool has_coordinates(const segment::Identity& identity) {
   return identity.late_ready == 1 && identity.tensor_parallel >= 0 && identity.pipeline_parallel >= 0 &&
          identity.expert_parallel >= 0;

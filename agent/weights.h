@@ -160,7 +160,7 @@ class Weights {
   // Completes or drops the oldest snapshots until the waiting ones fit into the memory limit.
   void make_room(std::vector<TensorSnapshot>* done);
   void take_optimizer(const TensorSnapshot& snapshot);
-  int64_t passed() const;  // the step that all ranks have reached, and for which no snapshot waits
+  int64_t passed() const;  // no snapshot of a step before this one will be completed any more; 0: unknown
   bool may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const;
   void begin_attempt(const segment::TensorRecord& record, const segment::Identity& identity);
   void restart(bool keeps_initial);
@@ -180,9 +180,8 @@ class Weights {
   std::map<int64_t, size_t> waiting_;                     // by step: tensors that wait for a part
   AttemptWatch attempt_;
   RollbackWatch rollback_;
-  bool is_followed_before_ =
-      false;                   // an earlier agent, or this one in an earlier attempt, has followed the run
-  bool is_any_taken_ = false;  // take() was called in any attempt
+  bool is_followed_before_ = false;         // an earlier agent, or this one, has followed an earlier attempt
+  bool is_any_taken_ = false;               // take() was called in any attempt
   std::optional<int64_t> initial_unknown_;  // result of the next take_initial_unknown()
   bool has_reported_initial_unknown_ = false;
 };

@@ -124,7 +124,7 @@ uint64_t sampled_calls(const fs::path& folder) {
   return all;
 }
 
-// Measures one CUDA_DEVICE_MAX_CONNECTIONS ("": the default). Returns the exit status of the process.
+// Measures one value of CUDA_DEVICE_MAX_CONNECTIONS ("": CUDA's default). Returns the process's exit status.
 int measure(const char* connections, const fs::path& base, const Size& size) {
   if (*connections != '\0') setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections, 1);
   setenv("FORESHOCK_DIR", base.c_str(), 1);

@@ -77,7 +77,7 @@ class LayerTable {
   segment::Layer* records_ = nullptr;  // in the segment, or early_layers_ after name_ahead()
   std::atomic<bool> is_partial_[segment::kMaxLayers] = {};  // some parameters of the layer could not be named
   uint32_t layers_ = 0;                                     // number of layers
-  uint32_t last_found_ = 0;  // layer that find_label() tries first: parameters of one layer are consecutive
+  uint32_t last_found_ = 0;         // find_label() tries it first: parameters of a layer are consecutive
   std::atomic<uint32_t> named_{0};  // number of parameters in entries_
   Sums gradients_ = {};
 };

@@ -60,7 +60,7 @@ class SegmentReader {
   // Returns the last consumed record. Its `sequence` is 0 if there was none or the record was overwritten.
   StepRecord last_step() const;
 
-  struct Ready {          // A complete slice that is not consumed yet
+  struct Ready {          // a complete slice that is not consumed yet
     uint32_t slot = 0;    // the slot of its first part
     uint32_t parts = 1;   // number of slots
     uint64_t ticket = 0;  // ticket of its first part; tickets number all parts that the trainer has written
@@ -87,7 +87,7 @@ class SegmentReader {
   uint64_t judged(uint32_t pass) const;
   uint64_t lost(uint32_t pass, Lost reason) const;
 
-  struct ReadyTensor {          // A tensor record that is not consumed yet
+  struct ReadyTensor {          // a tensor record that is not consumed yet
     const char* why = nullptr;  // the reason if the record is invalid
     TensorView view;            // its payloads are valid until the next call of next_tensor()
   };
@@ -103,7 +103,7 @@ class SegmentReader {
   bool switched_on() const;  // whether sampling is on. The agent and `foreshock pause` can switch it off.
   // From `from_step` on, the trainer samples one step in `interval`.
   void set_interval(uint64_t interval, int64_t from_step);
-  // In the steps [from_step, until_step), one step in `interval` is sampled, if that is more often.
+  // In the steps [from_step, until_step), uses `interval` if it is less than that of set_interval().
   void set_burst(uint64_t interval, int64_t from_step, int64_t until_step);
   // Publishes what the agent has spent on this rank. The trainer's budget pays for it.
   void set_agent_cost(const AgentCost& cost);

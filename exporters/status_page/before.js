@@ -23,7 +23,7 @@ function lossEvents(ranks) {
   return incidents;
 }
 
-// Returns the events, as in lossEvents(), in the order of their onsets. Merges equal events of several ranks.
+// Returns the events, as in lossEvents(), by onset. Events of one kind and onset on several ranks are merged.
 function eventsByStep(ranks) {
   const events = new Map();
   for (const rank of ranks) {

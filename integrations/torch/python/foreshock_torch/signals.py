@@ -9,7 +9,7 @@ _PACKAGE = __name__.rpartition(".")[0] + "."
 
 
 def _codes_of_handlers() -> list[Any]:
-    """Code objects of the installed signal handlers. A handler that is implemented in C has None instead."""
+    """Code objects of the installed signal handlers; None for a handler without Python code."""
     handlers = [getsignal(number) for number in valid_signals()]
     # `func` unwraps a functools.partial, `__func__` a method. Any other callable object runs its class's __call__.
     functions = [getattr(handler, "func", getattr(handler, "__func__", handler)) for handler in handlers]
