@@ -1,7 +1,7 @@
 // The launcher's side of the protocol with the agent (agent_client.h). `foreshock run` is the launcher: it
 // starts the user's command, and the agent, the process that follows the run and serves its page. One agent
 // may serve several launchers of a run. They use files in the run directory: agent.json (the agent's
-// address), agent.lock (held by the agent), agent.start (held by a launcher that starts one),
+// address), agent.lock (locked by the agent), agent.start (locked by a launcher that starts an agent),
 // exit.<launcher>.json and summary.<launcher>.json.
 #include "cli/agent_client.h"
 
@@ -37,9 +37,9 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kFirstPause{200}, kLongestPause{5000};  // between two starts; doubled by each failure
 constexpr milliseconds kShortLife{1000};                       // an agent that ends earlier has failed
-constexpr milliseconds kStartTimeout{5000};  // then an agent without an address no longer blocks other starts
+constexpr milliseconds kStartTimeout{5000};  // then agent.start is released even without agent.json
 
-// Returns the path as JSON has it, with invalid UTF-8 replaced, to compare it with paths in agent.json.
+// Returns the path as it is after writing it to agent.json and reading it back: invalid UTF-8 is replaced.
 std::string through_json(const std::string& path) {
   const std::string text =
       nlohmann::json(path).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -47,14 +47,14 @@ std::string through_json(const std::string& path) {
 }
 
 constexpr int kStateTimeoutMs = 2000;
-constexpr const char* kTokenWanted = "answered 401";  // part of the error of http_get()
+constexpr const char* kTokenWanted = "answered 401";  // in the error text of http_get(): a token is missing
 
 constexpr int kExitTimeoutMs = 30000;
 constexpr int kStarvedTimeoutMs = 180000;  // used while other processes keep the agent from running
 constexpr int kPollMs = 50;
 static_assert(kExitTimeoutMs % kPollMs == 0);
-constexpr int kServiceTimeoutMs = 3000;   // a service looks for new runs every second
-constexpr off_t kExitBytes = 4096;        // a page; the exit file has about 60 bytes
+constexpr int kServiceTimeoutMs = 3000;   // by then a service, which looks every second, has found a new run
+constexpr off_t kExitBytes = 4096;        // reserved for the exit file, which has about 60 bytes: one page
 constexpr off_t kSpareBytes = 256 << 10;  // a summary has about 3 KiB for each rank and attempt
 
 bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT || signal == SIGHUP; }
@@ -93,7 +93,7 @@ std::string AgentAddress::url() const {
   return is_service && !run.empty() ? page + "#run=" + percent_encoded(run) : page;
 }
 
-// If the agent does not report its pid namespace, only a service counts as elsewhere.
+// If agent.json has no pid namespace, a service counts as elsewhere, and an agent of a single run as here.
 bool AgentAddress::is_elsewhere() const {
   return pid_namespace != 0 ? pid_namespace != foreshock::pid_namespace() : is_service;
 }
@@ -337,7 +337,7 @@ Summary read_summary(const std::string& json) {
   return summary;
 }
 
-// The verdict follows the last two blanks of the first line.
+// In the first line of the text, two blanks separate the verdict at its end from the words before.
 std::string in_colour(const std::string& text) {
   const size_t end = text.find('\n');
   const size_t verdict = end == text.npos ? text.npos : text.rfind("  ", end);
