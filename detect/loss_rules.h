@@ -1,5 +1,5 @@
-// Finds loss events: spikes and divergences by a fixed rule (LossEventRule), slow rises by another
-// (LossRiseRule). Both depend only on the losses in their order, so replaying a record gives the same events.
+// Finds loss events: LossEventRule finds spikes and divergences, LossRiseRule finds slow rises. Both rules
+// depend only on the losses in their order, so replaying a record gives the same events.
 #ifndef FORESHOCK_DETECT_LOSS_RULES_H_
 #define FORESHOCK_DETECT_LOSS_RULES_H_
 
@@ -19,26 +19,26 @@ inline constexpr size_t kRobustZMaxValues = 256;
 std::optional<double> robust_z(const double* values, size_t count, double x);
 
 // Returns 1.4826 median |value - median|, which equals the standard deviation for normal values. 0 if more
-// than half of the values are equal or there are none. They must be finite; kRobustZMaxValues are used.
+// than half of the values are equal, or if count is 0. The values are used as by robust_z().
 double robust_spread(const double* values, size_t count);
 
 // The definition of a loss event. It must not change, since every detector is scored against it.
 //
 // A loss is high if it is not finite, or above mean + 6 std of the window. The window has the last 128 losses
-// that were not high, the usable ones: if it had high losses, a spike would hide its own later part. Until
-// the window is full, no finite loss is high.
+// that were not high. (High losses in the window would enlarge its std, so a spike would hide its own later
+// part.) Until the window is full, no finite loss is high.
 //
 // A spike is 3 high losses in a row. Its onset is the first of them. It ends after 3 losses in a row that are
 // not high.
 //
 // A divergence is 3 losses in a row that are not finite, even if the window is not full, or 128 high losses
-// in a row. After the latter the window is filled again at the new level.
+// in a row, the last one finite. After these 128 the window is emptied, so it is filled at the new level.
 
 inline constexpr size_t kLossWindow = 128;
 inline constexpr double kLossSigmas = 6;
 inline constexpr int kLossPersistence = 3;
-// The smallest std that is assumed, as a share of the mean: about ten spacings of an fp32 loss. The std of a
-// constant loss consists of rounding errors only.
+// The smallest std that is assumed, as a share of the mean: about ten times the distance of neighbouring fp32
+// numbers. A constant loss has a std of rounding errors only.
 inline constexpr double kLossLeastSpread = 1e-6;
 
 enum class LossEventKind { kSpike, kDivergence };
@@ -52,9 +52,9 @@ struct LossEvent {
 struct LossVerdict {
   bool high = false;
   bool in_event = false;  // a spike or divergence has been declared and has not ended
-  // Against the window before this loss. Absent until the window is full, and for NaN and Inf.
+  // (loss - mean) / std of the window before this loss. Absent until the window is full, and for NaN and Inf.
   std::optional<double> z;
-  std::optional<double> robust_z;  // the same by robust_z()
+  std::optional<double> robust_z;  // robust_z() of the loss and the same window
   std::optional<LossEvent> event;  // the event that this loss completes
 };
 
@@ -100,22 +100,22 @@ class LossEventRule {
   uint64_t spikes_ = 0, divergences_ = 0;
 };
 
-// Finds slow rises of the loss, by comparing it with the best level of the run. LossEventRule cannot find
-// them: losses just below 6 std enlarge the std of its window, and a slowly rising loss raises the window's
-// mean. LossEventRule is not changed for that, since it follows the literature, so that results can be
-// compared.
+// Finds slow rises of the loss, by comparing the loss with its lowest level in the run. LossEventRule cannot
+// find slow rises: losses just below 6 std enlarge the std of its window, and a slowly rising loss raises the
+// window's mean. LossEventRule keeps the definition of the literature, so that results can be compared.
 //
 // Losses are averaged in blocks of kBlock. A rise is three blocks in a row whose mean exceeds the level by 6
-// times the noise of a mean and by 5 % of the level. The level is the lowest average of kLevel blocks in a
-// row. The lowest single block is not used, since in a long run it would be far below the usual level by
+// times the noise of a block's mean and by 5 % of the level. The level is the lowest average of kLevel blocks
+// in a row. The lowest single block is not used, since in a long run it would be far below the usual level by
 // chance.
 //
-// The noise of a mean is the larger of two estimates:
-//   - robust_spread() of the differences of neighbouring blocks, divided by sqrt(2). It is taken about their
-//     median, which removes a steady fall of the loss. A steep first descent has no effect after half of
-//     kMemory blocks. With few blocks this estimate is inaccurate.
-//   - from the differences of neighbouring losses within blocks. This estimate misses slow oscillations.
-// A block above the level may be part of a rise; it changes neither. High losses are left out of blocks.
+// The noise of a block's mean is the larger of two estimates:
+//   - Between blocks: robust_spread() of the differences of neighbouring means, divided by sqrt(2). The
+//     spread is about the median difference, which removes a steady fall of the loss. A steep first descent
+//     has no effect after kMemory / 2 further blocks. With few blocks this estimate is inaccurate.
+//   - Within blocks: from the differences of neighbouring losses. This estimate misses slow oscillations.
+// A block above the level may be part of a rise; it changes neither the level nor the noise. High losses are
+// left out of blocks.
 class LossRiseRule {
  public:
   static constexpr uint64_t kBlock = 32;
@@ -150,24 +150,27 @@ class LossRiseRule {
   }
 
  private:
-  // Ends a block of this mean; `within`: its estimate of the noise. Returns the first step of a rise, if any.
+  // Ends a block with the noise `within` it. Returns the first step of the rise that the block completes.
   std::optional<int64_t> end_block(double mean, double within);
   // Starts to learn a new level; keeps the estimates of the noise.
   void begin_anew();
-  // The noise of a block's mean; absent while learning.
+  // The noise of a block's mean. Absent until there are kLearning differences of blocks.
   std::optional<double> noise() const;
   bool is_above(double mean) const;
+  // Uses a block that is not above the level for the level and the noise.
   void learn(double mean, double within);
 
   // Of the present block: sum of losses / kBlock, sum of squared differences of neighbours, last loss.
   double sum_ = 0, squares_ = 0, last_ = 0;
-  double previous_ = 0, best_ = 0;  // mean of the last block that was not above the level; the level
+  // previous_: mean of the last block that was not above the level. best_: the level.
+  double previous_ = 0, best_ = 0;
   uint64_t in_block_ = 0;
   bool has_previous_ = false, has_best_ = false;
   int high_in_row_ = 0;
   int64_t block_step_ = 0, onset_step_ = 0;  // first step of the present block, and of the possible rise
-  Window<kLevel> level_;                     // means of the last blocks
-  Window<kMemory> differences_, within_;     // what the two estimates of the noise are made of
+  // Of the last blocks not above the level: means, differences of neighbouring means, noise within each.
+  Window<kLevel> level_;
+  Window<kMemory> differences_, within_;
 };
 
 }  // namespace foreshock

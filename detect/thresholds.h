@@ -8,8 +8,8 @@
 
 namespace foreshock {
 
-// Limits of the kernel's error, divided by that of plain (unfused) attention in the same precision.
-// flash-attention's own tests allow two and three times for its forward and backward.
+// Limits of the kernel's error, divided by the error of plain (unfused) attention in the same precision. The
+// tests of flash-attention allow the same factors: two for the forward pass, three for the backward pass.
 inline constexpr double kDeviationRatioForward = 2;
 inline constexpr double kDeviationRatioBackward = 3;
 
@@ -22,23 +22,25 @@ inline constexpr double kDeviationRatioKeys = 6;
 inline constexpr double kRowsOfLimit = 4096;
 
 // The sums of dK and of dV over all keys are known without computing attention (shadow/conservation.h). This
-// is the limit of their error, divided by its tolerance. Correct calls of PyTorch's CPU kernel have at most
-// 0.7 in bench/verdicts.py. If one key of 256 is left out, the ratio is 7 for dK and 2.5 for dV.
+// is the limit of the error of these sums, divided by the error that rounding explains. Correct calls of
+// PyTorch's CPU kernel have at most 0.7 in bench/verdicts.py. If one key of 256 is left out, the ratio is 7
+// for dK and 2.5 for dV.
 inline constexpr double kConservationRatio = 3;
 
-// The sums are judged only after this many backward slices of a layer have shown that its calls see all keys.
+// The sums of a layer are judged only after this many backward slices have shown that its calls see all keys.
 inline constexpr uint64_t kWholeCalls = 4;
 
 // An alarm needs this many of a layer's last 64 slices above the limit. A single slice may exceed it by
 // chance, if plain attention happens to have a small error; a single faulty head among 32 gives two slices.
 inline constexpr int kSlicesBeyond = 2;
-// The same for dK and dV. It is larger, since slices with few nonzero gradients count as well: in a training
-// that has memorized its data, one slice of dK in 800 exceeds the limit.
+// The same number for dK and dV. It is larger, since slices with few nonzero gradients count as well: in a
+// training that has memorized its data, one slice of dK in 800 exceeds the limit.
 inline constexpr int kSlicesBeyondKeys = 3;
 
-// Limits of the signed error (bias) of a pass, pooled over its slices, in ulp, and of its standard score
-// between slices. A bias alarm needs both to be exceeded, by the bias and by its excess over that of a
-// correct kernel on the same slices, but not by the exact result that was only rounded.
+// Limits of the bias of a pass, which is the mean signed error over its slices: kBiasUlp limits the bias in
+// ulp, kBiasZ the bias divided by its standard error. A bias alarm needs three conditions. The bias exceeds
+// both limits. So does its excess, with the same sign, over the bias of a correct kernel on the same slices.
+// The exact result, rounded to the trainer's precision, does not exceed both limits.
 inline constexpr double kBiasUlp = 0.05;
 inline constexpr double kBiasZ = 6;
 // Limit of the bias of dK and dV, in ulp. PyTorch's CPU kernel, which sums them in bf16, exceeds the bias of
@@ -63,14 +65,15 @@ enum class DetectorId : int {
 };
 inline constexpr size_t kDetectors = static_cast<size_t>(DetectorId::kCount);
 
-// The statistic of a detector (detector.h has the classes that compute it). Its effect is in parentheses.
+// The statistic of a detector (detector.h has the classes that compute it). It measures how certain a change
+// is. The effect, in parentheses, measures how large the change is. z and t are in standard errors.
 enum class Look : int {
-  kDrift,     // sum of a two-sided CUSUM of value / learned spread (mean of the values)
-  kRise,      // z of the recent mean of the logarithm above a learned baseline (that difference)
-  kDrop,      // z of the recent mean of the logarithm below a learned baseline (that difference)
-  kLimit,     // the second largest of the last values
-  kForecast,  // t of the slope of a line through the last values (how soon the line reaches `least`)
-  kGrowth,  // t of the slope through their logarithms, while the square is below its own running mean (rise)
+  kDrift,     // cumulative sum (two-sided CUSUM) of value / learned spread (effect: mean of the values)
+  kRise,      // z of the recent mean logarithm above the learned baseline (effect: their difference)
+  kDrop,      // z of the recent mean logarithm below the learned baseline (effect: their difference)
+  kLimit,     // the second largest of the last values (no effect)
+  kForecast,  // t of the slope of a line through the last values (effect: how soon it reaches `least`)
+  kGrowth,    // t of the slope of their logarithms, if the square is below its running mean (effect: rise)
 };
 
 // A row of the table of detectors. A detector warns if its statistic reaches `warn` and its effect `least`:

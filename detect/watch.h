@@ -23,7 +23,8 @@
 
 namespace foreshock {
 
-// A period in which one series of a detector was above level quiet. `place`, a layer or tensor, names it.
+// A period in which one series of a detector was above level quiet. `place` names the series: the layer's
+// label or the tensor's name.
 struct Episode {
   DetectorId detector;
   std::string place, layer;
@@ -44,8 +45,8 @@ class Precursors {
   void note(DetectorId detector, const std::string& place, const std::string& layer, Level level,
             int64_t step);
 
-  // The episodes that began before `onset` and lasted until it or ended at most kHorizon steps before it.
-  // Episodes that warned come first; then the earliest come first.
+  // The episodes that began before step `onset` and lasted until `onset` or ended at most kHorizon steps
+  // before it. Returns the first kMostNamed: those that warned come first, and among equals the earliest.
   std::vector<Episode> before(int64_t onset) const;
 
   // All episodes in the order of their first step.
@@ -61,7 +62,7 @@ class Precursors {
   std::deque<Episode> episodes_;
 };
 
-// Reads or writes one episode (state.h). A detector or level out of range makes the state invalid.
+// Reads or writes one episode by a reader or writer of state.h. A detector or level out of range is invalid.
 template <class State>
 void episode_fields(State& state, Episode& episode) {
   int id = static_cast<int>(episode.detector), most = static_cast<int>(episode.most);
@@ -94,23 +95,23 @@ void Precursors::fields(State& state) {
   list_fields(state, episodes_, kMost, episode_fields<State>);
 }
 
-// The kinds of events. The comments have the meaning of WatchEvent::step.
+// The kinds of events. The comments explain `step` of the WatchEvent.
 enum class WatchEventKind : int {
   kLossSpike,              // `step` is the onset
   kDivergence,             // `step` is the onset
   kLossRise,               // `step` is the onset
   kNonfiniteGradientNorm,  // `step` is the first of consecutive steps with such a norm
-  kResumed,                // the step count has gone back to `step`, from `value`
+  kResumed,                // the training has gone back to `step` from the step `value`
   kPrecursor,              // a detector's level has changed to `level` at `step`
 };
 inline constexpr int kWatchEventKinds = 6;
-inline constexpr int kLossEventKinds = 3;  // the first ones
+inline constexpr int kLossEventKinds = 3;  // the first three kinds, which are found in the loss
 const char* name_of(WatchEventKind kind);
 
 struct WatchEvent {
   WatchEventKind kind;
   int64_t step;
-  double value;  // the value that caused the event; NaN: it was not finite
+  double value;  // the value that caused the event; NaN: not finite, or the series was removed at the limit
   // kPrecursor only:
   DetectorId detector = DetectorId::kCount;
   std::string place, layer;
@@ -127,6 +128,7 @@ struct WatchReading {
   Reading reading;
 };
 
+// A spike, divergence or rise of the loss, with the episodes that preceded it.
 struct LossEventSeen {
   WatchEventKind kind = WatchEventKind::kLossSpike;
   int64_t onset_step = 0, declared_step = 0;
@@ -149,7 +151,8 @@ struct DetectorState {
   uint64_t values = 0, watches = 0, warnings = 0;
   size_t series = 0;            // series at present
   uint64_t series_dropped = 0;  // series refused or removed because of the limit
-  // The last value and score of the series with the highest score. NaN: no value since this process started.
+  // The last value and score of the series with the highest score. NaN: no series has had a finite value
+  // since this process started or the step count last went back.
   double value = NAN, score = 0;
   std::string value_layer;
   int64_t value_step = -1;
@@ -163,7 +166,7 @@ constexpr bool is_per_tensor(DetectorId id) {
 // All detectors of one rank. Every detector has its own limit of series, so that one detector cannot displace
 // the series of another. A detector of layers accepts every new layer; at the limit it removes a series of
 // the lowest level, the one without a value for longest. A detector of tensors refuses new series at the
-// limit. Since tensors are measured in turns, it would otherwise remove every series before its next value.
+// limit. Tensors are measured in turns, so it would otherwise remove every series before its next value.
 class RankWatch {
  public:
   static constexpr size_t kMostLayers = 4096;           // series of a detector of layers
@@ -176,9 +179,10 @@ class RankWatch {
                     const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out);
 
   // Takes a value of a series of one detector. `place` names the series: a layer's label or a tensor's name.
-  // `layer`: the label of the layer, "" if unknown. `control`: see Drift. `span`: steps that the value
-  // covers, 0 if that has no meaning. If the span of a series changes, the series learns again, since its
-  // earlier values have another meaning. Appends events to `*out`.
+  // `layer`: the label of the layer, "" if unknown. `control`: the same quantity for the exact result, only
+  // rounded (used for kDrift). `span`: number of steps that the value covers, 0 if it does not cover an
+  // interval. If the span of a series changes, the series learns again, since its earlier values have another
+  // meaning. Appends events to `*out`.
   Reading observe(DetectorId detector, const std::string& place, const std::string& layer, int64_t step,
                   double value, double control, std::vector<WatchEvent>* out, int64_t span = 0);
 
@@ -193,7 +197,7 @@ class RankWatch {
   // The states of all detectors. Iterates over all series: do not call it for every value.
   std::array<DetectorState, kDetectors> states() const;
 
-  // From now on appends every reading to `*readings`; null: to none. Not part of the saved state.
+  // From now on appends every reading to `*readings`; null: collects no readings. Not in the saved state.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
 
   template <class State>
@@ -205,7 +209,7 @@ class RankWatch {
     Detector detector;
     std::string layer;
     int64_t span = 0;
-    uint64_t last_used = 0;  // used_ at its last value
+    uint64_t last_used = 0;  // used_ after the last value of this series
     // The last value and its score; not part of the saved state.
     double value = NAN, score = 0;
     int64_t step = -1;
@@ -226,7 +230,7 @@ class RankWatch {
 
   SeriesMap series_;
   size_t count_[kDetectors] = {};                     // by detector: number of its series
-  uint64_t used_ = 0;                                 // values observed so far
+  uint64_t used_ = 0;                                 // values observed so far, over all series
   uint64_t given_up_[kDetectors] = {};                // by detector: series removed at the limit
   std::unordered_set<uint64_t> refused_[kDetectors];  // hashes of the names of refused series
   LossEventRule loss_rule_;
