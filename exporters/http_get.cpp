@@ -1,4 +1,4 @@
-// An HTTP client over non-blocking sockets: each wait ends at one deadline for the whole exchange.
+// An HTTP client over non-blocking sockets. One deadline ends every wait of the exchange.
 #include "exporters/http_get.h"
 
 #include <arpa/inet.h>
@@ -146,9 +146,10 @@ bool http_get(const std::string& address, int port, const std::string& path, int
     return fail("the answer is not HTTP");
   if (response.compare(9, 3, "200") != 0)  // "HTTP/1.1 200 OK": the status begins at byte 9
     return fail("answered " + response.substr(9, response.find("\r\n") - 9));
-  const size_t length_at = response.find("\r\nContent-Length: ");
-  if (length_at < head_end &&
-      std::strtoull(response.c_str() + length_at + 18, nullptr, 10) != response.size() - head_end - 4) {
+  constexpr std::string_view kLength = "\r\nContent-Length: ";
+  const size_t length_at = response.find(kLength);
+  if (length_at < head_end && std::strtoull(response.c_str() + length_at + kLength.size(), nullptr, 10) !=
+                                  response.size() - head_end - 4) {
     return fail("the answer ended early");
   }
   *body = response.substr(head_end + 4);

@@ -16,7 +16,7 @@
 namespace foreshock {
 namespace {
 
-// Whether both are the status of one file that did not change in between.
+// Whether `a` and `b` are the status of one file that did not change between the two calls of stat().
 bool is_same(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino && a.st_size == b.st_size && a.st_mode == b.st_mode &&
          a.st_uid == b.st_uid && a.st_mtim.tv_sec == b.st_mtim.tv_sec &&
@@ -35,7 +35,7 @@ std::string problem_of(const struct stat& status) {
 
 bool is_visible(char c) { return c > ' ' && c < '\x7f'; }
 
-// Whether the header value `text` begins with this scheme and a space. Sets *rest to the text behind them.
+// Whether the header value `text` begins with this scheme and a space. Sets *rest to what follows the spaces.
 bool has_scheme(std::string_view text, std::string_view scheme, std::string_view* rest) {
   if (text.size() <= scheme.size() || text[scheme.size()] != ' ' ||
       strncasecmp(text.data(), scheme.data(), scheme.size()) != 0)
@@ -53,7 +53,7 @@ std::string decode_base64_prefix(std::string_view text) {
   for (char c : text) {
     const size_t digit = kDigits.find(c);
     if (digit == kDigits.npos) break;
-    bits = (bits << 6 | static_cast<unsigned>(digit)) & 0xffff;  // at most 14 bits are not output yet
+    bits = (bits << 6 | static_cast<unsigned>(digit)) & 0xffff;  // the low `count` bits are not output yet
     if ((count += 6) < 8) continue;
     count -= 8;
     bytes += static_cast<char>(bits >> count & 0xff);
@@ -100,6 +100,7 @@ std::unique_ptr<BearerToken> BearerToken::open(const std::string& path, std::str
   return token->token_.empty() ? nullptr : std::move(token);
 }
 
+// If the changed file cannot be read, the token becomes empty, and admits() refuses every request.
 void BearerToken::read_if_changed() {
   struct stat now = {};
   if (stat(path_.c_str(), &now) == 0 && is_same(now, seen_)) return;
@@ -113,7 +114,7 @@ bool BearerToken::admits(std::string_view authorization) {
   std::string_view given;
   if (has_scheme(authorization, "Bearer", &given)) return equal_in_constant_time(given, token_);
   if (!has_scheme(authorization, "Basic", &given)) return false;
-  const std::string pair = decode_base64_prefix(given);
+  const std::string pair = decode_base64_prefix(given);  // USER:PASSWORD, the password being the token
   const size_t colon = pair.find(':');
   return colon != pair.npos && equal_in_constant_time(std::string_view(pair).substr(colon + 1), token_);
 }
@@ -136,16 +137,16 @@ int hex_digit(char c) {
 // Decodes %XX. An invalid sequence stays as it is.
 std::string percent_decoded(std::string_view text) {
   std::string decoded;
-  for (size_t at = 0; at < text.size(); ++at) {
-    const int high = text[at] == '%' && at + 2 < text.size() ? hex_digit(text[at + 1]) : -1;
-    const int low = high >= 0 ? hex_digit(text[at + 2]) : -1;
-    decoded += low >= 0 ? static_cast<char>(high * 16 + low) : text[at];
-    if (low >= 0) at += 2;
+  for (size_t n = 0; n < text.size(); ++n) {
+    const int high = text[n] == '%' && n + 2 < text.size() ? hex_digit(text[n + 1]) : -1;
+    const int low = high >= 0 ? hex_digit(text[n + 2]) : -1;
+    decoded += low >= 0 ? static_cast<char>(high * 16 + low) : text[n];
+    if (low >= 0) n += 2;
   }
   return decoded;
 }
 
-// The state of the run that the request names, or of the agent if it names none.
+// The state of the run that the request names (`?run=LABEL`), or the state of the agent without a name.
 HttpReply state(const HttpRequest& request, const std::shared_ptr<const Published>& published) {
   constexpr std::string_view kJson = "application/json";
   const std::string run = query_value(request.target, "run");
@@ -157,7 +158,7 @@ HttpReply state(const HttpRequest& request, const std::shared_ptr<const Publishe
 
 // Returns a reply with status 503 if the published state is older than `max_age`, else nothing. The thread
 // that publishes may hang, on a disk for example, while the HTTP thread still answers.
-std::optional<HttpReply> refusal_of_age(const Published& published, std::chrono::seconds max_age) {
+std::optional<HttpReply> refusal_if_old(const Published& published, std::chrono::seconds max_age) {
   const auto age = std::chrono::steady_clock::now() - published.made;
   if (age <= max_age) return std::nullopt;
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(age).count();
@@ -165,20 +166,20 @@ std::optional<HttpReply> refusal_of_age(const Published& published, std::chrono:
 }
 
 HttpReply health(const Published& published) {
-  if (const auto refused = refusal_of_age(published, Published::kStaleAfter)) return *refused;
+  if (const auto refused = refusal_if_old(published, Published::kStaleAfter)) return *refused;
   return {published.healthy ? 200 : 503, kText, shared(published.health_text + "\n")};
 }
 
 }  // namespace
 
 std::string query_value(std::string_view target, std::string_view key) {
-  size_t at = target.find('?');
-  while (at < target.size()) {
-    const size_t end = std::min(target.find('&', at + 1), target.size());
-    const std::string_view pair = target.substr(at + 1, end - at - 1);
+  size_t separator = target.find('?');
+  while (separator < target.size()) {
+    const size_t end = std::min(target.find('&', separator + 1), target.size());
+    const std::string_view pair = target.substr(separator + 1, end - separator - 1);
     if (pair.size() > key.size() && pair.starts_with(key) && pair[key.size()] == '=')
       return percent_decoded(pair.substr(key.size() + 1));
-    at = end;
+    separator = end;
   }
   return "";
 }
@@ -198,8 +199,9 @@ HttpReply refusal(int status, std::string_view why) {
   return {status, kText, shared(std::string(why) + "\n")};
 }
 
+// kTooOldAfter is longer than the kStaleAfter of health(), because a busy node makes the agent slow.
 HttpReply HttpRoutes::metrics(const Published& published) {
-  if (const auto refused = refusal_of_age(published, Published::kTooOldAfter)) return *refused;
+  if (const auto refused = refusal_if_old(published, Published::kTooOldAfter)) return *refused;
   if (metrics_text_ == nullptr || metrics_source_ != published.metrics) {
     metrics_source_ = published.metrics;
     metrics_text_ = shared(metrics_source_ ? exposition(*metrics_source_) : "");
@@ -207,8 +209,8 @@ HttpReply HttpRoutes::metrics(const Published& published) {
   return {200, "text/plain; version=0.0.4; charset=utf-8", metrics_text_};
 }
 
-// The history of the run that the request names, or of all runs if it names none. Replies are cached until
-// the history changes, but only for runs with tables, so that names in requests cannot fill the memory.
+// The history of the run that the request names, or of all runs without a name. Replies are cached until the
+// history changes, but only for runs with tables, so that names in requests cannot fill the memory.
 HttpReply HttpRoutes::history(const HttpRequest& request, const Published& published) {
   if (history_source_ != published.history) history_texts_.clear();
   history_source_ = published.history;
@@ -223,8 +225,8 @@ HttpReply HttpRoutes::history(const HttpRequest& request, const Published& publi
   return {200, "application/json", std::move(text)};
 }
 
-// Whether the request may come from a foreign web page: one that reaches this server through a domain name
-// that resolves to 127.0.0.1 (DNS rebinding) sends that name as Host. A token keeps such pages out too.
+// Whether the request may come from a foreign web page. A page that reaches this server through a domain name
+// that resolves to 127.0.0.1 (DNS rebinding) sends that name as Host. A token keeps such pages out as well.
 bool HttpRoutes::is_foreign(std::string_view host) const {
   return token_ == nullptr && !allows_any_host_ && !is_loopback_host(host);
 }
@@ -255,8 +257,8 @@ HttpReply HttpRoutes::answer(const HttpRequest& request, const std::shared_ptr<c
 
 namespace {
 
-// Five digits are enough for a chart. nlohmann's library would write up to nine and take three times as long,
-// which matters for a history of hundreds of thousands of numbers.
+// Writes five digits, which are enough for a chart. nlohmann's JSON library would write up to nine and take
+// three times as long, which matters for a history of hundreds of thousands of numbers.
 void append_number(float value, std::string* text) {
   if (!std::isfinite(value)) {
     *text += "null";
@@ -267,7 +269,7 @@ void append_number(float value, std::string* text) {
   text->append(buffer, end.ptr);
 }
 
-// As a JSON string. Invalid UTF-8 is replaced.
+// Returns `name` as a JSON string. Invalid UTF-8 is replaced.
 std::string quoted(const std::string& name) {
   return nlohmann::json(name).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }

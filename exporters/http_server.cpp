@@ -38,15 +38,15 @@ using StreamProtocol = asio::generic::stream_protocol;  // TCP or a Unix socket
 using std::chrono::seconds;
 
 constexpr uint32_t kMaxHeadBytes = 8192;  // of a request
-constexpr seconds kIdleTime(60);
-constexpr seconds kHeadTime(1);  // from the first byte of a request head
-constexpr seconds kReplyTime(4);
+constexpr seconds kIdleTime(60);          // longest wait for the first byte of a request
+constexpr seconds kHeadTime(1);           // to read a head after its first byte, or to discard unread bytes
+constexpr seconds kReplyTime(4);          // to send a reply
 constexpr size_t kMaxReplyBytes = 64 << 20;  // our client (http_get.h) reads no more
 
 class HttpSession;
 using HttpSessions = std::list<HttpSession*>;  // the connection that has been silent longest comes first
 
-// What the sessions share. Used only by the server's thread, except `published`.
+// What the sessions share. Only the server's thread uses it, except `published`, which `mutex` guards.
 struct HttpShared {
   std::shared_ptr<const Published> current() {
     const std::lock_guard lock(mutex);
@@ -73,7 +73,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void wait() {
     if (buffer_.size() > 0) return read_head();  // the client sent the next request without waiting
     stream_.expires_after(kIdleTime);
-    // An empty read of the stream, unlike socket().async_wait, obeys its timeout.
+    // Waits by a read instead of socket().async_wait(), which would not obey the timeout of the stream.
     stream_.async_read_some(buffer_.prepare(kMaxHeadBytes),
                             [self = shared_from_this()](beast::error_code error, size_t bytes) {
                               if (error) return;
@@ -87,7 +87,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
 
  private:
   void read_head() {
-    // Moves this session to the end of the list, since its client was heard last.
+    // Moves this session to the end of the list, since its client was the last to send something.
     shared_->sessions.splice(shared_->sessions.end(), shared_->sessions, list_entry_);
     parser_.emplace();
     parser_->header_limit(kMaxHeadBytes);
@@ -101,7 +101,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
     if (error == http::error::header_limit || error == http::error::buffer_overflow)
       return send(refusal(431, "the request head is too large"), false);
     if (error == http::error::body_limit) return send(refusal(413, "no request body is taken"), false);
-    // With these two errors the client has closed. Others of their category come from the parser.
+    // With these two errors the client has closed. The other errors of their category come from the parser.
     if (error == http::error::end_of_stream || error == http::error::partial_message) return;
     const bool malformed =
         error && error.category() == http::make_error_code(http::error::end_of_stream).category();
@@ -115,7 +115,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
                               parser_->chunked() || parser_->content_length().value_or(0) > 0,
                               text(head[http::field::authorization])};
     const HttpReply reply = shared_->routes.answer(request, shared_->current());
-    // A body is not read, so on a kept connection it would be parsed as the next request.
+    // A request's body is not read, so on a kept connection it would be parsed as the next request.
     send(reply, head.keep_alive() && !request.has_body);
   }
 
@@ -215,15 +215,15 @@ struct HttpServer::Impl {
   std::unique_ptr<asio::io_context> context;
   std::optional<tcp::acceptor> acceptor;  // only one of the two acceptors is set
   std::optional<asio::local::stream_protocol::acceptor> socket_acceptor;
-  struct stat socket_file = {};  // status of the socket file that listen_at() created
-  std::optional<asio::steady_timer> pause;
+  struct stat socket_file = {};             // status of the socket file that listen_at() created
+  std::optional<asio::steady_timer> pause;  // between a failed accept and the next one
   std::thread thread;
   std::string address;
   int port = 0;
 
   beast::error_code listen(const std::string& wanted_address, int wanted_port);
   beast::error_code listen_at(const std::string& path);
-  beast::error_code bind(int wanted, int last);
+  beast::error_code bind(int first_port, int last_port);
   void accept();
   template <class Socket>
   void on_accept(beast::error_code error, Socket socket);
@@ -249,8 +249,8 @@ beast::error_code HttpServer::Impl::listen(const std::string& wanted_address, in
 beast::error_code HttpServer::Impl::listen_at(const std::string& path) {
   using local = asio::local::stream_protocol;
   beast::error_code error;
-  struct stat there = {};
-  if (lstat(path.c_str(), &there) == 0 && S_ISSOCK(there.st_mode)) {
+  struct stat existing = {};
+  if (lstat(path.c_str(), &existing) == 0 && S_ISSOCK(existing.st_mode)) {
     local::socket probe(*context);
     probe.connect(local::endpoint(path), error);
     if (!error) return asio::error::address_in_use;
@@ -261,22 +261,22 @@ beast::error_code HttpServer::Impl::listen_at(const std::string& path) {
   socket_acceptor->open(local(), error);
   // The socket must be created with mode 0600: with a chmod() after bind() any user could connect in between.
   // No other thread runs yet, so umask() affects only this socket.
-  const mode_t before = umask(0177);
+  const mode_t old_mask = umask(0177);
   if (!error) socket_acceptor->bind(local::endpoint(path), error);
-  umask(before);
+  umask(old_mask);
   if (!error && lstat(path.c_str(), &socket_file) != 0) error = asio::error::not_found;
   if (!error) socket_acceptor->listen(asio::socket_base::max_listen_connections, error);
   return error;
 }
 
-// Listens on the Unix socket, or on the port `wanted`, or on the first free port after it up to `last`.
-beast::error_code HttpServer::Impl::bind(int wanted, int last) {
+// Listens on the Unix socket, or on the first free port from `first_port` to `last_port`.
+beast::error_code HttpServer::Impl::bind(int first_port, int last_port) {
   if (is_socket_path(address)) return listen_at(address.substr(kUnix.size()));
   beast::error_code failure;
-  int tried = wanted;
+  int port_to_try = first_port;
   do {
-    failure = listen(address, tried);
-  } while (failure == asio::error::address_in_use && ++tried <= last);
+    failure = listen(address, port_to_try);
+  } while (failure == asio::error::address_in_use && ++port_to_try <= last_port);
   return failure;
 }
 
@@ -361,11 +361,11 @@ bool HttpServer::start(const std::string& wanted_address, int port, std::string*
   impl_->accept();
 
   // Signals are for the agent's main thread, so the new thread blocks them.
-  sigset_t all, before;
+  sigset_t all, own_mask;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_sigmask(SIG_SETMASK, &all, &own_mask);
   impl_->thread = std::thread([this] { impl_->serve(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_sigmask(SIG_SETMASK, &own_mask, nullptr);
   return true;
 }
 

@@ -90,11 +90,11 @@ RecordFile::RecordFile(int file, std::string path, bool is_regular, uint64_t ino
 
 RecordFile::~RecordFile() { close(file_); }
 
-// Renames the file to older_part() and starts a new one, which is locked before it gets the name of the
-// record, so that no other writer can take it. On failure the present file stays in use.
+// Renames the file to older_part() and starts a new file at the name of the record. The new file is locked
+// before it gets that name, so that no other writer can take it. On failure the present file stays in use.
 void RecordFile::begin_new_part() {
   const std::string next = path_ + ".new";
-  // The file may exist: an agent may have been killed at the first rename. It is empty then.
+  // `next` may exist, empty, if an agent was killed before the second rename().
   const int file = ::open(next.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_APPEND | O_CLOEXEC, 0600);
   struct stat status = {};
   if (file < 0) return;
@@ -141,16 +141,16 @@ constexpr std::chrono::milliseconds kFlushEvery{1000};
 }  // namespace
 
 struct RecordWriter::Shared {
-  Shared(std::unique_ptr<RecordFile> to, int spool_file) : file(std::move(to)), spool(spool_file) {}
+  Shared(std::unique_ptr<RecordFile> record, int spool_file) : file(std::move(record)), spool(spool_file) {}
 
-  const std::unique_ptr<RecordFile> file;  // used only by the thread while is_writing
+  const std::unique_ptr<RecordFile> file;  // while is_writing, used only by the thread in attempt()
   const bool is_regular = file != nullptr && file->is_regular();
-  std::mutex mutex;  // guards everything below; all functions must be called with it held, except work()
+  std::mutex mutex;  // guards everything below; must be held when a function is called, except work()
   std::condition_variable changed;
   RecordSpool spool;
-  std::string waiting;     // lines that are not in the file
-  size_t ready_bytes = 0;  // of `waiting`, from its start: what the next attempt writes; copied to the spool
-  uint64_t size = 0, inode = 0;      // of the file
+  std::string waiting;           // lines that are not in the file
+  size_t ready_bytes = 0;        // the first bytes of `waiting`, which are in the spool and are written next
+  uint64_t size = 0, inode = 0;  // of the file, after the last attempt
   uint64_t requested = 0, done = 0;  // numbers of the last requested and the last finished attempt to write
   bool is_writing = false, is_ending = false;
   Clock::time_point began;  // start of the present attempt
@@ -215,13 +215,13 @@ void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
   size = file->size();
   waiting.erase(0, appended.bytes);
   ready_bytes -= appended.bytes;
-  const bool is_another_file = inode != file->inode();
+  const bool is_another_file = inode != file->inode();  // append() has begun a new part
   inode = file->inode();
   if (appended.error != 0)
     fail(std::strerror(appended.error));
   else
     is_failing = false;
-  // In the same file, written lines may stay in the spool: RecordSpool::missing() removes them.
+  // In the same file, written lines may stay in the spool: RecordSpool::missing() finds them by their offset.
   if (ready_bytes == 0)
     spool.clear();
   else if (is_another_file)
@@ -269,19 +269,19 @@ RecordWriter::~RecordWriter() {
   if (is_done)
     thread_.join();
   else
-    thread_.detach();
+    thread_.detach();  // it hangs in a write to the file
 }
 
 bool RecordWriter::start_thread() {
   if (thread_.joinable()) return true;
-  sigset_t all, before;  // the new thread blocks all signals, so that the agent's main thread gets them
+  sigset_t all, own_mask;  // the new thread blocks all signals, so that the agent's main thread gets them
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_sigmask(SIG_SETMASK, &all, &own_mask);
   try {
     thread_ = std::thread([shared = shared_] { shared->work(); });
   } catch (const std::system_error&) {  // no thread can be created: the caller has to wait for the disk
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_sigmask(SIG_SETMASK, &own_mask, nullptr);
   return thread_.joinable();
 }
 
@@ -314,15 +314,15 @@ void RecordWriter::copy_to_spool() {
     shared_->copy_to_spool();
     if (shared_->survives() || shared_->is_failing) return;
   }
-  // Twice the patience: the time of an attempt counts from when the thread starts it, and check_for_hang() at
-  // the end of write_out() must find it expired.
+  // Twice kPatience: only after kPatience can check_for_hang(), at the end of write_out(), find a hang, and
+  // the time of an attempt counts from when the thread starts it.
   write_out(2 * kPatience);
 }
 
 void RecordWriter::append(const std::string& line) {
   std::unique_lock lock(shared_->mutex);
   bool is_put = shared_->put(line);
-  if (!is_put && !shared_->is_failing) {  // makes room; a failing file is not waited for
+  if (!is_put && !shared_->is_failing) {  // writes lines to make room, but does not wait for a failing file
     lock.unlock();
     write_out(kPatience);
     lock.lock();
@@ -335,8 +335,8 @@ void RecordWriter::append(const std::string& line) {
 
 bool RecordWriter::is_incomplete() const {
   const std::unique_lock lock(shared_->mutex);
-  const bool would_be = shared_->is_failing && !shared_->waiting.empty() && !shared_->survives();
-  return shared_->lines_lost > 0 || would_be;
+  const bool would_lose_lines = shared_->is_failing && !shared_->waiting.empty() && !shared_->survives();
+  return shared_->lines_lost > 0 || would_lose_lines;
 }
 
 std::string RecordWriter::take_error() {
@@ -362,6 +362,7 @@ uint64_t RecordWriter::lines_lost() const {
 
 namespace {
 
+// The first line of a spool: inode of the record and the position of the spool's first line in it.
 constexpr char kHeading[] = "foreshock spool %016" PRIx64 " %016" PRIx64 "\n";
 constexpr size_t kHeadingBytes = sizeof "foreshock spool 0123456789abcdef 0123456789abcdef\n" - 1;
 

@@ -1,4 +1,4 @@
-// Converts lines of a record to JSON, their tables to Markdown, and bytes to base64 and back.
+// Converts lines of a record to JSON, the tables of their fields to Markdown, and bytes to base64 and back.
 #include "exporters/record_line.h"
 
 #include <algorithm>
@@ -95,8 +95,9 @@ constexpr std::array<uint8_t, 256> kValues = [] {
   return values;
 }();
 
-uint32_t byte_at(std::string_view bytes, size_t at) {
-  return at < bytes.size() ? static_cast<uint8_t>(bytes[at]) : 0;
+// 0 beyond the end.
+uint32_t byte_at(std::string_view bytes, size_t index) {
+  return index < bytes.size() ? static_cast<uint8_t>(bytes[index]) : 0;
 }
 
 }  // namespace
@@ -116,7 +117,7 @@ std::optional<std::string> from_base64(std::string_view text) {
   if (text.size() % 4 != 0) return std::nullopt;
   std::string bytes;
   bytes.reserve(text.size() / 4 * 3);
-  size_t digits = text.size();
+  size_t digits = text.size();  // without at most two '=' at the end
   while (digits > 0 && text.size() - digits < 2 && text[digits - 1] == '=') --digits;
   uint32_t word = 0;
   for (size_t at = 0; at < digits; ++at) {

@@ -50,7 +50,7 @@ bool take(const Json& json, std::vector<int64_t>* value) {
   return true;
 }
 
-// Members of a JSON object. In an object of numbers, null stands for a value that is not finite.
+// Takes one member of a JSON object of numbers, in which null stands for a value that is not finite.
 bool take_member(const Json& json, double* value) {
   if (json.is_number()) *value = json.get<double>();
   if (json.is_null()) *value = std::numeric_limits<double>::quiet_NaN();
@@ -72,7 +72,7 @@ bool take(const Json& json, std::map<std::string, Value>* value) {
 
 void set_nan(std::optional<double>* value) { *value = std::numeric_limits<double>::quiet_NaN(); }
 template <class Value>
-void set_nan(Value*) {}  // only fields of type double can be listed in "nonfinite"
+void set_nan(Value*) {}  // "nonfinite" lists only fields of type double
 
 bool is_in_list(const Json& names, const char* name) {
   if (!names.is_array()) return false;
@@ -178,7 +178,7 @@ bool RecordReader::read_line(std::string_view* text, bool* whole) {
   *whole = !file_.eof();
   offset_ = read_;
   read_ += read;
-  if (read == 0 && !*whole) {
+  if (read == 0 && !*whole) {  // the file has ended; if it was the older part, the newer part follows
     if (!newer_part_.is_open()) return false;
     file_ = std::move(newer_part_);
     newer_part_ = {};
@@ -219,7 +219,7 @@ std::optional<RecordLine> RecordReader::next() {
     if (std::optional<RecordLine> line = parse_record_line(text, &why)) return line;
     if (whole) {
       note_bad(why);
-    } else {
+    } else {  // the last line, whose writer was killed or is still writing: not a bad line
       ends_torn_ = true;
       torn_problem_ = "line " + std::to_string(lines_) + ": " + why;
     }
@@ -274,7 +274,7 @@ std::string row(const Line& line, const Cell& cell_of) {
 }  // namespace
 
 const char* type_of(const RecordLine& line) {
-  return std::visit([](const auto& of) { return of.kType; }, line);
+  return std::visit([](const auto& typed) { return typed.kType; }, line);
 }
 
 std::string csv_text(std::string_view text) {
@@ -289,13 +289,17 @@ std::string csv_text(std::string_view text) {
 
 std::string csv_header(const RecordLine& line) {
   return std::visit(
-      [](const auto& of) { return row(of, [](const char* name, const auto&) { return std::string(name); }); },
+      [](const auto& typed) {
+        return row(typed, [](const char* name, const auto&) { return std::string(name); });
+      },
       line);
 }
 
 std::string csv_row(const RecordLine& line) {
   return std::visit(
-      [](const auto& of) { return row(of, [](const char*, const auto& value) { return cell(value); }); },
+      [](const auto& typed) {
+        return row(typed, [](const char*, const auto& value) { return cell(value); });
+      },
       line);
 }
 
