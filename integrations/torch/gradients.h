@@ -1,10 +1,11 @@
 // Reports the norms of gradients before clipping. A training that clips computes the norm of every gradient
-// itself, by _foreach_norm or linalg_vector_norm. Hooks note these results together with their tensors. When
-// the optimizer steps, the norms of its parameters' gradients are reported to the core (libforeshock.so).
-// Norms after clipping are never reported. If a tensor is clipped by value, its later norms are not used.
+// itself, by _foreach_norm or linalg_vector_norm. Hooks on these operations note each tensor and its norm.
+// When the optimizer steps, the norms of its parameters' gradients are reported to the core
+// (libforeshock.so). Norms after clipping are never reported. If a tensor is clipped by value, its later
+// norms are not used.
 //
-// If the training computes no norms, the core computes them from the values of the gradients in sampled
-// steps, unless something has written the gradients since the backward pass.
+// If the training computes no norms, the core computes the norms from the values of the gradients in sampled
+// steps, unless anything but backward passes and the averaging over ranks has written the gradients.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_GRADIENTS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_GRADIENTS_H_
 
@@ -25,27 +26,28 @@
 
 namespace foreshock::adapter {
 
-// Maximum number of gradients, and of norms, of one step that are remembered. A vector of this capacity takes
+// Maximum number of gradients, and of norms, that are remembered in one step. A vector of this capacity takes
 // physical memory only for the pages in use.
 inline constexpr size_t kMostMarks = 65536;
 
 // Notes the norms that the training has computed since the last backward pass began (TrainingClock::epoch()
-// changed). Any thread; a call is dropped if another thread holds the object: the norms are then incomplete.
+// changed). Any thread; if another thread holds the object, a call is dropped, and match() returns kSome.
 class GradientNorms {
  public:
-  // Notes one norm. Only the first norm of a tensor in one backward pass is used, since later ones may be
-  // taken after clipping. A norm on a device has no `value`. The core copies it to the host later and refers
-  // to it by `number` (see foreshock_fetch); 0: it is not copied, so the norm is unknown.
+  // Notes one norm. Only the first norm of a tensor after a backward pass is used, since later ones may be
+  // taken after clipping. A norm on a device has no `value`. The core copies the norm to the host later and
+  // refers to it by `number` (foreshock_fetch() in hook.h). Number 0: not copied, so the norm is unknown.
   void note(const at::Tensor& tensor, const std::optional<double>& value, uint64_t number = 0) noexcept {
     const bool is_known = value.has_value() || number != 0;
     add(tensor, {.is_known = is_known, .value = value.value_or(0), .number = number});
   }
 
-  // Norms of this tensor that are computed from now on are not used.
+  // Norms of this tensor that are computed later are not used, since find() returns the first note.
   void note_clipped(const at::Tensor& tensor) noexcept { add(tensor, {.is_norm = false}); }
 
   // A gradient scaler multiplies these gradients by `inverse_scale` after their norms were computed, so the
-  // norms are multiplied too. If the scale (empty then) or a norm is on a device, the norm becomes unknown.
+  // norms are multiplied too. If `inverse_scale` is empty (on a device) or a norm is on a device, the norm
+  // becomes unknown.
   void unscale(const c10::List<at::Tensor>& tensors, const std::optional<double>& inverse_scale) noexcept {
     const TryGuard turn(busy_);
     if (!owns(turn)) return;
@@ -61,8 +63,8 @@ class GradientNorms {
   // kNone: no norm of the tensors was noted. kAll: a usable norm of each was noted. kSome: anything else.
   enum class Found { kNone, kSome, kAll };
 
-  // For each tensor i with a norm noted in this backward pass: fills in squares[i], the square of the norm
-  // times inverse_scale, or numbers[i] if the norm is on a device, where it cannot be multiplied.
+  // For each tensor i with a norm noted since the last backward pass began: sets squares[i] to the square of
+  // (norm * inverse_scale), or numbers[i] if the norm is on a device, where it cannot be multiplied.
   Found match(const std::vector<const c10::TensorImpl*>& tensors, double inverse_scale,
               std::vector<double>* squares, std::vector<uint64_t>* numbers) noexcept {
     const TryGuard turn(busy_);
@@ -82,9 +84,9 @@ class GradientNorms {
     return found == tensors.size() && unusable == 0 ? Found::kAll : Found::kSome;
   }
 
-  // Whether the training may have clipped copies of the gradients: whether a norm was noted of a tensor that
-  // is not a parameter and is as large as one gradient or as all together. `parameters` must be sorted. Call
-  // it if match() found no norm of the gradients themselves.
+  // Whether the training may have clipped copies of the gradients. It may if a norm was noted for a tensor
+  // that is not a parameter and has as many elements as one gradient, or as all gradients together.
+  // `parameters` must be sorted. Call it if match() found no norm of the gradients themselves.
   bool may_be_of_copies(const std::vector<const c10::TensorImpl*>& gradients,
                         const std::vector<StorageRange>& parameters) {
     const TryGuard turn(busy_);
@@ -121,7 +123,7 @@ class GradientNorms {
     bool is_norm = true;    // false: the tensor was clipped
     bool is_known = false;  // false: a norm was computed, but it could not be read
     double value = 0;       // 0 also if the norm is unknown or on a device
-    uint64_t number = 0;    // of foreshock_fetch; 0: not on a device
+    uint64_t number = 0;    // from foreshock_fetch(); 0: not copied from a device
   };
   struct Row {
     StorageMark mark;  // identifies the tensor
@@ -146,15 +148,15 @@ class GradientNorms {
 
   // The first note of this tensor; null if there is none.
   Row* find(const c10::TensorImpl& tensor) noexcept {
-    const auto before = [](const Row& a, const Row& b) {
+    const auto comes_before = [](const Row& a, const Row& b) {
       return std::tie(a.mark.range(), a.index) < std::tie(b.mark.range(), b.index);
     };
-    if (!sorted_) std::ranges::sort(rows_, before);
+    if (!sorted_) std::ranges::sort(rows_, comes_before);
     sorted_ = true;
     const StorageRange range = storage_range_of(tensor);
-    const auto at =
+    const auto first =
         std::ranges::lower_bound(rows_, range, {}, [](const Row& row) { return row.mark.range(); });
-    return at != rows_.end() && at->mark.range() == range ? &*at : nullptr;
+    return first != rows_.end() && first->mark.range() == range ? &*first : nullptr;
   }
 
   void clear() noexcept {
@@ -245,32 +247,34 @@ class UnscaleHook final : public c10::OperatorKernel {
   explicit UnscaleHook(const c10::FunctionSchema& schema)
       : arguments_(static_cast<int>(schema.arguments().size())),
         self_(argument_index(schema, "self")),
-        found_(argument_index(schema, "found_inf")),
-        inverse_(argument_index(schema, "inv_scale")) {}
+        found_inf_(argument_index(schema, "found_inf")),
+        inverse_scale_(argument_index(schema, "inv_scale")) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
     if (goes_to_device(below))
-      observe(peek(*stack, arguments_, self_), tensor_or_undefined(peek(*stack, arguments_, found_)),
-              tensor_or_undefined(peek(*stack, arguments_, inverse_)));
+      observe(peek(*stack, arguments_, self_), tensor_or_undefined(peek(*stack, arguments_, found_inf_)),
+              tensor_or_undefined(peek(*stack, arguments_, inverse_scale_)));
     op.redispatchBoxed(below, stack);
   }
 
  private:
-  static void observe(const c10::IValue& tensors, const at::Tensor& found,
-                      const at::Tensor& inverse) noexcept {
+  static void observe(const c10::IValue& tensors, const at::Tensor& found_inf,
+                      const at::Tensor& inverse_scale) noexcept {
     training_clock().on_scaler();
-    if (is_number_on_device(found)) watched_numbers().watch(found, WatchedNumbers::Kind::kFoundInf, 0);
-    if (is_number_on_device(inverse)) training_clock().on_unscale(inverse);
-    if (tensors.isTensorList()) gradient_norms().unscale(tensors.toTensorList(), scalar_on_cpu(inverse));
+    if (is_number_on_device(found_inf))
+      watched_numbers().watch(found_inf, WatchedNumbers::Kind::kFoundInf, 0);
+    if (is_number_on_device(inverse_scale)) training_clock().on_unscale(inverse_scale);  // unscales losses
+    if (tensors.isTensorList())
+      gradient_norms().unscale(tensors.toTensorList(), scalar_on_cpu(inverse_scale));
   }
 
-  const int arguments_, self_, found_, inverse_;
+  const int arguments_, self_, found_inf_, inverse_scale_;
 };
 
-// Remembers the gradients that backward passes have left in the parameters since the last step. Gradients
-// that the training has assigned (`p.grad = f(p.grad)`) may have the same version (torch's count of in-place
-// writes). Any thread; a call is dropped if another thread holds the object.
+// Remembers the gradients that backward passes have left in the parameters since the last step. Their version
+// (torch's count of in-place writes) does not identify them: a gradient that the training has assigned
+// (`p.grad = f(p.grad)`) may have the same. Any thread; a call is dropped if another thread holds the object.
 class EngineGradients {
  public:
   void note(const at::Tensor& gradient) noexcept try {
@@ -317,7 +321,7 @@ inline EngineGradients& engine_gradients() {
   return *gradients;
 }
 
-// Whether autograd is at the node that stores the gradient of a parameter.
+// Whether this thread runs the node of autograd that stores the gradient of a parameter.
 inline bool in_accumulate_grad() {
   const auto node = torch::autograd::get_current_node();  // its pointer type differs between torch versions
   return node && std::strstr(typeid(*node).name(), "AccumulateGrad") != nullptr;
@@ -389,13 +393,14 @@ inline void hook_clipping(torch::Library& aten) {
 
 // Reports the gradients of one step just before the optimizer uses them. Any thread; a call is dropped if
 // another thread holds the object. The version of a tensor, which torch increments at every in-place write,
-// shows whether anything but backward passes has written the gradients.
+// shows whether anything but backward passes and the averaging over ranks has written the gradients.
 class GradientReport {
  public:
-  // Reports the norms if the training has computed all of them; else, in a sampled step, the values, if only
-  // backward passes have written them. `parameters`: addresses of live TensorImpls. `inverse_scale`: the
-  // factor by which the optimizer itself multiplies gradients. `copies`: how often per step the averaging
-  // over ranks writes into each gradient. `may_be_written_untracked`: by kernels that increment no version.
+  // Reports the norms if the training has computed all of them. If it has computed none, reports the values
+  // of the gradients in a sampled step if is_untouched(). `parameters`: addresses of live TensorImpls.
+  // `inverse_scale`: the factor by which the optimizer itself multiplies gradients. `copies`: how often per
+  // step the averaging over ranks writes into each gradient. `may_be_written_untracked`: whether kernels that
+  // increment no version may have written the gradients.
   void publish(const void* const* parameters, size_t count, double inverse_scale, uint32_t copies,
                bool may_be_written_untracked) {
     const TryGuard turn(busy_);
@@ -406,22 +411,22 @@ class GradientReport {
       gradients_[i].norm_fetched = numbers_[i];
     }
     if (found == GradientNorms::Found::kAll) return send();
-    const bool none = found == GradientNorms::Found::kNone;
-    if (gradient_norms().is_full() || (none && engine_gradients().is_full()))
+    const bool has_no_norm = found == GradientNorms::Found::kNone;
+    if (gradient_norms().is_full() || (has_no_norm && engine_gradients().is_full()))
       return foreshock_gradients_too_many();
-    const bool untouched = none && !may_be_written_untracked && is_untouched(copies) &&
+    const bool untouched = has_no_norm && !may_be_written_untracked && is_untouched(copies) &&
                            !gradient_norms().may_be_of_copies(tensors_, parameter_ranges());
     if (!untouched || inverse_scale != 1 || !foreshock_step_is_sampled()) return;
     for (size_t i = 0; i < gradients_.size(); ++i) {
-      const bool is_of_pass = was_in_graph(*static_cast<const c10::TensorImpl*>(gradients_[i].identity));
-      if (!is_of_pass || !describe_values(*tensors_[i], &gradients_[i])) return;
+      const auto& parameter = *static_cast<const c10::TensorImpl*>(gradients_[i].identity);
+      if (!was_in_graph(parameter) || !describe_values(*tensors_[i], &gradients_[i])) return;
     }
     send();
   }
 
   // Replaces publish() in a step that is not sampled, if no norm was computed: publish() would then report
-  // nothing. False, and nothing was done: publish() must be called. Assumes that the gradient with the lowest
-  // version is still that of the last step, and reads its present version.
+  // nothing. Assumes that the gradient that had the lowest version in the last step has it again, and reads
+  // its present version. Returns false, and does nothing, if publish() must be called.
   bool skip_without_norms() noexcept {
     if (!gradient_norms().is_empty()) return false;
     const TryGuard turn(busy_);
@@ -432,7 +437,7 @@ class GradientReport {
     return true;
   }
 
-  // Time spent inside the core so far, in ns. The core counts it itself, so callers subtract it from theirs.
+  // Time spent inside the core so far, in ns. Callers subtract it from their own, since the core reports it.
   uint64_t core_ns() const noexcept { return core_ns_.load(std::memory_order_relaxed); }
 
   // Call it after the step. Remembers the version with which a gradient that is kept over steps (zeroed, not
@@ -484,12 +489,13 @@ class GradientReport {
   }
 
   // Whether only backward passes, and the `copies` of the averaging over ranks, have written the gradients
-  // since the last step. If so, n passes give a new gradient the version n - 1 + copies, and add 1 (zeroing)
-  // + n + copies to the version of a kept one. If the gradient with the lowest version has neither, the
-  // training has clipped in a way that no hook saw. A gradient with the version of a new one must also have
-  // been left by a backward pass, not assigned by the training. The operation of a gradient scaler does not
-  // count, since torch generates no increment for it (gen_inplace_or_view_type.py). Not detected: writes
-  // through `.data` or NumPy that ClipHook does not see.
+  // since the last step. If so, n passes give a new gradient (created by the first of them) the version
+  // n - 1 + copies. They add 1 (zeroing) + n + copies to the version of a gradient kept over the step. If the
+  // gradient with the lowest version has neither of these versions, the training has clipped in a way that no
+  // hook saw. A gradient with the version of a new one must also have been left by a backward pass, not
+  // assigned by the training. The unscaling by a gradient scaler does not count, since torch increments no
+  // version for it (gen_inplace_or_view_type.py). Not detected: writes through `.data` or NumPy that ClipHook
+  // does not see.
   bool is_untouched(uint32_t copies) const noexcept {
     const uint32_t passes = training_clock().roots();
     if (passes == 0) return false;
@@ -568,19 +574,19 @@ class GradientReport {
     return true;
   }
 
-  // Entry i of each belongs to the same parameter.
-  std::vector<foreshock_gradient> gradients_;
+  // Entry i of each of these four vectors belongs to the same parameter.
+  std::vector<foreshock_gradient> gradients_;    // what is sent to the core
   std::vector<const c10::TensorImpl*> tensors_;  // the gradients
-  std::vector<double> squares_;                  // of the norms; 0: on a device, or unknown
-  std::vector<uint64_t> numbers_;                // numbers (foreshock_fetch) of norms on a device; 0: none
+  std::vector<double> squares_;    // squares of the norms; 0: the norm is on a device or unknown
+  std::vector<uint64_t> numbers_;  // from foreshock_fetch(), for norms on a device; 0: not on a device
   std::atomic_flag busy_;
   std::atomic<uint64_t> core_ns_{0};
-  // The gradient with the lowest version in this step, and the one of the step before. The tensors may be
-  // destroyed: their addresses are only compared.
+  // The gradient with the lowest version in this step, and that of the step before (previous_...). The
+  // tensors may be destroyed: their addresses are only compared.
   const c10::TensorImpl* least_changed_ = nullptr;
   const c10::TensorImpl* previous_ = nullptr;
   uint32_t least_changed_version_ = 0, previous_version_ = 0;
-  // Their version counters. They are shared with the tensors and stay readable after these are destroyed.
+  // The version counters of the two tensors. They stay readable after the tensors are destroyed.
   c10::VariableVersion least_changed_counter_{c10::VariableVersion::DISABLED};
   c10::VariableVersion previous_counter_{c10::VariableVersion::DISABLED};
 };

@@ -13,14 +13,14 @@ from foreshock_torch.advice import Advice
 from torch import distributed
 
 LEVELS = ("quiet", "watch", "warn")
-STALE = 256  # if the agent (the process that judges the training) has more unread steps, its advice is too old
+STALE = 256  # advice is ignored if the agent (the process that judges the training) has more steps still to read
 
 
 def device_of_group() -> str:
     """The device on which the process group reduces tensors: the CPU if possible, else (NCCL) this rank's device."""
     backend = distributed.get_backend()
     if ":" in backend:  # one backend for each device: cpu:gloo,cuda:nccl
-        devices = [each.partition(":")[0] for each in backend.split(",")]
+        devices = [pair.partition(":")[0] for pair in backend.split(",")]
     else:
         devices = distributed.Backend.backend_capability.get(backend, ["cpu"])
     return "cpu" if "cpu" in devices else devices[0]
@@ -28,20 +28,21 @@ def device_of_group() -> str:
 
 def agreed() -> Advice | None:
     """Without torch.distributed: this process's advice. Else the earliest warning of all ranks, the same on every rank;
-    None if no rank has one. Each rank must call it after each step, because it communicates."""
+    None if no rank has a warning. Each rank must call agreed() after each step, because it communicates."""
     mine = foreshock.advice()
     if not (distributed.is_available() and distributed.is_initialized()):
         return mine
+    # from_step: first step at which the ranks may act. age_steps: steps that the agent has not read yet.
     numbers = [LEVELS.index(mine.level), mine.from_step, mine.age_steps] if mine else [0, 0, 0]
     maximum = torch.tensor(numbers, dtype=torch.int64, device=device_of_group())
     distributed.all_reduce(maximum, distributed.ReduceOp.MAX)
     level, from_step, age = maximum.tolist()
     if LEVELS[level] != "warn":
         return None
-    of_ranks: list[Advice | None] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(of_ranks, mine)
-    first = min((each for each in of_ranks if each and each.level == LEVELS[level]), key=lambda each: each.since_step)
-    return first._replace(from_step=from_step, age_steps=age)  # the largest, so that all ranks act in the same step
+    by_rank: list[Advice | None] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(by_rank, mine)
+    earliest = min((each for each in by_rank if each and each.level == "warn"), key=lambda each: each.since_step)
+    return earliest._replace(from_step=from_step, age_steps=age)  # both are maxima, so all ranks act in the same step
 
 
 class Listener:
@@ -56,8 +57,8 @@ class Listener:
         advice = agreed()
         if advice is None or advice.level != "warn" or advice.age_steps > STALE or step < advice.from_step:
             return
-        this = (advice.detector, advice.layer, advice.since_step)
-        if any((each.detector, each.layer, each.since_step) == this for each in self.acted):
+        warning = (advice.detector, advice.layer, advice.since_step)
+        if any((each.detector, each.layer, each.since_step) == warning for each in self.acted):
             return
         self.acted.append(advice)
         self.act(advice)

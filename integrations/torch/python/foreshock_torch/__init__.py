@@ -17,14 +17,14 @@ __all__ = ["autoload", "report"]
 def autoload() -> None:
     """Called at the end of `import torch`."""
     try:
-        if "foreshock" in sys.modules:  # imported before torch, so tap() could not be prepared then
+        if "foreshock" in sys.modules:  # its import came before torch's, so it could not prepare foreshock.tap()
             from . import tap
 
             tap.prepare()
         if os.environ.get("FORESHOCK_DIR"):
             from . import door
 
-            door.enter()
+            door.enter()  # starts the helper
     except Exception:
         return
 

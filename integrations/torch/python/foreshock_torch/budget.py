@@ -1,4 +1,4 @@
-"""Limits the time that the helper spends. The core's own overhead limit covers sampling only."""
+"""Limits the time that the helper (this package) spends. The core (libforeshock.so) itself limits only sampling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DEFAULT = 0.01  # default of --max-slowdown, as a ratio
 
 
 def limit_of(text: str | None) -> float:
-    """The ratio in FORESHOCK_MAX_SLOWDOWN, parsed as parse_ratio() of the core does. Invalid text gives the default."""
+    """The ratio in `text`, the value of FORESHOCK_MAX_SLOWDOWN, parsed as the core does. Invalid text gives DEFAULT."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?) ?(%?)", text or "")
     value = float(found[1]) / (100 if found[2] else 1) if found else DEFAULT
     return value if value <= 1 else DEFAULT
@@ -27,7 +27,7 @@ class OverheadGuard:
     """
 
     TIMES, FLAGRANT_TIMES = 5, 10
-    LEAST_NS = 500_000_000  # less own time than this is always allowed
+    LEAST_NS = 500_000_000  # less own time is always allowed: since set-up, and for FLAGRANT_TIMES in the window
     SET_UP = 6  # the first steps, in which names, modules and further optimizers are found
     WINDOW, WINDOW_NS = 100, 1_000_000_000  # minimum length of a window in steps and in nanoseconds
 
@@ -44,7 +44,7 @@ class OverheadGuard:
         self._count = self._window_own_ns = self._max_step_ns = self._window_ns = 0
 
     def trips(self, own_ns: int, now_ns: int, steps: int = 1, max_step_ns: int | None = None) -> bool:
-        """Call it when steps have ended. True once: when own time has become too much.
+        """Call it when steps have ended. Returns True once, in the call that finds too much own time.
 
         `own_ns`: total own time so far. `now_ns`: clock time. `steps`: steps since the last call. `max_step_ns`: own
         time of the most expensive of these steps; None if there was one step.

@@ -1,9 +1,9 @@
 """Detects steps of a compiled optimizer. Dynamo, the tracer of torch.compile, runs the step hooks only while it traces.
 
-After each run of the compiled graph, Dynamo repeats every store into an object that a traced hook has made. This needs
-no graph break, no node in the graph and no guard on a value. So the traced hook (step_traced) stores a new token in a
-box. The store destroys the old token, and the callback of a weak reference to it runs: after every compiled step,
-outside the graph, in the training's thread.
+If a hook stores into an object while Dynamo traces it, Dynamo repeats that store after each run of the compiled graph.
+Such a store needs no graph break, no node in the graph and no guard on a value. So the traced hook (step_traced) stores
+a new token in a box. The store destroys the old token, and the callback of a weak reference to the old token runs:
+after every compiled step, outside the graph, in the training's thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Token:
 
 
 class Box:
-    """`optimizer` must be stored before `token`: the callback that reads it runs when the old token is replaced."""
+    """`optimizer` must be stored before `token`: replacing the token runs the callback, which reads `optimizer`."""
 
     __slots__ = ("optimizer", "token")
 
@@ -57,21 +57,22 @@ class Watch:
         try:
             if not self.is_on:
                 return
-            before = self._frames.set_eval_frame(None)  # Dynamo must not trace what follows
+            tracer = self._frames.set_eval_frame(None)  # Dynamo must not trace the code below
             try:
                 self._watch_token()
                 optimizer, box.optimizer = box.optimizer, None
                 if optimizer is not None:
                     self._stepped(optimizer)
             finally:
-                self._frames.set_eval_frame(before)
-        except Exception as error:
+                self._frames.set_eval_frame(tracer)
+        except Exception as error:  # also one of the training, for example from its signal handler
             if is_of_trainer is not None and is_of_trainer(error):  # at process exit a global may be None
                 raise
             self.is_on = False
 
 
 def step_traced(optimizer: Any) -> None:
-    """Called by the step hook while Dynamo traces it. Its stores are repeated after every run of the graph."""
+    """The optimizer's step hook calls this function while Dynamo traces the hook. Dynamo repeats its two stores after
+    every run of the graph."""
     box.optimizer = optimizer
     box.token = Token()

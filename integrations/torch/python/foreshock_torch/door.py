@@ -1,6 +1,7 @@
-"""Starts the helper (this package) in a training, and registers its hooks in torch. They let no error of it through.
+"""Starts the helper (this package) in a training. Registers its hooks, which let no error of the helper reach torch.
 
-Class Monitor (clock.py) does the work of the hooks, except in quiet steps: those run in the adapter (quiet_steps.h).
+Class Monitor (clock.py) does the work of the hooks. In quiet steps, which need no Python, the C++ adapter does all of
+it (quiet_steps.h).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ no_dispatch: Any = None
 is_compiling: Any = None
 is_dynamo_compiling: Any = None
 # Functions of the adapter. begins_quietly() returns 0 if it has handled the hook before a step, -1 if the monitor must,
-# else the number of weights that the monitor must measure. ends_quietly(): if it has handled the hook after a step.
+# else the number of weights that the monitor must measure. ends_quietly(): whether it handled the hook after a step.
 begins_quietly: Any = None
 ends_quietly: Any = None
 _watch: Any = None  # keeps the callback for compiled steps alive
@@ -47,7 +48,7 @@ def guarded(name: str, *arguments: Any) -> None:
             method_begin = perf_counter_ns()
             getattr(mine, name)(*arguments)
             in_method = perf_counter_ns() - method_begin
-        mine.spend_around(perf_counter_ns() - begin - in_method)  # the method counts its own time
+        mine.spend_around(perf_counter_ns() - begin - in_method)  # the method itself has counted in_method
     except Exception as error:
         if is_of_trainer(error):
             raise
@@ -65,18 +66,18 @@ def takes_closure(args: Any, kwargs: Any) -> bool:
     return (len(args) > 1 or bool(kwargs)) and any(map(callable, (*args[1:], *kwargs.values())))
 
 
-# When Dynamo traces a hook, it replaces is_dynamo_compiling() by True, so it does not trace the code after the return.
-# is_compiling() is also true while torch.export runs a hook, with tensors that have no data.
+# When Dynamo (the tracer of torch.compile) traces a hook, it replaces is_dynamo_compiling() by True, so it does not
+# trace the code after the return. is_compiling() is also true while torch.export runs a hook on tensors without data.
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if is_dynamo_compiling():
         return
-    due = begins_quietly(optimizer, args, kwargs)
-    if due == 0 or is_compiling():
+    weights_due = begins_quietly(optimizer, args, kwargs)
+    if weights_due == 0 or is_compiling():
         return
-    if due > 0:
-        guarded("weights_are_due", optimizer, due)
+    if weights_due > 0:
+        guarded("weights_are_due", optimizer, weights_due)
         return
     guarded("before_closure" if takes_closure(args, kwargs) else "before_step", optimizer)
 
@@ -94,7 +95,7 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _compiled_step(optimizer: Any) -> None:
-    """Called after a step whose hooks Dynamo has traced away (see compiled.py)."""
+    """Called after a compiled step. Its hooks ran only while Dynamo traced them, not in the step (see compiled.py)."""
     guarded("compiled_step", optimizer)
 
 
@@ -117,11 +118,11 @@ def _negative_hook_numbers() -> Any:
     """Gives negative numbers to the hooks that are registered in this context. The training's own hooks must get the
     numbers that they have without the helper, because torch saves hook numbers with a module."""
     handle = sys.modules["torch.utils.hooks"].RemovableHandle
-    before, handle.next_id = handle.next_id, -16  # at least as many numbers as enter() has hooks
+    next_id, handle.next_id = handle.next_id, -16  # -16 to -1: more numbers than enter() registers hooks
     try:
         yield
     finally:
-        handle.next_id = before
+        handle.next_id = next_id
 
 
 def _wrap_setstate(modules: Any) -> None:
@@ -144,7 +145,7 @@ def _adapter_path() -> str:
 
 
 def is_wanted() -> bool:
-    """Whether `foreshock run` has set up the process and FORESHOCK does not switch it off (as parse_switch() does)."""
+    """Whether `foreshock run` has set up the process, and the environment variable FORESHOCK does not switch it off."""
     off = os.environ.get("FORESHOCK") in ("off", "0", "false", "no")
     return bool(os.environ.get("FORESHOCK_DIR")) and not off
 
@@ -160,8 +161,8 @@ def _load_core() -> None:
 
 
 def enter(load: bool = False) -> None:
-    """Starts the monitor. Does nothing if it runs already, or if torch, the core (libforeshock.so) or the adapter is
-    missing. `load`: loads the core if the process does not have it."""
+    """Starts the monitor. Does nothing if the monitor runs already, or if torch, the core (libforeshock.so) or the
+    adapter is missing. `load`: loads the core if the process does not have it."""
     global monitor, torch, no_function, no_dispatch, is_compiling, is_dynamo_compiling, _watch
     global begins_quietly, ends_quietly
     if monitor is not None or not is_wanted():
@@ -179,7 +180,7 @@ def enter(load: bool = False) -> None:
     is_compiling, is_dynamo_compiling = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
     if not os.path.isfile(_adapter_path()):
         return  # the core reports a missing adapter itself
-    bind_distributed()
+    bind_distributed()  # keeps functions of torch.distributed, since the training's own tests may replace them
     core = Core(torch, _adapter_path())
     mine = Monitor(torch, core)
     begins_quietly, ends_quietly = core.quiet.begins, core.quiet.ends

@@ -1,4 +1,4 @@
-"""Finds the modules of the model, and names parameters by their paths in it. An address is tensor._cdata."""
+"""Finds the modules of the model, and names parameters by their paths in the model. An address is tensor._cdata."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def is_part(parameter: Any) -> bool:
 
 def tree(root: Any) -> Iterator[tuple[str, Any]]:
     """(path, module) of `root` and all modules below it, each once, in torch's order. Calls no method of a module: the
-    training may have overridden it, and its tests may have replaced it."""
+    training may have overridden the method, and the training's tests may have replaced it."""
     seen: set[int] = set()
-    left = [("", root)]
-    while left:
-        path, module = left.pop()
+    to_visit = [("", root)]
+    while to_visit:
+        path, module = to_visit.pop()
         if module is None or id(module) in seen:
             continue
         seen.add(id(module))
         yield path, module
-        left.extend((f"{path}.{name}" if path else name, child) for name, child in reversed(children_of(module)))
+        to_visit.extend((f"{path}.{name}" if path else name, child) for name, child in reversed(children_of(module)))
 
 
 def children_of(module: Any) -> list[tuple[str, Any]]:
@@ -67,7 +67,7 @@ def groups_of(state: Any) -> list[Any]:
 
 def shards_of(module: Any) -> list[Any]:
     """fully_shard's records of the module's sharded parameters (FSDPParam)."""
-    method = getattr(type(module), "_get_fsdp_state", None)  # of the type: cheaper than Module.__getattr__
+    method = getattr(type(module), "_get_fsdp_state", None)  # looked up in the type, which avoids Module.__getattr__
     state = method(module) if method is not None else None
     return [shard for group in groups_of(state) for shard in getattr(group, "fsdp_params", ())]
 
@@ -95,8 +95,8 @@ class Modules:
 
     def note(self, module: Any) -> None:
         key = id(module)
-        # The callback is not a Python function, because it may run anywhere in the training's code. A signal handler of
-        # the training could run in it, and Python would drop the handler's exception.
+        # The callback of the weak reference may run anywhere in the training's code. If it were a Python function, a
+        # signal handler of the training could run in it, and Python would drop the handler's exception.
         self._seen[key] = ref(module, partial(self._seen.pop, key))
 
     def alive(self) -> list[Any]:
@@ -109,13 +109,13 @@ class Modules:
         return [module for module in alive if id(module) not in children]
 
     def named(self, wanted: tuple[int, ...]) -> dict[int, tuple[Named, Any]]:
-        """{address: (name, parameter)} of all models with a parameter in `wanted`, those with the most of them first.
+        """{address: (name, parameter)} of all models with a parameter in `wanted`, models with the most of these first.
 
-        `wanted`: addresses of the parameters that the optimizers step. If there is no such model, all models with
-        trained parameters are named. The optimizer then steps copies in higher precision (DeepSpeed, Megatron-LM,
-        Apex), but attention uses the parameters of the model, and they identify its layers.
+        `wanted`: addresses of the parameters that the optimizers step. If no model has one, all models with trained
+        parameters are named. The optimizer then steps copies in higher precision (DeepSpeed, Megatron-LM, Apex), but
+        attention uses the parameters of the model, and they identify the layers of the model.
         """
-        stepped, others = [], []  # (key by which models are sorted, {address: (name, parameter)}, root)
+        stepped, others = [], []  # (sort key: number of parameters, {address: (name, parameter)}, root)
         for root in self._roots():
             rows = {p._cdata: (plain_name(name), p) for name, p in parameters_below(root)}
             if hits := len(rows.keys() & set(wanted)):
@@ -128,16 +128,16 @@ class Modules:
             if is_replica(root) and not getattr(root, "gradient_as_bucket_view", False):
                 self.copies = 1  # DDP copies each averaged gradient from its bucket
             numbers = layer_numbers(root)
-            every = {**rows, **self._gathered(root, rows)}
-            new = {a: (with_number(name, numbers), p) for a, (name, p) in every.items() if a not in named}
+            with_gathered = {**rows, **self._gathered(root, rows)}
+            new = {a: (with_number(name, numbers), p) for a, (name, p) in with_gathered.items() if a not in named}
             named.update(new)
             models.append((root, new))
         return self._prefixed_by_model(models, {address: n for n, address in enumerate(wanted)}) or named
 
     def _prefixed_by_model(self, models: list[tuple[Any, Any]], order: dict[int, int]) -> dict[int, tuple[Named, Any]]:
-        """The names with the class of their model as a prefix, if two models use the same name; else {}. Models of the
-        same class also get a number, in the order in which the optimizers step them. `models`: [(root, {address: (name,
-        parameter)})]. `order`: {address: position in the optimizers}."""
+        """All names, each with the class of its model as a prefix, if two models use the same name; else {}. Models of
+        the same class also get a number, in the order in which the optimizers step their parameters. `models`: [(root,
+        {address: (name, parameter)})]. `order`: {address: position in the optimizers}."""
         names = [name for _, rows in models for name in {row.name for row, _ in rows.values()}]
         if len(names) == len(set(names)):
             return {}
@@ -169,8 +169,8 @@ class Modules:
 
     @staticmethod
     def _gathered(root: Any, rows: dict[int, tuple[str, Any]]) -> dict[int, tuple[str, Any]]:
-        """{address: (name, parameter)} of the gathered parameters of fully_shard. Attention uses them; the optimizer
-        steps the shards, of which `rows` has the names."""
+        """{address: (name, parameter)} of the gathered parameters of fully_shard. Attention uses gathered parameters.
+        The optimizer steps the shards, whose names are in `rows`."""
         found = {}
         for _, module in tree(root):
             for shard in shards_of(module):

@@ -27,7 +27,7 @@ def on_cpu(torch: Any, value: Any) -> float | None:
 
 
 def step_number(torch: Any, value: Any) -> int | None:
-    """The value as a count of steps, from 0 to MOST_STEPS; None if it is outside or unknown. A fraction is cut off."""
+    """The value as a count of steps; None if it is unknown or not from 0 to MOST_STEPS. A fraction is cut off."""
     step = _whole_number(value)
     if step is None and (real := on_cpu(torch, value)) is not None and abs(real) < 2.0**53:
         step = int(real)
@@ -41,7 +41,7 @@ def word(value: Any) -> int | None:
 
 
 def _whole_number(value: Any) -> int | None:
-    """The value of a Python or NumPy integer, else None. None also for a tensor, since it may be on a device."""
+    """The value of a Python or NumPy integer; None for anything else, also for a tensor, which may be on a device."""
     kind = type(value)
     if kind is int:
         return value

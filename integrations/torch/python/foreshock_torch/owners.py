@@ -1,5 +1,5 @@
-"""Detects when a module whose parameters have names is destroyed. Another tensor may then get the address
-(tensor._cdata) by which the core finds the name, so the name would belong to the wrong tensor."""
+"""Detects when a module whose parameters have names is destroyed. The core (libforeshock.so) finds a name by the
+parameter's address (tensor._cdata). Another tensor may then get this address, and with it the wrong name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .signals import is_of_trainer
 
 
 class Owners:
-    """Calls `lost` once, when for the first time a named parameter has lost all modules that contain it.
+    """Calls `lost` when all modules that contain a named parameter are destroyed: once for each call of watch().
 
     The call comes before the parameter's address can be reused, in the thread that destroys the module. The weak
     references are to modules, because torch.utils.swap_tensors refuses tensors that have weak references.
@@ -31,27 +31,27 @@ class Owners:
     def watch(self, owners: Iterable[tuple[Any, list[int]]]) -> None:
         """Watches `owners` instead of the previous ones: (module, addresses of its own parameters that have names)."""
         self._references, self.has_lost = [], False
-        left: dict[int, int] = {}  # {address: number of modules that still contain the parameter}
+        owner_counts: dict[int, int] = {}  # {address: number of modules that still contain the parameter}
         for module, addresses in owners:
             for address in addresses:
-                left[address] = left.get(address, 0) + 1
+                owner_counts[address] = owner_counts.get(address, 0) + 1
             if addresses:
-                gone = functools.partial(self._on_module_death, addresses, left)
-                self._references.append(ref(module, self._call_back(gone)))
+                on_death = functools.partial(self._on_module_death, addresses, owner_counts)
+                self._references.append(ref(module, self._call_back(on_death)))
 
-    def _on_module_death(self, addresses: list[int], left: dict[int, int], _: Any) -> None:
+    def _on_module_death(self, addresses: list[int], owner_counts: dict[int, int], _: Any) -> None:
         try:
             for address in addresses:
-                left[address] -= 1
-            if self.has_lost or all(left[address] > 0 for address in addresses):
+                owner_counts[address] -= 1
+            if self.has_lost or all(owner_counts[address] > 0 for address in addresses):
                 return
             self.has_lost = True
-            before = self._frames.set_eval_frame(None)  # Dynamo must not trace what follows
+            tracer = self._frames.set_eval_frame(None)  # Dynamo must not trace self._lost()
             try:
                 self._lost()
             finally:
-                self._frames.set_eval_frame(before)
-        except Exception as error:
+                self._frames.set_eval_frame(tracer)
+        except Exception as error:  # of the training, for example from its signal handler, or of this code
             self.has_lost = True
             if is_of_trainer is not None and is_of_trainer(error):  # at process exit a global may be None
                 raise
