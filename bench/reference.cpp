@@ -1,7 +1,7 @@
 // Measures the speed of the reference, which computes a slice of attention (some query rows with all their
 // keys) in fp64. Compares it with the peak of the machine (fused multiply-adds in registers) and with a BLAS
 // that does the same work. The best of several repetitions counts. The peak is measured immediately before
-// and after.
+// and after the forward pass.
 #include "shadow/reference.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "bench/reference.cpp"
 #include "hwy/foreach_target.h"
-// after foreach_target.h
+// must come after foreach_target.h
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
@@ -84,7 +84,7 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Floating-point operations per second.
+// The best of five measurements, in floating-point operations per second.
 double peak_of_this_moment() {
   double best = 0, sink;
   for (int i = 0; i < 5; ++i) {
@@ -130,7 +130,7 @@ struct Slice {
   }
 };
 
-// `operations`: of one call of `work`; more of them give fewer repetitions.
+// Returns the shortest time of a call of `work`. If a call has more `operations`, fewer calls are made.
 template <class Work>
 double best_seconds(double operations, Work work) {
   const int repetitions = std::max(8, static_cast<int>(5e9 / operations));
@@ -144,8 +144,8 @@ double best_seconds(double operations, Work work) {
 }
 
 #if FORESHOCK_OPENBLAS
-// The forward reference with dgemm and an online softmax: tile by tile, the sums so far are rescaled to the
-// new maximum. Tiles have 512 keys. The reference's tiles of 48 keys would be slow with a BLAS.
+// The forward pass with dgemm and an online softmax: at each tile of keys, the sums so far are rescaled to
+// the new maximum. Tiles have 512 keys, since a BLAS would be slow with the 48 keys of the reference's tiles.
 void blas_attention(const AttentionSlice& slice, std::vector<double>* scratch) {
   constexpr int kBlock = 512;
   const int rows = slice.rows, dim = slice.head_dim;
@@ -184,7 +184,7 @@ void measure(int rows, int keys, int dim, [[maybe_unused]] bool with_blas) {
   Slice slice(rows, keys, dim, false), backward_slice(rows, keys, dim, true);
   Reference result;
   NoiseFloors floors;
-  const double operations = 4.0 * rows * keys * dim;
+  const double operations = 4.0 * rows * keys * dim;  // forward; a backward pass has 3 times as many
   double peak = peak_of_this_moment();
   const double forward = best_seconds(operations, [&] { reference(slice.view, &result); });
   peak = std::max(peak, peak_of_this_moment());
@@ -207,7 +207,8 @@ void measure(int rows, int keys, int dim, [[maybe_unused]] bool with_blas) {
   std::printf("\n");
 }
 
-// `with_blas`: also measures OpenBLAS. It uses the best instruction set, so only that one is compared.
+// `with_blas`: also measures OpenBLAS, which uses the best instruction set of the machine. Must be true only
+// if the reference uses the same one.
 void measure_all(bool with_blas) {
   for (int dim : {64, 128}) {
     for (int keys : {1024, 4096, 16384}) measure(16, keys, dim, with_blas);
@@ -222,12 +223,12 @@ int main() {
 #if FORESHOCK_OPENBLAS
   openblas_set_num_threads(1);
 #endif
-  bool best = true;  // a lower bit of Highway is a better instruction set
+  bool is_best = true;  // the first target: in Highway a lower bit is a better instruction set
   for (int64_t targets = foreshock::reference_targets_here(); targets != 0; targets &= targets - 1) {
     hwy::SetSupportedTargetsForTest(targets & -targets);  // the lowest bit alone
     hwy::GetChosenTarget().Update(targets & -targets);
-    if (std::string_view(foreshock::reference_target_name()) != "scalar") foreshock::measure_all(best);
-    best = false;
+    if (std::string_view(foreshock::reference_target_name()) != "scalar") foreshock::measure_all(is_best);
+    is_best = false;
   }
   return 0;
 }

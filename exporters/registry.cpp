@@ -19,7 +19,7 @@ constexpr size_t kMaxDroppedNames = 1 << 16;
 // Ends each label value in a key. No value contains it, since label_text() replaces control characters.
 constexpr char kSeparator = '\x1f';
 
-// Groups of series: when the series budget is used up, a series of a higher group makes room for a lower one.
+// Groups of series. When the series budget is used up, a new series replaces one of a group that comes later.
 enum Tier { kNode, kRankLiveness, kRank, kLayer, kTiers };
 
 // A label is open if the catalog allows any value of it.
@@ -39,7 +39,7 @@ bool is_rank_liveness(Metric metric) {
          metric == kWeightChecksumMismatchTotal || metric == kMonitorEnabled;
 }
 
-// The closed `layer` label of foreshock_source_info names the source of layer names, not a layer.
+// The closed `layer` label of foreshock_source_info is the source of layer names, so no series is of a layer.
 // kPrecursorLayerInfo names the layer in which a detector warns, but counts as a rank series: the agent adds
 // it again every second, so as a layer series it would always be the youngest and be dropped first.
 Tier tier_of(const MetricInfo& info) {
@@ -53,7 +53,7 @@ bool is_label_character(char c) {
          c == ':' || c == '/' || c == '-';
 }
 
-bool allowed(const LabelInfo& label, std::string_view value) {
+bool is_allowed(const LabelInfo& label, std::string_view value) {
   return label.values.empty() ||
          std::find(label.values.begin(), label.values.end(), value) != label.values.end();
 }
@@ -95,7 +95,7 @@ struct Registry::Store {
   // of every scrape are in the same order.
   std::array<std::map<std::string, Series, std::less<>>, kMetricCount> families;
   std::array<std::list<std::pair<Metric, std::string>>, kTiers> by_age;  // metric and key, oldest first
-  std::unordered_set<std::string> dropped_names;  // series that are not admitted now; counted once each
+  std::unordered_set<std::string> dropped_names;  // series that were refused or dropped, each counted once
   std::string key;  // of the series in question; set by make_key(); a member, so that its memory is reused
 
   bool make_key(const MetricInfo& info, std::initializer_list<std::string_view> label_values);
@@ -113,7 +113,7 @@ bool Registry::Store::make_key(const MetricInfo& info, std::initializer_list<std
   size_t i = 0;
   for (std::string_view value : label_values) {
     const LabelInfo& label = info.labels[i++];
-    if (!allowed(label, value)) return false;
+    if (!is_allowed(label, value)) return false;
     key += label_text(value);
     key += kSeparator;
   }

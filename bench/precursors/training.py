@@ -1,5 +1,5 @@
-"""One training of the benchmark: `training.py RECIPE SEED [STEPS]`. It does not refer to the monitor, under which
-recording.py starts it. A recipe (recipes.py) names the model and the fault that begins at a step."""
+"""One training of the benchmark: `training.py RECIPE SEED [STEPS]`. recording.py starts it under the monitor, which is
+not used here. A recipe (recipes.py) names the model and the fault that begins at a step."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from torch import Tensor, nn  # noqa: E402
 
 SIZE = demo.Size(layers=recipes.LAYERS, heads=2, kv_heads=2, width=32, context=64, batch=4)
 RATE, RATE_OF_COPYING = 2e-3, 4e-3  # learning rates
-PERIOD, SYMBOLS, NOISE = 2, 32, 0.25  # of Copying: length repeated, number of symbols, share of wrong symbols
+PERIOD, SYMBOLS, NOISE = 2, 32, 0.25  # of Copying: repeated symbols, different symbols, share of wrong ones
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 
 class Plant:
-    """An error of attention in one layer, while `is_on`. The layer of a call is found by counting: calls come in the
-    order of the layers. `ulps`: the size of the error in spacings of the number format."""
+    """An error of attention in one layer, while `is_on`. Counting calls gives their layer, since a step makes one call
+    in each layer, in order. `ulps`: the size of the error in spacings of the number format (ulp)."""
 
     def __init__(self, layer: int, ulps: float, seed: int) -> None:
         self.layer, self.ulps, self.is_on, self.calls = layer, ulps, False, 0
@@ -39,8 +39,8 @@ class Plant:
 
 
 class FollowingPlant(Plant):
-    """The error follows the gradient: the output that backward reads is wrong. Takes the place of torch.nn.functional
-    in the model's module; only attention is replaced."""
+    """Plants an error that follows the gradient: the backward pass reads a wrong output (ErringAttention). An object
+    replaces torch.nn.functional in the model's module; only its attention differs."""
 
     def __getattr__(self, name: str) -> Callable:
         return getattr(nn.functional, name)
@@ -50,7 +50,7 @@ class FollowingPlant(Plant):
 
 
 class OtherKernel(Plant):
-    """Registered in place of torch's own attention kernel, so that the monitor too sees the output of this one."""
+    """A kernel that replaces torch's own attention kernel in the dispatcher, so that the monitor sees its output."""
 
     def __init__(self, layer: int, ulps: float, seed: int) -> None:
         super().__init__(layer, ulps, seed)
@@ -62,7 +62,7 @@ class OtherKernel(Plant):
 
 
 class WrongKernel(OtherKernel):
-    """The error is unrelated to the gradient: the output is moved away from zero."""
+    """Plants an error that is unrelated to the gradient: moves the output away from zero."""
 
     def __call__(self, keys: object, *arguments: object, **more: object) -> tuple[Tensor, Tensor]:
         out, lse = self.original.call_boxed(keys, *arguments, **more)
@@ -86,7 +86,7 @@ class RoundedReference(OtherKernel):
 
 
 class Fault:
-    """What a recipe changes in learning rate and data, by step. Other changes are in gpt()."""
+    """What a recipe changes in the learning rate and the data, by step. gpt() makes the other changes of a recipe."""
 
     def __init__(self, what: recipes.Recipe, seed: int) -> None:
         self.name, self.is_on, self.begin = what.name, what.arm == "fault", what.begin(seed)
@@ -144,9 +144,9 @@ class Source:
 
 
 class Copying:
-    """Rows that repeat PERIOD symbols, with errors: the next symbol can be predicted only by attending to many earlier
-    places of it. So an attention error raises the loss. It would not for text, which so small a model learns without
-    attention, or for rows without errors, where one earlier place is enough."""
+    """Rows that repeat PERIOD symbols, some replaced by wrong ones. To predict a symbol, the model must attend to many
+    earlier places where it stood, so an error of attention raises the loss. The loss would not rise for text, which so
+    small a model learns without attention, or for rows without wrong symbols, where one earlier place is enough."""
 
     def __init__(self, seed: int) -> None:
         self.numbers = torch.Generator().manual_seed(seed)

@@ -18,7 +18,8 @@ const short = (value) => {
   const rounded = +(+value).toPrecision(3);
   return minus(plain(rounded !== 0 && Math.abs(rounded) < 1e-3 ? rounded.toExponential() : String(rounded)));
 };
-const by = (key) => (thing) => thing?.[key];
+const by = (key) => (thing) => thing?.[key]; // a function that reads the property `key`
+// largest, smallest and mean leave out values that are not finite; null if none is left.
 const extreme = (values, better) => values.filter(finite).reduce((best, v) => (best === null || better(v, best) ? v : best), null);
 const largest = (values) => extreme(values, (a, b) => a > b);
 const smallest = (values) => extreme(values, (a, b) => a < b);
@@ -29,9 +30,9 @@ const mean = (values) => {
 // "14:05:12" or "14:05", with the date if it differs from that of `today`. Both times are in seconds since 1970.
 const clock = (seconds, today = seconds, hasSeconds = true) => {
   if (!finite(seconds)) return "";
-  const [at, now] = [new Date(1000 * seconds), new Date(1000 * today)];
-  const day = at.toDateString() === now.toDateString() ? "" : at.toLocaleDateString("en-GB", { day: "numeric", month: "short" }) + " ";
-  return day + at.toLocaleTimeString("en-GB").slice(0, hasSeconds ? 8 : 5);
+  const [time, now] = [new Date(1000 * seconds), new Date(1000 * today)];
+  const day = time.toDateString() === now.toDateString() ? "" : time.toLocaleDateString("en-GB", { day: "numeric", month: "short" }) + " ";
+  return day + time.toLocaleTimeString("en-GB").slice(0, hasSeconds ? 8 : 5);
 };
 // "12", or "12 to 15" if the values differ.
 const span = (values) => {

@@ -8,8 +8,8 @@ const LEFT = 76, BELOW = 24; // pixels for the names of layers and for the steps
 
 // The colour at `share` of the scale, 0 to 1.
 function shade(share) {
-  const at = Math.min(Math.max(share || 0, 0), 1) * (CIVIDIS.length - 1), low = Math.floor(at), high = Math.min(low + 1, CIVIDIS.length - 1);
-  return `rgb(${CIVIDIS[low].map((c, i) => Math.round(c + (at - low) * (CIVIDIS[high][i] - c))).join()})`;
+  const place = Math.min(Math.max(share || 0, 0), 1) * (CIVIDIS.length - 1), low = Math.floor(place), high = Math.min(low + 1, CIVIDIS.length - 1);
+  return `rgb(${CIVIDIS[low].map((c, i) => Math.round(c + (place - low) * (CIVIDIS[high][i] - c))).join()})`;
 }
 
 // A pattern of slanted lines. It marks missing cells and cells above the limit, so that colour is not their only mark.
@@ -30,9 +30,9 @@ function striped(back, front, period, slant) {
   return ctx.createPattern(tile, "repeat");
 }
 
-// `column`: column of the history. `limit`: name of the alarm threshold at which the colours end. A cell above it is
-// striped, but is not yet an alarm: that needs several slices. `isPooled`: the limit applies only to layers whose bias
-// has a z, the bias in standard errors. `turns`: layers are measured at different steps, once per weight interval.
+// `column`: column of the history. `limit`: name of the alarm threshold, where the colours end. A cell above it is
+// striped; an alarm needs several such slices. `isPooled`: the limit applies only to layers whose bias has a z (bias in
+// standard errors). `turns`: the layers are measured in turns, each once per weight interval.
 const SIGNALS = [
   { name: "deviation ratio, forward, largest", column: "deviation_ratio_forward", limit: "deviation_ratio_forward", text: (v) => fixed(v, 2) },
   { name: "deviation ratio, backward, largest", column: "deviation_ratio_backward", limit: "deviation_ratio_backward", text: (v) => fixed(v, 2) },
@@ -84,8 +84,8 @@ class HeatMap {
     this.draw();
   }
 
-  // Steps per column of the map: the smallest distance of two points with a value, so that most cells have one; with
-  // `turns`, the weight interval. Always a multiple of the steps per point.
+  // Steps per column of the map, a multiple of the steps per point: the weight interval if the signal has `turns`, else
+  // the smallest distance of two points with a value, so that most cells have a value.
   columnWidth(kind) {
     const width = Math.max(...this.tables.map((t) => t.steps_per_point)), filled = new Set();
     if (kind.turns && finite(this.interval)) return width * Math.ceil(this.interval / width);
@@ -95,12 +95,12 @@ class HeatMap {
       });
     }
     const order = [...filled].sort((a, b) => a - b);
-    const gap = smallest(order.slice(1).map((at, i) => at - order[i])) ?? 1;
+    const gap = smallest(order.slice(1).map((point, i) => point - order[i])) ?? 1;
     return width * gap;
   }
 
-  // The cells of the map: rows.get(label).get(column) is {value, rank}, of the rank with the largest magnitude. Columns
-  // are numbered from step 0 on; `first` is the first one. `labels`: layers with a value.
+  // The cells of the map: rows.get(label).get(column) is {value, rank}, of the rank with the largest magnitude. Column
+  // 0 begins at step 0; `first` is the first column that is shown. `labels`: layers with a value.
   build(kind) {
     const width = this.columnWidth(kind);
     const first = Math.floor(Math.min(...this.tables.map((t) => t.first_step)) / width);
@@ -110,11 +110,11 @@ class HeatMap {
       const cells = rows.get(table.layer) || new Map();
       rows.set(table.layer, cells);
       (table.columns[kind.column] || []).forEach((value, i) => {
-        const at = Math.floor((table.first_step + i * table.steps_per_point) / width);
+        const column = Math.floor((table.first_step + i * table.steps_per_point) / width);
         if (!finite(value)) return;
-        last = Math.max(last, at);
-        const before = cells.get(at);
-        if (!before || Math.abs(value) > Math.abs(before.value)) cells.set(at, { value, rank: table.rank });
+        last = Math.max(last, column);
+        const largestYet = cells.get(column);
+        if (!largestYet || Math.abs(value) > Math.abs(largestYet.value)) cells.set(column, { value, rank: table.rank });
       });
     }
     const labels = [...rows.keys()].filter((label) => rows.get(label).size > 0).sort();
@@ -156,15 +156,15 @@ class HeatMap {
     return shade(this.top > this.bottom ? Math.log(size / this.bottom) / Math.log(this.top / this.bottom) : 0.5);
   }
 
-  // Paints names and cells. Of low rows only one name in `every` has room; names of layers beyond the limit come first.
+  // Paints cells and names: of low rows one name in `rowsPerName`, but the name of every layer beyond the limit.
   paint(ctx, kind) {
-    const { map, cell, left } = this, every = Math.ceil(13 / cell.height), gap = cell.height > 8 ? 1 : 0.5;
+    const { map, cell, left } = this, rowsPerName = Math.ceil(13 / cell.height), gap = cell.height > 8 ? 1 : 0.5;
     map.labels.forEach((label, row) => {
       const cells = map.rows.get(label), top = row * cell.height;
       const isMarked = [...cells.values()].some((each) => this.isBeyond(kind, label, each));
       ctx.fillStyle = colour(isMarked ? "orange" : "quiet");
       ctx.textAlign = "right";
-      if (isMarked || (row % every === 0 && !this.isNearMarked(row, every, kind)))
+      if (isMarked || (row % rowsPerName === 0 && !this.isNearMarked(row, rowsPerName, kind)))
         ctx.fillText((isMarked ? "\u25B2 " : "") + label.slice(-9), left - 6, top + Math.max(Math.min(cell.height, 18) - 5, 7), left - 8);
       for (let column = 0; column < map.columns; ++column) {
         const found = cells.get(map.first + column);
@@ -174,10 +174,10 @@ class HeatMap {
     });
   }
 
-  // Whether a row so near that the names would overlap has a cell beyond the limit.
-  isNearMarked(row, every, kind) {
+  // Whether another row, so near that the two names would overlap, has a cell beyond the limit.
+  isNearMarked(row, rowsPerName, kind) {
     const { map } = this;
-    for (let near = row - every + 1; near < row + every; ++near) {
+    for (let near = row - rowsPerName + 1; near < row + rowsPerName; ++near) {
       const label = map.labels[near], cells = near === row ? null : map.rows.get(label);
       if (cells && [...cells.values()].some((each) => this.isBeyond(kind, label, each))) return true;
     }

@@ -2,8 +2,8 @@
 // /api/v1/history (values by step) when it has new steps, and updates the page. The last script of the page.
 
 const POLL_MS = 2000;
-// rank: the rank selected in the legend, null for all. run: the selected run, null for that of the state. view: run and
-// rank of the last show(). state, history: the last replies; history is of historyRun and had historySteps.
+// rank: the rank selected in the legend, null for all. run: the selected run, null for the run of the state. view: run
+// and rank of the last show(). state, history: the last replies. historyRun, historySteps: run and steps of `history`.
 const ui = { charts: [], rank: null, run: runOfAddress(), view: null, state: null, history: null, historyRun: null, historySteps: null, polls: 0 };
 
 // The fragment of the page's URL, #run=ID, selects the run.
@@ -26,21 +26,21 @@ function alarmText({ rank, alarm }, many) {
   return `${where} has an error up to ${fixed(alarm.value, 1)} times what its precision explains`;
 }
 
-// A sentence on a fault of all layers of a rank together, else on an alarm that has ended, else null.
+// A sentence on a fault of a rank as a whole, over all its layers, else on an alarm that has ended, else null.
 function faultOf(rank, limits) {
   const isBiased = (ulp, z) => known(ulp) && known(z) && Math.abs(ulp) > limits?.bias_ulp && Math.abs(z) > limits?.bias_z;
   for (const pass of ["forward", "backward"]) {
-    const of = passOf(rank, pass);
-    if (of.nonfinite > 0) return `attention ${pass} gave NaN or Inf where the reference does not, in ${count(of.nonfinite)} of ${count(of.judged)} slices`;
-    if (of.deviation_ratio?.mean > limits?.[`deviation_ratio_${pass}`]) return `the error of attention ${pass} exceeds what its precision explains`;
+    const attention = passOf(rank, pass);
+    if (attention.nonfinite > 0) return `attention ${pass} gave NaN or Inf where the reference does not, in ${count(attention.nonfinite)} of ${count(attention.judged)} slices`;
+    if (attention.deviation_ratio?.mean > limits?.[`deviation_ratio_${pass}`]) return `the error of attention ${pass} exceeds what its precision explains`;
     // The reference rounded once is the control: if it is biased too, the kernel is not the cause.
-    if (isBiased(of.bias_ulp, of.bias_z) && !isBiased(of.rounded_reference_bias_ulp, of.rounded_reference_bias_z)) return `attention ${pass} is biased`;
+    if (isBiased(attention.bias_ulp, attention.bias_z) && !isBiased(attention.rounded_reference_bias_ulp, attention.rounded_reference_bias_z)) return `attention ${pass} is biased`;
   }
   const [past] = rank.past_alarms || [];
   return past ? `attention exceeded a limit at steps ${count(past.first_step)} to ${count(past.last_step)}: ${past.of.replace("_", " ")}` : null;
 }
 
-const AFTERMATH = 128; // steps after its onset during which a spike stays the headline
+const AFTERMATH = 128; // number of steps after the onset of a spike during which the spike is the headline
 
 // The last loss event: a divergence or a slow rise, or a spike within the last AFTERMATH steps; else null.
 function currentIncident(ranks) {
@@ -52,8 +52,8 @@ function currentIncident(ranks) {
 function lossChange({ step, ranks }) {
   const table = (ui.history?.tables || []).find((t) => !known(t.layer) && t.rank === ranks[0].rank.rank);
   const losses = table ? points(table, "loss") : [];
-  const before = losses.filter((p) => p.x < step).at(-1), at = losses.find((p) => p.x >= step);
-  return before && at ? ` (${number(before.y, 3)} \u2192 ${number(at.y, 3)})` : "";
+  const before = losses.filter((p) => p.x < step).at(-1), onset = losses.find((p) => p.x >= step);
+  return before && onset ? ` (${number(before.y, 3)} \u2192 ${number(onset.y, 3)})` : "";
 }
 
 // The headline on a fault of the training itself: loss, weights, exit status. null if there is none.
@@ -156,26 +156,26 @@ function showLegend(ranks) {
   if (legend.dataset.ranks !== wanted.join()) {
     legend.dataset.ranks = wanted.join();
     const button = (text, value, className) => {
-      const made = add(legend, "button", className, text);
-      made.addEventListener("click", () => {
+      const added = add(legend, "button", className, text);
+      added.addEventListener("click", () => {
         ui.rank = value;
         show();
       });
-      made.dataset.rank = value ?? "all";
-      return made;
+      added.dataset.rank = value ?? "all";
+      return added;
     };
     legend.replaceChildren();
     button("all ranks", null, "all");
     wanted.forEach((rank, i) => {
-      const made = button("rank " + rank, rank, ""); // colour and dash are those of the charts
-      made.style.setProperty("--colour", `var(--rank-${i % 8})`);
-      made.style.setProperty("--style", ["solid", "dashed", "dotted"][Math.floor(i / 8) % 3]);
+      const added = button("rank " + rank, rank, ""); // colour and dash are those of the charts
+      added.style.setProperty("--colour", `var(--rank-${i % 8})`);
+      added.style.setProperty("--style", ["solid", "dashed", "dotted"][Math.floor(i / 8) % 3]);
     });
   }
-  for (const made of legend.children) made.setAttribute("aria-pressed", String(made.dataset.rank === (ui.rank ?? "all")));
+  for (const child of legend.children) child.setAttribute("aria-pressed", String(child.dataset.rank === (ui.rank ?? "all")));
 }
 
-// Whether the largest loss is more than 30 times the smallest. A linear axis would then show only the largest ones.
+// Whether the largest loss is more than 30 times the smallest. A linear axis would then show only the largest losses.
 function spansDecades(tables) {
   const values = tables.flatMap((t) => t.columns.loss || []).filter((y) => finite(y) && y > 0);
   return values.length > 0 && largest(values) > 30 * smallest(values);
@@ -216,8 +216,8 @@ function showTables(ranks, shown) {
   ui.tables.logged.fill(loggedRows(shown));
 }
 
-// Returns the state of the selected run. `reply`: that of /api/v1/state. If the agent serves several runs, it has the
-// list `runs`, but the ranks of only one of them: another one needs another request.
+// Returns the state of the selected run. `reply`: the reply of /api/v1/state. If the agent serves several runs, `reply`
+// has a list `runs` of them, but the ranks of only one run: the state of another run needs another request.
 async function chooseRun(reply) {
   const runs = reply.runs ?? [reply], ids = runs.map((run) => run.run), select = byId("runs");
   select.hidden = runs.length < 2;
@@ -229,7 +229,7 @@ async function chooseRun(reply) {
   const run = runs.find((each) => each.run === (ui.run ?? reply.run)) ?? runs[0] ?? {};
   select.selectedIndex = runs.indexOf(run);
   if (Array.isArray(run.ranks)) return { ...reply, ...run };
-  // Here `ranks` of a run in the list is only their number.
+  // In this case, `ranks` of a run in the list is only the number of its ranks.
   return (run.run ?? reply.run) === reply.run ? reply : read("/api/v1/state?run=" + encodeURIComponent(run.run));
 }
 

@@ -54,9 +54,9 @@ const isAboveBudget = (rank) => rank.max_slowdown < 1 && rank.slowdown_ratio > r
 const slowdownCell = (rank) => ({ text: percent(rank.slowdown_ratio), alarm: isAboveBudget(rank) });
 
 const passOf = (rank, pass) => rank.attention?.[pass] ?? {};
-// `layer` null: any layer.
-const hasAlarm = (rank, layer, pass, of) =>
-  (rank.alarms || []).some((a) => (layer === null || a.layer === layer) && a.pass === pass && a.of === of);
+// `layer` null: any layer. `kind`: deviation_ratio, bias, ...
+const hasAlarm = (rank, layer, pass, kind) =>
+  (rank.alarms || []).some((a) => (layer === null || a.layer === layer) && a.pass === pass && a.of === kind);
 const ratioCell = (rank, layer, pass, value) => ({ text: fixed(value, 2), alarm: hasAlarm(rank, layer, pass, "deviation_ratio") });
 const biasCell = (rank, layer, value) => ({ text: signed(value, 3), alarm: hasAlarm(rank, layer, "forward", "bias") });
 
@@ -83,8 +83,8 @@ function layerRows(ranks) {
   const worst = new Map();
   for (const rank of ranks) {
     for (const layer of rank.layers || []) {
-      const before = worst.get(layer.layer);
-      if (!before || (layer.deviation_ratio ?? -1) > (before.layer.deviation_ratio ?? -1)) worst.set(layer.layer, { rank, layer });
+      const worstYet = worst.get(layer.layer);
+      if (!worstYet || (layer.deviation_ratio ?? -1) > (worstYet.layer.deviation_ratio ?? -1)) worst.set(layer.layer, { rank, layer });
     }
   }
   const wrong = ({ rank, layer }) => (rank.alarms || []).some((a) => a.layer === layer.layer) || layer.nonfinite_steps > 0;
@@ -93,11 +93,11 @@ function layerRows(ranks) {
     .map(({ rank, layer }) => layerRow(rank, layer));
 }
 
-// The attention calls of a pass over all ranks: chosen or not, copied or skipped, judged or lost.
+// The numbers of attention calls of a pass, over all ranks: by what became of the calls.
 function countRow(ranks, pass) {
-  const of = ranks.map((rank) => passOf(rank, pass));
-  const skipped = addUp(of.map(by("skipped"))), lost = addUp(of.map(by("lost")));
-  const sum = (key) => count(total(of.map(by(key))));
+  const passes = ranks.map((rank) => passOf(rank, pass));
+  const skipped = addUp(passes.map(by("skipped"))), lost = addUp(passes.map(by("lost")));
+  const sum = (key) => count(total(passes.map(by(key))));
   return [pass, sum("calls"), sum("unsampled"), count(total(skipped)), sum("sampled"), sum("judged"), { text: count(total(lost)), alarm: total(lost) > 0 },
     sum("in_flight"), [reasons(skipped), reasons(lost)].filter(Boolean).join("; ")];
 }
@@ -140,7 +140,7 @@ const DETECTORS = {
 };
 const times = (logarithm) => `${short(Math.exp(logarithm))} \u00D7`;
 // The value at which a detector warns, as text, by the kind of its statistic (`look`). `least`: the smallest change
-// that counts, as a logarithm for rise, drop and growth. `warn`: the fixed limit.
+// that counts; for rise, drop and growth it is the logarithm of a factor. `warn`: for limit, the fixed limit.
 const LIMITS = {
   drift: (d) => (d.least > 0 ? `${short(d.least)} that lasts` : "a sign that lasts"),
   limit: (d) => `${short(d.warn)}, twice`,
@@ -150,10 +150,10 @@ const LIMITS = {
   growth: (d) => `grows ${times(d.least)}`,
 };
 // The value as a share of its limit. Unless the limit is fixed, a detector first learns from `learning` values what is
-// usual. Each series (layer or tensor) learns separately, so `values` is divided by their number.
+// usual. Each series (layer or tensor) learns separately, so `values` is divided by the number of series.
 function scoreCell(d) {
-  const each = Math.floor(d.values / (d.series || 1));
-  if (d.look !== "limit" && each < d.learning) return `learns, ${count(each)} of ${count(d.learning)}`;
+  const perSeries = Math.floor(d.values / (d.series || 1));
+  if (d.look !== "limit" && perSeries < d.learning) return `learns, ${count(perSeries)} of ${count(d.learning)}`;
   return { text: percent(d.score, 0), alarm: d.score >= 1, title: "100 %: the detector warns", bar: Math.min(d.score ?? 0, 1) };
 }
 const findingOf = (detector) => DETECTORS[detector]?.finding ?? "";
@@ -170,13 +170,13 @@ function benchmarkText(measured) {
 const detectorCell = (detector, measured) => ({ text: detector, title: [findingOf(detector), benchmarkText(measured)].filter(Boolean).join(". ") });
 const statusCell = (measured) => ({ text: !measured ? "not measured" : measured.proven ? "default" : "experimental", title: benchmarkText(measured) });
 
-// One row per detector: that of the rank with the highest level. High levels come first, then the order of the table.
+// One row per detector, of the rank in which its level is highest. Rows with high levels come first.
 function detectorRows(ranks) {
   const worst = new Map();
   for (const rank of ranks) {
     for (const detector of rank.precursors?.detectors || []) {
-      const before = worst.get(detector.detector);
-      if (!before || LEVELS.indexOf(detector.level) > LEVELS.indexOf(before.detector.level)) worst.set(detector.detector, { rank, detector });
+      const highest = worst.get(detector.detector);
+      if (!highest || LEVELS.indexOf(detector.level) > LEVELS.indexOf(highest.detector.level)) worst.set(detector.detector, { rank, detector });
     }
   }
   const rows = [...worst.values()].sort((a, b) => LEVELS.indexOf(b.detector.level) - LEVELS.indexOf(a.detector.level))
@@ -205,17 +205,17 @@ function eventRows(ranks) {
 const loggedRows = (ranks) => ranks.flatMap((rank) =>
   Object.entries(rank.logged || {}).map(([name, { value, step }]) => [name, String(rank.rank), number(value, 5), count(step)]));
 
-// How far the weights of the node have moved, and whether replicas agree, as a figure (see figures()) in a list, which
-// is empty without weights. Every rank of a node has the same values.
+// A list with one figure as in figures(): how far the weights of the node have moved, and whether replicas agree. The
+// list is empty without weights. All ranks of a node have the same values.
 function weightFigure(ranks) {
   const all = ranks.map(by("weights")).filter((weights) => weights?.tensors > 0);
   if (all.length === 0) return [];
-  const of = all.find((weights) => finite(weights.wasserstein_previous)) ?? all[0];
+  const weights = all.find((each) => finite(each.wasserstein_previous)) ?? all[0];
   const odd = ranks.filter((rank) => rank.weights?.mismatches > 0).map((rank) => "rank " + rank.rank).join(", ");
   const replicas = odd ? `${odd} differs from its replicas` :
-    { here: `${count(of.replica_ranks)} replicas agree`, none: "no replicas to compare", elsewhere: "replicas are compared by Prometheus" }[of.replicas];
-  const notes = [`W1 in ${count(of.interval_steps)} steps`, known(of.moved_most) && `${of.moved_most} moved most, ${number(of.moved_most_wasserstein, 3)}`, replicas];
-  return [["weights", number(of.wasserstein_previous, 3), notes.filter(Boolean).join("; "), odd !== ""]];
+    { here: `${count(weights.replica_ranks)} replicas agree`, none: "no replicas to compare", elsewhere: "replicas are compared by Prometheus" }[weights.replicas];
+  const notes = [`W1 in ${count(weights.interval_steps)} steps`, known(weights.moved_most) && `${weights.moved_most} moved most, ${number(weights.moved_most_wasserstein, 3)}`, replicas];
+  return [["weights", number(weights.wasserstein_previous, 3), notes.filter(Boolean).join("; "), odd !== ""]];
 }
 
 // "; 10 min since the start; last at 14:05:12", by the clocks of the trainers.
@@ -230,7 +230,7 @@ function elapsedText(ranks) {
 // The main figures of the whole run: [name, value, note, whether it is an alarm].
 function figures(ranks) {
   const all = (pass, key, stat) => ranks.map((rank) => passOf(rank, pass)[key]?.[stat]);
-  const alarms = (pass, of) => ranks.some((rank) => hasAlarm(rank, null, pass, of));
+  const alarms = (pass, kind) => ranks.some((rank) => hasAlarm(rank, null, pass, kind));
   const biased = ranks.reduce((most, rank) => (Math.abs(passOf(rank, "forward").bias_ulp ?? 0) >= Math.abs(passOf(most, "forward").bias_ulp ?? 0) ? rank : most), ranks[0]);
   const bias = passOf(biased, "forward"), budget = ranks[0].max_slowdown;
   const spikes = ranks.reduce((sum, rank) => sum + (rank.loss?.spikes || 0), 0);

@@ -1,7 +1,7 @@
 // Handles the optimizer hooks of quiet steps in C++, because the Python code for them would cost more time. A
 // step is quiet if the core samples no attention call in it, and if the helper (the Python package
 // foreshock_torch) already has all optimizers and the names of their tensors. In all other steps the helper's
-// clock.py handles the hooks. The helper also allows quiet steps, and later reads how many there were. One
+// clock.py handles the hooks. It also limits how many steps may be quiet, and later reads how many were. One
 // optimizer is the clock: its steps are the training steps (ticks). All functions need the interpreter lock.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
@@ -42,7 +42,7 @@ class NoTorchFunction {
 };
 
 // Clears what was collected for a step. Call it after foreshock_step_end, when the core has decided whether
-// the next step is sampled: MathWindow::follow, which enables the hooks of the math path, depends on that.
+// the next step is sampled: if it is, MathWindow::follow enables the hooks of unfused attention (math path).
 inline void forget_step() {
   training_clock().on_step_end();
   gradient_report().on_step_end();
@@ -149,8 +149,8 @@ class QuietSteps {
     KnownOptimizer* const known = is_clock ? &clock_ : find_other(optimizer);
     if (!known) return -1;
     if (is_clock && armed_.begins_left <= 0) return -1;
-    // A second step of another optimizer since the last tick: the helper may make that optimizer the clock.
-    // May not end quietly: weights may be due that this optimizer steps; only the helper can report them.
+    // If another optimizer steps a second time since the last tick, the helper may make it the clock. If the
+    // step may not end quietly, weights of this optimizer may be due, which only the helper can report.
     if (!is_clock && (known->has_stepped || !armed_.may_end_quietly)) return -1;
     const uint64_t begin = now_ns();
     const Given given = read_arguments(args, kwargs);
@@ -194,24 +194,23 @@ class QuietSteps {
     using Int = long long;  // "L" in the format
     const auto address = reinterpret_cast<intptr_t>(armed_.seen_address);
     void* taken =
-        Python::get().build("(LLLLLLLL)", Int(steps_), Int(own_ns_), Int(spent_ns_), Int(ended_at_ns_),
+        Python::get().build("(LLLLLLLL)", Int(steps_), Int(own_ns_), Int(unreported_ns_), Int(ended_at_ns_),
                             Int(max_step_ns_), Int(armed_.seen_step), Int(address), stepped);
-    steps_ = own_ns_ = spent_ns_ = max_step_ns_ = own_at_step_ns_ = 0;
+    steps_ = own_ns_ = unreported_ns_ = max_step_ns_ = own_at_step_ns_ = 0;
     return taken;
   }
 
  private:
-  // A cheap fingerprint of an optimizer's parameters: number of groups; identity and length of the parameter
-  // lists of the first and the last group; the last tensor. A `kind` is the Python type of an object.
+  // A cheap fingerprint of an optimizer's parameters. A `kind` is the Python type of an object.
   struct Shape {
     void *optimizer, *kind, *state_kind;
-    ssize_t groups;
-    void* first;
-    ssize_t first_size;
-    void* first_kind;  // type of the first parameter
-    void* last;
+    ssize_t groups;      // number of groups
+    void* first;         // list of parameters of the first group
+    ssize_t first_size;  // length of this list
+    void* first_kind;    // type of the first parameter
+    void* last;          // list of parameters of the last group
     ssize_t last_size;
-    void *last_kind, *tensor;
+    void *last_kind, *tensor;  // the last parameter: its type, the address of its TensorImpl
     bool operator==(const Shape&) const = default;
   };
   // A tensor's Python object and the address of its TensorImpl.
@@ -223,7 +222,7 @@ class QuietSteps {
     Shape shape = {};
     TensorAddress last = {};   // of its last parameter
     int64_t number = 0;        // see look_other()
-    bool has_stepped = false;  // quietly, since the last tick; always false for the clock
+    bool has_stepped = false;  // has made a quiet step since the last tick; always false for the clock
   };
   // A step of the clock that has ended.
   struct Ending {
@@ -248,8 +247,8 @@ class QuietSteps {
     return Python::get().dict_item(dict, key.get());
   }
 
-  // The arguments of step() beside the optimizer itself. None counts as absent. kCallable: all are callable,
-  // as a closure is. kOther: one is not callable.
+  // The arguments of step() beside the optimizer itself, where None counts as absent. kCallable: all
+  // arguments are callable, as a closure is. kOther: an argument is not callable.
   enum class Given { kNothing, kCallable, kOther };
   static Given read_arguments(void* args, void* kwargs) {
     const Python& python = Python::get();
@@ -267,7 +266,7 @@ class QuietSteps {
     return given;
   }
 
-  // Whether a profiler records the Python calls of this thread. The helper then measures no tensors.
+  // Whether a profiler records the Python calls of this thread. The helper must then handle the step.
   bool is_profiled() const {
     const PythonReference profiler(Python::get().call(getprofile_.get(), nullptr));
     return profiler.get() != Python::get().none;
@@ -347,7 +346,7 @@ class QuietSteps {
     return out->tensor != nullptr;
   }
 
-  // The end of the clock's step. All checks come before the first change: false leaves it to the helper.
+  // The end of the clock's step. False leaves it to the helper, so all checks come before the first change.
   bool end_step(void* optimizer) {
     if (armed_.ends_left <= 0) return false;
     const uint64_t begin = now_ns();
@@ -372,7 +371,7 @@ class QuietSteps {
     step.step_source = armed_.is_counted ? FORESHOCK_STEP_COUNTED : FORESHOCK_STEP_OPTIMIZER_STATE;
     step.learning_rate = ending.rate;
     step.given = FORESHOCK_GIVEN_LEARNING_RATE;
-    step.prepare_ns = std::exchange(spent_ns_, 0);
+    step.prepare_ns = std::exchange(unreported_ns_, 0);
     foreshock_step_end(&step);
     const uint64_t after = now_ns();
     forget_step();
@@ -395,7 +394,7 @@ class QuietSteps {
     return true;
   }
 
-  // Null: neither the clock nor known from look_other().
+  // Null if look_other() was not called with this optimizer.
   KnownOptimizer* find_other(void* optimizer) {
     for (KnownOptimizer& other : others_)
       if (other.shape.optimizer == optimizer) return &other;
@@ -440,18 +439,18 @@ class QuietSteps {
     return are_known && count == parameters_.size();
   }
 
-  // Whether the optimizer has no grad_scale, and has parameters_ from index *count on. Moves *count on.
-  bool has_known_parameters(const Shape& of, size_t* count) const {
+  // Whether the optimizer has no grad_scale, and has parameters_ from *count on. Adds their number to *count.
+  bool has_known_parameters(const Shape& shape, size_t* count) const {
     const Python& python = Python::get();
     Opened opened;
-    if (!open(of.optimizer, &opened) || item(opened.own.get(), grad_scale_)) return false;
+    if (!open(shape.optimizer, &opened) || item(opened.own.get(), grad_scale_)) return false;
     for (ssize_t n = 0; n < opened.count; ++n) {
       Group group;
       if (!read_group(python.list_item(opened.groups, n), &group)) return false;
       for (ssize_t i = 0; i < group.size; ++i, ++*count) {
         void* tensor = python.list_item(group.parameters, i);
         const void* kind = python_type_of(tensor).get();
-        if (kind != of.first_kind && kind != of.last_kind) return false;
+        if (kind != shape.first_kind && kind != shape.last_kind) return false;
         if (*count == parameters_.size()) return false;
         if (static_cast<void* const*>(tensor)[impl_word_] != parameters_[*count]) return false;
       }
@@ -461,7 +460,7 @@ class QuietSteps {
 
   // Reads the step number from the state of the first parameter. If Armed::is_counted, the number is the last
   // one plus 1. False: only the helper can handle this step. One case is an unchanged number: the optimizer
-  // has skipped the step. Another is an attribute of fused optimizers: found_inf, or a number in the group.
+  // has skipped the step. Another is a fused optimizer: it has found_inf, or a step number in the group.
   bool read_step(void* optimizer, Ending* ending) {
     const Python& python = Python::get();
     Opened opened;
@@ -523,7 +522,7 @@ class QuietSteps {
 
   // Counts time that these functions took, without the time spent in the core.
   void spend(uint64_t nanoseconds) {
-    spent_ns_ += nanoseconds;
+    unreported_ns_ += nanoseconds;
     own_ns_ += nanoseconds;
   }
 
@@ -543,8 +542,8 @@ class QuietSteps {
   bool is_armed_ = false;
   void* quietly_begun_ = nullptr;  // the optimizer whose step in progress began quietly
   bool has_closure_ = false;       // the clock's step() got a closure, which computes the gradients
-  // What take() returns: steps, time taken, time not yet reported, end of the last step, longest step.
-  uint64_t steps_ = 0, own_ns_ = 0, spent_ns_ = 0, ended_at_ns_ = 0, max_step_ns_ = 0;
+  // What take() returns: steps, time taken, its part not yet reported, end of the last step, longest step.
+  uint64_t steps_ = 0, own_ns_ = 0, unreported_ns_ = 0, ended_at_ns_ = 0, max_step_ns_ = 0;
   uint64_t own_at_step_ns_ = 0;  // own_ns_ at the end of the last step
 };
 

@@ -1,9 +1,9 @@
-"""foreshock.tap(): reports attention that no hook can see. The training calls it itself.
+"""foreshock.tap(): reports attention that no hook can see. The code of the training itself must call tap().
 
 tap() calls a custom operation, so it becomes a node of compiled graphs without a graph break. The operation is marked
 as having side effects, because torch.fx would drop it otherwise. The graph is the same whether the process is monitored
 or not. The operation returns nothing, and its own kernels do nothing. The adapter (a C++ library with hooks on torch's
-operations) hooks it as it hooks torch's attention, and reports the call.
+operations) hooks the custom operation as it hooks torch's attention, and reports the call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CAUSAL = {False: 0, True: 1, "top_left": 1, "bottom_right": 2}  # as FORESHOCK_
 _LAYOUTS = {"bhnd": False, "bnhd": True}  # whether positions come before heads
 
 _library: Any = None  # keeps the definitions registered until the process ends
-_forward: Any = None  # the operations
+_forward: Any = None  # the custom operations for the two passes
 _backward: Any = None
 _torch: Any = None  # None: the operations are not defined
 is_active = False  # set once the monitor has started (door.py)
@@ -56,10 +56,11 @@ def tap(
 ) -> None:  # fmt: skip
     """Reports one attention call: out = softmax(scale * query @ key^T + mask) @ value, per head.
 
-    query (batch, heads, positions, d), key and value with as many heads or a divisor of it; `layout="bnhd"`: positions
-    before heads. `lse` (batch, heads, positions): natural logarithm of the row sums of exp(score). `scale`: 1/sqrt(d)
-    if not given. `causal`: True or "top_left": key j is visible to query i if j <= i; "bottom_right": if
-    j <= i + keys - queries. `mask`: bool (True: visible) or additive, broadcast. `layer`: a number or a name.
+    query (batch, heads, positions, d); key and value likewise, with as many heads or a divisor of that number.
+    `layout="bnhd"`: positions before heads. `lse` (batch, heads, positions): natural logarithm of the row sums of
+    exp(score). `scale`: 1/sqrt(d) if not given. `causal`: True or "top_left": key j is visible to query i if j <= i;
+    "bottom_right": if j <= i + keys - queries. `mask`: bool (True: visible) or additive, broadcast. `layer`: a number
+    or a name.
 
     Without gradients the call describes a forward pass. To report a backward pass, call it where that pass is computed
     (autograd.Function.backward), with `grad_out` and the resulting `grad_query`. The call changes no tensor, keeps no
@@ -82,7 +83,7 @@ def tap(
 
 
 def _call(compiling: bool, operation: Any, arguments: tuple[Any, ...]) -> None:
-    if compiling:  # an exception is the compiler's and must pass through
+    if compiling:  # an exception may be one that the compiler expects, so it is not caught
         operation(*arguments)
         return
     try:

@@ -1,7 +1,7 @@
 """Reports weight tensors to the core (libforeshock.so), which measures a few of them in each step.
 
-Lists all tensors that the optimizers step. In each step the core returns which of them are due; these are shown to it
-before and after the optimizer's work. One optimizer is the clock: its steps are the steps of the training.
+Lists all tensors that the optimizers step. In each step the core returns which tensors are due, and this module shows
+them to the core before and after the optimizer's work. One optimizer is the clock: its steps are those of the training.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Weight(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Position of a parameter in its optimizer; torch.utils.swap_tensors forbids a weak reference to the parameter."""
+    """Where an optimizer has a parameter. (torch.utils.swap_tensors forbids weak references to it.)"""
 
     optimizer: Any  # weak reference
     group: int  # index in param_groups
@@ -44,7 +44,7 @@ class Held(NamedTuple):
     address: int  # of its TensorImpl (tensor._cdata)
 
 
-NOWHERE = Held(lambda: None, 0, 0, 0)  # of a tensor that is listed but not measured
+NOWHERE = Held(lambda: None, 0, 0, 0)  # for a tensor that is listed but not measured
 
 
 class Numbers(NamedTuple):
@@ -84,13 +84,14 @@ def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
         return None
     if len(shape) > DIMS and shape[DIMS - 1 :] != part[DIMS - 1 :]:  # sharded in a dimension that is folded
         return None
-    return folded(shape), tuple(min(at, size) for at, size in zip(offset, shape))[:DIMS], folded(part)
+    return folded(shape), tuple(min(start, size) for start, size in zip(offset, shape))[:DIMS], folded(part)
 
 
 class Weights:
     """Keeps the list of tensors that the core has, and the numbers of those that are due in the current step.
 
-    `core`: class Core of core.py. A tensor's number is its index in the list. Returned ints: ns spent in the core.
+    `core`: class Core of core.py. A tensor's number is its index in the list. Ints that methods return are ns spent in
+    the core.
     """
 
     def __init__(self, torch: Any, core: Any) -> None:
@@ -130,14 +131,14 @@ class Weights:
             rows[parameter._cdata] = self._unfollowed(parameter.numel(), f"parameters.{len(rows)}", PACE), NOWHERE
         # In the order of the model, so that the schedule does not depend on which optimizer holds a tensor.
         listed = sorted(rows, key=lambda address: order.get(address, len(order)))
-        measured = self._core.name_weights([rows[address][0] for address in listed])  # how many; -1: the core was busy
+        measured = self._core.name_weights([rows[address][0] for address in listed])  # their number; -1: core is busy
         self._positions = [rows[address][1] for address in listed] if measured > 0 else []
         self._due = []
         return measured >= 0
 
     @staticmethod
     def _place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
-        """(shape, offset, part, unfollowed)."""
+        """(shape, offset, part, unfollowed) as in Weight."""
         place = None
         with suppress_ours():  # this torch may not know the offset of a placement
             place = None if is_flat(parameter) else place_of(parameter)
@@ -189,7 +190,7 @@ class Weights:
         return self._observe(self._due_of(optimizer), BEFORE | ended)
 
     def after(self, optimizer: Any, ended: int = 0) -> int:
-        """Shows them after the optimizer's work. Tensors that other optimizers step later stay due."""
+        """Shows the core the same tensors after the optimizer's work. Tensors of other optimizers stay due."""
         mine = self._due_of(optimizer)
         seen = set(mine)
         self._due = [number for number in self._due if number not in seen]
@@ -215,16 +216,16 @@ class Weights:
         """(number, addresses of parameter, gradient and both moments, numbers); None: the optimizer has changed."""
         held = self._positions[number]
         optimizer = held.optimizer()
-        of = groups(optimizer)
-        if optimizer is None or held.group >= len(of):
+        every_group = groups(optimizer)
+        if optimizer is None or held.group >= len(every_group):
             return None
-        group = of[held.group]
+        group = every_group[held.group]
         members = parameters_in(group)
         if held.index >= len(members) or members[held.index]._cdata != held.address:
             return None
         parameter = members[held.index]
         state = state_of(optimizer, parameter)
-        # If the second moment also contains the decay, it is not shown, since it is not that of the gradient.
+        # A second moment that contains the weight decay is not shown, since it is not the gradient's second moment.
         square = None if self._adds_decay(optimizer, group) else state.get("exp_avg_sq")
         tensors = (parameter, parameter.grad, state.get("exp_avg"), square)
         addresses = [local(t)._cdata if isinstance(t, self._torch.Tensor) else None for t in tensors]
