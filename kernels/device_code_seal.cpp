@@ -1,5 +1,5 @@
-// Defines device_code_seal(), with the initializer that device_seal.cpp wrote during the build. It is apart
-// from device_code.cpp because libforeshock.so links this file but must not embed the kernels.
+// Defines device_code_seal(): size, checksum and CUDA version of the kernels, as device_seal.cpp wrote them
+// during the build. libforeshock.so links this file, but not device_code.cpp, which embeds the kernels.
 #include "kernels/device_code.h"
 
 namespace foreshock {
@@ -10,7 +10,7 @@ DeviceCodeSeal device_code_seal() {
 #include FORESHOCK_DEVICE_SEAL
       ;
 #else
-  return {};
+  return {};  // the build had no nvcc
 #endif
 }
 

@@ -1,5 +1,5 @@
-// Defines the kernels of kernels/device_code.h: runs their bodies, templates over a Block, on the blocks of a
-// device. A job stays in constant parameter memory, where all threads of a warp can read it at once.
+// Defines the kernels of kernels/device_code.h. Each kernel runs a body (..._body.h), a template over a
+// Block. Its argument, the job, stays in constant memory, where all threads of a warp can read it at once.
 #include "kernels/gather_body.h"
 #include "kernels/histogram_body.h"
 #include "kernels/key_gather_body.h"
@@ -77,11 +77,12 @@ class DeviceBlock {
     return atomicMax(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
   }
 
-  // The barrier before this call orders the writes of this block's other threads before the first fence. The
-  // second fence orders the reads of the last block after the counter.
-  __device__ bool last(uint32_t* counter, uint32_t of) {
+  // Counts the calls in *counter. Returns true, and resets the counter, for the last of `callers` calls. The
+  // __syncthreads() of each() before this call orders the writes of this block's other threads before the
+  // first fence. The second fence orders the reads of the last block after the counter.
+  __device__ bool last(uint32_t* counter, uint32_t callers) {
     __threadfence();
-    const bool is_last = atomicAdd(counter, 1u) + 1 == of;
+    const bool is_last = atomicAdd(counter, 1u) + 1 == callers;
     __threadfence();
     if (is_last) *counter = 0;
     return is_last;

@@ -51,11 +51,10 @@ constexpr bool is_floating(DType type) {
   return type == DType::kFp64 || type == DType::kFp32 || type == DType::kBf16 || type == DType::kFp16;
 }
 
-// Significand bits, including the hidden one, and the exponent of the smallest normal number. For types that
-// are not floating, format_of() returns the format of fp64.
+// A floating-point format. For types that are not floating, format_of() returns the format of fp64.
 struct Format {
-  int precision;
-  int min_exponent;
+  int precision;     // significand bits, including the hidden one
+  int min_exponent;  // of the smallest normal number
 };
 constexpr Format format_of(DType type) {
   switch (type) {
@@ -113,7 +112,7 @@ inline double load_as_double(const void* data, DType type, size_t index) {
   }
 }
 
-// A loop over rows prefetches the row that it reads kRowsAhead rows later. Rows of one head often lie a page
+// Loops over rows call prefetch_row() for the row kRowsAhead rows further. Rows of one head often lie a page
 // apart, where the hardware prefetcher does not follow. Any address is allowed: a prefetch never faults.
 inline constexpr int64_t kRowsAhead = 16;
 inline void prefetch_row(const char* row, int64_t bytes) {

@@ -12,7 +12,7 @@ namespace foreshock {
 inline constexpr uint32_t kWarp = 32;
 
 // Returns the bytes to copy at a time, a power of two up to 16: the common alignment of all rows, or of all
-// elements if the columns are not adjacent.
+// elements if the columns are not adjacent. `to`: the address to which the piece is copied.
 constexpr uint32_t gather_unit(const GatherPiece& piece, uint64_t to) {
   const bool is_dense = piece.column_stride == 1 || piece.width <= 1;
   const uint64_t strides = static_cast<uint64_t>(piece.head_stride) | static_cast<uint64_t>(piece.row_stride);
@@ -26,7 +26,7 @@ struct PieceRows {
   uint32_t rows;
 };
 
-// The rows of a batch of equal sequences: as the job states them, the same for every thread.
+// The rows to copy from a batch of equal sequences. They are the rows of the job, the same for every thread.
 class JobRows {
  public:
   explicit FORESHOCK_DEVICE JobRows(const GatherJob& job) : job_(job) {}
@@ -39,7 +39,8 @@ class JobRows {
   const GatherJob& job_;
 };
 
-// The rows of one sequence of a packed batch, which each thread has found with find_sequence().
+// The rows to copy from one sequence of a packed batch, which each thread has found with find_sequence(). The
+// sequence's queries are divided into equal parts; one position is sampled in each of the first parts.
 template <class Block>
 class SequenceRows {
  public:
@@ -50,8 +51,8 @@ class SequenceRows {
   FORESHOCK_DEVICE PieceRows piece_rows(uint32_t number, uint32_t thread) const {
     const GatherPiece& piece = job_.gather.piece[number];
     const SequencePlace& place = place_[thread];
-    // The offset of the sequence's first row: pieces with listed rows hold queries, the others keys. Only
-    // sum_piece (log_sum_exp by sequence) has its rows apart for each sequence.
+    // The offset of the sequence's first row. Pieces with listed rows hold queries, the others keys.
+    // sum_piece, a log_sum_exp by (sequence, head, position), has a stride from one sequence to the next.
     const int64_t first = number == job_.sum_piece ? place.number * job_.sum_stride
                           : piece.is_listed != 0   ? place.query * piece.row_stride
                                                    : place.key * piece.row_stride;
@@ -64,12 +65,13 @@ class SequenceRows {
     return static_cast<int64_t>(
         position_in_part(place_[thread].queries, n, parts(thread), job_.gather.position[n]));
   }
-  // Number of positions to sample: one in each of the first parts.
+  // Number of positions to sample.
   FORESHOCK_DEVICE uint32_t positions(uint32_t thread) const {
     return parts(thread) < job_.positions ? parts(thread) : job_.positions;
   }
 
  private:
+  // Number of parts; fewer than job_.parts if the sequence has fewer queries.
   FORESHOCK_DEVICE uint32_t parts(uint32_t thread) const {
     const uint32_t queries = place_[thread].queries;
     return queries < job_.parts ? queries : job_.parts;
@@ -114,7 +116,7 @@ FORESHOCK_DEVICE void gather_piece(const GatherJob& job, uint32_t number, const 
   });
 }
 
-// Records the time at which this block begins. The earliest begin of all blocks is the largest ~time.
+// Records the time at which this block begins. The largest ~time of all blocks is that of the earliest begin.
 template <class Block>
 FORESHOCK_DEVICE void begin_gather(const GatherJob& job, Block& block) {
   GatherClock* clock = reinterpret_cast<GatherClock*>(job.clock);
