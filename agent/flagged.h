@@ -22,7 +22,7 @@
 
 namespace foreshock {
 
-// The checksum in the header of a file: its key in the JSON, and its digits before they are known.
+// The checksum in the JSON header of a file: its key, and the digits that stand for it until it is computed.
 inline constexpr std::string_view kChecksumKey = "\"checksum\":\"", kNoChecksum = "0000000000000000";
 
 // Returns the offset of the checksum's 16 digits within the first `header` bytes of a file, or npos if there
@@ -65,19 +65,18 @@ struct JudgedColumns {
 
 // Returns the reason to flag a slice, or nothing for an ordinary slice.
 //  nonfinite           it has NaN or Inf where the reference is finite
-//  deviation_ratio     its error relative to that of a correct kernel exceeds the limit by far; or exceeds
-//  the
-//                      limit, and so do others of the layer's last 64 slices (one may do so by chance)
+//  deviation_ratio     its error, divided by that of a correct kernel, exceeds the limit by far; or it is
+//                      above the limit, as are others of the layer's last 64 slices (one may be by chance)
 //  bias                the layer has a bias alarm or (forward) the bias detector warns, and the slice's own
 //                      bias is beyond the limit with the same sign
-//  output_error_drift  backward: this detector warns, and the output differs from the rounded reference
+//  output_error_drift  backward: the detector with this name warns; out differs from the rounded reference
 //  logit               forward: a detector of the largest logit warns; the kernel may be correct
 // A slice equal to the rounded reference is never flagged for the first four reasons.
 std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank);
 
 // Returns the reason to flag a slice of key positions, by its dK or dV: nonfinite (also in dQ, or at keys
-// that were not sampled), deviation_ratio (the error relative to fused attention) or bias. The conservation
-// ratio, which concerns the sums over all keys of the call, does not flag slices.
+// that were not sampled), deviation_ratio (the error divided by that of fused attention) or bias. An error in
+// the sums of dK or dV over all keys of the call (conservation ratio) flags no slice.
 std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const RankStatistics& rank);
 // Whether a slice that is not flagged is within the limits, so that it can be saved as a control.
 bool is_fit_as_control(const SliceDeviation& deviation);
@@ -114,8 +113,7 @@ struct FlaggedSlice {
   uint64_t bytes() const;  // of the arrays
 };
 
-// Copies the slice in a slot, together with the known facts about it. `segment` is the name of the slot's
-// segment.
+// Copies the slice in a slot, with its result and origin. `segment` is the name of the slot's segment.
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedSlice& judged,
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment);
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedColumns& judged,
@@ -173,8 +171,8 @@ class FlaggedWriter {
   void offer(FlaggedSlice slice);
   // Counts a dropped slice.
   void drop(FlaggedDrop why);
-  // Waits until every offered slice is written or dropped. Returns false if that takes longer than `most`.
-  bool wait(std::chrono::milliseconds most);
+  // Waits until every offered slice is written or dropped. Returns false if `max_wait` is not long enough.
+  bool wait(std::chrono::milliseconds max_wait);
 
   FlaggedCounts counts() const;
   const std::string& path() const;

@@ -15,7 +15,7 @@ namespace foreshock {
 
 double seconds_since_1970();
 
-// Returns the line of one checked tensor of a slice. `judge_seconds` is the CPU time of the check.
+// Returns the line of a checked tensor (out, dQ, dK, dV) of a slice. `judge_seconds`: CPU time of the check.
 SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, const LayerOfCall& layer,
                        const SliceDeviation& deviation, double judge_seconds);
 StepLine step_line(const RankStatistics& rank, const segment::StepRecord& step);
