@@ -3,19 +3,19 @@
     python bench/short_steps.py [--short] [--rounds 30] [--sets 3]
 
 The monitor's Python code in the trainer works at every step, so its share of the time grows as steps become shorter.
-Samples and snapshots of weights are then postponed, so that the sum stays below --max-slowdown. For each length of
-step, a plain training and one under `foreshock run` with default options take turns on one core. The agent, the process
-that judges samples, has the other cores.
+Samples and snapshots of weights are then postponed, so that all costs together stay below --max-slowdown. For each
+length of step, a plain training and a training under `foreshock run` with default options take turns on one core. The
+agent, the process that judges samples, has the other cores.
 
-Printed for each: the length of a plain step; `added`, the CPU time of the trainer with the monitor over that without
-it - 1, and its 95 % interval; `metered`, the cost as the monitor measures it, in the trainer and with the agent's
-cores; and its parts in microseconds per step: `each` (median of the steps without samples and snapshots) and `beyond`
-(mean addition by set-up, samples and snapshots).
+Printed for each length: the time of a plain step; `added`, the trainer's CPU time with the monitor / that without the
+monitor - 1, with a 95 % interval; `metered`, the cost according to the monitor, in the trainer and with the agent's CPU
+time; and the parts of the trainer's metered cost in microseconds per step: `each` (median of the steps without samples
+and snapshots) and `beyond` (mean addition by set-up, samples and snapshots).
 
-A second line lists the parts as a clock in the trainer measures them, minus those of the plain training. `clock`: the
-hooks around the optimizer's step, in the median step. `other`: the mean addition per step by sampled steps and by steps
-that check all parameters or measure weights. `loss`: the additional time of the loss function. `norm`: the additional
-time of a step that clips its gradients, with its hooks. No goal is checked.
+A second line lists times of a clock in the trainer, with the monitor minus without it. `clock`: the hooks around the
+optimizer's step, in the median step. `other`: the mean addition per step by sampled steps and by steps that check all
+parameters or measure weights. `loss`: the loss function. `norm`: the clipping of gradients in a step that clips, with
+its hooks. No goal is checked.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ MEDIAN, MEAN = 0, 1  # indexes in the lists that Trainer.parts() returns
 class Metered(NamedTuple):
     """The cost of one training according to its record, without the pauses between turns."""
 
-    trainer: float  # share of the training's own time
-    all: float  # share with the agent's CPU time, as in the summary
-    each_us: float
+    trainer: float  # cost in the trainer, as a share of the training's own time
+    all: float  # the same with the agent's CPU time, as in the summary
+    each_us: float  # parts of the cost in the trainer, see above
     beyond_us: float
 
 
 def metered(record: str, rank: dict[str, Any], turn: int) -> Metered:
-    """`turn`: steps of a turn. The first step of a turn also has the time that the trainer waited before it."""
+    """`turn`: steps per turn. The duration of a turn's first step has the time that the trainer waited before it."""
     lines = [json.loads(line) for line in record.splitlines()]
     steps = [line for line in lines if line["type"] == "step"]
     with_snapshot = {line["step"] for line in lines if line["type"] == "tensor"}
@@ -61,12 +61,8 @@ def metered(record: str, rank: dict[str, Any], turn: int) -> Metered:
     without_first = sum(step["duration_seconds"] for step in steps if step["step"] % turn != 1)
     trained = without_first * turn / (turn - 1) - own  # seconds of the training's own work
     agent = rank["slowdown_ratio"] * (lasted - own) - own  # the ratio is (own + agent) / (lasted - own)
-    bare = [
-        step["overhead_seconds"]
-        for step in steps[SET_UP_STEPS:]
-        if not step["sampled"] and step["step"] not in with_snapshot
-    ]
-    each = statistics.median(bare)
+    bare = [step for step in steps[SET_UP_STEPS:] if not step["sampled"] and step["step"] not in with_snapshot]
+    each = statistics.median(step["overhead_seconds"] for step in bare)
     return Metered(own / trained, (own + agent) / trained, each * 1e6, (own / len(steps) - each) * 1e6)
 
 
@@ -89,32 +85,32 @@ def parts_of_cost(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
 
 
 def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
-    what, ratios, measured, plain_ms = ",".join(map(str, MODELS[model])), [], [], []
+    size, ratios, measured, plain_ms = ",".join(map(str, MODELS[model])), [], [], []
     steps = max(8, 8 * round(TURN_MS / float(model) / 8))  # a multiple of the interval between sampled steps
     for number in range(sets):
-        with one_of_each(what, ("plain", "recorded"), cores) as trainers:
+        with one_of_each(size, ("plain", "recorded"), cores) as trainers:
             for trainer in trainers.values():
                 trainer.turn(steps)
-            chance, kept = random.Random(number), []
+            chance, ratios_of_set = random.Random(number), []
             for _ in range(rounds):
                 order = list(trainers)
                 chance.shuffle(order)
                 took = {kind: trainers[kind].turn(steps)["cpu"] for kind in order}
-                kept.append(took["recorded"] / took["plain"] - 1)
+                ratios_of_set.append(took["recorded"] / took["plain"] - 1)
                 plain_ms.append(1e3 * took["plain"] / steps)
-            ratios.append(kept)
+            ratios.append(ratios_of_set)
             rank = trainers["recorded"].finish()
             measured.append(metered((trainers["recorded"].base / "record").read_text(), rank, steps))
-    with one_of_each(what, ("plain", "recorded"), cores) as trainers:
+    with one_of_each(size, ("plain", "recorded"), cores) as trainers:
         for trainer in trainers.values():
             trainer.turn(steps)
         parts = parts_of_cost(trainers, max(steps, LEAST_PART_STEPS))
     middle, low, high = interval(ratios)
-    of = Metered(*(statistics.median(column) for column in zip(*measured, strict=True)))
+    cost = Metered(*(statistics.median(column) for column in zip(*measured, strict=True)))
     print(
         f"{statistics.median(plain_ms):5.1f} ms  added {middle:+.2%} [{low:+.2%}, {high:+.2%}]  "
-        f"metered {of.trainer:.2%}, with the agent {of.all:.2%}  each {of.each_us:.0f} us, "
-        f"beyond {of.beyond_us:.0f} us   ({sets} sets x {rounds} rounds of {steps} steps)",
+        f"metered {cost.trainer:.2%}, with the agent {cost.all:.2%}  each {cost.each_us:.0f} us, "
+        f"beyond {cost.beyond_us:.0f} us   ({sets} sets x {rounds} rounds of {steps} steps)",
         "          us a step: " + ", ".join(f"{part} {us:.1f}" for part, us in parts.items()),
         sep="\n",
         flush=True,
