@@ -1,4 +1,5 @@
-"""The dashboard "monitor": coverage, lost samples and cost of foreshock itself in one run, and all agents."""
+"""The dashboard "monitor": coverage, lost samples and cost of foreshock itself in one run, and all agents. of_run()
+selects a metric's series in the chosen run, of_living() those of living ranks. `values`: limits of the alert rules."""
 
 import panel
 from board import Board, Row, run_variable
@@ -6,7 +7,7 @@ from panel import Query, of_living, of_run, per_second
 from rule import UNLESS_ENDED, Values
 
 TRAINER = ',component="trainer"'
-# Only agents have the series foreshock_build_info, which is always 1.
+# Series of Prometheus about all its targets, of agents only: only agents have foreshock_build_info, which is always 1.
 UP = "up * on (job, instance) group_left () max by (job, instance) (foreshock_build_info)"
 OF_AGENTS = "and on (job, instance) foreshock_build_info"
 
