@@ -11,8 +11,7 @@ using Values = std::string_view;
 using enum Metric;
 using enum MetricType;
 
-// Closed sets of label values. The help texts in kTable explain most of them. foreshock/hook.h explains the
-// reasons for skipping, segment/layout.h the reasons why slices are lost.
+// Closed sets of label values. kTable explains most of them, foreshock/hook.h the reasons for skipping.
 constexpr Values kPasses[] = {"forward", "backward"};
 constexpr Values kMeanMax[] = {"mean", "max"};
 constexpr Values kMinMean[] = {"min", "mean"};

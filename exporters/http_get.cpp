@@ -149,9 +149,8 @@ bool http_get(const std::string& address, int port, const std::string& path, int
   constexpr std::string_view kLength = "\r\nContent-Length: ";
   const size_t length_at = response.find(kLength);
   if (length_at < head_end && std::strtoull(response.c_str() + length_at + kLength.size(), nullptr, 10) !=
-                                  response.size() - head_end - 4) {
+                                  response.size() - head_end - 4)
     return fail("the answer ended early");
-  }
   *body = response.substr(head_end + 4);
   return true;
 }

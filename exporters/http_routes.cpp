@@ -260,10 +260,7 @@ namespace {
 // Writes five digits, which are enough for a chart. nlohmann's JSON library would write up to nine and take
 // three times as long, which matters for a history of hundreds of thousands of numbers.
 void append_number(float value, std::string* text) {
-  if (!std::isfinite(value)) {
-    *text += "null";
-    return;
-  }
+  if (!std::isfinite(value)) return void(*text += "null");
   char buffer[32];
   const auto end = std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::general, 5);
   text->append(buffer, end.ptr);

@@ -266,10 +266,7 @@ RecordWriter::~RecordWriter() {
   const bool is_done = shared_->requested == shared_->done;
   lock.unlock();
   if (!thread_.joinable()) return;
-  if (is_done)
-    thread_.join();
-  else
-    thread_.detach();  // it hangs in a write to the file
+  is_done ? thread_.join() : thread_.detach();  // detached: it hangs in a write to the file
 }
 
 bool RecordWriter::start_thread() {

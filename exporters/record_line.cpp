@@ -95,7 +95,6 @@ constexpr std::array<uint8_t, 256> kValues = [] {
   return values;
 }();
 
-// 0 beyond the end.
 uint32_t byte_at(std::string_view bytes, size_t index) {
   return index < bytes.size() ? static_cast<uint8_t>(bytes[index]) : 0;
 }

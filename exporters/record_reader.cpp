@@ -288,19 +288,13 @@ std::string csv_text(std::string_view text) {
 }
 
 std::string csv_header(const RecordLine& line) {
-  return std::visit(
-      [](const auto& typed) {
-        return row(typed, [](const char* name, const auto&) { return std::string(name); });
-      },
-      line);
+  const auto name_of = [](const char* name, const auto&) { return std::string(name); };
+  return std::visit([&](const auto& typed) { return row(typed, name_of); }, line);
 }
 
 std::string csv_row(const RecordLine& line) {
-  return std::visit(
-      [](const auto& typed) {
-        return row(typed, [](const char*, const auto& value) { return cell(value); });
-      },
-      line);
+  const auto cell_of = [](const char*, const auto& value) { return cell(value); };
+  return std::visit([&](const auto& typed) { return row(typed, cell_of); }, line);
 }
 
 }  // namespace foreshock

@@ -1,6 +1,6 @@
 // Converts the lines of a record (record_line.h) to scalars by step, and scalars to the bytes of a
-// TensorBoard event file in the format of SummaryWriter.add_scalar. The file is a sequence of
-// framed_record(): of one version_event(), then of scalar_event().
+// TensorBoard event file in the format of SummaryWriter.add_scalar. The file is a sequence of events, each in
+// a framed_record(): one version_event(), then one scalar_event() per scalar.
 #ifndef FORESHOCK_EXPORTERS_TENSORBOARD_H_
 #define FORESHOCK_EXPORTERS_TENSORBOARD_H_
 
@@ -18,7 +18,7 @@ namespace foreshock {
 // The checksum of TFRecord: CRC-32C, rotated right by 15 bits, plus a constant.
 uint32_t masked_crc32c(std::string_view bytes);
 
-// One TFRecord: length, its checksum, `payload`, its checksum.
+// One TFRecord: length of `payload`, checksum of the length, `payload`, checksum of `payload`.
 std::string framed_record(std::string_view payload);
 
 // tensorflow.Event protocol buffers with the fields that a scalar needs. Times are seconds since 1970.
@@ -35,9 +35,9 @@ struct Scalar {
 };
 
 // Converts lines to scalars. The samples (compared attention calls) of one step and pass are combined, once
-// per rank and once per layer: errors by their mean, logits by their maximum, the bias by the quotient of its
-// sums. The combined scalars are returned once the step is complete: by take() of a sample of another step,
-// or by finish(). Lines without a rank or a step are ignored. Thread-compatible.
+// per rank and once per layer: errors by their mean, logits by their maximum, the bias by dividing the sum of
+// the errors by the sum of their ulps. Combined scalars are returned when the step is complete: by take() of
+// a sample of another step, or by finish(). Lines without a rank or a step are ignored. Thread-compatible.
 class RecordScalars {
  public:
   std::vector<Scalar> take(const RecordLine& line);
@@ -60,7 +60,7 @@ class RecordScalars {
   void take_event(const EventLine& line, std::vector<Scalar>* out);
   void take_sample(const SampleLine& line, std::vector<Scalar>* out);
   void gather(const Key& key, const SampleLine& line, std::vector<Scalar>* out);
-  static void append_scalars(const Key& key, const Gathered& of, std::vector<Scalar>* out);
+  static void append_scalars(const Key& key, const Gathered& gathered, std::vector<Scalar>* out);
 
   std::map<Key, Gathered> open_;  // steps that may get more samples
 };
