@@ -21,10 +21,9 @@ inline constexpr double kDeviationRatioBackward = 3;
 inline constexpr double kDeviationRatioKeys = 6;
 inline constexpr double kRowsOfLimit = 4096;
 
-// The sums of dK and of dV over all keys are known without computing attention (shadow/conservation.h). This
-// is the limit of the error of these sums, divided by the error that rounding explains. Correct calls of
-// PyTorch's CPU kernel have at most 0.7 in bench/verdicts.py. If one key of 256 is left out, the ratio is 7
-// for dK and 2.5 for dV.
+// Limit of the error of the sums of dK and of dV over all keys, divided by the error that rounding explains.
+// shadow/conservation.h gives the exact sums and this error. Correct calls of PyTorch's CPU kernel have at
+// most 0.7 (bench/verdicts.py). If one key of 256 is left out, the ratio is 7 for dK and 2.5 for dV.
 inline constexpr double kConservationRatio = 3;
 
 // The sums of a layer are judged only after this many backward slices have shown that its calls see all keys.

@@ -23,8 +23,7 @@
 
 namespace foreshock {
 
-// A period in which one series of a detector was above level quiet. `place` names the series: the layer's
-// label or the tensor's name.
+// A period in which the series of a detector for one layer or tensor, `place`, was above level quiet.
 struct Episode {
   DetectorId detector;
   std::string place, layer;
