@@ -16,12 +16,14 @@
 namespace foreshock::adapter {
 namespace {
 
-// detach is called often. In processes without Python, it hooks the attention operations that arrive later.
+// The hook of detach. Since detach is called often, it also hooks attention operations that were registered
+// late, for processes without Python.
 at::Tensor detach_and_hook_arrived(c10::DispatchKeySet keys, const at::Tensor& self) {
   LateOps::hook_arrived();
   return hooked_detach(keys, self);
 }
 
+// Hooks the unfused implementation of attention (the math path).
 void hook_math_path(torch::Library& aten) {
   const int32_t number = foreshock_register_op(kMathPath, FORESHOCK_FORWARD);
   if (number < 0 || !hook_op<SafeSoftmaxHook>(aten, "_safe_softmax", "", number)) return;
@@ -30,7 +32,7 @@ void hook_math_path(torch::Library& aten) {
 
 // Returns how many attention operations of torch are hooked.
 int hook_all() {
-  // Leaked: destroying a library removes its kernels.
+  // Leaked, since destroying a torch::Library removes its kernels.
   auto& aten =
       *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
   const int hooked = LateOps::start();
@@ -71,12 +73,12 @@ FORESHOCK_EXPORT int foreshock_adapter_start(void) {
   return hooked;
 }
 
-// Attention calls on real data that the hooks have seen, forward (0) or backward (1).
+// Number of attention calls on real data that the hooks have seen, forward (0) or backward (1).
 FORESHOCK_EXPORT uint64_t foreshock_adapter_calls(int backward) {
   return foreshock::adapter::attention_calls[backward != 0].load();
 }
 
-// See foreshock/adapter.h.
+// libforeshock.so calls these three when a compiled model calls attention through torch's C shim (adapter.h).
 FORESHOCK_EXPORT int foreshock_adapter_shim_begins(const foreshock_shim_call* call) {
   return foreshock::adapter::shim_begins(*call);
 }
@@ -89,21 +91,21 @@ FORESHOCK_EXPORT int foreshock_adapter_in_backward(void) {
   return foreshock::adapter::in_backward_pass() ? 1 : 0;
 }
 
-// The Python helper calls the functions below. They wait for no lock, so the interpreter lock may be held.
+// The Python helper calls the functions below. They wait for no lock, so it may hold the interpreter lock.
 
 // Call it once the helper reports steps. From then on the adapter counts no steps from versions of weights.
 FORESHOCK_EXPORT void foreshock_adapter_steps_are_told(void) {
   foreshock::adapter::ParameterClock::instance().disable();
 }
 
-// Backward passes started since the last foreshock_adapter_step_ended. 0 is exact; others may be too high.
+// Backward passes started since the last foreshock_adapter_step_ended. Exact if 0, else possibly too high.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_backwards(void) {
   return foreshock::adapter::training_clock().backwards();
 }
 
 // Reports the gradients; call it before the optimizer's work. `parameters`: `count` TensorImpl addresses
-// (parameter._cdata) of all tensors that the optimizer steps; count 0: no gradients. For the other arguments
-// see GradientReport::publish. Returns the nanoseconds inside the core, which counts them itself.
+// (parameter._cdata) of all tensors that the optimizer steps; count 0: no gradients. GradientReport::publish
+// explains the other arguments. Returns the nanoseconds spent inside the core, which counts them itself.
 FORESHOCK_EXPORT uint64_t foreshock_adapter_step_begins(const void* const* parameters, size_t count,
                                                         double inverse_scale, uint32_t copies,
                                                         uint32_t may_be_written_untracked) {

@@ -3,11 +3,11 @@
 // operations (scaled_dot_product_attention itself, the math path) are not hooked here: they never reach
 // BackendSelect, the key of our hooks, and a hook at an autograd key removes gradients of compiled graphs.
 //
-// A kernel could be registered before the schema, but torch lists such kernels as dangling
+// A kernel is not registered before the schema, since torch would list it as dangling
 // (torch._C._dispatch_find_dangling_impls). The dispatcher reports a new schema while it holds its own mutex,
-// so the kernel cannot be registered in that callback. With Python a pending call of the interpreter
-// registers it, which runs before the import that registered the operation returns. Without Python the next
-// call of hook_arrived() registers it.
+// so the kernel cannot be registered in that callback. With Python, a pending call of the interpreter
+// registers the kernel; it runs before the import that registered the operation returns. Without Python, the
+// next call of hook_arrived() registers it.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_OPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_OPS_H_
 
@@ -26,8 +26,8 @@
 
 namespace foreshock::adapter {
 
-// Causal means j <= i in the CPU kernel, in the math path (tril() of a queries x keys matrix), and in the
-// documentation of scaled_dot_product_attention.
+// With a causal mask, query i sees key j <= i in the CPU kernel, in the math path (tril() of a queries x keys
+// matrix), and in the documentation of scaled_dot_product_attention.
 inline constexpr Semantics kUpperLeft{Order::kHeadsFirst, FORESHOCK_CAUSAL_TOP_LEFT};
 
 // "Lower right" according to torch/nn/attention/bias.py, which calls this operation.
@@ -40,7 +40,7 @@ inline constexpr Semantics kSdpaEfficient = kUpperLeft;
 // (documentation of cudnn-frontend). Packed calls are not described: their log-sum-exp has another layout.
 inline constexpr Semantics kCudnn = kUpperLeft;
 
-// Used by devices of other vendors; the alignment of the causal mask is unknown.
+// Devices of other vendors use it. The causal mask has an unknown alignment, so it must be square.
 inline constexpr Semantics kOverrideable{Order::kHeadsFirst, kSquareOnly};
 
 // flash-attention aligns at the bottom right since 2.1 (its README). torch.nn.attention.varlen, nested
@@ -152,7 +152,7 @@ class LateOps final : public c10::OpRegistrationListener {
   void hook_new() noexcept try {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return;
-    // Before the search, so that an operation that is registered during it sets the flag again.
+    // Cleared before the loop, so that an operation that is registered during the loop sets the flag again.
     has_arrived_.store(false, std::memory_order_relaxed);
     for (size_t n = 0; n < kOps; ++n) {
       if (is_hooked_[n] || !hook_attention_op(kAttentionOps[n])) continue;
@@ -176,15 +176,15 @@ class LateOps final : public c10::OpRegistrationListener {
 };
 
 // Whether an argument with one of the two names is a tensor.
-inline bool has_tensor(const c10::FunctionSchema& schema, const char* name, const char* other) {
+inline bool has_tensor(const c10::FunctionSchema& schema, const char* name, const char* short_name) {
   for (const c10::Argument& argument : schema.arguments())
-    if ((argument.name() == name || argument.name() == other) &&
+    if ((argument.name() == name || argument.name() == short_name) &&
         argument.type()->kind() == c10::TypeKind::TensorType)
       return true;
   return false;
 }
 
-// Whether the operation is in kAttentionOps or in a namespace of torch (attention there calls the former).
+// Whether the operation is in kAttentionOps, or in a namespace whose attention calls those operations.
 inline bool is_known_op(const c10::OperatorName& op) {
   for (const char* space : {"aten::", "prims::", "foreshock::", "torch_attn::", "inductor::", "onnx::"})
     if (op.name.rfind(space, 0) == 0) return true;

@@ -109,8 +109,8 @@ def compilers() -> list[str]:
 
 
 def with_each_compiler(attempt: Callable[[str], None]) -> str:
-    """Calls `attempt` with one compiler after the other until one succeeds, and returns that one. If all fail, the
-    error has the reasons of the first and of the last. No further attempt begins after RETRY_SECONDS, since
+    """Calls `attempt` with one compiler after the other until an attempt succeeds. Returns that compiler. If all fail,
+    the error has the reasons of the first and the last attempt. No further attempt begins after RETRY_SECONDS, since
     cli/torch.cpp, which runs this program, waits only 15 minutes."""
     begin, errors = time.monotonic(), []
     for compiler in compilers():
@@ -122,11 +122,8 @@ def with_each_compiler(attempt: Callable[[str], None]) -> str:
         except BuildError as error:
             errors.append((compiler, error))
     if not errors:
-        raise BuildError(
-            "no_compiler",
-            "no C++ compiler found; install g++ (apt-get install g++) or set CXX: "
-            "no adapter for this torch came with foreshock",
-        )
+        remedy = "install g++ (apt-get install g++) or set CXX: no adapter for this torch came with foreshock"
+        raise BuildError("no_compiler", f"no C++ compiler found; {remedy}")
     (_, first), (compiler, last) = errors[0], errors[-1]
     raise first if last is first else BuildError("failed", f"{first.reason}; with {compiler}: {last.reason}")
 
@@ -140,13 +137,14 @@ def digest(paths: list[Path]) -> str:
 
 
 def source_digest(include: Path) -> str:
-    """Digest of the adapter's sources. Does not depend on their folder: a shipped adapter was built in another one."""
+    """Digest of the adapter's sources. Does not depend on their folder: prebuilt adapters were built in another one."""
     ours = [*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp"), *(include / "foreshock").glob("*.h")]
     return digest(sorted(ours, key=lambda path: path.name))
 
 
 def is_current(place: Path, sources: str, identity: str) -> bool:
-    """Whether the stamp in `place` matches these sources, this torch (identity_of), and the adapter.so in `place`."""
+    """Whether stamp.json in the folder `place` matches the digest `sources`, the torch of `identity` (identity_of), and
+    the adapter.so in `place`."""
     try:
         stamp = json.loads((place / "stamp.json").read_text())
         known = (stamp["sources"], stamp["adapter"], stamp.get("identity", ""))
@@ -156,9 +154,10 @@ def is_current(place: Path, sources: str, identity: str) -> bool:
 
 
 def identity_of(home: Path, git: str) -> str:
-    """Distinguishes two torch of the same version and git hash; "" if the hash is that of a commit, hence unique.
+    """Distinguishes two builds of torch with the same version and git hash; "" if the hash is a commit's, hence unique.
 
-    Linux distributions give every revision the git hash "Unknown"; size and time of libtorch_cpu.so differ.
+    The torch of Linux distributions has the git hash "Unknown" in every revision. Its builds differ in size and time of
+    libtorch_cpu.so.
     """
     if re.fullmatch(r"[0-9a-f]{40}", git):
         return ""
@@ -169,8 +168,8 @@ def identity_of(home: Path, git: str) -> str:
 def cxx11_abi(home: Path) -> str:
     """The value of _GLIBCXX_USE_CXX11_ABI with which this torch was built, "0" or "1". Wheels of both kinds exist.
 
-    Searches libc10.so for a function of torch that takes a std::string of the old ABI. The word __cxx11 proves nothing:
-    wheels of the old ABI contain it too if they include parts of libstdc++ (2.6.0+cu124).
+    Searches libc10.so for a function of torch that takes a std::string of the old ABI. The word __cxx11 does not prove
+    the new ABI: wheels of the old ABI contain it too if they include parts of libstdc++ (2.6.0+cu124).
     """
     with (home / "lib" / "libc10.so").open("rb") as library:
         return "0" if b"torchCheckFailEPKcS2_jRKSs" in library.read() else "1"
@@ -180,7 +179,7 @@ def prebuilt_adapter(folder: Path, home: Path, version: str, git: str, sources: 
     """The adapter in `folder` that came with foreshock for this commit of torch, or None. CPU and CUDA wheels share one
     adapter, so its name has no local version ("+cu124")."""
     if identity_of(home, git):
-        return None  # not a commit
+        return None  # `git` is not the hash of a commit
     place = folder / prebuilt_name(version, git, cxx11_abi(home))
     return place / "adapter.so" if is_current(place, sources, "") else None
 
@@ -193,7 +192,7 @@ def compile_command(compiler: str, home: Path, include: Path, source: str, targe
     """The command that compiles a shared library, or a program if `target` has no suffix. `home`: that of torch.
     `include`: the folder with foreshock/hook.h."""
     flags = FLAGS if target.suffix else [flag for flag in FLAGS if flag != "-shared"]
-    # torch's checks contain the paths of its headers. Mapped, so that equal sources give equal adapters anywhere.
+    # Macros of torch compile header paths into the adapter. Mapped paths make equal sources give equal adapters.
     includes = [f"-ffile-prefix-map={folder}={name}" for folder, name in ((home, "torch"), (SOURCES, "foreshock"))]
     includes += [f"-ffile-prefix-map={include}=include", "-I", str(include)]
     for path in (home / "include", home / "include" / "torch" / "csrc" / "api" / "include"):
@@ -219,11 +218,9 @@ def run_or_fail(command: list[str], seconds: float, what: str, **more: object) -
 def first_cause(lines: list[str]) -> str:
     """The line of a compiler's output that names the cause. If the linker fails, this line does not have the word
     "error"; only a later one has ("ld returned 1 exit status")."""
-    linker = re.compile(
-        r"undefined reference|undefined symbol|cannot find|relocation|hidden symbol|multiple definition"
-    )
+    linker = r"undefined reference|undefined symbol|cannot find|relocation|hidden symbol|multiple definition"
     is_consequence = re.compile("ld returned|linker command failed").search
-    for is_cause in (lambda line: "error" in line.lower() and not is_consequence(line), linker.search):
+    for is_cause in (lambda line: "error" in line.lower() and not is_consequence(line), re.compile(linker).search):
         if found := next(filter(is_cause, lines), None):
             return found
     return lines[-1] if lines else "no output"
@@ -259,7 +256,7 @@ def self_test_program(home: Path, folder: Path, arguments: argparse.Namespace, c
 
 
 def announce() -> None:
-    """Reports to cli/torch.cpp, which runs this program, that the answer takes about a minute."""
+    """Reports to cli/torch.cpp, which runs this program, that the result takes about a minute."""
     print("building", file=sys.stderr, flush=True)
 
 
@@ -314,7 +311,7 @@ def fill(work: Path, torch: Torch, sources: str, link_only: bool, arguments: arg
 
 
 def replace(place: Path, torch: Torch, sources: str, arguments: argparse.Namespace) -> str:
-    """Fills a temporary directory and renames it to `place`; no process sees an incomplete one. Returns the state."""
+    """Fills a temporary directory and renames it to `place`, so that `place` is never incomplete. Returns the state."""
     with tempfile.TemporaryDirectory(prefix=".build-", dir=place.parent) as scratch:
         work = Path(scratch) / place.name
         work.mkdir()
@@ -326,7 +323,7 @@ def replace(place: Path, torch: Torch, sources: str, arguments: argparse.Namespa
 
 
 def prepare_in(place: Path, torch: Torch, sources: str, identity: str, arguments: argparse.Namespace) -> str:
-    """Puts the adapter at `place` under a lock. Returns the state. Raises OSError if nothing can be written there."""
+    """Puts the adapter into the folder `place` under a lock. Returns the state. Raises OSError if it cannot write."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with (place.parent / "lock").open("w") as lock:
         lock_exclusively(lock)
@@ -348,12 +345,12 @@ def prepare(arguments: argparse.Namespace) -> dict[str, str]:
             if not arguments.force and is_current(place, sources, identity):
                 return answer | {"state": "ready", "path": str(place / "adapter.so")}
         if arguments.fallback and prebuilt_adapter(arguments.prebuilt, *torch, sources) is None:
-            places.pop()  # the fallback gets only a link to a prebuilt adapter
+            places.pop()  # the fallback, which can only get a link to a prebuilt adapter
         for place in places:
             try:
                 state = prepare_in(place, torch, sources, identity, arguments)
                 return answer | {"state": state, "path": str(place / "adapter.so")}
-            except OSError:  # it cannot be written
+            except OSError:  # `place` cannot be written
                 if place == places[-1]:
                     raise
         raise BuildError("failed", "there is no place for the adapter: set FORESHOCK_CACHE to a directory")

@@ -1,8 +1,7 @@
 // Reports the norms of gradients before clipping. A training that clips computes the norm of every gradient
-// itself, by _foreach_norm or linalg_vector_norm. Hooks on these operations note each tensor and its norm.
-// When the optimizer steps, the norms of its parameters' gradients are reported to the core
-// (libforeshock.so). Norms after clipping are never reported. If a tensor is clipped by value, its later
-// norms are not used.
+// itself, by _foreach_norm or linalg_vector_norm. Hooks of these two note each tensor and its norm. When the
+// optimizer steps, the norms of its parameters' gradients are reported to the core (libforeshock.so). Norms
+// after clipping are never reported. If a tensor is clipped by value, its later norms are not used.
 //
 // If the training computes no norms, the core computes the norms from the values of the gradients in sampled
 // steps, unless anything but backward passes and the averaging over ranks has written the gradients.
@@ -46,8 +45,7 @@ class GradientNorms {
   void note_clipped(const at::Tensor& tensor) noexcept { add(tensor, {.is_norm = false}); }
 
   // A gradient scaler multiplies these gradients by `inverse_scale` after their norms were computed, so the
-  // norms are multiplied too. If `inverse_scale` is empty (on a device) or a norm is on a device, the norm
-  // becomes unknown.
+  // norms are multiplied too. A norm becomes unknown if it or the scale (empty then) is on a device.
   void unscale(const c10::List<at::Tensor>& tensors, const std::optional<double>& inverse_scale) noexcept {
     const TryGuard turn(busy_);
     if (!owns(turn)) return;
@@ -259,14 +257,12 @@ class UnscaleHook final : public c10::OperatorKernel {
   }
 
  private:
-  static void observe(const c10::IValue& tensors, const at::Tensor& found_inf,
-                      const at::Tensor& inverse_scale) noexcept {
+  static void observe(const c10::IValue& tensors, const at::Tensor& overflow,
+                      const at::Tensor& inverse) noexcept {
     training_clock().on_scaler();
-    if (is_number_on_device(found_inf))
-      watched_numbers().watch(found_inf, WatchedNumbers::Kind::kFoundInf, 0);
-    if (is_number_on_device(inverse_scale)) training_clock().on_unscale(inverse_scale);  // unscales losses
-    if (tensors.isTensorList())
-      gradient_norms().unscale(tensors.toTensorList(), scalar_on_cpu(inverse_scale));
+    if (is_number_on_device(overflow)) watched_numbers().watch(overflow, WatchedNumbers::Kind::kFoundInf, 0);
+    if (is_number_on_device(inverse)) training_clock().on_unscale(inverse);  // which unscales the loss
+    if (tensors.isTensorList()) gradient_norms().unscale(tensors.toTensorList(), scalar_on_cpu(inverse));
   }
 
   const int arguments_, self_, found_inf_, inverse_scale_;
@@ -316,8 +312,7 @@ class EngineGradients {
 };
 
 inline EngineGradients& engine_gradients() {
-  static EngineGradients* gradients =
-      new EngineGradients;  // never destroyed: hooks outlive static destructors
+  static auto* gradients = new EngineGradients;  // never destroyed: hooks outlive static destructors
   return *gradients;
 }
 
@@ -494,8 +489,7 @@ class GradientReport {
   // gradient with the lowest version has neither of these versions, the training has clipped in a way that no
   // hook saw. A gradient with the version of a new one must also have been left by a backward pass, not
   // assigned by the training. The unscaling by a gradient scaler does not count, since torch increments no
-  // version for it (gen_inplace_or_view_type.py). Not detected: writes through `.data` or NumPy that ClipHook
-  // does not see.
+  // version for it (gen_inplace_or_view_type.py). Undetected: writes through `.data` or NumPy without a hook.
   bool is_untouched(uint32_t copies) const noexcept {
     const uint32_t passes = training_clock().roots();
     if (passes == 0) return false;

@@ -9,7 +9,7 @@
 
 extern "C" {
 
-// One tensor as the Python helper reports it (WeightState in core.py). Pointers are addresses of live
+// One weight tensor as the Python helper reports it (WeightState in core.py). Pointers are addresses of live
 // TensorImpls, NULL if absent. An unknown step is -1, other unknown numbers are NaN.
 typedef struct foreshock_adapter_weight {
   uint64_t number;  // index in the array given to foreshock_name_weights
@@ -31,8 +31,8 @@ inline at::Tensor tensor_at(const void* address) {
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
 }
 
-// A view of the tensor. Dimensions beyond FORESHOCK_TENSOR_DIMS are multiplied into the last one if the
-// tensor is contiguous. Otherwise, or if torch throws, the view is absent.
+// A view of the tensor. If it has more than FORESHOCK_TENSOR_DIMS dimensions, the last ones become one, for
+// which it must be contiguous. The view is empty for a tensor that it cannot describe, or if torch throws.
 inline foreshock_tensor view_of_weight(const void* address) noexcept try {
   if (!address) return {};
   const at::Tensor tensor = tensor_at(address);
@@ -57,15 +57,15 @@ inline foreshock_tensor view_of_weight(const void* address) noexcept try {
   return {};
 }
 
-// The stream of the optimizer's work on a parameter: the current one, since its hooks run in the same thread.
+// The stream of the optimizer's work on a parameter: the current one, since the helper runs in that thread.
 inline void* stream_of_weight(const void* address) noexcept try {
   return address ? stream_of(tensor_at(address)) : nullptr;
 } catch (...) {
   return nullptr;
 }
 
-// Reports tensors to the core. `when`: FORESHOCK_BEFORE_STEP, .... One caller at a time, since the helper
-// holds the interpreter lock. Returns the nanoseconds spent in the core.
+// Reports tensors to the core. `when`: bits such as FORESHOCK_BEFORE_STEP (hook.h). One caller at a time: the
+// helper, which calls it, holds the interpreter lock. Returns the nanoseconds spent in the core.
 inline uint64_t observe_weights(const foreshock_adapter_weight* rows, size_t count, uint32_t when) {
   static auto* states = new std::vector<foreshock_weight_state>;  // kept, so that later calls do not allocate
   states->clear();

@@ -72,7 +72,6 @@ class Watch:
 
 
 def step_traced(optimizer: Any) -> None:
-    """The optimizer's step hook calls this function while Dynamo traces the hook. Dynamo repeats its two stores after
-    every run of the graph."""
+    """Called by the optimizer's step hook while Dynamo traces the hook. Dynamo then repeats both stores."""
     box.optimizer = optimizer
     box.token = Token()

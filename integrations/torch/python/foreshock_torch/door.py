@@ -1,7 +1,6 @@
 """Starts the helper (this package) in a training. Registers its hooks, which let no error of the helper reach torch.
 
-Class Monitor (clock.py) does the work of the hooks. In quiet steps, which need no Python, the C++ adapter does all of
-it (quiet_steps.h).
+Class Monitor (clock.py) does the work of the hooks. In quiet steps the C++ adapter does it alone (quiet_steps.h).
 """
 
 from __future__ import annotations

@@ -56,11 +56,10 @@ def tap(
 ) -> None:  # fmt: skip
     """Reports one attention call: out = softmax(scale * query @ key^T + mask) @ value, per head.
 
-    query (batch, heads, positions, d); key and value likewise, with as many heads or a divisor of that number.
-    `layout="bnhd"`: positions before heads. `lse` (batch, heads, positions): natural logarithm of the row sums of
-    exp(score). `scale`: 1/sqrt(d) if not given. `causal`: True or "top_left": key j is visible to query i if j <= i;
-    "bottom_right": if j <= i + keys - queries. `mask`: bool (True: visible) or additive, broadcast. `layer`: a number
-    or a name.
+    query (batch, heads, positions, d), key and value with as many heads or a divisor of that number; `layout="bnhd"`:
+    positions before heads. `lse` (batch, heads, positions): natural logarithm of the row sums of exp(score). `scale`:
+    1/sqrt(d) if not given. `causal`: True or "top_left": key j is visible to query i if j <= i; "bottom_right": if
+    j <= i + keys - queries. `mask`: bool (True: visible) or additive, broadcast. `layer`: a number or a name.
 
     Without gradients the call describes a forward pass. To report a backward pass, call it where that pass is computed
     (autograd.Function.backward), with `grad_out` and the resulting `grad_query`. The call changes no tensor, keeps no

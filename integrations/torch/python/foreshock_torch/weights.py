@@ -90,8 +90,7 @@ def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
 class Weights:
     """Keeps the list of tensors that the core has, and the numbers of those that are due in the current step.
 
-    `core`: class Core of core.py. A tensor's number is its index in the list. Ints that methods return are ns spent in
-    the core.
+    `core`: class Core of core.py. A tensor's number is its index in the list. Returned ints: ns spent in the core.
     """
 
     def __init__(self, torch: Any, core: Any) -> None:
