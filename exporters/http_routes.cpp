@@ -146,7 +146,7 @@ std::string percent_decoded(std::string_view text) {
   return decoded;
 }
 
-// The state of the run that the request names (`?run=LABEL`), or the state of the agent without a name.
+// The state of the run that the request names (`?run=LABEL`). Without a name: the state of the agent.
 HttpReply state(const HttpRequest& request, const std::shared_ptr<const Published>& published) {
   constexpr std::string_view kJson = "application/json";
   const std::string run = query_value(request.target, "run");
@@ -209,7 +209,7 @@ HttpReply HttpRoutes::metrics(const Published& published) {
   return {200, "text/plain; version=0.0.4; charset=utf-8", metrics_text_};
 }
 
-// The history of the run that the request names, or of all runs without a name. Replies are cached until the
+// The history of the run that the request names; without a name, of all runs. Replies are cached until the
 // history changes, but only for runs with tables, so that names in requests cannot fill the memory.
 HttpReply HttpRoutes::history(const HttpRequest& request, const Published& published) {
   if (history_source_ != published.history) history_texts_.clear();

@@ -359,7 +359,7 @@ uint64_t RecordWriter::lines_lost() const {
 
 namespace {
 
-// The first line of a spool: inode of the record and the position of the spool's first line in it.
+// The first line of a spool: the record's inode, and the offset in the record of the spool's other lines.
 constexpr char kHeading[] = "foreshock spool %016" PRIx64 " %016" PRIx64 "\n";
 constexpr size_t kHeadingBytes = sizeof "foreshock spool 0123456789abcdef 0123456789abcdef\n" - 1;
 

@@ -39,7 +39,7 @@ bool is_rank_liveness(Metric metric) {
          metric == kWeightChecksumMismatchTotal || metric == kMonitorEnabled;
 }
 
-// The closed `layer` label of foreshock_source_info is the source of layer names, so no series is of a layer.
+// The closed `layer` label of foreshock_source_info is the source of layer names, so it does not count here.
 // kPrecursorLayerInfo names the layer in which a detector warns, but counts as a rank series: the agent adds
 // it again every second, so as a layer series it would always be the youngest and be dropped first.
 Tier tier_of(const MetricInfo& info) {

@@ -19,7 +19,7 @@ const short = (value) => {
   return minus(plain(rounded !== 0 && Math.abs(rounded) < 1e-3 ? rounded.toExponential() : String(rounded)));
 };
 const by = (key) => (thing) => thing?.[key]; // a function that reads the property `key`
-// largest, smallest and mean leave out values that are not finite; null if none is left.
+// largest, smallest and mean leave out values that are not finite.
 const extreme = (values, better) => values.filter(finite).reduce((best, v) => (best === null || better(v, best) ? v : best), null);
 const largest = (values) => extreme(values, (a, b) => a > b);
 const smallest = (values) => extreme(values, (a, b) => a < b);

@@ -4,6 +4,7 @@
 const POLL_MS = 2000;
 // rank: the rank selected in the legend, null for all. run: the selected run, null for the run of the state. view: run
 // and rank of the last show(). state, history: the last replies. historyRun, historySteps: run and steps of `history`.
+// start() adds heat, tables and reader; scaleChosen: the user has selected the axis of the loss.
 const ui = { charts: [], rank: null, run: runOfAddress(), view: null, state: null, history: null, historyRun: null, historySteps: null, polls: 0 };
 
 // The fragment of the page's URL, #run=ID, selects the run.
