@@ -162,7 +162,7 @@ class LossRiseRule {
 
   // Of the present block: sum of losses / kBlock, sum of squared differences of neighbours, last loss.
   double sum_ = 0, squares_ = 0, last_ = 0;
-  double previous_ = 0, best_ = 0;  // mean of the last block that was not above the level; that level
+  double previous_ = 0, best_ = 0;  // previous_: last mean that was not above the level; best_: the level
   uint64_t in_block_ = 0;
   bool has_previous_ = false, has_best_ = false;
   int high_in_row_ = 0;

@@ -178,10 +178,9 @@ class RankWatch {
                     const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out);
 
   // Takes a value of a series of one detector. `place` names the series: a layer's label or a tensor's name.
-  // `layer`: the label of the layer, "" if unknown. `control`: the same quantity for the exact result, only
-  // rounded (used for kDrift). `span`: number of steps that the value covers, 0 if it does not cover an
-  // interval. If the span of a series changes, the series learns again, since its earlier values have another
-  // meaning. Appends events to `*out`.
+  // `layer`: the label of the layer, "" if unknown. `control`: the same quantity for the rounded exact result
+  // (for kDrift). `span`: number of steps that the value covers, 0 if not an interval. A change of the span
+  // makes the series learn again, since its earlier values have another meaning. Appends events to `*out`.
   Reading observe(DetectorId detector, const std::string& place, const std::string& layer, int64_t step,
                   double value, double control, std::vector<WatchEvent>* out, int64_t span = 0);
 
