@@ -7,7 +7,7 @@ from panel import Query, of_living, of_run, per_second
 from rule import UNLESS_ENDED, Values
 
 TRAINER = ',component="trainer"'
-# Series of Prometheus about all its targets, of agents only: only agents have foreshock_build_info, which is always 1.
+# Prometheus has `up` for every target. Only agents have foreshock_build_info (always 1), which selects their series.
 UP = "up * on (job, instance) group_left () max by (job, instance) (foreshock_build_info)"
 OF_AGENTS = "and on (job, instance) foreshock_build_info"
 
