@@ -237,7 +237,7 @@ def self_test(adapter: Path, torch: Torch, arguments: argparse.Namespace, compil
 
 def self_test_program(home: Path, folder: Path, arguments: argparse.Namespace, compiler: str | None) -> list[str]:
     """The command of the self-test: self_test.py, or a program if this Python would not import the torch at `home`. The
-    program is compiled into `folder`, by the compiler of the adapter if it was built here."""
+    program is compiled into `folder`. `compiler`: the one that built the adapter, or None if it was not built here."""
     importable = importable_torch()
     if arguments.torch is None or (importable is not None and importable.resolve() == home):
         return [sys.executable, str(SOURCES / "self_test.py")]

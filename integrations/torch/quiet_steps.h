@@ -1,7 +1,7 @@
 // Handles the optimizer hooks of quiet steps in C++, because the Python code for them would cost more time. A
 // step is quiet if the core samples no attention call in it, and if the helper (the Python package
 // foreshock_torch) already has all optimizers and the names of their tensors. In all other steps the helper's
-// clock.py handles the hooks. It also limits how many steps may be quiet, and later reads how many were. One
+// clock.py handles the hooks. clock.py also limits how many steps may be quiet, and reads how many were. One
 // optimizer is the clock: its steps are the training steps (ticks). All functions need the interpreter lock.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_

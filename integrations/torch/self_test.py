@@ -25,19 +25,19 @@ def main() -> str | None:
 
     if not hasattr(ctypes.CDLL(None), "foreshock_abi_version"):
         return "error: the core library is not preloaded"
-    before = attention(torch)
+    plain_results = attention(torch)
     adapter = ctypes.CDLL(sys.argv[1])
-    hooked = adapter.foreshock_adapter_start()
-    if hooked < 2:
-        return f"error: only {hooked} attention operations could be hooked"
-    if adapter.foreshock_adapter_start() != hooked:
+    operations = adapter.foreshock_adapter_start()
+    if operations < 2:
+        return f"error: only {operations} attention operations could be hooked"
+    if adapter.foreshock_adapter_start() != operations:
         return "error: starting twice hooked twice"
     adapter.foreshock_adapter_calls.restype = ctypes.c_uint64
-    after = attention(torch)
+    hooked_results = attention(torch)
     seen = [adapter.foreshock_adapter_calls(backward) for backward in (0, 1)]
     if seen != [1, 1]:
         return f"error: one forward and one backward call were seen as {seen[0]} and {seen[1]}"
-    if not all(torch.equal(a, b) for a, b in zip(before, after)):
+    if not all(torch.equal(plain, hooked) for plain, hooked in zip(plain_results, hooked_results)):
         return "error: results differ with the hooks in place"
     return None
 

@@ -19,7 +19,7 @@ class OverheadGuard:
     """Detects, once, that the helper takes several times the allowed time. The caller then stops describing tensors.
 
     Own time is the time spent in the helper; all other time is the training's. Own time is too much if it exceeds
-    TIMES x limit x the training's time in two windows in a row, or FLAGRANT_TIMES x limit x that time within one.
+    TIMES x limit x the training's time in two windows in a row, or FLAGRANT_TIMES x limit x that time in one window.
     TIMES is above 3, because denser sampling after a warning may take three times the limit.
 
     Set-up steps do not count, and neither does the most expensive step of a window: naming a new model, a garbage
