@@ -38,11 +38,11 @@ bool is_unchanged(const struct stat& a, const struct stat& b) {
          a.st_mtim.tv_nsec == b.st_mtim.tv_nsec;
 }
 
-// Whether the last change is old enough. Two changes within one tick of the kernel's clock have the same time
-// stamp, so a change after a recent one could not be seen.
+// Whether the last change is more than two seconds old. Two changes within one tick of the kernel's clock
+// have the same time stamp, so a second change directly after the first could not be seen in the status.
 bool is_settled(const struct stat& status) { return status.st_mtim.tv_sec + 2 < time(nullptr); }
 
-// Whether a trainer or launcher has created a file here. *was_read: whether the directory could be read.
+// Whether a launcher (run.lock) or trainer (.seg) has created a file here. *was_read: whether all was read.
 bool is_run_directory(const Directory& directory, bool* was_read) {
   *was_read = true;
   return directory.has("run.lock") || !directory.names("", ".seg", was_read).empty();
@@ -65,7 +65,7 @@ std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::look(size_t most
     std::string why;
     bool is_short = false;
     auto reader = open(name, &is_short, &why);
-    if (!is_short) {  // else the next look() tries it again
+    if (!is_short) {  // else the next look() tries the segment again
       known_.insert(file);
       waiting_.erase(file);
     }
@@ -74,7 +74,7 @@ std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::look(size_t most
     else if (!is_short || waiting_.insert(file).second)
       refused->push_back({label_text(name), why, is_short});
   }
-  // A file that was not listed may still exist: the listing fails without a free descriptor.
+  // A file that names() did not return may still exist, since names() fails without a free descriptor.
   const auto is_gone = [&](const std::string& name) {
     return !std::binary_search(files.begin(), files.end(), name) && !directory_.status_of(name);
   };
@@ -106,17 +106,16 @@ std::vector<FoundRun> Tree::look() {
     seen.was_found = false;
     followed_ += seen.followed;
   }
-  size_t unused = 0;
+  size_t unused = 0;  // the root belongs to no user
   was_read_ = true;
   scan(*root_, "", &unused);
-  // After an incomplete listing a missing run may still exist. Removing it here would make it start again
-  // without its statistics.
+  // After an incomplete listing a missing run may still exist. If its entry were removed here, the next
+  // look() would return the run as a new one, and the agent would lose the run's statistics.
   if (was_read_) std::erase_if(seen_, [](const auto& entry) { return !entry.second.was_found; });
   return std::exchange(found_, {});
 }
 
-// Examines the directories in `directory`. `prefix` is "" for the root, whose directories are runs or users,
-// and "<user>/" for the directory of a user. *runs_of_user counts the followed runs of this user.
+// Entries of the root are runs or users; entries of a user are runs. *runs_of_user: the user's followed runs.
 void Tree::scan(const Directory& directory, const std::string& prefix, size_t* runs_of_user) {
   std::string why;
   bool was_read = false;
@@ -126,11 +125,11 @@ void Tree::scan(const Directory& directory, const std::string& prefix, size_t* r
     const std::string label = prefix + name;
     const std::optional<struct stat> status = directory.status_of(name);
     if (!status || !S_ISDIR(status->st_mode)) continue;
-    size_t of_entry = 0;  // if the entry is a user: the user's followed runs; a run at the root counts alone
-    size_t* count = prefix.empty() ? &of_entry : runs_of_user;
+    size_t runs_of_entry = 0;  // of a user in the root: the user's followed runs; a run there counts alone
+    size_t* count = prefix.empty() ? &runs_of_entry : runs_of_user;
     const bool is_new = needs_examination(label, *status, count);
     const auto known = seen_.find(label);
-    // A user's directory is scanned each time, since a new file in a run does not change its status.
+    // A user's directory is scanned each time: a new file in a run does not change the status of the user's.
     const bool may_be_user = prefix.empty() && (known == seen_.end() || !known->second.followed);
     if (!is_new && !may_be_user) continue;
     std::unique_ptr<Directory> inside = directory.open_inside(name, &why);
@@ -141,8 +140,8 @@ void Tree::scan(const Directory& directory, const std::string& prefix, size_t* r
       if (is_new) examine(label, std::move(inside), count);
       continue;
     }
-    seen_[label] = {inside->status(), false, false, is_settled(inside->status()), true};
-    if (prefix.empty()) scan(*inside, label + "/", &of_entry);
+    seen_[label] = {.status = inside->status(), .settled = is_settled(inside->status())};
+    if (prefix.empty()) scan(*inside, label + "/", &runs_of_entry);
   }
 }
 
@@ -152,23 +151,22 @@ bool Tree::needs_examination(const std::string& label, const struct stat& now, s
   Seen& seen = known->second;
   seen.was_found = true;
   *runs_of_user += seen.followed;
-  if (seen.followed) return !is_same_directory(seen.status, now);  // it was removed and created again
+  if (seen.followed) return !is_same_directory(seen.status, now);  // true: removed and created again
   return seen.busy || !seen.settled || !is_unchanged(seen.status, now);
 }
 
 void Tree::examine(const std::string& label, std::unique_ptr<Directory> directory, size_t* runs_of_user) {
   const struct stat now = directory->status();
-  // A run with an invalid name is not followed: a label made from its name could equal the label of another
-  // run.
+  // A run with an invalid name is not followed: label_text() could make another run's label from the name.
   if (label_text(label) != label) {
     refused_ += seen_.count(label) == 0;
-    seen_[label] = {now, false, false, true, true};
+    seen_[label] = {.status = now, .settled = true};
     return;
   }
   if (followed_ >= kMostRuns || *runs_of_user >= kMostRunsOfOne) return;  // the next look() examines it again
   ++followed_;
   ++*runs_of_user;
-  seen_[label] = {now, true, false, true, true};
+  seen_[label] = {.status = now, .followed = true, .settled = true};
   found_.push_back({label, label.substr(label.find('/') + 1), std::move(directory)});
 }
 
@@ -176,7 +174,7 @@ void Tree::leave(const std::string& label, const Directory& directory, bool busy
   const auto known = seen_.find(label);
   const struct stat now = directory.status();
   if (known == seen_.end() || !is_same_directory(known->second.status, now)) return;
-  known->second = {now, false, busy, is_settled(now), true};
+  known->second = {.status = now, .busy = busy, .settled = is_settled(now)};
 }
 
 }  // namespace foreshock

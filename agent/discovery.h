@@ -23,24 +23,25 @@ class Discovery {
   struct Refusal {
     std::string name;  // safe to print
     std::string why;
-    bool is_waiting;  // refused only for now: look() will try again
+    bool is_waiting;  // no file descriptor was free for the segment; the next look() tries it again
   };
 
   // Returns at most `most` segments that it has not returned before. A segment that cannot be followed is
   // added to `refused` once, and once more if it first had to wait for descriptors and then proves unusable.
   std::vector<std::unique_ptr<segment::SegmentReader>> look(size_t most, std::vector<Refusal>* refused);
-  // Number of segments for which the last look() had no file descriptors. Each look() tries them again.
+  // Number of segments for which the last look() had no file descriptor. Each look() tries these again.
   size_t waiting() const { return waiting_.size(); }
   // Number of segments that the last look() did not try, because it had already found `most`.
   size_t unread() const { return unread_; }
 
  private:
+  // Opens a segment, or returns null and sets *why. *is_short: file descriptors or memory are short now.
   std::unique_ptr<segment::SegmentReader> open(const std::string& name, bool* is_short,
                                                std::string* why) const;
 
   const Directory& directory_;
-  std::set<std::string> known_;    // names already returned or refused, as long as the files exist
-  std::set<std::string> waiting_;  // names to be tried again; not in known_
+  std::set<std::string> known_;    // .seg files already returned or refused for good, while they exist
+  std::set<std::string> waiting_;  // .seg files that the next look() tries again; not in known_
   size_t unread_ = 0;
 };
 
@@ -55,19 +56,19 @@ struct FoundRun {
 // id> or ROOT/<user>/<run id>. Everything below ROOT may be made by hostile users.
 class Tree {
  public:
-  // Limits of the runs followed at the same time, in total and per user. Further runs wait until others end.
+  // Most runs followed at the same time: of the tree, and of one user. Further runs wait until others end.
   static constexpr size_t kMostRuns = 256;
   static constexpr size_t kMostRunsOfOne = 64;
 
   explicit Tree(std::unique_ptr<Directory> root) : root_(std::move(root)) {}
 
   // Returns run directories that are not followed yet, or that have replaced a followed one of the same name.
-  // They count as followed then. A directory with an invalid name is counted as refused and never followed.
+  // From then on the tree counts them as followed. A directory with an invalid name counts as refused.
   std::vector<FoundRun> look();
 
-  // To be called if the caller does not follow a returned directory, or no longer follows it. look() returns
-  // it again after a file was created in it; if `busy` (another agent serves it, or there was no descriptor),
-  // with the next call.
+  // To be called if the caller does not follow a returned directory, or no longer follows it. `busy`: another
+  // agent serves the directory, or no file descriptor was free; the next look() then returns it again. Else
+  // look() returns it only after a file was created in it.
   void leave(const std::string& label, const Directory& directory, bool busy);
 
   uint64_t refused() const { return refused_; }
@@ -75,21 +76,22 @@ class Tree {
  private:
   struct Seen {
     struct stat status = {};
-    bool followed = false, busy = false;  // neither: ignored until something is created in it
-    bool settled = false;                 // `status` is old enough that a new change has another time stamp
+    bool followed = false, busy = false;  // neither: the directory is ignored until a file is created in it
+    bool settled = false;                 // `status` is so old that a change would give another time stamp
     bool was_found = true;                // the present look() has found the directory
   };
   // Whether a directory must be examined. If it is followed, adds 1 to *runs_of_user.
   bool needs_examination(const std::string& label, const struct stat& now, size_t* runs_of_user);
   // Adds a run directory to found_, unless its name is invalid or there are too many runs.
   void examine(const std::string& label, std::unique_ptr<Directory> directory, size_t* runs_of_user);
+  // Examines the directories in `directory`: the root (`prefix` is "") or a user's ("<user>/").
   void scan(const Directory& directory, const std::string& prefix, size_t* runs_of_user);
 
   std::unique_ptr<Directory> root_;
   std::map<std::string, Seen> seen_;  // by label
   std::vector<FoundRun> found_;       // result of the present look()
-  size_t followed_ = 0;
-  bool was_read_ = true;  // the present look() could read every directory
+  size_t followed_ = 0;               // runs of the whole tree that are followed
+  bool was_read_ = true;              // the present look() could read every directory
   uint64_t refused_ = 0;
 };
 

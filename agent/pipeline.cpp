@@ -11,18 +11,20 @@
 
 namespace foreshock {
 
+// The record may hold `bytes_` of histograms. At the first snapshot of each window (interval of steps), the
+// stride doubles for each sixteenth of these bytes that is spent.
 bool HistogramQuota::takes(const TensorSnapshot& snapshot) {
   if (bytes_ == 0) return false;
   const int64_t window = snapshot.step / static_cast<int64_t>(snapshot.interval);
   if (window != window_) stride_ = uint64_t{1} << std::min(spent_ / (bytes_ / kParts + 1), kParts - 1);
   window_ = window;
-  const uint64_t text = (snapshot.stored.size() + 2) / 3 * 4;  // as base64
-  const bool fits = snapshot.stored.size() <= kLongest && spent_ + text <= bytes_;
+  const uint64_t base64_bytes = (snapshot.stored.size() + 2) / 3 * 4;
+  const bool fits = snapshot.stored.size() <= kLongest && spent_ + base64_bytes <= bytes_;
   if (!fits || static_cast<uint64_t>(window) % stride_ != 0) {
     ++left_out_;
     return false;
   }
-  spent_ += text;
+  spent_ += base64_bytes;
   return true;
 }
 
@@ -36,15 +38,15 @@ const T* data_of(segment::Bytes bytes) {
   return bytes.empty() ? nullptr : reinterpret_cast<const T*>(bytes.data());
 }
 
-// Returns the layer under which a call is counted.
+// Returns the layer under which a call is counted. An empty label means that the layer is unknown.
 LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot& slot,
                      const RankStatistics& rank) {
   const auto source = static_cast<segment::LayerSource>(slot.layer_source);
   LayerOfCall layer = {"", "", segment::name_of(source)};
   if (slot.layer < 0) return layer;
   if (source == segment::LayerSource::kOrdinal) {
-    // If layers have names, a call with only an ordinal (in an evaluation, for example) belongs to one of
-    // them, but it is unknown to which.
+    // If layers have names, a call with only an ordinal (in an evaluation, for example) belongs to one of the
+    // named layers, but it is unknown to which one.
     if (rank.layer_source == segment::name_of(segment::LayerSource::kParameter) ||
         rank.layer_source == segment::name_of(segment::LayerSource::kAnnotation))
       return {"", "", segment::name_of(segment::LayerSource::kUnknown)};
@@ -67,11 +69,11 @@ constexpr uint32_t kMaxTensorsPerPoll = 16;
 // CPU seconds per rank and poll after which no further slice is read. A slice of 1000 keys takes about a
 // hundredth of this, a slice of a million keys more than all of it.
 constexpr double kMaxSecondsPerPoll = 0.25;
-// Polls of a segment whose trainer has ended. This suffices for all slots of a ring and 1024 tensors.
+// Most polls of a segment whose trainer has ended. They suffice for all slots and for 64 x 16 tensors.
 constexpr uint32_t kMaxDrainPolls = 64;
 
 // Rank, world size, attempt and launcher id are accepted once. A segment that kept changing them would create
-// new Prometheus series without limit. After late_ready the identity is not read again.
+// new Prometheus series without limit. Once late_ready is 1, all fields are written and not read again.
 void refresh_identity(const SegmentReader& segment, RankStatistics* rank) {
   if (rank->identity.late_ready == 1) return;
   const segment::Identity before = rank->identity;
@@ -143,11 +145,11 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
   bool found = false;
   for (const segment::StepRecord& step : segment.unread_steps()) {
     found = true;
-    // Bit n is set for a value of the n-th scalar. Its name is read now if it is not known yet; the trainer
-    // writes it before the first value.
+    // Bit n of scalars_given: the step has a value of scalar n. If the name of a given scalar is missing, the
+    // names are read again; the trainer writes the name before the first value.
     if (step.scalars_given >> rank->scalar_names.size() != 0) rank->scalar_names = segment.scalar_names();
     observe_step(step, rank);
-    // take() is true if a killed agent has written this line; the detectors have then seen it too.
+    // True from written_lines_.take(): a killed agent has written the line. The detectors then have it too.
     if (const StepLine line = step_line(*rank, step); !written_lines_.take(line)) detect(line, rank);
     set_watch(rank);
     if (rank->watch != nullptr) rank->loss_zscore = rank->watch->loss_verdict().z;
@@ -163,6 +165,7 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     const double slice_begins = thread_cpu_seconds();
     judge_slot(segment, ready, rank);
     const double now = thread_cpu_seconds();
+    // The first samples of a run (the first look) are paid from a fixed grant, so they have their own sum.
     const bool is_first_look = rank->is_in_first_look(ready.view.header.step);
     (is_first_look ? rank->first_look.agent_seconds : rank->judging_seconds) += now - slice_begins;
     rank->row_slices_handled += ready.view.header.columns == 0;
@@ -180,14 +183,14 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
   SegmentReader::ReadyTensor ready;
   uint32_t taken = 0;
   for (; taken < kMaxTensorsPerPoll && segment.next_tensor(&ready); ++taken) {
-    // Reads the rank's parallel coordinates, which the trainer writes before its first tensor.
+    // The identity has the rank's parallel coordinates, which the trainer writes before its first tensor.
     refresh_identity(segment, rank);
-    const char* why = ready.why;  // reason why the record is refused; null: it is not
+    const char* why = ready.why;  // the reason why the tensor is refused; null: it is not refused
     std::vector<TensorSnapshot> done;
     if (why == nullptr) done = weights_.take(ready.view, rank->identity, ranks_here_, &why);
     rank->refused_tensors += why != nullptr;
     if (why == nullptr) take_heads(ready.view, rank);
-    // A tensor has no known first snapshot, so its distance from the start of the run is unknown.
+    // An earlier agent may have read the first snapshot of a tensor. Its distance from the start is unknown.
     if (const auto step = weights_.take_initial_unknown())
       record_event(rank, "weight_initial_unknown", *step, "", std::nullopt);
     add_to_history(weights_, rank);
@@ -232,7 +235,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     return segment.consume_lost(ready, segment::Lost::kRefused);
   }
   const double begin = thread_cpu_seconds();
-  // The call's operation was registered after the last refresh().
+  // The trainer has registered the operation of this call after the last refresh().
   if (rank->ops.size() <= static_cast<size_t>(std::max(slot.op, 0))) rank->ops = segment.ops();
   const LayerOfCall layer = layer_of(segment, slot, *rank);
   if (slot.columns == 1) {
@@ -264,16 +267,18 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
 void Pipeline::observe(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                        double seconds, RankStatistics* rank) {
   observe_slice(slot, layer, deviation, rank);
+  // The trainer's count nonfinite_out covers the rows of the slice too, so the two counts are not added.
   const uint64_t nonfinite =
       std::max<uint64_t>(deviation.nonfinite_out, slot.nonfinite_out) + deviation.nonfinite_gradient;
   const SampleLine line = sample_line(*rank, slot, layer, deviation, seconds);
-  const bool is_new = !written_lines_.take(line);  // a killed agent may have written it
+  const bool is_new = !written_lines_.take(line);  // false: a killed agent has written the line
   if (nonfinite > 0)
     record_event(rank, "nonfinite", slot.step, layer.label, static_cast<double>(nonfinite), is_new);
   if (is_new) detect(line, rank);
   set_watch(rank);
 }
 
+// Once a later process has taken over the rank's number (`current` is false), the watch belongs to that one.
 void Pipeline::set_watch(RankStatistics* rank) const {
   rank->watch = rank->current ? watches_.watch_of(rank->run, rank->identity.rank) : nullptr;
 }
@@ -297,7 +302,7 @@ void Pipeline::refresh(const SegmentReader& segment, RankStatistics* rank) {
   rank->tensors = segment.tensor_ring();
   rank->steps = segment.steps_taken();
   rank->steps_lost = segment.steps_lost();
-  if (rank->last_step.sequence == 0) rank->last_step = segment.last_step();  // an earlier agent consumed it
+  if (rank->last_step.sequence == 0) rank->last_step = segment.last_step();  // read by an earlier agent
   rank->switched_on = segment.switched_on();
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
     rank->judged[pass] = segment.judged(pass);
@@ -333,8 +338,8 @@ void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
   refresh(segment, rank);
 }
 
-// The event "resumed" has no detector, but counts as a change: when a training returns to an earlier step,
-// all detectors become quiet.
+// The event "resumed" names no detector, but counts as a change of levels: all detectors become quiet when a
+// training returns to an earlier step.
 void Pipeline::note_level(const EventLine& event) {
   const bool is_resumed = event.event == name_of(WatchEventKind::kResumed);
   if ((event.detector.empty() && !is_resumed) || !event.rank) return;
@@ -349,8 +354,8 @@ void Pipeline::note_burst(RankStatistics* rank, int64_t step, uint64_t interval)
   record_event(rank, "burst", step, "", static_cast<double>(interval));
 }
 
-// Writes the line before the events that it causes. A record that ends between the two is still complete,
-// since the events follow from the line.
+// Writes the line before the events that it causes. If the agent is killed between the two, no information is
+// lost: the next agent computes the events from the line.
 template <class Line>
 void Pipeline::detect(const Line& line, RankStatistics* rank) {
   if (record_ != nullptr) record_->write(line);
@@ -366,7 +371,7 @@ void Pipeline::detect(const Line& line, RankStatistics* rank) {
 
 void Pipeline::record_event(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
                             std::optional<double> value, bool is_new) {
-  rank->note_event(event, step, layer, value);  // even if not new: a killed agent has not saved it
+  rank->note_event(event, step, layer, value);  // even if not new: the killed agent has not saved its list
   if (record_ != nullptr && is_new) record_->write(event_line(*rank, event, step, layer, value));
 }
 

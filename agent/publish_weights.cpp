@@ -6,20 +6,20 @@
 namespace foreshock {
 namespace {
 
-// Returns the share of the elements whose change in a single step is known.
+// Returns the share of the model's elements whose change in a single step is known.
 std::optional<double> update_coverage(const PoolSnapshot& model) {
   if (model.step < 0 || model.elements == 0) return std::nullopt;
   return static_cast<double>(model.update_elements) / static_cast<double>(model.elements);
 }
 
-// `tensor` is the one with the value `max`.
+// `tensor`: the name of the tensor that has the value `max`.
 nlohmann::json mean_max(const std::optional<double>& mean, const std::optional<double>& max,
                         const std::string& tensor) {
   return {{"mean", number_or_null(mean)}, {"max", number_or_null(max)}, {"tensor", text_or_null(tensor)}};
 }
 
-// Number of intervals after which a snapshot is stale. More than one, since a snapshot may have been skipped
-// to keep the budget, and the interval may have become longer.
+// Intervals (steps between two snapshots) after which the last snapshot is stale. More than one, since the
+// trainer may have skipped a snapshot to keep its budget, or may have made the interval longer.
 constexpr int64_t kMostIntervals = 3;
 
 bool is_stale(const PoolSnapshot& model, const RunPosition& now) {
@@ -40,7 +40,7 @@ void publish_weights(const std::string& run, const Weights& weights, const RunPo
   if (model.step >= 0 || weights.snapshots_dropped() > 0)
     registry->set(Metric::kWeightSnapshotsDroppedTotal, {run},
                   static_cast<double>(weights.snapshots_dropped()));
-  // Removes values that are no longer known, and series whose label `interval` has changed.
+  // Removes these series, so that unknown values and series of another `interval` are not exported below.
   for (Metric metric : {Metric::kWeightWassersteinDistance, Metric::kLayerWeightWassersteinDistance,
                         Metric::kWeightUpdateMeanAbs, Metric::kWeightUpdateCoverageRatio, Metric::kWeightRms,
                         Metric::kWeightSnapshotStep})
@@ -108,22 +108,23 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
   for (uint32_t reason = 0; reason < segment::kTensorSkips; ++reason)
     registry->set(Metric::kWeightSkippedTotal, {rank.run, number, segment::kTensorSkipNames[reason]},
                   static_cast<double>(rank.tensors.skipped[reason]));
-  // One checksum over all weights of the rank, and its step, since checksums of different steps cannot be
+  // One checksum over all weights of the rank, and the checksum's step: only checksums of one step may be
   // compared. The label `group` is equal on ranks that hold the same tensors.
-  const Replicas::OfRank* all = replicas.of(rank.identity.rank);
-  if (all == nullptr) return;
+  const Replicas::OfRank* sum = replicas.of(rank.identity.rank);
+  if (sum == nullptr) return;  // no checksum is complete yet
   registry->clear_metric(Metric::kWeightChecksum, rank.run, number);
   registry->clear_metric(Metric::kWeightChecksumStep, rank.run, number);
-  registry->set(Metric::kWeightChecksum, {rank.run, number, all->group}, all->checksum);
-  registry->set(Metric::kWeightChecksumStep, {rank.run, number, all->group}, static_cast<double>(all->step));
+  registry->set(Metric::kWeightChecksum, {rank.run, number, sum->group}, sum->checksum);
+  registry->set(Metric::kWeightChecksumStep, {rank.run, number, sum->group}, static_cast<double>(sum->step));
 }
 
+// "here": a replica on this node was compared with another one. "none": each value is held once in the job.
 const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here) {
   if (weights.replicas().compared() > 0) return "here";
   const Weights::Held held = weights.held();
   if (held.whole_elements == 0 || world_size < 1 || ranks_here == 0) return nullptr;
-  // The number of copies of each value in the job, if every node holds as much as this one. It is not always
-  // a whole number, since some tensors may have more copies than others.
+  // The mean number of copies of a value in the job, if every node holds as many values as this one. It need
+  // not be a whole number, since some tensors may have more copies than others.
   const double copies = static_cast<double>(held.elements) / static_cast<double>(held.whole_elements) *
                         world_size / static_cast<double>(ranks_here);
   return copies < 1.5 ? "none" : "elsewhere";

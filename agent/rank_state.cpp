@@ -1,6 +1,7 @@
 // Updates the statistics of one rank (one trainer process) from the results of checked slices, from step
 // records and from weight snapshots. Decides which alarms these statistics give. A slice is a copied part of
-// one attention call, which the agent has computed again in fp64 (the reference).
+// one attention call, which the agent has computed again in fp64 (the reference). `pass` is 0 for forward, 1
+// for backward; `tensor` is 0 for the output, 1 for dQ, 2 for dK and 3 for dV.
 #include "agent/rank_state.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ namespace foreshock {
 
 History::History(std::span<const Column> columns, size_t points) : columns_(columns), most_points_(points) {}
 
-// Doubles the number of steps per point, and merges each two points that then coincide.
+// Doubles the number of steps per point, and merges the pairs of points that become one point.
 void History::merge_neighbours() {
   const size_t points = cells_.size() / columns_.size();
   std::vector<Cell> merged(cells_.size());
@@ -23,13 +24,13 @@ void History::merge_neighbours() {
   for (size_t n = 0; n < points; ++n) {
     last = static_cast<size_t>(((first_point_ + static_cast<int64_t>(n)) >> 1) - (first_point_ >> 1));
     for (size_t c = 0; c < columns_.size(); ++c) {
-      const Cell& from = cell(n, c);
-      Cell& to = merged[last * columns_.size() + c];
+      const Cell& old_cell = cell(n, c);
+      Cell& new_cell = merged[last * columns_.size() + c];
       if (columns_[c].keep == Keep::kMean)
-        to.sum += from.sum;
-      else if (from.count > 0 && (to.count == 0 || from.sum > to.sum))
-        to.sum = from.sum;
-      to.count += from.count;
+        new_cell.sum += old_cell.sum;
+      else if (old_cell.count > 0 && (new_cell.count == 0 || old_cell.sum > new_cell.sum))
+        new_cell.sum = old_cell.sum;
+      new_cell.count += old_cell.count;
     }
   }
   merged.resize((last + 1) * columns_.size());
@@ -96,13 +97,13 @@ bool is_alarm(const std::optional<Bias>& bias, double limit) {
 }
 
 // Returns the last step that note_alarms() has stored for this kind, else the step of the last slice.
-int64_t last_supported(const PassStatistics& pass, const char* kind) {
+int64_t last_alarm_step(const PassStatistics& pass, const char* kind) {
   const auto found = pass.past.find(kind);
   return found != pass.past.end() ? found->second.last_step : pass.last_step;
 }
 
-// Returns the largest of the layer's values relative to their alarm thresholds: 1 is at the threshold. NaN or
-// Inf in a slice gives infinity. Unknown values count as 0. A bias counts only if it is significant.
+// Returns the largest ratio of one of the layer's values to its alarm limit. NaN or Inf in a slice gives
+// infinity. Unknown values count as 0. A bias counts only if it is significant.
 double alarm_nearness(const LayerStatistics& layer) {
   double nearness = 0;
   for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
@@ -125,7 +126,7 @@ double alarm_nearness(const LayerStatistics& layer) {
   return nearness;
 }
 
-// Returns the share of the monitor's time. `own` is the part of `train` that the monitor takes.
+// Returns the monitor's time / the training time without it. `own`: the monitor's part of `train`.
 std::optional<double> slowdown_of(double train, double own, double agent, int cores_per_rank) {
   if (train <= own) return std::nullopt;
   return (own + agent / std::max(cores_per_rank, 1)) / (train - own);
@@ -145,20 +146,20 @@ bool is_biased(const PassStatistics& pass, uint32_t tensor) {
          !is_alarm(pass.rounded_bias.bias(), kBiasUlp);
 }
 
-// The most specific alarm comes first: a bias also raises the ratios.
+// The most specific alarm comes first: a bias, for example, also raises the ratios.
 std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor) {
   std::vector<LayerAlarm> alarms;
   if (statistics_of(layer, tensor) == nullptr) return alarms;
   const PassStatistics& statistics = *statistics_of(layer, tensor);
   const auto add = [&](const char* kind, const std::optional<double>& value) {
-    alarms.push_back({&layer, pass_of(tensor), kind, value, last_supported(statistics, kind), tensor});
+    alarms.push_back({&layer, pass_of(tensor), kind, value, last_alarm_step(statistics, kind), tensor});
   };
   if (max_of(statistics.nonfinite_slices).value_or(0) > 0) add("nonfinite", std::nullopt);
   if (is_biased(statistics, tensor) && !layer.is_mixed) add("bias", statistics.bias.bias()->ulp);
-  // One fault gives one alarm, so fused_ratio is used only without a deviation_ratio alarm. With large scores
-  // unfused attention may be as wrong as a faulty kernel, and only fused_ratio shows the fault. dK and dV are
-  // compared with fused attention only. Unfused attention rounds its scores, and with the log-sum-exp given
-  // by the forward pass these roundings do not cancel, so its error is too large to compare with.
+  // One fault gives one alarm, so fused_ratio (error relative to fused attention) is used only without an
+  // alarm of deviation_ratio (relative to unfused attention). With large scores, unfused attention may be as
+  // wrong as a faulty kernel. For dK and dV it always errs too much: it rounds its scores, and with the
+  // log-sum-exp of the forward pass these roundings do not cancel.
   if (!is_key_gradient(tensor) && several_beyond(statistics.deviation_ratio, ratio_limit(statistics, tensor)))
     add("deviation_ratio", max_of(statistics.deviation_ratio));
   else if (several_beyond(statistics.fused_ratio, ratio_limit(statistics, tensor),
@@ -181,8 +182,8 @@ void note_alarms(const SliceDeviation& deviation, int64_t step, uint32_t tensor,
   const double limit = ratio_limit(statistics, tensor);
   for (const LayerAlarm& alarm : alarms_of(*layer, tensor)) {
     const std::string kind = alarm.kind;
-    // The alarm holds for 64 slices, so it may come from earlier slices only; then this step is not stored. A
-    // bias is visible only in the pool of slices, so every slice in the pool contributes to it.
+    // An alarm holds for 64 slices. If it comes from earlier slices only, this step is not stored. A bias is
+    // visible only in the pool of slices, so every slice in the pool contributes to it.
     if (kind == "nonfinite" && !is_nonfinite(deviation)) continue;
     if (kind == "deviation_ratio" && !(deviation.deviation_ratio.value_or(0) > limit)) continue;
     if (kind == "fused_ratio" && !(deviation.fused_ratio.value_or(0) > limit)) continue;
@@ -231,8 +232,7 @@ uint64_t RankStatistics::calls(uint32_t which) const {
 uint64_t RankStatistics::in_flight(uint32_t which) const {
   uint64_t ended = judged[which];
   for (uint64_t count : lost[which]) ended += count;
-  // The counts are read at different times. A slice that is sampled and checked after `sampled` was read
-  // would make the difference negative.
+  // `ended` is read later than `sampled`, so it may count slices that `sampled` does not.
   return totals.sampled[which] > ended ? totals.sampled[which] - ended : 0;
 }
 
@@ -256,8 +256,8 @@ const LayerStatistics* RankStatistics::worst_layer() const {
   double most = -1;
   for (const auto& [label, layer] : layers) {
     if (layer.pass[0].judged + layer.pass[1].judged == 0 && layer.keys.empty()) continue;
-    // Until the first layer name was known, calls were counted by their ordinal. These layers are skipped:
-    // their later calls are counted under the names.
+    // Until the first layer name was known, calls were counted by their ordinal (index in the step). Such
+    // layers are skipped, since the later calls are counted under the names.
     if (layer.source == "ordinal" && layer_source != "ordinal") continue;
     const double nearness = alarm_nearness(layer);
     if (nearness > most) {
@@ -385,15 +385,15 @@ void observe_gradient(double norm, RankStatistics* rank) {
 // disappears within minutes. It is long enough to average a sampled step with the unsampled steps around it.
 constexpr double kRecentSeconds = 300;
 
-void add_cost(const RankStatistics::Cost& step, double keep, RankStatistics::Cost* sum) {
-  sum->train_seconds = keep * sum->train_seconds + step.train_seconds;
-  sum->own_seconds = keep * sum->own_seconds + step.own_seconds;
-  sum->agent_seconds = keep * sum->agent_seconds + step.agent_seconds;
+void add_cost(const RankStatistics::Cost& step, double decay, RankStatistics::Cost* sum) {
+  sum->train_seconds = decay * sum->train_seconds + step.train_seconds;
+  sum->own_seconds = decay * sum->own_seconds + step.own_seconds;
+  sum->agent_seconds = decay * sum->agent_seconds + step.agent_seconds;
 }
 
-// A step that took more than kShortestPause seconds and kMostTimes the median contains a pause, such as a
-// stopped trainer or a checkpoint. If the pause counted as training time, the monitor's share would look
-// small for minutes. The median needs kStepsToKnow steps.
+// A step that took at least kShortestPause seconds and more than kMostTimes the median contains a pause, such
+// as a stopped trainer or a checkpoint. If the pause counted as training time, the monitor's share would look
+// small for minutes. The median is used from kStepsToKnow steps on.
 constexpr double kMostTimes = 20, kShortestPause = 1;
 constexpr size_t kStepsToKnow = 16;
 
@@ -405,9 +405,9 @@ double training_seconds(double seconds, double cost, const StepWindow& usual) {
   return seconds - cost > kMostTimes * median ? median + cost : seconds;
 }
 
-// Returns the part of a step's cost that is paid from the fixed grant of the first look (the first samples of
-// a process) instead of the overhead budget. The trainer computes the same sum.
-double granted_seconds(const segment::StepRecord& step, double cost, RankStatistics::FirstLookCost* look) {
+// Takes the cost of a step from the grant of the first look (the first samples of a process), as far as the
+// grant suffices, and returns this part; the budget pays the rest. The trainer computes the same sum.
+double take_grant(const segment::StepRecord& step, double cost, RankStatistics::FirstLookCost* look) {
   if (!segment::is_first_look(step)) return 0;
   const double granted = std::min(cost, segment::kFirstLookSeconds - look->own_seconds);
   look->own_seconds += granted;
@@ -418,9 +418,9 @@ double granted_seconds(const segment::StepRecord& step, double cost, RankStatist
 void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
   const double seconds = 1e-9 * static_cast<double>(step.duration_ns),
                cost = 1e-9 * static_cast<double>(step.cost_ns);
-  const double granted = granted_seconds(step, cost, &rank->first_look);
+  const double granted = take_grant(step, cost, &rank->first_look);
   const double trained = training_seconds(seconds, cost, rank->step_seconds);
-  // The agent's time since the previous step: rank->cost has the time until then.
+  // The agent's time since the previous step. rank->cost.agent_seconds is its time until the previous step.
   const double agent = rank->agent_seconds - rank->first_look.agent_seconds - rank->cost.agent_seconds;
   const RankStatistics::Cost spent = {trained, cost - granted, std::max(agent, 0.0)};
   add_cost(spent, 1, &rank->cost);
@@ -430,7 +430,7 @@ void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
   if (const uint64_t start = rank->identity.start_time_ns; start > 0 && step.time_ns >= start)
     rank->history.add(step.step, kColumnElapsed, 1e-9 * static_cast<double>(step.time_ns - start));
   if (seconds > cost) rank->history.add(step.step, kColumnSlowdown, cost / (seconds - cost));
-  // The costs below decide the sampling interval. The first look samples more than the budget would allow.
+  // The costs below decide the sampling interval, so they exclude the first look, which has its own grant.
   if (segment::is_first_look(step)) return;
   if (step.sampled != 0) {
     ++rank->sampled_steps;
@@ -519,10 +519,10 @@ std::optional<double> near_tie_ratio(const SliceDeviation& deviation) {
   return static_cast<double>(deviation.near_tie_rows) / deviation.rows_with_keys;
 }
 
-// Adds two results of a slice of key positions that concern the whole call, not only the slice's keys. They
-// are the conservation ratio (sums over all keys), and NaN or Inf in grad_query, which counts for the
-// backward pass. Conservation holds only if the call has all keys that its log_sum_exp covers. This is
-// assumed after kWholeCalls slices of rows without a partial row.
+// Adds two results of a slice of key positions that concern the whole call, not only the slice's keys. The
+// first is the conservation ratio of dK or dV, from sums over all keys. It is valid only if the call has all
+// keys that its log_sum_exp covers, which is assumed after kWholeCalls backward slices of rows without a
+// partial row. The second is whether grad_query (dQ) has NaN or Inf; it counts for the backward pass.
 void add_whole_call(const SliceDeviation& deviation, const segment::Slot& slot, LayerStatistics* layer) {
   if (slot.columns == 0) return;
   PassStatistics& rows = layer->pass[1];
@@ -552,8 +552,7 @@ void note_kind(const segment::Slot& slot, LayerStatistics* layer) {
 }
 
 // Counts a restart of the step numbers, and marks layers known by ordinal as mixed, because another training
-// may run now. A repeated number is not a restart. A number from another source (StepRecord::step_source) is
-// not comparable.
+// may run now. A repeated number is not a restart. Numbers of different step_source are not compared.
 void note_restart(const segment::StepRecord& step, RankStatistics* rank) {
   const segment::StepRecord& last = rank->last_step;
   if (last.sequence == 0) return;
@@ -576,7 +575,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   observe_attention_gradient(deviation.nonfinite_gradient, slot, rank);
   LayerStatistics* known = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
   LayerStatistics& statistics = known != nullptr ? *known : rank->unnamed;
-  // Before add_pass(), which makes `judged` positive.
+  // Comes before add_pass(), which makes `judged` positive.
   if (!is_key_gradient(tensor))
     rank->layers_judged[slot.pass] += known != nullptr && known->pass[slot.pass].judged == 0;
   add_pass(deviation, cluster, &statistics_of(tensor, &statistics));
