@@ -1,4 +1,4 @@
-// foreshock merge: the command at the top, below it the classes of merge.h that combine weight tensors.
+// foreshock merge combines the records of the nodes of a run. Below it: classes that combine weight tensors.
 #include "cli/merge.h"
 
 #include <algorithm>
@@ -77,7 +77,7 @@ class Merge {
   void print_totals(const Output& output) const;
 
  private:
-  // The lines of all nodes on one tensor or model at one step, or those of one kind of one rank at one step.
+  // Lines of one kind and step: those of all nodes on one tensor or model, else those of one rank.
   using Lines = std::vector<IndexedLine>;
   std::string write_tensor(Lines::const_iterator begin, Lines::const_iterator end, Output* output);
   void write_model(Lines::const_iterator begin, Lines::const_iterator end, Output* output);
@@ -88,8 +88,8 @@ class Merge {
   TensorMerger merger_;
   bool has_histograms_ = false;
   uint64_t lines_read_ = 0;  // lines of the records that write() has processed
-  uint64_t tensors_ = 0, left_out_ = 0,
-           mismatches_ = 0;  // snapshots of tensors: written, left out, differing
+  // Snapshots of tensors: written, not written, and those with replicas that differ between nodes.
+  uint64_t tensors_ = 0, left_out_ = 0, mismatches_ = 0;
 };
 
 std::string Merge::read(const std::vector<std::string>& paths) {
@@ -113,7 +113,7 @@ std::string Merge::write_tensor(Lines::const_iterator begin, Lines::const_iterat
     const std::optional<RecordLine> line = parse_record_line(index_.text(*at), &why);
     const auto* tensor = line ? std::get_if<TensorLine>(&*line) : nullptr;
     if (tensor == nullptr) return index_.path(at->record) + kHasChanged;
-    // A line without `elements` only adds to the ranks that hold the tensor.
+    // A line without `elements` has no values. It only reports further ranks that hold the tensor.
     if (!tensor->elements || shares_.has_checked_parts(*tensor, *at))
       nodes.push_back({*tensor, index_.path(at->record)});
   }
@@ -183,7 +183,7 @@ std::string Merge::write(Output* output) {
     if (!problem.empty()) return problem;
     lines_read_ += group.size();
   }
-  // The caller reports a problem of the output. Otherwise next() has ended too early.
+  // The caller reports a problem of the output. Without one, next() has returned too few lines.
   return lines_read_ == index_.count() || !output->problem().empty()
              ? ""
              : "the temporary file of the index cannot be read";
@@ -211,8 +211,8 @@ void Merge::print_totals(const Output& output) const {
 constexpr const char* kJob = "job";
 constexpr size_t kDims = 4;  // numbers per part in part_offsets, and in part_shapes
 
-// Fills in what all parts of a tensor have in common, from the line of one part.
-void start(const TensorLine& line, TensorSnapshot* snapshot) {
+// Sets the members of `snapshot` that all parts of the tensor have in common, from the line of one part.
+void set_common(const TensorLine& line, TensorSnapshot* snapshot) {
   snapshot->key.name = line.tensor;
   snapshot->key.tensor_parallel = static_cast<int32_t>(line.tensor_parallel.value_or(-1));
   snapshot->key.pipeline_parallel = static_cast<int32_t>(line.pipeline_parallel.value_or(-1));
@@ -227,7 +227,7 @@ void start(const TensorLine& line, TensorSnapshot* snapshot) {
   snapshot->shape = line.shape;
 }
 
-// Adds a part to the snapshot of the whole tensor, except its histogram.
+// Adds a part, except its histogram, to the snapshot of the whole tensor.
 void add_sums(const TensorLine& line, TensorSnapshot* snapshot) {
   const auto elements = static_cast<double>(line.elements.value_or(0));
   snapshot->time = std::min(snapshot->time, line.time.value_or(snapshot->time));
@@ -252,17 +252,17 @@ void add_sums(const TensorLine& line, TensorSnapshot* snapshot) {
 
 bool is_whole(const TensorLine& line) { return line.elements && line.elements == line.whole_elements; }
 
-// Sets the number of ranks of the merged line to the sum over all nodes, including replicas, and joins their
-// lists of odd ranks: ranks whose values differ from those of their replicas.
-void add_ranks(const std::vector<TensorMerger::NodeLine>& nodes, TensorLine* to) {
+// Sets the number of ranks of the merged line to the sum over all nodes, replicas included. Joins the nodes'
+// lists of odd ranks, whose values differ from those of their replicas.
+void add_ranks(const std::vector<TensorMerger::NodeLine>& nodes, TensorLine* merged) {
   std::vector<int64_t> odd;
   uint64_t ranks = 0;
   for (const auto& node : nodes) {
     odd.insert(odd.end(), node.line.odd_ranks.begin(), node.line.odd_ranks.end());
     ranks += node.line.ranks.value_or(0);
   }
-  to->odd_ranks = odd;
-  to->ranks = ranks;
+  merged->odd_ranks = odd;
+  merged->ranks = ranks;
 }
 
 // Whether all numbers are valid offsets or sizes, and so small that their sums do not overflow.
@@ -272,8 +272,8 @@ bool are_extents(const std::vector<int64_t>& numbers) {
 }
 
 // Whether two ranges of indexes have no index in common.
-bool is_apart(int64_t begin, int64_t size, int64_t other, int64_t other_size) {
-  return begin >= other + other_size || other >= begin + size;
+bool are_disjoint(int64_t begin, int64_t size, int64_t other_begin, int64_t other_size) {
+  return begin >= other_begin + other_size || other_begin >= begin + size;
 }
 
 }  // namespace
@@ -294,11 +294,11 @@ int merge(const std::vector<std::string>& words) {
   return 0;
 }
 
-// Returns one line for each distinct part. Other lines are replicas; sets event_ if a replica differs.
+// Returns one line for each distinct part; other lines are replicas. Sets event_ if replicas differ.
 std::vector<const TensorMerger::NodeLine*> TensorMerger::distinct_parts(const std::vector<NodeLine>& nodes) {
   std::vector<const NodeLine*> result;
   for (const NodeLine& node : nodes) {
-    if (!node.line.elements) continue;  // a line on a replica that arrived late has no values
+    if (!node.line.elements) continue;  // a replica that was reported late: its line has no values
     const auto same = std::find_if(result.begin(), result.end(), [&](const NodeLine* other) {
       return other->line.part_offsets == node.line.part_offsets &&
              other->line.part_shapes == node.line.part_shapes && other->line.elements == node.line.elements;
@@ -323,9 +323,9 @@ std::vector<const TensorMerger::NodeLine*> TensorMerger::distinct_parts(const st
   return result;
 }
 
-// Combines the parts of a tensor. Returns "" or why they cannot be combined.
+// Combines the parts of a tensor. Returns "" or the reason why they cannot be combined.
 std::string TensorMerger::combine(const std::vector<const NodeLine*>& parts, TensorSnapshot* snapshot) const {
-  start(parts[0]->line, snapshot);
+  set_common(parts[0]->line, snapshot);
   for (const NodeLine* part : parts) {
     const TensorLine& line = part->line;
     const std::optional<std::string> bytes = from_base64(line.histogram);
@@ -344,12 +344,12 @@ std::string TensorMerger::combine(const std::vector<const NodeLine*>& parts, Ten
   return "";
 }
 
-// Fills in the distances from the previous and the first snapshot of the tensor, and the lines in models_.
-// `initial_step`: the step of the first snapshot according to the agents. If series_ has kept another one as
-// the first, that is dropped, and the distance from it stays unknown.
+// Sets the distances from the previous and the first snapshot of the tensor, and the lines in models_.
+// `initial_step`: the step of the first snapshot according to the agents. If series_ has kept the snapshot of
+// another step as the first, it is dropped, and the distance from the first snapshot stays unknown.
 void TensorMerger::follow(std::optional<int64_t> initial_step, TensorSnapshot* snapshot) {
   if (generation_begins_) {
-    // A run from the beginning has its first snapshot within the first interval.
+    // A generation that starts with the run has its first snapshot within the first interval of steps.
     continues_run_ = snapshot->step > static_cast<int64_t>(snapshot->interval);
     series_.restart(continues_run_);
     generation_begins_ = false;
@@ -403,7 +403,7 @@ TensorShares::Share TensorShares::share_of(const TensorLine& line) {
 }
 
 void TensorShares::add(const TensorLine& line, const IndexedLine& at) {
-  if (!line.elements || !line.whole_elements) return;  // a line on a replica that arrived late
+  if (!line.elements || !line.whole_elements) return;  // a replica that was reported late
   Tensor& tensor = tensors_[{at.subject, at.generation}];
   tensor.name = line.tensor;
   tensor.whole = *line.whole_elements;
@@ -413,20 +413,20 @@ void TensorShares::add(const TensorLine& line, const IndexedLine& at) {
   if (!line.histogram.empty()) tensor.has_histograms = true;
 }
 
-// Whether a part of `a` and a part of `b` have an element in common. Parts are boxes of kDims dimensions,
-// which are apart if their ranges are apart in any dimension.
+// Whether a part of `a` and a part of `b` have an element in common. Parts are boxes of kDims dimensions; two
+// boxes have no element in common if their ranges are disjoint in any dimension.
 bool TensorShares::overlap(const Share& a, const Share& b) {
   for (size_t i = 0; i + kDims <= a.offsets.size(); i += kDims)
     for (size_t j = 0; j + kDims <= b.offsets.size(); j += kDims) {
-      bool apart = false;
+      bool is_apart = false;
       for (size_t d = 0; d < kDims; ++d)
-        apart |= is_apart(a.offsets[i + d], a.shapes[i + d], b.offsets[j + d], b.shapes[j + d]);
-      if (!apart) return true;
+        is_apart |= are_disjoint(a.offsets[i + d], a.shapes[i + d], b.offsets[j + d], b.shapes[j + d]);
+      if (!is_apart) return true;
     }
   return false;
 }
 
-// Sets `is_complete`. Returns "" if it is true, else one line that says why not.
+// Sets tensor->is_complete: all its values are in the records. Returns "" if so, else a line with the reason.
 std::string TensorShares::check_tensor(const RecordIndex& index, Tensor* tensor) {
   // Records with distinct shares. Of several replicas only the first is kept.
   std::vector<std::pair<uint32_t, const Share*>> distinct;
@@ -460,15 +460,15 @@ std::string TensorShares::check_tensor(const RecordIndex& index, Tensor* tensor)
 }
 
 std::string TensorShares::check(const RecordIndex& index) {
-  std::string problem;  // of the first tensor that is complete in no generation
+  std::string problem;  // the reason for the first tensor that is incomplete in every generation
   for (auto at = tensors_.begin(); at != tensors_.end();) {
     const uint32_t tensor = at->first.first;
     bool is_complete = false;
     std::string why;
     for (; at != tensors_.end() && at->first.first == tensor; ++at) {  // the generations of the tensor
-      const std::string of_generation = check_tensor(index, &at->second);
-      is_complete |= of_generation.empty();
-      if (why.empty()) why = of_generation;
+      const std::string why_here = check_tensor(index, &at->second);
+      is_complete |= why_here.empty();
+      if (why.empty()) why = why_here;
     }
     if (!is_complete && problem.empty()) problem = why;
   }

@@ -30,8 +30,8 @@ struct HistoryTable {
 };
 
 // {"schema": 1, "tables": [{"run", "rank", "layer", "first_step", "steps_per_point", "columns": {name:
-// [...]}}]} with the tables of `run`, or with all if it is empty. Unknown values are null, numbers have five
-// digits, and columns without a known value are left out.
+// [...]}}]} with the tables of `run` ("": all tables). Unknown values are null, numbers have five digits, and
+// columns without a known value are left out.
 std::string history_json(const std::vector<HistoryTable>& tables, std::string_view run = "");
 
 // What the server serves until the agent publishes the next state, every second. Immutable once published.
@@ -41,10 +41,10 @@ struct Published {
   bool healthy = true;                                                 // /healthz answers 200, else 503
   std::string health_text;                                             // one line
   std::shared_ptr<const std::vector<HistoryTable>> history = nullptr;  // null: /api/v1/history has no tables
-  // Bodies of /api/v1/state?run=LABEL, by label. Several published states may share a text.
+  // Bodies of /api/v1/state?run=LABEL, by the label of the run. Several published states may share a text.
   std::vector<std::pair<std::string, std::shared_ptr<const std::string>>> run_states = {};
   std::string targets_json = "[]";  // body of /api/v1/targets, for Prometheus' http_sd
-  std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();  // the age counts from here
+  std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();  // for the age of the state
   // /healthz answers 503 once the state is older than this.
   static constexpr std::chrono::seconds kStaleAfter{30};
   // /metrics answers 503 once the state is older than this: with old values, a hung agent would look like a
@@ -66,7 +66,7 @@ class BearerToken {
 
   // Whether the request has the token. `authorization`: the value of the Authorization header: "Bearer
   // TOKEN", or "Basic ..." with any user and the token as the password, which browsers can send. The time of
-  // the call does not depend on how much of a wrong token is right. An unusable file admits no request.
+  // the call does not reveal how much of a wrong token is right. An unusable file admits no request.
   bool admits(std::string_view authorization);
 
  private:
@@ -78,7 +78,7 @@ class BearerToken {
   std::string token_;      // empty: no request is admitted
 };
 
-// Reads the token from a file and sets *status. Returns "" and sets *error if the file cannot be used.
+// Returns the token in a file and sets *status. Returns "" and sets *error if the file cannot be used.
 std::string read_token(const std::string& path, struct stat* status, std::string* error);
 
 // Compares two strings in a time that depends only on their lengths. False if `expected` is empty.
@@ -112,8 +112,8 @@ class HttpRoutes {
   // Sets the token that all paths except /healthz require; null: no token is required.
   void require(std::unique_ptr<BearerToken> token) { token_ = std::move(token); }
 
-  // true turns the check off that the Host header is a loopback name, which keeps foreign web pages out. Used
-  // for a Unix socket, which web pages cannot reach.
+  // Without a token, only requests whose Host header is a loopback name are admitted, which keeps foreign web
+  // pages out. `any` true admits every Host header: for a Unix socket, which web pages cannot reach.
   void allow_any_host(bool any) { allows_any_host_ = any; }
 
   // The body of the reply may share memory with `published`, which is then kept alive.
@@ -126,10 +126,10 @@ class HttpRoutes {
 
   std::unique_ptr<BearerToken> token_;
   bool allows_any_host_ = false;
-  // The source of metrics_text_, recognised by its address, which is not reused while the pointer is held.
+  // The source of metrics_text_, recognised by its address. Holding the pointer keeps the address unique.
   std::shared_ptr<const Snapshot> metrics_source_;
   std::shared_ptr<const std::string> metrics_text_;
-  // The source of history_texts_, held for the same reason.
+  // The source of history_texts_, also recognised by its address.
   std::shared_ptr<const std::vector<HistoryTable>> history_source_;
   std::map<std::string, std::shared_ptr<const std::string>> history_texts_;  // by run; "": all runs
 };

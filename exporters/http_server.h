@@ -13,17 +13,17 @@ namespace foreshock {
 // output is asynchronous, a request head must be complete within 1 s, and an exchange within 5 s. Beyond 256
 // connections, the one that has been silent longest is closed. Only GET and HEAD are served.
 //
-// Without a token, a request to a loopback address whose Host is not a loopback name is answered with 403.
-// Otherwise a foreign web page could read the state by a domain name that resolves to 127.0.0.1.
+// Without a token, a request to a loopback address whose Host header is not a loopback name is answered with
+// 403. Otherwise a foreign web page could read the state by a domain name that resolves to 127.0.0.1.
 class HttpServer {
  public:
   HttpServer();
   ~HttpServer();  // calls stop()
 
   // Binds and starts to serve. `address`: "localhost", a numeric address, or "unix:PATH" for a socket that
-  // only this user can open (0600). `port` 0: any free port. If `port` is in use, the first free port after
-  // it up to `last_port` is used; without one, start() fails. With a `token_file` (BearerToken) all paths
-  // except /healthz require the token. An address that is neither loopback nor a socket requires a
+  // only this user can open (0600). `port` 0: any free port. If `port` is in use, the next free port up to
+  // `last_port` is used; without one, start() fails. With a `token_file` (its first line is the token),
+  // all paths except /healthz require the token. An address that is neither loopback nor a socket requires a
   // `token_file`. On failure returns false and sets *error to one line.
   bool start(const std::string& address, int port, std::string* error, const std::string& token_file = "",
              int last_port = 0);

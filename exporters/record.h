@@ -38,8 +38,8 @@ class RecordFile {
   RecordFile& operator=(const RecordFile&) = delete;
 
   // `bytes`: how many bytes of `lines` are in the file. `error`: the errno if some are missing, else 0. A
-  // partly written line is removed from a regular file, so that a later call can write it as a whole. In a
-  // pipe or device it stays and is counted in `bytes`; the later call continues it.
+  // partly written line is removed from a regular file, so that a later call can write the whole line. In a
+  // pipe or device the written part stays and is counted in `bytes`; the later call must pass the rest.
   struct Appended {
     size_t bytes = 0;
     int error = 0;
@@ -69,10 +69,8 @@ class RecordFile {
 // lines only. The other lines wait for the next attempt to write; lines beyond the 4 MiB are counted as lost.
 class RecordWriter {
  public:
-  // Time after which an attempt to write counts as failed and the file as hung.
-  static constexpr std::chrono::milliseconds kPatience{2000};
-  // Longest time that flush() waits for a file that hangs.
-  static constexpr std::chrono::milliseconds kLongestFlush{10000};
+  static constexpr std::chrono::milliseconds kPatience{2000};       // after this, a write counts as hung
+  static constexpr std::chrono::milliseconds kLongestFlush{10000};  // flush() waits no longer for a hung file
 
   // Opens the file as RecordFile::open() does, and appends the lines of the spool that are not in the file.
   // `spool`: the descriptor for RecordSpool, or -1. Makes the process ignore SIGXFSZ, so that exceeding a
@@ -100,11 +98,11 @@ class RecordWriter {
   // the lines are in the file, except while the file is known to be full or to hang.
   void copy_to_spool();
 
-  // Returns a one-line error after the first of consecutive failed attempts, and "" at the later calls.
+  // Returns a one-line error once after the first of consecutive failed attempts to write; else "".
   std::string take_error();
 
-  // Bytes of whole lines in the file and in the spool: if this agent is killed, the next one writes the lines
-  // of the spool to the file. 0 if the file is not a regular file.
+  // Bytes of whole lines in the file and in the spool. The spool counts, since the next agent writes its
+  // lines to the file if this agent is killed. 0 if the file is not a regular file.
   uint64_t size() const;
 
   uint64_t errors() const;      // attempts to write that failed
@@ -141,9 +139,9 @@ class RecordSpool {
   RecordSpool(const RecordSpool&) = delete;
   RecordSpool& operator=(const RecordSpool&) = delete;
 
-  // Returns the lines that an earlier agent added and that are not in the record, whose end is `end`. Returns
+  // Returns the lines of an earlier agent that are not in the record. `end`: the end of the record. Returns
   // all lines if the spool belongs to another file, or if the record has become shorter. Call clear() before
-  // add(): under the heading of the earlier agent, new lines would have a wrong position.
+  // the first add(): under the heading of the earlier agent, new lines would have a wrong position.
   std::string missing(const RecordPlace& end) const;
 
   // Adds lines. `place`: the position of the first of them in the record, directly after the lines added

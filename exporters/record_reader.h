@@ -30,8 +30,8 @@ class RecordReader {
  public:
   static constexpr size_t kLongestLine = kLongestRecordLine;  // a longer line counts as bad
 
-  // Opens a record. If it is kept in two parts (--record-size), the older part is read first, and offsets in
-  // the newer part continue from the end of the older one. Without `with_older_part`, only the newer part is
+  // Opens a record. If it is kept in two files (--record-size), the older part is read first, and offsets in
+  // the newer part continue from the end of the older part. Without `with_older_part`, only the newer part is
   // read. On failure returns null and sets *error to one line.
   static std::unique_ptr<RecordReader> open(const std::string& path, std::string* error,
                                             bool with_older_part = true);
@@ -47,13 +47,13 @@ class RecordReader {
   uint64_t offset() const { return offset_; }
   uint64_t bytes() const { return bytes_; }
 
-  uint64_t lines() const { return lines_; }  // so far, including bad and empty lines
+  uint64_t lines() const { return lines_; }  // lines read so far, including bad and empty lines
   uint64_t bad_lines() const { return bad_lines_; }
   // Whether the last line is incomplete. It does not count as a bad line.
   bool ends_torn() const { return ends_torn_; }
   // "line 7: not JSON" for the first bad line; "" if there was none.
   const std::string& first_problem() const { return first_problem_; }
-  // Returns a one-line error message about the file `path`, for a file in which next() has found no line.
+  // Returns a one-line error message about the file `path` in which next() has found no valid line.
   std::string why_nothing(const std::string& path) const;
 
  private:
@@ -64,7 +64,7 @@ class RecordReader {
   std::ifstream file_, newer_part_;  // newer_part_ is open while file_ is the older part
   std::vector<char> buffer_;
   uint64_t offset_ = 0, bytes_ = 0;  // of the last line
-  uint64_t read_ = 0;                // bytes read so far, or the offset of seek(): where the next line begins
+  uint64_t read_ = 0;                // offset of the next line
   uint64_t lines_ = 0, bad_lines_ = 0;
   bool ends_torn_ = false;
   std::string first_problem_, torn_problem_;
@@ -73,13 +73,13 @@ class RecordReader {
 // "run", "step", "sample", ...: the field "type" of the line.
 const char* type_of(const RecordLine& line);
 
-// CSV (RFC 4180) of lines of one type. The columns are the fields in the order of record_line.h.
-// The column names for lines of the type of `line`, with a newline.
+// Returns the names of the CSV (RFC 4180) columns for the type of `line`, with a newline. The columns are the
+// fields of the type, in the order of record_line.h.
 std::string csv_header(const RecordLine& line);
 
-// The values of the line, with a newline. An unknown value is empty. A number that is not finite is "nan".
-// Numbers have enough digits to be read back exactly. A list is written as numbers separated by blanks, an
-// object as "a=1 b=2". Independent of the locale.
+// Returns the values of the line as CSV, with a newline. An unknown value is empty. A number that is not
+// finite is "nan". Numbers have enough digits to be read back exactly. A list is written as numbers separated
+// by blanks, an object as "a=1 b=2". Independent of the locale.
 std::string csv_row(const RecordLine& line);
 
 // One CSV cell with this text, in quotes if it needs them.

@@ -29,14 +29,14 @@ std::string exposition(const Snapshot& snapshot);
 // become '_', and an empty text becomes "unknown".
 std::string label_text(std::string_view text);
 
-// Thread-compatible. Snapshots may be passed to other threads.
+// Thread-compatible; its snapshots may be passed to other threads.
 //
-// Series are admitted until there are `series_budget`. Then a new series replaces the youngest series of a
-// group that comes before its own group in this order, or is refused if there is none:
+// Series are admitted until there are `series_budget` of them. From then on, a new series replaces the
+// youngest series of the first nonempty group before its own group, or is refused:
 //  1. series of a layer, except those of foreshock_precursor_layer_info;
-//  2. series with a `rank` label;
-//  3. series of a rank from which alerts derive whether it is alive, and its state.
-// All others are always admitted and never dropped. Each dropped or refused series is counted once in
+//  2. other series with a `rank` label;
+//  3. series that alerts need of every rank: whether it is alive, its step, loss, NaN and alarms.
+// All other series are always admitted and never dropped. Each dropped or refused series is counted once in
 // foreshock_series_dropped_total.
 class Registry {
  public:
@@ -45,28 +45,22 @@ class Registry {
   explicit Registry(size_t series_budget = kDefaultSeriesBudget);
   ~Registry();
 
-  // Sets a gauge, or a counter to its total. Label values are in the order of the catalog. If the catalog has
-  // a closed set of values for a label, the value must be in it; otherwise label_text() converts the value. A
-  // gauge may be NaN or infinite. Returns false, and changes no value, if the labels do not fit, a counter is
-  // negative, not finite or smaller than before, or a new series is refused.
+  // Sets a gauge, or a counter to its total. Label values are in the order of the catalog. If the catalog
+  // lists the possible values of a label, the value must be one of them; else label_text() converts the
+  // value. A gauge may be NaN or infinite. Returns false, and changes no value, if the labels are not those
+  // of the metric, a counter is negative, not finite or smaller than before, or a new series is refused.
   bool set(Metric metric, std::initializer_list<std::string_view> label_values, double value);
 
   // Removes one series if it exists. Called when its value is no longer known.
   void unset(Metric metric, std::initializer_list<std::string_view> label_values);
 
-  // Removes every series of one rank. Its counters may start again from 0.
-  void clear_rank(std::string_view run, std::string_view rank);
-
-  // Removes every series of a run.
+  // Remove the series of a run, of a rank, or of a rank with a `layer` label. Counters may restart from 0.
   void clear_run(std::string_view run);
-
-  // Removes every series of one rank that has a `layer` label.
+  void clear_rank(std::string_view run, std::string_view rank);
   void clear_layers(std::string_view run, std::string_view rank);
 
-  // Removes the series of one metric and rank, for example before a metric like rank_info changes its labels.
+  // Remove the series of one metric, for example before a metric like rank_info changes its labels.
   void clear_metric(Metric metric, std::string_view run, std::string_view rank);
-
-  // Removes the series of one metric of a run.
   void clear_metric(Metric metric, std::string_view run);
 
   size_t series_count() const;

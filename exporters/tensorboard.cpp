@@ -1,4 +1,4 @@
-// Combines samples to scalars, and encodes scalars as TFRecords of protocol buffers, without their libraries.
+// Makes scalars from lines of a record, and encodes them as protocol buffers in TFRecords without a library.
 #include "exporters/tensorboard.h"
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 namespace foreshock {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "words are stored as they are");
+static_assert(std::endian::native == std::endian::little, "words are stored in native byte order");
 
 template <class Word>
 std::string bytes_of(Word word) {
@@ -114,14 +114,14 @@ void RecordScalars::take_event(const EventLine& line, std::vector<Scalar>* out) 
 
 void RecordScalars::take_sample(const SampleLine& line, std::vector<Scalar>* out) {
   if (!line.rank || !line.step || line.pass.empty()) return;
-  // Samples of dK and dV have scalars of their own, beside those of the backward pass (dQ).
+  // Samples of dK and dV are of the backward pass, but have their own scalars. Those of the pass are of dQ.
   const bool is_of_keys = line.tensor == "grad_key" || line.tensor == "grad_value";
   const std::string& pass = is_of_keys ? line.tensor : line.pass;
   gather({line.run, *line.rank, pass, ""}, line, out);
   if (!line.layer.empty()) gather({line.run, *line.rank, pass, line.layer}, line, out);
 }
 
-// Adds a sample to the open step of `key`. A sample of another step first appends the scalars of that step.
+// Adds a sample to the open step of `key`. If its step is another one, first appends the open step's scalars.
 void RecordScalars::gather(const Key& key, const SampleLine& line, std::vector<Scalar>* out) {
   auto place = open_.find(key);
   if (place != open_.end() && place->second.step != *line.step) {
@@ -133,15 +133,15 @@ void RecordScalars::gather(const Key& key, const SampleLine& line, std::vector<S
     place = open_.emplace(key, Gathered()).first;
     place->second.step = *line.step;
   }
-  Gathered& of = place->second;
-  of.time = std::max(of.time, line.time.value_or(0));
-  add(&of.relative_error, line.relative_error_mean);
-  add(&of.deviation_ratio, line.deviation_ratio);
-  add(&of.entropy, line.entropy_nats_mean);
-  of.ratio_max = std::max(of.ratio_max, line.deviation_ratio.value_or(0));
-  of.logit_max = std::max(of.logit_max, line.logit_abs_max.value_or(0));
-  of.bias_error += line.bias_error_sum.value_or(0);
-  of.bias_ulp += line.bias_ulp_sum.value_or(0);
+  Gathered& sums = place->second;
+  sums.time = std::max(sums.time, line.time.value_or(0));
+  add(&sums.relative_error, line.relative_error_mean);
+  add(&sums.deviation_ratio, line.deviation_ratio);
+  add(&sums.entropy, line.entropy_nats_mean);
+  sums.ratio_max = std::max(sums.ratio_max, line.deviation_ratio.value_or(0));
+  sums.logit_max = std::max(sums.logit_max, line.logit_abs_max.value_or(0));
+  sums.bias_error += line.bias_error_sum.value_or(0);
+  sums.bias_ulp += line.bias_ulp_sum.value_or(0);
 }
 
 void RecordScalars::append_scalars(const Key& key, const Gathered& of, std::vector<Scalar>* out) {

@@ -1,8 +1,8 @@
 // Line charts over the step, drawn with Chart.js: one line per rank. The ARIA label of a chart has its content as text.
 // The loss chart is the wide one. Below its curves, each detector that left level quiet has a lane: a row with marks at
-// its warnings. The arrow keys move a cursor in the loss chart.
+// the detector's events (lanes.js). The arrow keys move a cursor in the loss chart (reader.js).
 
-// Places each label [text, x, width] beside its x, left of `end`, in the first row where it overlaps no other label.
+// Places each label [text, x, width] right of its x (left if it would pass `end`), in the first row that has room.
 function placedLabels(labels, end) {
   const rows = [];
   return labels.map(([text, at, width]) => {
@@ -15,8 +15,8 @@ function placedLabels(labels, end) {
 }
 
 // Chart.js plugin that draws the marks of a chart: limits of alarms as dashed lines, detector warnings as triangles at
-// the bottom, loss events as vertical lines. Only the loss chart has the names of loss events (`isNamed`). `cursor`:
-// the step selected with the keyboard, or null.
+// the bottom, loss events as vertical lines. `isNamed`: the loss events have their names beside them (loss chart only).
+// `cursor`: the step selected with the keyboard, or null.
 const guides = {
   id: "guides",
   afterDatasetsDraw(chart, _, { lines = [], warnings = [], lossEvents = [], isNamed = false, cursor = null }) {
@@ -45,7 +45,7 @@ const guides = {
     ctx.restore();
   },
 
-  // Of lines that are at most 12 pixels apart, only the first one gets its label.
+  // Draws the dashed lines. Of lines that are at most 12 pixels apart, only the first one gets its label.
   drawLines({ ctx, chartArea: area, scales: { y } }, lines) {
     let named = [];
     ctx.setLineDash([4, 3]);
@@ -66,9 +66,9 @@ const guides = {
   },
 };
 
-// `column`: column of the history. `waits`: text until the chart has data. `text`: formats a value. `band`: column with
-// the maximum, and `control`: column with the control, both shown if only one rank is. `lines`: reference lines.
-// `logarithmic`: the checkbox applies to it. `from`, `to`: values that the y axis always includes.
+// `column`: column of the history. `waits`: what the empty chart waits for. `text`: formats a value. If only one rank is
+// shown, `band` (the column with the maximum) and `control` (the column with the control) are drawn too. `lines`: dashed
+// reference lines. `logarithmic`: the checkbox "logarithmic" applies. `from`, `to`: values that the y axis includes.
 const CHARTS = [
   { name: "loss", column: "loss", waits: "the first loss that is seen", text: (v) => number(v), logarithmic: true, band: "loss_max", isWide: true },
   { name: "gradient norm before clipping", column: "gradient_norm", waits: "the first gradient norm: clipping computes one, or named parameters", text: (v) => number(v), logarithmic: true },
@@ -153,7 +153,7 @@ class StepChart {
   }
 
   // `tables`: the histories of the shown ranks. `index` of a table is the position of its rank among all ranks, which
-  // determines its colour. `limits`: of alarms, and the budget. `logarithmic`: whether the checkbox is checked.
+  // determines the colour. `limits`: the limits of alarms and the budget. `logarithmic`: the checkbox is checked.
   update(tables, { limits, lanes, lossEvents, logarithmic, cursor }) {
     this.lanes = lanes;
     const sets = tables.flatMap((table) => this.datasets(table, tables.length === 1));
@@ -183,7 +183,7 @@ class StepChart {
     }
   }
 
-  // The lines of a rank. `alone`: only this rank is shown, so there is room for its maximum and control.
+  // The lines of a rank. `alone`: only this rank is shown, so there is room for the lines of maximum and control.
   datasets(table, alone) {
     const [line, dash] = [rankColour(table.index), rankDash(table.index)];
     const sets = [{ label: "rank " + table.rank, data: withGaps(points(table, this.kind.column)), borderColor: line, backgroundColor: line, borderDash: dash }];

@@ -4,7 +4,7 @@
 const BOARDS = ["overview", "attention", "weights", "fleet", "monitor"];
 const MARGIN_MS = 60000; // before and after the run; at least one scrape interval of Prometheus
 
-// The URL of one dashboard. `base`: Grafana's address. null if it is not an http or https URL.
+// The URL of one dashboard. `base`: Grafana's address. Returns null if `base` is not an http or https URL.
 function boardAddress(base, board, state, rank) {
   let url;
   try {
@@ -21,7 +21,7 @@ function boardAddress(base, board, state, rank) {
   return url.href;
 }
 
-// `rank`: the selected rank, or null. The links are changed in place, so that an update does not take their focus.
+// `rank`: the selected rank, or null. An update changes the links in place, so that a link keeps the keyboard focus.
 function showGrafana(state, rank) {
   const nav = byId("grafana");
   const links = known(state.grafana) && known(state.run) ? BOARDS.map((board) => [board, boardAddress(state.grafana, board, state, rank)]).filter(([, to]) => to) : [];

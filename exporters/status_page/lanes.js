@@ -1,10 +1,10 @@
 // Draws lanes below the loss chart: one lane per detector, with marks at the first and last step of each of its
-// events. A filled triangle marks a warning, a ring the level watch, so that colour is not the only difference.
+// events. A filled triangle marks level warn, a ring level watch, so that colour is not the only difference.
 
 const LANE = 15; // pixels
 
 // Returns [{name, marks: [{from, to, level, layer, rank}]}], made from the events warn_DETECTOR and watch_DETECTOR.
-// Lanes with warnings come first, sorted by the first warning; the others by their first mark.
+// Lanes with warnings come first, sorted by their first warning. The others follow, sorted by their first mark.
 function lanesOf(ranks) {
   const lanes = new Map();
   for (const rank of ranks) {
@@ -17,15 +17,15 @@ function lanesOf(ranks) {
     }
   }
   const first = (lane, level) => smallest(lane.marks.filter((mark) => mark.level === level).map(by("from"))) ?? Infinity;
-  const early = (a, b) => (a === b ? 0 : a - b); // Infinity - Infinity is NaN
-  return [...lanes.values()].sort((a, b) => early(first(a, "warn"), first(b, "warn")) || early(first(a, "watch"), first(b, "watch")));
+  const compare = (a, b) => (a === b ? 0 : a - b); // Infinity - Infinity is NaN
+  return [...lanes.values()].sort((a, b) => compare(first(a, "warn"), first(b, "warn")) || compare(first(a, "watch"), first(b, "watch")));
 }
 
 // The first and last steps of all warnings, ascending.
 const warningSteps = (lanes) =>
   [...new Set(lanes.flatMap((lane) => lane.marks.filter((mark) => mark.level === "warn").flatMap((mark) => [mark.from, mark.to])))].sort((a, b) => a - b);
 
-// The detector events within steps [from, to] as phrases, for screen readers.
+// The detector events that begin or end within steps [from, to] as phrases, for screen readers.
 const eventTexts = (lanes, from, to) => lanes.flatMap((lane) => lane.marks.filter((mark) => [mark.from, mark.to].some((step) => step >= from && step <= to))
   .map((mark) => `${lane.name} ${mark.level === "warn" ? "warns" : "watches"}${known(mark.layer) ? " in " + mark.layer : ""}`));
 
