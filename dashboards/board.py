@@ -1,4 +1,5 @@
-"""A dashboard from its rows of panels, with the parts that all have: variables, alerts as annotations, links."""
+"""Builds a dashboard from its rows of panels and the parts that all dashboards have: variables, alerts as annotations,
+links. OF_CLUSTER matches series of the selected cluster, OF_SCOPE also the namespace, OF_RUN also the run."""
 
 import json
 import typing
@@ -10,7 +11,7 @@ from panel import OF_CLUSTER, OF_RUN, OF_SCOPE, SOURCE
 
 ALERTS = f'ALERTS{{alertname=~"Foreshock.+",alertstate="firing",{OF_RUN}}}'
 
-# Fields of an alert annotation. Without them Grafana leaves title and tags empty. The builders' schema lacks them.
+# Fields of an alert annotation, which the builders cannot set. Without them Grafana leaves title and tags empty.
 ANNOTATION_FIELDS = {"titleFormat": "{{alertname}}", "tagKeys": "severity,detector,pass,site,why"}
 
 ALL = model.VariableOption(True, ["All"], ["$__all"])
@@ -30,7 +31,7 @@ class Board(typing.NamedTuple):
 
 
 def query_variable(name: str, query: str, label: str) -> dashboard.QueryVariable:
-    """A variable whose values Grafana reads from Prometheus, again when the time range changes."""
+    """A variable whose values Grafana reads from Prometheus, and reads again when the time range changes."""
     variable = dashboard.QueryVariable(name).label(label).datasource(SOURCE).query(query)
     return variable.refresh(model.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(model.VariableSort.NUMERICAL_ASC)
 
@@ -98,7 +99,7 @@ def dashboard_of(board: Board) -> dashboard.Dashboard:
 
 
 def board_json(board: Board) -> str:
-    drawn = json.loads(json.dumps(dashboard_of(board).build(), cls=JSONEncoder))
-    for annotation in drawn["annotations"]["list"]:
+    built = json.loads(json.dumps(dashboard_of(board).build(), cls=JSONEncoder))
+    for annotation in built["annotations"]["list"]:
         annotation |= ANNOTATION_FIELDS
-    return json.dumps(drawn, indent=1, sort_keys=True) + "\n"
+    return json.dumps(built, indent=1, sort_keys=True) + "\n"

@@ -1,21 +1,21 @@
-"""The dashboard "fleet": all runs, and in one run the nodes and ranks that differ from the others."""
+"""The dashboard "fleet": all runs, and in the selected run (of_run) the nodes and ranks that differ from the others."""
 
 import panel
 from board import Board, Row, run_variable
 from panel import DEVIATION, Query, of_living, of_run
 from rule import RANK_KEY, RUN_KEY, Values
 
-# Selects ranks that are alive. The series of an ended attempt keep their last values.
+# Restricts series to ranks that are alive, since the series of an ended rank keep their last values.
 LIVING = f"and on ({RANK_KEY}) {of_run('rank_up')} == 1"
 RUNNING = 'foreshock_run_state{state="running"} == 1'
 
 
 def with_node(values: str) -> str:
-    """Selects ranks that are alive, and adds node and coordinates of the rank from rank_info, which is always 1."""
+    """Selects living ranks, and adds labels for node and coordinates by a product with rank_info, which is always 1."""
     return f"({values} {LIVING}) * on ({RANK_KEY}) group_left (node, local_rank, dp, tp, pp) {of_run('rank_info')}"
 
 
-def runs() -> Row:
+def runs_row() -> Row:
     return Row(
         "All runs",
         [
@@ -35,8 +35,8 @@ def runs() -> Row:
     )
 
 
-def ranks(values: Values) -> Row:
-    behind = f"scalar(max({of_living('step')})) - {of_run('step')}"
+def ranks_row(values: Values) -> Row:
+    steps_behind = f"scalar(max({of_living('step')})) - {of_run('step')}"
     ratio = of_run("attention_deviation_ratio", ',stat="mean"')
     return Row(
         "Ranks of the run",
@@ -84,7 +84,7 @@ def ranks(values: Values) -> Row:
                 " A few are usual, because agents are scraped at different times. If the training hangs, the others"
                 " wait for the rank that is furthest behind.",
                 panel.STEPS,
-                Query(f"topk(10, {with_node(behind)})"),
+                Query(f"topk(10, {with_node(steps_behind)})"),
             ),
             panel.rows(
                 "Worst deviation",
@@ -131,5 +131,5 @@ def fleet(values: Values) -> Board:
         "foreshock: fleet",
         "Runs, nodes and ranks that differ from the others.",
         [run_variable()],
-        [runs(), ranks(values)],
+        [runs_row(), ranks_row(values)],
     )

@@ -1,4 +1,4 @@
-"""The dashboard "overview": the state of one training. It is the first one to open."""
+"""The dashboard "overview", the first to open: the state of the selected run (of_run; of_living omits ended ranks)."""
 
 import panel
 from board import ALERTS, Board, Row, run_variable
@@ -9,7 +9,7 @@ DETECTOR_LEVELS = {"0": ("quiet", "green"), "1": ("watch", "yellow"), "2": ("war
 FIRING = {"1": ("firing", "red")}
 
 
-def now(values: Values) -> Row:
+def now_row(values: Values) -> Row:
     owner = Query(f"max by (user) ({of_run('run_info')})", "{{user}}")
     return Row(
         "Now",
@@ -48,7 +48,7 @@ def now(values: Values) -> Row:
                 f" {values['overhead']['slowdown']:g} %, the limit of the alert at the default --max-slowdown.",
                 "percentunit",
                 Query(f"max({of_living('slowdown_ratio')})"),
-                ("orange", 0.01 * values["overhead"]["slowdown"]),  # 0.01: the default --max-slowdown
+                ("orange", 0.01 * values["overhead"]["slowdown"]),  # a multiple of --max-slowdown (default 0.01)
             ),
             panel.number_now(
                 "Since last step",
@@ -61,7 +61,7 @@ def now(values: Values) -> Row:
     )
 
 
-def loss() -> Row:
+def loss_row() -> Row:
     mean = of_living("loss_window", ',stat="mean"')
     return Row(
         "Loss, by step",
@@ -87,7 +87,7 @@ def loss() -> Row:
     )
 
 
-def before(values: Values) -> Row:
+def precursors_row(values: Values) -> Row:
     ratio, bias = of_living("attention_deviation_ratio", ',stat="mean"'), values["bias"]
     return Row(
         "Before the loss",
@@ -154,7 +154,7 @@ def before(values: Values) -> Row:
     )
 
 
-def progress() -> Row:
+def progress_row() -> Row:
     return Row(
         "Progress",
         [
@@ -189,5 +189,5 @@ def overview(values: Values) -> Board:
         "foreshock: overview",
         "State of a training, and what moved before its loss did.",
         [run_variable()],
-        [now(values), loss(), before(values), progress()],
+        [now_row(values), loss_row(), precursors_row(values), progress_row()],
     )

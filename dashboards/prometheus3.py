@@ -2,8 +2,8 @@
 
     python dashboards/prometheus3.py
 
-They are unpacked, not installed. tests/dashboards/test_prometheus3.py tests the alert rules with them and is skipped if
-they are missing. Needs Debian's apt. The archive is that of apt, or DEBIAN_MIRROR. Signatures are checked.
+Both are unpacked, not installed. tests/dashboards/test_prometheus3.py tests the alert rules with them and is skipped if
+they are missing. Needs Debian's apt, which checks signatures. Archive: $DEBIAN_MIRROR if set, else the one apt uses.
 """
 
 import pathlib
@@ -30,7 +30,7 @@ APT::Sandbox::User "root";
 
 
 def apt_get(*words: str) -> None:
-    """Runs apt-get with lists and state of its own, so that the system's apt is not changed."""
+    """Runs apt-get with a configuration, lists and state in FOLDER, so that those of the system are not changed."""
     apt = FOLDER / "apt"
     done = subprocess.run(
         ["apt-get", "-q", f"--config-file={apt}/apt.conf", *words], cwd=apt, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""All recording rules and alerts, made from values.toml. `default`: the detectors that the benchmark found useful."""
+"""All recording rules and alerts, from values.toml. `default`: the detectors that bench/precursors has found useful."""
 
 from attention_rules import attention_rules
 from detector_rules import detector_rules
@@ -8,7 +8,7 @@ from monitor_rules import monitor_rules
 from rule import Alert, Group, Values, yaml_of
 from standing import Default, default_detectors
 
-MEASURED = default_detectors()
+MEASURED = default_detectors()  # read from the committed results of bench/precursors
 
 
 def groups(values: Values, default: Default = MEASURED) -> list[Group]:

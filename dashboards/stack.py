@@ -32,7 +32,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 DEMO = [sys.executable, str(ROOT / "integrations" / "torch" / "demo" / "train.py")]
 PATIENCE = 30  # seconds in which a server must answer, and in which a process must end after a signal
-ENDING = (signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # the signals that end this program, besides Ctrl-C
 
 
 def say(text: str) -> None:
@@ -40,7 +40,7 @@ def say(text: str) -> None:
 
 
 def end_with_signals() -> None:
-    """From now on, SIGTERM and SIGHUP raise SystemExit, so that all started processes are ended first."""
+    """From now on, SIGTERM and SIGHUP raise SystemExit, so that the context managers end all started processes."""
 
     def leave(number: int, _: object) -> None:
         for each in ENDING:
@@ -48,32 +48,32 @@ def end_with_signals() -> None:
         raise SystemExit(128 + number)
 
     for each in ENDING:
-        if signal.getsignal(each) != signal.SIG_IGN:  # nohup ignores SIGHUP
+        if signal.getsignal(each) != signal.SIG_IGN:  # under nohup, SIGHUP is ignored and stays so
             signal.signal(each, leave)
 
 
 @contextlib.contextmanager
 def held_signals():
-    """Delays signals until the end of the block. So no signal comes between the start of a process and the assignment
-    to the variable with which the caller ends it."""
-    came: list[int] = []
-    kept = {each: how for each in (*ENDING, signal.SIGINT) if (how := signal.getsignal(each)) != signal.SIG_IGN}
-    for each in kept:
-        signal.signal(each, lambda number, _: came.append(number))
+    """Delays signals until the end of the block. A caller starts a process and assigns it to a variable in the block;
+    without the delay, a signal between the two would end this program but not the process."""
+    received: list[int] = []
+    handlers = {each: how for each in (*ENDING, signal.SIGINT) if (how := signal.getsignal(each)) != signal.SIG_IGN}
+    for each in handlers:
+        signal.signal(each, lambda number, _: received.append(number))
     try:
         yield
     finally:
-        for each, how in kept.items():
-            signal.signal(each, how)
-    for number in came:
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    for number in received:
         signal.raise_signal(number)
 
 
-def end(process: subprocess.Popen, *asked: int) -> None:
-    """Sends the signals one after the other until the process ends, and waits after each. Kills it if it has not ended
-    then, or at Ctrl-C."""
+def end(process: subprocess.Popen, *signals: int) -> None:
+    """Sends the signals one after the other until the process ends, and waits PATIENCE seconds after each. Kills the
+    process if it has not ended after the last signal, or if Ctrl-C interrupts the waiting."""
     try:
-        for number in asked:
+        for number in signals:
             process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=PATIENCE)
@@ -96,24 +96,24 @@ def port_from(first: int) -> int:
 
 
 @contextlib.contextmanager
-def turn():
-    """A lock between stacks of one user. Hold it from the choice of free ports until the servers listen on them."""
+def port_lock():
+    """A lock that one stack of a user holds at a time: from its choice of free ports until servers listen on them."""
     with (pathlib.Path(tempfile.gettempdir()) / f"foreshock-stack-{os.getuid()}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 class Notifications(http.server.BaseHTTPRequestHandler):
-    """Prints each notification of Alertmanager: receiver and alerts. Appends it as a line to `kept`."""
+    """Prints receiver and alerts of each notification of Alertmanager, and appends it to `log`."""
 
-    kept: pathlib.Path
+    log: pathlib.Path
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(200)
         self.end_headers()
-        receiver_name = self.path.strip("/")  # see write_alertmanager()
-        with self.kept.open("a") as file:
+        receiver_name = self.path.strip("/")  # write_alertmanager() sets the URLs
+        with self.log.open("a") as file:
             file.write(json.dumps({"to": receiver_name, "time": time.time()} | body) + "\n")
         group = ", ".join(f"{name} {text}" for name, text in body["groupLabels"].items() if text)
         say(f"a notification to {receiver_name}, {body['status']}, {group}:")
@@ -127,8 +127,8 @@ class Notifications(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def receiver(folder: pathlib.Path):
-    """Receives notifications until the block ends. Yields the port."""
-    handler = type("Handler", (Notifications,), {"kept": folder / "notifications.jsonl"})
+    """Receives notifications on a free port until the block ends. Yields the port."""
+    handler = type("Handler", (Notifications,), {"log": folder / "notifications.jsonl"})
     server = http.server.HTTPServer(("127.0.0.1", 0), handler)  # one thread, so that lines stay whole
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -139,8 +139,8 @@ def receiver(folder: pathlib.Path):
 
 
 @contextlib.contextmanager
-def serving(command: list[str], folder: pathlib.Path, ready: str):
-    """Runs `command` until the block ends. Enters the block once the URL `ready` answers."""
+def serving(command: list[str], folder: pathlib.Path, ready_url: str):
+    """Runs the server `command` until the block ends. Enters the block once `ready_url` answers."""
     name = pathlib.Path(command[0]).name
     if shutil.which(command[0]) is None:
         raise SystemExit(f"stack: {name} is not installed; install the package {name}")
@@ -153,7 +153,7 @@ def serving(command: list[str], folder: pathlib.Path, ready: str):
             time.sleep(0.2)
             if process.poll() is not None or time.monotonic() > limit:
                 raise SystemExit(f"stack: {name} does not answer; its last words are in {folder / name}.log")
-            with contextlib.suppress(OSError), urllib.request.urlopen(ready, timeout=2):
+            with contextlib.suppress(OSError), urllib.request.urlopen(ready_url, timeout=2):
                 break
         yield
     finally:
@@ -161,14 +161,14 @@ def serving(command: list[str], folder: pathlib.Path, ready: str):
             end(process, signal.SIGTERM)
 
 
-def write_prometheus(folder: pathlib.Path, interval: int, alertmanager: int, itself: int) -> None:
+def write_prometheus(folder: pathlib.Path, interval: int, alertmanager_port: int, own_port: int) -> None:
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: {interval}s, evaluation_interval: {interval}s, scrape_timeout: {interval}s}}\n"
         f"rule_files: ['{HERE / 'rules' / 'foreshock.yml'}']\n"
-        f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['127.0.0.1:{alertmanager}']}}]}}]}}\n"
+        f"alerting: {{alertmanagers: [{{static_configs: [{{targets: ['127.0.0.1:{alertmanager_port}']}}]}}]}}\n"
         "scrape_configs:\n- job_name: foreshock\n"
         f"  file_sd_configs: [{{files: ['{folder / 'targets.json'}'], refresh_interval: 5s}}]\n"
-        f"- {{job_name: prometheus, static_configs: [{{targets: ['127.0.0.1:{itself}']}}]}}\n"
+        f"- {{job_name: prometheus, static_configs: [{{targets: ['127.0.0.1:{own_port}']}}]}}\n"
     )
 
 
@@ -179,18 +179,18 @@ def write_alertmanager(folder: pathlib.Path, receiver_port: int) -> None:
 
 
 def train(command: list[str], folder: pathlib.Path, foreshock: pathlib.Path) -> int:
-    """Runs the training and returns its exit status. If this program is ended, it ends the training: first with SIGINT,
-    then with SIGTERM."""
-    line = [str(foreshock), "run", "--file-sd", str(folder / "targets.json"), "--", *command]
+    """Runs the training and returns its exit status. `foreshock`: the program. At SIGTERM or SIGHUP, ends the training:
+    first with SIGINT, then with SIGTERM."""
+    full_command = [str(foreshock), "run", "--file-sd", str(folder / "targets.json"), "--", *command]
     training = None
     try:
         with held_signals():
-            training = subprocess.Popen(line, cwd=ROOT)
+            training = subprocess.Popen(full_command, cwd=ROOT)
         while True:
             try:
                 return training.wait()
             except KeyboardInterrupt:
-                continue  # the terminal sends Ctrl-C to the training as well
+                continue  # the terminal has sent Ctrl-C to the training as well, which ends by it
     finally:
         if training:
             end(training, signal.SIGINT, signal.SIGTERM)
@@ -205,20 +205,20 @@ def show_where(prometheus: int, alertmanager: int, interval: int) -> None:
     say(f"a Grafana:    import {HERE / 'grafana'}/*.json, data source {server}")
 
 
-def ask(prometheus: int, expression: str) -> list[dict]:
+def query(prometheus_port: int, expression: str) -> list[dict]:
     words = urllib.parse.urlencode({"query": expression})
-    with urllib.request.urlopen(f"http://127.0.0.1:{prometheus}/api/v1/query?{words}", timeout=60) as reply:
+    with urllib.request.urlopen(f"http://127.0.0.1:{prometheus_port}/api/v1/query?{words}", timeout=60) as reply:
         return json.load(reply)["data"]["result"]
 
 
-def is_silent(prometheus: int) -> bool:
-    """Whether no alert has fired since the start. False as well if a rule failed, or if no rule had the series of a
-    run. `prometheus`: its port."""
-    count = int(sum(float(each["value"][1]) for each in ask(prometheus, "count_over_time(run:foreshock_step:max[1d])")))
-    found = ask(prometheus, "sum(prometheus_rule_evaluation_failures_total)")
+def is_silent(port: int) -> bool:
+    """Whether no alert has fired since the start. False as well if the evaluation of a rule failed, or if the recording
+    rule run:foreshock_step:max found no run. `port`: Prometheus's."""
+    count = int(sum(float(each["value"][1]) for each in query(port, "count_over_time(run:foreshock_step:max[1d])")))
+    found = query(port, "sum(prometheus_rule_evaluation_failures_total)")
     failures = found[0]["value"][1] if found else "unknown"
-    pending = {each["metric"]["alertname"] for each in ask(prometheus, "last_over_time(ALERTS[1d])")}
-    fired = ask(prometheus, 'count_over_time(ALERTS{alertstate="firing"}[1d])')
+    pending = {each["metric"]["alertname"] for each in query(port, "last_over_time(ALERTS[1d])")}
+    fired = query(port, 'count_over_time(ALERTS{alertstate="firing"}[1d])')
     for each in fired:
         labels = {name: text for name, text in each["metric"].items() if name not in ("__name__", "alertstate")}
         say(f"fired: {labels.pop('alertname')} {labels}, in {each['value'][1]} evaluations")
@@ -230,27 +230,27 @@ def is_silent(prometheus: int) -> bool:
 def main() -> int:
     end_with_signals()
     words = sys.argv[1:]
-    at = words.index("--") if "--" in words else len(words)
+    separator = words.index("--") if "--" in words else len(words)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--interval", type=int, default=5, help="seconds between two scrapes, and two evaluations")
     parser.add_argument("--seconds", type=int, default=300, help="how long the demo trains")
     parser.add_argument("--stay", action="store_true", help="keep the servers after the training, until Ctrl-C")
     parser.add_argument("--expect-silence", action="store_true", help="end with status 1 if any alert fired")
     parser.add_argument("--folder", type=pathlib.Path, default=ROOT / "build" / "stack", help="emptied first")
-    options, command = parser.parse_args(words[:at]), words[at + 1 :]
+    options, command = parser.parse_args(words[:separator]), words[separator + 1 :]
     build = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release"))
     folder = options.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with contextlib.ExitStack() as stack:
         write_alertmanager(folder, stack.enter_context(receiver(folder)))
-        with turn():
+        with port_lock():
             alertmanager = port_from(9093)
             base = f"http://127.0.0.1:{alertmanager}"
             line = ["prometheus-alertmanager", f"--config.file={folder}/alertmanager.yml", "--cluster.listen-address="]
             line += [f"--storage.path={folder}/alertmanager", f"--web.listen-address=127.0.0.1:{alertmanager}"]
             stack.enter_context(serving(line, folder, f"{base}/-/ready"))
-            prometheus = port_from(9090)  # only after Alertmanager listens, since it may have taken the same port
+            prometheus = port_from(9090)  # only after Alertmanager listens: else both could choose the same port
             write_prometheus(folder, options.interval, alertmanager, prometheus)
             line = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/prometheus"]
             line += [f"--web.listen-address=127.0.0.1:{prometheus}"]

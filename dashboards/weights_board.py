@@ -1,15 +1,15 @@
-"""The dashboard "weights": movement of the weights of one run, and state of its optimizer."""
+"""The dashboard "weights": movement of the weights of the selected run (of_run), and state of its optimizer."""
 
 from board import Board, Row, run_variable
 from panel import COUNT, NO_UNIT, RATIO, Query, by_step, layers, lines, of_living, of_run
 from rule import Values
 
-MEAN, MAX = ',stat="mean"', ',stat="max"'
+MEAN, MAX = ',stat="mean"', ',stat="max"'  # matchers of labels, for of_run()
 
 
-def moved(since: str) -> str:
-    """The distance of each layer from an earlier snapshot. `since`: "previous" or "initial"."""
-    return of_run("layer_weight_wasserstein_distance", f',ref="{since}"')
+def layer_distance(reference: str) -> str:
+    """Selects the W1 distance of each layer from its "previous" or "initial" snapshot (`reference`)."""
+    return of_run("layer_weight_wasserstein_distance", f',ref="{reference}"')
 
 
 def weights_row() -> Row:
@@ -49,14 +49,14 @@ def weights_row() -> Row:
                 "W1 by layer, since the interval before",
                 "W1 between a tensor's last two snapshots, of the tensor of each layer that moved most, in units of the"
                 " weights, over time. Look for a layer that moves faster than the others.",
-                moved("previous"),
+                layer_distance("previous"),
                 NO_UNIT,
             ),
             layers(
                 "W1 by layer, since the start",
                 "W1 between a tensor's first and last snapshot, of the tensor of each layer that moved most, in units"
                 " of the weights, over time. Look for a layer that has moved further than the others.",
-                moved("initial"),
+                layer_distance("initial"),
                 NO_UNIT,
             ),
             lines(
@@ -90,7 +90,7 @@ def weights_row() -> Row:
 
 
 def optimizer_row(values: Values) -> Row:
-    of = values["update_ratio"]
+    limits = values["update_ratio"]
     return Row(
         "Optimizer",
         [
@@ -98,8 +98,8 @@ def optimizer_row(values: Values) -> Row:
                 "Update ratio, by step",
                 "Ratio: L2 norm of the change of the weights in one optimizer step, divided by the L2 norm of the"
                 " weights. all: of all tensors together; most: of the matrix with the largest ratio. An alert fires if"
-                f" that stays above {of['at_least']:.0%} and above {of['growth']} times its median of the last"
-                f" {of['window']}.",
+                f" that stays above {limits['at_least']:.0%} and above {limits['growth']} times its median of the last"
+                f" {limits['window']}.",
                 "percentunit",
                 Query(f"max({of_run('optimizer_update_ratio', MEAN)})", "all"),
                 Query(f"max({of_run('optimizer_update_ratio', MAX)})", "most"),
