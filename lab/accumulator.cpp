@@ -1,4 +1,4 @@
-// The table of accumulators, and the formats that each takes.
+// The table of accumulators (ways in which hardware or a loop adds products), and which formats each takes.
 #include "lab/accumulator.h"
 
 #include <array>
@@ -6,7 +6,7 @@
 namespace foreshock::lab {
 namespace {
 
-// The numbers are the members from `step` on. They are from MMA-Sim (arXiv 2511.10909) and from Khattak and
+// step, fraction_bits, output_bits, promotion, fp8_only: from MMA-Sim (arXiv 2511.10909) and from Khattak and
 // Mikaitis (arXiv 2512.07004). hopper_fp8_promoted does what DeepSeek-V3's software does (arXiv 2412.19437).
 constexpr std::array<Accumulator, 8> kAccumulators = {{
     {"exact", Accumulation::kExact},
@@ -30,18 +30,19 @@ std::optional<Accumulator> parse_accumulator(std::string_view name) {
 }
 
 Accumulator natural_accumulator(const NumberFormat& format) {
-  return *parse_accumulator(format.precision > 24 ? "fp64" : "fp32");
+  return *parse_accumulator(format.precision > 24 ? "fp64" : "fp32");  // fp32 has 24 bits of precision
 }
 
 bool accepts(const Accumulator& accumulator, const NumberFormat& format) {
   const Accumulation kind = accumulator.kind;
   if (kind == Accumulation::kExact || kind == Accumulation::kFp64) return true;
-  const bool is_in_fp32 = format.precision <= 24 && format.min_exponent >= -126;
-  return accumulator.fp8_only ? format.is_fp8() : is_in_fp32;
+  const bool is_subset_of_fp32 = format.precision <= 24 && format.min_exponent >= -126;
+  return accumulator.fp8_only ? format.is_fp8() : is_subset_of_fp32;
 }
 
 Accumulator for_operands(const Accumulator& accumulator, const NumberFormat& format) {
   Accumulator unit = accumulator;
+  // Operands of 32 bits halve the products per step. tf32 has 11 bits of precision, but is stored in 32 bits.
   const bool has_32_bits = format.name == "tf32" || format.precision > 11;
   if (unit.kind == Accumulation::kTensorCore && has_32_bits) unit.step /= 2;
   return unit;

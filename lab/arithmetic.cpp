@@ -1,4 +1,4 @@
-// Rounding, products and row sums in a chosen arithmetic.
+// Rounding, matrix products and row sums in a chosen arithmetic, and quantise(), which scales fp8 operands.
 #include "lab/arithmetic.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ Arithmetic::Arithmetic(NumberFormat format, Accumulator accumulator, Rounding ro
       seed_(seed),
       wide_(format_.precision > 24) {}
 
-// Each rounding has its own key for stochastic rounding; round_to() adds the index of the element.
+// Stochastic rounding makes its random numbers from the seed, the count of cast() and store(), and the index.
 void Arithmetic::cast(Tensor& x) {
   round_to(format_, rounding_, x.data.data(), x.data.size(), mix(seed_ + ++roundings_));
 }
@@ -58,7 +58,7 @@ std::vector<double> quantise(Arithmetic& arithmetic, Tensor& x, int block_rows) 
     double largest = 0;
     for (double* at = x.row(begin); at != x.row(begin) + static_cast<size_t>(end - begin) * x.cols; ++at)
       largest = std::max(largest, std::fabs(*at));
-    if (!(largest > 0) || !std::isfinite(largest)) continue;
+    if (!(largest > 0) || !std::isfinite(largest)) continue;  // the block keeps its values and scale 1
     const double factor = arithmetic.in_register(largest / arithmetic.format().max_finite);
     for (int i = begin; i < end; ++i) {
       scale[i] = factor;

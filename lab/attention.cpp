@@ -1,4 +1,4 @@
-// Unfused attention, and the backward pass of all attention algorithms. In comments dX is the gradient of X.
+// Unfused attention, and all backward passes. In comments S are scores, P probabilities, dX is X's gradient.
 #include "lab/attention.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ void keep(Tensor& x, State state, Arithmetic& arithmetic) {
   for (double& v : x.data) v = arithmetic.in_register(v);
 }
 
-// The dot product of row i of a with row i of b, for each i.
+// The dot product of row i of a with row i of b, for each i, summed in registers.
 Tensor row_dots(const Tensor& a, const Tensor& b, State state, Arithmetic& arithmetic) {
   Tensor dots(a.rows, 1);
   for (int i = 0; i < a.rows; ++i) {
@@ -26,7 +26,7 @@ Tensor row_dots(const Tensor& a, const Tensor& b, State state, Arithmetic& arith
   return dots;
 }
 
-// a . b. With State::kFormat the sum over a.cols is stored in the format after every `block` terms.
+// a . b. With State::kFormat the running sum over a.cols is stored in the format after every `block` terms.
 Tensor tiled_product(const Tensor& a, const Tensor& b, int block, State state, Arithmetic& arithmetic) {
   if (state == State::kRegisters) return arithmetic.multiply(a, b);
   const Tensor a_by_depth = transposed(a);
@@ -45,7 +45,7 @@ void scale_all(Tensor& x, double factor, Arithmetic& arithmetic) {
   for (double& v : x.data) v = arithmetic.in_register(v * factor);
 }
 
-// Row i sees only the first visible[i] keys: the scores of the other keys become -infinity.
+// Row i sees only the first visible[i] keys: its scores of the other keys become -infinity.
 void hide(Tensor& scores, const Tensor& visible) {
   for (int i = 0; i < scores.rows; ++i)
     std::fill(scores.row(i) + static_cast<int>(visible.at(i, 0)), scores.row(i) + scores.cols,
@@ -71,7 +71,7 @@ double softmax_row(Tensor& scores, int i, const Arithmetic& arithmetic) {
 
 void attention_backward(const Tensors& inputs, const Settings& settings, State state, Arithmetic& arithmetic,
                         Tensors& results) {
-  // Has the scores first; exp() below makes them probabilities.
+  // Has the scores first. The loop with exp() below replaces them by the probabilities.
   Tensor probabilities = arithmetic.multiply(inputs.at("query"), transposed(inputs.at("key")));
   keep(probabilities, state, arithmetic);
   scale_all(probabilities, settings.scale, arithmetic);
@@ -90,6 +90,7 @@ void attention_backward_from(const Tensor& probabilities, const Tensors& inputs,
   const Tensor& grad_out = inputs.at("grad_out");
   Tensor grad_probabilities = arithmetic.multiply(grad_out, transposed(inputs.at("value")));
   keep(grad_probabilities, state, arithmetic);
+  // delta is one number per row. In exact arithmetic both sources of it give the same number.
   const Tensor delta = settings.delta == DeltaSource::kOut
                            ? row_dots(grad_out, results.at("out"), state, arithmetic)
                            : row_dots(grad_probabilities, probabilities, state, arithmetic);
@@ -127,6 +128,7 @@ Tensors attention_plain(const Tensors& inputs, const Settings& settings, Arithme
   if (const auto visible = inputs.find("visible"); visible != inputs.end()) hide(scores, visible->second);
   Tensor log_sum_exp(scores.rows, 1);
   for (int i = 0; i < scores.rows; ++i) log_sum_exp.at(i, 0) = softmax_row(scores, i, arithmetic);
+  // From here on `scores` has the probabilities. quantise() scales them in fp8 only; else its factor is 1.
   const double probability_scale = quantise(arithmetic, scores, scores.rows)[0];
   arithmetic.cast(scores);
   Tensor out = arithmetic.multiply(scores, x.value);

@@ -1,4 +1,4 @@
-// Reads the tensors of a model from safetensors files: a single file, the shards of an index, or a directory.
+// Reads the tensors of a model from safetensors files: one file, those that an index names, or a directory's.
 #ifndef FORESHOCK_LAB_CHECKPOINT_H_
 #define FORESHOCK_LAB_CHECKPOINT_H_
 
@@ -13,7 +13,7 @@ namespace foreshock::lab {
 
 // A tensor of a safetensors file, without its data.
 struct StoredTensor {
-  DType dtype = DType::kNone;  // kNone: a type that is not supported
+  DType dtype = DType::kNone;  // kNone: the type is not supported; only `type` has its name
   std::string type;            // the name in the file: "BF16"
   std::vector<int64_t> shape;
   uint64_t offset = 0, bytes = 0;  // position and size in the file
@@ -21,9 +21,8 @@ struct StoredTensor {
   uint64_t elements() const { return dtype == DType::kNone ? 0 : bytes / size_of(dtype); }
 };
 
-// A file in the safetensors format: a length, a JSON header, the data. The header is read and checked when
-// the file is opened. Data is read on request, so a file may be far larger than memory. It is read instead of
-// mapped, so that a file that shrinks causes an error and not SIGBUS.
+// A file in the safetensors format: a length, a JSON header, the data. The data is read on request, so a file
+// may be far larger than memory. Files are not mapped: a mapped file that shrinks would cause SIGBUS.
 class Safetensors {
  public:
   Safetensors() = default;
@@ -31,10 +30,10 @@ class Safetensors {
   Safetensors(Safetensors&& other) noexcept { swap(&other); }
   Safetensors& operator=(Safetensors&& other) noexcept { return swap(&other), *this; }
 
-  // Returns "" or one line that says what is wrong. The content of the file is not trusted.
+  // Opens a file and checks its header, which is not trusted. Returns "" or one line that says what is wrong.
   std::string open(const std::string& path);
 
-  // Reads bytes [from, from + count) of a tensor of this file. Thread-safe. Returns "" or an error.
+  // Reads `count` bytes of a tensor of this file from byte `from` on. Thread-safe. Returns "" or an error.
   std::string read(const StoredTensor& tensor, uint64_t from, uint64_t count, char* to) const;
 
   const std::string& path() const { return path_; }
@@ -53,25 +52,25 @@ class Safetensors {
   std::map<std::string, std::string> metadata_;
 };
 
-// Makes text from a file printable: control characters become '?', and it is cut after 200 bytes.
+// Makes text from a file printable: control characters become '?', and the text is cut after 200 bytes.
 std::string printable(const std::string& text);
 
-// Opens a regular file for reading. Returns -1 and sets `problem` if it cannot be read or is not a regular
-// file; does not block on a pipe.
+// Opens a regular file for reading. Returns a descriptor and sets `size`. Returns -1 and sets `problem` if
+// the file cannot be read or is not regular; does not block on a pipe.
 int open_regular(const std::string& path, uint64_t* size, std::string* problem);
 
-// Reads the bytes [offset, offset + count). False if they cannot all be read.
+// Reads the bytes [offset, offset + count). Returns false if any of them cannot be read.
 bool read_all(int file, uint64_t offset, uint64_t count, char* to);
 
-// The tensors of a model by name, from one safetensors file, from the shards (files with some of the tensors)
-// that an index (model.safetensors.index.json) names, or from the .safetensors files of a directory.
+// The tensors of a model by name, from one safetensors file, from the files with some of the tensors each
+// (shards) that an index (model.safetensors.index.json) names, or from the .safetensors files of a directory.
 struct Checkpoint {
   struct Place {
     size_t file = 0;                       // index in `files`
     const StoredTensor* tensor = nullptr;  // owned by that file
   };
 
-  std::string path;  // as given
+  std::string path;  // the argument of open_checkpoint()
   std::vector<Safetensors> files;
   std::map<std::string, Place> tensors;
 

@@ -1,4 +1,5 @@
-// Plans and carries out comparisons: threads read blocks of one tensor from all checkpoints and compare them.
+// Plans and carries out comparisons of checkpoints. A task compares one tensor: its sides are the tensor in
+// each checkpoint, its parts the compared pairs of sides. Threads read and compare units (ranges) of a task.
 #include "lab/comparison.h"
 
 #include <algorithm>
@@ -16,7 +17,7 @@
 namespace foreshock::lab {
 namespace {
 
-// Allocates `words` zeroed counters if *pointer has none.
+// Allocates `words` zeroed counters if *pointer is null.
 template <class Pointer>
 void ensure(size_t words, Pointer* pointer) {
   using Word = typename Pointer::element_type;
@@ -26,6 +27,7 @@ void ensure(size_t words, Pointer* pointer) {
 
 }  // namespace
 
+// Counts 16-bit types by bit pattern, fp32 and (rounded) fp64 by the bins of a histogram.
 void TensorCounter::count(const char* data, DType type, size_t count) {
   if (type == DType::kBf16 || type == DType::kFp16) {
     ensure(kPatternWords, &patterns_);
@@ -55,9 +57,9 @@ void TensorCounter::count_narrowed(const char* data, size_t count) {
 
 Histogram TensorCounter::take(DType type) {
   Histogram histogram;
-  const bool patterns = type == DType::kBf16 || type == DType::kFp16;
-  if (patterns && patterns_) take_patterns(patterns_.get(), type, &histogram);
-  if (!patterns && bins_) take_bins(bins_.get(), &histogram);
+  const bool has_patterns = type == DType::kBf16 || type == DType::kFp16;
+  if (has_patterns && patterns_) take_patterns(patterns_.get(), type, &histogram);
+  if (!has_patterns && bins_) take_bins(bins_.get(), &histogram);
   return histogram;
 }
 
@@ -87,10 +89,10 @@ Histogram without(const Histogram& part, const Histogram& all) {
   rest.finite -= part.finite;
   rest.minus_zero -= part.minus_zero;
   auto bin = rest.bins.begin();
-  for (const HistogramBin& less : part.bins) {
-    while (bin->index < less.index) ++bin;
-    bin->count -= less.count;
-    bin->residual -= less.residual;
+  for (const HistogramBin& part_bin : part.bins) {  // `rest` has each bin of `part`; both are sorted by index
+    while (bin->index < part_bin.index) ++bin;
+    bin->count -= part_bin.count;
+    bin->residual -= part_bin.residual;
   }
   std::erase_if(rest.bins, [](const HistogramBin& b) { return b.count == 0; });
   return rest;
@@ -98,16 +100,16 @@ Histogram without(const Histogram& part, const Histogram& all) {
 
 namespace {
 
-// Elements of a unit and of a block. A thread takes one unit of a task at a time. A block is read at once and
-// stays in the cache until it is counted and compared. Sums are kept per unit and added in the order of
-// units, so they do not depend on the number of threads.
+// Number of elements of a unit and of a block. A thread takes one unit of a task at a time. A block is read
+// at once and stays in the cache until it is counted and compared. Each unit has its own sums; they are added
+// in the order of units, so that the result does not depend on the number of threads.
 constexpr uint64_t kUnit = uint64_t{1} << 24;
 constexpr uint64_t kBlock = uint64_t{1} << 17;
 
 // The distribution of the values of a tensor, or of all tensors pooled, in one checkpoint.
 struct Counted {
   Histogram histogram;
-  double rounding = 0;  // TensorCounter::take_rounding(); includes unpaired values, so it may be too large
+  double rounding = 0;  // sum of |x - rounded x|, an upper bound since it includes the unpaired values
 
   Counted without(const Histogram& unpaired) const { return {lab::without(unpaired, histogram), rounding}; }
   double mean_rounding() const {
@@ -121,7 +123,7 @@ struct TaskState {
   std::vector<Histogram> histograms;                 // [side]
   std::vector<std::vector<double>> roundings;        // [unit][side]
   std::vector<std::vector<Difference>> differences;  // [unit][part]
-  std::vector<Histogram> unpaired;                   // [2 * part] of its side_a, [2 * part + 1] of its side_b
+  std::vector<Histogram> unpaired;  // [2 * part] of the part's side_a, [2 * part + 1] of side_b
   uint64_t units_left = 0;
 };
 
@@ -140,7 +142,7 @@ uint64_t bytes_of(const ComparisonTask& task) {
   return bytes;
 }
 
-// The types of the two tensors that a part of the task compares.
+// The types of the two sides that a part of the task compares.
 std::pair<DType, DType> types_of(const ComparisonTask& task, size_t part) {
   const auto type = [&](size_t side) { return task.sides[side].place.tensor->dtype; };
   return {type(task.parts[part].side_a), type(task.parts[part].side_b)};
@@ -149,7 +151,7 @@ std::pair<DType, DType> types_of(const ComparisonTask& task, size_t part) {
 Distance distance_of(const Counted& a, const Counted& b, const Difference& difference) {
   Distance distance;
   distance.wasserstein = wasserstein(a.histogram, b.histogram);
-  // Rounding every value by r on average changes W1 by at most r, so the bounds are widened by that.
+  // Rounding changes the values by `rounding` on average, and so W1 by at most `rounding`.
   const double rounding = a.mean_rounding() + b.mean_rounding();
   distance.wasserstein.low = std::max(distance.wasserstein.low - rounding, 0.0);  // std::max keeps a NaN
   distance.wasserstein.high += rounding;
@@ -188,7 +190,7 @@ class Comparer {
   uint64_t bytes() const { return bytes_; }
 
  private:
-  // The distributions of all tensors of a pair together.
+  // The distributions of all tensors of one pair of checkpoints, pooled.
   struct Pool {
     std::mutex mutex;
     Histogram a, b;
@@ -198,7 +200,7 @@ class Comparer {
   struct Scratch {
     std::vector<TensorCounter> counters;     // [side]
     std::vector<std::vector<char>> buffers;  // [side]
-    std::vector<UnpairedCounter> unpaired;   // as TaskState::unpaired
+    std::vector<UnpairedCounter> unpaired;   // with the indexes of TaskState::unpaired
   };
 
   // Does units until all are taken or one has failed. Exceptions must not leave the thread.
@@ -285,7 +287,7 @@ class Comparer {
     report(task, unit);
   }
 
-  // Computes the distances of a task from its sums, and frees these.
+  // Computes the distances of a task from its sums, adds its histograms to the pools, and frees the sums.
   void finish_task(const ComparisonTask& task, TaskState* state) {
     std::vector<Counted> counted(task.sides.size());
     for (size_t s = 0; s < task.sides.size(); ++s) {
@@ -313,7 +315,7 @@ class Comparer {
     state->unpaired.clear();
   }
 
-  // Computes the distances over all tensors of each pair.
+  // Computes the distances over all tensors of each pair of checkpoints.
   void pool() {
     for (size_t p = 0; p < results_.size(); ++p) {
       Counted a{std::move(pools_[p].a), 0}, b{std::move(pools_[p].b), 0};
@@ -342,11 +344,11 @@ class Comparer {
   std::vector<TaskState> states_;
   std::vector<Pool> pools_;
   std::vector<Unit> units_;
-  std::atomic<size_t> next_{0};
+  std::atomic<size_t> next_{0};  // index of the next unit
   std::atomic<bool> failed_{false};
-  std::mutex mutex_;  // protects the members that follow
+  std::mutex mutex_;  // protects problem_ and bytes_done_
   std::string problem_;
-  uint64_t bytes_ = 0, bytes_done_ = 0;
+  uint64_t bytes_ = 0, bytes_done_ = 0;  // bytes of all tasks, and of the finished units
 };
 
 std::string shape_text(const std::vector<int64_t>& shape) {
@@ -361,7 +363,7 @@ const Checkpoint::Place* find(const Checkpoint& checkpoint, const std::string& n
 }
 
 // Whether a tensor exists in both checkpoints (not null) with supported types and the same shape. If not,
-// adds the reason to the result. If only its types differ, it is compared, and that is added too.
+// adds the reason to the result. If only its types differ, returns true and adds the types to the result.
 bool comparable(const std::string& name, const Checkpoint::Place* a, const Checkpoint::Place* b,
                 PairResult* result) {
   if (!a && !b) return false;
@@ -376,7 +378,7 @@ bool comparable(const std::string& name, const Checkpoint::Place* a, const Check
   return true;
 }
 
-// Returns the index of the task's side for a checkpoint, which is added if it is new.
+// Returns the index of the task's side for a checkpoint. Adds the side if the task does not have it.
 size_t side_of(const Checkpoint& checkpoint, const Checkpoint::Place& place, ComparisonTask* task) {
   for (size_t s = 0; s < task->sides.size(); ++s)
     if (task->sides[s].checkpoint == &checkpoint) return s;
@@ -384,7 +386,7 @@ size_t side_of(const Checkpoint& checkpoint, const Checkpoint::Place& place, Com
   return task->sides.size() - 1;
 }
 
-// Returns the task with the tensor's shape, or a new one. The tasks from `first` on have the tensor's name.
+// Returns the task with the tensor's shape, new if needed. Tasks from `first` on have the tensor's name.
 ComparisonTask* task_of(const StoredTensor& tensor, size_t first, std::vector<ComparisonTask>* tasks) {
   for (size_t t = first; t < tasks->size(); ++t)
     if ((*tasks)[t].sides.front().place.tensor->shape == tensor.shape) return &(*tasks)[t];

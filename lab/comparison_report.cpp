@@ -1,4 +1,4 @@
-// Formats the distances between checkpoints as JSON, page and table.
+// Formats the distances between pairs of checkpoints as JSON, as a web page and as tables for the terminal.
 #include "lab/comparison_report.h"
 
 #include <algorithm>
@@ -68,7 +68,7 @@ ordered_json whole(const Comparison& comparison) {
   return root;
 }
 
-// The text of the JSON. Invalid UTF-8, which paths may contain, is replaced.
+// Returns the JSON as text. Replaces invalid UTF-8, which paths may contain.
 std::string dumped(const ordered_json& json, int indent) {
   return json.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
 }
@@ -104,7 +104,7 @@ std::string counted(uint64_t count) {
   return written(unit == 0 ? "%.0f" : "%.3g", x) + kUnits[unit];
 }
 
-// W1 in four digits, and half the width of its bounds if that is large enough to change them.
+// W1 with four digits, followed by half the width of its bounds if that could change the last digit.
 std::string distance(const Wasserstein& w) {
   const double half = (w.high - w.low) / 2;
   return written("%.3e", w.value) + (half > 5e-4 * w.value ? written(" ±%.0e", half) : "");
@@ -128,7 +128,7 @@ Row joined(Row row, const Row& more) {
   return row;
 }
 
-// The `most` tensors (0: all) with the largest relative L2 distance, the largest first, unknown ones last.
+// The `most` tensors (0: all) with the largest relative L2 distance, the largest first, unknown (NaN) last.
 std::vector<const TensorDistance*> farthest(const PairResult& pair, size_t most) {
   std::vector<const TensorDistance*> tensors;
   for (const TensorDistance& tensor : pair.tensors) tensors.push_back(&tensor);
@@ -155,7 +155,7 @@ std::string tensors_of(const PairResult& pair, size_t most) {
   return text + aligned(rows, 2) + "\n";
 }
 
-// A list cut after kMost lines; the JSON has all of them.
+// A heading and at most kMost lines; only the JSON has all lines. "" if there are no lines.
 std::string listed(const std::string& heading, const std::vector<std::string>& lines) {
   constexpr size_t kMost = 20;
   if (lines.empty()) return "";
@@ -206,7 +206,7 @@ std::string unlike_of(const Comparison& comparison, const PairResult& pair) {
   return text.empty() ? "" : printable(pair.pair.name) + ": not alike\n" + text + "\n";
 }
 
-// ", against " and the checkpoint that is `a` of all pairs, or "" if they have different ones.
+// ", against " and the path of the checkpoint that is `a` of all pairs; "" if the pairs differ in it.
 std::string common_base(const Comparison& comparison) {
   const size_t base = comparison.pairs.front().pair.a;
   const bool common = std::all_of(comparison.pairs.begin(), comparison.pairs.end(),

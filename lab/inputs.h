@@ -16,7 +16,7 @@
 
 namespace foreshock::lab {
 
-// Finaliser of SplitMix64 (Steele, Lea, Flood 2014): a bijection; every output bit depends on all input bits.
+// Last step of SplitMix64 (Steele, Lea, Flood 2014): a bijection. Each output bit depends on all input bits.
 constexpr uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -41,16 +41,16 @@ inline double normal(uint64_t key, uint64_t counter) {
 // - uniform: U(0, 1)
 // - outlier: N(0, 1) + N(0, 100) * Bernoulli(0.001), as in FlashAttention-3's error table (arXiv 2407.08608)
 // - one_signed: as normal, but value in (-1.5, -0.5] and grad_out negative
-// - flat: as normal, but query * 3e-4, which makes scores so close that P rounds to 1 in bf16
+// - flat: as normal, but query * 3e-4: scores are so close that exp(score - maximum) rounds to 1 in bf16
 // - shifted: N(32, 1), with a mean far above the standard deviation
-// - ties:T[:GAP]: T keys of each row share the maximum score; with a GAP, one has it and the others have GAP
-//   less. All other keys of the row together have softmax weight 2e-4. value and grad_out are as in
-//   one_signed. Needs d >= 1 and T <= n.
+// - ties:T[:GAP]: T keys of each row share the maximum score. With a GAP, only one of the T keys has the
+//   maximum, and the scores of the others are less by GAP. All other keys of the row together have softmax
+//   weight 2e-4. value and grad_out are as in one_signed. Needs d >= 1 and T <= n.
 struct InputLaw {
   enum class Kind { kNormal, kUniform, kOutlier, kOneSigned, kFlat, kShifted, kTies };
   Kind kind = Kind::kNormal;
-  int ties = 0;
-  double gap = 0;  // difference of scores, in nats
+  int ties = 0;    // kTies: T
+  double gap = 0;  // kTies: GAP, in nats; 0: all T keys share the maximum
   std::string name = "normal";
 };
 
@@ -58,13 +58,13 @@ std::optional<InputLaw> parse_input_law(std::string_view text);
 
 struct Shape {
   Family family = Family::kAttention;
-  int rows = 128;  // query rows; output channels of a convolution
-  int n = 1024;    // keys, classes, columns; side of an image
-  int d = 64;      // head dimension; channels
+  int rows = 128;  // attention: query rows; convolution: output channels; else rows
+  int n = 1024;    // attention: keys; convolution: side of the image; cross-entropy: classes; else columns
+  int d = 64;      // attention: head dimension; convolution: channels
 };
 
-// The inputs of the family, rounded to `storage` (labels are not). `query_scale` multiplies the query; in
-// other families image, logits, input, hidden or left. Before rounding, they do not depend on the format.
+// The inputs of the family, rounded to `storage` (except labels); before that, they do not depend on it.
+// `query_scale` multiplies the first input of the family: query, image, logits, input, hidden or left.
 Tensors make_inputs(const Shape& shape, const InputLaw& law, double query_scale, uint64_t seed,
                     const NumberFormat& storage);
 

@@ -1,5 +1,5 @@
-// Judges one stored attention call for `foreshock judge`: compares every result with attention computed in
-// fp64 (the reference), and its error with that of plain attention in the same format (the noise floor).
+// Judges a stored attention call for `foreshock judge`: compares every result with attention computed in fp64
+// (the reference), and the error with that of plain attention in the same format (the noise floor).
 #ifndef FORESHOCK_LAB_JUDGEMENT_H_
 #define FORESHOCK_LAB_JUDGEMENT_H_
 
@@ -32,32 +32,31 @@ struct StoredCall {
 // keys 0..i; "bottom-right": the last query sees all keys). Returns "" or an error.
 std::string read_call(const std::string& path, StoredCall* call);
 
-// The verdict on one result of the call, or on the output of a model: an algorithm of the lab, run on the
-// call's inputs for comparison.
+// The verdict on one result of the call, or on one model (an algorithm of the lab, run on the call's inputs).
 struct Verdict {
   std::string name;
   double max_abs = 0, relative_l2 = 0;
-  // The noise floor: the largest of the error of plain attention, the error of the reference rounded to the
-  // format, and for fp64 the error of the reference itself.
+  // The noise floor: the larger of the error of plain attention and that of the reference rounded to the
+  // format. For fp64 it is at least the bound of the error of the reference itself.
   double floor_l2 = 0;
-  double ratio = 0;                                 // relative_l2 / floor_l2
-  double bias_ulp = 0, bias_z = 0;                  // pooled over slices (batch x kv-head); z between slices
-  double rounded_bias_ulp = 0, rounded_bias_z = 0;  // bias of the rounded reference
+  double ratio = 0;  // relative_l2 / floor_l2
+  // Signed error, pooled over slices (batch x kv-head); z: mean of the slices / its standard error.
+  double bias_ulp = 0, bias_z = 0;
+  double rounded_bias_ulp = 0, rounded_bias_z = 0;  // the same of the reference rounded to the format
   int64_t non_finite = 0;                           // values that are not finite although the reference is
   // Number of values, and how many of them were not compared because the reference is not finite
   // (NaN or Inf in the inputs, rows without keys).
   uint64_t values = 0, not_compared = 0;
-  bool judged = true;   // false: a model, which cannot fail
-  std::string failure;  // why it failed, as text; "": it did not
+  bool judged = true;   // false: this is a model, which cannot fail
+  std::string failure;  // the reason why the result fails; "": it passes
 };
 
-// Returns a verdict on each result of the call, then one on each model; models use `tiling`.
-//
+// Returns a verdict on each result of the call, then one on each model. Models use `tiling`.
 // A result fails in three cases: its error exceeds 2 (forward) or 3 (backward) times the floor; it is not
 // finite where the reference is finite; or it is biased. Biased means |bias| > 0.05 ulp with |z| > 6 over at
 // least 16 slices, while the rounded reference is not biased. fp64 results are not tested for bias, since the
-// reference itself may be biased. With a single key, the gradients of query and key are zero. Their error is
-// then taken relative to the terms that cancel, and the floor is at least one rounding of these terms.
+// reference itself may be biased. With a single key, equal terms cancel in the gradients of query and key, so
+// both are zero. Their error is then relative to these terms, and the floor is at least one rounding of them.
 std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>& models, const Tiling& tiling,
                            int threads);
 

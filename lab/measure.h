@@ -1,5 +1,5 @@
-// Measures points: for several random inputs, the deviation of an algorithm and of the plain algorithm of its
-// family from the fp64 reference. Runs in several threads; results do not depend on their number.
+// Measures points (algorithm, format, sizes, inputs): for several seeds, the deviation of the algorithm and
+// of the plain (unfused) algorithm of its family from the fp64 reference. Results do not depend on `threads`.
 #ifndef FORESHOCK_LAB_MEASURE_H_
 #define FORESHOCK_LAB_MEASURE_H_
 
@@ -20,8 +20,8 @@
 
 namespace foreshock::lab {
 
-// The deviation of one tensor of one run from its reference. Elements whose difference is not finite are
-// counted; if there are any, all other figures are NaN.
+// The deviation of one tensor of one run from its reference. If the difference of an element is not finite,
+// all figures but non_finite are NaN.
 struct Deviation {
   double max_abs = 0;
   double mean_abs = 0;
@@ -36,10 +36,10 @@ struct Deviation {
   int64_t non_finite = 0;    // elements whose difference is not finite
 };
 
-// `format` is the format of the result. Shapes must agree. Quotients 0 / 0 count as 0.
+// `format` is the format of the result. Shapes must agree. A figure that is a quotient 0 / 0 is 0.
 Deviation deviation_of(const Tensor& result, const Tensor& reference, const NumberFormat& format);
 
-// Mean over seeds and its 95 % interval by Student's t. One value: the interval is that value.
+// Mean over seeds and its 95 % interval by Student's t. With a single value, the interval is that value.
 struct Interval {
   double mean = 0, low = 0, high = 0;
 };
@@ -61,8 +61,8 @@ void parallel_for(size_t count, int threads, const Task& task) {
   work();
 }
 
-// What is measured: a value for each axis of a sweep. inputs.h, algorithm.h, number_format.h, accumulator.h
-// and rounding.h list the names.
+// What is measured; a sweep varies some of the members. inputs.h, algorithm.h, number_format.h, accumulator.h
+// and rounding.h list the valid names.
 struct Point {
   std::string sweep = "custom";
   std::string algorithm = "plain";
@@ -86,14 +86,14 @@ struct Measurement {
   Point point;
   std::string tensor;  // name of the output in algorithm.h: "out", "grad_query", ...
   Interval max_abs, mean_abs, std_abs, relative_l2, bias_ulp, signed_sum, over_roundoff;
-  double bias_z = 0;            // z_of() the bias of the seeds
-  Interval ratio_to_plain;      // relative_l2 / that of the plain algorithm with the same seed and arithmetic
-  Interval max_ratio_to_plain;  // the same of max_abs
+  double bias_z = 0;            // z_of() the seeds' values of bias_ulp
+  Interval ratio_to_plain;      // relative_l2 / relative_l2 of the plain algorithm, same seed and arithmetic
+  Interval max_ratio_to_plain;  // max_abs / max_abs of the plain algorithm, same seed and arithmetic
   Interval max_from_plain;      // largest |this result - result of the plain algorithm|
   int64_t non_finite = 0;       // elements that are not finite, over all seeds
 };
 
-// "" if the point can be measured, else one line that says why not.
+// "" if the point can be measured, else one line with the reason why it cannot.
 std::string why_not(const Point& point);
 
 // Upper estimate of the memory one thread needs for the point.

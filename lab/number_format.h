@@ -11,7 +11,7 @@
 
 namespace foreshock::lab {
 
-// What a value becomes that rounds beyond max_finite, or is infinite; kSaturate: max_finite.
+// The result of rounding an infinite value or one beyond max_finite: infinity, max_finite (kSaturate) or NaN.
 enum class Overflow { kInfinity, kSaturate, kNan };
 
 struct NumberFormat {
@@ -22,21 +22,19 @@ struct NumberFormat {
   Overflow overflow = Overflow::kInfinity;
 
   bool is_fp64() const { return precision == 53; }
-  bool is_fp8() const { return precision <= 4; }
-  double overflow_value() const;  // what a positive infinity becomes
-  // Half the spacing of the numbers just above 1.
-  double unit_roundoff() const;
-  // Spacing of the format's numbers around x (the subnormal spacing near zero).
-  double ulp(double x) const;
+  bool is_fp8() const { return precision <= 4; }  // e4m3 has 4 bits of precision, e5m2 has 3
+  double overflow_value() const;                  // the result of rounding a positive infinity
+  double unit_roundoff() const;                   // half the spacing of the numbers just above 1
+  double ulp(double x) const;  // spacing of the numbers around x; near zero, of the subnormal numbers
 };
 
-// fp64, fp32, tf32, bf16, fp16; e4m3 and e5m2 saturate as the hardware's conversions do by default, e4m3nosat
-// and e5m2nosat overflow to NaN and infinity. Any other format is written p<precision>e<min>:<max exponent>,
-// for example p5e-14:15, and overflows to infinity; precision 2..40, exponents within -900..900. Returns
-// nullopt for any other text.
+// fp64, fp32, tf32, bf16, fp16, e4m3, e5m2, e4m3nosat, e5m2nosat. e4m3 and e5m2 saturate, as the hardware's
+// conversions do by default; e4m3nosat overflows to NaN, e5m2nosat to infinity. Any other format overflows to
+// infinity and is written p<precision>e<min>:<max exponent>, for example p5e-14:15. Its precision is 2..40,
+// its exponents are within -900..900. Returns nullopt for any other text.
 std::optional<NumberFormat> parse_format(std::string_view text);
 
-// Reads a text that is a number from its first character to its last, and finite.
+// Reads a finite number. Returns false if any part of the text does not belong to the number.
 template <class Number>
 bool read_number(std::string_view text, Number* number) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *number);

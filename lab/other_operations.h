@@ -1,5 +1,5 @@
 // Algorithms of families other than attention: convolution, softmax, layer norm and cross-entropy
-// (algorithm.h). State "in the format" is rounded to it, state "in registers" to fp32 (arithmetic.h).
+// (algorithm.h). Values "in the format" are rounded to the format under test, values "in registers" to fp32.
 #ifndef FORESHOCK_LAB_OTHER_OPERATIONS_H_
 #define FORESHOCK_LAB_OTHER_OPERATIONS_H_
 
@@ -9,10 +9,10 @@ namespace foreshock::lab {
 
 // Convolutions are 3 x 3 with stride 1 and without padding.
 
-// Direct convolution, as a matrix product over channels and taps.
+// Direct convolution: a matrix product whose sums are over the channels and the 9 elements of the filter.
 Tensors convolution_direct(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// Winograd's F(m x m, 3 x 3) (arXiv 1509.09308): transformed image and filter are stored in the format,
-// products over channels go through the accumulator, the inverse transform works in registers.
+// Winograd's F(m x m, 3 x 3) (arXiv 1509.09308) for m = 2, 4, 6. The transformed image and filter are stored
+// in the format. The accumulator adds products over channels. The inverse transform works in registers.
 Tensors winograd_f2(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 Tensors winograd_f4(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 Tensors winograd_f6(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
@@ -26,7 +26,7 @@ Tensors softmax_online(const Tensors& inputs, const Settings& settings, Arithmet
 
 // Layer norm that first computes the mean, then the mean of the centred squares.
 Tensors layer_norm_two_pass(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// Layer norm in one pass: variance as mean of squares minus square of mean, in registers.
+// Layer norm in one pass: the variance is the mean of squares minus the square of the mean, in registers.
 Tensors layer_norm_fused(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // Layer norm in one pass by Welford's recurrence, in registers.
 Tensors layer_norm_welford(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);

@@ -18,7 +18,7 @@ namespace foreshock::lab {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// a * b + c, rounded once on every target; targets without FMA instructions use std::fma.
+// a * b + c, rounded once with every instruction set (target); those without FMA instructions use std::fma.
 template <class D, class V>
 HWY_INLINE V fused(D d, V a, V b, V c) {
 #if HWY_TARGET == HWY_SSE2 || HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
@@ -35,7 +35,7 @@ HWY_INLINE V fused(D d, V a, V b, V c) {
 #endif
 }
 
-// Multiplies kRows rows of a by two vectors of columns of b, and adds to c. `columns`: padded row length.
+// Adds kRows rows of a times two vectors of columns of b to c. `columns`: padded row length of b and c.
 template <class T, int kRows>
 void tile(const T* a, const T* b, T* c, int depth, size_t columns) {
   const hn::ScalableTag<T> d;
@@ -82,7 +82,7 @@ namespace {
 HWY_EXPORT(chain_fp32);
 HWY_EXPORT(chain_fp64);
 
-// Operands are padded with zeros: rows to those of a tile, columns to a pair of the widest vectors (32 fp32).
+// Zeros pad the rows to whole tiles (kRows of chain_of()), and the columns to pairs of the widest vectors.
 constexpr int kRowPadding = 4;
 constexpr int kColumnPadding = 32;
 int padded(int n, int to) { return (n + to - 1) / to * to; }
@@ -142,7 +142,7 @@ double rounded(const std::vector<double>& expansion) {
 
 double exact_dot(const double* a, const double* b, int b_stride, int count, double c) {
   std::vector<double> expansion{c};
-  double plain = c;
+  double plain = c;  // the IEEE sum, which is the result if it is not finite
   for (int i = 0; i < count; ++i) {
     const double right = b[static_cast<size_t>(i) * b_stride];
     const double high = a[i] * right;

@@ -13,17 +13,17 @@
 
 namespace foreshock::lab {
 
-// kNearestEven: to nearest, ties to even. kTowardZero: a finite value never exceeds max_finite. kStochastic:
-// up with a probability equal to the fraction of the spacing, else down.
+// kNearestEven: to the nearest number, ties to even. kTowardZero: a finite value never exceeds max_finite.
+// kStochastic: to the number above with probability (x - number below) / spacing, else to the number below.
 enum class Rounding { kNearestEven, kTowardZero, kStochastic };
 
 std::optional<Rounding> parse_rounding(std::string_view text);  // "rne", "rtz", "stochastic"
 std::string_view name_of(Rounding rounding);
 
-// Rounds one value; the definition, in plain library calls. kStochastic rounds up if `u` < the fraction.
+// Rounds one value: the definition, in plain library calls. kStochastic rounds up if `u` < that probability.
 double round_scalar(const NumberFormat& format, Rounding rounding, double x, double u = 0);
 
-// Like round_scalar(), in place and vectorised. kStochastic uses uniform(key, i) of inputs.h for element i.
+// Rounds an array in place, vectorised, as round_scalar() does with u = uniform(key, index) of inputs.h.
 void round_to(const NumberFormat& format, Rounding rounding, double* values, size_t count, uint64_t key = 0);
 
 }  // namespace foreshock::lab

@@ -23,9 +23,10 @@ struct Claim {
 
 struct Sweep {
   std::string_view name;
-  std::string_view question;      // heading of its chart and table
-  std::string_view x, y, series;  // its chart: an axis, a statistic, and axes ("a,b"), as named in the JSON
-  std::string_view tensor;        // output of the algorithms that chart and table show; "": all
+  std::string_view question;  // heading of its chart and table
+  // The chart, by names of the JSON: the axis at x, the statistic at y, and the axes ("a,b") of the series.
+  std::string_view x, y, series;
+  std::string_view tensor;  // the output of the algorithms that chart and table show; "": all outputs
   bool log_x, log_y;
   std::vector<Point> (*points)();
   std::vector<Claim> (*claims)(std::span<const Measurement>);
@@ -38,7 +39,7 @@ const Sweep* find_sweep(std::string_view name);  // null: no such sweep
 std::span<const std::string_view> default_sweeps();
 
 struct SweepResult {
-  std::string name;              // name of the sweep, or "custom"
+  std::string name;              // name of the sweep; "custom": points that the user has chosen
   const Sweep* sweep = nullptr;  // null: custom
   std::vector<Measurement> measurements;
   std::vector<Claim> claims;
@@ -61,7 +62,7 @@ std::string to_json(const Study& study);
 std::string to_page(const Study& study);
 
 // A table for the terminal: a heading with the axes that do not vary, one line per measurement with the axes
-// that vary and the figures, then the claims and whether they hold. `colour`: the latter in ANSI colours.
+// that vary and the figures, then the claims and whether they hold (`colour`: green or red).
 std::string table_of(const SweepResult& result, bool colour);
 
 // Formats rows of equal length as aligned columns; the first `left_columns` are aligned to the left, the

@@ -1,4 +1,4 @@
-// The model of tensor cores: a scalar definition, and the same in vector code (Highway: for each target CPU).
+// The model of tensor cores: the definition in scalar code, and vector code (Highway) with the same results.
 #include "lab/tensor_core.h"
 
 #include <algorithm>
@@ -18,8 +18,8 @@
 namespace foreshock::lab {
 
 // An operand matrix for the vector code: the values, and for each value its binade, the power of two of its
-// stored exponent (0 for zero). Zeros, which do not change the result, pad the summed dimension to whole
-// steps and the columns to whole vectors.
+// stored exponent (0 for the value 0). Zeros, which do not change the result, pad the summed dimension to
+// whole steps and the columns to whole vectors.
 struct PackedOperand {
   int rows = 0, cols = 0;
   std::vector<double> value, binade;
@@ -44,14 +44,14 @@ V binade_of(V x) {
   return hn::BitCast(d, hn::And(hn::BitCast(du, x), hn::Set(du, 0x7ff0000000000000u)));
 }
 
-// 2^bits / binade; `binade` must be a power of two.
+// 2^bits / binade, computed on the exponent fields; `binade` must be a power of two.
 V inverse_of(V binade, uint64_t bits) {
   const D d;
   const hn::RebindToUnsigned<D> du;
   return hn::BitCast(d, hn::Sub(hn::Set(du, (2046 + bits) << 52), hn::BitCast(du, binade)));
 }
 
-// x truncated to `bits` fraction bits.
+// x truncated to `bits` fraction bits; below 2^-126 the spacing is that at 2^-126.
 V cut(V x, uint64_t bits) {
   const D d;
   const V binade = hn::Max(binade_of(x), hn::Set(d, 0x1p-126));
@@ -59,7 +59,7 @@ V cut(V x, uint64_t bits) {
   return hn::Mul(hn::Trunc(hn::Mul(x, inverse_of(binade, bits))), quantum);
 }
 
-// One fused step for kRows rows of a and one vector of columns of b; c[r] is the accumulator of row r.
+// One fused step for kRows rows of a and one vector of columns of b. c[r] is the accumulator of row r.
 template <int kRows>
 HWY_INLINE void fused_step(const Accumulator& unit, const double* a, const double* a_binade, size_t a_stride,
                            const double* b, const double* b_binade, size_t b_stride, V* c) {
@@ -86,7 +86,7 @@ HWY_INLINE void fused_step(const Accumulator& unit, const double* a, const doubl
   for (int r = 0; r < kRows; ++r) c[r] = cut(hn::Mul(sum[r], hn::Mul(largest[r], ulp)), unit.output_bits);
 }
 
-// All steps for kRows rows of a from row i on, and one vector of columns of b from column j on. `out` has c.
+// All steps for kRows rows of a from row i on and a vector of columns of b from column j on. Adds to `out`.
 template <int kRows>
 void rows_times_columns(const Accumulator& unit, const PackedOperand& a, const PackedOperand& b, int i, int j,
                         double* out) {
@@ -119,14 +119,14 @@ void multiply_packed(const Accumulator& unit, const PackedOperand& a, const Pack
   const int lanes = static_cast<int>(hn::Lanes(d));
   double block[kRows * hn::MaxLanes(D())];
   for (int j = 0; j < c.cols; j += lanes) {
-    const int live = std::min(lanes, c.cols - j);
+    const int used_lanes = std::min(lanes, c.cols - j);
     for (int i = 0; i < c.rows; i += kRows) {
       std::fill(block, block + kRows * lanes, 0.0);
       for (int r = 0; r < kRows && i + r < c.rows; ++r)
-        std::copy(c.row(i + r) + j, c.row(i + r) + j + live, block + r * lanes);
+        std::copy(c.row(i + r) + j, c.row(i + r) + j + used_lanes, block + r * lanes);
       rows_times_columns<kRows>(unit, a, b, i, j, block);
       for (int r = 0; r < kRows && i + r < c.rows; ++r)
-        std::copy(block + r * lanes, block + r * lanes + live, c.row(i + r) + j);
+        std::copy(block + r * lanes, block + r * lanes + used_lanes, c.row(i + r) + j);
     }
   }
 }
@@ -143,7 +143,7 @@ HWY_EXPORT(multiply_packed);
 
 constexpr int kLeastExponent = -126;  // of a normal fp32 number
 
-// The operand as the unit reads it: fp32 (more than 11 bits of precision) is truncated to tf32.
+// The operand as the tensor core reads it: a format of more than 11 bits (fp32) is truncated to tf32.
 double operand(const NumberFormat& format, double x) {
   static const NumberFormat tf32 = *parse_format("tf32");
   return format.precision > 11 ? round_scalar(tf32, Rounding::kTowardZero, x) : x;
@@ -154,15 +154,15 @@ int stored_exponent(const NumberFormat& format, double x) {
   return std::max(std::ilogb(x), format.min_exponent);
 }
 
-// x truncated to `fraction_bits`.
+// x truncated to `fraction_bits`, as the vector code does.
 double cut(double x, int fraction_bits) {
   if (x == 0) return 0;
   const int quantum = std::max(std::ilogb(x), kLeastExponent) - fraction_bits;
   return std::ldexp(std::trunc(std::ldexp(x, -quantum)), quantum);
 }
 
-double one_step(const Accumulator& unit, const NumberFormat& format, const double* a, const double* b,
-                int count, double c) {
+double scalar_step(const Accumulator& unit, const NumberFormat& format, const double* a, const double* b,
+                   int count, double c) {
   double plain = c;  // the IEEE sum, which is the result if it is not finite
   int largest = c == 0 ? kLeastExponent : std::max(std::ilogb(c), kLeastExponent);
   for (int i = 0; i < count; ++i) {
@@ -212,7 +212,7 @@ double tensor_core_dot(const Accumulator& unit, const NumberFormat& format, cons
       left.push_back(operand(format, a[i]));
       right.push_back(operand(format, b[static_cast<size_t>(i) * b_stride]));
     }
-    sum = one_step(unit, format, left.data(), right.data(), static_cast<int>(left.size()), sum);
+    sum = scalar_step(unit, format, left.data(), right.data(), static_cast<int>(left.size()), sum);
     const int done = k + unit.step;
     if (unit.promotion && (done % unit.promotion == 0 || done >= count)) {
       promoted = static_cast<float>(promoted + sum);

@@ -1,8 +1,8 @@
 'use strict';
-// The page of `foreshock lab --report`: for each sweep its chart, its claims and a table of its points. `study`
-// (report.js) is the JSON of lab/study.h, with the descriptions of the charts (`drawings`).
+// The page of `foreshock lab --report`: for each sweep its chart, its claims and a table of its points. report.js has
+// the helpers (element(), axis(), ...) and `study`: the JSON of lab/study.h, with `drawings` that describe the charts.
 (() => {
-  // Statistics of a point, {mean, low, high} over its seeds, and their titles.
+  // Titles of the statistics of a point. Each statistic is {mean, low, high} over the seeds.
   const STATISTICS = {
     max_abs: 'largest deviation', mean_abs: 'mean deviation', std_abs: 'standard deviation of the deviation',
     relative_l2: 'relative L2 error', bias_ulp: 'bias (ulp, > 0 away from zero)',
@@ -14,7 +14,7 @@
     'splits', 'key_order', 'scale', 'pass', 'delta', 'reference', 'seeds', 'first_seed', 'tensor'];
   const varying = (points) => AXES.filter((axis) => unique(points.map((p) => p[axis])).length > 1);
 
-  // A plugin of Chart.js that draws the 95 % intervals over seeds as thin bars.
+  // A plugin of Chart.js that draws the 95 % interval over seeds of each point as a thin bar.
   const intervals = {
     id: 'intervals',
     afterDatasetsDraw(chart) {
@@ -38,8 +38,8 @@
     },
   };
 
-  // The series of a chart. `labels`: the categories if x is not a number, else null. Categories are at x = 0, 1,
-  // 2, ...; the series are drawn side by side around them.
+  // The series of a chart, as datasets of Chart.js. `labels`: the categories if x is not a number, else null.
+  // Category n is at x = n; the series are drawn side by side around it.
   function datasets(points, drawing, statistic, labels) {
     const keys = drawing.series.split(',');
     const name = (p) => keys.map((key) => p[key]).join(', ');
@@ -147,8 +147,8 @@
         element('tbody', {}, ...rows))));
   }
 
-  // Chooses the axes of the chart of points that the user chose, which come without a description. x is the axis
-  // with the most values; numeric axes take precedence. The other axes that vary define the series.
+  // The description of a chart. Points that the user chose come without one; then x is the numeric axis with the
+  // most values, or any axis with the most values if none is numeric. The other axes that vary define the series.
   function guessed(points, drawing) {
     if (drawing.x) return drawing;
     const axes = varying(points).filter((axis) => axis !== 'first_seed' && axis !== 'tensor');

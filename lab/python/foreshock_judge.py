@@ -8,9 +8,9 @@ or in tests, with this file's folder on PYTHONPATH and `pytest_plugins = ["fores
     def test_kernel(judge_attention):
         judge_attention(my_attention, device="cuda", grad=True)
 
-The function is called like torch's scaled_dot_product_attention, with query, key, value of shape
-[batch, heads, length, d], and with those of attn_mask, is_causal, scale, enable_gqa that it accepts. In names dx is the
-gradient of x. A kv-head is a head of key and value, which several heads of the query may share.
+The function is called like torch's scaled_dot_product_attention: with query, key, value of shape
+[batch, heads, length, d], and with those of the keywords attn_mask, is_causal, scale, enable_gqa that it accepts. dx is
+the gradient of x. A kv-head is a head of key and value, which several heads of the query may share.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ except ImportError as no_torch:
 
 FORWARD_GATE, BACKWARD_GATE = 2.0, 3.0  # limits of the error of out and of the gradients, in noise floors
 BIAS_GATE, BIAS_Z = 0.05, 6.0  # limits of the signed error of out, in ulp and in standard errors
-BIAS_SLICES = 16  # bias is judged if there are as many slices (batch elements times kv-heads)
+BIAS_SLICES = 16  # the bias is judged from so many slices on (batch elements times kv-heads)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KEYWORDS = ("attn_mask", "is_causal", "scale", "enable_gqa")
 
 
 @dataclass(frozen=True)
 class Case:
-    shape: str  # name of the class of shapes
+    shape: str  # name of the class of shapes, for the report
     batch: int
     heads: int
     kv_heads: int
@@ -58,8 +58,8 @@ class Case:
 @dataclass
 class Finding:
     case: Case
-    tensor: str  # the results that fail: out, dq, dk, dv; or "call"
-    measured: str  # why, with figures
+    tensor: str  # the results that fail: out, dq, dk, dv; "call": the function raised an exception
+    measured: str  # the reason, with figures
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Report:
     name: str  # of the function
     cases: int = 0  # cases that were run
     skipped: list[str] = field(default_factory=list)
-    worst: dict[str, tuple[float, str]] = field(default_factory=dict)  # by tensor: error in noise floors, and case
+    worst: dict[str, tuple[float, str]] = field(default_factory=dict)  # by tensor: largest error / floor, and its case
     findings: list[Finding] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ def inputs(case: Case, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]
         direction = normal(case.d)
         direction *= math.sqrt(300 / direction.square().sum().item() * math.sqrt(case.d))
         q, k = q + direction, k - direction
-    elif case.law == "ties":  # every key twice
+    elif case.law == "ties":  # every key occurs twice
         half = (case.keys + 1) // 2
         k = torch.cat([k[..., :half, :], k[..., : case.keys - half, :]], dim=-2)
     made = {"q": q, "k": k, "v": v, "grad_out": normal(case.batch, case.heads, case.queries, case.d)}
@@ -144,7 +144,7 @@ def inputs(case: Case, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]
 
 
 def plain(q, k, v, case: Case, mask, probabilities_of=torch.softmax) -> torch.Tensor:
-    """Unfused attention in the dtype of its inputs; fp64 inputs make it the reference."""
+    """Unfused attention in the dtype of its inputs; fp64 inputs give the reference. `probabilities_of`: the softmax."""
     group = case.heads // case.kv_heads
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = (q @ k.transpose(-1, -2)) * (1 / math.sqrt(case.d))
@@ -159,8 +159,8 @@ def plain(q, k, v, case: Case, mask, probabilities_of=torch.softmax) -> torch.Te
 
 
 def gradients_from_rounded_out(x, case: Case, mask, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The best gradients that a kernel can compute from its stored output: fp64, but delta, the row sums of grad_out *
-    out, is taken from the output rounded to `dtype`."""
+    """The best gradients that a kernel can compute from its stored output. They are computed in fp64, but delta, the
+    row sums of grad_out * out, uses the output rounded to `dtype`."""
     leaves = [x[name].double().requires_grad_() for name in ("q", "k", "v")]
     kept = {}
 
@@ -196,7 +196,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
-    """L2 norm of the error, divided by that of the reference; absolute if the reference is 0."""
+    """L2 norm of the error, divided by the norm of the reference; not divided if the reference is 0."""
     norm = reference.norm().item()
     error = (result.double() - reference).norm().item()
     return error / norm if norm > 0 else error
@@ -210,8 +210,8 @@ def ulp(reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def bias(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, kv_heads: int) -> tuple[float, float]:
-    """Signed error in ulp, positive away from zero, pooled over slices (batch x kv-head); and its mean over the slices
-    divided by the standard error (z)."""
+    """Signed error in ulp, positive away from zero, pooled over slices (one for each batch element and kv-head); and z,
+    the mean of the slices' signed errors divided by its standard error."""
     signed = (result.double() - reference) * reference.sign()
     outward = signed.unflatten(1, (kv_heads, -1)).sum(dim=(2, 3, 4)).flatten()  # one sum per slice
     pooled = (outward.sum() / ulp(reference, dtype).sum()).item()
@@ -222,7 +222,7 @@ def bias(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, kv_h
 
 
 class Sweep:
-    """Runs the function on cases and adds what it finds to `report`."""
+    """Runs the function on cases and adds the findings to `report`."""
 
     def __init__(self, function, name: str, device: str, dtype: torch.dtype, grad: bool, repeats: int = 3):
         self.function, self.device, self.dtype, self.grad, self.repeats = function, device, dtype, grad, repeats
@@ -267,7 +267,7 @@ class Sweep:
             self.check(case, tensor, result, reference[tensor], floor[tensor], best.get(tensor, reference[tensor]))
 
     def check(self, case, tensor, result, reference, floor, best) -> None:
-        """`reference`: the fp64 result; `floor`: plain attention's; `best`: the best result before its rounding."""
+        """`reference`: the fp64 result; `floor`: that of plain attention; `best`: a kernel's best result, in fp64."""
         if result.shape != reference.shape:
             shapes = f"shape {tuple(result.shape)} instead of {tuple(reference.shape)}"
             self.report.findings.append(Finding(case, tensor, shapes))
@@ -276,7 +276,7 @@ class Sweep:
         if non_finite:
             self.report.findings.append(Finding(case, tensor, f"{non_finite} elements are not finite"))
             return
-        # The noise floor is the error of plain attention, but at least that of the best result, rounded to the dtype.
+        # The noise floor: the error of plain attention, but at least the error of `best` rounded to the dtype.
         noise = max(relative_error(floor, reference), relative_error(best.to(self.dtype), reference))
         error = relative_error(result, reference)
         ratio = 0.0

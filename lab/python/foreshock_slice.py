@@ -16,12 +16,12 @@ TYPES = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
     "BOOL": torch.bool,
-    "U32": torch.int32,  # torch has no uint32 arithmetic; the values are small
+    "U32": torch.int32,  # torch has no arithmetic for uint32; the values in these files fit into int32
 }
 MOST_HEADER = 1 << 20  # bytes
 MOST_LENGTH = 1 << 24  # queries or keys
 MOST_WORK = 1 << 37  # multiplications of a call of the original size: some seconds on a CPU
-MOST_SCORES = 1 << 28  # elements of the mask of such a call
+MOST_SCORES = 1 << 28  # elements of the mask of a call of the original size
 
 
 class NoSliceError(Exception):
@@ -71,7 +71,7 @@ def read_slice(path: str) -> Slice:
 
 
 def read_arrays(raw: bytes) -> Slice:
-    """Parses the safetensors format; the content is not checked."""
+    """Parses the safetensors format. check() checks the content."""
     length = int.from_bytes(raw[:8], "little")
     if len(raw) < 8 or not 0 < length <= min(MOST_HEADER, len(raw) - 8):
         raise ValueError("it has no header")
@@ -92,7 +92,7 @@ def read_arrays(raw: bytes) -> Slice:
 
 
 def check(stored: Slice) -> None:
-    """Raises an exception that read_slice() converts unless the arrays and facts agree."""
+    """Raises an exception unless the arrays and facts agree. read_slice() converts it to a NoSliceError."""
     facts, arrays = stored.facts, stored.arrays
     if facts["format"] != "foreshock slice" or facts["schema"] != "1":
         raise ValueError("another format or schema")
@@ -117,8 +117,8 @@ def check(stored: Slice) -> None:
 
 
 class Call:
-    """The slice as a call of attention, with batch 1. The call has the original size (`whole`); if that is too large,
-    it has only the stored rows and keys."""
+    """The slice as a call of attention, with batch 1. If `whole`, the call has the original size. If that is too large
+    (MOST_WORK, MOST_SCORES), the call has only the stored rows and keys."""
 
     def __init__(self, stored: Slice, device: str) -> None:
         self.stored, self.device = stored, device
@@ -126,26 +126,26 @@ class Call:
         rows = arrays["q"].shape[0]
         queries, keys = stored.lengths
         work = heads * queries * keys * arrays["q"].shape[1]
-        needs_mask = "mask" in arrays or not self.causal_by_name() and self.limits()
+        needs_mask = "mask" in arrays or not self.is_causal_suffices() and self.hides_keys()
         self.whole = work <= MOST_WORK and (not needs_mask or heads * queries * keys <= MOST_SCORES)
         if not self.whole:
             queries, keys = rows // heads, arrays["k"].shape[0]
-            needs_mask = "mask" in arrays or self.limits()
+            needs_mask = "mask" in arrays or self.hides_keys()
         self.queries, self.keys = queries, keys
-        # Head and query index in the call of each row of the slice.
+        # For each row of the slice: its head and its query index in the call.
         self.head_of_row = torch.arange(rows) // (rows // heads)
         self.row = arrays["position"].long() if self.whole else torch.arange(rows) % (rows // heads)
-        self.causal = self.whole and not needs_mask and self.causal_by_name()
+        self.causal = self.whole and not needs_mask and self.is_causal_suffices()
         self.mask = self.placed_mask().to(device) if needs_mask else None
         self.query = self.place(arrays["q"])
         self.key, self.value = (self.place_keys(arrays[name]) for name in ("k", "v"))
 
-    def limits(self) -> bool:
+    def hides_keys(self) -> bool:
         """Whether some rows do not see all keys."""
         return bool((self.stored.arrays["key_limit"] < self.stored.lengths[1]).any())
 
-    def causal_by_name(self) -> bool:
-        """Whether is_causal=True gives the call's mask; torch then aligns it at the top left."""
+    def is_causal_suffices(self) -> bool:
+        """Whether is_causal=True gives the call's mask, instead of a mask tensor. torch aligns it at the top left."""
         queries, keys = self.stored.lengths
         causal = self.stored.facts["causal"]
         return causal == "top-left" or (causal == "bottom-right" and queries == keys)
@@ -157,11 +157,11 @@ class Call:
         return placed.to(self.device)
 
     def rows_of_slice(self, placed: torch.Tensor) -> torch.Tensor:
-        """The inverse of place(), on the CPU."""
+        """The rows of the slice in a result of the call, on the CPU: the inverse of place()."""
         return placed.detach().cpu()[0, self.head_of_row, self.row]
 
     def place_keys(self, rows: torch.Tensor) -> torch.Tensor:
-        """Places [keys, d] into zeros of shape [1, heads, keys, d]. Keys that no row sees were not stored."""
+        """Places [stored keys, d] into zeros of shape [1, heads, keys, d]. Keys that no row sees are not stored."""
         placed = torch.zeros(1, 1, self.keys, rows.shape[1], dtype=rows.dtype)
         placed[0, 0, : rows.shape[0]] = rows
         return placed.repeat(1, self.stored.heads, 1, 1).to(self.device)
