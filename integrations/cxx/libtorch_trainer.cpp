@@ -1,7 +1,7 @@
 // A C++ trainer on LibTorch: a small GPT for tests. `foreshock run -- libtorch_trainer` monitors it. With
-// --annotate it also reports layer names, gradients and steps itself, by functions of the monitor.
+// --annotate it also reports layer names, gradients and steps itself, by functions of foreshock/libtorch.h.
 //   libtorch_trainer [--steps N] [--layers N] [--optimizer adamw|sgd] [--annotate] [--dump FILE]
-// --dump FILE gets every loss and the final weights, to compare runs bit by bit.
+// FILE gets every loss and the final weights, to compare runs bit by bit. Exit status 0: the loss has fallen.
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -38,12 +38,12 @@ struct Block : torch::nn::Module {
   }
 
   torch::Tensor forward(torch::Tensor x) {
-    const auto split = [&](const torch::Tensor& part) {
+    const auto split_heads = [&](const torch::Tensor& part) {
       return part.view({kBatch, -1, kHeads, kWidth / kHeads}).transpose(1, 2).to(torch::kBFloat16);
     };
     const auto parts = qkv(norm1(x)).chunk(3, 2);
-    const torch::Tensor attended =
-        at::scaled_dot_product_attention(split(parts[0]), split(parts[1]), split(parts[2]), {}, 0.0, true);
+    const torch::Tensor attended = at::scaled_dot_product_attention(
+        split_heads(parts[0]), split_heads(parts[1]), split_heads(parts[2]), {}, 0.0, true);
     x = x + out(attended.transpose(1, 2).reshape(x.sizes()).to(x.dtype()));
     return x + down(torch::gelu(up(norm2(x))));
   }
@@ -79,8 +79,8 @@ torch::Tensor next_batch() {
 
 torch::Tensor loss_of(Gpt& model, const torch::Tensor& tokens) {
   const torch::Tensor logits = model.forward(tokens.slice(1, 0, kLength));
-  const torch::Tensor wanted = tokens.slice(1, 1).reshape({-1});
-  return torch::nll_loss(torch::log_softmax(logits.view({-1, kVocabulary}), 1), wanted);
+  const torch::Tensor targets = tokens.slice(1, 1).reshape({-1});
+  return torch::nll_loss(torch::log_softmax(logits.view({-1, kVocabulary}), 1), targets);
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name, Gpt& model) {

@@ -1,6 +1,7 @@
 // Hooks attention operations of torch and other packages: finds the arguments of a call, describes the call
 // in the form of foreshock_attention_call (hook.h), and passes it to the core (libforeshock.so). Arguments
-// are found by name, since positions change between versions; several names are tried, one per package.
+// are found by name, since positions change between versions; several names are tried, since packages differ.
+// A training calls our operation foreshock::tap to report attention that no hook sees.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_H_
 
@@ -29,17 +30,17 @@ enum class Order {
 };
 
 // A causal mask that may be aligned at the top left or at the bottom right of the queries x keys matrix. Such
-// a call is described only with as many queries as keys, because both alignments are then the same.
+// a call is described only if it has as many queries as keys, because both alignments are then the same.
 inline constexpr int32_t kSquareOnly = -1;
 
 // The meaning of an operation's arguments and results that their names do not show. For all operations:
 // - the default scale is 1 / sqrt(d), with d of the query that the operation gets. A caller that pads d with
 //   zeros to a multiple of 8 passes the scale of the unpadded d;
 // - log-sum-exp is the natural logarithm, over scaled and masked scores before dropout, in fp32, with shape
-//   (batch, head, query). It may have one more dimension of size 1 (cuDNN), rows padded to a multiple of 32
-//   (torch's memory-efficient kernel) or more (flash-attn before 2.7), or be absent. For packed sequences it
-//   has shape (head, all queries), or (sequence, head, query) with rows as long as the longest sequence
-//   (memory-efficient, flash-attn before 2.7);
+//   (batch, head, query). It may be absent, or have one more dimension of size 1 (cuDNN), or have rows padded
+//   to a multiple of 32 (torch's memory-efficient kernel) or more (flash-attn before 2.7). For packed
+//   sequences it has shape (head, all queries), or (sequence, head, query) with rows as long as the longest
+//   sequence (memory-efficient kernel, flash-attn before 2.7);
 // - a mask or bias is added to the scaled scores, whatever its strides;
 // - query head h reads kv-head h / (query heads / kv-heads).
 struct Semantics {
@@ -47,7 +48,7 @@ struct Semantics {
   int32_t causal;            // meaning of `is_causal` = true: FORESHOCK_CAUSAL_... or kSquareOnly
   bool packs = false;        // accepts offsets of packed sequences; tensors are then (all positions, head, d)
   bool in_function = false;  // called inside an autograd.Function, which switches gradient mode off
-  bool fills_out = false;    // the output is an argument, the first result the log-sum-exp
+  bool fills_out = false;    // the output is an argument, and the first result is the log-sum-exp
   bool flat_bias = false;    // a bias of three dimensions is (batch x head, query, key)
 };
 
@@ -72,8 +73,8 @@ struct AttentionInputs {
   int64_t causal = 0;                           // FORESHOCK_CAUSAL_... or kSquareOnly
   int64_t window_left = -1, window_right = -1;  // keys seen on each side of the query; -1: all
   bool positions_first = false;                 // (batch, position, head, d)
-  bool masked_otherwise = false;  // has slopes, a soft cap or chunks: its scores cannot be recomputed
-  bool stored_otherwise = false;  // keys are paged, appended or rotated, or tensors are descaled
+  bool masked_otherwise = false;  // an argument (slopes, soft cap, chunks) changes the scores in another way
+  bool stored_otherwise = false;  // keys are paged, appended or rotated, or tensors are scaled
   uint64_t keeping_ns = 0;        // time spent in AttentionArguments::keep()
 };
 
@@ -120,7 +121,7 @@ class AttentionArguments {
   const at::Tensor& query(const Stack& stack) const {
     return tensor_or_undefined(argument_at(stack, query_));
   }
-  // Whether a backward operation returns the gradient of the query. If not, it fills in an argument.
+  // Whether a backward operation returns the gradient of the query. If not, it writes it into an argument.
   bool returns_gradient() const { return grad_query_ < 0; }
   const at::Tensor& result(const Stack& stack, int index) const {
     return tensor_or_undefined(peek(stack, returns_, index < returns_ ? index : -1));
@@ -210,7 +211,7 @@ class AttentionArguments {
   const std::vector<int> masked_, stored_;
 };
 
-// The AttentionArguments of an operation, made at its first call and if its schema is replaced. Any thread.
+// The AttentionArguments of an operation, made at the first call and when its schema is replaced. Any thread.
 class LazyArguments {
  public:
   LazyArguments(const Semantics& semantics, bool backward) : semantics_(semantics), backward_(backward) {}
@@ -231,14 +232,14 @@ class LazyArguments {
   std::atomic<const AttentionArguments*> known_{nullptr};
 };
 
-// The functions below describe a call in the form of hook.h from the arguments and results of its operation.
-// They make views only: no tensor is created, and no values are read.
+// The functions from here to describe_call() describe a call in the form of hook.h, from the arguments and
+// results of its operation. They make views only: no tensor is created, and no values are read.
 
 // Returned by describe_call() on success. Differs from all FORESHOCK_SKIP_ reasons, since it is their count.
 inline constexpr uint32_t kDescribed = FORESHOCK_SKIP_REASONS;
 
-// Expands a mask to all dimensions of the call, with stride 0 where it is broadcast. False if it does not
-// fit. `is_flat`: a mask of three dimensions is (batch x head, query, key).
+// Expands a mask to all dimensions of the call, with stride 0 where it is broadcast. Returns false if the
+// mask does not fit the call. `is_flat`: a mask of three dimensions is (batch x head, query, key).
 inline bool view_mask(const at::Tensor& mask, const foreshock_attention_call& call, foreshock_tensor* view,
                       bool is_flat = false) {
   if (!mask.defined()) return true;  // the view stays absent
@@ -282,8 +283,8 @@ inline foreshock_tensor packed_view(const at::Tensor& packed) {
   return view;
 }
 
-// Fills in the offsets of a packed call, after query and key: sequence s has the positions from offset s up
-// to offset s + 1. False if they are invalid or not on the device of the tensors.
+// Sets the offsets of a packed call whose query and key are set: sequence s has the positions from offset s
+// to before offset s + 1. Returns false if the offsets are invalid or not on the device of the tensors.
 inline bool describe_offsets(const AttentionInputs& in, foreshock_attention_call* call) {
   const at::Tensor &q = in.sequences_q, &k = in.sequences_k.defined() ? in.sequences_k : in.sequences_q;
   for (const at::Tensor& offsets : {q, k}) {
@@ -312,13 +313,13 @@ inline foreshock_tensor heads_first(foreshock_tensor view, bool positions_first)
   return view;
 }
 
-// Removes the padding of the rows; the first `queries` elements of a row are valid.
+// Removes the padding from the rows of a view of log-sum-exp: only the first `queries` elements are valid.
 inline foreshock_tensor without_padding(foreshock_tensor log_sum_exp, int64_t queries) {
   if (log_sum_exp.dims == 3 && log_sum_exp.shape[2] > queries) log_sum_exp.shape[2] = queries;
   return log_sum_exp;
 }
 
-// Fills in call->causal, after the tensors and offsets. Returns kDescribed or FORESHOCK_SKIP_MASK.
+// Sets call->causal. The tensors and offsets must be set. Returns kDescribed or FORESHOCK_SKIP_MASK.
 inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_call* call) {
   // For packed sequences the upper bounds of their lengths are used.
   const bool is_packed = call->query_offsets != nullptr;
@@ -328,12 +329,12 @@ inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_c
   if (in.causal == kSquareOnly && queries == keys) call->causal = FORESHOCK_CAUSAL_TOP_LEFT;
   if (call->causal < FORESHOCK_CAUSAL_NONE || call->causal > FORESHOCK_CAUSAL_BOTTOM_RIGHT)
     return FORESHOCK_SKIP_MASK;
-  // A window that hides keys cannot be described; one that is wider than the sequence has no effect.
+  // A window that hides keys cannot be described. A window that is wider than the sequence has no effect.
   if (in.window_left >= 0 && in.window_left < keys) return FORESHOCK_SKIP_MASK;
   if (in.causal == 0 && in.window_right > 0 && in.window_right < std::max(queries, keys))
     return FORESHOCK_SKIP_MASK;
-  // A window that ends at the query itself means causal. Only kernels that align causal masks at the bottom
-  // right (flash-attn) have an argument for a window.
+  // A window that ends at the query itself is a causal mask. Only kernels that align causal masks at the
+  // bottom right (flash-attn) have an argument for a window.
   if (in.window_right == 0) call->causal = FORESHOCK_CAUSAL_BOTTOM_RIGHT;
   // With fewer keys than queries the first queries see no key, and kernels leave their result undefined. For
   // packed sequences the core checks each sequence itself.
@@ -342,7 +343,7 @@ inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_c
   return kDescribed;
 }
 
-// Fills in the tensors and offsets of a call on packed sequences. False: they are not supported.
+// Sets the tensors and offsets of a call on packed sequences. Returns false if they are not supported.
 inline bool describe_packed(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
   call->query = packed_view(in.query);
   call->key = packed_view(in.key);
@@ -350,8 +351,8 @@ inline bool describe_packed(const AttentionInputs& in, bool backward, foreshock_
   call->out = packed_view(in.out);
   if (!call->query.data || !call->key.data || !describe_offsets(in, call)) return false;
   // log_sum_exp is (head, total) or (sequence, head, position). If every sequence has one query and several
-  // heads share a kv-head, flash-attn swaps the heads with the queries, and log_sum_exp has another order. It
-  // is left out then. See mha_varlen_fwd in csrc/flash_attn/flash_api.cpp.
+  // heads share a kv-head, flash-attn swaps the heads with the queries (mha_varlen_fwd in
+  // csrc/flash_attn/flash_api.cpp). log_sum_exp then has another order and is left out.
   const bool is_swapped = call->longest_query == 1 && call->query.shape[0] != call->key.shape[0];
   if (in.log_sum_exp.defined() && (in.log_sum_exp.dim() == 2 || in.log_sum_exp.dim() == 3) && !is_swapped)
     call->log_sum_exp = view_of(in.log_sum_exp);
@@ -364,7 +365,7 @@ inline bool describe_packed(const AttentionInputs& in, bool backward, foreshock_
   return true;
 }
 
-// Fills in the tensors of a call. False: their dimensions or offsets are not supported.
+// Sets the tensors of a call. Returns false if their dimensions or offsets are not supported.
 inline bool describe_tensors(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
   if (in.sequences_q.defined()) return describe_packed(in, backward, call);
   if (in.query.dim() != 4 || in.key.dim() != 4 || in.value.dim() != 4) return false;
@@ -407,11 +408,11 @@ inline uint32_t describe_call(const AttentionInputs& in, const Semantics& semant
   return describe_causal(in, call);
 }
 
-// The rest of this file is the kernel at BackendSelect (see dispatch.h) of every attention operation. It
-// passes a call on to torch's own kernel and reports it. A call that is not sampled costs a few loads and one
-// call into the core. The hook itself never throws; exceptions of the operation pass through.
+// The rest of this file is the hook of every attention operation: a kernel at the dispatch key BackendSelect
+// (dispatch.h). It passes a call on to torch's own kernel and reports it. A call that is not sampled costs a
+// few loads and one call into the core. The hook never throws; exceptions of the operation pass through.
 
-// Nesting depth of attention operations. Only the outermost is counted; the operations inside are its parts.
+// Nesting depth of attention operations. Only the outermost one is counted; those inside are parts of it.
 inline thread_local int attention_depth = 0;
 
 // Calls on real data since the process started, forward and backward.
@@ -425,9 +426,9 @@ struct AttentionDepth {
   ~AttentionDepth() { --attention_depth; }
 };
 
-// Reports a call that is about to happen. True: the call is sampled, so the caller must end it with
-// foreshock_attention_leave or _skip. `operation`: its number from foreshock_register_op. `in_function`: the
-// call is inside an autograd.Function, where gradient mode is always off, so only the query's flag counts.
+// Reports a call that is about to happen. Returns true if the call is sampled; the caller must then end it
+// with foreshock_attention_leave or _skip. `operation`: its number from foreshock_register_op. `in_function`:
+// the call is inside an autograd.Function, where gradient mode is always off, so only requires_grad counts.
 inline bool enter_attention(int32_t operation, bool backward, const at::Tensor& query,
                             bool in_function = false) noexcept {
   attention_calls[backward].fetch_add(1, std::memory_order_relaxed);
@@ -439,12 +440,12 @@ inline bool enter_attention(int32_t operation, bool backward, const at::Tensor& 
   } else if (query.requires_grad() && (in_function || c10::GradMode::is_enabled())) {
     flags |= FORESHOCK_NEEDS_GRADIENT;
   }
-  // May detect the end of a step (clock.h). Must come first, because this call belongs to the next step.
+  // May detect the end of a step (clock.h), so it comes before this call, which belongs to the next step.
   if (!in_backward) ParameterClock::instance().observe(query);
   return foreshock_attention_enter(operation, flags) != 0;
 }
 
-// `number`: the operation's number from foreshock_register_op.
+// The hook of one operation. `number`: the operation's number from foreshock_register_op.
 class AttentionHook final : public c10::OperatorKernel {
  public:
   AttentionHook(const AttentionOp& op, int32_t number)

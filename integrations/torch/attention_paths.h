@@ -1,11 +1,11 @@
 // Hooks attention that bypasses the fused operations: the math path, and calls through torch's C shim.
 //
 // scaled_dot_product_attention takes the math path if no fused kernel supports the call (dropout on a CPU,
-// masks that need gradients, three dimensions, fp64 on a GPU). It consists of ordinary operations, except
-// _safe_softmax, which only it calls, once per forward pass. So a hook there counts the forward passes at no
-// cost for others. Backward passes, and forward passes inside a compiled graph, cannot be counted.
+// masks that need gradients, three dimensions, fp64 on a GPU). It consists of ordinary operations and
+// _safe_softmax, which only this path calls, once per forward pass. So a hook of _safe_softmax counts forward
+// passes at no cost for others. Backward passes, and forward passes in a compiled graph, cannot be counted.
 //
-// Sampling needs query, key, value and output together, which only torch's RecordFunction sees. Its callbacks
+// A sample needs query, key, value and output together, which only torch's RecordFunction sees. Its callbacks
 // cost every operation 0.25 to 0.4 us, so they are active only with --math-path and during sampled steps.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_PATHS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_ATTENTION_PATHS_H_
@@ -23,8 +23,8 @@ namespace foreshock::adapter {
 
 inline constexpr const char* kMathPath = "_scaled_dot_product_attention_math";
 
-// Counts forward passes of the math path, except those that MathWindow counts: inside them attention_depth is
-// not 0. A call that was to be sampled is skipped, since only the scores are known here.
+// Counts forward passes of the math path. While MathWindow is on, it counts them instead: attention_depth is
+// then not 0 here. A call that was to be sampled is skipped, since this hook sees only the scores.
 class SafeSoftmaxHook final : public c10::OperatorKernel {
  public:
   SafeSoftmaxHook(const c10::FunctionSchema& schema, int32_t number)
@@ -48,7 +48,7 @@ class SafeSoftmaxHook final : public c10::OperatorKernel {
 class MathWindow {
  public:
   // Call it once, at set-up. Adds the callbacks if `foreshock run --math-path` is on. They are never removed,
-  // only disabled, since removing is not safe while other threads run. `number`: from foreshock_register_op.
+  // only disabled, since removal is unsafe while other threads run. `number`: from foreshock_register_op.
   static void prepare(int32_t number) {
     const char* setting = std::getenv("FORESHOCK_MATH_PATH");
     const bool on = setting && (!std::strcmp(setting, "on") || !std::strcmp(setting, "1") ||
@@ -79,7 +79,7 @@ class MathWindow {
     AttentionInputs inputs;
   };
 
-  // torch calls it before every operation and passes the result to on_end(). Null: it is not the math path.
+  // torch calls it before every operation and passes the result to on_end(). Null: another operation.
   static std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& function) noexcept try {
     if (attention_depth != 0 || std::strncmp(function.name(), "aten::_scaled", 13) != 0 ||
         std::strcmp(function.name() + std::strlen("aten::"), kMathPath) != 0)
@@ -120,9 +120,9 @@ class MathWindow {
   static inline std::atomic<bool> is_enabled_{false};
 };
 
-// An operation that is called through torch's C shim (AOTInductor, cpp_wrapper). libforeshock.so interposes
-// the shim function and passes its arguments to this file, which reads the tensors behind the handles.
-// Compiled graphs have no autograd history, so the layer of such a call is unknown.
+// An operation that compiled programs (AOTInductor, cpp_wrapper) call through torch's C shim, whose functions
+// take handles instead of tensors. libforeshock.so interposes the shim function and passes its arguments to
+// this file. Compiled graphs have no autograd history, so the layer of such a call is unknown.
 struct ShimRow {
   const char* operation;
   uint32_t pass;   // FORESHOCK_FORWARD or _BACKWARD
@@ -168,7 +168,7 @@ inline bool describe_shim(const foreshock_shim_call& given, foreshock_attention_
   return call->query.data && call->key.data && call->value.data;
 }
 
-// Call it before the shim function, and shim_ended() after it in every case. Returns whether it is sampled.
+// Call it before the shim function, and shim_ended() after it in every case. Returns whether to sample it.
 inline int shim_begins(const foreshock_shim_call& given) noexcept {
   const ShimRow& row = shim_rows[given.number];
   const at::Tensor& query = tensor_of(given.query);
@@ -176,10 +176,10 @@ inline int shim_begins(const foreshock_shim_call& given) noexcept {
   return is_counted && enter_attention(row.number, row.pass == FORESHOCK_BACKWARD, query);
 }
 
-// `wanted`: the result of shim_begins().
-inline void shim_ended(const foreshock_shim_call& given, bool wanted) noexcept {
+// `is_sampled`: the result of shim_begins().
+inline void shim_ended(const foreshock_shim_call& given, bool is_sampled) noexcept {
   --attention_depth;
-  if (!wanted) return;
+  if (!is_sampled) return;
   const ShimRow& row = shim_rows[given.number];
   const uint64_t begin = now_ns();
   foreshock_attention_call call{};

@@ -1,9 +1,9 @@
 // Detects backward passes, losses, gradient scalers and steps of a training with hooks on torch's operations,
 // and reports them to the core (libforeshock.so).
 //
-// A value on a device cannot be read without waiting. Instead foreshock_fetch lets the core copy it later and
-// returns a number (0: none), which stands for the value in further calls. If the training itself reads the
-// value (`.item()`), it is passed to the core from here.
+// A value on a device cannot be read without waiting. Instead foreshock_fetch lets the core copy the value
+// later and returns a number (0: the core does not copy it), which stands for the value in further calls. If
+// the training itself reads the value (`.item()`), the hook of this read passes the value to the core.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_CLOCK_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_CLOCK_H_
 
@@ -31,7 +31,7 @@ inline bool is_number_on_device(const at::Tensor& tensor) noexcept {
 }
 
 // Lets the core copy the values of `tensors`, which must be on one device and computed on one stream, and
-// fills in their numbers. `what`: FORESHOCK_FETCH_.... False: it failed.
+// sets their numbers. `what`: FORESHOCK_FETCH_.... Returns false if they will not be copied.
 template <size_t N>
 bool fetch(const at::Tensor* const (&tensors)[N], uint32_t what, uint64_t (&numbers)[N]) noexcept try {
   foreshock_tensor values[N];
@@ -46,13 +46,13 @@ bool fetch(const at::Tensor* const (&tensors)[N], uint32_t what, uint64_t (&numb
   return false;
 }
 
-// Lets the core copy one value and returns its number; 0 if that fails.
+// Lets the core copy one value and returns its number; 0 if the value will not be copied.
 inline uint64_t fetch_number(const at::Tensor& tensor, uint32_t what) noexcept {
   uint64_t numbers[1] = {};
   return fetch({&tensor}, what, numbers) ? numbers[0] : 0;
 }
 
-// Lets the core copy a list of values on one device and returns their numbers. All are 0 if it fails.
+// Lets the core copy a list of values on one device and returns their numbers; all are 0 if it cannot.
 inline std::vector<uint64_t> fetch_numbers(const c10::List<at::Tensor>& list, uint32_t what) {
   std::vector<uint64_t> numbers(list.size());
   std::vector<foreshock_tensor> values;
@@ -68,13 +68,13 @@ inline std::vector<uint64_t> fetch_numbers(const c10::List<at::Tensor>& list, ui
   return numbers;
 }
 
-// Remembers the last few losses and scaler results on a device, in order to recognize them when the training
-// reads their values. Any thread; a call is dropped if another thread holds the object.
+// Remembers the last 16 losses and results of gradient scalers on a device, in order to recognize them when
+// the training reads their values. Any thread; a call has no effect while another thread holds the object.
 class WatchedNumbers {
  public:
   enum class Kind { kLoss, kFoundInf };  // kFoundInf: whether a gradient scaler has found an overflow
 
-  // `number`: the core's number of a loss; 0 for a scaler's result.
+  // Remembers `tensor`. `number`: the core's number of a loss; 0 for a scaler's result.
   void watch(const at::Tensor& tensor, Kind kind, uint64_t number) noexcept {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return;
@@ -135,7 +135,7 @@ class WatchedNumbers {
     c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
     return impl->is_inference() ? 0 : static_cast<int64_t>(impl->version_counter().current_version());
   }
-  // A tensor made by `.data` has the same memory but a version counter of its own, which begins at 0.
+  // Version 0 counts as unchanged: a tensor made by `.data` shares the memory, but its version begins at 0.
   static bool is_unchanged(const Watched& watched, const at::Tensor& tensor) noexcept {
     return version_of(tensor) == watched.version || version_of(tensor) == 0;
   }
@@ -162,7 +162,7 @@ inline WatchedNumbers& watched_numbers() {
 }
 
 // Hooks _local_scalar_dense, the operation in which `.item()` waits for a device. Numbers on the CPU are
-// ignored. They are read very often, so the hook is not boxed: an unboxed hook costs less per call.
+// ignored, but programs read them very often. So the hook is not boxed: an unboxed hook costs less per call.
 inline at::Scalar local_scalar(c10::DispatchKeySet keys, const at::Tensor& self) {
   static const auto below = c10::Dispatcher::singleton()
                                 .findSchemaOrThrow("aten::_local_scalar_dense", "")
@@ -173,8 +173,8 @@ inline at::Scalar local_scalar(c10::DispatchKeySet keys, const at::Tensor& self)
 }
 
 // Collects the cross-entropies with reduction "sum" of a forward pass. Several may be pieces of one loss, so
-// they are reported together when the backward pass begins; an evaluation has none, so its sums are never
-// reported. One object for each thread, since one thread calls both passes. No lock, no allocation, no wait.
+// they are reported together when the backward pass begins. An evaluation has no backward pass: its sums are
+// never reported. One object per thread, since one thread calls both passes. No lock, allocation or wait.
 class SummedLoss {
  public:
   // `weight`: the total weight of the targets in `sum`.
@@ -193,8 +193,8 @@ class SummedLoss {
     ++fetched_count_;
   }
 
-  // Reports the collected sums and drops them. False: nothing was reported, because there were no sums, or
-  // more than on_device_ can hold: the mean of a part would be wrong.
+  // Reports the collected sums and drops them. Returns false if nothing was reported: there were no sums, or
+  // more sums than on_device_ can hold, and the mean of a part of them would be wrong.
   bool report() noexcept {
     const bool has_room = fetched_count_ <= kMostFetched;
     if (is_on_host_ && has_room) foreshock_observe_loss_sum(sum_, weight_);
@@ -234,11 +234,10 @@ inline thread_local uint64_t pending_number = 0;
 class TrainingClock {
  public:
   // Called when backward() begins at its root, the tensor whose backward() was called. Reports the root's
-  // value `loss`, unless a gradient scaler may have multiplied it by a scale. `is_product`: the root is the
-  // result of a multiplication. Such a root may be scaled while it is not known yet whether there is a scaler
-  // (see may_be_scaled); then it is reported only beside a mean cross-entropy, which the core prefers. The
-  // summed cross-entropies are dropped then, since the root may be any multiple of them. `divisor`: the
-  // number by which the loss was divided; 0: none.
+  // value `loss`, unless a gradient scaler may have multiplied it. `is_product`: the root is the result of a
+  // multiplication. Before the first step has shown whether there is a scaler, such a root is reported only
+  // beside a mean cross-entropy, which the core prefers, and summed cross-entropies are dropped, since the
+  // root may be any multiple of them. `divisor`: the number that has divided the loss; 0: none.
   void on_root(double loss, bool is_product, double divisor) noexcept {
     root_count_.fetch_add(1, std::memory_order_relaxed);
     const bool maybe_scaled = may_be_scaled(is_product);
@@ -249,8 +248,8 @@ class TrainingClock {
     foreshock_observe_loss(loss, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
-  // As on_root(), for a root on a device. If there are no cross-entropies (dropped ones included), a root
-  // that is or may be scaled is kept until the scaler divides the gradients by the scale; see on_unscale().
+  // As on_root(), for a root on a device. A root that is or may be scaled is kept until the scaler divides
+  // the gradients by the scale (on_unscale()), except if there are cross-entropies (dropped ones included).
   void on_root_on_device(const at::Tensor& loss, bool is_product, double divisor) noexcept {
     root_count_.fetch_add(1, std::memory_order_relaxed);
     uint64_t number = watched_numbers().number_of(loss);
@@ -273,7 +272,7 @@ class TrainingClock {
   }
 
   // Called when the scaler divides the gradients by its scale. `inverse`: 1 / scale, on a device. Reports the
-  // kept roots of this step, multiplied by it; none of them if there were more than kMostScaled.
+  // kept roots of this step, multiplied by `inverse`. If there were more than kMostScaled, none are reported.
   void on_unscale(const at::Tensor& inverse) noexcept {
     const uint32_t count = scaled_count_.exchange(0, std::memory_order_relaxed);
     if (count == 0 || count > kMostScaled) return;
@@ -282,8 +281,8 @@ class TrainingClock {
       foreshock_observe_fetched_loss(scaled_root_[n], scale, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
-  // Called by every attention operation of a backward pass. Detects passes to which the trainer has given the
-  // first gradient, because there is no on_root() call for them. A new graph task of autograd is a new pass.
+  // Called by every attention operation of a backward pass. Detects passes for which on_root() is not called:
+  // the trainer has passed the first gradient to backward(). A new graph task of autograd is a new pass.
   void on_attention_backward() noexcept {
     const int task = torch::autograd::get_current_graph_task_id();
     if (last_task_.load(std::memory_order_relaxed) == task) return;
@@ -316,13 +315,13 @@ class TrainingClock {
   uint32_t roots() const noexcept { return root_count_.load(std::memory_order_relaxed); }
 
  private:
-  // Whether a gradient scaler may have multiplied this root, before the first step has shown if there is one.
+  // Whether a gradient scaler may have multiplied this root. The first step shows whether there is a scaler.
   bool may_be_scaled(bool is_product) const noexcept {
     return is_product && !has_stepped_.load(std::memory_order_relaxed) &&
            !has_scaler_.load(std::memory_order_relaxed);
   }
 
-  // Starts a backward pass, and reports the cross-entropies of its forward pass. True if there were any.
+  // Notes a backward pass; reports the cross-entropies of its forward pass. Returns whether there were any.
   bool begin_backward() noexcept {
     epoch_.fetch_add(1, std::memory_order_relaxed);
     backwards_.fetch_add(1, std::memory_order_relaxed);
@@ -352,8 +351,8 @@ class TrainingClock {
 inline constinit TrainingClock the_training_clock;
 inline TrainingClock& training_clock() { return the_training_clock; }
 
-// Hooks nll_loss_forward and its 2-D variant. Whether the loss needs gradients is read from the input, since
-// below autograd an output never needs them. The second output is the total weight of the targets that count.
+// Hooks nll_loss_forward and its 2-D variant. The input shows whether the loss needs gradients, since below
+// autograd an output never needs them. The second output is the total weight of the targets that count.
 class LossHook final : public c10::OperatorKernel {
  public:
   explicit LossHook(const c10::FunctionSchema& schema)
@@ -387,9 +386,9 @@ class LossHook final : public c10::OperatorKernel {
   const int arguments_, returns_, self_, reduction_;
 };
 
-// The number by which a node divides, if it is a whole Python number of at least 2; else 0. Trainings that
-// accumulate gradients over n backward passes divide the loss by n. Reads the saved tensor of the node
-// without running the user's saved-tensor hooks; 0 if torch cannot do this.
+// The number by which an autograd node divides, if it is a whole Python number of at least 2; else 0.
+// Trainings that accumulate gradients over n backward passes divide the loss by n. Reads the saved tensor of
+// the node without running the user's saved-tensor hooks; returns 0 if this version of torch cannot do so.
 inline double divisor_of(const torch::autograd::Node* node) noexcept try {
   const auto* division = dynamic_cast<const torch::autograd::generated::DivBackward0*>(node);
   if (!division) return 0;
@@ -426,7 +425,7 @@ class RootHook final : public c10::OperatorKernel {
     if (!meta || !meta->grad_fn_ || in_backward_pass()) return;
     const torch::autograd::Node& node = *meta->grad_fn_;
     const bool is_product = std::strstr(typeid(node).name(), "MulBackward") != nullptr;
-    // A scaler multiplies after the training has divided: loss / n * scale.
+    // A scaler multiplies after the division (loss / n * scale), so the division is then one node further.
     const bool is_behind_product = is_product && node.num_outputs() > 0;
     const double divisor = divisor_of(is_behind_product ? node.next_edge(0).function.get() : &node);
     if (const auto loss = scalar_on_cpu(self)) return training_clock().on_root(*loss, is_product, divisor);
@@ -436,7 +435,7 @@ class RootHook final : public c10::OperatorKernel {
   const int arguments_;
 };
 
-// Hooks _amp_update_scale_, the only operation that shows a step skipped by a gradient scaler.
+// Hooks _amp_update_scale_, whose argument found_inf is above 0 if the gradient scaler has skipped the step.
 class ScalerHook final : public c10::OperatorKernel {
  public:
   explicit ScalerHook(const c10::FunctionSchema& schema)
@@ -453,7 +452,7 @@ class ScalerHook final : public c10::OperatorKernel {
   static void observe(const at::Tensor& found) noexcept {
     training_clock().on_scaler();
     auto value = scalar_on_cpu(found);
-    if (!value) value = watched_numbers().value_of(found);  // GradScaler.step may have read it before
+    if (!value) value = watched_numbers().value_of(found);  // GradScaler.step may have read the same tensor
     if (value) {
       if (*value > 0) foreshock_step_skipped();
     } else if (const uint64_t number = fetch_number(found, FORESHOCK_FETCH_OTHER)) {
@@ -466,20 +465,20 @@ class ScalerHook final : public c10::OperatorKernel {
   const int arguments_, found_;
 };
 
-// Detects steps for which the Python helper gets no optimizer hook: in C++ trainers, without the helper
+// Detects steps for which no optimizer hook of the Python helper runs: in C++ trainers, without the helper
 // (python -I), and without an optimizer. Any thread; a call is dropped if another thread holds the clock.
 //
 // Optimizers write their parameters in place, which changes the version of the tensor. So the clock follows
 // the weight from which the first attention query was computed. A step has ended if, after a backward pass,
 // this weight has another version at the next forward call of attention or at the end of the process. The C++
-// SGD writes through data(), which changes no version; for a weight on the CPU some of the values are
-// compared too. A step that changes none of these is missed. The absolute number of a step is unknown.
+// SGD writes through data(), which changes no version; so some values of a weight on the CPU are compared
+// too. A step that changes neither version nor values is missed. The absolute number of a step is unknown.
 //
 // The clock has a weak reference to the weight's storage and shares its version counter, to detect the last
 // step after the model was destroyed. torch.utils.swap_tensors forbids weak references to the weight itself.
 class ParameterClock {
  public:
-  // Call it once.
+  // Starts the detection, which is off at first. Call it once.
   void enable() noexcept {
     enabled_.store(true, std::memory_order_relaxed);
     std::atexit([] { instance().observe_at_exit(); });
@@ -562,8 +561,8 @@ class ParameterClock {
   // Element size in bytes, number of elements, and byte offset of the weight in storage_.
   size_t element_bytes_ = 0, elements_ = 0, first_byte_ = 0;
   c10::VariableVersion counter_{c10::VariableVersion::DISABLED};
-  uint32_t version_ = 0;  // of the weight at the last counted step; at first, in follow()
-  uint64_t values_ = 0;   // weight_digest() at the same time
+  uint32_t version_ = 0;  // of the weight at the last counted step; before the first, at follow()
+  uint64_t values_ = 0;   // weight_digest() at the same time as version_
   uint64_t epoch_ = 0;    // TrainingClock's epoch at the last comparison
 };
 

@@ -1,4 +1,4 @@
-// Calls Python functions from callbacks of weak references without losing exceptions of the trainer.
+// Calls Python functions when the object of a weak reference dies, without losing exceptions of the trainer.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_INTERPRETER_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_INTERPRETER_H_
 
@@ -8,14 +8,14 @@
 
 namespace foreshock::adapter {
 
-// An exception that left a callback. Python would print and drop it. Our callbacks let through only
-// exceptions of the trainer, raised by one of its signal handlers (time limit, Ctrl-C) during the callback in
-// the main thread. A pending call raises the exception when the main thread is back in the trainer's code.
+// An exception that left a callback of ours. Python would print and drop it. Only exceptions of the trainer
+// leave our callbacks: a signal handler of the trainer (time limit, Ctrl-C) raises them while the main thread
+// runs the callback. A pending call (Py_AddPendingCall) raises them again in the trainer's code.
 struct KeptException {
   void *type = nullptr, *value = nullptr, *trace = nullptr;
 };
 
-// The pending call. Deletes the KeptException. Returns -1, by which Python raises the restored exception.
+// The pending call. Restores the exception and deletes `pointer`. Returns -1, so that Python raises it.
 inline int raise_kept(void* pointer) {
   const KeptException taken = *static_cast<KeptException*>(pointer);
   delete static_cast<KeptException*>(pointer);
@@ -23,8 +23,8 @@ inline int raise_kept(void* pointer) {
   return -1;
 }
 
-// Calls `function` with the dead reference. The interpreter's lock must be held. If the function was
-// interrupted, it is called once more to complete its work; the exceptions are raised only after that.
+// Calls `function` with the dead weak reference. The interpreter's lock must be held. If an exception
+// interrupts the function, it is called once more to complete its work. Only then are the exceptions raised.
 inline void call_back(void* function, void* reference) {
   const Python& python = Python::get();
   if (!python.can_call_back()) return;

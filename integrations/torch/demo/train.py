@@ -2,12 +2,12 @@
 
     python train.py [--steps N] [--seconds S] [--seed N] [--fault ULPS|grad_key]
 
-Without native bf16 arithmetic on the CPU, a bf16 linear layer is many times slower than an fp32 one, but attention is
-not. On such a CPU the weights stay in fp32 and only q, k, v are bf16. On others the forward pass uses autocast to bf16.
+On a CPU without native bf16 arithmetic, bf16 linear layers (but not bf16 attention) are many times slower than fp32
+ones. There only q, k and v are bf16. On other CPUs the forward pass uses autocast to bf16. The weights are fp32.
 
-With --fault the attention of one layer is wrong after a third of the training (fault.py). With ULPS the output that its
-backward pass uses is moved by that many ulp; with grad_key the gradient of its keys has an error of 5 %. With ULPS,
-queries and keys are not normalised, since that would bound the scores and hence the effect of an error.
+With --fault the attention of one layer is wrong after a third of the training (fault.py). A number ULPS moves the
+output that the backward pass of this attention uses by so many ulp; queries and keys are then not normalised, since
+that would bound the scores and hence the effect. With grad_key the gradient of the keys has an error of 5 %.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class Size:
     batch: int
 
 
-# From small to large. choose() takes the largest one that trains enough steps in the given time.
+# From small to large. choose() takes the largest size that trains enough steps in the given time.
 SIZES = [
     Size(layers=2, heads=4, kv_heads=2, width=64, context=128, batch=4),
     Size(layers=4, heads=4, kv_heads=2, width=128, context=128, batch=8),
     Size(layers=4, heads=8, kv_heads=4, width=256, context=256, batch=8),
     Size(layers=6, heads=8, kv_heads=4, width=384, context=256, batch=8),
 ]
-STEPS_WANTED = 200  # in the given time; with fewer the loss would hardly fall
-STEPS_WANTED_WITH_FAULT = 800  # with fewer the fault would hardly show
+STEPS_WANTED = 200  # in the given time; in fewer steps the loss would hardly fall
+STEPS_WANTED_WITH_FAULT = 800  # with ULPS; in fewer steps the fault would hardly change the loss
 GRAD_KEY = "grad_key"
 FAULTY_LAYER = 1  # counted from 0
 FAULT_BEGINS = 1 / 3  # after this share of the training
-RATE, RATE_WITH_FAULT = 2e-3, 1e-3  # maximum; lower with ULPS, since queries and keys are then not normalised
+RATE, RATE_WITH_FAULT = 2e-3, 1e-3  # maximum learning rate; lower with ULPS, where queries and keys are not normalised
 
 
 class Attention(nn.Module):
@@ -154,7 +154,7 @@ def loss_of(model: Gpt, batch: tuple[Tensor, Tensor], autocast: bool) -> Tensor:
 
 
 def seconds_per_step(size: Size, text: Text, autocast: bool) -> float:
-    """Three times the faster of two forward passes, after a warm-up: a backward pass takes about twice as long."""
+    """Three times the faster of two forward passes after a warm-up: a backward pass takes about as long as two."""
     model = Gpt(size)
     taken = []
     with torch.no_grad():
@@ -166,7 +166,7 @@ def seconds_per_step(size: Size, text: Text, autocast: bool) -> float:
 
 
 def choose(text: Text, seconds: float, steps: int, autocast: bool) -> Size:
-    """The largest model of which `steps` steps fit into `seconds`. Stops trying after about one second."""
+    """The largest size of which `steps` steps fit into `seconds`. Tries no further size after about one second."""
     chosen, begin = SIZES[0], time.monotonic()
     for size in SIZES:
         if time.monotonic() - begin > 1 or seconds_per_step(size, text, autocast) > seconds / steps:
@@ -189,7 +189,7 @@ def plant_ulps(model: Gpt, ulps: float, seed: int) -> Fault:
 
 
 def plant(model: Gpt, size: Size, fault: str, seed: int) -> Fault | GradKeyFault | None:
-    """Prepares the fault of --fault, which is off until its is_on is set. None: there is no fault."""
+    """Prepares the fault of --fault, which has no effect until its member is_on is set. None: no fault is wanted."""
     if fault == GRAD_KEY:
         return GradKeyFault(FAULTY_LAYER, size.layers, seed)
     return plant_ulps(model, float(fault), seed) if float(fault) else None

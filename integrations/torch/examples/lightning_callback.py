@@ -13,7 +13,7 @@ from typing import Any
 
 try:
     from lightning.pytorch import Callback
-except ImportError:  # its older name
+except ImportError:  # the older name of the package
     from pytorch_lightning import Callback
 
 from foreshock_torch.advice import Advice
@@ -25,9 +25,9 @@ ACTIONS = ("checkpoint", "lower-rate", "roll-back", "raise-precision")
 class ActOnAdvice(Callback):
     """Acts once for each warning, after the optimizer's step.
 
-    `action`: one of ACTIONS. `directory`: for checkpoints. `keep_every`: steps between two states that are kept in
-    memory for "roll-back"; the last four are kept. `factor`: lowers the learning rate. A scheduler that sets the rate
-    at every step overwrites the lower rate, so it must be changed too.
+    `action`: one of ACTIONS. `directory`: the directory of checkpoints. `keep_every`: steps between two states for
+    "roll-back"; the last four states are kept in memory. `factor`: the learning rate is multiplied by it at a warning.
+    A scheduler that sets the rate at every step overwrites the lower rate, so the scheduler must be changed too.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class ActOnAdvice(Callback):
                 group["lr"] *= self.factor
 
     def roll_back(self, advice: Advice) -> None:
-        """Restores weights and optimizers of the last state before the warning. Lowers the rate, since otherwise the
-        same would happen again. Data and step count continue."""
+        """Restores weights and optimizers of the last state before the warning. Lowers the rate, since the training
+        would otherwise fail again. The order of the data and the step count are not set back."""
         before = [state for state in self.kept if state["step"] < advice.since_step]
         if before:
             self.module.load_state_dict(before[-1]["module"])

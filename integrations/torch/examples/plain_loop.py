@@ -3,7 +3,7 @@
     foreshock run -- python plain_loop.py rate --on-warning roll-back
     foreshock run -- python plain_loop.py scores --on-warning raise-precision
 
-Without --on-warning, or without `foreshock run`, the loss diverges.
+`rate` and `scores` (failing.py) are trainings whose loss diverges without --on-warning, or without `foreshock run`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEEP_EVERY = 40  # steps between two states that are kept for roll_back
 
 
 class Training:
-    """The training loop, and the four actions for a warning."""
+    """The training loop, and four actions, of which --on-warning chooses one."""
 
     def __init__(self, model: nn.Module, checkpoint: pathlib.Path) -> None:
         self.model, self.optimizer, self.checkpoint = model, model.optimizer(), checkpoint
@@ -61,7 +61,7 @@ class Training:
         self.rate_limit = self.rate() / 10
 
     def roll_back(self, advice: Advice) -> None:
-        """Restores the last state before the warning. Lowers the rate, since otherwise the same would happen again."""
+        """Restores the last state before the warning. Lowers the rate, since otherwise training would fail again."""
         self.lower_rate(advice)
         before = [state for state in self.kept if state["step"] < advice.since_step]
         if before:
@@ -83,8 +83,8 @@ ACTIONS = {
 
 
 def wait_for_agent() -> None:
-    """Waits until the agent has read this step, at most about one second. The steps of these trainings are too short
-    for the agent to keep up; a real training does not wait."""
+    """Waits until the agent has read the last step, at most about one second. The steps of these trainings are so short
+    that the agent could not keep up. A real training does not wait."""
     for _ in range(1000):
         advice = foreshock.advice()
         time.sleep(0.001)  # also after the last look, so that the agent can finish its work on the step
