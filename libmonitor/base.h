@@ -1,5 +1,5 @@
 // Basic tools of libforeshock.so, the library preloaded into a trainer: clocks, a try-lock, memory from the
-// kernel, and macros for forwarding unknown arguments. Attention calls that are only counted read no clock.
+// kernel, a set of deferred steps, and macros that forward unknown arguments.
 #ifndef FORESHOCK_LIBMONITOR_BASE_H_
 #define FORESHOCK_LIBMONITOR_BASE_H_
 
@@ -43,7 +43,7 @@ class TryLock {
 };
 
 // Zeroed memory from the kernel, not from the trainer's allocator. Pages are allocated at first access. For
-// set-up only (system calls). Never freed: threads may run while the process ends. Thread-compatible.
+// set-up only (system calls). Not freed, since threads may run while the process ends. Thread-compatible.
 class MmapBuffer {
  public:
   // Provides at least `bytes`. If the buffer must grow, earlier content is lost. Returns false and leaves the
@@ -55,8 +55,8 @@ class MmapBuffer {
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     data_ = map == MAP_FAILED ? nullptr : static_cast<char*>(map);
     bytes_ = data_ == nullptr ? 0 : bytes;
-    // Sparse counters touch few pages. Without huge pages, reading an untouched page allocates no memory: the
-    // kernel maps its shared page of zeros.
+    // The buffers hold counters, most of which stay 0. Without huge pages, reading an untouched page
+    // allocates no memory: the kernel maps its shared page of zeros.
     if (data_ != nullptr) madvise(data_, bytes_, MADV_NOHUGEPAGE);
     return data_ != nullptr;
   }
@@ -90,9 +90,9 @@ class DeferredSteps {
   std::atomic<int64_t> entries_[8] = {};
 };
 
-// Macros for a function that calls another one with its own arguments, whatever they are (interpose_*.cpp).
-// It passes on every word that its caller may have set: integer registers, floating-point registers, and
-// words of the stack. Words beyond the arguments belong to the caller's frame and are copied in vain.
+// Macros for functions that forward arguments of unknown types to another function (interpose_*.cpp). Such a
+// function passes on every word that its caller may have set: integer registers, floating-point registers,
+// and words of the stack. Words beyond the arguments belong to the caller's frame and are copied in vain.
 
 using Word = uint64_t;
 

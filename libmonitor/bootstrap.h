@@ -1,14 +1,14 @@
 // Functions shared by bootstrap.cpp and the interpose_*.cpp files. libforeshock.so is preloaded and
-// interposes functions: it defines them under the same name and calls the original. The functions here look
-// up the originals, and load the adapter, the library that was built for this process's torch.
+// interposes functions of other libraries: it defines them under the same names and calls the originals. The
+// functions here find the originals, and load the adapter, our library built for this process's torch.
 #ifndef FORESHOCK_LIBMONITOR_BOOTSTRAP_H_
 #define FORESHOCK_LIBMONITOR_BOOTSTRAP_H_
 
 namespace foreshock {
 
-// The find functions return the address of `function`, or null if it is not found. They never return `ours`,
-// the definition in libforeshock.so. If `version` is not null, only a symbol with exactly that version
-// matches. The library that defines the result stays mapped. Slow: they read the list of libraries.
+// find_in_mapped() and find_behind() return the address of `function`, or null if it is not found. They never
+// return `ours`, the definition in libforeshock.so. If `version` is not null, only a symbol with exactly that
+// version matches. The library that defines the result stays mapped. Slow: they read the list of libraries.
 
 // Searches the libraries that are already mapped. `library` is a file name ("libtorch_cpu.so"; a version may
 // follow it) or a prefix of file names ("libtorch"; "" matches all). dlsym(RTLD_NEXT) would not find
@@ -16,15 +16,15 @@ namespace foreshock {
 void* find_in_mapped(const char* library, const char* function, const char* version = nullptr,
                      const void* ours = nullptr);
 
-// Returns the definition that a caller of `ours` would get without libforeshock.so: the next one in the
-// global order of the dynamic linker. If it has none, the function may have been loaded with RTLD_LOCAL; then
-// `library` is searched, then all mapped libraries.
+// Returns the definition that a caller of `ours` would get without libforeshock.so: the next definition in
+// the global order of the dynamic linker. If that order has no other, the function may have been loaded with
+// RTLD_LOCAL; then `library` is searched, then all mapped libraries.
 void* find_behind(const char* library, const char* function, const char* version, const void* ours);
 
 // Gets the path of a mapped library (`library` as in find_in_mapped()). Returns false if none is found.
 bool find_mapped_path(const char* library, char (&path)[512]);
 
-// Whether the environment asks to monitor this process.
+// Whether the environment says that this process is to be monitored.
 bool is_monitored_process();
 
 // Loads the adapter for the mapped torch, once. Does nothing if no torch is mapped, or if this process is not

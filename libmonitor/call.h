@@ -35,8 +35,8 @@ struct ValidatedCall {
 // Checks the raw struct; nothing else reads it. Returns -1 and fills *checked, or a FORESHOCK_SKIP_ reason.
 int validate_call(const foreshock_attention_call& call, uint32_t pass, ValidatedCall* checked);
 
-// Reduces a packed call whose offsets are on the host to the one sequence that holds `place`, a position in
-// the batch as a fraction of 2^32. Returns -1, or the FORESHOCK_SKIP_ reason.
+// Reduces a packed call whose offsets are on the host to a single sequence: the one that holds the position
+// place / 2^32 * (number of positions in the batch). Returns -1, or the FORESHOCK_SKIP_ reason.
 int take_sequence(uint32_t place, ValidatedCall* checked);
 
 // The slots of a slice. A slice larger than a slot is divided over several, each with a range of its keys.
@@ -50,13 +50,13 @@ struct SlicePlan {
 // with log_sum_exp in fp64, and with a mask in fp32 (fp64 if the tensors are).
 uint64_t slot_bytes_for(const ValidatedCall& call);
 
-// Plans a slice of rows for at most `most_slots` slots of `capacity` bytes. If it is too large, its last
-// positions are removed from *slice; with a causal mask they see the most keys. Returns false if none fits.
+// Plans a slice of rows for at most `most_slots` slots of `capacity` bytes. If it is too large, removes its
+// last positions, which see the most keys with a causal mask, from *slice. Returns false if no position fits.
 bool plan_slice(const ValidatedCall& call, uint64_t capacity, uint32_t most_slots, Slice* slice,
                 SlicePlan* plan);
 
-// Whether key positions of the call can be sampled. It must be a backward call, not packed, without a mask,
-// with grad_key, grad_value and log_sum_exp.
+// Whether key positions (columns) of the call can be sampled. The call must be a backward call that is not
+// packed and has no mask, but has grad_key, grad_value and log_sum_exp.
 bool has_columns(const ValidatedCall& call);
 
 // Plans a slice of key positions. Returns false if it exceeds the slots or the maximal size of a slice.
@@ -64,8 +64,8 @@ bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_sl
                   SlicePlan* plan);
 
 // Counts NaN and Inf in the output of the slice's first head, over all query positions. Returns 0 if a
-// correct kernel may give them too: with a mask, with rows without keys, or with inputs that are not finite.
-// Returns 0 also for calls on a device.
+// correct kernel may give NaN or Inf too: with a mask, with rows without keys, or with inputs that are not
+// finite. Also returns 0 for calls on a device.
 uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice);
 
 // Returns the header of slot number `part` of the slice: plan.all, with the part's keys and payload table.
@@ -81,15 +81,15 @@ struct PayloadRange {
 PayloadRange payloads_of(const segment::Slot& slot);
 
 // Returns the kernel job that copies the payloads of a call on a device to device memory in the layout of the
-// slot. `to` is the device address of the first payload. The caller must set the job's `times` and `clock`.
+// slot. `to` is the device address of the first payload. The caller must set `times` and `clock` of the job.
 GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                           uint64_t to);
 
-// Does the same for a slice of key positions. The first part also gets the sums over all keys.
+// Does the same for a slice of key positions. The job of the first slot also computes sums over all keys.
 KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                                  uint64_t to);
 
-// As gather_for_slot(), for the sequence that holds call.packed.place. The caller must also set `gathered`.
+// As gather_for_slot(), for the sequence with call.packed.place. The caller also sets `gathered`, its report.
 PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& slice,
                                        const segment::Slot& slot, uint64_t to);
 

@@ -1,4 +1,6 @@
-// The sending of slices, and the checks before any work on a device: context, capture, set-up.
+// Sends slices (copied parts of attention calls) from a device to slots of the segment, after checks of
+// context, capture and set-up. Gather kernels copy the trainer's rows into a ring of device memory, whose
+// parts (one for each slot) are then copied to the slots. The sequence word of a slot with ticket t is 2t.
 #include "libmonitor/device_sampler.h"
 
 #include <algorithm>
@@ -20,22 +22,22 @@ void CopyTiming::collect() {
   uint32_t kept = 0;
   bool is_pending = false;  // the slice of the current slot has not arrived
   for (uint32_t n = 0; n < count_; ++n) {
-    const Expected& one = expected_[n];
-    const auto sequence = segment::word(one.slot->sequence);
+    const Expected& expected = expected_[n];
+    const auto sequence = segment::word(expected.slot->sequence);
     const uint64_t before = sequence.load(std::memory_order_acquire);
-    // The first slot of a slice is published last, so it decides for all of them.
-    if (one.is_first) is_pending = before < one.sequence;
+    // The first slot of a slice is published last, so it decides for all slots of the slice.
+    if (expected.is_first) is_pending = before < expected.sequence;
     if (is_pending) {
-      expected_[kept++] = one;
+      expected_[kept++] = expected;
       continue;
     }
-    const uint64_t begin = segment::word(one.slot->device_begin_ns).load(std::memory_order_relaxed);
-    const uint64_t end = segment::word(one.slot->device_end_ns).load(std::memory_order_relaxed);
+    const uint64_t begin = segment::word(expected.slot->device_begin_ns).load(std::memory_order_relaxed);
+    const uint64_t end = segment::word(expected.slot->device_end_ns).load(std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_acquire);
-    const bool is_same_slice = sequence.load(std::memory_order_relaxed) == one.sequence && begin <= end;
+    const bool is_same_slice = sequence.load(std::memory_order_relaxed) == expected.sequence && begin <= end;
     if (is_same_slice) last_ns_ = end - begin;
     spent_.ns += last_ns_;
-    spent_.slices += one.is_first;
+    spent_.slices += expected.is_first;
   }
   count_ = kept;
 }
@@ -51,10 +53,10 @@ constexpr uint64_t round_up(uint64_t value) {
   return (value + StagingRing::kAlign - 1) / StagingRing::kAlign * StagingRing::kAlign;
 }
 
-// In the ring a part (the share of one slot) begins with its times; if packed, GatheredSequence follows.
+// In the ring a part begins with its times. If packed, GatheredSequence (the chosen sequence) follows.
 constexpr uint64_t kTimes = 64, kSequenceOffset = 64, kTimesAndSequence = 192;
 static_assert(kSequenceOffset + sizeof(GatheredSequence) <= kTimesAndSequence);
-// The ring stores these in place of the slot's header, which must be at least as large.
+// The ring has these bytes where a slot has its header, which must be at least as large.
 static_assert(kTimesAndSequence <= sizeof(segment::Slot));
 static_assert(sizeof(GatheredSequence) == sizeof(segment::SequenceTold) &&
               offsetof(GatheredSequence, position) == offsetof(segment::SequenceTold, position));
@@ -140,7 +142,7 @@ int DeviceState::try_set_up() {
 
 bool DeviceState::is_ready() { return has_written_marker(setting_.writer->progress()->by_device[index_]); }
 
-// A part in the ring has at most kAlign bytes before its payloads (before_payloads()).
+// kAlign: at least the bytes that a part in the ring has before its payloads (before_payloads()).
 uint64_t DeviceState::capacity() const {
   return std::min(setting_.writer->slot_bytes(), ring_.bytes() - StagingRing::kAlign);
 }
@@ -158,21 +160,21 @@ bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const Cl
   for (uint32_t part = 0; part < claimed.parts; ++part) {
     const segment::Slot& slot = *claimed.slots[part];
     const uint64_t to = at + before_payloads(slot);
-    const auto begin = [&](GatherJob* job) {
+    const auto set_times = [&](GatherJob* job) {
       job->times = at;
       job->clock = clocks_ + place_.number * sizeof(GatherClock);
     };
     if (slot.columns == 1) {
       KeyGatherJob job = key_gather_for_slot(call, slice, slot, to);
-      begin(&job.gather);
+      set_times(&job.gather);
       if (!driver.launch(key_gather_, launch_of(job), &job, stream)) return false;
     } else if (slot.packed == segment::kNotPacked) {
       GatherJob job = gather_for_slot(call, slice, slot, to);
-      begin(&job);
+      set_times(&job);
       if (!driver.launch(gather_, launch_of(job), &job, stream)) return false;
     } else {
       PackedGatherJob job = packed_gather_for_slot(call, slice, slot, to);
-      begin(&job.gather);
+      set_times(&job.gather);
       job.gathered = at + kSequenceOffset;
       if (!driver.launch(packed_gather_, launch_of(job), &job, stream)) return false;
     }
@@ -196,8 +198,8 @@ bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
     at += bytes_of_part(*slot);
   }
   static_assert(offsetof(segment::Slot, device_end_ns) == offsetof(segment::Slot, device_begin_ns) + 8);
-  // A slot's sequence word is 2t once it holds ticket t. Written in the order of SegmentWriter::publish: when
-  // a reader sees the first part, the others are complete.
+  // The sequence words are written from the last part to the first: when a reader sees the first part, the
+  // others are complete (the order of SegmentWriter::publish).
   for (uint32_t part = claimed.parts; part-- > 0;) {
     const auto offset = reinterpret_cast<char*>(claimed.slots[part]) - setting_.writer->slot_region();
     if (!ok(driver.stream_write_value_64(stream_, slots_ + static_cast<uint64_t>(offset),
@@ -213,7 +215,7 @@ int DeviceState::send(const ValidatedCall& call, const Slice& slice, const Claim
   for (uint32_t part = 0; part < claimed.parts; ++part) bytes += bytes_of_part(*claimed.slots[part]);
   if (!ring_.find(bytes, &place_)) return FORESHOCK_SKIP_RING_FULL;
   if (!gather(call, slice, claimed, stream)) return fail();
-  if (!copy_and_publish(claimed)) fail();  // part of the work may still be done, so the slots stay claimed
+  if (!copy_and_publish(claimed)) fail();  // the device may still do part of the work: the slots stay claimed
   times_.expect(claimed.slots, claimed.ticket, claimed.parts);
   ring_.commit(&claimed.slots[0]->sequence, 2 * claimed.ticket);
   return -1;
@@ -231,8 +233,8 @@ cuda::Stream handle_of(const DeviceStream& stream) { return static_cast<cuda::St
 
 DeviceTurn::~DeviceTurn() {
   if (device_ != nullptr) device_->busy.clear(std::memory_order_release);
-  cuda::Context ours = nullptr;
-  if (driver_ != nullptr) driver_->ctx_pop_current(&ours);
+  cuda::Context popped = nullptr;
+  if (driver_ != nullptr) driver_->ctx_pop_current(&popped);
 }
 
 void DeviceSampler::attach(const segment::SegmentWriter* writer, const char* library) {
@@ -249,8 +251,6 @@ void DeviceSampler::attach(const segment::SegmentWriter* writer, const char* lib
   }
 }
 
-// -- within a sampled call --
-
 // Returns the device's primary context if the trainer has created it, else null. Retaining and releasing it
 // leaves its reference count unchanged.
 cuda::Context DeviceSampler::primary_context(cuda::Device device) const {
@@ -264,9 +264,9 @@ cuda::Context DeviceSampler::primary_context(cuda::Device device) const {
   return context;
 }
 
-// Whether cuStreamGetCtx may be called for the stream before the check for a capture (`may_be_captured`),
-// else after it. In drivers before kContextOfCapture the call would invalidate a capture. There it must
-// follow the check, which needs the context itself (NVIDIA's cuda.core has the same rule).
+// Whether cuStreamGetCtx is to be called now: before the check for a capture (`may_be_captured`) or after it.
+// In drivers before kContextOfCapture the call would invalidate a capture, so it follows the check, which
+// itself needs a context (NVIDIA's cuda.core has the same rule).
 bool DeviceSampler::may_query_context(const DeviceStream& stream, bool may_be_captured) const {
   return !is_default_stream(stream.handle) &&
          (driver_.version() >= cuda::kContextOfCapture) == may_be_captured;
@@ -274,7 +274,7 @@ bool DeviceSampler::may_query_context(const DeviceStream& stream, bool may_be_ca
 
 // Returns the context of the stream, or null. It need not be the current one, because a hook is called before
 // the framework has switched to the device of the tensors. If the stream cannot be queried yet, returns the
-// context of the device's default stream, which claim() compares with the stream's later.
+// context of the device's default stream, which claim() later compares with the context of the stream.
 cuda::Context DeviceSampler::context_of(const DeviceStream& stream, cuda::Context current) const {
   cuda::Context context = nullptr;
   if (may_query_context(stream, true))
@@ -355,16 +355,16 @@ int DeviceSampler::claim(const DeviceStream& stream, cuda::Context context, Devi
 
   const int place = place_of(device);
   if (place < 0) return FORESHOCK_SKIP_DEVICE;
-  Device& mine = devices_[place];
-  if (mine.busy.test_and_set(std::memory_order_acquire)) return FORESHOCK_SKIP_RING_FULL;
-  turn->device_ = &mine;
+  Device& claimed = devices_[place];
+  if (claimed.busy.test_and_set(std::memory_order_acquire)) return FORESHOCK_SKIP_RING_FULL;
+  turn->device_ = &claimed;
   turn->place_ = place;
   turn->context_id_ = id;
   return -1;
 }
 
 // Returns -1 if the object was set up in this context. Else requests a set-up: the context is the first one,
-// or a new one because the device was reset. Handles of the old context are invalid.
+// or a new one because the device was reset. In a new context, handles of the old context are invalid.
 int DeviceSampler::check_context(const PerContext& setting, Purpose purpose, const DeviceTurn& turn) {
   if (setting.is_refused(turn.context_id_)) return FORESHOCK_SKIP_DEVICE;
   return setting.is_of(turn.context_id_) ? -1 : request_set_up(turn.place_, purpose, turn.context_id_);
@@ -399,7 +399,7 @@ int DeviceSampler::send_gradients(const DeviceStream& stream, const foreshock_gr
                                   size_t count, SentGradients* sent) {
   DeviceTurn turn;
   if (const int why = enter(stream, kGradients, &turn); why >= 0) return why;
-  // Both checks come first, to request both set-ups at once: the sums are read back like scalars.
+  // Both checks come before a return, to request both set-ups at once: the sums are read back like scalars.
   const int why_not_sums = check(turn.gradients(), kGradients, turn);
   if (const int why = check_context(turn.state(), kCalls, turn); why >= 0) return why;
   if (why_not_sums >= 0) return why_not_sums;
@@ -412,20 +412,18 @@ int DeviceSampler::send_gradients(const DeviceStream& stream, const foreshock_gr
   return -1;
 }
 
-// -- between two steps --
-
-// Returns a context of the device whose handle is valid now, or null: the current one of this thread, or the
-// primary one. A handle that an earlier call saw may be stale, and using a stale handle is undefined.
+// Returns a context of the device whose handle is valid now: the current one of this thread or the primary
+// one. Null if neither is the wanted context. Handles from earlier calls may be stale, so they are not used.
 cuda::Context DeviceSampler::find_context(cuda::Device device, uint64_t wanted, cuda::Context current,
                                           uint64_t* id) const {
   const auto is_wanted = [&](cuda::Context context) {
-    unsigned long long its = 0;
-    if (context == nullptr || !ok(driver_.ctx_get_id(context, &its))) return false;
-    *id = its;
-    return wanted == kAnyContext || wanted == its;
+    unsigned long long found = 0;
+    if (context == nullptr || !ok(driver_.ctx_get_id(context, &found))) return false;
+    *id = found;
+    return wanted == kAnyContext || wanted == found;
   };
-  cuda::Device of_current = -1;
-  if (current != nullptr && ok(driver_.ctx_get_device(&of_current)) && of_current == device &&
+  cuda::Device current_device = -1;
+  if (current != nullptr && ok(driver_.ctx_get_device(&current_device)) && current_device == device &&
       is_wanted(current))
     return current;
   const cuda::Context primary = primary_context(device);
@@ -436,7 +434,7 @@ cuda::Context DeviceSampler::find_context(cuda::Device device, uint64_t wanted, 
 void DeviceSampler::set_up(int place, Purpose purpose, uint64_t wanted) {
   Device& device = devices_[place];
   const cuda::Device index = device.index.load(std::memory_order_relaxed);
-  cuda::Context current = nullptr, ours = nullptr;
+  cuda::Context current = nullptr, popped = nullptr;
   uint64_t id = 0;
   if (!ok(driver_.ctx_get_current(&current))) return;
   const cuda::Context context = find_context(index, wanted, current, &id);
@@ -452,7 +450,7 @@ void DeviceSampler::set_up(int place, Purpose purpose, uint64_t wanted) {
     device.weights.set_up(driver_, code_.code(), id);
   else
     device.gradients.set_up(driver_, code_.code(), id);
-  if (context != current) driver_.ctx_pop_current(&ours);
+  if (context != current) driver_.ctx_pop_current(&popped);
 }
 
 void DeviceSampler::set_up_wanted() {

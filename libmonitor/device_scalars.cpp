@@ -1,4 +1,5 @@
-// Sends single numbers and sums of gradients to the host, and estimates the cost of the sums.
+// Copies single numbers and sums of gradients from a device to the host, and estimates the cost of the sums.
+// Each value has a number, by which the host finds it, and is stored in the cell number % kScalarCells.
 #include "libmonitor/device_scalars.h"
 
 #include <sys/mman.h>
@@ -18,7 +19,7 @@ namespace {
 constexpr size_t kCellsBytes = kScalarCells * sizeof(ScalarCell);
 
 // Maps the memory as shared, so that a fork does not make its pages copy-on-write. Otherwise our next store
-// would copy the page, while the device would keep storing into the old one.
+// would copy the page, while the device would still store into the old page.
 void* shared_memory(size_t bytes) {
   void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   return map == MAP_FAILED ? nullptr : map;
@@ -48,7 +49,7 @@ void ScalarReadback::set_up(const DriverApi& driver, cuda::Module module) {
   is_usable_ = ok(pinned) && ok(driver.mem_host_get_device_pointer(&address_, cells_, 0));
 }
 
-// A cell is reused only after its earlier number has arrived: two kernels could mix their values.
+// A cell is reused only after its earlier value has arrived; else two kernels could store into it at once.
 bool ScalarReadback::is_free(uint64_t number) const {
   if (number < first_ + kScalarCells) return true;  // the first number in its cell
   const std::atomic_ref<uint64_t> word(cells_[cell_of(number)].number);
@@ -100,7 +101,7 @@ uint64_t ScalarReadback::send(std::span<const ScalarRow> rows, cuda::Stream stre
   });
 }
 
-// A cell gets a later number only after its earlier number has arrived, so `>=` is sufficient.
+// A cell gets a later number only after its earlier number has arrived. So a larger number means arrived too.
 bool ScalarReadback::has_arrived(uint64_t number) const {
   return cells_ != nullptr &&
          std::atomic_ref<uint64_t>(cells_[cell_of(number)].number).load(std::memory_order_acquire) >= number;
@@ -124,7 +125,7 @@ namespace {
 struct Head {
   GatherClock clock;
   uint32_t arrived, reserved;
-  uint64_t first[2], last[2];  // begin and end of the first and of the last kernel
+  uint64_t first[2], last[2];  // begin and end times of the kernels before and after the sums
 };
 constexpr uint64_t kHeadBytes = 256;
 static_assert(sizeof(Head) <= kHeadBytes);
@@ -176,14 +177,14 @@ int GradientReadback::try_set_up(std::span<const std::byte> code) {
   return ok(driver.mem_alloc(&memory_, kSumsBytes)) ? -1 : FORESHOCK_SKIP_DEVICE_MEMORY;
 }
 
-// Stores the device's time at `times` (begin) and the word after it (end).
+// Launches a kernel that only stores the device's time: its begin at `times`, its end in the word after that.
 bool GradientReadback::store_time(cuda::Address times, cuda::Stream stream) {
   GatherJob job = foreshock::look_at_clock(times, memory_ + offsetof(Head, clock));
   return driver_->launch(clock_, launch_of(job), &job, stream);
 }
 
-// Launches as many kernels as needed, with as many tensors and chunks per kernel as a job holds. The kernels
-// run one after the other and share the memory for chunks.
+// Launches as many kernels as needed for all gradients. Each job takes as many tensors and chunks as it can
+// hold. The kernels run one after the other and share the memory for the sums of chunks.
 bool GradientReadback::sum_all(const foreshock_gradient* gradients, size_t count, cuda::Stream stream) {
   GradientSumsJob job = {};
   job.results = memory_ + kResults;
@@ -218,7 +219,7 @@ int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cu
     if (sum_chunks(elements_of(gradient)) > kMostChunks) return FORESHOCK_SKIP_TOO_LARGE;
   }
   if (tensors > kMostTensors) return FORESHOCK_SKIP_TOO_LARGE;
-  // On another stream the new kernels are not ordered after the earlier ones, which use the same memory.
+  // On another stream, the new kernels could run at the same time as the earlier ones, in the same memory.
   const bool is_in_use = last_ != 0 && stream != last_stream_ && !scalars->has_arrived(last_);
   if (is_in_use || !scalars->has_room(tensors + kTimes)) return FORESHOCK_SKIP_RING_FULL;
   if (!ok(driver_->memset_d8_async(memory_, 0, kHeadBytes, stream)) ||
@@ -239,8 +240,8 @@ int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cu
 
 namespace {
 
-constexpr double kWeight = 0.2;    // weight of a new value in the running mean
-constexpr double kMostBeyond = 4;  // a measurement is clipped to this multiple of the expected value
+constexpr double kWeight = 0.2;    // weight of a new value in the running mean ns_per_byte_
+constexpr double kMostBeyond = 4;  // a new value is at most this multiple of ns_per_byte_
 
 }  // namespace
 
@@ -270,13 +271,13 @@ uint64_t GradientCost::take_owed() {
   return owed;
 }
 
-// Compares the time between the clock readings with the estimate for the bytes.
+// Adds the difference of a measured time from its estimate to the debt, and improves the estimate per byte.
 void GradientCost::measured(const Sent& one, uint64_t begin_ns, uint64_t end_ns) {
   if (end_ns < begin_ns) return;
   const auto ns = static_cast<double>(end_ns - begin_ns);
   owed_ns_ += ns - one.expected_ns;
-  const double each = ns / static_cast<double>(one.bytes);
-  const double counted = is_measured_ ? std::min(each, kMostBeyond * ns_per_byte_) : each;
+  const double per_byte = ns / static_cast<double>(one.bytes);
+  const double counted = is_measured_ ? std::min(per_byte, kMostBeyond * ns_per_byte_) : per_byte;
   ns_per_byte_ += (is_measured_ ? kWeight : 1) * (counted - ns_per_byte_);
   is_measured_ = true;
 }

@@ -1,6 +1,6 @@
 // The C ABI: checks the arguments of each call and forwards them to the monitor. foreshock_attention_enter()
-// is the fast path: it counts attention calls of steps that are not sampled. g_process.hot() is the hot word:
-// flags of this process (armed, switched off, sampled step, ...) and the number of its segment.
+// has a fast path, which only counts calls of unsampled steps. g_process.hot() is the hot word: flags of this
+// process (armed, switched off, sampled step, ...), above them the number of its segment (its generation).
 #include "foreshock/hook.h"
 
 #include <cstdio>
@@ -13,12 +13,12 @@ using foreshock::g_process;
 
 namespace {
 
-// While the hot word equals t_quiet_state, this thread only counts calls, in t_block, its own counters in the
-// segment: the monitor is armed and on, and the step is not sampled.
+// While the hot word equals t_quiet_state, the monitor is armed and on, and the step is not sampled. This
+// thread then only counts its calls, in t_block: the block of the segment that has this thread's counters.
 thread_local uint32_t t_quiet_state = ~0u;  // ~0: none yet
 thread_local foreshock::segment::ThreadBlock* t_block = nullptr;
 
-// Whether the caller compiled its struct with this version of hook.h; otherwise the struct is not read.
+// Whether the caller was compiled with this version of hook.h; otherwise its struct must not be read.
 template <class T>
 bool is_known(const T* given) {
   return given != nullptr && given->version == FORESHOCK_ABI_VERSION && given->size == sizeof(T);
@@ -32,7 +32,7 @@ __attribute__((noinline)) int enter_slowly(int32_t op, uint32_t flags) {
   const uint32_t quiet = generation | foreshock::kHotArmed;
   if (g_process.hot() != quiet) return wanted;
   const foreshock::Counting counting = g_process.counting();
-  if (counting.shared) return wanted;  // the fast path does not count atomically
+  if (counting.shared) return wanted;  // other threads count in it too; the fast path is not atomic
   t_block = counting.block;
   t_quiet_state = quiet;
   return wanted;
@@ -69,7 +69,7 @@ int foreshock_attention_enter(int32_t op, uint32_t flags) {
   const uint32_t hot = g_process.hot();
   if (hot == t_quiet_state && static_cast<uint32_t>(op) < foreshock::segment::kMaxOps) [[likely]] {
     uint64_t& calls = t_block->calls[op];
-    // Every kCallsPerSwitchRead-th call takes the slow path, which reads the switches of the agent.
+    // Every kCallsPerSwitchRead-th call takes the slow path, which reads whether the monitor has been paused.
     if (calls % foreshock::kCallsPerSwitchRead != foreshock::kCallsPerSwitchRead - 1) [[likely]] {
       foreshock::bump(calls);
       foreshock::bump(t_block->unsampled[g_process.pass_of(op)]);
