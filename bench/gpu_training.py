@@ -3,9 +3,9 @@
     python bench/gpu_training.py [--windows 100] [--steps 32] [--device cuda]
 
 Runs one training under `foreshock run` with default options. `foreshock pause` pauses the monitor in every other window
-of --steps steps. The device is idle when a window begins and ends. Printed: the median over pairs of windows of time
-with / time without - 1, with its 95 % bounds (order statistics of the pairs); the cost that the monitor reports; and
-the number of checked attention calls. Goal: at most 1 %. `--device cpu` only tests that the bench runs.
+of --steps steps. The device is idle when a window begins and ends. Each pair of windows gives time with / time without
+- 1. Prints the median over pairs with its 95 % bounds (goal: at most 1 %), the cost that the monitor reports, and the
+number of checked attention calls. `--device cpu` only tests that the bench runs.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from adapter_overhead import median_bounds
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
-RUN_ID, WARM_UP = "gpu-training", 64  # steps until the sampling interval is chosen and the device is set up
+RUN_ID, WARM_UP = "gpu-training", 64  # WARM_UP: steps until the sampling interval is chosen and the device is set up
 
 
 def train(device: str, windows: int, steps: int) -> None:
-    """The training process. It prints the result itself, since only it can time its windows."""
+    """The training, in a process of its own (--train). Prints the ratios, since only this process times its windows."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     import torch
     from tiny_gpt import Batches, TinyGpt, loss_of
 
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")  # as usual for trainings on such devices
+    torch.set_float32_matmul_precision("high")  # TF32, as usual for trainings on CUDA devices
     on_device = device != "cpu"
     model = TinyGpt(*((12, 1024, 16) if on_device else (2, 32, 4))).to(device)
     batches = Batches(batch=8 if on_device else 2, length=1024 if on_device else 32)
@@ -65,7 +65,7 @@ def train(device: str, windows: int, steps: int) -> None:
 
 
 def missing_device() -> str:
-    """Why there is no CUDA device; "" if there is one."""
+    """The reason why no CUDA device can be used; "" if one can."""
     try:
         import torch
     except ImportError:

@@ -1,6 +1,6 @@
 // Saves and restores the state of detectors as bytes, so that a restarted agent continues where the earlier
-// one stopped. A class lists its members once, in `template <class State> void fields(State& state)`. With a
-// StateWriter fields() writes the members; with a StateReader it sets them.
+// one stopped. A class lists its members once, in `template <class State> void fields(State& state)`, which
+// calls state(member) for each: a StateWriter (kReads false) writes the member, a StateReader (true) sets it.
 #ifndef FORESHOCK_DETECT_STATE_H_
 #define FORESHOCK_DETECT_STATE_H_
 
@@ -25,7 +25,7 @@ class StateWriter {
     (*this)(static_cast<uint64_t>(text.size()));
     put(text.data(), text.size());
   }
-  void require(bool) {}  // only a reader checks
+  void require(bool) {}  // StateReader::require() checks values that were read; written ones need no check
 
   const std::string& bytes() const { return bytes_; }
 
@@ -34,8 +34,8 @@ class StateWriter {
   std::string bytes_;
 };
 
-// Reads fields. The bytes may be invalid: after the first invalid field, good() stays false and all values
-// read as zero. If good() is false, the object that was read must not be used.
+// Reads fields. The bytes may be invalid: after the first invalid field, good() stays false, and every value
+// is read as zero, false or "". If good() is false, the object whose fields were read must not be used.
 class StateReader {
  public:
   static constexpr bool kReads = true;

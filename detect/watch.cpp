@@ -1,3 +1,4 @@
+// The detectors and loss rules of one rank. A detector has a series for each `place` (a layer or tensor).
 #include "detect/watch.h"
 
 #include <algorithm>
@@ -45,7 +46,7 @@ std::vector<Episode> Precursors::before(int64_t onset) const {
 
 namespace {
 
-// Names come from trainers, which may choose any length. They are cut to this length, in bytes.
+// Names of places and layers come from trainers, which may choose any length. They are cut to so many bytes.
 constexpr size_t kLongestName = 256;
 static_assert(kLongestName <= StateReader::kLongestText);
 
@@ -77,7 +78,7 @@ void RankWatch::observe_step(int64_t step, const std::optional<double>& loss,
   observe(DetectorId::kGradientGrowth, "", "", step, *gradient_norm, 0, out);
 }
 
-// Resets all detectors and rules: a resumed training may differ from what their baselines have learned.
+// The training has returned to an earlier step. Resets all detectors and rules: their baselines may not fit.
 void RankWatch::resume(int64_t step, std::vector<WatchEvent>* out) {
   out->push_back({.kind = WatchEventKind::kResumed,
                   .step = step,
@@ -117,7 +118,7 @@ void RankWatch::note_loss_event(WatchEventKind kind, int64_t onset, int64_t decl
   out->push_back({.kind = kind, .step = onset, .value = loss, .place = {}, .layer = {}});
 }
 
-// Removes a series of the lowest level; among these, the one that has been without a value for longest.
+// Removes one series of the detector: of those at the lowest level, the one without a value for longest.
 void RankWatch::give_up_one(DetectorId detector, int64_t step, std::vector<WatchEvent>* out) {
   const auto begin = series_.lower_bound({static_cast<int>(detector), ""});
   const auto end = series_.lower_bound({static_cast<int>(detector) + 1, ""});
@@ -133,7 +134,7 @@ void RankWatch::give_up_one(DetectorId detector, int64_t step, std::vector<Watch
   ++given_up_[static_cast<size_t>(detector)];
 }
 
-// Ends the episode of a series that is removed or learns again; the episode would otherwise never end.
+// Ends the episode of a series that will be removed or learn again; the episode would otherwise never end.
 void RankWatch::end_episode(const SeriesMap::value_type& series, int64_t step, double value,
                             std::vector<WatchEvent>* out) {
   const auto& [key, of] = series;

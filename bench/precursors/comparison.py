@@ -1,7 +1,8 @@
 """Scores all detectors over all trainings, with the shipped thresholds and with thresholds learned from other seeds.
 
-`found` is a list of trainings, as recording.reduced() stores them. A threshold is the text of a multiple of the shipped
-one, a key of a training's alarms. A twin is the same training without the fault.
+`found` is a list of trainings, as recording.reduced() stores them; `one` is a training of such a list, a dictionary. A
+threshold is a text: "1.4" stands for 1.4 times the shipped threshold. one["alarms"][detector][threshold] has the first
+steps of the alarms. A twin is the same training without the fault. A Tally counts the alarms and hits of one detector.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from recording import GRID, GRID_OF_OTHERS
 # A learned threshold may give at most this many false alarms per 10 000 steps, on the seeds used for learning.
 MOST_FALSE_PER_10K = 1.0
 OTHERS = tuple(alarms.of_others([], [], [], []))  # names of detection rules that others have published
-NULL = "step index"  # the null detector: one alarm at a fixed step
-NULL_EVERY = 40  # steps between two thresholds that are tried for it
+NULL = "step index"  # the null detector: one alarm at a fixed step, which is its threshold (as text)
+NULL_EVERY = 40  # steps between two thresholds that are tried for the null detector
 
 
 def completed(found: list[dict]) -> list[dict]:
-    """The trainings, with additional onsets: failures that only the comparison with the twin shows."""
+    """The trainings. Failures that only the comparison with the twin shows are added to their onsets."""
     by_key = {(one["recipe"], one["seed"]): one for one in found}
     return [one | missed(one, by_key.get((recipes.recipe(one["recipe"]).twin, one["seed"]))) for one in found]
 
 
 def missed(one: dict, twin: dict | None) -> dict:
-    """The fields that change if the training failed and the rules for loss events missed it. The comparison with the
-    twin shows such a failure."""
+    """The fields of `one` that change if the rules for loss events missed its failure, which the comparison with the
+    twin shows. Without such a failure only the field "missed" is set."""
     failure = scoring.excess(one["losses"], twin["losses"]) if twin and not one["onsets"] else None
     if failure is None:
         return {"missed": False}
@@ -41,8 +42,8 @@ def missed(one: dict, twin: dict | None) -> dict:
 
 
 def training_of(one: dict, threshold: dict[str, str]) -> scoring.Training:
-    """The training for scoring, with the alarms at the given thresholds. `threshold`: by detector, one of the
-    thresholds tried; detectors without an entry use the shipped one."""
+    """The training for scoring, with the alarms at the given thresholds. `threshold`: thresholds by detector. Without
+    an entry, a detector has the shipped threshold "1.0", and the null detector gives no alarm."""
     begins = {name: at.get(threshold.get(name, "1.0"), []) for name, at in one["alarms"].items()}
     begins[NULL] = [int(threshold[NULL])] if NULL in threshold else []
     masked = [tuple(pair) for pair in one["masked"]]
@@ -73,7 +74,7 @@ def controls(found: list[dict], detector: str, threshold: str) -> list[scoring.T
 
 
 def tallies(found: list[dict], detector: str, threshold: str) -> dict[tuple[str, int], scoring.Tally]:
-    """The tally of each pair, by recipe and seed."""
+    """The tally of each pair of a training with a fault and its twin, by recipe and seed."""
     return {
         (fault.recipe, fault.seed): scoring.tally(fault, twin, detector)
         for fault, twin in pairs(found, {detector: threshold})
@@ -81,12 +82,12 @@ def tallies(found: list[dict], detector: str, threshold: str) -> dict[tuple[str,
 
 
 def over_seeds(of: dict[tuple[str, int], scoring.Tally]) -> list[scoring.Tally]:
-    """One tally per seed, over all recipes. Recipes of one model share their twin, so they are not independent."""
+    """One tally per seed, pooled over all recipes. Recipes of one model share a twin, so they are not independent."""
     return [scoring.pooled(t for key, t in of.items() if key[1] == seed) for seed in sorted({key[1] for key in of})]
 
 
 def summaries(found: list[dict], detector: str, of: dict[tuple[str, int], scoring.Tally], threshold: str) -> dict:
-    """The figures over all recipes, by recipe, and by recipe without a fault ("models"). `of`: the tallies."""
+    """The figures over all recipes, by recipe with a fault, and by recipe without ("models"). `of`: see tallies()."""
     without_fault = controls(found, detector, threshold)
     by_recipe = {}
     for each in recipes.RECIPES:
@@ -99,7 +100,7 @@ def summaries(found: list[dict], detector: str, of: dict[tuple[str, int], scorin
 
 
 def by_control(without_fault: list[scoring.Training], detectors: Iterable[str]) -> dict[str, dict]:
-    """False alarms in the trainings without a fault, by their recipes. A model has one or more such recipes."""
+    """False alarms in the trainings without a fault, by recipe. "most": the upper 95 % bound of "per_10k" (steps)."""
     names = list(detectors)
     found = {}
     for each in recipes.RECIPES:
@@ -124,8 +125,8 @@ def tried(detector: str) -> list[str]:
 
 def learned_threshold(found: list[dict], detector: str) -> str | None:
     """The lowest threshold with at most MOST_FALSE_PER_10K false alarms in trainings without a fault. For the null
-    detector: the step with the largest lift (Tally.lift: how much more often an event follows an alarm than any step).
-    Uses only the seeds for learning. None: no such trainings, or no such threshold."""
+    detector: the step with the largest Tally.lift(), that is, how much more often an event follows an alarm than an
+    arbitrary step. Uses only the seeds for learning. None: no threshold qualifies, or no training can be used."""
     learning = [one for one in found if is_for_learning(one["seed"])]
     if detector == NULL:
         whole = {at: scoring.pooled(tallies(learning, detector, at).values()).lift() for at in tried(detector)}
@@ -136,16 +137,16 @@ def learned_threshold(found: list[dict], detector: str) -> str | None:
 
 
 def learned(found: list[dict], detector: str) -> dict:
-    """The learned threshold, and its results on the other seeds.
+    """The threshold learned from half of the seeds, and its results on the other half.
 
-    The null detector learns one threshold for each recipe. This favours it: recipes differ in length, so one step for
-    all of them would give worse results.
+    The null detector learns one threshold for each recipe. This favours the null detector: recipes differ in length, so
+    one step for all recipes would give worse results.
     """
     scored = [one for one in found if not is_for_learning(one["seed"])]
     if detector != NULL:
         at = learned_threshold(found, detector)
         of = tallies(scored, detector, at) if at is not None else {}
-        # Without a threshold there is nothing to score, and the threshold given here is not used.
+        # Without a learned threshold, summaries() gets no trainings and does not use the "1.0".
         return {"threshold": at} | summaries(scored if at else [], detector, of, at or "1.0")
     of, steps = {}, []
     for each in recipes.RECIPES:
@@ -192,8 +193,8 @@ def about_making(found: list[dict]) -> dict:
     """How the trainings were made.
 
     stale: number of trainings whose events come from other detectors than those of this tree. judges: number of
-    trainings by hash of the code that judged their slices. live_events: events that the agent found during the
-    trainings. replays: trainings in which `foreshock detect` found the same events.
+    trainings by hash of the code that judged their slices. live_events: number of events that the agent found during
+    the trainings. replays: number of trainings in which `foreshock detect` found the same events in the record.
     """
     made = [one["made"] for one in found]
     judges = [one["made"].get("judges", "") for one in found if one["lines"]["sample"]]
@@ -206,7 +207,7 @@ def about_making(found: list[dict]) -> dict:
 
 
 def about(what: recipes.Recipe, found: Iterable[dict]) -> dict:
-    """A recipe, with the numbers of its trainings and of their loss events."""
+    """A recipe, with the numbers of its trainings and of their loss events. steps_lost: steps that records lack."""
     of = [one for one in found if one["recipe"] == what.name]
     return {
         "name": what.name, "family": what.family, "model": what.model, "what": what.what, "steps": what.steps,
@@ -233,7 +234,7 @@ def curves(found: list[dict]) -> list[dict]:
 
 
 def curve(means: list[float | None], points: int = 300) -> list[list[float | None]]:
-    """At most about `points` pairs [step, largest mean loss of the bin]; None: a loss was not finite."""
+    """At most about `points` pairs [first step of a bin, largest of its means]; None: a mean is not finite."""
     width = max(1, len(means) // points)
     bins = [(n, means[n : n + width]) for n in range(0, len(means), width)]
     return [[scoring.BLOCK * n + 1, None if None in of else max(of)] for n, of in bins]
