@@ -157,9 +157,9 @@ std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor)
   if (max_of(statistics.nonfinite_slices).value_or(0) > 0) add("nonfinite", std::nullopt);
   if (is_biased(statistics, tensor) && !layer.is_mixed) add("bias", statistics.bias.bias()->ulp);
   // One fault gives one alarm, so fused_ratio (error relative to fused attention) is used only without an
-  // alarm of deviation_ratio (relative to unfused attention). With large scores, unfused attention may be as
-  // wrong as a faulty kernel. For dK and dV it always errs too much: it rounds its scores, and with the
-  // log-sum-exp of the forward pass these roundings do not cancel.
+  // alarm of deviation_ratio (relative to unfused attention). fused_ratio shows faults at large scores, where
+  // unfused attention may be as wrong as a faulty kernel. For dK and dV unfused attention always errs too
+  // much: it rounds its scores, and with the log-sum-exp of the forward pass these roundings do not cancel.
   if (!is_key_gradient(tensor) && several_beyond(statistics.deviation_ratio, ratio_limit(statistics, tensor)))
     add("deviation_ratio", max_of(statistics.deviation_ratio));
   else if (several_beyond(statistics.fused_ratio, ratio_limit(statistics, tensor),
@@ -407,11 +407,11 @@ double training_seconds(double seconds, double cost, const StepWindow& usual) {
 
 // Takes the cost of a step from the grant of the first look (the first samples of a process), as far as the
 // grant suffices, and returns this part; the budget pays the rest. The trainer computes the same sum.
-double take_grant(const segment::StepRecord& step, double cost, RankStatistics::FirstLookCost* look) {
+double take_grant(const segment::StepRecord& step, double cost, RankStatistics::FirstLookCost* first_look) {
   if (!segment::is_first_look(step)) return 0;
-  const double granted = std::min(cost, segment::kFirstLookSeconds - look->own_seconds);
-  look->own_seconds += granted;
-  look->last_step = step.step;
+  const double granted = std::min(cost, segment::kFirstLookSeconds - first_look->own_seconds);
+  first_look->own_seconds += granted;
+  first_look->last_step = step.step;
   return granted;
 }
 
@@ -573,22 +573,22 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   if (layer.label.empty() && !is_key_gradient(tensor)) ++rank->slices_without_layer[layer.source];
   rank->nonfinite_output += deviation.nonfinite_out + deviation.nonfinite_lse;
   observe_attention_gradient(deviation.nonfinite_gradient, slot, rank);
-  LayerStatistics* known = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
-  LayerStatistics& statistics = known != nullptr ? *known : rank->unnamed;
+  LayerStatistics* named_layer = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
+  LayerStatistics& statistics = named_layer != nullptr ? *named_layer : rank->unnamed;
   // Comes before add_pass(), which makes `judged` positive.
   if (!is_key_gradient(tensor))
-    rank->layers_judged[slot.pass] += known != nullptr && known->pass[slot.pass].judged == 0;
+    rank->layers_judged[slot.pass] += named_layer != nullptr && named_layer->pass[slot.pass].judged == 0;
   add_pass(deviation, cluster, &statistics_of(tensor, &statistics));
   if (slot.columns == 1) statistics_of(tensor, &statistics).query_rows = slot.keys;
   add_whole_call(deviation, slot, &statistics);
-  if (known != nullptr) {
+  if (named_layer != nullptr) {
     statistics.label = layer.label;
     statistics.name = layer.name;
     statistics.source = layer.source;
     note_kind(slot, &statistics);
   }
   note_alarms(deviation, slot.step, tensor, &statistics);  // reads the windows and query_rows set above
-  if (known == nullptr || is_key_gradient(tensor)) return;
+  if (named_layer == nullptr || is_key_gradient(tensor)) return;
   if (slot.pass == 0) add_scores(deviation, &statistics.scores);
   add_to_history(slot, deviation, &statistics);
 }

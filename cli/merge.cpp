@@ -113,7 +113,7 @@ std::string Merge::write_tensor(Lines::const_iterator begin, Lines::const_iterat
     const std::optional<RecordLine> line = parse_record_line(index_.text(*at), &why);
     const auto* tensor = line ? std::get_if<TensorLine>(&*line) : nullptr;
     if (tensor == nullptr) return index_.path(at->record) + kHasChanged;
-    // A line without `elements` has no values. It only reports further ranks that hold the tensor.
+    // Leaves out lines with parts that read() has not accepted. Lines without `elements` only report ranks.
     if (!tensor->elements || shares_.has_checked_parts(*tensor, *at))
       nodes.push_back({*tensor, index_.path(at->record)});
   }
@@ -159,7 +159,7 @@ void Merge::write_model(Lines::const_iterator begin, Lines::const_iterator end, 
 
 std::string Merge::write(Output* output) {
   ProgressBar bar("merge");
-  uint32_t generation = 0;
+  uint32_t generation = 0;  // how often the run has gone back to an earlier step
   Lines group;
   IndexedLine line;  // the first line after `group`
   bool has_line = index_.next(&line);

@@ -217,7 +217,7 @@ int DeviceState::send(const ValidatedCall& call, const Slice& slice, const Claim
   if (!gather(call, slice, claimed, stream)) return fail();
   if (!copy_and_publish(claimed)) fail();  // the device may still do part of the work: the slots stay claimed
   times_.expect(claimed.slots, claimed.ticket, claimed.parts);
-  ring_.commit(&claimed.slots[0]->sequence, 2 * claimed.ticket);
+  ring_.commit(&claimed.slots[0]->sequence, 2 * claimed.ticket);  // in use until the word reaches this value
   return -1;
 }
 

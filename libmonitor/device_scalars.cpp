@@ -271,7 +271,7 @@ uint64_t GradientCost::take_owed() {
   return owed;
 }
 
-// Adds the difference of a measured time from its estimate to the debt, and improves the estimate per byte.
+// Adds (measured time - estimate) to owed_ns_, and moves the estimate per byte towards the measured one.
 void GradientCost::measured(const Sent& one, uint64_t begin_ns, uint64_t end_ns) {
   if (end_ns < begin_ns) return;
   const auto ns = static_cast<double>(end_ns - begin_ns);

@@ -133,7 +133,7 @@ function chartJsOptions(kind) {
 }
 
 class StepChart {
-  constructor(parent, kind) {
+  constructor(parent, kind) { // `kind`: an entry of CHARTS
     this.kind = kind;
     const box = add(parent, "div", kind.isWide ? "chart wide" : "chart");
     add(box, "h3", "", kind.name);

@@ -459,6 +459,7 @@ class AttentionHook final : public c10::OperatorKernel {
     const c10::DispatchKeySet below = keys & kBelow;
     const AttentionArguments& arguments = arguments_.of(op);
     const at::Tensor& query = arguments.query(*stack);
+    // Not counted: parts of another attention operation, and calls without real data (fake, meta, traced).
     const bool is_counted = attention_depth == 0 && goes_to_device(below) && has_data(query);
     const AttentionDepth depth;
     if (!is_counted) return op.redispatchBoxed(below, stack);
@@ -508,7 +509,6 @@ class AttentionHook final : public c10::OperatorKernel {
 
   void take_results(AttentionInputs* inputs, const AttentionArguments& arguments, const Stack& stack) const {
     if (arguments.semantics().fills_out) {
-      // The output is an argument, so the first result is log_sum_exp.
       inputs->log_sum_exp = arguments.result(stack, 0);
     } else if (!backward_) {
       inputs->out = arguments.result(stack, 0);

@@ -35,7 +35,7 @@ class SafeSoftmaxHook final : public c10::OperatorKernel {
     const at::Tensor& scores = tensor_or_undefined(peek(*stack, arguments_, 0));
     const bool is_counted = attention_depth == 0 && goes_to_device(below) && has_data(scores);
     if (is_counted && enter_attention(number_, false, scores))
-      foreshock_attention_skip(number_, FORESHOCK_SKIP_OFF);
+      foreshock_attention_skip(number_, FORESHOCK_SKIP_OFF);  // samples of the math path are off
     op.redispatchBoxed(below, stack);
   }
 
@@ -56,7 +56,7 @@ class MathWindow {
     const auto found = c10::Dispatcher::singleton().findSchema({std::string("aten::") + kMathPath, ""});
     if (!on || !found) return;
     number_ = number;
-    arguments_ = new AttentionArguments(found->schema(), kUpperLeft, false);
+    arguments_ = new AttentionArguments(found->schema(), kUpperLeft, false);  // causal: at the top left
     handle_ = at::addGlobalCallback(at::RecordFunctionCallback(&on_begin, &on_end)
                                         .needsInputs(true)
                                         .needsOutputs(true)

@@ -25,7 +25,7 @@
         ctx.strokeStyle = dataset.borderColor;
         ctx.globalAlpha = 0.6;
         chart.getDatasetMeta(i).data.forEach((mark, k) => {
-          const value = dataset.points[k];
+          const value = dataset.points[k]; // the statistic {mean, low, high} of the mark
           if (!value || value.low === null || (y.type === 'logarithmic' && value.low <= 0)) return;
           const low = y.getPixelForValue(value.low), high = y.getPixelForValue(value.high);
           ctx.beginPath();

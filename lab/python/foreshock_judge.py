@@ -99,7 +99,7 @@ def cases(quick: bool = False) -> list[Case]:
     shapes += [(f"head dimension {d}", 1, 2, 2, 80, 80, d) for d in (24, 40, 128, 256)]
     many = ("many slices", 4, 8, 8, 128, 256, 64)
     all_cases = [Case(*shape) for shape in shapes]
-    all_cases += [Case(*shape, mask="causal") for shape in shapes if 1 < shape[4] <= shape[5]]
+    all_cases += [Case(*shape, mask="causal") for shape in shapes if 1 < shape[4] <= shape[5]]  # 1 < queries <= keys
     all_cases += [Case(*shape, mask=mask) for shape in shapes[:2] + shapes[4:5] for mask in ("bool", "float")]
     all_cases += [Case(*many, law=law) for law in ("normal", "flat", "ties", "one-signed")]
     all_cases += [Case("long", 1, 2, 2, 64, 1100, 64, law=law) for law in ("uniform", "one-signed")]
