@@ -20,15 +20,15 @@
 
 namespace foreshock {
 
-// Runs an alert command, one at a time; up to kMostWaiting further alerts are queued. No function waits for a
-// command. One thread.
+// Runs the alert command once per alert. Until the agent ends (start_all()), at most one command runs at a
+// time and up to kMostWaiting alerts are queued. No function waits for a command. One thread.
 class AlertCommand {
  public:
   using Clock = std::chrono::steady_clock;
   // Shortest time between two alerts of one kind: same run, event and detector, on any rank or layer.
   static constexpr std::chrono::seconds kApart{60};
   static constexpr std::chrono::seconds kLongest{60};  // a command that takes longer is killed
-  static constexpr std::chrono::seconds kToDie{5};     // a killed command that still exists then is given up
+  static constexpr std::chrono::seconds kToDie{5};     // after SIGKILL; later, the next command may start
   static constexpr size_t kMostWaiting = 16;
   static constexpr size_t kMostKinds = 4096;  // kinds of alerts that are remembered for kApart
   // `command` is passed to /bin/sh; if it is empty, nothing is run.
@@ -38,9 +38,9 @@ class AlertCommand {
   AlertCommand(const AlertCommand&) = delete;
   AlertCommand& operator=(const AlertCommand&) = delete;
 
-  // Queues the command for an event of the loss or the gradients, or for a detector that starts to warn;
-  // ignores other events. An event within kApart after an alert of its kind is only counted. The next alert
-  // of that kind reports the count.
+  // Queues the command for an event of the loss or the gradients, or for a detector that starts to warn.
+  // Other events are ignored. If the last alert of the event's kind is younger than kApart, the event is only
+  // counted, and the next alert of this kind reports the count to its command.
   void add(const EventLine& event, Clock::time_point now);
   // Reaps a command that has ended, kills one that takes too long, starts the next.
   void poll(Clock::time_point now);
@@ -49,12 +49,12 @@ class AlertCommand {
   // Whether a command runs or is queued.
   bool is_busy() const { return child_ > 0 || !waiting_.empty(); }
 
-  uint64_t started() const { return started_; }
-  uint64_t failed() const { return failed_; }  // commands not started, killed, or with an exit status not 0
-  uint64_t left_out() const { return left_out_; }  // alerts for which no command was queued
+  uint64_t started() const { return started_; }    // attempts to start a command
+  uint64_t failed() const { return failed_; }      // not started, killed, or exit status not 0
+  uint64_t left_out() const { return left_out_; }  // alerts of all kinds for which no command was queued
   // Sets the page's address, which the command gets as FORESHOCK_ALERT_URL. It is "" before the first call.
   void set_url(std::string url) { url_ = std::move(url); }
-  // Returns the variables of the command as "NAME=value" (docs/alerts.md).
+  // Returns the variables of the command as "NAME=value" (docs/alerts.md). `left_out`: LastAlert::left_out.
   static std::vector<std::string> environment_of(const EventLine& event, uint64_t left_out,
                                                  const std::string& url);
 
@@ -73,16 +73,15 @@ class AlertCommand {
   pid_t child_ = -1;                              // the command that runs; -1: none
   Clock::time_point began_;                       // when child_ was started
   std::optional<Clock::time_point> killed_at_;    // when child_ was killed
-  std::vector<pid_t> given_up_;
+  std::vector<pid_t> given_up_;                   // commands that still existed kToDie after SIGKILL
   uint64_t started_ = 0, failed_ = 0, left_out_ = 0;
 };
 
-// The level (quiet, watch or warn) of one detector of a rank. `since_step`: first step of this level.
-// `score`: 1 is where the detector warns.
+// The level (quiet, watch or warn) of one detector of a rank. `score`: the detector warns from 1 on.
 struct Signal {
   Level level = Level::kQuiet;
-  int64_t rank = -1, since_step = 0;
-  std::string detector, layer;  // both "" if all detectors are quiet
+  int64_t rank = -1, since_step = 0;  // since_step: first step of this level
+  std::string detector, layer;        // both "" if all detectors are quiet
   double score = 0;
 
   bool operator==(const Signal&) const = default;
@@ -91,12 +90,13 @@ struct Signal {
 // Finds the detector with the highest level, as advice for the trainers of a node. One thread.
 class Adviser {
  public:
-  // Adds an event of a rank's detectors. `states` has the state of each detector after the event; detectors
-  // other than the event's may have changed too, when all become quiet.
+  // Adds an event of a rank's detectors. `states` has the state of each of the rank's detectors after the
+  // event, since one event may reset all of them to quiet.
   void note(int64_t rank, const EventLine& event, const std::array<DetectorState, kDetectors>& states);
-  // Adds the states that an earlier agent saved. since_step is known only for warnings; otherwise it is 0.
+  // Adds the states that an earlier agent saved. They contain a step only for detectors that have warned: for
+  // the others since_step becomes 0.
   void restore(int64_t rank, const std::array<DetectorState, kDetectors>& states);
-  // Returns the signal with the highest level among these ranks, or the earliest of several.
+  // Returns the signal with the highest level among these ranks; of several, one with the lowest since_step.
   Signal loudest(const std::set<int64_t>& ranks) const;
 
  private:

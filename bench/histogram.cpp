@@ -1,7 +1,7 @@
 // Measures the histogram of a tensor on the CPU, from which the Wasserstein distance between two snapshots of
-// weights is computed: 16-bit values are counted by bit pattern, fp32 values by bin. Compares it with reading
-// the same bytes and with a vectorised sort. One thread, CPU time, the best of several repetitions, which
-// alternate.
+// weights is computed: 16-bit values are counted by bit pattern, fp32 values by bin. Compares the time with
+// that of reading the same bytes and of a vectorised sort. Measures CPU time in one thread. The measurements
+// alternate; of several repetitions, the best counts.
 #include "kernels/histogram.h"
 
 #include <time.h>
@@ -22,7 +22,7 @@ namespace foreshock {
 namespace {
 
 constexpr int kRepetitions = 7;
-constexpr size_t kInCache = 1 << 14;  // values that fit into the caches of a core
+constexpr size_t kInCache = 1 << 14;  // number of values that fit into the caches of a core
 
 // CPU time of this thread, in seconds; other work on the machine changes it less than wall time.
 double now() {
@@ -56,12 +56,12 @@ uint64_t read_all(const void* data, size_t bytes) {
   return sum[0] ^ sum[1] ^ sum[2] ^ sum[3] ^ sum[4] ^ sum[5] ^ sum[6] ^ sum[7];
 }
 
+// Returns normally distributed values: a million random ones, repeated with another scale each time, which is
+// faster than drawing all values and gives as many bit patterns.
 std::vector<float> weights(size_t count) {
   std::mt19937_64 random(1);
   std::normal_distribution<float> normal(0, 0.02f);
   std::vector<float> values(count);
-  // A million random values, repeated with another scale each time. This is faster than drawing all values
-  // and gives as many bit patterns.
   const size_t drawn = std::min<size_t>(count, 1 << 20);
   for (size_t n = 0; n < drawn; ++n) values[n] = normal(random);
   for (size_t n = drawn; n < count; ++n)
@@ -70,11 +70,11 @@ std::vector<float> weights(size_t count) {
 }
 
 struct Sorted {
-  const char* keys;
+  const char* keys;  // the sorted values, as text
   Timing timing;
 };
 
-// `bound`: of the counting, in ns per element. `cached`: the counting of values that stay in the cache.
+// `bound`: limit of the counting in ns per element, not checked. `cached`: counting of values in the cache.
 void print(const char* what, const Timing& counting, double bound, const Timing& reading,
            const Timing& cached, const std::vector<Sorted>& sorts) {
   std::printf("%-26s %6.3f ns/element (bound %.2f), %.2f of the read bandwidth (bound 0.35)", what,
@@ -90,10 +90,11 @@ template <class Key>
 void sort_copy([[maybe_unused]] const std::vector<Key>& values, [[maybe_unused]] std::vector<Key>* copy,
                [[maybe_unused]] Timing* timing) {
 #if FORESHOCK_VQSORT
-  // Sorts with and without AVX-512, whose compressing stores are slow on some machines.
-  for (int64_t without : {int64_t{0}, int64_t{HWY_AVX3 | HWY_AVX3_DL}}) {
+  // Sorts with and without AVX-512 (its compressing stores are slow on some machines); the faster sort
+  // counts.
+  for (int64_t excluded_targets : {int64_t{0}, int64_t{HWY_AVX3 | HWY_AVX3_DL}}) {
     hwy::SetSupportedTargetsForTest(0);
-    hwy::SetSupportedTargetsForTest(hwy::SupportedTargets() & ~without);
+    hwy::SetSupportedTargetsForTest(hwy::SupportedTargets() & ~excluded_targets);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
     *copy = values;
     hwy::Sorter sorter;
@@ -119,7 +120,7 @@ void measure(const char* law, const std::vector<float>& fp32) {
     read32.run(fp32.size(), [&] { sink ^= read_all(fp32.data(), 4 * fp32.size()); });
     std::fill(words32.begin(), words32.end(), 0);
     count32.run(fp32.size(), [&] { count_bins(fp32.data(), fp32.size(), words32.data()); });
-    // Counts a few values from the cache repeatedly: a lower bound for counting with one store per value.
+    // Counts the same cached values repeatedly: a lower bound for any counting with one store per value.
     const size_t rounds = fp32.size() / kInCache;
     cached16.run(rounds * kInCache, [&] {
       for (size_t n = 0; n < rounds; ++n) count_patterns(bf16.data(), kInCache, words16.data());

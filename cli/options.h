@@ -14,9 +14,9 @@ namespace foreshock::cli {
 
 class Arguments {
  public:
-  // Reads `words` with the options of one command, given by its OptionReader bit. The words after "--", or
-  // from the first that is not an option, become command(): the user's command for `run` and `doctor`, the
-  // record for `export` and `detect`; else they are an error. Stops at --help. Returns "" or an error.
+  // Reads `words` with the options of one command, whose OptionReader bit is `reader`. Stops at --help. The
+  // words after "--", or from the first that is not an option, become command(): the user's command for `run`
+  // and `doctor`, the record for `export` and `detect`; else they are an error. Returns "" or an error.
   std::string parse(const std::vector<std::string>& words, uint32_t reader);
 
   // Returns the value of the flag, else of the environment variable, else the default.
@@ -28,7 +28,7 @@ class Arguments {
   const std::vector<std::string>& command() const { return command_; }
 
  private:
-  std::string take_flag(const std::vector<std::string>& words, size_t* at, uint32_t reader);
+  std::string take_flag(const std::vector<std::string>& words, size_t* index, uint32_t reader);
   std::string check_values(uint32_t reader) const;
 
   // By OptionId: the value on the command line; "1" for a flag without a value.
@@ -44,10 +44,10 @@ std::string value_wanted(OptionId id, const std::string& text);
 // becomes 0 for a single port. Returns false if the text is invalid.
 bool parse_ports(const std::string& text, int* port, int* last_port);
 
-// Returns "" if the agent may listen on --bind, else what to do. A public address needs --token-file.
+// Returns "" if the agent may listen on the address of --bind, else what to do, e.g. to give --token-file.
 std::string listening_problem(const Arguments& arguments);
 
-// Returns the options of `reader` for --help: in groups, two columns, and lines of at most `columns` bytes.
+// Returns the options of `reader` for --help, in groups of two columns. Lines have at most `columns` bytes.
 std::string options_help(uint32_t reader, size_t columns);
 
 // Returns "" or a line about a FORESHOCK_ variable in the environment that is probably misspelled.
@@ -62,7 +62,7 @@ std::string options_markdown();
 std::string run_id_problem(const std::string& run_id);
 
 // Returns the run id from the environment: WANDB_RUN_ID, else SLURM_JOB_ID (with .SLURM_STEP_ID), else
-// TORCHELASTIC_RUN_ID unless it is "none", else 8 random hex digits. Makes it valid.
+// TORCHELASTIC_RUN_ID unless it is "none", else 8 random hex digits. Invalid characters are replaced.
 std::string default_run_id();
 
 // Returns the absolute path; "" if `path` is "" or the working directory no longer exists.

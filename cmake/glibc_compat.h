@@ -1,10 +1,11 @@
-// Makes the shared library load on glibc 2.17 and later, regardless of the glibc that it was linked with.
-// CMake force-includes it into every file that calls the dynamic loader. glibc 2.34 moved the loader's
-// functions from libdl into libc under a new symbol version; both libraries still have the old version.
+// Makes libforeshock.so load on glibc 2.17 and later, regardless of the glibc that it was linked with. CMake
+// force-includes this header into every file that calls the dynamic loader. glibc 2.34 moved the loader's
+// functions from libdl to libc with a new symbol version. Both still have the old one, which is selected
+// here.
 //
 // The symbols are weak, because an older glibc has them only in libdl.so.2. Requiring libdl would load one
-// more library in every child that inherits the preload (measured: 40 us per exec). A process that can load
-// torch has libdl anyway. In other processes the functions are null, so callers must check before they call.
+// more library in every child process that inherits LD_PRELOAD (measured: 40 us per exec). A process that can
+// load torch has libdl anyway. Without libdl the functions are null, so callers must check before they call.
 #ifndef FORESHOCK_CMAKE_GLIBC_COMPAT_H_
 #define FORESHOCK_CMAKE_GLIBC_COMPAT_H_
 

@@ -1,6 +1,6 @@
 // Names the device kernels and gives access to the fatbin, CUDA's container of their machine code.
-// libforeshock.so is not linked with CUDA: it reads the fatbin from a file beside the library when it first
-// needs a kernel (libmonitor/cuda_driver.h). A kernel has one parameter: a job of device_jobs.h, by value.
+// libforeshock.so is not linked with CUDA. When it first needs a kernel, it reads the fatbin from a file in
+// its own folder (libmonitor/cuda_driver.h). A kernel has one parameter: a job of device_jobs.h, by value.
 #ifndef FORESHOCK_KERNELS_DEVICE_CODE_H_
 #define FORESHOCK_KERNELS_DEVICE_CODE_H_
 
@@ -18,12 +18,12 @@ struct DeviceCodeSeal {
 };
 DeviceCodeSeal device_code_seal();
 
-// The bytes of the fatbin, embedded in tests and benchmarks that launch kernels. libforeshock.so must not use
-// this function: it would map the fatbin into every process of a training. The fatbin has machine code for
-// sm_80, sm_90 and sm_100, and PTX of compute_100 for later devices. Empty if the build had no nvcc.
+// Returns the bytes of the fatbin; empty if the build had no nvcc. The fatbin has machine code for sm_80,
+// sm_90 and sm_100, and PTX of compute_100 for later devices. Only tests and benchmarks link this function,
+// which embeds the fatbin: in libforeshock.so it would map the fatbin into every process of a training.
 std::span<const std::byte> DeviceCode();
 
-// The kernels, each with the type of its job. The job's comment says what the kernel computes.
+// The kernels, each with the type of its job. The job's comment in device_jobs.h describes the computation.
 enum class DeviceKernel : int {
   kGather,         // GatherJob
   kPackedGather,   // PackedGatherJob

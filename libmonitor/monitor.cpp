@@ -1,6 +1,7 @@
 // The parts of Monitor that decide which steps and attention calls are sampled, and store samples.
-// `g_process` (process.h) holds the segment, the settings, and the hot word: flags that every attention call
-// reads first. `control` is the file with which the agent, another process, sets the sampling.
+// `g_process` (process.h) holds the segment, the settings, and the hot word: flags (kHot...) that every
+// attention call reads first. `control` is the file with which the agent, another process, sets the sampling.
+// Locks are only tried (TryLock): if another thread holds a lock, the function does without it.
 #include "libmonitor/monitor.h"
 
 #include <algorithm>
@@ -27,8 +28,8 @@ constexpr uint64_t kSeveralNodesInterval = 64;
 // -- which steps and calls are sampled --
 
 // Returns the sampling interval of the burst that contains `step`, else 0. A burst is a range of steps that
-// the agent has sampled more often after a warning. Control words are loaded with acquire order, since the
-// agent stores each interval after its steps. (std::atomic_ref takes no const word, hence the const_cast.)
+// the agent wants sampled more often after a warning. The interval is loaded first, with acquire order, since
+// the agent stores it after the steps. (std::atomic_ref takes no const word, hence the const_cast.)
 uint64_t Monitor::burst_at(int64_t step) const {
   auto& control = const_cast<segment::Control&>(*g_process.writer().control());
   const uint64_t interval = std::atomic_ref<uint64_t>(control.burst_interval).load(std::memory_order_acquire);
@@ -52,15 +53,15 @@ uint64_t Monitor::interval_at(int64_t step) {
 }
 
 // Returns how many slices the budget allows in the step that begins. In the first look (the first sampled
-// steps of a run) a fixed grant pays instead, and the agent's work is not charged. Stores whether slices of
-// key positions are affordable too: a quarter of the balance must pay for a slice of rows of every call.
+// steps of a run) a fixed grant pays instead of the budget, and the agent's work is not charged. Also stores
+// whether key positions are affordable: a quarter of the sum must pay for a slice of rows of every call.
 uint32_t Monitor::plan_slices() {
   if (samples_without_limit()) {
     columns_are_affordable_.store(true, std::memory_order_relaxed);
     return segment::kMaxSlots;
   }
   TryLock lock(cost_busy_);
-  if (!lock) return affordable_slices_.load(std::memory_order_relaxed);  // as in the last sampled step
+  if (!lock) return affordable_slices_.load(std::memory_order_relaxed);  // the last result
   const double granted = first_look_.seconds();
   if (granted <= 0 && !budget_.allows()) return 0;
   const double saved = budget_.balance_seconds() - gradient_cost_.seconds();
@@ -96,7 +97,7 @@ void Monitor::begin_step() {
   affordable_slices_.store(affordable, std::memory_order_relaxed);
   const uint32_t free = g_process.writer().free_slots();
   free_slots_.store(free, std::memory_order_relaxed);
-  // Key positions may use the slots that the expected slices of rows leave free.
+  // Slices of key positions may use the slots that the expected slices of rows leave free.
   const uint64_t rows = std::min<uint64_t>(free_slices(), calls_last_step_.load(std::memory_order_relaxed));
   column_slots_.store(int64_t{free} - static_cast<int64_t>(rows * slots_per_slice_.load()),
                       std::memory_order_relaxed);
@@ -105,7 +106,8 @@ void Monitor::begin_step() {
   g_process.set_bits(kHotSampledStep);  // last: other threads now take samples with the values stored above
 }
 
-// Whether the reported step that begins with number `step` is to be sampled, regardless of the budget.
+// Whether the step with number `step` is to be sampled, regardless of the budget. If the trainer reports only
+// every period_steps_-th step, these steps are sampled together.
 bool Monitor::is_due(int64_t step) const {
   if (first_look_.is_open()) return step >= 0;
   return is_sampled_step(step, interval_.load(std::memory_order_relaxed),
@@ -118,11 +120,12 @@ void Monitor::count_call(const Counting& counting, int32_t op) {
   counting.add(counting.block->calls[op]);
   // Atomic, because threads without a block of their own share the last block.
   const uint64_t calls = std::atomic_ref<uint64_t>(counting.block->calls[op]).load(std::memory_order_relaxed);
-  // Steps read the switches too; an evaluation has no steps.
+  // begin_step() reads the switches too, but an evaluation has no steps.
   if (calls % kCallsPerSwitchRead == 0 && (g_process.hot() & kHotArmed) != 0) read_switches();
 }
 
-// enter() before the segment exists. Returns 1 if a training makes the call; leave() creates the segment.
+// Replaces enter() before the segment exists. Returns 1 for a call of a training: leave() creates the
+// segment.
 int Monitor::enter_unarmed(int32_t op, uint32_t flags) {
   t_open = {};
   const bool trains = (flags & FORESHOCK_NEEDS_GRADIENT) != 0 || g_process.pass_of(op) == FORESHOCK_BACKWARD;
@@ -281,8 +284,9 @@ int Monitor::put_slice(const ValidatedCall& checked, const Slice& slice, const S
   return -1;
 }
 
-// Takes a slice of key positions for some of the calls whose rows were taken. The call counts as sampled even
-// if this fails. `rows` is the slot header of the slice of rows; it supplies the fields that both share.
+// For some calls, copies a slice of key positions beside the slice of rows. The call counts as sampled even
+// if none is copied. `rows` is the slot header of the slice of rows, which has the fields that both slices
+// share.
 void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& rows, const SlotRoom& room,
                           DeviceTurn* turn, Taken* taken) {
   const Settings& settings = g_process.settings();
@@ -295,7 +299,7 @@ void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& row
   if (!plan_columns(checked, room.bytes, room.slots, slice, &plan)) return;
   slots_per_columns_.store(plan.slots, std::memory_order_relaxed);
   const int64_t needed = plan.slots;
-  // Other free slots are kept for slices of rows.
+  // column_slots_ excludes the free slots that are kept for slices of rows.
   if (column_slots_.fetch_sub(needed, std::memory_order_relaxed) < needed) return;
   plan.all.step = rows.step;
   plan.all.time_ns = rows.time_ns;
@@ -306,8 +310,8 @@ void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& row
   put_slice(checked, slice, plan, turn, taken);
 }
 
-// Sets the layer of the slice. The sources, best first, are: a name given with the call, the parameter that
-// its inputs come from (`identity`), the order of calls in the step (the ordinal).
+// Sets the layer of the slice. The sources, best first, are: a name given with the call, the parameter from
+// which the call's inputs were computed (`identity`), the order of calls in the step (the ordinal).
 void Monitor::name_layer(const foreshock_attention_call& call, const OpenCall& open, segment::Slot* slot) {
   const void* identity = call.layer_identity;
   const auto set = [&](int layer, segment::LayerSource source) {  // false: the layer is unknown (-1)
@@ -320,14 +324,14 @@ void Monitor::name_layer(const foreshock_attention_call& call, const OpenCall& o
     if (lock && set(layers_.index_of(call.layer_name, nullptr), segment::LayerSource::kAnnotation)) return;
   }
   if (set(layers_.find(identity), segment::LayerSource::kParameter)) return;
-  // An ordinal is used if the call has no parameter, or if the process named none (compiled optimizer, C++).
+  // An ordinal is used if the call has no parameter, or if the process named no parameters (e.g. in C++).
   const bool is_unnamed = identity != nullptr && layers_.has_names();
   slot->layer_source = static_cast<uint32_t>(is_unnamed ? segment::LayerSource::kUnnamedParameter
                                                         : segment::LayerSource::kUnknown);
   if (!is_unnamed) set(open.ordinal, segment::LayerSource::kOrdinal);
 }
 
-// `op` other than that of the thread's open call: the reason is recorded as unknown.
+// Counts the thread's open call as skipped. If `op` is not the operation of this call, the reason is unknown.
 void Monitor::skip(int32_t op, uint32_t reason) {
   const OpenCall open = t_open;
   t_open = {};
@@ -344,10 +348,11 @@ bool Monitor::ensure_segment(uint64_t slot_bytes_needed) {
   return g_process.arm(slot_bytes_needed, [] { g_monitor.reset(); });
 }
 
-// Starts with a new segment, before any other thread can see it.
+// Resets all state for a new segment, before any other thread can see the segment.
 void Monitor::reset() {
-  // A forked child that trains drops its parent's observations. Those made before the first segment are kept:
-  // a first pass without gradients (reentrant checkpoint, compiled graph) has a loss but creates no segment.
+  // A forked child that trains drops its parent's observations. Observations before the first segment are
+  // kept: a first pass without gradients (reentrant checkpoint, compiled graph) has a loss but creates no
+  // segment.
   if (std::exchange(had_segment_, true)) {
     loss_ = {};
     loss_is_reported_.store(false);

@@ -28,13 +28,13 @@ uint32_t reversed(uint32_t bits) {  // the 32 bits in reverse order
   return result;
 }
 
-// Returns the random number of one choice for one call. Choices with different `purpose` are independent; the
-// last argument of mix() in monitor.cpp is a purpose too (6).
+// Returns the random number of one choice for one call. Choices with different `purpose` are independent.
+// This file uses 1 to 5 and from 16 on; monitor.cpp passes 6 to mix() itself.
 uint64_t random_of(uint64_t seed, int64_t step, uint64_t call, int rank, uint64_t purpose) {
   return mix(seed, static_cast<uint64_t>(step), call, static_cast<uint64_t>(rank) << 8 | purpose);
 }
 
-// Chooses one position in each of up to `most` equal parts of a sequence. Uses purposes from 16 on.
+// Divides `length` positions into at most `most` equal parts; chooses one in each (purpose 16 + part).
 void choose_positions(int64_t length, int64_t most, const auto& random, Slice* slice) {
   slice->parts = slice->positions = static_cast<int>(std::min(length, most));
   for (uint32_t n = 0; n < static_cast<uint32_t>(slice->parts); ++n) {
@@ -67,7 +67,7 @@ Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t
   Slice slice;
   slice.batch = below(random(1), shape.batch);
   slice.kv_head = below(random(2), shape.kv_heads);
-  slice.heads = static_cast<int>(std::min<int64_t>(group, kRowsPerSample));
+  slice.heads = static_cast<int>(std::min<int64_t>(group, kRowsPerSample));  // one row per position and head
   slice.first_head = slice.kv_head * group + below(random(3), group - slice.heads + 1);
   choose_positions(shape.queries, kRowsPerSample / slice.heads, random, &slice);
   return slice;
@@ -87,9 +87,10 @@ Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64
 
 bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
                    uint64_t seed, int64_t step, uint64_t call) {
-  // The share of calls follows from the elements read: for a slice of rows (keys and values of a kv-head),
-  // for a slice of key positions (queries, outputs, output gradients of its query heads), and for its sums
-  // over all keys. Measured costs differ by up to a fourth, so the constant is below the promised 0.3.
+  // The share of calls follows from the number of elements read. `rows`: for a slice of rows (keys and values
+  // of a kv-head). `copied`: for a slice of key positions (queries, outputs and output gradients of its query
+  // heads). `summed`: for the sums over all keys that such a slice has too. Measured costs differ from these
+  // numbers by up to a fourth, so the constant is below the extra cost of 0.3 that sampling.h promises.
   constexpr double kExtraCost = 0.22;
   const double group = static_cast<double>(shape.heads / shape.kv_heads);
   const double rows = static_cast<double>(shape.keys) * static_cast<double>(head_dim + value_dim);
@@ -106,16 +107,17 @@ uint32_t choose_place(uint64_t seed, int64_t step, uint64_t call, int rank) {
 
 void OrdinalFollower::begin_step() { runs_ = run_ = backward_ = last_run_ = 0; }
 
+// Ends a run, i.e. a sequence of forward calls. The period is the usual length of a run (one call per layer).
 void OrdinalFollower::end_run() {
   last_run_ = run_;
   run_ = 0;
   const bool is_first = runs_++ == 0;
   if (period_ == 0) period_ = last_run_;
-  // An evaluation between two steps lengthens the forward run to several periods.
+  // An evaluation between two steps lengthens the run to several periods.
   if (last_run_ % period_ == 0) {
     ++agreed_;
   } else if (agreed_ >= kRunsToTrust || (!is_first && last_run_ < period_)) {
-    unstable_ = true;  // earlier or later ordinals would be wrong
+    unstable_ = true;  // no ordinals from now on, since those before or after this run would be wrong
   } else {
     period_ = last_run_;
     agreed_ = 1;
@@ -153,29 +155,29 @@ void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interva
   is_overdrawn_ = patient_balance_ < (is_overdrawn_ ? 0 : -most_owed / 2);
 }
 
-constexpr double kWeight = 0.2;   // weight of a new value in a running mean
+constexpr double kNewCost = 0.2;  // weight of a new value in the running means of the next two classes
 constexpr double kSurprise = 4;   // an observation counts as at most this many times the expected value
 constexpr double kSpread = 0.01;  // least relative spread of slice sizes from which a slope is fitted
 constexpr uint32_t kMostSlices = 10000;  // in a step; more than any segment holds
 
-// The returned seconds are the reported time, plus the estimate for this step's slices, minus the part of
-// earlier estimates that belongs to the slices reported now.
+// The returned seconds are the time that the agent reports, plus the estimate for this step's slices, minus
+// the part of earlier estimates that belongs to the slices that the agent reports.
 double AgentForecast::end_step(uint64_t slices, bool is_granted, const Report& report) {
   const uint64_t settled = std::min(report.slices, outstanding_);
-  const double paid =
+  const double charged_before =
       settled == 0 ? 0 : charged_ * static_cast<double>(settled) / static_cast<double>(outstanding_);
   outstanding_ -= settled;
-  charged_ -= paid;
+  charged_ -= charged_before;
   if (report.slices > 0) {
     const double each = report.slices_seconds / static_cast<double>(report.slices);
     const bool is_first = slice_seconds_ == 0;
     const double counted = is_first ? each : std::min(each, kSurprise * slice_seconds_);
-    slice_seconds_ += (is_first ? 1 : kWeight) * (counted - slice_seconds_);
+    slice_seconds_ += (is_first ? 1 : kNewCost) * (counted - slice_seconds_);
   }
-  const double ahead = is_granted ? 0 : static_cast<double>(slices) * slice_seconds_;
+  const double charged_now = is_granted ? 0 : static_cast<double>(slices) * slice_seconds_;
   outstanding_ += slices;
-  charged_ += ahead;
-  return report.seconds - paid + ahead;
+  charged_ += charged_now;
+  return report.seconds - charged_before + charged_now;
 }
 
 // Returns the time for a slice of `bytes` on the fitted line. If all slices are of about one size, no slope
@@ -195,8 +197,9 @@ void CostModel::observe_slice(uint64_t bytes, bool cold, double seconds) {
   bytes_ = static_cast<double>(bytes);
   const double warm = warm_seconds(bytes_);
   if (cold) {
-    const double beyond = std::clamp((seconds - warm) / bytes_, 0.0, kSurprise * cold_per_byte_ + 1e-12);
-    cold_per_byte_ += kWeight * (beyond - cold_per_byte_);
+    // 1e-12: so that a cost that has fallen to 0 can rise again.
+    const double extra = std::clamp((seconds - warm) / bytes_, 0.0, kSurprise * cold_per_byte_ + 1e-12);
+    cold_per_byte_ += kNewCost * (extra - cold_per_byte_);
     return;
   }
   seconds = std::min(seconds, kSurprise * warm);
@@ -212,14 +215,14 @@ void CostModel::observe_device(uint32_t slices, double seconds) {
   const double each = seconds / slices;
   // The first observation counts in full, because there is no expected value yet.
   const double counted = device_seconds_ == 0 ? each : std::min(each, kSurprise * device_seconds_);
-  device_seconds_ += (device_seconds_ == 0 ? 1 : kWeight) * (counted - device_seconds_);
+  device_seconds_ += (device_seconds_ == 0 ? 1 : kNewCost) * (counted - device_seconds_);
 }
 
 void CostModel::observe_step(bool sampled, double seconds) {
   if (sampled)
     extra_[extras_++ % kExtras] = std::max(seconds - bare_, 0.0);
   else
-    bare_ += (bare_ == 0 ? 1 : kWeight) * (seconds - bare_);
+    bare_ += (bare_ == 0 ? 1 : kNewCost) * (seconds - bare_);
 }
 
 double CostModel::slice_seconds(bool cold) const {
@@ -246,8 +249,9 @@ bool WeightSchedule::reserve(uint32_t count) {
   return turns_.reserve(count * sizeof(uint32_t)) && states_.reserve(count * sizeof(State));
 }
 
-// Bit reversal spreads the tensors of any part of the model evenly over the steps of an interval that is a
-// power of two. If the interval doubles, a tensor's steps are every second one of its earlier steps.
+// A tensor's turn, modulo the interval, is its step. Reversing the bits of the position in the model spreads
+// the tensors of any part of the model evenly over an interval that is a power of two. If the interval
+// doubles, a tensor is due at every second one of its earlier steps.
 void WeightSchedule::add(double begins_at, bool is_here) {
   turns()[count_] = reversed(static_cast<uint32_t>(0x1p32 * begins_at));
   states()[count_] = {0, 0, is_here};
@@ -317,15 +321,16 @@ void WeightCadence::end_step(double step_seconds, double cost_seconds, double by
   new_cost_ += cost_seconds;
   if (bytes > 0) {
     const double usual = seconds_per_byte() * bytes + kFixedSeconds;
-    const double before = std::exchange(last_per_byte_, new_cost_ / bytes) * bytes;
-    const double most = std::max(kMostTimes * usual, before);
+    const double as_before = std::exchange(last_per_byte_, new_cost_ / bytes) * bytes;  // last cost per byte
+    const double most = std::max(kMostTimes * usual, as_before);
     cost_sum_ = kKept * cost_sum_ + std::min(std::exchange(new_cost_, 0), most);
     byte_sum_ = kKept * byte_sum_ + bytes;
   }
   balance_ = std::clamp(balance_ + share_ * trainer_seconds - cost_seconds, -8 * earnings(), earnings());
 }
 
-// Returns the shortest interval, kFirstInterval times a power of two, in which the share earns the cost.
+// Returns the shortest interval, kFirstInterval times a power of two, in which the share of the training time
+// earns the cost of measuring `bytes` bytes; at most kLongestInterval.
 uint64_t WeightCadence::interval_for(double bytes) const {
   uint64_t interval = kFirstInterval;
   const double cost = bytes * seconds_per_byte(), earned_a_step = share_ * step_seconds_;

@@ -13,14 +13,14 @@
 
 namespace foreshock {
 
-inline constexpr int kRowsPerSample = 16;
+inline constexpr int kRowsPerSample = 16;  // most query rows, or key positions, of a slice
 
 // A hash of four words (splitmix64's finalizer, applied to each in turn).
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
 
 // Whether a step is sampled: its absolute number must be a multiple of the interval. An unknown (negative)
 // step is never sampled. If the trainer reports only every `steps`-th step, the `steps` steps from `step` on
-// are sampled together if one of their numbers is such a multiple.
+// are sampled together if one of their numbers is a multiple of the interval.
 constexpr bool is_sampled_step(int64_t step, uint64_t interval, int64_t steps = 1) {
   if (step < 0 || interval == 0 || steps <= 0) return false;
   const uint64_t beyond = static_cast<uint64_t>(step) % interval;
@@ -34,7 +34,7 @@ constexpr bool is_sampled_step(int64_t step, uint64_t interval, int64_t steps = 
 bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices, uint64_t expected_calls);
 
 struct CallShape {
-  int64_t batch, heads, kv_heads, queries, keys;
+  int64_t batch, heads, kv_heads, queries, keys;  // heads / kv_heads query heads share a kv-head
 };
 
 // The sampled part of one call: `heads` query heads of one batch element and kv-head, and `positions`
@@ -59,9 +59,9 @@ Slice choose_slice(const CallShape& shape, uint64_t seed, int64_t step, uint64_t
 Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64_t call, int rank);
 
 // Whether a sampled backward call gives a slice of key positions (to check dK and dV) beside its slice of
-// rows (dQ). `is_affordable`: the budget holds several times the cost of all rows. Then every second call
-// gives one, or fewer where key positions take more bytes than the rows. Otherwise so few do that a sampled
-// backward call costs at most 1.3 times a slice of rows in the mean (./dev bench sampled_backward).
+// rows (to check dQ). `is_affordable`: the budget holds several times the cost of all slices of rows. Then
+// every second call gives such a slice, or fewer where key positions take more bytes than rows. If false, so
+// few calls give one that the mean cost is at most 1.3 times that of the rows (./dev bench sampled_backward).
 bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
                    uint64_t seed, int64_t step, uint64_t call);
 
@@ -93,8 +93,8 @@ class OrdinalFollower {
   uint32_t run_ = 0;       // forward calls since the direction last changed
   uint32_t backward_ = 0;  // backward calls since the direction last changed
   uint32_t last_run_ = 0;  // length of the forward run before the present backward calls
-  uint32_t period_ = 0;
-  uint32_t agreed_ = 0;  // consecutive runs with this period
+  uint32_t period_ = 0;    // 0: not known yet
+  uint32_t agreed_ = 0;    // consecutive runs with this period
   bool unstable_ = false;
 };
 
@@ -106,7 +106,7 @@ class OrdinalFollower {
 // storm of page faults, a stopped process) does not stop the sampling for good.
 class Budget {
  public:
-  // Sets the limit to `times` (in a burst above 1) times max_slowdown. A limit below 100 % stays below it.
+  // Sets the limit to `times` times max_slowdown (`times` > 1 in a burst). Below 100 % it stays below 100 %.
   void set_limit(double max_slowdown, double times = 1) {
     max_slowdown_ = std::max(max_slowdown, std::min(times * max_slowdown, kMostLimited));
   }
@@ -120,8 +120,8 @@ class Budget {
   bool is_unlimited() const { return max_slowdown_ >= 1; }
 
   // Becomes true when the debt exceeds the earnings of 256 steps (fewer with an interval below 8), and false
-  // when the debt is paid off. While it is true, unavoidable costs take most of the limit, so the measurement
-  // of weights, which has a share of its own, must wait.
+  // when the debt is paid off. While it is true, costs other than samples take most of the limit, so the
+  // measurement of weights, which has a budget of its own (WeightCadence), must wait.
   bool is_overdrawn() const { return !is_unlimited() && is_overdrawn_; }
 
   // The savings; negative: debt.
@@ -134,7 +134,7 @@ class Budget {
   // The debt in patient_balance_ is limited to kMostOwed intervals of at most this many steps, so that it is
   // paid off in 512 steps even with a long interval. is_overdrawn() becomes true at half of that limit.
   static constexpr uint64_t kPatientInterval = 8;
-  // The first steps contain the set-up. It is part of the reported cost, but not held against sampling.
+  // The first steps contain the set-up, whose cost is reported but does not change the balance.
   static constexpr int kFirstSteps = 2;
 
   double max_slowdown_ = 0.01;
@@ -154,8 +154,8 @@ class FirstLook {
   static constexpr int kSteps = 8, kMostSteps = 32;
   static constexpr uint64_t kSlices = 64;  // limits the agent's work; a verdict needs 8 slices of each pass
 
-  // `is_wanted`: false if the user chose the sampled steps, or allows no cost.
   FirstLook() = default;
+  // `is_wanted`: false if the user chose the sampled steps, or allows no cost.
   explicit FirstLook(bool is_wanted) : steps_left_(is_wanted ? kSteps : 0) {}
   bool is_open() const { return steps_left_ > 0 && seconds_left_ > 0; }
   // The unspent grant, in seconds; 0 when the first look has ended.
@@ -250,15 +250,15 @@ class CostModel {
   double bare_ = 0;             // running mean of the cost of steps that were not sampled
 };
 
-// Decides which weight tensors are due, i.e. to be measured, in a step. A tensor is due once per interval.
-// Its step depends only on the tensor's position in the model, so it is the same on every rank and in every
-// rerun. A tensor is shown when the trainer passes its values. Every due tensor is counted; one that is not
-// shown before the next step is counted as lost. One caller at a time.
+// Decides which weight tensors are due, i.e. to be measured, in a step. A tensor is due once per interval, in
+// a step that depends only on the tensor's position in the model, so it is the same on every rank and in
+// every rerun. A tensor is shown when the trainer passes its values. Every due tensor is counted; a due
+// tensor that is not shown before the next step is counted as lost. One caller at a time.
 class WeightSchedule {
  public:
-  // Numbers of tensors since the last call.
+  // Numbers of tensors, of which each is counted once.
   struct Count {
-    uint64_t due = 0;   // newly due
+    uint64_t due = 0;
     uint64_t lost = 0;  // due, but never shown
   };
 
@@ -287,8 +287,8 @@ class WeightSchedule {
     bool is_here;
   };
   void find(int64_t step, int64_t steps, uint64_t interval, const auto& take);
-  // A tensor's turn is its step within an interval of 2^32 steps; modulo a shorter interval it is the step
-  // within that one. Separate from State, because all turns are read at every step.
+  // A tensor's turn is the step at which it is due within an interval of 2^32 steps; modulo a shorter
+  // interval, within that interval. Separate from State, because all turns are read at every step.
   uint32_t* turns() const { return reinterpret_cast<uint32_t*>(turns_.data()); }
   State* states() const { return reinterpret_cast<State*>(states_.data()); }
 
@@ -299,14 +299,15 @@ class WeightSchedule {
   uint64_t open_ = 0;  // due tensors of this round that were not shown
 };
 
-// Chooses the interval between two measurements of a weight tensor, so that the cost of all measurements
-// stays below a share of the training time: kShare times max_slowdown.
+// Chooses the interval between two measurements of a weight tensor, in steps, so that the cost of all
+// measurements stays below a share of the training time: kShare times max_slowdown.
 class WeightCadence {
  public:
   static constexpr uint64_t kFirstInterval = 64;
   static constexpr uint64_t kLongestInterval = uint64_t{1} << 20;
 
-  // `fixed`: the interval; 0: as short as the share pays for, >= kFirstInterval. max_slowdown 1: no limit.
+  // `fixed`: the interval; 0: the shortest >= kFirstInterval that the share pays for. max_slowdown 1: no
+  // limit.
   void start(double max_slowdown, uint64_t fixed);
   // Keeps the present interval from now on. If the share does not pay for it, tensors are skipped instead.
   void hold() { is_fixed_ = true; }
@@ -327,7 +328,7 @@ class WeightCadence {
   bool allows_checksum() const { return allows_debt(2); }
 
  private:
-  static constexpr double kShare = 0.25;         // share of max_slowdown
+  static constexpr double kShare = 0.25;         // of max_slowdown
   static constexpr double kFirstCost = 2.5e-10;  // seconds per byte before the first measurement
   static constexpr double kFirstBytes = 1e6;     // weight of kFirstCost, in bytes
   static constexpr double kWeight = 0.1;  // weight of a new step in the running mean of the step's length

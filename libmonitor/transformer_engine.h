@@ -1,6 +1,6 @@
 // Reads the arguments of TransformerEngine's fused attention (nvte_fused_attn_fwd and _bwd), which arrive as
 // words of unknown type. The order of the arguments changes between minor versions, so only exact versions
-// are supported. A tensor is passed as a handle, which functions of the library can read.
+// are supported. A tensor is passed as a handle, which functions of libtransformer_engine.so can read.
 #ifndef FORESHOCK_LIBMONITOR_TRANSFORMER_ENGINE_H_
 #define FORESHOCK_LIBMONITOR_TRANSFORMER_ENGINE_H_
 
@@ -31,7 +31,7 @@ enum class NvteKind : uint8_t {
 };
 
 // Indices of the arguments among the integer and pointer words of a function; -1: it has no such argument in
-// this version. Floats are passed separately: scale first, then dropout.
+// this version. `aux`: the auxiliary tensors. Floats are passed separately: scale first, then dropout.
 struct NvteWords {
   int8_t query, key, value, out, grad_out, grad_query, grad_key, grad_value, aux;
   int8_t is_training, returns_max;
@@ -45,15 +45,14 @@ struct NvteWords {
 // The arguments of one version of the library.
 struct NvteSignature {
   NvteWords forward, backward;
-  bool has_int16;     // the enumeration of formats has int16 before fp32
+  bool has_int16;     // the enumeration of number formats has int16 before fp32
   bool shape_is_own;  // shapes are returned as NvteTensors::Shape, not as OlderShape
 };
 
 // Finds the signature for the version of the package ("2.8.0"). Returns false if the version is unknown.
 bool find_nvte_signature(const char* version, NvteSignature* found);
 
-// Functions of libtransformer_engine.so that read a tensor handle. Before 2.4 a shape is a pointer and a
-// length, later it is a larger struct.
+// Functions that read a tensor handle. Before version 2.4 they return a shape as OlderShape, later as Shape.
 struct NvteTensors {
   struct Shape {
     size_t sizes[15];
@@ -83,13 +82,13 @@ struct NvteGiven {
 
 inline constexpr int kNotAnNvteCall = -2;
 
-// Describes a call for the monitor: fills in *call, except for op, layer and stream, and returns -1.
-// Otherwise returns the FORESHOCK_SKIP_ reason, or kNotAnNvteCall if the tensors do not fit together. Must be
-// called after the function has returned, with words that are_words_plausible() has accepted.
+// Describes a call for the monitor: fills in *call, except for op, layer and stream, and returns -1. On
+// failure returns the FORESHOCK_SKIP_ reason, or kNotAnNvteCall if the tensors do not fit together. Must be
+// called after the attention function has returned, with words that are_words_plausible() has accepted.
 int describe_nvte_call(const NvteGiven& given, foreshock_attention_call* call);
 
-// Whether these words can be the arguments of a signature. A build between two releases may have the version
-// of one release and the signature of the other, so that for example a length is in the place of a handle. If
+// Whether these words can be the arguments at `places`. A build between two releases may have the version of
+// one release and the signature of the other, so that for example a length is in the place of a handle. If
 // true, the handles may be passed to the library. Reads only the words, and checks that pointers can be read.
 bool are_words_plausible(const NvteWords& places, const Word* words, float scale, float dropout);
 
@@ -98,7 +97,7 @@ bool are_words_plausible(const NvteWords& places, const Word* words, float scale
 bool is_readable(Word address, size_t bytes);
 
 // Reads the version of an installed Python package from the name of its metadata folder,
-// "<package>-<version>.dist-info", or that of a variant, "<package>_cu12-...". `library` is a file of the
+// "<package>-<version>.dist-info" or, for a variant, "<package>_cu12-...". `library` is a file of the
 // package: its folder is searched, then the two folders above, until one has metadata. Returns false if there
 // is no metadata, or if a folder has several versions. Opens folders, so it must not be called on a hot path.
 bool read_package_version(const char* library, const char* package, char (&version)[64]);

@@ -79,23 +79,23 @@ UpdateSnapshots::Copy UpdateSnapshots::keep(const void* values, uint64_t bytes, 
 void UpdateSnapshots::renew(const Copy& copy, const void* values) {
   const auto* from = static_cast<const char*>(values);
   char* to = memory_.data() + copy.at;
-  if (copy.bytes == copy.of) {
+  if (copy.bytes == copy.whole_bytes) {
     std::memcpy(to, from, copy.bytes);
     return;
   }
   for (uint64_t n = 0; n < copy.bytes / kPiece; ++n)
-    std::memcpy(to + n * kPiece, from + piece_at(n, copy.bytes, copy.of), kPiece);
+    std::memcpy(to + n * kPiece, from + piece_at(n, copy.bytes, copy.whole_bytes), kPiece);
 }
 
 Update UpdateSnapshots::update(const Copy& copy, const void* values, uint64_t* elements) const {
   *elements = copy.bytes / size_of(copy.type);
   const auto* now = static_cast<const char*>(values);
   const char* before = memory_.data() + copy.at;
-  if (copy.bytes == copy.of) return update_between(before, now, copy.type, *elements);
+  if (copy.bytes == copy.whole_bytes) return update_between(before, now, copy.type, *elements);
   Update sum;
   for (uint64_t n = 0; n < copy.bytes / kPiece; ++n) {
-    const Update of = update_between(before + n * kPiece, now + piece_at(n, copy.bytes, copy.of), copy.type,
-                                     kPiece / size_of(copy.type));
+    const Update of = update_between(before + n * kPiece, now + piece_at(n, copy.bytes, copy.whole_bytes),
+                                     copy.type, kPiece / size_of(copy.type));
     sum.sum_magnitude += of.sum_magnitude;
     sum.sum_squares += of.sum_squares;
     sum.sum_squares_after += of.sum_squares_after;

@@ -51,14 +51,14 @@ class UpdateSnapshots {
 
   struct Copy {
     uint64_t at = 0, bytes = 0;  // offset and size of the copy; 0 bytes: no copy
-    uint64_t of = 0;             // bytes of the whole tensor
+    uint64_t whole_bytes = 0;    // size of the whole tensor
     DType type = DType::kNone;
     uint64_t round = 0;  // round_ when the copy was made; forget() begins the next round
   };
 
   // For set-up. Call forget() afterwards. If no memory could be mapped, no copies will be stored.
   void reserve(uint64_t bytes) { memory_.reserve(bytes); }
-  uint64_t room() const { return memory_.bytes(); }  // for all copies, used or not
+  uint64_t room() const { return memory_.bytes(); }  // the memory for all copies, including the used part
 
   // Drops all copies.
   void forget() {
@@ -82,14 +82,15 @@ class UpdateSnapshots {
   static uint64_t share(uint64_t room, uint64_t count, const BytesOf& bytes_of);
 
  private:
-  static uint64_t piece_at(uint64_t n, uint64_t kept, uint64_t of);  // offset of the n-th piece in the tensor
+  // Returns the offset in a tensor of `whole_bytes` of the n-th of the pieces that were copied.
+  static uint64_t piece_at(uint64_t n, uint64_t copied_bytes, uint64_t whole_bytes);
 
   MmapBuffer memory_;
   uint64_t used_ = 0, round_ = 1;
 };
 
 // Begins with equal shares. Each round distributes the memory that small tensors do not use among the large
-// ones. The share of every round is valid and at least that of the previous round.
+// ones. With the share of any round all copies fit, and it is at least the share of the previous round.
 template <class BytesOf>
 uint64_t UpdateSnapshots::share(uint64_t room, uint64_t count, const BytesOf& bytes_of) {
   constexpr int kRounds = 8;
@@ -107,7 +108,8 @@ uint64_t UpdateSnapshots::share(uint64_t room, uint64_t count, const BytesOf& by
   return share;
 }
 
-// An optimizer's state for one tensor; does not own the data. Absent: data NULL. Unknown: NaN, or step -1.
+// An optimizer's state for one weight tensor; does not own the data. An absent tensor has data NULL; unknown
+// numbers are NaN, an unknown step is -1.
 struct OptimizerState {
   foreshock_tensor gradient, second_moment;
   int64_t step;  // steps of this tensor, including the one just taken
@@ -117,11 +119,11 @@ struct OptimizerState {
 OptimizerState optimizer_of(const foreshock_weight_state& state);
 
 // Fills `numbers`, an array indexed by segment::OptimizerNumber, from gradient and second moment on the host.
-// NaN is unknown: a tensor on a device or in another format, or a second moment whose shape differs.
+// NaN: unknown, since a tensor is on a device or in another format, or the second moment has another shape.
 void optimizer_numbers(const OptimizerState& state, double* numbers);
 
-// Does the same as optimizer_numbers() with sums that were computed elsewhere; null means unknown. `moment`
-// includes the sums of the gradient, so `gradient` is then not read.
+// Does the same as optimizer_numbers() with sums that were computed elsewhere; null means unknown. If
+// `moment` is given, `gradient` is not read, since `moment` includes the sums of the gradient.
 void write_optimizer_numbers(const OptimizerState& state, const GradientSums* gradient,
                              const AdamSums* moment, double* numbers);
 
@@ -131,7 +133,7 @@ bool is_same_shape(const foreshock_tensor& a, const foreshock_tensor& b);
 // Gets the parameters of the Adam step. Returns false if step count, beta2 or epsilon is unknown or invalid.
 bool adam_step_of(const OptimizerState& state, AdamStep* step);
 
-// Results at the begin of the work's memory on the device. All zero before the launch.
+// Results at the beginning of the work's memory on the device. All zero before the launch.
 struct WeightResults {
   // Begin and end of the first kernel and of the last one, in ns of the device's clock.
   uint64_t first[2], last[2];
@@ -139,7 +141,7 @@ struct WeightResults {
   uint32_t arrived, reserved;  // arrived: scratch of the kernels that sum
   uint64_t checksum;           // only if the values are counted
   GradientSums values;         // only if the values are counted
-  GradientSums gradient;       // only without a second moment
+  GradientSums gradient;       // not with `moment`, which includes these sums
   AdamSums moment;
 };
 static_assert(sizeof(WeightResults) == 184);
@@ -151,7 +153,7 @@ struct WeightWork {
   static constexpr uint64_t kPayload = kAlign;
 
   uint64_t from;   // address of the dense values
-  uint64_t count;  // of values
+  uint64_t count;  // number of values
   DType type;
   bool is_counted;  // true: the payload is counters as in kernels/histogram.h; false: the values themselves
   bool has_gradient, has_moment;  // which of `gradient` and `adam` is set; at most one
@@ -210,15 +212,15 @@ bool launch_all(const WeightWork& work, uint64_t at, const DeviceLimits& limits,
 // Identifies work that was sent to a device, and the location of its results.
 struct SentWork {
   uint64_t context_id;
-  uint64_t ticket;  // number of the work
-  uint64_t offset;  // of its memory on the device, and of its results on the host
+  uint64_t ticket;  // number of the work, from 1
+  uint64_t offset;  // of the work's memory on the device, and of its results on the host
   uint32_t place;   // index of the host word that holds the ticket once the results have arrived
 };
 
 // Sends measurements of weights to one device in one CUDA context, and receives their results. Has memory on
 // the device, the same amount of memory on the host, and a stream. set_up() must be called between steps,
-// because it may wait for the device. Nothing is freed, because that may wait too and the context may no
-// longer exist. set_up() and send() must be called in that context. Thread-compatible.
+// because it may wait for the device. Nothing is freed, because freeing may wait too and the context may no
+// longer exist. set_up() and send() must be called in the context `context_id`. Thread-compatible.
 class WeightStaging : public PerContext {
  public:
   // Room for one histogram of fp32 and many small tensors.
@@ -228,7 +230,7 @@ class WeightStaging : public PerContext {
 
   void forget() { *this = {}; }
   void set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id);
-  bool is_ready();
+  bool is_ready();  // whether the device has finished the set-up
   bool holds(const WeightWork& work) const { return work.bytes <= ring_.bytes(); }
 
   // Launches the work on the trainer's `stream`, and copies the results to the host on this object's own
@@ -256,10 +258,10 @@ class WeightStaging : public PerContext {
   cuda::Stream stream_ = nullptr;
   cuda::Event event_ = nullptr;
   MmapBuffer host_;                       // pinned: words, then a copy of memory_
-  cuda::Address words_ = 0, memory_ = 0;  // device addresses: of the words in host_, and of device memory
+  cuda::Address words_ = 0, memory_ = 0;  // device addresses of the words in host_, and of the device memory
   uint64_t ticket_ = 0;                   // of the last work
   StagingRing ring_;                      // allocates memory_
-  uint64_t released_[StagingRing::kMostSlices] = {};  // by place: ticket of released work
+  uint64_t released_[StagingRing::kMostSlices] = {};  // by place: ticket of the last released work
 };
 
 }  // namespace foreshock

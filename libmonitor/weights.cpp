@@ -1,5 +1,6 @@
-// Measures due weight tensors and writes their records. Host tensors are measured at once; tensors on a
-// device by kernels (send()) whose results arrive some steps later (collect(), write_device_record()).
+// Measures due weight tensors and writes their records to the ring, a part of the segment. Host tensors are
+// measured at once. Kernels measure tensors on a device (send()); their results arrive some steps later
+// (collect(), write_device_record()). A tensor has a turn once per interval: it is then due.
 #include "libmonitor/weights.h"
 
 #include <algorithm>
@@ -23,7 +24,7 @@ namespace {
 using segment::TensorRecord;
 
 constexpr uint32_t kMostWeights = 1u << 16;  // tensors of a rank that are measured
-constexpr uint64_t kLeastPiece = 8 << 10;    // ring bytes without which packing is not tried
+constexpr uint64_t kLeastPiece = 8 << 10;    // least number of free ring bytes with which packing is tried
 constexpr uint32_t kMostRest = 32;           // most turns that a tensor skips after its record did not fit
 constexpr uint64_t kCopyAlign = 64;          // UpdateSnapshots aligns copies to this many bytes
 
@@ -39,7 +40,7 @@ uint64_t product(const int64_t (&shape)[FORESHOCK_TENSOR_DIMS]) {
   return elements;
 }
 
-// Whether the elements fill a block of memory, in any order of dimensions, each once.
+// Whether the elements fill a block of memory without gaps or overlaps, in any order of the dimensions.
 bool is_dense(const foreshock_tensor& tensor) {
   bool used[FORESHOCK_TENSOR_DIMS] = {};
   int64_t expected = 1;
@@ -65,8 +66,8 @@ void copy_end(char (&to)[n], const char* from) {
   std::snprintf(to, n, "%s", from + (length >= n ? length - n + 1 : 0));
 }
 
-// A result is awaited for this many steps. The host is usually at most a few steps ahead of its device, since
-// a stream queues a limited number of kernels.
+// Results from a device are awaited for this many steps. The host is usually at most a few steps ahead of its
+// device, since a stream queues a limited number of kernels.
 constexpr uint64_t kPatience = 1024;
 
 segment::TensorSkip skip_of(int why) {  // from a FORESHOCK_SKIP_ reason
@@ -175,7 +176,7 @@ size_t WeightSampler::due(int64_t step, int64_t steps, uint32_t* numbers, size_t
     if (found > 0) writer_.count_skipped(segment::kTensorBudget, found);
     return 0;
   }
-  if (has_replicas_)  // of the tensors on a device, after_step() changes this order
+  if (has_replicas_)  // fewest snapshots first; after_step() reorders the tensors on devices
     std::sort(numbers, numbers + found, [this](uint32_t a, uint32_t b) {
       return std::pair(weight(a)->snapshots, a) < std::pair(weight(b)->snapshots, b);
     });
@@ -190,26 +191,26 @@ void WeightSampler::count_missed(int64_t step, int64_t steps) {
 // Divides the memory for copies among the tensors of one step.
 void WeightSampler::share_copies(const uint32_t* numbers, size_t count) {
   copy_share_ = UpdateSnapshots::share(copies_.room(), count, [&](uint64_t n) {
-    const Weight& of = *weight(numbers[n]);
-    return round_up(of.elements * of.element_bytes, kCopyAlign);
+    const Weight& tensor = *weight(numbers[n]);
+    return round_up(tensor.elements * tensor.element_bytes, kCopyAlign);
   });
 }
 
-// Whether the tensor can be measured as it was passed. Otherwise sets *why.
+// Whether the tensor can be measured as it was passed. If not, sets *why to the reason.
 bool WeightSampler::check(const foreshock_weight_state& state, segment::TensorSkip* why) {
   const foreshock_tensor& values = state.parameter;
-  const auto no = [why](segment::TensorSkip reason) {
+  const auto refuse = [why](segment::TensorSkip reason) {
     *why = reason;
     return false;
   };
   if (values.device_type != FORESHOCK_DEVICE_CPU && (devices_ == nullptr || !is_on_device(state)))
-    return no(segment::kTensorDevice);
-  if (!can_be_measured(values.dtype)) return no(segment::kTensorFormat);
+    return refuse(segment::kTensorDevice);
+  if (!can_be_measured(values.dtype)) return refuse(segment::kTensorFormat);
   const uint64_t misaligned =
       reinterpret_cast<uintptr_t>(values.data) % size_of(static_cast<DType>(values.dtype));
   if (values.data == nullptr || product(values.shape) != weight(state.number)->elements ||
       !is_dense(values) || (misaligned != 0 && is_on_device(state)))
-    return no(segment::kTensorLayout);
+    return refuse(segment::kTensorLayout);
   return true;
 }
 
@@ -222,19 +223,19 @@ void WeightSampler::before_step(const foreshock_weight_state* states, size_t cou
     segment::TensorSkip why;
     // Tensors on a device are not copied, because the copies would take the training's device memory.
     if (state.number >= count_ || is_on_device(state) || !check(state, &why) || !cadence_.allows()) continue;
-    Weight& of = *weight(state.number);
+    Weight& tensor = *weight(state.number);
     const auto type = static_cast<DType>(state.parameter.dtype);
-    of.element_bytes = size_of(type);
-    const uint64_t bytes = of.elements * of.element_bytes;
-    // A step that is repeated, for example after a skipped one, reuses its memory.
-    if (copies_.holds(of.copy) && of.copy.of == bytes && of.copy.type == type)
-      copies_.renew(of.copy, state.parameter.data);
+    tensor.element_bytes = size_of(type);
+    const uint64_t bytes = tensor.elements * tensor.element_bytes;
+    // If a step number repeats, for example after a skipped step, the memory of the copy is reused.
+    if (copies_.holds(tensor.copy) && tensor.copy.whole_bytes == bytes && tensor.copy.type == type)
+      copies_.renew(tensor.copy, state.parameter.data);
     else
-      of.copy = copies_.keep(state.parameter.data, bytes, type, copy_share_);
+      tensor.copy = copies_.keep(state.parameter.data, bytes, type, copy_share_);
   }
 }
 
-// Measures host tensors in the given order, then tensors on devices. The first one on a device changes with
+// Measures host tensors in the given order, then tensors on devices. The latter begin with another tensor in
 // every interval, so that lack of room does not always hit the same tensors.
 void WeightSampler::after_step(const foreshock_weight_state* states, size_t count, int64_t step) {
   if (step < 0) return;
@@ -251,8 +252,8 @@ void WeightSampler::after_step(const foreshock_weight_state* states, size_t coun
   }
 }
 
-// Measures a tensor, or counts why it is not measured. If the budget or the ring prevents it, its checksum
-// alone is written, for the comparison of replicas.
+// Measures a tensor, or counts why it is not measured. If the budget or the ring prevents the measurement,
+// only the tensor's checksum is written, for the comparison of replicas (ranks with the same tensor).
 void WeightSampler::show(const foreshock_weight_state& state, int64_t step) {
   segment::TensorSkip why = segment::kTensorBudget;
   if (!check(state, &why)) return writer_.count_skipped(why);
@@ -264,39 +265,39 @@ void WeightSampler::show(const foreshock_weight_state& state, int64_t step) {
   is_on_device(state) ? send(state, step) : measure_on_host(state, step);
 }
 
-void WeightSampler::describe(const Weight& of, uint32_t number, DType type, int64_t step,
+void WeightSampler::describe(const Weight& tensor, uint32_t number, DType type, int64_t step,
                              TensorRecord* record) const {
   *record = {};
   record->kind = segment::TensorKind::kSnapshot;
   record->step = step;
   record->time_ns = realtime_ns();
   record->interval = cadence_.interval();
-  record->snapshot = of.snapshots + 1;
+  record->snapshot = tensor.snapshots + 1;
   record->number = number;
   record->tensors = held_;
-  record->dims = of.dims;
+  record->dims = tensor.dims;
   record->dtype = static_cast<uint32_t>(type);
-  std::copy_n(of.shape, segment::kTensorDims, record->shape);
-  std::copy_n(of.offset, segment::kTensorDims, record->offset);
-  std::copy_n(of.part, segment::kTensorDims, record->part);
-  record->elements = of.elements;
+  std::copy_n(tensor.shape, segment::kTensorDims, record->shape);
+  std::copy_n(tensor.offset, segment::kTensorDims, record->offset);
+  std::copy_n(tensor.part, segment::kTensorDims, record->part);
+  record->elements = tensor.elements;
   record->step_source = step_source_;
-  std::memcpy(record->layer, of.layer, sizeof record->layer);
-  std::memcpy(record->name, of.name, sizeof record->name);
+  std::memcpy(record->layer, tensor.layer, sizeof record->layer);
+  std::memcpy(record->name, tensor.name, sizeof record->name);
 }
 
-// Computes sums over the values, and over the change since before_step() of what was copied then.
-void WeightSampler::reduce(const Weight& of, const foreshock_tensor& values, DType type, int64_t step,
+// Computes sums over the values and, for the part that before_step() copied, over the change since then.
+void WeightSampler::reduce(const Weight& tensor, const foreshock_tensor& values, DType type, int64_t step,
                            double* reductions) const {
   std::fill_n(reductions, segment::kTensorReductionCount, std::numeric_limits<double>::quiet_NaN());
-  // Unchanged format: an optimizer may temporarily replace the parameter by a master copy in another one.
-  const bool is_known = copy_step_ == step && copies_.holds(of.copy) && of.copy.type == type;
-  if (!is_known || of.copy.bytes < of.copy.of)
-    reductions[segment::kSumOfSquares] = sum_of_squares(values.data, type, of.elements);
+  // An optimizer may temporarily replace the parameter by a master copy of another type.
+  const bool is_known = copy_step_ == step && copies_.holds(tensor.copy) && tensor.copy.type == type;
+  if (!is_known || tensor.copy.bytes < tensor.copy.whole_bytes)
+    reductions[segment::kSumOfSquares] = sum_of_squares(values.data, type, tensor.elements);
   if (!is_known) return;
   uint64_t elements = 0;
-  const Update update = copies_.update(of.copy, values.data, &elements);
-  if (elements == of.elements) reductions[segment::kSumOfSquares] = update.sum_squares_after;
+  const Update update = copies_.update(tensor.copy, values.data, &elements);
+  if (elements == tensor.elements) reductions[segment::kSumOfSquares] = update.sum_squares_after;
   reductions[segment::kUpdateSumMagnitude] = update.sum_magnitude;
   reductions[segment::kUpdateSumOfSquares] = update.sum_squares;
   reductions[segment::kUpdateMaxMagnitude] = update.max_magnitude;
@@ -304,52 +305,52 @@ void WeightSampler::reduce(const Weight& of, const foreshock_tensor& values, DTy
   reductions[segment::kUpdatedSumOfSquares] = update.sum_squares_after;
 }
 
-// Adds the rows of some attention heads if the tensor is a projection of queries or keys. `at`: offset in the
-// record at which they begin. Returns the end of the record.
-uint64_t WeightSampler::add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at,
+// Adds the rows of some attention heads if the tensor is a projection of queries or keys. `at`: offset of
+// these rows in the record. Returns the end of the record.
+uint64_t WeightSampler::add_heads(const Weight& tensor, const foreshock_tensor& values, uint64_t at,
                                   const Draft& draft) {
-  if (of.dims != 2 || projection_kind(of.name) == ProjectionKind::kNone) return at;
-  const auto without = [&](segment::TensorHeadSkip reason) {
+  if (tensor.dims != 2 || projection_kind(tensor.name) == ProjectionKind::kNone) return at;
+  const auto skip = [&](segment::TensorHeadSkip reason) {
     writer_.count_heads_skipped(reason);
     return at;
   };
-  if (product(of.shape) != of.elements) return without(segment::kHeadsSharded);
+  if (product(tensor.shape) != tensor.elements) return skip(segment::kHeadsSharded);
   // The rows are found by the shape that was named, so the passed tensor must have that shape.
-  if (values.dims != 2 || !std::equal(values.shape, values.shape + 2, of.shape))
-    return without(segment::kHeadsShape);
-  if (!knows_heads_) return without(segment::kHeadsUnknown);
-  const Projection projection = projection_of(of.name, of.shape, of.dims, heads_);
+  if (values.dims != 2 || !std::equal(values.shape, values.shape + 2, tensor.shape))
+    return skip(segment::kHeadsShape);
+  if (!knows_heads_) return skip(segment::kHeadsUnknown);
+  const Projection projection = projection_of(tensor.name, tensor.shape, tensor.dims, heads_);
   const size_t bytes = head_payload_bytes(projection, heads_, values.dtype);
-  if (bytes == 0) return without(segment::kHeadsShape);
-  if (values.data == nullptr) return without(segment::kHeadsDevice);
+  if (bytes == 0) return skip(segment::kHeadsShape);
+  if (values.data == nullptr) return skip(segment::kHeadsDevice);
   if (at + bytes > draft.room)
-    return without(at + bytes > writer_.largest_record() ? segment::kHeadsTooLarge : segment::kHeadsRingFull);
+    return skip(at + bytes > writer_.largest_record() ? segment::kHeadsTooLarge : segment::kHeadsRingFull);
   copy_heads(projection, heads_, values, reinterpret_cast<char*>(draft.record) + at);
   draft.record->payload[segment::kTensorHeadRows] = {at, bytes};
   return at + bytes;
 }
 
-// Whether the tensor skips this turn (rest()). A record that did not fit will probably not fit the next time,
-// and each attempt costs a pass over the tensor.
-bool WeightSampler::is_resting(Weight* of) {
-  if (of->rest == 0) return false;
-  --of->rest;
+// Whether the tensor skips this turn, as set by rest(). A record that did not fit will probably not fit the
+// next time, and each attempt costs a pass over the tensor.
+bool WeightSampler::is_resting(Weight* tensor) {
+  if (tensor->rest == 0) return false;
+  --tensor->rest;
   return true;
 }
 
 // Called if the record did not fit into `room` bytes. If the ring can give more, the next record reserves
 // more. Otherwise the tensor skips turns: 1, then 2, 4, ... up to kMostRest, until a record fits.
-void WeightSampler::rest(Weight* of, uint64_t room) {
-  of->needs = 2 * room;
+void WeightSampler::rest(Weight* tensor, uint64_t room) {
+  tensor->needs = 2 * room;
   if (room + checksum_room() < writer_.largest_record())
     return writer_.count_skipped(segment::kTensorRingFull);
-  of->next_rest = std::clamp(2 * of->next_rest, 1u, kMostRest);
-  of->rest = of->next_rest;
+  tensor->next_rest = std::clamp(2 * tensor->next_rest, 1u, kMostRest);
+  tensor->rest = tensor->next_rest;
   writer_.count_skipped(segment::kTensorTooLarge);
 }
 
-// Returns the ring bytes that snapshots must leave free for records of checksums: kLooks for every tensor, so
-// that checksums fit even while the agent reads nothing.
+// Returns the ring bytes that snapshots (records with a histogram) must leave free for records of checksums:
+// kLooks records for every tensor, so that checksums fit even while the agent reads nothing.
 uint64_t WeightSampler::checksum_room() const {
   constexpr uint64_t kRecord = round_up(sizeof(TensorRecord), segment::kTensorAlign);
   constexpr uint64_t kLooks = 8;
@@ -360,22 +361,22 @@ uint64_t WeightSampler::checksum_room() const {
 // checksums, so the checksum is needed even if the histogram does not fit or the budget does not pay for it.
 void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t step) {
   if (!has_replicas_ || is_on_device(state) || !cadence_.allows_checksum()) return;
-  const Weight& of = *weight(state.number);
+  const Weight& tensor = *weight(state.number);
   const auto type = static_cast<DType>(state.parameter.dtype);
   uint64_t room = 0;
   constexpr uint64_t kBytes = round_up(sizeof(TensorRecord), segment::kTensorAlign);
   TensorRecord* record = writer_.begin(kBytes, &room);
   if (record == nullptr) return;
-  describe(of, state.number, type, step, record);
+  describe(tensor, state.number, type, step, record);
   record->bytes = kBytes;
-  record->checksum = checksum(state.parameter.data, of.elements * size_of(type));
+  record->checksum = checksum(state.parameter.data, tensor.elements * size_of(type));
   writer_.publish_uncounted(record);
 }
 
-// Begins a record in the ring. Counts it as skipped and returns false if the ring has too little room:
-// `least` bytes for the record, and `kept` for checksums.
-bool WeightSampler::open(const Weight& of, Draft* draft) {
-  const uint64_t least = std::min(std::max(of.needs, kLeastPiece), writer_.largest_record());
+// Begins a record in the ring, which needs room for `least` bytes and for `kept` bytes of checksums. If the
+// ring has less room, counts the record as skipped and returns false.
+bool WeightSampler::open(const Weight& tensor, Draft* draft) {
+  const uint64_t least = std::min(std::max(tensor.needs, kLeastPiece), writer_.largest_record());
   const uint64_t kept = checksum_room();
   draft->record = writer_.begin(std::min(least + kept, writer_.largest_record()), &draft->room);
   draft->room = std::max(draft->room - std::min(draft->room, kept), std::min(draft->room, least));
@@ -393,42 +394,42 @@ bool WeightSampler::open(const Weight& of, Draft* draft) {
   return true;
 }
 
-// Completes and publishes a record whose histogram has fitted. `end` is the length of the record.
-void WeightSampler::close(Weight* of, const Draft& draft, uint64_t end) {
+// Completes and publishes a record with a packed histogram. `end` is the length of the record.
+void WeightSampler::close(Weight* tensor, const Draft& draft, uint64_t end) {
   const auto place = [&](const double* first, uint64_t count) -> segment::Payload {
     const auto offset = reinterpret_cast<const char*>(first) - reinterpret_cast<const char*>(draft.record);
     return {static_cast<uint64_t>(offset), count * sizeof(double)};
   };
   draft.record->payload[segment::kTensorReductions] = place(draft.reductions, segment::kTensorReductionCount);
   draft.record->payload[segment::kTensorOptimizer] = place(draft.optimizer, segment::kOptimizerNumbers);
-  draft.record->bytes = of->needs = round_up(end, segment::kTensorAlign);
-  of->next_rest = 0;
-  ++of->snapshots;
+  draft.record->bytes = tensor->needs = round_up(end, segment::kTensorAlign);
+  tensor->next_rest = 0;
+  ++tensor->snapshots;
   writer_.publish(draft.record);
 }
 
 void WeightSampler::measure_on_host(const foreshock_weight_state& state, int64_t step) {
-  Weight& of = *weight(state.number);
+  Weight& tensor = *weight(state.number);
   const foreshock_tensor& values = state.parameter;
   const auto type = static_cast<DType>(values.dtype);
-  const uint64_t bytes = of.elements * size_of(type);
+  const uint64_t bytes = tensor.elements * size_of(type);
   Draft draft;
-  if (!open(of, &draft)) return write_checksum(state, step);
+  if (!open(tensor, &draft)) return write_checksum(state, step);
   TensorRecord* record = draft.record;
-  describe(of, state.number, type, step, record);
+  describe(tensor, state.number, type, step, record);
   read_ += bytes;
   // Packing comes first, because it may fail.
-  const size_t packed = packer_.pack(values.data, type, of.elements, draft.histogram,
+  const size_t packed = packer_.pack(values.data, type, tensor.elements, draft.histogram,
                                      draft.room - draft.histogram_at, &record->form);
   if (packed == kPackFailed) {
-    rest(&of, draft.room);
+    rest(&tensor, draft.room);
     return write_checksum(state, step);
   }
   record->payload[segment::kTensorHistogram] = {draft.histogram_at, packed};
   record->checksum = checksum(values.data, bytes);
-  reduce(of, values, type, step, draft.reductions);
+  reduce(tensor, values, type, step, draft.reductions);
   optimizer_numbers(optimizer_of(state), draft.optimizer);
-  close(&of, draft, add_heads(of, values, round_up(draft.histogram_at + packed, 8), draft));
+  close(&tensor, draft, add_heads(tensor, values, round_up(draft.histogram_at + packed, 8), draft));
   ++host_records_;
   host_step_ = step;
 }
@@ -444,10 +445,9 @@ void WeightSampler::end_step(double step_seconds, double cost_seconds, bool is_o
   std::atomic_ref<uint64_t>(ring.interval).store(cadence_.interval(), std::memory_order_relaxed);
 }
 
-// Measurements of tensors on a device are sent in the step that they belong to. Their records are written
-// when the results have arrived. Such a record has everything that follows from the tensor's values, but not
-// the change made by the step: that would need a copy of the tensor on the device.
-
+// Sends the measurement of a tensor to its device. The record is written when the results have arrived. This
+// record has everything that follows from the tensor's values, but not the change made by the step, because
+// the change would need a copy of the tensor on the device.
 void WeightSampler::send(const foreshock_weight_state& state, int64_t step) {
   const uint64_t begin = monotonic_ns();
   PendingWeight* pending = pending_.next();
@@ -489,7 +489,7 @@ WeightSampler::Spent WeightSampler::collect() {
   return spent;
 }
 
-// Ends the measurement if its results have arrived or never will. Returns false if they may still arrive.
+// Ends the measurement if its results have arrived or will never arrive. Returns false if they still may.
 bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
   bool is_settled = false;
   devices_->visit_weights(pending->place, [&](WeightStaging& staging) {
@@ -499,7 +499,7 @@ bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
     is_settled = true;
     if (results == nullptr) {
       if (!pending->is_forgotten) writer_.count_skipped(segment::kTensorDevice);
-      return;  // its memory is not released, since a slow device may still store into it
+      return;  // the memory of the results is not released, since a slow device may still store into it
     }
     const WeightResults head = results_in(results);
     if (head.first[0] <= head.last[1]) spent->device_ns += head.last[1] - head.first[0];
@@ -511,7 +511,7 @@ bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
   return is_settled;
 }
 
-// Packs the histogram: from the device's counters, or from the values that the device has copied.
+// Packs the histogram from `payload`: the device's counters, or the values that the device has copied.
 size_t WeightSampler::pack(const PendingWeight& pending, char* payload, const Draft& draft) {
   const uint64_t room = draft.room - draft.histogram_at;
   if (pending.work.is_counted)
@@ -523,21 +523,21 @@ size_t WeightSampler::pack(const PendingWeight& pending, char* payload, const Dr
 
 void WeightSampler::write_device_record(const PendingWeight& pending, char* results) {
   // If a host tensor of a later step was recorded since, the result is dropped: to the agent, a record with
-  // an earlier step than the previous one is a training that resumed from a checkpoint.
+  // an earlier step than the record before it means that the training resumed from a checkpoint.
   if (host_records_ != pending.host_records && host_step_ != pending.step)
     return writer_.count_skipped(segment::kTensorDevice);
   const WeightResults head = results_in(results);
   const WeightWork& work = pending.work;
   char* payload = results + WeightWork::kPayload;
-  Weight& of = *weight(pending.number);
+  Weight& tensor = *weight(pending.number);
   Draft draft;
-  if (!open(of, &draft)) return;
+  if (!open(tensor, &draft)) return;
   segment::TensorRecord* record = draft.record;
-  describe(of, pending.number, work.type, pending.step, record);
+  describe(tensor, pending.number, work.type, pending.step, record);
   record->time_ns = pending.time_ns;
   record->interval = pending.interval;
   const size_t packed = pack(pending, payload, draft);
-  if (packed == kPackFailed) return rest(&of, draft.room);
+  if (packed == kPackFailed) return rest(&tensor, draft.room);
   record->payload[segment::kTensorHistogram] = {draft.histogram_at, packed};
   record->checksum = work.is_counted ? head.checksum : checksum(payload, work.count * size_of(work.type));
   constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
@@ -553,7 +553,7 @@ void WeightSampler::write_device_record(const PendingWeight& pending, char* resu
                           has_moment ? &moment : nullptr, draft.optimizer);
   foreshock_tensor values = pending.values;
   values.data = work.is_counted ? nullptr : payload;
-  close(&of, draft, add_heads(of, values, round_up(draft.histogram_at + packed, 8), draft));
+  close(&tensor, draft, add_heads(tensor, values, round_up(draft.histogram_at + packed, 8), draft));
 }
 
 }  // namespace foreshock

@@ -148,7 +148,7 @@ class WeightSampler {
     char* histogram;
     uint64_t histogram_at, room;  // offset of the histogram; bytes available to the record
   };
-  uint64_t add_heads(const Weight& of, const foreshock_tensor& values, uint64_t at, const Draft& draft);
+  uint64_t add_heads(const Weight& weight, const foreshock_tensor& values, uint64_t at, const Draft& draft);
   HeadGeometry heads_;         // of the model
   bool knows_heads_ = false;   // an attention call was sampled
   ProjectionOutputs outputs_;  // from the shapes of whole tensors
@@ -160,10 +160,10 @@ class WeightSampler {
   void show(const foreshock_weight_state& state, int64_t step);
   void measure_on_host(const foreshock_weight_state& state, int64_t step);
 
-  bool open(const Weight& of, Draft* draft);
+  bool open(const Weight& weight, Draft* draft);
   void write_checksum(const foreshock_weight_state& state, int64_t step);
   uint64_t checksum_room() const;
-  void close(Weight* of, const Draft& draft, uint64_t end);
+  void close(Weight* weight, const Draft& draft, uint64_t end);
 
   // For tensors on a device.
   void send(const foreshock_weight_state& state, int64_t step);

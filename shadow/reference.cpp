@@ -1,8 +1,8 @@
 #include "shadow/reference.h"
 
-// The fast implementation of reference(). The rows of a slice are in the lanes of vectors, and each lane does
-// the operations of reference_scalar.cpp in the same order, so the bits agree. Highway compiles this file
-// once per instruction set.
+// The fast implementation of reference(), i.e. of attention in fp64. The rows of a slice are in the lanes of
+// SIMD vectors. Each lane does the operations of reference_scalar.cpp in the same order, so both give the
+// same bits. Highway, a SIMD library, compiles this file once per instruction set.
 
 #include <algorithm>
 #include <cmath>
@@ -27,9 +27,11 @@ using D = LanesTag<double>;
 using V = hn::Vec<D>;
 constexpr int kLanes = lanes_of<double>();
 
-// The working arrays in the scratch memory of a Reference: doubles, 64-byte aligned. Arrays of rows are
-// stored [element or key][row], with `stride` (the padded number of rows) from one element to the next;
-// `keys` and `values` hold a tile as [key][element]. `factor` holds the maxima before the current tile.
+// The working arrays in the scratch memory of a Reference: doubles, 64-byte aligned. `keys` and `values` hold
+// a tile as [key][element]. The other arrays are [element or key][row], with `stride` (the padded number of
+// rows) from one element to the next: the fields of RowSums, the maxima before the current tile (`factor`),
+// the number of keys that a row sees (`limit`), the sum of grad_out * out (`delta`), and the sums of
+// backward().
 struct Workspace {
   int stride;
   double *query, *out, *scores, *keys, *values;
@@ -100,6 +102,7 @@ HWY_INLINE bool observe_tile(const Workspace& w, int first, int count, bool limi
   return moved;
 }
 
+// shift_of() of every lane: the maximum, or 0 for a row that has seen no key.
 HWY_INLINE V shift_lanes(V max) {
   const D d;
   return hn::IfThenElse(hn::Eq(max, hn::Set(d, -std::numeric_limits<double>::infinity())), hn::Zero(d), max);
@@ -110,7 +113,7 @@ HWY_INLINE V clamp_lanes(V x) {
   return hn::IfThenElse(hn::Lt(x, least), least, x);
 }
 
-// Rescales the sums from the old maxima (in factor) to the new ones. If the maximum grows by -change,
+// Rescales the sums from the old maxima (in factor) to the new ones. With change = old - new maximum,
 // weighted = sum of weight * (score - max) becomes exp(change) * (weighted + change * sum). Lanes whose
 // maximum is unchanged are multiplied by exactly 1.
 HWY_INLINE void rescale(const Workspace& w, int value_dim) {
@@ -130,7 +133,7 @@ HWY_INLINE void rescale(const Workspace& w, int value_dim) {
   }
 }
 
-// Replaces the scores of a tile by the weights exp(score - max) and adds these to the sums.
+// Replaces the scores of a tile by the weights exp(score - max), and adds the weights to sum and weighted.
 HWY_INLINE void weigh_tile(const Workspace& w, int count) {
   const D d;
   for (int row = 0; row < w.stride; row += kLanes) {
@@ -149,8 +152,8 @@ HWY_INLINE void weigh_tile(const Workspace& w, int count) {
   }
 }
 
-// Computes the scores of keys [first, first + count), and applies the mask if there is one. In the calls of
-// multiply() the fields of Product are: lanes, stride, matrix, inner_step, outer_step, inner, accumulate.
+// Computes the scores of keys [first, first + count), and applies the mask of the slice, if any. In the calls
+// of multiply() the fields of Product are: lanes, stride, matrix, inner_step, outer_step, inner, accumulate.
 HWY_INLINE void score_tile(const AttentionSlice& slice, const Workspace& w, int first, int count) {
   const size_t dim = slice.head_dim;
   load_tile(slice.key, slice.dtype, first * dim, count * dim, w.keys);
@@ -158,7 +161,7 @@ HWY_INLINE void score_tile(const AttentionSlice& slice, const Workspace& w, int 
   if (slice.mask != nullptr) apply_mask(slice, first, count, w.stride, w.scores);
 }
 
-// `least_limit` is the smallest key limit of all rows; tiles that end before it need no masking.
+// `least_limit` is the smallest key limit of all rows. Tiles that end before this key need no masking.
 HWY_INLINE void forward(const AttentionSlice& slice, const Workspace& w, int least_limit) {
   const size_t dim = slice.value_dim;
   for (int first = 0; first < slice.keys; first += kReferenceTile) {
@@ -171,8 +174,8 @@ HWY_INLINE void forward(const AttentionSlice& slice, const Workspace& w, int lea
   }
 }
 
-// Replaces the scores of a tile by weights, and the products grad_out . value in w.grad_scores by weight *
-// (product - delta).
+// Replaces the scores of a tile by weights, and each product grad_out . value in w.grad_scores by the
+// gradient of the score, weight * (product - delta).
 HWY_INLINE void grad_score_tile(const Workspace& w, int first, int count, bool limited) {
   const D d;
   const V lowest = hn::Set(d, -std::numeric_limits<double>::infinity());
@@ -191,7 +194,8 @@ HWY_INLINE void grad_score_tile(const Workspace& w, int first, int count, bool l
   }
 }
 
-// Sums grad_score * key (grad_query) and weight * key (key_sum) over the keys; finish_gradient() scales them.
+// Sums grad_score * key (into grad_query) and weight * key (into key_sum) over the keys. finish_gradient()
+// then divides both by the sum of the weights and scales the gradient.
 HWY_INLINE void backward(const AttentionSlice& slice, const Workspace& w, int least_limit) {
   const size_t head = slice.head_dim, value = slice.value_dim;
   for (int first = 0; first < slice.keys; first += kReferenceTile) {

@@ -1,5 +1,5 @@
-// Computes how training changes the attention scores of each head: the singular values of the change of its
-// W_Q W_K^T between two measurements of rows of the query and key projections.
+// Computes how training changes the attention scores of each head: properties of the singular values of the
+// change of W_Q W_K^T, the product of the head's query and key projection, between two measurements.
 #ifndef FORESHOCK_SHADOW_SPECTRUM_H_
 #define FORESHOCK_SHADOW_SPECTRUM_H_
 
@@ -22,8 +22,8 @@ struct ProjectionRows {
   uint32_t head_dim = 0, width = 0;
   std::vector<uint32_t> kv_heads;  // numbers of the kv-heads whose rows are here
   DType dtype = DType::kNone;
-  // kv_heads.size() x head_dim x width packed values each; empty if the weight tensor has only the other
-  // projection. For each kv-head, `queries` has the rows of the first query head that reads it.
+  // kv_heads.size() x head_dim x width packed values each. Empty if the weight tensor has only the other of
+  // the two projections. Of the query heads that share a kv-head, `queries` has the rows of the first one.
   std::span<const std::byte> queries, keys;
 };
 
@@ -37,17 +37,17 @@ struct LayerSpectrum {
   double effective_rank_mean = 0, effective_rank_min = 0;
 };
 
-// Stores the rows of every layer, and computes a spectrum from each two successive measurements.
+// Stores the rows of every layer, and computes a spectrum from each pair of successive measurements.
 class LayerSpectra {
  public:
   // `most_bytes` limits the memory for rows. Layers beyond the limit are ignored.
   explicit LayerSpectra(uint64_t most_bytes = uint64_t{64} << 20) : most_bytes_(most_bytes) {}
 
   // Adds rows of fp32, bf16 or fp16. `layer` names one shard of a layer: label, parallel coordinates and
-  // rank. Returns a spectrum once its queries and its keys both have a new measurement and an earlier one,
-  // equally many steps apart. If queries and keys are two tensors, they may be measured some steps apart, but
-  // less than an interval. Rows of another shape or interval restart the layer. Rows of a step that was
-  // already added (by a replica) and rows of a wrong size are ignored.
+  // rank. Returns a spectrum once queries and keys each have a new measurement and an earlier one, both pairs
+  // equally many steps apart. If queries and keys are two tensors, the queries may be measured some steps
+  // before or after the keys, but less than an interval. Rows of another shape or interval restart the layer.
+  // Rows of a step that was already added (by a replica) and rows of a wrong size are ignored.
   std::optional<LayerSpectrum> take(const std::string& layer, const ProjectionRows& rows);
 
   uint64_t layers_refused() const { return layers_refused_; }
@@ -79,9 +79,9 @@ class LayerSpectra {
   std::map<std::string, Layer> layers_;
 };
 
-// Properties of a matrix with singular values s1 >= s2 >= ... Here it is the first-order increment of one
-// head's W_Q W_K^T (arXiv 2606.28116), which is Wq^T Wk in the layout of torch. Its effective rank changes
-// long before the loss does, but must be compared with that of a healthy run.
+// Properties of a matrix with singular values s1 >= s2 >= ... The matrix is the first-order increment of one
+// head's W_Q W_K^T (arXiv 2606.28116), which is Wq^T Wk in the layout of torch. The increment's effective
+// rank changes long before the loss does, but must be compared with that of a healthy run.
 struct Spectrum {
   double frobenius;       // sqrt(sum s^2)
   double stable_rank;     // sum s^2 / s1^2

@@ -25,18 +25,20 @@ struct StoredArray {
 using StoredArrays = std::map<std::string, StoredArray, std::less<>>;
 
 // Returns the arrays of a slice of rows: q [rows, head_dim], k [keys, head_dim], v [keys, value_dim], out
-// [rows, value_dim], key_limit [rows]. Optional are lse [rows], mask [rows, keys], dout (like out) and dq
-// (like q). The reference adds reference_out, reference_lse and reference_dq in fp64. Borrows from both.
+// [rows, value_dim], key_limit [rows] (keys that a row sees). Optional are lse [rows], mask [rows, keys],
+// dout (like out) and dq (like q). The reference adds reference_out, reference_lse and reference_dq in fp64.
+// The arrays borrow the data of `slice` and `reference`.
 StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference);
 
-// Makes a slice of these arrays and borrows their data, which must be aligned to 8 bytes. The arrays are
-// untrusted: returns an error text, or "" if the slice is valid (judgement.h).
+// Makes *slice of these arrays and borrows their data, which must be aligned to 8 bytes. The arrays may be
+// invalid: returns an error text, or "" if *slice is valid (judgement.h).
 std::string slice_from(const StoredArrays& arrays, double scale, AttentionSlice* slice);
 
 // Returns the arrays of a slice of key positions: k and dk [columns, head_dim], v and dv [columns,
-// value_dim], first_query [columns]. For all query rows, head by head, there are q [rows, head_dim], out and
-// dout [rows, value_dim], and lse [rows]. Optional is key_sums [key_sum_count(), 3], the fields of each
-// ColumnSum. The reference adds reference_dk and reference_dv in fp64. Borrows from all; fills `sums`.
+// value_dim], first_query [columns] (the first query position that sees the key). For all query rows, head by
+// head, there are q [rows, head_dim], out and dout [rows, value_dim], and lse [rows]. Optional is key_sums
+// [key_sum_count(), 3], the fields of each ColumnSum, for which *sums is filled. The reference adds
+// reference_dk and reference_dv in fp64. The arrays borrow the data of `columns`, `reference` and *sums.
 StoredArrays arrays_of(const KeyColumns& columns, const ColumnReference& reference,
                        std::vector<double>* sums);
 

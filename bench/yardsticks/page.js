@@ -1,5 +1,6 @@
-// Draws the report of bench/yardsticks.py from its data, `study`: how far apart pairs of trainings move. It comes behind
-// lab/page/report.js in one script, which defines element, section, table, axis, short and COLOURS.
+// Draws the report of bench/yardsticks.py from its data, `study`: how far apart the weights of two trainings (a pair)
+// move, by pair, checkpoint and replicate. The page's script begins with lab/page/report.js, which defines element,
+// section, table, axis, short and COLOURS. W1 is the Wasserstein distance, d the difference of a weight w in the two.
 (() => {
   const { setup, summary, replicates } = study;
   const NAMES = {
@@ -7,10 +8,10 @@
     precision: 'precision: bf16 and fp32', seed: 'seed: other initial weights',
   };
   const colour = (name) => COLOURS[Object.keys(NAMES).indexOf(name) % COLOURS.length];
-  const drawn = [];
+  const drawn = [];  // functions that draw the charts, called once the page is complete
   const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
 
-  // A chart that draw(canvas) draws once the page is complete.
+  // Returns the element of a chart that draw(canvas) will draw.
   function frame(draw) {
     if (!window.Chart) return element('p', { textContent: 'made without the chart library: tables only' });
     const canvas = element('canvas');
@@ -47,32 +48,32 @@
     });
   }
 
-  const around = (d) => d.low === null ? short(d.mean) : `${short(d.mean)} [${short(d.low)}, ${short(d.high)}]`;
+  const withInterval = (d) => d.low === null ? short(d.mean) : `${short(d.mean)} [${short(d.low)}, ${short(d.high)}]`;
 
-  const pair = (...children) => element('div', { className: 'columns', style: 'grid-template-columns: repeat(auto-fit, minmax(420px, 1fr))' },
+  const sideBySide = (...children) => element('div', { className: 'columns', style: 'grid-template-columns: repeat(auto-fit, minmax(420px, 1fr))' },
     ...children.map((child) => element('div', {}, child)));
-  const every = Object.keys(NAMES).filter((name) => replicates[0].pairs[name]);
+  const pairNames = Object.keys(NAMES).filter((name) => replicates[0].pairs[name]);
   section('claim', 'the claim', 'arXiv 2405.02803: another kernel moves weights 2–5 times less than low precision does',
     element('ul', { className: 'claims' }, ...Object.entries(summary.claim).map(([name, found]) =>
       element('li', { className: found.verdict === 'confirmed' ? '' : 'fails' },
         element('span', { className: 'verdict', textContent: found.verdict }), ` precision over kernel by ${name}`,
-        element('span', { className: 'measured', textContent: `${around(found)} times, 95 % over ${setup.replicates} replicates` })))),
+        element('span', { className: 'measured', textContent: `${withInterval(found)} times, 95 % over ${setup.replicates} replicates` })))),
     element('p', { className: 'facts', textContent: 'confirmed: the whole interval lies in 2–5; denied: it lies outside; else undecided' }));
-  section('kernel', 'kernel against kernel', 'the paper’s Figure 7', pair(
-    frame((canvas) => curves(canvas, every.filter((n) => n.startsWith('kernel')), (p) => p.max_abs, 'max |d|', false)),
-    frame((canvas) => curves(canvas, every.filter((n) => n.startsWith('kernel')), (p) => p.w1, 'W1', false))));
-  section('yardsticks', 'beside the yardsticks', 'the paper’s Figure 8', pair(
-    frame((canvas) => curves(canvas, every, (p) => p.w1, 'W1', false)),
-    frame((canvas) => curves(canvas, every, (p) => p.mean_abs, 'mean |d|', false))));
-  section('scale', 'the same, relative and logarithmic', 'W1 alone is blind to noise that leaves the distribution where it was', pair(
-    frame((canvas) => curves(canvas, every, (p) => p.w1 / p.magnitude, 'W1 / mean |w|', true)),
-    frame((canvas) => curves(canvas, every, (p) => p.mean_abs / p.magnitude, 'mean |d| / mean |w|', true))));
-  section('ratio', 'over precision', 'how many times less than precision, step by step', pair(
-    ...['w1', 'mean_abs'].map((what) => frame((canvas) => curves(canvas, every.filter((n) => n !== 'precision'),
+  section('kernel', 'kernel against kernel', 'the paper’s Figure 7', sideBySide(
+    frame((canvas) => curves(canvas, pairNames.filter((n) => n.startsWith('kernel')), (p) => p.max_abs, 'max |d|', false)),
+    frame((canvas) => curves(canvas, pairNames.filter((n) => n.startsWith('kernel')), (p) => p.w1, 'W1', false))));
+  section('yardsticks', 'beside the yardsticks', 'the paper’s Figure 8', sideBySide(
+    frame((canvas) => curves(canvas, pairNames, (p) => p.w1, 'W1', false)),
+    frame((canvas) => curves(canvas, pairNames, (p) => p.mean_abs, 'mean |d|', false))));
+  section('scale', 'the same, relative and logarithmic', 'W1 alone is blind to noise that leaves the distribution where it was', sideBySide(
+    frame((canvas) => curves(canvas, pairNames, (p) => p.w1 / p.magnitude, 'W1 / mean |w|', true)),
+    frame((canvas) => curves(canvas, pairNames, (p) => p.mean_abs / p.magnitude, 'mean |d| / mean |w|', true))));
+  section('ratio', 'over precision', 'how many times less than precision, step by step', sideBySide(
+    ...['w1', 'mean_abs'].map((what) => frame((canvas) => curves(canvas, pairNames.filter((n) => n !== 'precision'),
       (p, r, i) => p[what] > 0 ? r.pairs.precision[i][what] / p[what] : null, `precision / pair, ${what === 'w1' ? 'W1' : 'mean |d|'}`, true)))));
   section('slopes', 'slopes and last values', 'mean and 95 % interval over replicates', table(
     ['pair', 'slope of W1', 'slope of mean |d|', 'W1 at the end', 'mean |d| at the end'],
-    every.map((name) => [NAMES[name], ...['slopes', 'last'].flatMap((what) => ['w1', 'mean_abs'].map((s) => around(summary[what][s][name])))])));
+    pairNames.map((name) => [NAMES[name], ...['slopes', 'last'].flatMap((what) => ['w1', 'mean_abs'].map((s) => withInterval(summary[what][s][name])))])));
   section('losses', 'losses', 'mean over the last interval', table(['replicate', ...Object.keys(replicates[0].losses)],
     replicates.map((r) => [String(r.replicate + 1), ...Object.keys(replicates[0].losses).map((arm) => r.losses[arm] === undefined ? '–' : r.losses[arm].toFixed(4))])));
   document.getElementById('summary').textContent =

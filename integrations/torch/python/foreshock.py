@@ -30,14 +30,14 @@ except Exception:  # an incomplete installation must not make a training fail
 
 
 def _enter() -> None:
-    """Starts the helper if torch is imported but has not loaded its entry points."""
+    """Starts the helper (foreshock_torch.door) if torch is imported but has not called foreshock's entry point."""
     try:
         if "torch" not in sys.modules:
             return  # `import torch` will call our entry point
         from foreshock_torch import door
         from foreshock_torch.tap import prepare
 
-        prepare()
+        prepare()  # defines the operations that tap() calls
         door.enter(load=True)
     except Exception:
         return
