@@ -21,11 +21,11 @@
 namespace foreshock::cli {
 namespace {
 
-// Signals that end a process by default, apart from those of defects in the program.
+// Signals that end a process by default, except those of program errors (SIGSEGV, SIGABRT, ...).
 constexpr std::array kEnding = {SIGHUP,  SIGINT,  SIGQUIT, SIGPIPE, SIGTERM,
                                 SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU};
 
-// Paths of the existing temporary files. Changed only while signals are blocked, since a handler reads it.
+// Paths of the existing temporary files. Changed only while signals are blocked: a signal handler reads them.
 std::vector<const char*> unfinished;
 
 // Blocks all signals while it exists.
@@ -44,14 +44,14 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
-// The handler of kEnding.
+// The handler of the signals kEnding. Removes all temporary files.
 void remove_all_and_end(int number) {
   for (const char* path : unfinished) unlink(path);
   signal(number, SIG_DFL);
   raise(number);  // the signal is blocked now and ends the process when the handler returns
 }
 
-// Replaces the handler `from` of a signal by `to`. Leaves other handlers, and ignored signals (nohup).
+// Replaces the handler `from` of a signal by `to`. Other handlers and ignored signals (nohup) stay unchanged.
 void replace(int number, void (*from)(int), void (*to)(int)) {
   struct sigaction now {};
   if (sigaction(number, nullptr, &now) == 0 && now.sa_handler == from) signal(number, to);
@@ -59,7 +59,7 @@ void replace(int number, void (*from)(int), void (*to)(int)) {
 
 void install_handlers() {
   for (const int number : kEnding) replace(number, SIG_DFL, remove_all_and_end);
-  replace(SIGXFSZ, SIG_DFL, SIG_IGN);
+  replace(SIGXFSZ, SIG_DFL, SIG_IGN);  // a write beyond the limit on file size then fails with EFBIG
 }
 
 void remove_handlers() {
@@ -71,12 +71,12 @@ std::string directory_of(const std::string& path) {
   return slash == std::string::npos ? "./" : path.substr(0, slash + 1);
 }
 
-// Returns the descriptor of our standard output or error if `at` is the same file; else -1. If the file were
-// opened by name, writing would start at offset 0 and overwrite what was printed before.
-int standard_stream(const struct stat& at) {
+// Returns the descriptor of our standard output or error if `file` is the same file; else -1. If the file
+// were opened by name, writing would start at offset 0 and overwrite what was printed before.
+int standard_stream(const struct stat& file) {
   for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
     struct stat own {};
-    if (fstat(stream, &own) == 0 && own.st_dev == at.st_dev && own.st_ino == at.st_ino) return stream;
+    if (fstat(stream, &own) == 0 && own.st_dev == file.st_dev && own.st_ino == file.st_ino) return stream;
   }
   return -1;
 }
@@ -92,7 +92,7 @@ bool is_stream(const std::string& path) {
 }
 
 // Whether another user has created the link in a sticky directory in which all may write (/tmp), perhaps to
-// make us overwrite a file. With fs.protected_symlinks the kernel does not follow such links.
+// make us overwrite a file. With fs.protected_symlinks the kernel does not follow such links either.
 bool is_trap(const struct stat& link, const std::string& directory) {
   struct stat at {};
   return link.st_uid != geteuid() && stat(directory.c_str(), &at) == 0 && link.st_uid != at.st_uid &&
@@ -100,15 +100,15 @@ bool is_trap(const struct stat& link, const std::string& directory) {
 }
 
 // Returns the target of a symbolic link; nullopt if `path` is not one. Sets `*problem` if it is a trap.
-std::optional<std::string> next_of(const std::string& path, std::string* problem) {
+std::optional<std::string> target_of_link(const std::string& path, std::string* problem) {
   // The owner and the target are read by one descriptor, so that the link cannot be replaced in between.
-  const int place = open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
-  if (place < 0) return std::nullopt;
+  const int link = open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
+  if (link < 0) return std::nullopt;
   struct stat at {};
   std::array<char, PATH_MAX> text;
-  const bool is_link = fstat(place, &at) == 0 && S_ISLNK(at.st_mode);
-  const ssize_t length = is_link ? readlinkat(place, "", text.data(), text.size()) : -1;
-  close(place);
+  const bool is_link = fstat(link, &at) == 0 && S_ISLNK(at.st_mode);
+  const ssize_t length = is_link ? readlinkat(link, "", text.data(), text.size()) : -1;
+  close(link);
   if (length < 0) return std::nullopt;
   if (is_trap(at, directory_of(path))) *problem = path + " is a link of another user: choose another place";
   const std::string to(text.data(), static_cast<size_t>(length));
@@ -120,7 +120,7 @@ std::string end_of_links(const std::string& path, std::string* problem) {
   constexpr int kMost = 40;  // as many as the kernel follows
   std::string at = path;
   for (int n = 0; n < kMost && problem->empty(); ++n) {
-    const std::optional<std::string> next = next_of(at, problem);
+    const std::optional<std::string> next = target_of_link(at, problem);
     if (!next) return at;
     at = *next;
   }
@@ -137,7 +137,7 @@ mode_t usual_mode() {
 
 namespace fs = std::filesystem;
 
-// Adds to a problem of NewFiles what to do; returns "" for "".
+// Returns a problem of NewFiles with advice for the user; returns "" for "".
 std::string with_advice(const std::string& problem) {
   return problem.empty() ? ""
                          : problem + "; none of the files is there: mend that, or choose another directory";

@@ -39,7 +39,7 @@ std::optional<ExitStatus> poll_exit(pid_t pid);
 int status_of_failed_start(int error);
 
 struct Captured {
-  int start_error = 0;  // errno if the command could not be started, and the rest is unset; 0: it was
+  int start_error = 0;  // errno: the command could not be started, and all other members are unset; 0: it was
   bool timed_out = false;
   ExitStatus status;
   std::string output, errors;
@@ -50,19 +50,19 @@ struct Captured {
 Captured run_and_capture(const std::vector<std::string>& command, const std::vector<std::string>& environment,
                          int timeout_ms, void (*progress)(const Captured&) = nullptr);
 
-// Returns our own environment as "NAME=value".
+// Returns the environment of this process, as strings "NAME=value".
 std::vector<std::string> own_environment();
 
-// Returns the value of `name` in an environment of this form, or "".
+// Returns the value of `name` in an environment of such strings, or "".
 std::string environment_value(const std::vector<std::string>& environment, const std::string& name);
 
-// Adds `name` to an environment of this form, or replaces its value.
+// Adds `name` to an environment of such strings, or replaces its value.
 void set_environment(std::vector<std::string>* environment, const std::string& name,
                      const std::string& value);
 
 // Waits for the user's command and passes SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 on to it. The
-// first three are "stop signals", unless they were ignored before (nohup, a job in the background). The
-// constructor blocks all six, so that they stay pending until a function below takes them.
+// first three are "stop signals", unless this process ignored them before the construction (nohup, background
+// job). The constructor blocks all six, so that they stay pending until a member function takes them.
 class SignalPasser {
  public:
   SignalPasser();
@@ -71,7 +71,7 @@ class SignalPasser {
   const sigset_t* original_mask() const { return &original_; }
 
   // Takes a pending stop signal and returns it; 0: none. Must be called just before the command is started:
-  // wait_for() would not pass on a Ctrl-C, because the terminal sends that to a running command itself.
+  // wait_for() passes no Ctrl-C on, because the terminal sends it to a running command itself.
   int stop_before_start();
 
   // Waits for the end of `pid`. Meanwhile passes signals on and calls `tick` every 200 ms.
@@ -80,15 +80,16 @@ class SignalPasser {
   // Waits up to `period_ms`. Returns true if a stop signal has arrived.
   bool interrupted_within(int period_ms);
 
-  // The first stop signal since the construction, other than in stop_before_start(); 0: none.
+  // The first stop signal that wait_for() or interrupted_within() has taken; 0: none.
   int stop_signal() const { return stop_signal_; }
 
  private:
   int next_signal(int period_ms, siginfo_t* info);
   bool is_stop_signal(int signal) const { return sigismember(&stop_signals_, signal) == 1; }
 
-  // The mask before the construction; the signals that are waited for, with SIGCHLD; stop signals.
-  sigset_t original_, waited_, stop_signals_;
+  sigset_t original_;  // the mask before the construction
+  sigset_t waited_;    // the six signals and SIGCHLD
+  sigset_t stop_signals_;
   int stop_signal_ = 0;
 };
 

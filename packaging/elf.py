@@ -1,4 +1,4 @@
-"""Reads what a binary needs from the system, shared libraries and symbol versions, and compares it with Debian 11."""
+"""Reads the shared libraries and symbol versions that a binary needs, and compares them with those of Debian 11."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-# Debian 11: glibc 2.31 and the C++ runtime of GCC 10.
+# The highest symbol versions of Debian 11, the oldest supported system: glibc 2.31 and the C++ runtime of GCC 10.
 OLDEST = {"GLIBC": (2, 31), "GLIBCXX": (3, 4, 28), "CXXABI": (1, 3, 12)}
 
 
@@ -21,14 +21,14 @@ def needed(path: Path) -> set[str]:
     return set(re.findall(r"\(NEEDED\).*\[(.*)\]", text))
 
 
-# The shared libraries that a binary may need: parts of glibc and, for an adapter, those of the torch that its process
-# has loaded. It must contain all other code that it needs.
+# The shared libraries that a binary may need: parts of glibc and, for an adapter, libraries that torch has loaded into
+# the process. All other code must be in the binary itself.
 OF_GLIBC = re.compile(r"(libc|libm|libdl|librt|libpthread|ld-linux-[\w-]+)\.so\.\d+")
 OF_TORCH = {"libtorch_cpu.so", "libc10.so", "libstdc++.so.6", "libgcc_s.so.1"}
 
 
 def problems(path: Path) -> list[str]:
-    """A line for each reason why a binary may not run on other machines than the builder's."""
+    """A line for each reason why a binary may fail on other machines: a foreign library, or a path to libraries."""
     text = subprocess.run(["readelf", "-dW", path], capture_output=True, text=True, check=True).stdout
     allowed = OF_TORCH if path.name == "adapter.so" else set()
     foreign = sorted(name for name in needed(path) if not OF_GLIBC.fullmatch(name) and name not in allowed)

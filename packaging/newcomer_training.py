@@ -1,8 +1,7 @@
-"""A small training for packaging/newcomer.py and packaging/test_torch.py.
+"""A small training, which packaging/newcomer.py and packaging/test_torch.py run with and without foreshock.
 
 Prints one line of JSON: the first loss, the last loss, a hash of all losses and of the final weights, and torch's
-version. If the hashes of two runs are equal, their losses and weights are equal bit for bit. Runs on Python 3.9 and
-later.
+version. If the hashes of two runs are equal, their losses and weights are equal bit for bit. Needs Python 3.9 or later.
 """
 
 import hashlib
@@ -12,7 +11,7 @@ import time
 import torch
 from torch.nn import functional
 
-# packaging/test_torch.py expects STEPS * LAYERS = 240 attention calls in each pass.
+# packaging/test_torch.py expects STEPS * LAYERS = 240 attention calls forward, and as many backward.
 STEPS, LAYERS, WIDTH, HEADS, VOCABULARY = 120, 2, 32, 4, 64
 
 

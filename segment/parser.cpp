@@ -1,4 +1,5 @@
-// Checks every field that a trainer has written, before the agent uses it.
+// Checks every field that a trainer has written, before the agent uses it. Functions that return const char*
+// return null on success, else the error. Pass 0 is forward, pass 1 backward.
 #include "segment/parser.h"
 
 #include <algorithm>
@@ -10,8 +11,8 @@
 namespace foreshock::segment {
 namespace {
 
-// For each region the size of its records and the bounds of their number. Only records of kSlots and kTensors
-// may be larger than record_size.
+// For each region of a segment, the size of its records and the bounds of their number. Records of kSlots and
+// of kTensors (one record: the whole ring of tensors) may be larger than record_size.
 struct Expected {
   RegionId id;
   uint64_t record_size;
@@ -30,13 +31,13 @@ constexpr Expected kExpected[] = {
     {kTensors, kTensorHeadOnly, 0, 1},
     {kCoverage, sizeof(Coverage), 0, 1},
 };
-// Largest slot, in bytes. Limits what a hostile file can make the agent read at once, and prevents overflow
-// in every product below.
+// Largest slot, in bytes. Limits what a hostile file can make the agent read at once, and keeps the products
+// of sizes in this file from overflowing.
 constexpr uint64_t kMostSlot = uint64_t{1} << 34;
 // Largest ring of tensors, in bytes. A tensor record may fill the ring, and is read as a whole.
 constexpr uint64_t kMostTensors = uint64_t{64} << 20;
 
-// Storage formats of hook.h; 0: none.
+// Storage formats, numbered as in hook.h; 0: the tensor is absent.
 constexpr uint32_t kFp64 = 1, kFp32 = 2, kBf16 = 3, kFp16 = 4, kBool = 5;
 
 constexpr uint64_t element_bytes(uint32_t dtype) {
@@ -133,13 +134,13 @@ const char* check_region(const Expected& expected, const Region& region, uint64_
   return nullptr;
 }
 
-constexpr int64_t kStepsEnd = int64_t{1} << 62;        // step numbers are below
-constexpr uint64_t kMostElements = uint64_t{1} << 48;  // of a tensor; the Wasserstein distance allows no more
-constexpr uint64_t kMostOfRank = uint64_t{1} << 38;    // of a rank's part: 1 TiB of fp32
+constexpr int64_t kStepsEnd = int64_t{1} << 62;        // all step numbers must be smaller
+constexpr uint64_t kMostElements = uint64_t{1} << 48;  // of a tensor; a limit of the Wasserstein distance
+constexpr uint64_t kMostOfRank = uint64_t{1} << 38;    // elements of a rank's part of a tensor: 1 TiB of fp32
 
 const char* check_shapes(const TensorRecord& record) {
   if (record.dims > kTensorDims) return "tensor with too many dimensions";
-  uint64_t elements = 1;  // of the rank's part
+  uint64_t elements = 1;  // of the part of the tensor that the rank holds
   for (uint32_t n = 0; n < kTensorDims; ++n) {
     const int64_t shape = record.shape[n], offset = record.offset[n], part = record.part[n];
     if (shape < 0 || offset < 0 || part < 0 || offset > shape || part > shape - offset)
@@ -227,8 +228,8 @@ std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* los
   }
   std::sort(records.begin(), records.end(),
             [](const StepRecord& a, const StepRecord& b) { return a.sequence < b.sequence; });
-  // The numbers are consecutive unless records were overwritten. A record that is being written has an odd
-  // sequence and is left out, so the oldest record, which it overwrites, is missing as well.
+  // Record n has sequence 2n. The numbers are consecutive unless records were overwritten. A record that is
+  // being written has an odd sequence and is left out, so the older record that it overwrites is missing too.
   const uint64_t newest = records.empty() ? cursor : records.back().sequence / 2;
   *lost = newest - cursor - std::min<uint64_t>(records.size(), newest - cursor);
   return records;
@@ -314,8 +315,8 @@ const char* parse_tensor(Bytes bytes, TensorView* view) {
 
 namespace {
 
-// If a slice takes several slots, its keys are split among them (in a slice of key positions, its query
-// rows), and so are these payloads. Part 0 has all others.
+// If a slice takes several slots, its keys (in a slice of key positions, its query rows) are split among the
+// slots, and these payloads too. Part 0 has all other payloads.
 constexpr PayloadId kSplit[] = {kKey, kValue, kMask}, kSplitColumns[] = {kQuery, kOut, kLogSumExp, kGradOut};
 
 std::span<const PayloadId> split_payloads(const Slot& slot) {
@@ -344,7 +345,8 @@ const char* JoinedSlice::begin(const SlotView& first, uint64_t most_bytes) {
   whole_ = first;
   next_ = 0;
   keys_ = 0;
-  // The part has part_keys of all keys; the size of a split payload for all keys follows from its size here.
+  // This part has part_keys of all keys. The size of a split payload for all keys follows from the part's
+  // size.
   const uint64_t part_keys = first.header.part_keys, keys = first.header.keys;
   uint64_t offsets[kPayloads], sizes[kPayloads], end = 0;
   for (uint32_t id = 0; id < kPayloads; ++id) {
@@ -373,8 +375,8 @@ const char* JoinedSlice::add(const SlotView& part) {
     return "parts that overlap or leave a gap";
   for (PayloadId id : split_payloads(slot)) {
     if (part.payload[id].empty()) continue;
-    // The part is appended as one row of bytes. Only the mask has a row for each row of the slice; the part
-    // has a range of columns of each, which is appended to that row.
+    // The part's bytes are appended to those of the earlier parts. Only the mask has a row for each row of
+    // the slice: the part has some columns of each row, which are appended to this row.
     const uint64_t rows = id == kMask ? slot.rows : 1;
     const uint64_t from_bytes = part.payload[id].size() / rows, to_bytes = whole_.payload[id].size() / rows;
     const uint64_t column = from_bytes / slot.part_keys * keys_;
@@ -395,7 +397,8 @@ SlotView JoinedSlice::take() {
 
 namespace {
 
-// Returns how many keys the query at `position` of the sampled sequence sees.
+// Returns how many keys the query at `position` of the sampled sequence sees. SequenceTold: the lengths of
+// this sequence of a packed batch and the sampled positions, which the device has written into the slot.
 uint32_t visible_keys(const Slot& slot, uint32_t position) {
   const SequenceTold& told = slot.told;
   if (slot.packed == kPackedTopLeft) return std::min(position + 1, told.keys);
@@ -411,7 +414,7 @@ bool has_rows(const Slot& slot) {
   return slot.packed != kPackedBottomRight || told.queries <= told.keys;
 }
 
-// Checks that the extent which the device wrote is within what the host planned.
+// Checks that the lengths and positions which the device wrote are within the limits that the host planned.
 const char* check_extent(const Slot& slot) {
   const SequenceTold& told = slot.told;
   if (told.queries > slot.query_length || told.keys > slot.key_length) return "a sequence beyond the longest";
@@ -430,7 +433,7 @@ const char* settle_packed(SlotView* view) {
   Slot& slot = view->header;
   if (slot.packed == kNotPacked) return nullptr;
   const SequenceTold told = slot.told;
-  const uint32_t heads = slot.heads_in_slice, planned = slot.rows / heads;  // positions per head
+  const uint32_t heads = slot.heads_in_slice, planned = slot.rows / heads;  // planned positions per head
   uint32_t keys = 0;
   if (!has_rows(slot)) {
     slot.rows = 0;
@@ -441,7 +444,7 @@ const char* settle_packed(SlotView* view) {
     for (uint32_t row = 0; row < slot.rows; ++row) {
       const uint32_t position = told.position[row % told.positions];
       // head[] is head-major and is compacted in place, from the planned to the real number of rows per head.
-      // Reads the head's first planned row; so far only rows of the same head can have been written there.
+      // The head of a row is read from the head's first planned row, which still has this head's number.
       slot.head[row] = slot.head[row / told.positions * planned];
       slot.position[row] = position;
       slot.key_limit[row] = visible_keys(slot, position);

@@ -1,6 +1,7 @@
-// The trainer's side of a segment (segment/layout.h): creates the .seg and the .ctl file, writes into the
-// first and reads the second. It runs inside the trainer, so after create() nothing here allocates, blocks
-// or makes a system call. A slice with ticket t is in slot t mod slots(). segment/SEGMENT.md: the protocol.
+// The trainer's side of a segment (segment/layout.h): creates the .seg and .ctl files, writes into .seg and
+// reads .ctl, which the agent writes. Runs inside the trainer, so after create() nothing here allocates,
+// blocks or makes a system call. The slot of ticket t is t mod slots(). segment/SEGMENT.md describes the
+// protocol.
 #ifndef FORESHOCK_SEGMENT_WRITER_H_
 #define FORESHOCK_SEGMENT_WRITER_H_
 
@@ -16,8 +17,8 @@ struct SegmentRequest {
   uint64_t nonce;                      // distinguishes the segments of a rank
   uint32_t slots;                      // 0: only counters, steps and tensors, no slices
   uint64_t slot_bytes;                 // rounded up to 64
-  uint64_t tensor_bytes = 0;           // size of the ring of tensors with its head; 0: no ring
-  const Identity* identity = nullptr;  // in the file when it gets its final name; null: all zeros
+  uint64_t tensor_bytes = 0;           // size of the ring of tensor records with its head; 0: no ring
+  const Identity* identity = nullptr;  // written before the file gets its final name; null: all zeros
 };
 
 // Returns the bytes of the .seg file for a request.
@@ -31,9 +32,9 @@ std::atomic_ref<T> word(T& value) {
 
 class SegmentWriter {
  public:
-  // Creates both files. Returns null, or if it fails a static word: "no_space", "rank_taken", "no_directory",
-  // "no_mapping", "file_limit", "no_descriptor" or "not_permitted"; then no file is left. The .seg file stays
-  // open and locked until the process ends; the lock shows that the trainer lives.
+  // Creates both files. Returns null on success. On failure leaves no file and returns a static word:
+  // "no_space", "rank_taken", "no_directory", "no_mapping", "file_limit", "no_descriptor" or "not_permitted".
+  // The .seg file stays open and locked until the process ends; the lock shows that the trainer lives.
   const char* create(const SegmentRequest& request);
 
   Identity* identity() const { return at<Identity>(kIdentity); }
@@ -53,7 +54,7 @@ class SegmentWriter {
   TensorRing* tensors() const { return tensor_bytes() > 0 ? at<TensorRing>(kTensors) : nullptr; }
   uint64_t tensor_bytes() const { return header()->regions[kTensors].record_size; }
 
-  // Returns the number of slots whose last slice the agent has consumed.
+  // Returns the number of slots that are unused or whose last slice the agent has consumed.
   uint32_t free_slots() const;
 
   // Claims the slot of `ticket` for a slice that fits into one slot. Returns null if the agent has not
@@ -62,7 +63,7 @@ class SegmentWriter {
   Slot* claim(uint64_t ticket) const;
 
   // Claims `count` slots with consecutive tickets from `ticket` on for one slice, 1 <= count <= slots(), and
-  // sets their part numbers. Returns false, without claiming any, if not all are free.
+  // sets their part numbers. If not all are free, claims none and returns false.
   bool claim(uint64_t ticket, uint32_t count, Slot** slots) const;
 
   // Undoes a claim of `count` slots that were not published.
@@ -81,8 +82,9 @@ class SegmentWriter {
   // Appends a record to the ring of steps and sets its `sequence`. Returns its number. One caller at a time.
   uint64_t append_step(const StepRecord& record);
 
-  // Completes record `number`, which was appended with kNumbersPending: stores loss, norm, skipped steps and
-  // `given` of `record`, unless `number` was overwritten. Must not run at the same time as append_step().
+  // Completes record `number`, which was appended with kNumbersPending, unless it was overwritten: stores
+  // loss, norm, skipped steps and the bits `given` of `record`. Must not run at the same time as
+  // append_step().
   void complete_step(uint64_t number, const StepRecord& record);
 
  private:
@@ -101,7 +103,7 @@ class SegmentWriter {
   std::atomic<uint64_t> steps_written_{0};
 };
 
-// The trainer's side of the ring of tensors. No allocation, no system call. One caller at a time.
+// The trainer's side of the ring of tensor records. No allocation, no system call. One caller at a time.
 class TensorWriter {
  public:
   // `ring`: the region kTensors, with `bytes` bytes; null: no ring. `control` has the agent's cursor.
@@ -117,9 +119,9 @@ class TensorWriter {
   // *bytes to its length. Returns null if the agent must consume records first.
   TensorRecord* begin(uint64_t least, uint64_t* bytes);
 
-  // Publishes the record that was built in the range of begin(), with record->bytes. Counts a snapshot.
+  // Publishes the record built in the range of begin(); record->bytes must be set. Counts a snapshot.
   void publish(const TensorRecord* record);
-  // The same for a record without histogram. Counts no snapshot: its tensor was counted as skipped.
+  // Publishes a record without histogram. Counts no snapshot, since the caller counted its tensor as skipped.
   void publish_uncounted(const TensorRecord* record);
 
   void count_due(uint64_t tensors);
@@ -133,7 +135,7 @@ class TensorWriter {
 
   TensorRing* ring_ = nullptr;
   char* data_ = nullptr;
-  uint64_t room_ = 0;  // bytes of data
+  uint64_t room_ = 0;  // bytes at data_
   const Control* control_ = nullptr;
   uint64_t filler_ = 0;  // bytes of filler before the record that is being built
 };

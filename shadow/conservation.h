@@ -1,5 +1,5 @@
-// Checks two sums over all keys of one kv-head that every correct backward kernel conserves. The rows of P
-// sum to 1, hence
+// Checks two sums over all keys of one kv-head, whose values are known for every correct backward kernel. The
+// rows of P sum to 1, hence
 //
 //   sum_j dV_j = sum_i dO_i,   sum_j dK_j = 0
 //
@@ -11,7 +11,8 @@
 //   u      half an ulp at 1 in the storage format (the relative variance of one rounding is at most u^2/3)
 //   e      precision of the arithmetic: 2^-23, for fp64 2^-52
 //   v, k   twice the largest |v_j| and twice the largest |k_j| of the sampled keys
-//   eta_i  relative error of the weights of row i from scores and log_sum_exp in this arithmetic:
+//   ulp    unit in the last place of a number in the storage format
+//   eta_i  relative error of the weights of row i, from the errors of scores and log_sum_exp (lse_i):
 //          e' |lse_i| + e scale |q_i| k, e' being e, or the precision of log_sum_exp if that is coarser
 //   eta    the largest eta_i of the rows with dO_i != 0
 //   delta_i = dO_i . out_i,   dS the gradients of the scores
@@ -19,7 +20,7 @@
 //          PyTorch's CPU kernel adds a block of queries at a time, so R is heads times blocks. For fp32 and
 //          fp64 storage R is the number of rows, since the storage is at least as fine as the arithmetic
 //
-// The tolerances are variances, per column c:
+// The tolerances are variances of the two sums, per column c; `keys` is the number of keys:
 //
 //   dV: sum_i dO_ic^2 (u^2/3 + eta_i^2) + R sum_j ulp(dV_jc)^2/12
 //   dK: scale^2 sum_i q_ic^2 (u^2/3 (sum_c' dO_ic'^2 out_ic'^2 + 2 delta_i^2) + keys (e |dO_i| v)^2)
@@ -38,8 +39,9 @@
 
 namespace foreshock {
 
-// Root mean square of the violation over the columns, divided by the root mean square tolerance. Below 1 if
-// the violation is due to rounding only. Absent if the call has no key sums or some value is not finite.
+// Root mean square, over the columns, of the violation (the difference of a sum from its known value),
+// divided by the root mean square tolerance. Below 1 if the violation is due to rounding only. Absent if the
+// call has no key sums or some value is not finite.
 struct ConservationRatios {
   std::optional<double> grad_key, grad_value;
 };

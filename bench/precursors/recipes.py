@@ -1,8 +1,8 @@
-"""The trainings of the benchmark. Each recipe has a planted fault, and names its twin, a recipe without a fault.
+"""The trainings of the benchmark of detectors. A recipe with a planted fault names its twin, a recipe without a fault.
 
 A training and its twin have the same seed and data, and are equal bit for bit until the step at which the fault begins.
-That step depends on the seed, so that step numbers predict little. All faults of a model share one twin. The twin is
-longer than the trainings with a fault; false alarms are counted over its whole length.
+In most recipes this step depends on the seed, so that step numbers predict little. All faults of a model share one
+twin. The twin is longer than the trainings with a fault; false alarms are counted over its whole length.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ARMS = ("fault", "control")
-# All seeds whose results were known when thresholds and detectors were chosen are smaller than FIRST_SEED.
+# Measured results use seeds from FIRST_SEED on: smaller seeds were seen when thresholds and detectors were chosen.
+# Trainings for tuning use seeds from FIRST_TUNING_SEED on.
 FIRST_SEED, FIRST_TUNING_SEED = 1003, 500
 LAYERS = 2
 
@@ -19,12 +20,15 @@ LAYERS = 2
 class Recipe:
     """One row of the table.
 
+    family  kind of the fault; "none" for a twin
+    model   one of NET, TEXT and COPYING
+    what    the fault, as text for tables; without a fault, the configuration
     steps   length of each training
     twin    name of the recipe without the fault; "": this recipe has no fault
     begins  first step at which the fault may begin; 0: it is there from the start
     later   the fault begins at a step in [begins, begins + later) that depends on the seed; 0: at `begins`
-    plant   attention error of `dose` ulp in one layer: "following" the gradient of the output or "unrelated" to it;
-            or "rounded": all attention is computed in fp64 and rounded
+    plant   attention error of `dose` ulp in one layer: "following" the gradient of the output or "unrelated" to this
+            gradient; or "rounded": all attention is computed in fp64 and rounded; "": none
     where   layer of the error; None: it depends on the seed
     growth  growth of the query and key weights per step, as a fraction
     """
@@ -51,7 +55,7 @@ class Recipe:
         return self.begins + (seed * 7919) % self.later if self.later else self.begins
 
     def layer(self, seed: int) -> int | None:
-        """The layer with the attention error; None: no single layer has one."""
+        """The layer with the attention error; None: not in one layer, or there is no such error."""
         if self.plant in ("", "rounded"):
             return None
         return seed % LAYERS if self.where is None else self.where

@@ -1,6 +1,5 @@
 // Judges slices (parts of attention calls) from standard input as the agent does, for bench/verdicts.py:
-// compares them with their fp64 reference. Prints one line of JSON per slice, with the alarms of its layer
-// after that slice.
+// compares each with its fp64 reference. Prints one line of JSON per slice, with its layer's alarms so far.
 //
 // A slice of rows (pass 0: forward, 1: backward) is a Header, then key_limit (uint32: for each row, how many
 // keys it sees), query, key, value, out, log_sum_exp (fp32, if has_lse), and in a backward slice grad_out and
@@ -8,9 +7,10 @@
 //
 // A slice of key positions (pass 2) is a Header, then first_query (uint32: for each key position, the first
 // query that sees it), query, out, grad_out, log_sum_exp, key, value, grad_key and grad_value. Then, for the
-// conservation check, grad_key and grad_value of all keys of the kv-head, and grad_query of all query heads
-// that share it. In its Header, `rows` is the number of key positions and `keys` the number of queries of one
-// head. Its line has two objects, grad_key and grad_value.
+// conservation check (sums over all keys, shadow/conservation.h), grad_key and grad_value of all keys of the
+// kv-head, and grad_query of all query heads that share it. In the Header, `rows` is the number of key
+// positions and `keys` the number of queries of one head. The slice's line has two objects, grad_key and
+// grad_value.
 //
 // Every array is padded to 8 bytes.
 #include <cstdint>
@@ -42,7 +42,7 @@ bool read_exactly(void* to, size_t bytes) { return std::fread(to, 1, bytes, stdi
 // Reads arrays from standard input and owns them.
 class Arrays {
  public:
-  // Null at the end of the input.
+  // Returns the next array; null at the end of the input, which is_valid() of the slice rejects.
   const void* read(size_t bytes) {
     arrays_.emplace_back((bytes + 7) / 8);
     return read_exactly(arrays_.back().data(), arrays_.back().size() * 8) ? arrays_.back().data() : nullptr;
@@ -109,12 +109,12 @@ KeyColumns read_columns(const Header& h, Arrays* arrays, std::vector<ColumnSum>*
   return c;
 }
 
-// The result of a slice, with the biases and alarms of its layer. `tensor`: the judged one (JudgedTensor).
+// Returns the result of a slice, with the biases and alarms of its layer. `tensor`: the JudgedTensor judged.
 nlohmann::json line_of(const SliceDeviation& d, const LayerStatistics& layer, uint32_t tensor) {
   nlohmann::json alarms = nlohmann::json::array();
   for (const LayerAlarm& alarm : alarms_of(layer, tensor)) alarms.push_back(alarm.kind);
-  const PassStatistics& of = *statistics_of(layer, tensor);
-  const std::optional<Bias> bias = of.bias.bias(), excess = of.excess_bias.bias();
+  const PassStatistics& statistics = *statistics_of(layer, tensor);
+  const std::optional<Bias> bias = statistics.bias.bias(), excess = statistics.excess_bias.bias();
   return {{"fused", number_or_null(d.fused_ratio)},
           {"plain", number_or_null(d.deviation_ratio)},
           {"lse", number_or_null(d.lse_error_ratio)},
@@ -126,7 +126,7 @@ nlohmann::json line_of(const SliceDeviation& d, const LayerStatistics& layer, ui
           {"alarms", alarms}};
 }
 
-// Keeps the statistics of the layers from slice to slice.
+// Judges the slices one after the other and keeps the statistics of their layers.
 class Stream {
  public:
   // Reads and judges the slice that follows `header`; null if it is invalid.

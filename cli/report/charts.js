@@ -1,14 +1,14 @@
 // Draws the charts of the report page with Chart.js. embed.cmake joins this file with words.js, which defines `report`
-// (the data), element(), known(), finite(), count(), short(), steps(), before() and sentence(). The colours are those of
-// Okabe and Ito, which people with any kind of colour vision can distinguish. A shape or a word always repeats the
-// meaning of a colour. A detector that has left level quiet has "moved".
+// (the data), element(), known(), finite(), sentence(), and functions that write numbers as text: count(), short(),
+// steps(), before(). The colours are those of Okabe and Ito, which can be distinguished with any colour vision. A shape
+// or a word always repeats the meaning of a colour. A detector that has left level quiet has "moved".
 const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
 const INK = { line: shade('blue'), most: shade('pale'), event: shade('orange'), moved: '#e69f00', warned: shade('orange'), green: shade('green'), grid: shade('grid'), quiet: shade('quiet'), paper: shade('paper') };
-// Reloads, since the colours of drawn charts do not follow the page's style.
+// Reloads when the reader switches to a dark or light scheme, since drawn charts keep their colours.
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => location.reload());
 
-// Places labels of {text, at, width} beside the vertical line at x = `at`, inside `area`, each in the first row where it
-// covers no other. All numbers are pixels; a row is 13 high.
+// Places labels of {text, at, width} beside the vertical line at x = `at`, inside `area`, each in the first row where
+// it covers no other. All numbers are pixels; a row is 13 high.
 function placedLabels(labels, area) {
   const rows = [];
   return labels.map(({ text, at, width }) => {
@@ -20,8 +20,8 @@ function placedLabels(labels, area) {
   });
 }
 
-// A plugin of Chart.js. Draws vertical lines, each with a word, and shaded bands. A band begins at the step at which a
-// detector moved and ends at the event.
+// A plugin of Chart.js. Draws vertical lines, each with a word, and shaded bands. A band goes from the step at which a
+// detector moved to the event, such as a loss spike, before which it moved.
 const marks = {
   id: 'marks',
   beforeDatasetsDraw(chart, _, { bands = [] }) {
@@ -92,8 +92,7 @@ function span(values) {
   return good.length ? `from ${short(Math.min(...good))} to ${short(Math.max(...good))}` : 'no value is a number';
 }
 
-// The last step of the run. Losses that are NaN or infinite are not in the curve, so the curve can end before the run
-// does.
+// Returns the last step of the run. Losses that are NaN or infinite are not in the curve, so it may end earlier.
 const lastStep = () => Math.max(report.timeline.last_step, report.timeline.first_step + (report.timeline.loss ?? []).length * report.timeline.steps_per_point - 1);
 
 // Draws the loss of the whole run, with a numbered line at every event. Returns false if no loss is known.
@@ -147,9 +146,10 @@ function laneChart(parent, labelWidth) {
   });
 }
 
-// Returns the range of steps that the charts of an event show, relative to the onset. It is 96 steps before to 48 steps
-// after the onset. If the earliest sign has a longer lead, the range begins 1.5 times that lead before the onset and ends
-// at least that lead after it. The range never exceeds the stored steps.
+// Returns the range of steps that the charts of an event show, relative to the event's onset: usually from 96 steps
+// before to 48 steps after the onset. A detector that moved before the event is a sign, and the steps from there to the
+// onset are its lead. The range begins at least 1.5 times the longest lead before the onset and ends at least this lead
+// after it. The range never exceeds the stored steps.
 function view(event) {
   const curve = event.loss.length ? event.loss : event.gradient_norm;
   const first = (curve[0]?.[0] ?? event.step) - event.step, last = (curve[curve.length - 1]?.[0] ?? event.step) - event.step;
@@ -157,15 +157,15 @@ function view(event) {
   return [Math.max(first, -Math.max(96, Math.round(1.5 * lead))), Math.min(last, Math.max(48, lead))];
 }
 
-// Inserts a point without a value, which interrupts the line, between points that are more than four times the median
-// distance apart: samples are missing there.
+// Between two points that are more than four times the median distance apart, samples are missing. Inserts a point
+// without a value there, which interrupts the line.
 function withGaps(data) {
   const apart = data.slice(1).map(({ x }, i) => x - data[i].x).sort((a, b) => a - b), usual = apart[apart.length >> 1] ?? 1;
   return data.flatMap((point, i) => (i > 0 && point.x - data[i - 1].x > 4 * usual ? [{ x: (point.x + data[i - 1].x) / 2, y: null }, point] : [point]));
 }
 
-// Draws one signal around an event, by steps from the onset. `signs`: the detectors that use this signal and left level
-// quiet before the event.
+// Draws one signal (a measured series) around an event, by steps from the onset. `signs`: the detectors that use this
+// signal and moved before the event.
 function signalChart(parent, title, points, event, signs) {
   const [from, to] = view(event);
   const data = withGaps(points.map(([x, y]) => ({ x: x - event.step, y })).filter(({ x }) => x >= from && x <= to));
@@ -222,8 +222,9 @@ function attentionCharts(parent, labelWidth) {
   layerMap(holder, layers, begin, end, labelWidth);
 }
 
-// Draws a map. Each row is a layer, each column a range of steps. The colour is fuller if the error is nearer to its
-// alarm limit (1). An error beyond the limit is orange and, in rows of 8 pixels or more, has a horizontal stroke.
+// Draws a map of the errors, given as multiples of their alarm limit. Each row is a layer, each column a range of
+// steps. The colour is fuller if the error is nearer to 1. An error above 1 is orange and, in rows of 8 pixels or more,
+// has a horizontal stroke.
 function layerMap(parent, layers, begin, end, labelWidth) {
   const filled = layers.filter((l) => l.error.some(finite));
   if (filled.length === 0) return;

@@ -21,8 +21,9 @@ struct PythonMethod {
   const char* doc = nullptr;
 };
 
-// Python's functions and objects; null if this process does not have the symbol. "borrowed": the caller does
-// not own the returned reference. All other returned objects are new references, which the caller releases.
+// Python's functions and objects; null if this process does not have the symbol. find() names the C function
+// of each member. "borrowed": the caller does not own the returned reference. All other returned objects are
+// new references, which the caller releases.
 struct Python {
   using PendingCall = int (*)(void*);
   void* (*new_function)(PythonMethod* method, void* self, void* module);
@@ -34,7 +35,7 @@ struct Python {
   void* (*call)(void* function, void* arguments);
   void* (*call_with)(void* function, ...);  // the arguments, then a null pointer
   void* (*attribute)(void* object, void* name);
-  void* (*own_dict)(void* object, void* context);  // its __dict__; `context` is ignored
+  void* (*own_dict)(void* object, void* context);  // object.__dict__; `context` is ignored
   void* (*modules)();                              // sys.modules; borrowed
   void* (*intern)(const char* text);
   ssize_t (*tuple_size)(void* tuple);
@@ -48,7 +49,7 @@ struct Python {
   void* (*new_integer)(long long value);
   long long (*integer)(void* object);
   long long (*integer_or_overflow)(void* object, int* overflow);
-  void* (*address)(void* integer);
+  void* (*address)(void* integer);  // the integer as a pointer
   double (*real)(void* object);
   void* (*build)(const char* format, ...);  // Py_BuildValue: a tuple of C values
   void* (*pending_error)();                 // borrowed
@@ -64,16 +65,16 @@ struct Python {
     return found;
   }
   bool has_all() const { return has_all_; }
-  // Whether the functions that interpreter.h calls are there.
+  // Whether this process has the functions that interpreter.h calls (call_back() and raise_kept()).
   bool can_call_back() const { return call_with && release && fetch_error && restore_error && add_pending; }
 
  private:
   static Python find() {
-    Python it = {};
+    Python it = {};  // what get() returns
     it.has_all_ = true;
-    const auto find = [&](const char* name, auto* place) {
-      *reinterpret_cast<void**>(place) = dlsym(RTLD_DEFAULT, name);
-      it.has_all_ &= *place != nullptr;
+    const auto find = [&](const char* name, auto* member) {
+      *reinterpret_cast<void**>(member) = dlsym(RTLD_DEFAULT, name);
+      it.has_all_ &= *member != nullptr;
     };
     find("PyCFunction_NewEx", &it.new_function);
     find("Py_IncRef", &it.retain);
@@ -132,7 +133,7 @@ class PythonReference {
     if (object_) Python::get().release(object_);
   }
 
-  // A new reference to an object that the caller has only borrowed.
+  // Returns a new reference to an object that the caller has only borrowed.
   static PythonReference to(void* object) {
     Python::get().retain(object);
     return PythonReference(object);
