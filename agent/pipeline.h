@@ -42,7 +42,7 @@ class HistogramQuota {
   // Whether the histogram of `snapshot` is to be written. If so, its bytes are counted.
   bool takes(const TensorSnapshot& snapshot);
 
-  bool is_on() const { return bytes_ > 0; }
+  bool is_on() const { return bytes_ > 0; }        // otherwise no histogram is written
   uint64_t left_out() const { return left_out_; }  // histograms that were not written
 
  private:
@@ -67,9 +67,10 @@ class Pipeline {
   Watches& watches() { return watches_; }
   // Lines that a killed agent has already written to the record. May be added only before the first poll().
   WrittenLines& written_lines() { return written_lines_; }
-  // Must be called if an earlier agent has followed the run: it may have read the first weight snapshots.
+  // Must be called if an earlier agent has followed the run. It may have read the first weight snapshots, so
+  // the first snapshots that this agent reads need not be those of the start of the run.
   void set_followed_before() { weights_.set_followed_before(); }
-  // Sets the number of ranks of the run on this node. Each tensor has that many parts or replicas.
+  // Sets the number of ranks of the run on this node, which may each hold a part or a replica of a tensor.
   void set_ranks_here(size_t ranks) { ranks_here_ = ranks; }
   const Weights& weights() const { return weights_; }
   const HistogramQuota& histograms() const { return histograms_; }
@@ -116,10 +117,10 @@ class Pipeline {
   // Writes the line to the record and passes it to the detectors; writes and reports the events they return.
   template <class Line>
   void detect(const Line& line, RankStatistics* rank);
+  // Reads, compares and consumes the new weight tensors of a segment. Returns whether there were any.
   bool take_tensors(segment::SegmentReader& segment, RankStatistics* rank);
   // Adds the rows of attention heads in a tensor record, if it has any, to spectra_.
   void take_heads(const segment::TensorView& tensor, RankStatistics* rank);
-
   void record_weights(const std::vector<TensorSnapshot>& done, RankStatistics* rank);
 
   RecordWriter* record_;

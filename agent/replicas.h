@@ -19,7 +19,7 @@ namespace foreshock {
 // replica from then on.
 class Replicas {
  public:
-  static constexpr size_t kMostOpen = 64;            // steps of one part that may wait for a slow rank
+  static constexpr size_t kMostOpen = 64;            // steps of one part of a tensor that may wait for a rank
   static constexpr size_t kMostOpenInAll = 1 << 20;  // checksums that may wait, over all parts
 
   // Adds the checksum of one rank's part of a tensor at one step. `ranks_here` is the number of ranks of the
@@ -31,11 +31,12 @@ class Replicas {
   // Drops the reported checksums. Called when the ranks were restarted, since steps may then repeat.
   void restart();
 
-  // One checksum of all parts that a rank holds, over a whole interval. It is published as a metric, so that
-  // ranks of different nodes can be compared. A metric for each tensor would create too many series.
+  // One checksum of all parts that a rank holds, over a whole interval (steps between two measurements of a
+  // tensor). It is published as a metric, so that ranks of different nodes can be compared. A metric for each
+  // tensor would create too many series.
   struct OfRank {
     int64_t step = -1;    // first step of the interval
-    double checksum = 0;  // 52 bits
+    double checksum = 0;  // a whole number of 52 bits, which a double holds exactly
     std::string group;    // equal for ranks that hold the same parts of the same tensors
   };
   // Returns the last complete interval of a rank. An interval is complete when the rank has reported all
@@ -47,8 +48,9 @@ class Replicas {
   struct Coverage {
     std::vector<std::string> never;  // tensors that were reported but never compared
     size_t by_hand = 0;              // compared tensors that the training script keeps equal
-    // Tensors with their rank in their name that are not treated as replicas: the largest number on one rank,
-    // and the number of those that were always equal on several ranks, but fewer than kEqualSteps times.
+    // Tensors with their rank in their name that are not treated as replicas. `alone`: the largest number of
+    // them on one rank. `maybe`: number of them that were never seen to differ between the ranks which hold
+    // them.
     size_t alone = 0, maybe = 0;
   };
   Coverage coverage() const;
@@ -57,7 +59,7 @@ class Replicas {
   // Returns the largest number of ranks that hold the same part of a tensor, or 0 if each part is on one rank
   // only.
   size_t most_ranks() const { return most_ranks_; }
-  uint64_t compared() const { return compared_; }                // comparisons of a replica with another
+  uint64_t compared() const { return compared_; }                // comparisons of one replica with another
   size_t tensors_compared() const { return tensors_compared_; }  // tensors compared at least once
 
  private:
@@ -67,7 +69,7 @@ class Replicas {
     int64_t closed = -1;                // steps up to this one are compared or skipped
     std::map<int64_t, Checksums> open;  // by step: checksums that wait for other ranks
     std::set<int32_t> holders;          // ranks that have reported this part so far
-    bool is_settled = false;            // a step was compared since the last holder was added
+    bool is_settled = false;            // a step was closed since the last holder was added
     // Set to false for a tensor that has its rank in its name, until kEqualSteps equal steps have shown that
     // it is a replica.
     bool is_replica = true;
@@ -75,7 +77,7 @@ class Replicas {
     // differed between ranks while is_replica was false. It then never becomes a replica.
     bool is_apart = false;
     uint64_t last_equal = 0;   // checksum of the last step at which all ranks were equal
-    uint32_t equal_steps = 0;  // such steps with a new checksum: a constant tensor is equal by chance
+    uint32_t equal_steps = 0;  // such steps whose checksum was new: a constant tensor may be equal by chance
   };
   static constexpr uint32_t kEqualSteps = 3;
   struct Tensor {
@@ -92,7 +94,7 @@ class Replicas {
   };
   bool is_complete(const Compared& compared, int64_t step, const Checksums& here, size_t ranks_here) const;
   void close(Compared* compared, const std::string& name, std::vector<int32_t>* odd);
-  static bool is_replica(const Checksums& checksums, Compared* compared);
+  static bool is_replica(const Checksums& checksums, Compared* compared);  // updates Compared::is_replica
   void add_to_rank(const segment::TensorRecord& record, uint64_t part, Rank* rank);
   static void end_interval(Rank* rank);
 

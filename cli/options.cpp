@@ -1,5 +1,6 @@
 // Parses and checks command-line options (options.h). kOptions is the table of libmonitor/options.h. A row
 // has a flag, a variable, a default, bounds, and one bit per command that has the option ("reader").
+// Functions named ..._problem return "" or what is wrong, ..._wanted "" or what a value must be.
 #include "cli/options.h"
 
 #include <arpa/inet.h>
@@ -32,12 +33,12 @@ const Option* find_flag(const std::string& flag, uint32_t reader) {
 
 bool is_listening_address(const std::string& address) {
   unsigned char bytes[sizeof(in6_addr)];
-  // The kernel's address of a socket has 108 bytes for the path.
+  // The kernel's address of a Unix socket has 108 bytes for the path, with its final zero.
   return address == "localhost" || (address.starts_with("unix:/") && address.size() < 112) ||
          inet_pton(AF_INET, address.c_str(), bytes) == 1 || inet_pton(AF_INET6, address.c_str(), bytes) == 1;
 }
 
-// Whether `url` is http or https with a host, and has only characters of a URL except '@', '?' and '#'.
+// Whether `url` is http or https with a host, and has only characters of a URL, without '@', '?' and '#'.
 bool is_web_address(std::string_view url) {
   constexpr std::string_view kOthers = "-._~:/[]%!$&'()*+,;=";
   const size_t scheme = url.starts_with("http://") ? 7 : url.starts_with("https://") ? 8 : 0;
@@ -92,13 +93,13 @@ std::string number_wanted(OptionId id, const std::string& text, const std::strin
   return bounds.empty() ? what : what + " " + bounds;
 }
 
-// Returns the help of the option, with the bounds of its value.
+// Returns the help text of the option, with the bounds of its value.
 std::string help_text(const Option& row) {
   const std::string bounds = bounds_text(row);
   return bounds.empty() ? row.help : row.help + (" (" + bounds + ")");
 }
 
-constexpr size_t kLongest = 63;  // the segment stores the run id in 64 bytes
+constexpr size_t kLongestRunId = 63;  // the segment stores the run id in 64 bytes
 
 bool is_plain(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
@@ -112,7 +113,7 @@ std::string from_environment(const char* name) {
 
 // Returns a valid run id that is as similar to `text` as possible. `text` must not be empty.
 std::string valid_run_id(std::string text) {
-  if (text.size() > kLongest) text.resize(kLongest);
+  if (text.size() > kLongestRunId) text.resize(kLongestRunId);
   for (char& c : text)
     if (!is_plain(c)) c = '_';
   if (text[0] == '.' || text == "lock") text[0] = '_';
@@ -282,8 +283,8 @@ std::string value_wanted(OptionId id, const std::string& text) {
 
 std::string Arguments::parse(const std::vector<std::string>& words, uint32_t reader) {
   const bool takes_command = (reader & (kReaderRun | kReaderDoctor | kReaderExport | kReaderDetect)) != 0;
-  for (size_t at = 0; at < words.size(); ++at) {
-    const std::string& word = words[at];
+  for (size_t index = 0; index < words.size(); ++index) {
+    const std::string& word = words[index];
     if (word == "--help" || word == "-h") {
       wants_help_ = true;
       return "";
@@ -292,16 +293,17 @@ std::string Arguments::parse(const std::vector<std::string>& words, uint32_t rea
     if (!is_option) {
       if (!takes_command)
         return "unexpected argument '" + word + "': this command takes only options (see --help)";
-      command_.assign(words.begin() + at + (word == "--" ? 1 : 0), words.end());
+      command_.assign(words.begin() + index + (word == "--" ? 1 : 0), words.end());
       break;
     }
-    if (std::string problem = take_flag(words, &at, reader); !problem.empty()) return problem;
+    if (std::string problem = take_flag(words, &index, reader); !problem.empty()) return problem;
   }
   return check_values(reader);
 }
 
-std::string Arguments::take_flag(const std::vector<std::string>& words, size_t* at, uint32_t reader) {
-  const std::string& word = words[*at];
+// Takes the option words[*index]. If its value is the next word, increments *index.
+std::string Arguments::take_flag(const std::vector<std::string>& words, size_t* index, uint32_t reader) {
+  const std::string& word = words[*index];
   const size_t equals = word.find('=');
   const std::string flag = word.substr(0, equals);
   const Option* row = find_flag(flag, reader);
@@ -312,8 +314,8 @@ std::string Arguments::take_flag(const std::vector<std::string>& words, size_t* 
     slot = "1";
   } else if (equals != std::string::npos) {
     slot = word.substr(equals + 1);
-  } else if (*at + 1 < words.size() && !words[*at + 1].starts_with("--")) {  // "--" ends the options
-    slot = words[++*at];
+  } else if (*index + 1 < words.size() && !words[*index + 1].starts_with("--")) {  // an option is not a value
+    slot = words[++*index];
   }
   if (!slot || slot->empty()) return "give " + flag + " a value: " + flag + " " + row->value;
   return "";
@@ -403,7 +405,7 @@ std::string options_markdown() {
 }
 
 std::string run_id_problem(const std::string& run_id) {
-  if (run_id.empty() || run_id.size() > kLongest) return "give a run id of 1 to 63 characters";
+  if (run_id.empty() || run_id.size() > kLongestRunId) return "give a run id of 1 to 63 characters";
   for (char c : run_id)
     if (!is_plain(c)) return "use only letters, digits, '_', '.' and '-' in a run id, not '" + run_id + "'";
   if (run_id[0] == '.' || run_id == "lock")

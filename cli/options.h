@@ -62,7 +62,7 @@ std::string options_markdown();
 std::string run_id_problem(const std::string& run_id);
 
 // Returns the run id from the environment: WANDB_RUN_ID, else SLURM_JOB_ID (with .SLURM_STEP_ID), else
-// TORCHELASTIC_RUN_ID unless it is "none", else 8 random hex digits. Invalid characters are replaced.
+// TORCHELASTIC_RUN_ID unless it is "none", else 8 random hex digits. Makes an invalid id valid ('_').
 std::string default_run_id();
 
 // Returns the absolute path; "" if `path` is "" or the working directory no longer exists.

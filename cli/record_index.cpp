@@ -47,7 +47,8 @@ std::optional<int64_t> step_of(const RecordLine& line) {
       line);
 }
 
-// Returns the key of a tensor or model, by which lines of several nodes on it are found; "" for other lines.
+// Returns the key of the tensor or model that a line describes; "" for other lines. Lines of several nodes
+// with equal keys describe the same tensor or model.
 std::string key_of(const RecordLine& line) {
   if (const auto* tensor = std::get_if<TensorLine>(&line)) {
     std::string key = "t" + tensor->tensor;
@@ -60,7 +61,7 @@ std::string key_of(const RecordLine& line) {
   return "";
 }
 
-// Whether `foreshock merge` has written the line.
+// Whether the line is a result of `foreshock merge`, which describes the whole job and not one node.
 bool is_merged(const RecordLine& line) {
   const auto* tensor = std::get_if<TensorLine>(&line);
   const auto* model = std::get_if<ModelLine>(&line);
@@ -93,7 +94,8 @@ std::string RecordIndex::place(const RecordLine& line, Position* position, Index
   to->step = step_of(line).value_or(-1);
   if (to->kind == Kind::kStep && rank) {
     const auto [last, is_new] = position->last_step.emplace(*rank, to->step);
-    if (!is_new && to->step <= last->second) {  // the rank has gone back, and all other ranks will follow
+    // If a rank has gone back to an earlier step, all other ranks will follow: a new generation begins.
+    if (!is_new && to->step <= last->second) {
       ++position->generation;
       position->last_step.clear();
     }
@@ -168,14 +170,14 @@ std::string RecordIndex::write_piece() {
     temporary_.reset(fdopen(file, "w+b"));
   }
   std::sort(lines_.begin(), lines_.end());
-  const uint64_t at = pieces_.empty() ? 0 : pieces_.back().end;
+  const uint64_t begin = pieces_.empty() ? 0 : pieces_.back().end;
   const bool is_written =
       temporary_ != nullptr &&
       std::fwrite(lines_.data(), sizeof(IndexedLine), lines_.size(), temporary_.get()) == lines_.size() &&
       std::fflush(temporary_.get()) == 0;
   if (!is_written)
     return path.substr(0, path.rfind('/')) + ": no room for the index; set TMPDIR to another folder";
-  pieces_.push_back({at, at + lines_.size(), {}, 0});
+  pieces_.push_back({begin, begin + lines_.size(), {}, 0});
   lines_.clear();
   return "";
 }
@@ -233,7 +235,8 @@ std::string RecordIndex::text(const IndexedLine& line) {
   std::ifstream& file = part.file;
   uint64_t& position = part.position;
   std::string text(line.bytes, '\0');
-  // Bytes up to a line that is near are read, since a seek would discard the read-ahead buffer.
+  // If the line begins at most kNear bytes ahead, these bytes are skipped by reading, since a seek would
+  // discard the read-ahead buffer.
   constexpr uint64_t kNear = 4096;
   if (file.good() && position <= line.offset && line.offset - position <= kNear) {
     file.ignore(static_cast<std::streamsize>(line.offset - position));

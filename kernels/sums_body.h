@@ -1,7 +1,8 @@
 // The device code of the kernels that sum: kGradientSums and kAdamSums over many tensors in a fixed order,
 // and kChecksum (formulas in sums.h), and of kScalars, which copies single numbers to the host. Block is the
-// interface of block.h: the threads of one device block. A lane is a thread together with its sums in shared
-// memory. The shared part comes first, then one body per kernel.
+// interface of block.h: the threads of one device block. each(f) calls f(thread) for each of them, then waits
+// for all. A lane is a thread together with its sums in shared memory; a block has kSumLanes = 256. What
+// several kernels use comes first, then one body per kernel.
 #ifndef FORESHOCK_KERNELS_SUMS_BODY_H_
 #define FORESHOCK_KERNELS_SUMS_BODY_H_
 
@@ -15,8 +16,9 @@ namespace foreshock {
 // Consecutive elements (a group) that a lane adds: 16 bytes of the narrowest format.
 inline constexpr uint32_t kSumGroup = 8;
 
-// Loads `count` values exactly, beginning with number `first`, and sets the rest of the group to 0. A whole
-// group of an aligned tensor is loaded 16 bytes at a time.
+// Loads `count` values of the array at address `data`, beginning with number `first`, and converts them to
+// fp64, which is exact. Sets the rest of the group to 0. A whole group of an aligned array is loaded 16 bytes
+// at a time.
 template <DType kType, class Block>
 FORESHOCK_DEVICE void load_group(uint64_t data, uint64_t first, uint32_t count, const Block& block,
                                  double (&to)[kSumGroup]) {
@@ -79,7 +81,8 @@ FORESHOCK_DEVICE void fold_lanes(Sums* lane, Block& block) {
   }
 }
 
-// Sums a chunk. Lane l adds groups l, l + 256, ..., in order; then the lanes are added.
+// Sums chunk number `chunk` (kSumChunk elements) of a tensor into lane 0. Lane l adds groups l, l + 256, ...,
+// in order; then the lanes are added.
 template <class Sums, class Tensor, class Block>
 FORESHOCK_DEVICE void sum_chunk(const Tensor& tensor, uint64_t chunk, Sums* lane, Block& block) {
   const uint64_t begin = chunk * kSumChunk, left = tensor.count - begin;
@@ -95,7 +98,8 @@ FORESHOCK_DEVICE void sum_chunk(const Tensor& tensor, uint64_t chunk, Sums* lane
   fold_lanes(lane, block);
 }
 
-// Sums the chunks of a tensor. Lane l adds chunks l, l + 256, ..., in order; then the lanes are added.
+// Adds the sums of a tensor's chunks into lane 0. Lane l adds chunks l, l + 256, ..., in order; then the
+// lanes are added. fresh() reads what another block wrote.
 template <class Sums, class Block>
 FORESHOCK_DEVICE void sum_partials(const Sums* partial, uint64_t chunks, Sums* lane, Block& block) {
   block.each([&](uint32_t thread) {
@@ -106,8 +110,9 @@ FORESHOCK_DEVICE void sum_partials(const Sums* partial, uint64_t chunks, Sums* l
   fold_lanes(lane, block);
 }
 
-// Sums all tensors of a job: the blocks sum chunks into job.partials, then the last block adds the chunks of
-// each tensor. The launch must have kSumLanes threads and launch_of(job).shared_bytes.
+// Sums all tensors of a job. The blocks sum chunks into job.partials. The block that ends last, as counted in
+// job.arrived, adds the chunks of each tensor. The launch must have kSumLanes threads per block and
+// launch_of(job).shared_bytes.
 template <class Sums, class Job, class Block>
 FORESHOCK_DEVICE void sum_tensors(const Job& job, Block& block) {
   Sums* results = reinterpret_cast<Sums*>(job.results);
@@ -164,7 +169,7 @@ constexpr void add_element(double g, double v, const AdamConstants& c, AdamSums*
   sums->staleness += staleness_of(element.square, element.corrected, c);
   sums->epsilon_dominated += element.corrected < c.eps_squared;
   sums->gradient_squares += element.square;
-  if (c.before > 0) {
+  if (c.before > 0) {  // there was an earlier step, so its moment is known
     sums->surprised += is_surprising(element.square, element.moment, c);
     sums->surprise_counted += counted;
   }
@@ -188,7 +193,8 @@ FORESHOCK_DEVICE void adam_sums_body(const AdamSumsJob& job, Block& block) {
 
 // The body of kScalars.
 
-// Returns one value: for kSquaresOfSums the squares of a GradientSums, NaN if an element was not finite.
+// Returns the value at `from` in format `dtype`. kSquaresOfSums: `from` is a GradientSums, and the value is
+// its sum of squares, or NaN if an element was not finite.
 template <class Block>
 FORESHOCK_DEVICE double scalar_at(uint64_t from, uint32_t dtype, const Block& block) {
   if (dtype != kSquaresOfSums) {
@@ -215,7 +221,8 @@ FORESHOCK_DEVICE void scalars_body(const ScalarsJob& job, Block& block) {
 
 // The body of kChecksum. The sum is modulo 2^64, so every order of additions gives the same bits.
 
-// Returns word number `n`, read in units of Unit. `from` must be aligned to Unit. Bytes past the end are 0.
+// Returns 32-bit word number `n` of the data, read in units of Unit. job.from must be aligned to Unit. Bytes
+// past the end are 0.
 template <class Unit, class Block>
 FORESHOCK_DEVICE uint32_t checksum_word(const ChecksumJob& job, uint64_t n, const Block& block) {
   if constexpr (sizeof(Unit) == sizeof(uint32_t)) {

@@ -15,6 +15,7 @@ double largest(int precision, int max_exponent) {
   return std::ldexp(2 - std::ldexp(1.0, 1 - precision), max_exponent);
 }
 
+// Parses "p<precision>e<min exponent>:<max exponent>". The bounds keep every number of the format in fp64.
 std::optional<NumberFormat> parse_general(const std::string& text) {
   int precision = 0, min_exponent = 0, max_exponent = 0, used = 0;
   const int fields =
@@ -35,7 +36,8 @@ double NumberFormat::overflow_value() const {
 double NumberFormat::unit_roundoff() const { return std::ldexp(1.0, -precision); }
 
 double NumberFormat::ulp(double x) const {
-  // From bits, for speed: every element needs it. `below` is the largest power of two that is at most |x|.
+  // Computed from bits, for speed, since it is called for every element. `below` is the largest power of two
+  // that is at most |x|.
   const auto power = [](int exponent) {
     return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
   };
@@ -51,7 +53,7 @@ std::optional<NumberFormat> parse_format(std::string_view text) {
   if (name == "tf32") return NumberFormat{name, 11, -126, largest(11, 127), Overflow::kInfinity};
   if (name == "bf16") return NumberFormat{name, 8, -126, largest(8, 127), Overflow::kInfinity};
   if (name == "fp16") return NumberFormat{name, 11, -14, largest(11, 15), Overflow::kInfinity};
-  // The top code of e4m3 is NaN, so its largest number is 448 and not 480.
+  // The highest bit pattern of e4m3 is NaN, so its largest number is 448 and not 480.
   if (name == "e4m3") return NumberFormat{name, 4, -6, 448, Overflow::kSaturate};
   if (name == "e4m3nosat") return NumberFormat{name, 4, -6, 448, Overflow::kNan};
   if (name == "e5m2") return NumberFormat{name, 3, -14, largest(3, 15), Overflow::kSaturate};

@@ -1,5 +1,5 @@
-// Convolution, softmax, layer norm and cross-entropy in a given arithmetic. store(x) rounds to the format,
-// cast(x) to the format of a product's operand, in_register(x) to fp32.
+// Convolution, softmax, layer norm and cross-entropy in a given arithmetic. arithmetic.store(x) rounds to the
+// storage format, cast(x) to the format of a product's operands, in_register(x) to fp32.
 #include "lab/other_operations.h"
 
 #include <algorithm>
@@ -14,12 +14,13 @@ Tensors convolution_direct(const Tensors& inputs, const Settings&, Arithmetic& a
   const Tensor& image = inputs.at("image");
   Tensor filter = inputs.at("filter");
   const int side = static_cast<int>(std::lround(std::sqrt(image.cols))), out_side = side - 2;
-  // Column `at` has the 3 x 3 pixels of each channel that output `at` depends on; `tap` counts them.
+  // Column `pixel` has the 3 x 3 input pixels of each channel on which output pixel `pixel` depends. `tap`
+  // counts these input pixels.
   Tensor patches(image.rows * 9, out_side * out_side);
   for (int tap = 0; tap < patches.rows; ++tap)
-    for (int at = 0; at < patches.cols; ++at) {
-      const int y = at / out_side + tap % 9 / 3, x = at % out_side + tap % 3;
-      patches.at(tap, at) = image.at(tap / 9, y * side + x);
+    for (int pixel = 0; pixel < patches.cols; ++pixel) {
+      const int y = pixel / out_side + tap % 9 / 3, x = pixel % out_side + tap % 3;
+      patches.at(tap, pixel) = image.at(tap / 9, y * side + x);
     }
   arithmetic.cast(patches);
   arithmetic.cast(filter);
@@ -30,10 +31,11 @@ Tensors convolution_direct(const Tensors& inputs, const Settings&, Arithmetic& a
 
 namespace {
 
-// Winograd convolution of a tile: out = at [(g filter g^T) * (bt image bt^T)] at^T, with an elementwise
-// product. The interpolation points are those of Lavin and Gray.
+// The matrices of the Winograd convolution of a tile: out = at [(g filter g^T) * (bt image bt^T)] at^T, where
+// * is elementwise; bt is B^T and at is A^T of the paper by Lavin and Gray, whose interpolation points are
+// used.
 struct Transform {
-  int tile;  // m: outputs per side
+  int tile;  // outputs per side of a tile
   Tensor bt, g, at;
 };
 
@@ -71,7 +73,7 @@ Transform f6() {
                         0, 1, 1, 16, 16, .0625, .0625, 0, 0, 1, -1, 32, -32, .03125, -.03125, 1})};
 }
 
-// m x m^T in registers, first along columns, then along rows, as kernels compute it.
+// Computes m x m^T in registers, first along columns, then along rows, as kernels do.
 Tensor sandwich(const Tensor& m, const Tensor& x, const Arithmetic& arithmetic) {
   Tensor half(m.rows, x.cols), whole(m.rows, m.rows);
   for (int i = 0; i < m.rows; ++i)
@@ -282,7 +284,8 @@ Tensor logits_of(const Tensors& inputs, Keep keep, Arithmetic& arithmetic) {
   return logits;
 }
 
-// Log-sum-exp of a row over chunks of columns, with the running state stored in the format or in registers.
+// Returns the log-sum-exp of a row, computed over chunks of columns. `keep`: where maximum and sum are kept
+// from chunk to chunk.
 double log_sum_exp_of(const Tensor& logits, int i, int chunk, Keep keep, Arithmetic& arithmetic) {
   const auto kept = [&](double x) {
     return keep == Keep::kStored ? arithmetic.store(x) : arithmetic.in_register(x);
@@ -301,7 +304,8 @@ double log_sum_exp_of(const Tensor& logits, int i, int chunk, Keep keep, Arithme
   return arithmetic.in_register(maximum + std::log(sum));
 }
 
-// Loss and gradient of hidden; `keep`: for the log-sum-exp. Replaces the logits by their gradient.
+// Returns the loss and the gradient of `hidden`. `keep`: see log_sum_exp_of(). Replaces the logits by their
+// gradient.
 Tensors loss_and_gradient(Tensor& logits, int chunk, Keep keep, const Tensors& inputs,
                           Arithmetic& arithmetic) {
   Tensor loss(logits.rows, 1);

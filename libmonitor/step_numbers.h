@@ -15,11 +15,12 @@ namespace foreshock {
 // cross-entropy operation, the root (the tensor on which backward() is called), a value that the training
 // logs. The source is chosen once for the life of the process:
 //   - A reported value decides at once.
-//   - Otherwise the first backward pass decides. Its cross-entropy is the loss if the root equals it divided
-//     by a whole number (accumulation) or times a power of two (gradient scaler). Otherwise, for example with
-//     label smoothing or auxiliary losses, the root is the loss.
-//   - Until then a logged value is the loss, for example while all other values are on a device.
-// The loss of a step is the mean of the roots of its micro-batches, unless each root is only a share of it:
+//   - Otherwise the first backward pass decides. Its cross-entropy is the loss if the root equals the
+//     cross-entropy divided by a whole number (accumulation) or times a power of two (gradient scaler).
+//     Otherwise, for example with label smoothing or auxiliary losses, the root is the loss.
+//   - Until a source is chosen, a logged value is the loss, for example while other values are on a device.
+// The loss of a step is the mean of the roots of its micro-batches, unless each root is only a share of the
+// step's loss:
 //   - Some trainers (the Hugging Face Trainer) sum the cross-entropy over the targets of a micro-batch, and
 //     divide it by the targets of the whole step. Such roots must be added. The first step with several
 //     micro-batches decides: the sum or the mean of its roots, whichever is nearer to the mean over all
@@ -43,30 +44,31 @@ class LossTracker {
   // The source of summed cross-entropies, published as FORESHOCK_LOSS_NLL.
   static constexpr uint32_t kSummed = FORESHOCK_LOSS_LOGGED + 1;
   struct Mean {
-    void add(double value, double by) { sum += value, weight += by; }
+    void add(double value, double added_weight) { sum += value, weight += added_weight; }
     double sum = 0, weight = 0;
   };
   enum class Roots { kUnknown, kWhole, kShares };  // whether each root is a whole loss or a share of it
   struct Divided {
-    double by = 0;  // NaN if the roots have different divisors
-    double count = 0;
+    double by = 0;     // the divisor; NaN if the roots have different divisors
+    double count = 0;  // number of divided roots
   };
   void choose_source(double root);
   void choose_root_meaning();
 
   uint32_t chosen_source_ = 0;     // 0: not chosen yet
   double accumulation_ = 0;        // the divisor that has equalled the number of roots; 0: none
-  Divided divided_;                // roots of this step
-  Roots roots_ = Roots::kUnknown;  // from the cross-entropies summed over targets
+  Divided divided_;                // the roots of this step that were divided
+  Roots roots_ = Roots::kUnknown;  // decided by the cross-entropies summed over targets
   Mean mean_[kSummed + 1];         // by source
   double last_nll_ = 0;            // the last cross-entropy
   uint64_t nll_since_root_ = 0;    // number of cross-entropies since the last root
 };
 
-// A value, or, while it is still on the device, the number by which it is found when it arrives.
+// A loss, norm or the like. While it is still on the device, only its `number` is known: the ticket by which
+// the value is found when it arrives.
 struct PendingNumber {
   double value;
-  uint64_t number;  // from foreshock_fetch; 0: `value` is valid
+  uint64_t number;  // ticket from foreshock_fetch; 0: `value` is valid
 };
 
 // An observation that is applied when all numbers of its step have arrived.
@@ -77,7 +79,8 @@ struct PendingEvent {
   uint32_t source;  // one of the constants above, or FORESHOCK_LOSS_...: a loss
   PendingNumber value;
   PendingNumber scale;  // the loss is value times scale; kSum: total weight of the targets
-  // Whether `scale` comes from a gradient scaler. A value of 1 is then invalid: the optimizer itself divides.
+  // Whether `scale` comes from a gradient scaler. A scale of 1 is then invalid, since the optimizer itself
+  // divides the gradients by the real scale.
   bool is_scaled;
 };
 
@@ -105,13 +108,13 @@ struct PendingStep {
   void add(const PendingEvent& added);
   void add(const PendingGradient& added);
 
-  // Stores the missing numbers that find(number, &value) finds. Returns true if none is missing any more.
+  // Stores the missing values that find(number, &value) finds. Returns true if none is missing any more.
   bool look(const auto& find) {
     bool all = true;
-    const auto look_for = [&](PendingNumber* one) {
-      if (one->number == 0) return;
-      if (find(one->number, &one->value))
-        one->number = 0;
+    const auto look_for = [&](PendingNumber* pending) {
+      if (pending->number == 0) return;
+      if (find(pending->number, &pending->value))
+        pending->number = 0;
       else
         all = false;
     };
@@ -120,21 +123,22 @@ struct PendingStep {
     return all;
   }
 
-  // Returns how many missing numbers satisfy is(number). Equal numbers in a row count once: a cross-entropy
-  // that is also the root of its backward pass is observed twice, and a scale once per use.
-  uint32_t missing(const auto& is) const {
+  // Returns how many missing values satisfy counts(number). Equal numbers in a row count once: a
+  // cross-entropy that is also the root of its backward pass is observed twice, and a scale once per use.
+  uint32_t missing(const auto& counts) const {
     uint32_t count = 0;
     uint64_t last_value = 0, last_scale = 0, last_norm = 0;
-    const auto see = [&](const PendingNumber& one, uint64_t* last) {
-      count += one.number != 0 && one.number != *last && is(one.number);
-      *last = one.number;
+    const auto see = [&](const PendingNumber& pending, uint64_t* last) {
+      count += pending.number != 0 && pending.number != *last && counts(pending.number);
+      *last = pending.number;
     };
     for (uint32_t n = 0; n < events; ++n) see(event[n].value, &last_value), see(event[n].scale, &last_scale);
     for (uint32_t n = 0; n < gradients; ++n) see(gradient[n].norm, &last_norm);
     return count;
   }
 
-  // Whether all losses, all gradient norms, or all results of a gradient scaler have arrived.
+  // Whether all losses, all gradient norms, or all results of a gradient scaler have arrived, and none was
+  // dropped.
   bool knows_losses() const;
   bool knows_gradients() const;
   bool knows_skips() const;

@@ -1,4 +1,4 @@
-"""The third-party software in the packages: names, licences, and the licence texts that packages must include."""
+"""The third-party software in foreshock's packages: names, licences, and the licence texts that packages must have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ComponentError(Exception):
 
 class Component(NamedTuple):
     name: str
-    file: str  # a file of its Debian package, or a library of gcc without its folder
+    file: str  # path of a file of its Debian package, or the name of a library of gcc; "": not from Debian
     license: str  # SPDX expression
     homepage: str
 
@@ -56,8 +56,8 @@ def version_of(component: Component) -> str:
 
 
 def statement_of(component: Component) -> str:
-    """The copyright file of the component's Debian package. For Boost only the licence: its copyright statements have
-    2 MB, and the licence does not require them with binaries."""
+    """The copyright file of the component's Debian package. For Boost only the licence in this file: the copyright
+    statements have 2 MB, and the licence does not require them with binaries."""
     package = package_of(component.file)
     text = (Path("/usr/share/doc") / package / "copyright").read_text()
     if component.name != "Boost":
@@ -72,7 +72,8 @@ def referred(text: str) -> set[str]:
 
 
 def copy_licenses(folder: Path, torch_license: Path | None) -> None:
-    """Writes to `folder` the statement of each component, and the full text of every licence to which one refers."""
+    """Writes to `folder` the statement of each component, and the full texts of the licences to which statements refer.
+    `torch_license`: the statement of torch; None: the package has no adapters."""
     folder.mkdir(parents=True)
     texts = {component: statement_of(component) for component in COMPONENTS}
     if torch_license is not None:

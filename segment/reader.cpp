@@ -1,4 +1,6 @@
-// Reads a segment with pread, and writes the agent's progress and commands into the control file.
+// Reads a segment with pread, and writes the agent's progress and commands into the control file. Slots and
+// step records have a sequence: 2t if ticket (or number) t is whole, 2t - 1 while the trainer writes it.
+// Reads may be overtaken by writes, so the sequence is compared before and after.
 #include "segment/reader.h"
 
 #include <fcntl.h>
@@ -217,9 +219,9 @@ std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
     const uint64_t number = record.sequence / 2, newest = found.back().sequence / 2;
     const uint64_t before = records.empty() ? control_.step_cursor : records.back().sequence / 2;
     const bool is_overwritten = records.empty() && newest - before > region.count - 1;
-    // The records before this one that are missing were stored while the ring was read. They, this one, and
-    // any that is overwritten before read_step() are left to the next call.
-    const bool has_gap = number != before + 1 && !is_overwritten;
+    // If records before this one are missing, they were stored while the ring was read. They and this record
+    // are left to the next call, and so is a record that is overwritten before read_step().
+    const bool has_gap = number != before + 1 && !is_overwritten;  // overwritten records will never be found
     StepRecord whole;
     if (has_gap || is_waited_for(record, newest, now_ns) || !read_step(record, &whole)) break;
     records.push_back(whole);
@@ -307,7 +309,7 @@ void SegmentReader::set_burst(uint64_t interval, int64_t from_step, int64_t unti
 }
 
 void SegmentReader::set_advice(Advice advice) {
-  // The next even number; an agent that was killed during a write has left an odd sequence.
+  // The next even number, also if an agent that was killed during a write has left an odd sequence.
   const uint64_t whole = (control_.advice.sequence / 2 + 1) * 2;
   write_field(control_file_, whole - 1, offsetof(Control, advice));
   advice.sequence = whole - 1;
@@ -326,8 +328,8 @@ void SegmentReader::set_agent_pid(uint64_t pid) {
 
 namespace {
 
-// Bytes of a slot other than its keys, values and mask: the header, and at most 16 rows of 4096 dimensions in
-// 8 bytes for each of queries, output and gradients.
+// Most bytes of a slot beside its keys, values and mask: the header, and at most 16 rows of 4096 dimensions
+// in 8 bytes for each of queries, output and gradients.
 constexpr uint64_t kMostBesideKeys = uint64_t{4} << 20;
 // A buffer larger than this is freed when there is nothing to read.
 constexpr size_t kMostKept = size_t{16} << 20;
@@ -372,8 +374,8 @@ bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, 
   return true;
 }
 
-// Reads the other parts of the slice whose first part is in ready->view, and joins them. They were published
-// before the first part. Returns false if a slot changed in between.
+// Reads the other parts of the slice whose first part is in ready->view, and joins them. The other parts were
+// published before the first part. Returns false if a slot changed in between.
 bool SegmentReader::read_parts(Ready* ready) {
   const uint64_t most = header_.regions[kSlots].record_size * slots();
   const uint32_t parts = ready->view.header.parts;
@@ -410,8 +412,9 @@ bool SegmentReader::read_slice(uint32_t slot, uint64_t sequence, Ready* ready) {
   return true;
 }
 
-// Whether the first part of the slice of `tail`, a later part, is gone. This happens if an agent consumed the
-// first part and was killed before it consumed this one, or if the first part was never published.
+// Whether the first part of the slice to which `tail`, a later part, belongs is gone. This happens if an
+// agent consumed the first part and was killed before it consumed `tail`, or if the first part was never
+// published.
 bool SegmentReader::is_orphan(const Slot& tail) const {
   const uint32_t first = static_cast<uint32_t>(tail.first_ticket % slots());
   // A first part that is still being written has the odd sequence 2t - 1; rounded up it is 2t as well.
@@ -478,9 +481,9 @@ void SegmentReader::store_consumption(uint32_t slot) {
   write_field(control_file_, consumption_[slot], kConsumptionOffset + slot * sizeof(Consumption));
 }
 
-// Consumes the first part, whose record has the counts, before the others. If the agent is killed in between,
-// the next agent finds the others as orphans (is_orphan()). Afterwards the trainer may reuse each slot at
-// once, so a slot that already holds another ticket is left out.
+// Consumes the first part, whose Consumption has the counts, before the other parts. If the agent is killed
+// in between, the next agent finds the other parts as orphans (is_orphan()). From then on the trainer may
+// reuse each consumed slot at once, so a slot that already holds another ticket is left out.
 void SegmentReader::consume(const Ready& ready) {
   consumption_[ready.slot].consumed = ready.ticket;
   store_consumption(ready.slot);

@@ -13,7 +13,7 @@ constexpr double power_of_two(int exponent) {
   return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
-// Every finite magnitude of bf16 and fp32 is below 2^128.
+// Returns the power of two above all finite numbers of the type; magnitudes that round to it become infinite.
 double overflow_of(DType type) { return type == DType::kFp16 ? 0x1p16 : 0x1p128; }
 
 }  // namespace
@@ -28,8 +28,8 @@ double ulp_at(DType type, double x) {
 
 double round_to(DType type, double x) {
   if (type == DType::kFp64 || !std::isfinite(x)) return x;
-  // |x| / quantum < 2^24, so the sum keeps exactly the bits from the quantum up and rounds the rest once. The
-  // sum could overflow only for huge x, which have been handled as overflow before.
+  // |x| / ulp < 2^24, so the sum x + shift keeps exactly the bits from the ulp up and rounds the rest once.
+  // The sum could overflow only for huge x, for which this function returns infinity first.
   const double overflow = overflow_of(type);
   if (std::fabs(x) >= overflow) return std::copysign(std::numeric_limits<double>::infinity(), x);
   const double shift = 0x1.8p52 * ulp_at(type, x);

@@ -1,7 +1,7 @@
 // Histograms of a tensor's values: reading, adding, storing, and their Wasserstein distance. There are 2^20
-// bins (sign, exponent and 11 bits of the fraction of an fp32). A bin holds the count and the sum of its
-// values, so the mean is exact. Values of 16-bit formats are on the edges of bins, so their distribution is
-// kept exactly. Histograms of shards, ranks, tensors and layers can be added.
+// bins (sign, exponent and 11 bits of the fraction of an fp32). A bin holds the count and, as `residual`, the
+// sum of its values, so the mean is exact. Values of 16-bit formats are on the edges of bins, so their
+// distribution is kept exactly. Histograms of shards, ranks, tensors and layers can be added.
 #ifndef FORESHOCK_SHADOW_HISTOGRAM_H_
 #define FORESHOCK_SHADOW_HISTOGRAM_H_
 
@@ -33,12 +33,12 @@ struct Histogram {
   bool operator==(const Histogram&) const = default;
 };
 
-// Return the ends of bin `index` on the number line. The outermost end is 2^128.
+// Return the ends of bin `index` on the number line. The outermost ends are -2^128 and 2^128.
 double lower_edge(uint32_t index);
 double upper_edge(uint32_t index);
 
-// Adds counters to `histogram` and zeroes them: those of count_patterns() or of count_bins()
-// (kernels/histogram.h). `type` must be kBf16 or kFp16.
+// Add the counters that count_patterns() or count_bins() (kernels/histogram.h) filled to `histogram`, and
+// zero these counters. `type` must be kBf16 or kFp16.
 void take_patterns(uint32_t* words, DType type, Histogram* histogram);
 void take_bins(uint64_t* words, Histogram* histogram);
 
@@ -49,8 +49,8 @@ void merge(const Histogram& other, Histogram* histogram);
 double mean_magnitude(const Histogram& histogram);
 
 // Makes histograms from the bytes that a trainer sends: the values of a small tensor, or the packed counters
-// of a large one. The bytes are untrusted: both functions return false if they are not exactly `elements`
-// values of `type` (fp32, bf16 or fp16). An object is reused for many tensors. Thread-compatible.
+// of a large one. The bytes may be invalid: both functions return false if the bytes are not exactly
+// `elements` values of `type` (fp32, bf16 or fp16). An object is reused for many tensors. Thread-compatible.
 class HistogramReader {
  public:
   bool read_values(std::span<const std::byte> bytes, DType type, uint64_t elements, Histogram* histogram);
@@ -72,8 +72,8 @@ class HistogramReader {
 // previous bin's, its count and its residual.
 std::string store(const Histogram& histogram);
 
-// Reads the output of store(). Returns false for other bytes, which may be untrusted. Their length bounds the
-// memory used.
+// Reads the output of store(). Returns false for any other bytes. The length of `bytes` bounds the memory
+// used.
 bool restore(std::string_view bytes, Histogram* histogram);
 
 // The Wasserstein distance W1 of two histograms: the integral of |F - G| over the number line, where F and G
@@ -83,14 +83,16 @@ struct Wasserstein {
   double low = 0, high = 0;  // certified bounds, including the rounding of this computation
 };
 
-// Computes W1. For 16-bit formats it is exact. For fp32 the sum of the values in each bin gives bounds, which
-// coincide wherever F - G keeps its sign. All three numbers are NaN if a histogram has no finite value.
+// Computes W1, which is exact for 16-bit formats. For fp32 the sum of the values in each bin gives bounds,
+// which coincide in bins where F - G keeps its sign. All three numbers are NaN if a histogram has no finite
+// value.
 Wasserstein wasserstein(const Histogram& a, const Histogram& b);
 
 // Returns the mean W1 of two independent samples of one distribution (the mixture of a and b) with as many
-// values as a and b: sqrt(2 / pi) * sqrt(1 / n + 1 / m) * integral of sqrt(F (1 - F)). Two seeds are about
-// this far apart, so a comparison of unpaired weights cannot show a drift with a smaller W1. This is an
-// estimate, which replaces F by its mean inside each bin. NaN if a histogram has no finite value.
+// values (n and m) as a and b: sqrt(2 / pi) * sqrt(1 / n + 1 / m) * integral of sqrt(F (1 - F)). Trainings
+// with two seeds are about this far apart, so a comparison of their weights cannot show a drift with a
+// smaller W1. The result is an estimate: F is replaced by its mean inside each bin. NaN if a histogram has no
+// finite value.
 double sampling_noise_floor(const Histogram& a, const Histogram& b);
 
 }  // namespace foreshock

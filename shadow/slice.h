@@ -12,7 +12,7 @@
 
 namespace foreshock {
 
-inline constexpr int kMaxSliceRows = 16;
+inline constexpr int kMaxSliceRows = 16;  // a row is one query position of one query head
 
 // Grows `values` to at least `size` elements. Result vectors are reused for many slices and never shrink, so
 // they may be larger than the shape in their comment.
@@ -24,7 +24,7 @@ inline void resize_up(std::vector<double>* values, size_t size) {
 // batch and kv-head, and therefore keys and values.
 struct AttentionSlice {
   DType dtype = DType::kNone;  // of every floating array but log_sum_exp and mask
-  int rows = 0;                // 1..16
+  int rows = 0;                // 1..kMaxSliceRows
   int keys = 0;
   int head_dim = 0;
   int value_dim = 0;
@@ -34,8 +34,8 @@ struct AttentionSlice {
   const void* query = nullptr;  // [rows][head_dim]
   const void* key = nullptr;    // [keys][head_dim]
   const void* value = nullptr;  // [keys][value_dim]
-  // [rows][value_dim], the trainer's result. Null (forward only): dropout has changed it, only scores are
-  // checked.
+  // [rows][value_dim], the trainer's result. Null (forward only): dropout has changed the result, so only the
+  // scores are checked.
   const void* out = nullptr;
 
   const void* log_sum_exp = nullptr;  // [rows], the trainer's; null: not given
@@ -50,7 +50,8 @@ struct AttentionSlice {
   bool backward() const { return grad_query != nullptr; }
 };
 
-// Returns the score of (row, key) after mask and key limit: -Inf if the row does not see the key.
+// Applies mask and key limit to `score`, the product query . key of (row, key) times `scale`. Returns -Inf if
+// the row does not see the key.
 template <class T>
 T masked_score(const AttentionSlice& slice, int row, int key, T score) {
   if (static_cast<uint32_t>(key) >= slice.key_limit[row]) return -std::numeric_limits<T>::infinity();

@@ -1,5 +1,5 @@
-// The first CUDA device of this machine, through its driver, for tests and benches that launch kernels. The
-// driver is loaded at run time, so that they can be built on machines without one.
+// The first CUDA device of this machine, through the CUDA driver, for tests and benches that launch kernels.
+// The driver is loaded at run time, so that tests and benches can be built on machines without a driver.
 #ifndef FORESHOCK_BENCH_GPU_CUDA_DEVICE_H_
 #define FORESHOCK_BENCH_GPU_CUDA_DEVICE_H_
 
@@ -21,7 +21,8 @@ class CudaDevice {
   const std::string& name() const { return name_; }
   const DeviceLimits& limits() const { return limits_; }
 
-  // The functions below throw std::runtime_error with the error number of the driver.
+  // The functions below throw std::runtime_error with the error number of the driver. A uint64_t address is
+  // one in device memory.
   uint64_t allocate(size_t bytes);
   void release(uint64_t address);
   void write(uint64_t to, const void* from, size_t bytes);
