@@ -28,7 +28,7 @@ class AlertCommand {
   // Shortest time between two alerts of one kind: same run, event and detector, on any rank or layer.
   static constexpr std::chrono::seconds kApart{60};
   static constexpr std::chrono::seconds kLongest{60};  // a command that takes longer is killed
-  static constexpr std::chrono::seconds kToDie{5};     // after SIGKILL; later, the next command may start
+  static constexpr std::chrono::seconds kToDie{5};     // time to end after SIGKILL, until it is given up
   static constexpr size_t kMostWaiting = 16;
   static constexpr size_t kMostKinds = 4096;  // kinds of alerts that are remembered for kApart
   // `command` is passed to /bin/sh; if it is empty, nothing is run.
@@ -93,8 +93,7 @@ class Adviser {
   // Adds an event of a rank's detectors. `states` has the state of each of the rank's detectors after the
   // event, since one event may reset all of them to quiet.
   void note(int64_t rank, const EventLine& event, const std::array<DetectorState, kDetectors>& states);
-  // Adds the states that an earlier agent saved. They contain a step only for detectors that have warned: for
-  // the others since_step becomes 0.
+  // Adds the states that an earlier agent saved. since_step becomes 0 for detectors that have never warned.
   void restore(int64_t rank, const std::array<DetectorState, kDetectors>& states);
   // Returns the signal with the highest level among these ranks; of several, one with the lowest since_step.
   Signal loudest(const std::set<int64_t>& ranks) const;

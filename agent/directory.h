@@ -33,9 +33,9 @@ class Directory {
   // hostile; the caller must trust the earlier components. On failure returns null and sets *why to a short
   // reason.
   static std::unique_ptr<Directory> open(const std::string& path, std::string* why);
-  // As open(), for the directory `name` inside this one.
+  // Does the same as open() for the directory `name` inside this one.
   std::unique_ptr<Directory> open_inside(const std::string& name, std::string* why) const;
-  // As open(), for the same directory with another descriptor.
+  // Opens this directory again, with another descriptor.
   std::unique_ptr<Directory> open_again(std::string* why) const;
   ~Directory();
   Directory(const Directory&) = delete;
@@ -68,9 +68,9 @@ class Directory {
   std::optional<std::string> read(const std::string& name, size_t most) const;
 
   // Replaces the file atomically: a reader sees the old or the new content. If this process is root, the file
-  // belongs to the directory's owner afterwards. If this process's user is neither root nor that owner, and
-  // the directory has the set-group-id bit, the file gets mode 0666: the directory's owner can read it only
-  // with the permissions for others. Such a directory must be closed to all users but that owner and this
+  // belongs to the directory's owner afterwards. If this process's user is neither root nor the directory's
+  // owner, and the directory has the set-group-id bit, the file gets mode 0666, since the owner can read it
+  // only with the permissions for others. Such a directory must be closed to all users but its owner and this
   // process's group. Returns false if the file cannot be written.
   bool write(const std::string& name, const std::string& text, mode_t mode = 0600) const;
   void remove(const std::string& name) const;

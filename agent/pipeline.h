@@ -67,8 +67,7 @@ class Pipeline {
   Watches& watches() { return watches_; }
   // Lines that a killed agent has already written to the record. May be added only before the first poll().
   WrittenLines& written_lines() { return written_lines_; }
-  // Must be called if an earlier agent has followed the run. It may have read the first weight snapshots, so
-  // the first snapshots that this agent reads need not be those of the start of the run.
+  // Must be called if an earlier agent has followed the run, as it may have read the first weight snapshots.
   void set_followed_before() { weights_.set_followed_before(); }
   // Sets the number of ranks of the run on this node, which may each hold a part or a replica of a tensor.
   void set_ranks_here(size_t ranks) { ranks_here_ = ranks; }

@@ -16,18 +16,18 @@
 namespace foreshock {
 
 Ownership ownership_of(const segment::Identity& identity) {
-  // Without late_ready, the coordinates in the job are not written yet.
+  // As long as late_ready is not 1, the trainer has not written the coordinates in the job.
   if (identity.late_ready != 1 || identity.data_parallel < 0) return Ownership::kUnknown;
   return identity.data_parallel == 0 ? Ownership::kOwner : Ownership::kReplica;
 }
 
 const char* name_of(Ownership ownership) {
-  constexpr const char* kNames[] = {"unknown", "0", "1"};
+  constexpr const char* kNames[] = {"unknown", "0", "1"};  // values of the label `owner`
   return kNames[static_cast<int>(ownership)];
 }
 
 LayerOwners::LayerOwners(const std::vector<const RankStatistics*>& ranks) {
-  // Live ranks first. A dead rank then gets only the layers that no rank before it has.
+  // Live ranks come first. A dead rank gets only layers that no live rank and no earlier dead rank has.
   for (bool alive : {true, false})
     for (const RankStatistics* rank : ranks) {
       if (rank->alive != alive || ownership_of(rank->identity) != Ownership::kUnknown) continue;
@@ -55,7 +55,7 @@ class RankWriter {
   RankWriter(const RankStatistics& rank, Registry* registry)
       : run_(rank.run), rank_(std::to_string(rank.identity.rank)), registry_(registry) {}
 
-  // Numbers of any type convert to `value`.
+  // Sets a series; an absent value removes it. Numbers of any type convert to `value`.
   template <class... Labels>
   void set(Metric metric, const std::optional<double>& value, const Labels&... labels) {
     if (value)
@@ -63,7 +63,7 @@ class RankWriter {
     else
       registry_->unset(metric, {run_, rank_, std::string_view(labels)...});
   }
-  // Removes all series of a metric of this rank. Needed before a label that describes a state changes.
+  // Removes this rank's series of a metric before labels that describe a state change, so that none remains.
   void clear(Metric metric) { registry_->clear_metric(metric, run_, rank_); }
 
  private:
@@ -119,10 +119,10 @@ void publish_pass(const PassStatistics& pass, const char* name, RankWriter& to) 
   to.set(Metric::kAttentionRelativeError, max_of(pass.relative_error_max), name, "max");
   to.set(Metric::kAttentionDeviationRatio, mean_of(pass.deviation_ratio), name, "mean");
   to.set(Metric::kAttentionDeviationRatio, max_of(pass.deviation_ratio), name, "max");
-  const auto bias = [&](const BiasPool& pool, const char* of) {
+  const auto bias = [&](const BiasPool& pool, const char* result) {
     const std::optional<Bias> now = pool.bias();
-    to.set(Metric::kAttentionBiasUlp, now ? std::optional(now->ulp) : std::nullopt, name, of);
-    to.set(Metric::kAttentionBiasZscore, now ? now->z : std::nullopt, name, of);
+    to.set(Metric::kAttentionBiasUlp, now ? std::optional(now->ulp) : std::nullopt, name, result);
+    to.set(Metric::kAttentionBiasZscore, now ? now->z : std::nullopt, name, result);
   };
   bias(pass.bias, "kernel");
   bias(pass.rounded_bias, "rounded_reference");
@@ -184,8 +184,8 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
   const std::optional<Bias> bias = statistics.bias.bias();
   const std::optional<Bias> excess = statistics.excess_bias.bias();
   const std::optional<Bias> control = statistics.rounded_bias.bias();
-  const auto ulp = [](const std::optional<Bias>& of) { return of ? json(of->ulp) : json(nullptr); };
-  const auto z = [](const std::optional<Bias>& of) { return of ? number_or_null(of->z) : json(nullptr); };
+  const auto ulp = [](const std::optional<Bias>& b) { return b ? json(b->ulp) : json(nullptr); };
+  const auto z = [](const std::optional<Bias>& b) { return b ? number_or_null(b->z) : json(nullptr); };
   return {{"calls", rank.calls(pass)},
           {"operations", operations_json(rank, pass)},
           {"unsampled", rank.totals.unsampled[pass]},
@@ -215,8 +215,8 @@ json pass_summary(const RankStatistics& rank, uint32_t pass) {
           {"rounded_reference_bias_z", z(control)}};
 }
 
-// Returns the mean error of dK or dV relative to fused attention. Null if no slice of key positions (a few
-// keys with all query rows) was checked. `holder` is a rank or a layer.
+// Returns the mean ratio of the error of dK or dV to that of correct fused attention. Null if no slice of key
+// positions (a few keys with all query rows) was checked. `holder` is a rank or a layer.
 template <class Holder>
 json key_ratio(const Holder& holder, JudgedTensor tensor) {
   const PassStatistics* known = statistics_of(holder, static_cast<uint32_t>(tensor));
@@ -281,10 +281,11 @@ json alarms_json(const RankStatistics& rank) {
 void publish_alarms(const RankStatistics& rank, RankWriter& to) {
   std::map<std::pair<uint32_t, std::string>, std::set<const LayerStatistics*>> layers;
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass)
-    for (const char* of : {"deviation_ratio", "bias", "nonfinite"}) layers[{pass, of}] = {};
+    for (const char* kind : {"deviation_ratio", "bias", "nonfinite"}) layers[{pass, kind}] = {};
   for (const LayerAlarm& alarm : rank.alarms()) {
-    const std::string of = alarm.kind;
-    layers[{alarm.pass, of == "bias" || of == "nonfinite" ? of : "deviation_ratio"}].insert(alarm.layer);
+    const std::string kind = alarm.kind;
+    layers[{alarm.pass, kind == "bias" || kind == "nonfinite" ? kind : "deviation_ratio"}].insert(
+        alarm.layer);
   }
   for (const auto& [key, which] : layers)
     to.set(Metric::kAttentionAlarmLayers, uint64_t{which.size()}, segment::kPassNames[key.first], key.second);
@@ -323,7 +324,7 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_loss, "loss");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_gradient, "gradient");
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_output, "attention_output");
-  // Values of a step that has not ended count only if the rank is dead: a gradient scaler may skip a step.
+  // Non-finite gradients of an unfinished step count only if the rank is dead: a live rank may skip the step.
   const uint64_t of_unfinished_step = rank.alive ? 0 : rank.pending_gradient.values;
   to.set(Metric::kNonfiniteValuesTotal, rank.nonfinite_attention_gradient + of_unfinished_step,
          "attention_gradient");
@@ -481,7 +482,7 @@ struct CoverageRatio {
   const char* source = "none";  // "kernels", "graphs", or "none" if unknown
 };
 
-uint64_t sum(const uint64_t (&of)[segment::kPasses]) { return of[0] + of[1]; }
+uint64_t sum(const uint64_t (&counts)[segment::kPasses]) { return counts[0] + counts[1]; }
 
 bool has_graphs(const segment::Coverage& coverage) {
   return coverage.graph_launches + coverage.unknown_launches + sum(coverage.recorded_calls) > 0;
@@ -500,9 +501,9 @@ std::optional<double> ratio_of_kernels(const segment::Coverage& coverage) {
   return seen / ran;
 }
 
-// Without kernel counts, the ratio is known only if CUDA graphs were launched and the content of all of them
-// is known. seen: calls that the hooks counted, without those recorded into graphs, which did not run at that
-// time. ran: the seen calls and those inside launched graphs.
+// Returns the share of the calls that ran which the hooks saw. Without kernel counts, the share is known only
+// if CUDA graphs were launched and the content of all of them is known. seen: calls that the hooks counted,
+// without those that were only recorded into graphs. ran: the seen calls and those in launched graphs.
 CoverageRatio ratio_of(const RankStatistics& rank) {
   const segment::Coverage& coverage = rank.coverage;
   if (const auto ratio = ratio_of_kernels(coverage)) return {ratio, "kernels"};
@@ -530,7 +531,7 @@ void publish_kernels(const segment::Coverage& coverage, RankWriter& to) {
     to.set(Metric::kAttentionKernelsTotal, coverage.kernels[pass], segment::kPassNames[pass]);
 }
 
-json by_pass(const uint64_t (&of)[segment::kPasses]) { return {{"forward", of[0]}, {"backward", of[1]}}; }
+json by_pass(const uint64_t (&n)[segment::kPasses]) { return {{"forward", n[0]}, {"backward", n[1]}}; }
 
 }  // namespace
 

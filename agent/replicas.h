@@ -31,9 +31,8 @@ class Replicas {
   // Drops the reported checksums. Called when the ranks were restarted, since steps may then repeat.
   void restart();
 
-  // One checksum of all parts that a rank holds, over a whole interval (steps between two measurements of a
-  // tensor). It is published as a metric, so that ranks of different nodes can be compared. A metric for each
-  // tensor would create too many series.
+  // One checksum of all parts that a rank holds, over an interval (steps between two measurements). It is
+  // exported as a metric, to compare ranks of different nodes; a metric per tensor would be too many.
   struct OfRank {
     int64_t step = -1;    // first step of the interval
     double checksum = 0;  // a whole number of 52 bits, which a double holds exactly
@@ -49,8 +48,7 @@ class Replicas {
     std::vector<std::string> never;  // tensors that were reported but never compared
     size_t by_hand = 0;              // compared tensors that the training script keeps equal
     // Tensors with their rank in their name that are not treated as replicas. `alone`: the largest number of
-    // them on one rank. `maybe`: number of them that were never seen to differ between the ranks which hold
-    // them.
+    // them on one rank. `maybe`: number of them that were on several ranks and never seen to differ.
     size_t alone = 0, maybe = 0;
   };
   Coverage coverage() const;

@@ -30,7 +30,7 @@ class RankFacts {
   static constexpr size_t kMostBytes = 16 << 20;  // a larger file is ignored
   // Reads the facts that an earlier agent has saved. An invalid file is ignored.
   void restore(const Directory& directory);
-  // Sets the facts in `rank`, which must be new, to those saved for the process with this segment.
+  // Sets the facts in `rank`, a new object, to those saved for the process with this segment.
   void restore_rank(const std::string& segment, RankStatistics* rank) const;
   // Stores the facts about `rank` for the next save().
   void note(const std::string& segment, const RankStatistics& rank);
@@ -50,8 +50,8 @@ class RankFacts {
 // same data again. One thread.
 class WrittenLines {
  public:
-  // Only the newest lines are kept. Fewer lines are written before their data is consumed, so earlier lines
-  // cannot be repeated.
+  // Only the newest lines are kept. At most this many lines are written before their data is marked as
+  // consumed, so earlier lines cannot be repeated.
   static constexpr size_t kMost = 1 << 16;
 
   void note(const StepLine& line) { note(key_of(line)); }
@@ -98,9 +98,9 @@ class WatchState {
 
   // Must be called before the first observation. Restores the state that an earlier agent has saved. The
   // lines that the earlier agent wrote to the record after its last save are passed to the detectors and
-  // added to `already_written`; events that they cause and the record lacks are written to it. If there is a
-  // record but no readable state, writes the event kDetectorsBeginAnew. `record` may be null; `path` is its
-  // file.
+  // added to `already_written`. If these lines cause events that the record lacks, the events are written to
+  // the record. If there is a record but no readable state, writes the event kDetectorsBeginAnew. `record`
+  // may be null; `path` is its file.
   void restore(const Directory& directory, const std::string& run, const std::string& path,
                RecordWriter* record, Watches* watches, WrittenLines* already_written);
 

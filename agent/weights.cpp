@@ -16,10 +16,10 @@
 namespace foreshock {
 namespace {
 
-constexpr size_t kMostTensors = 1 << 16;
-// Limits of the snapshots of one tensor that wait for the parts of other ranks: kMostPending of them, or, if
-// they wait for more than kPatience seconds, kFewPending. Ranks whose parts are missing then are assumed to
-// report no weights.
+constexpr size_t kMostTensors = 1 << 16;  // records of further tensors are dropped
+// Limits of the snapshots of one tensor that wait for the parts of other ranks: kMostPending of them, or
+// kFewPending if the oldest waits for more than kPatience seconds. If a limit is exceeded, the ranks whose
+// parts are missing are assumed to report no weights.
 constexpr size_t kMostPending = 64, kFewPending = 2;
 constexpr double kPatience = 10;
 
@@ -75,8 +75,8 @@ double reduction(const segment::TensorView& view, segment::TensorReduction which
   return value;
 }
 
-// Returns the number of values whose change in this step is known. A record without this number has the
-// change of all values or of none.
+// Returns the number of values whose change in this step is known. If the record has no such number, it has
+// the change of all values or of none.
 uint64_t updated(const segment::TensorView& view) {
   const double elements = reduction(view, segment::kUpdateElements);
   if (std::isnan(reduction(view, segment::kUpdateSumMagnitude)) ||
@@ -96,11 +96,11 @@ void join_update(const segment::TensorView& view, TensorSnapshot* snapshot) {
       std::max(snapshot->update_max_magnitude.value_or(0), reduction(view, segment::kUpdateMaxMagnitude));
 }
 
-// Adds the optimizer sums of a part. `snapshot->parts` must already contain it: if the first part has no
-// sums, the snapshot gets none.
+// Adds the optimizer sums of a part that is in snapshot->parts. If the first part has none, the snapshot gets
+// none.
 void join_optimizer(const segment::TensorView& view, TensorSnapshot* snapshot) {
   const segment::Bytes payload = view.payload[segment::kTensorOptimizer];
-  // The sum of squares of the values whose change is known. NaN: not reported; then all values count.
+  // The sum of squares of the values whose change is known. NaN: not reported; all values are used.
   const double changed = reduction(view, segment::kUpdatedSumOfSquares);
   const OptimizerSums sums =
       OptimizerSums::of(payload, std::isnan(changed) ? reduction(view, segment::kSumOfSquares) : changed,
@@ -111,17 +111,17 @@ void join_optimizer(const segment::TensorView& view, TensorSnapshot* snapshot) {
     snapshot->optimizer = sums;
 }
 
-// Adds the heads of another layer. The means are updated with the share of its heads as weight.
-void pool(const LayerSpectrum& one, LayerSpectrum* all) {
-  all->heads += one.heads;
-  const double share = static_cast<double>(one.heads) / all->heads;
-  all->step = std::max(all->step, one.step);
-  all->norm_mean += (one.norm_mean - all->norm_mean) * share;
-  all->stable_rank_mean += (one.stable_rank_mean - all->stable_rank_mean) * share;
-  all->effective_rank_mean += (one.effective_rank_mean - all->effective_rank_mean) * share;
-  all->norm_max = std::max(all->norm_max, one.norm_max);
-  all->stable_rank_min = std::min(all->stable_rank_min, one.stable_rank_min);
-  all->effective_rank_min = std::min(all->effective_rank_min, one.effective_rank_min);
+// Adds the heads of `layer` to the spectrum of all layers. The means weigh `layer` by its share of heads.
+void pool(const LayerSpectrum& layer, LayerSpectrum* all) {
+  all->heads += layer.heads;
+  const double share = static_cast<double>(layer.heads) / all->heads;
+  all->step = std::max(all->step, layer.step);
+  all->norm_mean += (layer.norm_mean - all->norm_mean) * share;
+  all->stable_rank_mean += (layer.stable_rank_mean - all->stable_rank_mean) * share;
+  all->effective_rank_mean += (layer.effective_rank_mean - all->effective_rank_mean) * share;
+  all->norm_max = std::max(all->norm_max, layer.norm_max);
+  all->stable_rank_min = std::min(all->stable_rank_min, layer.stable_rank_min);
+  all->effective_rank_min = std::min(all->effective_rank_min, layer.effective_rank_min);
 }
 
 TensorKey key_of(const std::string& layer, const segment::Identity& identity) {
@@ -147,14 +147,15 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   if (verdict == RollbackWatch::Verdict::kWentBack) restart(!is_at_start_of_run(record));
   ranks_here_ = ranks_here;
   reached_[identity.rank] = record.step;
-  series_.expect_none_before(passed());  // also for records that return early below
+  series_.expect_none_before(passed());  // here too, since the function may return before the call at its end
   const std::vector<int32_t> odd = replicas_.add(record, identity, ranks_here);
   const TensorKey key = key_of(record, identity);
   const auto found = known_.find(key);
   std::vector<TensorSnapshot> done;
   const bool is_checksum = record.form == segment::HistogramForm::kNone;  // a replica that sends no histogram
   if (is_checksum || (found != known_.end() && record.step <= found->second.last_step)) {
-    // The snapshot was completed without this rank. Unless it is a replica, later ones must wait for it.
+    // The snapshot was completed without this rank. If the rank has a part of its own, later snapshots must
+    // wait for the rank.
     if (!is_checksum && found->second.holders.insert(identity.rank).second) found->second.is_settled = false;
     if (odd.empty()) return done;
     // A snapshot without parts, which only reports that a replica differs.
@@ -184,12 +185,12 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
     stop_waiting_for_ranks(oldest + 1);  // then finish() completes or drops the oldest step
   finish(&known, &done);
   make_room(&done);
-  series_.expect_none_before(passed());  // now with this record
+  series_.expect_none_before(passed());
   return done;
 }
 
-// Restarts the series if the record is of a new attempt. An attempt from the start of the run gets its own
-// first snapshots. An attempt that continues from a checkpoint is compared with the known first snapshots.
+// Restarts the series if the record is of a new attempt (the job was restarted). An attempt from the start of
+// the run gets its own first snapshots. One that continues from a checkpoint is compared with the known ones.
 void Weights::begin_attempt(const segment::TensorRecord& record, const segment::Identity& identity) {
   if (!attempt_.is_new(record, identity)) return;
   restart(!is_at_start_of_run(record));
@@ -211,8 +212,8 @@ void Weights::restart(bool keeps_initial) {
   forgotten_ = 0;
 }
 
-// Whether a record may belong to the first snapshot of its tensor in the run. The first snapshot of a process
-// that continues a run does not, except if the agent cannot see that the run was continued.
+// Whether a record may belong to the first snapshot of its tensor in the run: it is the first of its process,
+// and the process is at the start of the run or not known to continue it.
 bool Weights::may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const {
   if (record.snapshot != 1) return false;
   return is_at_start_of_run(record) || !(is_followed_before_ || identity.attempt > 0);
@@ -267,8 +268,8 @@ bool Weights::have_passed(int64_t step, const Pending& pending) const {
          });
 }
 
-// Whether all ranks of this node that hold a part of the tensor have reported it. Some ranks may hold none:
-// the holders of the last snapshot suffice once no other rank can be expected.
+// Whether all ranks of this node that hold a part of the tensor have reported their part. Some ranks may hold
+// none: the holders of the last snapshot suffice once no other rank can be expected.
 bool Weights::is_complete(const Known& known, int64_t step, const Pending& pending) const {
   if (pending.snapshot.elements == pending.snapshot.whole_elements) return true;
   if (pending.ranks.size() >= ranks_here_) return true;
@@ -277,9 +278,9 @@ bool Weights::is_complete(const Known& known, int64_t step, const Pending& pendi
 }
 
 // Moves the snapshots that need not wait any longer to *done, in the order of steps. Drops a snapshot that
-// lacks the part of a rank that had a part before, since it cannot be compared with others.
+// lacks the part of a rank that had a part before, since such a snapshot cannot be compared with others.
 void Weights::finish(Known* known, std::vector<TensorSnapshot>* done) {
-  int64_t newest = -1;  // no snapshot up to this step waits any longer
+  int64_t newest = -1;  // snapshots up to this step need not wait any longer
   for (const auto& [step, pending] : known->pending)
     if (is_complete(*known, step, pending) || have_passed(step, pending)) newest = step;
   while (!known->pending.empty() && known->pending.begin()->first <= newest) {
@@ -322,7 +323,7 @@ int64_t Weights::passed() const {
   return waiting_.empty() ? reached : std::min(reached, waiting_.begin()->first);
 }
 
-// Notes, once per attempt, that a tensor has no first snapshot.
+// Stores, once per attempt, the step of a snapshot whose tensor has no known first snapshot.
 void Weights::note_initial(const TensorSnapshot& snapshot) {
   if (has_reported_initial_unknown_ || series_.initial_step(snapshot.key) >= 0) return;
   has_reported_initial_unknown_ = true;
@@ -367,13 +368,13 @@ void Weights::take_optimizer(const TensorSnapshot& snapshot) {
 
 std::optional<LayerSpectrum> HeadSpectra::take(const segment::TensorView& tensor,
                                                const segment::Identity& identity, const char** why) {
-  const segment::TensorRecord& of = tensor.record;
+  const segment::TensorRecord& record = tensor.record;
   const segment::Bytes payload = tensor.payload[segment::kTensorHeadRows];
-  const std::string label = segment::text_of(of.layer);
-  const auto dtype = static_cast<DType>(of.dtype);
+  const std::string label = segment::text_of(record.layer);
+  const auto dtype = static_cast<DType>(record.dtype);
   segment::TensorHeadsView heads;
   *why = nullptr;
-  if (attempt_.is_new(of, identity)) {
+  if (attempt_.is_new(record, identity)) {
     rows_ = LayerSpectra(kMostBytes);
     spectra_.clear();
   }
@@ -381,11 +382,11 @@ std::optional<LayerSpectrum> HeadSpectra::take(const segment::TensorView& tensor
   *why = segment::parse_tensor_heads(payload, size_of(dtype), &heads);
   if (*why != nullptr) return std::nullopt;
   const TensorKey key = key_of(label, identity);
-  const std::string place = label + '/' + std::to_string(key.tensor_parallel) + '/' +
+  const std::string shard = label + '/' + std::to_string(key.tensor_parallel) + '/' +
                             std::to_string(key.pipeline_parallel) + '/' +
                             std::to_string(key.expert_parallel) + '/' + std::to_string(key.rank);
-  const auto spectrum = rows_.take(place, {.step = of.step,
-                                           .interval = of.interval,
+  const auto spectrum = rows_.take(shard, {.step = record.step,
+                                           .interval = record.interval,
                                            .head_dim = heads.head.head_dim,
                                            .width = heads.head.width,
                                            .kv_heads = heads.numbers,

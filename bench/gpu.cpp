@@ -13,7 +13,7 @@ namespace foreshock {
 namespace {
 
 struct Size {
-  int rounds = 5, launches = 10;   // of each kernel; launches of one round
+  int rounds = 5, launches = 10;   // rounds of each kernel, and its launches in one round
   size_t bytes = size_t{1} << 30;  // of the tensors
   int64_t tokens = 8192;           // of the attention call
 };
@@ -53,7 +53,7 @@ struct Bench {
     return milliseconds;
   }
 
-  // Measures a kernel and prints a line. `bytes`: what it reads. `bound`: text behind the time per GB.
+  // Measures a kernel and prints a line. `bytes`: bytes that the kernel reads. `bound`: text after its time.
   template <class Job>
   void print(const char* what, DeviceKernel kernel, const LaunchShape& shape, const Job& job, size_t bytes,
              const char* bound = "") {
@@ -71,7 +71,7 @@ void bench_histograms(Bench& bench) {
               launch_of_patterns(patterns, bench.device.limits()), patterns, bench.size.bytes,
               " (bound 0.6)");
   // The tensor is as large as the kernel accepts, since a small one would not occupy all processors. The
-  // counters overflow over all launches, which does not affect the time.
+  // launches together overflow the counters, which does not affect the time.
   const uint64_t binned = std::min<uint64_t>(kMostBinned, bench.size.bytes / 4);
   const HistogramJob bins{.from = bench.from, .count = binned, .words = bench.zeros(8 * kBinWords)};
   bench.print("histogram, fp32", DeviceKernel::kCountBins, launch_of_bins(bins, bench.device.limits()), bins,
@@ -111,7 +111,7 @@ void bench_sums(Bench& bench) {
               bytes);
 }
 
-// A layer of attention: 32 heads, 8 kv-heads, 8192 tokens, head dimension 128.
+// Measures the gathers of a layer of attention: 32 heads, 8 kv-heads, 8192 tokens, head dimension 128.
 void bench_attention(Bench& bench) {
   constexpr int64_t kHeads = 32, kKvHeads = 8, kDim = 128;
   const int64_t tokens = bench.size.tokens;
@@ -140,8 +140,8 @@ void bench_attention(Bench& bench) {
     piece.to = n * tokens * kDim * 2 * kHeads / kKvHeads;
     piece.head_stride = kDim, piece.row_stride = kHeads * kDim, piece.heads = kHeads / kKvHeads;
   }
-  const auto view = [&](uint64_t from, int64_t heads, uint32_t of_these) {
-    return DeviceView{from, {kDim, heads * kDim, 1}, of_these, static_cast<uint32_t>(tokens), kDim, 0};
+  const auto view = [&](uint64_t from, int64_t heads, uint32_t summed_heads) {
+    return DeviceView{from, {kDim, heads * kDim, 1}, summed_heads, static_cast<uint32_t>(tokens), kDim, 0};
   };
   job.grad_query = view(bench.from + bench.size.bytes / 2, kHeads, kHeads / kKvHeads);
   job.grad_key = view(bench.from, kKvHeads, 1);

@@ -90,8 +90,7 @@ template <class Key>
 void sort_copy([[maybe_unused]] const std::vector<Key>& values, [[maybe_unused]] std::vector<Key>* copy,
                [[maybe_unused]] Timing* timing) {
 #if FORESHOCK_VQSORT
-  // Sorts with and without AVX-512 (its compressing stores are slow on some machines); the faster sort
-  // counts.
+  // Sorts with and without AVX-512 (its compressing stores may be slow); the faster sort counts.
   for (int64_t excluded_targets : {int64_t{0}, int64_t{HWY_AVX3 | HWY_AVX3_DL}}) {
     hwy::SetSupportedTargetsForTest(0);
     hwy::SetSupportedTargetsForTest(hwy::SupportedTargets() & ~excluded_targets);

@@ -93,7 +93,6 @@ std::string number_wanted(OptionId id, const std::string& text, const std::strin
   return bounds.empty() ? what : what + " " + bounds;
 }
 
-// Returns the help text of the option, with the bounds of its value.
 std::string help_text(const Option& row) {
   const std::string bounds = bounds_text(row);
   return bounds.empty() ? row.help : row.help + (" (" + bounds + ")");
@@ -147,10 +146,9 @@ std::string output_problem(const Arguments& arguments, OptionId id) {
   const bool is_directory = fs::is_directory(path, error);
   const bool takes_directory = id == OptionId::kFileSd;  // the agent writes one file per run into it
   if (has_bad_name || (is_directory && !takes_directory) ||
-      access((exists ? path : folder).c_str(), is_directory ? W_OK | X_OK : W_OK) != 0) {
+      access((exists ? path : folder).c_str(), is_directory ? W_OK | X_OK : W_OK) != 0)
     return std::string(option(id).flag) + ": " + given +
            " cannot be written; name a file in a directory you may write";
-  }
   return "";
 }
 
@@ -326,10 +324,9 @@ std::string Arguments::check_values(uint32_t reader) const {
     if ((row.readers & reader) == 0) continue;
     const std::string value = text(row.id);
     if (value == row.fallback) continue;
-    if (const std::string wanted = value_wanted(row.id, value); !wanted.empty()) {
+    if (const std::string wanted = value_wanted(row.id, value); !wanted.empty())
       return std::string(has_flag(row.id) ? row.flag : row.variable) + " must be " + wanted + ", not '" +
              value + "'";
-    }
   }
   return "";
 }

@@ -87,9 +87,8 @@ class SignalPasser {
   int next_signal(int period_ms, siginfo_t* info);
   bool is_stop_signal(int signal) const { return sigismember(&stop_signals_, signal) == 1; }
 
-  sigset_t original_;  // the mask before the construction
-  sigset_t waited_;    // the six signals and SIGCHLD
-  sigset_t stop_signals_;
+  // In this order: the mask before the construction; the six signals and SIGCHLD; the stop signals.
+  sigset_t original_, waited_, stop_signals_;
   int stop_signal_ = 0;
 };
 

@@ -47,8 +47,7 @@ std::optional<int64_t> step_of(const RecordLine& line) {
       line);
 }
 
-// Returns the key of the tensor or model that a line describes; "" for other lines. Lines of several nodes
-// with equal keys describe the same tensor or model.
+// Returns a key that is equal for all lines about one tensor or one model; "" for lines about neither.
 std::string key_of(const RecordLine& line) {
   if (const auto* tensor = std::get_if<TensorLine>(&line)) {
     std::string key = "t" + tensor->tensor;
@@ -94,8 +93,7 @@ std::string RecordIndex::place(const RecordLine& line, Position* position, Index
   to->step = step_of(line).value_or(-1);
   if (to->kind == Kind::kStep && rank) {
     const auto [last, is_new] = position->last_step.emplace(*rank, to->step);
-    // If a rank has gone back to an earlier step, all other ranks will follow: a new generation begins.
-    if (!is_new && to->step <= last->second) {
+    if (!is_new && to->step <= last->second) {  // this rank has gone back to an earlier step, as all will
       ++position->generation;
       position->last_step.clear();
     }
@@ -235,8 +233,7 @@ std::string RecordIndex::text(const IndexedLine& line) {
   std::ifstream& file = part.file;
   uint64_t& position = part.position;
   std::string text(line.bytes, '\0');
-  // If the line begins at most kNear bytes ahead, these bytes are skipped by reading, since a seek would
-  // discard the read-ahead buffer.
+  // Bytes up to a line that begins nearby are read, since a seek would discard the read-ahead buffer.
   constexpr uint64_t kNear = 4096;
   if (file.good() && position <= line.offset && line.offset - position <= kNear) {
     file.ignore(static_cast<std::streamsize>(line.offset - position));

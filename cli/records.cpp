@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns a file name without '/' for a text from a record, which is not trusted.
+// Returns a file name without '/' for a text from a record, which may contain any characters.
 std::string file_name_of(const std::string& text) {
   std::string name = text.substr(0, 64);
   for (char& c : name)
@@ -75,7 +75,7 @@ class TensorBoardFolder {
   RecordScalars scalars_;
 };
 
-void print_totals(const RecordReader& reader, uint64_t taken) {
+void print_exported(const RecordReader& reader, uint64_t taken) {
   std::string text = std::to_string(taken) + " lines exported";
   if (reader.bad_lines() > 0)
     text += ", " + std::to_string(reader.bad_lines()) + " left out (" + reader.first_problem() + ")";
@@ -104,7 +104,7 @@ int copy_record(const std::string& record, const std::string& folder) {
     say(problem);
     return 1;
   }
-  print_totals(*reader, taken);
+  print_exported(*reader, taken);
   return 0;
 }
 
@@ -112,7 +112,7 @@ using Json = nlohmann::json;
 
 struct Found {
   Watches watches;                // the detectors of all ranks
-  std::vector<EventLine> events;  // their events
+  std::vector<EventLine> events;  // events of these detectors
   uint64_t lines = 0;             // lines of the record
 };
 
@@ -141,7 +141,7 @@ class ScoreTable {
   std::optional<WholeFile> file_;
 };
 
-// `scores`: null if no table is wanted.
+// Runs the detectors over all lines of a record. `scores`: null if no table is wanted.
 void detect_in(RecordReader& reader, ScoreTable* scores, Found* found) {
   std::vector<WatchReading> readings;
   if (scores != nullptr) found->watches.collect(&readings);
@@ -204,7 +204,7 @@ void print_loss_events(const Found& found) {
     }
 }
 
-void print_totals(const RecordReader& reader) {
+void print_left_out(const RecordReader& reader) {
   if (reader.bad_lines() > 0)
     say(std::to_string(reader.bad_lines()) + " lines left out (" + reader.first_problem() + ")");
   if (reader.ends_torn()) say("the last line was cut off when its writer ended");
@@ -220,8 +220,6 @@ int export_record(const Arguments& arguments) {
   const std::string& record = arguments.command()[0];
   return csv.empty() ? copy_record<TensorBoardFolder>(record, board) : copy_record<CsvFolder>(record, csv);
 }
-
-// foreshock detect
 
 int detect(const Arguments& arguments) {
   if (arguments.command().size() != 1)
@@ -248,7 +246,7 @@ int detect(const Arguments& arguments) {
     print_events(found);
     print_loss_events(found);
   }
-  print_totals(*reader);
+  print_left_out(*reader);
   for (const std::string& text : left_out(found.watches)) say(text);
   return 0;
 }

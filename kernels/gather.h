@@ -12,8 +12,8 @@
 
 namespace foreshock {
 
-// Copies the first `width` elements of each row (i, j, first) .. (i, j, first + count - 1) to `to`, row-major
-// and dense; `to` holds count * width elements. Indices must lie inside the shape. Returns the bytes written.
+// Copies the first `width` elements of the rows (i, j, first) .. (i, j, first + count - 1) of a 4-d tensor to
+// `to`, dense (count * width elements). Indices must be inside the shape. Returns the bytes written.
 inline uint64_t gather_row_starts(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
                                   int64_t width, char* to) {
   const size_t element = size_of(from.dtype);
@@ -38,14 +38,14 @@ inline uint64_t gather_row_starts(const TensorView& from, int64_t i, int64_t j, 
   return row_bytes * count;
 }
 
-// Does the same with whole rows.
+// Does the same as gather_row_starts() with whole rows.
 inline uint64_t gather_rows(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
                             char* to) {
   return gather_row_starts(from, i, j, first, count, from.shape[3], to);
 }
 
-// A packed batch: sequences stored one after the other without padding. Also the choice of the sequence to
-// sample. Host and device share find_sequence(), because the offsets may be readable only on the device.
+// A packed batch (sequences stored one after the other without padding) and the choice of the sequence to
+// sample (`place`). Host and device share find_sequence(): the offsets may be readable only on the device.
 //
 // Sequence n has the query positions from query offset n up to, but not including, query offset n + 1. Its
 // key positions follow from the key offsets in the same way.
@@ -65,24 +65,23 @@ struct SequencePlace {
   uint32_t key = 0, keys = 0;
 };
 
-// Finds the sequence that all.place chooses, by bisection. If `place` is uniform, every query position is
-// equally likely and an empty sequence is never chosen. The offsets are untrusted: the result always lies
-// within `queries` and `keys`. It has no positions if the offsets that were read are negative, do not
+// Finds the sequence that batch.place chooses, by bisection. If `place` is uniform, every query position is
+// equally likely and an empty sequence is never chosen. The offsets may be invalid: the result always lies
+// within `queries` and `keys`, and has no positions if the offsets that were read are negative, do not
 // increase or are too large. Offsets are read with memory.load<int32_t>(address).
 template <class Memory>
-FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& all, const Memory& memory) {
+FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& batch, const Memory& memory) {
   const auto offset = [&memory](uint64_t offsets, uint32_t n) {
     return int64_t{memory.template load<int32_t>(offsets + sizeof(int32_t) * uint64_t{n})};
   };
-  int64_t begin = offset(all.query_offsets, 0), end = offset(all.query_offsets, all.count);
-  if (begin < 0 || end <= begin || end > all.queries) return {};
-  const int64_t wanted = begin + static_cast<int64_t>(static_cast<uint64_t>(end - begin) * all.place >> 32);
-  // Invariant: sequence `low` begins at `begin` <= wanted. `high` begins at `end` > wanted (or all end
-  // there).
-  uint32_t low = 0, high = all.count;
+  int64_t begin = offset(batch.query_offsets, 0), end = offset(batch.query_offsets, batch.count);
+  if (begin < 0 || end <= begin || end > batch.queries) return {};
+  const int64_t wanted = begin + static_cast<int64_t>(static_cast<uint64_t>(end - begin) * batch.place >> 32);
+  // Invariant: `low` begins at `begin` <= wanted; `high` begins (or all sequences end) at `end` > wanted.
+  uint32_t low = 0, high = batch.count;
   while (high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;
-    const int64_t at = offset(all.query_offsets, middle);
+    const int64_t at = offset(batch.query_offsets, middle);
     if (at <= wanted) {
       low = middle;
       begin = at;
@@ -91,9 +90,9 @@ FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& all, const M
       end = at;
     }
   }
-  const int64_t key = offset(all.key_offsets, low), key_end = offset(all.key_offsets, low + 1);
-  if (begin < 0 || end > all.queries || end - begin > all.longest_query || key < 0 || key_end <= key ||
-      key_end > all.keys || key_end - key > all.longest_key)
+  const int64_t key = offset(batch.key_offsets, low), key_end = offset(batch.key_offsets, low + 1);
+  if (begin < 0 || end > batch.queries || end - begin > batch.longest_query || key < 0 || key_end <= key ||
+      key_end > batch.keys || key_end - key > batch.longest_key)
     return {};
   return {.number = low,
           .query = static_cast<uint32_t>(begin),

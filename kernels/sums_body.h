@@ -17,8 +17,7 @@ namespace foreshock {
 inline constexpr uint32_t kSumGroup = 8;
 
 // Loads `count` values of the array at address `data`, beginning with number `first`, and converts them to
-// fp64, which is exact. Sets the rest of the group to 0. A whole group of an aligned array is loaded 16 bytes
-// at a time.
+// fp64, which is exact. Sets the rest of the group to 0. Loads a whole aligned group 16 bytes at a time.
 template <DType kType, class Block>
 FORESHOCK_DEVICE void load_group(uint64_t data, uint64_t first, uint32_t count, const Block& block,
                                  double (&to)[kSumGroup]) {
@@ -81,8 +80,7 @@ FORESHOCK_DEVICE void fold_lanes(Sums* lane, Block& block) {
   }
 }
 
-// Sums chunk number `chunk` (kSumChunk elements) of a tensor into lane 0. Lane l adds groups l, l + 256, ...,
-// in order; then the lanes are added.
+// Sums a chunk (kSumChunk elements). Lane l adds groups l, l + 256, ..., in order; then the lanes are added.
 template <class Sums, class Tensor, class Block>
 FORESHOCK_DEVICE void sum_chunk(const Tensor& tensor, uint64_t chunk, Sums* lane, Block& block) {
   const uint64_t begin = chunk * kSumChunk, left = tensor.count - begin;
@@ -98,8 +96,7 @@ FORESHOCK_DEVICE void sum_chunk(const Tensor& tensor, uint64_t chunk, Sums* lane
   fold_lanes(lane, block);
 }
 
-// Adds the sums of a tensor's chunks into lane 0. Lane l adds chunks l, l + 256, ..., in order; then the
-// lanes are added. fresh() reads what another block wrote.
+// Adds the sums of a tensor's chunks, which other blocks wrote. Lane l adds chunks l, l + 256, ..., in order.
 template <class Sums, class Block>
 FORESHOCK_DEVICE void sum_partials(const Sums* partial, uint64_t chunks, Sums* lane, Block& block) {
   block.each([&](uint32_t thread) {
@@ -111,8 +108,7 @@ FORESHOCK_DEVICE void sum_partials(const Sums* partial, uint64_t chunks, Sums* l
 }
 
 // Sums all tensors of a job. The blocks sum chunks into job.partials. The block that ends last, as counted in
-// job.arrived, adds the chunks of each tensor. The launch must have kSumLanes threads per block and
-// launch_of(job).shared_bytes.
+// job.arrived, adds the chunks of each tensor. The launch must be launch_of(job).
 template <class Sums, class Job, class Block>
 FORESHOCK_DEVICE void sum_tensors(const Job& job, Block& block) {
   Sums* results = reinterpret_cast<Sums*>(job.results);
@@ -139,24 +135,19 @@ FORESHOCK_DEVICE void sum_tensors(const Job& job, Block& block) {
   }
 }
 
-// The body of kGradientSums.
-
 template <class Block>
 FORESHOCK_DEVICE void add_group(const GradientTensor& tensor, uint64_t first, uint32_t count,
                                 const Block& block, GradientSums* sums) {
   double g[kSumGroup];
   load_group(static_cast<DType>(tensor.dtype), tensor.data, first, count, block, g);
-  for (uint32_t n = 0; n < kSumGroup; ++n) {
+  for (uint32_t n = 0; n < kSumGroup; ++n)
     if (n < count) sums->add(g[n]);
-  }
 }
 
 template <class Block>
 FORESHOCK_DEVICE void gradient_sums_body(const GradientSumsJob& job, Block& block) {
   sum_tensors<GradientSums>(job, block);
 }
-
-// The body of kAdamSums.
 
 constexpr void add_element(double g, double v, const AdamConstants& c, AdamSums* sums) {
   const AdamElement element = adam_element(g, v, c);
@@ -181,17 +172,14 @@ FORESHOCK_DEVICE void add_group(const AdamTensor& tensor, uint64_t first, uint32
   double g[kSumGroup], v[kSumGroup];
   load_group(static_cast<DType>(tensor.gradient_dtype), tensor.gradient, first, count, block, g);
   load_group(static_cast<DType>(tensor.moment_dtype), tensor.moment, first, count, block, v);
-  for (uint32_t n = 0; n < kSumGroup; ++n) {
+  for (uint32_t n = 0; n < kSumGroup; ++n)
     if (n < count) add_element(g[n], v[n], tensor.constants, sums);
-  }
 }
 
 template <class Block>
 FORESHOCK_DEVICE void adam_sums_body(const AdamSumsJob& job, Block& block) {
   sum_tensors<AdamSums>(job, block);
 }
-
-// The body of kScalars.
 
 // Returns the value at `from` in format `dtype`. kSquaresOfSums: `from` is a GradientSums, and the value is
 // its sum of squares, or NaN if an element was not finite.
@@ -219,10 +207,8 @@ FORESHOCK_DEVICE void scalars_body(const ScalarsJob& job, Block& block) {
   });
 }
 
-// The body of kChecksum. The sum is modulo 2^64, so every order of additions gives the same bits.
-
-// Returns 32-bit word number `n` of the data, read in units of Unit. job.from must be aligned to Unit. Bytes
-// past the end are 0.
+// Returns 32-bit word `n` of the data, read in Units. job.from must be aligned to Unit. Bytes past the end
+// are 0.
 template <class Unit, class Block>
 FORESHOCK_DEVICE uint32_t checksum_word(const ChecksumJob& job, uint64_t n, const Block& block) {
   if constexpr (sizeof(Unit) == sizeof(uint32_t)) {
@@ -238,6 +224,7 @@ FORESHOCK_DEVICE uint32_t checksum_word(const ChecksumJob& job, uint64_t n, cons
   }
 }
 
+// Adds the words to *job.to, modulo 2^64, so every order of additions gives the same bits.
 template <class Unit, class Block>
 FORESHOCK_DEVICE void checksum_words(const ChecksumJob& job, Block& block) {
   const uint64_t words = (job.bytes + 3) / 4;

@@ -1,5 +1,5 @@
-// Claims of papers and of this lab about the sweeps of study.h. The function of a sweep takes its
-// measurements and returns its claims, each with whether it holds.
+// Claims of papers and of this lab about the sweeps of study.h. Each function below takes the measurements of
+// one sweep and returns the claims about it, each with whether it holds. fig3..fig6: of kStability.
 #ifndef FORESHOCK_LAB_CLAIMS_H_
 #define FORESHOCK_LAB_CLAIMS_H_
 
@@ -58,7 +58,7 @@ std::vector<Measurement> where(Measured measured, Wanted wanted) {
   return found;
 }
 
-// The measurements of one output tensor of one algorithm.
+// Returns the measurements of one output tensor of one algorithm.
 inline std::vector<Measurement> of(Measured measured, std::string_view algorithm,
                                    std::string_view tensor = "out") {
   return where(measured,
@@ -73,7 +73,7 @@ inline std::vector<Measurement> with_format(Measured measured, std::string_view 
   return where(measured, [=](const Measurement& m) { return m.point.format == format; });
 }
 
-// The smallest and the largest of some values. If one of them is NaN, both are, and within() is false.
+// The smallest and the largest of some values. If a value is NaN, both are NaN and within() is false.
 struct Range {
   double low = INFINITY, high = -INFINITY;
   bool within(double a, double b) const { return low >= a && high <= b; }
@@ -91,14 +91,14 @@ Range range_of(Measured measured, ValueOf value_of) {
   return range;
 }
 
-// Figures of a measurement, as means over the seeds.
+// Figures of a measurement, as means over the seeds. Ratios are to the error of the plain algorithm.
 inline double bias(const Measurement& m) { return m.bias_ulp.mean; }
 inline double max_ratio(const Measurement& m) { return m.max_ratio_to_plain.mean; }
 inline double l2_ratio(const Measurement& m) { return m.ratio_to_plain.mean; }
 inline double largest(const Measurement& m) { return m.max_abs.mean; }
 inline double l2(const Measurement& m) { return m.relative_l2.mean; }
 
-// Whether the value of each measurement is above (below) that of the one before.
+// Whether the value of each measurement is above (below) the value of the measurement before it.
 template <class ValueOf>
 bool is_rising(Measured measured, ValueOf value_of) {
   for (size_t i = 1; i < measured.size(); ++i)

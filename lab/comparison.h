@@ -26,7 +26,7 @@ class TensorCounter {
   // Returns the histogram of the counted values and empties the counter.
   Histogram take(DType type);
 
-  // fp64 values are rounded to fp32 for counting. Returns the sum of |x - rounded x| since the last call.
+  // Returns the sum of |x - rounded x| since the last call. fp64 values x are rounded to fp32 for counting.
   double take_rounding();
 
  private:
@@ -43,10 +43,10 @@ class TensorCounter {
 };
 
 // Counts the unpaired values of a tensor: finite values whose partner, the value at the same index of the
-// other tensor, is not finite. Differences exclude them, so the distributions must exclude them too.
+// compared tensor, is not finite. Difference leaves such pairs out, so the distributions must do so too.
 class UnpairedCounter {
  public:
-  // Adds the unpaired ones of `count` packed elements. TensorCounter's limit between two take() applies.
+  // Adds the unpaired values among `count` packed elements. The limit of TensorCounter::count() applies.
   void count(const char* data, DType type, const char* partners, DType partner_type, size_t count);
 
   // Returns the histogram of the added values and empties the counter.
@@ -96,9 +96,9 @@ struct PairResult {
   std::vector<TensorDistance> tensors;  // in the order of natural_less() (checkpoint.h)
   Distance pooled;
   std::vector<std::string> only_in_a, only_in_b;
-  std::vector<Unlike> shapes;     // shapes differ: not compared
-  std::vector<Unlike> types;      // types differ: compared nevertheless
-  std::vector<Unlike> untouched;  // other types than fp64, fp32, bf16 and fp16: not compared
+  std::vector<Unlike> shapes;     // tensors whose shapes differ: not compared
+  std::vector<Unlike> types;      // tensors whose types differ: compared nevertheless
+  std::vector<Unlike> untouched;  // not compared, since a type is not fp64, fp32, bf16 or fp16
 };
 
 struct Comparison {
@@ -108,8 +108,8 @@ struct Comparison {
   double seconds = 0;
 };
 
-// Compares all pairs, reading every tensor once. The result does not depend on `threads`. `progress` is
-// called with the share that is done, 0 to 1, by one thread at a time. Returns "" or one line with the error.
+// Compares all pairs; reads every tensor of a checkpoint once. The result does not depend on `threads`. One
+// thread at a time calls `progress` with the share that is done, 0 to 1. Returns "" or an error of one line.
 std::string compare(const std::vector<Checkpoint>& checkpoints, const std::vector<PairOfCheckpoints>& pairs,
                     int threads, const std::function<void(double)>& progress, Comparison* result);
 

@@ -36,8 +36,7 @@ double NumberFormat::overflow_value() const {
 double NumberFormat::unit_roundoff() const { return std::ldexp(1.0, -precision); }
 
 double NumberFormat::ulp(double x) const {
-  // Computed from bits, for speed, since it is called for every element. `below` is the largest power of two
-  // that is at most |x|.
+  // Uses bits, for speed: it is called for every element. `below` is the largest power of two <= |x|.
   const auto power = [](int exponent) {
     return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
   };

@@ -14,8 +14,7 @@ Tensors convolution_direct(const Tensors& inputs, const Settings&, Arithmetic& a
   const Tensor& image = inputs.at("image");
   Tensor filter = inputs.at("filter");
   const int side = static_cast<int>(std::lround(std::sqrt(image.cols))), out_side = side - 2;
-  // Column `pixel` has the 3 x 3 input pixels of each channel on which output pixel `pixel` depends. `tap`
-  // counts these input pixels.
+  // Column `pixel` has the 3 x 3 input pixels (`tap`) of each channel on which output pixel `pixel` depends.
   Tensor patches(image.rows * 9, out_side * out_side);
   for (int tap = 0; tap < patches.rows; ++tap)
     for (int pixel = 0; pixel < patches.cols; ++pixel) {
@@ -32,8 +31,7 @@ Tensors convolution_direct(const Tensors& inputs, const Settings&, Arithmetic& a
 namespace {
 
 // The matrices of the Winograd convolution of a tile: out = at [(g filter g^T) * (bt image bt^T)] at^T, where
-// * is elementwise; bt is B^T and at is A^T of the paper by Lavin and Gray, whose interpolation points are
-// used.
+// * is elementwise; bt and at are B^T and A^T of Lavin and Gray, whose interpolation points are used.
 struct Transform {
   int tile;  // outputs per side of a tile
   Tensor bt, g, at;
@@ -284,8 +282,7 @@ Tensor logits_of(const Tensors& inputs, Keep keep, Arithmetic& arithmetic) {
   return logits;
 }
 
-// Returns the log-sum-exp of a row, computed over chunks of columns. `keep`: where maximum and sum are kept
-// from chunk to chunk.
+// Returns the log-sum-exp of a row, by chunks of columns. `keep`: of maximum and sum between two chunks.
 double log_sum_exp_of(const Tensor& logits, int i, int chunk, Keep keep, Arithmetic& arithmetic) {
   const auto kept = [&](double x) {
     return keep == Keep::kStored ? arithmetic.store(x) : arithmetic.in_register(x);
@@ -304,8 +301,7 @@ double log_sum_exp_of(const Tensor& logits, int i, int chunk, Keep keep, Arithme
   return arithmetic.in_register(maximum + std::log(sum));
 }
 
-// Returns the loss and the gradient of `hidden`. `keep`: see log_sum_exp_of(). Replaces the logits by their
-// gradient.
+// Returns loss and gradient of `hidden`. `keep`: see log_sum_exp_of(). Replaces the logits by their gradient.
 Tensors loss_and_gradient(Tensor& logits, int chunk, Keep keep, const Tensors& inputs,
                           Arithmetic& arithmetic) {
   Tensor loss(logits.rows, 1);

@@ -1,8 +1,8 @@
-// A model of how tensor cores add; Accumulator has its parameters `step`, `fraction_bits`, ... One fused step
-// takes `step` exact products and the accumulator, and aligns all terms to the largest exponent among them.
-// The exponent of a product is the sum of the stored exponents of its operands, not normalised; zero products
-// have none. The step truncates each term to `fraction_bits`, adds exactly, and truncates the sum to
-// `output_bits`. Below 2^-126 the spacing of numbers is that at 2^-126.
+// A model of how tensor cores add, with parameters in Accumulator. A step takes `step` exact products and the
+// accumulator, and aligns all to the largest exponent. The exponent of a product is the sum of the stored
+// exponents of its operands, unnormalised; zero products have none. The step truncates each term to
+// `fraction_bits`, adds exactly, and truncates the sum to `output_bits`. Below 2^-126 spacings are those at
+// 2^-126.
 #ifndef FORESHOCK_LAB_TENSOR_CORE_H_
 #define FORESHOCK_LAB_TENSOR_CORE_H_
 
@@ -12,9 +12,8 @@
 
 namespace foreshock::lab {
 
-// Computes c + sum of a[i] * b[i * b_stride], i in [0, count), in fused steps of the unit. After `promotion`
-// products the partial sum is added to an fp32 register. This function, in plain library calls, defines the
-// model. `format` is that of the operands; fp32 is truncated to tf32, as in hardware.
+// Defines the model: c + sum of a[i] * b[i * b_stride], i in [0, count), in fused steps of the unit. After
+// `promotion` products the partial sum is added to an fp32 register. `format`: operands; fp32 becomes tf32.
 double tensor_core_dot(const Accumulator& unit, const NumberFormat& format, const double* a, const double* b,
                        int b_stride, int count, double c);
 

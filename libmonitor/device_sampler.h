@@ -44,7 +44,7 @@ class CopyTiming {
   };
   void collect();
 
-  // Enough: collect() removes arrived slices, and a slot is claimed again only after its slice has arrived.
+  // Suffices: a slot is claimed again only after its slice has arrived, and collect() removes arrived slices.
   Expected expected_[segment::kMaxSlots] = {};
   uint32_t count_ = 0;
   uint64_t last_ns_ = 0;
@@ -67,8 +67,8 @@ struct ClaimedSlice {
 
 // The resources of sampling on one device in one context: a ring of device memory, a stream, an event, the
 // kernels, and the pinned segment. set_up() must be called between steps, because it may wait for the device.
-// Nothing is freed, because that may wait too and the context may no longer exist. set_up() and the functions
-// after it must be called in their context. Thread-compatible.
+// Nothing is freed, because freeing may wait too and the context may no longer exist. set_up() and the
+// functions after it must be called in the context `context_id`. Thread-compatible.
 class DeviceState : public PerContext {
  public:
   static constexpr uint64_t kMostRingBytes = uint64_t{64} << 20;
@@ -87,9 +87,9 @@ class DeviceState : public PerContext {
   uint32_t most_parts() const;
 
   // Gathers a slice into the ring on `stream` (the trainer's), then copies it to its slots and publishes it
-  // on this object's own stream. Returns -1, or the FORESHOCK_SKIP_ reason why the slice will not arrive;
-  // then nothing writes to its slots. If sending fails midway, returns -1 although the slice never arrives,
-  // and failed() is set from then on.
+  // on this object's own stream. Returns -1, or the FORESHOCK_SKIP_ reason why the slice will not arrive.
+  // With a reason, nothing will write to the slots. If sending fails midway, returns -1 although the slice
+  // will never arrive, and failed() is set from then on.
   int send(const ValidatedCall& call, const Slice& slice, const ClaimedSlice& claimed, cuda::Stream stream);
 
   // Copies single numbers. Works even if there is no device memory for slices.
@@ -116,7 +116,7 @@ class DeviceState : public PerContext {
   cuda::Address slots_ = 0, progress_ = 0;  // device addresses of the segment's regions
   cuda::Address clocks_ = 0, memory_ = 0;   // in device memory: a GatherClock per slice, then the ring
   StagingRing ring_;
-  StagingRing::Place place_;  // of the slice being sent
+  StagingRing::Place place_;  // of the slice that is being sent, in the ring
   CopyTiming times_;
   ScalarReadback scalars_;
 };
@@ -127,7 +127,7 @@ inline constexpr int32_t kMostDevices = segment::kDeviceProgress;
 
 class DeviceTurn;
 
-// A device and the stream on which an operation was launched. A null `handle` is unknown.
+// A device and the stream on which an operation was launched. `handle` null: the stream is unknown.
 struct DeviceStream {
   int32_t device_index;
   void* handle;
@@ -155,10 +155,11 @@ class DeviceSampler {
 
   // Launches a kernel on the trainer's stream that copies `count` values to the host (device_scalars.h). Sets
   // the numbers under which find_scalar() finds them and returns -1, or returns the FORESHOCK_SKIP_ reason.
-  int send_scalars(const DeviceStream& at, const foreshock_tensor* values, size_t count, uint64_t* numbers);
+  int send_scalars(const DeviceStream& stream, const foreshock_tensor* values, size_t count,
+                   uint64_t* numbers);
   bool find_scalar(uint64_t number, double* value) const;
-  // Does the same for the sums of squares of gradients, which kernels on that stream compute first.
-  int send_gradients(const DeviceStream& at, const foreshock_gradient* gradients, size_t count,
+  // Does the same as send_scalars() for the sums of squares of gradients, which kernels compute first.
+  int send_gradients(const DeviceStream& stream, const foreshock_gradient* gradients, size_t count,
                      SentGradients* sent);
 
   // Whether a call has used a device that is not set up.
@@ -178,7 +179,7 @@ class DeviceSampler {
   enum Purpose { kCalls, kWeights, kGradients, kPurposes };
   struct Device {
     std::atomic<int32_t> index{-1};  // the driver's index of the device; -1: unused
-    // By purpose: the context in which a set-up is requested, by id, or kNothing, or kAnyContext.
+    // By purpose: id of the context to be set up; kNothing: none; kAnyContext: the driver is not open yet.
     std::atomic<uint64_t> wanted[kPurposes] = {kNothing, kNothing, kNothing};
     std::atomic_flag busy;
     DeviceState state;
@@ -188,7 +189,7 @@ class DeviceSampler {
   // A number for find_scalar(): the number in its device's ScalarReadback * kPlaces + index of the device.
   static constexpr uint64_t kPlaces = 8;
   static_assert(kMostDevices < kPlaces);
-  static constexpr uint64_t kNothing = ~uint64_t{0}, kAnyContext = ~uint64_t{1};  // no ids of contexts
+  static constexpr uint64_t kNothing = ~uint64_t{0}, kAnyContext = ~uint64_t{1};  // are not ids of contexts
 
   int enter(const DeviceStream& stream, Purpose purpose, DeviceTurn* turn);
   bool may_query_context(const DeviceStream& stream, bool may_be_captured) const;

@@ -106,8 +106,7 @@ void Monitor::begin_step() {
   g_process.set_bits(kHotSampledStep);  // last: other threads now take samples with the values stored above
 }
 
-// Whether the step with number `step` is to be sampled, regardless of the budget. If the trainer reports only
-// every period_steps_-th step, these steps are sampled together.
+// Whether `step`, or a later step reported together with it, is to be sampled, regardless of the budget.
 bool Monitor::is_due(int64_t step) const {
   if (first_look_.is_open()) return step >= 0;
   return is_sampled_step(step, interval_.load(std::memory_order_relaxed),
@@ -124,8 +123,7 @@ void Monitor::count_call(const Counting& counting, int32_t op) {
   if (calls % kCallsPerSwitchRead == 0 && (g_process.hot() & kHotArmed) != 0) read_switches();
 }
 
-// Replaces enter() before the segment exists. Returns 1 for a call of a training: leave() creates the
-// segment.
+// Replaces enter() until there is a segment. Returns 1 for a call of a training: leave() creates the segment.
 int Monitor::enter_unarmed(int32_t op, uint32_t flags) {
   t_open = {};
   const bool trains = (flags & FORESHOCK_NEEDS_GRADIENT) != 0 || g_process.pass_of(op) == FORESHOCK_BACKWARD;
@@ -285,8 +283,7 @@ int Monitor::put_slice(const ValidatedCall& checked, const Slice& slice, const S
 }
 
 // For some calls, copies a slice of key positions beside the slice of rows. The call counts as sampled even
-// if none is copied. `rows` is the slot header of the slice of rows, which has the fields that both slices
-// share.
+// if none is copied. `rows` is the slot header of the slice of rows: both slices share some of its fields.
 void Monitor::add_columns(const ValidatedCall& checked, const segment::Slot& rows, const SlotRoom& room,
                           DeviceTurn* turn, Taken* taken) {
   const Settings& settings = g_process.settings();
@@ -351,8 +348,7 @@ bool Monitor::ensure_segment(uint64_t slot_bytes_needed) {
 // Resets all state for a new segment, before any other thread can see the segment.
 void Monitor::reset() {
   // A forked child that trains drops its parent's observations. Observations before the first segment are
-  // kept: a first pass without gradients (reentrant checkpoint, compiled graph) has a loss but creates no
-  // segment.
+  // kept: a first pass without gradients (reentrant checkpoint, compiled graph) has a loss, no segment.
   if (std::exchange(had_segment_, true)) {
     loss_ = {};
     loss_is_reported_.store(false);

@@ -1,4 +1,4 @@
-// Parses options, copies the environment safely, and reads a trainer's settings from it.
+// Parses options. Reads a trainer's settings from a copy of the environment, which other threads may change.
 #include "libmonitor/options.h"
 
 #include <fcntl.h>
@@ -16,9 +16,8 @@ namespace foreshock {
 namespace {
 
 constexpr bool rows_are_in_order_of_id() {
-  for (size_t row = 0; row < kOptionCount; ++row) {
+  for (size_t row = 0; row < kOptionCount; ++row)
     if (static_cast<size_t>(kOptions[row].id) != row) return false;
-  }
   return true;
 }
 static_assert(rows_are_in_order_of_id());
@@ -38,7 +37,7 @@ const char* read_digits(const char* text, uint64_t* result) {
   return at;
 }
 
-// Returns the end of the number, or null. Not strtod, which follows the trainer's locale ("0,01").
+// Returns the end of the number, or null. strtod would follow the trainer's locale ("0,01").
 const char* read_decimal(const char* text, double* result) {
   uint64_t whole = 0;
   const char* at = read_digits(text, &whole);
@@ -63,9 +62,8 @@ constexpr Unit kUnits[] = {
 };
 
 bool is_one_of(const char* text, const char* const (&names)[4]) {
-  for (const char* name : names) {
+  for (const char* name : names)
     if (std::strcmp(text, name) == 0) return true;
-  }
   return false;
 }
 
@@ -120,7 +118,7 @@ bool parse_number(OptionId id, const char* text, uint64_t* result) {
   const bool is_bytes = row.value != nullptr && std::strcmp(row.value, "BYTES") == 0;
   uint64_t value = 0;
   if (!(is_bytes ? parse_bytes(text, &value) : parse_count(text, &value))) return false;
-  const bool is_default_zero = value == 0 && std::strcmp(row.fallback, "0") == 0;
+  const bool is_default_zero = value == 0 && std::strcmp(row.fallback, "0") == 0;  // valid below row.least
   if (!is_default_zero && (value < row.least || value > row.most)) return false;
   *result = value;
   return true;
@@ -129,19 +127,16 @@ bool parse_number(OptionId id, const char* text, uint64_t* result) {
 bool parse_switch(const char* text, bool* result) {
   static constexpr const char* kOn[4] = {"on", "1", "true", "yes"};
   static constexpr const char* kOff[4] = {"off", "0", "false", "no"};
-  if (is_one_of(text, kOn)) {
-    *result = true;
-    return true;
-  }
-  if (!is_one_of(text, kOff)) return false;
-  *result = false;
+  const bool is_on = is_one_of(text, kOn);
+  if (!is_on && !is_one_of(text, kOff)) return false;
+  *result = is_on;
   return true;
 }
 
 namespace {
 
-// No program starts with more entries: the kernel accepts 6 MiB of arguments, environment and pointers to
-// both. Thousands of variables are common, because Kubernetes sets variables for every service in every pod.
+// Most variables that are copied. No program starts with more: the kernel accepts 6 MiB of arguments,
+// environment and pointers to both. Thousands are common, since Kubernetes sets some for every service.
 constexpr size_t kMostEntries = size_t{1} << 19;
 constexpr size_t kText = size_t{8} << 20;  // bytes for the copies of all variables
 constexpr size_t kEntriesAtOnce = 512;     // pointers copied by one system call

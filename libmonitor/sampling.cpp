@@ -87,10 +87,9 @@ Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64
 
 bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
                    uint64_t seed, int64_t step, uint64_t call) {
-  // The share of calls follows from the number of elements read. `rows`: for a slice of rows (keys and values
-  // of a kv-head). `copied`: for a slice of key positions (queries, outputs and output gradients of its query
-  // heads). `summed`: for the sums over all keys that such a slice has too. Measured costs differ from these
-  // numbers by up to a fourth, so the constant is below the extra cost of 0.3 that sampling.h promises.
+  // The share of calls follows from the elements read: `rows` for a slice of rows (keys and values of a
+  // kv-head), `copied` for a slice of key positions (queries, outputs and output gradients of its heads),
+  // `summed` for its sums over all keys. Measured costs differ by up to a fourth, hence not the promised 0.3.
   constexpr double kExtraCost = 0.22;
   const double group = static_cast<double>(shape.heads / shape.kv_heads);
   const double rows = static_cast<double>(shape.keys) * static_cast<double>(head_dim + value_dim);
@@ -249,9 +248,8 @@ bool WeightSchedule::reserve(uint32_t count) {
   return turns_.reserve(count * sizeof(uint32_t)) && states_.reserve(count * sizeof(State));
 }
 
-// A tensor's turn, modulo the interval, is its step. Reversing the bits of the position in the model spreads
-// the tensors of any part of the model evenly over an interval that is a power of two. If the interval
-// doubles, a tensor is due at every second one of its earlier steps.
+// A turn modulo the interval is a step. Bit reversal spreads the tensors of any part of the model evenly over
+// an interval that is a power of two. If the interval doubles, a tensor keeps every second one of its steps.
 void WeightSchedule::add(double begins_at, bool is_here) {
   turns()[count_] = reversed(static_cast<uint32_t>(0x1p32 * begins_at));
   states()[count_] = {0, 0, is_here};
@@ -329,8 +327,7 @@ void WeightCadence::end_step(double step_seconds, double cost_seconds, double by
   balance_ = std::clamp(balance_ + share_ * trainer_seconds - cost_seconds, -8 * earnings(), earnings());
 }
 
-// Returns the shortest interval, kFirstInterval times a power of two, in which the share of the training time
-// earns the cost of measuring `bytes` bytes; at most kLongestInterval.
+// Returns the shortest interval, kFirstInterval times a power of two, that pays for measuring `bytes` bytes.
 uint64_t WeightCadence::interval_for(double bytes) const {
   uint64_t interval = kFirstInterval;
   const double cost = bytes * seconds_per_byte(), earned_a_step = share_ * step_seconds_;

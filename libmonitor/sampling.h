@@ -306,8 +306,7 @@ class WeightCadence {
   static constexpr uint64_t kFirstInterval = 64;
   static constexpr uint64_t kLongestInterval = uint64_t{1} << 20;
 
-  // `fixed`: the interval; 0: the shortest >= kFirstInterval that the share pays for. max_slowdown 1: no
-  // limit.
+  // `fixed`: the interval; 0: the shortest >= kFirstInterval that the share pays. max_slowdown 1: no limit.
   void start(double max_slowdown, uint64_t fixed);
   // Keeps the present interval from now on. If the share does not pay for it, tensors are skipped instead.
   void hold() { is_fixed_ = true; }

@@ -19,8 +19,7 @@ namespace foreshock {
 //     cross-entropy divided by a whole number (accumulation) or times a power of two (gradient scaler).
 //     Otherwise, for example with label smoothing or auxiliary losses, the root is the loss.
 //   - Until a source is chosen, a logged value is the loss, for example while other values are on a device.
-// The loss of a step is the mean of the roots of its micro-batches, unless each root is only a share of the
-// step's loss:
+// The loss of a step is the mean of the roots of its micro-batches, unless each is only a share of this loss:
 //   - Some trainers (the Hugging Face Trainer) sum the cross-entropy over the targets of a micro-batch, and
 //     divide it by the targets of the whole step. Such roots must be added. The first step with several
 //     micro-batches decides: the sum or the mean of its roots, whichever is nearer to the mean over all
@@ -64,8 +63,7 @@ class LossTracker {
   uint64_t nll_since_root_ = 0;    // number of cross-entropies since the last root
 };
 
-// A loss, norm or the like. While it is still on the device, only its `number` is known: the ticket by which
-// the value is found when it arrives.
+// A loss or norm. While it is on the device, only `number` is known, a ticket for finding it later.
 struct PendingNumber {
   double value;
   uint64_t number;  // ticket from foreshock_fetch; 0: `value` is valid
@@ -79,8 +77,7 @@ struct PendingEvent {
   uint32_t source;  // one of the constants above, or FORESHOCK_LOSS_...: a loss
   PendingNumber value;
   PendingNumber scale;  // the loss is value times scale; kSum: total weight of the targets
-  // Whether `scale` comes from a gradient scaler. A scale of 1 is then invalid, since the optimizer itself
-  // divides the gradients by the real scale.
+  // Whether `scale` comes from a gradient scaler. If so, a scale of 1 is invalid: the optimizer divides.
   bool is_scaled;
 };
 
@@ -137,8 +134,7 @@ struct PendingStep {
     return count;
   }
 
-  // Whether all losses, all gradient norms, or all results of a gradient scaler have arrived, and none was
-  // dropped.
+  // Whether all losses, all gradient norms, or all results of a gradient scaler have arrived (none dropped).
   bool knows_losses() const;
   bool knows_gradients() const;
   bool knows_skips() const;

@@ -82,8 +82,7 @@ class UpdateSnapshots {
   static uint64_t share(uint64_t room, uint64_t count, const BytesOf& bytes_of);
 
  private:
-  // Returns the offset in a tensor of `whole_bytes` of the n-th of the pieces that were copied.
-  static uint64_t piece_at(uint64_t n, uint64_t copied_bytes, uint64_t whole_bytes);
+  static uint64_t piece_at(uint64_t n, uint64_t copied_bytes, uint64_t whole_bytes);  // offset in the tensor
 
   MmapBuffer memory_;
   uint64_t used_ = 0, round_ = 1;
@@ -108,8 +107,7 @@ uint64_t UpdateSnapshots::share(uint64_t room, uint64_t count, const BytesOf& by
   return share;
 }
 
-// An optimizer's state for one weight tensor; does not own the data. An absent tensor has data NULL; unknown
-// numbers are NaN, an unknown step is -1.
+// An optimizer's state for one tensor; does not own the data. Absent: data NULL; unknown: NaN, step -1.
 struct OptimizerState {
   foreshock_tensor gradient, second_moment;
   int64_t step;  // steps of this tensor, including the one just taken

@@ -1,5 +1,5 @@
-"""Prebuilt adapters: libraries that connect libforeshock.so with one release of torch. Each is built and tested once;
-packages reuse it until a source changes."""
+"""Prebuilt adapters: libraries that connect libforeshock.so with one release of torch. Each adapter is built and tested
+once; packages reuse it until a source changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AdapterError(Exception):
 
 
 def build(python: Path, library: Path, cache: Path = CACHE) -> Path:
-    """Builds the adapter for the torch of `python`, tests it under `library`, and returns its directory."""
+    """Builds and tests the adapter for the torch of `python` with libforeshock.so, `library`. Returns its directory."""
     command = [python, BUILDER, "--cache", cache, "--library", library, "--include", INCLUDE]
     answer = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     if answer["state"] not in ("ready", "built"):
@@ -32,7 +32,7 @@ def build(python: Path, library: Path, cache: Path = CACHE) -> Path:
 def ship(built: Path, folder: Path) -> Path:
     """Copies an adapter into `folder` under the name by which build_adapter.py finds it on the user's machine."""
     stamp = json.loads((built / "stamp.json").read_text())
-    version, _, git = built.name.removeprefix("torch-").rpartition("-")
+    version, _, git = built.name.removeprefix("torch-").rpartition("-")  # torch-VERSION-COMMIT
     if newer := elf.too_new(built / "adapter.so"):
         raise AdapterError(f"torch {version}: the adapter needs {' '.join(newer)}, which Debian 11 lacks")
     place = folder / f"torch-{version.partition('+')[0]}-{git}-abi{stamp['abi']}"

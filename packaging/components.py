@@ -72,8 +72,7 @@ def referred(text: str) -> set[str]:
 
 
 def copy_licenses(folder: Path, torch_license: Path | None) -> None:
-    """Writes to `folder` the statement of each component, and the full texts of the licences to which statements refer.
-    `torch_license`: the statement of torch; None: the package has no adapters."""
+    """Writes to `folder` the statement of each component, of torch if given, and the licences to which they refer."""
     folder.mkdir(parents=True)
     texts = {component: statement_of(component) for component in COMPONENTS}
     if torch_license is not None:

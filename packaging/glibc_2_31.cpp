@@ -1,5 +1,5 @@
 // Defines symbols that the static C++ runtime of a newer system needs but glibc 2.31 lacks. Linked only into
-// the program of packages, which is built with FORESHOCK_GLIBC.
+// the `foreshock` program of packages, which is built with the CMake option FORESHOCK_GLIBC.
 
 #include <sys/random.h>
 
@@ -10,7 +10,7 @@ extern "C" {
 // In glibc since 2.32. 0: the process may have threads, so that shared pointers count atomically.
 __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
 
-// In glibc since 2.35. If it fails, the unwinder uses dl_iterate_phdr, as with older versions.
+// In glibc since 2.35. Always fails here: the unwinder then uses dl_iterate_phdr, as with older versions.
 __attribute__((visibility("hidden"))) int _dl_find_object(void* /*address*/, void* /*result*/) { return -1; }
 
 // In glibc since 2.36; used by std::random_device.

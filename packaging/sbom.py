@@ -18,6 +18,7 @@ def identifier(name: str) -> str:
 
 
 def package(name: str, version: str, license: str, homepage: str, **more: object) -> dict:
+    """An entry of "packages" in the document. `more`: further fields."""
     return {
         "SPDXID": identifier(name),
         "name": name,
@@ -32,8 +33,8 @@ def package(name: str, version: str, license: str, homepage: str, **more: object
 
 
 def document(version: str, seconds: int, torch: list[str], tree: Path) -> str:
-    """`seconds`: its time, since 1970. `torch`: the releases whose headers are inlined in the adapters. `tree`: the
-    package; the hash of its files identifies the document."""
+    """The document about a package. `seconds`: its time, since 1970. `torch`: the releases of torch whose headers are
+    inlined in the adapters. `tree`: the folder with the package's files, whose hash identifies the document."""
     parts = [package(each.name, version_of(each), each.license, each.homepage) for each in COMPONENTS]
     parts += [package(f"{TORCH.name}-{each}", each, TORCH.license, TORCH.homepage) for each in torch]
     ours = package("foreshock", version, "Apache-2.0", "", copyrightText="Copyright 2026 The foreshock authors")

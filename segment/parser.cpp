@@ -195,9 +195,8 @@ const char* parse_header(Bytes bytes, uint64_t file_size, Header* header) {
   if (std::memcmp(header->magic, kSegmentMagic, sizeof kSegmentMagic) != 0) return "not a foreshock segment";
   if (const char* why = check_version(header->layout_version)) return why;
   if (header->file_size != file_size) return "file size differs from the header's";
-  for (const Expected& expected : kExpected) {
+  for (const Expected& expected : kExpected)
     if (const char* why = check_region(expected, header->regions[expected.id], file_size)) return why;
-  }
   return nullptr;
 }
 
@@ -345,8 +344,7 @@ const char* JoinedSlice::begin(const SlotView& first, uint64_t most_bytes) {
   whole_ = first;
   next_ = 0;
   keys_ = 0;
-  // This part has part_keys of all keys. The size of a split payload for all keys follows from the part's
-  // size.
+  // This part has part_keys of all keys. The size of a split payload for all keys follows.
   const uint64_t part_keys = first.header.part_keys, keys = first.header.keys;
   uint64_t offsets[kPayloads], sizes[kPayloads], end = 0;
   for (uint32_t id = 0; id < kPayloads; ++id) {

@@ -1,6 +1,5 @@
-// Reads a segment with pread, and writes the agent's progress and commands into the control file. Slots and
-// step records have a sequence: 2t if ticket (or number) t is whole, 2t - 1 while the trainer writes it.
-// Reads may be overtaken by writes, so the sequence is compared before and after.
+// Reads a segment with pread, and writes the agent's progress and commands into the control file. A slot or
+// step record has sequence 2t if number t is whole, 2t - 1 during a write.
 #include "segment/reader.h"
 
 #include <fcntl.h>
@@ -384,11 +383,10 @@ bool SegmentReader::read_parts(Ready* ready) {
     const uint32_t slot = (ready->slot + part) % slots();
     const uint64_t sequence = sequence_of(slot);
     SlotView view;
-    if (sequence != 2 * (ready->ticket + part)) {
+    if (sequence != 2 * (ready->ticket + part))
       ready->why = "a part is missing";
-    } else if (!read_slot(slot, sequence, &view, &ready->why)) {
+    else if (!read_slot(slot, sequence, &view, &ready->why))
       return false;
-    }
     if (ready->why == nullptr) ready->why = joined_.add(view);
   }
   if (ready->why == nullptr) ready->view = joined_.take();
@@ -413,8 +411,7 @@ bool SegmentReader::read_slice(uint32_t slot, uint64_t sequence, Ready* ready) {
 }
 
 // Whether the first part of the slice to which `tail`, a later part, belongs is gone. This happens if an
-// agent consumed the first part and was killed before it consumed `tail`, or if the first part was never
-// published.
+// agent consumed the first part and was killed before `tail`, or if the first part was never published.
 bool SegmentReader::is_orphan(const Slot& tail) const {
   const uint32_t first = static_cast<uint32_t>(tail.first_ticket % slots());
   // A first part that is still being written has the odd sequence 2t - 1; rounded up it is 2t as well.

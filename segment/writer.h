@@ -1,7 +1,6 @@
 // The trainer's side of a segment (segment/layout.h): creates the .seg and .ctl files, writes into .seg and
 // reads .ctl, which the agent writes. Runs inside the trainer, so after create() nothing here allocates,
-// blocks or makes a system call. The slot of ticket t is t mod slots(). segment/SEGMENT.md describes the
-// protocol.
+// blocks or makes a system call. The slot of ticket t is t mod slots(). Protocol: segment/SEGMENT.md.
 #ifndef FORESHOCK_SEGMENT_WRITER_H_
 #define FORESHOCK_SEGMENT_WRITER_H_
 
@@ -83,8 +82,7 @@ class SegmentWriter {
   uint64_t append_step(const StepRecord& record);
 
   // Completes record `number`, which was appended with kNumbersPending, unless it was overwritten: stores
-  // loss, norm, skipped steps and the bits `given` of `record`. Must not run at the same time as
-  // append_step().
+  // loss, norm, skipped steps and bits `given` of `record`. Must not run together with append_step().
   void complete_step(uint64_t number, const StepRecord& record);
 
  private:

@@ -1,5 +1,5 @@
-// Checks two sums over all keys of one kv-head, whose values are known for every correct backward kernel. The
-// rows of P sum to 1, hence
+// Checks two sums over all keys of one kv-head, which every correct backward kernel must fulfil. The rows of
+// P sum to 1, hence
 //
 //   sum_j dV_j = sum_i dO_i,   sum_j dK_j = 0
 //
@@ -39,9 +39,8 @@
 
 namespace foreshock {
 
-// Root mean square, over the columns, of the violation (the difference of a sum from its known value),
-// divided by the root mean square tolerance. Below 1 if the violation is due to rounding only. Absent if the
-// call has no key sums or some value is not finite.
+// Root mean square of the violation of a sum over the columns, divided by the root mean square tolerance.
+// Below 1 if only rounding violates the sum. Absent if the call has no key sums or some value is not finite.
 struct ConservationRatios {
   std::optional<double> grad_key, grad_value;
 };

@@ -16,7 +16,7 @@
 namespace foreshock {
 namespace {
 
-constexpr uint32_t kZero = 1u << 19;  // the bin that begins at +0; in an index of a counter, the sign bit
+constexpr uint32_t kZero = 1u << 19;  // the bin that begins at +0; the sign bit in the index of a counter
 // A "magnitude" is the upper 20 bits of an fp32 without the sign; it numbers the bins of one sign.
 constexpr uint32_t kInfinite = 0x7f800u;    // values with this magnitude or a larger one are not finite
 constexpr uint32_t kMagnitude = kZero - 1;  // mask of a magnitude
@@ -52,7 +52,7 @@ uint64_t take(uint64_t* word) {
   return value;
 }
 
-// Adds `count` equal values to `fresh`. Finite values must come in ascending order.
+// Adds `count` values with the fp32 pattern `bits` to `fresh`. Finite values must come in ascending order.
 void add_value(uint32_t bits, uint64_t count, Histogram* fresh) {
   const uint32_t magnitude = bits & ~kSignOfFp32;
   if (magnitude > kInfinityOfFp32) {
@@ -160,7 +160,7 @@ void merge(const Histogram& other, Histogram* histogram) {
 double mean_magnitude(const Histogram& histogram) {
   if (histogram.finite == 0) return std::numeric_limits<double>::quiet_NaN();
   constexpr double kUnit = 1.0 / (1 << kBinResidualBits);
-  double sum = 0, lost = 0;  // Neumaier's sum: its error does not grow with the number of terms >= 0
+  double sum = 0, lost = 0;  // Neumaier's sum: with terms >= 0 its error does not grow with their number
   for (const HistogramBin& bin : histogram.bins) {
     const double low = lower_edge(bin.index), high = upper_edge(bin.index);
     const double term = static_cast<double>(bin.count) * std::min(std::fabs(low), std::fabs(high)) +
@@ -177,8 +177,8 @@ namespace {
 // Up to this number of values, sorting them is faster than scanning a million counters.
 constexpr uint64_t kFew = 1 << 15;
 
-// A packed set of counters is full if no more values fit. So many sets are allowed in addition to full ones:
-// one that is not full, and one for the remaining values.
+// A packed set of counters is full if no more values fit. This many sets are allowed in addition to full
+// sets: one that is not full, and one for the remaining values.
 constexpr uint64_t kSpareSets = 2;
 
 constexpr uint32_t kSign = 1u << 31, kInfinity = 0x7f800000u;
@@ -303,8 +303,8 @@ void put(uint64_t number, std::string* bytes) {
   bytes->append(text, put_varint(number, text));
 }
 
-// Reads a bin; those of finite values are [kFirst, kEnd). Returns false if it is not a bin of finite values,
-// if its count exceeds the values left, or if its residual is too large for its count.
+// Reads a bin. The bins of finite values are [kFirst, kEnd). Returns false if the bin is not one of these, if
+// its count exceeds the values left, or if its residual is too large for its count.
 bool get_bin(Bytes* bytes, uint64_t* index, uint64_t* left, HistogramBin* bin) {
   constexpr uint64_t kMost = (1u << kBinResidualBits) - 1, kFirst = 0x800, kEnd = kBins - kFirst;
   uint64_t distance = 0;
@@ -373,7 +373,7 @@ class Sum {
   double sum_ = 0, lost_ = 0;
 };
 
-// Visits the bins that one of two histograms has, in ascending order; a missing bin is passed as empty.
+// Visits the bins that a or b or both have, in ascending order. A missing bin is passed as empty.
 template <class Visit>
 void side_by_side(const Histogram& a, const Histogram& b, Visit visit) {
   constexpr HistogramBin kNone;
@@ -395,8 +395,8 @@ Wide area_of(const HistogramBin& bin) {
   return negative ? residual : static_cast<Wide>(bin.count) * kUnits - residual;
 }
 
-// F - G inside one bin of width 1. Known are its value at the lower edge, the masses of both sides in the
-// bin, and the integrals of their distribution functions over the bin. All are integers in one unit.
+// F - G inside one bin of width 1, with F and G the distribution functions of a and b. Known are F - G at the
+// lower edge, the masses of a and b, and the integrals of F and G. All are integers in one unit.
 struct Inside {
   Wide start = 0;               // F - G at the lower edge
   Wide mass_a = 0, mass_b = 0;  // mass inside the bin
@@ -413,8 +413,9 @@ double excess(Wide area, Wide mass, Wide level) {
   return mass > level ? to_double(area) * (to_double(mass - level) / to_double(mass)) : 0;
 }
 
-// Returns an upper bound of the integral of |F - G|. It uses |x| = x + 2 max(0, -x). -(F - G) is at most the
-// amount by which the mass of G below x exceeds the start, or that of F above x the end.
+// Returns an upper bound of the integral of |F - G| over the bin, the least of three. by_range: the largest
+// |F - G| that the masses allow. by_start and by_end use |x| = x + 2 max(0, -x): if `start` is not negative,
+// -(F - G) is at most the amount by which the mass of b below x exceeds `start`; by_end: a above x, `end`.
 double upper_bound(const Inside& in) {
   const Wide rest_a = in.mass_a - in.area_a, rest_b = in.mass_b - in.area_b, end = in.end();
   const double integral = to_double(in.integral());
@@ -427,7 +428,7 @@ double upper_bound(const Inside& in) {
   return std::max(std::fabs(integral), std::min({by_range, by_start, by_end}));
 }
 
-// Estimates F - G in the bin by the parabola start + linear t + square t^2 of the same ends and integral.
+// Estimates F - G in the bin by the parabola start + linear t + square t^2 with the same ends and integral.
 struct Parabola {
   explicit Parabola(const Inside& in)
       : start(to_double(in.start)),
@@ -455,8 +456,8 @@ struct Parabola {
   double start, square, linear;
 };
 
-// Adds up the integral of |F - G| over gaps and bins in ascending order. Masses are counts times 4096, times
-// a weight that gives both sides the same total, so they are integers: below 2^93 for 2^40 values per side.
+// Adds up the integral of |F - G| over bins and the gaps between them, in ascending order. Masses are counts
+// times 4096, times a weight that gives a and b equal totals. They are integers, below 2^93 for 2^40 values.
 class Walk {
  public:
   Walk(const Histogram& a, const Histogram& b) {

@@ -72,8 +72,7 @@ class HistogramReader {
 // previous bin's, its count and its residual.
 std::string store(const Histogram& histogram);
 
-// Reads the output of store(). Returns false for any other bytes. The length of `bytes` bounds the memory
-// used.
+// Reads the output of store(). Returns false for any other bytes. Their length bounds the memory used.
 bool restore(std::string_view bytes, Histogram* histogram);
 
 // The Wasserstein distance W1 of two histograms: the integral of |F - G| over the number line, where F and G
@@ -84,15 +83,13 @@ struct Wasserstein {
 };
 
 // Computes W1, which is exact for 16-bit formats. For fp32 the sum of the values in each bin gives bounds,
-// which coincide in bins where F - G keeps its sign. All three numbers are NaN if a histogram has no finite
-// value.
+// which coincide in bins where F - G keeps its sign. All three are NaN if a histogram has no finite value.
 Wasserstein wasserstein(const Histogram& a, const Histogram& b);
 
 // Returns the mean W1 of two independent samples of one distribution (the mixture of a and b) with as many
 // values (n and m) as a and b: sqrt(2 / pi) * sqrt(1 / n + 1 / m) * integral of sqrt(F (1 - F)). Trainings
 // with two seeds are about this far apart, so a comparison of their weights cannot show a drift with a
-// smaller W1. The result is an estimate: F is replaced by its mean inside each bin. NaN if a histogram has no
-// finite value.
+// smaller W1. It is an estimate, with the mean of F in each bin. NaN if a histogram has no finite value.
 double sampling_noise_floor(const Histogram& a, const Histogram& b);
 
 }  // namespace foreshock

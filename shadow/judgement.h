@@ -1,7 +1,7 @@
 // Checks one slice. Compares the trainer's result with the fp64 reference, and its error with the noise
 // floors: the errors of two correct algorithms in the trainer's precision, plain and fused (noise_floor.h).
-// The reference rounded to that precision is a control, for which no alarm may fire. BiasPool pools the
-// signed errors of slices.
+// The reference, rounded like the trainer's results, is a control: no alarm may fire. BiasPool pools signed
+// errors.
 #ifndef FORESHOCK_SHADOW_JUDGEMENT_H_
 #define FORESHOCK_SHADOW_JUDGEMENT_H_
 
@@ -35,11 +35,11 @@ struct BiasSums {
 
 // A backward slice has a deviation ratio only if its error is spread over at least kLeastEffectiveRows rows
 // (SliceDeviation::effective_rows), or plain's error over at least kEnoughPlainRows. The error of a row's
-// gradient is mainly the error of one number, (grad_out * out). If one row has nearly all of the error and
-// plain's error is not spread either, the ratio is that of two single draws. It then exceeds 3 in one slice
-// of five (two normal draws: 1 - 2/pi atan 3). In eight trainings of a GPT that memorizes its data, 59 of
-// 10,714 backward slices exceeded 3. All of them were among the 4,425 with fewer than 3 effective rows, and
-// had fewer than 7 effective rows of plain.
+// gradient is mainly the error of one number, delta = sum (grad_out * out). If one row has nearly all of the
+// error and plain's error is not spread either, the ratio is that of two single draws, which exceeds 3 in one
+// slice of five (two normal draws: 1 - 2/pi atan 3). In eight trainings of a GPT that memorizes its data, 59
+// of 10,714 backward slices exceeded 3. All of them were among the 4,425 with fewer than 3 effective rows,
+// and had fewer than 7 effective rows of plain.
 inline constexpr double kLeastEffectiveRows = 3, kEnoughPlainRows = 8;
 
 // The result of checking one tensor of a slice, the "judged" one: out in a forward slice, grad_query in a
@@ -59,7 +59,7 @@ struct SliceDeviation {
   // Roots of the sums of squared errors over the compared rows: of the trainer's result (kernel) and of plain
   // over those where plain is finite, of fused over those where fused is finite.
   double kernel_error_norm = 0, plain_error_norm = 0, fused_error_norm = 0;
-  double reference_norm = 0;  // of what fused is compared with, over the compared rows where it is finite
+  double reference_norm = 0;  // of the reference of fused's error, over the compared rows where it is finite
   // Number of rows over which the error is spread: (sum of e)^2 / sum of e^2, from 1 to the number of rows.
   // For effective_rows e is the trainer's squared error of a row plus plain's, for plain_effective_rows
   // plain's alone. Absent if the sum is 0 or not finite.
@@ -68,11 +68,11 @@ struct SliceDeviation {
   // too few rows decide it in a backward slice (kLeastEffectiveRows). +Inf if only plain's norm is 0, or if
   // the trainer's result is not finite where plain's is.
   std::optional<double> deviation_ratio;
-  // The same ratio with fused for plain. In a backward slice the errors are taken against the gradient that
-  // the given out and log_sum_exp define (Reference::given_grad_query), and the value is the larger of two
-  // ratios: over all components of the errors, and without the component along the mean key, in which
-  // rounding errors add up. Above the limit, the call itself is faulty. If only deviation_ratio is above its
-  // limit, a backward call may have been given a wrong output.
+  // The same ratio with fused instead of plain. In a backward slice the errors are taken against the gradient
+  // that the given out and log_sum_exp define (Reference::given_grad_query), and the value is the larger of
+  // two ratios: over all components of the errors, and without the component along the mean key, in which
+  // rounding errors add up. If fused_ratio is above its limit, the call itself is faulty. If only
+  // deviation_ratio is above its limit, a backward call may have been given a wrong output.
   std::optional<double> fused_ratio;
 
   BiasSums bias;          // of the trainer's result
@@ -82,16 +82,16 @@ struct SliceDeviation {
   BiasSums floor_bias;
 
   // Backward: number of partial rows (Reference::partial). Their given log_sum_exp also covers keys of other
-  // calls (context parallelism); they are checked with it.
+  // calls (context parallelism), and these rows are checked with the given log_sum_exp.
   int partial_rows = 0;
   bool partial = false;  // nearly all rows with keys are partial; the others have lse_error_ratio <= 1
 
   // Largest error of log_sum_exp over the rows that see a key and are not partial. Absent if there is no such
   // row or no log_sum_exp was given; +Inf if the trainer's is not finite.
   std::optional<double> lse_error_abs_max;
-  // The same relative to lse_tolerance(). A value above 1 is not explained by rounding of the scores.
+  // The largest such error relative to lse_tolerance(). Rounding of the scores explains at most 1.
   std::optional<double> lse_error_ratio;
-  // Over the rows that see a key; absent if there is none.
+  // Taken over the rows that see a key; absent if no row does.
   std::optional<double> logit_abs_max;              // of scaled, masked scores; +Inf if one is NaN or +Inf
   std::optional<double> entropy_min, entropy_mean;  // nats
   int rows_with_keys = 0;
@@ -107,8 +107,8 @@ struct SliceDeviation {
   // Slices of key positions only: how far the sum over all keys is from its exact value, relative to what
   // rounding explains (conservation.h). Valid only if the call saw all keys that its log_sum_exp covers.
   std::optional<double> conservation_ratio;
-  // A fault: an element is not finite although the inputs are, and no sampled gradient is near the end of its
-  // format. In a slice of key positions nonfinite_anywhere covers dK or dV at all keys, and
+  // A fault: an element is not finite although the inputs are, and no sampled gradient is near the largest
+  // number of its format. In a slice of key positions nonfinite_anywhere covers dK or dV at all keys, and
   // nonfinite_grad_query (set with the result for dK) covers dQ. In a slice of rows the caller sets
   // nonfinite_anywhere, for the output at other rows of the head.
   bool nonfinite_anywhere = false, nonfinite_grad_query = false;
@@ -142,13 +142,13 @@ struct ColumnDeviation {
   SliceDeviation grad_key, grad_value;
 };
 
-// `columns` must be valid (key_columns.h).
+// Checks sampled key positions. `columns` must be valid (key_columns.h).
 ColumnDeviation judge(const KeyColumns& columns, ColumnReference* workspace);
 
 // Whether a slice can be checked: its formats are known, its sizes are in range and no array is missing.
 bool is_valid(const AttentionSlice& slice);
 
-// `slice` must be valid.
+// Checks a slice of rows, which must be valid.
 SliceDeviation judge(const AttentionSlice& slice, DeviationWorkspace* workspace);
 
 // Slices with equal clusters are not independent, since they may share keys, values and their batch.
@@ -174,8 +174,8 @@ struct Bias {
 // its excess over the floor and the rounded reference need separate pools. Plain data that can be copied and
 // saved as bytes.
 //
-// The bias is a ratio of sums, b = sum S / sum D, because elements near zero would dominate a mean of
-// per-element ratios. With S_g and D_g the sums of cluster g of G, the error of b is to first order
+// The bias is a ratio of sums, b = sum S / sum D (BiasSums), because elements near zero would dominate a mean
+// of per-element ratios. With the sums S_g and D_g of G clusters g, the error of b is to first order
 //   b - E b = sum_g e_g / sum D,   e_g = S_g - b D_g,
 // where the clusters are independent and the e_g sum to zero by the choice of b. Hence
 //   var b = G / (G - 1) * sum_g e_g^2 / (sum D)^2,   z = b / sqrt(var b),

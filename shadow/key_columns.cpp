@@ -1,5 +1,6 @@
-// Computes the gradients of key positions in vectors, whose lanes are the sampled keys. Highway compiles this
-// part once per instruction set. The scalar definition of the exact result follows at the end.
+// Computes the gradients of key positions, dK and dV, in vectors whose lanes are the sampled keys: exactly,
+// and with the roundings of the two noise floors, plain and fused. Highway compiles this part once per
+// instruction set. The scalar definition of the exact result follows at the end.
 #include "shadow/key_columns.h"
 
 #include <algorithm>
@@ -24,8 +25,8 @@ constexpr int kColumnTile = 48;
 
 // Working arrays, 64-byte aligned. The sampled columns (key positions) are in the lanes. Query rows are
 // processed in tiles and broadcast. Arrays per column are indexed [n][column] with row length `stride` (the
-// padded number of columns); n is an element of the head, or a row of the tile. Arrays per tile:
-// [row][element].
+// padded number of columns); n is an element of the head, or a row of the tile. Arrays per tile (query,
+// grad_out, out) are [row][element]. `partial` is working memory of add_product().
 template <class T>
 struct ColumnArrays {
   int stride;
@@ -70,9 +71,9 @@ void load_columns(const KeyColumns& c, T factor, const ColumnArrays<T>& a) {
   }
 }
 
-// Computes delta of each row, adding from the first element to the last, or in reverse if `from_last`: the
-// floors would otherwise have no error if one key has all weight (compute_delta() in noise_floor.cpp). Eight
-// rows are interleaved, since in a single chain of fused multiply-adds each waits for the previous one.
+// Computes delta = grad_out . out of each row, from the first element to the last, or in reverse if
+// `from_last` (for floors: if a key has all weight, grad_out . value has the same terms and would cancel
+// delta exactly). Eight rows are interleaved, since in a chain each multiply-add waits for the previous one.
 template <class T>
 HWY_INLINE void compute_deltas(const ColumnArrays<T>& a, int count, int width, bool from_last) {
   constexpr int kAtOnce = 8;
@@ -90,8 +91,8 @@ HWY_INLINE void compute_deltas(const ColumnArrays<T>& a, int count, int width, b
   }
 }
 
-// Loads the rows [first, first + count) and computes their delta, their products with the keys (a.score) and
-// those of grad_out with the values (a.grad_weight).
+// Loads the rows [first, first + count). Computes their delta, the products of the queries with the keys
+// (a.score) and those of grad_out with the values (a.grad_weight).
 template <class T>
 HWY_INLINE void load_rows_tile(const KeyColumns& c, const ColumnArrays<T>& a, size_t first, int count,
                                bool delta_from_last) {
@@ -121,7 +122,7 @@ HWY_INLINE void load_rows_tile(const KeyColumns& c, const ColumnArrays<T>& a, si
 }
 
 // Calls change(score, grad_weight, log_sum_exp, delta, &weight, &grad_score) for each row and vector of
-// columns, and stores both results: 0 if the row does not see the key.
+// columns. Stores weight and grad_score, or 0 if the row does not see the key.
 template <class T, class F>
 HWY_INLINE void for_scores(const KeyColumns& c, const ColumnArrays<T>& a, size_t first, int count, F change) {
   const LanesTag<T> d;
@@ -187,7 +188,7 @@ void store_rounded_columns(const KeyColumns& c, const ColumnArrays<T>& a, int n,
   store_rows(a.grad_value[n], a.stride, c.columns, c.value_dim, 1, &to->grad_value);
 }
 
-// Computes plain and fused in T: float, or double for fp64 storage.
+// Computes the floors plain ([0]) and fused ([1]) in T: float, or double for fp64 storage.
 template <class T>
 void compute_rounded_as(const KeyColumns& c, ColumnReference* result) {
   using V = hn::Vec<LanesTag<T>>;
@@ -286,7 +287,7 @@ void compute_exact_scalar(const KeyColumns& c, ColumnReference* result) {
     for (size_t row = 0; row < c.rows(); ++row) {
       double weight = 0, grad_score = 0;
       if (row % c.queries >= c.first_query[column]) {
-        // Rounding can lift a score above the log-sum-exp.
+        // The difference may be positive, since rounding can lift a score above the log-sum-exp.
         weight = exp_of_any_sign(score_of(c, row, column) -
                                  load_as_double(c.log_sum_exp, c.log_sum_exp_dtype, row));
         grad_score = weight * (grad_weight_of(c, row, column) - delta_of(c, row));

@@ -1,5 +1,5 @@
-// Recomputes a slice with the roundings of the two correct algorithms, plain and fused, in float (double for
-// fp64 storage). The rows are in the lanes of vectors. Highway compiles this file once per instruction set.
+// Recomputes a slice with the roundings of two correct algorithms, plain (unfused) and fused
+// (FlashAttention), in float (double for fp64 storage). Highway compiles this file per instruction set.
 #include "shadow/noise_floor.h"
 
 #include <algorithm>
@@ -86,8 +86,8 @@ void compute_scores(const AttentionSlice& slice, const FloorArrays<T>& a) {
   }
 }
 
-// Replaces scores by exp(score - max). Stores the sum of a row in a.sum (1 for a row without keys) and its
-// maximum in a.factor. NaN is kept explicitly, since hn::Exp may not keep it.
+// Replaces scores by exp(score - max). Stores the sum of a row in a.sum and its maximum in a.factor; 1 and 0
+// for a row without keys. NaN is kept explicitly, since hn::Exp may not keep it.
 template <class T>
 void exponentiate(const AttentionSlice& slice, const FloorArrays<T>& a, T* scores) {
   const LanesTag<T> d;
@@ -124,7 +124,7 @@ HWY_INLINE void for_rows(const FloorArrays<T>& a, int keys, const T* of_row, T* 
   }
 }
 
-// Sets a.plain to the normalised, rounded weights (in partial rows times Reference::share).
+// Sets a.plain to the normalised, rounded weights, in rows with Reference::partial times Reference::share.
 template <class T>
 void plain_weights(const AttentionSlice& slice, const Reference& reference, const FloorArrays<T>& a) {
   exponentiate(slice, a, a.plain);
@@ -136,7 +136,7 @@ void plain_weights(const AttentionSlice& slice, const Reference& reference, cons
 }
 
 // Sets a.fused to the weights: exp(score - max) in a forward slice, exp(score - log_sum_exp) in a backward
-// slice. There a weight of 0 stays 0 even if the factor between the two is infinite.
+// slice. In a backward slice a weight of 0 stays 0 even if the factor exp(max - log_sum_exp) is infinite.
 template <class T>
 void fused_weights(const AttentionSlice& slice, const Reference& reference, const FloorArrays<T>& a) {
   exponentiate(slice, a, a.fused);
@@ -171,10 +171,10 @@ void compute_out(const AttentionSlice& slice, const FloorArrays<T>& a, const T* 
   store_rows(a.out, a.stride, slice.rows, slice.value_dim, 1, result);
 }
 
-// Computes delta = grad_out . a.out. It is summed from the last column to the first, while grad_weight =
-// grad_out . value is summed from the first to the last. If a single key has nearly all weight of a row, both
-// are sums of the same terms. Summed in the same order they would cancel exactly. The floor would then have
-// no error, and every kernel that sums in another order would have an infinite ratio.
+// Computes delta = grad_out . a.out, summed from the last column to the first, while grad_weight = grad_out .
+// value is summed from the first to the last. If a single key has nearly all weight of a row, delta and
+// grad_weight are sums of the same terms. Summed in the same order they would cancel exactly. The floor would
+// then have no error, and every kernel that sums in another order would have an infinite deviation ratio.
 template <class T>
 void compute_delta(const AttentionSlice& slice, const FloorArrays<T>& a, T* delta) {
   const LanesTag<T> d;
@@ -188,7 +188,7 @@ void compute_delta(const AttentionSlice& slice, const FloorArrays<T>& a, T* delt
   }
 }
 
-// Computes a.grad_score = weight * (grad_weight - delta) of one tile, rounded. `of_row` holds delta.
+// Computes a.grad_score = weight * (grad_weight - delta) of one tile, rounded. `of_row`: delta of each row.
 template <class T>
 HWY_INLINE void compute_grad_scores(const AttentionSlice& slice, const FloorArrays<T>& a, const T* weights,
                                     const T* of_row, int count, bool rounds_grad_weight) {
@@ -229,8 +229,8 @@ void compute_grad_query(const AttentionSlice& slice, const FloorArrays<T>& a, No
   store_rows(a.fused_grad, a.stride, slice.rows, slice.head_dim, 1, &floors->fused.grad_query);
 }
 
-// The order matters: compute_out() needs the a.sum of the weights that were exponentiated last, and
-// compute_delta() the a.out of plain first, then that of the slice.
+// Computes both floors. The order matters: compute_out() needs the a.sum of the weights that were
+// exponentiated last, and compute_delta() needs the a.out of plain first, then that of the slice.
 template <class T>
 void floors_as(const AttentionSlice& slice, const Reference& reference, NoiseFloors* floors) {
   const FloorArrays<T> a(slice, &floors->scratch);

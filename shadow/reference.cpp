@@ -30,8 +30,7 @@ constexpr int kLanes = lanes_of<double>();
 // The working arrays in the scratch memory of a Reference: doubles, 64-byte aligned. `keys` and `values` hold
 // a tile as [key][element]. The other arrays are [element or key][row], with `stride` (the padded number of
 // rows) from one element to the next: the fields of RowSums, the maxima before the current tile (`factor`),
-// the number of keys that a row sees (`limit`), the sum of grad_out * out (`delta`), and the sums of
-// backward().
+// the number of keys that a row sees (`limit`), sum grad_out * out (`delta`), sums of backward().
 struct Workspace {
   int stride;
   double *query, *out, *scores, *keys, *values;
@@ -194,8 +193,7 @@ HWY_INLINE void grad_score_tile(const Workspace& w, int first, int count, bool l
   }
 }
 
-// Sums grad_score * key (into grad_query) and weight * key (into key_sum) over the keys. finish_gradient()
-// then divides both by the sum of the weights and scales the gradient.
+// Sums grad_score * key (grad_query) and weight * key (key_sum) over the keys; finish_gradient() scales them.
 HWY_INLINE void backward(const AttentionSlice& slice, const Workspace& w, int least_limit) {
   const size_t head = slice.head_dim, value = slice.value_dim;
   for (int first = 0; first < slice.keys; first += kReferenceTile) {

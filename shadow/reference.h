@@ -19,7 +19,7 @@ namespace foreshock {
 // Must be raised whenever a bit of any result may change.
 inline constexpr int kReferenceVersion = 2;
 inline constexpr int kReferenceTile = 48;
-// A second score this close to the maximum (in nats) is a near tie: bf16 rounds both weights to 1.
+// A second largest score this close to the largest (in nats) is a near tie: bf16 rounds both weights to 1.
 inline constexpr double kNearTie = 0x1p-9;
 
 // An object is reused for many slices; its vectors only grow. Use one per thread.
@@ -29,26 +29,26 @@ struct Reference {
   std::vector<double> logit_max;      // [rows], of the scores the row sees; -Inf: the row sees no key
   std::vector<double> logit_abs_max;  // [rows]; 0: the row sees no key
   std::vector<double> entropy_nats;   // [rows], of the attention weights; 0: the row sees no key
-  std::vector<uint8_t> near_tie;      // [rows]
+  std::vector<uint8_t> near_tie;      // [rows], 1: the second largest score is within kNearTie of the largest
   // Backward slices only. grad_query is the gradient of attention over the keys of the slice.
   std::vector<double> delta;       // [rows], sum of grad_out * out
   std::vector<double> grad_query;  // [rows][head_dim]
   // The gradient that the given out and log_sum_exp (the trainer's) define, with weights exp(score -
   // log_sum_exp). A backward kernel must compute this gradient. With context parallelism it differs from
-  // grad_query, since out and log_sum_exp then cover more keys than the slice has.
+  // grad_query, since the given out and log_sum_exp then cover more keys than the slice has.
   std::vector<double> given_grad_query;  // [rows][head_dim]
   // [rows], sum of exp(score - given log_sum_exp) over the slice's keys: 1, unless the given log_sum_exp
   // covers keys that the slice lacks.
   std::vector<double> share;
   std::vector<double> given_delta;  // [rows], sum of grad_out * given out
-  std::vector<double> key_mean;     // [rows][head_dim], mean of the keys with their attention weights
-  std::vector<uint8_t> partial;     // [rows], 1: is_above(given log_sum_exp, log_sum_exp)
+  std::vector<double> key_mean;     // [rows][head_dim], mean of the keys, weighted by the attention weights
+  std::vector<uint8_t> partial;     // [rows], 1: is_above() for the given log_sum_exp
 
   std::vector<double> scratch;
 };
 
-// Whether `given` exceeds the log-sum-exp of a row by more than the error of sums in fp32. If so, `given`
-// covers more keys than the slice has.
+// Whether `given`, a row's log-sum-exp from the trainer, exceeds the computed one by more than the error of
+// sums in fp32. If so, `given` covers more keys than the slice has.
 bool is_above(double given, double log_sum_exp, double logit_abs_max);
 
 // Computes the reference of a slice, which must be valid (judgement.h). A row that sees no key has out 0,
@@ -59,8 +59,8 @@ void reference(const AttentionSlice& slice, Reference* result);
 // Defines the result of reference(), one element at a time with std::fma.
 void reference_scalar(const AttentionSlice& slice, Reference* result);
 
-// Return the compiled instruction sets that this machine supports, and all compiled ones, as bits of
-// hwy/detect_targets.h. The third returns the name of the one in use ("scalar": none has fused multiply-add).
+// The first two return the compiled instruction sets that this machine supports, and all compiled ones, as
+// bits of hwy/detect_targets.h. The third names the one in use ("scalar": no fused multiply-add).
 int64_t reference_targets_here();
 int64_t reference_targets_compiled();
 const char* reference_target_name();
@@ -71,7 +71,7 @@ const char* reference_target_name();
 struct RowSums {
   double max;       // largest score; -Inf: the row sees no key
   double second;    // second largest score; equals max if two keys tie
-  double min;       // smallest score above -Inf; +Inf: none
+  double min;       // smallest score above -Inf; +Inf: no score is above -Inf
   double sum;       // sum of exp(score - max)
   double weighted;  // sum of exp(score - max) * (score - max), <= 0
 };
@@ -80,7 +80,7 @@ struct RowSums {
 void resize_reference(const AttentionSlice& slice, Reference* result);
 // Fills log_sum_exp, logit_max, logit_abs_max, entropy_nats and near_tie of a row.
 void finish_row(const RowSums& sums, int row, Reference* result);
-// Fills delta, given_delta, share and partial of a row. Needs its out and log_sum_exp.
+// Fills delta, given_delta, share and partial of a row, whose out and log_sum_exp must have been computed.
 void prepare_backward(const AttentionSlice& slice, int row, Reference* result);
 
 // Fills element `k` of grad_query, given_grad_query and key_mean of a row from its sums over the keys, with

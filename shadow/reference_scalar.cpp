@@ -1,5 +1,5 @@
-// Defines the bits of the reference, one element at a time; reference.cpp must agree with it to the bit. Also
-// the conversion of a row's sums to results, which both share.
+// Defines the reference (attention in fp64) to the bit, one element at a time; reference.cpp must give the
+// same bits. Also converts a row's sums to results, for both files.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -26,7 +26,7 @@ double score_of(const AttentionSlice& slice, int row, int key) {
   return masked_score(slice, row, key, sum);
 }
 
-// A NaN score changes no maximum or minimum. It reaches the sums through its weight.
+// Updates max, second and min. A NaN score does not change them; it reaches the sums through its weight.
 void observe(double score, RowSums* sums) {
   const double lower = score > sums->max ? sums->max : score;
   sums->second = lower > sums->second ? lower : sums->second;
@@ -147,7 +147,7 @@ void prepare_backward(const AttentionSlice& slice, int row, Reference* result) {
   result->partial[row] = 0;
   if (slice.log_sum_exp == nullptr) return;
   const double given = load_as_double(slice.log_sum_exp, slice.log_sum_exp_dtype, row);
-  // Scores far above the given log_sum_exp overflow to Inf, which no comparison uses.
+  // If log_sum_exp is far above the given one, share overflows to Inf, which no comparison uses.
   result->share[row] = exp_of_any_sign(result->log_sum_exp[row] - given);
   result->partial[row] = is_above(given, result->log_sum_exp[row], result->logit_abs_max[row]);
 }
@@ -155,8 +155,8 @@ void prepare_backward(const AttentionSlice& slice, int row, Reference* result) {
 void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, double grad, double key_sum,
                      Reference* result) {
   const size_t at = static_cast<size_t>(row) * slice.head_dim + k;
-  // `grad` was summed with the reference's delta and is normalised by the slice's own keys. For the given
-  // gradient, `shift` exchanges delta for the given one, and `share` normalises by the given log_sum_exp.
+  // `grad` was summed with the reference's delta; dividing by `sum` normalises it over the slice's own keys.
+  // For given_grad_query, `shift` replaces delta by given_delta, `share` normalises by the given log_sum_exp.
   const double shift = result->delta[row] - result->given_delta[row];
   result->grad_query[at] = sum == 0 ? 0 : grad / sum * slice.scale;
   result->key_mean[at] = sum == 0 ? 0 : key_sum / sum;

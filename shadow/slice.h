@@ -34,8 +34,8 @@ struct AttentionSlice {
   const void* query = nullptr;  // [rows][head_dim]
   const void* key = nullptr;    // [keys][head_dim]
   const void* value = nullptr;  // [keys][value_dim]
-  // [rows][value_dim], the trainer's result. Null (forward only): dropout has changed the result, so only the
-  // scores are checked.
+  // [rows][value_dim], the trainer's result. Null (forward only): dropout has changed it; only scores are
+  // checked.
   const void* out = nullptr;
 
   const void* log_sum_exp = nullptr;  // [rows], the trainer's; null: not given
@@ -50,8 +50,7 @@ struct AttentionSlice {
   bool backward() const { return grad_query != nullptr; }
 };
 
-// Applies mask and key limit to `score`, the product query . key of (row, key) times `scale`. Returns -Inf if
-// the row does not see the key.
+// Applies mask and key limit to the scaled score of (row, key). Returns -Inf if the row does not see the key.
 template <class T>
 T masked_score(const AttentionSlice& slice, int row, int key, T score) {
   if (static_cast<uint32_t>(key) >= slice.key_limit[row]) return -std::numeric_limits<T>::infinity();

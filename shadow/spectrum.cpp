@@ -1,5 +1,5 @@
-// Keeps the projections of layers over time (LayerSpectra), and computes singular values with Eigen (at the
-// end, so that only that part includes it).
+// Keeps the projections of layers over time (LayerSpectra). Computes singular values with Eigen, at the end
+// of the file, so that only this part includes Eigen.
 #include "shadow/spectrum.h"
 
 #include <algorithm>
@@ -37,6 +37,7 @@ std::vector<double> head_of(const std::vector<float>& values, size_t head, size_
   return {begin, begin + static_cast<std::ptrdiff_t>(size)};
 }
 
+// Adds the spectrum of one head to the statistics of its layer.
 void add_head(const Spectrum& of, LayerSpectrum* to) {
   const auto least = [to](double so_far, double value) {
     return to->heads == 0 ? value : std::min(so_far, value);
@@ -137,7 +138,7 @@ using Rows = Eigen::Map<const Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynam
 // Returns R of the thin QR decomposition. Householder QR is stable column by column, so the columns of a
 // small change keep their relative precision next to the larger columns of the weights.
 Matrix triangle_of(Matrix tall) {
-  if (tall.rows() <= tall.cols()) return tall;  // nothing to gain
+  if (tall.rows() <= tall.cols()) return tall;  // R would not be smaller
   const Eigen::HouseholderQR<Eigen::Ref<Matrix>> qr(tall);
   return qr.matrixQR().topRows(tall.cols()).triangularView<Eigen::Upper>();
 }

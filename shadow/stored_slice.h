@@ -27,7 +27,7 @@ using StoredArrays = std::map<std::string, StoredArray, std::less<>>;
 // Returns the arrays of a slice of rows: q [rows, head_dim], k [keys, head_dim], v [keys, value_dim], out
 // [rows, value_dim], key_limit [rows] (keys that a row sees). Optional are lse [rows], mask [rows, keys],
 // dout (like out) and dq (like q). The reference adds reference_out, reference_lse and reference_dq in fp64.
-// The arrays borrow the data of `slice` and `reference`.
+// Borrows from both arguments.
 StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference);
 
 // Makes *slice of these arrays and borrows their data, which must be aligned to 8 bytes. The arrays may be
@@ -38,7 +38,7 @@ std::string slice_from(const StoredArrays& arrays, double scale, AttentionSlice*
 // value_dim], first_query [columns] (the first query position that sees the key). For all query rows, head by
 // head, there are q [rows, head_dim], out and dout [rows, value_dim], and lse [rows]. Optional is key_sums
 // [key_sum_count(), 3], the fields of each ColumnSum, for which *sums is filled. The reference adds
-// reference_dk and reference_dv in fp64. The arrays borrow the data of `columns`, `reference` and *sums.
+// reference_dk and reference_dv in fp64. Borrows from all arguments.
 StoredArrays arrays_of(const KeyColumns& columns, const ColumnReference& reference,
                        std::vector<double>* sums);
 

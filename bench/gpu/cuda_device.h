@@ -21,8 +21,7 @@ class CudaDevice {
   const std::string& name() const { return name_; }
   const DeviceLimits& limits() const { return limits_; }
 
-  // The functions below throw std::runtime_error with the error number of the driver. A uint64_t address is
-  // one in device memory.
+  // The functions below throw std::runtime_error with the driver's error number. Addresses are the device's.
   uint64_t allocate(size_t bytes);
   void release(uint64_t address);
   void write(uint64_t to, const void* from, size_t bytes);

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ARMS = ("fault", "control")
-# Measured results use seeds from FIRST_SEED on: smaller seeds were seen when thresholds and detectors were chosen.
-# Trainings for tuning use seeds from FIRST_TUNING_SEED on.
+# First seeds of results and of tuning. All seeds with which thresholds and detectors were chosen are below FIRST_SEED.
 FIRST_SEED, FIRST_TUNING_SEED = 1003, 500
 LAYERS = 2
 
@@ -55,7 +54,7 @@ class Recipe:
         return self.begins + (seed * 7919) % self.later if self.later else self.begins
 
     def layer(self, seed: int) -> int | None:
-        """The layer with the attention error; None: not in one layer, or there is no such error."""
+        """The layer with the attention error; None: the error is not in a single layer, or does not exist."""
         if self.plant in ("", "rounded"):
             return None
         return seed % LAYERS if self.where is None else self.where

@@ -9,8 +9,7 @@
 // query that sees it), query, out, grad_out, log_sum_exp, key, value, grad_key and grad_value. Then, for the
 // conservation check (sums over all keys, shadow/conservation.h), grad_key and grad_value of all keys of the
 // kv-head, and grad_query of all query heads that share it. In the Header, `rows` is the number of key
-// positions and `keys` the number of queries of one head. The slice's line has two objects, grad_key and
-// grad_value.
+// positions and `keys` the number of queries of one head. Its line has two objects, grad_key and grad_value.
 //
 // Every array is padded to 8 bytes.
 #include <cstdint>

@@ -146,10 +146,9 @@ function laneChart(parent, labelWidth) {
   });
 }
 
-// Returns the range of steps that the charts of an event show, relative to the event's onset: usually from 96 steps
-// before to 48 steps after the onset. A detector that moved before the event is a sign, and the steps from there to the
-// onset are its lead. The range begins at least 1.5 times the longest lead before the onset and ends at least this lead
-// after it. The range never exceeds the stored steps.
+// Returns the range of steps that the charts of an event show, relative to the event's onset: usually 96 steps before
+// to 48 steps after the onset. A detector that moved before the event is a sign; its lead is the number of steps to the
+// onset. The range begins at least 1.5 times the longest lead before the onset and ends at least that lead after it.
 function view(event) {
   const curve = event.loss.length ? event.loss : event.gradient_norm;
   const first = (curve[0]?.[0] ?? event.step) - event.step, last = (curve[curve.length - 1]?.[0] ?? event.step) - event.step;
@@ -223,8 +222,7 @@ function attentionCharts(parent, labelWidth) {
 }
 
 // Draws a map of the errors, given as multiples of their alarm limit. Each row is a layer, each column a range of
-// steps. The colour is fuller if the error is nearer to 1. An error above 1 is orange and, in rows of 8 pixels or more,
-// has a horizontal stroke.
+// steps. The colour is fuller if the error is nearer to 1. An error above 1 is orange and, in high rows, has a stroke.
 function layerMap(parent, layers, begin, end, labelWidth) {
   const filled = layers.filter((l) => l.error.some(finite));
   if (filled.length === 0) return;

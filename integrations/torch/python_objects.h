@@ -21,9 +21,8 @@ struct PythonMethod {
   const char* doc = nullptr;
 };
 
-// Python's functions and objects; null if this process does not have the symbol. find() names the C function
-// of each member. "borrowed": the caller does not own the returned reference. All other returned objects are
-// new references, which the caller releases.
+// Python's functions and objects; null if this process lacks the symbol. find() names the C function of each
+// member. "borrowed": the caller does not own the returned object. The caller must release all other ones.
 struct Python {
   using PendingCall = int (*)(void*);
   void* (*new_function)(PythonMethod* method, void* self, void* module);

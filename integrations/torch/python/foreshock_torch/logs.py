@@ -18,7 +18,7 @@ from typing import Any
 
 from .signals import is_of_trainer
 
-MOST_VALUES = 256  # names between two steps; the core keeps 16 names
+MOST_VALUES = 256  # most names between two steps; libforeshock.so keeps 16 of them
 MARK = "_foreshock_reads_along"  # attribute of our wrappers
 
 Reader = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]  # (args, kwargs) -> (logged mapping, step)
@@ -28,7 +28,7 @@ def argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: st
     return args[index] if len(args) > index else kwargs.get(name)
 
 
-# The wrapped functions are methods, so `args` begin with the object.
+# Readers (see LOGGERS). The wrapped functions are methods, so `args` begin with the object.
 
 
 def read_wandb(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -54,7 +54,7 @@ def read_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, An
     return argument(args, kwargs, 1, "metrics"), argument(args, kwargs, 2, "step")
 
 
-# The wrapped methods: (module, class, method, reader). A `+` adds every subclass that overrides the method.
+# The wrapped methods: (module, class, method, reader). A `+` after a class adds its subclasses that have the method.
 LOGGERS: list[tuple[str, str, str, Reader]] = [
     ("wandb.sdk.wandb_run", "Run", "log", read_wandb),
     ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", read_scalar),
@@ -84,7 +84,7 @@ class Logs:
         self._spent_ns = 0
         self.after_call: Callable[[], Any] = int  # called after each logging call; int() does nothing
         # Loggers call each other. `logger`: this thread is in a logging call. `has_tensor`: the outermost call got a
-        # tensor. The calls inside it are read only then, for the float that the tensor has become.
+        # tensor. Only then the inner calls are read too, for the float that the tensor has become.
         self._in_call = threading.local()
 
     def tick(self) -> None:
@@ -116,7 +116,7 @@ class Logs:
 
     def _wrap(self, cls: type, method: str, reader: Reader) -> None:
         original = vars(cls).get(method)
-        # Only plain functions, with no attribute except that of functools.wraps: no mock, static method, our wrapper.
+        # Wraps plain functions with no attribute but that of functools.wraps: no mock, static method or own wrapper.
         if type(original) is not FunctionType or not vars(original).keys() <= {"__wrapped__"}:
             return
 
@@ -141,7 +141,7 @@ class Logs:
             wandb.log = wrapped.__get__(bound.__self__)  # type: ignore[union-attr]
 
     def _enter(self, reader: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Reads the arguments of a logging call. True: it is the outermost. Raises only exceptions of the training."""
+        """Reads the arguments of a logging call. Returns whether it is the outermost. Raises only trainers' errors."""
         begin = perf_counter_ns()
         outermost = not getattr(self._in_call, "logger", False)
         try:
