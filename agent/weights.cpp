@@ -96,8 +96,7 @@ void join_update(const segment::TensorView& view, TensorSnapshot* snapshot) {
       std::max(snapshot->update_max_magnitude.value_or(0), reduction(view, segment::kUpdateMaxMagnitude));
 }
 
-// Adds the optimizer sums of a part that is in snapshot->parts. If the first part has none, the snapshot gets
-// none.
+// Adds the optimizer sums of a part in snapshot->parts. If the first part has none, the snapshot gets none.
 void join_optimizer(const segment::TensorView& view, TensorSnapshot* snapshot) {
   const segment::Bytes payload = view.payload[segment::kTensorOptimizer];
   // The sum of squares of the values whose change is known. NaN: not reported; all values are used.

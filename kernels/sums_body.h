@@ -80,7 +80,7 @@ FORESHOCK_DEVICE void fold_lanes(Sums* lane, Block& block) {
   }
 }
 
-// Sums a chunk (kSumChunk elements). Lane l adds groups l, l + 256, ..., in order; then the lanes are added.
+// Sums a chunk (kSumChunk elements) into lane 0: lane l adds groups l, l + 256, ...; then lanes are added.
 template <class Sums, class Tensor, class Block>
 FORESHOCK_DEVICE void sum_chunk(const Tensor& tensor, uint64_t chunk, Sums* lane, Block& block) {
   const uint64_t begin = chunk * kSumChunk, left = tensor.count - begin;
@@ -207,8 +207,7 @@ FORESHOCK_DEVICE void scalars_body(const ScalarsJob& job, Block& block) {
   });
 }
 
-// Returns 32-bit word `n` of the data, read in Units. job.from must be aligned to Unit. Bytes past the end
-// are 0.
+// Returns 32-bit word `n`, read in Units, to which job.from must be aligned. Bytes past the end are 0.
 template <class Unit, class Block>
 FORESHOCK_DEVICE uint32_t checksum_word(const ChecksumJob& job, uint64_t n, const Block& block) {
   if constexpr (sizeof(Unit) == sizeof(uint32_t)) {

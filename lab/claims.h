@@ -1,5 +1,5 @@
 // Claims of papers and of this lab about the sweeps of study.h. Each function below takes the measurements of
-// one sweep and returns the claims about it, each with whether it holds. fig3..fig6: of kStability.
+// one sweep and returns the claims about it, each with whether it holds. fig3 to fig6: of kStability.
 #ifndef FORESHOCK_LAB_CLAIMS_H_
 #define FORESHOCK_LAB_CLAIMS_H_
 

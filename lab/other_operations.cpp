@@ -282,7 +282,7 @@ Tensor logits_of(const Tensors& inputs, Keep keep, Arithmetic& arithmetic) {
   return logits;
 }
 
-// Returns the log-sum-exp of a row, by chunks of columns. `keep`: of maximum and sum between two chunks.
+// Returns the log-sum-exp of a row, by chunks of columns. `keep`: where the state between chunks is kept.
 double log_sum_exp_of(const Tensor& logits, int i, int chunk, Keep keep, Arithmetic& arithmetic) {
   const auto kept = [&](double x) {
     return keep == Keep::kStored ? arithmetic.store(x) : arithmetic.in_register(x);

@@ -348,7 +348,7 @@ bool Monitor::ensure_segment(uint64_t slot_bytes_needed) {
 // Resets all state for a new segment, before any other thread can see the segment.
 void Monitor::reset() {
   // A forked child that trains drops its parent's observations. Observations before the first segment are
-  // kept: a first pass without gradients (reentrant checkpoint, compiled graph) has a loss, no segment.
+  // kept: a first pass without gradients (reentrant checkpoint, compiled graph) has a loss but no segment.
   if (std::exchange(had_segment_, true)) {
     loss_ = {};
     loss_is_reported_.store(false);

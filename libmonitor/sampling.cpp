@@ -88,8 +88,8 @@ Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64
 bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
                    uint64_t seed, int64_t step, uint64_t call) {
   // The share of calls follows from the elements read: `rows` for a slice of rows (keys and values of a
-  // kv-head), `copied` for a slice of key positions (queries, outputs and output gradients of its heads),
-  // `summed` for its sums over all keys. Measured costs differ by up to a fourth, hence not the promised 0.3.
+  // kv-head), `copied` for a slice of key positions (queries, outputs, output gradients), `summed` for its
+  // sums over all keys. Measured costs differ by up to a fourth, so the constant is below the promised 0.3.
   constexpr double kExtraCost = 0.22;
   const double group = static_cast<double>(shape.heads / shape.kv_heads);
   const double rows = static_cast<double>(shape.keys) * static_cast<double>(head_dim + value_dim);

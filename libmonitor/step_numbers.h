@@ -134,7 +134,7 @@ struct PendingStep {
     return count;
   }
 
-  // Whether all losses, all gradient norms, or all results of a gradient scaler have arrived (none dropped).
+  // Whether all losses, all gradient norms, or all results of a gradient scaler arrived; none was dropped.
   bool knows_losses() const;
   bool knows_gradients() const;
   bool knows_skips() const;

@@ -344,7 +344,7 @@ const char* JoinedSlice::begin(const SlotView& first, uint64_t most_bytes) {
   whole_ = first;
   next_ = 0;
   keys_ = 0;
-  // This part has part_keys of all keys. The size of a split payload for all keys follows.
+  // This part has part_keys of all keys. This gives the size of a split payload for all keys.
   const uint64_t part_keys = first.header.part_keys, keys = first.header.keys;
   uint64_t offsets[kPayloads], sizes[kPayloads], end = 0;
   for (uint32_t id = 0; id < kPayloads; ++id) {

@@ -411,7 +411,7 @@ bool SegmentReader::read_slice(uint32_t slot, uint64_t sequence, Ready* ready) {
 }
 
 // Whether the first part of the slice to which `tail`, a later part, belongs is gone. This happens if an
-// agent consumed the first part and was killed before `tail`, or if the first part was never published.
+// agent consumed the first part and was then killed, or if the first part was never published.
 bool SegmentReader::is_orphan(const Slot& tail) const {
   const uint32_t first = static_cast<uint32_t>(tail.first_ticket % slots());
   // A first part that is still being written has the odd sequence 2t - 1; rounded up it is 2t as well.

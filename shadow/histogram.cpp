@@ -415,7 +415,7 @@ double excess(Wide area, Wide mass, Wide level) {
 
 // Returns an upper bound of the integral of |F - G| over the bin, the least of three. by_range: the largest
 // |F - G| that the masses allow. by_start and by_end use |x| = x + 2 max(0, -x): if `start` is not negative,
-// -(F - G) is at most the amount by which the mass of b below x exceeds `start`; by_end: a above x, `end`.
+// -(F - G) is at most the mass of b below x minus `start` (by_end: the mass of a above x minus `end`).
 double upper_bound(const Inside& in) {
   const Wide rest_a = in.mass_a - in.area_a, rest_b = in.mass_b - in.area_b, end = in.end();
   const double integral = to_double(in.integral());
