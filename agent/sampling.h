@@ -8,10 +8,10 @@
 
 namespace foreshock {
 
-// CPU seconds of the agent, divided by the cores that it may use.
+// CPU seconds of the agent per step, divided by the cores that it may use.
 struct AgentCost {
   double sampled_step_seconds = 0;  // checking the samples of one sampled step
-  double step_seconds = 0;          // everything else, per step, sampled or not
+  double step_seconds = 0;          // everything else, for each step, sampled or not
 };
 
 // Costs of the slowest rank, which determines the speed of a synchronous job. They are per reported step. If
@@ -25,7 +25,7 @@ struct SamplingCost {
   int64_t stride = 1;  // step numbers from one reported step to the next
 };
 
-inline constexpr uint64_t kLeastInterval = 8, kMostInterval = 1u << 16;
+inline constexpr uint64_t kLeastInterval = 8, kMostInterval = 1u << 16;  // limits of the sampling interval
 
 // CPU time of the agent for a run, and the steps that the run's ranks have reported, both since the start.
 struct AgentWork {
@@ -36,7 +36,7 @@ struct AgentWork {
 };
 
 // Returns the agent's cost per step between `before` and `now`, or nothing if fewer than two steps were
-// sampled in between. If a step counter fell, ranks were restarted and count from zero.
+// sampled in between. If a step counter is smaller now, ranks were restarted and have counted from zero.
 std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& now, int cores);
 
 // Returns the share of the training's time that the monitor takes if one step in `interval` is sampled.
@@ -48,11 +48,12 @@ double predicted_slowdown(const SamplingCost& cost, uint64_t interval);
 // get an eighth of it.
 uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force);
 
-// Denser sampling for some steps after a detector's level has risen, so that it gets more samples sooner.
+// Denser sampling for some steps after a detector's level has risen, so that the detector gets samples
+// sooner.
 struct Burst {
-  uint64_t interval;  // sampling interval in the steps [from_step, until_step)
-  int64_t from_step, until_step;
-  int64_t planned_step = 0;  // step of the slowest rank when the burst was planned
+  uint64_t interval;              // sampling interval in the steps [from_step, until_step)
+  int64_t from_step, until_step;  // step numbers of the trainer
+  int64_t planned_step = 0;       // step of the slowest rank when the burst was planned
 };
 
 // Sampled steps of a burst: an eighth of the samples in a detector's baseline (thresholds.h: 256), so that
@@ -68,8 +69,9 @@ inline constexpr int64_t kBurstPause = 8;
 std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, uint64_t in_force,
                                 int64_t from_step, const std::optional<Burst>& last);
 
-// Whether a rank whose last step is `step` is in the burst or has yet to reach it. A rank at a step before
-// planned_step has loaded an older checkpoint since then; it has no pending burst.
+// Whether a rank whose last step is `step` is in the burst or has yet to reach it. If `step` is before
+// planned_step, the rank has loaded an older checkpoint since the burst was planned; the result is then
+// false.
 bool is_pending_or_running(const Burst& burst, int64_t step);
 
 }  // namespace foreshock

@@ -9,8 +9,9 @@ import typing
 
 Values = dict[str, dict[str, typing.Any]]  # values.toml: section, name, value
 
-# The labels that identify a run, as a list for by () and on (). `cluster` is set by rulers that read several Prometheus
-# servers, `namespace` by service discovery in Kubernetes, where two teams may use one run id. A missing label is empty.
+# The labels that identify a run; RUN_KEY lists them for by () and on (). `cluster` is set by rulers that read several
+# Prometheus servers, `namespace` by service discovery in Kubernetes, where two teams may use one run id. A missing
+# label is empty.
 SCOPE = ("cluster", "namespace")
 IDENTITY = (*SCOPE, "run")
 RUN_KEY = ", ".join(IDENTITY)
@@ -33,7 +34,7 @@ class Alert(typing.NamedTuple):
     name: str
     kind: str  # incident, precursor, agreement, training or monitor; Alertmanager routes and inhibits by it
     component: str  # the monitored part: attention, gradient, ...
-    dashboard: str  # the one that the alert links to: its uid without "foreshock-"
+    dashboard: str  # uid of the dashboard that the alert links to, without its prefix "foreshock-"
     expression: str
     summary: str  # names the run (or agent) and the fact
     description: str  # place, meaning, first action
@@ -51,12 +52,12 @@ class Group(typing.NamedTuple):
     interval: str | None = None  # between two evaluations; None: Prometheus' default
 
 
-# A printf format that selects the series of the alert's run, and its arguments.
+# CHOICE is a printf format that selects the series of the alert's run; OF_LABELS are the three arguments for its %q.
 CHOICE = ",".join(f"{name}=%q" for name in IDENTITY)
 OF_LABELS = " ".join(f"$labels.{name}" for name in IDENTITY)
 
-# The user that owns the run. If the agent is gone, the user of the last day; empty unless there is exactly one. This is
-# a template, since a join in the expression would drop the alert if the owner is unknown.
+# The user that owns the run. If the agent has ended, the user of the last day. The text is empty unless there is
+# exactly one user. This is a template, since a join in the expression would drop the alert if the owner is unknown.
 INFO = f"run:foreshock_run_info:user{{{CHOICE}}}"
 OWNER = (
     '{{ with printf "'
@@ -66,8 +67,8 @@ OWNER = (
 )
 
 
-# Layers in which a detector warns, or warned in the last minutes; where() replaces DETECTOR. They are only examples,
-# since a rank exports one layer per detector, the first by name. A label would make each layer a separate alert.
+# Layers in which a detector warned in the last 5 minutes; where() replaces DETECTOR. They are only examples, since a
+# rank exports one layer per detector, the first by name. A label `layer` would make each layer a separate alert.
 LAYERS = (
     '{{ with printf "count by (layer) (last_over_time(foreshock_precursor_layer_info'
     f'{{{CHOICE},detector=%q}}[5m]))" {OF_LABELS} DETECTOR | query }}}}, e.g. in layer'
@@ -86,7 +87,7 @@ AT_STEP = (
     "{{ range . }} (current step {{ .Value }}){{ end }}{{ end }}"
 )
 
-# Of a detector's last warning: ", at step 1200 on process rank 3" or "". warned_at() replaces DETECTOR.
+# Where a detector warned last: ", at step 1200 on process rank 3" or "". warned_at() replaces DETECTOR.
 WARNED_AT = (
     f'{{{{ with printf "topk(1, foreshock_precursor_last_event_step{{{CHOICE},detector=%q}})" {OF_LABELS} DETECTOR'
     " | query }}{{ range . }}, at step {{ .Value }} on process rank {{ .Labels.rank }}{{ end }}{{ end }}"
@@ -94,13 +95,13 @@ WARNED_AT = (
 
 
 def warned_at(detector: str = "$labels.detector") -> str:
-    """`detector`: a template expression."""
+    """Returns WARNED_AT for a detector, which is given as a template expression."""
     return WARNED_AT.replace("DETECTOR", detector)
 
 
 def ranks(expression: str, more: str = "") -> str:
     """Returns the template of " on process rank 3 5": up to eight ranks of the series that `expression` selects. The
-    expression must contain CHOICE once. `more`: arguments of printf for what comes after it."""
+    expression must contain CHOICE once. `more`: printf arguments for the format verbs that follow CHOICE in it."""
     return (
         f'{{{{ with printf "topk(8, {expression})" {OF_LABELS}{more} | query }}}} on process rank'
         '{{ range . | sortByLabel "rank" }} {{ .Labels.rank }}{{ end }}{{ end }}'
@@ -138,7 +139,7 @@ def alert_lines(alert: Alert, links: dict[str, str]) -> list[str]:
     if alert.keep:
         lines.append(f"    keep_firing_for: {alert.keep}")
     labels = {"severity": alert.severity, "kind": alert.kind, "component": alert.component}
-    is_of_run = "$labels.run" in alert.summary  # not of an agent: then the labels have a run
+    is_of_run = "$labels.run" in alert.summary  # else the alert is about an agent, and its labels have no run
     annotations = {
         "summary": alert.summary,
         "description": alert.description,

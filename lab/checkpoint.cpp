@@ -1,4 +1,5 @@
-// Reads safetensors files, and finds the files of a checkpoint. Functions return "" or an error as text.
+// Reads safetensors files, and finds the files of a checkpoint. Functions that open or read and return a
+// string return "" or an error as text.
 #include "lab/checkpoint.h"
 
 #include <fcntl.h>
@@ -40,7 +41,8 @@ bool count_of(const std::vector<int64_t>& shape, uint64_t limit, uint64_t* count
   return true;
 }
 
-// Reads a tensor's entry in the header. `tensor->offset` is then relative to the data of `data_size` bytes.
+// Reads a tensor's entry in the header. `tensor->offset` is then relative to the begin of the file's data,
+// which has `data_size` bytes.
 std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tensor) {
   if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
       !entry.contains("data_offsets"))
@@ -67,9 +69,9 @@ std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tens
   return "";
 }
 
-// Parses the JSON of a header; null if it is invalid or nested too deeply. Sets *twice if a name occurs
-// twice, which other readers might interpret differently.
-json parse_header(const std::string& text, bool* twice) {
+// Parses the JSON of a header; returns null if the text is invalid or nested too deeply. Sets *has_duplicates
+// to whether a name occurs twice, since other readers might then take the other entry.
+json parse_header(const std::string& text, bool* has_duplicates) {
   constexpr int kDepth = 2;  // {name: {"shape": [...]}}
   bool deep = false;
   size_t names = 0;
@@ -83,11 +85,11 @@ json parse_header(const std::string& text, bool* twice) {
         return !opens || depth <= kDepth;
       },
       false);
-  *twice = root.is_object() && root.size() != names;
+  *has_duplicates = root.is_object() && root.size() != names;
   return deep ? json() : root;
 }
 
-// The name of a tensor that overlaps another one, or "".
+// Returns the name of a tensor that begins inside another one, or "".
 std::string overlapping(const std::map<std::string, StoredTensor>& tensors) {
   std::vector<std::pair<const StoredTensor*, const std::string*>> sorted;
   for (const auto& [name, tensor] : tensors)
@@ -167,10 +169,10 @@ std::string Safetensors::read_header() {
            std::to_string(length) + " bytes";
   std::string text(length, '\0');
   if (!read_all(file_, sizeof length, length, text.data())) return "cannot read " + shown;
-  bool twice = false;
-  const json root = parse_header(text, &twice);
+  bool has_duplicates = false;
+  const json root = parse_header(text, &has_duplicates);
   if (!root.is_object()) return shown + " has no readable header";
-  if (twice) return shown + " names a tensor twice";
+  if (has_duplicates) return shown + " names a tensor twice";
   const uint64_t data_offset = sizeof length + length;
   for (const auto& [name, entry] : root.items()) {
     if (name == "__metadata__") {
@@ -199,16 +201,17 @@ namespace fs = std::filesystem;
 
 constexpr const char* kSuffix = ".safetensors";
 constexpr const char* kIndexSuffix = ".safetensors.index.json";
-constexpr uint64_t kMostIndex = 100'000'000;
+constexpr uint64_t kMostIndex = 100'000'000;  // bytes
 
 std::string file_name(const std::string& path) { return printable(fs::path(path).filename().string()); }
 
-// Adds a file with the tensors named in `wanted`; null: all its tensors.
+// Opens a file and adds those of its tensors that `wanted` names; null: all its tensors.
 std::string add_file(const std::string& path, const std::set<std::string>* wanted, Checkpoint* checkpoint) {
   Safetensors opened;
   if (const std::string problem = opened.open(path); !problem.empty()) return problem;
   const size_t index = checkpoint->files.size();
-  // Places will point to tensors of this file. A moved map keeps the addresses of its tensors.
+  // The entries of checkpoint->tensors will point to tensors of this file. They stay valid when the vector
+  // moves the file, since a moved map keeps the addresses of its elements.
   checkpoint->files.push_back(std::move(opened));
   const Safetensors& file = checkpoint->files.back();
   for (const auto& [name, tensor] : file.tensors()) {
@@ -222,7 +225,8 @@ std::string add_file(const std::string& path, const std::set<std::string>* wante
   return "";
 }
 
-// Reads an index; `*shards` maps each file to the names of its tensors.
+// Reads an index (model.safetensors.index.json), whose weight_map names the file of each tensor. Sets *shards
+// to the names of the tensors of each file.
 std::string read_index(const std::string& path, std::map<std::string, std::set<std::string>>* shards) {
   std::string problem;
   uint64_t size = 0;
@@ -243,10 +247,10 @@ std::string read_index(const std::string& path, std::map<std::string, std::set<s
   if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object())
     return printable(path) + " is not an index of a checkpoint: it has no weight_map";
   for (const auto& [name, shard] : root["weight_map"].items()) {
-    const std::string in = shard.is_string() ? shard.get<std::string>() : "";
-    if (in.empty() || in.find('/') != std::string::npos)
+    const std::string file = shard.is_string() ? shard.get<std::string>() : "";
+    if (file.empty() || file.find('/') != std::string::npos)
       return printable(path) + ": tensor '" + printable(name) + "' is in no file beside the index";
-    (*shards)[in].insert(name);
+    (*shards)[file].insert(name);
   }
   return "";
 }
@@ -294,6 +298,7 @@ std::string open_checkpoint(const std::string& path, Checkpoint* checkpoint) {
   return add_file(path, nullptr, checkpoint);
 }
 
+// Compares groups of digits as numbers, and all other characters one by one.
 bool natural_less(const std::string& a, const std::string& b) {
   const auto digit = [](char c) { return c >= '0' && c <= '9'; };
   size_t i = 0, j = 0;
@@ -313,7 +318,7 @@ bool natural_less(const std::string& a, const std::string& b) {
     i = i_end, j = j_end;
   }
   if ((i < a.size()) != (j < b.size())) return j < b.size();
-  return a < b;
+  return a < b;  // they differ at most in leading zeros
 }
 
 }  // namespace foreshock::lab

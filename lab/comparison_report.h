@@ -1,4 +1,4 @@
-// Writes a comparison as JSON, as a page of charts, and as a table for the terminal.
+// Writes a comparison of the weights of checkpoints as JSON, as a page of charts, and as tables.
 #ifndef FORESHOCK_LAB_COMPARISON_REPORT_H_
 #define FORESHOCK_LAB_COMPARISON_REPORT_H_
 
@@ -15,8 +15,9 @@ std::string to_json(const Comparison& comparison);
 // An HTML page in one file, without outside resources.
 std::string to_page(const Comparison& comparison);
 
-// Tables for the terminal: one row per pair, for all its tensors pooled; for each pair the `most` tensors
-// with the largest relative L2 distance (0: all); then tensors that are not finite or not alike.
+// Returns tables for the terminal. The first has one row per pair of checkpoints, for all tensors pooled.
+// Each pair then has a table of the `most` tensors (0: all) with the largest relative L2 distance. Lists of
+// tensors follow: those with non-finite values, in one checkpoint only, or of different shape or type.
 std::string table_of(const Comparison& comparison, size_t most);
 
 }  // namespace foreshock::lab

@@ -1,4 +1,5 @@
-// Draws the inputs of each family of algorithms (algorithm.h) from a law.
+// Draws random inputs for each family of algorithms (attention, convolution, ...) from a distribution, the
+// input law. uniform(key, counter) in [0, 1) and normal(key, counter) are pure functions (inputs.h).
 #include "lab/inputs.h"
 
 #include <algorithm>
@@ -13,8 +14,8 @@ namespace {
 
 using Kind = InputLaw::Kind;
 
-// One stream of random numbers per tensor. Families other than attention draw their first input from kQuery,
-// and their second from kKey.
+// One stream of random numbers per use. Families other than attention draw their first input from kQuery, and
+// their second from kKey.
 enum Stream : uint64_t { kQuery = 1, kKey, kValue, kGradOut, kOutliers, kTiePositions, kLabel };
 
 uint64_t key_of(uint64_t seed, Stream stream) { return mix(seed) ^ mix(stream); }
@@ -42,20 +43,22 @@ Tensor drawn(int rows, int cols, Kind kind, uint64_t seed, Stream stream) {
   return x;
 }
 
+// Whether all elements of the tensors "value" and "grad_out" are negative.
 bool is_one_signed(Kind kind) { return kind == Kind::kOneSigned || kind == Kind::kTies; }
 
-constexpr double kResidue = 2e-4;  // softmax weight of all keys that are not tied
+constexpr double kResidue = 2e-4;  // softmax weight of all keys that are not tied, together
 
-// Makes the inputs of law "ties". Row i has the query sqrt(d) * e_c with c = i % d, so that its scores (with
-// the usual factor 1 / sqrt(d)) are column c of the keys. Each column gets the ties, at random keys.
+// Makes query and key of the law "ties". Row i has the query sqrt(d) * e_c with c = i % d, so that its scores
+// (with the usual factor 1 / sqrt(d)) are column c of the keys. In each column, law.ties random keys get the
+// largest score; with law.gap > 0 one gets the largest, and the others get law.gap less.
 void plant_ties(Tensors& inputs, const InputLaw& law, uint64_t seed) {
   Tensor &query = inputs.at("query"), &key = inputs.at("key");
   const int n = key.rows, d = key.cols;
   std::fill(query.data.begin(), query.data.end(), 0.0);
   for (int i = 0; i < query.rows; ++i) query.at(i, i % d) = std::sqrt(d);
-  // With a gap the maximum is 0, since the format resolves small gaps only near 0.
+  // With a gap the largest score is 0, since a low-precision format resolves small gaps only near 0.
   const double top = law.gap > 0 ? 0 : 1;
-  const double fall = std::log(n / kResidue);
+  const double fall = std::log(n / kResidue);  // n keys so far below `top` have the softmax weight kResidue
   for (int c = 0; c < d; ++c) {
     for (int j = 0; j < n; ++j)
       key.at(j, c) = top - fall + 0.25 * normal(key_of(seed, kKey), uint64_t(c) * n + j);
@@ -112,9 +115,9 @@ Tensors other_inputs(const Shape& shape, const InputLaw& law, uint64_t seed) {
   return x;
 }
 
-// The input that `query_scale` multiplies.
+// Returns the name of the input that `query_scale` multiplies.
 const char* scaled_input(Family family) {
-  constexpr const char* kNames[] = {"query", "image", "logits", "input", "hidden", "left"};
+  constexpr const char* kNames[] = {"query", "image", "logits", "input", "hidden", "left"};  // as in Family
   return kNames[static_cast<size_t>(family)];
 }
 

@@ -1,4 +1,5 @@
-// Runs the algorithms on random inputs and summarises their deviations over the seeds.
+// Runs the algorithms on random inputs and summarises their deviations over the seeds. A point is one choice
+// of algorithm, format, inputs and tiles. The plain algorithm is the unfused one of the same family.
 #include "lab/measure.h"
 
 #include <algorithm>
@@ -12,7 +13,7 @@ namespace foreshock::lab {
 
 namespace {
 
-double ratio(double a, double b) { return a == 0 ? 0 : a / b; }
+double ratio(double a, double b) { return a == 0 ? 0 : a / b; }  // 0 / 0 is 0
 
 // 97.5 % quantile of Student's t: up to 30 degrees of freedom a table, then an expansion exact to 0.5 %.
 double student_t(size_t degrees) {
@@ -59,7 +60,7 @@ Deviation deviation_of(const Tensor& result, const Tensor& reference, const Numb
   }
   if (deviation.non_finite > 0) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
-    return {nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, deviation.non_finite};
+    return {nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, deviation.non_finite};  // all other members
   }
   deviation.mean_abs = sum / count;
   deviation.std_abs =
@@ -86,16 +87,16 @@ double z_of(std::span<const double> values) {
 
 namespace {
 
-// Points with the same inputs, reference and plain result, which are computed once per group and seed.
+// Points with the same inputs, fp64 reference and plain result, which are computed once per group and seed.
 struct Group {
-  std::vector<size_t> points;  // indexes
+  std::vector<size_t> points;  // indexes in measure()'s list of points
   int seeds = 0;
 };
 
 // The result of one point with one seed: the deviations of its algorithm and of the plain algorithm.
 struct Result {
-  std::map<std::string, Deviation> own, plain;  // by tensor
-  std::map<std::string, double> from_plain;     // largest difference between the two, by tensor
+  std::map<std::string, Deviation> own, plain;  // deviation from the reference, by tensor
+  std::map<std::string, double> from_plain;     // largest |own result - plain result|, by tensor
 };
 
 NumberFormat format_of(const Point& point) { return *parse_format(point.format); }
@@ -152,7 +153,7 @@ double largest_difference(const Tensor& a, const Tensor& b) {
   return largest;
 }
 
-// Runs one group with one seed and sets results[point][seed] for its points.
+// Runs one group with the `seed`-th seed, counted from 0, and sets results[point][seed] for its points.
 void run_group(std::span<const Point> points, const Group& group, int seed,
                std::vector<std::vector<Result>>& results) {
   const Point& first = points[group.points[0]];  // what is the same for all points of the group
@@ -163,10 +164,12 @@ void run_group(std::span<const Point> points, const Group& group, int seed,
                        first.scale, seed_value, format);
   };
   Arithmetic plain_arithmetic = arithmetic_of(first, seed_value);
-  // The operands of a matrix product are in the format itself, other inputs in the storage format.
+  // The operands of a matrix product are in the format under test; other inputs are in the storage format,
+  // which is bf16 if the format is fp8, else the same format.
   const bool in_format = plain.family == Family::kMatrixProduct;
   const Tensors inputs = inputs_in(in_format ? plain_arithmetic.format() : plain_arithmetic.storage());
-  // Tiles and the source of delta may differ within a group: plain takes the first point's tiles, and kOut.
+  // Tiles and the source of delta may differ within a group. Reference and plain result are computed with the
+  // first point's tiles and with delta from the output (kOut).
   Settings settings = settings_of(first);
   settings.delta = DeltaSource::kOut;
   const NumberFormat fp64 = *parse_format("fp64");
@@ -186,16 +189,17 @@ void run_group(std::span<const Point> points, const Group& group, int seed,
   }
 }
 
-double ratio_to(double a, double b) { return a == 0 && b == 0 ? 1 : a / b; }  // two exact results: 1
+double ratio_of_errors(double a, double b) { return a == 0 && b == 0 ? 1 : a / b; }  // both exact: 1
 
-// The measurement of one output tensor of a point; `seeds` has the result of each seed.
-Measurement summary_of(const Point& point, const std::string& tensor, const std::vector<Result>& seeds) {
+// Summarises one output tensor of a point; `results` has the result of each seed.
+Measurement summary_of(const Point& point, const std::string& tensor, const std::vector<Result>& results) {
   Measurement m;
   m.point = point;
   m.tensor = tensor;
   const auto over_seeds = [&](auto value_of) {
     std::vector<double> values;
-    for (const Result& seed : seeds) values.push_back(value_of(seed.own.at(tensor), seed.plain.at(tensor)));
+    for (const Result& result : results)
+      values.push_back(value_of(result.own.at(tensor), result.plain.at(tensor)));
     return values;
   };
   using D = const Deviation&;
@@ -209,12 +213,13 @@ Measurement summary_of(const Point& point, const std::string& tensor, const std:
   m.signed_sum = interval_of(over_seeds([](D own, D) { return own.signed_sum; }));
   m.over_roundoff = interval_of(over_seeds([](D own, D) { return own.over_roundoff; }));
   m.ratio_to_plain =
-      interval_of(over_seeds([](D own, D p) { return ratio_to(own.relative_l2, p.relative_l2); }));
-  m.max_ratio_to_plain = interval_of(over_seeds([](D own, D p) { return ratio_to(own.max_abs, p.max_abs); }));
+      interval_of(over_seeds([](D own, D p) { return ratio_of_errors(own.relative_l2, p.relative_l2); }));
+  m.max_ratio_to_plain =
+      interval_of(over_seeds([](D own, D p) { return ratio_of_errors(own.max_abs, p.max_abs); }));
   std::vector<double> from_plain;
-  for (const Result& seed : seeds) {
-    m.non_finite += seed.own.at(tensor).non_finite;
-    from_plain.push_back(seed.from_plain.at(tensor));
+  for (const Result& result : results) {
+    m.non_finite += result.own.at(tensor).non_finite;
+    from_plain.push_back(result.from_plain.at(tensor));
   }
   m.max_from_plain = interval_of(from_plain);
   return m;
@@ -255,7 +260,8 @@ std::string why_not(const Point& p) {
 double bytes_needed(const Point& p) {
   const double n = p.n, d = p.d, rows = p.rows;
   const Family family = find_algorithm(p.algorithm)->family;
-  // Elements of inputs, results and their transposes, and of the score-sized matrices that exist at a time.
+  // `tensors`: elements of inputs, results and their transposes. `scores`: elements of the matrices with one
+  // score per row and key that exist at the same time.
   const double tensors =
       family == Family::kConvolution ? 40 * d * n * n + rows * (n * n + d * 9) : 6 * (rows + 2 * n) * d;
   const double scores = family == Family::kConvolution ? 0 : (p.backward ? 10 : 5) * rows * n;

@@ -2,11 +2,12 @@
 // cpp_wrapper) call them and bypass torch's dispatcher, where the adapter hooks attention otherwise. The
 // dynamic linker finds the functions here first if libforeshock.so is preloaded or linked before torch.
 //
-// An untested torch must keep working too. So no function here has its own signature: all words that the
-// caller put into registers and onto the stack are forwarded unchanged (FORESHOCK_PARAMETERS in base.h). They
-// are read as arguments only if there is an adapter for exactly this torch, and only for the two CPU
-// functions (tests/abi compares them with torch's headers). If torch or the real function is missing, these
-// functions return the shim's error and do nothing else.
+// An untested torch must keep working too. So no function here declares the arguments of the real one: all
+// words that the caller put into registers and onto the stack are forwarded unchanged (base.h defines
+// FORESHOCK_PARAMETERS as their list: w0, ... for integers, d0, ... for doubles, s0, ... for the stack). They
+// are read as arguments only if an adapter for exactly this torch is loaded. Of the CUDA functions only the
+// query is read; of the two CPU functions (numbers 0 and 1) everything, and tests/abi compares their
+// signatures with torch's headers. If the real function is missing, these functions only return kFailure.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -20,7 +21,7 @@
 namespace foreshock {
 namespace {
 
-constexpr int32_t kSuccess = 0, kFailure = 1;
+constexpr int32_t kSuccess = 0, kFailure = 1;  // results of torch's C shim
 
 // Stack words to forward: more than the longest function has.
 #define FORESHOCK_STACK(X)                                                                              \
@@ -33,19 +34,20 @@ using Function = int32_t (*)(FORESHOCK_PARAMETERS);
 struct Shim {
   const char* function;
   uint32_t pass;
-  std::atomic<void*> real;  // torch's function; null until its first call
+  std::atomic<void*> real;  // torch's function; null until it has been found
 };
 
 #define FORESHOCK_SHIM_ROW(number, function, operation, pass) {#function, pass, nullptr},
 constinit Shim g_shims[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM_ROW)};
 #undef FORESHOCK_SHIM_ROW
 
-// Functions of the adapter. Null without an adapter; calls are then only forwarded.
+// Functions of the adapter (adapter.h), called before and after torch's function. Null without an adapter;
+// calls are then only forwarded. g_begins returns whether the call is to be sampled.
 std::atomic<int (*)(const foreshock_shim_call*)> g_begins{nullptr};
 std::atomic<void (*)(const foreshock_shim_call*, int)> g_ended{nullptr};
 
-// Returns torch's function, which is looked up at its first call; null if it is missing. A torch that was
-// loaded in another way (such as dlopen of LibTorch) gets its adapter at that time too.
+// Returns torch's function, which is looked up until it is found; null if it is missing. Before a look-up the
+// adapter is loaded, in case this torch has none yet (for example after a dlopen of LibTorch).
 Function real_function(uint32_t number, void* ours) {
   Shim& shim = g_shims[number];
   void* found = shim.real.load(std::memory_order_acquire);
@@ -60,22 +62,22 @@ Function real_function(uint32_t number, void* ours) {
 
 const void* handle(Word word) { return reinterpret_cast<const void*>(word); }
 
-// Reads what an argument points to; a null pointer gives 0 (an absent argument).
+// Reads the value that a pointer argument points to. A null pointer (an absent argument) gives 0.
 template <class T>
-T given(Word word) {
+T pointed_to(Word word) {
   T value{};
   if (word != 0) std::memcpy(&value, reinterpret_cast<const void*>(word), sizeof value);
   return value;
 }
 
 // aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal,
-// attn_mask, scale, ret0, ret1)
+// attn_mask, scale, ret0, ret1). dropout_p is a double, so it takes no word.
 void read_forward(const Word* words, foreshock_shim_call* call) {
   call->key = handle(words[1]);
   call->value = handle(words[2]);
   call->causal = static_cast<int32_t>(words[3]);
-  call->mask = given<const void*>(words[4]);
-  call->scale = given<double>(words[5]);
+  call->mask = pointed_to<const void*>(words[4]);
+  call->scale = pointed_to<double>(words[5]);
 }
 
 // ..._backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale, ret0,
@@ -87,17 +89,17 @@ void read_backward(const Word* words, foreshock_shim_call* call) {
   call->out = handle(words[4]);
   call->log_sum_exp = handle(words[5]);
   call->causal = static_cast<int32_t>(words[6]);
-  call->mask = given<const void*>(words[7]);
-  call->scale = given<double>(words[8]);
+  call->mask = pointed_to<const void*>(words[7]);
+  call->scale = pointed_to<double>(words[8]);
 }
 
-// The results are in the memory to which the last arguments point.
+// Reads the results from the memory to which the last arguments (ret0, ret1) point.
 void read_results(const Word* words, foreshock_shim_call* call) {
   if (call->number == 0) {
-    call->out = given<const void*>(words[6]);
-    call->log_sum_exp = given<const void*>(words[7]);
+    call->out = pointed_to<const void*>(words[6]);
+    call->log_sum_exp = pointed_to<const void*>(words[7]);
   } else if (call->number == 1) {
-    call->grad_query = given<const void*>(words[9]);
+    call->grad_query = pointed_to<const void*>(words[9]);
   }
 }
 
@@ -116,11 +118,11 @@ int32_t forward_call(uint32_t number, void* ours, FORESHOCK_PARAMETERS) {
   call.dropout = number <= 1 ? d0 : 0;  // the only floating-point argument of the CPU functions
   if (number == 0) read_forward(words, &call);
   if (number == 1) read_backward(words, &call);
-  const int wanted = begins(&call);
+  const int is_wanted = begins(&call);
   const int32_t error = real(FORESHOCK_ARGUMENTS);
   call.failed = error != kSuccess;
-  if (wanted != 0 && call.failed == 0) read_results(words, &call);
-  g_ended.load(std::memory_order_acquire)(&call, wanted);
+  if (is_wanted != 0 && call.failed == 0) read_results(words, &call);
+  g_ended.load(std::memory_order_acquire)(&call, is_wanted);
   return error;
 }
 

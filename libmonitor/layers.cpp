@@ -1,4 +1,6 @@
-// Maps parameters to layers with a hash table that other threads read without a lock.
+// Maps parameters to layers with a hash table that other threads read without a lock, and publishes the
+// gradient norm of each layer in the segment. A layer has a label ("003") and a name ("blocks.3"). Before the
+// segment exists, layers are kept in early_layers_ and copied by attach().
 #include "libmonitor/layers.h"
 
 #include <bit>
@@ -30,7 +32,8 @@ void LayerTable::forget_names() {
   if (!has_names()) return;
   Entry* const entries = entries_;
   for (Entry* entry = entries; entry < entries + kBuckets; ++entry) {
-    if (entry->identity.load(std::memory_order_relaxed) == nullptr) continue;  // leaves the page unallocated
+    // An unused entry is not written, so that the kernel does not allocate its page.
+    if (entry->identity.load(std::memory_order_relaxed) == nullptr) continue;
     entry->identity.store(nullptr, std::memory_order_relaxed);
     entry->layer.store(-1, std::memory_order_relaxed);
   }
@@ -63,8 +66,8 @@ void LayerTable::name_ahead() {
 void LayerTable::shorten(segment::Layer* record, const char* name) {
   size_t common = 0;
   for (size_t n = 0; record->name[n] != '\0' && record->name[n] == name[n]; ++n) {
-    const char one = record->name[n + 1], other = name[n + 1];
-    if ((one == '.' || one == '\0') && (other == '.' || other == '\0')) common = n + 1;
+    const char next = record->name[n + 1], next_of_name = name[n + 1];
+    if ((next == '.' || next == '\0') && (next_of_name == '.' || next_of_name == '\0')) common = n + 1;
   }
   store(record->name[common], '\0');
 }
@@ -107,11 +110,11 @@ bool LayerTable::add(const void* identity, int layer) {
   entries_.store(entries, std::memory_order_release);
   for (uint32_t n = bucket_of(identity, kBuckets);; n = (n + 1) % kBuckets) {
     Entry& entry = entries[n];
-    const void* there = entry.identity.load(std::memory_order_relaxed);
-    if (there != nullptr && there != identity) continue;
-    if (there == nullptr && named_ == kMostNamed) return false;
+    const void* stored = entry.identity.load(std::memory_order_relaxed);
+    if (stored != nullptr && stored != identity) continue;
+    if (stored == nullptr && named_ == kMostNamed) return false;
     entry.layer.store(layer, std::memory_order_relaxed);
-    if (there == nullptr) ++named_;
+    if (stored == nullptr) ++named_;
     entry.identity.store(identity, std::memory_order_release);  // last: find() then sees the layer too
     return true;
   }
@@ -121,9 +124,9 @@ int LayerTable::find(const void* identity) const {
   const Entry* const entries = entries_.load(std::memory_order_acquire);
   if (identity == nullptr || entries == nullptr) return -1;
   for (uint32_t n = bucket_of(identity, kBuckets);; n = (n + 1) % kBuckets) {
-    const void* there = entries[n].identity.load(std::memory_order_acquire);
-    if (there == identity) return entries[n].layer.load(std::memory_order_relaxed);
-    if (there == nullptr) return -1;
+    const void* stored = entries[n].identity.load(std::memory_order_acquire);
+    if (stored == identity) return entries[n].layer.load(std::memory_order_relaxed);
+    if (stored == nullptr) return -1;
   }
 }
 
@@ -133,9 +136,10 @@ void LayerTable::begin_gradients() {
 }
 
 void LayerTable::Sums::add(int layer, double square) {
-  const uint32_t at = layer < 0 ? segment::kMaxLayers : static_cast<uint32_t>(layer);  // -1: without a layer
-  of_squares[at] = (seen[at] ? of_squares[at] : 0) + square;
-  seen[at] = has_any = true;
+  // A parameter without a layer (-1) is added to the entry after the last layer.
+  const uint32_t entry = layer < 0 ? segment::kMaxLayers : static_cast<uint32_t>(layer);
+  of_squares[entry] = (seen[entry] ? of_squares[entry] : 0) + square;
+  seen[entry] = has_any = true;
 }
 
 void LayerTable::add_gradient(const void* identity, double sum_of_squares) {
@@ -161,6 +165,7 @@ bool LayerTable::publish(const Sums& sums, int64_t step, double* total_norm) {
   for (uint32_t n = 0; n <= segment::kMaxLayers; ++n) {  // the last one: parameters without a layer
     if (!sums.seen[n]) continue;
     total += sums.of_squares[n];
+    // The norm of a layer is not published if a part of its parameters could not be named (is_partial_).
     if (n == segment::kMaxLayers || is_partial_[n].load(std::memory_order_relaxed)) continue;
     segment::Layer& layer = records_[n];
     store(layer.gradient_norm, std::sqrt(sums.of_squares[n]));

@@ -1,4 +1,5 @@
-// Finds files that are installed beside libforeshock.so, which contains this code. Tests replace this object.
+// Finds files that are installed beside libforeshock.so, which contains this code. Tests do not link this
+// object file; they define path_beside_library() themselves.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -15,7 +16,7 @@ char g_library[4096];  // absolute path of the library; "": unknown
 // Finds the path when the library is loaded: the dynamic linker may return a relative path, and the program
 // may change its working directory later.
 __attribute__((constructor)) void find_library_path() {
-  if (&dladdr == nullptr) return;  // weak, see glibc_compat.h
+  if (&dladdr == nullptr) return;  // a weak reference: null with an older glibc if libdl is not loaded
   Dl_info about = {};
   if (dladdr(reinterpret_cast<const void*>(&path_beside_library), &about) == 0 || about.dli_fname == nullptr)
     return;

@@ -1,6 +1,8 @@
 // The parts of Monitor for ends of steps, losses, scalars, names, weights and gradients; monitor.cpp has the
-// rest. `g_process` (process.h) holds the segment, the settings, and the hot word, whose flags are: armed
-// (the segment exists), sampled step, tick pending (a step has ended and no forward call has begun the next).
+// rest. `g_process` (process.h) holds the segment, the settings, and the hot word. Flags of the hot word are:
+// armed (the segment exists), sampled step, switched off (paused), and tick pending (a step has ended and no
+// forward call has begun the next one). If a TryLock fails, another thread holds the lock, and the caller
+// skips its work instead of waiting.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -24,17 +26,17 @@ constexpr uint64_t kUnsampledCallNs = 500;
 // slightly low estimate could keep the balance too small for a sample for ever.
 constexpr double kSavingsMargin = 1.5;
 
-// The adapter spends time on describing weight tensors, which is not measured separately. In a step that was
-// not sampled, weights are charged for the step's whole cost beyond that of a bare step (no sample, no
-// weights), but at most this many times the measured time on weights, in case of an unrelated stall.
+// The adapter's time for describing weight tensors is not measured separately. It is estimated in steps with
+// weights that were not sampled: what such a step costs beyond a bare step (no sample, no weights) is charged
+// to the weights, but at most this many times their measured time, since a stall may have another cause.
 constexpr double kMaxWeightsCharge = 4;
 
-// A reported step number from here on is taken as unknown, since counting on from it could overflow.
+// Reported step numbers of at least this value are taken as unknown, since counting on could overflow.
 constexpr int64_t kTooManySteps = int64_t{1} << 62;
 
-// Returns the time that the agent has spent on this rank since the last call, as it reports it in the control
-// file. A restarted agent counts from 0 again. The values are limited, so that a faulty agent can only stop
-// the sampling for a while. Sets *tensors_seconds to the part spent on weight tensors.
+// Returns the time that the agent has spent on this rank since the last call, from totals that the agent
+// writes into the control file. A restarted agent counts from 0 again. The values are limited, so that a
+// faulty agent can only stop the sampling for a while. Sets *tensors_seconds to the part for weight tensors.
 AgentForecast::Report Monitor::take_agent_report(double* tensors_seconds) {
   constexpr uint64_t kMostNs = 1'000'000'000;
   auto& agent = const_cast<segment::AgentCost&>(g_process.writer().control()->agent);
@@ -80,7 +82,8 @@ void Monitor::end_step(const foreshock_step& step) {
   // If ensure_segment() has just created the segment, last_tick_ns_ is later than `begin`.
   begin = std::max(begin, last_tick_ns_);
   if (step.step_source == FORESHOCK_STEP_REPORTED) steps_are_explicit_ = true;
-  if (steps_are_explicit_ && step.step_source != FORESHOCK_STEP_REPORTED) return;  // a detected step
+  // Once the trainer has reported a step itself, steps that the adapter detects are ignored.
+  if (steps_are_explicit_ && step.step_source != FORESHOCK_STEP_REPORTED) return;
   g_process.drain_local();  // calls that were counted before the segment existed
   g_process.publish_described();
   const Counting counting = g_process.counting();
@@ -141,16 +144,15 @@ void Monitor::end_step(const foreshock_step& step) {
   if (is_late) pending_steps_.end_step(number, record);
   numbers_requested_.store(0, std::memory_order_relaxed);
 
-  // The set-up of devices is part of the record. For the budget it is neither cost nor training time.
+  // The time of setting up devices is part of the record. For the budget it is neither cost nor step time.
   const double set_up_seconds = static_cast<double>(std::exchange(set_up_ns_, 0)) * 1e-9;
   const double cost_seconds = static_cast<double>(record.cost_ns) * 1e-9 - set_up_seconds;
   const double step_seconds = static_cast<double>(record.duration_ns) * 1e-9 - set_up_seconds;
-  double least_seconds = 0;
+  double smallest_sample_seconds = 0;  // expected cost of a step with one slice, in trainer and agent
   // Slices and device gradients have cost estimates of their own, so CostModel::observe_step() gets the rest.
-  const uint64_t separate_ns =
+  const uint64_t own_estimate_ns =
       slices_ns_.exchange(0, std::memory_order_relaxed) + std::exchange(gradients_ns_, 0);
-  const double separate = static_cast<double>(separate_ns) * 1e-9;
-  const double rest = std::max(cost_seconds - separate, 0.0);
+  const double rest_seconds = std::max(cost_seconds - static_cast<double>(own_estimate_ns) * 1e-9, 0.0);
   const uint64_t slices = totals.sampled - last_totals_.sampled;
   const bool is_granted = first_look_.is_open();
   double tensors_seconds = 0;
@@ -158,21 +160,22 @@ void Monitor::end_step(const foreshock_step& step) {
   double agent_seconds = report.seconds;
   double weights_seconds = static_cast<double>(weights_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9;
   if (TryLock busy(cost_busy_); busy) {
-    // Once a bare step was seen, a step with weights is not observed: its extra cost is due to the weights.
-    const double bare = cost_.bare_seconds();
-    if (weights_seconds == 0 || bare == 0)
-      cost_.observe_step(step_was_sampled_, std::max(rest - weights_seconds, 0.0));
+    // Once the cost of a bare step is known, cost_ observes only steps without weights.
+    const double bare_seconds = cost_.bare_seconds();  // 0: unknown
+    if (weights_seconds == 0 || bare_seconds == 0)
+      cost_.observe_step(step_was_sampled_, std::max(rest_seconds - weights_seconds, 0.0));
     else if (!step_was_sampled_)
-      weights_seconds = std::clamp(rest - bare, weights_seconds, kMaxWeightsCharge * weights_seconds);
+      weights_seconds =
+          std::clamp(rest_seconds - bare_seconds, weights_seconds, kMaxWeightsCharge * weights_seconds);
     agent_seconds = agent_forecast_.end_step(slices, is_granted, report);
-    least_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold()) + agent_forecast_.slice_seconds() +
-                    gradient_cost_.seconds();
+    smallest_sample_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold()) +
+                              agent_forecast_.slice_seconds() + gradient_cost_.seconds();
   }
   // The time that the grant of the first look pays for is removed from the step and from its cost.
   const double granted = first_look_.end_step(step_was_sampled_, record.calls, slices, cost_seconds);
   // base_interval_, since the limits of savings and debt must stay the same in a burst of denser sampling.
   budget_.end_step(step_seconds - granted, cost_seconds - granted + agent_seconds, base_interval_,
-                   kSavingsMargin * least_seconds);
+                   kSavingsMargin * smallest_sample_seconds);
   if (TryLock busy(weights_busy_); busy) {
     weights_.set_step_source(step.step_source);
     weights_.end_step(step_seconds, weights_seconds + tensors_seconds, budget_.is_overdrawn());
@@ -231,6 +234,7 @@ void Monitor::set_up_devices(const Counting& counting) {
   counting.add(counting.block->step_ns, set_up_ns_);
 }
 
+// Notes a sign that an attention function which no hook sees may run (an imported module, for example).
 void Monitor::note_unseen(const char* name, uint32_t evidence) {
   unseen_.note(name, evidence, (g_process.hot() & kHotArmed) != 0);
 }
@@ -271,7 +275,7 @@ void Monitor::store_unnamed_count() {
       .store(parameters_without_room_, std::memory_order_relaxed);
 }
 
-// Counts a step whose gradient norms are missing, because the adapter cannot hold so many gradients.
+// Counts a step without gradient norms, since it had more gradients than the adapter's table can hold.
 void Monitor::count_missing_norms() {
   if ((g_process.hot() & kHotArmed) != 0) bump_shared(g_process.writer().coverage()->norms_untold);
 }
@@ -287,14 +291,15 @@ int Monitor::name_weights(const foreshock_weight* weights, size_t count) {
   return weights_.name(weights, count);
 }
 
+// Writes the numbers of at most `room` tensors that must be measured in this step. Returns how many.
 size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
   TryLock lock(weights_busy_);
   const int64_t now = ending_step();
   if (!lock) {
-    deferred_steps_.add(now);
+    deferred_steps_.add(now);  // the next call counts the tensors of this step as missed
     return 0;
   }
-  // Results that have arrived since free memory for the tensors of this step.
+  // Results that have arrived from devices are collected first, to free memory for the tensors of this step.
   const Counting counting = g_process.counting();
   counting.add(counting.block->step_ns, collect_weights(counting));
   const int64_t steps = period_steps_.load(std::memory_order_relaxed);
@@ -306,6 +311,7 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
   const uint64_t begin = monotonic_ns();
   TryLock lock(weights_busy_);
   if (!lock) return;
+  // With FORESHOCK_ENDED_STEP the optimizer works after its step was reported: the step is the one before.
   const int64_t step = ending_step() - ((when & FORESHOCK_ENDED_STEP) != 0 ? 1 : 0);
   if ((when & FORESHOCK_AFTER_STEP) == 0) {
     weights_.before_step(states, count, step);
@@ -323,7 +329,8 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
 // -- losses, and numbers that are still on a device when their step ends (step_numbers.h) --
 
 // A number identifies a value that is read back from a device. Its lowest three bits are the device's index.
-// kNoDevice marks a number that no kernel copies; its value comes from fetched(), if the training reads it.
+// kNoDevice as the index marks a value that no kernel of ours copies. It arrives by fetched() if the training
+// itself reads the value.
 constexpr uint64_t kNoDevice = 7;
 static bool is_without_kernel(uint64_t number) { return number % 8 == kNoDevice; }
 static_assert(kMostDevices <= kNoDevice);
@@ -333,7 +340,7 @@ static_assert(kMostDevices <= kNoDevice);
 constexpr uint64_t kScalarKernelNs = 4000;
 
 // Launches a kernel that copies the values to the host, and sets their numbers. If the kernel cannot be
-// launched, losses get numbers without a kernel, and other values get none (false).
+// launched, losses get numbers with kNoDevice, and other values get no number. Returns false without numbers.
 bool Monitor::fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what,
                     uint64_t* numbers) {
   const bool is_loss = what == FORESHOCK_FETCH_LOSS;
@@ -345,13 +352,15 @@ bool Monitor::fetch(const foreshock_tensor* values, size_t count, void* stream, 
   segment::Coverage& coverage = *g_process.writer().coverage();
   bump_shared(coverage.numbers_fetched, count);
   const bool has_room = numbers_requested_.load(std::memory_order_relaxed) + count <= kMaxNumbersPerStep;
-  const int why = has_room ? devices_.send_scalars({values[0].device_index, stream}, values, count, numbers)
-                           : FORESHOCK_SKIP_TOO_LARGE;
-  const bool is_sent = why < 0;
+  // The reason for which no kernel was launched, FORESHOCK_SKIP_...; negative: the kernel was launched.
+  const int reason = has_room
+                         ? devices_.send_scalars({values[0].device_index, stream}, values, count, numbers)
+                         : FORESHOCK_SKIP_TOO_LARGE;
+  const bool is_sent = reason < 0;
   if (is_sent) numbers_requested_.fetch_add(count, std::memory_order_relaxed);
   for (size_t n = 0; n < count && !is_sent && is_loss; ++n)
     numbers[n] = (host_numbers_.fetch_add(1) + 1) * 8 + kNoDevice;
-  if (!is_sent && !is_loss) bump_shared(coverage.numbers_skipped[why], count);
+  if (!is_sent && !is_loss) bump_shared(coverage.numbers_skipped[reason], count);
   counting.add(counting.block->step_ns, monotonic_ns() - begin + (is_sent ? kScalarKernelNs : 0));
   return is_sent || is_loss;
 }
@@ -361,8 +370,9 @@ bool Monitor::find_number(uint64_t number, double* value) const {
 }
 
 // The observations below must be applied in the order of the training. If an earlier number has not arrived
-// (must_wait()), they are stored in the open step as events. In an event each value is {value, number}: a
-// number of 0 means that the value is already on the host.
+// (must_wait()), they are stored as events in the open step, which is the step that has not ended. The fields
+// of an event are: kind or source of the loss; value; factor or weight; whether a gradient scaler sets the
+// factor. Value and factor are {value, number}: a number of 0 means that the value is already on the host.
 
 void Monitor::observe_loss(double value, uint32_t source) {
   TryLock lock(loss_busy_);
@@ -379,6 +389,8 @@ void Monitor::observe_root_divisor(double divisor) {
   pending_steps_.open().add(PendingEvent{PendingEvent::kDivisor, {divisor, 0}, {1, 0}, false});
 }
 
+// Moves the losses observed so far, which belong to an optimizer other than the clock, to the scalar `name`.
+// Losses on a device are dropped instead (kOfAnother).
 void Monitor::loss_is_of(const char* name) {
   double loss = 0;
   uint32_t source = 0;
@@ -437,17 +449,17 @@ void Monitor::skip_step_if(uint64_t number) {
 
 // -- completion of pending steps --
 
-// Applies the events of a step whose numbers have arrived or are no longer waited for. `with_losses` false:
-// some losses are missing, so only those that the trainer has reported or logged count.
+// Applies the events of a step whose numbers have arrived or are no longer waited for. If `with_losses` is
+// false, some losses are missing; only losses that the trainer has reported or logged are then used.
 void Monitor::apply_events(const PendingStep& step, bool with_losses) {
   for (uint32_t n = 0; n < step.events; ++n) {
     const PendingEvent& event = step.event[n];
     const bool has_value = event.value.number == 0;
     if (event.source == PendingEvent::kSkip) {
       if (!has_value) mark_skips_unknown();
-      if (!has_value || event.value.value == 0) continue;
+      if (!has_value || event.value.value == 0) continue;  // 0: the step was not skipped
       skipped_steps_.fetch_add(1, std::memory_order_relaxed);
-      loss_.forget_step();  // the loss of a skipped step
+      loss_.forget_step();  // the losses before belong to the skipped step
       continue;
     }
     if (event.source == PendingEvent::kOfAnother) {
@@ -487,8 +499,8 @@ void Monitor::complete(PendingStep* step) {
 }
 
 // Completes pending steps, oldest first, until one still waits for a number. At the end of a step
-// (`is_step_end`) two kinds of numbers are no longer waited for: those of the oldest step if pending_steps_
-// is full, and those that only the training itself could have read (is_without_kernel()).
+// (`is_step_end`) a pending step no longer waits for numbers that only the training itself could have read
+// (is_without_kernel()). If pending_steps_ is full, the oldest step does not wait for any number.
 void Monitor::complete_pending(bool is_step_end) {
   const auto find = [this](uint64_t number, double* value) { return find_number(number, value); };
   while (pending_steps_.has_ended()) {
@@ -501,7 +513,8 @@ void Monitor::complete_pending(bool is_step_end) {
   }
 }
 
-// Completes the step that ends now. Returns false if it must wait for a number or for an earlier step.
+// Applies the events and gradients of the step that ends now. Returns false if the step must wait for a
+// number or for an earlier step.
 bool Monitor::complete_open() {
   PendingStep& open = pending_steps_.open();
   if (pending_steps_.has_ended()) return false;
@@ -525,6 +538,7 @@ void Monitor::finish_at_exit() {
   if (TryLock busy(weights_busy_); busy) collect_weights(g_process.counting());
 }
 
+// Called when the training itself has read the value of a number from the device.
 void Monitor::fetched(uint64_t number, double value) {
   TryLock clock(clock_busy_);
   TryLock busy(loss_busy_);
@@ -552,10 +566,10 @@ bool lies_on_device(const foreshock_gradient& gradient) {
   return gradient.values.data != nullptr && gradient.values.device_type == FORESHOCK_DEVICE_CUDA;
 }
 
-// The gradients of one step whose values lie on a device. `is_whole`: kernels can read all of them, since
-// they are on one device and one stream.
+// The gradients of one step whose values lie on a device. `is_whole`: kernels can read all of these
+// gradients, since they are on one device and one stream.
 struct DeviceGradients {
-  DeviceStream at = {-1, nullptr};
+  DeviceStream stream = {-1, nullptr};  // of the first gradient: index of the device, handle
   uint64_t bytes = 0;
   size_t tensors = 0;
   bool is_whole = true;
@@ -563,9 +577,9 @@ struct DeviceGradients {
   void add(const foreshock_gradient& gradient) {
     const foreshock_tensor& values = gradient.values;
     if (values.data == nullptr) return;
-    if (tensors++ == 0) at = {values.device_index, gradient.stream};
-    is_whole &= is_gradient_on_device(gradient) && values.device_index == at.device_index &&
-                gradient.stream == at.handle;
+    if (tensors++ == 0) stream = {values.device_index, gradient.stream};
+    is_whole &= is_gradient_on_device(gradient) && values.device_index == stream.device_index &&
+                gradient.stream == stream.handle;
     if (is_whole) bytes += static_cast<uint64_t>(values.shape[0]) * size_of(static_cast<DType>(values.dtype));
   }
   // Number of launches besides the kernels that sum gradients: 4 (a memset, two kernels that read the
@@ -581,7 +595,8 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   if ((g_process.hot() & kHotArmed) == 0) return;
   TryLock lock(clock_busy_);
   if (!lock) return;
-  // Earlier gradients are dropped: a trainer may make several steps before it reports one, or repeat a step.
+  // Gradients that were reported before are dropped: a trainer may make several optimizer steps before it
+  // reports one, or repeat a step.
   layers_.begin_gradients();
   pending_steps_.open().begin_gradients();
   uint64_t on_device_ns = 0;
@@ -600,12 +615,14 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   counting.add(counting.block->step_ns, monotonic_ns() - begin + on_device_ns);
 }
 
-// Marks the step as sampled, since its gradients are read. Without attention calls begin_step() does not.
+// Marks the step as sampled, since its gradients are read. begin_step() usually does so, but it runs only if
+// the step has an attention call.
 void Monitor::mark_sampled_by_gradients() {
   step_was_sampled_ |= (g_process.hot() & kHotTickPending) != 0 && is_due(ending_step());
 }
 
-// Adds the sum of squares of a gradient whose values are on the host, or which has only the sum.
+// Adds the sum of squares of a gradient. The sum is computed here if the gradient has values, which must be
+// on the host; otherwise the trainer has reported it.
 void Monitor::add_gradient(const foreshock_gradient& gradient) {
   const foreshock_tensor& values = gradient.values;
   double squares = gradient.sum_of_squares;
@@ -619,8 +636,8 @@ void Monitor::add_gradient(const foreshock_gradient& gradient) {
 }
 
 // Launches the kernels that sum the squares of the gradients on their device. Returns the device time to be
-// charged, in ns; 0: nothing was launched. If the budget cannot pay for the expected time, nothing is counted
-// either, as in a step that is not sampled.
+// charged, in ns; 0: nothing was launched. If the budget cannot pay for the expected time, the gradients are
+// not counted as skipped either, since a step that is not sampled does not count its gradients.
 uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t count) {
   DeviceGradients wanted;
   for (size_t n = 0; n < count; ++n) wanted.add(gradients[n]);
@@ -631,15 +648,15 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   bump_shared(coverage.numbers_fetched, wanted.tensors);
   const size_t numbers = wanted.tensors + GradientReadback::kTimes;
   SentGradients sent;
-  int why = -1;
+  int reason = -1;  // for which no kernel was launched, as in fetch(); negative: kernels were launched
   if (!wanted.is_whole)
-    why = FORESHOCK_SKIP_LAYOUT;
+    reason = FORESHOCK_SKIP_LAYOUT;
   else if (numbers_requested_.load(std::memory_order_relaxed) + numbers > kMaxNumbersPerStep)
-    why = FORESHOCK_SKIP_TOO_LARGE;
+    reason = FORESHOCK_SKIP_TOO_LARGE;
   else
-    why = devices_.send_gradients(wanted.at, gradients, count, &sent);
-  if (why >= 0) {
-    bump_shared(coverage.numbers_skipped[why], wanted.tensors);
+    reason = devices_.send_gradients(wanted.stream, gradients, count, &sent);
+  if (reason >= 0) {
+    bump_shared(coverage.numbers_skipped[reason], wanted.tensors);
     return 0;
   }
   numbers_requested_.fetch_add(numbers, std::memory_order_relaxed);
@@ -647,7 +664,7 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   uint64_t number = sent.first;
   for (size_t n = 0; n < count; ++n) {
     const foreshock_gradient& one = gradients[n];
-    PendingNumber squares = {one.sum_of_squares, 0};
+    PendingNumber squares = {one.sum_of_squares, 0};  // a gradient without values has its sum already
     if (one.values.data != nullptr) squares = {0, std::exchange(number, number + sent.stride)};
     pending_steps_.open_with_room().add(PendingGradient{layers_.find(one.identity), true, squares});
   }
@@ -658,7 +675,7 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
 
 }  // namespace foreshock
 
-// Runs when the process ends. Completes the last steps with the numbers that have arrived since.
+// Runs when the process ends. Completes the last steps with the numbers that have arrived from devices.
 __attribute__((destructor)) static void finish_at_exit() {
   using namespace foreshock;
   if ((g_process.hot() & kHotArmed) == 0) return;

@@ -82,8 +82,8 @@ struct Option {
 inline constexpr size_t kOptionCount = static_cast<size_t>(OptionId::kCount);
 
 inline constexpr uint64_t kMiB = 1 << 20;
-inline constexpr uint64_t kMostSteps = 1 << 20;  // between two samples or snapshots
-inline constexpr uint64_t kMostCountedSteps = 64;
+inline constexpr uint64_t kMostSteps = 1 << 20;    // between two samples, or two measurements of a weight
+inline constexpr uint64_t kMostCountedSteps = 64;  // steps in which --count-kernels counts
 
 inline constexpr Option kOptions[kOptionCount] = {
     {OptionId::kEnabled, nullptr, "FORESHOCK", "1", "0|1",
@@ -217,7 +217,8 @@ bool parse_bytes(const char* text, uint64_t* result);
 // Decimal digits that fit into 64 bits.
 bool parse_count(const char* text, uint64_t* result);
 
-// Parses the value of option `id`, bytes or a count. Also returns false if it is outside the option's bounds.
+// Parses the value of option `id`, bytes or a count. Returns false too for a number outside the option's
+// bounds.
 bool parse_number(OptionId id, const char* text, uint64_t* result);
 
 // "on", "1", "true", "yes"; "off", "0", "false", "no".
@@ -225,12 +226,13 @@ bool parse_switch(const char* text, bool* result);
 
 // Reads the environment while other threads may change it. setenv() in one thread frees the array that
 // getenv() reads in another (glibc before 2.41; Python's os.environ calls setenv). The monitor must not crash
-// the trainer, so it reads the environment through the file /proc/self/mem: read() of freed memory returns an
-// error where a load would raise SIGSEGV.
+// the trainer, so it reads the environment through the file /proc/self/mem: read() of unmapped memory returns
+// an error, while a load would raise SIGSEGV.
 class SafeEnvironment {
  public:
-  // Copies all variables. For set-up only: opens a file, and maps memory for the life of this object. If that
-  // fails (without /proc), find() uses getenv(). Any thread.
+  // Copies all variables from `memory`, the file of this process's memory. For set-up only: opens the file,
+  // and maps memory for the life of this object. If the copy fails (without /proc), find() uses getenv().
+  // Any thread.
   explicit SafeEnvironment(const char* memory = "/proc/self/mem");
   ~SafeEnvironment();
   SafeEnvironment(const SafeEnvironment&) = delete;
@@ -239,7 +241,7 @@ class SafeEnvironment {
   // Returns the value of a variable, valid as long as this object. Null: not set, or name=value over 4 KiB.
   const char* find(const char* name) const;
 
-  bool is_copy() const { return is_copy_; }
+  bool is_copy() const { return is_copy_; }  // false: find() uses getenv()
 
  private:
   struct Buffers;
@@ -258,7 +260,7 @@ struct Settings {
   char directory[400];  // <base>/<run id>
   char run_id[64];
   uint64_t launcher_id;    // number of the `foreshock run` that started the trainer; 0: none
-  uint64_t every;          // one step in so many is sampled; 0: chosen by the agent
+  uint64_t every;          // sampling interval in steps; 0: chosen by the agent
   bool every_is_promised;  // `every` was given without --max-slowdown: the cost never prevents a sample
   double max_slowdown;     // ratio of the training time; 1: no limit
   uint64_t memory;         // most shared memory of this rank, in bytes
@@ -267,7 +269,8 @@ struct Settings {
   uint64_t weights_every;  // steps between two measurements; 0: as often as the budget allows
   uint64_t count_kernels;  // number of steps in which kernels are counted; 0: none
   uint64_t seed;           // of the choice of samples
-  int rank, local_rank, world_size, local_ranks, attempt;  // local_ranks: ranks of this node
+  // local_rank: index among the ranks of this node; local_ranks: their number; attempt: restarts of the job
+  int rank, local_rank, world_size, local_ranks, attempt;
 };
 
 // Reads this process's rank in the job and the settings of the run from the environment. Returns false if the

@@ -35,7 +35,7 @@ struct Counting {
   void add(uint64_t& counter, uint64_t by = 1) const {
     shared ? bump_shared(counter, by) : bump(counter, by);
   }
-  // Undoes an earlier add by this thread.
+  // Undoes an earlier add of 1 by this thread: adds 2^64 - 1, which wraps around.
   void take_back(uint64_t& counter) const { add(counter, ~uint64_t{0}); }
 };
 
@@ -43,7 +43,7 @@ struct Counting {
 // Blocks are never freed, so the counts of a thread stay after its end.
 Counting claim_block(segment::ThreadBlock* blocks);
 
-// Moves every count of `from` (written with shared adds) into the shared block `to`. Loses no concurrent add.
+// Moves every count of `from` (written with bump_shared()) into the shared block `to`. Concurrent adds stay.
 void drain(segment::ThreadBlock* from, segment::ThreadBlock* to);
 
 // Sums over all blocks that are in use.
@@ -78,13 +78,14 @@ uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks);
 // Returns the part of `share` for the ring of weight tensor records, or 0 if `share` is too small for a ring.
 uint64_t tensor_bytes(uint64_t share);
 
+// The slots of a segment, which hold the samples.
 struct SlotPlan {
-  uint32_t slots;  // 0: only counters and steps, no samples
+  uint32_t slots;  // 0: the segment has counters and steps, but cannot hold samples
   uint64_t slot_bytes;
 };
-// Plans slots for sampled slices of `need` bytes within a total of `bytes` bytes. If memory is ample, a slot
-// is twice as large as needed, since later calls may have longer keys. If few slices would fit, slots are
-// smaller and a slice uses several. If fewer than two slots fit, the plan has none.
+// Plans slots for sampled slices of `need` bytes within a total of `bytes` bytes. If memory is ample,
+// a slot is twice as large as a slice, since later calls may have longer keys. If few slices would fit, slots
+// are smaller than a slice, which then uses several. If fewer than two slots fit, the plan has none.
 SlotPlan plan_slots(uint64_t bytes, uint64_t need);
 
 // Bits of the hot word, which every attention call reads first.
@@ -94,8 +95,8 @@ inline constexpr uint32_t kHotSampledStep = 2;  // the present step is sampled
 inline constexpr uint32_t kHotTickPending = 4;
 inline constexpr uint32_t kHotSwitchedOff = 8;  // paused by the agent or by `foreshock pause`
 inline constexpr uint32_t kHotNoBudget = 16;    // the present step would be sampled, but the budget is spent
-// The bits from here on count the segments that this process and its parents have created. A thread compares
-// the count to find out that its block of counters belongs to an earlier segment.
+// This bit and all higher ones count the segments that this process and its parents have created. A thread
+// compares the count to find out that its block of counters belongs to an earlier segment.
 inline constexpr uint32_t kHotGeneration = 32;
 
 // State that a child process must not inherit. The kernel zeroes this page in a forked or cloned child
@@ -106,7 +107,7 @@ struct OwnPage {
 };
 static_assert(sizeof(OwnPage) <= 4096);
 
-// The state of the monitor in this process. One static object that is never destroyed, since threads may
+// The state of the monitor in this process. The only object, g_process, is never destroyed, since threads may
 // still call it while the process ends.
 class ProcessState {
  public:
@@ -115,14 +116,15 @@ class ProcessState {
   void set_bits(uint32_t bits) { own()->hot.fetch_or(bits, std::memory_order_relaxed); }
   void clear_bits(uint32_t bits) { own()->hot.fetch_and(~bits, std::memory_order_relaxed); }
 
+  // Whether off() was called.
   bool is_off() const { return off_.load(std::memory_order_relaxed); }
 
   // Whether this is a child (fork, clone) of the process that created the segment. Makes a system call.
   bool is_inherited() const;
 
   // Creates the segment, once. `slot_bytes_needed` is the size of a sampled slice; 0: unknown. Returns true
-  // if this call created it, and false immediately if another thread is creating it. `prepare` runs before
-  // any other thread can see the segment.
+  // if this call created the segment, and false immediately if another thread is creating it. `prepare` runs
+  // before any other thread can see the segment.
   bool arm(uint64_t slot_bytes_needed, void (*prepare)());
 
   // Switches the monitor off for the rest of the process. Leaves `reason` in a file name, for the launcher.
@@ -147,13 +149,13 @@ class ProcessState {
   uint32_t pass_of(int32_t op) const { return ops_[op].pass; }
 
   // Stores facts about this process that its environment does not contain. Rank, local rank, world size and
-  // attempt count only before the segment exists; publish_described() publishes the rest.
+  // attempt are used only if the segment does not exist yet; publish_described() publishes the other facts.
   void describe(const segment::Identity& described);
 
   // Whether the job has other ranks, according to the environment or describe().
   bool has_other_ranks() const { return settings_.world_size > 1 || described_.world_size > 1; }
 
-  // Publishes the exit status for the agent. Must be called by the code of this library that runs last.
+  // Publishes the exit status for the agent, if it is known. Must be the last call into this library.
   void publish_exit();
 
   // Publishes the framework and the parallel ranks from describe(). Called by the thread that ends a step.

@@ -1,4 +1,6 @@
 // Chooses the source of the loss, keeps steps with late numbers, and recognizes logged losses by their names.
+// A root is the tensor on which backward() is called, an nll the output of a cross-entropy operation. A late
+// number is a value that is still on a device when its step ends.
 #include "libmonitor/step_numbers.h"
 
 #include <algorithm>
@@ -15,19 +17,19 @@ namespace foreshock {
 namespace {
 
 // Relative tolerance for equal losses. fp32 division and scaling round once, by 2^-24. 1e-5 also covers a
-// loss that is computed in another order. Up to k = 1e5, 1/k and 1/(k+1) differ by more.
+// loss that is computed in another order. For k up to 1e5, 1/k and 1/(k+1) differ by more than the tolerance.
 constexpr double kTolerance = 1e-5;
 
 bool is_whole(double x) { return std::fabs(x - std::nearbyint(x)) <= kTolerance * x; }
 
 // Whether root = nll / k, or root = nll * 2^n / k with a gradient scaler (2^n > k); k is a whole number.
-bool is_scaled(double root, double nll) {
+bool root_is_scaled_nll(double root, double nll) {
   if (!(root != 0) || !(nll != 0) || !(root / nll > 0)) return false;
   const double ratio = nll / root;  // k / 2^n
   if (ratio >= 1 - kTolerance) return is_whole(ratio) && ratio < 1e5;
   int exponent = 0;
   const double mantissa = std::frexp(ratio, &exponent);  // in [0.5, 1)
-  // The mantissa is that of k, the number of accumulated micro-batches; larger k are not expected.
+  // The mantissa is that of k, the number of accumulated micro-batches. k above 64 is not expected.
   for (int k = 1; k <= 64; ++k) {
     int shift = 0;
     if (std::fabs(std::frexp(k, &shift) - mantissa) <= kTolerance) return true;
@@ -38,12 +40,14 @@ bool is_scaled(double root, double nll) {
 }  // namespace
 
 void LossTracker::choose_source(double root) {
-  const bool nll_is_the_loss = nll_since_root_ == 1 && is_scaled(root, last_nll_);
+  const bool nll_is_the_loss = nll_since_root_ == 1 && root_is_scaled_nll(root, last_nll_);
   chosen_source_ = nll_is_the_loss ? FORESHOCK_LOSS_NLL : FORESHOCK_LOSS_BACKWARD_ROOT;
 }
 
-// The roots of a step add up to about the mean over all targets if they are shares, and to k times that mean
-// if each is a whole loss (k micro-batches). The limit is sqrt(k), since other terms change the sum by less.
+// Decides whether each root is a whole loss or a share of the loss, in the first step with several roots. The
+// k roots of a step (one for each micro-batch; roots.weight is k) add up to about the mean over all targets
+// if they are shares, and to k times this mean if each is a whole loss. The limit between the two is sqrt(k),
+// since other terms of the loss change the sum by less. `summed`: cross-entropies summed over their targets.
 void LossTracker::choose_root_meaning() {
   const Mean &roots = mean_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_[kSummed];
   if (roots_ != Roots::kUnknown || roots.weight < 2 || mean_[FORESHOCK_LOSS_NLL].weight > 0) return;
@@ -78,7 +82,7 @@ void LossTracker::observe_divisor(double divisor) {
 }
 
 void LossTracker::forget_step() {
-  for (Mean& each : mean_) each = {};
+  for (Mean& mean : mean_) mean = {};
   nll_since_root_ = 0;
   divided_ = {};
 }
@@ -91,6 +95,7 @@ bool LossTracker::take(double* loss, uint32_t* source) {
   choose_root_meaning();
   const uint32_t used_source = chosen_source_ != 0 ? chosen_source_ : uint32_t{FORESHOCK_LOSS_LOGGED};
   Mean mean = mean_[used_source];
+  // A divisor that equals the number of roots of a step is the number of micro-batches (accumulation_).
   const bool all_divided = has_root && divided_.count == mean_[FORESHOCK_LOSS_BACKWARD_ROOT].weight;
   if (all_divided && divided_.by == divided_.count) accumulation_ = divided_.by;
   if (used_source == FORESHOCK_LOSS_BACKWARD_ROOT && has_root) {
@@ -129,9 +134,10 @@ void PendingStep::add(const PendingGradient& added) {
 bool PendingStep::knows_losses() const {
   bool all = has_events;
   for (uint32_t n = 0; n < events; ++n) {
-    const PendingEvent& one = event[n];
-    const bool has_scale = one.scale.number == 0 && !(one.is_scaled && one.scale.value == 1);
-    all &= one.source == PendingEvent::kSkip || (one.value.number == 0 && has_scale);
+    const PendingEvent& e = event[n];
+    // A gradient scaler's scale of 1 is invalid: the optimizer itself divides.
+    const bool has_scale = e.scale.number == 0 && !(e.is_scaled && e.scale.value == 1);
+    all &= e.source == PendingEvent::kSkip || (e.value.number == 0 && has_scale);
   }
   return all;
 }
@@ -149,16 +155,17 @@ bool PendingStep::knows_skips() const {
   return all;
 }
 
+// Maps the arrays of all steps. Leaves the steps without arrays if the memory is not available.
 void PendingSteps::reserve() {
   constexpr size_t kEvents = sizeof(PendingEvent) * PendingStep::kMostEvents;
   constexpr size_t kGradients = sizeof(PendingGradient) * PendingStep::kMostGradients;
   static_assert(alignof(PendingGradient) <= alignof(PendingEvent) && kEvents % alignof(PendingGradient) == 0);
   if (open().event != nullptr || !memory_.reserve((kMost + 1) * (kEvents + kGradients))) return;
-  char* at = memory_.data();
+  char* memory = memory_.data();
   for (PendingStep& step : steps_) {
-    step.event = reinterpret_cast<PendingEvent*>(at);
-    step.gradient = reinterpret_cast<PendingGradient*>(at + kEvents);
-    at += kEvents + kGradients;
+    step.event = reinterpret_cast<PendingEvent*>(memory);
+    step.gradient = reinterpret_cast<PendingGradient*>(memory + kEvents);
+    memory += kEvents + kGradients;
   }
 }
 
@@ -180,9 +187,9 @@ void PendingSteps::forget() {
 }
 
 bool TrainerReadbacks::find(uint64_t number, double* value) const {
-  for (const PendingNumber& one : found_) {
-    if (one.number != number) continue;
-    *value = one.value;
+  for (const PendingNumber& readback : found_) {
+    if (readback.number != number) continue;
+    *value = readback.value;
     return true;
   }
   return false;
@@ -199,7 +206,8 @@ bool Scalars::is_taken(const char* cut) const {
   return false;
 }
 
-// Returns the index of a name, which is added if it is new, or -1 if the table is full.
+// Returns the index of a name, which is added if it is new, or -1 if the table is full. Names are compared by
+// their hashes, since the table holds them cut to the segment's length.
 int Scalars::index_of(const char* name) {
   const uint64_t hash = fnv1a(name);
   for (uint32_t n = 0; n < known_; ++n)
@@ -208,10 +216,10 @@ int Scalars::index_of(const char* name) {
   char cut[sizeof(segment::ScalarName::name)] = {};
   std::strncpy(cut, name, sizeof cut - 1);
   for (uint32_t number = 2; is_taken(cut); ++number) {  // "name~2", "name~3", ...
-    char end[8];
-    const int length = std::snprintf(end, sizeof end, "~%u", number);
-    const size_t at = std::min(std::strlen(name), sizeof cut - 1 - static_cast<size_t>(length));
-    std::memcpy(cut + at, end, static_cast<size_t>(length) + 1);
+    char suffix[8];
+    const int length = std::snprintf(suffix, sizeof suffix, "~%u", number);
+    const size_t begin = std::min(std::strlen(name), sizeof cut - 1 - static_cast<size_t>(length));
+    std::memcpy(cut + begin, suffix, static_cast<size_t>(length) + 1);
   }
   hash_[known_] = hash;
   segment::ScalarName& added = names_[known_];
@@ -226,7 +234,7 @@ bool Scalars::observe(const char* name, double value, int64_t step) {
   if (index < 0) return false;
   value_[index] = value;
   step_[index] = std::max<int64_t>(step, -1);
-  given_ |= 1u << index;
+  given_ |= 1u << index;  // one bit per name
   return true;
 }
 
@@ -240,11 +248,11 @@ void Scalars::take(segment::StepRecord* record) {
 
 namespace {
 
-// Known names in the form that logged_as() compares. A comment gives the trainers that use the name.
+// Known names in the form that logged_as() compares, with the trainers that use them.
 constexpr std::string_view kLosses[] = {
-    "loss",                          // Hugging Face
-    "loss step",                     // Lightning, self.log(on_step=True)
-    "loss train",                    //
+    "loss",       // Hugging Face
+    "loss step",  // Lightning, self.log(on_step=True)
+    "loss train",
     "loss train total",              // Composer
     "lm loss",                       // Megatron-LM
     "samples train loss",            // DeepSpeed
@@ -261,7 +269,8 @@ constexpr bool is_word(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c
 
 }  // namespace
 
-// Compares lower-case words, without a leading "train" or "training". Other characters become one space.
+// Compares the name with the known names. Letters are made lower-case, other characters than letters and
+// digits become one space, and a leading "train" or "training" is removed.
 Logged logged_as(const char* name) {
   if (name == nullptr) return Logged::kOther;
   char words[48];

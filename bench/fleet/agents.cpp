@@ -1,8 +1,8 @@
 // Serves /metrics of many simulated agents from one process, for bench/fleet.py: `fleet_agents COUNT LAYERS`.
 // Each agent has a separate server with the series of the catalog (the table of all metrics) for 8 ranks.
-// LAYERS is "owner" (series by layer of one rank) or "budget" (of all ranks, up to the number of series that
-// an agent may have). Values change every 5 s. Prints the port of each agent, then the number of series of
-// the first one, and runs until its input ends.
+// LAYERS is "owner" or "budget": series by layer for one rank of each agent, or for all ranks, up to the
+// number of series that the registry admits. Values change every 5 s. The program prints the port of each
+// agent, then the number of series of the first agent, and runs until its standard input ends.
 #include <poll.h>
 #include <unistd.h>
 
@@ -53,8 +53,8 @@ class FleetAgent {
     for (const MetricInfo& info : all_metrics()) each_series(info, 0, rank, owns_layers, &values);
   }
   // Sets all series of a metric: every combination of the values of its closed labels (those with a fixed set
-  // of values). Open labels have one value, except for the layer, which has all layers. `values`: those of
-  // the first `label` labels.
+  // of values). Open labels have one value, except the layer, which has all layers, or none without
+  // owns_layers. Recursive: `label` is the index of the next label, `values` the values of those before.
   void each_series(const MetricInfo& info, size_t label, const std::string& rank, bool owns_layers,
                    std::vector<std::string>* values) {
     if (label == info.labels.size()) return set(info, *values);
@@ -66,10 +66,9 @@ class FleetAgent {
       choices.push_back(key.key == "run"    ? "job"
                         : key.key == "rank" ? rank
                                             : "node-" + std::to_string(number_));
-    // A rank has only one series of these metrics, or one per detector.
-    const bool is_one_series =
-        info.metric == Metric::kSourceInfo || info.metric == Metric::kPrecursorLayerInfo;
-    if (is_one_series && key.key != "detector" && choices.size() > 1) choices.resize(1);
+    // A rank has only one series of these two metrics, or one per detector.
+    const bool is_info = info.metric == Metric::kSourceInfo || info.metric == Metric::kPrecursorLayerInfo;
+    if (is_info && key.key != "detector" && choices.size() > 1) choices.resize(1);
     for (const std::string& choice : choices) {
       values->push_back(choice);
       each_series(info, label + 1, rank, owns_layers, values);
@@ -85,7 +84,7 @@ class FleetAgent {
     if (v.size() == 3) registry_.set(m, {v[0], v[1], v[2]}, value);
     if (v.size() == 4) registry_.set(m, {v[0], v[1], v[2], v[3]}, value);
     if (v.size() == 5) registry_.set(m, {v[0], v[1], v[2], v[3], v[4]}, value);
-    if (v.size() == 12)
+    if (v.size() == 12)  // an info metric, whose value is always 1
       registry_.set(m, {v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], v[8], v[9], v[10], v[11]}, 1);
   }
   static std::string layer_label(int n) {

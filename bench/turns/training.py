@@ -1,11 +1,12 @@
-"""The training process that trainers.py starts. For each number on stdin it runs as many steps and prints their seconds
-by every clock, and those of the slowest step, as JSON. For the line `parts STEPS` it prints the microseconds of parts
-of a step (see Parts).
+"""The training process that trainers.py starts. For each number on stdin it runs as many steps and prints, as JSON,
+their CPU and wall seconds and the wall seconds of the slowest step. For the line `parts STEPS` it prints the
+microseconds of parts of a step (see Parts); only the tests' GPT supports this line.
 
     python bench/turns/training.py gpt | step | LAYERS,WIDTH,BATCH,LENGTH [OBJECTS]
 
-OBJECTS: how many lists the process holds beside the training. Python's cycle collector is off then, since a full
-collection of millions of objects takes longer than a step in any program.
+gpt: the demo's GPT; step: the smallest training with attention; LAYERS,...: the tests' GPT of this size.
+OBJECTS: how many lists the process holds beside the training. With OBJECTS, Python's cycle collector is off, since a
+full collection of millions of objects takes longer than a step in any program.
 """
 
 from __future__ import annotations
@@ -103,13 +104,12 @@ class Parts:
         from torch.optim import optimizer
 
         for hooks in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
-            # A plain training gets a hook that does nothing, so that the cost of the timing itself is subtracted.
-            hooks.update({number: self.timed("hooks", hook) for number, hook in hooks.items()} or {0: self.nothing()})
+            # A training without the monitor has no hooks. It gets one that does nothing, so that the cost of the timing
+            # itself cancels when trainings with and without the monitor are compared.
+            timed = {number: self.timed("hooks", hook) for number, hook in hooks.items()}
+            hooks.update(timed or {0: self.timed("hooks", lambda *arguments: None)})
         torch.nn.functional.cross_entropy = self.timed("loss", torch.nn.functional.cross_entropy)
         torch.nn.utils.clip_grad_norm_ = self.timed("norm", torch.nn.utils.clip_grad_norm_)
-
-    def nothing(self) -> Callable:
-        return self.timed("hooks", lambda *given: None)
 
     def measure(self, step: Callable[[bool], None], steps: int, clip: bool) -> dict[str, list[float]]:
         """[median, mean] of each part over the steps, in microseconds."""
@@ -118,7 +118,7 @@ class Parts:
             self.spent = dict.fromkeys(self.spent, 0)
             step(clip)
             taken.append(self.spent)
-        columns = {part: [each[part] / 1000 for each in taken] for part in self.spent}
+        columns = {part: [spent[part] / 1000 for spent in taken] for part in self.spent}
         return {part: [statistics.median(column), statistics.fmean(column)] for part, column in columns.items()}
 
 
@@ -132,14 +132,14 @@ def run_steps(step: Callable[[], None], steps: int) -> dict[str, float]:
     return {name: clock() - begin[name] for name, clock in CLOCKS.items()} | {"slowest": slowest}
 
 
-def serve(what: str, objects: int) -> None:
+def serve(training: str, objects: int) -> None:
     import torch
 
     torch.set_num_threads(1)
     if objects:
         gc.disable()
     heap: list[list[None]] = [[None] for _ in range(objects)]
-    step = {"gpt": gpt, "step": one_parameter}.get(what, lambda: tiny_gpt(*map(int, what.split(","))))()
+    step = {"gpt": gpt, "step": one_parameter}.get(training, lambda: tiny_gpt(*map(int, training.split(","))))()
     parts = None
     for line in sys.stdin:
         if line.startswith("parts"):

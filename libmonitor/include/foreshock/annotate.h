@@ -1,9 +1,9 @@
 /* foreshock/annotate.h: calls the monitor from programs that are not linked with it. Every function does
  * nothing and returns 0 (foreshock_annotate_register_op: -1) unless libforeshock.so is loaded, by preloading
- * or linking, when the program runs. C99.
+ * or linking, when the program runs. <foreshock/hook.h> documents the functions that are called. C99.
  *
- * To link libforeshock.so without find_package or pkg-config, pass -Wl,--no-as-needed before -lforeshock: for
- * weak references alone the linker drops the library.
+ * To link libforeshock.so without find_package or pkg-config, pass -Wl,--no-as-needed before -lforeshock.
+ * Otherwise the linker drops the library, since this header refers to it by weak references only.
  */
 #ifndef FORESHOCK_ANNOTATE_H_
 #define FORESHOCK_ANNOTATE_H_
@@ -62,7 +62,8 @@ static inline void foreshock_annotate_observe_gradients(const foreshock_gradient
   if (foreshock_observe_gradients) foreshock_observe_gradients(gradients, count);
 }
 
-/* As foreshock_read_advice, but sets size and version. Also 0 if the loaded library lacks that function. */
+/* Sets the size and version of *advice, then calls foreshock_read_advice. Returns 0 too if the loaded
+ * libforeshock.so is older and lacks foreshock_read_advice. */
 static inline int foreshock_annotate_read_advice(foreshock_advice* advice) {
   if (!foreshock_read_advice) return 0;
   advice->size = sizeof *advice;
@@ -70,7 +71,8 @@ static inline int foreshock_annotate_read_advice(foreshock_advice* advice) {
   return foreshock_read_advice(advice);
 }
 
-/* Reports that an optimizer step has ended. `step` counts from 1; -1: the monitor continues its own count. */
+/* Reports that an optimizer step has ended. `step` counts from 1; -1: the monitor continues its own count.
+ * `loss` may be NaN. `given` names the fields that are set: of the optional ones, only the loss. */
 static inline void foreshock_annotate_step(int64_t step, double loss) {
   foreshock_step record;
   if (!foreshock_step_end) return;

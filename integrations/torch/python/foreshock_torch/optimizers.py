@@ -1,5 +1,5 @@
 """Reads parameters and states of optimizers, and classifies several optimizers that take part in one training step.
-One of them is the clock: each of its steps ends a training step (a tick)."""
+One optimizer is the clock: each of its steps ends a training step (a tick). See OtherOptimizers for the other kinds."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from weakref import ref
 from .signals import is_of_trainer
 
 
-def attribute(of: Any, name: str) -> Any:
+def attribute(owner: Any, name: str) -> Any:
     """The attribute, or None. Does not call a `__getattribute__` of the training, which would see our access."""
-    if type(of).__getattribute__ is object.__getattribute__:
-        return getattr(of, name, None)
+    if type(owner).__getattribute__ is object.__getattribute__:
+        return getattr(owner, name, None)
     try:
-        return object.__getattribute__(of, name)
+        return object.__getattribute__(owner, name)
     except AttributeError as error:
-        if is_of_trainer(error):
+        if is_of_trainer(error):  # raised by the training's own code, such as a property: not a missing attribute
             raise
-        return type(of).__getattr__(of, name) if hasattr(type(of), "__getattr__") else None
+        return type(owner).__getattr__(owner, name) if hasattr(type(owner), "__getattr__") else None
 
 
 def groups(optimizer: Any) -> list[Any] | tuple[Any, ...]:
-    """param_groups; empty unless it is a list or tuple. An iterator is not read: only the optimizer may, once."""
-    these = attribute(optimizer, "param_groups")
-    return these if type(these) in (list, tuple) or isinstance(these, (list, tuple)) else ()
+    """param_groups; empty unless they are a list or tuple. An iterator is not read, since only one reader can, once:
+    the optimizer."""
+    found = attribute(optimizer, "param_groups")
+    return found if type(found) in (list, tuple) or isinstance(found, (list, tuple)) else ()
 
 
 def parameters_in(group: dict[str, Any]) -> list[Any] | tuple[Any, ...]:
     """Parameters of the group; empty unless they are a list or tuple."""
-    these = group["params"]
-    return these if type(these) in (list, tuple) or isinstance(these, (list, tuple)) else ()
+    found = group["params"]
+    return found if type(found) in (list, tuple) or isinstance(found, (list, tuple)) else ()
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
@@ -46,17 +47,18 @@ def state_of(optimizer: Any, parameter: Any) -> dict[str, Any]:
 
 
 def is_plain(optimizer: Any, tensor: Any) -> bool:
-    """Whether quiet_steps.h can read groups and states without running code of the training. `tensor`: torch.Tensor."""
+    """Whether the C++ hooks of quiet_steps.h can read groups and states without running code of the training. Of the
+    parameters, the first and the last stand for all. `tensor`: the class torch.Tensor."""
     kind = type(optimizer)
     if kind.__getattribute__ is not object.__getattribute__:
         return False
     special = ("__getattr__", "found_inf", "param_groups", "state")  # as attributes of a class: properties, for example
-    if any(name in vars(each) for each in kind.__mro__ for name in special):
+    if any(name in vars(base) for base in kind.__mro__ for name in special):
         return False
-    these = groups(optimizer)
-    if not these or type(getattr(optimizer, "state", None)) not in (dict, defaultdict):
+    found = groups(optimizer)
+    if not found or type(getattr(optimizer, "state", None)) not in (dict, defaultdict):
         return False
-    first_and_last = [*parameters_in(these[0])[:1], *parameters_in(these[-1])[-1:]]
+    first_and_last = [*parameters_in(found[0])[:1], *parameters_in(found[-1])[-1:]]
     kinds = {type(parameter) for parameter in first_and_last}
     return all(
         kind.__getattribute__ is object.__getattribute__
@@ -68,7 +70,7 @@ def is_plain(optimizer: Any, tensor: Any) -> bool:
 
 class Partner:
     """An optimizer other than the clock with a backward pass of its own, such as the second one of a GAN. Its tensors
-    are measured if it has stepped at least 3 times in 4 ticks; else it would rarely step when they are due."""
+    are measured if it has stepped at least 3 times in 4 ticks. Otherwise it would rarely step when a tensor is due."""
 
     LOOK_AFTER = 4  # ticks before `keeps_pace` is decided
 
@@ -85,25 +87,27 @@ class Partner:
 
 
 class OtherOptimizers:
-    """The optimizers other than the clock, by weak reference. Calls must not overlap."""
+    """The optimizers other than the clock, by weak reference, in three kinds: companions step after the clock without a
+    backward pass of their own, partners have one, wrappers have only parameters of the clock. Calls must not overlap.
+    """
 
     def __init__(self, on_death: Any) -> None:
         """`on_death`: called with the weak reference when a companion or partner is destroyed."""
         self._on_death = on_death
-        self._companions: list[Any] = []  # step after the clock without a backward pass of their own
-        self._wrappers: list[Any] = []  # have only parameters of the clock
+        self._companions: list[Any] = []
+        self._wrappers: list[Any] = []
         self._partners: list[Partner] = []
 
     def stepped(self, optimizer: Any, clock: Any, has_backward: bool) -> bool:
         """Call it after each step of an optimizer other than the clock; the first step classifies the optimizer.
-        `has_backward`: a backward pass has started since the clock's last step. True: the optimizer is new, or it is a
-        wrapper, whose step() calls that of the clock."""
+        `has_backward`: a backward pass has started since the clock's last step. Returns True if the optimizer is new
+        or a wrapper, whose step() calls that of the clock."""
         partner = self._partner(optimizer)
         if partner is not None:
             partner.steps += 1
-        elif any(each() is optimizer for each in self._wrappers):
+        elif any(wrapper() is optimizer for wrapper in self._wrappers):
             return True
-        elif all(each() is not optimizer for each in self._companions):
+        elif all(companion() is not optimizer for companion in self._companions):
             reference = ref(optimizer, self._on_death)
             if not self._has_other_parameters(optimizer, clock):
                 self._wrappers = [*self._alive(self._wrappers), reference]
@@ -122,22 +126,23 @@ class OtherOptimizers:
             partner.tick()
 
     def companions(self, clock: Any) -> list[Any]:
-        """The optimizers that step after the clock without a backward pass of their own."""
-        return [o for each in self._companions if (o := each()) is not None and o is not clock]
+        alive = [optimizer for companion in self._companions if (optimizer := companion()) is not None]
+        return [optimizer for optimizer in alive if optimizer is not clock]
 
     def partners(self, keep_pace: bool) -> list[Any]:
-        """Partners that are known to step about as often as the clock (True), or less often (False). A partner whose
-        first ticks are not over is in neither list."""
-        these = [partner.reference() for partner in self._partners if partner.keeps_pace is keep_pace]
-        return [optimizer for optimizer in these if optimizer is not None]
+        """Partners that step about as often as the clock (`keep_pace` True), or less often (False). A partner is in
+        neither list during its first ticks, in which it is undecided."""
+        found = [partner.reference() for partner in self._partners if partner.keeps_pace is keep_pace]
+        return [optimizer for optimizer in found if optimizer is not None]
 
     def is_any_undecided(self) -> bool:
-        """Whether there is a partner of which it is not known yet how often it steps."""
+        """Whether a partner is in its first ticks, in which it is not decided yet how often it steps."""
         return any(partner.keeps_pace is None and partner.reference() is not None for partner in self._partners)
 
     def number_of(self, optimizer: Any) -> int:
-        """Its number in the name of its loss: 2 for the first partner (the clock is number 1); 0: not a partner."""
-        return next((n for n, each in enumerate(self._partners, 2) if each.reference() is optimizer), 0)
+        """The optimizer's number in the name of its loss: 2 for the first partner (the clock has number 1), and so on;
+        0 if it is not a partner."""
+        return next((n for n, partner in enumerate(self._partners, 2) if partner.reference() is optimizer), 0)
 
     def is_partner(self, optimizer: Any) -> bool:
         return self._partner(optimizer) is not None
@@ -147,13 +152,13 @@ class OtherOptimizers:
 
     @staticmethod
     def _alive(references: list[Any]) -> list[Any]:
-        return [each for each in references if each() is not None]
+        return [reference for reference in references if reference() is not None]
 
     @staticmethod
     def _has_other_parameters(optimizer: Any, clock: Any) -> bool:
-        """Whether it has a parameter that the clock does not have. A wrapper of the clock has none."""
-        mine = {id(parameter) for parameter in parameters_of(clock)}
-        return any(id(parameter) not in mine for parameter in parameters_of(optimizer))
+        """Whether the optimizer has a parameter that the clock does not have. A wrapper of the clock has none."""
+        clocked = {id(parameter) for parameter in parameters_of(clock)}
+        return any(id(parameter) not in clocked for parameter in parameters_of(optimizer))
 
 
 class SplitStep:
@@ -164,8 +169,9 @@ class SplitStep:
     """
 
     def __init__(self) -> None:
-        self.addresses: list[int] = []  # parameters of all calls; empty until a step had several
-        self._first: list[int] = []  # parameters of the first call
+        # Addresses of parameters (Tensor._cdata): of all calls, empty until a step had several calls; of the first one.
+        self.addresses: list[int] = []
+        self._first: list[int] = []
 
     def forget(self) -> None:
         """Call it when another optimizer becomes the clock."""
@@ -177,8 +183,8 @@ class SplitStep:
 
     def add(self, optimizer: Any) -> None:
         """Notes a further call of the same step."""
-        before = self.addresses or self._first
-        known = set(before)
+        collected = self.addresses or self._first
+        known = set(collected)
         new = [p._cdata for p in parameters_of(optimizer) if p._cdata not in known]
         if new:
-            self.addresses = before + new
+            self.addresses = collected + new

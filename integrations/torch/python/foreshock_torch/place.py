@@ -1,4 +1,4 @@
-"""Finds the place of this process in its job: rank, world size and parallel coordinates. -1: unknown."""
+"""Finds the place of this process in its job: rank, world size and parallel coordinates. -1 means unknown."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 DISTRIBUTED = ("is_available", "is_initialized", "get_rank", "get_world_size", "get_process_group_ranks")
-_distributed: Any = None  # has these functions of torch.distributed; None: torch does not have them
+_distributed: Any = None  # has the functions DISTRIBUTED of torch.distributed; None: torch lacks one of them
 
 
 def bind_distributed() -> None:
@@ -71,9 +71,9 @@ def ranks() -> int:
 
 
 def is_replica(module: Any) -> bool:
-    """Whether this is torch's DistributedDataParallel. Megatron-LM and Apex have other classes of that name."""
-    ours = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
-    return isinstance(ours, type) and issubclass(type(module), ours)
+    """Whether `module` is torch's DistributedDataParallel. Megatron-LM and Apex have other classes of that name."""
+    replica = getattr(sys.modules.get("torch.nn.parallel.distributed"), "DistributedDataParallel", None)
+    return isinstance(replica, type) and issubclass(type(module), replica)
 
 
 def _environment_number(*names: str) -> int:
@@ -95,15 +95,15 @@ def of_megatron() -> Coordinates | None:
 
 
 def root_of(mesh: Any) -> Any:
-    """The mesh of which `mesh` is a part. torch before 2.10 keeps it in another place."""
+    """The mesh of which `mesh` is a part. torch before 2.10 keeps the root mesh in another object."""
     if hasattr(mesh, "_get_root_mesh"):
         return mesh._get_root_mesh()
     return sys.modules["torch.distributed.device_mesh"]._mesh_resources.get_root_mesh(mesh)
 
 
 def _of_mesh(mesh: Any, world_size: int) -> Coordinates | None:
-    """Coordinates from the names of the mesh's dimensions; None if they show nothing. If the mesh covers all ranks, a
-    kind of parallelism without a dimension has size 1, so the coordinate is 0; otherwise it is unknown."""
+    """Coordinates from the names of the mesh's dimensions; None if no name is in DIMENSIONS. If a kind of parallelism
+    has no dimension, its size is 1 and its coordinate 0 if the mesh covers all ranks; otherwise both are unknown."""
     root = root_of(mesh)
     names, here = root.mesh_dim_names, root.get_coordinate()
     if not names or here is None:
@@ -112,18 +112,18 @@ def _of_mesh(mesh: Any, world_size: int) -> Coordinates | None:
     absent = 0 if math.prod(sizes) == world_size else -1
     found = {}
     for kind, known in DIMENSIONS.items():
-        mine = [n for n, name in enumerate(names) if name in known]
+        dimensions = [n for n, name in enumerate(names) if name in known]
         index = 0
-        for n in mine:  # several dimensions of one kind (dp_replicate and dp_shard) count as one
+        for n in dimensions:  # several dimensions of one kind (dp_replicate and dp_shard) count as one
             index = index * sizes[n] + here[n]
-        found[kind] = index if mine else absent
+        found[kind] = index if dimensions else absent
     is_any_known = any(name in known for known in DIMENSIONS.values() for name in names)
     return Coordinates(**found) if is_any_known else None
 
 
 def _of_replica(modules: Iterable[Any], distributed: Any) -> Coordinates | None:
     """Coordinates from the first DistributedDataParallel. Its process group is the data-parallel dimension. If the
-    group has all ranks, there is no other dimension."""
+    group has all ranks, every other dimension has size 1, so its coordinate is 0."""
     for module in modules:
         if is_replica(module):
             has_all_ranks = distributed.get_world_size(module.process_group) == distributed.get_world_size()
@@ -133,9 +133,10 @@ def _of_replica(modules: Iterable[Any], distributed: Any) -> Coordinates | None:
 
 
 def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinates:
-    """Coordinates from the first source that has them: Megatron, a distributed parameter's mesh, DDP."""
+    """Coordinates from the first source that has them: Megatron, a distributed parameter's mesh, DDP. An error in a
+    source counts as if the source had none."""
     distributed = group()
-    if distributed is None:
+    if distributed is None:  # all coordinates are 0, unless the launcher has started several processes
         is_alone = _environment_number("WORLD_SIZE", "SLURM_NTASKS") in (-1, 1)
         return Coordinates(0, 0, 0, 0) if is_alone else Coordinates()
     with suppress_ours():
