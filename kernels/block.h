@@ -7,18 +7,19 @@
 // Members of a Block:
 //   index(), blocks(), threads()   number of this block, of blocks, and of threads per block; uint32_t
 //   shared_bytes()                 bytes of shared memory per block
-//   each(f)                        calls f(thread) for each thread, then a barrier
+//   each(f)                        calls f(thread) for each thread of this block, and waits until all return
 //   PerThread<T>                   one T per thread, indexed [thread], that lasts over several each()
 //   shared<T>(bytes, count = 1)    uninitialised shared memory for `count` values, from offset `bytes`
 //   load<T>(address), store(address, T)   device memory, aligned to T
 //   publish(address, uint64_t)     stores to host memory; the host then sees this thread's earlier stores too
-//   fresh(const T*)                reads what another block of this launch wrote; only after last() was true
+//   fresh(const T*)                reads what another block of this launch wrote; only after last() gave true
 //   add(T*, T), max(T*, T)         atomic, relaxed, return the old value; T unsigned, 32 or 64 bits
-//   last(uint32_t*, uint32_t of)   one thread of each block calls it. Returns true in the `of`-th call on this
-//                                  counter and sets it to zero; then all that the blocks wrote is visible
+//   last(uint32_t* counter, uint32_t calls)   one thread of each block calls it. The `calls`-th call on this
+//                                  counter sets it to zero and returns true, and then sees all that the calling
+//                                  blocks wrote before; the other calls return false
 //   now()                          ns of the device's clock
-// Code outside of each() runs in every thread on a device, but once per block on the host. So it must do the
-// same in all threads, read only jobs and shared memory, and write nothing.
+// Code outside of each() runs in every thread on a device, but once per block on the host. So this code must
+// do the same in all threads, read only jobs and shared memory, and write nothing.
 // clang-format on
 #ifndef FORESHOCK_KERNELS_BLOCK_H_
 #define FORESHOCK_KERNELS_BLOCK_H_

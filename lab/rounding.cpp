@@ -1,4 +1,5 @@
-// Rounding to a format: a scalar definition, and the same in vector code (Highway: one for each target CPU).
+// Rounds fp64 values to a narrower format, by a scalar definition and by vector code that gives the same
+// results (Highway compiles the vector code once for each target CPU).
 #include "lab/rounding.h"
 
 #include <algorithm>
@@ -22,9 +23,12 @@ using V = hn::Vec<D>;
 
 // Constants of a format. A binade is a power of two, and stands for the numbers from it up to the next one.
 struct Bounds {
-  V smallest_binade, beyond_largest;        // of normal numbers; the binade after that of max_finite
-  V spacing;                                // of the numbers in binade 1
-  V max_finite, overflow, finite_overflow;  // what infinity becomes, and a finite value beyond max_finite
+  V smallest_binade;  // of normal numbers
+  V beyond_largest;   // the binade after the one that contains max_finite
+  V spacing;          // of the numbers in binade 1
+  V max_finite;
+  V overflow;         // what infinity becomes
+  V finite_overflow;  // what a finite value beyond max_finite becomes
 };
 
 Bounds bounds_of(const NumberFormat& format, Rounding rounding) {
@@ -39,7 +43,7 @@ Bounds bounds_of(const NumberFormat& format, Rounding rounding) {
           hn::Set(d, finite)};
 }
 
-// round_scalar() of the elements of x with those of u.
+// Computes round_scalar() of each element of x, with the element of u as its random number (kStochastic).
 template <Rounding kRounding>
 V rounded(const Bounds& bounds, V x, V u) {
   const D d;
@@ -50,7 +54,8 @@ V rounded(const Bounds& bounds, V x, V u) {
   const auto field = hn::And(hn::BitCast(du, x), hn::Set(du, 0x7ff0000000000000u));
   const V binade = hn::Min(hn::Max(hn::BitCast(d, field), bounds.smallest_binade), bounds.beyond_largest);
   const V quantum = hn::Mul(binade, bounds.spacing);
-  // Reciprocal of a power of two: negates the exponent, which is stored in the bits from 52 on plus 1023.
+  // The reciprocal of a power of two has the negated exponent e. Bits 52 to 62 store e + 1023, so the stored
+  // exponents of both numbers add up to 2046.
   const V inverse = hn::BitCast(d, hn::Sub(hn::Set(du, uint64_t{2046} << 52), hn::BitCast(du, quantum)));
   const V steps = hn::Mul(magnitude, inverse);
   V whole;
@@ -81,7 +86,7 @@ void round_all(const NumberFormat& format, double* values, size_t count, uint64_
     const size_t live = std::min(lanes, count - i);
     if constexpr (kRounding == Rounding::kStochastic)
       for (size_t k = 0; k < live; ++k) u[k] = uniform(key, i + k);
-    if (live == lanes) {  // else the last values do not fill a vector, and are rounded in `block`
+    if (live == lanes) {  // otherwise the last values do not fill a vector, and are rounded in `block`
       hn::StoreU(rounded<kRounding>(bounds, hn::LoadU(d, values + i), hn::Load(d, u)), d, values + i);
       continue;
     }
@@ -92,6 +97,7 @@ void round_all(const NumberFormat& format, double* values, size_t count, uint64_
   }
 }
 
+// Compiled for each target CPU; HWY_DYNAMIC_DISPATCH calls the one for this CPU.
 void round_dispatched(const NumberFormat& format, Rounding rounding, double* values, size_t count,
                       uint64_t key) {
   switch (rounding) {

@@ -1,5 +1,6 @@
 // Finds the place of each argument of TransformerEngine's fused attention from tables of argument names, one
-// for each range of versions; describes calls; and checks untrusted words.
+// for each range of versions. Describes calls. Checks the words, the integer and pointer arguments of a call:
+// their types are not known for certain, since a build may have other arguments than its version says.
 #include "libmonitor/transformer_engine.h"
 
 #include <dirent.h>
@@ -17,8 +18,8 @@
 namespace foreshock {
 namespace {
 
-// The names of the arguments in TransformerEngine's fused_attn.h, in order and without the floats. The macros
-// hold what several versions share.
+// The names of the arguments in TransformerEngine's fused_attn.h, in order and without the floats. Each macro
+// is a sequence of names that occurs in several versions.
 #define FORWARD_SIZES "cu_seqlens_q cu_seqlens_kv cu_seqlens_q_padded cu_seqlens_kv_padded "
 #define PAGES "page_table_k page_table_v "
 #define FORWARD_BEGIN "Q K V Bias S O Aux_CTX_Tensors " FORWARD_SIZES
@@ -38,7 +39,7 @@ constexpr Names kNames[] = {
     // 2.0
     {FORWARD_BEGIN FORWARD_LENGTHS "qkv_layout " KINDS WINDOW END,
      BACKWARD_BEGIN FORWARD_SIZES LENGTHS "qkv_layout " KINDS WINDOW "deterministic " END},
-    // 2.2: adds tables of pages
+    // 2.2: adds page tables, which map positions to memory when keys and values are cached in pages
     {FORWARD_BEGIN PAGES FORWARD_LENGTHS "qkv_layout " KINDS WINDOW END,
      BACKWARD_BEGIN FORWARD_SIZES LENGTHS "qkv_layout " KINDS WINDOW "deterministic " END},
     // 2.8: adds attention sinks
@@ -82,14 +83,14 @@ constexpr Version kVersions[] = {
     {"2.12.0", 5}, {"2.13.0", 5}, {"2.14.0", 5}, {"2.14.1", 5}, {"2.15.0", 6}, {"2.16.0", 6},
     {"2.16.1", 6}, {"2.17.0", 6}, {"2.17.1", 6}, {"2.18.0", 6},
 };
-constexpr size_t kFirstWithInt16 = 4;  // 2.4.0; the struct of a shape changed in this version too
+constexpr size_t kFirstWithInt16 = 4;  // index of 2.4.0, which also changed the struct of a shape
 
 struct KindOfName {
   const char* begin;  // prefix of the name
   NvteKind kind;
 };
 
-// Arguments with other names are handles.
+// The first entry whose prefix fits a name counts. Arguments with other names are handles.
 constexpr KindOfName kKinds[] = {
     {"Aux_CTX_Tensors", NvteKind::kPack},       {"max_seqlen", NvteKind::kLength},
     {"is_training", NvteKind::kBoolean},        {"return_max_logit", NvteKind::kBoolean},
@@ -160,7 +161,9 @@ bool find_nvte_signature(const char* version, NvteSignature* found) {
   for (size_t n = 0; n < sizeof kVersions / sizeof *kVersions; ++n) {
     if (std::strcmp(kVersions[n].version, version) != 0) continue;
     const Names& names = kNames[kVersions[n].names];
-    *found = {words_of(names.forward), words_of(names.backward), n >= kFirstWithInt16, n >= kFirstWithInt16};
+    const bool is_2_4 = n >= kFirstWithInt16;
+    *found = {words_of(names.forward), words_of(names.backward), /*has_int16=*/is_2_4,
+              /*shape_is_own=*/is_2_4};
     return true;
   }
   return false;
@@ -168,15 +171,14 @@ bool find_nvte_signature(const char* version, NvteSignature* found) {
 
 namespace {
 
-// Values of NVTE_QKV_Layout, NVTE_QKV_Format, NVTE_Bias_Type, NVTE_Mask_Type and NVTE_Softmax_Type, which
-// have not changed since 2.0. A layout names the dimensions in memory: s position, b batch, h head, d
-// element.
+// Values of NVTE_QKV_Layout, NVTE_QKV_Format and NVTE_Mask_Type, which have not changed since 2.0. A layout
+// names the dimensions in memory: s position, b batch, h head, d element.
 enum Layout : uint32_t { kSbhdBshd = 15, kBshdSbhd = 16 };  // only these are needed outside of kLayouts
 enum Format : uint32_t { kFormatSbhd = 0, kFormatBshd = 1, kFormatBhsd = 7, kNoFormat = 99 };
 enum Mask : uint32_t { kNoMask = 0, kCausal = 2, kCausalBottomRight = 4 };
 
-// The order of a tensor's dimensions, the number of tensors packed with it, and whether they are packed per
-// head ([..., heads, packed, dim]) or as a whole.
+// The order of a tensor's dimensions, the number of tensors that are packed together (itself included), and
+// whether they are packed per head ([..., heads, packed, dim]) or as a whole ([..., packed, heads, dim]).
 struct Arrangement {
   Format format;
   int packed;
@@ -187,7 +189,7 @@ constexpr Arrangement kSbhd = {kFormatSbhd, 1, false}, kBshd = {kFormatBshd, 1, 
 
 struct Arrangements {
   uint32_t layout;
-  Arrangement query, key;  // the value has that of the key
+  Arrangement query, key;  // the value is arranged like the key
 };
 constexpr Arrangements kLayouts[] = {
     {0, {kFormatSbhd, 3, false}, {kFormatSbhd, 3, false}},  // sb3hd
@@ -205,8 +207,8 @@ constexpr Arrangements kLayouts[] = {
     {25, kBhsd, kBhsd},                                     // bhsd_bhsd_bhsd
 };
 
-// Returns false for rows that are packed without padding (thd) and for pages, whose lengths are on the
-// device, and for layouts of later versions.
+// Returns false for a layout that is not in kLayouts: sequences packed without padding (thd) and pages, whose
+// lengths are on the device, and layouts of later versions.
 bool arrangements_of(uint32_t layout, Arrangements* found) {
   for (const Arrangements& known : kLayouts)
     if (known.layout == layout) return *found = known, true;
@@ -229,7 +231,7 @@ class Describer {
   bool is_true(int8_t place) const { return place >= 0 && (word(place) & 0xff) != 0; }
 
   bool all_have_data() const;
-  bool all_are_of_numbers() const;
+  bool all_are_floating() const;
   bool fit_together(const foreshock_attention_call& call) const;
   int format_of(Word tensor) const;
   bool shape_of(Word tensor, NvteTensors::Shape* shape) const;
@@ -249,14 +251,14 @@ bool all_places(const NvteWords& words, auto is) {
                      [is](int8_t place) { return place < 0 || is(place); });
 }
 
-// Must be checked before anything else is read: for an unknown handle the library returns null as data, but
-// throws an exception when its shape is read.
+// Must be checked before anything else is read from a tensor: for an unknown handle the library returns null
+// as data, but throws an exception when the shape is read.
 bool Describer::all_have_data() const {
   return all_places(words_, [this](int8_t place) { return given_.tensors->data(word(place)) != nullptr; });
 }
 
-// Whether all tensors hold floating-point numbers, not bytes or integers.
-bool Describer::all_are_of_numbers() const {
+// Whether all tensors hold floating-point numbers (fp8 and narrower formats included), not bytes or integers.
+bool Describer::all_are_floating() const {
   const int first = given_.signature->has_int16 ? 4 : 3;  // NVTE_DType of fp32, the first floating format
   return all_places(words_, [this, first](int8_t place) {
     const int type = given_.tensors->type(word(place));
@@ -264,12 +266,11 @@ bool Describer::all_are_of_numbers() const {
   });
 }
 
-// Whether the shapes belong to one call of attention. Cached keys may have a larger batch than the query.
+// Whether the shapes (batch, heads, positions, elements) belong to one call of attention. Cached keys, which
+// only two layouts may have, may have a larger batch than the query.
 bool Describer::fit_together(const foreshock_attention_call& call) const {
-  const auto fit = [](const foreshock_tensor& one, const foreshock_tensor& other,
-                      std::initializer_list<int> axes) {
-    return std::all_of(axes.begin(), axes.end(),
-                       [&](int axis) { return one.shape[axis] == other.shape[axis]; });
+  const auto fit = [](const foreshock_tensor& a, const foreshock_tensor& b, std::initializer_list<int> axes) {
+    return std::all_of(axes.begin(), axes.end(), [&](int axis) { return a.shape[axis] == b.shape[axis]; });
   };
   const uint32_t layout = number(words_.layout);
   const bool may_be_cached = layout == kSbhdBshd || layout == kBshdSbhd;
@@ -282,7 +283,7 @@ bool Describer::fit_together(const foreshock_attention_call& call) const {
           (fit(call.grad_out, call.out, {0, 1, 2, 3}) && fit(call.grad_query, call.query, {0, 1, 2, 3})));
 }
 
-constexpr int kFp8 = -2;  // or a format with fewer bits
+constexpr int kFp8 = -2;  // result of format_of() for fp8 and for formats with fewer bits
 
 // Returns the FORESHOCK_ format of a tensor (FORESHOCK_DTYPE_NONE for integers), or kFp8.
 int Describer::format_of(Word tensor) const {
@@ -306,8 +307,8 @@ bool Describer::shape_of(Word tensor, NvteTensors::Shape* shape) const {
   return shape->dims == 4;
 }
 
-// Describes a tensor as a view with the dimensions (batch, heads, position, element). Returns false if it has
-// no data, not four dimensions or an unsupported format.
+// Describes a tensor as a view with the dimensions (batch, heads, position, element). Returns false if the
+// tensor has no data or not four dimensions, or if the order of its dimensions is not supported.
 bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) const {
   NvteTensors::Shape shape;
   if (given_.tensors->data(tensor) == nullptr || !shape_of(tensor, &shape)) return false;
@@ -317,8 +318,9 @@ bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) co
                     : arranged.format == kFormatBhsd ? kBhsdAxes
                                                      : nullptr;
   if (axes == nullptr) return false;
-  // Strides in the order of the axes in memory. Tensors that are packed together are between the heads and
-  // their rows, or outside of the heads.
+  // strides[n] belongs to the n-th axis in memory, of which the last (3) is the innermost. Tensors that are
+  // packed per head multiply the stride of the heads (2); in both kinds of packing they multiply the next
+  // (1).
   int64_t strides[4] = {0, 0, 0, 1};
   const auto size = [&shape](int axis) { return static_cast<int64_t>(shape.sizes[axis]); };
   strides[2] = arranged.per_head ? arranged.packed * size(3) : size(3);
@@ -351,15 +353,16 @@ int Describer::causal(int64_t queries, int64_t keys) const {
   if (mask == kNoMask) return right == -1 ? FORESHOCK_CAUSAL_NONE : -1;
   if (mask != kCausal && mask != kCausalBottomRight) return -1;
   const bool is_bottom_right = mask == kCausalBottomRight;
-  // Since 2.12 two arguments give the diagonal's corner. The result of contradicting arguments is unknown.
+  // Since 2.12 two arguments give the corner in which the causal diagonal begins. If they contradict each
+  // other, the mask is unknown, unless both corners give the same mask (queries == keys).
   if (words_.bottom_right >= 0 && is_true(words_.bottom_right) != is_bottom_right && queries != keys)
     return -1;
   return is_bottom_right ? FORESHOCK_CAUSAL_BOTTOM_RIGHT : FORESHOCK_CAUSAL_TOP_LEFT;
 }
 
-// Adds log_sum_exp if it is there: the first auxiliary tensor of a training, fp32 of [batch, heads, queries,
-// 1]. For short sequences, older kernels return the matrix of probabilities there. If the largest score is
-// requested, the tensor may be that score.
+// Adds log_sum_exp if the first auxiliary tensor holds it, as in a training: fp32 of [batch, heads, queries,
+// 1]. For short sequences, older kernels return the matrix of probabilities in this tensor. If the largest
+// score is requested (returns_max), the tensor may be that score.
 void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
   struct Pack {  // NVTETensorPack
     Word tensors[10];
@@ -377,10 +380,12 @@ void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
   call->log_sum_exp = stats;
 }
 
+// Fills in *call and returns -1. Otherwise returns the reason to skip the call, FORESHOCK_SKIP_..., or
+// kNotAnNvteCall if the words are not arguments of this function.
 int Describer::describe(foreshock_attention_call* call) const {
   const bool is_backward = given_.pass == FORESHOCK_BACKWARD;
   if (!all_have_data()) return FORESHOCK_SKIP_LAYOUT;
-  if (!all_are_of_numbers()) return kNotAnNvteCall;
+  if (!all_are_floating()) return kNotAnNvteCall;
   for (const int8_t place : {words_.query, words_.key, words_.value, words_.out})
     if (format_of(word(place)) == kFp8) return FORESHOCK_SKIP_FP8;
   if (is_backward && (format_of(word(words_.grad_out)) == kFp8 || format_of(word(words_.grad_query)) == kFp8))
@@ -430,16 +435,16 @@ namespace {
 
 constexpr Word kFirstAddress = 4096, kEndOfAddresses = Word{1} << 48;
 constexpr Word kEndOfLengths = Word{1} << 31;  // also for windows
-// The library's table of handles has some 100'000 entries, which are valid numbers. Addresses are larger: a
-// program without address randomization, and so its heap, begins at 4 MiB.
+// Handles of later versions are indexes in a table of some 100'000 entries. Addresses are larger: a program
+// without address randomization, and so its heap, begins at 4 MiB.
 constexpr Word kEndOfNumbers = Word{1} << 21;
 constexpr size_t kPackBytes = 11 * sizeof(Word);
 
 bool is_address(Word word) { return word >= kFirstAddress && word < kEndOfAddresses; }
 
-// Handles are addresses of tensors until 2.7, and numbers in a table in later versions. In both, 0 stands for
-// an absent tensor. All handles of a call are of one kind, which that of the query (the first argument)
-// shows.
+// Handles are addresses of tensors until 2.7, and indexes in a table in later versions. In both cases, 0
+// stands for an absent tensor. All handles of a call are of one kind, which is derived from the query's
+// handle.
 class Handles {
  public:
   explicit Handles(Word query) : are_addresses_(query >= kEndOfNumbers) {}
@@ -491,23 +496,24 @@ bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
 
 bool is_readable(Word address, size_t bytes) {
   const int error = errno;
-  bool is = true;
+  bool can_be_read = true;
   // Calls rt_sigprocmask with an invalid operation. The kernel first copies 8 bytes, which fails with EFAULT
   // if they cannot be read. Otherwise it returns EINVAL, and no signal mask is changed.
   for (const Word place : {address, address + bytes - sizeof(Word)}) {
     syscall(SYS_rt_sigprocmask, ~0, reinterpret_cast<const void*>(place), nullptr, sizeof(Word));
-    is &= errno == EINVAL;
+    can_be_read &= errno == EINVAL;
   }
   errno = error;
-  return is;
+  return can_be_read;
 }
 
 bool are_words_plausible(const NvteWords& places, const Word* words, float scale, float dropout) {
-  if (!(scale > 0 && scale * 0 == 0) || !(dropout >= 0 && dropout <= 1)) return false;
+  const bool is_finite = scale * 0 == 0;
+  if (!(scale > 0 && is_finite) || !(dropout >= 0 && dropout <= 1)) return false;
   const Handles handles(words[places.query]);
   for (int n = 0; n < places.count; ++n)
     if (!is_plausible(places.kinds[n], words[n], handles)) return false;
-  // The tensors that describe_nvte_call() and its caller read.
+  // The handles that describe_nvte_call() and its caller pass to the library.
   const int8_t dereferenced[] = {places.query,    places.key,        places.value,
                                  places.out,      places.grad_out,   places.grad_query,
                                  places.grad_key, places.grad_value, places.workspace};
@@ -519,7 +525,8 @@ namespace {
 
 enum class Found { kNothing, kOne, kSeveral };  // versions in a folder
 
-// Reads the version between "<package>-" or "<package>_cuNN-" and ".dist-info"; else "".
+// Reads the version from a folder name "<package>-<version>.dist-info" or
+// "<package>_cuNN-<version>.dist-info" of a Python package. Sets it to "" for other names.
 void read_entry(const char* entry, const char* package, char (&version)[64]) {
   constexpr const char* kEnd = ".dist-info";
   version[0] = '\0';
@@ -536,7 +543,7 @@ void read_entry(const char* entry, const char* package, char (&version)[64]) {
   version[size] = '\0';
 }
 
-// Reads the version from the metadata in `folder`. Entries that agree count as one.
+// Reads the version from the names in `folder`. Several names with the same version give kOne.
 Found read_folder(const char* folder, const char* package, char (&version)[64]) {
   DIR* open = opendir(folder);
   if (open == nullptr) return Found::kNothing;
@@ -561,7 +568,7 @@ Found read_folder(const char* folder, const char* package, char (&version)[64]) 
 bool read_package_version(const char* library, const char* package, char (&version)[64]) {
   char folder[512];
   if (std::snprintf(folder, sizeof folder, "%s", library) >= int(sizeof folder)) return false;
-  for (int level = 0; level < 3; ++level) {
+  for (int level = 0; level < 3; ++level) {  // the library's folder, and two above it
     char* slash = std::strrchr(folder, '/');
     if (slash == nullptr || slash == folder) return false;
     *slash = '\0';

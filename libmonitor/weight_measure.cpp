@@ -1,4 +1,5 @@
-// Packs histograms and optimizer sums of weight tensors, on the host or with kernels on their device.
+// Packs histograms, changes and optimizer sums of weight tensors, on the host or with kernels on their
+// device.
 #include "libmonitor/weight_measure.h"
 
 #include <sys/mman.h>
@@ -44,8 +45,9 @@ size_t HistogramPacker::pack(const void* values, DType type, uint64_t elements, 
 
 size_t HistogramPacker::pack_counted(void* words, DType type, char* to, size_t room, HistogramForm* form) {
   *form = type == DType::kFp32 ? HistogramForm::kBins : HistogramForm::kPatterns;
-  return type == DType::kFp32 ? pack_bins(static_cast<uint64_t*>(words), to, room)
-                              : pack_patterns(static_cast<uint32_t*>(words), to, room, /*sets=*/1);
+  if (type == DType::kFp32) return pack_bins(static_cast<uint64_t*>(words), to, room);
+  constexpr size_t kSets = 1;  // sets of counters: a device uses one, count_patterns() several
+  return pack_patterns(static_cast<uint32_t*>(words), to, room, kSets);
 }
 
 size_t HistogramPacker::count_and_pack(const char* values, DType type, uint64_t elements, char* to,
@@ -60,10 +62,10 @@ size_t HistogramPacker::count_and_pack(const char* values, DType type, uint64_t 
   return pack_patterns(words, to, room);
 }
 
-// Returns the offset in the tensor of the n-th kept piece. The last piece of a tensor may be shorter than
-// kPiece; it is kept only if all pieces are.
-uint64_t UpdateSnapshots::piece_at(uint64_t n, uint64_t kept, uint64_t of) {
-  const uint64_t pieces = (of + kPiece - 1) / kPiece, kept_pieces = (kept + kPiece - 1) / kPiece;
+// Returns the offset in the tensor of the n-th kept piece, if `kept` of the tensor's `bytes` bytes are kept.
+// The last piece of a tensor may be shorter than kPiece; it is kept only if all pieces are kept.
+uint64_t UpdateSnapshots::piece_at(uint64_t n, uint64_t kept, uint64_t bytes) {
+  const uint64_t pieces = (bytes + kPiece - 1) / kPiece, kept_pieces = (kept + kPiece - 1) / kPiece;
   return n * pieces / kept_pieces * kPiece;
 }
 
@@ -79,7 +81,7 @@ UpdateSnapshots::Copy UpdateSnapshots::keep(const void* values, uint64_t bytes, 
 void UpdateSnapshots::renew(const Copy& copy, const void* values) {
   const auto* from = static_cast<const char*>(values);
   char* to = memory_.data() + copy.at;
-  if (copy.bytes == copy.whole_bytes) {
+  if (copy.bytes == copy.whole_bytes) {  // the whole tensor is kept
     std::memcpy(to, from, copy.bytes);
     return;
   }
@@ -94,19 +96,19 @@ Update UpdateSnapshots::update(const Copy& copy, const void* values, uint64_t* e
   if (copy.bytes == copy.whole_bytes) return update_between(before, now, copy.type, *elements);
   Update sum;
   for (uint64_t n = 0; n < copy.bytes / kPiece; ++n) {
-    const Update of = update_between(before + n * kPiece, now + piece_at(n, copy.bytes, copy.whole_bytes),
-                                     copy.type, kPiece / size_of(copy.type));
-    sum.sum_magnitude += of.sum_magnitude;
-    sum.sum_squares += of.sum_squares;
-    sum.sum_squares_after += of.sum_squares_after;
-    sum.max_magnitude = std::max(sum.max_magnitude, of.max_magnitude);
+    const Update piece = update_between(before + n * kPiece, now + piece_at(n, copy.bytes, copy.whole_bytes),
+                                        copy.type, kPiece / size_of(copy.type));
+    sum.sum_magnitude += piece.sum_magnitude;
+    sum.sum_squares += piece.sum_squares;
+    sum.sum_squares_after += piece.sum_squares_after;
+    sum.max_magnitude = std::max(sum.max_magnitude, piece.max_magnitude);
   }
   return sum;
 }
 
 namespace {
 
-bool is_readable(const foreshock_tensor& tensor) {
+bool is_readable_on_host(const foreshock_tensor& tensor) {
   return tensor.data != nullptr && tensor.device_type == FORESHOCK_DEVICE_CPU &&
          is_floating(static_cast<DType>(tensor.dtype)) && tensor.dims <= FORESHOCK_TENSOR_DIMS;
 }
@@ -175,11 +177,11 @@ void write_optimizer_numbers(const OptimizerState& state, const GradientSums* gr
 }
 
 void optimizer_numbers(const OptimizerState& state, double* numbers) {
-  if (!is_readable(state.gradient)) return write_optimizer_numbers(state, nullptr, nullptr, numbers);
+  if (!is_readable_on_host(state.gradient)) return write_optimizer_numbers(state, nullptr, nullptr, numbers);
   const TensorView gradient = view_of(state.gradient);
   AdamSums sums;
   AdamStep step;
-  if (is_readable(state.second_moment) && is_same_shape(state.gradient, state.second_moment) &&
+  if (is_readable_on_host(state.second_moment) && is_same_shape(state.gradient, state.second_moment) &&
       adam_step_of(state, &step))
     add_adam_sums(gradient, view_of(state.second_moment), step, &sums);
   // All counts are 0 if the sums with the second moment were not computed.
@@ -192,7 +194,7 @@ void optimizer_numbers(const OptimizerState& state, double* numbers) {
 
 namespace {
 
-constexpr uint64_t kRow = 512;  // values per row: the gather kernel copies rows, so dense values are divided
+constexpr uint64_t kRow = 512;  // values per row: the gather kernel copies rows, so values are cut into rows
 
 constexpr uint64_t round_up(uint64_t value) {
   return (value + WeightWork::kAlign - 1) / WeightWork::kAlign * WeightWork::kAlign;
@@ -200,18 +202,18 @@ constexpr uint64_t round_up(uint64_t value) {
 
 uint64_t address(const void* at) { return reinterpret_cast<uint64_t>(at); }
 
-// Whether kernels can read the tensor: contiguous, on the device of `beside`, and aligned to its elements.
-bool is_readable_there(const foreshock_tensor& tensor, const foreshock_tensor& beside) {
+// Whether kernels can read the tensor: dense, on the device of `weight`, and aligned to its elements.
+bool is_readable_on_device(const foreshock_tensor& tensor, const foreshock_tensor& weight) {
   const auto type = static_cast<DType>(tensor.dtype);
   if (tensor.data == nullptr || tensor.device_type != FORESHOCK_DEVICE_CUDA ||
-      tensor.device_index != beside.device_index || !is_floating(type) || tensor.dims > FORESHOCK_TENSOR_DIMS)
+      tensor.device_index != weight.device_index || !is_floating(type) || tensor.dims > FORESHOCK_TENSOR_DIMS)
     return false;
   const TensorView view = view_of(tensor);
   return element_count(view) > 0 && address(tensor.data) % size_of(type) == 0 && is_jointly_dense(view, view);
 }
 
 // Returns the size of the memory for partial results: a sum is computed in chunks, each with its own result.
-// The kernels run one after the other and share this memory.
+// The two kernels that sum (values and gradient, or second moment) run one after the other and share it.
 uint64_t scratch_bytes(const WeightWork& work) {
   const uint64_t of_values = work.is_counted ? sum_chunks(work.count) : 0;
   const uint64_t of_gradient = work.has_gradient ? sum_chunks(work.gradient.count) : 0;
@@ -219,16 +221,18 @@ uint64_t scratch_bytes(const WeightWork& work) {
   return std::max((of_values + of_gradient) * sizeof(GradientSums), of_moment * sizeof(AdamSums));
 }
 
+// Returns the address of this memory. Here and below, `at` is the device address of the work's memory, which
+// begins with WeightResults.
 uint64_t scratch_of(const WeightWork& work, uint64_t at) { return at + round_up(work.result_bytes()); }
 
 // Plans the sums over gradient and second moment, or over the gradient alone, or none.
 void plan_optimizer(const foreshock_tensor& values, const OptimizerState& optimizer, WeightWork* work) {
   const foreshock_tensor &gradient = optimizer.gradient, &moment = optimizer.second_moment;
-  if (!is_readable_there(gradient, values)) return;
+  if (!is_readable_on_device(gradient, values)) return;
   const TensorView view = view_of(gradient);
   const auto count = static_cast<uint64_t>(element_count(view));
   AdamStep step;
-  if (is_readable_there(moment, values) && is_same_shape(gradient, moment) &&
+  if (is_readable_on_device(moment, values) && is_same_shape(gradient, moment) &&
       is_jointly_dense(view, view_of(moment)) && adam_step_of(optimizer, &step)) {
     work->has_moment = true;
     work->adam = {.gradient = address(gradient.data),
@@ -255,8 +259,8 @@ bool plan_weight(const foreshock_tensor& values, uint64_t elements, const Optimi
   const bool is_fp32 = work->type == DType::kFp32;
   const uint64_t counter_bytes = is_fp32 ? kBinWords * sizeof(uint64_t) : kPatterns * sizeof(uint32_t);
   const uint64_t bytes = elements * size_of(work->type);
-  // If the values take at most half the bytes of the counters, they are copied to the host and not counted on
-  // the device: the copy is faster, and the host counts the values as fast as it reads counters.
+  // If the values take at most half the bytes of the counters, the values are copied to the host and counted
+  // there. This copy is faster than one of the counters, and counting takes no longer than reading counters.
   work->is_counted = 2 * bytes > counter_bytes;
   if (work->is_counted && elements > (is_fp32 ? kMostBinned : kMostPatterns)) return false;
   work->payload_bytes = work->is_counted ? counter_bytes : bytes;
@@ -322,8 +326,9 @@ AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at) {
   return job;
 }
 
-// The host memory begins with words: one per allocation of the ring, into which the stream stores the ticket
-// of work whose results have arrived, and one that shows that set-up is complete.
+// The host memory of WeightStaging begins with 64-bit words. Each allocation of the ring has a word, into
+// which the stream stores the ticket of work whose results have arrived. The word kReadyWord shows that the
+// set-up is complete.
 constexpr uint32_t kReadyWord = StagingRing::kMostSlices;
 constexpr uint64_t kWordBytes = 4096;
 static_assert((kReadyWord + 1) * sizeof(uint64_t) <= kWordBytes);
@@ -380,8 +385,8 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
       !ok(driver.stream_create_with_priority(&stream_, cuda::kStreamNonBlocking, least)) ||
       !ok(driver.event_create(&event_, cuda::kEventDisableTiming)))
     return FORESHOCK_SKIP_DEVICE;
-  // The memory is pinned late, so that none is lost if a call above fails. All of it is pinned, even if
-  // `bytes` is less, because a later context finds the memory registered and may use more of it.
+  // The host memory is pinned late, so that no pinned memory is lost if a call above fails. All of it is
+  // pinned, even if `bytes` is less, because a later context finds it registered and may use more of it.
   const cuda::Result pinned = driver.mem_host_register(host_.data(), kWordBytes + kMostBytes,
                                                        cuda::kRegisterPortable | cuda::kRegisterDeviceMap);
   if ((!ok(pinned) && pinned != cuda::kAlreadyRegistered) ||

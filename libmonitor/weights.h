@@ -1,6 +1,7 @@
-// Measures the model's weight tensors after optimizer steps. Each tensor is measured once per interval, in
-// the step in which it is due, if the budget pays for it (sampling.h). The result is a snapshot: a record
-// with the tensor's histogram, checksum and sums, in a ring in the segment that the agent reads.
+// Measures the model's weight tensors after optimizer steps. Each tensor is measured once per interval (a
+// number of steps), in the step in which it is due, if the budget pays for it (sampling.h). The result is a
+// snapshot: a record with the tensor's histogram, checksum and sums, in a ring in the segment that the agent
+// reads. A host tensor lies in host memory, and a device tensor on a CUDA device.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHTS_H_
 #define FORESHOCK_LIBMONITOR_WEIGHTS_H_
 
@@ -31,14 +32,16 @@ struct PendingWeight {
   OptimizerState optimizer;  // the data may no longer exist
   int64_t step;
   uint64_t time_ns, interval;
-  uint64_t launch_ns;     // host time for the launch
-  uint64_t round;         // number of ended steps at the time of sending
-  uint64_t host_records;  // number of records of host tensors at the time of sending
-  bool is_forgotten;      // the tensors were named again since; the measurement is already counted as skipped
+  uint64_t launch_ns;  // host time for the launch
+  uint64_t round;      // number of ended steps at the time of sending
+  // Number of records of host tensors at the time of sending. If it has changed when the results arrive, the
+  // ring may hold a record of a later step, and the results are dropped.
+  uint64_t host_records;
+  bool is_forgotten;  // the tensors were named again since; the measurement is already counted as skipped
 };
 
-// The measurements whose results have not arrived yet, in the order in which they were sent. The agent
-// expects records in this order of steps. Thread-compatible.
+// The measurements whose results have not arrived yet, in the order in which they were sent. Records must be
+// written in this order, since the agent expects that steps ascend. Thread-compatible.
 class PendingWeights {
  public:
   static constexpr uint32_t kMost = StagingRing::kMostSlices;  // as many as one device can hold
@@ -68,14 +71,15 @@ class PendingWeights {
   PendingWeight pending_[kMost] = {};
 };
 
-// Measures each tensor once per interval, after the optimizer's work. The work is spread evenly over the
-// steps of an interval. For a tensor on the host the snapshot also has the change made by the step. For a
-// tensor on a device it does not, and it is written some steps later. One caller at a time.
+// Measures each tensor once per interval, after the optimizer's work. The tensors are spread evenly over the
+// steps of an interval. The snapshot of a host tensor also has the change made by the step. The snapshot of a
+// device tensor does not, and is written some steps later. One caller at a time.
 class WeightSampler {
  public:
   // Starts with a new segment and forgets the tensors. `ring` null: nothing is measured or counted. If the
-  // ring has no room for records, tensors are counted as not followed: "off" if `is_off`, else "no_room".
-  // `memory`: limit for copies of tensors, in bytes. `devices` null: tensors on devices are not measured.
+  // ring has no room for records, tensors are counted as not followed: with the reason "off" if `is_off`,
+  // else "no_room". `fixed_interval` 0: chosen from the cost. `memory`: limit for copies of tensors, in
+  // bytes. `devices` null: device tensors are not measured.
   void attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
               double max_slowdown, uint64_t fixed_interval, uint64_t memory, bool is_off = false,
               DeviceSampler* devices = nullptr);
@@ -91,7 +95,7 @@ class WeightSampler {
   int name(const foreshock_weight* weights, size_t count);
 
   // Sets the numbers of heads of the sampled attention calls, by which the rows of query and key projections
-  // are assigned to heads. All zero: calls differ. `is_sampled`: at least one call was sampled.
+  // are assigned to heads. All zero: the calls have different numbers. `is_sampled`: a call was sampled.
   void set_heads(const HeadGeometry& called, bool is_sampled) {
     heads_ = with_own_keys(called, outputs_);
     knows_heads_ = is_sampled;
@@ -99,7 +103,7 @@ class WeightSampler {
 
   // Gets the numbers of the tensors due in the `steps` steps from `step` on, which the trainer reports as one
   // step. Returns how many; 0 if the budget cannot pay for them, since passing a tensor costs the trainer
-  // time. With replicas, the tensors with the fewest snapshots come first, in case the ring gets full.
+  // time. With replicas, the tensors with the fewest snapshots come first, since the ring may get full.
   size_t due(int64_t step, int64_t steps, uint32_t* numbers, size_t room);
   // Counts the tensors of `step`, in which due() could not be called, as lost.
   void count_missed(int64_t step, int64_t steps);
@@ -119,8 +123,8 @@ class WeightSampler {
   };
   // Writes the records of results that have arrived from devices since the last call.
   Spent collect();
-  // Returns the host time since the last call that was spent on launching device measurements. It must not be
-  // charged yet: collect() returns it again as before_ns, with the rest of their cost.
+  // Returns the host time since the last call that was spent on launching device measurements. This time must
+  // not be charged yet: collect() returns it again as before_ns, with the rest of the measurements' cost.
   uint64_t take_deferred() { return std::exchange(deferred_ns_, 0); }
 
   // Ends a step in which weights cost `cost_seconds`. `is_overdrawn`: see Budget::is_overdrawn().
@@ -148,7 +152,9 @@ class WeightSampler {
     char* histogram;
     uint64_t histogram_at, room;  // offset of the histogram; bytes available to the record
   };
-  uint64_t add_heads(const Weight& weight, const foreshock_tensor& values, uint64_t at, const Draft& draft);
+  // Adds the rows of heads to the record at the offset `begin`. Returns the end of the record.
+  uint64_t add_heads(const Weight& weight, const foreshock_tensor& values, uint64_t begin,
+                     const Draft& draft);
   HeadGeometry heads_;         // of the model
   bool knows_heads_ = false;   // an attention call was sampled
   ProjectionOutputs outputs_;  // from the shapes of whole tensors
@@ -156,16 +162,20 @@ class WeightSampler {
   void add(const foreshock_weight& given, double begins_at);
   void count(const WeightSchedule::Count& turns);
   void share_copies(const uint32_t* numbers, size_t count);
+  // Whether the tensor can be measured; otherwise sets *why.
   bool check(const foreshock_weight_state& state, segment::TensorSkip* why);
+  // Measures a due tensor, or counts it as skipped.
   void show(const foreshock_weight_state& state, int64_t step);
   void measure_on_host(const foreshock_weight_state& state, int64_t step);
 
+  // Begin and complete a record in the ring. `end`: length of the record.
   bool open(const Weight& weight, Draft* draft);
   void write_checksum(const foreshock_weight_state& state, int64_t step);
   uint64_t checksum_room() const;
   void close(Weight* weight, const Draft& draft, uint64_t end);
 
-  // For tensors on a device.
+  // For device tensors. settle() ends a measurement and returns true if its results have arrived or never
+  // will.
   void send(const foreshock_weight_state& state, int64_t step);
   void write_device_record(const PendingWeight& pending, char* results);
   size_t pack(const PendingWeight& pending, char* payload, const Draft& draft);
@@ -201,7 +211,7 @@ class WeightSampler {
   PendingWeights pending_;
   uint64_t deferred_ns_ = 0;   // see take_deferred()
   uint64_t round_ = 0;         // number of ended steps
-  uint64_t host_records_ = 0;  // records written without a device
+  uint64_t host_records_ = 0;  // records written for host tensors
   int64_t host_step_ = -1;     // step of the last of these records
 };
 

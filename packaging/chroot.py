@@ -1,7 +1,8 @@
-"""Chroots with releases of Debian, for tests. Each is made once with debootstrap under build/chroots, then reused.
+"""Makes chroots with releases of Debian, and runs commands in them, for tests. Each chroot is made once with
+debootstrap under build/chroots, then reused.
 
-Needs root and debootstrap. Packages come from the Debian archive in this machine's apt configuration, or from
-DEBIAN_MIRROR. Every command runs in its own mount and process namespaces, so no mount and no process outlives it.
+Needs root and debootstrap. Packages come from DEBIAN_MIRROR, or else from the Debian archive in this machine's apt
+configuration. Every command runs in its own mount and process namespaces, so no mount and no process outlives it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CHROOTS = ROOT / "build" / "chroots"
-USER = "newcomer"
+USER = "newcomer"  # the user in the chroot without root's rights; number 1000
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PATHS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -26,8 +27,8 @@ class ChrootError(Exception):
 
 def mirror() -> str:
     """The URL of the Debian archive: DEBIAN_MIRROR, or the archive of this machine's apt."""
-    if given := os.environ.get("DEBIAN_MIRROR"):
-        return given
+    if mirror_url := os.environ.get("DEBIAN_MIRROR"):
+        return mirror_url
     query = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian"]
     answer = subprocess.run(query, capture_output=True, text=True, check=False)
     archives = [line.rstrip("/") for line in answer.stdout.split() if "security" not in line]
@@ -45,8 +46,8 @@ def check_tools() -> None:
 
 
 class Chroot:
-    """A Debian `suite` with `packages`. The constructor makes it unless it exists; `name` is then its folder. The file
-    "ready" in it marks it as complete and lists its packages."""
+    """A Debian release (`suite`) with `packages`, in the folder `name` (by default `suite`). The constructor makes it
+    unless it exists. The file "ready" in the folder marks the chroot as complete and lists its packages."""
 
     def __init__(self, suite: str, name: str = "", packages: Sequence[str] = ()) -> None:
         self.suite = suite
@@ -55,14 +56,14 @@ class Chroot:
         if ready.exists() and ready.read_text() == " ".join(packages):
             return
         check_tools()
-        if ready.exists():  # with other packages
+        if ready.exists():  # the chroot is complete, but has other packages
             self.install(packages)
             ready.write_text(" ".join(packages))
             return
         base = CHROOTS / suite if name else None  # a named chroot starts as a copy of the suite's unnamed one
         if base is not None and not (base / "ready").exists():
             Chroot(suite)
-        # Made under another name and renamed at the end, so that an incomplete chroot is never used.
+        # The chroot is made under another name and renamed at the end, so that an incomplete one is never used.
         unfinished = CHROOTS / (self.path.name + ".new")
         shutil.rmtree(unfinished, ignore_errors=True)
         CHROOTS.mkdir(parents=True, exist_ok=True)
@@ -87,7 +88,7 @@ class Chroot:
         )
         if done.returncode != 0:
             raise ChrootError(f"debootstrap {self.suite} failed: {(done.stderr or done.stdout).strip()[-300:]}")
-        # The Release file of a frozen mirror is past its Valid-Until date. Signatures are still checked.
+        # The mirror may be frozen, with a Release file past its Valid-Until date. Signatures are still checked.
         setting = 'Acquire::Check-Valid-Until "false";\n'
         (self.path / "etc" / "apt" / "apt.conf.d" / "99frozen").write_text(setting)
         self.check("useradd", "--create-home", "--uid", "1000", USER)
@@ -106,9 +107,10 @@ class Chroot:
         timeout: float = 1800,
         **more: object,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs `command` inside as `user`, with `binds` (outside: inside) mounted.
+        """Runs `command` in the chroot as `user`, with `binds` (path outside: path inside) mounted.
 
-        Its environment is PATH, HOME, LANG, DEBIAN_FRONTEND and `env`; nothing is inherited.
+        The command's environment is PATH, HOME, LANG, DEBIAN_FRONTEND and `env`; nothing is inherited. `more`: further
+        arguments of subprocess.run().
         """
         home = "/root" if user == "root" else f"/home/{user}"
         variables = {"PATH": PATHS, "HOME": home, "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}

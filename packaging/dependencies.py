@@ -1,8 +1,8 @@
-"""Provides the libraries that the packaged command line is linked with: static ones, and the oldest supported glibc.
+"""Provides what the packaged command line is linked with: static libraries, and the oldest supported glibc (2.31).
 
-Debian has these libraries only as shared ones. They are built from Debian's source packages, in the version of the
-installed development package, so that packages contain the version that the tests used. Sources come from the archives
-in apt's configuration. The system is not changed, and root is not needed.
+Debian has the libraries only as shared ones. So they are built from Debian's source packages, in the version of the
+installed development package: packages then contain the version that the tests used. glibc is downloaded as a binary
+package. Both come from the archives in apt's configuration. The system is not changed, and root is not needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-# By development package: the CMake settings with which it is built, each NAME=VALUE.
+# By development package: the CMake settings, each NAME=VALUE, with which its source is built.
 LIBRARIES = {
     "libfmt-dev": ["FMT_DOC=OFF", "FMT_TEST=OFF"],
     "libhwy-dev": ["HWY_ENABLE_CONTRIB=OFF", "HWY_ENABLE_EXAMPLES=OFF", "HWY_ENABLE_TESTS=OFF"],
@@ -24,12 +24,12 @@ LIBRARIES = {
     ],
 }  # fmt: skip
 
-# By distribution, as named in the addresses of its archives: the release that has glibc 2.31.
+# The release that has glibc 2.31, by the name of the distribution in the addresses of its archives.
 BASELINE = {"debian": "bullseye", "ubuntu": "focal"}
 
 
 class DependencyError(Exception):
-    """The text is one line for the user."""
+    """The text is for the user: what failed, and for a command the end of its output."""
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
@@ -72,12 +72,14 @@ def unpack(source: str, work: Path) -> Path:
     options = apt_options([f"deb-src {line}" for line in archives()], work)
     run("apt-get", *options, "update", "-q")
     run("apt-get", *options, "source", "-q", source, cwd=work)
-    upstream = version.partition(":")[2] or version  # without the epoch; below, without Debian's revision
-    return work / f"{name}-{upstream.rpartition('-')[0]}"
+    without_epoch = version.partition(":")[2] or version  # EPOCH:UPSTREAM-REVISION
+    upstream = without_epoch.rpartition("-")[0]
+    return work / f"{name}-{upstream}"
 
 
 def build_one(package: str, settings: list[str], prefix: Path, work: Path) -> None:
-    """Builds the static library of a development package into `prefix`, unless that has this version."""
+    """Builds the static library of a development package into `prefix`, unless a stamp file shows that `prefix` has the
+    library in the installed version."""
     source = source_of(package)
     stamp = prefix / f"{package}.stamp"
     if stamp.exists() and stamp.read_text() == source:
@@ -99,7 +101,7 @@ def build_one(package: str, settings: list[str], prefix: Path, work: Path) -> No
 
 @contextlib.contextmanager
 def alone_in(work: Path) -> Iterator[None]:
-    """Locks the folder `work` during the `with` block, since two tests may prepare it at the same time."""
+    """Locks the folder `work` during the `with` block, since two tests may fill the folder at the same time."""
     work.mkdir(parents=True, exist_ok=True)
     with (work / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -113,7 +115,7 @@ def old_glibc(work: Path) -> Path:
 
 
 def unpack_old_glibc(work: Path) -> Path:
-    """Unpacks glibc 2.31 with its headers into a directory. The compiler gets it as --sysroot."""
+    """Downloads glibc 2.31 with its headers and unpacks it into a directory, which the compiler gets as --sysroot."""
     root = work / "glibc"
     if (root / "ready").exists():
         return root
@@ -131,7 +133,7 @@ def unpack_old_glibc(work: Path) -> Path:
         *options,
         "download",
         "-q",
-        *(f"{each}/{BASELINE[name]}" for each in ("libc6", "libc6-dev")),
+        *(f"{package}/{BASELINE[name]}" for package in ("libc6", "libc6-dev")),
         cwd=folder,
     )
     for package in sorted(folder.glob("*.deb")):

@@ -1,8 +1,11 @@
 """The protocol of the benchmark: events, scored steps, hits, intervals of the results. RESULTS.md defines the terms.
 
+An onset is the step at which a loss event begins. A training with a planted fault is compared with its twin, the same
+training without the fault; the two are called arms.
+
 HORIZON, AFTERMATH, FIRST_STEP and the rule for loss events (LossEventRule in detect/loss_rules.h) were fixed before any
-training. Trainings of `following-bias` then showed slow failures that went undetected. After them the rule for slow
-rises (LossRiseRule) was corrected and excess() was added. Those trainings are not scored.
+training. Trainings of the recipe `following-bias` then showed slow failures that went undetected. Therefore the rule
+for slow rises (LossRiseRule) was corrected and excess() was added. Those trainings are not scored.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 HORIZON = 64  # an alarm that begins at most so many steps before an onset is a hit
-# The horizon of attention detectors. According to the literature, their signs come hundreds of steps before the loss
-# event. The agent uses the same horizon (Precursors::kHorizon in detect/watch.h). The base rate has the same horizon as
-# the detector, so that a longer one gives no advantage.
+# The horizon of attention detectors. According to the literature, signs in attention come hundreds of steps before the
+# loss event. The agent uses the same horizon (Precursors::kHorizon in detect/watch.h). A detector is compared with the
+# base rate for its own horizon (share of scored steps that an onset follows), so a longer one gives no advantage.
 LONG_HORIZON = 256
 OF_ATTENTION = (
     "bias", "output_error_drift", "deviation_forward", "deviation_backward", "max_logit", "logit_growth",
@@ -24,10 +27,10 @@ OF_ATTENTION = (
 )  # fmt: skip
 AFTERMATH = 64  # steps after the recovery of the loss that are not scored
 FIRST_STEP = 160  # first scored step; earlier no event is possible, since the rule needs a window of 128 losses
-# A failure that the rules for loss events miss: EXCESS_LASTS means of BLOCK losses in a row exceed those of the twin by
-# the share EXCESS.
+# excess() finds failures that the rules for loss events miss: EXCESS_LASTS means of BLOCK losses in a row exceed those
+# of the twin by the share EXCESS.
 BLOCK, EXCESS, EXCESS_LASTS = 16, 0.1, 3
-RESAMPLES, LEAST_GROUPS = 1000, 4  # of bootstrap()
+RESAMPLES, LEAST_GROUPS = 1000, 4  # bootstrap(): number of draws, and of groups below which it has no result
 Z95 = 1.959964  # 97.5 % quantile of the normal distribution
 
 
@@ -62,8 +65,8 @@ class Training:
 
 
 def recovered(losses: dict[int, float], onset: int, last: int) -> int:
-    """The step at which the loss has recovered: the first of three in a row with losses at most the largest of the 128
-    before the onset. `last` + 1 if the loss does not recover."""
+    """The step at which the loss has recovered: the first of three steps in a row whose losses are at most the largest
+    loss of the 128 steps before the onset. `last` + 1 if the loss does not recover until the step `last`."""
     before = [losses[s] for s in range(onset - 128, onset) if math.isfinite(losses.get(s, math.nan))]
     usual, in_row = max(before, default=-math.inf), 0
     for step in range(onset + 1, last + 1):
@@ -74,8 +77,8 @@ def recovered(losses: dict[int, float], onset: int, last: int) -> int:
 
 
 def masks(losses: dict[int, float], found: Iterable[int], last: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Returns the onsets outside the aftermath of earlier events, and the steps [from, to) that each one excludes from
-    scoring."""
+    """Returns those onsets of `found` that are outside the aftermath of earlier events, and for each of them the steps
+    [from, to) that are not scored."""
     onsets: list[int] = []
     masked: list[tuple[int, int]] = []
     for onset in sorted(found):
@@ -108,7 +111,7 @@ def excess(means: list[float | None], twin: list[float | None]) -> tuple[int, in
 
 
 def wilson(hits: int, of: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of the share hits / of."""
+    """Wilson's 95 % interval of the share hits / of, where `of` is the number of trials."""
     if of == 0:
         return math.nan, math.nan
     share, z2 = hits / of, Z95 * Z95
@@ -134,11 +137,12 @@ def most_expected(count: int) -> float:
 
 @dataclass
 class Tally:
-    """Counts of one detector, summed over trainings. Results are ratios of these sums."""
+    """Counts of one detector, summed over trainings. Results are ratios of these sums. The window of an event is the
+    horizon before its onset."""
 
-    events: int = 0  # loss events with a scored step in their window
-    hits: int = 0
-    leads: list[int] = field(default_factory=list)
+    events: int = 0  # loss events of trainings with a fault that have a scored step in their window
+    hits: int = 0  # events with an alarm in their window
+    leads: list[int] = field(default_factory=list)  # for each hit: steps from the first such alarm to the onset
     twin_hits: int = 0  # windows of these events in which the twin had an alarm
     alarms: int = 0  # alarms in scored steps of both arms
     right: int = 0  # alarms that an onset follows within the horizon
@@ -157,7 +161,7 @@ class Tally:
 
 
 def tally(fault: Training, twin: Training | None, detector: str) -> Tally:
-    """Counts events and hits in the training with the fault, alarms and steps in both."""
+    """Counts events and hits in the training with the fault, and alarms and steps in this training and its twin."""
     found, ahead = Tally(), horizon(detector)
     for training in filter(None, (fault, twin)):
         scored = training.scored_steps()
@@ -181,7 +185,7 @@ def tally(fault: Training, twin: Training | None, detector: str) -> Tally:
 
 @dataclass
 class Quiet:
-    """False alarms in trainings without a fault: the alarms and the scored steps that no onset follows."""
+    """False alarms in trainings without a fault: alarms and scored steps that no onset follows within LONG_HORIZON."""
 
     alarms: int = 0
     steps: int = 0

@@ -1,5 +1,6 @@
-// Gets data about a tensor for the hooks: a view in the form of hook.h, the CUDA stream of its operation, and
-// the layer weight in its autograd history. Nothing here copies or changes a tensor.
+// Gets data about a tensor for the hooks: a view (a foreshock_tensor of hook.h, without a copy of the data),
+// the current CUDA stream, and the layer weight in its autograd history. Nothing here copies or changes a
+// tensor.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_TENSOR_VIEW_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_TENSOR_VIEW_H_
 
@@ -21,7 +22,7 @@
 
 // A shipped adapter must load on every glibc on which its torch loads. glibc 2.34 gave dlopen and dlsym a new
 // symbol version, but still has the old one, which is used here. The symbols are weak, because before 2.34
-// they are in libdl, with which the adapter is not linked; every process with torch has loaded it.
+// they are in libdl. The adapter is not linked with libdl, but every process with torch has loaded libdl.
 #if defined(__GLIBC__) && (defined(__x86_64__) || defined(__aarch64__))
 #if defined(__x86_64__)
 #define FORESHOCK_OLD_LOADER "GLIBC_2.2.5"
@@ -32,7 +33,7 @@
 #pragma weak dlsym
 __asm__(".symver dlopen, dlopen@" FORESHOCK_OLD_LOADER);
 __asm__(".symver dlsym, dlsym@" FORESHOCK_OLD_LOADER);
-// glibc 2.34 did the same with this function of libpthread, which torch itself needs.
+// glibc 2.34 also gave this function a new version. It is not weak, since torch itself needs its libpthread.
 __asm__(".symver pthread_mutex_trylock, pthread_mutex_trylock@" FORESHOCK_OLD_LOADER);
 #define FORESHOCK_HAS_LOADER (dlopen != nullptr && dlsym != nullptr)
 #else
@@ -44,7 +45,8 @@ namespace foreshock::adapter {
 // The legacy default stream in hook.h; the CUDA runtime uses a null handle for it.
 inline constexpr uintptr_t kLegacyStream = 1;
 
-// Reads the handle of the current CUDA stream from torch's device guard. False: torch is too old (2.6).
+// Reads the handle of the current CUDA stream from torch's device guard. Returns false if the guard throws, or
+// has no function for the handle (torch 2.6).
 template <typename Guard>
 bool stream_of_guard(const Guard& guard, c10::Device device, void** handle) noexcept try {
   if constexpr (requires(const Guard& g, c10::Stream s) { g.getStreamNativeHandle(s); }) {
@@ -62,7 +64,7 @@ inline bool stream_of_shim(c10::Device device, void** handle) noexcept {
   using CurrentStream = int32_t (*)(int32_t, void**);
   static const CurrentStream current = [] {
     if (!FORESHOCK_HAS_LOADER) return CurrentStream{nullptr};
-    // The second name is that of Debian's package.
+    // Debian's package of torch has the second name.
     for (const char* name :
          {"libtorch_cuda.so",
           "libtorch_cuda.so." C10_STRINGIZE(TORCH_VERSION_MAJOR) "." C10_STRINGIZE(TORCH_VERSION_MINOR)}) {
@@ -75,16 +77,17 @@ inline bool stream_of_shim(c10::Device device, void** handle) noexcept {
   return current && current(device.index(), handle) == 0;
 }
 
-// The current stream of this thread on the tensor's device, which need not be the current device: hooks run
-// before the operation switches to it. torch keeps the current stream per thread and device; reading it sets
-// nothing up. Null: not a CUDA tensor, or unknown.
+// Returns the current stream of this thread on the tensor's device; null if the tensor is not a CUDA tensor
+// or the stream is unknown. The tensor's device need not be the current device, since hooks run before the
+// operation switches to it. torch has a current stream per thread and device; reading it initializes nothing.
 inline void* stream_of(const at::Tensor& tensor) noexcept {
   if (!tensor.is_cuda()) return nullptr;
   static constinit std::atomic<bool> guard_has_handle{true};
   const c10::Device device = tensor.device();
   void* handle = nullptr;
   bool known = false;
-  // VirtualGuardImpl would need a newer C++ runtime than our packages may require (torch 2.8).
+  // The guard is taken from the registry. With torch 2.8 the usual class, VirtualGuardImpl, would make the
+  // adapter need a newer C++ runtime than our packages may require.
   const auto* guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(device.type())].load();
   if (guard_has_handle.load(std::memory_order_relaxed) && guard != nullptr) {
     known = stream_of_guard(*guard, device, &handle);
@@ -113,8 +116,9 @@ inline int32_t device_type_of(const at::Tensor& tensor) {
   return tensor.is_cuda() ? FORESHOCK_DEVICE_CUDA : FORESHOCK_DEVICE_OTHER;
 }
 
-// A view of the tensor; absent if it is undefined or empty, or if its memory was freed. Uses const_data_ptr,
-// since data_ptr would copy a copy-on-write tensor.
+// Returns a view of the tensor. The view is absent (data null) if the tensor is undefined or empty, has too
+// many dimensions, or its memory was freed. Uses const_data_ptr, since data_ptr would copy a copy-on-write
+// tensor.
 inline foreshock_tensor view_of(const at::Tensor& tensor) {
   foreshock_tensor view{};
   if (!tensor.defined() || tensor.dim() > FORESHOCK_TENSOR_DIMS || !is_in_memory(tensor)) return view;
@@ -135,20 +139,21 @@ inline foreshock_tensor view_of(const at::Tensor& tensor) {
 // forward operation, and a saved tensor of the backward operation.
 //
 // Rule: search breadth-first from the query's node for the first matrix multiplication ("product"). Its
-// weight argument must be a 2-D leaf, reached only through unary nodes. The search does not go past a product
-// with a frozen weight, which has no edge to it, or past a hand-written operation, which is opaque: behind
-// them is the previous layer. If it meets one of these, it goes on in parallel branches (LoRA), and accepts a
-// product there only if it was computed from the same input, unlike a product of an earlier layer. Otherwise
-// the layer is unknown; it is never guessed. Takes about 10 us, so it runs in sampled calls only.
+// weight argument must be a 2-D leaf, reached only through unary nodes. Two kinds of nodes end the search on
+// their branch, since the previous layer is behind them: a product with a frozen weight, to which the graph
+// has no edge, and a hand-written operation, whose arguments are not known ("opaque"). After the first such
+// node, the search goes on in parallel branches (LoRA). A product found there is accepted only if it was
+// computed from the same input as that node, so it cannot be a product of an earlier layer. Otherwise the
+// layer is unknown; it is never guessed. The search takes about 10 us, so it runs in sampled calls only.
 
 inline constexpr int kMaxNodes = 64;  // visited in one search
 
 // kLeaf: a parameter. kProduct: a matrix multiplication. kUnary: only views, slices, copies or converts its
-// input. kOpaque: the search must not go past it.
+// input. kOpaque: the search must not go past the node. kOther: the search goes on with the node's inputs.
 enum class NodeKind { kLeaf, kProduct, kUnary, kOther, kOpaque };
 
-// The kind of a node, from the mangled name of its C++ type: nodes of torch's own operations are in the
-// namespace "generated". Node::name() would take the interpreter lock for nodes written in Python.
+// Returns the kind of a node, from the mangled name of its C++ type: nodes of torch's own operations are in
+// the namespace "generated". Node::name() is not used, since it takes the interpreter lock for Python nodes.
 inline NodeKind kind_of(const torch::autograd::Node& node) {
   const char* type = typeid(node).name();
   if (std::strstr(type, "14AccumulateGrad")) return NodeKind::kLeaf;
@@ -160,7 +165,7 @@ inline NodeKind kind_of(const torch::autograd::Node& node) {
   for (const char* prefix :
        {"AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward"})
     if (is(prefix)) return NodeKind::kProduct;
-  // Operations that may be a projection but have no readable weight, or that end the previous layer.
+  // Operations that may compute the query but whose weight cannot be read, or that end the previous layer.
   for (const char* prefix :
        {"Convolution", "ScaledDotProduct", "FlashAttention", "EfficientAttention", "Mkldnn"})
     if (is(prefix)) return NodeKind::kOpaque;
@@ -171,7 +176,7 @@ inline NodeKind kind_of(const torch::autograd::Node& node) {
   return NodeKind::kOther;
 }
 
-// The 2-D leaf at the end of a chain of unary nodes, else null.
+// Returns the 2-D leaf at the end of a chain of unary nodes; null if the chain ends otherwise.
 inline const void* leaf_behind(const torch::autograd::Node* node) {
   for (int hops = 0; node && hops < kMaxNodes; ++hops) {
     const NodeKind kind = kind_of(*node);
@@ -185,8 +190,9 @@ inline const void* leaf_behind(const torch::autograd::Node* node) {
   return nullptr;
 }
 
-// The weight of a product, or null. The edges of a node are in the order of the operation's arguments: (self,
-// mat2), (input, weight, bias), or (bias, mat1, mat2). Arguments without gradient have empty edges.
+// Returns the weight of a product, or null if it is frozen. The edges of a node are in the order of the
+// operation's arguments: (self, mat2), (input, weight, bias), or (bias, mat1, mat2). Arguments without
+// gradient have empty edges.
 inline const void* weight_of(const torch::autograd::Node& product) {
   const char* type = typeid(product).name();
   const bool bias_first = std::strstr(type, "AddmmBackward") || std::strstr(type, "BaddbmmBackward");
@@ -212,7 +218,7 @@ class HistoryWalk {
   int head_ = 0, tail_ = 0;
 };
 
-// The first node that is not unary, starting with `node`.
+// Follows a chain of unary nodes from `node` to its first node that is not unary, which it returns.
 inline const torch::autograd::Node* before_unary(const torch::autograd::Node* node) {
   for (int hops = 0; node && hops < kMaxNodes; ++hops) {
     if (kind_of(*node) != NodeKind::kUnary || node->num_outputs() != 1) return node;
@@ -221,8 +227,8 @@ inline const torch::autograd::Node* before_unary(const torch::autograd::Node* no
   return nullptr;
 }
 
-// The node that computed the input of a frozen product or an opaque operation, found as the first argument
-// that is not a weight. Null: unknown.
+// Returns the node that computed the input of a frozen product or an opaque operation: that of the first
+// argument that is not a weight. Null: unknown.
 inline const torch::autograd::Node* input_of(const torch::autograd::Node& node) {
   for (const auto& edge : node.next_edges()) {
     const auto* input = before_unary(edge.function.get());
@@ -247,7 +253,8 @@ inline const void* layer_of(const at::Tensor& query) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(query);
   if (!meta) return nullptr;
   HistoryWalk walk(meta->grad_fn_.get());
-  const torch::autograd::Node* frozen_input = nullptr;  // input of a frozen product or opaque operation
+  // Input of the first frozen product or opaque operation; null until the walk meets one.
+  const torch::autograd::Node* frozen_input = nullptr;
   while (const auto* node = walk.next()) {
     const NodeKind kind = kind_of(*node);
     if (kind != NodeKind::kProduct && kind != NodeKind::kOpaque) {
@@ -256,7 +263,9 @@ inline const void* layer_of(const at::Tensor& query) {
     }
     const void* weight = kind == NodeKind::kProduct ? weight_of(*node) : nullptr;
     if (weight && (!frozen_input || is_computed_from(*node, frozen_input))) return weight;
-    if (weight || frozen_input) return nullptr;  // of an earlier layer, or the second node without a weight
+    // A weight that is not accepted is that of an earlier layer. A second node without a weight ends the
+    // search.
+    if (weight || frozen_input) return nullptr;
     frozen_input = input_of(*node);
     if (!frozen_input) return nullptr;
   }
