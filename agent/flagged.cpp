@@ -1,5 +1,6 @@
-// Decides which checked slices (copied parts of attention calls) are unusual, copies them into safetensors
-// files, and writes these in a separate thread.
+// Decides which checked slices (copied parts of attention calls) are unusual, and saves them as safetensors
+// files from a separate thread. A slice of query rows has the output or dQ; a slice of key columns has dK and
+// dV.
 #include "agent/flagged.h"
 
 #include <dirent.h>
@@ -34,10 +35,10 @@
 namespace foreshock {
 namespace {
 
-// If a slice's error ratio exceeds this many times its limit, the slice is flagged even without an alarm of
-// its layer. The ratio's denominator, the error of a correct kernel, may be small by chance if almost no
-// value was rounded. So the error must also exceed this many times the largest error of one rounding to the p
-// bits of the format: 2^-p, relative to the norm of the row.
+// If a slice's error ratio (error / error of a correct kernel) exceeds this many times its limit, the slice
+// is flagged even without an alarm of its layer. The denominator may be small by chance if almost no value
+// was rounded. So the error, relative to the norm of the row, must also exceed this many times the largest
+// error of one rounding to the p bits of the format, 2^-p.
 constexpr double kFarBeyond = 4;
 
 // The relative error of the reference itself. Ratios of errors as small as this are meaningless.
@@ -63,10 +64,11 @@ bool is_far_beyond(const JudgedSlice& judged) {
 // Returns the bias (mean signed error) in units in the last place.
 double in_ulp(const BiasSums& sums) { return sums.denominator > 0 ? sums.numerator / sums.denominator : 0; }
 
-// Whether the slice's bias is further in the direction of `pooled`, the bias of the layer, than two others on
-// the same slice by at least `limit`: the bias of a correct algorithm, and that of the rounded reference.
-bool has_bias_of_sign(const SliceDeviation& d, double pooled, double limit) {
-  const double sign = pooled < 0 ? -1 : 1;
+// Compares the slice's bias with two controls on the same slice: the bias of a correct algorithm, and the
+// bias of the rounded reference. Returns whether it exceeds both by `limit`, in the direction of the layer's
+// bias.
+bool has_bias_of_layer(const SliceDeviation& d, double layer_bias, double limit) {
+  const double sign = layer_bias < 0 ? -1 : 1;
   return in_ulp(excess_bias(d)) * sign > limit && (in_ulp(d.bias) - in_ulp(d.rounded_bias)) * sign > limit;
 }
 
@@ -80,7 +82,7 @@ bool is_rounded_reference(const JudgedSlice& judged) {
   return true;
 }
 
-// Alarms, detector levels and pooled bias of one layer, for one judged tensor (JudgedTensor).
+// Alarms, detector levels and pooled bias of one layer, for one judged tensor: output, dQ, dK or dV.
 class LayerContext {
  public:
   LayerContext(const std::string& label, uint32_t tensor, const RankStatistics& rank)
@@ -121,7 +123,7 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext
              (is_beyond(d, 1) && (context.has_alarm("deviation_ratio") || context.has_alarm("fused_ratio")));
     case FlagReason::kBias:
       return (context.has_alarm("bias") || (!d.backward && context.warns(DetectorId::kBias))) &&
-             has_bias_of_sign(d, context.pooled_bias(), kBiasUlp);
+             has_bias_of_layer(d, context.pooled_bias(), kBiasUlp);
     case FlagReason::kOutputErrorDrift:
       return d.backward && context.warns(DetectorId::kOutputErrorDrift) && !is_rounded_reference(judged);
     case FlagReason::kLogit:
@@ -132,14 +134,16 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext
   return false;
 }
 
-// FlaggedSlices::consider() calls this name for both kinds of slices.
+// Overload for FlaggedSlices::consider(), which passes a JudgedSlice or JudgedColumns.
 bool is_fit_as_control(const JudgedSlice& judged) { return foreshock::is_fit_as_control(judged.deviation); }
 
+// Does the same as is_beyond() for dK or dV of a slice of key columns.
 bool is_beyond_of_keys(const JudgedColumns& judged, const SliceDeviation& d, double times) {
   return d.fused_ratio.value_or(0) > times * ratio_limit_of_keys(judged.columns.rows()) &&
          d.relative_error_max.value_or(0) > kReferenceError;
 }
 
+// Returns the reason to flag the slice for one of its tensors, dK or dV, whose deviation is `d`.
 std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const SliceDeviation& d,
                                       const RankStatistics& rank) {
   const LayerContext context(judged.layer, static_cast<uint32_t>(d.tensor), rank);
@@ -149,7 +153,7 @@ std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const SliceDe
        d.relative_error_max.value_or(0) > kFarBeyond * rounding_error) ||
       (is_beyond_of_keys(judged, d, 1) && context.has_alarm("fused_ratio")))
     return FlagReason::kDeviationRatio;
-  if (context.has_alarm("bias") && has_bias_of_sign(d, context.pooled_bias(), kBiasUlpKeys))
+  if (context.has_alarm("bias") && has_bias_of_layer(d, context.pooled_bias(), kBiasUlpKeys))
     return FlagReason::kBias;
   return std::nullopt;
 }
@@ -314,9 +318,9 @@ FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const J
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment) {
   FlaggedSlice flagged = described(reason, slot, layer, rank, segment);
   const SliceDeviation* both[] = {&judged.deviation.grad_key, &judged.deviation.grad_value};
-  // The tensor that has caused the flag: dK, if both have, and for a control.
-  const bool is_of_key = reason == FlagReason::kControl || flag_reason(judged, *both[0], rank) == reason;
-  const SliceDeviation& cause = *both[is_of_key ? 0 : 1];
+  // The cause is the tensor for which the slice is flagged. If both are, or for a control, the cause is dK.
+  const bool is_dk = reason == FlagReason::kControl || flag_reason(judged, *both[0], rank) == reason;
+  const SliceDeviation& cause = *both[is_dk ? 0 : 1];
   flagged.metadata["tensor"] = kJudgedTensorNames[static_cast<uint32_t>(cause.tensor)];
   flagged.metadata["first_head"] = std::to_string(slot.head[0]);
   add_figures_of_layer(static_cast<uint32_t>(cause.tensor), layer.label, rank, &flagged.metadata);
@@ -353,7 +357,7 @@ std::string flagged_file(const FlaggedSlice& slice) {
   std::stable_sort(order.begin(), order.end(),
                    [](auto a, auto b) { return alignment_of(a->type) > alignment_of(b->type); });
   nlohmann::json header = {{"__metadata__", slice.metadata}};
-  header["__metadata__"]["checksum"] = kNoChecksum;
+  header["__metadata__"]["checksum"] = kNoChecksum;  // replaced below, once the file is complete
   uint64_t at = 0;
   for (const FlaggedSlice::Array* array : order) {
     const uint64_t end = at + array->bytes.size();
@@ -377,13 +381,13 @@ struct Usage {
   uint64_t files = 0, bytes = 0;
 };
 
-// Counts the slices in a folder and removes unfinished ones that a killed agent has left there. Returns false
-// with errno if the folder cannot be read.
+// Counts the slices in a folder, finished or being written. Removes unfinished ones that a killed agent has
+// left in the folder. Returns false with errno if the folder cannot be read.
 bool read_usage(int folder, Usage* usage) {
-  const int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR* list = again >= 0 ? fdopendir(again) : nullptr;
+  const int reopened = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // closedir() closes it
+  DIR* list = reopened >= 0 ? fdopendir(reopened) : nullptr;
   if (list == nullptr) {
-    if (again >= 0) close(again);
+    if (reopened >= 0) close(reopened);
     return false;
   }
   while (const dirent* entry = readdir(list)) {
@@ -440,7 +444,7 @@ struct FlaggedWriter::Shared {
   uint64_t waiting_bytes = 0;
   bool is_writing = false, is_ending = false;
   FlaggedCounts counts;
-  // Outcome of the last write; an error is logged only if it changes.
+  // Outcome of the last write. An error is logged only if the write before had another outcome.
   FlaggedFolder::Outcome last = FlaggedFolder::Outcome::kWritten;
 
   bool is_idle() const { return waiting.empty() && !is_writing; }
@@ -450,7 +454,7 @@ FlaggedWriter::FlaggedWriter(std::unique_ptr<const FlaggedFolder> folder)
     : shared_(std::make_shared<Shared>(std::move(folder))) {}
 
 FlaggedWriter::~FlaggedWriter() {
-  const bool is_done = wait(kMaxWaitAtEnd);  // else the disk hangs, and so may the thread
+  const bool is_done = wait(kMaxWaitAtEnd);  // false: the disk may hang, and then the thread does not end
   {
     const std::unique_lock lock(shared_->mutex);
     shared_->is_ending = true;
@@ -535,7 +539,8 @@ void FlaggedWriter::work(const std::shared_ptr<Shared>& shared) {
 template <class Judged>
 void FlaggedSlices::consider(const segment::Slot& slot, const Judged& judged, const LayerOfCall& layer,
                              const RankStatistics& rank, const std::string& segment) {
-  // pass + columns: 0 for the forward pass, 1 for dQ, 2 for dK and dV.
+  // A place is a rank, a layer and the kind of slice. pass + columns: 0 for the output, 1 for dQ, 2 for dK
+  // and dV.
   const std::string key = std::to_string(rank.identity.rank) + "\n" +
                           std::to_string(slot.pass + slot.columns) + "\n" + layer.label;
   const std::optional<FlagReason> reason = flag_reason(judged, rank);
@@ -548,6 +553,8 @@ void FlaggedSlices::consider(const segment::Slot& slot, const Judged& judged, co
   }
   if (found == places_.end() && places_.size() >= kMostPlaces) return writer_.drop(FlaggedDrop::kAlike);
   const uint64_t count = ++places_[key].seen[static_cast<size_t>(*reason)];
+  // Of the slices flagged for one reason at one place, the first kFirst are saved, then those at powers of
+  // two.
   if (count > kFirst && !std::has_single_bit(count)) return writer_.drop(FlaggedDrop::kAlike);
   writer_.offer(flagged_slice(*reason, slot, judged, layer, rank, segment));
 }

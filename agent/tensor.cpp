@@ -1,4 +1,6 @@
-// Adds and evaluates the optimizer statistics of weight tensors.
+// Adds and evaluates the optimizer statistics of weight tensors, which are sums over the elements: of
+// gradients, of Adam's second moment (named "moment") and of updates. tensor.h has the formulas of the
+// ratios.
 #include "agent/tensor.h"
 
 #include <algorithm>
@@ -26,7 +28,7 @@ void add_known(double other, double* to) {
   if (is_known(other)) *to = is_known(*to) ? *to + other : other;
 }
 
-// Adds both sums of a ratio only if both are known, so that both cover the same tensors.
+// Adds numerator and denominator of a ratio, only if both are known, so that both cover the same tensors.
 void add_pair(double numerator, double denominator, double* to_numerator, double* to_denominator) {
   if (!is_known(numerator) || !is_known(denominator)) return;
   add_known(numerator, to_numerator);
@@ -61,6 +63,7 @@ std::optional<double> OptimizerSums::update_ratio() const {
   return root(ratio(update_squares, weight_squares));
 }
 
+// Adds a part of the same tensor. A value becomes unknown if it is unknown in either part, unlike in pool().
 void OptimizerSums::join(const OptimizerSums& other) {
   // From kSeenLearningRate on, values are settings, which all parts share. NaN stays NaN.
   for (uint32_t n = 0; n < segment::kSeenLearningRate; ++n) values[n] += other.values[n];
@@ -68,12 +71,13 @@ void OptimizerSums::join(const OptimizerSums& other) {
   update_squares += other.update_squares;
 }
 
+// Adds another tensor. Values that are unknown in either tensor are left out of the sums.
 void OptimizerSums::pool(const OptimizerSums& other) {
   using namespace segment;
   add_pair(other.values[kGradientSumOfSquares], other.values[kGradientElements],
            &values[kGradientSumOfSquares], &values[kGradientElements]);
   add_known(other.values[kGradientNonFinite], &values[kGradientNonFinite]);
-  // These three are added together or not at all, so that they cover the same tensors.
+  // Two ratios share the denominator kMomentElements, so these three are added together or not at all.
   if (is_known(other.values[kStalenessSum]) && is_known(other.values[kEpsilonDominated]) &&
       is_known(other.values[kMomentElements]))
     for (const OptimizerNumber n : {kStalenessSum, kEpsilonDominated, kMomentElements})
@@ -90,7 +94,7 @@ void OptimizerHealth::take(const TensorKey& key, uint32_t dims, int64_t step, co
 }
 
 void OptimizerHealth::forget_before(int64_t step) {
-  std::erase_if(tensors_, [step](const auto& each) { return each.second.step < step; });
+  std::erase_if(tensors_, [step](const auto& entry) { return entry.second.step < step; });
 }
 
 std::optional<OptimizerHealth::Summary> OptimizerHealth::summary() const {
@@ -98,10 +102,10 @@ std::optional<OptimizerHealth::Summary> OptimizerHealth::summary() const {
   const double unknown = std::numeric_limits<double>::quiet_NaN();
   Summary summary{OptimizerSums::of({}, unknown, unknown), {}, {}, {}, {}};
   const auto keep_largest = [](const std::optional<double>& value, const std::string& name,
-                               std::optional<double>* largest, std::string* of) {
+                               std::optional<double>* largest, std::string* largest_name) {
     if (!value || (*largest && **largest >= *value)) return;
     *largest = value;
-    *of = name;
+    *largest_name = name;
   };
   for (const auto& [key, tensor] : tensors_) {
     summary.pooled.pool(tensor.sums);

@@ -1,4 +1,5 @@
-// Starts programs with posix_spawn, captures their output, and passes signals on to them (process.h).
+// Starts programs with posix_spawn, captures their output, and passes the signals that this process receives
+// on to the command that it runs.
 #include "cli/process.h"
 
 #include <errno.h>
@@ -16,7 +17,7 @@
 namespace foreshock::cli {
 namespace {
 
-// Returns the null-terminated array that exec and spawn take. It borrows from `words`.
+// Returns the null-terminated array that exec and spawn take. Its pointers are valid as long as `words`.
 std::vector<char*> pointers(const std::vector<std::string>& words) {
   std::vector<char*> result;
   for (const std::string& word : words) result.push_back(const_cast<char*>(word.c_str()));
@@ -24,7 +25,7 @@ std::vector<char*> pointers(const std::vector<std::string>& words) {
   return result;
 }
 
-// `status`: from waitpid().
+// Converts a status from waitpid() to the exit code of a shell (128 + signal for a signal) and the signal.
 ExitStatus decode(int status) {
   if (WIFSIGNALED(status)) return {128 + WTERMSIG(status), WTERMSIG(status)};
   return {WEXITSTATUS(status), 0};
@@ -61,14 +62,15 @@ struct Pipe {
 };
 
 constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
-constexpr int kTickMs = 200;
+constexpr int kTickMs = 200;  // period of the caller's function in SignalPasser::wait_for()
 
 bool is_ignored(int signal) {
   struct sigaction now = {};
   return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
-// Whether the terminal has sent the signal, by a key or a hang-up: then it went to the command `pid` too.
+// Whether the terminal has sent the signal, by a key or a hang-up. It then goes to the whole process group,
+// so the command `pid` has received the signal too.
 bool came_from_terminal(const siginfo_t& info, pid_t pid) {
   return info.si_code == SI_KERNEL && getpgid(pid) == getpgrp();
 }
@@ -120,7 +122,7 @@ void end_like(const ExitStatus& status) {
     sigset_t only;
     sigemptyset(&only);
     sigaddset(&only, status.signal);
-    kill(getpid(), status.signal);  // arrives at the next line if SignalPasser has blocked it
+    kill(getpid(), status.signal);  // if SignalPasser has blocked the signal, it arrives when unblocked below
     sigprocmask(SIG_UNBLOCK, &only, nullptr);
   }
   _exit(status.code);
@@ -200,7 +202,8 @@ SignalPasser::SignalPasser() {
   for (int signal : kPassedOn) sigaddset(&waited_, signal);
   sigemptyset(&stop_signals_);
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    // A blocked signal becomes pending even if it is ignored. Ignored signals do not stop the run.
+    // A signal that is ignored (as under nohup) must not stop the run. It is excluded here, since a blocked
+    // signal becomes pending even if it is ignored.
     if (!is_ignored(signal)) sigaddset(&stop_signals_, signal);
   }
   signal(SIGCHLD, SIG_DFL);  // if SIGCHLD were ignored, exit statuses would be lost

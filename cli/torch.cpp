@@ -1,5 +1,7 @@
-// Finds the torch of a command, its adapter, and makes the environment (torch.h). An adapter is a library
-// that connects libforeshock.so with one version of torch. build_adapter.py finds, builds and tests adapters.
+// Finds the torch that a command uses and the adapter for this torch, and makes the command's environment. An
+// adapter is a library that connects libforeshock.so with one version of torch. build_adapter.py finds,
+// builds and tests adapters. The helper is the Python package foreshock_torch, which Python finds by
+// PYTHONPATH.
 #include "cli/torch.h"
 
 #include <elf.h>
@@ -57,7 +59,7 @@ namespace fs = std::filesystem;
 constexpr int kBuildTimeoutMs = 15 * 60 * 1000;
 
 std::string cache_root() {
-  if (const char* given = option_value(OptionId::kCache); *given != '\0') return given;
+  if (const char* cache = option_value(OptionId::kCache); *cache != '\0') return cache;
   if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/')
     return std::string(cache) + "/foreshock";
   if (const char* home = std::getenv("HOME"); home != nullptr && *home == '/')
@@ -65,7 +67,7 @@ std::string cache_root() {
   return "";
 }
 
-// Returns the FNV-1a hash of the adapter's sources, so that one built from other sources is not used.
+// Returns the FNV-1a hash of the adapter's sources, so that adapters built from other sources are not used.
 std::string hash_of_sources(const Installation& installation) {
   std::vector<fs::path> files;
   std::error_code ignored;
@@ -137,7 +139,8 @@ bool is_python_name(const std::string& name) {
   return false;
 }
 
-// The effect of a missing helper. The adapter then counts the steps by the versions of the parameters.
+// The effect of a missing helper. The adapter then counts steps by changes of the parameters (their
+// versions).
 constexpr const char* kWithoutHelper =
     "; else steps are counted from 1, and learning rate, gradient norms and layer names stay unknown";
 
@@ -159,18 +162,18 @@ std::string search_path() {
   return path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin";
 }
 
-// Returns the options of an interpreter: the words from `at` to before its script, module or program text.
-std::vector<std::string> options_from(const std::vector<std::string>& command, size_t at) {
+// Returns the options of an interpreter: the words from `begin` to before its script, module or program text.
+std::vector<std::string> options_from(const std::vector<std::string>& command, size_t begin) {
   std::vector<std::string> options;
-  for (; at < command.size() && command[at].size() > 1 && command[at][0] == '-'; ++at) {
-    if (command[at] == "-c" || command[at] == "-m") break;
-    options.push_back(command[at]);
+  for (size_t n = begin; n < command.size() && command[n].size() > 1 && command[n][0] == '-'; ++n) {
+    if (command[n] == "-c" || command[n] == "-m") break;
+    options.push_back(command[n]);
   }
   return options;
 }
 
-// Returns the interpreter and options in the "#!" line of a Python script; empty if `script` is not one.
-// `path`: as PATH, to look up the interpreter after "env".
+// Returns the interpreter and options in the "#!" line of a Python script; empty if `script` is not a Python
+// script. `path`: folders, separated as in PATH, in which an interpreter after "env" is looked up.
 std::vector<std::string> script_command(const std::string& script, const std::string& path) {
   std::ifstream file(script, std::ios::binary);
   std::string first, second;
@@ -212,6 +215,7 @@ bool read_list(const std::string& list, std::string* library) {
   return false;
 }
 
+// Whether the program is linked with LibTorch. If so, sets *library as read_list() does.
 bool lists_libtorch(const std::string& program, std::string* library) {
   const std::string linker = program_interpreter(program);
   if (linker.empty()) return false;
@@ -245,7 +249,7 @@ bool is_entry_of(const std::string& list, const std::string& entry) {
 
 }  // namespace
 
-// The path is <cache>/<directory of one torch>/adapter.so.
+// Returns <cache>; the path of the adapter is <cache>/<directory of one torch>/adapter.so.
 std::string Adapter::folder() const { return fs::path(path).parent_path().parent_path().string(); }
 
 std::string adapter_cache(const Installation& installation) {
@@ -315,16 +319,16 @@ std::string look_up(const std::string& name, const std::string& path) {
 
 FoundPython find_python(const std::vector<std::string>& command) {
   const std::string path = search_path();
-  for (size_t at = 0; at < command.size(); ++at) {
-    const std::string program = look_up(command[at], path);
-    if (is_python_name(base_name(command[at])) && !program.empty())
-      return {program, true, options_from(command, at + 1)};
+  for (size_t n = 0; n < command.size(); ++n) {
+    const std::string program = look_up(command[n], path);
+    if (is_python_name(base_name(command[n])) && !program.empty())
+      return {program, true, options_from(command, n + 1)};
     if (const auto script = script_command(program, path); !script.empty())
       return {script[0], true, options_from(script, 1)};
-    // Without a wrapper, only the first word is a program.
-    if (at == 0 && !starts_a_command(command[0])) break;
+    // Only a wrapper (nice, srun, ...) has a further program among its words.
+    if (n == 0 && !starts_a_command(command[0])) break;
   }
-  return {look_up("python3", path), false, {}};
+  return {look_up("python3", path), /*certain=*/false, {}};
 }
 
 std::string program_interpreter(const std::string& path) {
@@ -351,14 +355,14 @@ bool is_static_program(const std::string& path) {
 
 FoundLibtorch find_libtorch(const std::vector<std::string>& command) {
   const char* path = std::getenv("PATH");
-  for (size_t at = 0; at < command.size(); ++at) {
-    const std::string program = look_up(command[at], path != nullptr ? path : "/usr/bin:/bin");
+  for (size_t n = 0; n < command.size(); ++n) {
+    const std::string program = look_up(command[n], path != nullptr ? path : "/usr/bin:/bin");
     std::string library;
     if (!program.empty() && lists_libtorch(program, &library)) {
       std::error_code ignored;
       return {fs::absolute(program, ignored), library, library.empty() ? "" : home_of(library)};
     }
-    if (at == 0 && !starts_a_command(command[0])) break;
+    if (n == 0 && !starts_a_command(command[0])) break;  // not a wrapper: no further program
   }
   return {};
 }
@@ -383,7 +387,8 @@ std::vector<std::string> command_environment(const Installation& installation, c
   for (OptionId id : {OptionId::kEvery, OptionId::kMaxSlowdown, OptionId::kMemory, OptionId::kSlices,
                       OptionId::kMathPath, OptionId::kWeights, OptionId::kCountKernels})
     set_environment(&environment, option(id).variable, arguments.text(id));
-  // Without --max-slowdown, --every does not limit the time for samples: "" in the environment.
+  // --every without --max-slowdown samples regardless of the cost. The variable is then set to "", by which
+  // the trainer sees that no limit was given.
   const bool has_every = arguments.is_given(OptionId::kEvery) && arguments.text(OptionId::kEvery) != "0";
   if (has_every && !arguments.is_given(OptionId::kMaxSlowdown))
     set_environment(&environment, option(OptionId::kMaxSlowdown).variable, "");

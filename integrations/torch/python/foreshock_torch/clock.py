@@ -1,6 +1,7 @@
 """Detects training steps from optimizer hooks, and reports step numbers, learning rate, names, gradients and weights.
 
-Class Core (core.py) passes them to the core, libforeshock.so, and to the adapter, a library with hooks in torch.
+Class Core (core.py) passes them to the core, libforeshock.so, and to the adapter, a library with hooks in torch. The
+functions of the core are called by Core.core, those of the adapter by Core.adapter.
 """
 
 from __future__ import annotations
@@ -58,13 +59,14 @@ class Monitor:
     """Counts training steps and reports them to the core.
 
     One optimizer is the clock: a training step ends when the clock steps after a backward pass. Such a step is also
-    called a tick. Methods that return an int return the nanoseconds that they spent in the core, which measures this
-    time itself. "Address": that of a tensor's TensorImpl (tensor._cdata), by which core and adapter know it.
+    called a tick. Of the other optimizers, companions step after the clock without a backward pass of their own, and
+    partners have one. Methods that return an int return the nanoseconds that they spent in the core, which measures
+    this time itself. The address of a tensor is that of its TensorImpl (tensor._cdata).
     """
 
     CALLS_WITHOUT_BACKWARD = 3  # while no backward pass was ever detected, calls after these count as steps
     STATE_PARAMETERS = 4  # parameters whose optimizer state is searched for the step number
-    MOST_FAILURES = 3  # to name tensors, before naming is switched off
+    MOST_FAILURES = 3  # after so many failed attempts to name tensors, naming is switched off
     LOOK_EVERY = 16  # with quiet steps (see _settle), every 16th step checks whether the optimizer's parameters changed
     UNMONITORED_TICKS = 3  # a process that is not monitored after so many ticks is assumed to stay so
 
@@ -88,7 +90,7 @@ class Monitor:
         self._overhead_guard = OverheadGuard(limit)  # detects, once, that the helper takes several times its limit
         self._off_bits = 0  # not 0 once names, gradients and weights are off for the rest of the process: GIVEN_UP bits
         self._next_step_bits = 0  # bits that are reported with the next step only
-        self._failures = 0  # to name the tensors
+        self._failures = 0  # failed attempts to name the tensors
         self._calls_of_others: dict[int, int] = {}  # {id of another optimizer: its calls since the last tick}
         self._calls_without_backward = 0
         self._seen_backward = False
@@ -134,7 +136,7 @@ class Monitor:
         self.core.reports_steps()  # from now on the adapter does not count steps itself
         in_core = 0
         if self._is_other_than_clock(optimizer):
-            if not has_stepped:  # else before_closure() has already shown the weights
+            if not has_stepped:  # if it has, before_closure() has already reported the weights
                 in_core = self._observe_late(optimizer, self.weights.before)
         elif self._continues_step(optimizer):
             if has_stepped:
@@ -148,11 +150,9 @@ class Monitor:
         self._add_time(begin, in_core)
 
     def before_closure(self, optimizer: Any) -> None:
-        """Called before a step with a closure, which computes the gradients (Lightning, LBFGS).
-
-        The closure is not wrapped. So the gradients of its last call are read after the step, by after_closure(). Only
-        the weights are read here, since the step changes them.
-        """
+        """Called before a step with a closure, a function of the training that computes the gradients during the step
+        (Lightning, LBFGS). The closure is not wrapped. So the gradients of its last call are read after the step, by
+        after_closure(). Only the weights are read here, since the step changes them."""
         begin = perf_counter_ns()
         self.core.reports_steps()
         in_core = 0
@@ -172,7 +172,6 @@ class Monitor:
         """Names the tensors if they changed, and publishes gradients and weights before the clock's work.
         `has_stepped`: the work is already done, so the weights were published by before_closure()."""
         self._stop_quiet_steps()
-        # Companions step after the clock without a backward pass of their own. Partners have their own backward pass.
         # A partner that keeps pace steps about as often as the clock, so its tensors are measured too.
         with_companions = [optimizer, *self._other_optimizers.companions(optimizer)]
         partners = self._other_optimizers.partners(keep_pace=True)
@@ -185,9 +184,9 @@ class Monitor:
         scale = self._scale(optimizer)
         in_backward = self._torch._C._current_graph_task_id() != -1
         # Gradients are read only if all of them exist now: this rank steps the whole model, no backward pass is
-        # running, and the clock is called once per step. A scale on a device would be unknown here.
+        # running, and the clock is called once per step. `scale` is None if it is on a device.
         publish = self._steps_whole_model and scale is not None and not in_backward and not self._split_step.addresses
-        # Apex's kernels clip gradients without changing the version of a tensor.
+        # amp_C are Apex's kernels, which clip gradients without changing the version of a tensor.
         writes_untracked = "amp_C" in sys.modules
         in_core = self.core.step_begins(
             addresses if publish else [], 1 / (scale or 1), self.modules.copies, writes_untracked
@@ -222,7 +221,7 @@ class Monitor:
         """Lets quiet steps follow the step that has just ended."""
         if not self._is_settled or self._off_bits or self._next_step_bits or self._owners.has_lost:
             return  # has_lost: a module with named parameters was destroyed; other tensors may get their addresses
-        # Whether the end of the next step has work that only this class can do.
+        # Whether the end of the next step has work that only Python can do.
         needs_python = self.reported or self._losses or self.batch_id is not None or self.weights.is_any_due
         needs_python = needs_python or self.core.logs.has_news()
         self._is_step_counted = source == COUNTED
@@ -240,10 +239,12 @@ class Monitor:
         )
 
     def _collect_quiet_steps(self) -> None:
-        """Adds what quiet steps have counted. The end of the next step then runs in Python and may allow more."""
+        """Takes over the counts of the quiet steps so far. The end of the next step then runs in Python and may allow
+        further quiet steps."""
         if not self._is_settled:
             return
-        # unreported_ns: the part of own_ns that no step has reported. others: bit n is set if optimizer n has stepped.
+        # own_ns: time in the hooks; unreported_ns: its part that no step has reported; address, step: as _last_state;
+        # others: bit n is set if the n-th optimizer of _quiet_others has stepped.
         steps, own_ns, unreported_ns, ended_at_ns, max_step_ns, step, address, others = self.core.quiet.take()
         for n, other in enumerate(self._quiet_others):
             if others >> n & 1:
@@ -279,16 +280,16 @@ class Monitor:
         self._collect_quiet_steps()
         backwards = self.core.adapter.foreshock_adapter_backwards()
         if not self._ends_step(optimizer, backwards):
-            # If a partner (an optimizer with a backward pass of its own) steps, the losses since the last step belong
-            # to it, not to the clock. The core records them as a scalar of this name.
+            # If a partner steps, the losses since the last step belong to the partner, not to the clock. The core
+            # records them as a scalar of this name.
             if backwards > 0 and (number := self._other_optimizers.number_of(optimizer)):
                 self.core.core.foreshock_loss_is_of(f"loss of optimizer {number}".encode())
             self._add_time(begin, self._observe_late(optimizer, self.weights.after))
             return
         self._calls_of_others.clear()
         self._other_optimizers.ticked()
-        these = groups(optimizer)
-        source, step = self._state_step(optimizer, these)
+        param_groups = groups(optimizer)
+        source, step = self._state_step(optimizer, param_groups)
         if step is None:  # the optimizer has skipped this step
             self.weights.forget_due()
             self.core.adapter.foreshock_adapter_step_ended()
@@ -296,7 +297,7 @@ class Monitor:
             return
         self.weights.end_step()
         in_core = self.weights.after(optimizer)
-        self._learning_rate = on_cpu(self._torch, these[0].get("lr")) if these else None
+        self._learning_rate = on_cpu(self._torch, param_groups[0].get("lr")) if param_groups else None
         self._tick()
         self._check_overhead(perf_counter_ns())
         self._add_time(begin, in_core)  # before _report_step(), which reports this time
@@ -315,7 +316,7 @@ class Monitor:
         self._total_ns += own
 
     def spend_around(self, nanoseconds: int) -> None:
-        """Adds the time that the caller of a method spent around it. Each method counts its own time."""
+        """Adds time that the caller of the other methods spent outside of them. Each method counts its own time."""
         self._unreported_ns += nanoseconds
         self._total_ns += nanoseconds
 
@@ -331,7 +332,8 @@ class Monitor:
         return clock is not None and clock is not optimizer
 
     def _continues_step(self, optimizer: Any) -> bool:
-        """Whether this call of the clock belongs to the step that has ended: there was no backward pass since."""
+        """Whether `optimizer` is the clock, and this call of it belongs to the step that has already ended: there was
+        no backward pass since that end."""
         is_clock = self._clock is not None and self._clock() is optimizer
         return is_clock and self._seen_backward and self.core.adapter.foreshock_adapter_backwards() == 0
 
@@ -356,20 +358,20 @@ class Monitor:
             self.core.core.foreshock_observe_loss(self._losses.popleft(), LOSS_REPORTED)
 
     def _observe_late(self, optimizer: Any, observe: Any) -> int:
-        """Shows the due weights of an optimizer that steps after the clock. They belong to the step that the clock has
-        already reported. `observe`: Weights.before or Weights.after."""
+        """Reports the due weights of an optimizer that steps after the clock. They belong to the step that the clock
+        has already reported. `observe`: Weights.before or Weights.after."""
         if not self.weights.is_any_due:
             return 0
         if self.core.adapter.foreshock_adapter_backwards() > 0 and not self._other_optimizers.is_partner(optimizer):
-            self.weights.forget_due()  # a backward pass that is not the partner's own: the next step has started
+            self.weights.forget_due()  # the optimizer has no backward pass of its own, so the next step has started
             return 0
         return observe(optimizer, 0 if self.reported else ENDED)
 
     def _ends_step(self, optimizer: Any, backwards: int) -> bool:
-        """Whether this call of `optimizer` ends a training step. `backwards`: backward passes since the last one.
+        """Whether this call of `optimizer` ends a training step. `backwards`: backward passes since the last step.
 
-        The optimizer becomes the clock if there is none yet, if the clock was destroyed, or if the optimizer steps
-        twice, with a backward pass, while the clock does not.
+        The optimizer becomes the clock if there is no clock yet, if the clock was destroyed, or if the optimizer steps
+        for at least the second time since the clock's last step, and after a backward pass.
         """
         self._seen_backward |= backwards > 0
         clock = self._clock() if self._clock is not None else None
@@ -394,20 +396,20 @@ class Monitor:
             self._stop_quiet_steps()
         return True
 
-    def _state_step(self, optimizer: Any, these: list[Any] | tuple[Any, ...]) -> tuple[int, int | None]:
-        """(COUNTED or OPTIMIZER_STATE, absolute step number). -1: unknown. None: the optimizer has skipped this step,
-        because a gradient scaler found an overflow (fused optimizers), or since its step number has not changed."""
+    def _state_step(self, optimizer: Any, param_groups: list[Any] | tuple[Any, ...]) -> tuple[int, int | None]:
+        """(source of the step number, COUNTED or OPTIMIZER_STATE; absolute step number). -1: unknown. None: the
+        optimizer has skipped this step: a gradient scaler found an overflow (fused), or the number is unchanged."""
         if (on_cpu(self._torch, attribute(optimizer, "found_inf")) or 0) > 0:
             return COUNTED, None
-        every = ((g, p) for g in these for p in parameters_in(g) if p.grad is not None)
+        with_gradient = ((g, p) for g in param_groups for p in parameters_in(g) if p.grad is not None)
         step = parameter = None
-        for group, parameter in itertools.islice(every, self.STATE_PARAMETERS):
+        for group, parameter in itertools.islice(with_gradient, self.STATE_PARAMETERS):
             step = self._step_of(optimizer, group, parameter)
             if step is not None:
                 break
-        if parameter is None and these:
-            # Megatron-LM's precision-aware optimizer keeps gradients in another attribute.
-            step = self._step_of(optimizer, these[0], None)
+        if parameter is None and param_groups:
+            # No parameter has .grad: Megatron-LM's precision-aware optimizer keeps gradients in another attribute.
+            step = self._step_of(optimizer, param_groups[0], None)
         if step is None:
             return COUNTED, -1
         now = (0 if parameter is None else parameter._cdata, step)
@@ -421,24 +423,23 @@ class Monitor:
             value = state.get("step")
             if type(value) is self._torch.Tensor and (on_host := self.core.number(value)) is not None:
                 return int(on_host) if 0 <= on_host < 2**53 else None
-            own = step_number(self._torch, value)
-            return own if own is not None else step_number(self._torch, group.get("step"))
+            of_parameter = step_number(self._torch, value)
+            return of_parameter if of_parameter is not None else step_number(self._torch, group.get("step"))
         except Exception as error:  # the optimizer keeps its state in a class of its own
             if is_of_trainer(error):
                 raise
             return None
 
     def _scale(self, optimizer: Any) -> float | None:
-        """The factor of a gradient scaler that the gradients still contain; 1: none. None: it is on a device."""
+        """The factor of a gradient scaler that the gradients still contain; 1: no factor. None: the factor is on a
+        device."""
         scale = attribute(optimizer, "grad_scale")
         return 1.0 if scale is None else on_cpu(self._torch, scale)
 
     def _try_to_name(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> bool:
-        """Names the tensors if they changed. False: naming failed, for example in an unknown release of a framework.
-
-        Then no tensor keeps a name, and everything else continues. Later steps try again, up to MOST_FAILURES times,
-        since the reason may be another thread that was changing the model.
-        """
+        """Names the tensors if they changed. Returns False if naming failed, for example in an unknown release of a
+        framework. No tensor then keeps a name, and everything else continues. Later steps try again, up to
+        MOST_FAILURES times, since the reason may be another thread that was changing the model."""
         try:
             self._name_if_changed(optimizers, unfollowed, addresses)
         except Exception as error:
@@ -457,11 +458,12 @@ class Monitor:
         self.core.name_parameters([])
 
     def _name_if_changed(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> None:
-        """`addresses`: of the parameters of `optimizers`. Those of `unfollowed` ones are listed but not measured."""
+        """Names the tensors if optimizers or parameters changed. `addresses`: of the parameters of `optimizers`. The
+        parameters of `unfollowed` optimizers are listed but not measured."""
         if self._split_step.addresses:
             addresses = list(dict.fromkeys([*self._split_step.addresses, *addresses]))
-        these = [id(optimizer) for optimizer in (*optimizers, *unfollowed)], addresses
-        if these == self._named_for:
+        named_for = [id(optimizer) for optimizer in (*optimizers, *unfollowed)], addresses
+        if named_for == self._named_for:
             return
         # Names of destroyed tensors must not stay, because other tensors may get their addresses.
         if self._owners.has_lost or (self._named_for[1] and not set(self._named_for[1]) <= set(addresses)):
@@ -470,18 +472,20 @@ class Monitor:
         if not self._naming_limit.allows():
             return
         begin = perf_counter_ns()
-        self._name_tensors(optimizers, unfollowed, these)
+        self._name_tensors(optimizers, unfollowed, named_for)
         self._naming_limit.spend(perf_counter_ns() - begin)
 
-    def _name_tensors(self, optimizers: list[Any], unfollowed: list[Any], these: tuple[list[int], list[int]]) -> None:
-        """Sends the names of all parameters, and the list of tensors to measure, to the core. `these`: (ids of all
-        optimizers, addresses of their parameters)."""
-        addresses = these[1]
+    def _name_tensors(
+        self, optimizers: list[Any], unfollowed: list[Any], named_for: tuple[list[int], list[int]]
+    ) -> None:
+        """Sends the names of all parameters, and the list of tensors to measure, to the core. `named_for`: the next
+        value of _named_for."""
+        addresses = named_for[1]
         parameters = [p for optimizer in optimizers for p in parameters_of(optimizer)]
         if not self._is_described:
             self.core.describe(place(parameters, self.modules.alive()))
             self._is_described = True
-        self._named_for = these
+        self._named_for = named_for
         named, labels = self._keep_names(self.modules.named(addresses))
         self._owners.watch(self.modules.owners(named))
         self._steps_whole_model = self._is_whole(parameters, named)
@@ -494,18 +498,18 @@ class Monitor:
         replicas = Replicas(parameters, self.modules.alive())
         is_listed = self.weights.name(optimizers, unfollowed, self._split_step.addresses, named, labels, replicas)
         if not is_listed or (not self.core.is_monitored() and self._ticks < self.UNMONITORED_TICKS):
-            # Names them again at the next step: the core was busy, or this process may still become a monitored one.
+            # The next step names them again: the core was busy, or this process may still become a monitored one.
             self._named_for = ([], [])
 
     def _keep_names(self, named: dict[int, tuple[Named, Any]]) -> tuple[dict[int, tuple[Named, Any]], dict[str, str]]:
         """(parameters with their names, {name: layer label}). A parameter that already has a name keeps it, even if a
         second model now uses the same name: a time series must not be renamed."""
-        before = self._published_names
+        published = self._published_names
         labels = labels_of(named)
-        called = {a: before.get(a, (row, labels[row.name])) for a, (row, _) in named.items()}
-        self._published_names = called
-        named = {a: (called[a][0], p) for a, (_, p) in named.items()}
-        return named, {row.name: label for row, label in called.values()}
+        kept = {a: published.get(a, (row, labels[row.name])) for a, (row, _) in named.items()}
+        self._published_names = kept
+        named = {a: (kept[a][0], p) for a, (_, p) in named.items()}
+        return named, {row.name: label for row, label in kept.values()}
 
     @staticmethod
     def _is_whole(parameters: list[Any], named: dict[int, tuple[Named, Any]]) -> bool:
@@ -515,7 +519,7 @@ class Monitor:
             return False
         here = {parameter._cdata for parameter in parameters}
         missing = [p for address, (_, p) in named.items() if p.requires_grad and address not in here]
-        # Disjoint: the optimizer steps copies of the parameters (DeepSpeed, Megatron-LM), maybe those of a part.
+        # Disjoint: the optimizer steps copies of the parameters (DeepSpeed, Megatron-LM), maybe of a part of them.
         return ranks() == 1 or not (missing or here.isdisjoint(named))
 
     def _report_unseen_attention(self) -> None:
@@ -529,12 +533,12 @@ class Monitor:
         self.after_closure(optimizer)
 
     def report(self, step: Any, loss: Any, batch_id: Any) -> None:
-        """Called by foreshock.report(). Once it gets a step number, steps are reported here, not by the clock."""
+        """Called by foreshock.report(). After the first call with a step number, only these calls report steps."""
         begin = perf_counter_ns()
         self._collect_quiet_steps()
-        done = step_number(self._torch, step)  # None: no step number was given
-        if done is not None and done == self._last_step and not self.reported:
-            # The clock has already reported this step. Its loss and batch id would count for the next one.
+        number = step_number(self._torch, step)  # None: no step number was given
+        if number is not None and number == self._last_step and not self.reported:
+            # The clock has already reported this step. The step's loss and batch id would count for the next step.
             self.reported = True
             self._losses.clear()
             self.batch_id = None
@@ -544,15 +548,15 @@ class Monitor:
             self._losses.append(value)
             if self.reported:
                 self._flush_losses()
-        if (number := word(batch_id)) is not None:
-            self.batch_id = number
-        is_tick = done is not None and self._clock is None  # with a clock, after_step() has done this work
+        if (batch := word(batch_id)) is not None:
+            self.batch_id = batch
+        is_tick = number is not None and self._clock is None  # with a clock, after_step() has done this work
         if is_tick:
             self._tick()
         self._add_time(begin)
         if is_tick:
             self._check_overhead(perf_counter_ns())
-        if done is not None:
+        if number is not None:
             self.core.reports_steps()
             self.reported = True
-            self._report_step(done, REPORTED)
+            self._report_step(number, REPORTED)
