@@ -1,12 +1,12 @@
 // The trainer of bench/soak.py: calls the C interface of foreshock at a given rate, with attention, losses,
-// scalars and weights. Divides its work into parts and pauses after each, so that the trainer and the agent
-// can be measured.
+// scalars and weights. Divides its work into parts and pauses after each part, so that bench/soak.py can
+// measure the trainer and the agent.
 //
 //   bench_soak steps COUNT PARTS RATE   COUNT steps at RATE per second; names of layers and scalars change
 //   bench_soak restarts COUNT PARTS     COUNT processes of five steps each, one after the other
 //
-// After each part it prints "PID DONE" (its pid; steps or restarts so far) and waits for a line of input. It
-// calls itself with the word "short" for each of the restarted processes.
+// After each part it prints "PID DONE" (its pid; steps or restarts so far) and waits for a line of input.
+// Each of the restarted processes is this program with the word "short".
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,15 +32,17 @@ using Clock = std::chrono::steady_clock;
 constexpr int kLayers = 4, kLength = 8, kDim = 8, kWeights = 6;
 constexpr long kNames = 100000;  // at most this many different names of layers and of scalars
 
+// Returns a struct of hook.h whose size and version are set.
 template <class Struct>
 Struct sized() {
-  Struct of = {};
-  of.size = sizeof of;
-  of.version = FORESHOCK_ABI_VERSION;
-  return of;
+  Struct record = {};
+  record.size = sizeof record;
+  record.version = FORESHOCK_ABI_VERSION;
+  return record;
 }
 
-// `steps`: number of steps over which the names of layers and scalars are spread.
+// Makes training steps. Layers and scalars get a new name every steps_of_a_name_ steps, so that `steps` steps
+// have at most about kNames names.
 class Trainer {
  public:
   explicit Trainer(long steps) : steps_of_a_name_(std::max(steps / kNames, 1L)) {
@@ -89,8 +91,8 @@ class Trainer {
   // Computes one causal attention call in fp32, and passes it to the monitor if it is sampled.
   void attend(int layer) {
     const int wanted = foreshock_attention_enter(forward_, FORESHOCK_NEEDS_GRADIENT);
-    for (auto* each : {&query_, &key_, &value_})
-      for (float& x : *each) x = static_cast<float>(random());
+    for (auto* tensor : {&query_, &key_, &value_})
+      for (float& x : *tensor) x = static_cast<float>(random());
     for (int i = 0; i < kLength; ++i) attend_row(i);
     if (wanted == 0) return;
     auto call = sized<foreshock_attention_call>();
@@ -122,7 +124,7 @@ class Trainer {
     log_sum_exp_[i] = static_cast<float>(std::log(sum));
   }
 
-  // Changes all weights, and passes those to the monitor whose snapshot is due.
+  // Changes all weights, and passes the weights whose measurement is due to the monitor.
   void observe_weights() {
     if (!are_named_) name_weights();
     uint32_t due[kWeights] = {};
@@ -185,7 +187,7 @@ int drive(long count, long parts, double rate) {
     const auto begin = Clock::now();
     for (long n = first; n < last; ++n) {
       trainer.step();
-      if ((n - first) % 16 == 15)  // sleeping after every step would be too inexact
+      if ((n - first) % 16 == 15)  // a sleep after every step would be too short to be exact
         std::this_thread::sleep_until(
             begin + std::chrono::duration_cast<Clock::duration>(
                         std::chrono::duration<double>(static_cast<double>(n - first) / rate)));
@@ -199,8 +201,8 @@ int restart(const char* self, long count, long parts) {
   for (long part = 1; part <= parts; ++part) {
     const long first = count * (part - 1) / parts, last = count * part / parts;
     for (long n = first; n < last; ++n) {
-      char steps[] = "short";
-      char* const words[] = {const_cast<char*>(self), steps, nullptr};
+      char mode[] = "short";
+      char* const words[] = {const_cast<char*>(self), mode, nullptr};
       pid_t child = 0;
       int status = 0;
       if (posix_spawn(&child, self, nullptr, nullptr, words, environ) != 0) return 1;

@@ -13,8 +13,8 @@
 
 namespace foreshock {
 
-// The shape of a launch. Results do not depend on the number of blocks: if there are fewer blocks than shares
-// of work, each block does several shares.
+// The shape of a launch. Results do not depend on the number of blocks: the work is divided into units of
+// fixed size, and a block may do several units.
 struct LaunchShape {
   uint32_t blocks, threads, shared_bytes;
 };
@@ -62,7 +62,7 @@ static_assert(sizeof(GatherClock) == 24);
 
 struct GatherJob {
   uint64_t to;     // address of the packed slice
-  uint64_t times;  // uint64_t[2]: globaltimer in ns when the first block began and when the last one ended
+  uint64_t times;  // address of uint64_t[2]: when the first block began and the last one ended (device clock)
   uint64_t clock;  // address of a GatherClock
   uint32_t pieces;
   uint32_t reserved;
@@ -83,17 +83,18 @@ static_assert(sizeof(GatheredSequence) == 80);
 // Gathers from one sequence of a packed batch, which find_sequence() chooses (gather.h). `gather` describes a
 // sequence of the longest length that begins at position 0. Rows beyond the end of the chosen sequence are
 // not copied. The kernel divides the sequence into parts and samples one position in each of the first parts:
-// gather.position[n] is a fraction of 2^32 of part n.
+// gather.position[n] / 2^32, in [0, 1), is the place of the sampled position in part n.
 struct PackedGatherJob {
   GatherJob gather;
   PackedSequences sequences;
   uint64_t gathered;  // address of a GatheredSequence
   // A log_sum_exp may be stored by (sequence, head, position), not by (head, position in the batch).
-  // sum_piece is then its index, else kMostPieces. sum_stride: elements from one sequence to the next in it.
+  // sum_piece is then the index of its piece, else kMostPieces. sum_stride: its elements from one sequence to
+  // the next.
   int64_t sum_stride;
   uint32_t sum_piece;
-  uint32_t parts;      // into which the sequence is divided; at most one part per position
-  uint32_t positions;  // most positions to sample
+  uint32_t parts;      // number of parts of the sequence; a shorter sequence has a part per position
+  uint32_t positions;  // limit of the sampled positions
   uint32_t reserved;
 };
 static_assert(sizeof(PackedGatherJob) == sizeof(GatherJob) + 72);
@@ -144,7 +145,7 @@ constexpr uint32_t column_tiles(const DeviceView& view) {
 }
 constexpr uint32_t row_tiles(const DeviceView& view) { return (view.rows + kRowsOfATile - 1) / kRowsOfATile; }
 
-// Same blocks as for the copy. sum_tile() needs a power of two of threads, at least kColumnsOfATile.
+// As many blocks as the copy alone. The sums need a power of two of threads, at least kColumnsOfATile.
 constexpr LaunchShape launch_of(const KeyGatherJob& job) {
   LaunchShape shape = launch_of(job.gather);
   shape.shared_bytes = shape.threads * static_cast<uint32_t>(sizeof(ColumnSum));
@@ -165,8 +166,8 @@ inline constexpr uint32_t kMostScalars = 256;    // per launch
 
 constexpr uint32_t cell_of(uint64_t number) { return static_cast<uint32_t>(number % kScalarCells); }
 
-// Value of ScalarsJob::dtype for sources that are GradientSums. Copies `squares`, or NaN if not all are
-// finite.
+// Value of ScalarsJob::dtype if the sources are GradientSums (sums.h). The kernel then copies the member
+// `squares`, or NaN if not all elements of the gradient were finite.
 inline constexpr uint32_t kSquaresOfSums = 0;
 
 struct ScalarsJob {
@@ -189,17 +190,17 @@ constexpr LaunchShape launch_of(const ScalarsJob& job) {
 // kBinWords words of uint64_t. Both add to the words. All launches may count at most kMostPatterns or
 // kMostBinned values.
 struct HistogramJob {
-  uint64_t from;  // must be aligned to the size of a value
-  uint64_t count;
-  uint64_t words;
+  uint64_t from;   // address of the values, aligned to their size
+  uint64_t count;  // of values
+  uint64_t words;  // address of the counters
 };
 static_assert(sizeof(HistogramJob) == 24);
 
 // Bytes of shared memory for 16-bit counters of all patterns. With less, the kernel counts in device memory.
 inline constexpr uint32_t kPatternSharedBytes = kPatterns * sizeof(uint16_t);
 
-// At most one block per processor, since one block takes most of its shared memory. A block gets 65,536
-// values, as many as it has counters to add up at its end.
+// At most one block per processor, since a block takes most of a processor's shared memory. At its end a
+// block adds its 65,536 counters to those of the job, so it should count at least as many values.
 constexpr LaunchShape launch_of_patterns(const HistogramJob& job, const DeviceLimits& limits) {
   constexpr uint32_t kThreads = 1024, kPerThread = 64;
   const bool fits = limits.shared_bytes >= kPatternSharedBytes;
@@ -240,7 +241,7 @@ inline constexpr uint32_t kMostSumTensors = 96;
 struct GradientSumsJob {
   uint64_t results;   // GradientSums[tensors]; overwritten
   uint64_t partials;  // GradientSums[chunks]; scratch
-  uint64_t arrived;   // uint32_t; zero before the first launch, and every launch leaves it zero
+  uint64_t arrived;   // uint32_t, blocks that have ended; zero before the first launch and after every launch
   uint64_t chunks;    // number of chunks of all tensors
   uint32_t tensors;
   uint32_t reserved;

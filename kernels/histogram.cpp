@@ -1,4 +1,6 @@
-// The host's counting of bit patterns, and the bytes of packed counters.
+// Counts bit patterns on the host, and packs and unpacks the counters. The word of an fp32 bin has the number
+// of its values from bit kBinCountShift on, and below it the sum of their residuals, the lowest
+// kBinResidualBits bits of each value.
 #include "kernels/histogram.h"
 
 #include "kernels/dtype.h"
@@ -6,15 +8,15 @@
 namespace foreshock {
 namespace {
 
-// Bytes to prefetch ahead: scattered accesses to the counters hide the data from the hardware prefetcher.
+// Distance of prefetches. The hardware prefetcher misses the data, because of scattered accesses to counters.
 constexpr size_t kPrefetchBytes = 1024;
 
 constexpr uint32_t kMinusZero = 0x80000000u, kPlusInfinity = 0x7f800000u, kMinusInfinity = 0xff800000u;
 
 constexpr size_t bin_of(uint32_t bits) { return bits >> kBinResidualBits; }
 
-// The sum of the three bins that hold -0 or an infinity beside other values. It changes if any such value was
-// counted. Else count_bins() needs no second pass for them.
+// Returns the sum of the three bins that hold -0 or an infinity beside other values. If the sum has not
+// changed in the first pass of count_bins(), there are no such values, and no second pass is needed.
 uint64_t in_shared_bins(const uint64_t* words) {
   return words[bin_of(kMinusZero)] + words[bin_of(kPlusInfinity)] + words[bin_of(kMinusInfinity)];
 }
@@ -55,8 +57,8 @@ void count_patterns(const void* data, size_t count, uint32_t* words) {
 void count_bins(const void* data, size_t count, uint64_t* words) {
   const char* at = static_cast<const char*>(data);
   const uint64_t before = in_shared_bins(words);
-  constexpr uint64_t kOne = uint64_t{1} << kBinCountShift, kResidual = (1u << kBinResidualBits) - 1;
-  const auto count_one = [&](uint32_t bits) { words[bin_of(bits)] += kOne | (bits & kResidual); };
+  constexpr uint64_t kOne = uint64_t{1} << kBinCountShift, kLowBits = (1u << kBinResidualBits) - 1;
+  const auto count_one = [&](uint32_t bits) { words[bin_of(bits)] += kOne | (bits & kLowBits); };
   constexpr size_t kLine = 64, kInLine = kLine / sizeof(uint32_t);
   size_t left = count;
   for (; left >= kInLine; left -= kInLine, at += kLine) {
@@ -73,8 +75,8 @@ void count_bins(const void* data, size_t count, uint64_t* words) {
 
 namespace {
 
-constexpr uint64_t kResiduals = (uint64_t{1} << kBinCountShift) - 1;
-constexpr uint64_t kMostResidual = (1u << kBinResidualBits) - 1;
+constexpr uint64_t kResidualSum = (uint64_t{1} << kBinCountShift) - 1;  // mask of the sum in a bin's word
+constexpr uint64_t kMostResidual = (1u << kBinResidualBits) - 1;        // of one value
 
 // Writes the numbers of a list. Once fewer than kLongestVarint bytes are left, it fails and writes no more.
 class Packer {
@@ -149,7 +151,7 @@ size_t pack_bins(uint64_t* words, char* to, size_t room) {
   for (size_t first = 0; first < kBins; first += kCounterRun) {
     if (!any_in_run(words + first)) continue;
     for (size_t n = first; n < first + kCounterRun; ++n)
-      if (words[n] != 0) pack_word(n, words[n] >> kBinCountShift, words[n] & kResiduals);
+      if (words[n] != 0) pack_word(n, words[n] >> kBinCountShift, words[n] & kResidualSum);
   }
   for (size_t n = kBins; n < kBinWords; ++n)
     if (words[n] != 0) pack_word(n, words[n], 0);
@@ -181,11 +183,12 @@ bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* wor
     words[index] = count << kBinCountShift | residual;
     left -= count;
   }
-  // A bin must count at least the special values that it holds. The residual of -0 is 0.
+  // The bin of a special value must count at least this value. The residual of -0 is 0, so only the other
+  // values of its bin add to the sum.
   const auto count_with = [words](uint32_t bits) { return words[bin_of(bits)] >> kBinCountShift; };
   const uint64_t minus_zeros = words[kMinusZeroWord], in_its_bin = count_with(kMinusZero);
   return minus_zeros <= in_its_bin &&
-         (words[bin_of(kMinusZero)] & kResiduals) <= (in_its_bin - minus_zeros) * kMostResidual &&
+         (words[bin_of(kMinusZero)] & kResidualSum) <= (in_its_bin - minus_zeros) * kMostResidual &&
          words[kPlusInfinityWord] <= count_with(kPlusInfinity) &&
          words[kMinusInfinityWord] <= count_with(kMinusInfinity);
 }

@@ -37,7 +37,7 @@ FORESHOCK_DEVICE double load_element(const DeviceView& view, DType type, int64_t
 // threads read neighbouring columns, and each thread reads every `stripes`-th row. The sums of the threads
 // are then added pairwise, always in the same order.
 template <class Block>
-FORESHOCK_DEVICE void sum_tile(const DeviceView& view, DType type, uint32_t tile, ColumnSum* to,
+FORESHOCK_DEVICE void sum_tile(const DeviceView& view, DType type, uint32_t tile, ColumnSum* results,
                                Block& block) {
   const Format format = format_of(type);
   const uint32_t stripes = block.threads() / kColumnsOfATile;
@@ -57,11 +57,12 @@ FORESHOCK_DEVICE void sum_tile(const DeviceView& view, DType type, uint32_t tile
   }
   block.each([&](uint32_t thread) {
     const uint32_t column = tile * kColumnsOfATile + thread;
-    if (thread < kColumnsOfATile && column < view.width) to[column] = sums[thread];
+    if (thread < kColumnsOfATile && column < view.width) results[column] = sums[thread];
   });
 }
 
-// Adds the number of NaN and Inf in a tile to `count`. A finite value times 0 is 0, any other is NaN.
+// Adds the number of NaN and Inf in a tile of dQ to `count`. A finite value times 0 is 0; NaN and Inf give
+// NaN.
 template <class Block>
 FORESHOCK_DEVICE void add_nonfinite(const DeviceView& view, DType type, uint32_t tile, uint32_t* count,
                                     Block& block) {
@@ -98,8 +99,8 @@ FORESHOCK_DEVICE void key_gather_body(const KeyGatherJob& job, Block& block) {
       add_nonfinite(job.grad_query, type, n - sum_tiles, &clock->nonfinite, block);
     }
   }
-  end_gather(job.gather, block, [&] {
-    // The count of dQ follows the sums of dV (key_sum_count()). Adding 0 reads the counter atomically.
+  end_gather(job.gather, block, [&] {  // runs once, in the block that ends last
+    // The count of dQ is stored after the sums of dV. Adding 0 reads the counter atomically.
     ColumnSum of_query;
     of_query.nonfinite = block.add(&clock->nonfinite, 0u);
     of_value[job.grad_value.width] = of_query;

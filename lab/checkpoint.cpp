@@ -247,10 +247,10 @@ std::string read_index(const std::string& path, std::map<std::string, std::set<s
   if (!root.is_object() || !root.contains("weight_map") || !root["weight_map"].is_object())
     return printable(path) + " is not an index of a checkpoint: it has no weight_map";
   for (const auto& [name, shard] : root["weight_map"].items()) {
-    const std::string file = shard.is_string() ? shard.get<std::string>() : "";
-    if (file.empty() || file.find('/') != std::string::npos)
+    const std::string file_of_shard = shard.is_string() ? shard.get<std::string>() : "";
+    if (file_of_shard.empty() || file_of_shard.find('/') != std::string::npos)
       return printable(path) + ": tensor '" + printable(name) + "' is in no file beside the index";
-    (*shards)[file].insert(name);
+    (*shards)[file_of_shard].insert(name);
   }
   return "";
 }

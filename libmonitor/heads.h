@@ -1,6 +1,7 @@
-// A projection is a linear layer that computes the queries, keys or values of attention. Finds the rows of a
-// projection's weight that belong to the queries and keys of one attention head, and copies them. Uses the
-// weight's name and shape and the numbers of heads in the sampled attention calls. No heap, no statics.
+// Finds the rows of a projection's weight that belong to the queries and keys of one attention head, and
+// copies these rows. A projection is a linear layer that computes the queries, keys or values of attention.
+// Uses the weight's name and shape and the numbers of heads in the sampled attention calls. No heap, no
+// statics.
 #ifndef FORESHOCK_LIBMONITOR_HEADS_H_
 #define FORESHOCK_LIBMONITOR_HEADS_H_
 
@@ -14,7 +15,8 @@
 
 namespace foreshock {
 
-// The heads of attention calls. `heads` is a multiple of `kv_heads`. All 0: unknown.
+// The numbers of query heads and key/value heads of attention calls. `heads` is a multiple of `kv_heads`. All
+// 0: unknown.
 struct HeadGeometry {
   uint32_t heads = 0, kv_heads = 0, head_dim = 0;
   bool operator==(const HeadGeometry&) const = default;
@@ -42,8 +44,8 @@ struct Projection {
 // the name does not determine which rows belong to which head.
 Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, const HeadGeometry& heads);
 
-// Collects from the weights of a model how many outputs its key projections have, and its fused (or grouped)
-// projections; 0 without such projections, or if they differ.
+// Collects from the weights of a model how many outputs a key projection has, and how many a fused (or
+// grouped) projection has. 0: the model has no such projection, or two with different numbers.
 struct ProjectionOutputs {
   uint64_t key = 0, fused = 0;
 
@@ -58,8 +60,9 @@ struct ProjectionOutputs {
 // The number of kv-heads is then derived from the projections.
 HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs);
 
-// Each head has head_dim consecutive outputs. These functions return the index of the first one: of the first
-// query head that reads this kv-head, and of the kv-head's key. The kind of the projection must have them.
+// Each head has head_dim consecutive outputs. These functions return the index of the first output of the
+// first query head that reads this kv-head, and of the kv-head's key. The projection must compute queries or
+// keys respectively.
 uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 uint64_t first_key_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 
@@ -97,7 +100,8 @@ class ObservedHeads {
 
   bool has_seen() const { return seen_.load(std::memory_order_relaxed) != 0; }
 
-  // Returns all zero before the first call, and if calls differ: the heads of each layer are then unknown.
+  // Returns all zero before the first call, and if two calls had different heads: it is then unknown which
+  // layer has which heads.
   HeadGeometry get() const {
     const uint64_t seen = seen_.load(std::memory_order_relaxed);
     if (seen == kMixed) return {};
@@ -106,7 +110,8 @@ class ObservedHeads {
   }
 
  private:
-  // `seen_` holds three numbers of 20 bits, so that it is one atomic word; 0: no call seen.
+  // `seen_` holds heads, kv_heads and head_dim of 20 bits each, so that it is one atomic word. 0: no call was
+  // seen. kMixed: two calls differ, or a number is out of range.
   static constexpr uint64_t kMost = (1u << 20) - 1, kMixed = ~uint64_t{0};
   static uint64_t bounded(int64_t size) {
     return size > 0 && static_cast<uint64_t>(size) <= kMost ? static_cast<uint64_t>(size) : 0;

@@ -1,8 +1,8 @@
 """./dev test-torch VERSION: the adapter and a training under foreshock with another torch than the pinned one.
 
 VERSION 2.6 or 2.14: Debian's build, in a chroot of trixie or testing, which needs root. A release of torch_versions.py,
-such as 2.8.0: a wheel in a virtual environment. First runs packaging/newcomer_training.py under the packaged build of
-foreshock: its bits must equal those without foreshock, and samples must be judged. Then runs tests/integrations.
+such as 2.8.0: a wheel in a virtual environment. First runs packaging/newcomer_training.py with and without the packaged
+build of foreshock: both must give the same bits, and samples must be judged. Then runs tests/integrations.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import torch_versions
 from chroot import USER, Chroot, ChrootError
 from torch_versions import ROOT
 
-SUITES = {"2.6": "trixie", "2.14": "testing"}
+SUITES = {"2.6": "trixie", "2.14": "testing"}  # the Debian release with each version
 PACKAGES = ["python3-torch", "libtorch-dev", "python3-pytest", "python3-numpy", "g++"]
 PACKAGES += ["python3-setuptools", "python3-dev"]  # for torch.compile
 FORESHOCK = ROOT / "build" / "test-torch"  # prefix of the installed build of foreshock
 TREES = ROOT / "build" / "test-torch-trees"  # copies of the repository, by version
 
-# run(command, environment) runs a command in the place that has the torch, and returns exit status and standard output.
-# Paths are those of this machine; "@HOME@" stands for a writable folder there.
+# run(command, environment) runs a command in the chroot or virtual environment with the torch. It returns the exit
+# status and standard output. Paths are those of this machine; "@HOME@" stands for a folder that the command may write.
 Runner = Callable[[list[str], dict[str, str]], tuple[int, str]]
 
 
@@ -71,8 +71,8 @@ def in_environment(release: str, tree: Path) -> tuple[str, Runner]:
     def run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
         variables = {key: value.replace("@HOME@", home) for key, value in environment.items()}
         words = [word.replace("@HOME@", home) for word in command]
-        more = {"env": os.environ | variables, "cwd": tree, "stdout": subprocess.PIPE, "text": True}
-        done = subprocess.run(words, check=False, **more)
+        options = {"env": os.environ | variables, "cwd": tree, "stdout": subprocess.PIPE, "text": True}
+        done = subprocess.run(words, check=False, **options)
         return done.returncode, done.stdout
 
     return str(python), run
@@ -141,8 +141,8 @@ def main() -> None:
         package.run("cmake", "--install", package.BUILD, "--prefix", FORESHOCK, "--strip")
         tree = TREES / arguments.version
         snapshot(tree)
-        place = in_chroot if arguments.version in SUITES else in_environment
-        python, run = place(arguments.version, tree)
+        prepare = in_chroot if arguments.version in SUITES else in_environment
+        python, run = prepare(arguments.version, tree)
         if arguments.only != "integrations":
             test_training(python, run)
         if arguments.only != "training":

@@ -1,7 +1,7 @@
 // The layout of a .seg file, which the trainer writes, and of its .ctl file, which the agent writes: plain
 // structs of fixed size. The agent reads exactly one layout version, so kLayoutVersion must be raised when
 // any struct here changes. segment/SEGMENT.md describes the protocol. All words are little-endian, which is
-// the native order on every supported platform.
+// the native order on every supported platform. Each use of a slot has a number, its ticket, from 1 on.
 #ifndef FORESHOCK_SEGMENT_LAYOUT_H_
 #define FORESHOCK_SEGMENT_LAYOUT_H_
 
@@ -82,7 +82,8 @@ enum class Lost : uint32_t { kTorn, kAgentAbsent, kRefused, kUnsupported };
 inline constexpr const char* kLostReasonNames[kLostReasons] = {"torn", "agent_absent", "refused",
                                                                "unsupported"};
 
-// The regions of a segment. Each is an array of one struct of this file.
+// The regions of a segment. Each is an array of one struct of this file, with two exceptions (kSlots,
+// kTensors).
 enum RegionId : uint32_t {
   kIdentity,
   kOps,
@@ -115,8 +116,8 @@ struct Header {
 };
 static_assert(sizeof(Header) == 296);
 
-// The identity of the process. The topology and `framework` are written after the other fields. late_ready is
-// stored last with release order; they must not be read before it is 1.
+// The identity of the process. The topology and `framework` are written after the other fields, and
+// late_ready after them with release order. Topology and `framework` must not be read before late_ready is 1.
 struct Identity {
   uint64_t pid;
   uint64_t launcher_id;    // id of the `foreshock run` that started this process; 0: none
@@ -243,7 +244,7 @@ static_assert(sizeof(Coverage) == 320);
 
 enum class KernelCountState : uint32_t {
   kNotAsked,  // the user did not request a count
-  kWaiting,   // for the warm-up steps to end
+  kWaiting,   // the warm-up steps have not ended
   kCounting,
   kDone,
   kNoLibrary,  // the process has no CUPTI
@@ -314,7 +315,7 @@ struct Payload {
 // The extent of the sampled sequence of a packed batch, which concatenates sequences of different lengths.
 // The lengths are only on the device, so the device writes this struct together with the rows.
 struct SequenceTold {
-  uint32_t number, queries, keys;  // index in the batch, and the two lengths
+  uint32_t number, queries, keys;  // index of the sequence in the batch; its numbers of queries and of keys
   uint32_t positions;              // sampled positions of each head; 0: no rows were copied
   uint32_t position[kRowsPerSlice];
 };
@@ -365,16 +366,16 @@ struct Slot {
   // out, log_sum_exp and grad_out. head[] is the first of these heads, position[row] a key position, and
   // key_limit[row] the first query position that sees it. first_key and part_keys are then query rows.
   uint32_t columns;
-  // Set for some forward calls on the host without a mask: the number of NaN and Inf in the output of head[0]
-  // over all query positions, at most 2^32 - 1. 0 if the inputs of that head are not all finite.
+  // Set for some forward calls on the host without a mask, else 0: the number of NaN and Inf in the output of
+  // head[0] over all query positions, at most 2^32 - 1. Also 0 if the inputs of that head are not all finite.
   uint32_t nonfinite_out;
 };
 static_assert(sizeof(Slot) == 648);
 
 // -- the control file --
 
-// The agent's progress for one slot. Written by one pwrite of the whole record. Counters are totals over the
-// life of the segment.
+// The agent's progress for one slot. Written by one pwrite of the whole record. `judged` and `lost` are
+// totals over the life of the segment.
 struct Consumption {
   uint64_t consumed;  // the last ticket of this slot that was judged or lost
   uint32_t judged[kPasses];
@@ -404,8 +405,8 @@ inline constexpr int64_t kMostBurstSteps = 4096;
 
 // CPU time that the agent has spent on one rank so far, divided by the cores of the rank.
 struct AgentCost {
-  uint64_t ns;          // in all, without slices of the first look (kFirstLook)
-  uint64_t slices_ns;   // on slices, with those of the first look
+  uint64_t ns;          // on everything but slices of the first look (kFirstLook)
+  uint64_t slices_ns;   // on all slices, those of the first look included
   uint64_t slices;      // slices of query rows judged in slices_ns
   uint64_t tensors_ns;  // on tensors (weights, optimizer states); a part of ns
 
@@ -444,7 +445,7 @@ enum : uint32_t {
   kGivenGradientNorm = 4,
   kGivenBatchId = 8,
   kGivenUpTensors = 16,     // tensors are no longer reported, since that was too expensive or failed
-  kGivenUpFailed = 32,      // with kGivenUpTensors: it failed
+  kGivenUpFailed = 32,      // with kGivenUpTensors: reporting them failed
   kGivenOtherTraining = 64  // first step of another optimizer; the earlier optimizer was destroyed
 };
 
@@ -509,7 +510,7 @@ enum TensorUnfollowed : uint32_t {
   kUnfollowedOff,        // --weights off
   kUnfollowedNoRoom,     // too little shared memory for a ring
   kUnfollowedTooMany,    // the table of tensors is full
-  kUnfollowedFlat,       // it consists of many parameters (FSDP1)
+  kUnfollowedFlat,       // the tensor is a flat copy of many parameters (FSDP1)
   kUnfollowedPlacement,  // the position of this rank's part in the tensor is unknown
   kUnfollowedPace,       // its optimizer does not step once per counted step
   kTensorUnfollowed
@@ -575,11 +576,11 @@ enum TensorPayloadId : uint32_t {
 // Indices in the payload kTensorReductions; NaN: unknown. The update is the change that this one step made.
 enum TensorReduction : uint32_t {
   kSumOfSquares,        // of the values after the step; NaN and Inf included
-  kUpdateSumMagnitude,  // sum of its absolute values
+  kUpdateSumMagnitude,  // sum of the update's absolute values
   kUpdateSumOfSquares,
   kUpdateMaxMagnitude,
   kUpdateElements,  // elements in the update's sums and maximum: all, or some spread evenly over the part
-  kUpdatedSumOfSquares,  // of the values of these elements after the step
+  kUpdatedSumOfSquares,  // of the values that the kUpdateElements elements have after the step
   kTensorReductionCount
 };
 
@@ -612,9 +613,9 @@ static_assert(sizeof(TensorRecord) == 504);
 enum TensorSides : uint32_t { kQuerySide = 1, kKeySide = 2 };
 
 // The header of the payload kTensorHeadRows, which has rows of some heads of a query or key projection. The
-// numbers of the kv-heads follow (uint32, padded to a multiple of 8 bytes). For each side present, queries
-// first, count x head_dim x width values in the format of the tensor follow. For each kv-head, the queries
-// are those of the first query head that reads it.
+// numbers of the kv-heads follow (uint32, padded to a multiple of 8 bytes). Then count x head_dim x width
+// values in the format of the tensor follow for the queries, if `sides` has them, and as many for the keys.
+// For each kv-head, the queries are those of the first query head that reads this kv-head.
 struct TensorHeads {
   uint32_t sides;  // bits of TensorSides
   uint32_t head_dim, width;
@@ -640,7 +641,7 @@ enum OptimizerNumber : uint32_t {
   kEpsilonDominated,  // elements with sqrt(v^) below epsilon
   kSurprised,         // elements with g^2 above 50 w^
   kSurpriseElements,  // elements compared for kSurprised; 0 in the first step
-  kSeenLearningRate,  // this and the next four: of the tensor's parameter group
+  kSeenLearningRate,  // this and the next four: settings of the tensor's parameter group
   kSeenBeta1,
   kSeenBeta2,
   kSeenEpsilon,

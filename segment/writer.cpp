@@ -37,7 +37,8 @@ bool is_locked_by_other(const char* path) {
   return locked;
 }
 
-// Whether another process holds a lock on a segment of the rank.
+// Whether another process holds a lock on a segment of the rank: it is alive, since its end releases the
+// lock.
 bool has_live_segment(const char* directory, int rank) {
   DIR* files = opendir(directory);
   if (files == nullptr) return false;
@@ -62,9 +63,9 @@ bool has_name(int fd) {
   return syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_NLINK, &status) != 0 || status.stx_nlink > 0;
 }
 
-// A lock that a process holds while it looks for a live segment of its rank and creates its own. Without it,
-// two processes of one rank could both find none. It is an fcntl lock on an empty file, which is removed
-// afterwards. Never waits.
+// A lock that a process holds while it looks for a live segment of its rank and creates its own. Without the
+// lock, two processes of one rank could both find no segment and create one. It is an fcntl lock on an empty
+// file, which is removed afterwards. Never waits.
 class RankLock {
  public:
   RankLock() = default;
@@ -180,7 +181,7 @@ bool is_beyond_limit(uint64_t size) {
   return getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && size > limit.rlim_cur;
 }
 
-// Returns the word of create() for an errno.
+// Returns the word by which SegmentWriter::create() reports an errno.
 const char* reason_of(int error) {
   switch (error) {
     case ENOSPC:
@@ -339,10 +340,10 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
   uint64_t expected = 2 * consumed(index);
   if (!word(slot->sequence).compare_exchange_strong(expected, 2 * ticket - 1, std::memory_order_acq_rel))
     return nullptr;
-  std::atomic_thread_fence(std::memory_order_release);  // odd before any byte of the header
+  std::atomic_thread_fence(std::memory_order_release);  // the sequence is odd before any header byte changes
   char* begin = reinterpret_cast<char*>(slot);
-  // Everything is zeroed except the sequence. The device's times in between are stored atomically, because
-  // the thread that used the slot last may still read them (libmonitor/device_sampler.h).
+  // The header is zeroed except the sequence. The two device times in the middle are stored atomically,
+  // because the thread that used the slot last may still read them (libmonitor/device_sampler.h).
   constexpr size_t kTimes = offsetof(Slot, device_begin_ns), kAfterTimes = offsetof(Slot, first_ticket);
   std::memset(begin + sizeof slot->sequence, 0, kTimes - sizeof slot->sequence);
   std::memset(begin + kAfterTimes, 0, sizeof(Slot) - kAfterTimes);
@@ -352,7 +353,8 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
   return slot;
 }
 
-// Restores the sequence that the slot had before claim(): the agent consumes nothing while it is odd.
+// Restores the sequence that the slot had before claim(). While the sequence is odd, the agent does not
+// consume the slot, so consumed() has not changed since.
 void SegmentWriter::release(uint64_t ticket) const {
   const uint32_t index = static_cast<uint32_t>(ticket % slots());
   word(slot(index)->sequence).store(2 * consumed(index), std::memory_order_release);
@@ -375,8 +377,8 @@ bool SegmentWriter::claim(uint64_t ticket, uint32_t count, Slot** slots) const {
 }
 
 void SegmentWriter::give_back(uint64_t ticket, uint32_t count) const {
-  // The first part is released last. While its sequence is odd, a reader takes the others for its parts, not
-  // for the rest of a slice whose first part is gone.
+  // The first part is released last. While its sequence is odd, a reader counts the other parts as parts of
+  // an unfinished slice. Otherwise the reader would count them as a slice whose first part is lost.
   while (count > 0) release(ticket + --count);
 }
 
@@ -402,8 +404,8 @@ void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count)
 
 uint64_t SegmentWriter::steps_ahead() const {
   const uint64_t written = steps_written_.load(std::memory_order_relaxed);
-  const uint64_t taken = word(control_->step_cursor).load(std::memory_order_relaxed);
-  return written - std::min(taken, written);
+  const uint64_t cursor = word(control_->step_cursor).load(std::memory_order_relaxed);
+  return written - std::min(cursor, written);
 }
 
 StepRecord* SegmentWriter::step(uint64_t number) const {
@@ -415,15 +417,16 @@ uint64_t SegmentWriter::append_step(const StepRecord& record) {
   const uint64_t number = steps_written_.load(std::memory_order_relaxed) + 1;
   StepRecord* to = step(number);
   word(to->sequence).store(2 * number - 1, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);  // odd before any byte of the record
+  std::atomic_thread_fence(std::memory_order_release);  // the sequence is odd before any other byte changes
   std::memcpy(&to->step, &record.step, sizeof(StepRecord) - offsetof(StepRecord, step));
   word(to->sequence).store(2 * number, std::memory_order_release);
   steps_written_.store(number, std::memory_order_relaxed);
   return number;
 }
 
-// The sequence is unchanged, so the record stays valid even if the trainer dies during this. `given` is
-// stored last: a reader that finds it without kNumbersPending reads the record again and has all numbers.
+// The sequence stays unchanged, so the record is valid even if the trainer dies in this function. `given` is
+// stored last: a reader that finds `given` without kNumbersPending reads the record again and has all
+// numbers.
 void SegmentWriter::complete_step(uint64_t number, const StepRecord& record) {
   StepRecord* to = step(number);
   if (word(to->sequence).load(std::memory_order_relaxed) != 2 * number) return;
@@ -436,7 +439,7 @@ void SegmentWriter::complete_step(uint64_t number, const StepRecord& record) {
 
 namespace {
 
-// Atomic, since other threads and the agent load these words.
+// Stores atomically, since other threads and the agent load these words.
 void store(uint64_t& word, uint64_t value, std::memory_order order = std::memory_order_relaxed) {
   std::atomic_ref<uint64_t>(word).store(value, order);
 }

@@ -43,27 +43,29 @@ enum { FORESHOCK_SHIM_COUNT = 13 };
 
 /* One call of a shim function. Tensors are torch's AtenTensorHandle; NULL: absent. */
 typedef struct foreshock_shim_call {
-  uint32_t size;   /* sizeof, as in hook.h */
-  uint32_t number; /* of FORESHOCK_SHIMS */
+  uint32_t size;   /* sizeof(foreshock_shim_call) */
+  uint32_t number; /* of the function in FORESHOCK_SHIMS */
   const void *query, *key, *value, *mask, *grad_out;
   const void *out, *log_sum_exp; /* inputs of a backward; results of a forward, set once it has returned */
   const void* grad_query;        /* result of a backward, set once it has returned */
   double scale;                  /* 0: torch's default */
   double dropout;
-  int32_t causal;
+  int32_t causal; /* nonzero: is_causal is true */
   int32_t failed; /* nonzero: the function returned an error */
 } foreshock_shim_call;
 
 /* The adapter exports the functions below; libforeshock.so finds them by name. */
 
-/* Called before the shim function. Nonzero: the call is to be sampled. A call of ..._ended always follows. */
+/* Called before the shim function. Returns nonzero if the call is to be sampled. A call of
+ * foreshock_adapter_shim_ended always follows. */
 int foreshock_adapter_shim_begins(const foreshock_shim_call* call);
 
-/* Called after the shim function has returned, with its results; `wanted` is the result of ..._begins. */
+/* Called after the shim function has returned, with its results. `wanted` is what ..._begins has returned. */
 void foreshock_adapter_shim_ended(const foreshock_shim_call* call, int wanted);
 
-/* Nonzero while this thread runs a backward pass. A forward call is then a recomputation. For interposed
- * functions of other libraries (TransformerEngine), which receive no such information from torch. */
+/* Returns nonzero while this thread runs a backward pass. A forward call is then a recomputation. This
+ * function serves the interposed functions of TransformerEngine, which receive no such information from
+ * torch. */
 int foreshock_adapter_in_backward(void);
 
 #ifdef __cplusplus
