@@ -5,15 +5,15 @@
 Two real Prometheus servers with empty stores scrape the series of 200 agents. bench/fleet/agents.cpp simulates the
 agents with the real exporter and server. Each agent has 8 ranks. It exports the series by layer of one rank (--layers
 owner), or those of all eight up to the number of series that an agent may have (--layers budget). Only one of the two
-servers evaluates the alert rules, so the difference of their CPU times is the cost of the rules, even on a busy
-machine. All processes share the cores.
+Prometheus servers evaluates the alert rules, so the difference of their CPU times is the cost of the rules, even on a
+busy machine. All processes share the cores.
 
-Printed: series, samples per second, the time of a scrape, memory and CPU of Prometheus, CPU seconds of the rules per
-evaluation interval, the evaluation time that Prometheus reports for each group and for the most expensive rules, and
-the time of queries over the whole fleet. The evaluation times are wall times. Each is the shortest of the last third of
-all evaluations: a busy machine makes evaluations longer, and the first ones are too short, since their ranges have
-little data. Every alert fires here, which is the most expensive case. A rule with a range reaches its full cost only
-after the length of its range, ten minutes for most.
+The program prints sizes and times of scrapes and queries, memory and CPU of Prometheus, and the cost of the rules: CPU
+seconds per evaluation interval, and the evaluation times that Prometheus reports for groups and for the most expensive
+rules. The evaluation times are wall times. Each is the shortest of the last third of all evaluations: a busy machine
+makes evaluations longer, and the first ones are too short, since their ranges have little data. Every alert fires here,
+which is the most expensive case. A rule with a range reaches its full cost only after the length of its range, ten
+minutes for most.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
-PORT, PLAIN_PORT = 19847, 19848
+PORT, PLAIN_PORT = 19847, 19848  # of the server with rules, and of the one without
 RULES = ROOT / "dashboards" / "rules" / "foreshock.yml"
 
 
-def ask(expression: str) -> list[dict]:
+def result_of(expression: str) -> list[dict]:
+    """The series that a PromQL expression gives on the server with rules."""
     query = urllib.parse.urlencode({"query": expression})
     with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/api/v1/query?{query}", timeout=60) as reply:
         return json.load(reply)["data"]["result"]
@@ -45,7 +46,7 @@ def ask(expression: str) -> list[dict]:
 
 def value(expression: str) -> float:
     """The value of the first series of the result; NaN if there is none."""
-    found = ask(expression)
+    found = result_of(expression)
     return float(found[0]["value"][1]) if found else float("nan")
 
 
@@ -53,7 +54,7 @@ def process_numbers(pid: int) -> tuple[float, float]:
     """(resident MB, CPU seconds) of a process."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     ticks = os.sysconf("SC_CLK_TCK")
-    # 21: rss in pages; 11 and 12: utime and stime; counted from the field after the name, state
+    # Fields counted from the one after the name (state, 0). 21: rss in pages; 11 and 12: utime and stime in ticks.
     return int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 1e6, (int(fields[11]) + int(fields[12])) / ticks
 
 
@@ -79,23 +80,23 @@ def wait_for_rules(seconds: float) -> None:
 
 
 def evaluations() -> float:
-    """The largest number of evaluations of any group so far: iterations, minus those that a busy machine missed."""
+    """The largest number of evaluations of a group of rules so far: iterations minus those that Prometheus missed."""
     with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=60) as reply:
         lines = [line.rpartition(" ") for line in reply.read().decode().splitlines()]
-    made: dict[str, float] = {}  # by group
-    for what, sign in (("", 1), ("missed_", -1)):
+    evaluated: dict[str, float] = {}  # by group
+    for kind, sign in (("", 1), ("missed_", -1)):
         for name, _, count in lines:
-            if name.startswith(f"prometheus_rule_group_iterations_{what}total{{"):
+            if name.startswith(f"prometheus_rule_group_iterations_{kind}total{{"):
                 group = name.partition("{")[2]
-                made[group] = made.get(group, 0) + sign * float(count)
-    return max(made.values())
+                evaluated[group] = evaluated.get(group, 0) + sign * float(count)
+    return max(evaluated.values())
 
 
 class Times:
-    """Evaluation times of the rules in seconds. That of a rule is the shortest of the last third of all readings."""
+    """Evaluation times of the rules in seconds. A rule's time is the shortest of the last third of all readings."""
 
     def __init__(self) -> None:
-        self.readings: list[dict[tuple[str, str], float]] = []  # by group, and number and name of the rule
+        self.readings: list[dict[tuple[str, str], float]] = []  # by (group, "number name" of the rule)
 
     def read(self) -> None:
         times = {
@@ -144,13 +145,13 @@ def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, int
     time.sleep(3 * interval)  # every target is scraped, so that all series exist
     wait_for_rules(120)
     evaluated = evaluations()
-    begin, before = time.monotonic(), [process_numbers(each.pid)[1] for each in (server, plain)]
+    begin, before = time.monotonic(), [process_numbers(process.pid)[1] for process in (server, plain)]
     times = Times()
     while time.monotonic() - begin < seconds:
         time.sleep(interval)
         times.read()
     took = time.monotonic() - begin
-    (resident, cpu), (_, plain_cpu) = (process_numbers(each.pid) for each in (server, plain))
+    (resident, cpu), (_, plain_cpu) = (process_numbers(process.pid) for process in (server, plain))
     cores, plain_cores = (cpu - before[0]) / took, (plain_cpu - before[1]) / took
     evaluated = evaluations() - evaluated
     rules = (cores - plain_cores) * took / evaluated  # CPU seconds per evaluation
@@ -165,17 +166,17 @@ def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, int
         f"Prometheus         {resident:.0f} MB resident ({resident * 1e3 / series:.1f} kB a series), {cores:.2f} cores"
     )
     print(f"all rules          {rules:.2f} CPU seconds in each of {evaluated:.0f} intervals")
-    for name, each in sorted(times.by_group().items(), key=lambda group: -group[1]):
-        print(f"group              {name}: {each * 1e3:.0f} ms")
-    for name, each in times.most_expensive(5):
-        print(f"rule               {name}: {each * 1e3:.0f} ms")
+    for name, duration in sorted(times.by_group().items(), key=lambda group: -group[1]):
+        print(f"group              {name}: {duration * 1e3:.0f} ms")
+    for name, duration in times.most_expensive(5):
+        print(f"rule               {name}: {duration * 1e3:.0f} ms")
     for name, query in (
         ("worst ratio", 'topk(5, foreshock_attention_deviation_ratio{stat="max"})'),
         ("ranks up", "sum by (run) (foreshock_rank_up)"),
         ("layers of a run", "max by (run, layer) (foreshock_layer_attention_deviation_ratio)"),
     ):
         begin = time.monotonic()
-        rows = len(ask(query))
+        rows = len(result_of(query))
         print(f"query              {name}: {(time.monotonic() - begin) * 1e3:.0f} ms, {rows} rows")
     return {
         "agents": up, "series": series, "samples_per_second": rate, "interval_seconds": interval,

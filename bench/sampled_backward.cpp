@@ -1,9 +1,9 @@
-// Measures what a sampled backward call costs the trainer: copying a slice of query rows (with dQ), copying a
-// slice of key positions (with dK and dV, whose sums over all keys are computed), and the mean of a sampled
-// call. Every sampled call takes query rows. If --max-slowdown leaves little time, only the calls that
-// takes_columns() selects take key positions as well; the mean is for this case. Medians over calls of
-// different heads. The aim: a mean of at most 1.3 times a slice of rows. Also measures the agent's CPU time
-// for judging a slice of either kind.
+// Measures what a sampled backward call costs the trainer. Such a call copies a slice of query rows (with
+// dQ). If --max-slowdown leaves little time, only calls that takes_columns() selects also copy a slice of key
+// positions (with dK and dV, whose sums over all keys are computed). The program prints the median time of
+// each kind of slice over calls of different heads, and from both the mean cost of a sampled call in this
+// case. The aim is a mean of at most 1.3 times a slice of rows. It also measures the agent's CPU time for
+// judging a slice of either kind.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -24,7 +24,9 @@ namespace {
 
 using namespace foreshock;
 
-constexpr int kCalls = 300, kJudged = 5, kBatch = 4;
+constexpr int kCalls = 300, kJudged = 5, kBatch = 4;  // measured calls, judged slices, batch elements
+constexpr uint64_t kSeed = 1;
+constexpr int64_t kStep = 2;
 constexpr double kAim = 1.3;
 
 struct Shape {
@@ -98,11 +100,12 @@ double thread_milliseconds() {
   return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
 }
 
-// Copies slice number `number` into a slot (a piece of shared memory), as the monitor in the trainer does.
+// Copies a slice into a slot (in the trainer a piece of shared memory), as the monitor does for the
+// `number`-th call of a step. `by_columns`: a slice of key positions, not of query rows.
 void take(const ValidatedCall& call, bool by_columns, uint64_t number, std::vector<char>* slot) {
   SlicePlan plan;
-  Slice slice =
-      by_columns ? choose_columns(call.shape, 1, 2, number, 0) : choose_slice(call.shape, 1, 2, number, 0);
+  Slice slice = by_columns ? choose_columns(call.shape, kSeed, kStep, number, 0)
+                           : choose_slice(call.shape, kSeed, kStep, number, 0);
   const bool fits = by_columns ? plan_columns(call, slot->size(), 1, slice, &plan)
                                : plan_slice(call, slot->size(), 1, &slice, &plan);
   if (!fits) std::abort();
@@ -140,7 +143,7 @@ double measure(const Shape& shape) {
   for (uint64_t n = 0; n < kCalls; ++n) {
     rows.push_back(microseconds([&] { take(call, false, n, &slot); }));
     columns.push_back(microseconds([&] { take(call, true, n, &slot); }));
-    const Slice slice = choose_columns(call.shape, 1, 2, n + kCalls, 0);
+    const Slice slice = choose_columns(call.shape, kSeed, kStep, n + kCalls, 0);
     counted.push_back(microseconds([&] {
       if (count_nonfinite(call.out, slice.batch, slice.first_head) > 0) std::abort();
     }));
@@ -151,7 +154,8 @@ double measure(const Shape& shape) {
   constexpr int kChoices = 100000;  // calls from which the share that takes key positions is estimated
   int taken = 0;
   for (uint64_t n = 0; n < kChoices; ++n)
-    taken += takes_columns(call.shape, call.head_dim, call.value_dim, false, 1, 2, n);
+    taken +=
+        takes_columns(call.shape, call.head_dim, call.value_dim, /*is_affordable=*/false, kSeed, kStep, n);
   const double share = static_cast<double>(taken) / kChoices;
   const double mean = median(rows) + share * median(columns), ratio = mean / median(rows);
   std::printf(

@@ -17,15 +17,15 @@ namespace {
 
 struct Command {
   const char* name;
-  // Exactly one of the two is null. dispatch() parses the options of `function`, whose bit in the table of
-  // options (libmonitor/options.h) is `reader`. `words_function` parses its own.
+  // One of the two functions is null. For `function` dispatch() parses the options: those with the bit
+  // `reader` in the table of options (libmonitor/options.h). `words_function` parses its words itself.
   int (*function)(const Arguments&);
   int (*words_function)(const std::vector<std::string>&);
   uint32_t reader;
   const char* usage;
   const char* help;
   const char* example;
-  const char* page;  // below docs/; "" if there is none
+  const char* page;  // the page below docs/ about this command
 };
 
 constexpr Command kCommands[] = {
@@ -129,8 +129,8 @@ int main(const std::vector<std::string>& words) {
 }
 
 // Opens /dev/null for closed standard streams. Otherwise the next opened file would get the number of a
-// stream, and printed text would go into that file. The trainer does not inherit these descriptors. They are
-// opened in the wrong direction, so that reading standard input or writing output still fails.
+// stream, and printed text would go into that file. The trainer does not inherit these descriptors. Standard
+// input is opened for writing and the outputs for reading, so that their normal use still fails.
 void hold_standard_streams() {
   for (const int stream : {0, 1, 2})
     if (fcntl(stream, F_GETFD) < 0) open("/dev/null", (stream == 0 ? O_WRONLY : O_RDONLY) | O_CLOEXEC);

@@ -1,6 +1,7 @@
-// foreshock run: starts the agent, which follows the run, then the user's command with libforeshock.so
-// preloaded; prints the agent's summary at the end. run() and run_monitored() have the sequence of steps. If
-// monitoring is not possible, prints one line and runs the command without it. Also has foreshock agent.
+// Implements foreshock run: starts the agent, which follows the run, then the user's command (the trainer)
+// with libforeshock.so preloaded; prints the agent's summary at the end. If monitoring is not possible,
+// prints one line and runs the command without it. run() and run_monitored() at the end of this file have the
+// sequence of steps. agent(), also here, implements foreshock agent.
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -62,7 +63,8 @@ bool is_followed_by_service(const Arguments& arguments) {
   return arguments.text(OptionId::kAgent) == "service";
 }
 
-// Returns "" or that RLIMIT_FSIZE is too low. A write beyond it raises SIGXFSZ, which would kill the trainer.
+// Returns an error if RLIMIT_FSIZE is too low, else "". A write beyond the limit raises SIGXFSZ, which would
+// kill the trainer.
 std::string file_size_problem() {
   constexpr rlim_t kLeast = 4 << 20;  // enough for a segment without slots, and for the agent's files
   rlimit limit = {};
@@ -71,7 +73,7 @@ std::string file_size_problem() {
          " KiB here; raise `ulimit -f` to 4 MiB or more";
 }
 
-// Returns "" or that the directory name is too long for the fixed buffers of the library in the trainer.
+// Returns an error if the directory name is too long for the buffers of the library in the trainer, else "".
 std::string length_problem(const Monitored& monitored) {
   constexpr size_t kMost = sizeof(Settings::directory) - 1;
   if (monitored.base.size() + 1 + monitored.run_id.size() <= kMost) return "";
@@ -79,7 +81,7 @@ std::string length_problem(const Monitored& monitored) {
          std::to_string(kMost - 1 - monitored.run_id.size()) + " characters at most";
 }
 
-// Returns "" or what to do about options that contradict each other or have unusable values.
+// Returns an error if options contradict each other or have unusable values, else "".
 std::string run_problem(const Arguments& arguments) {
   const bool service = is_followed_by_service(arguments);
   for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kOnAlert,
@@ -94,7 +96,8 @@ std::string run_problem(const Arguments& arguments) {
 }
 
 // Finds or builds the adapter, which connects libforeshock.so with the torch of the command. Returns "" or
-// why there is none. `*cache`: the directory of adapters; may become another one that has this adapter.
+// the reason why no adapter is available. `*cache`: the directory of adapters; set to the one with this
+// adapter.
 std::string adapter_problem(const Installation& installation, const std::vector<std::string>& command,
                             std::string* cache) {
   if (const FoundLibtorch libtorch = find_libtorch(command); !libtorch.program.empty()) {
@@ -108,7 +111,8 @@ std::string adapter_problem(const Installation& installation, const std::vector<
   if (adapter.usable() && !adapter.path.empty()) *cache = adapter.folder();
   // Without the Python helper, monitoring is still possible, with less data.
   if (const std::string why = helper_problem(python); python.certain && !why.empty()) say(why);
-  // If the interpreter is only a guess, the command may be a C++ trainer, which needs no adapter for it.
+  // If the interpreter is only a guess, the command may be a trainer in C++, which needs no adapter for
+  // Python.
   return adapter.usable() || !python.certain ? "" : adapter.reason;
 }
 
@@ -118,7 +122,7 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   if (is_followed_by_service(arguments)) return {};
   std::vector<std::string> command = {
       installation.executable, "agent", "--dir", directory, "--run-id", run_id};
-  // A port that the user has given may be known to a Prometheus. Only the default may be replaced.
+  // A Prometheus may be configured for a port that the user has given. So only the default may be replaced.
   std::string ports = arguments.text(OptionId::kPort);
   if (!arguments.is_given(OptionId::kPort)) ports += "-" + std::to_string(std::stoi(ports) + kPortsTried - 1);
   command.insert(command.end(), {option(OptionId::kPort).flag, ports});
@@ -173,7 +177,7 @@ std::string interval_and_limit_line(const Arguments& arguments) {
          ": steps that it does not pay for are not sampled; give --every alone to sample them all";
 }
 
-// Returns the last step in the last MiB of the record; -1: there is none.
+// Returns the number of the last step in the last MiB of the record; -1: this part of the record has no step.
 int64_t last_step_in(const std::string& record) {
   constexpr std::streamoff kEnd = 1 << 20;
   std::ifstream file(record, std::ios::binary | std::ios::ate);
@@ -234,13 +238,15 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   SignalPasser signals;  // from here on, signals stay pending until they are passed to the command
   AgentKeeper keeper(directory.path(),
                      agent_command(installation, arguments, directory.path(), monitored.run_id));
-  // If the agent is only slow, the command is started anyway, and keep_agent() below goes on.
+  // If the agent is only slow, the command is started anyway, and keep_agent() below still waits for the
+  // agent.
   if (!keeper.wait_for_address(kAgentStartTimeoutMs)) {
     if (keeper.has_failed()) {
       const std::string words = keeper.failure_text();  // read before leave() removes the log
       directory.leave();
       sigprocmask(SIG_SETMASK, signals.original_mask(), nullptr);
-      // If a given port is in use, that is wrong use, like a --bind address that this machine does not have.
+      // If the user has given a port that is in use, the command is not run. This is wrong use, like a --bind
+      // address that this machine does not have.
       if (arguments.is_given(OptionId::kPort) && words.find(": port ") != std::string::npos &&
           words.find(strerror(EADDRINUSE)) != std::string::npos)
         return wrong_use(words + "; choose another --port, or 0 for any free one");
@@ -250,8 +256,8 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   }
   const std::string record = absolute(arguments.text(OptionId::kRecord));
   const std::string flagged = absolute(arguments.text(OptionId::kSaveFlagged));
-  // Restarts a dead agent and prints the address of each new agent. The agent may be that of an earlier
-  // launcher with the same run id, whose options need not be ours.
+  // Restarts a dead agent and prints the address of each new agent. The agent may have been started by
+  // another launcher with the same run id, with other options than ours.
   const auto keep_agent = [&keeper, &monitored, &record, &flagged] {
     keeper.tick();
     const auto agent = keeper.new_address();
@@ -284,7 +290,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   }
   const ExitStatus status = signals.wait_for(pid, keep_agent);
   exchange.write_exit_status(status, signals.stop_signal());
-  // Consumes the Ctrl-C that ended the command, so that it does not end the wait below.
+  // Consumes the Ctrl-C that has ended the command, so that this signal does not end the wait below.
   signals.interrupted_within(0);
   const ExitExchange::Answer answer = exchange.wait(&signals, &keeper);
   print_summary(answer, absolute(arguments.text(OptionId::kSummary)), record,
@@ -302,7 +308,7 @@ std::string without_slashes(std::string path) {
   return path;
 }
 
-// Returns "" or what to do about the options of `foreshock agent`.
+// Returns an error if the options of `foreshock agent` cannot be used, else "".
 std::string problem_of(const AgentOptions& options, const Arguments& arguments) {
   if (options.directory.empty() && options.tree.empty())
     return "no run given; type foreshock agent --dir DIR, or --tree DIR for all runs below DIR";

@@ -1,7 +1,7 @@
-// What all work on CUDA devices uses: the entry points of the driver, set-up in a context, the file with the
-// device kernels, and a ring of device memory. The entry points are found by name in libcuda.so.1, after the
-// trainer itself has used a tensor on a device. This header declares the types and numbers of the driver's
-// ABI, so that building needs no part of CUDA; device_driver_abi_test.cpp compares them with cuda.h.
+// Provides what all work on CUDA devices uses: the entry points of the driver, set-up in a context, the file
+// with the device kernels, and a ring of device memory. The entry points are found by name in libcuda.so.1,
+// after the trainer itself has used a tensor on a device. This header declares the types and numbers of the
+// driver's ABI, so that building needs no part of CUDA; device_driver_abi_test.cpp compares them with cuda.h.
 #ifndef FORESHOCK_LIBMONITOR_CUDA_DRIVER_H_
 #define FORESHOCK_LIBMONITOR_CUDA_DRIVER_H_
 
@@ -51,7 +51,7 @@ inline constexpr uint64_t kLegacyStream = 1;  // flag of cuGetProcAddress: a nul
 // are those of 12.0. The kernels are stored as machine code for some devices and as PTX for newer ones.
 // Machine code needs a driver of at least the major version of its toolkit, with any minor version (NVIDIA's
 // minor version compatibility). PTX needs a driver at least as new as the toolkit. So loading fails on an
-// older driver if only the PTX fits the device.
+// older driver if no machine code fits the device.
 inline constexpr int kOldestDriver = 12000;
 // From this version on cuStreamGetCtx may be called for a stream that is being captured. Older drivers
 // invalidate the capture.
@@ -120,9 +120,9 @@ class DriverApi {
   int version() const { return version_; }
 
   // Finds a kernel of a module and loads it. Call this at set-up for every kernel that is launched within a
-  // step. Drivers load lazily unless CUDA_MODULE_LOADING disables it: the first launch of a function loads
-  // it, which locks the context and waits for the device's work. That work may be a collective that waits for
-  // another rank, which may wait for this one. Drivers before 12.4 load it when it is found.
+  // step. Drivers load a function at its first launch, unless CUDA_MODULE_LOADING disables this. Loading
+  // locks the context and waits for the device's work, which may be a collective that waits for another rank;
+  // that rank may wait for this one. Drivers before 12.4 load a function when it is found.
   bool find_kernel(cuda::Module module, const char* name, cuda::Function* kernel) const;
 
   // Launches a kernel with its one parameter, a job of kernels/device_jobs.h.
@@ -157,9 +157,9 @@ class PerContext {
   // Returns the FORESHOCK_SKIP_ reason why the object cannot be used, or -1.
   int failed() const { return failed_; }
 
-  // Refuses a context permanently: objects in it could not be set up between steps. Used for a context
-  // without a handle that is valid outside of a call, such as a green context, which is current only during a
-  // part of the step. A set-up in another context stays.
+  // Refuses a context permanently, because the object could not be set up in this context between steps. Used
+  // for a context whose handle is valid only within a call, such as a green context, which is current only
+  // during a part of the step. A set-up in another context stays.
   void refuse(uint64_t context_id) { refused_ = context_id; }
   // Whether `context_id` is the context that was refused last.
   bool is_refused(uint64_t context_id) const { return refused_ == context_id; }
@@ -200,7 +200,7 @@ class PerContext {
 };
 
 // Switches this thread to the relaxed capture mode during the guard's lifetime. In the other modes, set-up
-// calls fail while any thread captures a graph, and they would invalidate the capture.
+// calls fail while any thread captures a graph, and invalidate the capture.
 class CaptureGuard {
  public:
   explicit CaptureGuard(const DriverApi& driver) : driver_(driver) {
@@ -230,9 +230,9 @@ bool path_beside_library(const char* name, char* path, size_t capacity);
 // read once, after the first tensor on a device was seen. One caller at a time.
 class Fatbin {
  public:
-  // Reads the file into memory if `seal` matches, i.e. if it was built with this library. The check also
-  // rejects a truncated or damaged file. The file is not mapped: some installers replace files in place, and
-  // a mapping would then raise SIGBUS in the trainer. After a failure it is not read again.
+  // Reads the file into memory if `seal` matches, i.e. if the file was built with this library. The check
+  // also rejects a truncated or damaged file. The file is not mapped: some installers replace files in place,
+  // and a mapping would then raise SIGBUS in the trainer. After a failure the file is not read again.
   void read(const char* path, const DeviceCodeSeal& seal);
 
   bool is_read() const { return code_.data() != nullptr; }
@@ -250,7 +250,7 @@ class Fatbin {
 
 // Allocates memory on a device for slices that are being copied to the segment, in order, and frees it in the
 // same order. After copying a slice, the stream stores a sequence word into the slice's slot, in host memory.
-// By reading that word the host finds out that the slice's memory is free. Thread-compatible.
+// The host reads the sequence word to find out that the slice's memory is free. Thread-compatible.
 class StagingRing {
  public:
   // Limit of slices in the ring. Each slice has at least one slot of the segment.

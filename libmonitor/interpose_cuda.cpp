@@ -23,8 +23,8 @@
 namespace foreshock {
 namespace {
 
-// The longest of these functions takes six arguments, each in one integer register. All are forwarded as
-// words of unknown type (Word is uint64_t).
+// The longest of the interposed functions takes six arguments, each in one integer register. Every function
+// here takes six words of unknown type (Word is uint64_t) and forwards all of them.
 #define FORESHOCK_SIX Word a, Word b, Word c, Word d, Word e, Word f
 using Function = int (*)(FORESHOCK_SIX);
 
@@ -82,8 +82,8 @@ constexpr Word kStreamPerThread = 2;  // cudaStreamPerThread
 std::atomic<void*> g_real[kRuntimes][kFunctions];
 std::atomic<int> g_is_monitored{-1};  // -1: not determined yet
 
-// Returns the function that the caller would get without libforeshock.so, or null. `ours`: our own
-// definition, which is never returned.
+// Returns the runtime's function, which the caller would get without libforeshock.so, or null. `ours`: the
+// function of this file, which is never returned.
 Function real_function(Runtime runtime, Number number, const void* ours) {
   void* found = g_real[runtime][number].load(std::memory_order_acquire);
   if (found == nullptr) {
@@ -117,7 +117,8 @@ uintptr_t stream_of(const Interposed& called, Word handle) {
   return is_of_thread ? static_cast<uintptr_t>(pthread_self()) : handle;
 }
 
-// Counts a call that has returned `error`; a and b are its first arguments.
+// Counts a call that has returned `error`; a and b are its first two arguments. Destructions are counted by
+// note_destruction() instead.
 void note(const Interposed& called, int error, Word a, Word b) {
   CudaGraphCounter& graphs = g_monitor.graphs();
   const bool succeeded = error == 0;
@@ -130,7 +131,7 @@ void note(const Interposed& called, int error, Word a, Word b) {
     case kBeginCaptureToGraph:  // (stream, graph, ...)
       if (succeeded) graphs.begin_recording_into(stream_of(called, a), b, so_far);
       return;
-    case kEndCapture:  // (stream, *graph); after an error the recording has ended too, with one exception
+    case kEndCapture:  // (stream, *graph); the recording has ended even after an error, except kWrongThread
       if (error != kWrongThread)
         graphs.end_recording(stream_of(called, a), succeeded ? handle_at(b) : 0, so_far);
       return publish();
@@ -148,11 +149,12 @@ void note(const Interposed& called, int error, Word a, Word b) {
       return publish();
     case kDestroyGraph:
     case kDestroyExecutable:
-      return;  // see note_destruction()
+      return;
   }
 }
 
-// Must be called before the real function: afterwards another thread may get the same handle.
+// Counts the destruction of a graph. Must be called before the real function destroys it: afterwards another
+// thread may get the same handle for a new graph.
 void note_destruction(Kind kind, Word handle) {
   if (kind == kDestroyGraph) g_monitor.graphs().destroy_graph(handle);
   if (kind == kDestroyExecutable) g_monitor.graphs().destroy_executable(handle);
@@ -172,7 +174,7 @@ int forward_call(Runtime runtime, Number number, const void* ours, FORESHOCK_SIX
 }  // namespace foreshock
 
 // Defines a function under an internal name, and exports it under the runtime's name and version. Each
-// function exists once for each major version of the runtime.
+// function of the runtime has one such definition for each major version of the runtime.
 #define FORESHOCK_RUNTIME_FUNCTION(runtime, version, name)                                                  \
   extern "C" FORESHOCK_EXPORT int runtime##_##name(foreshock::Word a, foreshock::Word b, foreshock::Word c, \
                                                    foreshock::Word d, foreshock::Word e,                    \
@@ -222,6 +224,7 @@ bool profiler_runs() {
   return !is_exported;
 }
 
+// Finds a function of CUPTI and stores it in *function. Returns false if it does not exist.
 template <class T>
 bool find(const char* name, T* function) {
   *reinterpret_cast<void**>(function) = find_in_mapped("libcupti", name);
@@ -237,7 +240,8 @@ bool find_cupti(cupti::Library* found) {
          find("cuptiEnableCallback", &found->enable_callback);
 }
 
-// Registered here, because the static library, which unit tests link, cannot search for CUPTI.
+// Registers find_cupti() from this file, since the static library, which unit tests link, does not contain
+// it.
 __attribute__((constructor)) void register_kernel_finder() { g_monitor.set_kernel_finder(find_cupti); }
 
 }  // namespace

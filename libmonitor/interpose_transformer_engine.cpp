@@ -3,13 +3,14 @@
 // preloaded.
 //
 // The order of the arguments changes between minor versions, and an unknown version must keep working too. So
-// no function here has its own signature: the words in registers and on the stack are forwarded unchanged
-// (FORESHOCK_PARAMETERS in base.h). They are read as arguments only if the package's metadata names a known
-// version, and only while they are plausible for that version (transformer_engine.cpp). Calls of any other
-// version are counted under a separate name, skipped as `unknown` when sampled, and reported once.
+// no function here declares the arguments of the real one: the words in registers and on the stack are
+// forwarded unchanged (FORESHOCK_PARAMETERS in base.h). They are read as arguments only if the package's
+// metadata names a known version, and only while they are plausible for that version
+// (transformer_engine.cpp). Calls of any other version are counted under a separate name, skipped as
+// `unknown` when sampled, and reported once.
 //
-// Each attention makes two calls. The first one passes no workspace and returns the required size of it. It
-// is forwarded without being counted if the arguments can be read.
+// TransformerEngine makes two calls for each attention. The first call passes no workspace and returns the
+// size that the workspace must have. If its arguments can be read, it is forwarded without being counted.
 #include <dlfcn.h>
 #include <unistd.h>
 
@@ -67,14 +68,14 @@ void find(const char* library, const char* name, T* function) {
   *reinterpret_cast<void**>(function) = find_in_mapped(library, name);
 }
 
-// Lists the library among the attention that is not checked.
+// Adds the library to the list of attention that is not checked; `why` is appended to its version.
 void note_unknown(const char* version, const char* why) {
   char name[128];
   std::snprintf(name, sizeof name, "transformer_engine %s%s", version[0] != '\0' ? version : "?", why);
   foreshock_note_unseen(name, FORESHOCK_UNSEEN_USED);
 }
 
-// Finds the real functions. `ours`: the functions of this file, by pass, which are not to be found.
+// Finds the real functions. `ours`: the functions of this file, by pass, which must not be found.
 Library real_functions(void* const (&ours)[2]) {
   Library found = {};
   for (int pass = 0; pass < 2; ++pass)
@@ -128,7 +129,8 @@ enum Trust { kUntried, kTrusted, kRefused };
 std::atomic<int> g_trust[2];
 std::atomic<int32_t> g_refused_ops[2] = {-1, -1};
 
-// Ends the reading of arguments in this process. For both passes: both signatures belong to one version.
+// Ends the reading of arguments in this process, for both passes, since both signatures belong to one
+// version.
 void refuse(const Library& library) {
   for (uint32_t pass = 0; pass < 2; ++pass) {
     g_refused_ops[pass].store(foreshock_register_op(kOfUnknown[pass], pass), std::memory_order_relaxed);
@@ -149,7 +151,8 @@ bool is_in_backward() {
 constexpr int32_t kHost = -1, kUnknownDevice = -2;
 
 // Returns the device of the memory, kHost for the test library, or kUnknownDevice if the driver cannot be
-// queried: TransformerEngine has only device memory, which the host must not read. Not during a capture.
+// queried: TransformerEngine has only device memory, which the host must not read. Must not be called during
+// a capture.
 int32_t device_of(const Library& library, const void* data) {
   if (library.is_of_host) return kHost;
   int ordinal = kUnknownDevice;
@@ -196,7 +199,7 @@ void report(const Library& library, uint32_t pass, const Word* words, const floa
   foreshock_attention_leave(&call);
 }
 
-// Returns the flags of foreshock_attention_enter. `is_read`: the words are the arguments.
+// Returns the flags of foreshock_attention_enter. `is_read`: the words can be read as the arguments.
 uint32_t flags_of(const Library& library, uint32_t pass, const Word* words, bool is_read) {
   if (pass == FORESHOCK_BACKWARD) return FORESHOCK_NEEDS_GRADIENT | FORESHOCK_IN_BACKWARD;
   const bool trains = is_read && (words[library.signature.forward.is_training] & 0xff) != 0;
@@ -213,7 +216,7 @@ bool are_arguments(const Library& library, uint32_t pass, const Word* words, con
 
 // Ends the process as the dynamic linker would if no library defined the function. Returning would be worse,
 // because attention would have computed nothing.
-[[noreturn]] void end_without_it(const char* name) {
+[[noreturn]] void end_for_missing_function(const char* name) {
   char line[128];
   const int length = std::snprintf(line, sizeof line, "libforeshock.so: undefined symbol: %s\n", name);
   if (write(STDERR_FILENO, line, static_cast<size_t>(length)) < 0) _exit(127);
@@ -224,7 +227,7 @@ Word forward_call(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
   Library temporary;
   const Library& target = library(ours, &temporary);
   const Function real = target.real[pass];
-  if (real == nullptr) end_without_it(kFunctions[pass]);
+  if (real == nullptr) end_for_missing_function(kFunctions[pass]);
   if (!target.is_monitored) return real(FORESHOCK_ARGUMENTS);
   const Word words[] = {FORESHOCK_INTEGERS(FORESHOCK_NAME), FORESHOCK_STACK(FORESHOCK_NAME)};
   static_assert(sizeof words / sizeof *words == kIntegerRegisters + kStackWords);
@@ -232,15 +235,15 @@ Word forward_call(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
   float floats[2];
   std::memcpy(&floats[0], &d0, sizeof(float));
   std::memcpy(&floats[1], &d1, sizeof(float));
-  // Every call is checked until one has been described, then only the calls to be sampled.
+  // The words of every call are checked until a call has been described; then only those of sampled calls.
   const bool is_trusted = g_trust[pass].load(std::memory_order_acquire) == kTrusted;
   const bool is_read = target.is_known && (is_trusted || are_arguments(target, pass, words, floats));
   if (is_read && target.tensors.data(words[words_of(target, pass).workspace]) == nullptr)
     return real(FORESHOCK_ARGUMENTS);  // computes only the size of the workspace
   const int32_t op = is_read || !target.is_known ? target.ops[pass] : g_refused_ops[pass].load();
-  const int wanted = foreshock_attention_enter(op, flags_of(target, pass, words, is_read));
+  const int is_sampled = foreshock_attention_enter(op, flags_of(target, pass, words, is_read));
   const Word result = real(FORESHOCK_ARGUMENTS);  // exceptions propagate; nothing needs cleanup
-  if (wanted == 0) return result;
+  if (is_sampled == 0) return result;
   if (is_read && are_arguments(target, pass, words, floats))
     report(target, pass, words, floats);
   else
@@ -251,7 +254,7 @@ Word forward_call(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
 }  // namespace
 
 void attach_nvte(void* adapter) {
-  if (&dlsym == nullptr) return;  // weak, see glibc_compat.h
+  if (&dlsym == nullptr) return;  // a weak reference: null with an older glibc if libdl is not loaded
   g_in_backward.store(reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_in_backward")),
                       std::memory_order_release);
 }

@@ -27,12 +27,13 @@ namespace foreshock {
 // A call for which enter() returned nonzero and which has not ended.
 struct OpenCall {
   int32_t op = -1;             // number of the registered operation; -1: the thread has no open call
-  bool sizes_segment = false;  // the segment does not exist yet: leave() creates it with slots for this call
+  bool sizes_segment = false;  // no segment exists yet: leave() creates it, with slots that fit this call
   uint64_t call = 0;           // number within the step
   int ordinal = -1;            // layer number from the order of calls (OrdinalFollower); -1: unknown
 };
 
-// Every so many calls of one operation (a power of two) read the switches in the control file.
+// Of the calls of one operation, one in so many (a power of two) reads the on/off switches in the control
+// file.
 inline constexpr uint64_t kCallsPerSwitchRead = 1024;
 
 // Most public functions implement the function of the C interface (foreshock/hook.h) with the same name. Any
@@ -40,7 +41,7 @@ inline constexpr uint64_t kCallsPerSwitchRead = 1024;
 class Monitor {
  public:
   // Begins an attention call. Returns nonzero if the caller must describe the call with leave() or skip().
-  // The fast path is in hook.cpp: it counts most calls of steps that are not sampled without calling enter().
+  // hook.cpp calls enter() for few calls of steps that are not sampled: it counts most of them itself.
   int enter(int32_t op, uint32_t flags);
   void leave(const foreshock_attention_call& call);
   void skip(int32_t op, uint32_t reason);
@@ -77,7 +78,7 @@ class Monitor {
 
  private:
   void store_unnamed_count();
-  // Creates the segment if this process has none. Returns true if this call created it.
+  // Creates the segment if this process has no segment. Returns true if this call created it.
   bool ensure_segment(uint64_t slot_bytes_needed);
   void reset();
   int enter_unarmed(int32_t op, uint32_t flags);
@@ -124,22 +125,23 @@ class Monitor {
   // Whether the next slot to be used has never been written.
   bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_process.writer().slots(); }
   // Returns how many slices of rows this step may take, from the budget and the slots that were free when the
-  // step began. If possible, the slots of one slice of key positions are kept back.
+  // step began. If possible, the slots of one slice of key positions are kept free.
   uint32_t free_slices() const {
     const uint32_t free = free_slots_.load(std::memory_order_relaxed);
-    const uint32_t needed = slots_per_slice_.load(std::memory_order_relaxed);
-    const uint32_t kept = slots_per_columns_.load(std::memory_order_relaxed);
-    const uint32_t left = free >= needed + kept ? free - kept : free;
-    return std::min(left / needed, affordable_slices_.load(std::memory_order_relaxed));
+    const uint32_t per_slice = slots_per_slice_.load(std::memory_order_relaxed);
+    const uint32_t for_columns = slots_per_columns_.load(std::memory_order_relaxed);
+    const uint32_t for_rows = free >= per_slice + for_columns ? free - for_columns : free;
+    return std::min(for_rows / per_slice, affordable_slices_.load(std::memory_order_relaxed));
   }
 
-  // Limit of numbers read back from devices per step. Each needs a cell, a host word that a kernel writes:
-  // for all pending steps, the present one, and one completed without its numbers, which may still arrive.
+  // Limit of numbers read back from devices per step. Each number needs a cell, host memory that a kernel
+  // writes. Cells must suffice for all pending steps, the present step, and one step that was completed
+  // without its numbers, which may still arrive.
   static constexpr uint64_t kMaxNumbersPerStep = kScalarCells / (PendingSteps::kMost + 2);
 
   std::atomic_flag clock_busy_;      // protects the step state below
   std::atomic_flag layer_busy_;      // protects ordinals and layer names
-  std::atomic_flag loss_busy_;       // protects loss_ and most of pending_steps_
+  std::atomic_flag loss_busy_;       // protects loss_ and pending_steps_, except the open step's gradients
   std::atomic_flag scalars_busy_;    // protects scalars_ and logged_norm_
   std::atomic_flag cost_busy_;       // protects cost_ and agent_forecast_
   std::atomic_flag weights_busy_;    // protects weights_
@@ -148,16 +150,16 @@ class Monitor {
   // Step state. Written under clock_busy_, read by every sampled call.
   std::atomic<int64_t> step_{-1};         // step of the present calls; -1: unknown
   std::atomic<int64_t> next_step_{-1};    // the step that begins with the next forward call
-  std::atomic<int64_t> period_steps_{1};  // the trainer is expected to report every so many steps
-  std::atomic<uint64_t> interval_{8};     // one step in so many is sampled
+  std::atomic<int64_t> period_steps_{1};  // expected difference of the numbers of two reported steps
+  std::atomic<uint64_t> interval_{8};     // sampling interval in this step, in steps
   uint64_t base_interval_ = 8;            // sampling interval outside of bursts
   std::atomic<uint64_t> call_in_step_{0};
   std::atomic<uint64_t> calls_last_step_{0};
-  std::atomic<uint32_t> free_slots_{0};
-  std::atomic<uint32_t> slots_per_slice_{1};    // slots of the last slice of rows
-  std::atomic<uint32_t> slots_per_columns_{0};  // slots of the last slice of key positions; 0: none yet
-  std::atomic<uint32_t> affordable_slices_{0};
-  std::atomic<bool> columns_are_affordable_{false};  // see takes_columns()
+  std::atomic<uint32_t> free_slots_{0};              // when the step began
+  std::atomic<uint32_t> slots_per_slice_{1};         // slots of the last slice of rows
+  std::atomic<uint32_t> slots_per_columns_{0};       // slots of the last slice of key positions; 0: none yet
+  std::atomic<uint32_t> affordable_slices_{0};       // slices of rows that the budget pays for in this step
+  std::atomic<bool> columns_are_affordable_{false};  // the budget also pays for slices of key positions
   std::atomic<int64_t> column_slots_{0};             // slots left for key positions in this step
   std::atomic<uint64_t> slices_ns_{0};               // time spent on slices in this step
   std::atomic<uint64_t> skipped_steps_{0};
@@ -166,7 +168,7 @@ class Monitor {
   bool steps_are_explicit_ = false;  // set once the trainer reports a step; then detected steps are ignored
   bool had_segment_ = false;         // this process or a parent has had a segment
   uint64_t last_tick_ns_ = 0;        // end of the last step
-  CallTotals last_totals_;           // at the end of the last step
+  CallTotals last_totals_;           // totals at the end of the last step
   StepStride stride_;                // estimates period_steps_
   Budget budget_;
   CostModel cost_;
@@ -190,7 +192,7 @@ class Monitor {
   CudaGraphCounter graphs_;
   KernelCounter kernels_;  // under clock_busy_
   KernelCounter::Finder find_cupti_ = nullptr;
-  OrdinalFollower ordinal_;
+  OrdinalFollower ordinal_;  // derives layer numbers from the order of calls
   DeviceSampler devices_;
   LayerTable layers_;
   uint64_t parameters_without_room_ = 0;  // in layers_, at the last name_parameters()

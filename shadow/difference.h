@@ -1,5 +1,6 @@
-// Measures the difference of two arrays element by element. The Wasserstein distance W1 compares only their
-// distributions. W1 <= mean |d| for any pairing, so W1 / mean |d| is near 1 for a drift and near 0 for noise.
+// Measures the differences d of two arrays, element by element. The Wasserstein distance W1 compares only the
+// distributions of the values of both arrays. W1 is at most the mean of |d|: their ratio is near 1 if all
+// values moved in a common direction (drift), and near 0 if the distribution has not changed (noise).
 #ifndef FORESHOCK_SHADOW_DIFFERENCE_H_
 #define FORESHOCK_SHADOW_DIFFERENCE_H_
 
@@ -10,8 +11,9 @@
 
 namespace foreshock {
 
-// Sums in fp64 over the pairs whose two elements are finite, with d = b - a. d is exact for 16-bit formats,
-// and for fp32 except at its extremes. Each sum has a relative error below pairs / 8 * 2^-53.
+// Sums in fp64 over the pairs (a, b) whose two elements are finite, with d = b - a. d is exact for 16-bit
+// formats, and for fp32 except at the extremes of fp32. Each sum has a relative error below pairs / 8 *
+// 2^-53.
 struct Difference {
   uint64_t pairs = 0;
   uint64_t non_finite = 0;  // pairs left out

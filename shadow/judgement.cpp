@@ -1,4 +1,6 @@
-// Compares a slice's result, row by row, with the reference and with the noise floors plain and fused.
+// Compares a slice's result, row by row, with the fp64 reference, and its error with two noise floors. The
+// floors are the errors of two correct algorithms in the trainer's precision: plain (unfused) and fused
+// attention.
 #include "shadow/judgement.h"
 
 #include <algorithm>
@@ -55,9 +57,10 @@ void count_all_nonfinite(const AttentionSlice& s, SliceDeviation* d) {
   d->nonfinite_gradient = count_nonfinite(s.grad_query, s.dtype, rows * head);
 }
 
-// One row of the judged tensor in all its versions. `given` is the exact result for the log_sum_exp and out
-// that the call was given; fused is compared with it. `reference` is exact attention over the slice; plain is
-// compared with it. In forward slices both are equal.
+// One row of the judged tensor in all its versions. `reference` is exact attention over the slice; plain is
+// compared with it. `given` is the exact result for the log_sum_exp and out that the call was given; fused is
+// compared with it. In forward slices `reference` and `given` are equal. The kernel (`trainer`) is compared
+// with both.
 struct Row {
   const void* trainer;
   size_t first;  // index of the row's first element in `trainer`
@@ -93,7 +96,7 @@ double squared_norm(const Row& row, const double* exact) {
   return sum;
 }
 
-// Returns the sum over the row of (value_at(column) - exact[column])^2; Inf for NaN.
+// Returns the sum over the row of (value_at(column) - exact[column])^2; Inf if the sum is NaN.
 template <class ValueAt>
 double squared_error(const Row& row, const double* exact, ValueAt value_at) {
   double sum = 0;
@@ -140,21 +143,23 @@ struct AgainstFloor {
   }
 };
 
-// Sums over the compared rows, from which summarise() computes means and norms.
+// Sums over the compared rows, from which summarise() computes means and norms. plain_bias is taken against
+// `reference`; given_bias (of the kernel) and fused_bias are taken against `given`.
 struct Errors {
   double relative_sum = 0, relative_max = 0, given_norm = 0;
   AgainstFloor plain, fused, fused_across;
   BiasSums plain_bias, given_bias, fused_bias;
 };
 
-// Whether the precision resolves an element, i.e. fused attention has at least three correct bits of it. If
-// the softmax is saturated, or keys have a large common part, some elements are differences of nearly equal
-// sums. Such elements consist of rounding errors, whose sign does not depend on the kernel.
+// Whether the trainer's precision resolves an element: fused attention has at least three correct bits of it.
+// If the softmax is saturated, or keys have a large common part, some elements are differences of nearly
+// equal sums. Such elements consist of rounding errors, whose sign does not depend on the kernel.
 bool is_resolved(const Row& row, int c) {
   return std::fabs(row.fused[c] - row.given[c]) <= 0.125 * std::fabs(row.given[c]);
 }
 
-// Adds signed errors of `value_at` against `exact`.
+// Adds the errors of `value_at` against `exact`, positive if away from zero, and the spacings (ulp) of
+// `exact`.
 template <class ValueAt>
 void add_bias(const Row& row, const double* exact, ValueAt value_at, BiasSums* sums) {
   for (int c = 0; c < row.columns; ++c) {
@@ -208,9 +213,10 @@ std::optional<double> effective_count(double sum, double sum_of_squares) {
   return std::isfinite(count) && sum_of_squares > 0 ? std::optional(count) : std::nullopt;
 }
 
-// Whether enough rows contribute to a ratio (kLeastEffectiveRows). Always true if not `needs_rows`: in
-// forward slices the elements of a row are rounded independently, and a gradient of a key sums over many
-// rows, so there each row is a sample by itself.
+// Whether enough rows contribute to a ratio: at least kLeastEffectiveRows to both errors together, or at
+// least kEnoughPlainRows to the floor's error. Always true if not `needs_rows`. Forward slices and slices of
+// key positions need no rows: in the former the elements of a row are rounded independently, and in the
+// latter a gradient of a key sums over many rows, so each row is a sample by itself.
 bool is_decided(bool needs_rows, const AgainstFloor& against) {
   const auto both = effective_count(against.kernel + against.floor, against.squares_of_both);
   return !needs_rows || !both || *both >= kLeastEffectiveRows ||
@@ -223,8 +229,8 @@ std::optional<double> error_ratio(bool needs_rows, const AgainstFloor& against) 
   return against.floor > 0 ? std::sqrt(against.kernel) / std::sqrt(against.floor) : kInfinity;
 }
 
-// Chooses the noise floor for the bias: plain, or fused if plain is much noisier. Computes the kernel's bias
-// against the exact values of that floor.
+// Chooses the noise floor for the bias: plain, or fused if plain's error is more than kMuchNoisier times that
+// of fused. The kernel's bias is then the one against the exact values of the chosen floor.
 void choose_control(const Errors& errors, SliceDeviation* d) {
   d->floor_bias = errors.plain_bias;
   if (!(errors.plain.floor > kMuchNoisier * kMuchNoisier * errors.fused.floor)) return;
@@ -263,7 +269,8 @@ void compare(const AttentionSlice& slice, const DeviationWorkspace& w, SliceDevi
     row.first = static_cast<size_t>(r) * row.columns;
     row.key_mean = backward ? w.reference.key_mean.data() + row.first : nullptr;
     row.given = (backward ? w.reference.given_grad_query : w.reference.out).data() + row.first;
-    // The gradient of a partial row is exact only with the given log_sum_exp.
+    // The given log_sum_exp of a partial row also covers keys of other calls (context parallelism). The
+    // gradient of such a row is exact only with this log_sum_exp.
     row.reference =
         backward && w.reference.partial[r] == 0 ? w.reference.grad_query.data() + row.first : row.given;
     row.plain = (backward ? w.floors.plain.grad_query : w.floors.plain.out).data() + row.first;
@@ -273,7 +280,7 @@ void compare(const AttentionSlice& slice, const DeviationWorkspace& w, SliceDevi
   summarise(errors, backward, d);
 }
 
-// Raises *max to at least `value`; NaN counts as infinity.
+// Sets *max to the larger of *max and `value`; NaN counts as infinity.
 void raise(double value, std::optional<double>* max) {
   const double known = std::isnan(value) ? kInfinity : value;
   *max = max->has_value() ? std::max(**max, known) : known;
@@ -293,8 +300,8 @@ void compare_lse(const AttentionSlice& slice, const Reference& ref, int row, Sli
   raise(error / lse_tolerance(slice.dtype, ref.logit_abs_max[row]), &d->lse_error_ratio);
 }
 
-// A slice is partial if this share of its rows is. The share is less than 1, since in some rows the keys of
-// other calls have almost no weight, and such rows do not look partial.
+// A slice counts as partial if at least this share of its rows is partial. The share is less than 1, since in
+// some rows the keys of other calls have almost no weight, and such rows do not look partial.
 constexpr double kPartialShare = 0.75;
 
 // Sets the results about scores and log_sum_exp, over the rows that see a key.
@@ -455,7 +462,9 @@ ColumnDeviation judge(const KeyColumns& columns, ColumnReference* workspace) {
 
 void BiasPool::add(const BiasCluster& cluster, const BiasSums& sums) {
   if (!std::isfinite(sums.numerator) || !(sums.denominator > 0) || !std::isfinite(sums.denominator)) return;
-  constexpr double kRise = 0.5, kFall = 0.05;  // octaves per slice; their ratio sets the percentile
+  // usual_octave_ rises and falls by these octaves per slice. It settles where rises and falls balance: at
+  // the percentile of the denominators that kFall : kRise sets, about the 90th.
+  constexpr double kRise = 0.5, kFall = 0.05;
   const double octave = std::log2(sums.denominator);
   if (!has_usual_) usual_octave_ = octave;
   has_usual_ = true;
@@ -483,7 +492,7 @@ size_t BiasPool::add_up(std::array<BiasSums, kSlices>* clusters) const {
   return count;
 }
 
-// The formulas are at the declaration of BiasPool.
+// The formulas are at the declaration of BiasPool. A cluster's weight is its denominator, limited to `most`.
 std::optional<Bias> BiasPool::bias() const {
   if (size_ == 0) return std::nullopt;
   std::array<BiasSums, kSlices> clusters;

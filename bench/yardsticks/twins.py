@@ -1,7 +1,7 @@
-"""Trainings that differ in one thing: the attention kernel, the precision, or the initial weights.
+"""Makes trainings (arms) that differ in one thing: the attention kernel, the precision, or the initial weights.
 
-All trainings of a replicate see the same batches in the same order. They use one thread, so that a repeated training
-has the same bits.
+All trainings with the same seed see the same batches in the same order. They use one thread, so that a repeated
+training has the same bits.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import stored_tensors  # noqa: E402
 import train as demo  # noqa: E402
 
 LEARNING_RATE = 2e-3
-OTHER_INIT = 1_000_003
+OTHER_INIT = 1_000_003  # added to the seed for other initial weights
 DONE = "done"  # name of the file that marks an arm as complete; it has the last loss
 
 
 @dataclass(frozen=True)
 class Arm:
-    """The settings of one training of a pair. bf16 means autocast: fp32 weights, and a forward pass in bf16."""
+    """The settings of one training. bf16 means autocast: fp32 weights, and a forward pass in bf16."""
 
     backend: SDPBackend = SDPBackend.FLASH_ATTENTION
     precision: torch.dtype = torch.bfloat16
@@ -47,7 +47,7 @@ ARMS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What all trainings of a bench have in common."""
+    """The settings that all trainings of a bench have in common."""
 
     size: demo.Size
     steps: int
@@ -61,7 +61,7 @@ class Plan:
 @contextlib.contextmanager
 def attention(arm: Arm) -> Iterator[None]:
     """Within the context, attention uses the arm's kernel and precision. The unfused kernel keeps scores and
-    probabilities in bf16, as the paper's baseline does; by default torch would compute them in fp32."""
+    probabilities in bf16, as the baseline of arXiv 2405.02803 does; by default torch would compute them in fp32."""
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
     demo.Attention.precision = arm.precision
     try:
@@ -82,9 +82,9 @@ def save(model: torch.nn.Module, path: pathlib.Path) -> None:
 
 
 def train(arm: Arm, seed: int, plan: Plan, folder: pathlib.Path, progress: Callable[[float], None]) -> float:
-    """Trains one arm and saves its weights; returns the mean loss of the last `plan.every` steps. An arm that is
-    complete is not trained again; an incomplete one is trained from the beginning. `progress`: called with the share of
-    the steps that are done."""
+    """Trains one arm and saves its checkpoints in `folder`; returns the mean loss of the last `plan.every` steps. A
+    complete arm is not trained again; an incomplete one is trained from the beginning. `progress` is called with the
+    share of the steps that are done."""
     if (folder / DONE).exists():
         return float((folder / DONE).read_text())
     folder.mkdir(parents=True, exist_ok=True)
