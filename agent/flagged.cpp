@@ -1,6 +1,5 @@
 // Decides which checked slices (copied parts of attention calls) are unusual, and saves them as safetensors
-// files from a separate thread. A slice of query rows has the output or dQ; a slice of key columns has dK and
-// dV.
+// files from a separate thread. A slice has query rows (of output or dQ) or key columns (of dK and dV).
 #include "agent/flagged.h"
 
 #include <dirent.h>
@@ -54,7 +53,6 @@ bool is_beyond(const SliceDeviation& d, double times) {
          d.relative_error_max.value_or(0) > kReferenceError;
 }
 
-// Whether the error is so large that the slice is flagged without an alarm of its layer.
 bool is_far_beyond(const JudgedSlice& judged) {
   const double rounding_error = std::ldexp(1.0, -format_of(judged.slice.dtype).precision);
   return is_beyond(judged.deviation, kFarBeyond) &&
@@ -64,9 +62,8 @@ bool is_far_beyond(const JudgedSlice& judged) {
 // Returns the bias (mean signed error) in units in the last place.
 double in_ulp(const BiasSums& sums) { return sums.denominator > 0 ? sums.numerator / sums.denominator : 0; }
 
-// Compares the slice's bias with two controls on the same slice: the bias of a correct algorithm, and the
-// bias of the rounded reference. Returns whether it exceeds both by `limit`, in the direction of the layer's
-// bias.
+// Whether the slice's bias exceeds two controls on the same slice by `limit`, in the direction of layer_bias:
+// the bias of a correct algorithm, and the bias of the rounded reference.
 bool has_bias_of_layer(const SliceDeviation& d, double layer_bias, double limit) {
   const double sign = layer_bias < 0 ? -1 : 1;
   return in_ulp(excess_bias(d)) * sign > limit && (in_ulp(d.bias) - in_ulp(d.rounded_bias)) * sign > limit;
@@ -137,7 +134,6 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext
 // Overload for FlaggedSlices::consider(), which passes a JudgedSlice or JudgedColumns.
 bool is_fit_as_control(const JudgedSlice& judged) { return foreshock::is_fit_as_control(judged.deviation); }
 
-// Does the same as is_beyond() for dK or dV of a slice of key columns.
 bool is_beyond_of_keys(const JudgedColumns& judged, const SliceDeviation& d, double times) {
   return d.fused_ratio.value_or(0) > times * ratio_limit_of_keys(judged.columns.rows()) &&
          d.relative_error_max.value_or(0) > kReferenceError;
@@ -539,8 +535,7 @@ void FlaggedWriter::work(const std::shared_ptr<Shared>& shared) {
 template <class Judged>
 void FlaggedSlices::consider(const segment::Slot& slot, const Judged& judged, const LayerOfCall& layer,
                              const RankStatistics& rank, const std::string& segment) {
-  // A place is a rank, a layer and the kind of slice. pass + columns: 0 for the output, 1 for dQ, 2 for dK
-  // and dV.
+  // A place is a rank, a layer and a kind of slice: pass + columns is 0 for output, 1 for dQ, 2 for dK + dV.
   const std::string key = std::to_string(rank.identity.rank) + "\n" +
                           std::to_string(slot.pass + slot.columns) + "\n" + layer.label;
   const std::optional<FlagReason> reason = flag_reason(judged, rank);
@@ -553,8 +548,7 @@ void FlaggedSlices::consider(const segment::Slot& slot, const Judged& judged, co
   }
   if (found == places_.end() && places_.size() >= kMostPlaces) return writer_.drop(FlaggedDrop::kAlike);
   const uint64_t count = ++places_[key].seen[static_cast<size_t>(*reason)];
-  // Of the slices flagged for one reason at one place, the first kFirst are saved, then those at powers of
-  // two.
+  // Of the slices flagged for one reason at one place, the first kFirst are saved, then the 8th, 16th, ...
   if (count > kFirst && !std::has_single_bit(count)) return writer_.drop(FlaggedDrop::kAlike);
   writer_.offer(flagged_slice(*reason, slot, judged, layer, rank, segment));
 }

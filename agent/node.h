@@ -27,8 +27,7 @@ double thread_cpu_seconds();
 // Returns the name of a user in /etc/passwd as a valid label, or the user's number if there is no entry.
 std::string user_name(uid_t user);
 
-// Raises this process's limit of open files to at most 16384. The agent needs two files per live rank and
-// three per run.
+// Raises the limit of open files to at most 16384. The agent opens two files per live rank and three per run.
 void raise_descriptor_limit();
 // Gives the calling thread the lowest CPU priority, which threads that it starts later inherit.
 void be_nice();

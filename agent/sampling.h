@@ -48,8 +48,7 @@ double predicted_slowdown(const SamplingCost& cost, uint64_t interval);
 // get an eighth of it.
 uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force);
 
-// Denser sampling for some steps after a detector's level has risen, so that the detector gets samples
-// sooner.
+// Denser sampling for some steps after a detector's level has risen: the detector gets more samples sooner.
 struct Burst {
   uint64_t interval;              // sampling interval in the steps [from_step, until_step)
   int64_t from_step, until_step;  // step numbers of the trainer
@@ -69,9 +68,8 @@ inline constexpr int64_t kBurstPause = 8;
 std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, uint64_t in_force,
                                 int64_t from_step, const std::optional<Burst>& last);
 
-// Whether a rank whose last step is `step` is in the burst or has yet to reach it. If `step` is before
-// planned_step, the rank has loaded an older checkpoint since the burst was planned; the result is then
-// false.
+// Whether a rank whose last step is `step` is in the burst or has yet to reach it. False if `step` is before
+// planned_step: the rank has then loaded an older checkpoint since the burst was planned.
 bool is_pending_or_running(const Burst& burst, int64_t step);
 
 }  // namespace foreshock

@@ -1,6 +1,5 @@
-// Adds and evaluates the optimizer statistics of weight tensors, which are sums over the elements: of
-// gradients, of Adam's second moment (named "moment") and of updates. tensor.h has the formulas of the
-// ratios.
+// Adds and evaluates the optimizer statistics of weight tensors, which are sums over their elements
+// (tensor.h). join() adds a part of the same tensor, pool() adds another tensor.
 #include "agent/tensor.h"
 
 #include <algorithm>
@@ -63,15 +62,13 @@ std::optional<double> OptimizerSums::update_ratio() const {
   return root(ratio(update_squares, weight_squares));
 }
 
-// Adds a part of the same tensor. A value becomes unknown if it is unknown in either part, unlike in pool().
 void OptimizerSums::join(const OptimizerSums& other) {
-  // From kSeenLearningRate on, values are settings, which all parts share. NaN stays NaN.
+  // From kSeenLearningRate on, values are settings, which all parts share. NaN, unknown, stays NaN.
   for (uint32_t n = 0; n < segment::kSeenLearningRate; ++n) values[n] += other.values[n];
   weight_squares += other.weight_squares;
   update_squares += other.update_squares;
 }
 
-// Adds another tensor. Values that are unknown in either tensor are left out of the sums.
 void OptimizerSums::pool(const OptimizerSums& other) {
   using namespace segment;
   add_pair(other.values[kGradientSumOfSquares], other.values[kGradientElements],

@@ -1,9 +1,8 @@
 // Measures what a sampled backward call costs the trainer. Such a call copies a slice of query rows (with
 // dQ). If --max-slowdown leaves little time, only calls that takes_columns() selects also copy a slice of key
-// positions (with dK and dV, whose sums over all keys are computed). The program prints the median time of
-// each kind of slice over calls of different heads, and from both the mean cost of a sampled call in this
-// case. The aim is a mean of at most 1.3 times a slice of rows. It also measures the agent's CPU time for
-// judging a slice of either kind.
+// positions (with dK and dV, whose sums over all keys are computed). The program prints the median times of
+// both kinds of slices over calls of different heads, the mean cost of a sampled call (aim: at most 1.3 times
+// a slice of rows), and the agent's CPU time for judging a slice of either kind.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -25,8 +24,7 @@ namespace {
 using namespace foreshock;
 
 constexpr int kCalls = 300, kJudged = 5, kBatch = 4;  // measured calls, judged slices, batch elements
-constexpr uint64_t kSeed = 1;
-constexpr int64_t kStep = 2;
+constexpr int kSeed = 1, kStep = 2;
 constexpr double kAim = 1.3;
 
 struct Shape {
@@ -93,7 +91,6 @@ double microseconds(Work work) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// CPU time of this thread.
 double thread_milliseconds() {
   timespec now = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -154,8 +151,7 @@ double measure(const Shape& shape) {
   constexpr int kChoices = 100000;  // calls from which the share that takes key positions is estimated
   int taken = 0;
   for (uint64_t n = 0; n < kChoices; ++n)
-    taken +=
-        takes_columns(call.shape, call.head_dim, call.value_dim, /*is_affordable=*/false, kSeed, kStep, n);
+    taken += takes_columns(call.shape, call.head_dim, call.value_dim, /*affordable=*/false, kSeed, kStep, n);
   const double share = static_cast<double>(taken) / kChoices;
   const double mean = median(rows) + share * median(columns), ratio = mean / median(rows);
   std::printf(

@@ -32,7 +32,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kLayers = 4, kLength = 8, kDim = 8, kWeights = 6;
 constexpr long kNames = 100000;  // at most this many different names of layers and of scalars
 
-// Returns a struct of hook.h whose size and version are set.
 template <class Struct>
 Struct sized() {
   Struct record = {};
@@ -41,8 +40,7 @@ Struct sized() {
   return record;
 }
 
-// Makes training steps. Layers and scalars get a new name every steps_of_a_name_ steps, so that `steps` steps
-// have at most about kNames names.
+// Makes training steps. In `steps` steps it uses at most about kNames different names of layers and scalars.
 class Trainer {
  public:
   explicit Trainer(long steps) : steps_of_a_name_(std::max(steps / kNames, 1L)) {

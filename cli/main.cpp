@@ -77,7 +77,6 @@ int print_help(const Command& command) {
   return 0;
 }
 
-// Prints docs/commands.md.
 int print_commands_page() {
   std::printf(
       "# Commands\n\n"

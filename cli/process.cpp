@@ -1,5 +1,4 @@
-// Starts programs with posix_spawn, captures their output, and passes the signals that this process receives
-// on to the command that it runs.
+// Starts programs with posix_spawn, captures their output, and passes this process's signals on to them.
 #include "cli/process.h"
 
 #include <errno.h>
@@ -69,8 +68,7 @@ bool is_ignored(int signal) {
   return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
-// Whether the terminal has sent the signal, by a key or a hang-up. It then goes to the whole process group,
-// so the command `pid` has received the signal too.
+// Whether the terminal has sent the signal to the whole process group, so that the command `pid` has it too.
 bool came_from_terminal(const siginfo_t& info, pid_t pid) {
   return info.si_code == SI_KERNEL && getpgid(pid) == getpgrp();
 }
@@ -202,8 +200,7 @@ SignalPasser::SignalPasser() {
   for (int signal : kPassedOn) sigaddset(&waited_, signal);
   sigemptyset(&stop_signals_);
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    // A signal that is ignored (as under nohup) must not stop the run. It is excluded here, since a blocked
-    // signal becomes pending even if it is ignored.
+    // Ignored signals (as under nohup) must not stop the run, but if blocked they would become pending.
     if (!is_ignored(signal)) sigaddset(&stop_signals_, signal);
   }
   signal(SIGCHLD, SIG_DFL);  // if SIGCHLD were ignored, exit statuses would be lost

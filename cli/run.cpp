@@ -1,7 +1,6 @@
-// Implements foreshock run: starts the agent, which follows the run, then the user's command (the trainer)
-// with libforeshock.so preloaded; prints the agent's summary at the end. If monitoring is not possible,
-// prints one line and runs the command without it. run() and run_monitored() at the end of this file have the
-// sequence of steps. agent(), also here, implements foreshock agent.
+// Implements foreshock run (run() and run_monitored()): starts the agent, which follows the run, then the
+// user's command with libforeshock.so preloaded; prints the agent's summary at the end. If monitoring is not
+// possible, prints one line and runs the command without it. Also implements foreshock agent.
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -63,8 +62,7 @@ bool is_followed_by_service(const Arguments& arguments) {
   return arguments.text(OptionId::kAgent) == "service";
 }
 
-// Returns an error if RLIMIT_FSIZE is too low, else "". A write beyond the limit raises SIGXFSZ, which would
-// kill the trainer.
+// Returns an error if RLIMIT_FSIZE is too low, else "". A write beyond it would kill the trainer (SIGXFSZ).
 std::string file_size_problem() {
   constexpr rlim_t kLeast = 4 << 20;  // enough for a segment without slots, and for the agent's files
   rlimit limit = {};
@@ -95,9 +93,8 @@ std::string run_problem(const Arguments& arguments) {
   return written_files_problem(arguments);
 }
 
-// Finds or builds the adapter, which connects libforeshock.so with the torch of the command. Returns "" or
-// the reason why no adapter is available. `*cache`: the directory of adapters; set to the one with this
-// adapter.
+// Finds or builds the adapter, which connects libforeshock.so with the torch of the command. Returns "" or an
+// error. `*cache`: the directory of adapters; is set to the directory that has this adapter.
 std::string adapter_problem(const Installation& installation, const std::vector<std::string>& command,
                             std::string* cache) {
   if (const FoundLibtorch libtorch = find_libtorch(command); !libtorch.program.empty()) {
@@ -111,8 +108,7 @@ std::string adapter_problem(const Installation& installation, const std::vector<
   if (adapter.usable() && !adapter.path.empty()) *cache = adapter.folder();
   // Without the Python helper, monitoring is still possible, with less data.
   if (const std::string why = helper_problem(python); python.certain && !why.empty()) say(why);
-  // If the interpreter is only a guess, the command may be a trainer in C++, which needs no adapter for
-  // Python.
+  // If the interpreter is only a guess, the command may be a C++ trainer, which does not use its torch.
   return adapter.usable() || !python.certain ? "" : adapter.reason;
 }
 
@@ -238,15 +234,13 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   SignalPasser signals;  // from here on, signals stay pending until they are passed to the command
   AgentKeeper keeper(directory.path(),
                      agent_command(installation, arguments, directory.path(), monitored.run_id));
-  // If the agent is only slow, the command is started anyway, and keep_agent() below still waits for the
-  // agent.
+  // If the agent is only slow, the command is started anyway, and keep_agent() below still waits for it.
   if (!keeper.wait_for_address(kAgentStartTimeoutMs)) {
     if (keeper.has_failed()) {
       const std::string words = keeper.failure_text();  // read before leave() removes the log
       directory.leave();
       sigprocmask(SIG_SETMASK, signals.original_mask(), nullptr);
-      // If the user has given a port that is in use, the command is not run. This is wrong use, like a --bind
-      // address that this machine does not have.
+      // A given port that is in use is wrong use, like a --bind address that this machine does not have.
       if (arguments.is_given(OptionId::kPort) && words.find(": port ") != std::string::npos &&
           words.find(strerror(EADDRINUSE)) != std::string::npos)
         return wrong_use(words + "; choose another --port, or 0 for any free one");
@@ -354,8 +348,6 @@ int run(const Arguments& arguments) {
   if (const std::string line = interval_and_limit_line(arguments); !line.empty()) say(line);
   return run_monitored(arguments, installation, monitored, environment);
 }
-
-// foreshock agent: passes the options to run_agent(), which follows one run, or all runs of a directory.
 
 int agent(const Arguments& arguments) {
   AgentOptions options;

@@ -1,7 +1,6 @@
-// Finds the torch that a command uses and the adapter for this torch, and makes the command's environment. An
-// adapter is a library that connects libforeshock.so with one version of torch. build_adapter.py finds,
-// builds and tests adapters. The helper is the Python package foreshock_torch, which Python finds by
-// PYTHONPATH.
+// Finds the torch of a command and the adapter for this torch, and makes the command's environment. An
+// adapter, made by build_adapter.py, is a library that connects libforeshock.so with one version of torch.
+// The helper is the Python package foreshock_torch, which Python finds by PYTHONPATH.
 #include "cli/torch.h"
 
 #include <elf.h>
@@ -139,8 +138,7 @@ bool is_python_name(const std::string& name) {
   return false;
 }
 
-// The effect of a missing helper. The adapter then counts steps by changes of the parameters (their
-// versions).
+// The effect of a missing helper. The adapter then counts steps by changes of the parameters.
 constexpr const char* kWithoutHelper =
     "; else steps are counted from 1, and learning rate, gradient norms and layer names stay unknown";
 
@@ -215,7 +213,6 @@ bool read_list(const std::string& list, std::string* library) {
   return false;
 }
 
-// Whether the program is linked with LibTorch. If so, sets *library as read_list() does.
 bool lists_libtorch(const std::string& program, std::string* library) {
   const std::string linker = program_interpreter(program);
   if (linker.empty()) return false;
@@ -387,8 +384,7 @@ std::vector<std::string> command_environment(const Installation& installation, c
   for (OptionId id : {OptionId::kEvery, OptionId::kMaxSlowdown, OptionId::kMemory, OptionId::kSlices,
                       OptionId::kMathPath, OptionId::kWeights, OptionId::kCountKernels})
     set_environment(&environment, option(id).variable, arguments.text(id));
-  // --every without --max-slowdown samples regardless of the cost. The variable is then set to "", by which
-  // the trainer sees that no limit was given.
+  // --every without --max-slowdown samples regardless of the cost. To the trainer, "" means no limit.
   const bool has_every = arguments.is_given(OptionId::kEvery) && arguments.text(OptionId::kEvery) != "0";
   if (has_every && !arguments.is_given(OptionId::kMaxSlowdown))
     set_environment(&environment, option(OptionId::kMaxSlowdown).variable, "");

@@ -1,8 +1,5 @@
-"""The dashboard "attention": attention errors of one run, by pass and layer, and attention scores.
-
-of_ranks(metric, labels) selects the series of the living ranks that are selected on the dashboard. The label `of` of
-some metrics has the kind of value: kernel or rounded_reference, or the kind of alarm. values.toml has the limits.
-"""
+"""The dashboard "attention": attention errors of one run, by pass and layer, and attention scores. of_ranks() selects
+living ranks that are chosen on the dashboard. The label `of` has the kind of error or alarm."""
 
 from board import Board, Row, pass_variable, rank_variable, run_variable
 from panel import DEVIATION, LAYERS, NATS, RATIO, SIGMA, ULP, Query, by_step, layers, lines, of_ranks
@@ -17,7 +14,6 @@ def worst(expression: str) -> Query:
 
 
 def errors(values: Values) -> Row:
-    """The row of errors. The last two arguments of layers() are the values at the ends of its colour scale."""
     limit, bias = values["deviation"], values["bias"]
     ratio = of_ranks("attention_deviation_ratio", PASS + MEAN)
     return Row(

@@ -9,9 +9,8 @@ import typing
 
 Values = dict[str, dict[str, typing.Any]]  # values.toml: section, name, value
 
-# The labels that identify a run; RUN_KEY lists them for by () and on (). `cluster` is set by rulers that read several
-# Prometheus servers, `namespace` by service discovery in Kubernetes, where two teams may use one run id. A missing
-# label is empty.
+# The labels that identify a run; RUN_KEY lists them for by () and on (). Rulers that read several Prometheus set
+# `cluster`, service discovery in Kubernetes sets `namespace`: two teams may use one run id. A missing label is empty.
 SCOPE = ("cluster", "namespace")
 IDENTITY = (*SCOPE, "run")
 RUN_KEY = ", ".join(IDENTITY)

@@ -14,9 +14,8 @@
 //   publish(address, uint64_t)     stores to host memory; the host then sees this thread's earlier stores too
 //   fresh(const T*)                reads what another block of this launch wrote; only after last() gave true
 //   add(T*, T), max(T*, T)         atomic, relaxed, return the old value; T unsigned, 32 or 64 bits
-//   last(uint32_t* counter, uint32_t calls)   one thread of each block calls it. The `calls`-th call on this
-//                                  counter sets it to zero and returns true, and then sees all that the calling
-//                                  blocks wrote before; the other calls return false
+//   last(uint32_t*, uint32_t n)    one thread of each block calls it. Returns true in the n-th call on this
+//                                  counter and sets it to zero; then all that the blocks wrote is visible
 //   now()                          ns of the device's clock
 // Code outside of each() runs in every thread on a device, but once per block on the host. So this code must
 // do the same in all threads, read only jobs and shared memory, and write nothing.

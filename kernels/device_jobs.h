@@ -13,8 +13,7 @@
 
 namespace foreshock {
 
-// The shape of a launch. Results do not depend on the number of blocks: the work is divided into units of
-// fixed size, and a block may do several units.
+// The shape of a launch. Results do not depend on `blocks`, since work is divided into units of fixed size.
 struct LaunchShape {
   uint32_t blocks, threads, shared_bytes;
 };
@@ -88,9 +87,8 @@ struct PackedGatherJob {
   GatherJob gather;
   PackedSequences sequences;
   uint64_t gathered;  // address of a GatheredSequence
-  // A log_sum_exp may be stored by (sequence, head, position), not by (head, position in the batch).
-  // sum_piece is then the index of its piece, else kMostPieces. sum_stride: its elements from one sequence to
-  // the next.
+  // sum_piece: index of the piece of log_sum_exp if it is stored by (sequence, head, position), not by (head,
+  // position in the batch), else kMostPieces. sum_stride: its elements from one sequence to the next.
   int64_t sum_stride;
   uint32_t sum_piece;
   uint32_t parts;      // number of parts of the sequence; a shorter sequence has a part per position

@@ -1,6 +1,5 @@
-// Counts bit patterns on the host, and packs and unpacks the counters. The word of an fp32 bin has the number
-// of its values from bit kBinCountShift on, and below it the sum of their residuals, the lowest
-// kBinResidualBits bits of each value.
+// Counts bit patterns on the host, packs and unpacks the counters. The word of an fp32 bin: from bit
+// kBinCountShift on the number of values, below it the sum of their residuals (lowest kBinResidualBits bits).
 #include "kernels/histogram.h"
 
 #include "kernels/dtype.h"
@@ -183,8 +182,7 @@ bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* wor
     words[index] = count << kBinCountShift | residual;
     left -= count;
   }
-  // The bin of a special value must count at least this value. The residual of -0 is 0, so only the other
-  // values of its bin add to the sum.
+  // A bin must count at least its special values. The residual of -0 is 0, so only others add to the sum.
   const auto count_with = [words](uint32_t bits) { return words[bin_of(bits)] >> kBinCountShift; };
   const uint64_t minus_zeros = words[kMinusZeroWord], in_its_bin = count_with(kMinusZero);
   return minus_zeros <= in_its_bin &&

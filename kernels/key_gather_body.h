@@ -61,8 +61,7 @@ FORESHOCK_DEVICE void sum_tile(const DeviceView& view, DType type, uint32_t tile
   });
 }
 
-// Adds the number of NaN and Inf in a tile of dQ to `count`. A finite value times 0 is 0; NaN and Inf give
-// NaN.
+// Adds the number of NaN and Inf in a tile of dQ to `count`. Only they give NaN when multiplied by 0.
 template <class Block>
 FORESHOCK_DEVICE void add_nonfinite(const DeviceView& view, DType type, uint32_t tile, uint32_t* count,
                                     Block& block) {

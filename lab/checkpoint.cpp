@@ -1,5 +1,4 @@
-// Reads safetensors files, and finds the files of a checkpoint. Functions that open or read and return a
-// string return "" or an error as text.
+// Reads safetensors files, and finds the files of a checkpoint. open() and read() return "" or an error.
 #include "lab/checkpoint.h"
 
 #include <fcntl.h>
@@ -41,8 +40,7 @@ bool count_of(const std::vector<int64_t>& shape, uint64_t limit, uint64_t* count
   return true;
 }
 
-// Reads a tensor's entry in the header. `tensor->offset` is then relative to the begin of the file's data,
-// which has `data_size` bytes.
+// Reads a tensor's entry in the header. Its offset is relative to the file's data of `data_size` bytes.
 std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tensor) {
   if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
       !entry.contains("data_offsets"))
@@ -210,8 +208,7 @@ std::string add_file(const std::string& path, const std::set<std::string>* wante
   Safetensors opened;
   if (const std::string problem = opened.open(path); !problem.empty()) return problem;
   const size_t index = checkpoint->files.size();
-  // The entries of checkpoint->tensors will point to tensors of this file. They stay valid when the vector
-  // moves the file, since a moved map keeps the addresses of its elements.
+  // checkpoint->tensors will point to tensors of this file: a moved map keeps the addresses of its elements.
   checkpoint->files.push_back(std::move(opened));
   const Safetensors& file = checkpoint->files.back();
   for (const auto& [name, tensor] : file.tensors()) {
@@ -225,8 +222,7 @@ std::string add_file(const std::string& path, const std::set<std::string>* wante
   return "";
 }
 
-// Reads an index (model.safetensors.index.json), whose weight_map names the file of each tensor. Sets *shards
-// to the names of the tensors of each file.
+// Reads an index, whose weight_map names the file of each tensor. Sets *shards to the tensors' names by file.
 std::string read_index(const std::string& path, std::map<std::string, std::set<std::string>>* shards) {
   std::string problem;
   uint64_t size = 0;
@@ -298,7 +294,6 @@ std::string open_checkpoint(const std::string& path, Checkpoint* checkpoint) {
   return add_file(path, nullptr, checkpoint);
 }
 
-// Compares groups of digits as numbers, and all other characters one by one.
 bool natural_less(const std::string& a, const std::string& b) {
   const auto digit = [](char c) { return c >= '0' && c <= '9'; };
   size_t i = 0, j = 0;

@@ -15,9 +15,8 @@ std::string to_json(const Comparison& comparison);
 // An HTML page in one file, without outside resources.
 std::string to_page(const Comparison& comparison);
 
-// Returns tables for the terminal. The first has one row per pair of checkpoints, for all tensors pooled.
-// Each pair then has a table of the `most` tensors (0: all) with the largest relative L2 distance. Lists of
-// tensors follow: those with non-finite values, in one checkpoint only, or of different shape or type.
+// Tables for the terminal: one row per pair of checkpoints, for all its tensors pooled; then for each pair
+// the `most` tensors (0: all) with the largest relative L2 distance, and those not finite or not comparable.
 std::string table_of(const Comparison& comparison, size_t most);
 
 }  // namespace foreshock::lab

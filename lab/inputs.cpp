@@ -1,5 +1,4 @@
-// Draws random inputs for each family of algorithms (attention, convolution, ...) from a distribution, the
-// input law. uniform(key, counter) in [0, 1) and normal(key, counter) are pure functions (inputs.h).
+// Draws the inputs of each family of algorithms (attention, convolution, ...) from a distribution, the law.
 #include "lab/inputs.h"
 
 #include <algorithm>
@@ -14,8 +13,7 @@ namespace {
 
 using Kind = InputLaw::Kind;
 
-// One stream of random numbers per use. Families other than attention draw their first input from kQuery, and
-// their second from kKey.
+// Streams of random numbers. Families other than attention draw their first two inputs from kQuery and kKey.
 enum Stream : uint64_t { kQuery = 1, kKey, kValue, kGradOut, kOutliers, kTiePositions, kLabel };
 
 uint64_t key_of(uint64_t seed, Stream stream) { return mix(seed) ^ mix(stream); }
@@ -43,8 +41,7 @@ Tensor drawn(int rows, int cols, Kind kind, uint64_t seed, Stream stream) {
   return x;
 }
 
-// Whether all elements of the tensors "value" and "grad_out" are negative.
-bool is_one_signed(Kind kind) { return kind == Kind::kOneSigned || kind == Kind::kTies; }
+bool is_one_signed(Kind kind) { return kind == Kind::kOneSigned || kind == Kind::kTies; }  // value, grad_out
 
 constexpr double kResidue = 2e-4;  // softmax weight of all keys that are not tied, together
 

@@ -10,7 +10,6 @@
 #include <tuple>
 
 namespace foreshock::lab {
-
 namespace {
 
 double ratio(double a, double b) { return a == 0 ? 0 : a / b; }  // 0 / 0 is 0
@@ -164,12 +163,10 @@ void run_group(std::span<const Point> points, const Group& group, int seed,
                        first.scale, seed_value, format);
   };
   Arithmetic plain_arithmetic = arithmetic_of(first, seed_value);
-  // The operands of a matrix product are in the format under test; other inputs are in the storage format,
-  // which is bf16 if the format is fp8, else the same format.
+  // The operands of a matrix product are in the format itself, other inputs in storage format (fp8: bf16).
   const bool in_format = plain.family == Family::kMatrixProduct;
   const Tensors inputs = inputs_in(in_format ? plain_arithmetic.format() : plain_arithmetic.storage());
-  // Tiles and the source of delta may differ within a group. Reference and plain result are computed with the
-  // first point's tiles and with delta from the output (kOut).
+  // Tiles and delta's source may differ in a group. Plain takes the first point's tiles and the source kOut.
   Settings settings = settings_of(first);
   settings.delta = DeltaSource::kOut;
   const NumberFormat fp64 = *parse_format("fp64");
@@ -189,7 +186,7 @@ void run_group(std::span<const Point> points, const Group& group, int seed,
   }
 }
 
-double ratio_of_errors(double a, double b) { return a == 0 && b == 0 ? 1 : a / b; }  // both exact: 1
+double error_ratio(double a, double b) { return a == 0 && b == 0 ? 1 : a / b; }  // both results exact: 1
 
 // Summarises one output tensor of a point; `results` has the result of each seed.
 Measurement summary_of(const Point& point, const std::string& tensor, const std::vector<Result>& results) {
@@ -198,8 +195,7 @@ Measurement summary_of(const Point& point, const std::string& tensor, const std:
   m.tensor = tensor;
   const auto over_seeds = [&](auto value_of) {
     std::vector<double> values;
-    for (const Result& result : results)
-      values.push_back(value_of(result.own.at(tensor), result.plain.at(tensor)));
+    for (const Result& r : results) values.push_back(value_of(r.own.at(tensor), r.plain.at(tensor)));
     return values;
   };
   using D = const Deviation&;
@@ -213,9 +209,9 @@ Measurement summary_of(const Point& point, const std::string& tensor, const std:
   m.signed_sum = interval_of(over_seeds([](D own, D) { return own.signed_sum; }));
   m.over_roundoff = interval_of(over_seeds([](D own, D) { return own.over_roundoff; }));
   m.ratio_to_plain =
-      interval_of(over_seeds([](D own, D p) { return ratio_of_errors(own.relative_l2, p.relative_l2); }));
+      interval_of(over_seeds([](D own, D p) { return error_ratio(own.relative_l2, p.relative_l2); }));
   m.max_ratio_to_plain =
-      interval_of(over_seeds([](D own, D p) { return ratio_of_errors(own.max_abs, p.max_abs); }));
+      interval_of(over_seeds([](D own, D p) { return error_ratio(own.max_abs, p.max_abs); }));
   std::vector<double> from_plain;
   for (const Result& result : results) {
     m.non_finite += result.own.at(tensor).non_finite;
@@ -260,8 +256,7 @@ std::string why_not(const Point& p) {
 double bytes_needed(const Point& p) {
   const double n = p.n, d = p.d, rows = p.rows;
   const Family family = find_algorithm(p.algorithm)->family;
-  // `tensors`: elements of inputs, results and their transposes. `scores`: elements of the matrices with one
-  // score per row and key that exist at the same time.
+  // `tensors`: elements of inputs, results and their transposes. `scores`: of all matrices of rows x keys.
   const double tensors =
       family == Family::kConvolution ? 40 * d * n * n + rows * (n * n + d * 9) : 6 * (rows + 2 * n) * d;
   const double scores = family == Family::kConvolution ? 0 : (p.backward ? 10 : 5) * rows * n;

@@ -10,8 +10,7 @@ namespace foreshock::lab {
 
 // c[i][j] += sum over k of a[i][k] * b[k][j], in the order of k. The elements of a and b must be numbers of
 // `format`. The elements of c must be numbers that the accumulator can hold: fp32 numbers for kFp32 and
-// kTensorCore. Results do not depend on the width of vector registers, since one lane of a register computes
-// one element of c from the first k to the last.
+// kTensorCore. Results do not depend on the width of vector registers, since one lane computes one element.
 void multiply_add(const Accumulator& accumulator, const NumberFormat& format, const Tensor& a,
                   const Tensor& b, Tensor& c);
 
@@ -20,8 +19,7 @@ Tensor multiply(const Accumulator& accumulator, const NumberFormat& format, cons
 
 // Returns c + sum of a[i] * b[i * b_stride], i in [0, count): the exact real number, rounded once to fp64
 // (Shewchuk's expansions over error-free products). The rounding error of each product must be an fp64
-// number, as it is for products of at least 2^-969. If the sum in plain fp64 is not finite, that sum is the
-// result.
+// number, as for products of at least 2^-969. If the sum in plain fp64 is not finite, that sum is the result.
 double exact_dot(const double* a, const double* b, int b_stride, int count, double c);
 
 }  // namespace foreshock::lab

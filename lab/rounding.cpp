@@ -1,5 +1,4 @@
-// Rounds fp64 values to a narrower format, by a scalar definition and by vector code that gives the same
-// results (Highway compiles the vector code once for each target CPU).
+// Rounds to a format: a scalar definition, and vector code with equal results (Highway: for each target CPU).
 #include "lab/rounding.h"
 
 #include <algorithm>
@@ -23,12 +22,9 @@ using V = hn::Vec<D>;
 
 // Constants of a format. A binade is a power of two, and stands for the numbers from it up to the next one.
 struct Bounds {
-  V smallest_binade;  // of normal numbers
-  V beyond_largest;   // the binade after the one that contains max_finite
-  V spacing;          // of the numbers in binade 1
-  V max_finite;
-  V overflow;         // what infinity becomes
-  V finite_overflow;  // what a finite value beyond max_finite becomes
+  V smallest_binade, beyond_largest;  // binade of the smallest normal number; the one after max_finite's
+  V spacing, max_finite;              // spacing: of the numbers in binade 1
+  V overflow, finite_overflow;        // the results for infinity; for a finite value beyond max_finite
 };
 
 Bounds bounds_of(const NumberFormat& format, Rounding rounding) {
@@ -54,8 +50,7 @@ V rounded(const Bounds& bounds, V x, V u) {
   const auto field = hn::And(hn::BitCast(du, x), hn::Set(du, 0x7ff0000000000000u));
   const V binade = hn::Min(hn::Max(hn::BitCast(d, field), bounds.smallest_binade), bounds.beyond_largest);
   const V quantum = hn::Mul(binade, bounds.spacing);
-  // The reciprocal of a power of two has the negated exponent e. Bits 52 to 62 store e + 1023, so the stored
-  // exponents of both numbers add up to 2046.
+  // Reciprocal of a power of two 2^e. Bits 52 to 62 store e + 1023, so both stored exponents add up to 2046.
   const V inverse = hn::BitCast(d, hn::Sub(hn::Set(du, uint64_t{2046} << 52), hn::BitCast(du, quantum)));
   const V steps = hn::Mul(magnitude, inverse);
   V whole;
@@ -97,7 +92,6 @@ void round_all(const NumberFormat& format, double* values, size_t count, uint64_
   }
 }
 
-// Compiled for each target CPU; HWY_DYNAMIC_DISPATCH calls the one for this CPU.
 void round_dispatched(const NumberFormat& format, Rounding rounding, double* values, size_t count,
                       uint64_t key) {
   switch (rounding) {

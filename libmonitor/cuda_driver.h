@@ -161,7 +161,6 @@ class PerContext {
   // for a context whose handle is valid only within a call, such as a green context, which is current only
   // during a part of the step. A set-up in another context stays.
   void refuse(uint64_t context_id) { refused_ = context_id; }
-  // Whether `context_id` is the context that was refused last.
   bool is_refused(uint64_t context_id) const { return refused_ == context_id; }
 
  protected:

@@ -1,7 +1,6 @@
-// Finds the rows of a projection's weight that belong to the queries and keys of one attention head, and
-// copies these rows. A projection is a linear layer that computes the queries, keys or values of attention.
-// Uses the weight's name and shape and the numbers of heads in the sampled attention calls. No heap, no
-// statics.
+// Finds and copies the rows of a projection's weight that belong to the queries and keys of an attention
+// head. A projection is a linear layer that computes the queries, keys or values of attention. Uses the
+// weight's name and shape and the numbers of heads in the sampled attention calls. No heap, no statics.
 #ifndef FORESHOCK_LIBMONITOR_HEADS_H_
 #define FORESHOCK_LIBMONITOR_HEADS_H_
 
@@ -15,8 +14,7 @@
 
 namespace foreshock {
 
-// The numbers of query heads and key/value heads of attention calls. `heads` is a multiple of `kv_heads`. All
-// 0: unknown.
+// Numbers of query heads and key/value heads of calls; `heads` is a multiple of `kv_heads`. All 0: unknown.
 struct HeadGeometry {
   uint32_t heads = 0, kv_heads = 0, head_dim = 0;
   bool operator==(const HeadGeometry&) const = default;
@@ -60,9 +58,8 @@ struct ProjectionOutputs {
 // The number of kv-heads is then derived from the projections.
 HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs);
 
-// Each head has head_dim consecutive outputs. These functions return the index of the first output of the
-// first query head that reads this kv-head, and of the kv-head's key. The projection must compute queries or
-// keys respectively.
+// Each head has head_dim consecutive outputs. Return the index of the first output of the first query head
+// that reads this kv-head, or of the kv-head's key, which the projection must compute.
 uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 uint64_t first_key_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 
@@ -100,8 +97,7 @@ class ObservedHeads {
 
   bool has_seen() const { return seen_.load(std::memory_order_relaxed) != 0; }
 
-  // Returns all zero before the first call, and if two calls had different heads: it is then unknown which
-  // layer has which heads.
+  // Returns all zero before the first call, and if calls differ, since the heads of a layer are then unknown.
   HeadGeometry get() const {
     const uint64_t seen = seen_.load(std::memory_order_relaxed);
     if (seen == kMixed) return {};
@@ -110,8 +106,7 @@ class ObservedHeads {
   }
 
  private:
-  // `seen_` holds heads, kv_heads and head_dim of 20 bits each, so that it is one atomic word. 0: no call was
-  // seen. kMixed: two calls differ, or a number is out of range.
+  // `seen_` is one atomic word: heads, kv_heads and head_dim of 20 bits; 0: no call; kMixed: calls differ.
   static constexpr uint64_t kMost = (1u << 20) - 1, kMixed = ~uint64_t{0};
   static uint64_t bounded(int64_t size) {
     return size > 0 && static_cast<uint64_t>(size) <= kMost ? static_cast<uint64_t>(size) : 0;

@@ -106,7 +106,6 @@ void publish() {
   if ((g_process.hot() & kHotArmed) != 0) g_monitor.graphs().store(g_process.writer().coverage());
 }
 
-// Returns the handle that a function has stored at `place`.
 uintptr_t handle_at(Word place) { return place != 0 ? *reinterpret_cast<const uintptr_t*>(place) : 0; }
 
 // Returns a number that identifies the stream. The per-thread default streams of all threads have the same
@@ -117,8 +116,7 @@ uintptr_t stream_of(const Interposed& called, Word handle) {
   return is_of_thread ? static_cast<uintptr_t>(pthread_self()) : handle;
 }
 
-// Counts a call that has returned `error`; a and b are its first two arguments. Destructions are counted by
-// note_destruction() instead.
+// Counts a call that has returned `error`, except destructions (below). a and b are the first two arguments.
 void note(const Interposed& called, int error, Word a, Word b) {
   CudaGraphCounter& graphs = g_monitor.graphs();
   const bool succeeded = error == 0;
@@ -153,8 +151,7 @@ void note(const Interposed& called, int error, Word a, Word b) {
   }
 }
 
-// Counts the destruction of a graph. Must be called before the real function destroys it: afterwards another
-// thread may get the same handle for a new graph.
+// Counts a destruction. Must be called before it happens: afterwards another thread may get the same handle.
 void note_destruction(Kind kind, Word handle) {
   if (kind == kDestroyGraph) g_monitor.graphs().destroy_graph(handle);
   if (kind == kDestroyExecutable) g_monitor.graphs().destroy_executable(handle);
@@ -224,7 +221,6 @@ bool profiler_runs() {
   return !is_exported;
 }
 
-// Finds a function of CUPTI and stores it in *function. Returns false if it does not exist.
 template <class T>
 bool find(const char* name, T* function) {
   *reinterpret_cast<void**>(function) = find_in_mapped("libcupti", name);
@@ -240,8 +236,7 @@ bool find_cupti(cupti::Library* found) {
          find("cuptiEnableCallback", &found->enable_callback);
 }
 
-// Registers find_cupti() from this file, since the static library, which unit tests link, does not contain
-// it.
+// Registered from this file, since the static library, which unit tests link, does not contain find_cupti().
 __attribute__((constructor)) void register_kernel_finder() { g_monitor.set_kernel_finder(find_cupti); }
 
 }  // namespace

@@ -3,11 +3,10 @@
 // dynamic linker finds the functions here first if libforeshock.so is preloaded or linked before torch.
 //
 // An untested torch must keep working too. So no function here declares the arguments of the real one: all
-// words that the caller put into registers and onto the stack are forwarded unchanged (base.h defines
-// FORESHOCK_PARAMETERS as their list: w0, ... for integers, d0, ... for doubles, s0, ... for the stack). They
-// are read as arguments only if an adapter for exactly this torch is loaded. Of the CUDA functions only the
-// query is read; of the two CPU functions (numbers 0 and 1) everything, and tests/abi compares their
-// signatures with torch's headers. If the real function is missing, these functions only return kFailure.
+// words that the caller put into registers and onto the stack are forwarded unchanged (FORESHOCK_PARAMETERS
+// in base.h: w0, ... for integers, d0, ... for doubles, s0, ... for the stack). They are read as arguments
+// only if an adapter for exactly this torch is loaded: the query, and all arguments of the two CPU functions
+// (0 and 1; tests/abi compares them with torch's headers). Without the real function, kFailure is returned.
 #include <dlfcn.h>
 
 #include <atomic>

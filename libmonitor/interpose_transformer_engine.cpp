@@ -3,11 +3,10 @@
 // preloaded.
 //
 // The order of the arguments changes between minor versions, and an unknown version must keep working too. So
-// no function here declares the arguments of the real one: the words in registers and on the stack are
-// forwarded unchanged (FORESHOCK_PARAMETERS in base.h). They are read as arguments only if the package's
-// metadata names a known version, and only while they are plausible for that version
-// (transformer_engine.cpp). Calls of any other version are counted under a separate name, skipped as
-// `unknown` when sampled, and reported once.
+// no function here declares the real arguments: the words in registers and on the stack are forwarded
+// unchanged (FORESHOCK_PARAMETERS in base.h). They are read as arguments only if the package's metadata names
+// a known version, and only while they are plausible for that version (transformer_engine.cpp). Calls of any
+// other version are counted under a separate name, skipped as `unknown` when sampled, and reported once.
 //
 // TransformerEngine makes two calls for each attention. The first call passes no workspace and returns the
 // size that the workspace must have. If its arguments can be read, it is forwarded without being counted.
@@ -129,8 +128,7 @@ enum Trust { kUntried, kTrusted, kRefused };
 std::atomic<int> g_trust[2];
 std::atomic<int32_t> g_refused_ops[2] = {-1, -1};
 
-// Ends the reading of arguments in this process, for both passes, since both signatures belong to one
-// version.
+// Ends the reading of arguments in this process, for both passes: their signatures belong to one version.
 void refuse(const Library& library) {
   for (uint32_t pass = 0; pass < 2; ++pass) {
     g_refused_ops[pass].store(foreshock_register_op(kOfUnknown[pass], pass), std::memory_order_relaxed);
@@ -151,8 +149,7 @@ bool is_in_backward() {
 constexpr int32_t kHost = -1, kUnknownDevice = -2;
 
 // Returns the device of the memory, kHost for the test library, or kUnknownDevice if the driver cannot be
-// queried: TransformerEngine has only device memory, which the host must not read. Must not be called during
-// a capture.
+// queried: all memory is on devices, and the host must not read it. Must not be called during a capture.
 int32_t device_of(const Library& library, const void* data) {
   if (library.is_of_host) return kHost;
   int ordinal = kUnknownDevice;
@@ -241,9 +238,9 @@ Word forward_call(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
   if (is_read && target.tensors.data(words[words_of(target, pass).workspace]) == nullptr)
     return real(FORESHOCK_ARGUMENTS);  // computes only the size of the workspace
   const int32_t op = is_read || !target.is_known ? target.ops[pass] : g_refused_ops[pass].load();
-  const int is_sampled = foreshock_attention_enter(op, flags_of(target, pass, words, is_read));
+  const int must_describe = foreshock_attention_enter(op, flags_of(target, pass, words, is_read));
   const Word result = real(FORESHOCK_ARGUMENTS);  // exceptions propagate; nothing needs cleanup
-  if (is_sampled == 0) return result;
+  if (must_describe == 0) return result;
   if (is_read && are_arguments(target, pass, words, floats))
     report(target, pass, words, floats);
   else

@@ -1,6 +1,5 @@
 // Maps parameters to layers with a hash table that other threads read without a lock, and publishes the
-// gradient norm of each layer in the segment. A layer has a label ("003") and a name ("blocks.3"). Before the
-// segment exists, layers are kept in early_layers_ and copied by attach().
+// gradient norm of each layer. A layer has a label ("003") and a name ("blocks.3").
 #include "libmonitor/layers.h"
 
 #include <bit>
@@ -32,8 +31,7 @@ void LayerTable::forget_names() {
   if (!has_names()) return;
   Entry* const entries = entries_;
   for (Entry* entry = entries; entry < entries + kBuckets; ++entry) {
-    // An unused entry is not written, so that the kernel does not allocate its page.
-    if (entry->identity.load(std::memory_order_relaxed) == nullptr) continue;
+    if (entry->identity.load(std::memory_order_relaxed) == nullptr) continue;  // unused: stays unmapped
     entry->identity.store(nullptr, std::memory_order_relaxed);
     entry->layer.store(-1, std::memory_order_relaxed);
   }
@@ -100,7 +98,7 @@ bool LayerTable::name(const foreshock_parameter& parameter) {
   const int layer = index_of(parameter.layer, parameter.name);
   if (layer < 0) return false;
   if (add(parameter.identity, layer)) return true;
-  is_partial_[layer].store(true, std::memory_order_relaxed);
+  is_partial_[layer].store(true, std::memory_order_relaxed);  // the layer's norm would lack this parameter
   return false;
 }
 
@@ -136,8 +134,7 @@ void LayerTable::begin_gradients() {
 }
 
 void LayerTable::Sums::add(int layer, double square) {
-  // A parameter without a layer (-1) is added to the entry after the last layer.
-  const uint32_t entry = layer < 0 ? segment::kMaxLayers : static_cast<uint32_t>(layer);
+  const uint32_t entry = layer < 0 ? segment::kMaxLayers : static_cast<uint32_t>(layer);  // -1: no layer
   of_squares[entry] = (seen[entry] ? of_squares[entry] : 0) + square;
   seen[entry] = has_any = true;
 }
@@ -165,7 +162,6 @@ bool LayerTable::publish(const Sums& sums, int64_t step, double* total_norm) {
   for (uint32_t n = 0; n <= segment::kMaxLayers; ++n) {  // the last one: parameters without a layer
     if (!sums.seen[n]) continue;
     total += sums.of_squares[n];
-    // The norm of a layer is not published if a part of its parameters could not be named (is_partial_).
     if (n == segment::kMaxLayers || is_partial_[n].load(std::memory_order_relaxed)) continue;
     segment::Layer& layer = records_[n];
     store(layer.gradient_norm, std::sqrt(sums.of_squares[n]));

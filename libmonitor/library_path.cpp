@@ -1,5 +1,4 @@
-// Finds files that are installed beside libforeshock.so, which contains this code. Tests do not link this
-// object file; they define path_beside_library() themselves.
+// Finds files installed beside libforeshock.so, which contains this code. Tests replace this object file.
 #include <dlfcn.h>
 #include <unistd.h>
 

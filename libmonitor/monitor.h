@@ -32,8 +32,7 @@ struct OpenCall {
   int ordinal = -1;            // layer number from the order of calls (OrdinalFollower); -1: unknown
 };
 
-// Of the calls of one operation, one in so many (a power of two) reads the on/off switches in the control
-// file.
+// One in so many calls of an operation (a power of two) reads the on/off switches in the control file.
 inline constexpr uint64_t kCallsPerSwitchRead = 1024;
 
 // Most public functions implement the function of the C interface (foreshock/hook.h) with the same name. Any
@@ -134,9 +133,8 @@ class Monitor {
     return std::min(for_rows / per_slice, affordable_slices_.load(std::memory_order_relaxed));
   }
 
-  // Limit of numbers read back from devices per step. Each number needs a cell, host memory that a kernel
-  // writes. Cells must suffice for all pending steps, the present step, and one step that was completed
-  // without its numbers, which may still arrive.
+  // Limit of numbers read back from devices per step. A kernel writes each into a cell in host memory. Cells
+  // serve pending steps, the present one, and one completed without its numbers, which may still arrive.
   static constexpr uint64_t kMaxNumbersPerStep = kScalarCells / (PendingSteps::kMost + 2);
 
   std::atomic_flag clock_busy_;      // protects the step state below

@@ -1,8 +1,7 @@
 // The parts of Monitor for ends of steps, losses, scalars, names, weights and gradients; monitor.cpp has the
 // rest. `g_process` (process.h) holds the segment, the settings, and the hot word. Flags of the hot word are:
 // armed (the segment exists), sampled step, switched off (paused), and tick pending (a step has ended and no
-// forward call has begun the next one). If a TryLock fails, another thread holds the lock, and the caller
-// skips its work instead of waiting.
+// forward call has begun the next one). If a TryLock fails (another thread holds it), the work is skipped.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -82,8 +81,7 @@ void Monitor::end_step(const foreshock_step& step) {
   // If ensure_segment() has just created the segment, last_tick_ns_ is later than `begin`.
   begin = std::max(begin, last_tick_ns_);
   if (step.step_source == FORESHOCK_STEP_REPORTED) steps_are_explicit_ = true;
-  // Once the trainer has reported a step itself, steps that the adapter detects are ignored.
-  if (steps_are_explicit_ && step.step_source != FORESHOCK_STEP_REPORTED) return;
+  if (steps_are_explicit_ && step.step_source != FORESHOCK_STEP_REPORTED) return;  // only detected
   g_process.drain_local();  // calls that were counted before the segment existed
   g_process.publish_described();
   const Counting counting = g_process.counting();
@@ -161,12 +159,11 @@ void Monitor::end_step(const foreshock_step& step) {
   double weights_seconds = static_cast<double>(weights_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9;
   if (TryLock busy(cost_busy_); busy) {
     // Once the cost of a bare step is known, cost_ observes only steps without weights.
-    const double bare_seconds = cost_.bare_seconds();  // 0: unknown
-    if (weights_seconds == 0 || bare_seconds == 0)
+    const double bare = cost_.bare_seconds();  // 0: unknown
+    if (weights_seconds == 0 || bare == 0)
       cost_.observe_step(step_was_sampled_, std::max(rest_seconds - weights_seconds, 0.0));
     else if (!step_was_sampled_)
-      weights_seconds =
-          std::clamp(rest_seconds - bare_seconds, weights_seconds, kMaxWeightsCharge * weights_seconds);
+      weights_seconds = std::clamp(rest_seconds - bare, weights_seconds, kMaxWeightsCharge * weights_seconds);
     agent_seconds = agent_forecast_.end_step(slices, is_granted, report);
     smallest_sample_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold()) +
                               agent_forecast_.slice_seconds() + gradient_cost_.seconds();
@@ -234,7 +231,6 @@ void Monitor::set_up_devices(const Counting& counting) {
   counting.add(counting.block->step_ns, set_up_ns_);
 }
 
-// Notes a sign that an attention function which no hook sees may run (an imported module, for example).
 void Monitor::note_unseen(const char* name, uint32_t evidence) {
   unseen_.note(name, evidence, (g_process.hot() & kHotArmed) != 0);
 }
@@ -291,7 +287,6 @@ int Monitor::name_weights(const foreshock_weight* weights, size_t count) {
   return weights_.name(weights, count);
 }
 
-// Writes the numbers of at most `room` tensors that must be measured in this step. Returns how many.
 size_t Monitor::weights_due(uint32_t* numbers, size_t room) {
   TryLock lock(weights_busy_);
   const int64_t now = ending_step();
@@ -311,8 +306,8 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
   const uint64_t begin = monotonic_ns();
   TryLock lock(weights_busy_);
   if (!lock) return;
-  // With FORESHOCK_ENDED_STEP the optimizer works after its step was reported: the step is the one before.
-  const int64_t step = ending_step() - ((when & FORESHOCK_ENDED_STEP) != 0 ? 1 : 0);
+  const bool is_reported = (when & FORESHOCK_ENDED_STEP) != 0;  // the optimizer works after its step's report
+  const int64_t step = ending_step() - (is_reported ? 1 : 0);
   if ((when & FORESHOCK_AFTER_STEP) == 0) {
     weights_.before_step(states, count, step);
   } else {
@@ -329,8 +324,7 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
 // -- losses, and numbers that are still on a device when their step ends (step_numbers.h) --
 
 // A number identifies a value that is read back from a device. Its lowest three bits are the device's index.
-// kNoDevice as the index marks a value that no kernel of ours copies. It arrives by fetched() if the training
-// itself reads the value.
+// kNoDevice marks a value that no kernel of ours copies; fetched() stores it if the training itself reads it.
 constexpr uint64_t kNoDevice = 7;
 static bool is_without_kernel(uint64_t number) { return number % 8 == kNoDevice; }
 static_assert(kMostDevices <= kNoDevice);
@@ -352,15 +346,13 @@ bool Monitor::fetch(const foreshock_tensor* values, size_t count, void* stream, 
   segment::Coverage& coverage = *g_process.writer().coverage();
   bump_shared(coverage.numbers_fetched, count);
   const bool has_room = numbers_requested_.load(std::memory_order_relaxed) + count <= kMaxNumbersPerStep;
-  // The reason for which no kernel was launched, FORESHOCK_SKIP_...; negative: the kernel was launched.
-  const int reason = has_room
-                         ? devices_.send_scalars({values[0].device_index, stream}, values, count, numbers)
-                         : FORESHOCK_SKIP_TOO_LARGE;
-  const bool is_sent = reason < 0;
+  const int why = has_room ? devices_.send_scalars({values[0].device_index, stream}, values, count, numbers)
+                           : FORESHOCK_SKIP_TOO_LARGE;
+  const bool is_sent = why < 0;  // else `why` is the reason for which no kernel was launched
   if (is_sent) numbers_requested_.fetch_add(count, std::memory_order_relaxed);
   for (size_t n = 0; n < count && !is_sent && is_loss; ++n)
     numbers[n] = (host_numbers_.fetch_add(1) + 1) * 8 + kNoDevice;
-  if (!is_sent && !is_loss) bump_shared(coverage.numbers_skipped[reason], count);
+  if (!is_sent && !is_loss) bump_shared(coverage.numbers_skipped[why], count);
   counting.add(counting.block->step_ns, monotonic_ns() - begin + (is_sent ? kScalarKernelNs : 0));
   return is_sent || is_loss;
 }
@@ -389,8 +381,7 @@ void Monitor::observe_root_divisor(double divisor) {
   pending_steps_.open().add(PendingEvent{PendingEvent::kDivisor, {divisor, 0}, {1, 0}, false});
 }
 
-// Moves the losses observed so far, which belong to an optimizer other than the clock, to the scalar `name`.
-// Losses on a device are dropped instead (kOfAnother).
+// The losses so far belong to another optimizer: moves them to the scalar `name`, or drops those on a device.
 void Monitor::loss_is_of(const char* name) {
   double loss = 0;
   uint32_t source = 0;
@@ -513,8 +504,7 @@ void Monitor::complete_pending(bool is_step_end) {
   }
 }
 
-// Applies the events and gradients of the step that ends now. Returns false if the step must wait for a
-// number or for an earlier step.
+// Completes the step that ends now. Returns false if the step must wait for a number or for an earlier step.
 bool Monitor::complete_open() {
   PendingStep& open = pending_steps_.open();
   if (pending_steps_.has_ended()) return false;
@@ -566,8 +556,8 @@ bool lies_on_device(const foreshock_gradient& gradient) {
   return gradient.values.data != nullptr && gradient.values.device_type == FORESHOCK_DEVICE_CUDA;
 }
 
-// The gradients of one step whose values lie on a device. `is_whole`: kernels can read all of these
-// gradients, since they are on one device and one stream.
+// The gradients of one step whose values lie on a device. `is_whole`: all on one device and one stream, so
+// that kernels can read them.
 struct DeviceGradients {
   DeviceStream stream = {-1, nullptr};  // of the first gradient: index of the device, handle
   uint64_t bytes = 0;
@@ -595,8 +585,7 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   if ((g_process.hot() & kHotArmed) == 0) return;
   TryLock lock(clock_busy_);
   if (!lock) return;
-  // Gradients that were reported before are dropped: a trainer may make several optimizer steps before it
-  // reports one, or repeat a step.
+  // Drops earlier gradients: a trainer may step several times before it reports a step, or repeat a step.
   layers_.begin_gradients();
   pending_steps_.open().begin_gradients();
   uint64_t on_device_ns = 0;
@@ -615,14 +604,12 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   counting.add(counting.block->step_ns, monotonic_ns() - begin + on_device_ns);
 }
 
-// Marks the step as sampled, since its gradients are read. begin_step() usually does so, but it runs only if
-// the step has an attention call.
+// Marks the step as sampled, since its gradients are read. begin_step() does so only with attention calls.
 void Monitor::mark_sampled_by_gradients() {
   step_was_sampled_ |= (g_process.hot() & kHotTickPending) != 0 && is_due(ending_step());
 }
 
-// Adds the sum of squares of a gradient. The sum is computed here if the gradient has values, which must be
-// on the host; otherwise the trainer has reported it.
+// Adds the sum of squares of a gradient: computed from its values on the host, or reported without values.
 void Monitor::add_gradient(const foreshock_gradient& gradient) {
   const foreshock_tensor& values = gradient.values;
   double squares = gradient.sum_of_squares;
@@ -648,15 +635,15 @@ uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t cou
   bump_shared(coverage.numbers_fetched, wanted.tensors);
   const size_t numbers = wanted.tensors + GradientReadback::kTimes;
   SentGradients sent;
-  int reason = -1;  // for which no kernel was launched, as in fetch(); negative: kernels were launched
+  int why = -1;  // reason for which no kernel was launched; negative: kernels were launched
   if (!wanted.is_whole)
-    reason = FORESHOCK_SKIP_LAYOUT;
+    why = FORESHOCK_SKIP_LAYOUT;
   else if (numbers_requested_.load(std::memory_order_relaxed) + numbers > kMaxNumbersPerStep)
-    reason = FORESHOCK_SKIP_TOO_LARGE;
+    why = FORESHOCK_SKIP_TOO_LARGE;
   else
-    reason = devices_.send_gradients(wanted.stream, gradients, count, &sent);
-  if (reason >= 0) {
-    bump_shared(coverage.numbers_skipped[reason], wanted.tensors);
+    why = devices_.send_gradients(wanted.stream, gradients, count, &sent);
+  if (why >= 0) {
+    bump_shared(coverage.numbers_skipped[why], wanted.tensors);
     return 0;
   }
   numbers_requested_.fetch_add(numbers, std::memory_order_relaxed);

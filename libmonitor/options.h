@@ -199,7 +199,6 @@ inline constexpr Option kOptions[kOptionCount] = {
      "columns: run,rank,step,detector,place,value,score,level"},
 };
 
-// Returns the row of `id`.
 const Option& option(OptionId id);
 
 // Returns the value of the option's variable, or the default if it is unset or empty. Never nullptr. The
@@ -217,8 +216,7 @@ bool parse_bytes(const char* text, uint64_t* result);
 // Decimal digits that fit into 64 bits.
 bool parse_count(const char* text, uint64_t* result);
 
-// Parses the value of option `id`, bytes or a count. Returns false too for a number outside the option's
-// bounds.
+// Parses the value of option `id`, bytes or a count. Also false if the number is outside the option's bounds.
 bool parse_number(OptionId id, const char* text, uint64_t* result);
 
 // "on", "1", "true", "yes"; "off", "0", "false", "no".
@@ -226,13 +224,11 @@ bool parse_switch(const char* text, bool* result);
 
 // Reads the environment while other threads may change it. setenv() in one thread frees the array that
 // getenv() reads in another (glibc before 2.41; Python's os.environ calls setenv). The monitor must not crash
-// the trainer, so it reads the environment through the file /proc/self/mem: read() of unmapped memory returns
-// an error, while a load would raise SIGSEGV.
+// the trainer, so it reads through the file /proc/self/mem: read() returns an error where a load would crash.
 class SafeEnvironment {
  public:
-  // Copies all variables from `memory`, the file of this process's memory. For set-up only: opens the file,
-  // and maps memory for the life of this object. If the copy fails (without /proc), find() uses getenv().
-  // Any thread.
+  // Copies all variables from the file `memory`. For set-up only: opens the file, and maps memory for the
+  // life of this object. If the copy fails (without /proc), find() uses getenv(). Any thread.
   explicit SafeEnvironment(const char* memory = "/proc/self/mem");
   ~SafeEnvironment();
   SafeEnvironment(const SafeEnvironment&) = delete;
@@ -269,8 +265,7 @@ struct Settings {
   uint64_t weights_every;  // steps between two measurements; 0: as often as the budget allows
   uint64_t count_kernels;  // number of steps in which kernels are counted; 0: none
   uint64_t seed;           // of the choice of samples
-  // local_rank: index among the ranks of this node; local_ranks: their number; attempt: restarts of the job
-  int rank, local_rank, world_size, local_ranks, attempt;
+  int rank, local_rank, world_size, local_ranks, attempt;  // local_ranks: of this node; attempt: restarts
 };
 
 // Reads this process's rank in the job and the settings of the run from the environment. Returns false if the

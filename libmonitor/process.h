@@ -111,20 +111,17 @@ static_assert(sizeof(OwnPage) <= 4096);
 // still call it while the process ends.
 class ProcessState {
  public:
-  // The hot word (kHot... above).
   uint32_t hot() const { return own()->hot.load(std::memory_order_relaxed); }
   void set_bits(uint32_t bits) { own()->hot.fetch_or(bits, std::memory_order_relaxed); }
   void clear_bits(uint32_t bits) { own()->hot.fetch_and(~bits, std::memory_order_relaxed); }
 
-  // Whether off() was called.
   bool is_off() const { return off_.load(std::memory_order_relaxed); }
 
   // Whether this is a child (fork, clone) of the process that created the segment. Makes a system call.
   bool is_inherited() const;
 
-  // Creates the segment, once. `slot_bytes_needed` is the size of a sampled slice; 0: unknown. Returns true
-  // if this call created the segment, and false immediately if another thread is creating it. `prepare` runs
-  // before any other thread can see the segment.
+  // Creates the segment, once. `slot_bytes_needed`: size of a sampled slice; 0: unknown. Returns whether this
+  // call created it; false at once if another thread is creating it. `prepare` runs before others can see it.
   bool arm(uint64_t slot_bytes_needed, void (*prepare)());
 
   // Switches the monitor off for the rest of the process. Leaves `reason` in a file name, for the launcher.

@@ -1,6 +1,5 @@
 // Chooses the source of the loss, keeps steps with late numbers, and recognizes logged losses by their names.
-// A root is the tensor on which backward() is called, an nll the output of a cross-entropy operation. A late
-// number is a value that is still on a device when its step ends.
+// A root is the tensor on which backward() is called, an nll the output of a cross-entropy operation.
 #include "libmonitor/step_numbers.h"
 
 #include <algorithm>
@@ -44,10 +43,9 @@ void LossTracker::choose_source(double root) {
   chosen_source_ = nll_is_the_loss ? FORESHOCK_LOSS_NLL : FORESHOCK_LOSS_BACKWARD_ROOT;
 }
 
-// Decides whether each root is a whole loss or a share of the loss, in the first step with several roots. The
-// k roots of a step (one for each micro-batch; roots.weight is k) add up to about the mean over all targets
-// if they are shares, and to k times this mean if each is a whole loss. The limit between the two is sqrt(k),
-// since other terms of the loss change the sum by less. `summed`: cross-entropies summed over their targets.
+// Decides whether each root is a whole loss or a share. The k roots of a step (roots.weight is k; one for
+// each micro-batch) add up to about the mean over all targets if they are shares, and to k times this mean if
+// each is a whole loss. The limit is sqrt(k), since other terms change the sum by less.
 void LossTracker::choose_root_meaning() {
   const Mean &roots = mean_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_[kSummed];
   if (roots_ != Roots::kUnknown || roots.weight < 2 || mean_[FORESHOCK_LOSS_NLL].weight > 0) return;
@@ -95,9 +93,8 @@ bool LossTracker::take(double* loss, uint32_t* source) {
   choose_root_meaning();
   const uint32_t used_source = chosen_source_ != 0 ? chosen_source_ : uint32_t{FORESHOCK_LOSS_LOGGED};
   Mean mean = mean_[used_source];
-  // A divisor that equals the number of roots of a step is the number of micro-batches (accumulation_).
   const bool all_divided = has_root && divided_.count == mean_[FORESHOCK_LOSS_BACKWARD_ROOT].weight;
-  if (all_divided && divided_.by == divided_.count) accumulation_ = divided_.by;
+  if (all_divided && divided_.by == divided_.count) accumulation_ = divided_.by;  // as many as micro-batches
   if (used_source == FORESHOCK_LOSS_BACKWARD_ROOT && has_root) {
     if (roots_ == Roots::kShares)
       mean.weight = 1;  // the sum of the roots
@@ -155,7 +152,6 @@ bool PendingStep::knows_skips() const {
   return all;
 }
 
-// Maps the arrays of all steps. Leaves the steps without arrays if the memory is not available.
 void PendingSteps::reserve() {
   constexpr size_t kEvents = sizeof(PendingEvent) * PendingStep::kMostEvents;
   constexpr size_t kGradients = sizeof(PendingGradient) * PendingStep::kMostGradients;
@@ -206,8 +202,7 @@ bool Scalars::is_taken(const char* cut) const {
   return false;
 }
 
-// Returns the index of a name, which is added if it is new, or -1 if the table is full. Names are compared by
-// their hashes, since the table holds them cut to the segment's length.
+// Returns the index of a name (compared by hash), which is added if it is new, or -1 if the table is full.
 int Scalars::index_of(const char* name) {
   const uint64_t hash = fnv1a(name);
   for (uint32_t n = 0; n < known_; ++n)
@@ -269,8 +264,7 @@ constexpr bool is_word(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c
 
 }  // namespace
 
-// Compares the name with the known names. Letters are made lower-case, other characters than letters and
-// digits become one space, and a leading "train" or "training" is removed.
+// Compares the lower-case words of the name without a leading "train" or "training"; one space between words.
 Logged logged_as(const char* name) {
   if (name == nullptr) return Logged::kOther;
   char words[48];

@@ -161,9 +161,7 @@ bool find_nvte_signature(const char* version, NvteSignature* found) {
   for (size_t n = 0; n < sizeof kVersions / sizeof *kVersions; ++n) {
     if (std::strcmp(kVersions[n].version, version) != 0) continue;
     const Names& names = kNames[kVersions[n].names];
-    const bool is_2_4 = n >= kFirstWithInt16;
-    *found = {words_of(names.forward), words_of(names.backward), /*has_int16=*/is_2_4,
-              /*shape_is_own=*/is_2_4};
+    *found = {words_of(names.forward), words_of(names.backward), n >= kFirstWithInt16, n >= kFirstWithInt16};
     return true;
   }
   return false;
@@ -215,7 +213,6 @@ bool arrangements_of(uint32_t layout, Arrangements* found) {
   return false;
 }
 
-// Describes one call for the monitor.
 class Describer {
  public:
   Describer(const NvteGiven& given, const NvteWords& words) : given_(given), words_(words) {}
@@ -251,8 +248,7 @@ bool all_places(const NvteWords& words, auto is) {
                      [is](int8_t place) { return place < 0 || is(place); });
 }
 
-// Must be checked before anything else is read from a tensor: for an unknown handle the library returns null
-// as data, but throws an exception when the shape is read.
+// Must be checked before the shape is read, because the library then throws an exception for unknown handles.
 bool Describer::all_have_data() const {
   return all_places(words_, [this](int8_t place) { return given_.tensors->data(word(place)) != nullptr; });
 }
@@ -318,9 +314,8 @@ bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) co
                     : arranged.format == kFormatBhsd ? kBhsdAxes
                                                      : nullptr;
   if (axes == nullptr) return false;
-  // strides[n] belongs to the n-th axis in memory, of which the last (3) is the innermost. Tensors that are
-  // packed per head multiply the stride of the heads (2); in both kinds of packing they multiply the next
-  // (1).
+  // strides[n] belongs to the n-th axis in memory, counted from the outermost. Tensors that are packed per
+  // head multiply the stride of the heads (axis 2). Both kinds of packing multiply the stride of axis 1.
   int64_t strides[4] = {0, 0, 0, 1};
   const auto size = [&shape](int axis) { return static_cast<int64_t>(shape.sizes[axis]); };
   strides[2] = arranged.per_head ? arranged.packed * size(3) : size(3);
@@ -380,8 +375,7 @@ void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
   call->log_sum_exp = stats;
 }
 
-// Fills in *call and returns -1. Otherwise returns the reason to skip the call, FORESHOCK_SKIP_..., or
-// kNotAnNvteCall if the words are not arguments of this function.
+// Fills in *call and returns -1, or returns a FORESHOCK_SKIP_ reason, or kNotAnNvteCall for other arguments.
 int Describer::describe(foreshock_attention_call* call) const {
   const bool is_backward = given_.pass == FORESHOCK_BACKWARD;
   if (!all_have_data()) return FORESHOCK_SKIP_LAYOUT;
@@ -442,9 +436,8 @@ constexpr size_t kPackBytes = 11 * sizeof(Word);
 
 bool is_address(Word word) { return word >= kFirstAddress && word < kEndOfAddresses; }
 
-// Handles are addresses of tensors until 2.7, and indexes in a table in later versions. In both cases, 0
-// stands for an absent tensor. All handles of a call are of one kind, which is derived from the query's
-// handle.
+// Handles are addresses of tensors until 2.7, and indexes in a table in later versions. 0 always stands for
+// an absent tensor. All handles of a call are of the same kind as the query's handle.
 class Handles {
  public:
   explicit Handles(Word query) : are_addresses_(query >= kEndOfNumbers) {}
@@ -508,8 +501,7 @@ bool is_readable(Word address, size_t bytes) {
 }
 
 bool are_words_plausible(const NvteWords& places, const Word* words, float scale, float dropout) {
-  const bool is_finite = scale * 0 == 0;
-  if (!(scale > 0 && is_finite) || !(dropout >= 0 && dropout <= 1)) return false;
+  if (!(scale > 0 && scale * 0 == 0) || !(dropout >= 0 && dropout <= 1)) return false;  // * 0: finite
   const Handles handles(words[places.query]);
   for (int n = 0; n < places.count; ++n)
     if (!is_plausible(places.kinds[n], words[n], handles)) return false;
@@ -525,8 +517,7 @@ namespace {
 
 enum class Found { kNothing, kOne, kSeveral };  // versions in a folder
 
-// Reads the version from a folder name "<package>-<version>.dist-info" or
-// "<package>_cuNN-<version>.dist-info" of a Python package. Sets it to "" for other names.
+// Reads the version from "<package>-<version>.dist-info" or "<package>_cuNN-<version>.dist-info"; else "".
 void read_entry(const char* entry, const char* package, char (&version)[64]) {
   constexpr const char* kEnd = ".dist-info";
   version[0] = '\0';

@@ -1,5 +1,4 @@
-// Packs histograms, changes and optimizer sums of weight tensors, on the host or with kernels on their
-// device.
+// Measures weight tensors, on the host or with kernels on their device: histograms, changes, optimizer sums.
 #include "libmonitor/weight_measure.h"
 
 #include <sys/mman.h>
@@ -46,8 +45,7 @@ size_t HistogramPacker::pack(const void* values, DType type, uint64_t elements, 
 size_t HistogramPacker::pack_counted(void* words, DType type, char* to, size_t room, HistogramForm* form) {
   *form = type == DType::kFp32 ? HistogramForm::kBins : HistogramForm::kPatterns;
   if (type == DType::kFp32) return pack_bins(static_cast<uint64_t*>(words), to, room);
-  constexpr size_t kSets = 1;  // sets of counters: a device uses one, count_patterns() several
-  return pack_patterns(static_cast<uint32_t*>(words), to, room, kSets);
+  return pack_patterns(static_cast<uint32_t*>(words), to, room, /*sets=*/1);
 }
 
 size_t HistogramPacker::count_and_pack(const char* values, DType type, uint64_t elements, char* to,
@@ -221,8 +219,7 @@ uint64_t scratch_bytes(const WeightWork& work) {
   return std::max((of_values + of_gradient) * sizeof(GradientSums), of_moment * sizeof(AdamSums));
 }
 
-// Returns the address of this memory. Here and below, `at` is the device address of the work's memory, which
-// begins with WeightResults.
+// Returns the address of this memory. `at`, also below: device address of WeightResults, which precedes it.
 uint64_t scratch_of(const WeightWork& work, uint64_t at) { return at + round_up(work.result_bytes()); }
 
 // Plans the sums over gradient and second moment, or over the gradient alone, or none.
@@ -326,9 +323,8 @@ AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at) {
   return job;
 }
 
-// The host memory of WeightStaging begins with 64-bit words. Each allocation of the ring has a word, into
-// which the stream stores the ticket of work whose results have arrived. The word kReadyWord shows that the
-// set-up is complete.
+// The host memory of WeightStaging begins with 64-bit words: one for each allocation of the ring, into which
+// the stream stores the ticket of work whose results have arrived, and kReadyWord, set when set-up has ended.
 constexpr uint32_t kReadyWord = StagingRing::kMostSlices;
 constexpr uint64_t kWordBytes = 4096;
 static_assert((kReadyWord + 1) * sizeof(uint64_t) <= kWordBytes);

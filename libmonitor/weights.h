@@ -1,7 +1,6 @@
-// Measures the model's weight tensors after optimizer steps. Each tensor is measured once per interval (a
-// number of steps), in the step in which it is due, if the budget pays for it (sampling.h). The result is a
-// snapshot: a record with the tensor's histogram, checksum and sums, in a ring in the segment that the agent
-// reads. A host tensor lies in host memory, and a device tensor on a CUDA device.
+// Measures the model's weight tensors, on the host or on a device, after optimizer steps. Each tensor is due
+// in one step of every interval, and is measured if the budget pays for it (sampling.h). The result, a
+// snapshot, is a record with histogram, checksum and sums in a ring in the segment that the agent reads.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHTS_H_
 #define FORESHOCK_LIBMONITOR_WEIGHTS_H_
 
@@ -32,12 +31,10 @@ struct PendingWeight {
   OptimizerState optimizer;  // the data may no longer exist
   int64_t step;
   uint64_t time_ns, interval;
-  uint64_t launch_ns;  // host time for the launch
-  uint64_t round;      // number of ended steps at the time of sending
-  // Number of records of host tensors at the time of sending. If it has changed when the results arrive, the
-  // ring may hold a record of a later step, and the results are dropped.
-  uint64_t host_records;
-  bool is_forgotten;  // the tensors were named again since; the measurement is already counted as skipped
+  uint64_t launch_ns;     // host time for the launch
+  uint64_t round;         // number of ended steps at the time of sending
+  uint64_t host_records;  // host_records_ at the time of sending; a change may mean a record of a later step
+  bool is_forgotten;      // the tensors were named again since; already counted as skipped
 };
 
 // The measurements whose results have not arrived yet, in the order in which they were sent. Records must be
@@ -77,9 +74,8 @@ class PendingWeights {
 class WeightSampler {
  public:
   // Starts with a new segment and forgets the tensors. `ring` null: nothing is measured or counted. If the
-  // ring has no room for records, tensors are counted as not followed: with the reason "off" if `is_off`,
-  // else "no_room". `fixed_interval` 0: chosen from the cost. `memory`: limit for copies of tensors, in
-  // bytes. `devices` null: device tensors are not measured.
+  // ring has no room for records, tensors are counted as not followed: "off" if `is_off`, else "no_room".
+  // `memory`: limit for copies of tensors, in bytes. `devices` null: device tensors are not measured.
   void attach(segment::TensorRing* ring, uint64_t ring_bytes, const segment::Control* control,
               double max_slowdown, uint64_t fixed_interval, uint64_t memory, bool is_off = false,
               DeviceSampler* devices = nullptr);
@@ -152,9 +148,7 @@ class WeightSampler {
     char* histogram;
     uint64_t histogram_at, room;  // offset of the histogram; bytes available to the record
   };
-  // Adds the rows of heads to the record at the offset `begin`. Returns the end of the record.
-  uint64_t add_heads(const Weight& weight, const foreshock_tensor& values, uint64_t begin,
-                     const Draft& draft);
+  uint64_t add_heads(const Weight& of, const foreshock_tensor& values, uint64_t begin, const Draft& draft);
   HeadGeometry heads_;         // of the model
   bool knows_heads_ = false;   // an attention call was sampled
   ProjectionOutputs outputs_;  // from the shapes of whole tensors
@@ -162,20 +156,16 @@ class WeightSampler {
   void add(const foreshock_weight& given, double begins_at);
   void count(const WeightSchedule::Count& turns);
   void share_copies(const uint32_t* numbers, size_t count);
-  // Whether the tensor can be measured; otherwise sets *why.
   bool check(const foreshock_weight_state& state, segment::TensorSkip* why);
-  // Measures a due tensor, or counts it as skipped.
   void show(const foreshock_weight_state& state, int64_t step);
   void measure_on_host(const foreshock_weight_state& state, int64_t step);
 
-  // Begin and complete a record in the ring. `end`: length of the record.
   bool open(const Weight& weight, Draft* draft);
   void write_checksum(const foreshock_weight_state& state, int64_t step);
   uint64_t checksum_room() const;
   void close(Weight* weight, const Draft& draft, uint64_t end);
 
-  // For device tensors. settle() ends a measurement and returns true if its results have arrived or never
-  // will.
+  // For device tensors. settle() ends a measurement, and returns false while its results may still arrive.
   void send(const foreshock_weight_state& state, int64_t step);
   void write_device_record(const PendingWeight& pending, char* results);
   size_t pack(const PendingWeight& pending, char* payload, const Draft& draft);

@@ -1,5 +1,4 @@
-"""Makes chroots with releases of Debian, and runs commands in them, for tests. Each chroot is made once with
-debootstrap under build/chroots, then reused.
+"""Chroots with releases of Debian, for tests. Each is made once with debootstrap under build/chroots, then reused.
 
 Needs root and debootstrap. Packages come from DEBIAN_MIRROR, or else from the Debian archive in this machine's apt
 configuration. Every command runs in its own mount and process namespaces, so no mount and no process outlives it.
@@ -107,11 +106,8 @@ class Chroot:
         timeout: float = 1800,
         **more: object,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs `command` in the chroot as `user`, with `binds` (path outside: path inside) mounted.
-
-        The command's environment is PATH, HOME, LANG, DEBIAN_FRONTEND and `env`; nothing is inherited. `more`: further
-        arguments of subprocess.run().
-        """
+        """Runs `command` in the chroot as `user`, with `binds` (path outside: path inside) mounted. The environment is
+        only PATH, HOME, LANG, DEBIAN_FRONTEND and `env`. `more`: further arguments of subprocess.run()."""
         home = "/root" if user == "root" else f"/home/{user}"
         variables = {"PATH": PATHS, "HOME": home, "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
         variables |= env or {}

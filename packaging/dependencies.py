@@ -72,14 +72,12 @@ def unpack(source: str, work: Path) -> Path:
     options = apt_options([f"deb-src {line}" for line in archives()], work)
     run("apt-get", *options, "update", "-q")
     run("apt-get", *options, "source", "-q", source, cwd=work)
-    without_epoch = version.partition(":")[2] or version  # EPOCH:UPSTREAM-REVISION
-    upstream = without_epoch.rpartition("-")[0]
+    upstream = (version.partition(":")[2] or version).rpartition("-")[0]  # of EPOCH:UPSTREAM-REVISION
     return work / f"{name}-{upstream}"
 
 
 def build_one(package: str, settings: list[str], prefix: Path, work: Path) -> None:
-    """Builds the static library of a development package into `prefix`, unless a stamp file shows that `prefix` has the
-    library in the installed version."""
+    """Builds the static library of a development package into `prefix`, unless its stamp file has this version."""
     source = source_of(package)
     stamp = prefix / f"{package}.stamp"
     if stamp.exists() and stamp.read_text() == source:

@@ -82,8 +82,7 @@ enum class Lost : uint32_t { kTorn, kAgentAbsent, kRefused, kUnsupported };
 inline constexpr const char* kLostReasonNames[kLostReasons] = {"torn", "agent_absent", "refused",
                                                                "unsupported"};
 
-// The regions of a segment. Each is an array of one struct of this file, with two exceptions (kSlots,
-// kTensors).
+// The regions of a segment. Each is an array of one struct of this file, except kSlots and kTensors.
 enum RegionId : uint32_t {
   kIdentity,
   kOps,
@@ -374,8 +373,7 @@ static_assert(sizeof(Slot) == 648);
 
 // -- the control file --
 
-// The agent's progress for one slot. Written by one pwrite of the whole record. `judged` and `lost` are
-// totals over the life of the segment.
+// The agent's progress for one slot, written by one pwrite. Its counts cover the life of the segment.
 struct Consumption {
   uint64_t consumed;  // the last ticket of this slot that was judged or lost
   uint32_t judged[kPasses];

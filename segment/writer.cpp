@@ -37,8 +37,7 @@ bool is_locked_by_other(const char* path) {
   return locked;
 }
 
-// Whether another process holds a lock on a segment of the rank: it is alive, since its end releases the
-// lock.
+// Whether another process holds a lock on a segment of the rank, and so is alive: its end releases the lock.
 bool has_live_segment(const char* directory, int rank) {
   DIR* files = opendir(directory);
   if (files == nullptr) return false;
@@ -353,8 +352,7 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
   return slot;
 }
 
-// Restores the sequence that the slot had before claim(). While the sequence is odd, the agent does not
-// consume the slot, so consumed() has not changed since.
+// Restores the sequence from before claim(): consumed() is unchanged, since the agent skips an odd sequence.
 void SegmentWriter::release(uint64_t ticket) const {
   const uint32_t index = static_cast<uint32_t>(ticket % slots());
   word(slot(index)->sequence).store(2 * consumed(index), std::memory_order_release);
@@ -425,8 +423,7 @@ uint64_t SegmentWriter::append_step(const StepRecord& record) {
 }
 
 // The sequence stays unchanged, so the record is valid even if the trainer dies in this function. `given` is
-// stored last: a reader that finds `given` without kNumbersPending reads the record again and has all
-// numbers.
+// stored last: a reader that sees it without kNumbersPending reads the record again and has all numbers.
 void SegmentWriter::complete_step(uint64_t number, const StepRecord& record) {
   StepRecord* to = step(number);
   if (word(to->sequence).load(std::memory_order_relaxed) != 2 * number) return;

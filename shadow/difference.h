@@ -1,6 +1,5 @@
-// Measures the differences d of two arrays, element by element. The Wasserstein distance W1 compares only the
-// distributions of the values of both arrays. W1 is at most the mean of |d|: their ratio is near 1 if all
-// values moved in a common direction (drift), and near 0 if the distribution has not changed (noise).
+// Measures the differences d of two arrays by element. The Wasserstein distance W1 compares distributions
+// only. W1 / mean |d| is at most 1: near 1 if all elements moved in one direction (drift), near 0 for noise.
 #ifndef FORESHOCK_SHADOW_DIFFERENCE_H_
 #define FORESHOCK_SHADOW_DIFFERENCE_H_
 
@@ -11,9 +10,8 @@
 
 namespace foreshock {
 
-// Sums in fp64 over the pairs (a, b) whose two elements are finite, with d = b - a. d is exact for 16-bit
-// formats, and for fp32 except at the extremes of fp32. Each sum has a relative error below pairs / 8 *
-// 2^-53.
+// Sums in fp64 over the pairs (a, b) whose elements are finite. d = b - a is exact for 16-bit formats, and
+// for fp32 except at the extremes of fp32. Each sum has a relative error below pairs / 8 * 2^-53.
 struct Difference {
   uint64_t pairs = 0;
   uint64_t non_finite = 0;  // pairs left out

@@ -1,8 +1,7 @@
 // Computes the elementary functions of the reference: exponential, logarithm, rounding to a storage format.
-// The functions of C libraries differ in the last bits. Those here give the same bits on every machine, since
-// they are fixed sequences of IEEE operations. rows_in_lanes-inl.h repeats the exponential for vectors with
-// the constants of this file. Rounding is to nearest, ties to even. Overflow gives infinity; subnormals are
-// kept.
+// As fixed sequences of IEEE operations they give the same bits on every machine, while C libraries differ in
+// the last bits. rows_in_lanes-inl.h repeats the exponential for vectors with the constants of this file.
+// Rounding is to nearest, ties to even. Overflow gives infinity, and subnormals are kept.
 #ifndef FORESHOCK_SHADOW_ELEMENTARY_H_
 #define FORESHOCK_SHADOW_ELEMENTARY_H_
 
@@ -24,13 +23,11 @@ inline constexpr double kLn2Low = 1.90821492927058770002e-10;
 inline constexpr double kExpCoefficient[13] = {
     1,          1,           1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,      1.0 / 720,
     1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600};
-// For x below this limit, exp(x) is less than half of the smallest subnormal. Such x are replaced by the
-// limit, at which the formula gives +0.
+// Smaller x, for which exp(x) is less than half of the smallest subnormal, are replaced by this: it gives +0.
 inline constexpr double kExpArgumentMin = -746.0;
 // Adding this number to x / ln 2 rounds to a whole number n and leaves n + 1023 + 512, the biased exponent of
 // 2^(n + 512), in the low bits of the sum. 2^(n + 512) is a normal number for every n in use, so the product
-// with it is exact. Only the final product with 2^-512 can round, and it rounds once, also for a subnormal
-// result.
+// with it is exact. Only the final product with 2^-512 can round: once, also for a subnormal result.
 inline constexpr double kExpRoundToInteger = 0x1.8p52 + 1023 + 512;
 inline constexpr double kExpUnscale = 0x1p-512;
 
@@ -62,8 +59,7 @@ inline double exp_nonpositive(double x) {
 inline double exp_of_any_sign(double x) { return x > 0 ? 1 / exp_nonpositive(-x) : exp_nonpositive(x); }
 
 // Returns log(x), computed as 2 atanh((f - 1) / (f + 1)) with f in [sqrt 1/2, sqrt 2). -Inf at 0; NaN for NaN
-// and below 0. With s = (f - 1) / (f + 1), |s| <= 0.1716, the last term of the series is s^25 / 25, which is
-// less than 2^-68 of the sum.
+// and below 0. The series of s = (f - 1) / (f + 1), |s| <= 0.1716, ends at s^25 / 25, below 2^-68 of the sum.
 inline double log_nonnegative(double x) {
   if (x == 0) return -std::numeric_limits<double>::infinity();
   if (!(x > 0)) return std::numeric_limits<double>::quiet_NaN();

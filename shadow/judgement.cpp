@@ -1,6 +1,5 @@
-// Compares a slice's result, row by row, with the fp64 reference, and its error with two noise floors. The
-// floors are the errors of two correct algorithms in the trainer's precision: plain (unfused) and fused
-// attention.
+// Compares a slice's result, row by row, with the fp64 reference, and its error with two noise floors: the
+// errors of two correct algorithms in the trainer's precision, plain (unfused) and fused attention.
 #include "shadow/judgement.h"
 
 #include <algorithm>
@@ -59,8 +58,7 @@ void count_all_nonfinite(const AttentionSlice& s, SliceDeviation* d) {
 
 // One row of the judged tensor in all its versions. `reference` is exact attention over the slice; plain is
 // compared with it. `given` is the exact result for the log_sum_exp and out that the call was given; fused is
-// compared with it. In forward slices `reference` and `given` are equal. The kernel (`trainer`) is compared
-// with both.
+// compared with it, the trainer's result with both. In forward slices `reference` and `given` are equal.
 struct Row {
   const void* trainer;
   size_t first;  // index of the row's first element in `trainer`
@@ -143,8 +141,7 @@ struct AgainstFloor {
   }
 };
 
-// Sums over the compared rows, from which summarise() computes means and norms. plain_bias is taken against
-// `reference`; given_bias (of the kernel) and fused_bias are taken against `given`.
+// Sums over the compared rows, for summarise(). plain_bias is against `reference`, others against `given`.
 struct Errors {
   double relative_sum = 0, relative_max = 0, given_norm = 0;
   AgainstFloor plain, fused, fused_across;
@@ -158,8 +155,7 @@ bool is_resolved(const Row& row, int c) {
   return std::fabs(row.fused[c] - row.given[c]) <= 0.125 * std::fabs(row.given[c]);
 }
 
-// Adds the errors of `value_at` against `exact`, positive if away from zero, and the spacings (ulp) of
-// `exact`.
+// Adds the errors of `value_at` against `exact`, positive if away from zero, and the spacings of `exact`.
 template <class ValueAt>
 void add_bias(const Row& row, const double* exact, ValueAt value_at, BiasSums* sums) {
   for (int c = 0; c < row.columns; ++c) {
@@ -213,10 +209,9 @@ std::optional<double> effective_count(double sum, double sum_of_squares) {
   return std::isfinite(count) && sum_of_squares > 0 ? std::optional(count) : std::nullopt;
 }
 
-// Whether enough rows contribute to a ratio: at least kLeastEffectiveRows to both errors together, or at
-// least kEnoughPlainRows to the floor's error. Always true if not `needs_rows`. Forward slices and slices of
-// key positions need no rows: in the former the elements of a row are rounded independently, and in the
-// latter a gradient of a key sums over many rows, so each row is a sample by itself.
+// Whether enough rows contribute to a ratio: kLeastEffectiveRows to both errors, or kEnoughPlainRows to the
+// floor's. Always true if not `needs_rows`: in forward slices the elements of a row are rounded separately,
+// and a gradient of a key sums over many rows, so in both cases each row is a sample by itself.
 bool is_decided(bool needs_rows, const AgainstFloor& against) {
   const auto both = effective_count(against.kernel + against.floor, against.squares_of_both);
   return !needs_rows || !both || *both >= kLeastEffectiveRows ||
@@ -269,8 +264,7 @@ void compare(const AttentionSlice& slice, const DeviationWorkspace& w, SliceDevi
     row.first = static_cast<size_t>(r) * row.columns;
     row.key_mean = backward ? w.reference.key_mean.data() + row.first : nullptr;
     row.given = (backward ? w.reference.given_grad_query : w.reference.out).data() + row.first;
-    // The given log_sum_exp of a partial row also covers keys of other calls (context parallelism). The
-    // gradient of such a row is exact only with this log_sum_exp.
+    // The log_sum_exp of a partial row also covers keys of other calls. Only with it the gradient is exact.
     row.reference =
         backward && w.reference.partial[r] == 0 ? w.reference.grad_query.data() + row.first : row.given;
     row.plain = (backward ? w.floors.plain.grad_query : w.floors.plain.out).data() + row.first;
@@ -462,9 +456,7 @@ ColumnDeviation judge(const KeyColumns& columns, ColumnReference* workspace) {
 
 void BiasPool::add(const BiasCluster& cluster, const BiasSums& sums) {
   if (!std::isfinite(sums.numerator) || !(sums.denominator > 0) || !std::isfinite(sums.denominator)) return;
-  // usual_octave_ rises and falls by these octaves per slice. It settles where rises and falls balance: at
-  // the percentile of the denominators that kFall : kRise sets, about the 90th.
-  constexpr double kRise = 0.5, kFall = 0.05;
+  constexpr double kRise = 0.5, kFall = 0.05;  // octaves per slice; they balance at about the 90th percentile
   const double octave = std::log2(sums.denominator);
   if (!has_usual_) usual_octave_ = octave;
   has_usual_ = true;

@@ -1,7 +1,6 @@
 """The protocol of the benchmark: events, scored steps, hits, intervals of the results. RESULTS.md defines the terms.
 
-An onset is the step at which a loss event begins. A training with a planted fault is compared with its twin, the same
-training without the fault; the two are called arms.
+An onset is the step at which a loss event begins. The two arms are a training with a planted fault and its sound twin.
 
 HORIZON, AFTERMATH, FIRST_STEP and the rule for loss events (LossEventRule in detect/loss_rules.h) were fixed before any
 training. Trainings of the recipe `following-bias` then showed slow failures that went undetected. Therefore the rule
@@ -137,8 +136,7 @@ def most_expected(count: int) -> float:
 
 @dataclass
 class Tally:
-    """Counts of one detector, summed over trainings. Results are ratios of these sums. The window of an event is the
-    horizon before its onset."""
+    """Counts of one detector, summed over trainings, for ratios. An event's window is the horizon before its onset."""
 
     events: int = 0  # loss events of trainings with a fault that have a scored step in their window
     hits: int = 0  # events with an alarm in their window

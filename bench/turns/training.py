@@ -104,8 +104,7 @@ class Parts:
         from torch.optim import optimizer
 
         for hooks in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
-            # A training without the monitor has no hooks. It gets one that does nothing, so that the cost of the timing
-            # itself cancels when trainings with and without the monitor are compared.
+            # A training without the monitor has no hooks and gets an empty one, so that the cost of the timing cancels.
             timed = {number: self.timed("hooks", hook) for number, hook in hooks.items()}
             hooks.update(timed or {0: self.timed("hooks", lambda *arguments: None)})
         torch.nn.functional.cross_entropy = self.timed("loss", torch.nn.functional.cross_entropy)

@@ -22,7 +22,7 @@ import stored_tensors  # noqa: E402
 import train as demo  # noqa: E402
 
 LEARNING_RATE = 2e-3
-OTHER_INIT = 1_000_003  # added to the seed for other initial weights
+OTHER_INIT = 1_000_003
 DONE = "done"  # name of the file that marks an arm as complete; it has the last loss
 
 

@@ -1,6 +1,5 @@
-// Gets data about a tensor for the hooks: a view (a foreshock_tensor of hook.h, without a copy of the data),
-// the current CUDA stream, and the layer weight in its autograd history. Nothing here copies or changes a
-// tensor.
+// Gets data about a tensor for the hooks: a view (foreshock_tensor of hook.h), the current CUDA stream, and
+// the layer weight in its autograd history. Nothing here copies or changes a tensor.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_TENSOR_VIEW_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_TENSOR_VIEW_H_
 
@@ -45,8 +44,7 @@ namespace foreshock::adapter {
 // The legacy default stream in hook.h; the CUDA runtime uses a null handle for it.
 inline constexpr uintptr_t kLegacyStream = 1;
 
-// Reads the handle of the current CUDA stream from torch's device guard. Returns false if the guard throws, or
-// has no function for the handle (torch 2.6).
+// Reads the handle of the current CUDA stream from torch's device guard. False: the guard cannot (torch 2.6).
 template <typename Guard>
 bool stream_of_guard(const Guard& guard, c10::Device device, void** handle) noexcept try {
   if constexpr (requires(const Guard& g, c10::Stream s) { g.getStreamNativeHandle(s); }) {
@@ -86,8 +84,7 @@ inline void* stream_of(const at::Tensor& tensor) noexcept {
   const c10::Device device = tensor.device();
   void* handle = nullptr;
   bool known = false;
-  // The guard is taken from the registry. With torch 2.8 the usual class, VirtualGuardImpl, would make the
-  // adapter need a newer C++ runtime than our packages may require.
+  // Not by VirtualGuardImpl: with torch 2.8 it needs a newer C++ runtime than our packages may require.
   const auto* guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(device.type())].load();
   if (guard_has_handle.load(std::memory_order_relaxed) && guard != nullptr) {
     known = stream_of_guard(*guard, device, &handle);
@@ -116,9 +113,8 @@ inline int32_t device_type_of(const at::Tensor& tensor) {
   return tensor.is_cuda() ? FORESHOCK_DEVICE_CUDA : FORESHOCK_DEVICE_OTHER;
 }
 
-// Returns a view of the tensor. The view is absent (data null) if the tensor is undefined or empty, has too
-// many dimensions, or its memory was freed. Uses const_data_ptr, since data_ptr would copy a copy-on-write
-// tensor.
+// Returns a view of the tensor; absent (data null) if the tensor is undefined or empty, has too many
+// dimensions or freed memory. Uses const_data_ptr, since data_ptr would copy a copy-on-write tensor.
 inline foreshock_tensor view_of(const at::Tensor& tensor) {
   foreshock_tensor view{};
   if (!tensor.defined() || tensor.dim() > FORESHOCK_TENSOR_DIMS || !is_in_memory(tensor)) return view;
@@ -190,9 +186,8 @@ inline const void* leaf_behind(const torch::autograd::Node* node) {
   return nullptr;
 }
 
-// Returns the weight of a product, or null if it is frozen. The edges of a node are in the order of the
-// operation's arguments: (self, mat2), (input, weight, bias), or (bias, mat1, mat2). Arguments without
-// gradient have empty edges.
+// The weight of a product; null if frozen. The edges of a node are in the order of the operation's arguments:
+// (self, mat2), (input, weight, bias), or (bias, mat1, mat2). Arguments without gradient have empty edges.
 inline const void* weight_of(const torch::autograd::Node& product) {
   const char* type = typeid(product).name();
   const bool bias_first = std::strstr(type, "AddmmBackward") || std::strstr(type, "BaddbmmBackward");
@@ -227,8 +222,8 @@ inline const torch::autograd::Node* before_unary(const torch::autograd::Node* no
   return nullptr;
 }
 
-// Returns the node that computed the input of a frozen product or an opaque operation: that of the first
-// argument that is not a weight. Null: unknown.
+// The node that computed the input of a frozen product or an opaque operation, found as the first argument
+// that is not a weight. Null: unknown.
 inline const torch::autograd::Node* input_of(const torch::autograd::Node& node) {
   for (const auto& edge : node.next_edges()) {
     const auto* input = before_unary(edge.function.get());
@@ -237,7 +232,6 @@ inline const torch::autograd::Node* input_of(const torch::autograd::Node& node) 
   return nullptr;
 }
 
-// Whether `input` is in the history of `node`.
 inline bool is_computed_from(const torch::autograd::Node& node, const torch::autograd::Node* input) {
   HistoryWalk walk(&node);
   while (const auto* next = walk.next()) {
@@ -253,8 +247,7 @@ inline const void* layer_of(const at::Tensor& query) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(query);
   if (!meta) return nullptr;
   HistoryWalk walk(meta->grad_fn_.get());
-  // Input of the first frozen product or opaque operation; null until the walk meets one.
-  const torch::autograd::Node* frozen_input = nullptr;
+  const torch::autograd::Node* frozen_input = nullptr;  // input of the first frozen product or opaque node
   while (const auto* node = walk.next()) {
     const NodeKind kind = kind_of(*node);
     if (kind != NodeKind::kProduct && kind != NodeKind::kOpaque) {
@@ -263,9 +256,7 @@ inline const void* layer_of(const at::Tensor& query) {
     }
     const void* weight = kind == NodeKind::kProduct ? weight_of(*node) : nullptr;
     if (weight && (!frozen_input || is_computed_from(*node, frozen_input))) return weight;
-    // A weight that is not accepted is that of an earlier layer. A second node without a weight ends the
-    // search.
-    if (weight || frozen_input) return nullptr;
+    if (weight || frozen_input) return nullptr;  // an earlier layer's weight, or a second node without weight
     frozen_input = input_of(*node);
     if (!frozen_input) return nullptr;
   }

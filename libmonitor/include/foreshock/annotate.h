@@ -62,8 +62,7 @@ static inline void foreshock_annotate_observe_gradients(const foreshock_gradient
   if (foreshock_observe_gradients) foreshock_observe_gradients(gradients, count);
 }
 
-/* Sets the size and version of *advice, then calls foreshock_read_advice. Returns 0 too if the loaded
- * libforeshock.so is older and lacks foreshock_read_advice. */
+/* Sets size and version of *advice and calls foreshock_read_advice; 0 if an older library lacks that call. */
 static inline int foreshock_annotate_read_advice(foreshock_advice* advice) {
   if (!foreshock_read_advice) return 0;
   advice->size = sizeof *advice;
@@ -71,8 +70,7 @@ static inline int foreshock_annotate_read_advice(foreshock_advice* advice) {
   return foreshock_read_advice(advice);
 }
 
-/* Reports that an optimizer step has ended. `step` counts from 1; -1: the monitor continues its own count.
- * `loss` may be NaN. `given` names the fields that are set: of the optional ones, only the loss. */
+/* Reports that an optimizer step has ended. `step` counts from 1; -1: the monitor continues its own count. */
 static inline void foreshock_annotate_step(int64_t step, double loss) {
   foreshock_step record;
   if (!foreshock_step_end) return;
@@ -81,7 +79,7 @@ static inline void foreshock_annotate_step(int64_t step, double loss) {
   record.step = step;
   record.step_source = FORESHOCK_STEP_REPORTED;
   record.loss = loss;
-  record.given = FORESHOCK_GIVEN_LOSS;
+  record.given = FORESHOCK_GIVEN_LOSS; /* of the optional fields, only the loss is set */
   record.reserved = record.reserved2 = 0;
   record.learning_rate = record.gradient_norm = 0;
   record.batch_id = record.prepare_ns = 0;

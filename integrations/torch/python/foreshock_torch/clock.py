@@ -1,7 +1,7 @@
 """Detects training steps from optimizer hooks, and reports step numbers, learning rate, names, gradients and weights.
 
-Class Core (core.py) passes them to the core, libforeshock.so, and to the adapter, a library with hooks in torch. The
-functions of the core are called by Core.core, those of the adapter by Core.adapter.
+Class Core (core.py) passes them to the core, libforeshock.so (Core.core), and to the adapter, a library with hooks in
+torch (Core.adapter).
 """
 
 from __future__ import annotations
@@ -164,7 +164,6 @@ class Monitor:
         self._add_time(begin, in_core)
 
     def after_closure(self, optimizer: Any) -> None:
-        """Called after a step with a closure."""
         self.before_step(optimizer, has_stepped=True)
         self.after_step(optimizer)
 
@@ -239,12 +238,10 @@ class Monitor:
         )
 
     def _collect_quiet_steps(self) -> None:
-        """Takes over the counts of the quiet steps so far. The end of the next step then runs in Python and may allow
-        further quiet steps."""
+        """Adds the counts of the quiet steps. The end of the next step then runs in Python and may allow more."""
         if not self._is_settled:
             return
-        # own_ns: time in the hooks; unreported_ns: its part that no step has reported; address, step: as _last_state;
-        # others: bit n is set if the n-th optimizer of _quiet_others has stepped.
+        # own_ns: time in hooks; unreported_ns: its unreported part; others: bit n is set if _quiet_others[n] stepped.
         steps, own_ns, unreported_ns, ended_at_ns, max_step_ns, step, address, others = self.core.quiet.take()
         for n, other in enumerate(self._quiet_others):
             if others >> n & 1:
@@ -332,8 +329,7 @@ class Monitor:
         return clock is not None and clock is not optimizer
 
     def _continues_step(self, optimizer: Any) -> bool:
-        """Whether `optimizer` is the clock, and this call of it belongs to the step that has already ended: there was
-        no backward pass since that end."""
+        """Whether this call of the clock belongs to the step that has ended: no backward pass has started since."""
         is_clock = self._clock is not None and self._clock() is optimizer
         return is_clock and self._seen_backward and self.core.adapter.foreshock_adapter_backwards() == 0
 
@@ -431,8 +427,7 @@ class Monitor:
             return None
 
     def _scale(self, optimizer: Any) -> float | None:
-        """The factor of a gradient scaler that the gradients still contain; 1: no factor. None: the factor is on a
-        device."""
+        """The factor of a gradient scaler in the gradients; 1: no factor. None: the factor is on a device."""
         scale = attribute(optimizer, "grad_scale")
         return 1.0 if scale is None else on_cpu(self._torch, scale)
 
@@ -458,8 +453,7 @@ class Monitor:
         self.core.name_parameters([])
 
     def _name_if_changed(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> None:
-        """Names the tensors if optimizers or parameters changed. `addresses`: of the parameters of `optimizers`. The
-        parameters of `unfollowed` optimizers are listed but not measured."""
+        """`addresses`: of the parameters of `optimizers`. Those of `unfollowed` ones are listed but not measured."""
         if self._split_step.addresses:
             addresses = list(dict.fromkeys([*self._split_step.addresses, *addresses]))
         named_for = [id(optimizer) for optimizer in (*optimizers, *unfollowed)], addresses
@@ -475,17 +469,14 @@ class Monitor:
         self._name_tensors(optimizers, unfollowed, named_for)
         self._naming_limit.spend(perf_counter_ns() - begin)
 
-    def _name_tensors(
-        self, optimizers: list[Any], unfollowed: list[Any], named_for: tuple[list[int], list[int]]
-    ) -> None:
-        """Sends the names of all parameters, and the list of tensors to measure, to the core. `named_for`: the next
-        value of _named_for."""
-        addresses = named_for[1]
+    def _name_tensors(self, optimizers: list[Any], unfollowed: list[Any], now: tuple[list[int], list[int]]) -> None:
+        """Sends the names of all parameters, and the list of tensors to measure, to the core. `now`: for _named_for."""
+        addresses = now[1]
         parameters = [p for optimizer in optimizers for p in parameters_of(optimizer)]
         if not self._is_described:
             self.core.describe(place(parameters, self.modules.alive()))
             self._is_described = True
-        self._named_for = named_for
+        self._named_for = now
         named, labels = self._keep_names(self.modules.named(addresses))
         self._owners.watch(self.modules.owners(named))
         self._steps_whole_model = self._is_whole(parameters, named)

@@ -23,8 +23,7 @@ def attribute(owner: Any, name: str) -> Any:
 
 
 def groups(optimizer: Any) -> list[Any] | tuple[Any, ...]:
-    """param_groups; empty unless they are a list or tuple. An iterator is not read, since only one reader can, once:
-    the optimizer."""
+    """param_groups; empty unless a list or tuple. An iterator can be read only once, so it is left to the optimizer."""
     found = attribute(optimizer, "param_groups")
     return found if type(found) in (list, tuple) or isinstance(found, (list, tuple)) else ()
 
@@ -47,8 +46,8 @@ def state_of(optimizer: Any, parameter: Any) -> dict[str, Any]:
 
 
 def is_plain(optimizer: Any, tensor: Any) -> bool:
-    """Whether the C++ hooks of quiet_steps.h can read groups and states without running code of the training. Of the
-    parameters, the first and the last stand for all. `tensor`: the class torch.Tensor."""
+    """Whether quiet_steps.h (C++) can read groups and states without running code of the training. `tensor`: the class
+    torch.Tensor. Of the parameters, the first and the last stand for all."""
     kind = type(optimizer)
     if kind.__getattribute__ is not object.__getattribute__:
         return False
@@ -87,9 +86,8 @@ class Partner:
 
 
 class OtherOptimizers:
-    """The optimizers other than the clock, by weak reference, in three kinds: companions step after the clock without a
-    backward pass of their own, partners have one, wrappers have only parameters of the clock. Calls must not overlap.
-    """
+    """Weak references to the optimizers other than the clock. Companions step after the clock without a backward pass
+    of their own, partners have one, wrappers have only parameters of the clock. Calls must not overlap."""
 
     def __init__(self, on_death: Any) -> None:
         """`on_death`: called with the weak reference when a companion or partner is destroyed."""
@@ -140,8 +138,7 @@ class OtherOptimizers:
         return any(partner.keeps_pace is None and partner.reference() is not None for partner in self._partners)
 
     def number_of(self, optimizer: Any) -> int:
-        """The optimizer's number in the name of its loss: 2 for the first partner (the clock has number 1), and so on;
-        0 if it is not a partner."""
+        """The optimizer's number in the name of its loss: 2 for the first partner (clock: 1); 0: not a partner."""
         return next((n for n, partner in enumerate(self._partners, 2) if partner.reference() is optimizer), 0)
 
     def is_partner(self, optimizer: Any) -> bool:
@@ -169,9 +166,8 @@ class SplitStep:
     """
 
     def __init__(self) -> None:
-        # Addresses of parameters (Tensor._cdata): of all calls, empty until a step had several calls; of the first one.
-        self.addresses: list[int] = []
-        self._first: list[int] = []
+        self.addresses: list[int] = []  # (_cdata) of the parameters of all calls; empty until a step had several calls
+        self._first: list[int] = []  # addresses of the parameters of the first call
 
     def forget(self) -> None:
         """Call it when another optimizer becomes the clock."""

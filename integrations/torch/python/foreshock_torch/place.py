@@ -133,8 +133,7 @@ def _of_replica(modules: Iterable[Any], distributed: Any) -> Coordinates | None:
 
 
 def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinates:
-    """Coordinates from the first source that has them: Megatron, a distributed parameter's mesh, DDP. An error in a
-    source counts as if the source had none."""
+    """Coordinates from the first source that has them: Megatron, a distributed parameter's mesh, DDP."""
     distributed = group()
     if distributed is None:  # all coordinates are 0, unless the launcher has started several processes
         is_alone = _environment_number("WORLD_SIZE", "SLURM_NTASKS") in (-1, 1)

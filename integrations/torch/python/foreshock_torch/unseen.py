@@ -1,5 +1,4 @@
-"""Detects attention implementations that no hook sees. The helper calls attention_unseen() at the end of a few steps
-(UNSEEN_CHECK_TICKS)."""
+"""Detects attention implementations that no hook sees, at the end of a few steps (UNSEEN_CHECK_TICKS)."""
 
 from __future__ import annotations
 
@@ -11,8 +10,7 @@ UNSEEN_CHECK_TICKS = (2, 10, 100, 1000)  # steps of this process, counted from 1
 
 
 def attention_unseen(modules: dict[str, Any] | None = None) -> list[tuple[str, int]]:
-    """(name, USED or IMPORTED) of each attention that foreshock sees only if the training reports it with tap().
-    `modules`: loaded modules by name; None: sys.modules."""
+    """(name, USED or IMPORTED) of attention that foreshock sees only if the training calls tap()."""
     modules = sys.modules if modules is None else modules
     found = []
     flex = getattr(modules.get("torch._higher_order_ops.flex_attention"), "flex_attention", None)
