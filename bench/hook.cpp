@@ -56,7 +56,7 @@ int main(int argc, char** argv) {
     // Measures each state in a process of its own, since a monitor that is off cannot be switched on again.
     unsetenv("FORESHOCK_DIR");
     const std::string self = argv[0];
-    return std::system((self + " off").c_str()) | std::system((self + " on").c_str());
+    return std::system((self + " off").c_str()) != 0 || std::system((self + " on").c_str()) != 0;
   }
   const int32_t op = foreshock_register_op("bench::attention", FORESHOCK_FORWARD);
   if (argv[1][1] == 'f') {  // "off", not "on"
