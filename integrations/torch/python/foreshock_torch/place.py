@@ -79,7 +79,7 @@ def is_replica(module: Any) -> bool:
 def _environment_number(*names: str) -> int:
     """The value of the first of these environment variables that is a number; -1: all are missing or not numbers."""
     found = (os.environ.get(name, "") for name in names)
-    return next((int(value) for value in found if value.isdigit()), -1)
+    return next((int(value) for value in found if value.isdecimal()), -1)
 
 
 def of_megatron() -> Coordinates | None:
