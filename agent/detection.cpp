@@ -17,8 +17,13 @@ constexpr uint64_t kMostRanks = 4096;
 uint64_t fingerprint() {
   uint64_t hash = fnv1a("");
   for (const DetectorInfo& info : kDetectorTable) {
-    const auto look = static_cast<double>(info.look), learning = static_cast<double>(info.learning);
-    const double numbers[] = {look, learning, info.memory, info.recent, info.warn, info.least, info.watch};
+    const double numbers[] = {static_cast<double>(info.look),
+                              static_cast<double>(info.learning),
+                              info.memory,
+                              info.recent,
+                              info.warn,
+                              info.least,
+                              info.watch};
     hash = fnv1a(info.name, hash);
     hash = fnv1a({reinterpret_cast<const char*>(numbers), sizeof numbers}, hash);
   }
