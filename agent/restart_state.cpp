@@ -1,4 +1,5 @@
-// Saves what an agent needs to continue the run of a killed agent, and restores it from the run's directory.
+// Saves two files in a run's directory and reads them again, so that a new agent continues the run of a
+// killed one: RankFacts has the past alarms and events of each rank, WatchState the state of the detectors.
 #include "agent/restart_state.h"
 
 #include <spdlog/spdlog.h>
@@ -16,11 +17,11 @@ namespace {
 
 using nlohmann::json;
 
-// The file of facts is in the trainer's directory, so any process of that user can write it. Each entry is
-// checked, and malformed entries are ignored. A name must be shorter than kLongestName.
+// Any process of the trainer's user can write the file of RankFacts. Each entry is checked, and malformed
+// entries are ignored. Texts must be shorter than kLongestName.
 constexpr size_t kLongestName = 64;
 
-// Returns "" if the text is missing or null, and nothing if it is malformed.
+// Returns "" if the text is missing or null, and nothing if it is malformed or too long.
 std::optional<std::string> text_in(const json& from, const char* name) {
   const auto found = from.find(name);
   if (found == from.end() || found->is_null()) return "";
@@ -39,18 +40,20 @@ std::optional<double> number_in(const json& from, const char* name) {
   return found->get<double>();
 }
 
-// Returns the JudgedTensor of an alarm, or nothing if it is malformed.
+// Returns the index in kJudgedTensorNames (out, grad_query, ...) of an alarm's tensor, or nothing if
+// malformed.
 std::optional<uint32_t> tensor_in(const json& from) {
   const std::optional<std::string> name = text_in(from, "tensor"), pass = text_in(from, "pass");
   for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor)
     if (name == kJudgedTensorNames[tensor]) return tensor;
   if (name && !name->empty()) return std::nullopt;
-  // An agent of an older version, which did not check dK and dV, wrote only the pass.
+  // Older agents, which checked only out and grad_query, wrote only the pass. It has the same index: 0 or 1.
   for (uint32_t tensor = 0; tensor < segment::kPasses; ++tensor)
     if (pass == segment::kPassNames[tensor]) return tensor;
   return std::nullopt;
 }
 
+// Returns an empty list if there is no list of this name.
 const json& list_in(const json& from, const char* name) {
   static const json kEmpty = json::array();
   const auto found = from.find(name);
@@ -79,7 +82,7 @@ void restore_event(const json& event, RankStatistics* rank) {
       {*what, *layer, *first, *last, static_cast<uint64_t>(*count), number_in(event, "value")});
 }
 
-// Whether there is anything to save. A healthy training has nothing, and no file is written.
+// Whether a rank has an alarm or event to save. A healthy training has neither, and no file is written.
 bool has_any(const json& facts) { return !facts["past_alarms"].empty() || !facts["events"].empty(); }
 
 json facts_of(const RankStatistics& rank) {
@@ -89,7 +92,8 @@ json facts_of(const RankStatistics& rank) {
   return facts;
 }
 
-constexpr uint64_t kNoRecord = UINT64_MAX;  // saved in place of the record's size if there is no record
+// WatchState saves the size of the record, at which the next agent begins its replay; without a record, this.
+constexpr uint64_t kNoRecord = UINT64_MAX;
 
 // Whether two events are equal in everything but their time and values.
 bool is_same(const EventLine& a, const EventLine& b) {
@@ -97,9 +101,9 @@ bool is_same(const EventLine& a, const EventLine& b) {
          a.detector == b.detector && a.level == b.level;
 }
 
-// Passes the lines of a record to the detectors, and adds them to `already_written`. An event is written
-// after the line that caused it. Returns the events that the record lacks, because the agent was killed after
-// it wrote a line and before it wrote that line's event.
+// Passes the remaining lines of a record to the detectors, and adds them to `already_written`. Agents write
+// an event after the line that caused it. Returns the events that the record lacks, because the earlier agent
+// was killed after it wrote a line and before it wrote that line's event.
 std::deque<EventLine> replay(RecordReader& reader, Watches* watches, WrittenLines* already_written) {
   std::deque<EventLine> missing;
   while (const std::optional<RecordLine> line = reader.next()) {
@@ -194,14 +198,14 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
   if (size > 0 && !restored)
     spdlog::warn("{}: the state of its detectors cannot be read; they learn again", run);
   if (record == nullptr || record->size() == 0) return;
-  if (!restored) {  // `foreshock detect`, which replays the record, then resets its detectors too
+  if (!restored) {  // `foreshock detect`, which replays a record, resets its detectors at this event too
     EventLine reset_event;
     reset_event.run = run;
     reset_event.time = seconds_since_1970();
     reset_event.event = kDetectorsBeginAnew;
     return record->write(reset_event);
   }
-  std::string error;  // if the record cannot be read, its last lines are not replayed
+  std::string error;  // unused: if the record cannot be read, its last lines are not replayed
   const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &error, false);
   if (reader == nullptr || offset == kNoRecord || !reader->seek(offset)) return;
   for (EventLine& event : replay(*reader, watches, already_written)) {
@@ -213,12 +217,13 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
 bool WatchState::save(const Directory& directory, const RecordWriter* record, const Watches& watches,
                       bool is_last) {
   const Clock::time_point now = Clock::now();
-  if (watches.lines() == saved_lines_ || (now < next_ && !is_last)) return true;
+  const bool is_saved_already = watches.lines() == saved_lines_;
+  if (is_saved_already || (now < next_ && !is_last)) return true;
   const std::string bytes = watches.save(record != nullptr ? record->size() : kNoRecord);
-  // A state that takes less than a quarter of a second at kBytesPerSecond is saved at every change.
-  const double seconds = static_cast<double>(bytes.size()) / kBytesPerSecond;
-  if (seconds > 0.25)
-    next_ = now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  // The next save waits until the mean rate is kBytesPerSecond. A wait of 0.25 s or less is left out.
+  const double wait_seconds = static_cast<double>(bytes.size()) / kBytesPerSecond;
+  if (wait_seconds > 0.25)
+    next_ = now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(wait_seconds));
   if (!directory.write(kFile, bytes)) return false;
   saved_lines_ = watches.lines();
   return true;

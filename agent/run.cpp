@@ -1,6 +1,6 @@
 // Follows one run on this node: its segments (the shared-memory file of each trainer process), and its
 // launchers (the `foreshock run` processes that start trainers, write exit.<id>.json and wait for
-// summary.<id>.json).
+// summary.<id>.json). Publishes the run's metrics and summaries, and sends the trainers advice.
 #include "agent/run.h"
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@ Followed::Followed(std::unique_ptr<segment::SegmentReader> segment, const std::s
                    Pipeline* pipeline)
     : name(segment->name()), segment_(std::move(segment)), pipeline_(pipeline), changed_(Clock::now()) {
   rank.run = run;
-  pipeline_->refresh(*segment_, &rank);  // first: it sets the rank's number, by which its detectors are found
+  pipeline_->refresh(*segment_, &rank);  // sets the rank's number, by which resume_from() finds its detectors
   pipeline_->resume_from(*segment_, &rank);
 }
 
@@ -35,8 +35,8 @@ void Followed::look(Clock::time_point now) {
   rank.alive = segment_->is_locked();
   pipeline_->refresh(*segment_, &rank);
   if (!rank.alive) rank.exit_status = segment_->exit_status();
-  if (rank.alive || !(rank.totals == seen_)) changed_ = now;
-  seen_ = rank.totals;
+  if (rank.alive || !(rank.totals == last_totals_)) changed_ = now;
+  last_totals_ = rank.totals;
 }
 
 bool Followed::is_gone(Clock::time_point now, Clock::duration quiet) const {
@@ -76,21 +76,21 @@ using namespace std::chrono_literals;
 
 // A trainer is considered dead if its lock is free and its counters have not changed for this time.
 constexpr auto kGoneAfter = 10s;
-// The same time if the launcher has reported the end of the command, or if a later process has replaced the
-// trainer. The free lock is then proof enough; the trainer's last stores become visible within this time.
+// Replaces kGoneAfter after the end of the launcher's command, or if a later process of the rank has started.
+// The free lock then proves that the trainer is dead; its last stores become visible within this time.
 constexpr auto kGoneAfterExit = 100ms;
 // Ranks that still run at this time after their command has ended are summarised as they are.
 constexpr auto kDrainAtMost = 5s;
 // Limit of the segments of one run on one node, including earlier attempts. Each needs two file descriptors
 // while its trainer runs.
 constexpr size_t kMostSegments = 512;
-// Limit of the segments that have ended and were replaced. The statistics of the oldest ones are dropped.
+// Limit of ended segments whose rank has a later process. Beyond it, statistics of the oldest are dropped.
 constexpr size_t kMostReplaced = 256;
 // Time from the last exit(0) until the run counts as finished, since a command may start its next training
 // immediately.
 constexpr auto kFinishedAfter = 2s;
 constexpr uint64_t kMostRefusalsLogged = 20;
-constexpr size_t kMostExitsAtOnce = 64;
+constexpr size_t kMostExitsAtOnce = 64;  // launchers that one call of ended_launchers() returns
 // This file exists while a kill of the agent would lose lines of the record, and forever once lines are lost.
 constexpr const char* kRecordIncomplete = "record.incomplete";
 constexpr const char* kRecordSpool = "record.spool";  // lines that are not in the record file yet
@@ -134,7 +134,8 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   const int lock = directory->lock("agent.lock", LOCK_EX);  // one consumer per directory
   if (lock < 0) {
     const int why = errno;
-    if (why != EWOULDBLOCK) *error = directory->path() + "/agent.lock: " + std::strerror(why);
+    const bool is_held_by_other_agent = why == EWOULDBLOCK;
+    if (!is_held_by_other_agent) *error = directory->path() + "/agent.lock: " + std::strerror(why);
     errno = why;
     return nullptr;
   }
@@ -149,13 +150,13 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
     run->flagged_ = std::make_unique<FlaggedSlices>(options.save_flagged, options.flagged_quota);
     run->pipeline_->set_flagged(run->flagged_.get());
   }
-  // An earlier agent has left this file; save_watches() below creates it in any case.
+  // The file exists if an earlier agent has followed this run. save_watches() below creates it.
   if (run->directory_->status_of(WatchState::kFile)) run->pipeline_->set_followed_before();
   run->watch_state_.restore(*run->directory_, options.label, options.record, run->record_.get(),
                             &run->pipeline_->watches(), &run->pipeline_->written_lines());
   run->facts_.restore(*run->directory_);
-  for (const auto& [key, watch] : run->pipeline_->watches().all())
-    run->pipeline_->adviser().restore(key.second, watch.states());
+  for (const auto& [run_and_rank, watch] : run->pipeline_->watches().all())
+    run->pipeline_->adviser().restore(run_and_rank.second, watch.states());
   run->record_was_incomplete_ = run->has_incomplete_file_ = run->directory_->has(kRecordIncomplete);
   // Creates the file of the detectors' state now. When the run ends, the tmpfs may have no free inode except
   // one that the launcher frees for the summary.
@@ -177,7 +178,8 @@ Run::~Run() {
   close(lock_);
 }
 
-// Saves detectors and facts about ranks. Flushes the record first, since the saved state has its size.
+// Saves the detectors' state and the ranks' past alarms and events (RankFacts). Flushes the record first,
+// since the saved state contains the record's size.
 void Run::save_watches(bool is_last) {
   if (pipeline_ == nullptr) return;  // open() failed before it created the pipeline
   flush_record();
@@ -206,7 +208,7 @@ bool Run::poll() {
   charge_trainers();
   if (const Pipeline::Changes changes = pipeline_->take_changes(); changes.any) {
     advise();
-    if (changes.rise) begin_burst();
+    if (changes.rise) begin_burst();  // the level of a detector has risen
   }
   return busy;
 }
@@ -240,6 +242,7 @@ void Run::make_room() {
     spdlog::warn("{}: more than {} processes have trained; {}", options_.label, followed_.size(),
                  over > 0 ? "the summary has the latest" : "further ones are not followed");
   has_warned_of_limit_ = true;
+  // If it is full, half are dropped at once, so that this is not repeated for every new segment.
   const size_t kept = is_full ? kMostReplaced / 2 : kMostReplaced;
   std::erase_if(followed_, [&](const auto& each) {
     if (over <= kept || !is_over(each)) return false;
@@ -263,9 +266,9 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
     replaced.current = false;
     replaced.watch = nullptr;
   }
-  // The counters of the new process begin at 0 again.
+  // The series of the replaced process are removed, since the counters of the new one begin at 0.
   if (rank.current) registry->clear_rank(options_.label, std::to_string(rank.identity.rank));
-  if (interval_ != 0) followed->segment().set_interval(interval_, 0);
+  if (interval_ != 0) followed->segment().set_interval(interval_, /*from_step=*/0);
   followed->segment().set_advice(advice_);
   followed_.push_back(std::move(followed));
   if (state_ != RunState::kRunning) state_ = worst_ = RunState::kRunning;  // the run continues
@@ -277,27 +280,27 @@ void Run::finish_dead_ranks(Clock::time_point now) {
     if (followed->is_finished()) continue;
     followed->look(now);
     if (followed->rank.identity.late_ready == 1) announce(*followed);
-    const bool is_replaced = !followed->rank.current;
-    if (!followed->is_gone(now, is_replaced ? kGoneAfterExit : kGoneAfter)) continue;
+    const bool has_later_process = !followed->rank.current;  // of the same rank, see follow()
+    if (!followed->is_gone(now, has_later_process ? kGoneAfterExit : kGoneAfter)) continue;
     // If a launcher runs, drain() finishes the rank when the launcher has reported the end of its command.
     if (!has_launcher(*directory_))
       finish(*followed, exit_of(*directory_, followed->launcher_id()).value_or(RunState::kFailed));
-    else if (is_replaced)
+    else if (has_later_process)
       retire(*followed);
   }
   advise();  // signals of ranks that have ended no longer count
 }
 
-// Writes the "started" line of a rank to the record once. Callers wait until the trainer has written the late
-// fields of its identity, such as its parallel coordinates, or until the rank ends.
+// Writes the "started" line of a rank to the record once. Callers wait until the trainer has written the
+// fields of its identity that late_ready announces, such as its parallel coordinates, or until the rank ends.
 void Run::announce(Followed& followed) {
   if (followed.announced) return;
   followed.announced = true;
   record_run(followed.rank, "started");
 }
 
-// Without this, a command that trains again and again would fill the node's shared memory. drain() sets the
-// final state, since only the launcher's exit shows how the process ended.
+// Removes the segment at once: a command that trains again and again would fill the node's shared memory.
+// drain() sets the final state later, when the launcher reports how its command ended.
 void Run::retire(Followed& followed) {
   followed.finish(RunState::kRunning);
   may_have_descriptors_ = true;
@@ -308,28 +311,29 @@ void Run::retire(Followed& followed) {
   followed.rank.shrink_to_summary();
 }
 
-RunState Run::end_of(const Followed& followed, RunState of_launcher) const {
+RunState Run::end_of(const Followed& followed, RunState command_end) const {
   // A process that was replaced by a later attempt has failed, even if the later attempt ends well.
-  return is_replaced(followed) ? RunState::kFailed : of_launcher;
+  return is_replaced(followed) ? RunState::kFailed : command_end;
 }
 
-void Run::finish(Followed& followed, RunState state) {
-  followed.finish(end_of(followed, state));
+void Run::finish(Followed& followed, RunState command_end) {
+  followed.finish(end_of(followed, command_end));
   may_have_descriptors_ = true;
   facts_.note(followed.name, followed.rank);  // the statistics are final after finish()
   announce(followed);
   record_run(followed.rank, "ended");
-  set_final_state(state);
+  set_final_state(command_end);
 }
 
+// Whether a later attempt of the job has the same rank. A second training in one attempt does not count.
 bool Run::is_replaced(const Followed& followed) const {
-  const segment::Identity& one = followed.rank.identity;
+  const segment::Identity& replaced = followed.rank.identity;
   return std::any_of(followed_.begin(), followed_.end(), [&](const auto& other) {
-    return other->rank.identity.rank == one.rank && other->rank.identity.attempt > one.attempt;
+    return other->rank.identity.rank == replaced.rank && other->rank.identity.attempt > replaced.attempt;
   });
 }
 
-// The state of the run is the worst state of any of its commands, once all have ended.
+// Once all processes have ended, the state of the run is the worst state of any of its commands.
 void Run::set_final_state(RunState state) {
   worst_ = worse_of(worst_, state);
   if (std::all_of(followed_.begin(), followed_.end(), [](const auto& each) { return each->is_finished(); }))
@@ -337,7 +341,7 @@ void Run::set_final_state(RunState state) {
 }
 
 RunState Run::state() const {
-  // While segments are not read yet (discovery_), their trainings may still run.
+  // A segment that discover() has not opened yet may belong to a training that still runs.
   const bool all_have_ended = std::all_of(followed_.begin(), followed_.end(), [this](const auto& each) {
     return !each->rank.current || each->is_finished() ||
            (each->has_exited_well() && each->is_gone(looked_at_, kFinishedAfter));
@@ -375,8 +379,8 @@ std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* 
     const Clock::time_point seen = exits_seen_.emplace(exit.launcher_id, now).first->second;
     discover(registry);  // a segment may have been created just before the exit
     const bool is_drained = drain(exit, now);
-    // drain() has closed descriptors. If segments that waited for them can be opened now, the next call
-    // drains them.
+    // drain() has closed file descriptors. If segments that waited for one can be opened now, the next call
+    // of ended_launchers() drains them.
     if (discovery_.waiting() > 0 && discover(registry)) continue;
     if (!is_drained && now - seen < kDrainAtMost) continue;
     set_final_state(exit.state);
@@ -419,8 +423,9 @@ int Run::cores_per_rank() const {
   return std::max(1, options_.cores / std::max(static_cast<int>(ranks()), 1));
 }
 
-// The agent's cost counts as slowdown, so it is deducted from the trainers' budgets. The first look (the
-// first samples of a process) is paid from a separate grant, so it is part of `slices_ns` only.
+// The agent's cost counts as slowdown, so the trainers deduct `ns` from their budgets. A separate grant pays
+// for the first look (the first samples of a process), so `ns` excludes it. `slices_ns` includes it, since
+// slices_ns divided by `slices` gives the cost of one slice.
 void Run::charge_trainers() {
   const int cores = cores_per_rank();
   for (const auto& followed : followed_) {
@@ -520,7 +525,7 @@ nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
   if (for_page && ordered.size() > kMostRanksShown)
     std::erase_if(ordered, [](const Followed* followed) { return !followed->rank.current; });
   if (for_page && ordered.size() > kMostRanksShown) ordered.resize(kMostRanksShown);
-  const nlohmann::json optimizer = optimizer_json(pipeline_->weights().optimizer());  // of all ranks
+  const nlohmann::json optimizer = optimizer_json(pipeline_->weights().optimizer());  // equal for all ranks
   for (const Followed* followed : ordered) {
     ranks.push_back(for_page ? state_of(followed->rank, cores_per_rank())
                              : summary_of(followed->rank, cores_per_rank()));
@@ -556,7 +561,7 @@ void Run::publish(Registry* registry) {
   for (RunState state : {RunState::kRunning, RunState::kFinished, RunState::kFailed, RunState::kPreempted,
                          RunState::kInterrupted})
     registry->set(Metric::kRunState, {options_.label, name_of(state)}, state == this->state());
-  uint64_t refused = refusals_;
+  uint64_t refused = refusals_;  // segments, and below the slots and tensors that the parser refused
   for (const auto& followed : followed_)
     refused += followed->rank.refused_slots + followed->rank.refused_tensors;
   registry->set(Metric::kMonitorErrorsTotal, {options_.label, "segment"}, static_cast<double>(refused));
@@ -572,13 +577,13 @@ void Run::publish_ranks(Registry* registry) {
   std::vector<const RankStatistics*> current;
   for (const auto& followed : followed_)
     if (followed->rank.current) current.push_back(&followed->rank);
-  const LayerOwners owners(current);
+  const LayerOwners owners(current);  // of several replicas of a layer, one rank exports its series
   for (const auto& followed : followed_) {
     const RankStatistics& rank = followed->rank;
     if (!rank.current) continue;
     const auto is_shown = [&](const auto& label) { return owners.shows(rank, label); };
     if (!std::all_of(followed->shown_layers.begin(), followed->shown_layers.end(), is_shown)) {
-      // Another rank exports some of these layers now.
+      // Another rank now exports some of the layers that this rank exported before.
       registry->clear_layers(options_.label, std::to_string(rank.identity.rank));
       followed->shown_layers.clear();
     }
@@ -608,15 +613,15 @@ int64_t steps_ahead(double step_seconds) {
 }  // namespace
 
 int64_t Run::step_to_act_from() const {
-  const int64_t soon = effective_step();
-  if (ranks() < 2) return soon;
-  double step_seconds = 0;
+  const int64_t unreached = effective_step();
+  if (ranks() < 2) return unreached;
+  double step_seconds = 0;  // of the slowest rank; a reported step has as many steps as `stride`
   for (const auto& followed : followed_)
     if (!followed->is_finished())
       step_seconds = std::max(step_seconds, mean_of(followed->rank.step_seconds).value_or(0) /
                                                 static_cast<double>(followed->rank.stride.steps()));
   // The trainers choose their step numbers, so the sum could overflow.
-  return std::min(soon, INT64_MAX - kMostAhead) + steps_ahead(step_seconds);
+  return std::min(unreached, INT64_MAX - kMostAhead) + steps_ahead(step_seconds);
 }
 
 void Run::advise() {

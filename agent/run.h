@@ -35,13 +35,14 @@ class Followed {
   Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run, Pipeline* pipeline);
   // Processes new data. Returns false if there was none, or if the segment is finished.
   bool poll() { return !is_finished() && pipeline_->poll(*segment_, &rank); }
-  // Reads the counters, and whether the trainer still holds the lock on its segment.
+  // Reads the counters, and whether the trainer still holds the lock on its segment. A dead trainer holds
+  // none.
   void look(Clock::time_point now);
   // Whether the trainer has released its lock and no counter has changed for `quiet`.
   bool is_gone(Clock::time_point now, Clock::duration quiet) const;
   // Whether the process has called exit(0), so that it produces no more data even if its launcher still runs.
   bool has_exited_well() const { return !rank.alive && rank.exit_status == 0; }
-  // Checks the remaining slices and closes the segment.
+  // Checks the remaining slices and closes the segment. `state` becomes the state of the rank.
   void finish(RunState state);
   bool is_finished() const { return segment_ == nullptr; }
 
@@ -57,8 +58,8 @@ class Followed {
  private:
   std::unique_ptr<segment::SegmentReader> segment_;
   Pipeline* pipeline_;
-  segment::Totals seen_;       // counters at the last look()
-  Clock::time_point changed_;  // last time when the lock was held or a counter changed
+  segment::Totals last_totals_;  // counters at the last look()
+  Clock::time_point changed_;    // last time when the lock was held or a counter changed
 };
 
 // The end of a launcher's command. The launcher writes it to exit.<launcher id>.json in the run directory;
@@ -82,8 +83,8 @@ bool has_launcher(const Directory& directory);
 struct RunOptions {
   std::string run_id;
   std::string label;        // <run id>, or <user>/<run id>: label of the run's series; unique in this agent
-  std::string record;       // JSONL file; empty: none
-  double max_slowdown = 0;  // 0: the limit in the trainers' environment
+  std::string record;       // JSONL file; empty: no record is written
+  double max_slowdown = 0;  // limit of the slowdown, as a ratio; 0: the limit in the trainers' environment
   // Steps between two sampled ones. 0: the agent chooses them, unless the trainers' environment fixes them.
   uint64_t every = 0;
   int cores = 1;                   // cores of the node
@@ -130,7 +131,7 @@ class Run {
   // Returns the JSON of the ranks of one launcher, or of all (0), as in docs/summary.md. `for_page` adds
   // histories and layers.
   nlohmann::json document(uint64_t launcher_id, bool for_page) const;
-  // Adds the histories of every rank.
+  // Adds the history tables (values by step, for the page) of every rank.
   void add_history(std::vector<HistoryTable>* tables) const;
 
   // Sends the ranks a sampling interval (steps between two sampled ones) that keeps the overhead budget.
@@ -146,7 +147,7 @@ class Run {
   const Directory& directory() const { return *directory_; }
   // Returns the CPU seconds that the agent has spent on the ranks so far.
   double rank_seconds() const;
-  size_t ranks() const;  // distinct ranks, alive or ended
+  size_t ranks() const;  // distinct ranks on this node, alive or ended
 
   // Returns the number of segments that are not followed: refused for good, or waiting because too many files
   // are open.
@@ -162,10 +163,10 @@ class Run {
   void announce(Followed& followed);
   // Finishes a process that a later one has replaced, and removes its segment.
   void retire(Followed& followed);
-  // Finishes a process. `state`: how its launcher's command has ended.
-  void finish(Followed& followed, RunState state);
-  // Returns the final state of a process: failed if a later attempt has replaced it, else `of_launcher`.
-  RunState end_of(const Followed& followed, RunState of_launcher) const;
+  // Finishes a process. `command_end`: how its launcher's command has ended.
+  void finish(Followed& followed, RunState command_end);
+  // Returns the final state of a process: failed if a later attempt has replaced it, else `command_end`.
+  RunState end_of(const Followed& followed, RunState command_end) const;
   bool is_replaced(const Followed& followed) const;
   // The state of all ranks that decides the sampling interval.
   struct Measured {
@@ -182,8 +183,8 @@ class Run {
   std::optional<Measured> measure() const;
   // Returns a step that no rank has reached yet. A new sampling interval applies from it.
   int64_t effective_step() const;
-  // Returns such a step for new advice. With several ranks it is later, so that all of them can read the
-  // advice before it.
+  // Returns a step that no rank has reached yet, for new advice. With several ranks it is later than
+  // effective_step(), so that every rank can read the advice before the step.
   int64_t step_to_act_from() const;
   // Sends the ranks the strongest signal of their detectors as advice, if it has changed.
   void advise();
@@ -196,11 +197,12 @@ class Run {
   void flush_record();
   // Returns the input of the summary for the ranks of one launcher, or of all (0).
   SummaryInput summary_input(uint64_t launcher_id) const;
-  std::vector<const Followed*> ranks_of(uint64_t launcher_id) const;  // 0: of all; sorted by rank
+  // Returns the processes that a launcher started, or all (0), sorted by rank.
+  std::vector<const Followed*> ranks_of(uint64_t launcher_id) const;
   int cores_per_rank() const;
   // Writes the agent's cost into the segments. The trainers deduct it from their budgets.
   void charge_trainers();
-  size_t expected_ranks() const;
+  size_t expected_ranks() const;  // live ranks of this node, and those that have yet to start
 
   const RunOptions options_;
   const std::unique_ptr<Directory> directory_;
@@ -215,8 +217,8 @@ class Run {
   bool record_was_incomplete_ = false;  // an earlier agent could not write some lines of the record
   bool has_incomplete_file_ = false;    // the directory has the file kRecordIncomplete
   std::vector<std::unique_ptr<Followed>> followed_;
-  RunState state_ = RunState::kRunning;
-  RunState worst_ = RunState::kRunning;  // the worst end of a rank so far
+  RunState state_ = RunState::kRunning;  // kRunning until all processes have ended, then worst_
+  RunState worst_ = RunState::kRunning;  // the worst end of a process so far
   uint64_t refused_segments_ = 0;        // segments refused for good
   uint64_t refusals_ = 0;                // all refusals, also of segments that had to wait
   std::string refusal_;                  // reason of the last refusal
@@ -225,12 +227,12 @@ class Run {
   Clock::time_point looked_at_ = {};     // time of the last finish_dead_ranks()
   uint64_t processes_left_out_ = 0;      // replaced processes that were dropped to make room
   uint64_t interval_ = 0;                // interval sent to the ranks; 0: none yet
-  AgentWork work_at_last_choice_;        // when update_interval() last measured
-  std::optional<AgentCost> agent_cost_;  // measured by the last update_interval()
+  AgentWork work_at_last_choice_;        // the work at the last update_interval() that had enough samples
+  std::optional<AgentCost> agent_cost_;  // measured by that update_interval()
   std::optional<Burst> burst_;           // the last burst
   Signal advised_signal_;                // the strongest detector signal when advice_ was written
   segment::Advice advice_ = {};          // advice sent to all ranks
-  // By launcher: when its exit without a summary was first seen.
+  // When the exit file of a launcher without a summary was first seen, by launcher id.
   std::map<uint64_t, Clock::time_point> exits_seen_;
 };
 

@@ -13,8 +13,8 @@
 namespace foreshock {
 namespace {
 
-// The share of the budget that samples may always use. Unsampled steps cost the same at any interval. So if
-// they alone exceed the budget, longer intervals save little.
+// The share of the budget that samples may always use. Unsampled steps cost the same at any interval. If they
+// alone exceed the budget, a longer interval saves little.
 constexpr double kLeastShare = 0.125;
 
 // Returns the number of reported steps from one sampled step to the next.
@@ -45,12 +45,13 @@ std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& no
 }
 
 double predicted_slowdown(const SamplingCost& cost, uint64_t interval) {
-  const double n = reported_steps_in(cost, interval);  // of them, one is sampled
+  const double n = reported_steps_in(cost, interval);  // one of these n steps is sampled
   const double per_interval = cost.sampled_step_seconds + cost.agent.sampled_step_seconds +
                               (n - 1) * cost.other_step_seconds + n * cost.agent.step_seconds;
   return cost.step_seconds > 0 ? per_interval / (n * cost.step_seconds) : 0;
 }
 
+// `in_force` is the current interval, here and in plan_burst().
 uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force) {
   if (cost.step_seconds <= 0) return in_force;
   uint64_t interval = in_force < kLeastInterval ? kLeastInterval : in_force;
@@ -58,6 +59,7 @@ uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t
          share_of_samples(cost, interval) > kLeastShare * max_slowdown)
     interval *= 2;
   if (interval != in_force) return interval;
+  // A fifth of the budget must stay unused after halving, so that the interval does not oscillate.
   while (interval > kLeastInterval && predicted_slowdown(cost, interval / 2) <= 0.8 * max_slowdown)
     interval /= 2;
   return interval;
@@ -76,11 +78,12 @@ std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, u
       std::bit_ceil(static_cast<uint64_t>(std::clamp<int64_t>(cost.stride, 1, kMostInterval)));
   while (interval < in_force && predicted_slowdown(cost, interval) > segment::kBurstSlowdown * max_slowdown)
     interval *= 2;
-  if (interval > in_force / 2) return std::nullopt;
+  if (interval > in_force / 2) return std::nullopt;  // it would not sample twice as often as now
   const int64_t steps = kBurstSamples * static_cast<int64_t>(interval);
   return Burst{interval, from_step, from_step + std::min(steps, segment::kMostBurstSteps), from_step};
 }
 
+// A rank before planned_step has loaded an older checkpoint since the burst was planned; it has no burst.
 bool is_pending_or_running(const Burst& burst, int64_t step) {
   return step < burst.until_step && step >= burst.planned_step;
 }
@@ -90,13 +93,13 @@ bool is_pending_or_running(const Burst& burst, int64_t step) {
 
 namespace {
 
-// A new interval takes effect this many reported steps after the newest step of any rank, so that every rank
-// of the node can read it before.
+// A new interval takes effect this many reported steps after the newest step of any rank. Until then every
+// rank of the node has read it.
 constexpr int64_t kStepsAhead = 4;
 constexpr double kDefaultSlowdown = 0.01;
 
-// Returns the smaller of the slowdown limit found so far (0: none) and the limit that a trainer reports. A
-// reported limit outside (0, 1] is replaced by the default.
+// Returns the smaller of the slowdown limit `limit` found so far (0: none) and the limit that a trainer
+// reports. A reported limit outside (0, 1] is replaced by the default.
 double smaller_limit(double limit, double reported) {
   const double valid = reported > 0 && reported <= 1 ? reported : kDefaultSlowdown;
   return limit > 0 ? std::min(limit, valid) : valid;
@@ -120,13 +123,13 @@ int64_t Run::effective_step() const {
 std::optional<Run::Measured> Run::measure() const {
   if (options_.every != 0) return std::nullopt;
   Measured all;
-  // Ranks that were started without a launcher may report too few ranks on this node (local_ranks).
-  const auto here = static_cast<uint32_t>(ranks());
+  // A rank that was started without a launcher may report too few local_ranks (ranks on this node).
+  const auto ranks_here = static_cast<uint32_t>(ranks());
   all.budget = options_.max_slowdown;
   for (const auto& followed : followed_) {
     const RankStatistics& rank = followed->rank;
     if (followed->is_finished() || rank.last_step.sequence == 0) continue;
-    if (rank.identity.world_size > static_cast<int>(std::max(rank.identity.local_ranks, here)))
+    if (rank.identity.world_size > static_cast<int>(std::max(rank.identity.local_ranks, ranks_here)))
       return std::nullopt;  // ranks on other nodes would not get the new interval
     if (rank.identity.fixed_interval != 0) return std::nullopt;  // fixed by the trainer's environment
     if (options_.max_slowdown <= 0) all.budget = smaller_limit(all.budget, rank.identity.max_slowdown);
@@ -155,7 +158,7 @@ void Run::update_interval(double agent_cpu_seconds) {
   if (!cost) return;  // too few samples since the last choice
   agent_cost_ = cost;
   work_at_last_choice_ = measured->work;
-  if (measured->is_in_burst) return;  // the current interval is that of the burst
+  if (measured->is_in_burst) return;  // in_force is the burst's interval, not one chosen by this function
   measured->cost.agent = *agent_cost_;
   const uint64_t interval = choose_interval(measured->cost, measured->budget, measured->in_force);
   if (interval == measured->in_force) return;

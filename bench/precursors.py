@@ -1,24 +1,24 @@
 """Measures hits, lead times and false alarms of each detector, on trainings with a planted fault and on their twins.
 
-A twin is the same training without the fault. A hit is a warning shortly before a loss event, the lead time the steps
-between the two.
+A twin is the same training without the fault. A loss event is a spike, divergence or slow rise. A hit is a warning
+that begins shortly before a loss event. The lead time is the number of steps from that warning to the event.
 
     python bench/precursors.py [--seeds 8] [--recipes NAME,...] [--minutes 120] [--jobs 2]
                                [--out OUT] [--keep] [--tuning] [--short]
 
 Each recipe (bench/precursors/recipes.py) is trained under `foreshock run --record`, JOBS trainings at a time, with idle
-priority. Each record is made once and stored in OUT/records. The protocol of bench/precursors/scoring.py scores the
-output of `foreshock detect` on the records. Written: OUT/report.html and OUT/results.json. OUT is build/precursors
-unless --out names another directory.
+priority. Each record is made once and stored in OUT/records. `foreshock detect` replays the records, and
+bench/precursors/scoring.py counts hits and false alarms in its output. The results are written to OUT/report.html and
+OUT/results.json. OUT is build/precursors unless --out names another directory.
 
 With --keep, the data of each training that scoring needs is stored in bench/precursors/trainings, and results.json is
 computed from all trainings stored there, from any day and machine. `./dev docs` writes docs/precursors.md and
 bench/precursors/RESULTS.md from results.json. A stored training is made again only if the recipe, the detectors or the
-code that judges slices has changed. A training that lost too many snapshots of weights, as on a busy machine, is not
+code that checks attention has changed. A training that lost too many weight snapshots, as on a busy machine, is not
 stored.
 
 After --minutes no further training starts, and unfinished ones are discarded. The next call continues with them.
---tuning trains seeds that no result may contain.
+--tuning trains with other seeds, for choosing thresholds. Their results are written to OUT-tuning and never stored.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ import recipes  # noqa: E402
 import recording  # noqa: E402
 import tables  # noqa: E402
 
-SHORT = {"recipes": "stable-text,corrupt-batches", "seeds": 1, "steps": 330, "idle": False}
-MOST_SEEDS = 100
-Wanted = tuple[recipes.Recipe, int]
+SHORT = {"recipes": "stable-text,corrupt-batches", "seeds": 1, "steps": 330, "idle": False}  # options that --short sets
+MOST_SEEDS = 100  # limit of --seeds
+Wanted = tuple[recipes.Recipe, int]  # recipe and seed of a training
 
 
 def wanted_trainings(options: argparse.Namespace) -> list[Wanted]:
@@ -60,17 +60,19 @@ def wanted_trainings(options: argparse.Namespace) -> list[Wanted]:
     return [(recipes.recipe(name), first + n) for n in range(options.seeds) for name in names]
 
 
-def scoring_data(what: recipes.Recipe, seed: int, path: pathlib.Path) -> dict:
-    """The data of a training that scoring needs; cached for each version of the detectors and of the scoring code."""
+def scoring_data(recipe: recipes.Recipe, seed: int, path: pathlib.Path) -> dict:
+    """Extracts from the record at `path` what scoring needs. The result is cached beside the record. A change of the
+    program foreshock or of the scoring code makes the cached file invalid."""
     sources = b"".join((HERE / name).read_bytes() for name in ("recording.py", "alarms.py", "scoring.py"))
     key = hashlib.sha256(sources + recording.FORESHOCK.read_bytes()).hexdigest()[:16]
     file = path.with_suffix(f".{key}.json")
     if not file.exists():
+        provenance_file = recording.made_of(path)  # the hashes of the code that made the record
         for old in path.parent.glob(f"{path.stem}.*.json"):
-            if old != recording.made_of(path):
+            if old != provenance_file:
                 old.unlink()
-        made = json.loads(recording.made_of(path).read_text())
-        file.write_text(json.dumps(page.no_nan(recording.reduced(path, what, seed, made))))
+        made = json.loads(provenance_file.read_text())
+        file.write_text(json.dumps(page.no_nan(recording.reduced(path, recipe, seed, made))))
     return json.loads(file.read_text())
 
 
@@ -79,33 +81,35 @@ class Trainer:
 
     def __init__(self, options: argparse.Namespace, out: pathlib.Path, deadline: float) -> None:
         self.options, self.out, self.deadline = options, out, deadline
-        kept = [] if options.steps or options.tuning else provenance.stored()
-        self.kept = {(one["recipe"], one["seed"]): one for one in kept if provenance.is_made_alike(one)}
+        # Stored trainings have the full length and no tuning seed.
+        stored = [] if options.steps or options.tuning else provenance.stored()
+        self.stored = {(one["recipe"], one["seed"]): one for one in stored if provenance.is_made_alike(one)}
 
-    def path(self, what: recipes.Recipe, seed: int) -> pathlib.Path:
+    def path(self, recipe: recipes.Recipe, seed: int) -> pathlib.Path:
         # The name contains the hash of the recipe, so that a record of an older version of it is not used.
-        return self.out / "records" / f"{what.name}-{seed}-{provenance.of_training(what)}.jsonl"
+        return self.out / "records" / f"{recipe.name}-{seed}-{provenance.of_training(recipe)}.jsonl"
 
     def get(self, wanted: Wanted) -> dict | None:
-        """The training; None: it does not exist, and there is no time for it."""
-        what, seed = wanted
-        path, kept = self.path(what, seed), self.kept.get((what.name, seed))
-        if not path.exists() and (kept is None or provenance.is_outdated(kept)) and not self.options.score:
-            self.train(what, seed, path)
-        return scoring_data(what, seed, path) if path.exists() else kept
+        """The training; None: it does not exist, and there is no time for it. Trains if there is no record and no
+        stored training whose recipe (is_made_alike), detectors and judging code (is_outdated) are those of this tree.
+        If the training is not made because of --score or --minutes, an outdated stored one is returned."""
+        recipe, seed = wanted
+        path, stored = self.path(recipe, seed), self.stored.get((recipe.name, seed))
+        if not path.exists() and (stored is None or provenance.is_outdated(stored)) and not self.options.score:
+            self.train(recipe, seed, path)
+        return scoring_data(recipe, seed, path) if path.exists() else stored
 
-    def train(self, what: recipes.Recipe, seed: int, path: pathlib.Path) -> None:
+    def train(self, recipe: recipes.Recipe, seed: int, path: pathlib.Path) -> None:
         begin = time.monotonic()
-        steps = min(what.steps, self.options.steps or what.steps)
-        if begin < self.deadline and recording.record(
-            what, seed, steps, path, self.deadline - begin, self.options.idle
-        ):
+        steps = min(recipe.steps, self.options.steps or recipe.steps)
+        seconds_left = self.deadline - begin
+        if seconds_left > 0 and recording.record(recipe, seed, steps, path, seconds_left, self.options.idle):
             took = f"{time.monotonic() - begin:.0f} s"
-            print(f"{time.strftime('%H:%M')}  {what.name}, seed {seed}: {took}", file=sys.stderr, flush=True)
+            print(f"{time.strftime('%H:%M')}  {recipe.name}, seed {seed}: {took}", file=sys.stderr, flush=True)
 
 
 def check_steps(out: pathlib.Path, steps: int | None) -> None:
-    """Raises an error if the directory holds trainings of another length."""
+    """Raises an error if `out` holds trainings made with another --steps; else stores `steps` for the next call."""
     file, text = out / "steps.json", json.dumps(steps)
     if file.exists() and file.read_text() != text:
         raise recording.RecordingError(f"{out} holds trainings of another length; give another --out")
@@ -129,7 +133,7 @@ def run(options: argparse.Namespace) -> None:
     out = pathlib.Path(options.out)
     found = trainings(options, out, begin + 60 * options.minutes)
     if options.keep:
-        refused = provenance.keep(found)  # stores the others
+        refused = provenance.keep(found)  # stores `found`, except those that lost too many weight snapshots
         for one in refused:
             for record in (out / "records").glob(f"{one['recipe']}-{one['seed']}-*"):
                 record.unlink()
@@ -139,7 +143,7 @@ def run(options: argparse.Namespace) -> None:
                 file=sys.stderr,
             )
         found = [one for one in provenance.stored() if provenance.is_made_alike(one)]
-    # Adds the failures that only the comparison with the twin shows.
+    # Adds failed trainings without a loss event: their loss lies above that of the twin.
     found = comparison.completed(found)
     results: dict[str, Any] = page.no_nan(comparison.results(found, options.steps))
     (out / "results.json").write_text(json.dumps(results, indent=1))

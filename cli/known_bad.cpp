@@ -10,6 +10,8 @@
 namespace foreshock::cli {
 namespace {
 
+// The members of a row: {component, first bad version, first good one}, the same of a second component that
+// must also be installed, inputs, symptom, remedy, source. A version "" is unknown and sets no limit.
 constexpr KnownBad kTable[] = {
     {{"torch", "2.11", ""},
      {"cudnn", "", "9.26"},
@@ -107,7 +109,7 @@ constexpr KnownBad kTable[] = {
      "the output is biased away from zero by about 0.17 ulp",
      "none needed unless heads stay that flat",
      "foreshock judge --function torch.nn.functional:scaled_dot_product_attention"},
-    // Measured with torch 2.6, 2.8, 2.13, 2.14 and 2.15; all have the defect.
+    // All torch versions measured here have the defect: 2.6, 2.8, 2.13, 2.14 and 2.15.
     {{"torch", "2.6", ""},
      {},
      "CPU, bf16, backward over 32 thousand keys or more",
@@ -120,14 +122,14 @@ constexpr KnownBad kTable[] = {
 // Returns the numbers at the start of a version: {2, 9, 0} for 2.9.0+cu128.
 std::vector<int> numbers_of(std::string_view version) {
   std::vector<int> numbers;
-  const char *at = version.data(), *end = at + version.size();
-  while (at != end) {
+  const char *begin = version.data(), *end = begin + version.size();
+  while (begin != end) {
     int number = 0;
-    const auto [next, error] = std::from_chars(at, end, number);
+    const auto [next, error] = std::from_chars(begin, end, number);
     if (error != std::errc()) break;
     numbers.push_back(number);
     if (next == end || *next != '.') break;
-    at = next + 1;
+    begin = next + 1;
   }
   return numbers;
 }
@@ -140,15 +142,16 @@ bool is_less(std::string_view a, std::string_view b) {
   return left < right;
 }
 
-bool holds(const VersionRange& range, const Versions& versions) {
+// Whether the installed version of the range's component lies in the range. Without a component it matches.
+bool matches(const VersionRange& range, const Versions& versions) {
   if (range.component.empty()) return true;
-  const auto at = versions.find(range.component);
-  if (at == versions.end() || numbers_of(at->second).empty()) return false;
-  return (range.from.empty() || !is_less(at->second, range.from)) &&
-         (range.before.empty() || is_less(at->second, range.before));
+  const auto installed = versions.find(range.component);
+  if (installed == versions.end() || numbers_of(installed->second).empty()) return false;
+  return (range.from.empty() || !is_less(installed->second, range.from)) &&
+         (range.before.empty() || is_less(installed->second, range.before));
 }
 
-// Prints one "component version" per line. cuDNN and Transformer Engine have one package per CUDA version.
+// Prints "component version" lines for installed components. Some have one package per CUDA version.
 constexpr const char* kVersionsProgram = R"(
 import importlib.metadata as m
 for part, names in (("torch", ["torch"]), ("cudnn", ["nvidia-cudnn-cu13", "nvidia-cudnn-cu12"]),
@@ -169,7 +172,7 @@ std::span<const KnownBad> known_bad_table() { return kTable; }
 std::vector<const KnownBad*> known_bad(const Versions& versions) {
   std::vector<const KnownBad*> rows;
   for (const KnownBad& row : kTable)
-    if (holds(row.versions, versions) && holds(row.together_with, versions)) rows.push_back(&row);
+    if (matches(row.versions, versions) && matches(row.together_with, versions)) rows.push_back(&row);
   return rows;
 }
 
@@ -192,10 +195,10 @@ std::string known_bad_text(const std::vector<const KnownBad*>& rows, size_t colu
 Versions installed_versions(const std::string& python) {
   Versions versions;
   constexpr int kTimeoutMs = 10000;
-  const Captured asked = run_and_capture({python, "-c", kVersionsProgram}, own_environment(), kTimeoutMs);
-  if (asked.start_error != 0 || asked.timed_out || asked.status.code != 0 || asked.status.signal != 0)
+  const Captured printed = run_and_capture({python, "-c", kVersionsProgram}, own_environment(), kTimeoutMs);
+  if (printed.start_error != 0 || printed.timed_out || printed.status.code != 0 || printed.status.signal != 0)
     return versions;
-  std::istringstream lines(asked.output);
+  std::istringstream lines(printed.output);
   for (std::string component, version; lines >> component >> version;) versions[component] = version;
   return versions;
 }

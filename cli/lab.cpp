@@ -20,7 +20,7 @@ namespace {
 
 using lab::Point;
 
-// The functions below set a member of a point from the text of an option. They return false if it is invalid.
+// The functions below set a member of a point from the text of an option. They return false for invalid text.
 
 template <std::string Point::*member>
 bool set_text(const std::string& text, Point* point) {
@@ -58,7 +58,7 @@ struct Axis {
   const char* value;  // name of its value in the help
   bool (*set)(const std::string& text, Point* point);
   bool in_named_sweeps;  // may be combined with a named sweep; other axes make a custom sweep
-  const char* help;
+  const char* help;      // what the values are, and in parentheses the default
 };
 
 constexpr Axis kAxes[] = {
@@ -84,7 +84,8 @@ constexpr Axis kAxes[] = {
     {"--first-seed", "NUMBER", set_first_seed, true, "the others follow it (1)"},
 };
 
-constexpr WordOption kWords[] = {
+// The options that are not axes.
+constexpr WordOption kOtherOptions[] = {
     {"--json", "FILE", "write the points as JSON"},
     {"--report", "FILE", "write a page with charts, one self-contained file"},
     {"--threads", "COUNT", "all cores when not given; results do not depend on it"},
@@ -102,13 +103,14 @@ std::vector<std::string> split(const std::string& list) {
   return parts;
 }
 
-struct Given {
+// An axis on the command line. (Words::Given is any option there, with its values as text.)
+struct GivenAxis {
   const Axis* axis;
   std::vector<std::string> values;
 };
 
 // Replaces the points by every combination of a point and a value of the axis. Returns "" or an error.
-std::string apply(const Given& given, std::vector<Point>* points) {
+std::string apply(const GivenAxis& given, std::vector<Point>* points) {
   std::vector<Point> all;
   for (const Point& point : *points)
     for (const std::string& value : given.values) {
@@ -138,8 +140,8 @@ std::string gibibytes(double bytes) {
   return text;
 }
 
-// Returns an error if a point cannot be measured or needs too much memory. Lowers the number of threads so
-// that the points that run at the same time fit into memory.
+// Returns an error if a point cannot be measured or needs too much memory, else "". Lowers the number of
+// threads so that the points that run at the same time fit into memory, one per thread.
 std::string check(LabRequest* request) {
   const double room = 0.8 * available_bytes();
   double most = 0;  // bytes of the largest point
@@ -162,21 +164,23 @@ std::string sweep_names() {
   return names + "custom";
 }
 
-// Fills in request->sweeps: the sweeps with these names, else "custom" if an axis belongs to it, else the
-// default sweeps. Applies the axes to their points. Returns "" or an error.
-std::string choose(const std::vector<std::string>& names, const std::vector<Given>& axes,
+// Fills in request->sweeps with the sweeps of these names. Without names it chooses "custom" if an axis may
+// not be combined with a named sweep, else the default sweeps. Applies the axes to the points of each sweep.
+// Returns "" or an error.
+std::string choose(const std::vector<std::string>& names, const std::vector<GivenAxis>& axes,
                    LabRequest* request) {
-  const bool has_custom_axis =
-      std::any_of(axes.begin(), axes.end(), [](const Given& given) { return !given.axis->in_named_sweeps; });
+  const bool has_custom_axis = std::any_of(
+      axes.begin(), axes.end(), [](const GivenAxis& given) { return !given.axis->in_named_sweeps; });
   std::vector<std::string> wanted = names;
   if (wanted.empty() && has_custom_axis) wanted = {"custom"};
   if (wanted.empty()) wanted.assign(lab::default_sweeps().begin(), lab::default_sweeps().end());
   for (const std::string& name : wanted) {
-    LabSweep chosen{lab::find_sweep(name), {Point{}}};  // a custom sweep begins with one default point
+    // find_sweep() returns null for "custom", which begins with one default point.
+    LabSweep chosen{lab::find_sweep(name), {Point{}}};
     if (!chosen.sweep && name != "custom") return "unknown sweep '" + name + "': " + sweep_names();
     if (chosen.sweep) chosen.points = chosen.sweep->points();
     for (Point& point : chosen.points) point.sweep = name;
-    for (const Given& given : axes) {
+    for (const GivenAxis& given : axes) {
       if (chosen.sweep && !given.axis->in_named_sweeps)
         return std::string(given.axis->flag) + " belongs to custom sweeps: leave out '" + name + "'";
       if (chosen.sweep && given.values.size() > 1)
@@ -201,7 +205,7 @@ void print_lab_help() {
       "Example: foreshock lab ties bias --report bias.html\n\n"
       "Sweeps [fig3 fig4 fig5 fig6]\n%s\nAxes, which take lists with commas\n%s\nOutput\n%s",
       words_help(sweeps, columns).c_str(), words_help(axes, columns).c_str(),
-      words_help(kWords, columns).c_str());
+      words_help(kOtherOptions, columns).c_str());
 }
 
 int wrong_lab_use(const std::string& problem) {
@@ -217,6 +221,7 @@ void list_names() {
   for (const lab::Accumulator& a : lab::accumulators()) std::printf("  %s\n", a.name.data());
 }
 
+// Measures the points of a sweep, shows the progress, and checks the sweep's claims against the results.
 lab::SweepResult measure(const LabSweep& wanted, int threads) {
   lab::SweepResult result;
   result.name = wanted.points.front().sweep;
@@ -227,7 +232,7 @@ lab::SweepResult measure(const LabSweep& wanted, int threads) {
   return result;
 }
 
-// Returns the exit status. "": the output is not wanted.
+// Returns the exit status: 0, or 1 if the file cannot be written. If `path` is "", the output is not wanted.
 int write(const std::string& path, const std::string& content) {
   if (path.empty()) return 0;
   const std::string problem = write_whole_file(path, content);
@@ -239,9 +244,9 @@ int write(const std::string& path, const std::string& content) {
 }  // namespace
 
 std::string parse_lab_request(const std::vector<std::string>& words, LabRequest* request) {
-  std::vector<Given> axes;
+  std::vector<GivenAxis> axes;
   request->threads = std::max(1u, std::thread::hardware_concurrency());
-  std::vector<WordOption> options(std::begin(kWords), std::end(kWords));
+  std::vector<WordOption> options(std::begin(kOtherOptions), std::end(kOtherOptions));
   for (const Axis& axis : kAxes) options.push_back({axis.flag, axis.value, axis.help});
   Words read_words;
   if (const std::string problem = read_words.parse(words, "lab", options); !problem.empty()) return problem;
@@ -257,11 +262,12 @@ std::string parse_lab_request(const std::vector<std::string>& words, LabRequest*
     } else if (given.flag == "--threads") {
       if (!lab::read_number(value, &request->threads) || request->threads < 1)
         return "--threads takes a number from 1 up";
-    } else {
+    } else {  // --json or --report; why_no_file() checks now whether the file can be written later
       if (const std::string problem = why_no_file(value); !problem.empty()) return problem;
       (given.flag == "--json" ? request->json_path : request->page_path) = value;
     }
   }
+  // files() are the words that are not options: here, names of sweeps.
   const std::string problem = choose(read_words.files(), axes, request);
   return problem.empty() ? check(request) : problem;
 }

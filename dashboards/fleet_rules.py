@@ -1,5 +1,6 @@
-"""Alerts on trainings without progress, without all ranks, without an answering agent, or with a shared run id. `of` is
-the section of values.toml with the limits and times of an alert."""
+"""Alerts on trainings without progress, without all ranks, without an answering agent, or with a shared run id. Each
+function returns one alert; `limits` is its section of values.toml. From rule.py: RUN and AT_STEP are text templates for
+the run's name and step, RUN_KEY and TARGET_KEY the labels of a run or an agent; UNLESS_ENDED excludes ended ranks."""
 
 from rule import AT_STEP, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, Alert, Group, Record, Values
 
@@ -10,17 +11,17 @@ LAST_STEP = "run:foreshock_last_step_timestamp_seconds:max"
 
 
 def world() -> str:
-    """The world size that living ranks report. Ended ranks are excluded, since an elastic job may continue with fewer
-    ranks. If no rank is alive, the world size that any rank reported."""
+    """The largest world size that a living rank reports. Ended ranks are excluded, since an elastic job may continue
+    with fewer ranks. If no rank is alive, the largest world size that any rank has reported is used."""
     size = "foreshock_world_size"
     return f"max by ({RUN_KEY}) ({size} {UNLESS_ENDED}) or max by ({RUN_KEY}) ({size})"
 
 
-def stalled(of: dict) -> Alert:
+def stalled(limits: dict) -> Alert:
     return Alert(
         "ForeshockTrainingStalled", "training", "fleet", "fleet",
         f"""
-        time() - {LAST_STEP} > {of["seconds"]}
+        time() - {LAST_STEP} > {limits["seconds"]}
         and on ({RUN_KEY}) {RANKS} > 0
         and on ({RUN_KEY}) {RUNNING} == 1
         """,
@@ -32,7 +33,7 @@ def stalled(of: dict) -> Alert:
     )  # fmt: skip
 
 
-def ranks_missing(of: dict) -> Alert:
+def ranks_missing(limits: dict) -> Alert:
     return Alert(
         "ForeshockRanksMissing", "training", "fleet", "fleet",
         f"""
@@ -45,18 +46,18 @@ def ranks_missing(of: dict) -> Alert:
         " find the node in the panel 'Ranks up by node' and see whether its processes live. If they live, start the"
         " agent of that node or scrape it. If they are dead and the launcher does not restart them, restart the job"
         " without that node.",
-        of["for"],
+        limits["for"],
     )  # fmt: skip
 
 
-def no_data(of: dict) -> Alert:
+def no_data(limits: dict) -> Alert:
     return Alert(
         "ForeshockNoData", "training", "fleet", "fleet",
-        # The last state is running, and the agent is a scrape target that does not answer (up is 0). An ended run is
-        # not meant: its last state is another one, or its agent is no longer a target.
+        # The last state of the run is running, and its agent is a scrape target that does not answer (up is 0). The
+        # expression excludes ended runs: their last state is another one, or their agent is not a target any more.
         f"""
         count by ({RUN_KEY}) (
-          last_over_time(foreshock_run_state{{state="running"}}[{of["window"]}]) == 1
+          last_over_time(foreshock_run_state{{state="running"}}[{limits["window"]}]) == 1
           and on ({TARGET_KEY}) up == 0
         )
         """,
@@ -65,14 +66,14 @@ def no_data(of: dict) -> Alert:
         " Until they answer, no alert covers their process ranks. First see whether the node of the agent is alive. If"
         " the node is dead, restart the job without it. If it is alive, the training goes on: restart the agent with"
         " systemctl restart foreshock-agent. An agent that foreshock run started is restarted by foreshock run.",
-        of["for"],
+        limits["for"],
     )  # fmt: skip
 
 
-def run_id_shared(of: dict) -> Alert:
+def run_id_shared(limits: dict) -> Alert:
     return Alert(
         "ForeshockRunIdShared", "monitor", "fleet", "fleet",
-        # A rank that moves to another node is up at both agents only for one or two scrapes.
+        # A rank that moves to another node is up at both agents only for one or two scrapes, less than limits["for"].
         f"count by ({RUN_KEY}) (count by ({RUN_KEY}, rank) (foreshock_rank_up == 1) > 1)",
         f"{RUN}: two trainings use this run id",
         "{{ $value }} process ranks of this run are reported as alive by more than one agent. Two trainings use this"
@@ -80,7 +81,7 @@ def run_id_shared(of: dict) -> Alert:
         " other alerts cannot be trusted. First compare the label node of the series foreshock_rank_info of one rank."
         " If the nodes differ, there are two trainings: start each with its own --run-id. If they are equal, one agent"
         " is scraped twice: remove one of the two targets.",
-        of["for"],
+        limits["for"],
     )  # fmt: skip
 
 
@@ -92,7 +93,7 @@ def fleet_rules(values: Values) -> Group:
             Record(RANKS, f"sum by ({RUN_KEY}) (foreshock_rank_up)"),
             Record(WORLD, world()),
             Record("run:foreshock_step:max", f"max by ({RUN_KEY}) (foreshock_step)"),
-            # Excludes ended attempts, whose last step is not that of a living rank.
+            # Excludes ended ranks: the last step of an earlier attempt says nothing about the present one.
             Record(LAST_STEP, f"max by ({RUN_KEY}) (foreshock_last_step_timestamp_seconds {UNLESS_ENDED})"),
             stalled(values["stalled"]),
             ranks_missing(values["ranks_missing"]),

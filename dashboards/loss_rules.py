@@ -1,21 +1,23 @@
-"""Alerts on incidents: NaN or Inf, and a rising loss. `of` is the section of values.toml with an alert's limits."""
+"""Alerts on incidents: NaN or Inf, and a rising loss. `limits` is an alert's section of values.toml. From rule.py: RUN,
+AT_STEP, VALUE and ranks() are text templates for the run's name, its step, the expression's value and a list of ranks;
+RUN_KEY has the labels that identify a run; UNLESS_ENDED excludes ended ranks."""
 
 from rule import AT_STEP, CHOICE, RUN, RUN_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, ranks
 
 LOSS = "run:foreshock_loss_window:avg"
 
 
-def non_finite(of: dict) -> Alert:
-    window = of["window"]
+def non_finite(limits: dict) -> Alert:
+    window = limits["window"]
     values, skipped, steps = (f"foreshock_{name}_total" for name in ("nonfinite_values", "skipped_steps", "steps"))
     return Alert(
         "ForeshockNonFinite", "incident", "loss", "overview",
         # 1. Values in the loss or the output of attention.
         # 2. Values in gradients, if no step was skipped in the window: a gradient scaler whose scale is too large makes
         #    gradients infinite and skips the step. If the number of skipped steps is unknown, there is no alert.
-        #    `unless` excludes a new counter above 0: increase() does not see what its first sample includes.
-        # 3. A loss that was NaN before the agent started: only a finite loss times 0 is 0.
-        # 4. A larger share of steps than of["skipped"] is skipped.
+        #    `unless` excludes ranks with a new counter above 0: increase() misses the steps in its first sample.
+        # 3. A loss that is NaN or Inf now, perhaps since before the agent started: only a finite loss times 0 is 0.
+        # 4. skipped / (skipped + steps) is above limits["skipped"].
         f"""
         sum by ({RUN_KEY}, site) (
           increase({values}{{site=~"loss|attention_output"}}[{window}])
@@ -33,15 +35,15 @@ def non_finite(of: dict) -> Alert:
         )
         or
         label_replace(
-          sum by ({RUN_KEY}) (increase({skipped}[{window}])) * {1 - of["skipped"]:g}
-          > sum by ({RUN_KEY}) (increase({steps}[{window}])) * {of["skipped"]:g},
+          sum by ({RUN_KEY}) (increase({skipped}[{window}])) * {1 - limits["skipped"]:g}
+          > sum by ({RUN_KEY}) (increase({steps}[{window}])) * {limits["skipped"]:g},
           "site", "loss_scale", "", ""
         )
         """,
         RUN + ': {{ if eq $labels.site "loss_scale" }}the gradient scaler skips most steps'
         "{{ else }}NaN or Inf in {{ $labels.site }}{{ end }}",
         '{{ if eq $labels.site "loss_scale" }}The gradient scaler skipped more than'
-        f" {of['skipped']:.0%} of the steps of the last {window}, because gradients overflowed"
+        f" {limits['skipped']:.0%} of the steps of the last {window}, because gradients overflowed"
         "{{ else }}NaN or Inf occurred in {{ $labels.site }}"
         + ranks(f"sum by (rank) (increase({values}{{{CHOICE},site=%q}}[{window}])) > 0", " $labels.site")
         + "{{ end }}"
@@ -57,18 +59,18 @@ def non_finite(of: dict) -> Alert:
     )  # fmt: skip
 
 
-def diverging(of: dict) -> Alert:
-    median = f"quantile_over_time(0.5, {LOSS}[{of['baseline']}])"
+def diverging(limits: dict) -> Alert:
+    median = f"quantile_over_time(0.5, {LOSS}[{limits['baseline']}])"
     return Alert(
         "ForeshockLossDiverging", "incident", "loss", "overview",
-        f"{LOSS} > {median} + {of['excess']} * abs({median})",
+        f"{LOSS} > {median} + {limits['excess']} * abs({median})",
         f"{RUN}: the loss is rising",
-        f"The mean loss of the last 64 steps has risen to {VALUE}{AT_STEP}, which is more than {of['excess'] * 100:g}"
-        f" % above its level (median) of the last {of['baseline']}. The training loses what it learned, unless its"
-        " data or its loss function changed. First check whether they changed at the rise. If they did, do nothing:"
-        f" the alert ends by itself, after half of {of['baseline']}. If they did not, resume from a checkpoint before"
-        " the rise; the dashboard's row 'Before the loss' shows what moved first.",
-        of["for"], of["keep"], "page",
+        f"The mean loss of the last 64 steps has risen to {VALUE}{AT_STEP}, which is more than"
+        f" {limits['excess'] * 100:g} % above its level (median) of the last {limits['baseline']}. The training loses"
+        " what it learned, unless its data or its loss function changed. First check whether they changed at the rise."
+        f" If they did, do nothing: the alert ends by itself, after half of {limits['baseline']}. If they did not,"
+        " resume from a checkpoint before the rise; the dashboard's row 'Before the loss' shows what moved first.",
+        limits["for"], limits["keep"], "page",
     )  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""Alerts on foreshock itself: coverage, losses, cost. `of` is the section of values.toml with an alert's limits."""
+"""Alerts on foreshock itself: coverage, losses, cost. `limits` is an alert's section of values.toml. From rule.py: RUN
+and VALUE are text templates for the run's name and the expression's value; RUN_KEY, RANK_KEY and TARGET_KEY have the
+labels of a run, a rank and an agent; UNLESS_ENDED excludes ended ranks."""
 
 from rule import RANK_KEY, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
 
@@ -15,10 +17,10 @@ def increase(metric: str, window: str) -> str:
     return f"sum by ({RUN_KEY}) (increase(foreshock_{metric}_total[{window}]))"
 
 
-def calls() -> list[Record]:
-    """Records the rates of skipped and sampled calls, summed over ranks: coverage() reads half an hour of them, which
-    would be expensive for every rank. Counts only forward calls, since every backward call has one. Excludes calls
-    skipped for the budget or by --slices, which are intended."""
+def call_rates() -> list[Record]:
+    """Records the rates of skipped and sampled calls, summed over ranks: coverage() reads half an hour of the rates,
+    which would be expensive for every rank. Counts only forward calls, since every backward call has one. Excludes
+    calls skipped for the budget ("budget") or by --slices ("off"), which the user intended."""
     skipped, sampled = (f"foreshock_attention_{what}_total" for what in ("skipped", "samples"))
     return [
         Record(SKIPPED, f'sum by ({RUN_KEY}) (rate({skipped}{{pass="forward",reason!~"budget|off"}}[5m]))'),
@@ -26,19 +28,20 @@ def calls() -> list[Record]:
     ]
 
 
-def coverage(of: dict) -> Alert:
-    skipped, sampled = (f"avg_over_time({calls}[{of['window']}])" for calls in (SKIPPED, SAMPLED))
+def coverage(limits: dict) -> Alert:
+    least, skipped_at_most = limits["ratio"], limits["skipped"]
+    skipped, sampled = (f"avg_over_time({rate}[{limits['window']}])" for rate in (SKIPPED, SAMPLED))
     reasons = any_of(
         ("no attention seen", f"max by ({RUN_KEY}) (foreshock_no_attention_seen {UNLESS_ENDED}) > 0"),
-        (
+        (  # The training uses an attention function that foreshock does not hook.
             "attention that no hook sees",
             f'count by ({RUN_KEY}) (foreshock_attention_unseen{{evidence="used"}} {UNLESS_ENDED})',
         ),
-        (
+        (  # The hooks saw less than the share `least` of the calls that an independent source counted.
             "calls that no hook saw",
-            f'min by ({RUN_KEY}) (foreshock_attention_coverage_ratio{{source!="none"}} {UNLESS_ENDED}) < {of["ratio"]}',
+            f'min by ({RUN_KEY}) (foreshock_attention_coverage_ratio{{source!="none"}} {UNLESS_ENDED}) < {least}',
         ),
-        ("calls that had to be skipped", f"{skipped} / ({skipped} + {sampled}) > {of['skipped']}"),
+        ("calls that had to be skipped", f"{skipped} / ({skipped} + {sampled}) > {skipped_at_most}"),
     )
     return Alert(
         "ForeshockCoverageLow", "monitor", "monitor", "monitor",
@@ -48,19 +51,19 @@ def coverage(of: dict) -> Alert:
         " that is not checked raises no alarm, so the silence of other alerts means little. First read the reasons in"
         " the panel 'Skipped and lost', and run foreshock doctor -- COMMAND with the command of the training. The"
         " runbook has the remedy for each reason.",
-        of["for"],
+        limits["for"],
     )  # fmt: skip
 
 
-def degraded(of: dict) -> Alert:
-    lost, taken = (increase(f"attention_{what}", of["window"]) for what in ("lost", "samples"))
-    missed, made = (increase(what, of["window"]) for what in ("steps_lost", "steps"))
+def degraded(limits: dict) -> Alert:
+    lost, taken = (increase(f"attention_{what}", limits["window"]) for what in ("lost", "samples"))
+    missed, made = (increase(what, limits["window"]) for what in ("steps_lost", "steps"))
     return Alert(
         "ForeshockMonitorDegraded", "monitor", "monitor", "monitor",
         any_of(
-            ("lost samples", f"{lost} / {taken} > {of['lost']}"),
-            ("lost steps", f"{missed} / {made} > {of['lost']}"),
-            ("errors", f"{increase('monitor_errors', of['window'])} > 0"),
+            ("lost samples", f"{lost} / {taken} > {limits['lost']}"),
+            ("lost steps", f"{missed} / {made} > {limits['lost']}"),
+            ("errors", f"{increase('monitor_errors', limits['window'])} > 0"),
             (
                 "switched off",
                 f'count by ({RUN_KEY}) (foreshock_monitor_enabled{{component="trainer"}} == 0'
@@ -76,26 +79,26 @@ def degraded(of: dict) -> Alert:
         "foreshock itself has a problem: {{ $labels.why }}. The training is not affected, but figures of foreshock may"
         " be incomplete. First run foreshock status on the node and read the end of the agent's log. The runbook has"
         " the remedy for each reason.",
-        of["for"],
+        limits["for"],
     )  # fmt: skip
 
 
-def overhead(of: dict) -> Alert:
+def overhead(limits: dict) -> Alert:
     return Alert(
         "ForeshockOverheadHigh", "monitor", "monitor", "monitor",
-        f"{SLOWDOWN} > {of['slowdown']}",
+        f"{SLOWDOWN} > {limits['slowdown']}",
         f"{RUN}: foreshock costs more than allowed",
         f"On the slowest process rank foreshock takes {VALUE} times the share of time that --max-slowdown allows. The"
         " training is slower than necessary. First stop the sampling on its node: foreshock pause --run-id"
         " ID. To lower the cost permanently, restart with a larger --every.",
-        of["for"], of["keep"],
+        limits["for"], limits["keep"],
     )  # fmt: skip
 
 
-def series_dropped(of: dict) -> Alert:
+def series_dropped(limits: dict) -> Alert:
     return Alert(
         "ForeshockSeriesDropped", "monitor", "monitor", "monitor",
-        f"sum by ({TARGET_KEY}) (increase(foreshock_series_dropped_total[{of['window']}])) > 0",
+        f"sum by ({TARGET_KEY}) (increase(foreshock_series_dropped_total[{limits['window']}])) > 0",
         "Agent {{ $labels.instance }}: series limit reached",
         "The agent has more series than its limit and does not export some layers or process ranks to Prometheus. The"
         " training is still checked, and the run's page and record have the rest. First count its runs in Prometheus:"
@@ -125,13 +128,13 @@ def monitor_rules(values: Values) -> Group:
                 SLOWDOWN,
                 f"max by ({RUN_KEY}) (foreshock_slowdown_ratio / foreshock_slowdown_limit_ratio {UNLESS_ENDED})",
             ),
-            *calls(),
+            *call_rates(),
             coverage(values["coverage"]),
             degraded(values["degraded"]),
             overhead(values["overhead"]),
             series_dropped(values["series_dropped"]),
             detector_series_dropped(),
         ],
-        # A longer interval, since this group reads the most series and is not urgent: most of its alerts wait minutes.
+        # Evaluated less often than the other groups: it reads the most series, and most of its alerts wait minutes.
         interval="1m",
     )

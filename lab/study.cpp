@@ -1,4 +1,6 @@
-// The table of sweeps with the points of each, and the writers of results.
+// Defines the sweeps of `foreshock lab` with their points, and writes results as JSON, page and table. A
+// point is one combination of the values of all axes: an algorithm, a number format, an input, a size and so
+// on.
 #include "lab/study.h"
 
 #include <algorithm>
@@ -16,7 +18,7 @@ namespace foreshock::lab {
 
 namespace {
 
-// Every combination of a point of `base` and a value of `axis`.
+// Returns every combination of a point of `base` and one of `values` of the axis (a member of Point).
 template <class Value, class Values>
 std::vector<Point> with(std::vector<Point> base, Value Point::*axis, const Values& values) {
   std::vector<Point> points;
@@ -30,7 +32,8 @@ std::vector<Point> with(std::vector<Point> base, Value Point::*axis, const Value
 
 using Names = std::vector<const char*>;
 
-// With inputs from U(0,1), flash attention deviates ten times more than plain, as arXiv 2405.02803 reports.
+// The figures of arXiv 2405.02803 need inputs from U(0,1): with these, flash attention deviates ten times
+// more than plain attention, as the paper reports. fig3 to fig6 below are named after its figures.
 std::vector<Point> uniform_base() {
   Point point;
   point.input = "uniform";
@@ -46,7 +49,8 @@ std::vector<Point> fig4_points() {
   const Names algorithms{"plain", "flash_reimplemented", "flash2_reimplemented", "flash2_shipped"};
   std::vector<Point> points =
       with(with({Point{}}, &Point::input, Names{"uniform", "normal"}), &Point::n, std::vector{1024, 2048});
-  // As in the error table of FlashAttention-3, whose reference has the inputs before rounding to fp16.
+  // As in the error table of the FlashAttention-3 paper: its reference uses the inputs before rounding to
+  // fp16.
   Point outlier;
   outlier.input = "outlier";
   outlier.format = "fp16";
@@ -67,11 +71,11 @@ std::vector<Point> fig6_points() {
     Point point = uniform_base()[0];
     point.algorithm = "flash_reimplemented";
     point.format = format;
-    for (int side : {16, 32, 64, 128, 256, 512, 1024}) {  // square
+    for (int side : {16, 32, 64, 128, 256, 512, 1024}) {  // square tiles
       point.block_q = point.block_k = side;
       points.push_back(point);
     }
-    for (int side : {16, 32, 64}) {  // rectangles of the same area with either side longer
+    for (int side : {16, 32, 64}) {  // a tile four times as wide as high, and one as high as that is wide
       point.block_q = side;
       point.block_k = 4 * side;
       points.push_back(point);
@@ -111,10 +115,12 @@ std::vector<Point> bias_points() {
                     "flash2_shipped", "flash2_cast_sum", "flash4_lazy", "split_k"});
 }
 
+// The units that add products: arithmetic types, and models of the tensor cores of GPU generations.
 const Names kBf16Units{"exact", "fp64", "fp32", "ampere", "hopper"};
 const Names kFp8Units{"exact", "fp32", "hopper_fp8", "hopper_fp8_promoted", "blackwell_fp8"};
 
-// The bf16 point with every accumulator of kBf16Units, and the same point in fp8 with those of kFp8Units.
+// Returns the bf16 point with every accumulator of kBf16Units, and its fp8 version with every one of
+// kFp8Units.
 std::vector<Point> with_units(const Point& bf16) {
   Point fp8 = bf16;
   fp8.format = "e4m3";
@@ -174,6 +180,8 @@ std::vector<Point> fp32_points() {
       &Point::algorithm, Names{"plain", "flash2_shipped"});
 }
 
+// Members of a row: name, question, x, y and series of the chart, tensor ("": all), log_x, log_y, points,
+// claims.
 constexpr std::array<Sweep, 13> kSweeps = {{
     {"fig3", "What does each format cost, flash attention re-implemented beside plain?", "format", "max_abs",
      "algorithm", "out", false, true, fig3_points, claims_of_fig3},
@@ -229,8 +237,8 @@ std::string shortest(double x) {
   return text;
 }
 
-// Name and value of every axis of a point, in the order of the table. An empty accumulator is replaced by
-// the name of the natural one.
+// Names and values of all axes of a point, in the order of the table's columns. For an empty accumulator, the
+// value is the name of the natural one: the accumulator that the format normally has.
 using Axes = std::vector<std::pair<std::string, std::string>>;
 Axes axes_of(const Point& p) {
   const std::string accumulator =
@@ -309,7 +317,7 @@ ordered_json whole(const Study& study) {
   return root;
 }
 
-// The charts of the page: what page/lab.js needs beside the result of to_json().
+// How page/lab.js draws each sweep: the members of Sweep that to_json() does not contain.
 ordered_json drawings(const Study& study) {
   ordered_json list = ordered_json::array();
   for (const SweepResult& result : study.sweeps) {
@@ -343,14 +351,14 @@ std::string written(const char* format, double x) {
   return text;
 }
 
-// Half the width of the 95 % interval as a percentage of the mean, such as " ±3%".
+// Half the width of the 95 % confidence interval over the seeds, as a percentage of the mean: " ±3%".
 std::string spread(const Interval& interval) {
   const double half = (interval.high - interval.low) / 2;
   return interval.mean == 0 ? "" : written(" ±%.0f%%", 100 * half / std::fabs(interval.mean));
 }
 
-// Whether the table shows a measurement. If the sweep has a tensor, only that one is shown; else all tensors
-// except the log-sum-exp, which most algorithms do not store in the format under test.
+// Whether the table shows a measurement. If the sweep names a tensor, only that tensor is shown; else all
+// tensors except the log-sum-exp, which most algorithms do not store in the format under test.
 bool is_shown(const SweepResult& result, const Measurement& m) {
   if (result.sweep && !result.sweep->tensor.empty()) return m.tensor == result.sweep->tensor;
   return m.tensor != "log_sum_exp";
@@ -391,14 +399,17 @@ Row figures(const Measurement& m) {
 const Row kFigures = {"tensor",   "max", "mean",     "std",      "relative L2",
                       "bias ulp", "z",   "L2/plain", "max/plain"};
 
-std::string heading(const SweepResult& result, const Measurement& first, const std::set<std::string>& names) {
+// The sweep's name and question, and the axes with one value for all measurements, unless that is the
+// default.
+std::string heading(const SweepResult& result, const Measurement& first,
+                    const std::set<std::string>& varying_axes) {
   std::string text = result.name;
   if (result.sweep) text += ": " + std::string(result.sweep->question);
   text += "\n  ";
   for (const auto& [axis, value] : axes_of(first.point)) {
     const bool is_default = value == "rne" || value == "forward" || value == "out" || value == "stored" ||
                             axis == "first_seed" || axis == "splits" || (axis == "scale" && value == "1");
-    if (!names.contains(axis) && !is_default) text += axis + " " + value + "  ";
+    if (!varying_axes.contains(axis) && !is_default) text += axis + " " + value + "  ";
   }
   return text + "\n\n";
 }
@@ -460,14 +471,14 @@ std::string table_of(const SweepResult& result, bool colour) {
 
 namespace {
 
-// Replaces every `marker`; markers inside `text` stay.
+// Replaces every `marker` in `page` by `text`. A marker that `text` contains is not replaced.
 void replace(std::string& page, const std::string& marker, const std::string& text) {
   for (size_t at = page.find(marker); at != std::string::npos; at = page.find(marker, at + text.size()))
     page.replace(at, marker.size(), text);
 }
 
-// Escapes '<' in JSON, so that no text can close the script element that holds it.
-std::string inside_script(const std::string& json) {
+// Escapes '<' in JSON, so that no string in it can close the page's script element, which contains the JSON.
+std::string escape_for_script(const std::string& json) {
   std::string text;
   for (char c : json) c == '<' ? text += "\\u003c" : text += c;
   return text;
@@ -477,13 +488,13 @@ std::string inside_script(const std::string& json) {
 
 std::string report_page(const std::string& title, const char* script, const std::string& json) {
   std::string page = kPageHtml;
-  // The data goes last, so that it is not searched for markers.
+  // The data is inserted last, so that replace() does not find markers in it.
   replace(page, "/*TITLE*/", title);
   replace(page, "/*STYLE*/", kPageStyle);
   replace(page, "/*SCRIPT*/", std::string(kPageScript) + script);
   replace(page, "/*CHART*/", kChartLibrary);
   const std::string marker = "/*DATA*/";
-  page.replace(page.find(marker), marker.size(), inside_script(json));
+  page.replace(page.find(marker), marker.size(), escape_for_script(json));
   return page;
 }
 

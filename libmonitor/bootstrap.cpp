@@ -1,4 +1,4 @@
-// Starts the monitor in a PyTorch process that preloads libforeshock.so: loads the adapter, the library that
+// Starts the monitor in a PyTorch process that preloads libforeshock.so: loads the adapter, a library that
 // was built for exactly this torch and hooks its attention. In Python, `import torch` calls initModule(),
 // which this file interposes and which then loads the adapter. In a C++ program linked with LibTorch,
 // LibTorch is mapped before the constructor of this library runs, and the constructor loads the adapter.
@@ -28,7 +28,7 @@ struct Search {
   char path[512];    // the result
 };
 
-// Callback of dl_iterate_phdr for each mapped library. Returns 1 if it is the one that was searched.
+// Callback of dl_iterate_phdr for each mapped library. Returns 1, which ends the search, for the wanted one.
 int match_name(dl_phdr_info* info, size_t, void* data) {
   auto* search = static_cast<Search*>(data);
   const char* slash = std::strrchr(info->dlpi_name, '/');
@@ -36,13 +36,13 @@ int match_name(dl_phdr_info* info, size_t, void* data) {
   if (slash == nullptr || length >= sizeof search->path) return 0;
   if (std::strncmp(slash + 1, search->name, name) != 0) return 0;
   const bool is_file_name = std::strstr(search->name, ".so") != nullptr;
-  const char next = slash[1 + name];  // '.' in the names of Linux distributions: libtorch_cpu.so.2.6
+  const char next = slash[1 + name];  // '.' if a Linux distribution appends a version: libtorch_cpu.so.2.6
   if ((is_file_name && next != '\0' && next != '.') || search->skip-- > 0) return 0;
   std::memcpy(search->path, info->dlpi_name, length + 1);
   return 1;
 }
 
-// Finds the mapped library with this name, or its `skip`-th successor among those that match.
+// Finds the first mapped library with this name after `skip` others with the name. Sets search->path.
 bool find_mapped(const char* name, Search* search, int skip = 0) {
   search->name = name;
   search->skip = skip;
@@ -54,12 +54,12 @@ bool read_assignment(const char* text, const char* name, char* value, size_t cap
   for (const char* line = text; line != nullptr && *line != '\0'; line = std::strchr(line, '\n')) {
     if (*line == '\n') ++line;
     if (std::strncmp(line, name, std::strlen(name)) != 0) continue;
-    const char* at = line + std::strlen(name);
-    if (*at == ':') at = std::strpbrk(at, "=\n");  // annotated: `git_version: str = '...'`
-    if (at == nullptr) return false;
-    while (*at == ' ') ++at;
-    if (*at != '=') continue;
-    const char* begin = std::strpbrk(at, "'\"\n");
+    const char* equals = line + std::strlen(name);
+    if (*equals == ':') equals = std::strpbrk(equals, "=\n");  // annotated: `git_version: str = '...'`
+    if (equals == nullptr) return false;
+    while (*equals == ' ') ++equals;
+    if (*equals != '=') continue;
+    const char* begin = std::strpbrk(equals, "'\"\n");
     if (begin == nullptr || *begin == '\n') continue;
     const char* end = std::strchr(begin + 1, *begin);
     const size_t length = end != nullptr ? static_cast<size_t>(end - begin - 1) : capacity;
@@ -112,8 +112,8 @@ bool remove_last_component(char* path) {
   return slash != nullptr;
 }
 
-// Reads version and commit of the torch that `library` (<home>/lib/libtorch_cpu.so) belongs to. In Linux
-// distributions it is in a system folder; there the Python package is found by its mapped torch/_C.
+// Reads version and commit of the torch that `library` (<home>/lib/libtorch_cpu.so) belongs to. Linux
+// distributions put `library` into a system folder; the mapped module torch/_C then shows where torch is.
 bool read_torch_version(const char* library, char (&version)[64], char (&commit)[64]) {
   char home[512];
   std::snprintf(home, sizeof home, "%s", library);
@@ -129,9 +129,10 @@ bool read_torch_version(const char* library, char (&version)[64], char (&commit)
 }
 
 // The functions of the dynamic loader are weak symbols (glibc_compat.h): they are null in a process that has
-// neither libdl nor glibc 2.34. They are checked before use, here and where a comment says "weak".
+// neither libdl nor glibc 2.34. They are checked before use: by has_loader() and where a comment says "weak".
 bool has_loader() { return dlopen != nullptr && dlsym != nullptr && dlvsym != nullptr && dlclose != nullptr; }
 
+// `version`: symbol version; null: the default one.
 void* find_in(void* handle, const char* function, const char* version) {
   return version == nullptr ? dlsym(handle, function) : dlvsym(handle, function, version);
 }
@@ -139,9 +140,10 @@ void* find_in(void* handle, const char* function, const char* version) {
 // The adapter calls the foreshock_ functions of this library by name. If a program has opened this library
 // without RTLD_GLOBAL, adds its symbols to the global scope, after all existing ones.
 void make_symbols_global() {
-  Search us = {};
-  if (dlsym(RTLD_DEFAULT, "foreshock_abi_version") != nullptr || !find_mapped("libforeshock.so", &us)) return;
-  dlopen(us.path, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
+  Search own = {};
+  const bool is_global = dlsym(RTLD_DEFAULT, "foreshock_abi_version") != nullptr;
+  if (is_global || !find_mapped("libforeshock.so", &own)) return;
+  dlopen(own.path, RTLD_NOW | RTLD_NOLOAD | RTLD_GLOBAL);
 }
 
 // `torch`: path of libtorch_cpu.so; `adapters`: folder with one built adapter for each version of torch.
@@ -164,7 +166,8 @@ void load_adapter_for(const char* torch, const char* adapters) {
 // time: load_adapter() then only scans the list of mapped libraries.
 __attribute__((constructor)) void load_adapter_of_linked_torch() { load_adapter(); }
 
-// Searches the mapped library at `path`, then the libraries it is linked with.
+// Searches the mapped library at `path`, then the libraries it is linked with. Here and below, `ours` is the
+// definition of `function` in this library, which is never returned.
 void* find_at(const char* path, const char* function, const char* version, const void* ours) {
   if (!has_loader()) return nullptr;
   void* handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
@@ -231,11 +234,11 @@ void load_adapter() {
   if (!done.test_and_set()) load_adapter_for(torch.path, adapters);
 }
 
-// Next: which extension module is Python importing? Python's importlib calls _imp.create_dynamic(spec), which
-// maps the module's file and calls its PyInit_ function, in which our code runs. `spec`, the module's
-// specification, has the path of the file. The calling Python function has it in a local variable: `spec`, or
-// the first element of the `args` that it passes on (importlib._bootstrap._call_with_frames_removed, since
-// Python 3.5). Only functions of Python's stable ABI are used.
+// The next functions find out which extension module Python is importing. Python's importlib calls
+// _imp.create_dynamic(spec), which maps the module's file and calls its PyInit_ function, in which our code
+// runs. `spec`, the module's specification, has the path of the file. The Python function that made this call
+// has it in a local variable: `spec`, or the first element of the `args` that it passes on
+// (importlib._bootstrap._call_with_frames_removed, since Python 3.5). Only Python's stable ABI is used.
 
 namespace {
 
@@ -257,6 +260,7 @@ bool holds_python_lock() {  // the GIL
          is_initialized() != 0 && is_lock_held() != 0;
 }
 
+// Functions of Python. An Object that is not "borrowed" must be passed to release() later.
 struct Python {
   Object* (*locals)();                               // borrowed reference
   Object* (*item)(Object* dict, const char* name);   // borrowed reference
@@ -318,18 +322,18 @@ void refuse_import(const char* text) {
 }
 
 // The interposed initModule(). In `import torch`, the module torch/_C calls `initModule` of libtorch_python
-// through its PLT, once. Our definition is called instead, calls the real one, then loads the adapter.
+// through its PLT, once. Our definition is called instead; it calls the real one, then loads the adapter.
 //
-// Other extension modules (backends outside of torch's tree) have copied this code and call an initModule of
-// their own, some of them while torch is being imported. In every process, monitored or not, these calls come
-// to our definition too and must be forwarded to the module's own function. Our return address does not
-// identify the module, since PyInit__C jumps here instead of calling. Nor does the order of mapped libraries,
-// since a module may be mapped before it is imported. So read_imported_file() finds the module.
+// Other extension modules (backends outside of torch's tree) have copied the code of torch/_C and call an
+// initModule of their own, some of them while torch is being imported. In every process, monitored or not,
+// these calls come to our definition too and must be forwarded to the module's own function. Our return
+// address does not identify the module, since PyInit__C jumps here instead of calling. Nor does the order of
+// mapped libraries, since a module may be mapped before its import. So read_imported_file() finds the module.
 
 constexpr const char* kName = "initModule";
 
 // Finds the initModule that the module being imported would call: its own, or that of a library it is linked
-// with. If the module is unknown, returns the definition that was mapped last, usually that of the module.
+// with. If the module is unknown, returns the definition that was mapped last, which is usually the module's.
 void* find_own_definition(const void* ours) {
   char path[4096];
   return read_imported_file(path) ? find_at(path, kName, nullptr, ours) : find_last_mapped(kName, ours);
@@ -339,7 +343,7 @@ bool is_init_module_of_torch(const void* function, const void* ours) {
   return function != nullptr && function == find_in_mapped("libtorch_python.so", kName, nullptr, ours);
 }
 
-// Calls the real initModule: the globally visible one, as the dynamic linker would, else the module's own.
+// Calls the real initModule: the globally visible one, as without this library, else the module's own.
 void* init_module(const void* ours) {
   void* own = find_own_definition(ours);
   void* visible = find_next(kName, nullptr, ours);

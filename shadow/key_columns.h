@@ -1,13 +1,13 @@
-// Recomputes the gradients of sampled key positions (columns of the score matrix) from the inputs of a
-// backward call: exactly, and with the roundings of two correct algorithms.
+// Recomputes the gradients dK and dV of sampled key positions (columns of the score matrix) from the inputs
+// of a backward call: in fp64, and with the roundings of two correct algorithms.
 //
 //   P_ij = exp(scale q_i . k_j - lse_i)
 //   dV_j = sum_i P_ij dO_i
 //   dK_j = scale sum_i P_ij (dO_i . v_j - delta_i) q_i,   delta_i = dO_i . out_i
 //
-// The sums run over all query positions that see the key, of all query heads that share its kv-head.
-// log_sum_exp and out are those that the trainer gave to the call. So a call on one block of keys (context
-// parallelism) is checked against the gradient that it must compute.
+// The sums run over all query positions that see the key, of all query heads that share its kv-head. lse
+// (log_sum_exp) and out are those that the trainer passed to the call. If they cover more keys than the
+// call's block (context parallelism), the formulas still give the gradient that the call must compute.
 #ifndef FORESHOCK_SHADOW_KEY_COLUMNS_H_
 #define FORESHOCK_SHADOW_KEY_COLUMNS_H_
 
@@ -25,8 +25,8 @@ namespace foreshock {
 struct KeyColumns {
   DType dtype = DType::kNone;  // of every array but log_sum_exp
   int columns = 0;             // 1..16 sampled key positions
-  int heads = 0;               // query heads that share the kv-head: all of them
-  int queries = 0;             // query positions of one head: all of them
+  int heads = 0;               // all query heads that share the kv-head
+  int queries = 0;             // all query positions of one head
   int head_dim = 0;
   int value_dim = 0;
   double scale = 0;
@@ -43,7 +43,7 @@ struct KeyColumns {
   const void* grad_key = nullptr;    // [columns][head_dim], the trainer's result
   const void* grad_value = nullptr;  // [columns][value_dim], the trainer's result
 
-  // key_sum_count() sums over all keys of the kv-head; null: absent.
+  // key_sum_count() sums over all keys of the kv-head: of the trainer's dK, dV and dQ; null: absent.
   const ColumnSum* sums = nullptr;
   int64_t keys = 0;  // keys of the call
 
@@ -57,10 +57,11 @@ struct ColumnGradients {
 
 // An object is reused for many slices; its vectors only grow. Use one per thread.
 struct ColumnReference {
-  ColumnGradients exact;
+  ColumnGradients exact;  // in fp64
   // The noise floors (noise_floor.h): results of two correct algorithms in the storage format, with sums in
-  // fp32 (fp64 for fp64 storage). Fused rounds P before it multiplies dO, the gradients of the scores before
-  // they multiply Q, and the results. Plain also rounds scores, P and dO . v. Both use the given lse and out.
+  // fp32 (fp64 for fp64 storage). `fused` rounds P before P multiplies dO, the gradients of the scores before
+  // they multiply Q, and the results. `plain` also rounds scores, P and dO . v. Both use the trainer's lse,
+  // out.
   ColumnGradients plain, fused;
   std::vector<double> scratch;
 };
@@ -68,13 +69,12 @@ struct ColumnReference {
 // Whether the columns can be checked: formats are known, sizes are in range and no array is missing.
 bool is_valid(const KeyColumns& columns);
 
-// Fills `exact`. `columns` must be valid. The result is defined to the bit, as in reference.h. Each element
-// is one chain of fused multiply-adds in the order of the rows; a row that does not see the key has weight 0.
-// Infinities and NaN of the inputs propagate. Those of query and grad_out reach every column, as in a blocked
-// kernel.
+// Fills `exact`. `columns` must be valid. The result has the same bits on every CPU: each element is one
+// chain of fused multiply-adds in the order of the rows; a row that does not see the key has weight 0.
+// Infinities and NaN of the inputs propagate; those of query and grad_out into every column.
 void compute_exact(const KeyColumns& columns, ColumnReference* result);
 
-// Defines the result of compute_exact(), one element at a time.
+// Computes the same bits one element at a time, without vectors. This is the definition of the result.
 void compute_exact_scalar(const KeyColumns& columns, ColumnReference* result);
 
 // Fills `plain` and `fused`. `columns` must be valid.

@@ -1,8 +1,8 @@
 """Converts scores to alarms, with the rule by which the agent's detectors change their level (detect/detector.h), and
-implements published detection rules of others.
+computes the scores of detection rules that others have published.
 
-A detector warns at the score 1; other thresholds can be tried. A series is a list of (step, place, score) in the order
-of computation. A place is a layer or a tensor, or "" for a value of the whole model.
+A score is a value divided by its limit: a detector warns at the score 1; other thresholds can be tried. A series is a
+list of (step, place, score) in the order of computation. A place is a layer or a tensor, or "" for the whole model.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ def alarms(series: Series, threshold: float = 1.0) -> list[tuple[int, str]]:
 
 
 def zclip(norms: list[float]) -> list[float]:
-    """ZClip (arXiv 2504.02507): z of the gradient norm by moving averages, alarm at 2.5.
+    """ZClip (arXiv 2504.02507): z is the distance of the gradient norm from its moving mean, in moving standard
+    deviations. Alarm at z = 2.5. The first 25 norms set mean and deviation.
 
-    `norms` are not clipped here, so an outlier enters the averages as the value to which ZClip would clip it. With the
-    outlier itself, the next one would not be seen. Without any value, the alarm would never end after a lasting rise.
+    `norms` are not clipped, so an outlier enters the averages as the value to which ZClip would clip it. If it entered
+    unclipped, the next outlier would not be seen. If it were left out, the alarm on a lasting rise would never end.
     """
     alpha, least, wait = 0.97, 2.5, 25
     scores, first, mean, variance = [], [], 0.0, 0.0
@@ -58,7 +59,8 @@ def zclip(norms: list[float]) -> list[float]:
 
 
 def sigmas(values: list[float], window: int = 128, least: float = 6.0) -> list[float]:
-    """OLMo-core's StabilityMonitor: standard deviations above the mean of the last 128, alarm at 6."""
+    """OLMo-core's StabilityMonitor: distance of a value above the mean of the 128 values before it, in their standard
+    deviations. Alarm at 6. The score is 0 until there are 128 values."""
     scores, last = [], collections.deque(maxlen=window)
     for value in values:
         spread = statistics.pstdev(last) if len(last) == window else 0.0
@@ -69,8 +71,8 @@ def sigmas(values: list[float], window: int = 128, least: float = 6.0) -> list[f
 
 
 def twice_the_mean(losses: list[float], patience: int = 4) -> list[float]:
-    """llm-foundry's KillLossSpike: more than `patience` losses in a row at least twice the mean of the last 100 losses,
-    or of a twentieth of all losses if that is more."""
+    """llm-foundry's KillLossSpike: alarm if more than `patience` losses in a row are at least twice a moving mean. The
+    mean is over the last 100 losses, or over as many as a twentieth of the training if that is more."""
     window = max(100, len(losses) // 20)
     scores, last, ratios = [], collections.deque(maxlen=window), collections.deque(maxlen=patience + 1)
     for loss in losses:
@@ -83,9 +85,9 @@ def twice_the_mean(losses: list[float], patience: int = 4) -> list[float]:
 
 
 def cusum_of_loss(losses: list[float]) -> list[float]:
-    """trainscope 1.8 without its optional change-point library: two-sided CUSUM of
-    (loss - median) / (1.4826 MAD), slack 1, alarm at 6. Median and MAD are of up to 200 last losses. An alarm resets
-    the sums."""
+    """trainscope 1.8 without its optional change-point library: two-sided CUSUM (cumulative sums) of
+    (loss - median) / (1.4826 MAD), slack 1, alarm at 6. Median and MAD (median absolute deviation) are over the 30 to
+    200 losses before. An alarm resets the sums."""
     slack, least = 1.0, 6.0
     scores, last, high, low = [], collections.deque(maxlen=200), 0.0, 0.0
     for loss in losses:
@@ -105,8 +107,8 @@ def cusum_of_loss(losses: list[float]) -> list[float]:
 
 
 def of_others(steps: list[int], losses: list[float], norms: list[float], staleness: Series) -> dict[str, Series]:
-    """The series of the rules of others, by their reported names. `staleness`: the RMS staleness of each tensor, as
-    (step, tensor, value)."""
+    """The series of published rules, by the names in the report. `losses` and `norms` have a value per step of `steps`.
+    `staleness`: (step, tensor, value), how much Adam's second moment is too small; above 2.3 a step is too large."""
 
     def series(scores: list[float]) -> Series:
         return [(step, "", score) for step, score in zip(steps, scores, strict=True)]

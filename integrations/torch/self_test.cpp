@@ -1,5 +1,6 @@
-// Tests an adapter with a LibTorch without Python; the checks are those of self_test.py. Usage: self_test
-// ADAPTER, with the core preloaded. Exits 0, or 1 with one line that says which check failed.
+// Tests an adapter (the library that hooks attention in one version of torch) with a LibTorch without Python;
+// the checks are those of self_test.py. Usage: self_test ADAPTER, with the core library (libforeshock.so)
+// preloaded. Exits 0, or 1 with one line that says which check failed.
 #include <ATen/ATen.h>
 #include <dlfcn.h>
 #include <torch/csrc/autograd/variable.h>
@@ -10,6 +11,7 @@
 
 namespace {
 
+// Runs the same small attention forward and backward. Returns the output and the gradients of the inputs.
 std::vector<at::Tensor> attention() {
   auto generator = at::detail::createCPUGenerator(0);
   std::vector<at::Tensor> inputs;
@@ -20,6 +22,7 @@ std::vector<at::Tensor> attention() {
   return {out.detach(), inputs[0].grad(), inputs[1].grad(), inputs[2].grad()};
 }
 
+// Returns null, or the check that failed. calls() below counts forward (0) or backward (1) calls.
 const char* check(const char* path) {
   if (!dlsym(RTLD_DEFAULT, "foreshock_abi_version")) return "the core library is not preloaded";
   const std::vector<at::Tensor> before = attention();

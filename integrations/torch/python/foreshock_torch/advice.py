@@ -7,23 +7,23 @@ from typing import Any, NamedTuple
 from .signals import is_of_trainer
 
 _LEVELS = ("quiet", "watch", "warn")
-_ABI = 1
+_ABI = 1  # value of the member `version` below
 
-_read_advice: Any = None  # foreshock_read_advice of libforeshock.so, once found
-_Record: Any = None  # the ctypes class of its structure foreshock_advice (hook.h)
+_read_advice: Any = None  # foreshock_read_advice() of libforeshock.so, once found
+_Record: Any = None  # the ctypes class of the structure foreshock_advice (hook.h), which that function fills in
 
 
 class Advice(NamedTuple):
     """The detector with the highest level among all ranks of this node."""
 
     level: str  # "quiet", "watch" or "warn"
-    detector: str | None  # "output_error_drift", ...; None: quiet
+    detector: str | None  # "output_error_drift", ...; None if the level is "quiet"
     layer: str | None  # "003", ...; None: the signal belongs to no layer
-    rank: int | None  # the rank whose detector this is; None: quiet
+    rank: int | None  # the rank whose detector this is; None if the level is "quiet"
     since_step: int  # first step of this level; does not change during one warning
     from_step: int  # the ranks of a node act in the same step if each waits for this step
-    age_steps: int  # steps that the agent has not read yet; if many, the agent has stopped and the other fields are old
-    score: float  # the detector warns from 1 on
+    age_steps: int  # steps of this process that the agent has not read; if many, the agent has stopped: old advice
+    score: float  # the detector's figure, scaled so that the detector warns at 1 and above
 
 
 def _prepare() -> bool:
