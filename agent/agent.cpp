@@ -1,5 +1,6 @@
-// The main loop of the agent process, its HTTP server's documents, and the file of targets for Prometheus.
-// The agent serves the run in one directory, or, as a service, all runs below a tree of directories.
+// The main loop of the agent process, its HTTP server's documents, and the file of targets (agents to scrape)
+// for Prometheus. The agent serves the run in one directory or, as a service, all runs below a tree of
+// directories.
 #include "agent/agent.h"
 
 #include <fcntl.h>
@@ -38,7 +39,7 @@ constexpr auto kUpdateIntervalEvery = 2s;     // how often the sampling interval
 constexpr auto kDiscoverEvery = 200ms;        // how often new segments and ended launchers are looked for
 constexpr auto kSearchEvery = 1s;             // how often a service searches its tree for runs
 constexpr size_t kMostBytesOfAddress = 4096;  // of agent.json
-constexpr size_t kMostTables = 4096;  // history tables in the published state; a run has ranks times layers
+constexpr size_t kMostTables = 4096;  // history tables of all runs; each rank of a run has one per layer
 
 volatile std::sig_atomic_t g_stop = 0;
 void request_stop(int) { g_stop = 1; }
@@ -83,7 +84,7 @@ class Agent {
   Registry registry_;
   HttpServer server_;
   double cpu_at_update_ = 0;  // CPU seconds of this process at the last update_intervals()
-  TargetFile target_file_;
+  TargetFile target_file_;    // used only if options_.file_sd names a path
   bool has_warned_of_shortage_ = false;
   std::string target_problem_;  // reason why the file of targets could not be written; "": none
 };
@@ -112,7 +113,7 @@ int Agent::run() {
   if (!options_.file_sd.empty()) target_file_.remove_abandoned();
   be_nice();  // after the start of the HTTP thread, which keeps its priority
   loop();
-  alerts_.start_all(Clock::now());
+  alerts_.start_all(Clock::now());  // the commands of --on-alert that still wait
   server_.stop();
   for (const ServedRun& each : runs_) each.run->directory().remove("agent.json");
   if (!options_.file_sd.empty()) target_file_.remove();
@@ -144,12 +145,17 @@ bool Agent::open_single_run(std::string* error) {
 
 // Writes agent.json into the directory of a run. `foreshock status` and the launcher find the agent by it.
 bool Agent::write_address(const Run& run) {
-  const bool moved = options_.last_port > 0 && server_.port() > options_.port;  // to another port
-  const nlohmann::json address = {
-      {"pid", getpid()},           {"pid_namespace", pid_namespace()},        {"address", server_.address()},
-      {"port", server_.port()},    {"port_taken", moved ? options_.port : 0}, {"run", run.label()},
-      {"record", options_.record}, {"save_flagged", options_.save_flagged},   {"service", is_service()},
-      {"problem", target_problem_}};
+  const int taken = options_.last_port > 0 && server_.port() > options_.port ? options_.port : 0;
+  const nlohmann::json address = {{"pid", getpid()},
+                                  {"pid_namespace", pid_namespace()},
+                                  {"address", server_.address()},
+                                  {"port", server_.port()},
+                                  {"port_taken", taken},
+                                  {"run", run.label()},
+                                  {"record", options_.record},
+                                  {"save_flagged", options_.save_flagged},
+                                  {"service", is_service()},
+                                  {"problem", target_problem_}};
   spdlog::info("run {} at {}", run.label(), server_.place());
   // A path may have bytes that are not valid UTF-8.
   const std::string text = address.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -179,7 +185,7 @@ void Agent::loop() {
       publish();
       next_publish = now + kPublishEvery;
     }
-    // A launcher that has got its summary in discover() waits until the agent ends.
+    // A launcher that has read the summary which discover() wrote waits until the agent ends.
     if (discovers && !is_needed()) return;
     if (now >= next_interval_update) {
       update_intervals();
@@ -197,7 +203,7 @@ void Agent::search(Clock::time_point now) {
 }
 
 // Returns the address of the agent that the owner of a run has started. `text` is the content of its
-// agent.json. Port 0: Prometheus cannot scrape it.
+// agent.json. Port 0: Prometheus cannot scrape that agent.
 Target other_agents_target(const std::string& label, const std::optional<std::string>& text) {
   const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, false);
   Target target = {"", 0, label};
@@ -232,9 +238,10 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   std::unique_ptr<Run> run;
   if (duplicate != nullptr) run = Run::open(options, std::move(duplicate), &error);
   if (run == nullptr) {
-    // With an empty error, another agent follows the run. The tree returns the run again in both cases.
+    // The next search() tries again if another agent follows the run (`error` is empty) or descriptors are
+    // short.
     const bool is_short = is_shortage(errno);
-    tree_->leave(found.label, *found.directory, error.empty() || is_short);
+    tree_->leave(found.label, *found.directory, /*busy=*/error.empty() || is_short);
     if (is_short) {
       if (!has_warned_of_shortage_)
         spdlog::warn("{} has to wait: no descriptor left (ulimit -n)", found.label);
@@ -260,7 +267,7 @@ void Agent::forget_ended(Clock::time_point now) {
     spdlog::info("{} has ended and is forgotten", each.run->label());
     registry_.clear_run(each.run->label());
     each.run->directory().remove("agent.json");
-    tree_->leave(each.run->label(), each.run->directory(), false);
+    tree_->leave(each.run->label(), each.run->directory(), /*busy=*/false);
     return true;
   });
 }
@@ -270,7 +277,7 @@ void Agent::discover(Clock::time_point now) {
   for (ServedRun& each : runs_) {
     each.run->discover(&registry_);
     const std::vector<LauncherExit> ended = each.run->ended_launchers(now, &registry_);
-    if (!ended.empty()) publish();  // first, since launcher and agent end after the summary
+    if (!ended.empty()) publish();  // before the summaries, since launcher and agent end after them
     for (const LauncherExit& exit : ended) each.run->write_summary(exit);
   }
 }
@@ -384,12 +391,12 @@ bool Agent::is_needed() const {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kMaxRoundTime{20};
-constexpr int kPauseFactor = 20;  // pause between two documents, as a multiple of their duration
+constexpr milliseconds kMaxRoundTime{20};  // after this time refresh_documents() starts no further document
+constexpr int kPauseFactor = 20;  // pause between two documents of a run, as a multiple of a document's time
 constexpr size_t kMostDocumentBytes = 8 << 20;
 
-// Returns the document of a run for the page: the full one, or, if that is too large, one without layers, or,
-// if that is too large too, a problem.
+// Returns the document of a run for the page: the full document; if the full one exceeds kMostDocumentBytes,
+// the document without layers; if that exceeds the limit too, only a statement of the problem.
 std::shared_ptr<const std::string> document_of(const Run& run, const nlohmann::json& agent) {
   for (const bool for_page : {true, false}) {
     nlohmann::json document = agent;
@@ -417,7 +424,7 @@ std::string host_and_port(const Target& target) {
   return host + ":" + std::to_string(target.port);
 }
 
-// The end of the file's name, which differs between hosts that share the directory.
+// The end of the name of a file of targets. It differs between hosts that share the directory.
 std::string host_suffix() { return std::string(".").append(host_name()).append(".json"); }
 std::string lock_name(const std::string& name) { return std::string(".").append(name).append(".lock"); }
 
@@ -473,8 +480,9 @@ TargetFile::~TargetFile() {
   if (lock_ >= 0) close(lock_);
 }
 
-// Whether this agent may write the file. write() replaces the file and its inode, so the lock is on a second
-// file, which is never removed. If the lock file cannot be created or opened, every agent may write.
+// Whether this agent may write the file of targets. write() replaces the file and its inode, so the lock is
+// on a second file, which is never removed. If the lock file cannot be opened or created, every agent may
+// write.
 bool TargetFile::is_ours() {
   if (lock_ >= 0) return true;
   const size_t slash = path_.rfind('/');
@@ -488,7 +496,7 @@ bool TargetFile::is_ours() {
     lock_ = lock;
     return true;
   }
-  // Any other error: the file system has no locks.
+  // After any other error the file system has no locks, so this agent may write.
   const bool is_of_another_agent = errno == EWOULDBLOCK;
   close(lock);
   return !is_of_another_agent;
@@ -515,8 +523,8 @@ void TargetFile::remove() {
   if (is_ours()) unlink(path_.c_str());
 }
 
-// An agent's lock is free after the agent was killed. The lock file stays, because an agent may have opened
-// it just now: after its removal, another agent could lock a new file of that name.
+// A file of targets is abandoned if its lock is free: its agent was killed. The lock file stays, because an
+// agent may have opened it just now: after its removal, another agent could lock a new file of that name.
 void TargetFile::remove_abandoned() const {
   if (!is_in_directory_) return;
   const std::filesystem::path own = path_;

@@ -1,5 +1,7 @@
 // Computes the Wasserstein distance (W1) of weight histograms between snapshots: for each tensor, and pooled
-// for each layer and the model. A window is an interval of steps in which each tensor has one snapshot.
+// for each layer and the model. A window is an interval of steps in which each tensor has one snapshot. A
+// group has the tensors of one layer (its members). Its window is complete when every member has a snapshot
+// in it; until then it is in `building`. It is closed when it has become complete or was dropped.
 #include "agent/weight_series.h"
 
 #include <algorithm>
@@ -16,11 +18,13 @@ int64_t window_of(const TensorSnapshot& snapshot) {
   return snapshot.step / static_cast<int64_t>(snapshot.interval);
 }
 
+// Returns the larger of two values, or the only one that is present.
 std::optional<double> larger(const std::optional<double>& a, const std::optional<double>& b) {
   if (!a || !b) return a ? a : b;
   return std::max(*a, *b);
 }
 
+// `squares`: sum of the squared values; `updates`: sum of the magnitudes of their changes in one step.
 void set_means(double squares, double updates, PoolSnapshot* pool) {
   const auto elements = static_cast<double>(pool->elements);
   if (elements == 0) return;
@@ -59,8 +63,8 @@ void WeightSeries::take(bool is_first, TensorSnapshot* snapshot) {
   complete_windows(snapshot->layer, &group);
 }
 
-// Counts the snapshot's window if it is new. Then removes tensors without a snapshot in the latest windows:
-// they no longer exist, because the trainer now divides the model into other tensors.
+// Counts the snapshot's window if it is new. Then removes the tensors that have had no snapshot for more than
+// kMaxMissedWindows windows: the trainer now divides the model into other tensors.
 void WeightSeries::begin_window(const TensorSnapshot& snapshot) {
   const int64_t begin = window_of(snapshot) * static_cast<int64_t>(snapshot.interval);
   if (begin <= newest_window_begin_) return;
@@ -73,7 +77,7 @@ void WeightSeries::begin_window(const TensorSnapshot& snapshot) {
       continue;
     }
     leave_group(tensor.layer, at->first);
-    forget_kept(&tensor, {}, -1);
+    forget_kept(&tensor, /*building=*/{}, /*except=*/-1);
     forget(&tensor.initial);
     at = tensors_.erase(at);
   }
@@ -112,12 +116,11 @@ void WeightSeries::compare(const Tensor& tensor, TensorSnapshot* snapshot) const
 }
 
 // Stores `snapshot` as the tensor's latest. Returns false if its histogram exceeds the memory limit.
-// `goes_on`: the tensor had a snapshot with the same interval before, so those in incomplete windows are
-// kept.
+// `goes_on`: the tensor's last snapshot had the same interval, so its snapshots in incomplete windows stay.
 bool WeightSeries::keep(bool is_first, bool goes_on, const TensorSnapshot& snapshot, const Group& group,
                         Tensor* tensor) {
   const bool is_new = tensor->kept.empty();
-  forget_kept(tensor, goes_on ? group.building : std::map<int64_t, TensorKeys>{}, -1);
+  forget_kept(tensor, goes_on ? group.building : std::map<int64_t, TensorKeys>{}, /*except=*/-1);
   tensor->layer = snapshot.layer;
   tensor->seen_at_window = window_count_;
   KeptSnapshot& kept = tensor->kept[window_of(snapshot)];
@@ -133,13 +136,14 @@ bool WeightSeries::keep(bool is_first, bool goes_on, const TensorSnapshot& snaps
   return is_kept;
 }
 
+// First snapshots are kept only while all histograms take at most half of the memory limit.
 void WeightSeries::keep_initial(const TensorSnapshot& snapshot, Tensor* tensor) {
   if (!store(snapshot.stored, most_bytes_ / 2, &tensor->initial)) return;
   tensor->initial_step = snapshot.step;
   tensor->initial_elements = snapshot.elements;
 }
 
-// Drops the tensor's snapshots, except those of the windows in `building` and of window `except`.
+// Drops the tensor's snapshots, except those of the windows in `building` and of window `except` (-1: none).
 void WeightSeries::forget_kept(Tensor* tensor, const std::map<int64_t, TensorKeys>& building,
                                int64_t except) {
   std::erase_if(tensor->kept, [&](const auto& each) {
@@ -171,8 +175,8 @@ bool WeightSeries::store(const std::string& bytes, uint64_t limit, std::string* 
 bool WeightSeries::open_window(const TensorSnapshot& snapshot, Group* group) {
   const int64_t window = window_of(snapshot);
   if (snapshot.interval != group->interval) {
-    // Numbers of windows with another interval cannot be compared, so the group starts again, except for a
-    // late snapshot from before the change.
+    // Numbers of windows with another interval cannot be compared, so the group starts again. A late snapshot
+    // from before the change of the interval is left out.
     if (snapshot.step < group->newest * static_cast<int64_t>(group->interval)) return false;
     group->building.clear();
     group->previous_window = group->newest = -1;
@@ -188,6 +192,7 @@ bool WeightSeries::open_window(const TensorSnapshot& snapshot, Group* group) {
   return window > group->closed;
 }
 
+// Ends the first window of each group if no snapshot of that window can follow.
 void WeightSeries::expect_none_before(int64_t step) {
   std::erase_if(new_groups_, [&](const std::string& layer) {
     const auto found = groups_.find(layer);
@@ -202,7 +207,7 @@ void WeightSeries::expect_none_before(int64_t step) {
   });
 }
 
-// Ends the group's first window, in which its members became known. Keeps its sum as the previous one.
+// Ends the group's first window, in which its members became known. Keeps its sum for the next comparison.
 void WeightSeries::end_first_window(Group* group) {
   const auto& [window, seen] = *group->building.begin();
   uint64_t elements = 0;
@@ -222,7 +227,7 @@ void WeightSeries::close(int64_t window, Group* group) {
   }
 }
 
-// Completes the windows in which all members have a snapshot. In the first window, members are missing.
+// Completes the windows in which all members have a snapshot. In its first window, a group lacks members.
 void WeightSeries::complete_windows(const std::string& layer, Group* group) {
   if (group->is_first || group->members.empty()) return;
   const auto is_whole = [group](const auto& each) { return each.second.size() == group->members.size(); };
@@ -278,36 +283,35 @@ void WeightSeries::forget_initial(const TensorKey& key) {
 
 // The part of WeightSeries that pools the tensors of a window into layers and the model.
 
-// Returns the sum of the histograms of all members that have one in this window. Sets *elements to their
-// number of values.
+// Returns the sum of the members' kept histograms in this window. Sets *elements to its number of values.
 Histogram WeightSeries::pooled(const TensorKeys& members, int64_t window, uint64_t* elements) const {
   Histogram sum;
   *elements = 0;
   for (const TensorKey& key : members) {
     const KeptSnapshot& kept = tensors_.at(key).kept.at(window);
-    Histogram one;
-    if (!restore(kept.stored, &one)) continue;
-    merge(one, &sum);
+    Histogram histogram;
+    if (!restore(kept.stored, &histogram)) continue;
+    merge(histogram, &sum);
     *elements += kept.snapshot.elements;
   }
   return sum;
 }
 
-// The same for the first snapshots of the members, as far as they are kept.
+// Returns the sum of the members' kept first snapshots. Sets *elements to its number of values.
 Histogram WeightSeries::initial_of(const TensorKeys& members, uint64_t* elements) const {
   Histogram sum;
   *elements = 0;
   for (const TensorKey& key : members) {
     const Tensor& tensor = tensors_.at(key);
-    Histogram one;
-    if (!restore(tensor.initial, &one)) continue;
-    merge(one, &sum);
+    Histogram histogram;
+    if (!restore(tensor.initial, &histogram)) continue;
+    merge(histogram, &sum);
     *elements += tensor.initial_elements;
   }
   return sum;
 }
 
-// Adds up the snapshots of a complete window, except the histograms of earlier ones, which complete() sets.
+// Adds up the snapshots of a complete window. complete() adds the sums of the earlier histograms.
 WeightSeries::Sums WeightSeries::sums_of(const std::string& layer, const Group& group, int64_t window) const {
   Sums sums;
   PoolSnapshot& pool = sums.snapshot;
@@ -335,14 +339,14 @@ WeightSeries::Sums WeightSeries::sums_of(const std::string& layer, const Group& 
   return sums;
 }
 
-// Stores the sum of the first snapshots of all members, if all of them have one. `elements`: of all members.
+// Stores the sum of the first snapshots of all members, if it has all `elements` values of the group.
 void WeightSeries::set_initial(Group* group, uint64_t elements) {
-  if (group->initial_elements == elements) return;
+  if (group->initial_elements == elements) return;  // stored already
   forget(&group->initial);
   group->initial_elements = 0;
-  uint64_t with_first = 0;
-  const Histogram first = initial_of(group->members, &with_first);
-  if (with_first == elements && store(foreshock::store(first), most_bytes_, &group->initial))
+  uint64_t summed_elements = 0;
+  const Histogram first = initial_of(group->members, &summed_elements);
+  if (summed_elements == elements && store(foreshock::store(first), most_bytes_, &group->initial))
     group->initial_elements = elements;
 }
 
@@ -384,24 +388,24 @@ size_t WeightSeries::groups_alive() const {
 
 // Adds a group's window to the model's. The model's window is complete when it has all groups.
 void WeightSeries::add_to_model(const Sums& sums, int64_t window) {
-  const PoolSnapshot& one = sums.snapshot;
-  std::erase_if(models_, [&](const auto& each) { return each.second.snapshot.interval != one.interval; });
+  const PoolSnapshot& layer = sums.snapshot;
+  std::erase_if(models_, [&](const auto& each) { return each.second.snapshot.interval != layer.interval; });
   models_.try_emplace(window);
   if (models_.size() > kMostBuilding) models_.erase(models_.begin());
-  if (one.step <= model_.step || !models_.contains(window)) return;  // the window came too late
+  if (layer.step <= model_.step || !models_.contains(window)) return;  // the window came too late
   Sums& model = models_[window];
   PoolSnapshot& pool = model.snapshot;
-  pool.step = one.step;
-  pool.interval = one.interval;
-  pool.time = std::max(pool.time, one.time);
-  pool.tensors += one.tensors;
-  pool.elements += one.elements;
-  pool.update_elements += one.update_elements;
-  if (one.previous_max && *one.previous_max >= pool.previous_max.value_or(0))
-    pool.moved_most = one.moved_most;
-  pool.previous_max = larger(pool.previous_max, one.previous_max);
-  pool.initial_max = larger(pool.initial_max, one.initial_max);
-  pool.update_mean_abs_max = larger(pool.update_mean_abs_max, one.update_mean_abs_max);
+  pool.step = layer.step;
+  pool.interval = layer.interval;
+  pool.time = std::max(pool.time, layer.time);
+  pool.tensors += layer.tensors;
+  pool.elements += layer.elements;
+  pool.update_elements += layer.update_elements;
+  if (layer.previous_max && *layer.previous_max >= pool.previous_max.value_or(0))
+    pool.moved_most = layer.moved_most;
+  pool.previous_max = larger(pool.previous_max, layer.previous_max);
+  pool.initial_max = larger(pool.initial_max, layer.initial_max);
+  pool.update_mean_abs_max = larger(pool.update_mean_abs_max, layer.update_mean_abs_max);
   model.squares += sums.squares;
   model.updates += sums.updates;
   model.previous_known &= sums.previous_known;
@@ -416,6 +420,7 @@ void WeightSeries::complete_model(int64_t window, Sums* model) {
   PoolSnapshot& pool = model->snapshot;
   pool.previous = distance(model->previous_known, model->previous, model->now);
   pool.initial = distance(model->initial_known, model->initial, model->now);
+  // Without all tensors, the largest distance is unknown.
   if (!model->previous_known) pool.previous_max = std::nullopt;
   if (!model->initial_known) pool.initial_max = std::nullopt;
   pool.histogram_hash = fnv1a(foreshock::store(model->now));

@@ -1,6 +1,6 @@
-// Measures the lab's emulation of number formats and tensor cores in one thread: the time of a rounding per
-// element, and of a multiply-add of a tensor-core model. The best of several passes counts, since other work
-// on the machine can only add time.
+// Measures the lab's emulation of number formats and tensor cores in one thread: the time to round an
+// element, and the time of one multiply-add in the model of a tensor core. The fastest of 15 passes counts,
+// since other work on the machine can only add time. Prints BEYOND beside a time above its bound.
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -27,12 +27,13 @@ double best_seconds(const std::function<void()>& pass) {
   return best;
 }
 
-// `nanoseconds`: of one element or multiply-add.
+// `nanoseconds`: time of one rounding or multiply-add.
 void report(const char* what, const char* detail, double nanoseconds, double bound) {
   std::printf("  %-12s %-22s %6.3f ns  bound %.1f  %s\n", what, detail, nanoseconds, bound,
               nanoseconds <= bound ? "ok" : "BEYOND");
 }
 
+// Returns normally distributed elements, rounded to `format`.
 Tensor random_tensor(int rows, int cols, const NumberFormat& format, uint64_t seed) {
   Tensor x(rows, cols);
   for (size_t i = 0; i < x.data.size(); ++i) x.data[i] = normal(seed, i);

@@ -1,5 +1,6 @@
-// Run directories and their locks (run_dir.h). In <base>/<run id>/ `foreshock run` (the launcher), the agent
-// and the trainers of a run communicate. They hold locks on run.lock, agent.lock and *.seg, respectively.
+// Run directories and their locks (run_dir.h), and the texts about processes that could not be monitored. In
+// <base>/<run id>/ `foreshock run` (the launcher), the agent and the trainers of a run communicate. The
+// launcher holds a lock on run.lock, the agent on agent.lock, each trainer on its segment *.seg.
 #include "cli/run_dir.h"
 
 #include <errno.h>
@@ -49,9 +50,10 @@ namespace fs = std::filesystem;
 constexpr int kBaseLockTimeoutMs = 10000;   // long, since leave() holds the lock while its agent ends
 constexpr int kAgentEndTimeoutMs = 5000;    // for an agent whose last launcher has ended
 constexpr int kAgentDeathTimeoutMs = 1000;  // for an agent that was killed
-constexpr int kProbeTimeoutMs = 100;  // more than 0, since the agent locks run.lock for a moment to probe it
+// More than 0, since the agent locks run.lock for a moment to find out whether a launcher holds it.
+constexpr int kProbeTimeoutMs = 100;
 
-// Whether a trainer holds the fcntl lock on the segment. Only queries it; a launcher never locks segments.
+// Whether a trainer holds the fcntl lock on the segment. Only queries the lock and does not take it.
 bool is_live(const fs::path& segment) {
   const int descriptor = open(segment.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (descriptor < 0) return false;
@@ -63,14 +65,15 @@ bool is_live(const fs::path& segment) {
 }
 
 // Waits until no agent holds agent.lock; false after `timeout_ms`. Must be called only if no launcher can
-// start an agent. A missing file is not created, since the file system may have no inodes left.
+// start an agent. A missing agent.lock means that there is no agent; the file is not created.
 bool wait_for_agent_end(const std::string& directory, int timeout_ms) {
   FileLock agent;
   return access((directory + "/agent.lock").c_str(), F_OK) != 0 ||
          agent.lock_within(directory + "/agent.lock", LOCK_EX, timeout_ms);
 }
 
-// What to do about a reason in the name of an off file. The text follows "monitoring was off in 1 process: ".
+// What to do about the reason in the name of a file off.<pid>.<reason>, which a trainer leaves if it cannot
+// be monitored. The text follows "monitoring was off in 1 process (<reason>): "; "it" is that process.
 struct Advice {
   const char* reason;
   const char* text;
@@ -203,15 +206,15 @@ std::string RunDirectory::enter(const std::string& base, const std::string& run_
   }
   if (error) return base + " cannot be read: " + error.message();
   if (make_directory() != 0 && errno != EEXIST) return path_ + ": " + std::strerror(errno);
-  if (!use_.lock_within(path_ + "/run.lock", LOCK_SH, kProbeTimeoutMs))
+  if (!run_lock_.lock_within(path_ + "/run.lock", LOCK_SH, kProbeTimeoutMs))
     return path_ + "/run.lock cannot be taken";
   if (is_shared_with_group(path_)) chmod((path_ + "/run.lock").c_str(), 0660);
   return "";
 }
 
 // Creates the run directory. A base with the set-group-id bit is shared with the group of a service, so that
-// the service can follow the run without being root. The new directory inherits bit and group. The mode is
-// set with umask, because chmod() by a user outside that group would clear the bit.
+// the service can follow the run without being root. The new directory inherits the bit and the group.
+// umask() sets the mode, because chmod() by a user outside that group would clear the bit.
 int RunDirectory::make_directory() const {
   const mode_t before = umask(is_shared_with_group(base_) ? 07 : 077);
   const int result = mkdir(path_.c_str(), 0770);
@@ -221,18 +224,18 @@ int RunDirectory::make_directory() const {
   return result;
 }
 
-bool RunDirectory::leave(const std::function<void()>& stuck) {
+bool RunDirectory::leave(const std::function<void()>& kill_agent) {
   FileLock base_lock;
   if (!base_lock.lock_within(base_ + "/lock", LOCK_EX, kBaseLockTimeoutMs)) return false;
-  use_.release();
-  // If this succeeds, no other launcher uses the directory, and none can enter it under the base lock.
+  run_lock_.release();
+  // With this exclusive lock, no other launcher uses the directory; under base_lock none can enter it.
   FileLock launchers;
   if (!launchers.lock_within(path_ + "/run.lock", LOCK_EX, kProbeTimeoutMs) || has_live_segment(path_))
     return false;
   launchers.release();  // the agent ends when no launcher holds this lock
   if (!has_service_ && !wait_for_agent_end(path_, kAgentEndTimeoutMs)) {
-    if (stuck == nullptr) return false;
-    stuck();
+    if (kill_agent == nullptr) return false;
+    kill_agent();
     if (!wait_for_agent_end(path_, kAgentDeathTimeoutMs)) return false;
   }
   std::error_code error;
@@ -267,7 +270,7 @@ OffFiles off_files(const std::string& directory) {
 
 std::vector<std::string> off_lines(const std::string& directory, const OffFiles& earlier,
                                    uint64_t launcher_id) {
-  std::map<std::string, int> processes;  // their number, by reason
+  std::map<std::string, int> processes;  // number of processes, by reason
   for (const auto& [name, time] : off_files(directory)) {
     const auto before = earlier.find(name);
     if (before != earlier.end() && before->second == time) continue;

@@ -43,14 +43,14 @@ inline constexpr uint64_t kLeastFreeBytes = 4u << 20;
 // lock on its segment. Run directories are created and removed only while <base>/lock is held.
 class RunDirectory {
  public:
-  // Removes unused directories of the base, creates ours if needed, and locks its run.lock. Returns "" or a
-  // reason. `has_service`: a service follows the run; leave() does not wait for its end.
+  // Removes unused run directories in `base`, creates the one of this run if needed, and locks its run.lock.
+  // Returns "" or a reason. `has_service`: the agent is a service; leave() does not wait for its end.
   std::string enter(const std::string& base, const std::string& run_id, bool has_service = false);
 
   // Releases run.lock. If no other `foreshock run` and no live trainer uses the directory, waits up to 5 s
-  // for the agent's end, removes the directory and returns true. If the agent does not end in time, calls
-  // `stuck`, which should kill it, and waits for it one more second.
-  bool leave(const std::function<void()>& stuck = nullptr);
+  // for the agent's end, and removes the directory. If the agent does not end in time, calls `kill_agent` and
+  // waits for it one more second. Returns whether the directory has been removed.
+  bool leave(const std::function<void()>& kill_agent = nullptr);
 
   const std::string& path() const { return path_; }
 
@@ -59,7 +59,7 @@ class RunDirectory {
 
   std::string base_, path_;
   bool has_service_ = false;
-  FileLock use_;  // shared lock on run.lock
+  FileLock run_lock_;  // shared lock on run.lock, from enter() to leave()
 };
 
 // Whether the directory has the set-group-id bit, which marks a directory that is shared with a service.
@@ -71,14 +71,14 @@ bool has_live_segment(const std::string& directory);
 // Removes `directory` if it is a run directory and no process uses it. The caller must hold <base>/lock.
 bool remove_if_stale(const std::string& directory);
 
-// Removes the run directory if no process uses it. Called when an agent ends, as launchers may be killed.
+// Takes <base>/lock and does the same. Called when an agent ends, since its launcher may have been killed.
 void remove_after_agent(const std::string& directory);
 
 // Returns the number that identifies this `foreshock run` in file names of a run directory. It is unique
-// among the live processes of the node, including those in containers. Not 0, and below 2^53 (JSON).
+// among the live processes of the node, including those in containers. Not 0, and below 2^53, exact in JSON.
 uint64_t launcher_id();
 
-// Returns that number for another process. `pid_namespace`: the inode of its pid namespace; 0: unknown.
+// Returns this number for the process `pid`. `pid_namespace`: the inode of its pid namespace; 0: unknown.
 uint64_t launcher_id(pid_t pid, uint64_t pid_namespace);
 
 // Name and modification time of each file off.<pid>.<reason>, which trainers leave if they cannot be

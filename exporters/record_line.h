@@ -41,7 +41,7 @@ struct RecordField {
   const char *name, *type, *unit, *help;
 };
 
-// Every field is declared once, in the list of its line below: X(type, name, unit, help).
+// Every field is declared once, in the FIELDS list of its line below: X(type, name, unit, help).
 // FORESHOCK_RECORD_LINE turns the list into a struct with a member per field, the table kFields, and
 // visit(line, v), which calls v(name, member) for each field, in the order of the list.
 #define FORESHOCK_RECORD_MEMBER(type, name, unit, help) type name;
@@ -105,9 +105,9 @@ FORESHOCK_RECORD_LINE(RunLine, "run", FORESHOCK_RUN_FIELDS);
   X(RecordIntegerMap, logged_step, "", "The step that the training logged with them, in its own count.")
 FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
 
-// One slice (some rows of one attention call) compared with its fp64 reference. To combine the bias of
-// several samples, divide the total of bias_error_sum by the total of bias_ulp_sum; do not average the
-// quotients.
+// One slice compared with its fp64 reference. A slice is a part of one attention call: some query rows or key
+// positions. To combine the bias of several slices, divide the total of bias_error_sum by the total of
+// bias_ulp_sum; do not average the quotients.
 #define FORESHOCK_SAMPLE_FIELDS(X)                                                                           \
   X(RecordText, run, "", "Run id.")                                                                          \
   X(RecordInteger, rank, "", "Rank in the job.")                                                             \
@@ -202,8 +202,8 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
   X(RecordNumber, judge_seconds, "s", "CPU time of the judgement.")
 FORESHOCK_RECORD_LINE(SampleLine, "sample", FORESHOCK_SAMPLE_FIELDS);
 
-// One snapshot of one weight tensor: of the parts that this node holds, or of the whole tensor (field
-// `scope`).
+// One snapshot of one weight tensor. The field `scope` says whether it covers the parts that this node holds
+// or the whole tensor.
 #define FORESHOCK_TENSOR_FIELDS(X)                                                                           \
   X(RecordText, run, "", "Run id.")                                                                          \
   X(RecordText, scope, "",                                                                                   \
@@ -298,8 +298,7 @@ FORESHOCK_RECORD_LINE(TensorLine, "tensor", FORESHOCK_TENSOR_FIELDS);
   X(RecordText, histogram_hash, "", "FNV-1a of the stored histogram of all values, in hexadecimal.")
 FORESHOCK_RECORD_LINE(ModelLine, "model", FORESHOCK_MODEL_FIELDS);
 
-// The optimizer's state of one tensor at one step, over the parts that this node holds, replicas counted
-// once.
+// The optimizer's state of one tensor at one step, over the parts on this node. Of replicas, one counts.
 #define FORESHOCK_OPTIMIZER_FIELDS(X)                                                                      \
   X(RecordText, run, "", "Run id.")                                                                        \
   X(RecordInteger, step, "steps", "Step that had just been taken.")                                        \
@@ -375,7 +374,7 @@ FORESHOCK_RECORD_LINE(SpectrumLine, "spectrum", FORESHOCK_SPECTRUM_FIELDS);
   X(RecordNumber, score, "1", "Of a precursor: 1 is where the detector warns.")
 FORESHOCK_RECORD_LINE(EventLine, "event", FORESHOCK_EVENT_FIELDS);
 
-// The file with the earlier lines of the record at `path`, if the record is kept in two parts.
+// The file with the earlier lines of the record at `path`, if a limit of its size made the agent split it.
 inline std::string older_part(const std::string& path) { return path + ".1"; }
 
 // Every line of a record begins with these bytes.
@@ -384,8 +383,8 @@ inline constexpr std::string_view kFirstRecordBytes = R"({"schema":1,)";
 // Whether older_part(path) exists and is a record: an unrelated file may have this name.
 bool has_older_part(const std::string& path);
 
-// Size of the longest line that is written or read.
-inline constexpr size_t kLongestRecordLine = 4 << 20;  // bytes
+// Limit of the bytes of a line. A reader rejects longer lines.
+inline constexpr size_t kLongestRecordLine = 4 << 20;
 
 // The fields of a type of line ("run", "step", ...); empty for an unknown type.
 std::span<const RecordField> record_fields(std::string_view line_type);

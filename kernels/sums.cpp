@@ -1,4 +1,5 @@
-// The host's versions of the sums. Their order of additions does not depend on the machine.
+// Sums over tensors in host memory (sums.h): squares, the change by one optimizer step, statistics of Adam,
+// and a checksum. The order of additions, and so each bit of the results, does not depend on the machine.
 #include "kernels/sums.h"
 
 #include <algorithm>
@@ -58,7 +59,7 @@ bool is_jointly_dense(const TensorView& a, const TensorView& b) {
 
 namespace {
 
-// Eight independent chains, so that the compiler may keep them in vector registers without reordering a sum.
+// Each sum has eight independent partial sums ("chains"), which the compiler may keep in vector registers.
 constexpr size_t kChains = 8;
 
 template <class T, class Convert>
@@ -97,6 +98,7 @@ double sum_of_squares(const void* data, DType type, size_t count) {
 
 namespace {
 
+// load.before(n) and load.after(n) return element n before and after the optimizer step.
 template <class Load>
 Update sum_update(size_t count, const Load& load) {
   double magnitude[kChains] = {}, squares[kChains] = {}, after_squares[kChains] = {}, most[kChains] = {};
@@ -118,7 +120,8 @@ Update sum_update(size_t count, const Load& load) {
     update.sum_squares_after += after_squares[chain];
     update.max_magnitude = std::max(update.max_magnitude, most[chain]);
   }
-  if (std::isnan(update.sum_magnitude)) update.max_magnitude = update.sum_magnitude;  // `<` ignored the NaN
+  // `most < d` is false for a NaN, so the maximum above leaves it out.
+  if (std::isnan(update.sum_magnitude)) update.max_magnitude = update.sum_magnitude;
   return update;
 }
 
@@ -150,6 +153,7 @@ Update update_between(const void* before, const void* after, DType type, size_t 
   }
 }
 
+// for_each_joint_block() reads two tensors; the gradient is passed twice, and its second block is not used.
 void add_gradient_sums(const TensorView& gradient, GradientSums* sums) {
   for_each_joint_block(gradient, gradient, [&](const double* g, const double*, size_t n) {
     GradientSums of_block;
@@ -161,8 +165,8 @@ void add_gradient_sums(const TensorView& gradient, GradientSums* sums) {
 namespace {
 
 // Returns base^n for n >= 0, with the same bits on every machine, which pow() does not guarantee. The
-// relative error is below n * 2^-53, so the relative error of 1 - beta2^t is below 2^-53 * t beta2^t / (1 -
-// beta2^t) < 2^-53 / (1 - beta2).
+// relative error is below n * 2^-53. So for Adam's beta2 and step t, 1 - beta2^t has a relative error below
+// 2^-53 * t beta2^t / (1 - beta2^t) < 2^-53 / (1 - beta2).
 double power(double base, int64_t n) {
   double result = 1;
   for (; n > 0; n >>= 1, base *= base) {
@@ -171,34 +175,35 @@ double power(double base, int64_t n) {
   return result;
 }
 
-// Sums f(0) .. f(n - 1) in kChains chains. One sum per loop, so that its chains stay in registers.
+// Sums f(0) .. f(n - 1) in kChains chains. A loop makes only one sum, so that its chains stay in registers.
 template <class Function>
 double sum(size_t n, const Function& f) {
   double chain[kChains] = {};
-  size_t at = 0;
-  for (; at + kChains <= n; at += kChains) {
-    for (size_t k = 0; k < kChains; ++k) chain[k] += f(at + k);
+  size_t i = 0;
+  for (; i + kChains <= n; i += kChains) {
+    for (size_t k = 0; k < kChains; ++k) chain[k] += f(i + k);
   }
-  for (; at < n; ++at) chain[at % kChains] += f(at);
+  for (; i < n; ++i) chain[i % kChains] += f(i);
   double total = 0;
   for (double part : chain) total += part;
   return total;
 }
 
-// Counts the n for which f(n) is true. In fp64, which is exact and vectorized like sum().
+// Counts the i < n for which f(i) is true. Counts in fp64, which is exact, so that sum() can be used.
 template <class Function>
 uint64_t count(size_t n, const Function& f) {
   return static_cast<uint64_t>(sum(n, [&f](size_t i) { return f(i) ? 1.0 : 0.0; }));
 }
 
-// Counts the elements that the sums leave out. In its own function, because such elements are rare.
+// Counts the elements that the sums leave out: gradients g that are not finite, unusable second moments v.
 void count_unusable(const double* g, const double* v, size_t n, AdamSums* block) {
   block->nonfinite_gradient = count(n, [&](size_t i) { return g[i] * 0 != 0; });
   block->unusable_state = count(n, [&](size_t i) { return !is_usable(0, v[i]); });
 }
 
+// Adds n <= kJointBlock elements: g is the gradient, v the second moment.
 void add_block(const double* g, const double* v, size_t n, const AdamConstants& c, AdamSums* sums) {
-  double square[kJointBlock], corrected[kJointBlock], moment[kJointBlock];
+  double square[kJointBlock], corrected[kJointBlock], moment[kJointBlock];  // g^2, bias-corrected v, v
   for (size_t i = 0; i < n; ++i) {
     const AdamElement element = adam_element(g[i], v[i], c);
     square[i] = element.square;
@@ -211,7 +216,7 @@ void add_block(const double* g, const double* v, size_t n, const AdamConstants& 
   block.staleness = sum(n, [&](size_t i) { return staleness_of(square[i], corrected[i], c); });
   block.epsilon_dominated = count(n, [&](size_t i) { return corrected[i] < c.eps_squared; });
   block.gradient_squares = sum(n, [&](size_t i) { return square[i]; });
-  if (c.before > 0) {
+  if (c.before > 0) {  // not the first step, before which there is no second moment
     block.surprised = count(n, [&](size_t i) { return is_surprising(square[i], moment[i], c); });
     block.surprise_counted = block.counted;
   }
@@ -239,8 +244,9 @@ void add_adam_sums(const TensorView& gradient, const TensorView& second_moment, 
 
 namespace {
 
-constexpr uint32_t kStride = checksum_factor(1) - checksum_factor(0);  // from factor to factor, modulo 2^32
-constexpr size_t kBlock = 1024;                                        // words
+// Word n is multiplied by checksum_factor(n), which is checksum_factor(0) + n * kStride modulo 2^32.
+constexpr uint32_t kStride = checksum_factor(1) - checksum_factor(0);
+constexpr size_t kBlock = 1024;  // words
 
 }  // namespace
 
@@ -249,8 +255,8 @@ uint64_t checksum(const void* data, size_t bytes) {
   uint64_t sum = 0;
   uint32_t first = checksum_factor(0);
   size_t words = bytes / sizeof(uint32_t);
-  // In blocks: the factors of a block are computed from its first one, not each from the previous one. The
-  // compiler then vectorizes this loop.
+  // In a block each factor is computed from the first, not from the previous one: the compiler vectorizes
+  // this.
   for (; words >= kBlock; words -= kBlock, at += kBlock * sizeof(uint32_t)) {
     uint32_t block[kBlock];
     std::memcpy(block, at, sizeof block);

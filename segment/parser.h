@@ -40,18 +40,18 @@ T record_at(Bytes region, uint64_t index) {
 
 // Sums of the counters in the ThreadBlocks of all threads.
 struct Totals {
-  uint64_t calls[kMaxOps] = {};
-  uint64_t unsampled[kPasses] = {};
+  uint64_t calls[kMaxOps] = {};      // attention calls, by registered operation
+  uint64_t unsampled[kPasses] = {};  // calls by pass: 0 forward, 1 backward
   uint64_t sampled[kPasses] = {};
   uint64_t skipped[kPasses][kSkipReasons] = {};
-  uint64_t hook_ns = 0;
-  uint64_t step_ns = 0;
+  uint64_t hook_ns = 0;  // the monitor's time in sampled calls
+  uint64_t step_ns = 0;  // the monitor's time at step ends and on gradients
   bool operator==(const Totals&) const = default;
 };
 Totals parse_threads(Bytes region);
 
-// Returns the completely written step records whose number is above `cursor`, oldest first. Sets *lost to how
-// many records between `cursor` and the newest one returned are missing, because they were overwritten.
+// Returns the completely written step records after number `cursor`, the last one already read, oldest first.
+// Sets *lost to the number of records between `cursor` and the newest one returned that were overwritten.
 std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* lost);
 
 // A slot's header and payloads.
@@ -67,7 +67,7 @@ void payload_sizes(const Slot& slot, uint64_t (&sizes)[kPayloads]);
 // parts. The payloads of the view point into `bytes`.
 const char* parse_slot(Bytes bytes, SlotView* view);
 
-// Limit of steps between two snapshots of a tensor; a larger number is invalid.
+// Limit of the steps between two snapshots of a tensor. A record with more is invalid.
 inline constexpr uint64_t kMostTensorInterval = uint64_t{1} << 32;
 
 struct TensorView {
@@ -75,15 +75,16 @@ struct TensorView {
   Bytes payload[kTensorPayloads];
 };
 
-// Parses the first 16 bytes of a tensor record: its length, and whether it is a filler. `left` is the number
-// of bytes written from the record's start on, `to_end` the number of bytes from there to the ring's end.
+// Parses the first 16 bytes of a record in the ring of tensors: its length, and whether it is a filler, which
+// takes the space before the ring's end that is too small for the next record. `left` is the number of bytes
+// written from the record's start on, `to_end` the number of bytes from the record's start to the ring's end.
 const char* parse_tensor_length(Bytes bytes, uint64_t left, uint64_t to_end, uint64_t* length,
                                 bool* is_filler);
 
 // Parses a whole tensor record. On success its shapes agree with each other and with the number of elements,
-// and the payloads are inside the record. The form of the histogram is possible for the storage format. Its
-// size is checked for the forms kNone and kValues, the content of payloads never. The payloads of the view
-// point into `bytes`.
+// and the payloads are inside the record. The form of the histogram is possible for the storage format. The
+// histogram's size is checked for the forms kNone (absent) and kValues (the values themselves). The content
+// of payloads is not checked. The payloads of the view point into `bytes`.
 const char* parse_tensor(Bytes bytes, TensorView* view);
 
 // Joins the parts of a slice that is stored in several slots, as if one slot had held it. Call begin(), then
@@ -118,11 +119,12 @@ class JoinedSlice {
 // Converts a slice of a packed batch, which concatenates sequences, into the slice that a call with only the
 // sampled sequence would have given. Dimensions, limits and positions then follow from Slot::told, the real
 // extent of that sequence, and the payloads are cut to them. The result has no rows if the device copied
-// none, or if some may see no key, for which kernels define no result. Other slices stay unchanged.
+// none, or if a row may see no key, for which kernels define no result. Other slices stay unchanged.
 const char* settle_packed(SlotView* view);
 
 inline constexpr uint64_t kMostTensorHeadsBytes = uint64_t{64} << 20;  // a larger payload is invalid
 
+// The rows of some heads of a layer's query or key projection (a weight tensor).
 struct TensorHeadsView {
   TensorHeads head = {};
   std::vector<uint32_t> numbers;             // numbers of the kv-heads, ascending
