@@ -1,6 +1,7 @@
-// foreshock judge: compares attention with fp64: a whole call in a file, or a flagged slice, whose judgement
-// by the agent (--save-flagged) it repeats bit for bit. --function and --rerun run a Python script of the
-// lab. Functions that return a string return "" or an error, if not stated otherwise.
+// foreshock judge: compares attention with fp64. A file may have a whole call, or a flagged slice: a part of
+// a call that the agent has judged and stored (--save-flagged). The judgement of a slice is repeated and
+// compared bit for bit. --function and --rerun run Python scripts of the lab instead. Functions that return a
+// string return "" or an error, if not stated otherwise.
 #include <unistd.h>
 
 #include <algorithm>
@@ -57,8 +58,8 @@ int run_python_script(const std::string& script, std::vector<std::string> words)
   return fail("cannot run " + python + " (" + std::strerror(errno) + "): name one with --python");
 }
 
-// The content of a flagged slice's file (agent/flagged.h): query rows of a call, for its output and dQ, or
-// key positions ("columns"), for dK and dV. Nothing in the file is trusted.
+// The content of a flagged slice's file (agent/flagged.h): query rows of a call, to judge its output and dQ,
+// or key positions ("columns"), to judge dK and dV. Nothing in the file is trusted.
 struct StoredSlice {
   std::map<std::string, std::string> metadata;
   std::map<std::string, std::vector<char>> data;  // the bytes of all arrays, by name
@@ -89,7 +90,7 @@ std::string read_arrays(const lab::Safetensors& file, StoredSlice* stored) {
   return "";
 }
 
-// Fills in `slice`, or `columns` and `sums`.
+// Fills in stored->slice, or stored->columns and stored->sums.
 std::string slice_from(const StoredArrays& arrays, double scale, StoredSlice* stored) {
   if (!stored->is_columns) return foreshock::slice_from(arrays, scale, &stored->slice);
   double heads = 0, keys = 0;
@@ -151,7 +152,8 @@ std::string read_slice(const std::string& path, StoredSlice* stored) {
   return "";
 }
 
-// Values of the fp64 reference that were compared with the stored ones, and those with other bits.
+// Number of values of the fp64 reference that were compared with the stored ones, and how many have other
+// bits.
 struct Bits {
   size_t values = 0, different = 0;
 };
@@ -162,10 +164,10 @@ Bits compare_bits(const std::vector<char>& stored, const std::vector<double>& no
   Bits bits = {count, 0};
   if (stored.size() != count * sizeof(double)) return {count, count};
   for (size_t n = 0; n < count; ++n) {
-    double then;
-    std::memcpy(&then, stored.data() + n * sizeof then, sizeof then);
-    const bool is_same = std::isnan(then) ? std::isnan(now[n])
-                                          : std::bit_cast<uint64_t>(then) == std::bit_cast<uint64_t>(now[n]);
+    double old;
+    std::memcpy(&old, stored.data() + n * sizeof old, sizeof old);
+    const bool is_same = std::isnan(old) ? std::isnan(now[n])
+                                         : std::bit_cast<uint64_t>(old) == std::bit_cast<uint64_t>(now[n]);
     bits.different += !is_same;
   }
   return bits;
@@ -225,12 +227,12 @@ void print_head(const std::string& path, const StoredSlice& stored) {
 size_t print_figures(const StoredSlice& stored, const SliceDeviation& deviation) {
   size_t different = 0;
   for (const Figure& figure : figures_of(deviation)) {
-    const std::string then = stored.fact(figure_key(deviation.tensor, figure));
-    const bool is_same = then == figure.text;
+    const std::string old = stored.fact(figure_key(deviation.tensor, figure));
+    const bool is_same = old == figure.text;
     different += !is_same;
     if (is_same && figure.text.empty()) continue;
     std::printf("  %-34s %-24s %s\n", figure.name, figure.text.empty() ? "-" : figure.text.c_str(),
-                is_same ? "as stored" : ("stored: " + (then.empty() ? "-" : then)).c_str());
+                is_same ? "as stored" : ("stored: " + (old.empty() ? "-" : old)).c_str());
   }
   return different;
 }
@@ -238,8 +240,8 @@ size_t print_figures(const StoredSlice& stored, const SliceDeviation& deviation)
 // Explains why the bits may differ from the stored ones.
 std::string explanation(const StoredSlice& stored) {
   if (!stored.is_unchanged) return "the file was changed after it was written (checksum)";
-  const std::string then = stored.fact("reference_version"), now = std::to_string(kReferenceVersion);
-  if (then != now) return "it was judged by reference version " + then + ", this foreshock has " + now;
+  const std::string old = stored.fact("reference_version"), now = std::to_string(kReferenceVersion);
+  if (old != now) return "it was judged by reference version " + old + ", this foreshock has " + now;
   return "the file is as it was written by foreshock " + stored.fact("foreshock_version") +
          " with instruction set " + stored.fact("instruction_set") + "; here it is " +
          reference_target_name();
@@ -251,23 +253,23 @@ int judge_slice(const std::string& path) {
   StoredSlice stored;
   if (const std::string problem = read_slice(path, &stored); !problem.empty()) return fail(problem);
   print_head(path, stored);
-  size_t figures = 0;
+  size_t different_figures = 0;
   Bits bits;
   if (stored.is_columns) {
     ColumnReference workspace;
     const ColumnDeviation deviation = foreshock::judge(stored.columns, &workspace);
-    for (const SliceDeviation* of : {&deviation.grad_key, &deviation.grad_value}) {
-      std::printf("  %s\n", kJudgedTensorNames[static_cast<uint32_t>(of->tensor)]);
-      figures += print_figures(stored, *of);
+    for (const SliceDeviation* gradient : {&deviation.grad_key, &deviation.grad_value}) {
+      std::printf("  %s\n", kJudgedTensorNames[static_cast<uint32_t>(gradient->tensor)]);
+      different_figures += print_figures(stored, *gradient);
     }
     bits = compare_reference(stored, workspace.exact);
   } else {
     DeviationWorkspace workspace;
-    figures = print_figures(stored, foreshock::judge(stored.slice, &workspace));
+    different_figures = print_figures(stored, foreshock::judge(stored.slice, &workspace));
     bits = compare_reference(stored, workspace.reference);
   }
   std::printf("  %-34s %zu values, %zu with other bits\n\n", "reference", bits.values, bits.different);
-  const bool is_reproduced = figures == 0 && bits.different == 0;
+  const bool is_reproduced = different_figures == 0 && bits.different == 0;
   if (is_reproduced && stored.is_unchanged) return std::puts("reproduced bit for bit"), 0;
   std::printf("%s: %s\n", is_reproduced ? "the figures are those stored, but" : "not reproduced",
               explanation(stored).c_str());
@@ -277,10 +279,10 @@ int judge_slice(const std::string& path) {
 struct Request {
   std::vector<std::string> paths;
   std::vector<lab::Algorithm> models;  // emulated algorithms whose results are shown beside the stored ones
-  lab::Tiling tiling;                  // of these algorithms
+  lab::Tiling tiling;                  // tile sizes of these algorithms
 };
 
-// Adds the algorithms of a list with commas.
+// Adds the algorithms named in `list`, which has commas, to request->models.
 std::string add_models(const std::string& list, Request* request) {
   for (size_t from = 0; from <= list.size();) {
     const size_t comma = std::min(list.find(',', from), list.size());
@@ -293,7 +295,7 @@ std::string add_models(const std::string& list, Request* request) {
   return "";
 }
 
-constexpr WordOption kWords[] = {
+constexpr WordOption kOptions[] = {
     {"--algorithm", "NAMES", "also compute what these algorithms of the lab give (forward, no causal mask)"},
     {"--block-k", "COUNT", "keys of a tile of these algorithms"},
     {"--key-order", "ORDER", "order of the tiles: forward or reverse"},
@@ -305,7 +307,7 @@ constexpr WordsHelp kHelp = {
     "judge --function MODULE:NAME [--python EXE] [--device NAME] [--dtype NAME] [--grad] [--quick]",
     "compare a stored attention call, a captured sample or an attention function with fp64 and with unfused "
     "attention",
-    kWords,
+    kOptions,
     "Example: foreshock judge --function my_module:my_attention\n\n"
     "A stored call has q, k, v, out and may have lse, dout, dq, dk, dv; its metadata may have scale and "
     "causal.\n\n"
@@ -334,7 +336,7 @@ std::string parse(const Words& words, Request* request) {
                                 : "";
 }
 
-// Judges a whole call. Returns 0 if all tensors are within the limits, 1 if not, 2 after an error.
+// Judges a whole call. Returns 0 if all tensors are within the limits ("gates"), 1 if not, 2 after an error.
 int judge_call(const Request& request, const std::string& path) {
   lab::StoredCall call;
   const std::string problem = lab::read_call(path, &call);
@@ -394,7 +396,7 @@ int judge(const std::vector<std::string>& words) {
   if (has("--rerun")) return run_python_script("foreshock_rerun.py", words);
   if (has("--function")) return run_python_script("foreshock_judge.py", words);
   Words read_words;
-  if (const std::string problem = read_words.parse(words, "judge", kWords); !problem.empty())
+  if (const std::string problem = read_words.parse(words, "judge", kOptions); !problem.empty())
     return fail(problem);
   Request request;
   const std::string problem = parse(read_words, &request);

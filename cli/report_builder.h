@@ -1,5 +1,6 @@
 // Builds the data of `foreshock report` (Report, report_model.h) from the records of a run: the lines of JSON
-// that its agents have written, one record per node.
+// that its agents have written, one record per node. Episodes are periods of a detector above level quiet.
+// The signs of a loss event are the detectors that left level quiet before the event.
 #ifndef FORESHOCK_CLI_REPORT_BUILDER_H_
 #define FORESHOCK_CLI_REPORT_BUILDER_H_
 
@@ -28,9 +29,9 @@ struct FaultEvent {
   size_t attempt = 0;          // index in Trail::attempts()
 };
 
-// The data on the run that the circumstances of its loss events are derived from.
+// The data of a run from which the circumstances of its loss events are derived.
 struct RunSeen {
-  std::map<int64_t, Trail> trails;     // the steps, by rank
+  std::map<int64_t, Trail> trails;     // the newest steps and the attempts, by rank
   std::map<int64_t, Signals> signals;  // the input values of the detectors, by rank
   std::vector<FaultEvent> fault_events;
   size_t records = 1;
@@ -49,17 +50,18 @@ std::vector<ReportFact> facts_of(const ReportEvent& event, const std::vector<Rep
 void explain(const std::vector<Clue>& clues, ReportEvent* event);
 
 // Collects the events of a run from one source: either the agent, which wrote them into the record, or
-// detectors that the report runs over the record. Keeps the loss events, each with the detectors that left
-// level quiet before it, and all episodes: periods of a detector above level quiet. Thread-compatible.
+// detectors that the report runs over the record. Keeps the loss events with their signs, and all episodes.
+// Thread-compatible.
 class EventCollector {
  public:
   static constexpr size_t kMostEvents = 1000;    // further loss events are only counted
   static constexpr size_t kMostDetailed = 40;    // only the first loss events get their steps and curves
   static constexpr size_t kMostEpisodes = 2000;  // further episodes are ignored
-  static constexpr int64_t kSameEvent = 8;  // loss events are joined if their onsets differ by at most this
+  static constexpr int64_t kSameEvent = 8;  // loss events at most this many steps apart (onsets) are joined
 
   // Adds a loss event, a change of a detector's level, or a rank's return to an earlier step. Ignores other
-  // events. `attempt`: index of the rank's present attempt. `declared`: the last step of the rank so far.
+  // events. `attempt`: index of the rank's present attempt. `declared`: the last step of the rank so far, at
+  // which the event was recognized; its onset may be earlier.
   void take(const EventLine& event, size_t attempt, int64_t declared);
 
   // Fills in the steps and curves of the loss events whose first rank is `rank`. An event is filled in once
@@ -70,9 +72,9 @@ class EventCollector {
   // no longer count as signs of later loss events.
   void reset_detectors() { precursors_.clear(); }
 
-  // Whether there was any event that take() does not ignore.
+  // Whether take() has had an event that it does not ignore.
   bool has_any() const { return taken_ > 0; }
-  // Number of loss events. One on several ranks, or a spike that becomes a divergence, counts once.
+  // Number of loss events. An event on several ranks, or a spike that becomes a divergence, counts once.
   uint64_t loss_events() const { return loss_events_; }
   uint64_t warnings() const { return warnings_; }  // how often a detector has risen to level warn
   // Number of loss events beyond kMostEvents.
@@ -92,8 +94,8 @@ class EventCollector {
   uint64_t taken_ = 0, loss_events_ = 0, warnings_ = 0, left_out_ = 0;
 };
 
-// Builds the data of a report from the lines of the records alone. Runs the detectors over them again; their
-// events are used if the agent has written none. Bounded memory. Thread-compatible.
+// Builds the data of a report from the lines of the records alone. Runs the detectors over the lines again.
+// Their events are used only if the agent has written no events. Bounded memory. Thread-compatible.
 class ReportBuilder {
  public:
   ReportBuilder();
@@ -130,9 +132,9 @@ class ReportBuilder {
   std::string events_note(const EventCollector& chosen) const;
 
   RunSeen run_;
-  EventCollector recorded_, found_;      // events of the agent; events of the detectors in watches_
+  EventCollector recorded_, found_;      // events that the agent wrote; events of the detectors in watches_
   std::unique_ptr<Watches> watches_;     // the detectors that are run over the present record
-  std::vector<WatchReading> readings_;   // the values that the present line gave to them
+  std::vector<WatchReading> readings_;   // the results of these detectors for the present line
   std::map<int64_t, size_t> record_of_;  // by rank: number of the record that has its lines
   size_t records_ = 0;                   // number of the present record, from 1
   AttentionErrors attention_;

@@ -1,5 +1,6 @@
 // Makes the texts of `foreshock report`: phrases about detectors, sentences about loss events, and the report
 // itself as JSON (docs/report.md has its keys), Markdown, or an HTML page that draws itself from the JSON.
+// The levels of a detector are quiet, watch and warn.
 #ifndef FORESHOCK_CLI_REPORT_TEXT_H_
 #define FORESHOCK_CLI_REPORT_TEXT_H_
 
@@ -15,8 +16,8 @@
 
 namespace foreshock::cli {
 
-// What an observation may mean for a loss event after it, for a reader who is familiar with trainings but not
-// with foreshock. All are complete sentences except `plain`; none is empty.
+// What an observation may mean for a loss event that follows it, for a reader who is familiar with trainings
+// but not with foreshock. All members are complete sentences except `plain`. No member is empty.
 struct ReportText {
   const char* plain;            // the observation as a short clause: "the gradient norm grew steadily"
   const char* consistent_with;  // a cause that fits the observation
@@ -63,29 +64,30 @@ std::string course_of(const ReportEvent& event);
 // Whether the benchmark has shown that the detector is reliable. Other detectors are called experimental.
 bool is_proven(DetectorId detector);
 
-// Returns one or two sentences on a detector's reliability. `measured`: its benchmark; null: it has none.
+// Returns one or two sentences on a detector's reliability. `measured`: its results in the benchmark; null:
+// none.
 std::string how_sure(const Measured* measured);
 
 // Returns the most reliable of the detectors that left level quiet before the event, for example "the
 // gradient norm grew steadily, 9 steps before", with the layer if known. If there is none, returns "nothing".
 std::string first_sign_of(const ReportEvent& event);
 
-// `steps`: of the rank with the most steps. `losses` (steps with a known loss) and `warnings`: of all ranks.
 struct RunCounts {
-  uint64_t steps = 0, losses = 0, warnings = 0;
+  uint64_t steps = 0;                 // of the rank with the most steps
+  uint64_t losses = 0, warnings = 0;  // over all ranks: steps with a known loss; warnings of detectors
 };
 
-// Returns a few sentences on the attention errors of the run. `largest`: its largest error, a fault or not.
+// Returns a few sentences on the attention errors of the run. `largest`: its largest error, even if no fault.
 std::string attention_text(const std::vector<AttentionFault>& faults, const AttentionFault& largest);
 
-// Returns the verdict on the run in a few sentences: its loss events and attention faults. Uses all members
-// of `report` that describe these, so they must be set before.
+// Returns the verdict on the run in a few sentences: its loss events and attention faults. The members of
+// `report` that describe loss events and attention faults must have been set.
 std::string verdict_of(const Report& report, const RunCounts& counts);
 
 // -- documents --
 
-// Returns one line of valid UTF-8. So that the page stays below 2 MB, only the smallest and the largest value
-// of each interval of a curve are kept. Values that are unknown or not finite are null.
+// Returns the report as JSON in one line of valid UTF-8. So that the page stays below 2 MB, only the smallest
+// and the largest value of each interval of a curve are kept. Values that are unknown or not finite are null.
 std::string report_json(const Report& report);
 
 // The files of cli/report/ and Chart.js, embedded at build time, and their SHA-256 in hexadecimal.
@@ -99,8 +101,9 @@ std::string report_markdown(const Report& report, const std::vector<std::string>
 // Every page has this mark in its first 1024 bytes. `foreshock report` overwrites only files that have it.
 inline constexpr std::string_view kReportMark = "<meta name=\"generator\" content=\"foreshock report\">";
 
-// Returns the HTML page. `json`: from report_json(). Its texts come from a trainer and are not trusted. So
-// the page has them only as data, and its content security policy allows only its own scripts and no loading.
+// Returns the HTML page. `json`: from report_json(). Texts in the JSON come from a trainer and are not
+// trusted. So the page has them only as data, and its content security policy allows only its own scripts and
+// no loading.
 std::string report_page(const std::string& json);
 
 }  // namespace foreshock::cli

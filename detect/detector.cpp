@@ -1,3 +1,5 @@
+// Computes the statistic of each detector and its score. A detector warns at score 1: its statistic has
+// reached info.warn, and its effect has reached info.least (thresholds.h).
 #include "detect/detector.h"
 
 #include <algorithm>
@@ -7,14 +9,14 @@ namespace foreshock {
 namespace {
 
 constexpr double kSmallest = 1e-30;  // smaller values count as this, so that their logarithm is finite
-constexpr double kMostScore = 1e6;
+constexpr double kMostScore = 1e6;   // larger scores are cut to this
 // The smallest spread that Shift assumes, since that of a nearly constant series is only rounding errors.
 constexpr double kLeastSpread = 1e-6;
 
 }  // namespace
 
 double Baseline::std() const {
-  // The sample standard deviation, with n - 1: there may be few values.
+  // The sample standard deviation, which divides by n - 1, since there may be few values.
   const double known = static_cast<double>(std::max<uint64_t>(count_, 2));
   return std::sqrt(std::max(variance_, 0.0) * known / (known - 1));
 }
@@ -40,6 +42,7 @@ double Drift::observe(const DetectorInfo& info, double value, double control) {
   down_.add(-scaled(value), slack, most, -value);
   control_up_.add(scaled(control), slack, most, control);
   control_down_.add(-scaled(control), slack, most, -control);
+  // `side`: CUSUM of the values in one direction; `other`: CUSUM of the controls in the same direction.
   const auto score = [&](const Cusum& side, const Cusum& other) {
     const double statistic = std::max(side.sum() - other.sum(), 0.0) / info.warn;
     return info.least > 0 ? std::min(statistic, std::max(side.mean(), 0.0) / info.least) : statistic;
@@ -109,6 +112,7 @@ double Growth::observe(const DetectorInfo& info, int64_t step, double value) {
 }
 
 double Growth::forecast(const DetectorInfo& info, double step) const {
+  // `left`: the steps until the line reaches info.least.
   const double left = (info.least - line_.at(step)) / line_.slope();
   const double nearness = left > 0 ? line_.span() / left : kMostScore;
   return std::min(line_.t() / info.warn, nearness);

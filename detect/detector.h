@@ -3,6 +3,10 @@
 // depend only on the values and their order. No clock, no input or output, no heap. The member fields() of
 // each class reads or writes its members, so that a restarted agent continues where it stopped (state.h).
 //
+// A row (DetectorInfo `info`) has: learning, the values before the first score; memory, the values that a
+// baseline or line remembers; warn, the statistic at which the detector warns; least, the smallest effect
+// with which it warns; look, the kind of statistic; recent, see Drift and Shift.
+//
 //   Window    the last values of a series, and their summary
 //   Baseline  mean and spread of a series, learned and then slowly updated
 //   Drift     a small signed error that persists (two-sided CUSUM)
@@ -152,8 +156,8 @@ class Window {
 // The usual mean and spread (standard deviation) of a series. The first `memory` values have equal weights,
 // later ones exponential weights with that memory. After `learning` values, each value is clipped to kClip
 // standard deviations from the mean, so that a spike hardly changes the baseline. Every clipped value
-// enlarges the spread by about 15/(2 memory) of it, so the baseline reaches a lasting new level in the end,
-// and no alarm lasts forever.
+// enlarges the spread by a share of about 15/(2 memory), so the baseline reaches a lasting new level in the
+// end, and no alarm lasts forever.
 class Baseline {
  public:
   static constexpr double kClip = 4;
@@ -228,8 +232,8 @@ class Drift {
   static constexpr double kMost = 4;
   static constexpr double kRecent = 8;
 
-  // Returns the score. `control`: the same quantity for the exact result, rounded to the trainer's format,
-  // or 0. The CUSUM of the controls is subtracted, since rounding alone is not a fault.
+  // Returns the score. `control`: the same quantity for the exact result, rounded to the trainer's format, or
+  // 0. Its CUSUM is subtracted, since rounding alone is not a fault. info.recent is the slack of the CUSUMs.
   double observe(const DetectorInfo& info, double value, double control);
 
   template <class State>
@@ -245,7 +249,7 @@ class Drift {
 };
 
 // Detects that a positive quantity is suddenly above (kRise) or below (kDrop) its baseline. It compares the
-// exponential mean of `recent` values with the mean of earlier values, in standard errors. It uses
+// exponential mean of info.recent values with the mean of earlier values, in standard errors. It uses
 // logarithms, so that a factor counts the same at every magnitude.
 class Shift {
  public:
@@ -263,11 +267,11 @@ class Shift {
   double recent_ = 0;
 };
 
-// Detects values above a fixed limit. Two of the last info.learning values (at most 64) must exceed it, since
-// a single value may do so by chance.
+// Detects values above the fixed limit info.warn. Two of the last info.learning values (at most 64) must
+// exceed the limit, since a single value may do so by chance.
 class Limit {
  public:
-  // Returns the score: the second largest of the last values (negative ones count as 0) / the limit.
+  // Returns the score: the second largest of these values (negative ones count as 0), divided by the limit.
   double observe(const DetectorInfo& info, double value);
 
   template <class State>
@@ -304,10 +308,10 @@ class Line {
   uint64_t count_ = 0;
 };
 
-// Fits a straight line to the last values of a series, for two statistics.
-//   kForecast: detects that the line will reach info.least within another span of the line.
-//   kGrowth: detects that the line through the logarithms rises by info.least over its span. It counts only
-//     while the square of the value is below the mean square of the last kLongMemory values. For a gradient
+// Fits a straight line to the last values of a series, for two statistics (info.look).
+//   kForecast: detects that the line will reach info.least within another span (Line::span()) of the line.
+//   kGrowth: detects that the line through the logarithms rises by info.least over its span. The rise counts
+//     only while the value's square is below the mean square of the last kLongMemory values. For a gradient
 //     norm, Adam's second moment, which scales the steps, then still falls although the gradient grows.
 class Growth {
  public:

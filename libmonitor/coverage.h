@@ -39,7 +39,7 @@ struct SubscriberParams {
 inline constexpr size_t kHolderSize = 64;
 
 using Subscriber = void*;
-using Callback = void (*)(void* given, int domain, uint32_t function, const void* data);
+using Callback = void (*)(void* user_data, int domain, uint32_t function, const void* data);
 
 // Functions of a CUPTI that is already loaded. `subscribe_v2` is null before CUDA 13.
 struct Library {
@@ -60,17 +60,17 @@ namespace foreshock {
 // conversions, combining the parts of a split).
 int attention_pass_of_kernel(const char* symbol);
 
-// Attention calls of all threads so far, by pass.
+// Attention calls of all threads so far, by pass: of[0] forward, of[1] backward.
 struct PassCalls {
   uint64_t of[segment::kPasses] = {};
 };
 
 // Counts attention calls that run inside CUDA graphs, where no hook is called. A graph is recorded from the
 // work of a stream, instantiated as an executable, and launched many times. Each launch adds the calls that
-// the hooks counted while the graph was recorded. An unknown graph is one whose calls are not known; its
-// launches are counted separately. Handles are addresses of the driver, which reuses them, so a new graph
-// must never inherit the counts of an old one. Any thread; fixed memory. No function waits: if another thread
-// holds the counter, all graphs become unknown.
+// the hooks counted while the graph was recorded. An unknown graph is one whose number of calls is unknown;
+// its launches are counted separately. Handles are addresses of the driver, which reuses them, so a new graph
+// must never inherit the counts of an old one. Any thread may call the functions. Memory is fixed. No
+// function waits: if another thread uses the counter at the same time, all graphs become unknown.
 class CudaGraphCounter {
  public:
   // A stream begins or ends the recording of a graph. `so_far`: attention calls of all threads so far.
@@ -103,7 +103,7 @@ class CudaGraphCounter {
   // Stores the totals of the process into the segment.
   void store(segment::Coverage* coverage) const;
 
-  // Clears all state, in a child process that trains.
+  // Clears all state. Called in a forked child process that trains.
   void forget();
 
  private:
@@ -132,7 +132,7 @@ class CudaGraphCounter {
     std::atomic<uintptr_t> handle{0};
     std::atomic<uint32_t> calls[segment::kPasses] = {};
   };
-  class Turn;
+  class Turn;  // exclusive use of the counter for one event
 
   void begin(uintptr_t stream, uintptr_t body, const PassCalls& so_far);
   Recording remove_recording(uintptr_t stream);
@@ -151,19 +151,20 @@ class CudaGraphCounter {
   Graph graphs_[kGraphs];
   uint64_t graphs_made_ = 0;
   Executable executables_[kExecutables];
-  std::atomic<uint64_t> launches_{0}, unknown_launches_{0};
+  std::atomic<uint64_t> launches_{0}, unknown_launches_{0};  // of known graphs, and of unknown graphs
+  // Attention calls by pass: while graphs were recorded, and in the launches of graphs that are not unknown.
   std::atomic<uint64_t> recorded_[segment::kPasses] = {}, launched_[segment::kPasses] = {};
 };
 
 // Counts the attention kernels that are launched in a few steps, with CUPTI, for comparison with the calls
-// that hooks have seen in the same steps. Runs only with --count-kernels: before CUDA 13.3 a process can have
-// only one CUPTI subscriber, and profilers need it too. So the counter subscribes late and for few steps. It
-// does not start if another subscriber exists or while torch.profiler runs.
+// that the hooks have seen in the same steps. Runs only with --count-kernels: before CUDA 13.3 a process can
+// have only one CUPTI subscriber, and profilers need to be that subscriber too. So the counter subscribes
+// late and for few steps. It does not start if another subscriber exists or while torch.profiler runs.
 class KernelCounter {
  public:
   using Finder = bool (*)(cupti::Library* found);
 
-  // Counts in `steps` steps that begin kWarmUpSteps from now; 0: none. `find` finds CUPTI; null: unavailable.
+  // Counts in `steps` steps (0: in no step), after kWarmUpSteps steps. `find` finds CUPTI; null: unavailable.
   void start(uint64_t steps, Finder find);
 
   // Called at the end of every step, by one thread at a time. `calls` are the attention calls so far;
@@ -179,12 +180,12 @@ class KernelCounter {
   cupti::Result subscribe(char (&other_subscriber)[cupti::kHolderSize]);
   bool enable(uint32_t on);
 
-  uint64_t steps_ = 0, warm_up_ = 0, counted_ = 0;
+  uint64_t steps_ = 0, warm_up_ = 0, counted_ = 0;  // steps: wanted, left until the start, counted so far
   Finder find_ = nullptr;
   bool is_counting_ = false;
   cupti::Library library_ = {};
   cupti::Subscriber subscriber_ = nullptr;
-  PassCalls before_;
+  PassCalls before_;  // attention calls when the counting began; in_graphs_before_ of them ran in CUDA graphs
   uint64_t in_graphs_before_ = 0;
 };
 
@@ -192,7 +193,7 @@ class KernelCounter {
 // dropped if another thread is using the table. Fixed memory.
 class UnhookedAttention {
  public:
-  // Copies the known names into `records` of the segment (kMaxUnseen), and stores later ones there too.
+  // Copies the names noted so far into the segment's `records` (kMaxUnseen of them). Later names follow.
   void attach(segment::UnseenName* records);
 
   // Adds a name. `evidence` is FORESHOCK_UNSEEN_...; the smallest one of a name is kept. An empty name is
@@ -205,8 +206,8 @@ class UnhookedAttention {
 
   std::atomic_flag busy_;
   segment::UnseenName names_[segment::kMaxUnseen] = {};
-  uint32_t known_ = 0;
-  segment::UnseenName* records_ = nullptr;
+  uint32_t known_ = 0;                      // number of names
+  segment::UnseenName* records_ = nullptr;  // of the segment; null before attach()
 };
 
 }  // namespace foreshock

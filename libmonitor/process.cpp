@@ -1,4 +1,5 @@
-// Creates the segment, plans its size from the free shared memory, and keeps the counters of a process.
+// Creates the segment (the shared file of this trainer process), plans its size from the free shared memory,
+// and keeps the process's counters. Reports why a process is not monitored, and reads the agent's advice.
 #include "libmonitor/process.h"
 
 #include <fcntl.h>
@@ -24,26 +25,27 @@
 namespace foreshock {
 namespace {
 
-constexpr uint32_t kShared = segment::kThreadBlocks - 1;  // the block that further threads share
+// Each thread has a block of counters of its own, but all threads beyond this number share this last block.
+constexpr uint32_t kShared = segment::kThreadBlocks - 1;
 
 uint64_t load(uint64_t& word) { return std::atomic_ref<uint64_t>(word).load(std::memory_order_relaxed); }
 
-// If this many slots of double size fit, the slots get that size.
+// Slots get double size if this many slots of double size fit.
 constexpr uint32_t kSlotsBeforeLarger = 32;
 
-// If fewer than kFewWhole slots for whole slices fit, slices are split over smaller slots: at most
-// kSlotsOfParts of them, each with at least kLeastPart bytes.
+// If fewer than kFewWhole slots that hold a whole slice fit, slices are split over smaller slots: at most
+// kSlotsOfParts slots, each with at least kLeastPart bytes.
 constexpr uint64_t kFewWhole = 8, kSlotsOfParts = 32, kLeastPart = uint64_t{256} << 10;
 constexpr uint64_t kLeastTensorRingBytes = uint64_t{256} << 10, kMostTensorRingBytes = uint64_t{4} << 20;
 
 // Reads the start of a file and returns its length. The text is empty if the file cannot be read.
-size_t read_small(const char* path, char* to, size_t capacity) {
+size_t read_small(const char* path, char* text, size_t capacity) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return 0;
-  const ssize_t got = read(fd, to, capacity - 1);
+  const ssize_t got = read(fd, text, capacity - 1);
   close(fd);
   const size_t length = got > 0 ? static_cast<size_t>(got) : 0;
-  to[length] = '\0';
+  text[length] = '\0';
   return length;
 }
 
@@ -69,7 +71,8 @@ uint64_t field(const char* text, const char* name) {
   return 0;
 }
 
-// In cgroup version 1 the line total_... includes all cgroups below, as the usage does in both versions.
+// Returns a number for the cgroup and all cgroups below it, which the usage includes too. In version 1 this
+// is the line `name_in_v1` (total_...), in version 2 the line `name`.
 uint64_t field(const char* text, const char* name, const char* name_in_v1) {
   const uint64_t in_v1 = field(text, name_in_v1);
   return in_v1 != 0 ? in_v1 : field(text, name);
@@ -118,7 +121,7 @@ uint64_t headroom_of(const CgroupNames& names, const char* root, const char* tex
   std::snprintf(directory, sizeof directory, "%s%s%.*s", root, names.tree,
                 static_cast<int>(std::strcspn(path, "\n")), path);
   uint64_t headroom = UINT64_MAX;
-  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= root_length;) {
+  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= root_length;) {  // then its parents
     uint64_t limit = 0, usage = 0;
     if (read_number(directory, names.limit, &limit) && read_number(directory, names.usage, &usage)) {
       usage -= std::min(usage, reclaimable(directory));
@@ -147,9 +150,9 @@ Counting claim_block(segment::ThreadBlock* blocks) {
     std::atomic_ref<uint64_t> claimed(blocks[n].claimed);
     uint64_t expected = 0;
     if (claimed.load(std::memory_order_relaxed) == 0 && claimed.compare_exchange_strong(expected, 1))
-      return {&blocks[n], false};
+      return {.block = &blocks[n], .shared = false};
   }
-  return {&blocks[kShared], true};
+  return {.block = &blocks[kShared], .shared = true};
 }
 
 void drain(segment::ThreadBlock* from, segment::ThreadBlock* to) {
@@ -200,6 +203,7 @@ uint64_t tensor_bytes(uint64_t share) {
   return part < kLeastTensorRingBytes ? 0 : part / 4096 * 4096;
 }
 
+// `need`: bytes of a slot that holds a whole slice; 0: no slots are wanted.
 SlotPlan plan_slots(uint64_t bytes, uint64_t need) {
   if (need == 0) return {0, 0};
   if (bytes / need < kFewWhole && need > kLeastPart) {
@@ -218,8 +222,9 @@ namespace {
 // Assumed size of a slice before any call was seen: 8192 keys and values of 64 bf16 numbers each.
 constexpr uint64_t kUnknownSlotBytes = uint64_t{2} << 20;
 
+// The block of counters of this thread, and the number (generation_) of the segment it is in; 0: no segment.
 thread_local Counting t_counting;
-thread_local uint32_t t_generation = 0;  // segment number of t_counting; 0: none
+thread_local uint32_t t_generation = 0;
 
 // Returns the number in the segment's file name. Later processes get larger numbers: the monotonic clock
 // cannot be set back, and files on tmpfs do not survive a reboot. The low 16 bits are the pid's.
@@ -227,7 +232,7 @@ uint64_t fresh_nonce() {
   return (monotonic_ns() & ~uint64_t{0xffff}) | (static_cast<uint64_t>(getpid()) & 0xffff);
 }
 
-// Copies text for use in a file name; other characters are replaced.
+// Copies text for use in a file name. Characters other than ASCII letters and digits become '_'.
 void copy_word(char* to, size_t capacity, const char* from) {
   size_t n = 0;
   for (; n + 1 < capacity && from[n] != '\0'; ++n) {
@@ -238,12 +243,13 @@ void copy_word(char* to, size_t capacity, const char* from) {
   to[n] = '\0';
 }
 
-// An exit handler gets the exit status; a destructor, which runs later and publishes it, does not.
+// The exit handler note_exit() gets the exit status. publish_exit() runs later, in a destructor, and does
+// not.
 std::atomic<int> g_exit_status{-1};  // -1: exit() has not run
 void note_exit(int status, void*) { g_exit_status.store(status & 0xff, std::memory_order_relaxed); }
 
-// Writes the launcher's id into the file that off() leaves. On a full tmpfs the file stays empty; then every
-// launcher of the run prints the reason. Returns false if the file cannot be created.
+// Writes the launcher's id into the file by which off() reports a reason. On a full tmpfs the file stays
+// empty; then every launcher of the run prints the reason. Returns false if the file cannot be created.
 bool write_owner(const char* path, uint64_t launcher_id) {
   const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return false;
@@ -268,7 +274,7 @@ bool ProcessState::is_inherited() const {
 
 Counting ProcessState::counting() {
   if ((hot() & kHotArmed) == 0) return {&own()->local, true};
-  // After reading kHotArmed, this thread also sees the segment that kHotArmed announces.
+  // With this fence, a thread that has read kHotArmed also sees the segment, which was created before.
   std::atomic_thread_fence(std::memory_order_acquire);
   const uint32_t generation = generation_.load(std::memory_order_acquire);
   if (t_generation != generation) {
@@ -289,13 +295,14 @@ void ProcessState::count_calls(uint64_t (&calls)[segment::kPasses]) const {
   for (uint32_t n = 0; n < segment::kThreadBlocks; ++n) add(writer_.threads()[n]);
 }
 
+// Replaces before_set_up_ by a page that the kernel zeroes in a forked child (MADV_WIPEONFORK).
 bool ProcessState::prepare_own_page() {
-  OwnPage* none = &before_set_up_;
-  if (own() != none) return true;
+  OwnPage* initial = &before_set_up_;
+  if (own() != initial) return true;
   void* page = mmap(nullptr, sizeof(OwnPage), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return false;
   if (madvise(page, sizeof(OwnPage), MADV_WIPEONFORK) != 0 ||
-      !own_.compare_exchange_strong(none, new (page) OwnPage, std::memory_order_acq_rel))
+      !own_.compare_exchange_strong(initial, new (page) OwnPage, std::memory_order_acq_rel))
     munmap(page, sizeof(OwnPage));
   return own() != &before_set_up_;
 }
@@ -320,8 +327,8 @@ const char* ProcessState::create_segment(uint64_t slot_bytes_needed) {
   segment::Identity identity = identity_of(request);
   request.identity = &identity;
   const char* why = writer_.create(request);
-  const auto is = [&why](const char* word) { return why != nullptr && std::strcmp(why, word) == 0; };
-  if (plan.slots > 0 && (is("no_space") || is("file_limit") || is("no_mapping"))) {
+  const auto failed = [&why](const char* word) { return why != nullptr && std::strcmp(why, word) == 0; };
+  if (plan.slots > 0 && (failed("no_space") || failed("file_limit") || failed("no_mapping"))) {
     // Another process took the remaining memory, or a limit is near: try again with the fixed part only.
     request.slots = 0;
     request.slot_bytes = 0;
@@ -362,14 +369,14 @@ segment::Identity ProcessState::identity_of(const segment::SegmentRequest& given
 bool ProcessState::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   if (is_off() || (hot() & kHotArmed) != 0) return false;
   const pid_t self = getpid();
-  // If the parent forked while one of its threads created a segment, `arming_` still has the parent's pid.
-  // That thread does not exist in this child, so the child goes on.
+  // `arming_` is the pid of the process in which a thread creates a segment. If the parent forked meanwhile,
+  // this child has inherited the parent's pid there, but not the thread, so the child goes on.
   pid_t holder = arming_.load(std::memory_order_relaxed);
   if (holder == self || !arming_.compare_exchange_strong(holder, self)) return false;
 
   const char* why = nullptr;
   const bool is_wanted = read_environment(&settings_);
-  // Facts from describe() have priority over the environment.
+  // Facts that this process has passed to describe() have priority over the environment.
   if (described_pid_ == self) apply_to_settings(described_);
   if (!is_wanted) {
     off_.store(true, std::memory_order_relaxed);  // no reason needs to be reported
@@ -414,15 +421,15 @@ void ProcessState::off(const char* reason) {
   if (length <= 0 || length >= static_cast<int>(sizeof path) - 1) return;
   std::snprintf(temporary, sizeof temporary, "%s/.off.%d.%s", settings.directory, getpid(), word);
   // The file gets its name once it is complete, because an empty file is attributed to every launcher. If
-  // renaming fails, the file is written directly under its name, where it may stay empty.
+  // rename() fails, the file is written under its final name, where it may stay empty.
   if (!write_owner(temporary, settings.launcher_id)) return;
   if (rename(temporary, path) == 0) return;
   unlink(temporary);
   write_owner(path, settings.launcher_id);
 }
 
-// Unlike other functions, retries if another thread holds the lock: registration takes microseconds, and
-// without a number the operation would be missed for the whole run.
+// If another thread holds the lock, retries, which other functions of the monitor do not: registration takes
+// microseconds, and without a number the operation would be missed for the whole run.
 int32_t ProcessState::register_op(const char* name, uint32_t pass) {
   constexpr int kTries = 100'000;
   if (pass >= segment::kPasses || name == nullptr) return -1;
@@ -437,7 +444,7 @@ int32_t ProcessState::add_op(const char* name, uint32_t pass) {
     if (ops_[n].pass == pass && std::strncmp(ops_[n].name, name, sizeof ops_[n].name - 1) == 0)
       return static_cast<int32_t>(n);
   if (number == segment::kMaxOps) return -1;
-  prepare_own_page();  // its calls may now be counted, and a forked child must not inherit the counts
+  prepare_own_page();  // calls of `name` may now be counted, and a forked child must not inherit the counts
   segment::Op& op = ops_[number];
   copy_text(op.name, sizeof op.name, name);
   op.pass = pass;
@@ -475,19 +482,21 @@ void ProcessState::publish_described() {
 
 namespace {
 
-// The agent writes the advice within three system calls, but may be preempted. Then it counts as missing.
-constexpr int kTries = 64;  // reads of the advice
+// The agent writes the advice within three system calls, but may be preempted. If it has not finished after
+// this many reads, the advice counts as missing.
+constexpr int kMostReads = 64;
 
 constexpr size_t kWords = sizeof(segment::Advice) / sizeof(uint64_t);
 
-// Copies the advice. Returns false if the agent has written none, or does not finish writing it. Word 0 is
-// its sequence number: odd while the agent writes. The copy is consistent if it is even and unchanged
-// afterwards. Acquire order of every word puts the second read of the sequence after all of them.
+// Copies the advice. Returns false if the agent has written no advice, or does not finish writing it. Word 0
+// is the sequence number of the advice: 0 before the first one, odd while the agent writes. The copy is
+// consistent if the sequence number is even and the same after copying. Each word is read with acquire order,
+// so the second read of the sequence number comes last.
 bool copy_whole(const segment::Advice& shared, segment::Advice* copy) {
   using Word [[gnu::may_alias]] = const uint64_t;
   auto* words = reinterpret_cast<Word*>(&shared);
   const auto load = [&](size_t n) { return __atomic_load_n(words + n, __ATOMIC_ACQUIRE); };
-  for (int tries = 0; tries < kTries; ++tries) {
+  for (int reads = 0; reads < kMostReads; ++reads) {
     uint64_t copied[kWords];
     for (size_t n = 0; n < kWords; ++n) copied[n] = load(n);
     if (copied[0] == 0) return false;
@@ -498,13 +507,13 @@ bool copy_whole(const segment::Advice& shared, segment::Advice* copy) {
   return false;
 }
 
-// Copies text from the shared file, which any process of the user may have written: terminates it and
+// Copies text from the shared file, which any process of the user may have written. Terminates the text, and
 // replaces spaces and characters that are not printable ASCII.
 template <size_t n>
 void copy_printable(const char (&from)[n], char (&to)[n]) {
-  size_t at = 0;
-  for (; at + 1 < n && from[at] != 0; ++at) to[at] = from[at] > 0x20 && from[at] < 0x7f ? from[at] : '_';
-  std::memset(to + at, 0, n - at);
+  size_t i = 0;
+  for (; i + 1 < n && from[i] != 0; ++i) to[i] = from[i] > 0x20 && from[i] < 0x7f ? from[i] : '_';
+  std::memset(to + i, 0, n - i);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
-"""The releases of torch for which packages can contain adapters, and a virtual environment with each.
+"""The releases of torch for which the packages of foreshock can contain adapters, and a virtual environment with each.
 
-An adapter connects libforeshock.so with one commit of torch, so adapters for other releases are built on the user's
-machine. One release per minor version is tested (`./dev test-torch`). CPU and CUDA wheels of it have the same adapter.
+An adapter connects libforeshock.so with one commit of torch. Adapters for other releases are built on the user's
+machine. `./dev test-torch` tests RELEASES, one per minor version. A release has one adapter for CPU and CUDA wheels.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PLACE = ROOT / "build" / "torch"
+ENVIRONMENTS = ROOT / "build" / "torch"
 
 RELEASES = ["2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"]
 
@@ -20,9 +20,9 @@ RELEASES = ["2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2
 def python_with(release: str) -> Path:
     """The Python of a virtual environment with this torch, installed from a package index if it does not exist. A CUDA
     build needs about 5 GB of disk."""
-    folder = PLACE / release
+    folder = ENVIRONMENTS / release
     python = folder / "bin" / "python"
-    if (folder / "ready").exists():
+    if (folder / "ready").exists():  # created last, so that an interrupted installation is repeated
         return python
     print(f"package: installing torch {release} into {folder}", flush=True)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,5 +1,6 @@
-// Sums the differences of pairs in vectors (Highway compiles that part once per instruction set), and a block
-// with values that are not finite one by one.
+// Sums the differences b[n] - a[n] of two arrays, block by block. A block is summed in vectors (Highway
+// compiles sum_vectors() once per instruction set), or, if it has a value that is not finite, one pair after
+// the other.
 #include "shadow/difference.h"
 
 #include <algorithm>
@@ -38,8 +39,8 @@ hn::Vec<Lanes> load(const char* at) {
   }
 }
 
-// Sums the first `count` pairs; `count` must be a multiple of two vectors. If a value is not finite,
-// sum_magnitude is not finite either.
+// Sums the first `count` pairs; `count` must be a multiple of the values in two vectors. If a value is not
+// finite, sum_magnitude is not finite either.
 template <DType kA, DType kB>
 void sum_pairs(const char* a, const char* b, size_t count, Difference* sums) {
   const Lanes d;
@@ -78,7 +79,8 @@ void sum_pairs_with(DType b_type, const char* a, const char* b, size_t count, Di
   }
 }
 
-// Returns how many pairs were summed. Fewer than two vectors of pairs remain.
+// Sums whole groups of two vectors. Returns the number of pairs summed; the pairs after them remain to be
+// summed.
 size_t sum_vectors(const char* a, DType a_type, const char* b, DType b_type, size_t count, Difference* sums) {
   const size_t whole = count - count % (2 * hn::Lanes(Lanes()));
   switch (a_type) {
@@ -107,10 +109,11 @@ namespace {
 
 HWY_EXPORT(sum_vectors);
 
-// Elements per block. Large, so that the elements after the last whole vector cost little. Small, so that a
-// block with a value that is not finite can be summed again one by one.
+// Elements per block. A larger block would make it expensive to sum a block with a value that is not finite
+// again, one by one. A smaller block would make the elements after its last whole vector expensive.
 constexpr size_t kBlock = 4096;
 
+// Sums the pairs [first, end) and counts those with a value that is not finite.
 Difference one_by_one(const char* a, DType type_a, const char* b, DType type_b, size_t first, size_t end) {
   Difference sums;
   for (size_t n = first; n < end; ++n) {

@@ -1,6 +1,7 @@
 // Makes the table of all loss events, the table of warnings, and one section for each loss event. A sign is a detector
-// that left level quiet ("moved") before the event; event.before has all signs, the most reliable first.
-const OPEN = 3;   // the first sections are open when the page is loaded
+// that left level quiet ("moved") before the event; event.before has all signs, the most reliable first. words.js has
+// known(), count(), sentence() and before(lead), which writes a number of steps as "12 steps before".
+const OPEN = 3;   // number of sections that are open when the page is loaded
 const CURVES = 6; // most curves of detectors in a section
 const UNSEEN = 8; // steps; a longer gap between a detector's values is shown as uncertainty about when it moved
 const OF_GRADIENT = ['gradient_norm', 'gradient_growth']; // detectors whose input is the gradient norm, which has a chart anyway
@@ -8,7 +9,7 @@ const OF_GRADIENT = ['gradient_norm', 'gradient_growth']; // detectors whose inp
 const place = (sign) => (known(sign.layer) ? `layer ${sign.layer}` : 'the whole model');
 const ranksOf = (event) => `${event.ranks.length > 1 ? 'ranks' : 'rank'} ${event.ranks.slice(0, 8).join(', ')}${event.ranks.length > 8 ? ', …' : ''}`;
 
-// When the detector moved. In a gap between its values it may have been any step.
+// When the detector moved. If it had no values for unseen_steps steps, it may have moved at any of these.
 const moved = (sign) => (sign.unseen_steps > UNSEEN ? `${count(sign.lead_steps)} to ${count(sign.lead_steps + sign.unseen_steps)} steps before: too few samples to say` : before(sign.lead_steps));
 
 function signTable(event) {
@@ -18,6 +19,7 @@ function signTable(event) {
     known(sign.warn_step) ? before(sign.warn_lead_steps) : 'no', element('span', { className: 'sure', textContent: event.before.findIndex((s) => s.detector === sign.detector) < i ? 'as above' : sign.sure })]));
 }
 
+// Draws the charts of an event's section: loss, gradient norm, a changed learning rate, and the inputs of detectors.
 function drawCurves(parent, event) {
   if (!window.Chart) return parent.append(element('p', { className: 'quiet', textContent: 'Made without a chart library: words only.' }));
   const box = () => parent.appendChild(element('div', { className: 'chart small' }));
@@ -50,7 +52,7 @@ function eventSection(event) {
     drawCurves(curves, event);
   };
   details.addEventListener('toggle', draw);
-  details.draw = draw;
+  details.draw = draw;  // page.js calls it for sections that are open from the start, and before printing
   return element('section', { id: 'event-' + event.number, className: 'event' }, details);
 }
 

@@ -1,8 +1,8 @@
 'use strict';
-// Reads the report's data (the JSON of `foreshock report --json`) and defines how values and lists are written. Names in
-// it come from a trainer and are not trusted, so every text goes through textContent. Unknown values are null.
+// Reads the report's data (the JSON of `foreshock report --json`) and defines how values and lists are written. Names
+// in the data come from a trainer and are not trusted, so every text goes through textContent. Unknown values are null.
 
-// Makes the blanks inside "12 345" narrow and non-breaking.
+// Makes the blanks inside a number such as "12 345" narrow and non-breaking.
 const unbroken = (_, value) => (typeof value === 'string' ? value.replace(/(?<=\d) (?=\d{3}(?!\d))/g, '\u202F') : value);
 const report = JSON.parse(document.getElementById('report-data').textContent, unbroken);
 
@@ -33,6 +33,7 @@ function table(head, rows) {
     element('tbody', {}, ...rows.map((row) => element('tr', {}, ...row.map((content, i) => cell('td', content, i)))))));
 }
 
+// A fact's mark: the character before its text, and the character's tooltip.
 const MARKS = { quiet: ['\u2713', 'nothing unusual'], notable: ['\u25B2', 'notable'], unknown: ['?', 'not known'] };
 // Returns the nodes of a <dl> for facts of {name, text, mark}.
 function facts(list) {
@@ -42,5 +43,5 @@ function facts(list) {
 // Shows text between backquotes as code.
 const withCode = (text) => text.split('`').map((part, i) => (i % 2 ? element('code', { textContent: part }) : part));
 const bullets = (list) => element('ul', {}, ...list.map((text) => element('li', {}, ...withCode(text))));
-// A level of a detector. "moved" is the page's word for level watch.
+// The level "watch" or "warn" of a detector. The page writes "moved" for "watch".
 const level = (name) => element('span', { className: 'level ' + name, textContent: name === 'warn' ? '\u25B2 warned' : '\u25CB moved' });

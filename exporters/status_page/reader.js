@@ -1,8 +1,9 @@
-// Keyboard access to the charts. The arrow keys move a cursor in the loss chart, every chart shows it as a line, and
-// the values at its step are shown as text.
+// Keyboard access to the charts. The arrow keys move a cursor (a step) in the loss chart. Every chart shows the cursor
+// as a line, and the values at its step are shown as text. charts.js has CHARTS and points(), lanes.js the lanes: the
+// rows of the page that show the episodes of detectors.
 
 class StepReader {
-  // `redraw()` must draw all charts again, with the cursor.
+  // `chart`: the loss chart. `redraw()` must draw all charts again, with the cursor.
   constructor(chart, redraw) {
     this.chart = chart;
     this.redraw = redraw;
@@ -26,8 +27,8 @@ class StepReader {
     setText(byId("step-values"), "");
   }
 
-  // Steps that a point of the charts covers.
-  width() {
+  // The largest number of steps that one point of a chart covers.
+  stepsPerPoint() {
     return Math.max(...this.tables.map((table) => table.steps_per_point));
   }
 
@@ -36,8 +37,9 @@ class StepReader {
     return [...new Set(this.tables.flatMap((table) => points(table, "loss").map((p) => p.x)))].sort((a, b) => a - b);
   }
 
-  // Handles a key. `at`, `to` and `marks` are indices of `steps`; without a cursor, `at` is behind the last one. Up and
-  // down go to the previous and next warning or loss event, Escape removes the cursor.
+  // Handles a key. Left, right, page up and page down move the cursor by 1 or 16 steps of `steps`, up and down move it
+  // to the previous or next warning or loss event, Escape removes it. `at` (the cursor), `to` (its new place) and
+  // `marks` (warnings and loss events) are indices of `steps`. Without a cursor, `at` is behind the last index.
   move(event) {
     if (!this.tables?.length || event.ctrlKey || event.altKey || event.metaKey) return;
     const steps = this.steps(), last = steps.length - 1;
@@ -55,7 +57,7 @@ class StepReader {
   // The values of all charts and the events at the cursor, as text.
   words() {
     if (this.step === null) return "";
-    const first = this.step - this.width() + 1, texts = [];
+    const first = this.step - this.stepsPerPoint() + 1, texts = [];
     for (const { name, column, text } of CHARTS) {
       const values = this.tables.flatMap((table) => points(table, column).filter((p) => p.x === this.step).map((p) => [table.rank, p.y]));
       const [low, high] = [smallest(values.map(([, y]) => y)), largest(values.map(([, y]) => y))];

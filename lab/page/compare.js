@@ -1,22 +1,23 @@
 // The page of `foreshock compare --report`: charts and tables of the distances between checkpoints a and b of each
 // pair. `study` (report.js) is the JSON of lab/comparison_report.h. W1 is the Wasserstein distance; d = b - a.
 (() => {
-  // What a chart can show: title, and value of a tensor's entry in the JSON. a: the weights of checkpoint a.
+  // What a chart can show: its title, and its value of an entry of the JSON (one tensor of one pair, or the pooled
+  // tensors of a pair). In the titles, a are the weights of checkpoint a, and d = b - a.
   const STATISTICS = {
-    w1_relative: ['W1 / mean |a|', (d) => ratio(d.w1, d.magnitude)],
-    w1: ['W1', (d) => d.w1],
-    mean_abs_relative: ['mean |d| / mean |a|', (d) => ratio(d.mean_abs, d.magnitude)],
-    mean_abs: ['mean |d|', (d) => d.mean_abs],
-    relative_l2: ['relative L2', (d) => d.relative_l2],
-    max_abs: ['max |d|', (d) => d.max_abs],
-    w1_over_mean_abs: ['W1 / mean |d|: near 1 drift, near 0 noise', (d) => d.w1_over_mean_abs],
-    w1_over_floor: ['W1 / noise floor', (d) => ratio(d.w1, d.w1_noise_floor)],
+    w1_relative: ['W1 / mean |a|', (e) => ratio(e.w1, e.magnitude)],
+    w1: ['W1', (e) => e.w1],
+    mean_abs_relative: ['mean |d| / mean |a|', (e) => ratio(e.mean_abs, e.magnitude)],
+    mean_abs: ['mean |d|', (e) => e.mean_abs],
+    relative_l2: ['relative L2', (e) => e.relative_l2],
+    max_abs: ['max |d|', (e) => e.max_abs],
+    w1_over_mean_abs: ['W1 / mean |d|: near 1 drift, near 0 noise', (e) => e.w1_over_mean_abs],
+    w1_over_floor: ['W1 / noise floor', (e) => ratio(e.w1, e.w1_noise_floor)],
   };
-  // The columns of the tables: title, and value of an entry.
-  const FIGURES = [['values', (d) => d.elements], ['W1', (d) => d.w1], ['at least', (d) => d.w1_low],
-    ['at most', (d) => d.w1_high], ['noise floor', (d) => d.w1_noise_floor], ['mean |d|', (d) => d.mean_abs],
-    ['W1/mean |d|', (d) => d.w1_over_mean_abs], ['max |d|', (d) => d.max_abs], ['relative L2', (d) => d.relative_l2],
-    ['mean |a|', (d) => d.magnitude], ['not finite', (d) => d.non_finite_a + d.non_finite_b]];
+  // The columns of the tables: title, and value of an entry of the JSON.
+  const FIGURES = [['values', (e) => e.elements], ['W1', (e) => e.w1], ['at least', (e) => e.w1_low],
+    ['at most', (e) => e.w1_high], ['noise floor', (e) => e.w1_noise_floor], ['mean |d|', (e) => e.mean_abs],
+    ['W1/mean |d|', (e) => e.w1_over_mean_abs], ['max |d|', (e) => e.max_abs], ['relative L2', (e) => e.relative_l2],
+    ['mean |a|', (e) => e.magnitude], ['not finite', (e) => e.non_finite_a + e.non_finite_b]];
   const ROWS = 500;  // rows of the table of tensors
   const pairs = study.pairs;
 
@@ -25,11 +26,11 @@
 
   // A table with FIGURES. Entries are [labels, object of the JSON]; `names` are the headings of the labels.
   const figures = (names, entries) => table([...names, ...FIGURES.map(([name]) => name)],
-    entries.map(([labels, d]) => [...labels, ...FIGURES.map(([, value]) => short(value(d)))]), names.length);
+    entries.map(([labels, e]) => [...labels, ...FIGURES.map(([, value]) => short(value(e)))]), names.length);
 
   // All pairs side by side on one scale, as in Figure 8 of arXiv 2405.02803.
   function pooledChart(canvas) {
-    const bars = [['W1', (d) => d.w1], ['mean |d|', (d) => d.mean_abs], ['noise floor of W1', (d) => d.w1_noise_floor]];
+    const bars = [['W1', (e) => e.w1], ['mean |d|', (e) => e.mean_abs], ['noise floor of W1', (e) => e.w1_noise_floor]];
     const highest = Math.max(...pairs.flatMap((p) => bars.map(([, value]) => value(p.pooled) || 0)));
     return new Chart(canvas, {
       type: 'bar',
@@ -85,7 +86,7 @@
     return { panel: element('div', {}, controls, element('div', { className: 'chart' }, canvas)), redraw };
   }
 
-  // All tensors of all pairs, the farthest first. A long list is cut; a search box finds the others.
+  // All tensors of all pairs, in descending order of relative L2. A long list is cut; a search box finds the others.
   function tensorTable() {
     const all = pairs.flatMap((p) => p.tensors.map((t) => [[t.name, p.name, t.type_a === t.type_b ? t.type_a : `${t.type_a} and ${t.type_b}`], t]));
     all.sort(([, a], [, b]) => (b.relative_l2 ?? -1) - (a.relative_l2 ?? -1));
@@ -105,7 +106,7 @@
   function unlike() {
     const lists = pairs.flatMap((p) => {
       const [a, b] = [study.checkpoints[p.a], study.checkpoints[p.b]];
-      const both = (u) => `${u.name}: ${u.a} and ${u.b}`;
+      const both = (tensor) => `${tensor.name}: ${tensor.a} and ${tensor.b}`;
       return [[`only in ${a}`, p.only_in_a], [`only in ${b}`, p.only_in_b], ['not compared, shapes differ', p.shapes_differ.map(both)],
         ['not compared, no floating type of 16 bits or more', p.not_compared.map(both)], ['compared, though types differ', p.types_differ.map(both)]]
         .filter(([, names]) => names.length).map(([title, names]) => element('details', {},
@@ -119,11 +120,11 @@
   document.getElementById('summary').textContent =
     `How far apart the weights of ${study.checkpoints.length} checkpoints are: ${pairs.length} pair${pairs.length > 1 ? 's' : ''}, ` +
     `up to ${tensors} tensors, ${(study.bytes / 1e9).toPrecision(3)} GB in ${study.seconds.toFixed(1)} s.`;
-  const drawn = [];  // functions that draw the charts; called last, since a chart takes its size from the page
+  const drawings = [];  // functions that draw the charts; called last, since a chart takes its size from the page
   const frame = (draw) => {
     if (!window.Chart) return element('p', { textContent: 'built without the chart library: tables only' });
     const canvas = element('canvas');
-    drawn.push(() => draw(canvas));
+    drawings.push(() => draw(canvas));
     return element('div', { className: 'chart' }, canvas);
   };
   section('pooled', 'all tensors pooled', 'the pairs on one scale', frame(pooledChart),
@@ -131,12 +132,12 @@
     ...pairs.map((p) => element('div', { className: 'facts', textContent: `${p.name}: ${study.checkpoints[p.b]} against ${study.checkpoints[p.a]}` })));
   if (window.Chart) {
     const panel = tensorPanel();
-    drawn.push(panel.redraw);
+    drawings.push(panel.redraw);
     section('tensors', 'tensor by tensor', 'early layers to the left', panel.panel);
   }
   section('table', 'figures', 'farthest first', tensorTable());
   unlike();
-  drawn.forEach((draw) => draw());
+  drawings.forEach((draw) => draw());
   document.getElementById('setup').textContent =
     'W1 is the Wasserstein distance of the values of a and b, d = b − a value by value; W1 ≤ mean |d|, and their ratio is near 1 for a ' +
     'drift, near 0 for noise. The noise floor is the W1 of independent draws of one law. ' +

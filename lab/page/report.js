@@ -1,5 +1,6 @@
 'use strict';
-// What the scripts of report pages share: the data of the page, its colours, and functions that make elements.
+// What the scripts of report pages (lab.js, compare.js) share: the page's data `study`, its colours, and functions that
+// make elements. The page has empty elements "contents" and "sweeps", which section() fills.
 const study = JSON.parse(document.getElementById('study').textContent);
 const COLOURS = ['#2f6db5', '#d1662b', '#1a7f4b', '#8a4fb0', '#b3372e', '#14889a', '#a3801c', '#c24f8e',
   '#57636f', '#5a9e32', '#3f3d9e', '#946048'];
@@ -18,9 +19,9 @@ const short = (x) => {
 };
 const unique = (values) => [...new Set(values)];
 
-// Rows of texts; the first `names` columns have names, the others numbers.
-function table(head, rows, names = 1) {
-  const cells = (row, tag) => row.map((text, i) => element(tag, { textContent: text, className: i < names ? 'name' : '' }));
+// A table of texts. The first `nameColumns` columns have names, the others numbers.
+function table(head, rows, nameColumns = 1) {
+  const cells = (row, tag) => row.map((text, i) => element(tag, { textContent: text, className: i < nameColumns ? 'name' : '' }));
   return element('div', { className: 'scroll' }, element('table', {}, element('thead', {}, element('tr', {}, ...cells(head, 'th'))),
     element('tbody', {}, ...rows.map((row) => element('tr', {}, ...cells(row, 'td'))))));
 }

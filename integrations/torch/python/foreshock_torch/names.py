@@ -22,17 +22,18 @@ class Named(NamedTuple):
     """The name of a parameter, and the framework's number of the layer that contains it."""
 
     name: str
-    layer: str = ""  # path of the module that has the number, within its model; "": none
+    layer: str = ""  # path, within its model, of the module to which the framework gave the number; "": no number
     number: int | None = None
     model: str = ""  # prefix of the name if several models have parameters of the same name
 
 
 def naming_order(name: str, is_trained: bool) -> tuple[bool, bool, int]:
-    """Sort key: the core keeps a limited number of names, so the parameters that identify attention layers go first.
+    """Sort key. libforeshock.so keeps a limited number of names, so the parameters that identify attention layers go
+    first.
 
     The layer of an attention call is found by the weight of its query projection, if that weight is trained. So trained
-    weights go first, of these the ones with a name in QUERY_WORDS, and then paths with few numbers: the many experts of
-    a model are numbered within a numbered layer.
+    weights go first, and among these the weights with a name in QUERY_WORDS. Of two such weights, the one with fewer
+    numbers in its path goes first, since the many experts of a model are numbered within a numbered layer.
     """
     word = name.removesuffix(".weight").rpartition(".")[2].lower()
     return not is_trained, word not in QUERY_WORDS, len(_NUMBER.findall(name))
@@ -65,8 +66,8 @@ def _split_at_number(name: str) -> tuple[str, int] | None:
 
 
 def _distinct_part(prefix: str, prefixes: set[str]) -> str:
-    """The shortest beginning of `prefix` that no other path in `prefixes` has, without the beginning that all have:
-    "decoder" for "model.decoder.layers" beside "model.encoder.layers". "" if it is the only path."""
+    """The shortest beginning of `prefix` that no other path in `prefixes` has, without the beginning that all of them
+    share: "decoder" for "model.decoder.layers" beside "model.encoder.layers". "" if `prefix` is the only path."""
     if len(prefixes) < 2 or prefix not in prefixes:
         return ""
     paths = [p.split(".") for p in prefixes]
@@ -86,7 +87,8 @@ def _attention_of(matrix: str) -> str:
 
 
 def _blocks_in_stages(matrices: list[str]) -> set[str]:
-    """Paths of numbered blocks inside numbered modules, such as layers.0.blocks.3 of Swin. `matrices`: 2-D parameters.
+    """Paths of numbered blocks inside numbered modules, such as layers.0.blocks.3 of the vision model Swin. `matrices`:
+    names of the 2-D parameters.
 
     A block is the innermost numbered module around a query projection that has matrices in several of its children,
     hence also outside its attention. So lists of heads and lists of experts contain no blocks.
@@ -94,16 +96,16 @@ def _blocks_in_stages(matrices: list[str]) -> set[str]:
     children: dict[str, set[str]] = {}  # {numbered module: its children with matrices}
     for name in matrices:
         parts = name.split(".")
-        for at, part in enumerate(parts[:-1]):
+        for i, part in enumerate(parts[:-1]):
             if part.isdigit():
-                children.setdefault(".".join(parts[: at + 1]), set()).add(parts[at + 1])
+                children.setdefault(".".join(parts[: i + 1]), set()).add(parts[i + 1])
     blocks = set()
     for module in filter(None, map(_attention_of, matrices)):
         parts = module.split(".")
-        numbered = [at for at, part in enumerate(parts[:-1]) if part.isdigit()]
+        numbered = [i for i, part in enumerate(parts[:-1]) if part.isdigit()]  # positions of the numbers in the path
         if len(numbered) < 2:
             continue
-        candidates = (at for at in reversed(numbered) if len(children[".".join(parts[: at + 1])]) > 1)
+        candidates = (i for i in reversed(numbered) if len(children[".".join(parts[: i + 1])]) > 1)
         innermost = next(candidates, numbered[0])
         if innermost != numbered[0]:  # else the outermost module is the block, and one number identifies it
             blocks.add(".".join(parts[: innermost + 1]))
@@ -121,7 +123,8 @@ def _without_numbers(path: str) -> str:
 
 
 def _numbers_in(path: str) -> list[tuple[str, str]]:
-    """Each number with the path before it: layers.0.blocks.3 gives [("layers", "0"), ("blocks", "3")]."""
+    """Each number with the words between it and the number before: layers.0.blocks.3 gives [("layers", "0"),
+    ("blocks", "3")]."""
     found, words = [], []
     for part in path.split("."):
         if part.isdigit():
@@ -137,10 +140,10 @@ def _block_label(block: str, blocks: set[str]) -> str:
     example 000.encoder.001 if there is also 000.decoder.001."""
     own, others = _numbers_in(block), [_numbers_in(other) for other in blocks]
     label = []
-    for at, (words, number) in enumerate(own):
-        # The words before number `at` in all blocks whose earlier numbers are the same.
-        siblings = {o[at][0] for o in others if len(o) > at and [n for _, n in o[:at]] == [n for _, n in own[:at]]}
-        if at > 0 and (tower := _distinct_part(words, {s for s in siblings if s})):
+    for i, (words, number) in enumerate(own):
+        # The words before number `i` in all blocks whose earlier numbers are those of this block.
+        siblings = {o[i][0] for o in others if len(o) > i and [n for _, n in o[:i]] == [n for _, n in own[:i]]}
+        if i > 0 and (tower := _distinct_part(words, {s for s in siblings if s})):
             label.append(tower)
         label.append(f"{int(number):03d}")
     return ".".join(label)
@@ -148,7 +151,8 @@ def _block_label(block: str, blocks: set[str]) -> str:
 
 def _further_attention(matrices: list[str], layers: dict[str, str]) -> dict[str, str]:
     """{path: words} of every attention module of a layer except the first one, such as the cross attention of a
-    decoder. The words distinguish it from the others of its layer. `layers`: {matrix: layer label}."""
+    decoder. The words distinguish the module from the other attention modules of its layer. `layers`: {matrix: label
+    of its layer}."""
     modules: dict[str, dict[str, str]] = {}  # {layer label: {path without numbers: path}}
     for name in matrices:
         if module := _attention_of(name):
@@ -161,7 +165,8 @@ def _further_attention(matrices: list[str], layers: dict[str, str]) -> dict[str,
 
 
 def layer_labels(matrices: list[str], names: list[str]) -> dict[str, str]:
-    """{name: label of its layer}, at most LABEL_BYTES characters. `matrices`: names of the 2-D parameters."""
+    """{name: label of its layer} for `names`. Of a longer label the last LABEL_BYTES characters stay. `matrices`: names
+    of the 2-D parameters."""
     prefixes = {split[0] for name in matrices if (split := _split_at_number(name))}
     blocks = _blocks_in_stages(matrices)
 
@@ -172,7 +177,7 @@ def layer_labels(matrices: list[str], names: list[str]) -> dict[str, str]:
         stack, number = split  # "encoder.layers", 3
         tower = _distinct_part(stack, prefixes) if stack in prefixes else stack
         block = _innermost_around(name, blocks)
-        blocks_of_stack = {other for other in blocks if (_split_at_number(other + ".") or ("",))[0] == stack}
+        blocks_of_stack = {other for other in blocks if (_split_at_number(other) or ("",))[0] == stack}
         numbers = _block_label(block, blocks_of_stack) if block else f"{number:03d}"
         return f"{tower}.{numbers}".lstrip(".")
 
@@ -185,17 +190,17 @@ def layer_labels(matrices: list[str], names: list[str]) -> dict[str, str]:
 
 
 def numbered_labels(rows: list[Named]) -> dict[str, str]:
-    """{name: label} of the parameters whose layer has a number of the framework (Megatron).
+    """{name: label} of the parameters whose layer has a number from the framework (Megatron).
 
-    Such a number counts over all pipeline stages; numbers in a path start again in each stage. A stack of layers is
-    left out if two of its layers have the same number (for example, if all are 1).
+    The framework counts layers over all pipeline stages; the numbers in a path start again in each stage. A stack of
+    layers is left out if two of its layers have the same number from the framework (for example, if all are 1).
     """
     layers: dict[tuple[str, int], set[tuple[str, str]]] = {}  # {(stack, number): layers with this number}
     numbered = [row for row in rows if row.number is not None]
     for row in numbered:
         layers.setdefault((_stack_path(row), row.number), set()).add((row.model, row.layer))
     stacks = {_stack_path(row) for row in numbered}
-    doubtful = {stack for (stack, _), those in layers.items() if len(those) > 1}
+    doubtful = {stack for (stack, _), same_number in layers.items() if len(same_number) > 1}
     return {
         row.name: f"{_distinct_part(_stack_path(row), stacks)}.{row.number:03d}".lstrip(".")[-LABEL_BYTES:]
         for row in numbered
