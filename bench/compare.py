@@ -22,7 +22,7 @@ BOUND = 2.5  # compare may take this many times as long as reading
 
 def write_pair(directory: pathlib.Path, megabytes: int, store, width: int) -> list[pathlib.Path]:
     """Writes a model of tensors with 32 Mi values each, and the same model after a step of training. `store` converts
-    values to (dtype, shape, bytes), of `width` bytes each."""
+    the values of a tensor to (dtype, shape, bytes); a stored value has `width` bytes."""
     count = 1 << 25
     weights = np.random.default_rng(1).normal(0, 0.02, count).astype(np.float32)
     update = np.random.default_rng(2).normal(0, 1e-5, count).astype(np.float32)
@@ -45,7 +45,7 @@ def timed(command: list[str]) -> tuple[float, float]:
 
 
 def measure(name: str, paths: list[pathlib.Path]) -> None:
-    """Prints the best time of each command."""
+    """Prints the best wall and CPU seconds of each command."""
     files = [str(path) for path in paths]
     # The two commands alternate, so that other work on the machine affects both.
     runs = [

@@ -2,15 +2,16 @@
 
     python bench/overhead.py [--short] [--sets 4] [--rounds 40] [--wall] [--only parts|processes]
 
-Three kinds of the same small training take turns of a few steps: a plain process, one under `foreshock run` that never
-samples, and one under `foreshock run` with default options. A round is one turn of each, in random order. A set is one
-process of each kind, all with one thread on the same core, so that they differ only in the monitor. Two processes of
-one kind still differ (in the layout of their memory), so there are several sets. The agent runs on another core.
+Three kinds of the same small training take turns of a few steps: a plain process (`plain`), one under `foreshock run`
+that never samples (`unsampled`), and one under `foreshock run` with default options (`default`). A round is one turn of
+each kind, in random order. A set is one process of each kind, all with one thread on the same core, so that they differ
+only in the monitor. Two processes of one kind still differ in the layout of their memory, so there are several sets.
+The agent runs on another core.
 
 Time is the CPU time of the trainer. It excludes the time of other processes on the core, so the figures are also valid
 on a shared machine. With --wall it is wall time, which needs an idle machine. The CPU time of the agent, the process
-that judges samples, is printed in a separate line, as a share of one core. `ours` is the cost of the same turns as the
-monitor measures it (for --max-slowdown).
+that judges samples, is printed in a separate line, as a share of one core. The line `ours` has the cost that the
+monitor itself measures in the same turns, by which it keeps --max-slowdown.
 
 `by parts` is more accurate if two turns of one process differ by more than the goal. It adds the costs of three parts:
 work at each step (`step`), copies of parts of attention calls (slices), and snapshots of weights. `step` is measured in
@@ -19,8 +20,9 @@ training that takes one at every step, so that their cost is larger than the noi
 switch the monitor between turns; each turn with the monitor on is compared with the turns before and after it. The sum
 is the cost of a step, of a slice and of a snapshot, each times its number per step in an undisturbed default training.
 
-Printed: the median over the rounds of time with / time without - 1, and its 95 % interval from a bootstrap that draws
-sets, then rounds within them. Goals: at most 0.3 % without samples and 1 % by default. A missed goal is only printed.
+Each line has the median over the rounds of (time with the monitor / time without it) - 1, and its 95 % interval from a
+bootstrap that draws sets, then rounds within them. The goals are at most 0.3 % without samples and 1 % by default. A
+missed goal is only printed.
 """
 
 from __future__ import annotations
@@ -34,29 +36,31 @@ from typing import Any, NamedTuple
 
 from turns.trainers import KINDS, OFTEN, Rounds, interval, one_of_each, slices_of
 
-GOALS = {"unsampled": 0.003, "default": 0.01}
-DEFAULT_STEPS = 1024  # length of the default training; several weight intervals
-SHORT_DEFAULT_STEPS = 64
+GOALS = {"unsampled": 0.003, "default": 0.01}  # by kind: slowdown
+DEFAULT_STEPS = 1024  # length of the default training; several intervals between snapshots of a weight
+SHORT_DEFAULT_STEPS = 64  # the same with --short
 LEAST_ROUNDS = 20  # rounds of a set; with fewer, an interval is not meaningful
 SHORT_SECONDS = 45  # --short starts no further round after this time
 
 
 def verdict(high: float, low: float, goal: float, sets: int, rounds: int) -> str:
-    """Whether the interval from `low` to `high` is below the goal: all of it (met), a part, or nothing (missed)."""
+    """Whether the interval from `low` to `high` is below the goal: all of it ("met"), a part of it ("not shown"), or
+    no part ("missed")."""
     if sets < 2 or rounds < LEAST_ROUNDS:
         return "too few rounds"
     return "met" if high <= goal else "not shown" if low <= goal else "missed"
 
 
 def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> None:
-    """Compares processes of the three kinds. `steps`: of a turn. `warm_up`: first steps, which are not measured."""
-    ratios: dict[str, list[list[float]]] = {kind: [] for kind in GOALS}
+    """Compares processes of the three kinds. `steps`: steps of a turn. `warm_up`: first steps, which are not measured.
+    `clock`: "cpu" or "wall"."""
+    slowdowns: dict[str, list[list[float]]] = {kind: [] for kind in GOALS}  # by kind, set and round
     ours, agent, sampled = [], [], 0
     for number in range(sets):
         with one_of_each("gpt", tuple(KINDS), cores) as trainers:
             for trainer in trainers.values():
                 trainer.turn(warm_up)
-            kept: dict[str, list[float]] = {kind: [] for kind in GOALS}
+            in_set: dict[str, list[float]] = {kind: [] for kind in GOALS}
             agent_begin, default_seconds = trainers["default"].agent_cpu_seconds(), 0.0
             random_order = random.Random(number)
             for _ in rounds:
@@ -64,18 +68,18 @@ def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str,
                 random_order.shuffle(order)
                 took = {kind: trainers[kind].turn(steps) for kind in order}
                 for kind in GOALS:
-                    kept[kind].append(took[kind][clock] / took["plain"][clock] - 1)
+                    in_set[kind].append(took[kind][clock] / took["plain"][clock] - 1)
                 default_seconds += took["default"]["wall"]
             agent.append((trainers["default"].agent_cpu_seconds() - agent_begin) / default_seconds)
             for kind in GOALS:
-                ratios[kind].append(kept[kind])
+                slowdowns[kind].append(in_set[kind])
             rank = trainers["default"].finish()
             ours.append(rank["slowdown_ratio"])
             sampled += slices_of(rank)
-    count = f"{sets} sets x {len(ratios['default'][-1])} rounds of {steps} steps, {clock} time"
+    count = f"{sets} sets x {len(slowdowns['default'][-1])} rounds of {steps} steps, {clock} time"
     for kind, goal in GOALS.items():
-        middle, low, high = interval(ratios[kind])
-        word = verdict(high, low, goal, sets, len(ratios[kind][-1]))
+        middle, low, high = interval(slowdowns[kind])
+        word = verdict(high, low, goal, sets, len(slowdowns[kind][-1]))
         print(f"{kind:<10} {middle:+.2%}  [{low:+.2%}, {high:+.2%}]  goal {goal:.1%}: {word}   ({count})", flush=True)
     print(
         f"{'ours':<10} {statistics.median(ours):+.2%}  as the monitor accounts for it, its agent's CPU included; "
@@ -89,17 +93,18 @@ class Switched(NamedTuple):
     """Results of trainings whose monitor was switched off and on."""
 
     added: list[list[float]]  # by set and round: seconds that the monitor adds to a step
-    seconds: float  # of a step with the monitor off
-    slices: float  # per step with the monitor on
-    snapshots: float  # per step with the monitor on
+    seconds: float  # seconds of a step with the monitor off
+    slices: float  # number of slices per step with the monitor on
+    snapshots: float  # number of weight snapshots per step with the monitor on
 
-    def each(self, count: float) -> tuple[float, float, float]:
+    def seconds_of_one(self, count: float) -> tuple[float, float, float]:
         """Seconds of one slice or snapshot, if a step has `count` of them: middle, low, high."""
         return tuple(seconds / count for seconds in interval(self.added))
 
 
 def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> Switched:
-    """Measures a training whose monitor is paused in every other turn. `kind`: one of OFTEN."""
+    """Measures a training whose monitor is paused in every other turn. `kind`: a key of OFTEN, the trainings that take
+    a slice ("slices") or a snapshot ("weights") at every step."""
     added, plain, slices, snapshots, on_steps = [], [], 0, 0, 0
     for _ in range(sets):
         with one_of_each("gpt", (kind,), cores) as trainers:
@@ -115,7 +120,7 @@ def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clo
             off.append(trainer.turn(steps)[clock] / steps)
             trainer.switch("resume")  # a paused trainer would not report its end
             rank = trainer.finish()
-        added.append([now - (a + b) / 2 for now, a, b in zip(on, off[:-1], off[1:], strict=True)])
+        added.append([with_it - (a + b) / 2 for with_it, a, b in zip(on, off[:-1], off[1:], strict=True)])
         plain += off
         slices += slices_of(rank)
         snapshots += rank["weights"]["snapshots"]
@@ -126,24 +131,25 @@ def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clo
 def measure_parts(
     per_step: tuple[float, float, float], sets: int, rounds: Rounds, default_steps: int, **how: Any
 ) -> None:
-    """Prints the sum of the parts. `per_step`: seconds that the monitor adds to every step: middle, low, high."""
+    """Prints the sum of the parts. `per_step`: seconds that the monitor adds to every step: middle, low, high. `how`:
+    the further arguments of switched()."""
     often = {kind: switched(kind, sets, rounds, **how) for kind in OFTEN}
     slices, weights = often["slices"], often["weights"]
-    per_slice, per_snapshot = slices.each(slices.slices), weights.each(weights.snapshots)
+    per_slice, per_snapshot = slices.seconds_of_one(slices.slices), weights.seconds_of_one(weights.snapshots)
     with one_of_each("gpt", ("default",), how["cores"]) as trainers:
         trainers["default"].turn(default_steps)
         rank = trainers["default"].finish()
-    of_slices = slices_of(rank) / rank["steps"]
-    of_snapshots = rank["weights"]["snapshots"] / rank["steps"]
+    slices_per_step = slices_of(rank) / rank["steps"]
+    snapshots_per_step = rank["weights"]["snapshots"] / rank["steps"]
     seconds = statistics.median([slices.seconds, weights.seconds])
     # The bounds are added, which assumes that all errors have the same direction.
     middle, low, high = (
-        (step + of_slices * one_slice + of_snapshots * snapshot) / seconds
+        (step + slices_per_step * one_slice + snapshots_per_step * snapshot) / seconds
         for step, one_slice, snapshot in zip(per_step, per_slice, per_snapshot, strict=True)
     )
     count = f"{sets} sets x {len(slices.added[-1])} rounds of {how['steps']} steps of {seconds * 1e3:.0f} ms"
     for name, (one, least, most), rate in (
-        ("slice", per_slice, of_slices), ("snapshot", per_snapshot, of_snapshots)
+        ("slice", per_slice, slices_per_step), ("snapshot", per_snapshot, snapshots_per_step)
     ):  # fmt: skip
         print(
             f"{name:<10} {one * 1e6:+.0f} us  [{least * 1e6:+.0f}, {most * 1e6:+.0f}]  each; {rate:.2g} of them a step "
@@ -155,24 +161,24 @@ def measure_parts(
 
 
 def measure_step(sets: int, rounds: Rounds, steps: int, cores: list[int]) -> tuple[float, float, float]:
-    """Seconds that the monitor adds to a step without a sample: middle, low, high."""
+    """Seconds of CPU time that the monitor adds to a step without a sample: middle, low, high. Prints them too."""
     added, plain = [], []
     for number in range(sets):
         with one_of_each("step", ("plain", "unsampled"), cores) as trainers:
             for trainer in trainers.values():
                 trainer.turn(4 * steps)
-            random_order, kept = random.Random(number), []
+            random_order, in_set = random.Random(number), []
             for _ in rounds:
                 order = ["plain", "unsampled"]
                 random_order.shuffle(order)
                 took = {kind: trainers[kind].turn(steps)["cpu"] / steps * 1e6 for kind in order}
-                kept.append(took["unsampled"] - took["plain"])
+                in_set.append(took["unsampled"] - took["plain"])
                 plain.append(took["plain"])
-            added.append(kept)
+            added.append(in_set)
     middle, low, high = interval(added)
     print(
         f"{'step':<10} {middle:+.1f} us  [{low:+.1f}, {high:+.1f}]  on a step of {statistics.median(plain):.0f} us "
-        f"with one attention call each way   ({sets} sets x {len(kept)} rounds of {steps} steps, cpu time)",
+        f"with one attention call each way   ({sets} sets x {len(in_set)} rounds of {steps} steps, cpu time)",
         flush=True,
     )
     return middle / 1e6, low / 1e6, high / 1e6

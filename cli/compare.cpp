@@ -1,4 +1,5 @@
-// foreshock compare: measures the distances between the weights of checkpoints and writes the results.
+// foreshock compare: measures the distances between the weights of checkpoints. Prints a table, and writes
+// JSON and a page if wanted.
 #include <algorithm>
 #include <cstdio>
 #include <thread>
@@ -14,7 +15,7 @@
 namespace foreshock::cli {
 namespace {
 
-constexpr WordOption kWords[] = {
+constexpr WordOption kOptions[] = {
     {"--pair", "NAME A B", "add this pair; may be repeated, also without A B [C ...]", 3},
     {"--top", "COUNT", "print this many tensors of each pair, the most distant first; 0: all [10]"},
     {"--json", "FILE", "write all results as JSON"},
@@ -26,7 +27,7 @@ constexpr WordsHelp kHelp = {
     "compare A B [C ...] [options]",
     "measure how far apart the weights of checkpoints are, for each tensor and pooled: B, C, ... each "
     "against A",
-    kWords,
+    kOptions,
     "Example: foreshock compare before.safetensors after.safetensors\n\n"
     "A checkpoint is a safetensors file, the index of a sharded one (model.safetensors.index.json), or a "
     "directory.\n\n"
@@ -41,9 +42,9 @@ int failed(const std::string& problem) {
 struct Request {
   std::vector<std::string> paths;  // without duplicates; pairs refer to them by index
   std::vector<lab::PairOfCheckpoints> pairs;
-  std::string json_path, page_path;
+  std::string json_path, page_path;  // "": the output is not wanted
   uint64_t threads = std::max(1u, std::thread::hardware_concurrency());
-  uint64_t top = 10;
+  uint64_t top = 10;  // tensors printed for each pair; 0: all
 };
 
 // Returns the index of `path` in `*paths`, to which it is added if it is not there.
@@ -53,10 +54,12 @@ size_t index_of(const std::string& path, std::vector<std::string>* paths) {
   return static_cast<size_t>(found - paths->begin());
 }
 
+// Reads a number from `least` to 2^20. Returns false if `text` is not such a number.
 bool to_count(const std::string& text, uint64_t least, uint64_t* count) {
   return lab::read_number(text, count) && *count >= least && *count <= 1 << 20;
 }
 
+// Fills in the request. Returns "" or an error.
 std::string parse(const Words& words, Request* request) {
   for (const Words::Given& given : words.given()) {
     const std::string& value = given.values[0];
@@ -81,7 +84,7 @@ std::string parse(const Words& words, Request* request) {
   return "";
 }
 
-// Returns the exit status. "": the output is not wanted.
+// Returns the exit status: 0, or 1 if the file cannot be written. If `path` is "", the output is not wanted.
 int write(const std::string& path, const std::string& content) {
   if (path.empty()) return 0;
   const std::string problem = write_whole_file(path, content);
@@ -90,7 +93,7 @@ int write(const std::string& path, const std::string& content) {
   return 1;
 }
 
-// Returns "" or an error.
+// Opens the checkpoints and compares each pair. Returns "" or an error.
 std::string measure(const Request& request, lab::Comparison* comparison) {
   std::vector<lab::Checkpoint> checkpoints(request.paths.size());
   for (size_t i = 0; i < checkpoints.size(); ++i)
@@ -106,7 +109,7 @@ std::string measure(const Request& request, lab::Comparison* comparison) {
 
 int compare(const std::vector<std::string>& words) {
   Words read_words;
-  std::string problem = read_words.parse(words, "compare", kWords);
+  std::string problem = read_words.parse(words, "compare", kOptions);
   if (!problem.empty()) return failed(problem);
   if (read_words.wants_help()) return print_help(kHelp), 0;
   Request request;

@@ -24,7 +24,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMostPoints = 160;    // of a curve, and its two ends
+constexpr size_t kMostPoints = 160;    // points of a curve, besides its two ends
 constexpr size_t kMostEpisodes = 600;  // further episodes are left out of the JSON
 constexpr size_t kLongestText = 400;   // longest name from a trainer, in bytes
 
@@ -45,7 +45,7 @@ Json name_or_null(const std::string& name) { return text_or_null(cut(name)); }
 // Returns the indexes of the points to keep: both ends, and the smallest and the largest value of each of
 // kMostPoints / 2 intervals of equally many points.
 template <class Points, class Value>
-std::vector<size_t> kept(const Points& points, const Value& value) {
+std::vector<size_t> kept_indexes(const Points& points, const Value& value) {
   std::vector<size_t> indexes;
   if (!points.empty()) indexes.push_back(0);
   const size_t intervals = kMostPoints / 2;
@@ -67,7 +67,7 @@ std::vector<size_t> kept(const Points& points, const Value& value) {
 
 Json points_json(const std::vector<SignalPoint>& points) {
   Json list = Json::array();
-  for (const size_t n : kept(points, [](const SignalPoint& point) { return point.value; }))
+  for (const size_t n : kept_indexes(points, [](const SignalPoint& point) { return point.value; }))
     list.push_back({points[n].step, short_number(points[n].value)});
   return list;
 }
@@ -99,10 +99,10 @@ Json facts_json(const std::vector<ReportFact>& facts) {
   return list;
 }
 
-// Returns how many steps earlier than `since_step` the sign may have started; -1: unknown, as there is no
-// earlier value. It may have started at any step after the detector's previous value. Since a detector that
-// needs several values reacts late, a gap of more than kLongUnseen steps among the previous kValues values
-// counts too: the sign may then have started in that gap.
+// Returns how many steps earlier than `since_step` the sign may have started; -1: unknown, as the detector
+// had no earlier value. The sign may have started at any step after the detector's previous value. Since a
+// detector that needs several values reacts late, the sign may also have started in a gap of more than
+// kLongUnseen steps among the previous kValues values.
 int64_t unseen_before(const ReportSign& sign) {
   constexpr int kValues = 4;
   int64_t next = sign.since_step, unseen = -1;
@@ -110,7 +110,7 @@ int64_t unseen_before(const ReportSign& sign) {
   for (auto point = sign.points.rbegin(); point != sign.points.rend() && values < kValues; ++point) {
     if (point->step >= sign.since_step) continue;
     const bool is_long = next - point->step - 1 > ReportSign::kLongUnseen;
-    if (values == 0 || is_long) unseen = sign.since_step - point->step - 1;
+    if (values == 0 || is_long) unseen = sign.since_step - point->step - 1;  // up to the start of this gap
     if (is_long) break;
     next = point->step;
     ++values;
@@ -237,16 +237,16 @@ std::string policy() {
          source_of(kReportCssHash);
 }
 
-// Escapes '<', so that text in the JSON cannot close the script element around it.
-std::string inside_script(const std::string& json) {
+// Escapes '<', so that text in the JSON cannot close the script element that contains the JSON.
+std::string escape_for_script(const std::string& json) {
   std::string text;
   text.reserve(json.size());
   for (const char c : json) c == '<' ? text += "\\u003c" : text += c;
   return text;
 }
 
-// In the Markdown: loss events, signs of each event, and lines of each list.
-constexpr size_t kMostIncidents = 3, kMostSigns = 5, kMostLines = 6;
+// Limits of the Markdown: loss events, signs of each event, and lines of each list.
+constexpr size_t kMostShownEvents = 3, kMostSigns = 5, kMostLines = 6;
 
 void append_lines(std::string* text, const std::string& title, const std::vector<std::string>& lines) {
   if (lines.empty()) return;
@@ -288,7 +288,7 @@ std::string markdown_of(const ReportEvent& event, size_t number) {
 
 namespace fs = std::filesystem;
 
-constexpr WordOption kWords[] = {
+constexpr WordOption kOptions[] = {
     {"-o", "OUT.html", "write the page there, - for standard output [RECORD.html beside the first record]"},
     {"--json", nullptr, "print the report as JSON instead"},
     {"--markdown", nullptr,
@@ -297,7 +297,7 @@ constexpr WordOption kWords[] = {
 
 constexpr WordsHelp kHelp = {"report RECORD.jsonl [RECORD.jsonl ...] [-o OUT.html] [--json|--markdown]",
                              "write the post-mortem page of a run: each loss event and what moved before it",
-                             kWords,
+                             kOptions,
                              "Example: foreshock report run.jsonl\n\n"
                              "Records of several nodes are combined. The page is one file without outside "
                              "resources."};
@@ -308,6 +308,7 @@ struct Request {
   bool wants_json = false, wants_markdown = false;
 };
 
+// Whether the file is an HTML page that `foreshock report` has written.
 bool is_report(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   std::string begin(1024, '\0');
@@ -346,7 +347,7 @@ std::string parse(const Words& words, Request* request) {
 }
 
 // Passes the lines of a record to the builder. Returns "" or one line that says why there can be no report.
-// Appends defects that do not prevent a report to `*notes`.
+// Appends defects of the record that do not prevent a report to `*notes`.
 std::string read(const std::string& path, ReportBuilder* builder, std::vector<std::string>* notes) {
   std::string problem;
   const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &problem);
@@ -396,9 +397,9 @@ std::string report_json(const Report& report) {
 
 std::string report_page(const std::string& json) {
   std::string page;
-  const std::string data = inside_script(json), rules = policy();
-  // In the order of the marks in page.html. Inserted parts must not be searched for further marks, because
-  // they contain text from a trainer.
+  const std::string data = escape_for_script(json), rules = policy();
+  // In the order of the marks in page.html: only kReportHtml is searched for marks, from the last one on. The
+  // inserted parts contain text from a trainer, which may look like a mark.
   const std::pair<std::string_view, std::string_view> parts[] = {{"/*POLICY*/", rules},
                                                                  {"/*STYLE*/", kReportCss},
                                                                  {"/*DATA*/", data},
@@ -419,10 +420,10 @@ std::string report_markdown(const Report& report, const std::vector<std::string>
   for (const ReportFact& fact : report.facts) facts.push_back(fact.name + ": " + fact.text);
   append_lines(&text, "", facts);
   if (!report.attention_faults.empty()) text += "\n## Attention\n\n" + report.attention_text + "\n";
-  for (size_t n = 0; n < std::min(report.events.size(), kMostIncidents); ++n)
+  for (size_t n = 0; n < std::min(report.events.size(), kMostShownEvents); ++n)
     text += markdown_of(report.events[n], n + 1);
-  if (report.events.size() > kMostIncidents)
-    text += "\n" + std::to_string(report.events.size() - kMostIncidents) +
+  if (report.events.size() > kMostShownEvents)
+    text += "\n" + std::to_string(report.events.size() - kMostShownEvents) +
             " further loss events are on the page.\n";
   text += "\n## Not judged\n\n";
   append_lines(&text, "", lines_of(report.coverage, ReportFact::Mark::kUnknown));
@@ -441,7 +442,7 @@ std::string report_markdown(const Report& report, const std::vector<std::string>
 
 int report(const std::vector<std::string>& words) {
   Words read_words;
-  if (const std::string problem = read_words.parse(words, "report", kWords); !problem.empty())
+  if (const std::string problem = read_words.parse(words, "report", kOptions); !problem.empty())
     return wrong_use(problem);
   if (read_words.wants_help()) return print_help(kHelp), 0;
   Request request;

@@ -1,7 +1,7 @@
-// The data of `foreshock report`: the loss events of a run, the detectors that left level quiet (for watch or
-// warn) before each, the circumstances, and possible explanations. Also classes that collect this data from
-// record lines. An "attempt" is a series of steps that ends when the run goes back to a checkpoint. A loss
-// event begins at its "onset" and is recognized at a later step.
+// The data of `foreshock report`: the loss events of a run, the detectors that left level quiet (for level
+// watch or warn) before each event, the circumstances, and possible explanations. Also classes that collect
+// this data from record lines. An "attempt" is a series of steps that ends when the run goes back to a
+// checkpoint. A loss event begins at its "onset" and is recognized at a later step.
 #ifndef FORESHOCK_CLI_REPORT_MODEL_H_
 #define FORESHOCK_CLI_REPORT_MODEL_H_
 
@@ -32,10 +32,10 @@ struct SignalPoint {
 class Signals {
  public:
   static constexpr size_t kMostPoints = 512;  // newest points that are kept per series
-  // Limit of the series of detectors of tensors, and of those of all other detectors. More are ignored.
+  // Limit of the series whose place is a tensor, and also of all other series. Further series are ignored.
   static constexpr size_t kMostSeries = 8192;
 
-  // Adds the values that one line of the record gave to detectors. `layer`: the line's layer; "": none.
+  // Adds the values that detectors computed from one line of the record. `layer`: the line's layer; "": none.
   void take(const std::string& layer, const std::vector<WatchReading>& readings);
 
   // Selects the series of `detector` in `layer` with the highest score in the steps from `first` to `onset`.
@@ -60,7 +60,7 @@ class Signals {
     std::deque<SignalPoint> points;
   };
   std::map<std::pair<int, std::string>, Series> series_;  // by detector and place
-  size_t tensors_ = 0, others_ = 0;                       // series of detectors of tensors; other series
+  size_t tensors_ = 0, others_ = 0;                       // series whose place is a tensor; other series
   std::set<std::string> layers_[kDetectors];              // by detector
 };
 
@@ -79,7 +79,7 @@ struct AttentionFault {
 class AttentionErrors {
  public:
   static constexpr size_t kMostLayers = 512;                 // further layers are missing in layers()
-  static constexpr size_t kPoints = 256, kLayerPoints = 64;  // most points of curve(); of each of layers()
+  static constexpr size_t kPoints = 256, kLayerPoints = 64;  // points of curve(), and of a table of layers()
 
   AttentionErrors();
   void take(const SampleLine& line);
@@ -98,7 +98,7 @@ class AttentionErrors {
  private:
   struct Series {
     AttentionFault so_far;             // without layer and tensor
-    std::deque<uint64_t> last_beyond;  // ordinals of the last slices beyond the limit, counted from 1
+    std::deque<uint64_t> last_beyond;  // the last slices beyond the limit; slices are numbered from 1
     bool is_fault = false;
   };
   History curve_;
@@ -123,7 +123,7 @@ int64_t steps_between(int64_t a, int64_t b);
 class Trail {
  public:
   static constexpr size_t kMostRecent = 512;     // newest steps that are kept
-  static constexpr size_t kMostAttempts = 4096;  // further ones count as part of the last attempt
+  static constexpr size_t kMostAttempts = 4096;  // further attempts count as part of the last one
 
   struct Attempt {
     int64_t first = 0, last = 0;
@@ -154,11 +154,11 @@ class Trail {
 };
 
 // A period in which a detector was above level quiet before a loss event. Of several periods of a detector in
-// a layer, those that ended at most kNear steps before the onset, or later, are joined into one sign. If all
-// ended earlier, only the last one is a sign.
+// a layer, those that ended after the onset or at most kNear steps before it are joined into one sign. If all
+// periods ended earlier, only the last one is a sign.
 struct ReportSign {
   static constexpr int64_t kNear = 64;  // steps, as in the benchmark of the detectors (bench/precursors)
-  // If a detector had no value for more than this many steps, its sign may have started in these steps.
+  // If a detector had no value for more than this many steps, its sign may have started at any of them.
   static constexpr int64_t kLongUnseen = 8;
 
   DetectorId detector = DetectorId::kBias;
@@ -190,7 +190,7 @@ struct ReportEvent {
   size_t attempt = 0;                         // index in Trail::attempts()
   std::vector<int64_t> ranks;      // ranks that had the event, in the order of the record; never empty
   std::set<int64_t> diverged;      // the members of `ranks` whose loss diverged
-  std::vector<ReportSign> before;  // detectors that left level quiet before it, the most reliable first
+  std::vector<ReportSign> before;  // signs before the onset, the most reliable detector first
   // Steps of the first rank, from kBefore steps before the onset to kAfter steps after it. Only the first 40
   // events of a run have steps (EventCollector::kMostDetailed); the others have no facts and no explanations.
   std::vector<TrailStep> steps;
@@ -214,7 +214,7 @@ struct ReportEpisode {
 struct ReportDetector {
   DetectorId detector = DetectorId::kBias;
   uint64_t values = 0;                 // input values
-  uint64_t watches = 0, warnings = 0;  // how often its level has risen to watch, and to warn
+  uint64_t watches = 0, warnings = 0;  // how often its level has risen to watch; how often to warn
   size_t layers = 0;                   // layers for which it had a value
   int64_t last_warn_step = -1;         // -1: never
 };

@@ -1,4 +1,5 @@
-// foreshock status: prints the state of this user's live runs on this node. Also foreshock pause and resume.
+// foreshock status: prints the state of this user's live runs on this node. foreshock pause and resume:
+// switch the sampling in these runs off and on.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -94,7 +95,7 @@ void print(const std::vector<RunState>& states, bool as_json) {
   fflush(stdout);
 }
 
-// Returns the full text of every run if all fit into the rows, else one line for each run.
+// Returns the full text of every run if all texts fit into `rows` lines, else one line for each run.
 std::string watched_text(const std::vector<RunState>& states, const std::string& run_id, size_t rows) {
   if (states.empty()) return "foreshock: " + no_live_run(run_id) + "; Ctrl-C ends this\n";
   std::string full_texts, briefs;
@@ -115,8 +116,8 @@ int watch_terminal(const Arguments& arguments) {
   return kAllAnswered;
 }
 
-// Prints the states repeatedly, for an output other than a terminal, until a signal ends the process. Reports
-// that there is no run when that becomes true, not every time.
+// Prints the states repeatedly, for an output other than a terminal, until a signal ends the process. If
+// there is no run, reports this only the first time.
 [[noreturn]] void watch_lines(const Arguments& arguments, bool as_json) {
   for (bool was_empty = false;;) {
     const std::vector<RunState> states = states_of(arguments);
@@ -128,7 +129,8 @@ int watch_terminal(const Arguments& arguments) {
   }
 }
 
-// `value`: 0 pauses, 1 resumes. Returns false if the file is not a control file or cannot be written.
+// Stores `value` (0: pause, 1: resume) as command_switch of the control file at `path`. Returns false if the
+// file is not a control file or cannot be written.
 bool store_switch(const std::string& path, uint32_t value) {
   const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (descriptor < 0) return false;
@@ -141,6 +143,7 @@ bool store_switch(const std::string& path, uint32_t value) {
   return stored;
 }
 
+// Stores `value` in the control file <segment>.ctl of each trainer process of the live runs, which reads it.
 int switch_runs(const Arguments& arguments, uint32_t value) {
   const std::string run_id = arguments.text(OptionId::kRunId);
   int switched = 0, failed = 0;
@@ -174,9 +177,6 @@ int status(const Arguments& arguments) {
   if (!as_json && Screen::is_terminal()) return watch_terminal(arguments);
   watch_lines(arguments, as_json);
 }
-
-// foreshock pause|resume: sets command_switch in the control files of the live runs of this user. Each
-// trainer process has one, <segment>.ctl, and reads from it whether to sample.
 
 int pause(const Arguments& arguments) { return switch_runs(arguments, 0); }
 

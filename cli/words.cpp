@@ -34,8 +34,8 @@ std::string did_you_mean(const std::string& word, const std::vector<std::string>
   constexpr size_t kLongestWord = 64;  // a longer word was not typed by hand
   if (word.size() > kLongestWord) return "";
   const std::string* best = nullptr;
-  // A similar word differs by at most 2 edits, and by at most one for every three letters.
-  size_t least = 1 + std::min<size_t>(2, word.size() / 3);
+  // A similar word differs by at most 2 edits, and by at most one for every three letters of `word`.
+  size_t least = 1 + std::min<size_t>(2, word.size() / 3);  // the distance must be below this
   for (const std::string& each : known) {
     const size_t distance = edit_distance(word, each);
     if (distance < least) {
@@ -63,17 +63,17 @@ std::string wrapped(const std::string& text, size_t indent, size_t columns) {
 
 std::string Words::parse(const std::vector<std::string>& words, const std::string& command,
                          std::span<const WordOption> options) {
-  for (size_t at = 0; at < words.size(); ++at) {
-    const std::string& word = words[at];
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
     if (word == "--help" || word == "-h") {
       wants_help_ = true;
       return "";
     }
     if (word == "--") {
-      files_.insert(files_.end(), words.begin() + static_cast<ptrdiff_t>(at) + 1, words.end());
+      files_.insert(files_.end(), words.begin() + static_cast<ptrdiff_t>(i) + 1, words.end());
       break;
     }
-    if (word.size() < 2 || word[0] != '-') {
+    if (word.size() < 2 || word[0] != '-') {  // "-" alone is a file
       files_.push_back(word);
       continue;
     }
@@ -92,8 +92,7 @@ std::string Words::parse(const std::vector<std::string>& words, const std::strin
       if (equals != word.npos) return flag + " takes no value";
     } else {
       if (equals != word.npos) given.values.push_back(word.substr(equals + 1));
-      while (given.values.size() < option->values && at + 1 < words.size())
-        given.values.push_back(words[++at]);
+      while (given.values.size() < option->values && i + 1 < words.size()) given.values.push_back(words[++i]);
       const bool is_empty = std::any_of(given.values.begin(), given.values.end(),
                                         [](const std::string& value) { return value.empty(); });
       if (given.values.size() < option->values || is_empty)
@@ -104,6 +103,7 @@ std::string Words::parse(const std::vector<std::string>& words, const std::strin
   return "";
 }
 
+// Returns the last option with this flag, which has priority over earlier ones; null: it was not given.
 const Words::Given* Words::find(std::string_view flag) const {
   const auto found =
       std::find_if(given_.rbegin(), given_.rend(), [&](const Given& given) { return given.flag == flag; });

@@ -1,6 +1,6 @@
-"""Divides detectors into default and experimental ones, by the results of bench/precursors. Dashboards show both. An
-alert uses experimental detectors only if it has no default detector; it is then sent to no receiver. `default` is the
-set of the default detectors."""
+"""Divides detectors into default and experimental ones, by the results of the benchmark bench/precursors. Dashboards
+show detectors of both kinds. An alert uses experimental detectors only if it has no default detector; Alertmanager then
+sends it to no receiver. `default` is the set of the default detectors."""
 
 import json
 import pathlib
@@ -20,12 +20,13 @@ def standing(detector: str, default: Default) -> str:
 
 
 def alerting(seen: dict[str, str], default: Default) -> dict[str, str]:
-    """Selects the detectors that an alert uses: the default ones of `seen` (detector: finding), or all if none is."""
+    """Selects the detectors that an alert uses: the default ones of `seen` (detector: finding), or, without any,
+    all."""
     return {name: what for name, what in seen.items() if name in default} or seen
 
 
 def severity(detectors: Iterable[str], default: Default) -> str:
-    """Tickets need default detectors only; an alert of severity info is sent to no receiver."""
+    """The severity of an alert on `detectors`: "ticket" if all are default ones, else "info", without a receiver."""
     return "ticket" if default.issuperset(detectors) else "info"
 
 

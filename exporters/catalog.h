@@ -11,7 +11,7 @@
 
 namespace foreshock {
 
-// The help texts in catalog.cpp define the metrics.
+// Identifies a metric. The help texts in catalog.cpp define what each metric means.
 enum class Metric : uint16_t {
   // the run, its ranks and their steps
   kRankInfo,
@@ -111,8 +111,8 @@ inline constexpr size_t kMetricCount = static_cast<size_t>(Metric::kCount);
 
 enum class MetricType { kCounter, kGauge };
 
-// `values` is the closed set of allowed values. If it is empty, the label is open: any text is allowed, and
-// the registry replaces its invalid characters.
+// A label of a metric. `values` is the closed set of allowed values. If the set is empty, the label is open:
+// any text is allowed, and the registry replaces its invalid characters.
 struct LabelInfo {
   std::string_view key;
   std::span<const std::string_view> values = {};

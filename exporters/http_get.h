@@ -1,4 +1,4 @@
-// A minimal HTTP client, with which commands read the state of an agent.
+// A minimal HTTP client. Commands such as `foreshock status` read the state of an agent with it.
 #ifndef FORESHOCK_EXPORTERS_HTTP_GET_H_
 #define FORESHOCK_EXPORTERS_HTTP_GET_H_
 
@@ -7,10 +7,10 @@
 
 namespace foreshock {
 
-// Sends GET http://address:port/path, where `path` may have a query. `address` is numeric, or unix:PATH (then
-// `port` is ignored); 0.0.0.0 and :: mean this machine. A `token` is sent as a bearer token. The exchange
-// takes at most about `timeout_ms`. If the status is 200, returns true and sets *body; otherwise returns
-// false and sets *error to one line. A response of more than 64 MiB is an error. Thread-safe.
+// Sends GET http://address:port<path>, where `path` begins with "/" and may have a query. `address` is
+// numeric, or unix:PATH (then `port` is ignored); 0.0.0.0 and :: mean this machine. A `token` is sent as a
+// bearer token. The exchange takes at most about `timeout_ms`. If the status is 200, returns true and sets
+// *body; otherwise returns false and sets *error to one line. More than 64 MiB is an error. Thread-safe.
 bool http_get(const std::string& address, int port, const std::string& path, int timeout_ms,
               std::string* body, std::string* error, const std::string& token = "");
 

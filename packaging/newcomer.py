@@ -2,9 +2,9 @@
 
     python3 newcomer.py PACKAGES WHEELS RELEASE
 
-Runs on Python 3.9 or later. Installs the wheel and the tarball in the folder PACKAGES and runs trainings under them,
-with the torch RELEASE in the folder WHEELS. Prints a line for each check that passes. The first failed check ends the
-program with the reason.
+Runs on Python 3.9 or later. Installs foreshock's wheel and its tarball, which are in the folder PACKAGES, and runs
+trainings under each. The trainings use torch RELEASE, which pip installs from the folder WHEELS. Prints a line for each
+check that passes. The first failed check ends the program with the reason.
 """
 
 import json
@@ -33,7 +33,7 @@ def ok(what, detail=""):
 
 
 def call(*command, status=0, **variables):
-    """Runs a command, which must end with `status`. Returns its output and errors. `variables`: of its environment."""
+    """Runs a command, which must end with `status`. Returns its output and errors. `variables`: added environment."""
     done = subprocess.run(
         [str(word) for word in command],
         capture_output=True,
@@ -46,8 +46,8 @@ def call(*command, status=0, **variables):
 
 
 def facts_of(output):
-    """The JSON line that newcomer_training.py prints: losses, and a hash of all results. Other lines are warnings of
-    torch."""
+    """The JSON that newcomer_training.py prints in one line: losses, and a hash of all results. torch's warnings are
+    skipped."""
     return json.loads(next(line for line in output.splitlines() if line.startswith("{")))
 
 
@@ -72,8 +72,8 @@ def scrape(line):
 
 
 def train_under(foreshock, python, plain, cache):
-    """Runs the training under `foreshock`. Checks that its results equal `plain`, those without foreshock, that samples
-    were judged, that /metrics had them, and that no files remain in shared memory. Returns a line on the result."""
+    """Runs the training under `foreshock`. Checks that its results equal `plain`, the results without foreshock, that
+    samples were judged and counted in /metrics, and that no files remain in shared memory. Returns a line on it."""
     summary = HOME / "summary.json"
     # With the default budget, a busy machine might sample none of these few steps.
     sampling = ["--every", "4", "--max-slowdown", "100%"]
@@ -104,6 +104,7 @@ def train_under(foreshock, python, plain, cache):
 
 
 def doctor(foreshock, python, cache, status=0):
+    """Runs `foreshock doctor`, which finds or builds the adapter for the torch of `python`, in the folder `cache`."""
     return call(foreshock, "doctor", "--python", python, FORESHOCK_CACHE=str(cache), status=status)
 
 
@@ -135,17 +136,17 @@ def try_wheel(packages, python, plain):
     must(after <= before, f"uninstalling left {sorted(map(str, after - before))}")
     ok("wheel in a venv: uninstalled")
     managed = list(pathlib.Path("/usr/lib").glob("python3*/EXTERNALLY-MANAGED"))
-    anyway = ["--break-system-packages"] if managed else []
-    call(sys.executable, "-m", "pip", "install", "--user", "--no-index", *anyway, wheel)
+    override = ["--break-system-packages"] if managed else []
+    call(sys.executable, "-m", "pip", "install", "--user", "--no-index", *override, wheel)
     try_installation("wheel with --user", HOME / ".local" / "bin" / "foreshock", python, plain)
-    call(sys.executable, "-m", "pip", "uninstall", "--yes", *anyway, "foreshock")
+    call(sys.executable, "-m", "pip", "uninstall", "--yes", *override, "foreshock")
 
 
 def try_tarball(packages, python, plain):
     """Uses the unpacked tarball: as it is, as a service, after a move, without adapters, in a path with a blank."""
     (tarball,) = packages.glob("foreshock-*.tar.gz")
-    first, second = HOME / "first", HOME / "second place"
-    for folder in (first, second):
+    first, with_blank = HOME / "first", HOME / "second place"
+    for folder in (first, with_blank):
         shutil.rmtree(folder, ignore_errors=True)
     first.mkdir()
     call("tar", "-C", first, "-xzf", tarball)
@@ -163,8 +164,8 @@ def try_tarball(packages, python, plain):
     text = doctor(tree / "bin" / "foreshock", python, empty, status=1)
     must("no C++ compiler found; install g++" in text, text)
     ok("no adapter and no compiler", re.search(r"no C\+\+ compiler.*", text).group(0))
-    moved.rename(second)  # a path that cannot be preloaded
-    text = call(second / tree.name / "bin" / "foreshock", "run", "--", "true")
+    moved.rename(with_blank)  # LD_PRELOAD cannot have such a path, since a blank separates its entries
+    text = call(with_blank / tree.name / "bin" / "foreshock", "run", "--", "true")
     must("not monitoring: " in text and "cannot be preloaded" in text, text)
     ok("a path with a blank", "runs unmonitored and says why")
 
@@ -186,7 +187,7 @@ def wait_until(holds, text, seconds=60):
 
 
 def task_environment(tree, base):
-    """The variables that slurmd sets in a Slurm task: the task prolog prints them as "export NAME=value"."""
+    """The variables that slurmd sets in a Slurm task, because the task prolog prints them as "export NAME=value"."""
     slurm = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_JOB_USER": "newcomer"}
     slurm.update(FORESHOCK_PREFIX=str(tree), FORESHOCK_TREE=str(base))
     script = tree / "share" / "foreshock" / "deploy" / "slurm" / "task_prolog.sh"
@@ -212,8 +213,8 @@ def try_service(tree, python, plain):
     try:
         wait_until(targets.exists, "the agent of the tree does not start")
         (address,) = json.loads(targets.read_text())[0]["targets"]
-        more = task_environment(tree, base)
-        output = call(python, *TRAINING, FORESHOCK_EVERY="4", FORESHOCK_MAX_SLOWDOWN="100%", **more)
+        variables = task_environment(tree, base)
+        output = call(python, *TRAINING, FORESHOCK_EVERY="4", FORESHOCK_MAX_SLOWDOWN="100%", **variables)
         must(facts_of(output) == plain, "other results under the service")
 
         def metric(name):

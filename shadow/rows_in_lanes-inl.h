@@ -1,7 +1,7 @@
 // Vector functions shared by the reference, the noise floors and key_columns.cpp. The rows of a slice are in
-// the lanes, and keys and values are broadcast. So each lane is one chain of fused multiply-adds, and the
-// vector width does not change any bit. This file is included once per instruction set
-// (hwy/foreach_target.h), which needs the toggled include guard.
+// the lanes of vectors, and an element of a key or value is copied to all lanes. So each lane is one chain of
+// fused multiply-adds, and the vector width does not change any bit of the results. hwy/foreach_target.h
+// includes this file once per instruction set, which needs the toggled include guard.
 #if defined(FORESHOCK_SHADOW_ROWS_IN_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FORESHOCK_SHADOW_ROWS_IN_LANES_INL_H_
 #undef FORESHOCK_SHADOW_ROWS_IN_LANES_INL_H_
@@ -36,13 +36,13 @@ constexpr int lanes_of() {
   return static_cast<int>(hn::MaxLanes(LanesTag<T>()));
 }
 
-// Returns the rows padded to whole vectors: the elements between two columns of a [column][row] array.
+// Returns the rows padded to whole vectors: the stride from column to column of a [column][row] array.
 template <class T>
 constexpr int padded_rows(int rows) {
   return (rows + lanes_of<T>() - 1) / lanes_of<T>() * lanes_of<T>();
 }
 
-// Converts `count` elements from `first` on, whole vectors first. Storage is a 16-bit format or float.
+// Converts `count` elements from `first` on: whole vectors, then the rest. Storage: a 16-bit format or float.
 template <class T, class Storage>
 HWY_INLINE void widen(const void* from, size_t first, size_t count, T* HWY_RESTRICT to) {
   const LanesTag<T> d;
@@ -77,7 +77,7 @@ HWY_INLINE void load_tile(const void* from, DType type, size_t first, size_t cou
   }
 }
 
-// lanes[column][row] = array[row][column] * factor, rows padded with zeros.
+// Sets lanes[column][row] = array[row][column] * factor for the array at `from`. Padding rows become zero.
 template <class T>
 HWY_INLINE void load_lanes(const void* from, DType type, int rows, int columns, T factor, T* lanes) {
   const int stride = padded_rows<T>(rows);
@@ -90,8 +90,8 @@ HWY_INLINE void load_lanes(const void* from, DType type, int rows, int columns, 
   }
 }
 
-// The operands of a product: `lanes`, an [inner][row] array, times a matrix whose element (i, j) is
-// matrix[i * inner_step + j * outer_step].
+// The operands of a product: `lanes`, an [inner][row] array, times a matrix, summed over i < inner. Element
+// (i, j) of the matrix is matrix[i * inner_step + j * outer_step].
 template <class T>
 struct Product {
   const T* lanes;
@@ -102,7 +102,8 @@ struct Product {
   bool accumulate;  // add to the result; otherwise start from zero
 };
 
-// result[j][row] (+)= sum over i of lanes[i][row] * matrix(i, j), j < kColumns and kVectors vectors.
+// Computes result[j][row] (+)= sum over i of lanes[i][row] * matrix(i, j), for j < kColumns and kVectors
+// vectors of rows. p.accumulate decides between += and =.
 template <int kVectors, int kColumns, class T>
 HWY_INLINE void multiply_block(const Product<T>& p, const T* HWY_RESTRICT lanes, const T* HWY_RESTRICT matrix,
                                T* HWY_RESTRICT result) {
@@ -136,9 +137,9 @@ HWY_INLINE void multiply_block(const Product<T>& p, const T* HWY_RESTRICT lanes,
 }
 
 // Number of sums kept in registers: 24 of 32 registers, or 12 of the 16 of AVX2. That is two vectors of rows
-// by 12 (AVX2: 6) columns. Measured share of peak speed at 16 rows, dimension 64 and 128, on Zen 5
-// (bench/reference.cpp): AVX2 2x6 0.63 0.71, 2x7 0.40 0.49 (spills), 2x4 0.61 0.67, 4x3 0.64 0.65, 4x2 0.54
-// 0.59; AVX-512 2x12 0.60 0.66, 2x14 0.59 0.63, 2x10 0.62 0.65.
+// by 12 (AVX2: 6) columns. Measured shares of peak speed with 16 rows on Zen 5 (bench/reference.cpp), for
+// vectors x columns, at dimension 64 and at 128: AVX2 2x6 0.63 0.71, 2x7 0.40 0.49 (spills), 2x4 0.61 0.67,
+// 4x3 0.64 0.65, 4x2 0.54 0.59; AVX-512 2x12 0.60 0.66, 2x14 0.59 0.63, 2x10 0.62 0.65.
 template <class T>
 constexpr int sums_in_registers() {
   return (HWY_TARGET == HWY_AVX2) ? 12 : 24;
@@ -201,9 +202,9 @@ HWY_INLINE V exp_lanes(V x) {
   return hn::Mul(hn::Mul(mantissa, power), hn::Set(d, kExpUnscale));
 }
 
-// Rounds to the nearest value of a format narrower than float, ties to even. Adding 1.5 * 2^23 quanta leaves
-// exactly the bits from the quantum up. bf16 is rounded by integer arithmetic on the bits, which also
-// overflows to infinity as required.
+// Rounds float lanes to the nearest value of fp16 or bf16, ties to even; else returns x. fp16: adding and
+// subtracting 1.5 * 2^23 quanta (spacings of fp16 at x) leaves exactly the bits from the quantum up. bf16:
+// integer arithmetic on the bits, which also overflows to infinity as required.
 template <class V>
 HWY_INLINE V round_lanes(DType type, V x) {
   const hn::DFromV<V> d;
@@ -247,15 +248,15 @@ class ArraysIn {
   char* next_;
 };
 
-// values[i] = change(values[i])
+// Sets values[i] = change(values[i]), a vector at a time. `count` must be a multiple of the lanes.
 template <class T, class F>
 HWY_INLINE void for_lanes(T* values, size_t count, F change) {
   const LanesTag<T> d;
   for (size_t i = 0; i < count; i += lanes_of<T>()) hn::Store(change(hn::Load(d, values + i)), d, values + i);
 }
 
-// Adds to total[column][lane] the sum over i of weights[i][lane] * matrix[i][column]. The sum is first formed
-// in `partial` (as large as `total`), as in a blocked matrix product.
+// Adds to total[column][row] the sum over i < count of weights[i][row] * matrix[i][column]. The sum is first
+// formed in `partial` (as large as `total`), as in a matrix product that works in blocks.
 template <class T>
 HWY_INLINE void add_product(const T* weights, int stride, const T* matrix, int count, int columns, T* partial,
                             T* total) {
@@ -265,7 +266,7 @@ HWY_INLINE void add_product(const T* weights, int stride, const T* matrix, int c
     hn::Store(hn::Add(hn::Load(d, total + i), hn::Load(d, partial + i)), d, total + i);
 }
 
-// to[row][column] = lanes[column][row] * factor, without the padding.
+// Sets to[row][column] = lanes[column][row] * factor, without the padding rows.
 template <class T>
 void store_rows(const T* lanes, int stride, int rows, int columns, double factor, std::vector<double>* to) {
   resize_up(to, static_cast<size_t>(rows) * columns);

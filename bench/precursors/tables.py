@@ -1,5 +1,6 @@
 """Writes the results of comparison.results() as text: into the blocks of RESULTS.md and of docs/precursors.md, and as
-the bench's output.
+the bench's output. A block lies between "<!-- NAME -->" and "<!-- end -->". Terms (twin, hit, lead, lift) are defined
+in RESULTS.md. `of` is the entry of results.json for one detector; `found` has its figures, over all recipes or for one.
 
 Standard library only: `./dev docs` runs it without a virtual environment.
 """
@@ -56,8 +57,9 @@ def markdown(head: list[str] | tuple[str, ...], rows: list[list[str]]) -> str:
 
 
 def verdicts(results: dict) -> list[str]:
-    """A line per recipe with two lists: the detectors that predict its events well enough for an alert (by lift, lead
-    and more than half of the events), and among them those whose interval of lift is entirely high enough."""
+    """A line per recipe with a fault, with two lists. The first has the detectors that predict the recipe's loss events
+    well enough for an alert (by lift, lead and more than half of the events). The second has those of the first whose
+    95 % interval of lift lies above LEAST_LIFT."""
     lines, seeds = [], {recipe["name"]: set(recipe["seeds"]) for recipe in results["recipes"]}
     for recipe in faults(results):
         pairs = len(set(recipe["seeds"]) & seeds[recipe["twin"]])
@@ -82,8 +84,8 @@ def faults(results: dict) -> list[dict]:
 
 
 def quiet(results: dict) -> str:
-    """The table of false alarms in trainings without a fault: of each detector, and of all default detectors
-    together."""
+    """The table of false alarms in trainings without a fault: a row for each detector, and one for all default
+    detectors together."""
     rows = []
     for name, of in [*results["shipped"].items(), ("all that are default", {"models": results["default_quiet"]})]:
         cells = [
@@ -100,7 +102,7 @@ def controls(results: dict) -> list[dict]:
 
 
 def steps_of(results: dict, recipe: dict) -> int:
-    """The number of scored steps, taken from the detector that has values for most of them."""
+    """The number of scored steps of a recipe's trainings, taken from the detector that has values for most of them."""
     of = [found["models"].get(recipe["name"]) for found in results["shipped"].values()]
     return max((each["steps"] for each in of if each), default=0)
 
@@ -122,7 +124,8 @@ def errors(results: dict) -> str:
 
 
 def families(results: dict) -> str:
-    """The table of families of failures, with the default detectors that warned before them."""
+    """The table of families of failures (groups of recipes), with the default detectors that predict them well enough
+    for an alert, the recipe, and the figures."""
     rows = []
     for family in dict.fromkeys(recipe["family"] for recipe in faults(results)):
         of = [recipe for recipe in faults(results) if recipe["family"] == family]
@@ -178,7 +181,7 @@ def page(results: dict, current: str) -> str:
 
 
 def short_families(results: dict) -> str:
-    """The table of families of failures, with the default detectors that warned: in how many recipes, how early."""
+    """The table of families of failures, with the same detectors: in how many recipes, and how early."""
     rows = []
     for family in dict.fromkeys(recipe["family"] for recipe in faults(results)):
         of = [recipe["name"] for recipe in faults(results) if recipe["family"] == family]

@@ -3,9 +3,9 @@ its result repeats.
 
     foreshock judge --rerun SLICE.safetensors... [--times N] [--device cpu|cuda] [--function MODULE:NAME]
 
-`foreshock run --save-flagged` writes a slice whose result exceeded a limit, or a control. A slice holds some query rows
-of a call, with every key they see. The rows are placed at their original positions in a call of the original size, with
-zeros elsewhere, so that the kernel uses the same tiles. The other rows do not affect the result.
+`foreshock run --save-flagged` writes slices whose result exceeded a limit, and some others as controls. A slice holds
+some query rows of a call, with every key they see. Here the rows are placed at their original positions in a call of
+the original size, with zeros elsewhere, so that the kernel uses the same tiles. The zero rows do not affect the result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ except ImportError as no_torch:
 
 from foreshock_slice import Call, NoSliceError, Slice, read_slice
 
-LIMITS = {"forward": 2.0, "backward": 3.0}  # of the error, in noise floors (errors of plain attention)
+# Limits ("gates") of the error, in noise floors: the error of plain attention in the same precision is one noise floor.
+LIMITS = {"forward": 2.0, "backward": 3.0}
 FORWARD = (  # operations of aten that can be run, the first two on a CPU
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_attention_math",
@@ -51,14 +52,14 @@ def aten(name: str):
 
 
 def cpu_backward(call: Call) -> torch.Tensor:
-    """Runs the backward operation alone, with the stored output and log-sum-exp."""
+    """Runs the backward operation alone, with the stored output and log-sum-exp. Returns the gradient of the query."""
     arrays, operation = call.stored.arrays, aten(CPU_BACKWARD)
-    given = call.arguments(operation) | {
+    arguments = call.arguments(operation) | {
         "grad_out": call.place(arrays["dout"]),
         "out": call.place(arrays["out"]),
         "logsumexp": call.place(arrays["lse"]),
     }
-    return call.rows_of_slice(operation(**given)[0])
+    return call.rows_of_slice(operation(**arguments)[0])
 
 
 def through_autograd(call: Call, forward) -> torch.Tensor:
@@ -69,14 +70,14 @@ def through_autograd(call: Call, forward) -> torch.Tensor:
 
 
 def runner(call: Call, function) -> tuple[str, object]:
-    """The operation's name, and a function that runs it once and returns the slice's rows of the result (on the CPU).
+    """The operation's name, and a function that runs it once and returns the slice's rows of the result, on the CPU.
     `function`: called instead of the operation; None: the operation is run."""
     stored, name = call.stored, operation_of(call.stored)
     if function is not None:
-        more = {"scale": float(stored.facts["scale"]), "is_causal": call.causal}
+        options = {"scale": float(stored.facts["scale"]), "is_causal": call.causal}
         if call.mask is not None:
-            more["attn_mask"] = call.mask
-        forward = lambda query: function(query, call.key, call.value, **more)  # noqa: E731
+            options["attn_mask"] = call.mask
+        forward = lambda query: function(query, call.key, call.value, **options)  # noqa: E731
         forward_name = getattr(function, "__name__", "the function")
     elif name == CPU_BACKWARD and "lse" in stored.arrays:
         return name, lambda: cpu_backward(call)
@@ -96,15 +97,15 @@ class Report:
     file: str
     reason: str  # why the slice was stored: the limit it exceeded, or "control"
     operation: str
-    whole_call: bool  # the call had the original size (Call.whole)
+    whole_call: bool  # the call was run with the original size (Call.whole); False: with the slice's rows alone
     times: int  # number of runs
     results: int  # number of different results
     as_stored: bool  # the first result equals the stored one bit for bit
-    values_unlike_stored: int  # in the first result
+    values_unlike_stored: int  # values of the first result whose bits differ from the stored ones
     stored_ratio: float | None  # error of the stored result in noise floors; None: not comparable
-    ratio: float | None  # the same of the worst result now
+    ratio: float | None  # largest error of the results of this rerun in noise floors
     stored_bias_ulp: float | None  # signed error of the stored result; None: not comparable
-    bias_ulp: float | None  # the same of the first result now
+    bias_ulp: float | None  # signed error of the first result of this rerun
     verdict: str  # a key of VERDICTS
 
 
@@ -132,7 +133,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def ratio_of(stored: Slice, result: torch.Tensor) -> float | None:
-    """Error in noise floors, over the rows whose reference is finite and not all zero. None: there are no such rows."""
+    """Error of `result` in noise floors, over rows whose reference is finite and not all zero. None: no such row."""
     reference = stored.reference
     norms = reference.square().sum(dim=1)
     compared = norms.isfinite() & (norms > 0)
@@ -147,19 +148,19 @@ def ratio_of(stored: Slice, result: torch.Tensor) -> float | None:
 
 
 def bias_of(stored: Slice, result: torch.Tensor) -> float | None:
-    """Signed error of this slice in ulps, positive away from zero."""
+    """Mean signed error of `result` in ulps of its format, positive away from zero. None: nothing is finite."""
     reference, info = stored.reference, torch.finfo(result.dtype)
-    both = reference.isfinite() & result.isfinite()
-    if not both.any():
+    compared = reference.isfinite() & result.isfinite()
+    if not compared.any():
         return None
-    reference = reference[both]
-    signed = (result[both].double() - reference) * reference.sign()
+    reference = reference[compared]
+    signed = (result[compared].double() - reference) * reference.sign()
     exponent = torch.frexp(reference.abs().clamp(min=info.tiny)).exponent - 1
     return (signed.sum() / torch.ldexp(torch.full_like(reference, info.eps), exponent).sum()).item()
 
 
 def verdict_of(stored_ratio: float | None, ratio: float | None, results: int, as_stored: bool, limit: float) -> str:
-    """A key of VERDICTS, from fields of Report; `limit`: of the ratios."""
+    """A key of VERDICTS, from fields of Report. `limit`: a ratio above it is beyond the gate."""
     beyond, was_beyond = (value is not None and value > limit for value in (ratio, stored_ratio))
     if results > 1:
         return "does_not_repeat"
@@ -178,9 +179,9 @@ def rerun(path: str, device: str | None = None, times: int = 5, function=None) -
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise NoSliceError(f"{operation_of(stored)[:80] or 'the operation'} needs a GPU, and torch sees none here")
     call = Call(stored, device)
-    name, once = runner(call, function)
+    name, run_once = runner(call, function)
     try:
-        all_results = [once() for _ in range(times)]
+        all_results = [run_once() for _ in range(times)]
     except (RuntimeError, NotImplementedError, TypeError) as error:
         raise NoSliceError(f"{name} fails on {path}: {str(error).splitlines()[0][:160]}") from error
     result, different = all_results[0], []

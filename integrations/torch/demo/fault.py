@@ -1,9 +1,9 @@
 """Attention with an artificial error, for `./dev demo --fault [grad_key]`. The kernels are torch's own.
 
-Fault adds an error to the output of attention. Such an error harms a training if it correlates with the gradient of the
-output, because the backward pass subtracts sum(gradient x output). If the error of this sum keeps its sign, it moves
-the queries in the same direction at every step. In a real training the error builds up over thousands of steps (arXiv
-2510.04212). GradKeyFault adds an error to the gradient of the keys.
+Fault adds an error to the output of attention that the backward pass uses. Such an error harms a training if it
+correlates with the gradient of the output, because the backward pass subtracts sum(gradient x output). If the error of
+this sum keeps its sign, it moves the queries in the same direction at every step. In a real training the error builds
+up over thousands of steps (arXiv 2510.04212). GradKeyFault adds an error to the gradient of the keys.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 
 
 def moved(out: Tensor, towards: Tensor, ulps: float, numbers: torch.Generator) -> Tensor:
-    """Moves bf16 values by `ulps` spacings on average, up where `towards` is positive, else down."""
-    whole = math.floor(ulps)  # the fraction is the probability of one more spacing
+    """Moves the bf16 values `out` by `ulps` spacings (ulps) on average, up where `towards` is positive, else down."""
+    whole = math.floor(ulps)  # ulps - whole is the probability that a value moves by one more spacing
     count = whole + (torch.rand(out.shape, generator=numbers) < ulps - whole).to(torch.int16)
     away_from_zero = (out > 0) == (towards > 0)  # the bits of a value, as an integer, grow with its magnitude
     bits = out.contiguous().view(torch.int16) + torch.where(away_from_zero, count, -count)
-    # A value near zero stays, since so many spacings would change its sign.
+    # A value near zero stays, since a move by so many spacings would change its sign.
     return torch.where(out.abs() > 2**-100, bits.view(torch.bfloat16), out)
 
 
@@ -48,7 +48,7 @@ class ErringAttention(torch.autograd.Function):
 
 
 class Fault:
-    """Replaces scaled_dot_product_attention in one layer. Its backward pass has the error while `is_on`."""
+    """Replaces scaled_dot_product_attention in one layer. The backward pass has the error while `is_on` is true."""
 
     def __init__(self, ulps: float, seed: int) -> None:
         self.ulps, self.is_on = ulps, False
@@ -66,13 +66,14 @@ BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
 class GradKeyFault:
     """torch's CPU backward kernel with a relative error of 5 % in dK of one layer, while `is_on`. dQ and dV are right.
 
-    It replaces torch's kernel, so the monitor's hook, which is above, sees the wrong results. It finds its layer by
-    counting calls: the backward calls of a step come from the last layer to the first.
+    It replaces torch's kernel. The monitor's hook calls this kernel, so the hook sees the wrong results. The layer is
+    found by counting calls: the backward calls of a step come from the last layer to the first.
     """
 
     def __init__(self, layer: int, layers: int, seed: int, error: float = 0.05) -> None:
         self.layers, self.error, self.is_on = layers, error, False
-        self.position, self.calls = layers - 1 - layer, 0  # of the layer's backward call in a step; calls so far
+        # The index of the layer's backward call among those of a step, and the backward calls so far.
+        self.position, self.calls = layers - 1 - layer, 0
         self.numbers = torch.Generator().manual_seed(seed)  # separate: does not change the training's random numbers
         self.original = torch.library.get_kernel(f"aten::{BACKWARD}", "CPU")
         self.library = torch.library.Library("aten", "IMPL")

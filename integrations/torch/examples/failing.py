@@ -1,4 +1,5 @@
-"""Two small trainings that always fail at the same step. plain_loop.py trains them."""
+"""Two small trainings that always fail at the same step, for trying reactions to foreshock's warnings. plain_loop.py
+trains them: at each step it calls rate(step), for the learning rate, and loss(step)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ BEGINS = 160  # the step at which the fault starts
 
 
 class RateRamp(nn.Module):
-    """A regression by SGD whose learning rate grows without limit from BEGINS on. The loss diverges 200 steps later."""
+    """A regression by SGD whose learning rate grows without limit from step BEGINS on. 200 steps later its loss
+    diverges."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +61,8 @@ class Block(nn.Module):
 class ScoreGrowth(nn.Module):
     """A language model in which queries and keys of the second layer grow by 7 % per step for a while.
 
-    A real training can do so if nothing bounds the scores. Above 65504 they are infinite in fp16; the loss is NaN.
+    They can grow in a real training too, if nothing bounds the scores (products of queries and keys). Scores above
+    65504 are infinite in fp16, and the loss becomes NaN.
     """
 
     symbols, layers, width, growth, growth_steps = 32, 2, 32, 1.07, 180
@@ -78,15 +81,16 @@ class ScoreGrowth(nn.Module):
         if BEGINS <= step < BEGINS + self.growth_steps:
             with torch.no_grad():
                 self.blocks[1].attention.qkv.weight[: 2 * self.width] *= self.growth  # the rows of queries and keys
-        once = torch.randint(self.symbols, (4, 8), generator=self.noise)
-        tokens = once.repeat(1, 5)[:, :33]  # the task: predict a random sequence of 8 symbols that repeats itself
+        sequence = torch.randint(self.symbols, (4, 8), generator=self.noise)
+        tokens = sequence.repeat(1, 5)[:, :33]  # the task: predict a random sequence of 8 symbols that is repeated
         x = self.embedding(tokens[:, :-1])
         for block in self.blocks:
             x = block(x)
         return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), tokens[:, 1:].flatten())
 
     def raise_precision(self, layer: str) -> None:
-        """`layer`: label as in the advice and on the status page, the block's number in three digits."""
+        """Makes the attention of one block compute in fp32. `layer`: its label in foreshock.advice() and on the status
+        page, which is the block's number in three digits."""
         self.blocks[int(layer)].attention.precision = torch.float32
 
     def optimizer(self) -> torch.optim.Optimizer:

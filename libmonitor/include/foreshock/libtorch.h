@@ -1,7 +1,7 @@
 // foreshock/libtorch.h: reports layer names and gradients before clipping from a C++ trainer on LibTorch. All
 // calls are optional: without them the monitor counts steps itself and numbers layers in the order of their
-// calls. They have no effect unless libforeshock.so is preloaded or linked. C++17. Must be included after
-// torch's headers, which it does not include itself.
+// attention calls. The calls have no effect unless libforeshock.so is preloaded or linked. C++17. Include
+// this header after torch's headers, which it does not include itself.
 //
 //   foreshock::name_layers(*model);                   // once the model is built, and after it has changed
 //   loss.backward();
@@ -36,8 +36,8 @@ inline std::string layer_label(const std::string& name) {
   return name.substr(0, name.rfind('.'));
 }
 
-// Names the parameters of a torch::nn::Module, so that their layers have these labels. Returns how many names
-// were kept. Call it again after the tensors have been replaced, for example by a move to a device.
+// Reports the names and layer labels of a torch::nn::Module's parameters. Returns how many names the monitor
+// keeps. Call it again after the tensors have been replaced, for example by a move to a device.
 template <class Module>
 int name_layers(const Module& module) {
   const auto named = module.named_parameters();
@@ -58,8 +58,8 @@ int name_layers(const Module& module) {
   return foreshock_annotate_name_parameters(rows.data(), rows.size());
 }
 
-// Reports all gradients, if the step is sampled. Every gradient must be dense, on the CPU and in fp32 or
-// fp64. Otherwise none is reported, because the norm would lack a part.
+// Reports all gradients, if the step is sampled. Every gradient must be dense and contiguous, on the CPU and
+// in fp32 or fp64. Otherwise no gradient is reported, because the gradient norm would lack a part.
 template <class Module>
 void observe_gradients(const Module& module) {
   if (!foreshock_annotate_step_is_sampled()) return;

@@ -56,8 +56,8 @@ def _structures() -> tuple[Any, ...]:
 
 
 class Arrays:
-    """Makes ctypes arrays of at least `count` entries. ctypes creates a type for every length, in reference cycles that
-    only the garbage collector frees. So lengths are rounded up to powers of two, and each type is kept."""
+    """Makes ctypes arrays of at least `count` entries. ctypes creates a type for every length, with reference cycles
+    that only the garbage collector frees. So lengths are rounded up to powers of two, and each type is kept."""
 
     def __init__(self) -> None:
         self._types: dict[tuple[Any, int], Any] = {}
@@ -76,8 +76,8 @@ class QuietSteps(NamedTuple):
 
     prepare: Callable[..., Any]
     begins: Callable[..., int]  # the hook before a step; returns how many weights are due; negative: not a quiet step
-    ends: Callable[..., int]  # the hook after a step; 0: not a quiet end
-    look: Callable[..., int]  # remembers the clock, the optimizer whose steps are counted; 0: no quiet steps can follow
+    ends: Callable[..., int]  # the hook after a step; 0: the end is not quiet, Python must handle it
+    look: Callable[..., int]  # remembers the optimizer whose steps are counted; 0: no quiet steps can follow
     look_other: Callable[..., int]  # remembers another optimizer; 0: no quiet steps can follow
     arm: Callable[..., Any]  # allows quiet steps, after look() and look_other()
     disarm: Callable[..., Any]
@@ -94,7 +94,7 @@ NO_QUIET_STEPS = QuietSteps(*[_return_zero] * 9)._replace(begins=lambda *given: 
 
 class Core:
     """Functions of libforeshock.so (`core`) and of the adapter (`adapter`). They are called with the interpreter lock
-    held (PyDLL). An address is that of a tensor's TensorImpl (tensor._cdata)."""
+    held (PyDLL). "Address" means the address of a tensor's TensorImpl (tensor._cdata)."""
 
     def __init__(self, torch: Any, adapter_path: str) -> None:
         import ctypes as c
@@ -103,7 +103,7 @@ class Core:
         self.core = c.PyDLL(None)
         self.Parameter, self.Identity, self.Scalar, self.Weight, self.WeightState = _structures()
         self._arrays = Arrays()
-        # (addresses, array of them): those of the last step_begins(), since they rarely change.
+        # The addresses passed to the last step_begins(), and a ctypes array of them, since they rarely change.
         self._last_addresses: tuple[list[int], Any] = ([], (c.c_void_p * 0)())
         self._due_numbers, self._due_numbers_address = (c.c_uint32 * 0)(), 0  # buffer for the weights that are due
         self.adapter = c.PyDLL(adapter_path)
@@ -145,8 +145,8 @@ class Core:
         return partial(self.adapter.foreshock_adapter_call_back, function)
 
     def reports_steps(self) -> None:
-        """Call it once an optimizer or the training itself reports steps. Until then the adapter counts a step when a
-        weight has changed after a backward pass, which also detects updates without an optimizer."""
+        """Must be called when an optimizer or the training itself begins to report steps. Until then the adapter counts
+        a step when a weight has changed after a backward pass, which also detects updates without an optimizer."""
         if not self._reports_steps:
             self._reports_steps = True
             self.adapter.foreshock_adapter_steps_are_told()
@@ -161,7 +161,8 @@ class Core:
         self.adapter.foreshock_adapter_end_step(step, source, rate or 0.0, batch_id or 0, bits, spent_ns)
 
     def _quiet_steps(self) -> QuietSteps:
-        """The functions; NO_QUIET_STEPS if Python lacks a C function that they call, or has no interpreter lock."""
+        """The adapter's functions for quiet steps; NO_QUIET_STEPS if Python lacks a C function that they call, or has
+        no interpreter lock."""
         import ctypes as c
 
         function = self.adapter.foreshock_adapter_quiet_function
@@ -178,8 +179,9 @@ class Core:
         return quiet
 
     def look(self, clock: Any, others: list[tuple[Any, int]]) -> bool:
-        """Whether quiet steps can follow the step that step_begins() has started. `others`: the other optimizers, each
-        with the number in the name of its loss; 0: it has no backward pass of its own."""
+        """Whether quiet steps can follow the step that step_begins() has started. `clock`: the optimizer whose steps
+        are counted. `others`: each other optimizer with the number in the name of its loss; 0: it has no backward pass
+        of its own."""
         import ctypes as c
 
         addresses, array = self._last_addresses
@@ -192,8 +194,8 @@ class Core:
         has_weights: bool,
     ) -> None:  # fmt: skip
         """Lets quiet steps follow. `may_end_quietly`: the end of the next step may be quiet too. `is_counted`: no
-        optimizer state has the step number. `step`: number of the last step, from the state of the parameter at
-        `address`. `begins_left`, `ends_left`: how many beginnings and ends of steps may be quiet."""
+        optimizer state has the step number. `step`: number of the last step, from the optimizer's state of the
+        parameter at `address`. `begins_left`, `ends_left`: how many beginnings and ends of steps may be quiet."""
         capacity = len(self._due_numbers) if has_weights else 0
         self.quiet.arm(
             may_end_quietly, is_counted, step, address, begins_left, ends_left,
@@ -212,7 +214,7 @@ class Core:
     def step_begins(self, addresses: list[int], inverse_scale: float, copies: int, writes_untracked: bool) -> int:
         """Publishes the gradients of the parameters at `addresses`. `inverse_scale`: factor by which the optimizer
         multiplies gradients. `copies`: in-place writes per step into each gradient by DDP. `writes_untracked`: kernels
-        that do not change a tensor's version may have clipped. Returns the nanoseconds in the core."""
+        that do not change a tensor's version may have clipped gradients. Returns the nanoseconds spent in the core."""
         known, array = self._last_addresses  # read together, since another thread may step too
         if addresses != known:
             import ctypes as c
@@ -255,6 +257,7 @@ class Core:
         return bool(self.core.foreshock_enabled())
 
     def weights_due(self) -> list[int]:
+        """Numbers of the weights that are due in this step, which is not a quiet one. See due()."""
         count = self.core.foreshock_weights_due(self._due_numbers, len(self._due_numbers))
         return self._due_numbers[:count]
 
@@ -280,7 +283,7 @@ class Core:
 
         record = self.Identity(size=c.sizeof(self.Identity), version=ABI)
         record.rank, record.local_rank, record.world_size, record.attempt = place[:4]
-        for name, at in place.coordinates._asdict().items():
-            setattr(record, name + "_parallel", at)
+        for name, coordinate in place.coordinates._asdict().items():
+            setattr(record, name + "_parallel", coordinate)
         record.framework = ("torch " + self._torch.__version__.partition("+")[0]).encode()
         self.core.foreshock_describe(c.byref(record))

@@ -1,7 +1,8 @@
-"""Determines which tensors a framework keeps equal over ranks, and prefixes the names of all others with the rank.
+"""Determines which tensors a framework keeps equal over ranks, and prefixes the names of all other tensors.
 
 The agent, another process, compares tensors of the same name bit for bit across ranks. So a tensor that differs by
-design must have another name on each rank: a manually sharded head, an expert that DDP ignores, a flat shard.
+design must have another name on each rank: a manually sharded head, an expert that DDP ignores, a flat shard. Its
+prefix has the rank. A tensor that is equal on some ranks only has the lowest of these ranks in its prefix.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from typing import Any
 from .place import group, is_replica, of_megatron, root_of
 from .signals import is_of_trainer, suppress_ours
 
-NAME_BYTES = 159  # the segment keeps so many bytes; of a longer name the end is used
+NAME_BYTES = 159  # the segment keeps so many bytes of a name; of a longer name the end is used
 
-# Communication hooks of DDP after which all ranks have the same gradient. Others may average less often (local SGD).
+# DDP's communication hooks after which all ranks have the same gradient. Others may average less often (local SGD).
 FAITHFUL = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook", "batched_powerSGD_hook")
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 
 
 def _is_faithful(hook: Any, state: Any, module: Any) -> bool:
-    """Whether the hook is in FAITHFUL and averages over the same ranks as the module. `state`: that of the hook, which
-    is or has a process group; None: the default one."""
+    """Whether the hook is in FAITHFUL and averages over the same ranks as the module. `state`: the hook's state, which
+    is or has a process group; None: the default group."""
     process_group = getattr(state, "process_group", state)
     is_known = getattr(hook, "__module__", "").startswith(HOOKS) and getattr(hook, "__name__", "") in FAITHFUL
     return is_known and (process_group is None or process_group is module.process_group)
@@ -31,8 +32,9 @@ def _is_faithful(hook: Any, state: Any, module: Any) -> bool:
 def _prefixes_of_module(module: Any, distributed: Any) -> dict[int, str]:
     """{address: prefix} of the parameters of a DistributedDataParallel. An address is tensor._cdata.
 
-    "" if its group has all ranks, else "group<N>." with the lowest rank N of the group. With a hook such as that of
-    local SGD, ranks drift apart between averages: then it is "local<own rank>.", which the agent does not compare.
+    The prefix is "" if the module's group has all ranks, else "group<N>." with the lowest rank N of the group. With a
+    hook such as that of local SGD, ranks drift apart between averages. The prefix is then "local<own rank>.", and the
+    agent does not compare these tensors.
     """
     if not all(_is_faithful(hook, state, module) for hook, state in getattr(module, "_comm_hooks", ())):
         return {p._cdata: f"local{distributed.get_rank()}." for p in module.module.parameters()}
@@ -55,15 +57,17 @@ def _prefix_of_mesh(parameter: Any, coordinate_mesh: Any, distributed: Any) -> s
 
 
 def _has_other_tensor_parallelism(parameter: Any) -> bool:
-    """Whether it is an expert of Megatron with another tensor parallelism than that in the rank's coordinates."""
-    if getattr(parameter, "allreduce", True):
+    """Whether the parameter belongs to an expert of Megatron whose tensor parallelism differs from the one in the
+    rank's coordinates."""
+    if getattr(parameter, "allreduce", True):  # Megatron sets False for experts
         return False
     state = sys.modules["megatron.core.parallel_state"]
     return state.get_expert_tensor_parallel_world_size() != state.get_tensor_model_parallel_world_size()
 
 
 class Replicas:
-    """Prefixes of parameter names on this rank, as of the moment of construction. `modules`: all of the model."""
+    """Prefixes of parameter names on this rank, as of the moment of construction. `modules`: all modules of the model.
+    Without a process group (one rank), all prefixes are empty."""
 
     def __init__(self, parameters: Iterable[Any], modules: Iterable[Any]) -> None:
         self._group = group()
