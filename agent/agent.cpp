@@ -1,6 +1,5 @@
 // The main loop of the agent process, its HTTP server's documents, and the file of targets (agents to scrape)
-// for Prometheus. The agent serves the run in one directory or, as a service, all runs below a tree of
-// directories.
+// for Prometheus. The agent serves the run in one directory or, as a service, all runs in a tree.
 #include "agent/agent.h"
 
 #include <fcntl.h>
@@ -145,17 +144,12 @@ bool Agent::open_single_run(std::string* error) {
 
 // Writes agent.json into the directory of a run. `foreshock status` and the launcher find the agent by it.
 bool Agent::write_address(const Run& run) {
-  const int taken = options_.last_port > 0 && server_.port() > options_.port ? options_.port : 0;
-  const nlohmann::json address = {{"pid", getpid()},
-                                  {"pid_namespace", pid_namespace()},
-                                  {"address", server_.address()},
-                                  {"port", server_.port()},
-                                  {"port_taken", taken},
-                                  {"run", run.label()},
-                                  {"record", options_.record},
-                                  {"save_flagged", options_.save_flagged},
-                                  {"service", is_service()},
-                                  {"problem", target_problem_}};
+  const bool moved = options_.last_port > 0 && server_.port() > options_.port;  // options_.port was taken
+  const nlohmann::json address = {
+      {"pid", getpid()},           {"pid_namespace", pid_namespace()},        {"address", server_.address()},
+      {"port", server_.port()},    {"port_taken", moved ? options_.port : 0}, {"run", run.label()},
+      {"record", options_.record}, {"save_flagged", options_.save_flagged},   {"service", is_service()},
+      {"problem", target_problem_}};
   spdlog::info("run {} at {}", run.label(), server_.place());
   // A path may have bytes that are not valid UTF-8.
   const std::string text = address.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -238,8 +232,7 @@ void Agent::adopt(FoundRun found, Clock::time_point now) {
   std::unique_ptr<Run> run;
   if (duplicate != nullptr) run = Run::open(options, std::move(duplicate), &error);
   if (run == nullptr) {
-    // The next search() tries again if another agent follows the run (`error` is empty) or descriptors are
-    // short.
+    // If another agent follows the run (`error` is empty) or descriptors are short, search() tries again.
     const bool is_short = is_shortage(errno);
     tree_->leave(found.label, *found.directory, /*busy=*/error.empty() || is_short);
     if (is_short) {
@@ -481,8 +474,7 @@ TargetFile::~TargetFile() {
 }
 
 // Whether this agent may write the file of targets. write() replaces the file and its inode, so the lock is
-// on a second file, which is never removed. If the lock file cannot be opened or created, every agent may
-// write.
+// on a second file, which is never removed. Without a lock file, every agent may write.
 bool TargetFile::is_ours() {
   if (lock_ >= 0) return true;
   const size_t slash = path_.rfind('/');

@@ -40,8 +40,7 @@ std::optional<double> number_in(const json& from, const char* name) {
   return found->get<double>();
 }
 
-// Returns the index in kJudgedTensorNames (out, grad_query, ...) of an alarm's tensor, or nothing if
-// malformed.
+// Returns the index of an alarm's tensor in kJudgedTensorNames (out, grad_query, ...), or nothing if invalid.
 std::optional<uint32_t> tensor_in(const json& from) {
   const std::optional<std::string> name = text_in(from, "tensor"), pass = text_in(from, "pass");
   for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor)
@@ -53,7 +52,6 @@ std::optional<uint32_t> tensor_in(const json& from) {
   return std::nullopt;
 }
 
-// Returns an empty list if there is no list of this name.
 const json& list_in(const json& from, const char* name) {
   static const json kEmpty = json::array();
   const auto found = from.find(name);
@@ -92,8 +90,7 @@ json facts_of(const RankStatistics& rank) {
   return facts;
 }
 
-// WatchState saves the size of the record, at which the next agent begins its replay; without a record, this.
-constexpr uint64_t kNoRecord = UINT64_MAX;
+constexpr uint64_t kNoRecord = UINT64_MAX;  // saved in place of the record's size: there is no record
 
 // Whether two events are equal in everything but their time and values.
 bool is_same(const EventLine& a, const EventLine& b) {
@@ -103,7 +100,7 @@ bool is_same(const EventLine& a, const EventLine& b) {
 
 // Passes the remaining lines of a record to the detectors, and adds them to `already_written`. Agents write
 // an event after the line that caused it. Returns the events that the record lacks, because the earlier agent
-// was killed after it wrote a line and before it wrote that line's event.
+// was killed between a line and its event.
 std::deque<EventLine> replay(RecordReader& reader, Watches* watches, WrittenLines* already_written) {
   std::deque<EventLine> missing;
   while (const std::optional<RecordLine> line = reader.next()) {
@@ -217,8 +214,7 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
 bool WatchState::save(const Directory& directory, const RecordWriter* record, const Watches& watches,
                       bool is_last) {
   const Clock::time_point now = Clock::now();
-  const bool is_saved_already = watches.lines() == saved_lines_;
-  if (is_saved_already || (now < next_ && !is_last)) return true;
+  if (watches.lines() == saved_lines_ || (now < next_ && !is_last)) return true;
   const std::string bytes = watches.save(record != nullptr ? record->size() : kNoRecord);
   // The next save waits until the mean rate is kBytesPerSecond. A wait of 0.25 s or less is left out.
   const double wait_seconds = static_cast<double>(bytes.size()) / kBytesPerSecond;

@@ -81,13 +81,11 @@ constexpr auto kGoneAfter = 10s;
 constexpr auto kGoneAfterExit = 100ms;
 // Ranks that still run at this time after their command has ended are summarised as they are.
 constexpr auto kDrainAtMost = 5s;
-// Limit of the segments of one run on one node, including earlier attempts. Each needs two file descriptors
-// while its trainer runs.
+// Limit of the segments of one run on one node, including earlier attempts. A live one needs two descriptors.
 constexpr size_t kMostSegments = 512;
 // Limit of ended segments whose rank has a later process. Beyond it, statistics of the oldest are dropped.
 constexpr size_t kMostReplaced = 256;
-// Time from the last exit(0) until the run counts as finished, since a command may start its next training
-// immediately.
+// Time from the last exit(0) until the run counts as finished, since a command may start another training.
 constexpr auto kFinishedAfter = 2s;
 constexpr uint64_t kMostRefusalsLogged = 20;
 constexpr size_t kMostExitsAtOnce = 64;  // launchers that one call of ended_launchers() returns
@@ -131,11 +129,10 @@ bool has_launcher(const Directory& directory) { return directory.is_locked("run.
 std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Directory> directory,
                                std::string* error) {
   error->clear();
-  const int lock = directory->lock("agent.lock", LOCK_EX);  // one consumer per directory
+  const int lock = directory->lock("agent.lock", LOCK_EX);  // EWOULDBLOCK: another agent holds it
   if (lock < 0) {
     const int why = errno;
-    const bool is_held_by_other_agent = why == EWOULDBLOCK;
-    if (!is_held_by_other_agent) *error = directory->path() + "/agent.lock: " + std::strerror(why);
+    if (why != EWOULDBLOCK) *error = directory->path() + "/agent.lock: " + std::strerror(why);
     errno = why;
     return nullptr;
   }
@@ -178,8 +175,7 @@ Run::~Run() {
   close(lock_);
 }
 
-// Saves the detectors' state and the ranks' past alarms and events (RankFacts). Flushes the record first,
-// since the saved state contains the record's size.
+// Saves the detectors' state and RankFacts. Flushes the record first, since the state contains its size.
 void Run::save_watches(bool is_last) {
   if (pipeline_ == nullptr) return;  // open() failed before it created the pipeline
   flush_record();
@@ -379,8 +375,7 @@ std::vector<LauncherExit> Run::ended_launchers(Clock::time_point now, Registry* 
     const Clock::time_point seen = exits_seen_.emplace(exit.launcher_id, now).first->second;
     discover(registry);  // a segment may have been created just before the exit
     const bool is_drained = drain(exit, now);
-    // drain() has closed file descriptors. If segments that waited for one can be opened now, the next call
-    // of ended_launchers() drains them.
+    // drain() has closed descriptors. Segments that can be opened now are drained by the next call.
     if (discovery_.waiting() > 0 && discover(registry)) continue;
     if (!is_drained && now - seen < kDrainAtMost) continue;
     set_final_state(exit.state);
@@ -424,8 +419,7 @@ int Run::cores_per_rank() const {
 }
 
 // The agent's cost counts as slowdown, so the trainers deduct `ns` from their budgets. A separate grant pays
-// for the first look (the first samples of a process), so `ns` excludes it. `slices_ns` includes it, since
-// slices_ns divided by `slices` gives the cost of one slice.
+// for the first look (the first samples of a process), so `ns` excludes it and only `slices_ns` includes it.
 void Run::charge_trainers() {
   const int cores = cores_per_rank();
   for (const auto& followed : followed_) {
@@ -525,7 +519,7 @@ nlohmann::json Run::document(uint64_t launcher_id, bool for_page) const {
   if (for_page && ordered.size() > kMostRanksShown)
     std::erase_if(ordered, [](const Followed* followed) { return !followed->rank.current; });
   if (for_page && ordered.size() > kMostRanksShown) ordered.resize(kMostRanksShown);
-  const nlohmann::json optimizer = optimizer_json(pipeline_->weights().optimizer());  // equal for all ranks
+  const nlohmann::json optimizer = optimizer_json(pipeline_->weights().optimizer());  // covers all ranks
   for (const Followed* followed : ordered) {
     ranks.push_back(for_page ? state_of(followed->rank, cores_per_rank())
                              : summary_of(followed->rank, cores_per_rank()));
@@ -595,8 +589,7 @@ void Run::publish_ranks(Registry* registry) {
   }
 }
 
-// The part of Run that sends the strongest detector signal to the trainers as advice, on which a training
-// script may act.
+// The part of Run that sends the strongest detector signal to the trainers as advice for their scripts.
 
 namespace {
 

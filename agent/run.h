@@ -35,8 +35,7 @@ class Followed {
   Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run, Pipeline* pipeline);
   // Processes new data. Returns false if there was none, or if the segment is finished.
   bool poll() { return !is_finished() && pipeline_->poll(*segment_, &rank); }
-  // Reads the counters, and whether the trainer still holds the lock on its segment. A dead trainer holds
-  // none.
+  // Reads the counters, and whether the trainer still holds the lock on its segment: a dead one does not.
   void look(Clock::time_point now);
   // Whether the trainer has released its lock and no counter has changed for `quiet`.
   bool is_gone(Clock::time_point now, Clock::duration quiet) const;
@@ -47,8 +46,7 @@ class Followed {
   bool is_finished() const { return segment_ == nullptr; }
 
   uint64_t launcher_id() const { return rank.identity.launcher_id; }
-  // Must not be called after finish().
-  segment::SegmentReader& segment() { return *segment_; }
+  segment::SegmentReader& segment() { return *segment_; }  // must not be called after finish()
 
   const std::string name;  // of the segment
   RankStatistics rank;
@@ -72,8 +70,7 @@ struct LauncherExit {
 // Returns the exits of launchers for which there is no summary yet.
 std::vector<LauncherExit> unanswered_exits(const Directory& directory);
 
-// Returns how the command of this launcher ended, or nothing if its exit file does not exist or cannot be
-// read now.
+// Returns how the command of this launcher ended, or nothing if its exit file cannot be read (yet).
 std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_id);
 
 std::string summary_name(uint64_t launcher_id);
@@ -95,15 +92,13 @@ struct RunOptions {
   uint64_t record_size = 0;        // bytes of the record that are kept; 0: all
 };
 
-// One run on this node: the segments in its directory, the state of their ranks, and the launchers that wait
-// for a summary. One thread.
+// One run on this node: its segments, their ranks' state, launchers that wait for a summary. One thread.
 class Run {
  public:
   using Clock = Followed::Clock;
 
   // Opens the run in `directory`, <base>/<run id>, and locks it for the life of the Run. Returns null on
-  // failure: *error is then one line, or empty if another agent holds the directory. errno gives the reason
-  // why locking failed.
+  // failure: *error is then one line, or empty if another agent has the lock. errno has the lock's error.
   static std::unique_ptr<Run> open(const RunOptions& options, std::unique_ptr<Directory> directory,
                                    std::string* error);
   ~Run();
@@ -125,11 +120,10 @@ class Run {
   // Writes the summary for a launcher that ended_launchers() returned. The launcher ends after it has read
   // the summary, so the series must be published before.
   void write_summary(const LauncherExit& exit);
-  // Sets every series of the run.
-  void publish(Registry* registry);
+  void publish(Registry* registry);  // sets every series of the run
 
-  // Returns the JSON of the ranks of one launcher, or of all (0), as in docs/summary.md. `for_page` adds
-  // histories and layers.
+  // Returns the JSON of a launcher's ranks, or of all (0): docs/summary.md. `for_page` adds to it for the
+  // page.
   nlohmann::json document(uint64_t launcher_id, bool for_page) const;
   // Adds the history tables (values by step, for the page) of every rank.
   void add_history(std::vector<HistoryTable>* tables) const;
@@ -145,12 +139,10 @@ class Run {
   const std::string& run_id() const { return options_.run_id; }
   const std::string& label() const { return options_.label; }
   const Directory& directory() const { return *directory_; }
-  // Returns the CPU seconds that the agent has spent on the ranks so far.
-  double rank_seconds() const;
-  size_t ranks() const;  // distinct ranks on this node, alive or ended
+  double rank_seconds() const;  // the CPU seconds that the agent has spent on the ranks so far
+  size_t ranks() const;         // distinct ranks on this node, alive or ended
 
-  // Returns the number of segments that are not followed: refused for good, or waiting because too many files
-  // are open.
+  // Returns the number of segments that are not followed: refused for good, or waiting for a descriptor.
   uint64_t refused_segments() const { return refused_segments_ + discovery_.waiting(); }
   // Returns the state of the run. kFinished: all trainers have called exit(0); the command may still run.
   RunState state() const;
@@ -172,8 +164,7 @@ class Run {
   struct Measured {
     SamplingCost cost;  // without `agent`, which measure() does not set
     AgentWork work;     // without `cpu_seconds`, which measure() does not set
-    // The agent's CPU time for the first look: the first samples, which are paid from a separate grant. It is
-    // not part of `cost` and `work`.
+    // The agent's CPU time for the first look (the first samples), which `cost` and `work` do not include.
     double first_look_seconds = 0;
     uint64_t in_force = 0;             // the present interval, in steps
     double budget = 0;                 // limit of the slowdown, as a ratio

@@ -51,9 +51,8 @@ double predicted_slowdown(const SamplingCost& cost, uint64_t interval) {
   return cost.step_seconds > 0 ? per_interval / (n * cost.step_seconds) : 0;
 }
 
-// `in_force` is the current interval, here and in plan_burst().
 uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force) {
-  if (cost.step_seconds <= 0) return in_force;
+  if (cost.step_seconds <= 0) return in_force;  // the current interval
   uint64_t interval = in_force < kLeastInterval ? kLeastInterval : in_force;
   while (interval < kMostInterval && predicted_slowdown(cost, interval) > max_slowdown &&
          share_of_samples(cost, interval) > kLeastShare * max_slowdown)
@@ -83,9 +82,8 @@ std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, u
   return Burst{interval, from_step, from_step + std::min(steps, segment::kMostBurstSteps), from_step};
 }
 
-// A rank before planned_step has loaded an older checkpoint since the burst was planned; it has no burst.
 bool is_pending_or_running(const Burst& burst, int64_t step) {
-  return step < burst.until_step && step >= burst.planned_step;
+  return step < burst.until_step && step >= burst.planned_step;  // before it: has loaded an old checkpoint
 }
 
 // The part of Run (one run on this node) that sets the sampling interval. All ranks of the node have the same
@@ -93,8 +91,7 @@ bool is_pending_or_running(const Burst& burst, int64_t step) {
 
 namespace {
 
-// A new interval takes effect this many reported steps after the newest step of any rank. Until then every
-// rank of the node has read it.
+// A new interval takes effect this many reported steps after the newest step of any rank: all read it before.
 constexpr int64_t kStepsAhead = 4;
 constexpr double kDefaultSlowdown = 0.01;
 
@@ -118,8 +115,7 @@ int64_t Run::effective_step() const {
   return std::min(newest, INT64_MAX - ahead) + ahead;
 }
 
-// Returns nothing if the agent must not choose the interval: the user fixed it, or the job has ranks on other
-// nodes.
+// Returns nothing if the agent must not choose the interval: the user fixed it, or other nodes have ranks.
 std::optional<Run::Measured> Run::measure() const {
   if (options_.every != 0) return std::nullopt;
   Measured all;

@@ -18,7 +18,6 @@ int64_t window_of(const TensorSnapshot& snapshot) {
   return snapshot.step / static_cast<int64_t>(snapshot.interval);
 }
 
-// Returns the larger of two values, or the only one that is present.
 std::optional<double> larger(const std::optional<double>& a, const std::optional<double>& b) {
   if (!a || !b) return a ? a : b;
   return std::max(*a, *b);
@@ -420,8 +419,7 @@ void WeightSeries::complete_model(int64_t window, Sums* model) {
   PoolSnapshot& pool = model->snapshot;
   pool.previous = distance(model->previous_known, model->previous, model->now);
   pool.initial = distance(model->initial_known, model->initial, model->now);
-  // Without all tensors, the largest distance is unknown.
-  if (!model->previous_known) pool.previous_max = std::nullopt;
+  if (!model->previous_known) pool.previous_max = std::nullopt;  // the largest one may be missing
   if (!model->initial_known) pool.initial_max = std::nullopt;
   pool.histogram_hash = fnv1a(foreshock::store(model->now));
   set_means(model->squares, model->updates, &pool);

@@ -33,7 +33,6 @@ void report(const char* what, const char* detail, double nanoseconds, double bou
               nanoseconds <= bound ? "ok" : "BEYOND");
 }
 
-// Returns normally distributed elements, rounded to `format`.
 Tensor random_tensor(int rows, int cols, const NumberFormat& format, uint64_t seed) {
   Tensor x(rows, cols);
   for (size_t i = 0; i < x.data.size(); ++i) x.data[i] = normal(seed, i);

@@ -5,8 +5,7 @@
 Three kinds of the same small training take turns of a few steps: a plain process (`plain`), one under `foreshock run`
 that never samples (`unsampled`), and one under `foreshock run` with default options (`default`). A round is one turn of
 each kind, in random order. A set is one process of each kind, all with one thread on the same core, so that they differ
-only in the monitor. Two processes of one kind still differ in the layout of their memory, so there are several sets.
-The agent runs on another core.
+only in the monitor. Several sets are needed, since memory layouts differ. The agent runs on another core.
 
 Time is the CPU time of the trainer. It excludes the time of other processes on the core, so the figures are also valid
 on a shared machine. With --wall it is wall time, which needs an idle machine. The CPU time of the agent, the process
@@ -20,9 +19,8 @@ training that takes one at every step, so that their cost is larger than the noi
 switch the monitor between turns; each turn with the monitor on is compared with the turns before and after it. The sum
 is the cost of a step, of a slice and of a snapshot, each times its number per step in an undisturbed default training.
 
-Each line has the median over the rounds of (time with the monitor / time without it) - 1, and its 95 % interval from a
-bootstrap that draws sets, then rounds within them. The goals are at most 0.3 % without samples and 1 % by default. A
-missed goal is only printed.
+Printed: the median over the rounds of (time with the monitor / time without) - 1, and its 95 % interval by a bootstrap
+that draws sets, then rounds in them. Goals: at most 0.3 % without samples, 1 % by default. A missed goal fails nothing.
 """
 
 from __future__ import annotations
@@ -44,16 +42,14 @@ SHORT_SECONDS = 45  # --short starts no further round after this time
 
 
 def verdict(high: float, low: float, goal: float, sets: int, rounds: int) -> str:
-    """Whether the interval from `low` to `high` is below the goal: all of it ("met"), a part of it ("not shown"), or
-    no part ("missed")."""
+    """Whether the interval from `low` to `high` is below the goal: wholly (met), partly (not shown), not (missed)."""
     if sets < 2 or rounds < LEAST_ROUNDS:
         return "too few rounds"
     return "met" if high <= goal else "not shown" if low <= goal else "missed"
 
 
 def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> None:
-    """Compares processes of the three kinds. `steps`: steps of a turn. `warm_up`: first steps, which are not measured.
-    `clock`: "cpu" or "wall"."""
+    """Compares processes of the three kinds. `steps`: steps of a turn. `warm_up`: first steps, which do not count."""
     slowdowns: dict[str, list[list[float]]] = {kind: [] for kind in GOALS}  # by kind, set and round
     ours, agent, sampled = [], [], 0
     for number in range(sets):

@@ -1,7 +1,7 @@
 """Measures hits, lead times and false alarms of each detector, on trainings with a planted fault and on their twins.
 
 A twin is the same training without the fault. A loss event is a spike, divergence or slow rise. A hit is a warning
-that begins shortly before a loss event. The lead time is the number of steps from that warning to the event.
+that begins shortly before a loss event, the lead time the number of steps from the warning to the event.
 
     python bench/precursors.py [--seeds 8] [--recipes NAME,...] [--minutes 120] [--jobs 2]
                                [--out OUT] [--keep] [--tuning] [--short]
@@ -49,8 +49,7 @@ Wanted = tuple[recipes.Recipe, int]  # recipe and seed of a training
 
 
 def wanted_trainings(options: argparse.Namespace) -> list[Wanted]:
-    """Pairs of recipe and seed, ordered by seed, so that all recipes have about equally many trainings after
-    --minutes."""
+    """Pairs of recipe and seed, ordered by seed, so that after --minutes all recipes have about as many trainings."""
     names = options.recipes.split(",") if options.recipes else [each.name for each in recipes.RECIPES]
     unknown = [name for name in names if name not in {each.name for each in recipes.RECIPES}]
     if unknown:
@@ -61,17 +60,15 @@ def wanted_trainings(options: argparse.Namespace) -> list[Wanted]:
 
 
 def scoring_data(recipe: recipes.Recipe, seed: int, path: pathlib.Path) -> dict:
-    """Extracts from the record at `path` what scoring needs. The result is cached beside the record. A change of the
-    program foreshock or of the scoring code makes the cached file invalid."""
+    """Extracts what scoring needs from the record at `path`; cached for each version of foreshock and of this code."""
     sources = b"".join((HERE / name).read_bytes() for name in ("recording.py", "alarms.py", "scoring.py"))
     key = hashlib.sha256(sources + recording.FORESHOCK.read_bytes()).hexdigest()[:16]
     file = path.with_suffix(f".{key}.json")
     if not file.exists():
-        provenance_file = recording.made_of(path)  # the hashes of the code that made the record
         for old in path.parent.glob(f"{path.stem}.*.json"):
-            if old != provenance_file:
+            if old != recording.made_of(path):  # the hashes of the code that made the record
                 old.unlink()
-        made = json.loads(provenance_file.read_text())
+        made = json.loads(recording.made_of(path).read_text())
         file.write_text(json.dumps(page.no_nan(recording.reduced(path, recipe, seed, made))))
     return json.loads(file.read_text())
 
@@ -81,8 +78,7 @@ class Trainer:
 
     def __init__(self, options: argparse.Namespace, out: pathlib.Path, deadline: float) -> None:
         self.options, self.out, self.deadline = options, out, deadline
-        # Stored trainings have the full length and no tuning seed.
-        stored = [] if options.steps or options.tuning else provenance.stored()
+        stored = [] if options.steps or options.tuning else provenance.stored()  # these are whole and not for tuning
         self.stored = {(one["recipe"], one["seed"]): one for one in stored if provenance.is_made_alike(one)}
 
     def path(self, recipe: recipes.Recipe, seed: int) -> pathlib.Path:
@@ -90,9 +86,9 @@ class Trainer:
         return self.out / "records" / f"{recipe.name}-{seed}-{provenance.of_training(recipe)}.jsonl"
 
     def get(self, wanted: Wanted) -> dict | None:
-        """The training; None: it does not exist, and there is no time for it. Trains if there is no record and no
-        stored training whose recipe (is_made_alike), detectors and judging code (is_outdated) are those of this tree.
-        If the training is not made because of --score or --minutes, an outdated stored one is returned."""
+        """The training; None: it does not exist, and there is no time for it. Trains unless there is a record, or a
+        stored training with this tree's recipe, detectors and judging code. If it may not train, an outdated stored
+        one is returned."""
         recipe, seed = wanted
         path, stored = self.path(recipe, seed), self.stored.get((recipe.name, seed))
         if not path.exists() and (stored is None or provenance.is_outdated(stored)) and not self.options.score:

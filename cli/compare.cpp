@@ -1,5 +1,4 @@
-// foreshock compare: measures the distances between the weights of checkpoints. Prints a table, and writes
-// JSON and a page if wanted.
+// foreshock compare: measures the distances between the weights of checkpoints; writes table, JSON and page.
 #include <algorithm>
 #include <cstdio>
 #include <thread>
@@ -15,7 +14,7 @@
 namespace foreshock::cli {
 namespace {
 
-constexpr WordOption kOptions[] = {
+constexpr WordOption kCompareOptions[] = {
     {"--pair", "NAME A B", "add this pair; may be repeated, also without A B [C ...]", 3},
     {"--top", "COUNT", "print this many tensors of each pair, the most distant first; 0: all [10]"},
     {"--json", "FILE", "write all results as JSON"},
@@ -27,7 +26,7 @@ constexpr WordsHelp kHelp = {
     "compare A B [C ...] [options]",
     "measure how far apart the weights of checkpoints are, for each tensor and pooled: B, C, ... each "
     "against A",
-    kOptions,
+    kCompareOptions,
     "Example: foreshock compare before.safetensors after.safetensors\n\n"
     "A checkpoint is a safetensors file, the index of a sharded one (model.safetensors.index.json), or a "
     "directory.\n\n"
@@ -59,7 +58,6 @@ bool to_count(const std::string& text, uint64_t least, uint64_t* count) {
   return lab::read_number(text, count) && *count >= least && *count <= 1 << 20;
 }
 
-// Fills in the request. Returns "" or an error.
 std::string parse(const Words& words, Request* request) {
   for (const Words::Given& given : words.given()) {
     const std::string& value = given.values[0];
@@ -93,7 +91,6 @@ int write(const std::string& path, const std::string& content) {
   return 1;
 }
 
-// Opens the checkpoints and compares each pair. Returns "" or an error.
 std::string measure(const Request& request, lab::Comparison* comparison) {
   std::vector<lab::Checkpoint> checkpoints(request.paths.size());
   for (size_t i = 0; i < checkpoints.size(); ++i)
@@ -109,7 +106,7 @@ std::string measure(const Request& request, lab::Comparison* comparison) {
 
 int compare(const std::vector<std::string>& words) {
   Words read_words;
-  std::string problem = read_words.parse(words, "compare", kOptions);
+  std::string problem = read_words.parse(words, "compare", kCompareOptions);
   if (!problem.empty()) return failed(problem);
   if (read_words.wants_help()) return print_help(kHelp), 0;
   Request request;

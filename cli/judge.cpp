@@ -1,7 +1,6 @@
-// foreshock judge: compares attention with fp64. A file may have a whole call, or a flagged slice: a part of
-// a call that the agent has judged and stored (--save-flagged). The judgement of a slice is repeated and
-// compared bit for bit. --function and --rerun run Python scripts of the lab instead. Functions that return a
-// string return "" or an error, if not stated otherwise.
+// foreshock judge: compares attention with fp64: a whole call in a file, or a flagged slice, a part of a call
+// that the agent has judged and stored (--save-flagged); that judgement is repeated bit for bit. --function
+// and --rerun run a Python script. Functions return "" or an error as a string, if not stated otherwise.
 #include <unistd.h>
 
 #include <algorithm>
@@ -123,7 +122,6 @@ std::string StoredSlice::fact(const std::string& name) const {
   return lab::printable(text_of(metadata, name));
 }
 
-// Whether the metadata says that the file is a flagged slice.
 bool is_slice_file(const lab::Safetensors& file) {
   return text_of(file.metadata(), "format") == "foreshock slice";
 }
@@ -152,8 +150,7 @@ std::string read_slice(const std::string& path, StoredSlice* stored) {
   return "";
 }
 
-// Number of values of the fp64 reference that were compared with the stored ones, and how many have other
-// bits.
+// Number of values of the fp64 reference compared with the stored ones, and how many have other bits.
 struct Bits {
   size_t values = 0, different = 0;
 };
@@ -295,7 +292,7 @@ std::string add_models(const std::string& list, Request* request) {
   return "";
 }
 
-constexpr WordOption kOptions[] = {
+constexpr WordOption kJudgeOptions[] = {
     {"--algorithm", "NAMES", "also compute what these algorithms of the lab give (forward, no causal mask)"},
     {"--block-k", "COUNT", "keys of a tile of these algorithms"},
     {"--key-order", "ORDER", "order of the tiles: forward or reverse"},
@@ -307,7 +304,7 @@ constexpr WordsHelp kHelp = {
     "judge --function MODULE:NAME [--python EXE] [--device NAME] [--dtype NAME] [--grad] [--quick]",
     "compare a stored attention call, a captured sample or an attention function with fp64 and with unfused "
     "attention",
-    kOptions,
+    kJudgeOptions,
     "Example: foreshock judge --function my_module:my_attention\n\n"
     "A stored call has q, k, v, out and may have lse, dout, dq, dk, dv; its metadata may have scale and "
     "causal.\n\n"
@@ -376,7 +373,6 @@ int judge_file(const Request& request, const std::string& path) {
                                 : fail("--algorithm is of whole calls, " + path + " is a flagged slice");
 }
 
-// Judges every file; returns the highest exit status.
 int judge_files(const Request& request) {
   int status = 0;
   for (const std::string& path : request.paths) {
@@ -396,7 +392,7 @@ int judge(const std::vector<std::string>& words) {
   if (has("--rerun")) return run_python_script("foreshock_rerun.py", words);
   if (has("--function")) return run_python_script("foreshock_judge.py", words);
   Words read_words;
-  if (const std::string problem = read_words.parse(words, "judge", kOptions); !problem.empty())
+  if (const std::string problem = read_words.parse(words, "judge", kJudgeOptions); !problem.empty())
     return fail(problem);
   Request request;
   const std::string problem = parse(read_words, &request);

@@ -142,9 +142,8 @@ bool is_less(std::string_view a, std::string_view b) {
   return left < right;
 }
 
-// Whether the installed version of the range's component lies in the range. Without a component it matches.
 bool matches(const VersionRange& range, const Versions& versions) {
-  if (range.component.empty()) return true;
+  if (range.component.empty()) return true;  // no condition
   const auto installed = versions.find(range.component);
   if (installed == versions.end() || numbers_of(installed->second).empty()) return false;
   return (range.from.empty() || !is_less(installed->second, range.from)) &&

@@ -18,7 +18,6 @@ struct VersionRange {
   std::string_view from, before;
 };
 
-// A row of the table.
 struct KnownBad {
   VersionRange versions, together_with;  // the row applies if the installed versions are in both ranges
   std::string_view inputs;               // the class of shapes and inputs
@@ -29,8 +28,7 @@ struct KnownBad {
 
 std::span<const KnownBad> known_bad_table();
 
-// The installed version of each component, such as "2.9.0+cu128". Only its leading numbers 2.9.0 are
-// compared.
+// The installed version of each component, such as "2.9.0+cu128". Only its leading numbers are compared.
 using Versions = std::map<std::string, std::string, std::less<>>;
 
 // Returns the rows that apply to these versions. A range of a component that is not installed does not match.

@@ -84,7 +84,6 @@ constexpr Axis kAxes[] = {
     {"--first-seed", "NUMBER", set_first_seed, true, "the others follow it (1)"},
 };
 
-// The options that are not axes.
 constexpr WordOption kOtherOptions[] = {
     {"--json", "FILE", "write the points as JSON"},
     {"--report", "FILE", "write a page with charts, one self-contained file"},
@@ -164,9 +163,8 @@ std::string sweep_names() {
   return names + "custom";
 }
 
-// Fills in request->sweeps with the sweeps of these names. Without names it chooses "custom" if an axis may
-// not be combined with a named sweep, else the default sweeps. Applies the axes to the points of each sweep.
-// Returns "" or an error.
+// Fills in request->sweeps: the sweeps of these names; without names, "custom" if an axis cannot be combined
+// with a named sweep, else the default ones. Applies the axes to all points. Returns "" or an error.
 std::string choose(const std::vector<std::string>& names, const std::vector<GivenAxis>& axes,
                    LabRequest* request) {
   const bool has_custom_axis = std::any_of(
@@ -175,8 +173,7 @@ std::string choose(const std::vector<std::string>& names, const std::vector<Give
   if (wanted.empty() && has_custom_axis) wanted = {"custom"};
   if (wanted.empty()) wanted.assign(lab::default_sweeps().begin(), lab::default_sweeps().end());
   for (const std::string& name : wanted) {
-    // find_sweep() returns null for "custom", which begins with one default point.
-    LabSweep chosen{lab::find_sweep(name), {Point{}}};
+    LabSweep chosen{lab::find_sweep(name), {Point{}}};  // "custom": null, and one default point to begin with
     if (!chosen.sweep && name != "custom") return "unknown sweep '" + name + "': " + sweep_names();
     if (chosen.sweep) chosen.points = chosen.sweep->points();
     for (Point& point : chosen.points) point.sweep = name;
@@ -221,7 +218,6 @@ void list_names() {
   for (const lab::Accumulator& a : lab::accumulators()) std::printf("  %s\n", a.name.data());
 }
 
-// Measures the points of a sweep, shows the progress, and checks the sweep's claims against the results.
 lab::SweepResult measure(const LabSweep& wanted, int threads) {
   lab::SweepResult result;
   result.name = wanted.points.front().sweep;
@@ -267,8 +263,7 @@ std::string parse_lab_request(const std::vector<std::string>& words, LabRequest*
       (given.flag == "--json" ? request->json_path : request->page_path) = value;
     }
   }
-  // files() are the words that are not options: here, names of sweeps.
-  const std::string problem = choose(read_words.files(), axes, request);
+  const std::string problem = choose(/*names=*/read_words.files(), axes, request);
   return problem.empty() ? check(request) : problem;
 }
 

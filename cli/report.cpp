@@ -288,7 +288,7 @@ std::string markdown_of(const ReportEvent& event, size_t number) {
 
 namespace fs = std::filesystem;
 
-constexpr WordOption kOptions[] = {
+constexpr WordOption kReportOptions[] = {
     {"-o", "OUT.html", "write the page there, - for standard output [RECORD.html beside the first record]"},
     {"--json", nullptr, "print the report as JSON instead"},
     {"--markdown", nullptr,
@@ -297,7 +297,7 @@ constexpr WordOption kOptions[] = {
 
 constexpr WordsHelp kHelp = {"report RECORD.jsonl [RECORD.jsonl ...] [-o OUT.html] [--json|--markdown]",
                              "write the post-mortem page of a run: each loss event and what moved before it",
-                             kOptions,
+                             kReportOptions,
                              "Example: foreshock report run.jsonl\n\n"
                              "Records of several nodes are combined. The page is one file without outside "
                              "resources."};
@@ -442,7 +442,7 @@ std::string report_markdown(const Report& report, const std::vector<std::string>
 
 int report(const std::vector<std::string>& words) {
   Words read_words;
-  if (const std::string problem = read_words.parse(words, "report", kOptions); !problem.empty())
+  if (const std::string problem = read_words.parse(words, "report", kReportOptions); !problem.empty())
     return wrong_use(problem);
   if (read_words.wants_help()) return print_help(kHelp), 0;
   Request request;

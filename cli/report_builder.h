@@ -50,8 +50,7 @@ std::vector<ReportFact> facts_of(const ReportEvent& event, const std::vector<Rep
 void explain(const std::vector<Clue>& clues, ReportEvent* event);
 
 // Collects the events of a run from one source: either the agent, which wrote them into the record, or
-// detectors that the report runs over the record. Keeps the loss events with their signs, and all episodes.
-// Thread-compatible.
+// detectors that the report runs over the record. Keeps loss events, signs and episodes. Thread-compatible.
 class EventCollector {
  public:
   static constexpr size_t kMostEvents = 1000;    // further loss events are only counted
@@ -77,8 +76,7 @@ class EventCollector {
   // Number of loss events. An event on several ranks, or a spike that becomes a divergence, counts once.
   uint64_t loss_events() const { return loss_events_; }
   uint64_t warnings() const { return warnings_; }  // how often a detector has risen to level warn
-  // Number of loss events beyond kMostEvents.
-  uint64_t left_out() const { return left_out_; }
+  uint64_t left_out() const { return left_out_; }  // number of loss events beyond kMostEvents
   std::vector<ReportEvent>& events() { return events_; }
   const std::vector<ReportEpisode>& episodes() const { return episodes_; }
 
@@ -100,8 +98,7 @@ class ReportBuilder {
  public:
   ReportBuilder();
 
-  // Must be called before the lines of every record but the first.
-  void begin_record();
+  void begin_record();  // must be called before the lines of every record but the first
 
   // Adds a line, in the order of the record. Returns "" or one line that says why the record cannot be added.
   std::string take(const RecordLine& line);

@@ -45,8 +45,7 @@ class Signals {
 
   // Layers for which `detector` has had a value during the run.
   const std::set<std::string>& layers(DetectorId detector) const;
-  // Layers for which any detector has had a value during the run.
-  std::set<std::string> layers() const;
+  std::set<std::string> layers() const;  // layers for which any detector has had a value during the run
 
   // Must be called when another attempt begins, because its step numbers repeat those of the stored points.
   void forget_points() {
@@ -89,8 +88,7 @@ class AttentionErrors {
   HistoryTable curve() const;
   // One table per layer. Its column "error" is the largest error of any tensor.
   std::vector<HistoryTable> layers() const;
-  // Sorted by error, the largest first.
-  std::vector<AttentionFault> faults() const;
+  std::vector<AttentionFault> faults() const;  // sorted by error, the largest first
   // The largest error of the run, which need not be a fault. Sets `layer`, `tensor`, `largest_error` and
   // `at_step`, unless all errors are 0 or unknown. `slices`: number of all slices whose error is known.
   const AttentionFault& largest() const { return largest_; }
@@ -129,10 +127,8 @@ class Trail {
     int64_t first = 0, last = 0;
   };
 
-  // Whether the step of `line` would begin another attempt.
-  bool goes_back(const StepLine& line) const;
-  // Adds a step; a line without a step is ignored.
-  void add(const StepLine& line);
+  bool goes_back(const StepLine& line) const;  // whether the step of `line` would begin another attempt
+  void add(const StepLine& line);              // adds a step; a line without a step is ignored
   // Marks the next added step as the first one of another process of this rank.
   void begin_process() { process_begins_ = true; }
 
@@ -181,7 +177,6 @@ struct ReportFact {
   int64_t lead = 0;  // steps from the suspect to the onset; valid only with `suspect`
 };
 
-// A loss event of one or several ranks.
 struct ReportEvent {
   static constexpr int64_t kBefore = 256, kAfter = 96;  // steps around the onset that are reported
 
@@ -210,13 +205,12 @@ struct ReportEpisode {
   int64_t end_step = -1;   // -1: it has not ended
 };
 
-// Totals of one detector over the whole run and all ranks.
 struct ReportDetector {
-  DetectorId detector = DetectorId::kBias;
-  uint64_t values = 0;                 // input values
-  uint64_t watches = 0, warnings = 0;  // how often its level has risen to watch; how often to warn
-  size_t layers = 0;                   // layers for which it had a value
-  int64_t last_warn_step = -1;         // -1: never
+  DetectorId detector = DetectorId::kBias;  // all totals are over the whole run and all ranks
+  uint64_t values = 0;                      // input values
+  uint64_t watches = 0, warnings = 0;       // how often its level has risen to watch; how often to warn
+  size_t layers = 0;                        // layers for which it had a value
+  int64_t last_warn_step = -1;              // -1: never
 };
 
 // Everything that the page, the Markdown text and the JSON of a report are made from.

@@ -49,14 +49,11 @@ const ReportText& text_of(Clue clue);
 // Returns a sentence that says why a detector may have had no value during a run.
 const char* why_without_values(DetectorId detector);
 
-// Returns the detector with this name, or nullopt.
 std::optional<DetectorId> detector_of(std::string_view name);
 
-// Returns "1 step" or "12 345 steps", for example.
-std::string steps_text(int64_t number);
+std::string steps_text(int64_t number);  // "1 step" or "12 345 steps", for example
 
-// Returns "Loss spike at step 2 310", for example.
-std::string title_of(const ReportEvent& event);
+std::string title_of(const ReportEvent& event);  // "Loss spike at step 2 310", for example
 
 // Describes the course of the loss: the value before the onset, the peak, and whether it has recovered.
 std::string course_of(const ReportEvent& event);
@@ -64,8 +61,7 @@ std::string course_of(const ReportEvent& event);
 // Whether the benchmark has shown that the detector is reliable. Other detectors are called experimental.
 bool is_proven(DetectorId detector);
 
-// Returns one or two sentences on a detector's reliability. `measured`: its results in the benchmark; null:
-// none.
+// Returns one or two sentences on a detector's reliability. `measured`: its benchmark results; null: none.
 std::string how_sure(const Measured* measured);
 
 // Returns the most reliable of the detectors that left level quiet before the event, for example "the
@@ -101,9 +97,8 @@ std::string report_markdown(const Report& report, const std::vector<std::string>
 // Every page has this mark in its first 1024 bytes. `foreshock report` overwrites only files that have it.
 inline constexpr std::string_view kReportMark = "<meta name=\"generator\" content=\"foreshock report\">";
 
-// Returns the HTML page. `json`: from report_json(). Texts in the JSON come from a trainer and are not
-// trusted. So the page has them only as data, and its content security policy allows only its own scripts and
-// no loading.
+// Returns the HTML page. `json`: from report_json(). Its texts come from a trainer and are not trusted: the
+// page has them only as data, and its content security policy allows only its own scripts and no loading.
 std::string report_page(const std::string& json);
 
 }  // namespace foreshock::cli

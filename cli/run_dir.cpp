@@ -1,6 +1,5 @@
-// Run directories and their locks (run_dir.h), and the texts about processes that could not be monitored. In
-// <base>/<run id>/ `foreshock run` (the launcher), the agent and the trainers of a run communicate. The
-// launcher holds a lock on run.lock, the agent on agent.lock, each trainer on its segment *.seg.
+// Run directories <base>/<run id>/ and their locks (run_dir.h): `foreshock run` (the launcher) locks
+// run.lock, the agent agent.lock, a trainer its *.seg. Also the texts on processes that are not monitored.
 #include "cli/run_dir.h"
 
 #include <errno.h>
@@ -50,8 +49,7 @@ namespace fs = std::filesystem;
 constexpr int kBaseLockTimeoutMs = 10000;   // long, since leave() holds the lock while its agent ends
 constexpr int kAgentEndTimeoutMs = 5000;    // for an agent whose last launcher has ended
 constexpr int kAgentDeathTimeoutMs = 1000;  // for an agent that was killed
-// More than 0, since the agent locks run.lock for a moment to find out whether a launcher holds it.
-constexpr int kProbeTimeoutMs = 100;
+constexpr int kProbeTimeoutMs = 100;  // more than 0: the agent tests whether run.lock is free by locking it
 
 // Whether a trainer holds the fcntl lock on the segment. Only queries the lock and does not take it.
 bool is_live(const fs::path& segment) {
@@ -65,7 +63,7 @@ bool is_live(const fs::path& segment) {
 }
 
 // Waits until no agent holds agent.lock; false after `timeout_ms`. Must be called only if no launcher can
-// start an agent. A missing agent.lock means that there is no agent; the file is not created.
+// start an agent. A missing agent.lock (no agent) is not created, since there may be no inodes left.
 bool wait_for_agent_end(const std::string& directory, int timeout_ms) {
   FileLock agent;
   return access((directory + "/agent.lock").c_str(), F_OK) != 0 ||

@@ -103,7 +103,6 @@ std::string Words::parse(const std::vector<std::string>& words, const std::strin
   return "";
 }
 
-// Returns the last option with this flag, which has priority over earlier ones; null: it was not given.
 const Words::Given* Words::find(std::string_view flag) const {
   const auto found =
       std::find_if(given_.rbegin(), given_.rend(), [&](const Given& given) { return given.flag == flag; });

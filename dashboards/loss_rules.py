@@ -1,6 +1,5 @@
-"""Alerts on incidents: NaN or Inf, and a rising loss. `limits` is an alert's section of values.toml. From rule.py: RUN,
-AT_STEP, VALUE and ranks() are text templates for the run's name, its step, the expression's value and a list of ranks;
-RUN_KEY has the labels that identify a run; UNLESS_ENDED excludes ended ranks."""
+"""Alerts on incidents: NaN or Inf, and a rising loss. `limits`: an alert's section of values.toml. From rule.py: RUN,
+AT_STEP, VALUE and ranks(): text templates; RUN_KEY: the labels that identify a run; UNLESS_ENDED: no ended ranks."""
 
 from rule import AT_STEP, CHOICE, RUN, RUN_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, ranks
 

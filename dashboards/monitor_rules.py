@@ -1,6 +1,5 @@
-"""Alerts on foreshock itself: coverage, losses, cost. `limits` is an alert's section of values.toml. From rule.py: RUN
-and VALUE are text templates for the run's name and the expression's value; RUN_KEY, RANK_KEY and TARGET_KEY have the
-labels of a run, a rank and an agent; UNLESS_ENDED excludes ended ranks."""
+"""Alerts on foreshock itself: coverage, losses, cost. `limits`: an alert's section of values.toml. From rule.py: RUN
+and VALUE: text templates; RUN_KEY, RANK_KEY, TARGET_KEY: labels of a run, rank, agent; UNLESS_ENDED: no ended ranks."""
 
 from rule import RANK_KEY, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
 
@@ -29,7 +28,6 @@ def call_rates() -> list[Record]:
 
 
 def coverage(limits: dict) -> Alert:
-    least, skipped_at_most = limits["ratio"], limits["skipped"]
     skipped, sampled = (f"avg_over_time({rate}[{limits['window']}])" for rate in (SKIPPED, SAMPLED))
     reasons = any_of(
         ("no attention seen", f"max by ({RUN_KEY}) (foreshock_no_attention_seen {UNLESS_ENDED}) > 0"),
@@ -37,11 +35,12 @@ def coverage(limits: dict) -> Alert:
             "attention that no hook sees",
             f'count by ({RUN_KEY}) (foreshock_attention_unseen{{evidence="used"}} {UNLESS_ENDED})',
         ),
-        (  # The hooks saw less than the share `least` of the calls that an independent source counted.
+        (  # The hooks saw a small share of the calls that an independent source counted.
             "calls that no hook saw",
-            f'min by ({RUN_KEY}) (foreshock_attention_coverage_ratio{{source!="none"}} {UNLESS_ENDED}) < {least}',
+            f'min by ({RUN_KEY}) (foreshock_attention_coverage_ratio{{source!="none"}} {UNLESS_ENDED})'
+            f" < {limits['ratio']}",
         ),
-        ("calls that had to be skipped", f"{skipped} / ({skipped} + {sampled}) > {skipped_at_most}"),
+        ("calls that had to be skipped", f"{skipped} / ({skipped} + {sampled}) > {limits['skipped']}"),
     )
     return Alert(
         "ForeshockCoverageLow", "monitor", "monitor", "monitor",

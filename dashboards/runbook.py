@@ -1,6 +1,5 @@
-"""Fills the figures into docs/runbook.md: how often each detector was right on the trainings of the benchmark
-bench/precursors. `results` is the benchmark's results.json. A page has the figures between "<!-- measured: NAMES -->",
-the names of detectors, and "<!-- end -->"."""
+"""Fills figures into docs/runbook.md, after <!-- measured: DETECTORS -->: how often these detectors were right on the
+trainings of the benchmark bench/precursors. `results` is the benchmark's results.json."""
 
 import json
 import pathlib
@@ -18,7 +17,6 @@ def number(value: float) -> str:
 
 
 def line(detector: str, results: dict) -> str:
-    """The line on one detector. Lift: how many times as often as by chance a loss event follows a warning."""
     found = results["shipped"][detector]["all"]  # with the shipped settings, over all trainings
     text = f"- `{detector}`: {standing(detector, frozenset(results['default']))}; "
     if found["events"] == 0:
@@ -41,8 +39,7 @@ PLANTS = {"unrelated": "is unrelated to the gradient", "following": "follows it"
 
 
 def named(detector: str, trainings: list[dict]) -> str:
-    """How often the first warning named the layer of the planted error. `trainings`: a row per kind of training; only
-    rows with a planted error and with results of `detector` count."""
+    """How often the first warning named the layer of the planted error. `trainings`: a row per kind of training."""
     tested = {plant: [row for row in trainings if row["plant"] == plant and detector in row] for plant in PLANTS}
     parts = [
         f"{sum(row[detector]['right'] for row in rows)} of {sum(row['trainings'] for row in rows)} trainings whose"

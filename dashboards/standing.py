@@ -20,8 +20,7 @@ def standing(detector: str, default: Default) -> str:
 
 
 def alerting(seen: dict[str, str], default: Default) -> dict[str, str]:
-    """Selects the detectors that an alert uses: the default ones of `seen` (detector: finding), or, without any,
-    all."""
+    """Selects the detectors that an alert uses: the default ones of `seen` (detector: finding), else all of `seen`."""
     return {name: what for name, what in seen.items() if name in default} or seen
 
 

@@ -1,5 +1,4 @@
-// Computes the statistic of each detector and its score. A detector warns at score 1: its statistic has
-// reached info.warn, and its effect has reached info.least (thresholds.h).
+// Computes detectors' scores. A detector warns if statistic / info.warn and effect / info.least reach 1.
 #include "detect/detector.h"
 
 #include <algorithm>
@@ -112,7 +111,6 @@ double Growth::observe(const DetectorInfo& info, int64_t step, double value) {
 }
 
 double Growth::forecast(const DetectorInfo& info, double step) const {
-  // `left`: the steps until the line reaches info.least.
   const double left = (info.least - line_.at(step)) / line_.slope();
   const double nearness = left > 0 ? line_.span() / left : kMostScore;
   return std::min(line_.t() / info.warn, nearness);

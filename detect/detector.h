@@ -2,10 +2,9 @@
 // statistic and the detector's row in the table of thresholds.h, and a level from the scores. The results
 // depend only on the values and their order. No clock, no input or output, no heap. The member fields() of
 // each class reads or writes its members, so that a restarted agent continues where it stopped (state.h).
-//
-// A row (DetectorInfo `info`) has: learning, the values before the first score; memory, the values that a
-// baseline or line remembers; warn, the statistic at which the detector warns; least, the smallest effect
-// with which it warns; look, the kind of statistic; recent, see Drift and Shift.
+// A row (DetectorInfo `info`) has: learning, the number of values before the first score; memory, the number
+// of values that count in a baseline or line; warn and least, the statistic and the effect from which on the
+// detector warns; look, the kind of statistic; recent, see Drift and Shift.
 //
 //   Window    the last values of a series, and their summary
 //   Baseline  mean and spread of a series, learned and then slowly updated

@@ -130,8 +130,7 @@ struct MetricInfo {
 const MetricInfo& metric_info(Metric metric);
 std::span<const MetricInfo> all_metrics();
 
-// The table as Markdown, for docs/metrics.md.
-std::string metrics_markdown();
+std::string metrics_markdown();  // the table as Markdown, for docs/metrics.md
 
 }  // namespace foreshock
 

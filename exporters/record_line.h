@@ -80,7 +80,6 @@ struct RecordField {
   X(RecordNumber, max_slowdown, "ratio", "Slowdown that is allowed.")
 FORESHOCK_RECORD_LINE(RunLine, "run", FORESHOCK_RUN_FIELDS);
 
-// An optimizer step of one rank.
 #define FORESHOCK_STEP_FIELDS(X)                                                                        \
   X(RecordText, run, "", "Run id.")                                                                     \
   X(RecordInteger, rank, "", "Rank in the job.")                                                        \
@@ -202,8 +201,7 @@ FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
   X(RecordNumber, judge_seconds, "s", "CPU time of the judgement.")
 FORESHOCK_RECORD_LINE(SampleLine, "sample", FORESHOCK_SAMPLE_FIELDS);
 
-// One snapshot of one weight tensor. The field `scope` says whether it covers the parts that this node holds
-// or the whole tensor.
+// One snapshot of one weight tensor: of the parts on this node or of the whole tensor (field `scope`).
 #define FORESHOCK_TENSOR_FIELDS(X)                                                                           \
   X(RecordText, run, "", "Run id.")                                                                          \
   X(RecordText, scope, "",                                                                                   \
@@ -326,8 +324,7 @@ FORESHOCK_RECORD_LINE(ModelLine, "model", FORESHOCK_MODEL_FIELDS);
   X(RecordNumber, weight_decay, "1", "Weight decay of the parameter's group.")
 FORESHOCK_RECORD_LINE(OptimizerLine, "optimizer", FORESHOCK_OPTIMIZER_FIELDS);
 
-// How the matrices W_Q W_K^T of a layer's heads changed between two snapshots of the query and key
-// projections.
+// How the matrices W_Q W_K^T of a layer's heads changed between two snapshots of these projections.
 #define FORESHOCK_SPECTRUM_FIELDS(X)                                                                        \
   X(RecordText, run, "", "Run id.")                                                                         \
   X(RecordInteger, rank, "", "Rank in the job.")                                                            \
@@ -349,7 +346,6 @@ FORESHOCK_RECORD_LINE(OptimizerLine, "optimizer", FORESHOCK_OPTIMIZER_FIELDS);
   X(RecordNumber, effective_rank_min, "1", "Smallest effective rank of a head.")
 FORESHOCK_RECORD_LINE(SpectrumLine, "spectrum", FORESHOCK_SPECTRUM_FIELDS);
 
-// An event: loss_spike, divergence, precursor, nonfinite, ...
 #define FORESHOCK_EVENT_FIELDS(X)                                                                            \
   X(RecordText, run, "", "Run id.")                                                                          \
   X(RecordInteger, rank, "", "Rank in the job.")                                                             \
@@ -389,15 +385,13 @@ inline constexpr size_t kLongestRecordLine = 4 << 20;
 // The fields of a type of line ("run", "step", ...); empty for an unknown type.
 std::span<const RecordField> record_fields(std::string_view line_type);
 
-// The tables as Markdown, for docs/record.md.
-std::string record_markdown();
+std::string record_markdown();  // the tables as Markdown, for docs/record.md
 
 // Converts one of the structs above to its JSON, without a newline.
 template <class Line>
 std::string to_json_line(const Line& line);
 
-// Encodes bytes as base64 (RFC 4648) with padding.
-std::string to_base64(std::string_view bytes);
+std::string to_base64(std::string_view bytes);  // encodes bytes as base64 (RFC 4648) with padding
 
 // Decodes base64. Returns nothing if to_base64() could not have written `text`.
 std::optional<std::string> from_base64(std::string_view text);

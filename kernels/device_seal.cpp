@@ -1,7 +1,6 @@
 // Build tool: foreshock_device_seal FATBIN TOOLKIT OUTPUT. Writes a C++ initializer of a DeviceCodeSeal to
-// OUTPUT: size and checksum of the file FATBIN (the compiled device kernels), by which libforeshock.so
-// recognizes the file of its own build, and TOOLKIT, the version of CUDA (1000 * major + 10 * minor). Exits
-// with 2 after wrong usage, and with 1 if FATBIN is missing or empty or OUTPUT cannot be written.
+// OUTPUT: size and checksum of the file FATBIN (compiled device kernels; libforeshock.so loads only its own),
+// and the CUDA version TOOLKIT. Exits with 2 after wrong usage, with 1 if a file cannot be read or written.
 #include <cstdio>
 #include <fstream>
 #include <iterator>

@@ -98,7 +98,6 @@ double sum_of_squares(const void* data, DType type, size_t count) {
 
 namespace {
 
-// load.before(n) and load.after(n) return element n before and after the optimizer step.
 template <class Load>
 Update sum_update(size_t count, const Load& load) {
   double magnitude[kChains] = {}, squares[kChains] = {}, after_squares[kChains] = {}, most[kChains] = {};
@@ -120,8 +119,7 @@ Update sum_update(size_t count, const Load& load) {
     update.sum_squares_after += after_squares[chain];
     update.max_magnitude = std::max(update.max_magnitude, most[chain]);
   }
-  // `most < d` is false for a NaN, so the maximum above leaves it out.
-  if (std::isnan(update.sum_magnitude)) update.max_magnitude = update.sum_magnitude;
+  if (std::isnan(update.sum_magnitude)) update.max_magnitude = update.sum_magnitude;  // `most < d` misses NaN
   return update;
 }
 
@@ -153,9 +151,8 @@ Update update_between(const void* before, const void* after, DType type, size_t 
   }
 }
 
-// for_each_joint_block() reads two tensors; the gradient is passed twice, and its second block is not used.
 void add_gradient_sums(const TensorView& gradient, GradientSums* sums) {
-  for_each_joint_block(gradient, gradient, [&](const double* g, const double*, size_t n) {
+  for_each_joint_block(gradient, gradient, [&](const double* g, const double* /*same*/, size_t n) {
     GradientSums of_block;
     for (size_t i = 0; i < n; ++i) of_block.add(g[i]);
     sums->add(of_block);
@@ -255,8 +252,7 @@ uint64_t checksum(const void* data, size_t bytes) {
   uint64_t sum = 0;
   uint32_t first = checksum_factor(0);
   size_t words = bytes / sizeof(uint32_t);
-  // In a block each factor is computed from the first, not from the previous one: the compiler vectorizes
-  // this.
+  // Each factor of a block is computed from the first one, so that the compiler vectorizes the inner loop.
   for (; words >= kBlock; words -= kBlock, at += kBlock * sizeof(uint32_t)) {
     uint32_t block[kBlock];
     std::memcpy(block, at, sizeof block);

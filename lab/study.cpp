@@ -1,6 +1,5 @@
 // Defines the sweeps of `foreshock lab` with their points, and writes results as JSON, page and table. A
-// point is one combination of the values of all axes: an algorithm, a number format, an input, a size and so
-// on.
+// point has one value for each axis: an algorithm, a number format, an input, a size and so on.
 #include "lab/study.h"
 
 #include <algorithm>
@@ -32,8 +31,8 @@ std::vector<Point> with(std::vector<Point> base, Value Point::*axis, const Value
 
 using Names = std::vector<const char*>;
 
-// The figures of arXiv 2405.02803 need inputs from U(0,1): with these, flash attention deviates ten times
-// more than plain attention, as the paper reports. fig3 to fig6 below are named after its figures.
+// fig3 to fig6 are named after figures of arXiv 2405.02803. With inputs from U(0,1) flash attention deviates
+// ten times more than plain attention, as the paper reports.
 std::vector<Point> uniform_base() {
   Point point;
   point.input = "uniform";
@@ -49,8 +48,7 @@ std::vector<Point> fig4_points() {
   const Names algorithms{"plain", "flash_reimplemented", "flash2_reimplemented", "flash2_shipped"};
   std::vector<Point> points =
       with(with({Point{}}, &Point::input, Names{"uniform", "normal"}), &Point::n, std::vector{1024, 2048});
-  // As in the error table of the FlashAttention-3 paper: its reference uses the inputs before rounding to
-  // fp16.
+  // As in the error table of the FlashAttention-3 paper, whose reference uses the inputs before rounding.
   Point outlier;
   outlier.input = "outlier";
   outlier.format = "fp16";
@@ -75,7 +73,7 @@ std::vector<Point> fig6_points() {
       point.block_q = point.block_k = side;
       points.push_back(point);
     }
-    for (int side : {16, 32, 64}) {  // a tile four times as wide as high, and one as high as that is wide
+    for (int side : {16, 32, 64}) {  // rectangles with the area of a square of 2 * side, both ways
       point.block_q = side;
       point.block_k = 4 * side;
       points.push_back(point);
@@ -115,12 +113,10 @@ std::vector<Point> bias_points() {
                     "flash2_shipped", "flash2_cast_sum", "flash4_lazy", "split_k"});
 }
 
-// The units that add products: arithmetic types, and models of the tensor cores of GPU generations.
 const Names kBf16Units{"exact", "fp64", "fp32", "ampere", "hopper"};
 const Names kFp8Units{"exact", "fp32", "hopper_fp8", "hopper_fp8_promoted", "blackwell_fp8"};
 
-// Returns the bf16 point with every accumulator of kBf16Units, and its fp8 version with every one of
-// kFp8Units.
+// Returns the bf16 point with each accumulator of kBf16Units, and its fp8 version with each of kFp8Units.
 std::vector<Point> with_units(const Point& bf16) {
   Point fp8 = bf16;
   fp8.format = "e4m3";
@@ -180,8 +176,7 @@ std::vector<Point> fp32_points() {
       &Point::algorithm, Names{"plain", "flash2_shipped"});
 }
 
-// Members of a row: name, question, x, y and series of the chart, tensor ("": all), log_x, log_y, points,
-// claims.
+// Members of a row: name, question, chart (x, y, series, tensor or "" for all, log_x, log_y), points, claims.
 constexpr std::array<Sweep, 13> kSweeps = {{
     {"fig3", "What does each format cost, flash attention re-implemented beside plain?", "format", "max_abs",
      "algorithm", "out", false, true, fig3_points, claims_of_fig3},
@@ -399,17 +394,14 @@ Row figures(const Measurement& m) {
 const Row kFigures = {"tensor",   "max", "mean",     "std",      "relative L2",
                       "bias ulp", "z",   "L2/plain", "max/plain"};
 
-// The sweep's name and question, and the axes with one value for all measurements, unless that is the
-// default.
-std::string heading(const SweepResult& result, const Measurement& first,
-                    const std::set<std::string>& varying_axes) {
+std::string heading(const SweepResult& result, const Measurement& first, const std::set<std::string>& vary) {
   std::string text = result.name;
   if (result.sweep) text += ": " + std::string(result.sweep->question);
   text += "\n  ";
   for (const auto& [axis, value] : axes_of(first.point)) {
     const bool is_default = value == "rne" || value == "forward" || value == "out" || value == "stored" ||
                             axis == "first_seed" || axis == "splits" || (axis == "scale" && value == "1");
-    if (!varying_axes.contains(axis) && !is_default) text += axis + " " + value + "  ";
+    if (!vary.contains(axis) && !is_default) text += axis + " " + value + "  ";
   }
   return text + "\n\n";
 }

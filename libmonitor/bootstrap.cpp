@@ -83,7 +83,6 @@ void read_start(const char* folder, const char* name, char (&text)[4096]) {
   text[got > 0 ? got : 0] = '\0';
 }
 
-// Reads the first line of the file `name` in `folder`.
 bool read_line(const char* folder, const char* name, char* value, size_t capacity) {
   char text[4096];
   read_start(folder, name, text);
@@ -105,7 +104,6 @@ bool read_version_at(const char* home, char (&version)[64], char (&commit)[64]) 
          read_line(home, "build-hash", commit, sizeof commit);
 }
 
-// Removes the last component of a path.
 bool remove_last_component(char* path) {
   char* slash = std::strrchr(path, '/');
   if (slash != nullptr) *slash = '\0';
@@ -177,7 +175,6 @@ void* find_at(const char* path, const char* function, const char* version, const
   return nullptr;
 }
 
-// Returns the definition in the library that was mapped last.
 void* find_last_mapped(const char* function, const void* ours) {
   Search search = {};
   void* last = nullptr;

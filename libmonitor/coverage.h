@@ -90,18 +90,15 @@ class CudaGraphCounter {
 
   void launch(uintptr_t executable);
 
-  // Must be called before the driver can reuse the handle.
-  void destroy_graph(uintptr_t graph);
+  void destroy_graph(uintptr_t graph);  // must be called before the driver can reuse the handle
   void destroy_executable(uintptr_t executable);
 
   // Called at the end of every step. Drops recordings whose end was not seen for kLongestSteps steps.
   void end_step();
 
-  // Returns the calls of both passes in launched graphs so far.
-  uint64_t calls_in_graphs() const;
+  uint64_t calls_in_graphs() const;  // the calls of both passes in launched graphs so far
 
-  // Stores the totals of the process into the segment.
-  void store(segment::Coverage* coverage) const;
+  void store(segment::Coverage* coverage) const;  // stores the totals of the process into the segment
 
   // Clears all state. Called in a forked child process that trains.
   void forget();

@@ -25,13 +25,11 @@
 namespace foreshock {
 namespace {
 
-// Each thread has a block of counters of its own, but all threads beyond this number share this last block.
-constexpr uint32_t kShared = segment::kThreadBlocks - 1;
+constexpr uint32_t kShared = segment::kThreadBlocks - 1;  // the block of all threads beyond this number
 
 uint64_t load(uint64_t& word) { return std::atomic_ref<uint64_t>(word).load(std::memory_order_relaxed); }
 
-// Slots get double size if this many slots of double size fit.
-constexpr uint32_t kSlotsBeforeLarger = 32;
+constexpr uint32_t kSlotsBeforeLarger = 32;  // slots get double size if so many of double size fit
 
 // If fewer than kFewWhole slots that hold a whole slice fit, slices are split over smaller slots: at most
 // kSlotsOfParts slots, each with at least kLeastPart bytes.
@@ -156,8 +154,7 @@ Counting claim_block(segment::ThreadBlock* blocks) {
 }
 
 void drain(segment::ThreadBlock* from, segment::ThreadBlock* to) {
-  // All words of a block but the first are counters.
-  auto* source = reinterpret_cast<uint64_t*>(from);
+  auto* source = reinterpret_cast<uint64_t*>(from);  // all words of a block but the first are counters
   auto* target = reinterpret_cast<uint64_t*>(to);
   for (size_t n = 1; n < sizeof(segment::ThreadBlock) / sizeof(uint64_t); ++n) {
     if (load(source[n]) == 0) continue;  // usually 0, and an exchange is slow
@@ -203,9 +200,8 @@ uint64_t tensor_bytes(uint64_t share) {
   return part < kLeastTensorRingBytes ? 0 : part / 4096 * 4096;
 }
 
-// `need`: bytes of a slot that holds a whole slice; 0: no slots are wanted.
 SlotPlan plan_slots(uint64_t bytes, uint64_t need) {
-  if (need == 0) return {0, 0};
+  if (need == 0) return {0, 0};  // no slots are wanted; else a whole slice needs `need` bytes
   if (bytes / need < kFewWhole && need > kLeastPart) {
     const uint64_t slots = std::min<uint64_t>(bytes / kLeastPart, kSlotsOfParts);
     return slots < 2 ? SlotPlan{0, 0} : SlotPlan{static_cast<uint32_t>(slots), bytes / slots / 64 * 64};
@@ -222,9 +218,8 @@ namespace {
 // Assumed size of a slice before any call was seen: 8192 keys and values of 64 bf16 numbers each.
 constexpr uint64_t kUnknownSlotBytes = uint64_t{2} << 20;
 
-// The block of counters of this thread, and the number (generation_) of the segment it is in; 0: no segment.
 thread_local Counting t_counting;
-thread_local uint32_t t_generation = 0;
+thread_local uint32_t t_generation = 0;  // number of the segment that has t_counting; 0: none
 
 // Returns the number in the segment's file name. Later processes get larger numbers: the monotonic clock
 // cannot be set back, and files on tmpfs do not survive a reboot. The low 16 bits are the pid's.
@@ -243,8 +238,7 @@ void copy_word(char* to, size_t capacity, const char* from) {
   to[n] = '\0';
 }
 
-// The exit handler note_exit() gets the exit status. publish_exit() runs later, in a destructor, and does
-// not.
+// The exit handler note_exit() gets the exit status; publish_exit(), called later by a destructor, does not.
 std::atomic<int> g_exit_status{-1};  // -1: exit() has not run
 void note_exit(int status, void*) { g_exit_status.store(status & 0xff, std::memory_order_relaxed); }
 
@@ -482,16 +476,14 @@ void ProcessState::publish_described() {
 
 namespace {
 
-// The agent writes the advice within three system calls, but may be preempted. If it has not finished after
-// this many reads, the advice counts as missing.
-constexpr int kMostReads = 64;
+// The agent writes advice within three system calls, but may be preempted. Then the advice counts as missing.
+constexpr int kMostReads = 64;  // reads of the advice until it counts as missing
 
 constexpr size_t kWords = sizeof(segment::Advice) / sizeof(uint64_t);
 
 // Copies the advice. Returns false if the agent has written no advice, or does not finish writing it. Word 0
-// is the sequence number of the advice: 0 before the first one, odd while the agent writes. The copy is
-// consistent if the sequence number is even and the same after copying. Each word is read with acquire order,
-// so the second read of the sequence number comes last.
+// is the sequence number: 0 before the first advice, odd while the agent writes. The copy is consistent if
+// the number is even and the same after copying. It is read again last, since every read has acquire order.
 bool copy_whole(const segment::Advice& shared, segment::Advice* copy) {
   using Word [[gnu::may_alias]] = const uint64_t;
   auto* words = reinterpret_cast<Word*>(&shared);

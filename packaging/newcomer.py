@@ -46,8 +46,7 @@ def call(*command, status=0, **variables):
 
 
 def facts_of(output):
-    """The JSON that newcomer_training.py prints in one line: losses, and a hash of all results. torch's warnings are
-    skipped."""
+    """The line of JSON that newcomer_training.py prints among warnings of torch: losses, and a hash of all results."""
     return json.loads(next(line for line in output.splitlines() if line.startswith("{")))
 
 

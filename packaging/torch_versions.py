@@ -18,8 +18,7 @@ RELEASES = ["2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2
 
 
 def python_with(release: str) -> Path:
-    """The Python of a virtual environment with this torch, installed from a package index if it does not exist. A CUDA
-    build needs about 5 GB of disk."""
+    """The Python of a virtual environment with this torch. If missing, it is installed; with CUDA that takes 5 GB."""
     folder = ENVIRONMENTS / release
     python = folder / "bin" / "python"
     if (folder / "ready").exists():  # created last, so that an interrupted installation is repeated

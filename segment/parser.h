@@ -54,7 +54,6 @@ Totals parse_threads(Bytes region);
 // Sets *lost to the number of records between `cursor` and the newest one returned that were overwritten.
 std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* lost);
 
-// A slot's header and payloads.
 struct SlotView {
   Slot header;
   Bytes payload[kPayloads];
@@ -92,12 +91,10 @@ const char* parse_tensor(Bytes bytes, TensorView* view);
 // keep_at_most() is called. One thread.
 class JoinedSlice {
  public:
-  // Starts a slice with its part 0. `most_bytes` limits the memory for the payloads. After an error the next
-  // call must be begin().
+  // Starts a slice with its part 0. `most_bytes` limits the payloads. After an error, begin() must come next.
   const char* begin(const SlotView& first, uint64_t most_bytes);
 
-  // Adds the next part, which is borrowed for the call only.
-  const char* add(const SlotView& part);
+  const char* add(const SlotView& part);  // adds the next part, which is borrowed for the call only
 
   // Frees the memory if it exceeds `bytes`. An earlier result of take() must not be used afterwards.
   void keep_at_most(size_t bytes) {

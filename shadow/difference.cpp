@@ -1,6 +1,5 @@
 // Sums the differences b[n] - a[n] of two arrays, block by block. A block is summed in vectors (Highway
-// compiles sum_vectors() once per instruction set), or, if it has a value that is not finite, one pair after
-// the other.
+// compiles sum_vectors() once per instruction set); a block with a value that is not finite, pair by pair.
 #include "shadow/difference.h"
 
 #include <algorithm>
@@ -79,8 +78,7 @@ void sum_pairs_with(DType b_type, const char* a, const char* b, size_t count, Di
   }
 }
 
-// Sums whole groups of two vectors. Returns the number of pairs summed; the pairs after them remain to be
-// summed.
+// Sums whole groups of two vectors. Returns the number of pairs summed; the pairs after these remain.
 size_t sum_vectors(const char* a, DType a_type, const char* b, DType b_type, size_t count, Difference* sums) {
   const size_t whole = count - count % (2 * hn::Lanes(Lanes()));
   switch (a_type) {
@@ -113,7 +111,6 @@ HWY_EXPORT(sum_vectors);
 // again, one by one. A smaller block would make the elements after its last whole vector expensive.
 constexpr size_t kBlock = 4096;
 
-// Sums the pairs [first, end) and counts those with a value that is not finite.
 Difference one_by_one(const char* a, DType type_a, const char* b, DType type_b, size_t first, size_t end) {
   Difference sums;
   for (size_t n = first; n < end; ++n) {

@@ -60,8 +60,7 @@ struct ColumnReference {
   ColumnGradients exact;  // in fp64
   // The noise floors (noise_floor.h): results of two correct algorithms in the storage format, with sums in
   // fp32 (fp64 for fp64 storage). `fused` rounds P before P multiplies dO, the gradients of the scores before
-  // they multiply Q, and the results. `plain` also rounds scores, P and dO . v. Both use the trainer's lse,
-  // out.
+  // they multiply Q, and the results. `plain` also rounds scores, P and dO . v. Both use the given lse, out.
   ColumnGradients plain, fused;
   std::vector<double> scratch;
 };

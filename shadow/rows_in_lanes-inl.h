@@ -102,8 +102,7 @@ struct Product {
   bool accumulate;  // add to the result; otherwise start from zero
 };
 
-// Computes result[j][row] (+)= sum over i of lanes[i][row] * matrix(i, j), for j < kColumns and kVectors
-// vectors of rows. p.accumulate decides between += and =.
+// Computes result[j][row] = (p.accumulate: +=) sum over i of lanes[i][row] * matrix(i, j), for j < kColumns.
 template <int kVectors, int kColumns, class T>
 HWY_INLINE void multiply_block(const Product<T>& p, const T* HWY_RESTRICT lanes, const T* HWY_RESTRICT matrix,
                                T* HWY_RESTRICT result) {

@@ -84,8 +84,7 @@ def faults(results: dict) -> list[dict]:
 
 
 def quiet(results: dict) -> str:
-    """The table of false alarms in trainings without a fault: a row for each detector, and one for all default
-    detectors together."""
+    """The table of false alarms in trainings without a fault: of each detector, and of all default ones together."""
     rows = []
     for name, of in [*results["shipped"].items(), ("all that are default", {"models": results["default_quiet"]})]:
         cells = [
@@ -124,8 +123,7 @@ def errors(results: dict) -> str:
 
 
 def families(results: dict) -> str:
-    """The table of families of failures (groups of recipes), with the default detectors that predict them well enough
-    for an alert, the recipe, and the figures."""
+    """The table of families of failures, with the default detectors that predict them well enough for an alert."""
     rows = []
     for family in dict.fromkeys(recipe["family"] for recipe in faults(results)):
         of = [recipe for recipe in faults(results) if recipe["family"] == family]

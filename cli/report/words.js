@@ -33,7 +33,6 @@ function table(head, rows) {
     element('tbody', {}, ...rows.map((row) => element('tr', {}, ...row.map((content, i) => cell('td', content, i)))))));
 }
 
-// A fact's mark: the character before its text, and the character's tooltip.
 const MARKS = { quiet: ['\u2713', 'nothing unusual'], notable: ['\u25B2', 'notable'], unknown: ['?', 'not known'] };
 // Returns the nodes of a <dl> for facts of {name, text, mark}.
 function facts(list) {

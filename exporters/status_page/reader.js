@@ -1,6 +1,5 @@
 // Keyboard access to the charts. The arrow keys move a cursor (a step) in the loss chart. Every chart shows the cursor
-// as a line, and the values at its step are shown as text. charts.js has CHARTS and points(), lanes.js the lanes: the
-// rows of the page that show the episodes of detectors.
+// as a line, and the values at its step are shown as text. `lanes` (lanes.js): rows with the episodes of detectors.
 
 class StepReader {
   // `chart`: the loss chart. `redraw()` must draw all charts again, with the cursor.
@@ -37,9 +36,8 @@ class StepReader {
     return [...new Set(this.tables.flatMap((table) => points(table, "loss").map((p) => p.x)))].sort((a, b) => a - b);
   }
 
-  // Handles a key. Left, right, page up and page down move the cursor by 1 or 16 steps of `steps`, up and down move it
-  // to the previous or next warning or loss event, Escape removes it. `at` (the cursor), `to` (its new place) and
-  // `marks` (warnings and loss events) are indices of `steps`. Without a cursor, `at` is behind the last index.
+  // Handles a key. Up and down go to the previous and next warning or loss event, Escape removes the cursor. `at` (the
+  // cursor; without one, the end), `to` (its new place) and `marks` (warnings, loss events) are indices of `steps`.
   move(event) {
     if (!this.tables?.length || event.ctrlKey || event.altKey || event.metaKey) return;
     const steps = this.steps(), last = steps.length - 1;

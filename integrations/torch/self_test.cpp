@@ -1,6 +1,5 @@
-// Tests an adapter (the library that hooks attention in one version of torch) with a LibTorch without Python;
-// the checks are those of self_test.py. Usage: self_test ADAPTER, with the core library (libforeshock.so)
-// preloaded. Exits 0, or 1 with one line that says which check failed.
+// Tests an adapter, which hooks attention in one version of torch, on LibTorch without Python, with the
+// checks of self_test.py. Usage: self_test ADAPTER, with libforeshock.so preloaded. Exits 1 if one fails.
 #include <ATen/ATen.h>
 #include <dlfcn.h>
 #include <torch/csrc/autograd/variable.h>
@@ -11,7 +10,6 @@
 
 namespace {
 
-// Runs the same small attention forward and backward. Returns the output and the gradients of the inputs.
 std::vector<at::Tensor> attention() {
   auto generator = at::detail::createCPUGenerator(0);
   std::vector<at::Tensor> inputs;
@@ -19,10 +17,9 @@ std::vector<at::Tensor> attention() {
   at::Tensor out =
       at::scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], {}, 0.0, /*is_causal=*/true);
   out.square().sum().backward();
-  return {out.detach(), inputs[0].grad(), inputs[1].grad(), inputs[2].grad()};
+  return {out.detach(), inputs[0].grad(), inputs[1].grad(), inputs[2].grad()};  // the same at every call
 }
 
-// Returns null, or the check that failed. calls() below counts forward (0) or backward (1) calls.
 const char* check(const char* path) {
   if (!dlsym(RTLD_DEFAULT, "foreshock_abi_version")) return "the core library is not preloaded";
   const std::vector<at::Tensor> before = attention();
@@ -35,7 +32,8 @@ const char* check(const char* path) {
   if (hooked < 2) return "hardly any attention operation could be hooked";
   if (start() != hooked) return "starting twice hooked twice";
   const std::vector<at::Tensor> after = attention();
-  if (calls(0) != 1 || calls(1) != 1) return "one forward and one backward call were not seen once each";
+  if (calls(/*forward*/ 0) != 1 || calls(/*backward*/ 1) != 1)
+    return "one forward and one backward call were not seen once each";
   for (size_t n = 0; n < before.size(); ++n)
     if (!at::equal(before[n], after[n])) return "results differ with the hooks in place";
   return nullptr;

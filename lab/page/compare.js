@@ -1,8 +1,7 @@
 // The page of `foreshock compare --report`: charts and tables of the distances between checkpoints a and b of each
 // pair. `study` (report.js) is the JSON of lab/comparison_report.h. W1 is the Wasserstein distance; d = b - a.
 (() => {
-  // What a chart can show: its title, and its value of an entry of the JSON (one tensor of one pair, or the pooled
-  // tensors of a pair). In the titles, a are the weights of checkpoint a, and d = b - a.
+  // What a chart can show: title, and value of an entry of the JSON (a tensor, or all pooled). Titles: d = b - a.
   const STATISTICS = {
     w1_relative: ['W1 / mean |a|', (e) => ratio(e.w1, e.magnitude)],
     w1: ['W1', (e) => e.w1],

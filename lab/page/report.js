@@ -1,6 +1,5 @@
 'use strict';
-// What the scripts of report pages (lab.js, compare.js) share: the page's data `study`, its colours, and functions that
-// make elements. The page has empty elements "contents" and "sweeps", which section() fills.
+// What lab.js and compare.js, the scripts of report pages, share: the page's data, colours, and makers of elements.
 const study = JSON.parse(document.getElementById('study').textContent);
 const COLOURS = ['#2f6db5', '#d1662b', '#1a7f4b', '#8a4fb0', '#b3372e', '#14889a', '#a3801c', '#c24f8e',
   '#57636f', '#5a9e32', '#3f3d9e', '#946048'];

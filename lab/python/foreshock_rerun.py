@@ -26,8 +26,7 @@ except ImportError as no_torch:
 
 from foreshock_slice import Call, NoSliceError, Slice, read_slice
 
-# Limits ("gates") of the error, in noise floors: the error of plain attention in the same precision is one noise floor.
-LIMITS = {"forward": 2.0, "backward": 3.0}
+LIMITS = {"forward": 2.0, "backward": 3.0}  # "gates" of the error, in noise floors (errors of plain attention)
 FORWARD = (  # operations of aten that can be run, the first two on a CPU
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_attention_math",

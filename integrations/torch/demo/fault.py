@@ -72,8 +72,7 @@ class GradKeyFault:
 
     def __init__(self, layer: int, layers: int, seed: int, error: float = 0.05) -> None:
         self.layers, self.error, self.is_on = layers, error, False
-        # The index of the layer's backward call among those of a step, and the backward calls so far.
-        self.position, self.calls = layers - 1 - layer, 0
+        self.position, self.calls = layers - 1 - layer, 0  # index of the layer's call in a step; calls so far
         self.numbers = torch.Generator().manual_seed(seed)  # separate: does not change the training's random numbers
         self.original = torch.library.get_kernel(f"aten::{BACKWARD}", "CPU")
         self.library = torch.library.Library("aten", "IMPL")

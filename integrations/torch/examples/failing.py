@@ -1,5 +1,4 @@
-"""Two small trainings that always fail at the same step, for trying reactions to foreshock's warnings. plain_loop.py
-trains them: at each step it calls rate(step), for the learning rate, and loss(step)."""
+"""Two small trainings that always fail at the same step. plain_loop.py trains them, with loss(step) and rate(step)."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ BEGINS = 160  # the step at which the fault starts
 
 
 class RateRamp(nn.Module):
-    """A regression by SGD whose learning rate grows without limit from step BEGINS on. 200 steps later its loss
-    diverges."""
+    """A regression by SGD whose learning rate grows without limit from BEGINS on. The loss diverges 200 steps later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,8 +87,7 @@ class ScoreGrowth(nn.Module):
         return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), tokens[:, 1:].flatten())
 
     def raise_precision(self, layer: str) -> None:
-        """Makes the attention of one block compute in fp32. `layer`: its label in foreshock.advice() and on the status
-        page, which is the block's number in three digits."""
+        """`layer`: a block's label in foreshock.advice() and on the status page: its number in three digits."""
         self.blocks[int(layer)].attention.precision = torch.float32
 
     def optimizer(self) -> torch.optim.Optimizer:

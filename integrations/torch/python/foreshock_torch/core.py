@@ -161,8 +161,7 @@ class Core:
         self.adapter.foreshock_adapter_end_step(step, source, rate or 0.0, batch_id or 0, bits, spent_ns)
 
     def _quiet_steps(self) -> QuietSteps:
-        """The adapter's functions for quiet steps; NO_QUIET_STEPS if Python lacks a C function that they call, or has
-        no interpreter lock."""
+        """The adapter's functions; NO_QUIET_STEPS if Python lacks a C function that they call, or its lock (GIL)."""
         import ctypes as c
 
         function = self.adapter.foreshock_adapter_quiet_function
@@ -180,8 +179,7 @@ class Core:
 
     def look(self, clock: Any, others: list[tuple[Any, int]]) -> bool:
         """Whether quiet steps can follow the step that step_begins() has started. `clock`: the optimizer whose steps
-        are counted. `others`: each other optimizer with the number in the name of its loss; 0: it has no backward pass
-        of its own."""
+        count. `others`: the other optimizers, with the number in the name of their loss; 0: no own backward pass."""
         import ctypes as c
 
         addresses, array = self._last_addresses
@@ -257,7 +255,7 @@ class Core:
         return bool(self.core.foreshock_enabled())
 
     def weights_due(self) -> list[int]:
-        """Numbers of the weights that are due in this step, which is not a quiet one. See due()."""
+        """Numbers of the weights that are due in a step that is not quiet; due() returns those of a quiet step."""
         count = self.core.foreshock_weights_due(self._due_numbers, len(self._due_numbers))
         return self._due_numbers[:count]
 

@@ -28,8 +28,7 @@ class Named(NamedTuple):
 
 
 def naming_order(name: str, is_trained: bool) -> tuple[bool, bool, int]:
-    """Sort key. libforeshock.so keeps a limited number of names, so the parameters that identify attention layers go
-    first.
+    """Sort key: libforeshock.so keeps a limited number of names, so parameters that identify attention go first.
 
     The layer of an attention call is found by the weight of its query projection, if that weight is trained. So trained
     weights go first, and among these the weights with a name in QUERY_WORDS. Of two such weights, the one with fewer
@@ -87,8 +86,7 @@ def _attention_of(matrix: str) -> str:
 
 
 def _blocks_in_stages(matrices: list[str]) -> set[str]:
-    """Paths of numbered blocks inside numbered modules, such as layers.0.blocks.3 of the vision model Swin. `matrices`:
-    names of the 2-D parameters.
+    """Paths of numbered blocks inside numbered modules, such as layers.0.blocks.3 of Swin. `matrices`: 2-D parameters.
 
     A block is the innermost numbered module around a query projection that has matrices in several of its children,
     hence also outside its attention. So lists of heads and lists of experts contain no blocks.
@@ -123,8 +121,7 @@ def _without_numbers(path: str) -> str:
 
 
 def _numbers_in(path: str) -> list[tuple[str, str]]:
-    """Each number with the words between it and the number before: layers.0.blocks.3 gives [("layers", "0"),
-    ("blocks", "3")]."""
+    """Each number with the words right before it: layers.0.blocks.3 gives [("layers", "0"), ("blocks", "3")]."""
     found, words = [], []
     for part in path.split("."):
         if part.isdigit():
@@ -151,8 +148,7 @@ def _block_label(block: str, blocks: set[str]) -> str:
 
 def _further_attention(matrices: list[str], layers: dict[str, str]) -> dict[str, str]:
     """{path: words} of every attention module of a layer except the first one, such as the cross attention of a
-    decoder. The words distinguish the module from the other attention modules of its layer. `layers`: {matrix: label
-    of its layer}."""
+    decoder. The words distinguish it from other attention modules of its layer. `layers`: {matrix: layer label}."""
     modules: dict[str, dict[str, str]] = {}  # {layer label: {path without numbers: path}}
     for name in matrices:
         if module := _attention_of(name):
@@ -165,8 +161,7 @@ def _further_attention(matrices: list[str], layers: dict[str, str]) -> dict[str,
 
 
 def layer_labels(matrices: list[str], names: list[str]) -> dict[str, str]:
-    """{name: label of its layer} for `names`. Of a longer label the last LABEL_BYTES characters stay. `matrices`: names
-    of the 2-D parameters."""
+    """{name: label of its layer}, the last LABEL_BYTES characters of it. `matrices`: names of the 2-D parameters."""
     prefixes = {split[0] for name in matrices if (split := _split_at_number(name))}
     blocks = _blocks_in_stages(matrices)
 

@@ -33,8 +33,7 @@ def _prefixes_of_module(module: Any, distributed: Any) -> dict[int, str]:
     """{address: prefix} of the parameters of a DistributedDataParallel. An address is tensor._cdata.
 
     The prefix is "" if the module's group has all ranks, else "group<N>." with the lowest rank N of the group. With a
-    hook such as that of local SGD, ranks drift apart between averages. The prefix is then "local<own rank>.", and the
-    agent does not compare these tensors.
+    hook such as local SGD's, ranks drift apart: then it is "local<own rank>.", which the agent does not compare.
     """
     if not all(_is_faithful(hook, state, module) for hook, state in getattr(module, "_comm_hooks", ())):
         return {p._cdata: f"local{distributed.get_rank()}." for p in module.module.parameters()}
@@ -57,8 +56,7 @@ def _prefix_of_mesh(parameter: Any, coordinate_mesh: Any, distributed: Any) -> s
 
 
 def _has_other_tensor_parallelism(parameter: Any) -> bool:
-    """Whether the parameter belongs to an expert of Megatron whose tensor parallelism differs from the one in the
-    rank's coordinates."""
+    """Whether the parameter is of a Megatron expert with another tensor parallelism than the rank's coordinates."""
     if getattr(parameter, "allreduce", True):  # Megatron sets False for experts
         return False
     state = sys.modules["megatron.core.parallel_state"]
@@ -66,8 +64,7 @@ def _has_other_tensor_parallelism(parameter: Any) -> bool:
 
 
 class Replicas:
-    """Prefixes of parameter names on this rank, as of the moment of construction. `modules`: all modules of the model.
-    Without a process group (one rank), all prefixes are empty."""
+    """Prefixes of parameter names on this rank, as of the moment of construction. `modules`: all modules."""
 
     def __init__(self, parameters: Iterable[Any], modules: Iterable[Any]) -> None:
         self._group = group()
