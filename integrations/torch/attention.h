@@ -460,7 +460,7 @@ class AttentionHook final : public c10::OperatorKernel {
     const AttentionArguments& arguments = arguments_.of(op);
     const at::Tensor& query = arguments.query(*stack);
     // Not counted: parts of another attention operation, and calls without real data (fake, meta, traced).
-    const bool is_counted = attention_depth == 0 && goes_to_device(below) && has_data(query);
+    const bool is_counted = attention_depth == 0 && reaches_kernel(below) && has_data(query);
     const AttentionDepth depth;
     if (!is_counted) return op.redispatchBoxed(below, stack);
     if (is_tap_) taps.fetch_add(1, std::memory_order_relaxed);

@@ -33,7 +33,7 @@ class SafeSoftmaxHook final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
     const at::Tensor& scores = tensor_or_undefined(peek(*stack, arguments_, 0));
-    const bool is_counted = attention_depth == 0 && goes_to_device(below) && has_data(scores);
+    const bool is_counted = attention_depth == 0 && reaches_kernel(below) && has_data(scores);
     if (is_counted && enter_attention(number_, false, scores))
       foreshock_attention_skip(number_, FORESHOCK_SKIP_OFF);  // samples of the math path are off
     op.redispatchBoxed(below, stack);

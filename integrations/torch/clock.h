@@ -366,7 +366,7 @@ class LossHook final : public c10::OperatorKernel {
     const at::Tensor& self = tensor_or_undefined(peek(*stack, arguments_, self_));
     const c10::IValue& reduction = peek(*stack, arguments_, reduction_);
     const int64_t reduced = reduction.isInt() ? reduction.toInt() : 0;
-    const bool is_loss = goes_to_device(below) && has_data(self) && self.requires_grad() &&
+    const bool is_loss = reaches_kernel(below) && has_data(self) && self.requires_grad() &&
                          c10::GradMode::is_enabled() && !in_backward_pass() &&
                          (reduced == kMean || reduced == kSum);
     op.redispatchBoxed(below, stack);
@@ -415,7 +415,7 @@ class RootHook final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
     const at::Tensor& self = tensor_or_undefined(peek(*stack, arguments_, 0));
-    if (self.defined() && self.numel() == 1 && goes_to_device(below)) observe(self);
+    if (self.defined() && self.numel() == 1 && reaches_kernel(below)) observe(self);
     op.redispatchBoxed(below, stack);
   }
 
@@ -444,7 +444,7 @@ class ScalerHook final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
-    if (goes_to_device(below)) observe(tensor_or_undefined(peek(*stack, arguments_, found_)));
+    if (reaches_kernel(below)) observe(tensor_or_undefined(peek(*stack, arguments_, found_)));
     op.redispatchBoxed(below, stack);
   }
 

@@ -28,14 +28,14 @@ using Stack = torch::jit::Stack;
 
 inline constexpr c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
 
-// Whether the call goes to a device with real data. For fake, meta and traced calls the next key is another.
-// `below`: the keys of the call below BackendSelect.
-inline bool goes_to_device(c10::DispatchKeySet below) {
+// Whether the dispatcher calls a CPU or CUDA kernel next, which reads real data. It calls another function
+// for fake, meta and traced tensors. `below`: the keys of the call below BackendSelect.
+inline bool reaches_kernel(c10::DispatchKeySet below) {
   const c10::DispatchKey next = below.highestPriorityTypeId();
   return next == c10::DispatchKey::CPU || next == c10::DispatchKey::CUDA;
 }
 
-// Whether the tensor has data. A fake tensor has none, even in a call that goes to a device with real data.
+// Whether the tensor has data. A fake tensor has none, even in a call that reaches a kernel.
 inline bool has_data(const at::Tensor& tensor) {
   constexpr c10::DispatchKeySet kWrapped({c10::DispatchKey::Python, c10::DispatchKey::Functionalize});
   return tensor.defined() && !tensor.key_set().has_any(kWrapped) && tensor.has_storage();

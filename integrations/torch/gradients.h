@@ -194,7 +194,7 @@ class NormHook final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
-    if (!goes_to_device(below) || in_backward_pass() || in_list ||
+    if (!reaches_kernel(below) || in_backward_pass() || in_list ||
         !peek(*stack, arguments_, dimension_).isNone())
       return op.redispatchBoxed(below, stack);
     const c10::IValue self = peek(*stack, arguments_, self_);  // a copy: the operation pops its arguments
@@ -250,7 +250,7 @@ class UnscaleHook final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
-    if (goes_to_device(below))
+    if (reaches_kernel(below))
       observe(peek(*stack, arguments_, self_), tensor_or_undefined(peek(*stack, arguments_, found_inf_)),
               tensor_or_undefined(peek(*stack, arguments_, inverse_scale_)));
     op.redispatchBoxed(below, stack);
@@ -261,7 +261,8 @@ class UnscaleHook final : public c10::OperatorKernel {
                       const at::Tensor& inverse) noexcept {
     training_clock().on_scaler();
     if (is_number_on_device(overflow)) watched_numbers().watch(overflow, WatchedNumbers::Kind::kFoundInf, 0);
-    if (is_number_on_device(inverse)) training_clock().on_unscale(inverse);  // which unscales the loss
+    // The same factor also unscales the losses that the clock has kept.
+    if (is_number_on_device(inverse)) training_clock().on_unscale(inverse);
     if (tensors.isTensorList()) gradient_norms().unscale(tensors.toTensorList(), scalar_on_cpu(inverse));
   }
 
@@ -331,7 +332,7 @@ inline at::Tensor hooked_detach(c10::DispatchKeySet keys, const at::Tensor& self
                                 .findSchemaOrThrow("aten::detach", "")
                                 .typed<at::Tensor(const at::Tensor&)>();
   const c10::DispatchKeySet rest = keys & kBelow;
-  if (in_backward_pass() && foreshock_step_is_sampled() && goes_to_device(rest) && has_data(self) &&
+  if (in_backward_pass() && foreshock_step_is_sampled() && reaches_kernel(rest) && has_data(self) &&
       in_accumulate_grad())
     engine_gradients().note(self);
   return below.redispatch(rest, self);
@@ -350,7 +351,7 @@ class ClipHook final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
-    if (goes_to_device(below)) observe(peek(*stack, arguments_, self_));
+    if (reaches_kernel(below)) observe(peek(*stack, arguments_, self_));
     op.redispatchBoxed(below, stack);
   }
 
@@ -373,7 +374,7 @@ inline at::Tensor& hooked_clamp(c10::DispatchKeySet keys, at::Tensor& self,
   static const auto below =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::clamp_", "").typed<Signature>();
   const c10::DispatchKeySet rest = keys & kBelow;
-  if (goes_to_device(rest)) note_clipped(self);
+  if (reaches_kernel(rest)) note_clipped(self);
   return below.redispatch(rest, self, least, most);
 }
 

@@ -154,10 +154,10 @@ enum {
   FORESHOCK_GIVEN_LEARNING_RATE = 2,
   FORESHOCK_GIVEN_GRADIENT_NORM = 4,
   FORESHOCK_GIVEN_BATCH_ID = 8,
-  /* The caller has given up: for the rest of the process it no longer describes tensors, their gradients and
-     their values, because this cost several times the allowed overhead. */
+  /* For the rest of the process the caller reports no names, gradients and values of tensors, because this
+     cost several times the allowed overhead. */
   FORESHOCK_GIVEN_UP_TENSORS = 16,
-  /* Set beside FORESHOCK_GIVEN_UP_TENSORS if the reason is instead that describing them failed. */
+  /* Set together with FORESHOCK_GIVEN_UP_TENSORS if the reason is instead that naming the tensors failed. */
   FORESHOCK_GIVEN_UP_FAILED = 32,
   /* This is the first step of another optimizer; the optimizer of the earlier steps was destroyed. */
   FORESHOCK_GIVEN_OTHER_TRAINING = 64

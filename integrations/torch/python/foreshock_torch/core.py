@@ -15,7 +15,9 @@ from .weights import DIMS, Numbers, Weight
 # Constants of hook.h.
 ABI = 1  # FORESHOCK_ABI_VERSION
 REPORTED, OPTIMIZER_STATE, COUNTED = 1, 2, 3  # FORESHOCK_STEP_...: how the step number is known
-# FORESHOCK_GIVEN_...: bits that are reported with a step. GIVEN_UP: names, gradients and weights are off from now on.
+# FORESHOCK_GIVEN_...: bits that are reported with a step. The first two: this value is set. GIVEN_UP: from now on the
+# helper reports no names, gradients and weights, because of their cost, or with GIVEN_UP_FAILED because naming tensors
+# failed. GIVEN_OTHER_TRAINING: this is the first step of another optimizer, and the earlier one was destroyed.
 GIVEN_LEARNING_RATE, GIVEN_BATCH_ID, GIVEN_UP, GIVEN_UP_FAILED, GIVEN_OTHER_TRAINING = 2, 8, 16, 32, 64
 LOSS_REPORTED = 1  # FORESHOCK_LOSS_REPORTED
 
@@ -179,7 +181,8 @@ class Core:
 
     def look(self, clock: Any, others: list[tuple[Any, int]]) -> bool:
         """Whether quiet steps can follow the step that step_begins() has started. `clock`: the optimizer whose steps
-        count. `others`: the other optimizers, with the number in the name of their loss; 0: no own backward pass."""
+        count. `others`: the other optimizers, each with a number: n if its loss is recorded as "loss of optimizer n", 0
+        if it steps after `clock` without a backward pass of its own."""
         import ctypes as c
 
         addresses, array = self._last_addresses
@@ -191,9 +194,10 @@ class Core:
         self, may_end_quietly: bool, is_counted: bool, step: int, address: int, begins_left: int, ends_left: int,
         has_weights: bool,
     ) -> None:  # fmt: skip
-        """Lets quiet steps follow. `may_end_quietly`: the end of the next step may be quiet too. `is_counted`: no
-        optimizer state has the step number. `step`: number of the last step, from the optimizer's state of the
-        parameter at `address`. `begins_left`, `ends_left`: how many beginnings and ends of steps may be quiet."""
+        """Lets quiet steps follow. `may_end_quietly`: the end of the next step may be quiet too. `step`: number of the
+        last step, read from the optimizer's state of the parameter at `address`. If `is_counted`, no state has the
+        number: `step` is then the helper's own count, and `address` is 0. `begins_left`, `ends_left`: how many
+        beginnings and ends of steps may be quiet."""
         capacity = len(self._due_numbers) if has_weights else 0
         self.quiet.arm(
             may_end_quietly, is_counted, step, address, begins_left, ends_left,
@@ -260,6 +264,8 @@ class Core:
         return self._due_numbers[:count]
 
     def observe_weights(self, rows: list[tuple[int, list[int | None], Numbers]], when: int) -> int:
+        """`when`: 0: before the optimizer's work; 1: after it (FORESHOCK_BEFORE_STEP, FORESHOCK_AFTER_STEP). Plus 2
+        (FORESHOCK_ENDED_STEP) if the end of the step is already reported. Returns the nanoseconds spent in the core."""
         array = self._arrays.make(self.WeightState, len(rows))
         for entry, (number, addresses, numbers) in zip(array, rows):
             entry.number, entry.step = number, numbers.step
