@@ -166,13 +166,13 @@ constexpr uint32_t cell_of(uint64_t number) { return static_cast<uint32_t>(numbe
 
 // Value of ScalarsJob::dtype if the sources are GradientSums (sums.h). The kernel then copies the member
 // `squares`, or NaN if not all elements of the gradient were finite.
-inline constexpr uint32_t kSquaresOfSums = 0;
+inline constexpr uint32_t kSumOfSquares = 0;
 
 struct ScalarsJob {
   uint64_t cells;  // device address of ScalarCell[kScalarCells] in host memory
   uint64_t first;  // number of the first value; the others follow
   uint32_t count;
-  uint32_t dtype;               // the floating DType of all values, or kSquaresOfSums
+  uint32_t dtype;               // the floating DType of all values, or kSumOfSquares
   uint64_t from[kMostScalars];  // addresses, aligned to the size of a value
 };
 static_assert(sizeof(ScalarsJob) == 24 + 8 * kMostScalars);

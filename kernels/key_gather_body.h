@@ -79,9 +79,11 @@ template <class Block>
 FORESHOCK_DEVICE void key_gather_body(const KeyGatherJob& job, Block& block) {
   begin_gather(job.gather, block);
   gather_pieces(job.gather, JobRows(job.gather), block);
+  // Only the first slot of a slice has sums.
   if (job.sums == 0) return end_gather(job.gather, block, [] {});
 
   const DType type = static_cast<DType>(job.dtype);
+  // Scratch memory of the launch, shared by its blocks. `nonfinite` counts NaN and Inf in dQ, from 0.
   GatherClock* clock = reinterpret_cast<GatherClock*>(job.gather.clock);
   ColumnSum* of_key = reinterpret_cast<ColumnSum*>(job.sums);
   ColumnSum* of_value = of_key + job.grad_key.width;
@@ -103,7 +105,7 @@ FORESHOCK_DEVICE void key_gather_body(const KeyGatherJob& job, Block& block) {
     ColumnSum of_query;
     of_query.nonfinite = block.add(&clock->nonfinite, 0u);
     of_value[job.grad_value.width] = of_query;
-    clock->nonfinite = 0;
+    clock->nonfinite = 0;  // for the next launch
   });
 }
 

@@ -155,12 +155,13 @@ constexpr void add_element(double g, double v, const AdamConstants& c, AdamSums*
   sums->counted += counted;
   if (!counted) {
     sums->nonfinite_gradient += g * 0 != 0;
-    sums->unusable_state += !is_usable(0, v);
+    sums->unusable_state += !is_usable(0, v);  // with g = 0 only v is tested
   }
+  // g^2 / v^ (v^: the moment v with Adam's bias correction), or 0 for an element that is not counted.
   sums->staleness += staleness_of(element.square, element.corrected, c);
   sums->epsilon_dominated += element.corrected < c.eps_squared;
   sums->gradient_squares += element.square;
-  if (c.before > 0) {  // there was an earlier step, so its moment is known
+  if (c.before > 0) {  // not the first step, so g^2 can be compared with the moment before this step
     sums->surprised += is_surprising(element.square, element.moment, c);
     sums->surprise_counted += counted;
   }
@@ -181,11 +182,11 @@ FORESHOCK_DEVICE void adam_sums_body(const AdamSumsJob& job, Block& block) {
   sum_tensors<AdamSums>(job, block);
 }
 
-// Returns the value at `from` in format `dtype`. kSquaresOfSums: `from` is a GradientSums, and the value is
+// Returns the value at `from` in format `dtype`. kSumOfSquares: `from` is a GradientSums, and the value is
 // its sum of squares, or NaN if an element was not finite.
 template <class Block>
 FORESHOCK_DEVICE double scalar_at(uint64_t from, uint32_t dtype, const Block& block) {
-  if (dtype != kSquaresOfSums) {
+  if (dtype != kSumOfSquares) {
     double value[kSumGroup];
     load_group(static_cast<DType>(dtype), from, 0, 1, block, value);
     return value[0];

@@ -43,7 +43,8 @@ int take_sequence(uint32_t place, ValidatedCall* checked);
 struct SlicePlan {
   segment::Slot all = {};  // header fields that all slots share: dimensions, rows, limits
   uint32_t slots = 1;
-  uint32_t first_keys = 0, other_keys = 0;  // keys in the first slot, and in every other one but the last
+  // Keys (in a slice of key positions: query rows) in the first slot, and in every other one but the last.
+  uint32_t first_keys = 0, other_keys = 0;
 };
 
 // Returns the bytes that a slot needs to hold any whole slice of a call of this shape: forward or backward,
@@ -65,7 +66,7 @@ bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_sl
 
 // Counts NaN and Inf in the output of the slice's first head, over all query positions. Returns 0 if a
 // correct kernel may give NaN or Inf too: with a mask, with rows without keys, or with inputs that are not
-// finite. Also returns 0 for calls on a device.
+// finite. Also returns 0 for backward calls and for calls on a device.
 uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice);
 
 // Returns the header of slot number `part` of the slice: plan.all, with the part's keys and payload table.
@@ -89,7 +90,8 @@ GatherJob gather_for_slot(const ValidatedCall& call, const Slice& slice, const s
 KeyGatherJob key_gather_for_slot(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot,
                                  uint64_t to);
 
-// As gather_for_slot(), for the sequence with call.packed.place. The caller also sets `gathered`, its report.
+// As gather_for_slot(), for a packed call. The kernel itself finds the sequence (by call.packed.place) and
+// writes a GatheredSequence to the address in `gathered` of the job, which the caller must set.
 PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& slice,
                                        const segment::Slot& slot, uint64_t to);
 

@@ -95,7 +95,7 @@ uint64_t ScalarReadback::send(std::span<const ScalarRow> rows, cuda::Stream stre
   return send_all(count, stream, [rows](size_t n) {
     const ScalarRow* row = rows.data();
     for (; n >= row->count; ++row) n -= row->count;
-    const bool is_sum = row->dtype == kSquaresOfSums;
+    const bool is_sum = row->dtype == kSumOfSquares;
     const size_t bytes = is_sum ? sizeof(GradientSums) : size_of(static_cast<DType>(row->dtype));
     return Source{row->at + n * bytes, row->dtype};
   });
@@ -229,7 +229,7 @@ int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cu
   constexpr auto kWord = static_cast<uint32_t>(DType::kFp64);
   const ScalarRow rows[] = {{memory_ + offsetof(Head, first), kWord, 1},
                             {memory_ + offsetof(Head, last) + sizeof(uint64_t), kWord, 1},
-                            {memory_ + kResults, kSquaresOfSums, tensors}};
+                            {memory_ + kResults, kSumOfSquares, tensors}};
   const uint64_t first = scalars->send(rows, stream);
   if (first == 0) return fail();
   *sent = {first, first + 1, first + kTimes, 1};

@@ -20,7 +20,7 @@ bool is_scalar_on_device(const foreshock_tensor& tensor);
 
 struct ScalarRow {  // consecutive values in device memory
   cuda::Address at;
-  uint32_t dtype;  // a floating DType, or kSquaresOfSums: the values are the `squares` of GradientSums
+  uint32_t dtype;  // a floating DType, or kSumOfSquares: the values are the `squares` of GradientSums
   size_t count;
 };
 

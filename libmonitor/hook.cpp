@@ -46,7 +46,7 @@ uint32_t foreshock_abi_version(void) { return FORESHOCK_ABI_VERSION; }
 
 int foreshock_enabled(void) {
   const uint32_t hot = g_process.hot();
-  return (hot & foreshock::kHotArmed) != 0 && (hot & foreshock::kHotSwitchedOff) == 0;
+  return (hot & foreshock::kHotArmed) != 0 && (hot & foreshock::kHotPaused) == 0;
 }
 
 void foreshock_off(const char* reason) { g_process.off(reason != nullptr ? reason : "asked"); }

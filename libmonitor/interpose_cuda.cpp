@@ -1,9 +1,9 @@
 // Interposes the functions of the CUDA runtime that record and launch CUDA graphs: PyTorch's call of
-// cudaGraphLaunch() reaches the function of that name here, which calls only the runtime's own. Attention in
-// a launched graph calls no hook, so CudaGraphCounter (coverage.h) multiplies the calls that were counted
-// during recording by the launches. The names are exported under the symbol versions of the runtime, and not
-// as default versions: only programs that are linked with the runtime resolve them, and a program that looks
-// up the names to test for CUDA does not find them.
+// cudaGraphLaunch() reaches the function of that name here. It calls the runtime's function, counts the call,
+// and makes no other CUDA call. Attention in a launched graph calls no hook, so CudaGraphCounter (coverage.h)
+// multiplies the calls that were counted during recording by the launches. The names are exported under the
+// symbol versions of the runtime, and not as default versions: only programs that are linked with the runtime
+// resolve them, and a program that looks up the names to test for CUDA does not find them.
 //
 // The end of the file finds CUPTI (NVIDIA's profiling library) for KernelCounter (coverage.h).
 #include <dlfcn.h>
@@ -120,8 +120,8 @@ uintptr_t stream_of(const Interposed& called, Word handle) {
 void note(const Interposed& called, int error, Word a, Word b) {
   CudaGraphCounter& graphs = g_monitor.graphs();
   const bool succeeded = error == 0;
-  PassCalls so_far;
-  if (called.kind <= kEndCapture) g_process.count_calls(so_far.of);
+  PassCalls so_far;  // used only at the beginning and end of a recording
+  if (called.kind <= kEndCapture) g_process.add_calls_to(so_far.of);
   switch (called.kind) {
     case kBeginCapture:  // (stream, mode)
       if (succeeded) graphs.begin_recording(stream_of(called, a), so_far);

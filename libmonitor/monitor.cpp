@@ -91,7 +91,7 @@ void Monitor::begin_step() {
   budget_.set_limit(g_process.settings().max_slowdown, burst_at(step) != 0 ? segment::kBurstSlowdown : 1);
   call_in_step_.store(0, std::memory_order_relaxed);
   read_switches();
-  if ((g_process.hot() & kHotSwitchedOff) != 0 || !is_due(step)) return;
+  if ((g_process.hot() & kHotPaused) != 0 || !is_due(step)) return;
   const uint32_t affordable = plan_slices();
   if (affordable == 0) return g_process.set_bits(kHotNoBudget);
   affordable_slices_.store(affordable, std::memory_order_relaxed);
@@ -149,7 +149,7 @@ int Monitor::enter(int32_t op, uint32_t flags) {
   if (t_open.op >= 0) skip(-1, FORESHOCK_SKIP_UNKNOWN);
   count_call(counting, op);
   const uint32_t hot = g_process.hot();  // after begin_step() and count_call(), which change it
-  if ((hot & kHotSwitchedOff) != 0) {
+  if ((hot & kHotPaused) != 0) {
     counting.add(counting.block->skipped[pass][FORESHOCK_SKIP_OFF]);
     return 0;
   }
@@ -415,9 +415,9 @@ void Monitor::read_switches() {
   };
   const bool on = load(control.agent_switch) == 1 && load(control.command_switch) == 1;
   if (on)
-    g_process.clear_bits(kHotSwitchedOff);
+    g_process.clear_bits(kHotPaused);
   else
-    g_process.set_bits(kHotSwitchedOff);
+    g_process.set_bits(kHotPaused);
 }
 
 }  // namespace foreshock

@@ -60,7 +60,7 @@ int64_t Monitor::ending_step() const {
 
 bool Monitor::step_is_sampled() {
   const uint32_t hot = g_process.hot();
-  if ((hot & kHotArmed) == 0 || (hot & kHotSwitchedOff) != 0) return false;
+  if ((hot & kHotArmed) == 0 || (hot & kHotPaused) != 0) return false;
   if ((hot & kHotTickPending) == 0) return (hot & kHotSampledStep) != 0;
   // No forward call has come since the last step, for example because no hook sees the attention. So
   // begin_step() has not decided, and the budget is checked here.
@@ -195,7 +195,7 @@ void Monitor::end_step(const foreshock_step& step) {
 void Monitor::count_kernels() {
   if (g_process.settings().count_kernels == 0) return;
   PassCalls calls;
-  g_process.count_calls(calls.of);
+  g_process.add_calls_to(calls.of);
   kernels_.end_step(calls, graphs_.calls_in_graphs(), g_process.writer().coverage());
 }
 

@@ -278,7 +278,7 @@ Counting ProcessState::counting() {
   return t_counting;
 }
 
-void ProcessState::count_calls(uint64_t (&calls)[segment::kPasses]) const {
+void ProcessState::add_calls_to(uint64_t (&calls)[segment::kPasses]) const {
   const auto add = [&](segment::ThreadBlock& block) {
     for (uint32_t op = 0; op < ops_known_.load(std::memory_order_acquire); ++op)
       calls[ops_[op].pass] += std::atomic_ref<uint64_t>(block.calls[op]).load(std::memory_order_relaxed);

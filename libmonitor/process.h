@@ -43,7 +43,8 @@ struct Counting {
 // Blocks are never freed, so the counts of a thread stay after its end.
 Counting claim_block(segment::ThreadBlock* blocks);
 
-// Moves every count of `from` (written with bump_shared()) into the shared block `to`. Concurrent adds stay.
+// Moves every count of `from` (written with bump_shared()) into the shared block `to`. Counts added meanwhile
+// are not lost: they are moved now or by the next drain().
 void drain(segment::ThreadBlock* from, segment::ThreadBlock* to);
 
 // Sums over all blocks that are in use.
@@ -72,7 +73,7 @@ struct FreeMemory {
 FreeMemory free_shared_memory(const char* directory, const CgroupFiles& cgroup = {});
 
 // Returns the shared memory that this process may use: a tenth of the free memory divided by the ranks of the
-// node, at most `limit`. At least 90 % stay free for the user's own shared memory.
+// node, at most `limit`, so that 90 % stay free for the user. A segment's fixed part may take more than this.
 uint64_t allowed_share(uint64_t free_bytes, uint64_t limit, int local_ranks);
 
 // Returns the part of `share` for the ring of weight tensor records, or 0 if `share` is too small for a ring.
@@ -93,8 +94,8 @@ inline constexpr uint32_t kHotArmed = 1;        // the segment exists
 inline constexpr uint32_t kHotSampledStep = 2;  // the present step is sampled
 // A step has ended. The next forward call outside a backward pass begins the next step.
 inline constexpr uint32_t kHotTickPending = 4;
-inline constexpr uint32_t kHotSwitchedOff = 8;  // paused by the agent or by `foreshock pause`
-inline constexpr uint32_t kHotNoBudget = 16;    // the present step would be sampled, but the budget is spent
+inline constexpr uint32_t kHotPaused = 8;     // paused by the agent or `foreshock pause`, until it is resumed
+inline constexpr uint32_t kHotNoBudget = 16;  // the present step would be sampled, but the budget is spent
 // This bit and all higher ones count the segments that this process and its parents have created. A thread
 // compares the count to find out that its block of counters belongs to an earlier segment.
 inline constexpr uint32_t kHotGeneration = 32;
@@ -115,6 +116,7 @@ class ProcessState {
   void set_bits(uint32_t bits) { own()->hot.fetch_or(bits, std::memory_order_relaxed); }
   void clear_bits(uint32_t bits) { own()->hot.fetch_and(~bits, std::memory_order_relaxed); }
 
+  // Whether off() was called: the monitor stays off for the rest of the process.
   bool is_off() const { return off_.load(std::memory_order_relaxed); }
 
   // Whether this is a child (fork, clone) of the process that created the segment. Makes a system call.
@@ -130,8 +132,8 @@ class ProcessState {
   // Returns the block in which this thread counts. Before the segment exists, all threads share `local`.
   Counting counting();
 
-  // Returns the calls of all threads so far, by pass. Also works before the segment exists.
-  void count_calls(uint64_t (&calls)[segment::kPasses]) const;
+  // Adds the calls of all threads so far to `calls`, by pass. Also works before the segment exists.
+  void add_calls_to(uint64_t (&calls)[segment::kPasses]) const;
 
   // Moves the counts of the local block into the shared block of the segment. Also called at the end of
   // steps, since a thread may add to the local block even while the segment is created.

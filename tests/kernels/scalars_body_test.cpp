@@ -67,13 +67,13 @@ TEST_P(ScalarsBody, TouchesNoOtherCell) {
   }
 }
 
-TEST_P(ScalarsBody, SquaresOfSumsAreNoNumberWhereAnElementIsNone) {
+TEST_P(ScalarsBody, SumOfSquaresIsNanIfAnElementIsNotFinite) {
   const GradientSums sums[] = {
       {0.1, 7, 0}, {0.1, 7, 1}, {0, 0, 0}, {INFINITY, 1, 0}, {0.3, 0, uint64_t{1} << 40}};
   ScalarsJob job = {};
   job.first = 5;
   job.count = 5;
-  job.dtype = kSquaresOfSums;
+  job.dtype = kSumOfSquares;
   for (uint32_t n = 0; n < 5; ++n) job.from[n] = address(sums + n);
   run(job);
   for (uint32_t n = 0; n < 5; ++n) {
