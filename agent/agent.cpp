@@ -38,7 +38,7 @@ constexpr auto kUpdateIntervalEvery = 2s;     // how often the sampling interval
 constexpr auto kDiscoverEvery = 200ms;        // how often new segments and ended launchers are looked for
 constexpr auto kSearchEvery = 1s;             // how often a service searches its tree for runs
 constexpr size_t kMostBytesOfAddress = 4096;  // of agent.json
-constexpr size_t kMostTables = 4096;  // history tables of all runs; each rank of a run has one per layer
+constexpr size_t kMostTables = 4096;          // history tables of all runs; a rank has one, and one per layer
 
 volatile std::sig_atomic_t g_stop = 0;
 void request_stop(int) { g_stop = 1; }
@@ -388,12 +388,13 @@ constexpr milliseconds kMaxRoundTime{20};  // after this time refresh_documents(
 constexpr int kPauseFactor = 20;  // pause between two documents of a run, as a multiple of a document's time
 constexpr size_t kMostDocumentBytes = 8 << 20;
 
-// Returns the document of a run for the page: the full document; if the full one exceeds kMostDocumentBytes,
-// the document without layers; if that exceeds the limit too, only a statement of the problem.
+// Returns the document of a run for the page. If it exceeds kMostDocumentBytes, returns the run's summary: it
+// lacks layers, events and other details, but has all ranks, while the page's document has at most 128. If
+// the summary exceeds the limit too, returns only a statement of the problem.
 std::shared_ptr<const std::string> document_of(const Run& run, const nlohmann::json& agent) {
   for (const bool for_page : {true, false}) {
     nlohmann::json document = agent;
-    document.update(run.document(0, for_page));
+    document.update(run.document(0, for_page));  // 0: the ranks of all launchers
     std::string text = text_of(document, -1);
     if (text.size() <= kMostDocumentBytes) return std::make_shared<const std::string>(std::move(text));
   }

@@ -46,13 +46,14 @@ class Directory {
   struct stat status() const;
   uid_t owner() const { return owner_; }
 
-  // Sorted names that begin with `begin`, end with `end` and do not begin with a dot. Only the first
-  // kMostEntries entries of a directory are read. *was_read becomes false if a shortage (is_shortage())
-  // stopped the reading: a missing name then does not mean that the file is gone.
+  // Returns the sorted names that begin with `begin`, end with `end`, have more characters between the two,
+  // and do not begin with a dot. Only the first kMostEntries entries of a directory are read. *was_read
+  // becomes false if a shortage stopped the reading: a missing name then does not mean that the file is gone.
   static constexpr size_t kMostEntries = 16384;
   std::vector<std::string> names(const std::string& begin, const std::string& end,
                                  bool* was_read = nullptr) const;
-  // Returns the sorted names of the directories inside this one. The rules of names() apply.
+  // Returns the sorted names of the directories inside this one, and of entries whose type the file system
+  // does not report (DT_UNKNOWN). Only kMostEntries are read; *was_read and dots are treated as in names().
   std::vector<std::string> directories(bool* was_read = nullptr) const;
 
   // Opens a regular file with link count 1 that belongs to the directory's owner or to this process; in a
@@ -68,16 +69,16 @@ class Directory {
   std::optional<std::string> read(const std::string& name, size_t most) const;
 
   // Replaces the file atomically: a reader sees the old or the new content. If this process is root, the file
-  // belongs to the directory's owner afterwards. If this process's user is neither root nor the directory's
-  // owner, and the directory has the set-group-id bit, the file gets mode 0666, since the owner can read it
-  // only with the permissions for others. Such a directory must be closed to all users but its owner and this
-  // process's group. Returns false if the file cannot be written.
+  // then belongs to the directory's owner, else to this process's user. If that user is not the directory's
+  // owner and the directory has the set-group-id bit, the file gets mode 0666, since the directory's owner
+  // can read it only with the permissions for others. Such a directory must be closed to all users but its
+  // owner and this process's group. Returns false if the file cannot be written.
   bool write(const std::string& name, const std::string& text, mode_t mode = 0600) const;
   void remove(const std::string& name) const;
 
   // Takes an flock (LOCK_EX or LOCK_SH) on the file without waiting, and creates the file if it is missing.
-  // Returns the descriptor that holds the lock. Returns -1 and sets errno on failure: EWOULDBLOCK if another
-  // process holds the lock.
+  // Returns the descriptor that holds the lock. On failure returns -1 and sets errno: EWOULDBLOCK if flock()
+  // failed, as it does if another process holds the lock.
   int lock(const std::string& name, int operation) const;
   // Whether any process holds an flock on the file; also true if a shortage prevents the check.
   bool is_locked(const std::string& name) const;

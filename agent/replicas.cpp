@@ -151,12 +151,12 @@ void Replicas::close(Compared* compared, const std::string& name, std::vector<in
 // Adds the checksum of a part to the sum over all parts of the rank in the record's interval of steps.
 void Replicas::add_to_rank(const segment::TensorRecord& record, uint64_t part, Rank* rank) {
   const auto interval = static_cast<int64_t>(record.interval);
-  const int64_t window = record.step / interval;
-  if (window != rank->window || record.interval != rank->interval) {
+  const int64_t interval_number = record.step / interval;
+  if (interval_number != rank->interval_number || record.interval != rank->interval) {
     // The interval before the new one is complete if it has parts, and the same parts as its predecessor.
     if (rank->group != 0 && rank->group == rank->last_group) end_interval(rank);
     rank->last_group = rank->interval == record.interval ? rank->group : 0;
-    rank->window = window;
+    rank->interval_number = interval_number;
     rank->interval = record.interval;
     rank->sum = rank->group = 0;
     rank->seen.clear();
@@ -168,7 +168,7 @@ void Replicas::add_to_rank(const segment::TensorRecord& record, uint64_t part, R
 }
 
 void Replicas::end_interval(Rank* rank) {
-  rank->last = {rank->window * static_cast<int64_t>(rank->interval),
+  rank->last = {rank->interval_number * static_cast<int64_t>(rank->interval),
                 static_cast<double>(mixed(rank->sum) & kExportedBits),
                 hexadecimal(mixed(rank->group + rank->interval))};
 }
@@ -178,7 +178,7 @@ void Replicas::restart() {
   reached_.clear();
   open_ = 0;
   for (auto& [number, rank] : ranks_) {
-    rank.window = -1;
+    rank.interval_number = -1;
     rank.last_group = rank.group = 0;
   }
 }
@@ -194,13 +194,13 @@ Replicas::Coverage Replicas::coverage() const {
     coverage.by_hand += tensor.is_compared && tensor.is_by_hand;
     if (!tensor.is_compared) coverage.never.push_back(name);
   }
-  std::map<int32_t, size_t> alone;  // by rank: parts that are not treated as replicas
+  std::map<int32_t, size_t> on_rank;  // by rank: parts that are not treated as replicas
   for (const auto& [part, compared] : parts_) {
     if (compared.is_replica) continue;
-    coverage.maybe += !compared.is_apart && compared.holders.size() > 1;
-    for (const int32_t rank : compared.holders) ++alone[rank];
+    coverage.maybe_replicas += !compared.is_apart && compared.holders.size() > 1;
+    for (const int32_t rank : compared.holders) ++on_rank[rank];
   }
-  for (const auto& [rank, count] : alone) coverage.alone = std::max(coverage.alone, count);
+  for (const auto& [rank, n] : on_rank) coverage.most_on_a_rank = std::max(coverage.most_on_a_rank, n);
   return coverage;
 }
 

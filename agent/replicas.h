@@ -28,7 +28,7 @@ class Replicas {
   std::vector<int32_t> add(const segment::TensorRecord& record, const segment::Identity& identity,
                            size_t ranks_here);
 
-  // Drops the reported checksums. Called when the ranks were restarted, since steps may then repeat.
+  // Drops checksums, and which tensors are replicas. Called when ranks were restarted: steps may repeat.
   void restart();
 
   // One checksum of all parts that a rank holds, over an interval (steps between two measurements). It is
@@ -40,16 +40,16 @@ class Replicas {
   };
   // Returns the last complete interval of a rank. An interval is complete when the rank has reported all
   // parts that it holds, or the same parts as in the previous interval (some parts may never be reported).
-  // Null if none is complete or the rank's coordinates in the job are unknown.
+  // Null if none is complete, or if the tensor-, pipeline- or expert-parallel rank is unknown.
   const OfRank* of(int32_t rank) const;
 
   // Numbers of tensors that may have replicas. Slow: iterates over all tensors.
   struct Coverage {
     std::vector<std::string> never;  // tensors that were reported but never compared
     size_t by_hand = 0;              // compared tensors that the training script keeps equal
-    // Tensors with their rank in their name that are not treated as replicas. `alone`: the largest number of
-    // them on one rank. `maybe`: number of them that were on several ranks and never seen to differ.
-    size_t alone = 0, maybe = 0;
+    // Parts of tensors with their rank in their name that are not treated as replicas: the largest number of
+    // them on one rank, and how many were on several ranks and never seen to differ.
+    size_t most_on_a_rank = 0, maybe_replicas = 0;
   };
   Coverage coverage() const;
 
@@ -82,12 +82,13 @@ class Replicas {
     bool is_compared = false, is_by_hand = false;
   };
   struct Rank {
-    int64_t window = -1;  // number of the interval: step / interval
-    uint64_t interval = 0;
-    std::set<uint64_t> seen;      // parts reported in this interval
-    uint64_t sum = 0, group = 0;  // of the parts in `seen`: sum of their mixed checksums, and of their hashes
-    uint64_t last_group = 0;      // `group` of the previous interval
-    OfRank last;                  // the last complete interval
+    int64_t interval_number = -1;  // step / `interval`
+    uint64_t interval = 0;         // its length in steps
+    std::set<uint64_t> seen;       // parts reported in this interval
+    // Sums over the parts in `seen`. sum: of a hash of part and checksum. group: of a hash of the part alone.
+    uint64_t sum = 0, group = 0;
+    uint64_t last_group = 0;  // `group` of the previous interval
+    OfRank last;              // the last complete interval
     uint64_t mismatches = 0;
   };
   bool is_complete(const Compared& compared, int64_t step, const Checksums& here, size_t ranks_here) const;

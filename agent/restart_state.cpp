@@ -1,5 +1,5 @@
 // Saves two files in a run's directory and reads them again, so that a new agent continues the run of a
-// killed one: RankFacts has the past alarms and events of each rank, WatchState the state of the detectors.
+// killed one: RankFacts has past alarms, events and counts of non-finite slices, WatchState the detectors.
 #include "agent/restart_state.h"
 
 #include <spdlog/spdlog.h>
@@ -46,7 +46,7 @@ std::optional<uint32_t> tensor_in(const json& from) {
   for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor)
     if (name == kJudgedTensorNames[tensor]) return tensor;
   if (name && !name->empty()) return std::nullopt;
-  // Older agents, which checked only out and grad_query, wrote only the pass. It has the same index: 0 or 1.
+  // Older agents checked only out (forward, index 0) and grad_query (backward, 1), and wrote only the pass.
   for (uint32_t tensor = 0; tensor < segment::kPasses; ++tensor)
     if (pass == segment::kPassNames[tensor]) return tensor;
   return std::nullopt;
@@ -58,6 +58,7 @@ const json& list_in(const json& from, const char* name) {
   return found != from.end() && found->is_array() ? *found : kEmpty;
 }
 
+// Restores what past_alarms_json() wrote. `of`: the kind of alarm. `most`: its value furthest from 0, if any.
 void restore_alarm(const json& alarm, RankStatistics* rank) {
   if (!alarm.is_object()) return;
   const auto label = text_in(alarm, "layer"), kind = text_in(alarm, "of");
@@ -92,7 +93,7 @@ json facts_of(const RankStatistics& rank) {
 
 constexpr uint64_t kNoRecord = UINT64_MAX;  // saved in place of the record's size: there is no record
 
-// Whether two events are equal in everything but their time and values.
+// Whether two events are equal in everything but time, value, score and detail.
 bool is_same(const EventLine& a, const EventLine& b) {
   return a.run == b.run && a.rank == b.rank && a.step == b.step && a.event == b.event && a.layer == b.layer &&
          a.detector == b.detector && a.level == b.level;

@@ -649,7 +649,7 @@ std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& co
   const size_t compared = replicas.tensors_compared();
   const size_t held =
       most_of(ranks, [](const RankStatistics& rank) { return uint64_t{rank.tensors.tensors}; });
-  const size_t alone = std::min(coverage.alone, held);  // tensors of one rank that have no replica
+  const size_t alone = std::min(coverage.most_on_a_rank, held);  // tensors of one rank that have no replica
   const size_t tensors = std::max(compared + coverage.never.size(), held - alone);
   std::string text = counted(replicas.most_ranks(), "rank", "ranks") +
                      " agree bit for bit: " + grouped(compared) + " of " +
@@ -675,9 +675,9 @@ std::string replicas_entry(const SummaryInput& input) {
   if (place == nullptr) return "";
   const std::string_view where = place;
   const Replicas::Coverage coverage = replicas.coverage();
-  if (where == "none" && coverage.maybe > 0)
+  if (where == "none" && coverage.maybe_replicas > 0)
     return entry("replicas", "not known: no framework keeps tensors equal; " +
-                                 counted(coverage.maybe, "tensor", "tensors") +
+                                 counted(coverage.maybe_replicas, "tensor", "tensors") +
                                  " of the same name on several ranks, equal at fewer than 3 looks");
   if (where == "none") return entry("replicas", "none: each value is held once, nothing to compare");
   if (where == "elsewhere")

@@ -95,7 +95,7 @@ class RecordWriter {
 
   // Copies the lines passed to write() so far to the spool, where they survive a killed agent. Must be called
   // before the trainer may reuse the shared memory that the lines describe. If the spool fails, waits until
-  // the lines are in the file, except while the file is known to be full or to hang.
+  // the lines are in the file, at most 2 * kPatience; not while the file is known to be full or to hang.
   void copy_to_spool();
 
   // Returns a one-line error once after the first of consecutive failed attempts to write; else "".

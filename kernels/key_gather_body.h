@@ -79,12 +79,10 @@ template <class Block>
 FORESHOCK_DEVICE void key_gather_body(const KeyGatherJob& job, Block& block) {
   begin_gather(job.gather, block);
   gather_pieces(job.gather, JobRows(job.gather), block);
-  // Only the first slot of a slice has sums.
-  if (job.sums == 0) return end_gather(job.gather, block, [] {});
+  if (job.sums == 0) return end_gather(job.gather, block, [] {});  // only a slice's first slot has sums
 
   const DType type = static_cast<DType>(job.dtype);
-  // Scratch memory of the launch, shared by its blocks. `nonfinite` counts NaN and Inf in dQ, from 0.
-  GatherClock* clock = reinterpret_cast<GatherClock*>(job.gather.clock);
+  GatherClock* clock = reinterpret_cast<GatherClock*>(job.gather.clock);  // scratch memory, 0 at first
   ColumnSum* of_key = reinterpret_cast<ColumnSum*>(job.sums);
   ColumnSum* of_value = of_key + job.grad_key.width;
   // The tiles of dK, dV and dQ are numbered one after the other and distributed over the blocks.

@@ -182,7 +182,7 @@ function spansDecades(tables) {
   return values.length > 0 && largest(values) > 30 * smallest(values);
 }
 
-// `ranks`: all ranks of the run. `shown`: those that the legend selects.
+// `ranks`: all ranks of the run. `shown`: those that the legend selects. `lanes`: a row of events per detector.
 function showCharts(ranks, shown) {
   const order = ranks.map((rank) => rank.rank);
   const tables = (ui.history?.tables || []).filter((t) => !known(t.layer) && shown.some((rank) => rank.rank === t.rank))
@@ -194,6 +194,7 @@ function showCharts(ranks, shown) {
   for (const chart of ui.charts) chart.update(tables, drawing);
 }
 
+// suggest() selects the signal of an alarm, if the user has not selected one. `pooled`: "RANK LAYER" whose bias has a z.
 function showHeat(shown) {
   const layers = (ui.history?.tables || []).filter((t) => known(t.layer) && Object.keys(t.columns).length && shown.some((rank) => rank.rank === t.rank));
   const names = new Map(shown.flatMap((rank) => (rank.layers || []).map((layer) => [layer.layer, layer.name])));
@@ -217,8 +218,8 @@ function showTables(ranks, shown) {
   ui.tables.logged.fill(loggedRows(shown));
 }
 
-// Returns the state of the selected run. `reply`: the reply of /api/v1/state. If the agent serves several runs, `reply`
-// has a list `runs` of them, but the ranks of only one run: the state of another run needs another request.
+// Returns the state of the selected run. `reply`: the reply of /api/v1/state. It has a list `runs` of all runs that the
+// agent serves, but the state of only one of them, `reply.run`: the state of another run needs another request.
 async function chooseRun(reply) {
   const runs = reply.runs ?? [reply], ids = runs.map((run) => run.run), select = byId("runs");
   select.hidden = runs.length < 2;
@@ -230,7 +231,7 @@ async function chooseRun(reply) {
   const run = runs.find((each) => each.run === (ui.run ?? reply.run)) ?? runs[0] ?? {};
   select.selectedIndex = runs.indexOf(run);
   if (Array.isArray(run.ranks)) return { ...reply, ...run };
-  // In this case, `ranks` of a run in the list is only the number of its ranks.
+  // `run.ranks` is a number here: the reply has the ranks of `reply.run` only.
   return (run.run ?? reply.run) === reply.run ? reply : read("/api/v1/state?run=" + encodeURIComponent(run.run));
 }
 

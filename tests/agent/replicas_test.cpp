@@ -179,7 +179,7 @@ TEST(Replicas, ThoseKeptEqualByHandAreRecognisedAndThenCompared) {
       EXPECT_EQ(show_own(replicas, rank, step, static_cast<uint64_t>(step)), Odd());
   EXPECT_EQ(replicas.tensors_compared(), 1u);
   EXPECT_EQ(replicas.coverage().by_hand, 1u);
-  EXPECT_EQ(replicas.coverage().alone, 0u);
+  EXPECT_EQ(replicas.coverage().most_on_a_rank, 0u);
   show_own(replicas, 0, 5, 5);
   EXPECT_EQ(show_own(replicas, 1, 5, 99), (Odd{0, 1}));
 }
@@ -189,7 +189,7 @@ TEST(Replicas, TensorsThatDoNotChangeAreEqualByChance) {
   for (int64_t step = 1; step <= 9; ++step)
     for (int rank = 0; rank < 2; ++rank) show_own(replicas, rank, step, 7);
   EXPECT_EQ(replicas.compared(), 0u);
-  EXPECT_EQ(replicas.coverage().maybe, 1u);
+  EXPECT_EQ(replicas.coverage().maybe_replicas, 1u);
   show_own(replicas, 0, 10, 8);
   EXPECT_EQ(show_own(replicas, 1, 10, 9), Odd());
 }
@@ -200,7 +200,7 @@ TEST(Replicas, TensorsOfARankThatOnceDifferedAreItsOwn) {
     for (int rank = 0; rank < 2; ++rank)
       EXPECT_EQ(show_own(replicas, rank, step, static_cast<uint64_t>(step == 2 ? rank : step)), Odd());
   EXPECT_EQ(replicas.compared(), 0u);
-  EXPECT_EQ(replicas.coverage().alone, 1u);
+  EXPECT_EQ(replicas.coverage().most_on_a_rank, 1u);
 }
 
 TEST(Replicas, TensorsThatWereNeverComparedAreNamed) {
