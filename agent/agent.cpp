@@ -388,9 +388,8 @@ constexpr milliseconds kMaxRoundTime{20};  // after this time refresh_documents(
 constexpr int kPauseFactor = 20;  // pause between two documents of a run, as a multiple of a document's time
 constexpr size_t kMostDocumentBytes = 8 << 20;
 
-// Returns the document of a run for the page. If it exceeds kMostDocumentBytes, returns the run's summary: it
-// lacks layers, events and other details, but has all ranks, while the page's document has at most 128. If
-// the summary exceeds the limit too, returns only a statement of the problem.
+// Returns the document of a run for the page (at most 128 ranks). If it exceeds kMostDocumentBytes: the
+// summary of all ranks, without layers and events; if that exceeds it too: only a statement of the problem.
 std::shared_ptr<const std::string> document_of(const Run& run, const nlohmann::json& agent) {
   for (const bool for_page : {true, false}) {
     nlohmann::json document = agent;

@@ -32,7 +32,7 @@ TURN_SECONDS = 0.004
 
 
 def workloads() -> dict:
-    """The calls that are timed, by NAMES. The adapter hooks all of them except add."""
+    """The calls that are timed, by NAMES. The adapter hooks the operation, or one that it calls, in all but add."""
     import torch
 
     torch.manual_seed(0)

@@ -8,19 +8,19 @@ each kind, in random order. A set is one process of each kind, all with one thre
 only in the monitor. Several sets are needed, since memory layouts differ. The agent runs on another core.
 
 Time is the CPU time of the trainer. It excludes the time of other processes on the core, so the figures are also valid
-on a shared machine. With --wall it is wall time, which needs an idle machine. The CPU time of the agent, the process
-that judges samples, is printed in a separate line, as a share of one core. The line `ours` has the cost that the
-monitor itself measures in the same turns, by which it keeps --max-slowdown.
+on a shared machine. With --wall it is wall time (except in `step` below), which needs an idle machine. The CPU time of
+the agent, the process that judges samples, is printed in a separate line, as a share of one core. The line `ours` has
+the slowdown that the monitor itself measures, over the whole training after its first look (docs/overhead.md).
 
-`by parts` is more accurate if two turns of one process differ by more than the goal. It adds the costs of three parts:
-work at each step (`step`), copies of parts of attention calls (slices), and snapshots of weights. `step` is measured in
-a training of one parameter, whose time is nearly all spent in the framework. Slices and snapshots are measured in a
-training that takes one at every step, so that their cost is larger than the noise. `foreshock pause` and `resume`
-switch the monitor between turns; each turn with the monitor on is compared with the turns before and after it. The sum
-is the cost of a step, of a slice and of a snapshot, each times its number per step in an undisturbed default training.
+A second method, the line `by parts`, is more accurate if two turns of one process differ by more than the goal. It adds
+the costs of three parts: work at each step (`step`), slices (copied parts of attention calls), and snapshots of
+weights. `step` is measured in a training of one parameter, whose time is nearly all spent in the framework. Slices and
+snapshots are measured in trainings with one at every step, so that they cost more than the noise. `foreshock pause` and
+`resume` switch the monitor between turns; each turn with the monitor on is compared with the turns before and after it.
+The sum is the cost of a step, of a slice and of a snapshot, each times its number per step in a default training.
 
-Printed: the median over the rounds of (time with the monitor / time without) - 1, and its 95 % interval by a bootstrap
-that draws sets, then rounds in them. Goals: at most 0.3 % without samples, 1 % by default. A missed goal fails nothing.
+Printed: (time with the monitor / time without) - 1: median over sets of the medians over rounds, and 95 % interval
+(bootstrap over sets, then rounds). Goals: at most 0.3 % unsampled, 1 % by default. A missed goal fails nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def verdict(high: float, low: float, goal: float, sets: int, rounds: int) -> str
 def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> None:
     """Compares processes of the three kinds. `steps`: steps of a turn. `warm_up`: first steps, which do not count."""
     slowdowns: dict[str, list[list[float]]] = {kind: [] for kind in GOALS}  # by kind, set and round
-    ours, agent, sampled = [], [], 0
+    reported, agent, sampled = [], [], 0
     for number in range(sets):
         with one_of_each("gpt", tuple(KINDS), cores) as trainers:
             for trainer in trainers.values():
@@ -70,7 +70,7 @@ def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str,
             for kind in GOALS:
                 slowdowns[kind].append(in_set[kind])
             rank = trainers["default"].finish()
-            ours.append(rank["slowdown_ratio"])
+            reported.append(rank["slowdown_ratio"])
             sampled += slices_of(rank)
     count = f"{sets} sets x {len(slowdowns['default'][-1])} rounds of {steps} steps, {clock} time"
     for kind, goal in GOALS.items():
@@ -78,7 +78,7 @@ def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str,
         word = verdict(high, low, goal, sets, len(slowdowns[kind][-1]))
         print(f"{kind:<10} {middle:+.2%}  [{low:+.2%}, {high:+.2%}]  goal {goal:.1%}: {word}   ({count})", flush=True)
     print(
-        f"{'ours':<10} {statistics.median(ours):+.2%}  as the monitor accounts for it, its agent's CPU included; "
+        f"{'ours':<10} {statistics.median(reported):+.2%}  as the monitor accounts for it, its agent's CPU included; "
         f"{sampled} slices",
         flush=True,
     )
@@ -120,7 +120,7 @@ def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clo
         plain += off
         slices += slices_of(rank)
         snapshots += rank["weights"]["snapshots"]
-        on_steps += warm_up + (steps + 1) * len(on) + 1  # each resume takes one step
+        on_steps += warm_up + (steps + 1) * len(on) + 1  # each switch("resume") runs one step
     return Switched(added, statistics.median(plain), slices / on_steps, snapshots / on_steps)
 
 
@@ -193,7 +193,7 @@ def main() -> None:
     deadline = time.monotonic() + (SHORT_SECONDS if arguments.short else float("inf"))
     rounds = Rounds(5 if arguments.short else arguments.rounds, deadline)
     clock = "wall" if arguments.wall else "cpu"
-    # A turn is a multiple of the smallest sampling interval, so that all turns have equally many sampled steps.
+    # Multiples of the smallest sampling interval (8): turns have equally many samples if the interval divides the turn.
     steps, warm_up = (8, 8) if arguments.short else (16, 64)
     if arguments.only in (None, "parts"):
         per_step = measure_step(sets, rounds, 200 if arguments.short else 500, cores)

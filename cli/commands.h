@@ -1,7 +1,7 @@
 // Declares one function per command. agent() is in run.cpp, pause() and resume() in status.cpp,
 // export_record() and detect() in records.cpp, all others in the file of their name. Unless noted, a command
-// returns the exit status 0 for success, 1 if an output could not be written or a check failed, 2 for wrong
-// use.
+// returns the exit status 0 for success, 1 if it failed, 2 for wrong use. run() ends with the user command's
+// status. status(), pause() and resume() return 1 without a live run; status() 3 if an agent does not answer.
 #ifndef FORESHOCK_CLI_COMMANDS_H_
 #define FORESHOCK_CLI_COMMANDS_H_
 

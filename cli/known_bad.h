@@ -1,5 +1,5 @@
 // Lists known defects of attention kernels by the versions of the packages that have them. Each row cites its
-// source: an issue, or a test of this project that measures the defect.
+// source: an issue or pull request, or a test or command of this project that measures the defect.
 #ifndef FORESHOCK_CLI_KNOWN_BAD_H_
 #define FORESHOCK_CLI_KNOWN_BAD_H_
 

@@ -39,7 +39,7 @@ std::optional<ExitStatus> poll_exit(pid_t pid);
 int status_of_failed_start(int error);
 
 struct Captured {
-  int start_error = 0;  // errno: the command could not be started, and all other members are unset; 0: it was
+  int start_error = 0;  // errno if the command could not be started (other members are unset); 0: it started
   bool timed_out = false;
   ExitStatus status;
   std::string output, errors;
@@ -71,10 +71,11 @@ class SignalPasser {
   const sigset_t* original_mask() const { return &original_; }
 
   // Takes a pending stop signal and returns it; 0: none. Must be called just before the command is started:
-  // wait_for() passes no Ctrl-C on, because the terminal sends it to a running command itself.
+  // wait_for() would not pass on a Ctrl-C that the terminal sent before the command existed.
   int stop_before_start();
 
-  // Waits for the end of `pid`. Meanwhile passes signals on and calls `tick` every 200 ms.
+  // Waits for the end of `pid`. Meanwhile calls `tick` every 200 ms and passes signals on, except those (such
+  // as Ctrl-C) that the terminal has already sent to `pid` too, because both are in one process group.
   ExitStatus wait_for(pid_t pid, const std::function<void()>& tick);
 
   // Waits up to `period_ms`. Returns true if a stop signal has arrived.

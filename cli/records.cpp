@@ -144,7 +144,7 @@ class ScoreTable {
 // Runs the detectors over all lines of a record. `scores`: null if no table is wanted.
 void detect_in(RecordReader& reader, ScoreTable* scores, Found* found) {
   std::vector<WatchReading> readings;
-  if (scores != nullptr) found->watches.collect(&readings);
+  if (scores != nullptr) found->watches.collect(&readings);  // each observe() below replaces `readings`
   while (const std::optional<RecordLine> line = reader.next()) {
     ++found->lines;
     std::visit(
@@ -216,15 +216,15 @@ int export_record(const Arguments& arguments) {
   const std::string csv = arguments.text(OptionId::kCsv), board = arguments.text(OptionId::kTensorBoard);
   if (arguments.command().size() != 1 || csv.empty() == board.empty())
     return wrong_use("type: foreshock export --tensorboard DIR|--csv DIR RECORD.jsonl");
-  allow_many_files();  // one file for each rank
-  const std::string& record = arguments.command()[0];
+  allow_many_files();                                  // one file for each rank
+  const std::string& record = arguments.command()[0];  // the word after the options
   return csv.empty() ? copy_record<TensorBoardFolder>(record, board) : copy_record<CsvFolder>(record, csv);
 }
 
 int detect(const Arguments& arguments) {
   if (arguments.command().size() != 1)
     return wrong_use("type: foreshock detect [--json] [--scores FILE.csv] RECORD.jsonl");
-  const std::string& record = arguments.command()[0];
+  const std::string& record = arguments.command()[0];  // the word after the options
   const std::string table = arguments.text(OptionId::kScores);
   ScoreTable scores;
   Found found;
@@ -247,7 +247,7 @@ int detect(const Arguments& arguments) {
     print_loss_events(found);
   }
   print_left_out(*reader);
-  for (const std::string& text : left_out(found.watches)) say(text);
+  for (const std::string& text : left_out(found.watches)) say(text);  // series and ranks beyond the limits
   return 0;
 }
 

@@ -6,8 +6,8 @@
 namespace foreshock::lab {
 namespace {
 
-// step, fraction_bits, output_bits: from MMA-Sim (arXiv 2511.10909), Khattak and Mikaitis (arXiv 2512.07004);
-// promotion (to fp32, after so many products): from DeepSeek-V3's software (arXiv 2412.19437); fp8_only.
+// Columns: name, kind, step, fraction_bits, output_bits, promotion, fp8_only. Sources: arXiv 2511.10909
+// (MMA-Sim) and 2512.07004 (Khattak and Mikaitis); for promotion 2412.19437 (DeepSeek-V3's software).
 constexpr std::array<Accumulator, 8> kAccumulators = {{
     {"exact", Accumulation::kExact},
     {"fp64", Accumulation::kFp64},

@@ -116,8 +116,7 @@ class ProcessState {
   void set_bits(uint32_t bits) { own()->hot.fetch_or(bits, std::memory_order_relaxed); }
   void clear_bits(uint32_t bits) { own()->hot.fetch_and(~bits, std::memory_order_relaxed); }
 
-  // Whether off() was called: the monitor stays off for the rest of the process.
-  bool is_off() const { return off_.load(std::memory_order_relaxed); }
+  bool is_off() const { return off_.load(std::memory_order_relaxed); }  // off() was called
 
   // Whether this is a child (fork, clone) of the process that created the segment. Makes a system call.
   bool is_inherited() const;

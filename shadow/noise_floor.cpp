@@ -124,7 +124,8 @@ HWY_INLINE void for_rows(const FloorArrays<T>& a, int keys, const T* of_row, T* 
   }
 }
 
-// Sets a.plain to the normalised, rounded weights, in rows with Reference::partial times Reference::share.
+// Sets a.plain to the rounded weights. They sum to 1 over the slice's keys; in rows whose given log_sum_exp
+// covers more keys (Reference::partial), to the part of all weight that the slice's keys have (share).
 template <class T>
 void plain_weights(const AttentionSlice& slice, const Reference& reference, const FloorArrays<T>& a) {
   exponentiate(slice, a, a.plain);

@@ -194,7 +194,7 @@ function showCharts(ranks, shown) {
   for (const chart of ui.charts) chart.update(tables, drawing);
 }
 
-// suggest() selects the signal of an alarm, if the user has not selected one. `pooled`: "RANK LAYER" whose bias has a z.
+// suggest() selects the signal of an alarm unless the user has selected one. `pooled`: "RANK LAYER" whose bias has a z.
 function showHeat(shown) {
   const layers = (ui.history?.tables || []).filter((t) => known(t.layer) && Object.keys(t.columns).length && shown.some((rank) => rank.rank === t.rank));
   const names = new Map(shown.flatMap((rank) => (rank.layers || []).map((layer) => [layer.layer, layer.name])));

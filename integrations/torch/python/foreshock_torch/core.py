@@ -15,9 +15,9 @@ from .weights import DIMS, Numbers, Weight
 # Constants of hook.h.
 ABI = 1  # FORESHOCK_ABI_VERSION
 REPORTED, OPTIMIZER_STATE, COUNTED = 1, 2, 3  # FORESHOCK_STEP_...: how the step number is known
-# FORESHOCK_GIVEN_...: bits that are reported with a step. The first two: this value is set. GIVEN_UP: from now on the
-# helper reports no names, gradients and weights, because of their cost, or with GIVEN_UP_FAILED because naming tensors
-# failed. GIVEN_OTHER_TRAINING: this is the first step of another optimizer, and the earlier one was destroyed.
+# FORESHOCK_GIVEN_...: bits that are reported with a step. GIVEN_UP: from now on the helper reports no names, gradients
+# and weights, because they cost too much time; with GIVEN_UP_FAILED: because naming tensors failed.
+# GIVEN_OTHER_TRAINING: this is the first step of another optimizer; the optimizer of the earlier steps was destroyed.
 GIVEN_LEARNING_RATE, GIVEN_BATCH_ID, GIVEN_UP, GIVEN_UP_FAILED, GIVEN_OTHER_TRAINING = 2, 8, 16, 32, 64
 LOSS_REPORTED = 1  # FORESHOCK_LOSS_REPORTED
 
@@ -195,9 +195,8 @@ class Core:
         has_weights: bool,
     ) -> None:  # fmt: skip
         """Lets quiet steps follow. `may_end_quietly`: the end of the next step may be quiet too. `step`: number of the
-        last step, read from the optimizer's state of the parameter at `address`. If `is_counted`, no state has the
-        number: `step` is then the helper's own count, and `address` is 0. `begins_left`, `ends_left`: how many
-        beginnings and ends of steps may be quiet."""
+        last step, from the optimizer's state of the parameter at `address`; if `is_counted`, no state has it: then the
+        helper's own count, and `address` is 0. `begins_left`, `ends_left`: how many begins and ends may be quiet."""
         capacity = len(self._due_numbers) if has_weights else 0
         self.quiet.arm(
             may_end_quietly, is_counted, step, address, begins_left, ends_left,
@@ -264,8 +263,7 @@ class Core:
         return self._due_numbers[:count]
 
     def observe_weights(self, rows: list[tuple[int, list[int | None], Numbers]], when: int) -> int:
-        """`when`: 0: before the optimizer's work; 1: after it (FORESHOCK_BEFORE_STEP, FORESHOCK_AFTER_STEP). Plus 2
-        (FORESHOCK_ENDED_STEP) if the end of the step is already reported. Returns the nanoseconds spent in the core."""
+        """`when`: 0 before the optimizer's work, 1 after it; plus 2 if the end of the step is already reported."""
         array = self._arrays.make(self.WeightState, len(rows))
         for entry, (number, addresses, numbers) in zip(array, rows):
             entry.number, entry.step = number, numbers.step
