@@ -215,7 +215,7 @@ void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
   size = file->size();
   waiting.erase(0, appended.bytes);
   ready_bytes -= appended.bytes;
-  const bool is_another_file = inode != file->inode();  // append() has begun a new part
+  const bool is_another_file = inode != file->inode();  // append() has started a new part
   inode = file->inode();
   if (appended.error != 0)
     fail(std::strerror(appended.error));

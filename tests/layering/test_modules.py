@@ -52,7 +52,6 @@ SMALL = {
     "packaging/elf": OF_A_PROGRAM,
     "packaging/newcomer_training": OF_A_PROGRAM,
     "packaging/relink": OF_A_PROGRAM,
-    "packaging/sbom": OF_A_PROGRAM,
     "packaging/torch_versions": "the list of versions",
 }
 
