@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 COUNTED = """
@@ -200,7 +202,8 @@ def test_the_cost_of_quiet_steps_is_reported(trainer):
     code = slow + CALLS.format(optimizer=SGD, before="", argument="", after="if step == 20: torch.nn.Linear(1, 1)")
     rows = trainer(code)[1]
     costs = [row["prepare_ns"] for row in rows if row["event"] == "step"]
-    assert costs[21] > 10_000_000 > max(costs[12:20])
+    # The median: the machine may stop any one step for as long.
+    assert costs[21] > 10_000_000 > statistics.median(costs[12:20])
 
 
 def test_an_optimizer_that_reads_specially_is_left_to_python(trainer):
