@@ -155,6 +155,7 @@ def broken_files(whole: bytes) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.long
 def test_a_broken_file_gets_one_line_and_status_2(kept, tmp_path):
     for name, content in broken_files(kept["head"].files()[0].read_bytes()).items():
         path = tmp_path / f"{name}.slice.safetensors"

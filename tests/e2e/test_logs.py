@@ -272,6 +272,7 @@ def test_a_real_summary_writer_under_foreshock(tmp_path):
     assert written("with") == written("without")
 
 
+@pytest.mark.long
 def test_the_switch_leaves_the_loggers_alone(tmp_path):
     program = (
         "import torch, torch.utils.tensorboard.writer as w; p = torch.nn.Parameter(torch.ones(2))\n"

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import live
+import pytest
 from monitored import EVERYTHING, FORESHOCK, PYTHON, assert_conserved, clean_environment
 from scraping import free_port, get, wait_until
 
@@ -13,6 +14,7 @@ RANK_TRAINING = str(Path(__file__).with_name("rank_training.py"))
 STEPS, LAYERS = 12, 2
 
 
+@pytest.mark.long
 def test_four_runs_of_one_id_share_one_agent_and_lose_nothing(base, tmp_path):
     def start(rank: int) -> subprocess.Popen:
         outputs = ["--summary", str(tmp_path / f"{rank}.json"), "--record", str(tmp_path / "record.jsonl")]

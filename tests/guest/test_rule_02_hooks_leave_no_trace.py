@@ -131,6 +131,7 @@ def ending(script: pathlib.Path, environment: dict[str, str]) -> float:
     return time.monotonic() - begin
 
 
+@pytest.mark.long
 def test_no_delay_at_exit(script, watched, without_agent, base):
     """Beside a training alone; once more while something else on the machine is in the way."""
     adapters = watched[0]["environment"]["FORESHOCK_ADAPTERS"]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from scraping import Prometheus, needs, prometheus, wait_until
 from service import TOKEN, Service
+from tiers import keep
 
 HEAD = b"GET /metrics HTTP/1.1\r\nHost: node\r\n"
 REQUEST = HEAD + f"Authorization: Bearer {TOKEN}\r\n\r\n".encode()
@@ -128,7 +129,7 @@ def scraped(service, start_trainer, tmp_path) -> Iterator[tuple]:
 
 
 @needs["prometheus"]
-@pytest.mark.parametrize("crowd", [hold_a_thousand, read_slowly, send_a_gigabyte])
+@pytest.mark.parametrize("crowd", keep([hold_a_thousand, read_slowly, send_a_gigabyte], hold_a_thousand, read_slowly))
 def test_prometheus_with_a_token_scrapes_whatever_others_do(scraped, crowd: Callable):
     service, server = scraped
     before, begin = service.resident_kib(), time.time()
