@@ -296,17 +296,16 @@ void add_loss_events(const RankWatch& watch, std::vector<Finding>* findings) {
 // All ranks have the same loss, so only the first rank with a loss that is not finite and the first rank with
 // loss events are listed.
 void add_loss(const Ranks& ranks, std::vector<Finding>* findings) {
-  bool has_nonfinite = false, has_events = false;
   for (const RankStatistics* rank : ranks) {
-    if (!has_nonfinite && rank->last_loss && !std::isfinite(*rank->last_loss)) {
-      has_nonfinite = true;
-      findings->push_back({kLossNonfinite, "LOSS NOT FINITE",
-                           "loss is not finite in " + counted(rank->nonfinite_loss, "step", "steps") +
-                               ", the last one included"});
-    }
-    if (has_events || rank->watch == nullptr || rank->watch->loss_events().empty()) continue;
-    has_events = true;
-    add_loss_events(*rank->watch, findings);
+    if (!rank->last_loss || std::isfinite(*rank->last_loss)) continue;
+    findings->push_back({kLossNonfinite, "LOSS NOT FINITE",
+                         "loss is not finite in " + counted(rank->nonfinite_loss, "step", "steps") +
+                             ", the last one included"});
+    break;
+  }
+  for (const RankStatistics* rank : ranks) {
+    if (rank->watch == nullptr || rank->watch->loss_events().empty()) continue;
+    return add_loss_events(*rank->watch, findings);
   }
 }
 

@@ -263,6 +263,18 @@ TEST(Summary, LossesThatAreNotFiniteOnSeveralRanksAreOneFinding) {
   EXPECT_EQ(text.find("loss is not finite", at + 1), std::string::npos) << text;
 }
 
+TEST(Summary, ALossThatIsNotFiniteIsListedBesideAnotherRanksSpike) {
+  RankWatch watch;
+  show_losses(4, &watch);
+  RankStatistics first = healthy_rank(0), second = healthy_rank(1);
+  first.watch = &watch;
+  second.last_loss = std::numeric_limits<double>::quiet_NaN();
+  const std::string text = unwrapped(summary_text(input_of({&first, &second})));
+  EXPECT_THAT(text, HasSubstr("LOSS NOT FINITE"));
+  EXPECT_THAT(text, HasSubstr("loss is not finite"));
+  EXPECT_THAT(text, HasSubstr("loss spike at step 301"));
+}
+
 TEST(Summary, SpikesAreUnknownWhereAnAgentBeforeMayHaveSeenThem) {
   RankStatistics rank = healthy_rank();
   rank.loss_events_known = false;
