@@ -113,5 +113,23 @@ TEST_F(RecordFileTest, AtHalfOfItsSizeItBecomesTheOlderPart) {
   EXPECT_EQ(RecordFile::open(path_, &error, ::write), nullptr) << "the new part is locked too";
 }
 
+TEST_F(RecordFileTest, ANewPartReplacesTheEmptyFileOfAKilledAgentAlone) {
+  std::string error;
+  const std::string next = path_ + ".new";
+  for (const std::string left : {"", "of the user"}) {
+    std::filesystem::remove(path_);
+    std::filesystem::remove(older_part(path_));
+    std::ofstream(next) << left;
+    const auto file = RecordFile::open(path_, &error, ::write, 2 * first_.size());
+    ASSERT_NE(file, nullptr) << error;
+    EXPECT_EQ(file->append(first_).error, 0);
+    EXPECT_EQ(file->append(second_).error, 0);
+    EXPECT_EQ(std::filesystem::exists(older_part(path_)), left.empty());
+    EXPECT_EQ(bytes(), left.empty() ? second_ : first_ + second_);
+    EXPECT_EQ(std::filesystem::exists(next), !left.empty()) << "a file with content is not the agent's";
+    std::filesystem::remove(next);
+  }
+}
+
 }  // namespace
 }  // namespace foreshock
