@@ -141,32 +141,32 @@ Captured run_and_capture(const std::vector<std::string>& command, const std::vec
   errors.close_write();
 
   const auto start = std::chrono::steady_clock::now();
-  bool output_open = true, errors_open = true;
-  while (output_open || errors_open) {
-    const int elapsed = milliseconds_since(start);
-    if (elapsed >= timeout_ms) {
+  // Returns the milliseconds that the command still has. If it has none, kills it. It must not be reaped yet.
+  const auto time_left = [&] {
+    const int left = timeout_ms - milliseconds_since(start);
+    if (left <= 0) {
       result.timed_out = true;
       kill(pid, SIGKILL);
-      break;
     }
+    return left;
+  };
+  bool output_open = true, errors_open = true;
+  while (output_open || errors_open) {
+    const int left = time_left();
+    if (left <= 0) break;
     pollfd ready[2] = {{output_open ? output.read_end : -1, POLLIN, 0},
                        {errors_open ? errors.read_end : -1, POLLIN, 0}};
-    poll(ready, 2, std::min(100, timeout_ms - elapsed));  // ignores descriptors that are -1
+    poll(ready, 2, std::min(100, left));  // ignores descriptors that are -1
     if (ready[0].revents != 0) output_open = read_some(output.read_end, &result.output);
     if (ready[1].revents != 0) errors_open = read_some(errors.read_end, &result.errors);
     if (progress != nullptr && (ready[0].revents | ready[1].revents) != 0) progress(result);
   }
   int status = 0;
-  for (;;) {  // the command may have closed its outputs and still run
-    const pid_t ended = waitpid(pid, &status, result.timed_out ? 0 : WNOHANG);
-    if (ended > 0 || (ended < 0 && errno != EINTR)) break;
-    if (ended == 0 && milliseconds_since(start) >= timeout_ms) {
-      result.timed_out = true;
-      kill(pid, SIGKILL);
-    } else {
-      poll(nullptr, 0, 1);
-    }
-  }
+  pid_t ended = 0;
+  do {  // the command may have closed its outputs and still run
+    ended = waitpid(pid, &status, result.timed_out ? 0 : WNOHANG);
+    if (ended == 0 && time_left() > 0) poll(nullptr, 0, 1);
+  } while (ended == 0 || (ended < 0 && errno == EINTR));
   result.status = decode(status);
   return result;
 }
