@@ -43,8 +43,8 @@ def cpu_seconds_of(pid: int) -> float:
 
 class Trainer:
     """A training process on one core: training.py, which waits between its turns. `kind`: a key of the tables above,
-    or any word with options in `given`. `what`: the model, as training.py expects it. `objects`: number of Python
-    objects that it holds in addition. `given`: options of `foreshock run`."""
+    or any word if `given` has the options of `foreshock run`. `what`: the model, as training.py expects it. `objects`:
+    number of Python objects that it holds in addition."""
 
     def __init__(
         self,
@@ -53,14 +53,14 @@ class Trainer:
         base: pathlib.Path,
         cores: list[int],
         objects: int = 0,
-        given: tuple[str, ...] = (),
+        given: tuple[str, ...] | None = None,
     ) -> None:
         self.base = base / f"{kind}-{what}"
         self.base.mkdir()
         self.summary = self.base / "summary.json"
         line = [sys.executable, str(ROOT / "bench" / "turns" / "training.py"), what, str(objects)]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")} | ENVIRONMENT
-        options = (KINDS | OFTEN | RECORDED).get(kind, given)
+        options = (KINDS | OFTEN | RECORDED)[kind] if given is None else given
         if options is not None:
             options = [option.format(base=self.base) for option in options]
             run = [str(BUILD / "bin" / "foreshock"), "run", "--port", "0", "--run-id", "bench"]
