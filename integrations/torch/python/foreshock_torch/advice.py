@@ -56,10 +56,17 @@ def _advice_or_none() -> Advice | None:
     record = _Record(size=ctypes.sizeof(_Record), version=_ABI)
     if not _read_advice(ctypes.byref(record)) or record.level >= len(_LEVELS):
         return None  # no agent has read this process yet, or the agent is writing the advice at this moment
-    detector, layer = (name.decode("ascii", "replace") or None for name in (record.detector, record.layer))
-    rank = None if record.level == 0 else record.rank
-    steps = record.since_step, record.from_step, record.age_steps
-    return Advice(_LEVELS[record.level], detector, layer, rank, *steps, record.score)
+    is_quiet = record.level == 0
+    return Advice(
+        _LEVELS[record.level],
+        record.detector.decode("ascii", "replace") or None,
+        record.layer.decode("ascii", "replace") or None,
+        None if is_quiet else record.rank,
+        record.since_step,
+        record.from_step,
+        record.age_steps,
+        record.score,
+    )
 
 
 def advice() -> Advice | None:
