@@ -45,7 +45,7 @@ def result_of(expression: str) -> list[dict]:
 
 
 def value(expression: str) -> float:
-    """The value of the first series of the result; NaN if there is none."""
+    """The value of the first series of the result; NaN if the result is empty."""
     found = result_of(expression)
     return float(found[0]["value"][1]) if found else float("nan")
 

@@ -337,7 +337,7 @@ size_t count_warned_events(const Report& report) {
       }));
 }
 
-// Returns a clause about the first warning of the run; "" if there is none.
+// Returns a clause about the first warning of the run; "" if no detector warned.
 std::string first_warning(const Report& report) {
   const ReportEpisode* first = nullptr;
   for (const ReportEpisode& each : report.episodes)
@@ -390,7 +390,7 @@ std::string tensor_of(const AttentionFault& fault) {
   return what + in_layer(fault.layer);
 }
 
-// Returns "Attention fault in layer 003 from step 64 on: ... ", ending with a blank; "" if there is none.
+// Returns "Attention fault in layer 003 from step 64 on: ... ", ending with a blank; "" without a fault.
 std::string attention_fault_of(const Report& report) {
   if (report.attention_faults.empty()) return "";
   const AttentionFault& worst = report.attention_faults.front();

@@ -199,7 +199,7 @@ void print_missing_summary(const std::string& problem, const std::string& record
       record);
 }
 
-// Prints the agent's summary, or why there is none, and writes its JSON to `copy` ("": not wanted). `record`:
+// Prints the agent's summary, or why it is missing, and writes its JSON to `copy` ("": not wanted). `record`:
 // the path of --record; "": none. `off_lines`: why processes of the command were not monitored.
 void print_summary(const ExitExchange::Answer& answer, const std::string& copy, const std::string& record,
                    const std::vector<std::string>& off_lines, const std::string& directory) {

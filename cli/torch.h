@@ -28,7 +28,7 @@ std::string installation_problem(const Installation& installation);
 struct Adapter {
   std::string state;   // ready, prebuilt, built, no_torch, unsupported, no_compiler, no_python, failed
   std::string torch;   // version of torch; "": unknown
-  std::string path;    // path of adapter.so; "": there is none
+  std::string path;    // path of adapter.so; "": it is missing
   std::string reason;  // one line that says what to do; "" if the adapter is usable
   double seconds = 0;  // time spent on building or testing
   std::string folder()
@@ -72,7 +72,7 @@ std::string helper_problem(const FoundPython& python);
 // Whether `program` is a wrapper, such as env, nice, srun or mpirun, that starts another command.
 bool starts_a_command(const std::string& program);
 
-// Returns the executable that a shell finds for `name` with `path` as PATH; "" if there is none.
+// Returns the executable that a shell finds for `name` with `path` as PATH; "" if no folder has it.
 std::string look_up(const std::string& name, const std::string& path);
 
 // The LibTorch that a C++ trainer will use, found without running the trainer.

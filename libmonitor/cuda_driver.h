@@ -263,7 +263,7 @@ class StagingRing {
     uint64_t offset = 0;
     uint32_t number = 0;  // unique among the slices in the ring
   };
-  // Finds a free range of `bytes` bytes. Returns false if there is none now. commit() allocates it.
+  // Finds a free range of `bytes` bytes. Returns false if no such range is free now. commit() allocates it.
   bool find(uint64_t bytes, Place* place);
 
   // Allocates the range that find() found last. It is free again once `*sequence` >= `done`.

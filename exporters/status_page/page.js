@@ -57,7 +57,7 @@ function lossChange({ step, ranks }) {
   return before && onset ? ` (${number(before.y, 3)} \u2192 ${number(onset.y, 3)})` : "";
 }
 
-// The headline on a fault of the training itself: loss, weights, exit status. null if there is none.
+// The headline on a fault of the training itself: loss, weights, exit status. null without a fault.
 function trainingFault(ranks) {
   const incident = currentIncident(ranks);
   if (incident) {

@@ -144,7 +144,7 @@ class GradientNorms {
     is_incomplete_ = true;  // out of memory
   }
 
-  // The first note of this tensor; null if there is none.
+  // The first note of this tensor; null if it has no note.
   Row* find(const c10::TensorImpl& tensor) noexcept {
     const auto comes_before = [](const Row& a, const Row& b) {
       return std::tie(a.mark.range(), a.index) < std::tie(b.mark.range(), b.index);
