@@ -1,5 +1,7 @@
 // Writes the text of a run's summary. Its first line has the verdict: the headline of the most severe
 // finding, or "healthy". Entries with figures follow, then notes on data that was not checked.
+// A RankStatistics has the agent's figures of one trainer process; a restarted rank has several processes.
+// "Judged" slices and calls are those that the agent has checked against fp64.
 #include "agent/summary.h"
 
 #include <algorithm>
@@ -44,8 +46,8 @@ std::string formatted(const char* format, std::optional<double> value) {
 // 1234567 -> "1 234 567".
 std::string grouped(uint64_t value) {
   std::string digits = std::to_string(value);
-  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3)
-    digits.insert(static_cast<size_t>(at), 1, ' ');
+  for (int index = static_cast<int>(digits.size()) - 3; index > 0; index -= 3)
+    digits.insert(static_cast<size_t>(index), 1, ' ');
   return digits;
 }
 
@@ -65,15 +67,15 @@ std::string spaced(std::string text) {
   return text;
 }
 
-// Formats "label         text", wrapped at kSummaryColumns. A word that is too long gets a separate line.
+// Formats "  label       text", wrapped at kSummaryColumns. A word that is too long gets a separate line.
 std::string entry(const std::string& label, const std::string& text) {
   std::string out = "  " + label, line;
   out.resize(std::max(kLabelColumns, out.size() + 1), ' ');
   size_t column = out.size();
   bool is_first = true;
-  for (size_t at = 0; at < text.size();) {
-    const size_t end = std::min(text.find(' ', at), text.size());
-    const std::string word = text.substr(at, end - at);
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(' ', begin), text.size());
+    const std::string word = text.substr(begin, end - begin);
     if (!is_first && column + 1 + word.size() > kSummaryColumns) {
       out += "\n" + std::string(kLabelColumns, ' ') + word;
       column = kLabelColumns + word.size();
@@ -82,7 +84,7 @@ std::string entry(const std::string& label, const std::string& text) {
       column += word.size() + (is_first ? 0 : 1);
     }
     is_first = false;
-    at = end + 1;
+    begin = end + 1;
   }
   return out + "\n";
 }
@@ -105,7 +107,7 @@ struct PassTotals {
   uint64_t calls = 0, unsampled = 0, sampled = 0, judged = 0, nonfinite = 0;
   std::map<std::string, uint64_t> skipped, lost;  // by reason
   std::optional<double> ratio;  // mean error relative to unfused attention, weighted by judged calls
-  bool is_compared = false;     // outputs were compared; of calls with dropout only scores are
+  bool is_compared = false;     // an output was compared (of calls with dropout only the scores are compared)
 };
 
 class WeightedMean {
@@ -121,6 +123,7 @@ class WeightedMean {
   double weight_ = 0, sum_ = 0;
 };
 
+// The means of a rank (mean_of()) cover its last 64 slices, the counts all of them.
 PassTotals totals_of(const Ranks& ranks, uint32_t pass) {
   PassTotals totals;
   WeightedMean ratio;
@@ -163,22 +166,24 @@ std::string on_rank(const Ranks& ranks, const RankStatistics& rank) {
 // -- findings: what is wrong, in the order of FindingOrder --
 
 struct Finding {
-  int order;             // ascending: the first one is the verdict
+  int order;             // a FindingOrder; the headline of the finding with the lowest is the verdict
   const char* headline;  // in the first line
   std::string text;
 };
-// kNow: a layer exceeds a limit now; kPast: a layer did so earlier. kOverall: a whole pass exceeds a limit.
+// kNow: a layer has an alarm now; kPast: a layer had one earlier. kOverall: a whole pass exceeds a limit.
 enum FindingOrder { kNonfinite, kReplicas, kNow, kLossNonfinite, kDiverged, kOverall, kPast, kSpike };
 
 constexpr const char* kAttentionFault = "ATTENTION FAULT";
 
+// `tensor`: a JudgedTensor: the output, dQ, dK or dV.
 std::string place_of(const std::string& layer, uint32_t tensor) {
   constexpr const char* kNames[kJudgedTensors] = {"forward", "backward", "dK (grad_key)", "dV (grad_value)"};
   return (layer.empty() ? std::string("calls without a layer") : "layer " + printable(layer)) + ", " +
          kNames[tensor];
 }
 
-// Describes an alarm. `kind` is a LayerAlarm::kind, `value` its LayerAlarm::value.
+// Describes an alarm. `kind`: LayerAlarm::kind, the limit that is exceeded. `value`: the largest ratio of the
+// figure to its noise, or the bias in ulp.
 std::string fault_text(const std::string& kind, std::optional<double> value) {
   if (kind == "bias") return "biased by " + formatted("%+.2f ulp", value);
   if (kind == "nonfinite") return "NaN or Inf where the fp64 reference has none";
@@ -197,7 +202,8 @@ std::string last_seen_text(const LayerAlarm& alarm, const RankStatistics& rank) 
   return " (last seen at step " + std::to_string(alarm.last_step) + ")";
 }
 
-// Adds the active alarms of layers, then earlier ones. Each layer, tensor and kind is added once per rank.
+// Adds the active alarms of layers, then those that have ended (`past` has both, by kind). Each combination
+// of layer, tensor and kind is added once per rank.
 void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
   std::set<std::string> seen;
   for (const RankStatistics* rank : ranks) {
@@ -238,9 +244,9 @@ const RankStatistics* biased_rank(const Ranks& ranks, uint32_t pass) {
   return nullptr;
 }
 
-// Adds the limits that a pass exceeds over all layers together, unless single layers have or had alarms.
+// Adds the limits that a pass exceeds over all layers together.
 void add_overall(const Ranks& ranks, const PassTotals (&passes)[2], std::vector<Finding>* findings) {
-  if (!findings->empty()) return;
+  if (!findings->empty()) return;  // add_attention() has found alarms of single layers
   constexpr double kLimits[] = {kDeviationRatioForward, kDeviationRatioBackward};
   for (uint32_t pass = 0; pass < segment::kPasses; ++pass) {
     if (passes[pass].nonfinite > 0)
@@ -285,16 +291,16 @@ void add_loss_events(const RankWatch& watch, std::vector<Finding>* findings) {
   for (const LossEventSeen& event : watch.loss_events())
     if (event.kind == WatchEventKind::kDivergence) diverged.insert(event.onset_step);
   for (const LossEventSeen& event : watch.loss_events()) {
-    const std::string at = " at step " + std::to_string(event.onset_step) + preceding_text(event);
+    const std::string when = " at step " + std::to_string(event.onset_step) + preceding_text(event);
     if (event.kind == WatchEventKind::kDivergence)
-      findings->push_back({kDiverged, "LOSS DIVERGED", "loss diverged" + at});
+      findings->push_back({kDiverged, "LOSS DIVERGED", "loss diverged" + when});
     else if (event.kind == WatchEventKind::kLossSpike && !diverged.contains(event.onset_step))
-      findings->push_back({kSpike, "LOSS SPIKE", "loss spike" + at});
+      findings->push_back({kSpike, "LOSS SPIKE", "loss spike" + when});
   }
 }
 
 // All ranks have the same loss, so only the first rank with a loss that is not finite and the first rank with
-// loss events are listed.
+// loss events are listed. `watch` has the results of a rank's detectors.
 void add_loss(const Ranks& ranks, std::vector<Finding>* findings) {
   for (const RankStatistics* rank : ranks) {
     if (!rank->last_loss || std::isfinite(*rank->last_loss)) continue;
@@ -336,7 +342,7 @@ std::string processes_text(const Ranks& ranks) {
   std::set<int32_t> numbers, attempts;
   for (const RankStatistics* rank : ranks) {
     numbers.insert(rank->identity.rank);
-    attempts.insert(std::max(rank->identity.attempt, 0));
+    attempts.insert(std::max(rank->identity.attempt, 0));  // number of restarts; -1: unknown
   }
   if (ranks.size() == 1) return "";
   std::string text = counted(numbers.size(), "rank", "ranks");
@@ -348,7 +354,7 @@ std::string processes_text(const Ranks& ranks) {
 std::string duration_text(const Ranks& ranks) {
   uint64_t first = 0, last = 0;
   for (const RankStatistics* rank : ranks) {
-    const uint64_t start = rank->identity.start_time_ns;
+    const uint64_t start = rank->identity.start_time_ns;  // 0: unknown
     if (start > 0) first = first == 0 ? start : std::min(first, start);
     last = std::max(last, rank->last_step.time_ns);
   }
@@ -359,7 +365,9 @@ std::string duration_text(const Ranks& ranks) {
          (seconds < 7200 ? formatted("%.0f min", seconds / 60) : formatted("%.1f h", seconds / 3600));
 }
 
+// steps_lost: steps whose records were overwritten before the agent read them.
 uint64_t steps_of(const RankStatistics& rank) { return rank.steps + rank.steps_lost; }
+// How often the step number fell or the optimizer was replaced.
 uint64_t step_restarts_of(const RankStatistics& rank) { return rank.step_restarts; }
 
 // Returns the first line, with the verdict at the right edge, or two lines if it does not fit into one.
@@ -377,11 +385,11 @@ std::string headline(const SummaryInput& input, const std::string& verdict) {
 std::string ratio_text(const std::optional<double>& ratio) { return formatted("%.2fx", ratio); }
 
 struct LayerCounts {
-  size_t judged[segment::kPasses] = {};  // layers with a checked call
-  size_t known = 0;                      // layers with attention
+  size_t judged[segment::kPasses] = {};  // layers with a checked call, by pass
+  size_t known = 0;                      // layers with attention, as far as layers_of() can find out
 };
 
-// Whether a component of the label is a number, as in "003" or "decoder.003", but not in a name ("linear1").
+// Whether a component of the label is a number: true for "003" and "decoder.003", false for "linear1".
 bool is_numbered(std::string_view label) {
   const auto is_number = [](std::string_view word) {
     return !word.empty() && word.find_first_not_of("0123456789") == word.npos;
@@ -391,7 +399,8 @@ bool is_numbered(std::string_view label) {
   return is_number(label);
 }
 
-// Returns an upper limit of the number of layers with attention: forward calls per step, over all ranks.
+// Returns an upper limit of the number of layers with attention: the sum over ranks of forward calls per
+// step.
 uint64_t most_layers(const Ranks& ranks) {
   uint64_t most = 0;
   for (const RankStatistics* rank : ranks) {
@@ -443,8 +452,8 @@ std::string evidence_text(const Ranks& ranks, const PassTotals (&passes)[2]) {
 std::optional<double> key_ratio(const Ranks& ranks, JudgedTensor tensor) {
   WeightedMean ratio;
   for (const RankStatistics* rank : ranks)
-    if (const PassStatistics* known = statistics_of(*rank, static_cast<uint32_t>(tensor)))
-      ratio.add(mean_of(known->fused_ratio), known->judged);
+    if (const PassStatistics* statistics = statistics_of(*rank, static_cast<uint32_t>(tensor)))
+      ratio.add(mean_of(statistics->fused_ratio), statistics->judged);
   return ratio.value();
 }
 
@@ -478,6 +487,7 @@ std::string attention_entries(const Ranks& ranks, const PassTotals (&passes)[2])
 std::string loss_events_text(const RankStatistics& rank) {
   const std::optional<LossCount> spikes = rank.losses(WatchEventKind::kLossSpike),
                                  divergences = rank.losses(WatchEventKind::kDivergence);
+  // Absent if an earlier agent may have seen some, or if a later process of the rank has them (!current).
   if (!spikes || !divergences) return rank.current ? ", spikes unknown" : "";
   // A spike that became a divergence has the same onset. Both are shown as one event, the divergence.
   const bool is_same_event =
@@ -508,7 +518,7 @@ std::string ended_early_text(const Ranks& ranks) {
   for (const RankStatistics* rank : ranks) {
     if (std::max(rank->identity.attempt, 0) != attempt) continue;
     int64_t& step = reached.emplace(rank->identity.rank, -1).first->second;
-    if (rank->last_step.sequence != 0) step = std::max(step, rank->last_step.step);
+    if (rank->last_step.sequence != 0) step = std::max(step, rank->last_step.step);  // 0: no step has ended
     furthest = std::max(furthest, step);
   }
   std::string text;
@@ -561,12 +571,12 @@ std::string rank_entries(const Ranks& ranks) {
 // The norm is that of the first rank: data-parallel ranks have equal norms. Layers are from all ranks.
 std::string gradient_text(const Ranks& ranks) {
   std::string layers;
-  size_t found = 0;
+  size_t nonfinite = 0;  // number of layers with NaN or Inf
   for (const RankStatistics* rank : ranks)
     for (const auto& [label, layer] : rank->layers)
-      if (layer.nonfinite_steps > 0 && ++found <= kMostNamed)
+      if (layer.nonfinite_steps > 0 && ++nonfinite <= kMostNamed)
         layers += (layers.empty() ? "" : ", ") + printable(label) + on_rank(ranks, *rank);
-  if (found > kMostNamed) layers += " and " + std::to_string(found - kMostNamed) + " more";
+  if (nonfinite > kMostNamed) layers += " and " + std::to_string(nonfinite - kMostNamed) + " more";
   const std::optional<double> norm = ranks[0]->gradient_norm;
   if (!norm && layers.empty()) return "";
   std::string text = norm ? "norm " + formatted("%.4g", *norm) + " before clipping at the last step" : "";
@@ -577,22 +587,22 @@ std::string gradient_text(const Ranks& ranks) {
 // Names the detectors that have warned, with the number of their warnings.
 std::string warnings_entry(const Ranks& ranks) {
   std::string text;
-  size_t found = 0;
+  size_t warned = 0;  // number of these detectors
   for (const RankStatistics* rank : ranks) {
     if (rank->watch == nullptr) continue;
-    const auto states = rank->watch->states();
+    const auto states = rank->watch->states();  // by DetectorId
     for (size_t n = 0; n < states.size(); ++n) {
-      if (states[n].warnings == 0 || ++found > kMostNamed) continue;
+      if (states[n].warnings == 0 || ++warned > kMostNamed) continue;
       text += (text.empty() ? "" : "; ") + std::string(info_of(static_cast<DetectorId>(n)).name) +
               " warned " + counted(states[n].warnings, "time", "times") + ", last at step " +
               std::to_string(states[n].last_warn_step) + on_rank(ranks, *rank);
     }
   }
-  if (found > kMostNamed) text += "; and " + std::to_string(found - kMostNamed) + " more";
+  if (warned > kMostNamed) text += "; and " + std::to_string(warned - kMostNamed) + " more";
   return text.empty() ? "" : entry("detectors", text);
 }
 
-// Returns the number of weight tensors that are never measured, by reason.
+// Returns the number of weight tensors that are never measured ("unfollowed"), by reason.
 std::map<std::string, uint64_t> unfollowed_tensors(const Ranks& ranks) {
   std::map<std::string, uint64_t> counts;
   for (const RankStatistics* rank : ranks)
@@ -608,7 +618,7 @@ std::string weights_entries(const SummaryInput& input) {
   const std::string unfollowed = listed(unfollowed_tensors(ranks));
   if (input.weights == nullptr || tensors == 0)
     return unfollowed.empty() ? "" : entry("weights", "not measured: " + unfollowed);
-  const PoolSnapshot& model = input.weights->model();
+  const PoolSnapshot& model = input.weights->model();  // the last snapshot of all tensors together
   std::string text = counted(tensors, "tensor", "tensors") + " followed";
   if (model.previous) {  // the Wasserstein distance W1 to the snapshots one interval earlier
     text += ", W1 " + formatted("%.2e", model.previous->value) + " in " +
@@ -618,6 +628,7 @@ std::string weights_entries(const SummaryInput& input) {
     text += ", no two snapshots of all yet";
   }
   std::string out = entry("weights", text);
+  // update_elements: values of which the change in one optimizer step was measured. step < 0: no snapshot.
   if (model.step >= 0 && model.update_elements < model.elements)
     out += entry("", "their change in a step is known of " +
                          formatted("%.0f %%", 100 * static_cast<double>(model.update_elements) /
@@ -643,12 +654,13 @@ std::string weights_entries(const SummaryInput& input) {
 }
 
 // Formats "2 ranks agree bit for bit: 83 of 120 tensors compared (412 comparisons); never compared:
-// head.weight and 36 more". The total includes tensors that no rank has reported yet.
+// head.weight and 36 more". The 120 include tensors that no rank has reported yet.
 std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& coverage, const Ranks& ranks) {
   const size_t compared = replicas.tensors_compared();
+  // Of the tensors of one rank: all of them, and those that have no replica.
   const size_t held =
       most_of(ranks, [](const RankStatistics& rank) { return uint64_t{rank.tensors.tensors}; });
-  const size_t alone = std::min(coverage.most_on_a_rank, held);  // tensors of one rank that have no replica
+  const size_t alone = std::min(coverage.most_on_a_rank, held);
   const size_t tensors = std::max(compared + coverage.never.size(), held - alone);
   std::string text = counted(replicas.most_ranks(), "rank", "ranks") +
                      " agree bit for bit: " + grouped(compared) + " of " +
@@ -668,18 +680,19 @@ std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& co
 std::string replicas_entry(const SummaryInput& input) {
   if (input.weights == nullptr) return "";
   const Replicas& replicas = input.weights->replicas();
-  const char* place = nullptr;  // "here", "elsewhere" (on other nodes), "none", or null: unknown
+  const char* known_place = nullptr;  // "here", "elsewhere" (on other nodes), "none", or null: unknown
   for (const RankStatistics* rank : input.ranks)
-    if (place == nullptr) place = replicas_place(*input.weights, rank->identity.world_size, input.ranks_here);
-  if (place == nullptr) return "";
-  const std::string_view where = place;
+    if (known_place == nullptr)
+      known_place = replicas_place(*input.weights, rank->identity.world_size, input.ranks_here);
+  if (known_place == nullptr) return "";
+  const std::string_view place = known_place;
   const Replicas::Coverage coverage = replicas.coverage();
-  if (where == "none" && coverage.maybe_replicas > 0)
+  if (place == "none" && coverage.maybe_replicas > 0)
     return entry("replicas", "not known: no framework keeps tensors equal; " +
                                  counted(coverage.maybe_replicas, "tensor", "tensors") +
                                  " of the same name on several ranks, equal at fewer than 3 looks");
-  if (where == "none") return entry("replicas", "none: each value is held once, nothing to compare");
-  if (where == "elsewhere")
+  if (place == "none") return entry("replicas", "none: each value is held once, nothing to compare");
+  if (place == "elsewhere")
     return entry("replicas",
                  "not compared: none on this node (alert ForeshockReplicaMismatch compares nodes)");
   if (sum_over(input.ranks, [&](const RankStatistics& r) { return replicas.mismatches(r.identity.rank); }) >
@@ -692,8 +705,9 @@ std::string milliseconds(double seconds) {
   return formatted(seconds < 0.01 ? "%.2g" : "%.0f", 1e3 * seconds) + " ms";
 }
 
-// If the cost of unsampled steps alone exceeds the limit, returns how long steps must be for this cost to be
-// within the limit. Longer sampling intervals cannot reduce it.
+// If the cost of unsampled steps (other_step_cost) alone exceeds the limit, returns the step length at which
+// it does not. Longer sampling intervals cannot reduce this cost. `allowed`: the limit; 0: unknown; >= 1: not
+// set.
 std::string short_steps_text(const RankStatistics& rank, double allowed) {
   if (allowed <= 0 || allowed >= 1 || rank.other_step_cost.size() == 0) return "";
   const double fixed = median_of(rank.other_step_cost), step = median_of(rank.step_seconds);
@@ -702,7 +716,8 @@ std::string short_steps_text(const RankStatistics& rank, double allowed) {
          milliseconds(fixed / allowed) + " or longer allow for";
 }
 
-// Formats "; first look 0.04 s of 0.5 s granted, not included", for the rank with the longest first look.
+// Formats "; first look 0.04 s of 0.5 s granted, not included", for the rank on which it took longest. The
+// first look are the first sampled steps, whose cost does not count for the limit.
 std::string first_look_text(const Ranks& ranks) {
   double most = 0;
   for (const RankStatistics* rank : ranks) most = std::max(most, rank->first_look.own_seconds);
@@ -720,19 +735,19 @@ std::string overhead_entry(const SummaryInput& input, const PassTotals (&passes)
     allowed = std::max(allowed, rank->identity.max_slowdown);
   }
   if (!most) return entry("overhead", "unknown");
-  double least = input.ranks[0]->cost.train_seconds;
-  for (const RankStatistics* rank : input.ranks) least = std::min(least, rank->cost.train_seconds);
+  double shortest = input.ranks[0]->cost.train_seconds;
+  for (const RankStatistics* rank : input.ranks) shortest = std::min(shortest, rank->cost.train_seconds);
   std::string text = formatted("%.2f %%", *most * 100);
   if (allowed >= 1)  // --every without --max-slowdown
     text += ", no limit given";
-  else if (allowed > 0 && *most > allowed && least < kShortSeconds &&
+  else if (allowed > 0 && *most > allowed && shortest < kShortSeconds &&
            steps_of(*input.ranks[0]) < kStepsOfLimit)
     text += " (the limit of " + formatted("%g %%", allowed * 100) + " is for " +
             std::to_string(kStepsOfLimit) + " steps or more)";
   else if (allowed > 0)
     text += (*most > allowed ? ", above the " : " of ") + formatted("%g %%", allowed * 100) + " allowed";
   if (input.ranks.size() > 1) text += " (slowest rank)";
-  if (least < kShortSeconds) text += " of " + formatted("%.2f", least) + " s in steps";
+  if (shortest < kShortSeconds) text += " of " + formatted("%.2f", shortest) + " s in steps";
   const uint64_t interval = input.ranks[0]->last_step.interval;
   const bool has_samples = passes[0].sampled + passes[1].sampled > 0;
   if (has_samples && interval > 1) text += "; 1 step in " + grouped(interval) + " sampled";
@@ -750,7 +765,7 @@ using Notes = std::vector<std::pair<std::string, std::string>>;  // label and te
 
 // Returns the reason why a training had no step that could be sampled, or "" if it had one.
 std::string too_short_text(const RankStatistics& rank) {
-  const uint64_t steps = steps_of(rank), interval = rank.identity.fixed_interval;
+  const uint64_t steps = steps_of(rank), interval = rank.identity.fixed_interval;  // --every; 0: not given
   const std::string ended = "the training ended after " + counted(steps, "step", "steps") + ", and ";
   if (interval > steps) return ended + "--every " + std::to_string(interval) + " samples none of them";
   return steps == 1 ? ended + "sampling begins after the first" : "";
@@ -773,6 +788,7 @@ void add_attention_notes(const Ranks& ranks, const PassTotals (&passes)[2], Note
     notes->emplace_back("not seen",
                         "any optimizer step, and nothing is sampled before the first: call "
                         "foreshock.report(step=) or foreshock_annotate_step()");
+  // slots_given: slots of the segment. slots_wanted is 0 if the user switched slices off.
   const bool has_slots =
       std::any_of(ranks.begin(), ranks.end(), [](auto* rank) { return rank->identity.slots_given > 0; });
   const bool wants_slots =
@@ -823,10 +839,11 @@ void add_graph_notes(const Ranks& ranks, Notes* notes) {
   notes->emplace_back("CUDA graphs", text);
 }
 
+// Reports the attention kernels that --count-kernels counted through CUPTI on the first rank with a count.
 void add_kernel_notes(const Ranks& ranks, Notes* notes) {
   for (const RankStatistics* rank : ranks) {
     const segment::Coverage& coverage = rank->coverage;
-    if (coverage.kernel_count_state == 0) continue;
+    if (coverage.kernel_count_state == 0) continue;  // no count was requested
     const std::string state = segment::kernel_count_state_name(coverage.kernel_count_state);
     const std::string holder = printable(segment::text_of(coverage.kernel_count_holder));
     if (state == "done" || state == "counting")
@@ -847,6 +864,7 @@ void add_kernel_notes(const Ranks& ranks, Notes* notes) {
   }
 }
 
+// Names attention that no hook sees, and parameters, norms and losses that the trainer could not report.
 void add_coverage_notes(const Ranks& ranks, Notes* notes) {
   add_graph_notes(ranks, notes);
   add_kernel_notes(ranks, notes);
@@ -892,7 +910,7 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
                                         " losses and norms on a device: " + listed(missed));
 }
 
-// Counts the slices whose layer is unknown, by reason, on ranks whose other slices have a layer.
+// Counts the slices whose layer is unknown, by reason, on ranks that have found the layer of other slices.
 void add_layer_notes(const Ranks& ranks, Notes* notes) {
   uint64_t judged = 0, unnamed = 0, unknown = 0;
   for (const RankStatistics* rank : ranks) {
@@ -936,12 +954,12 @@ void add_agent_notes(const SummaryInput& input, Notes* notes) {
         "trainings",
         "the optimizer was replaced, or the step number fell, " + counted(restarts, "time", "times") +
             " in a process: losses, norms and layers without a name are pooled over these trainings");
-  int64_t restarted = -1;
+  int64_t restarted = -1;  // last step that an earlier agent has processed; -1: this agent is the first
   for (const RankStatistics* rank : ranks) restarted = std::max(restarted, rank->taken_up_step);
   if (restarted >= 0)
     notes->emplace_back("restart", "the agent was restarted at step " + std::to_string(restarted) +
                                        ": errors are of later steps, faults of all steps");
-  std::vector<int64_t> given_up;
+  std::vector<int64_t> given_up;  // steps at which trainers stopped reporting names, norms and weights
   bool has_failed = false;
   for (const RankStatistics* rank : ranks)
     if (rank->tensors_given_up_step >= 0) {

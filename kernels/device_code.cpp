@@ -1,5 +1,6 @@
-// Embeds the fatbin with the device kernels, for DeviceCode(), which is empty in a build without nvcc (the
-// macro with the file's path is then undefined). Only tests and benchmarks link this file.
+// Embeds the fatbin (CUDA's container of compiled kernels) and returns its bytes. FORESHOCK_DEVICE_CODE is
+// its path; a build without nvcc does not define it. Only tests and benchmarks link this file:
+// libforeshock.so loads the fatbin from disk.
 #include "kernels/device_code.h"
 
 #ifdef FORESHOCK_DEVICE_CODE

@@ -1,5 +1,7 @@
-// Defines device_code_seal(): size, checksum and CUDA version of the kernels, as device_seal.cpp wrote them
-// during the build. libforeshock.so links this file, but not device_code.cpp, which embeds the kernels.
+// Defines device_code_seal(): size, checksum and CUDA version of the file of device kernels (fatbin). The
+// program device_seal.cpp writes them during the build, as a braced initializer, into the file whose path is
+// FORESHOCK_DEVICE_SEAL. libforeshock.so links this file, to check the fatbin that it loads at run time. It
+// does not link device_code.cpp, which embeds the fatbin.
 #include "kernels/device_code.h"
 
 namespace foreshock {

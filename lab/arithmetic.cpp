@@ -15,7 +15,7 @@ Arithmetic::Arithmetic(NumberFormat format, Accumulator accumulator, Rounding ro
       seed_(seed),
       wide_(format_.precision > 24) {}
 
-// Stochastic rounding makes its random numbers from the seed, the count of cast() and store(), and the index.
+// round_to() makes the random number of an element from its index and the last argument, a hash of the call.
 void Arithmetic::cast(Tensor& x) {
   round_to(format_, rounding_, x.data.data(), x.data.size(), mix(seed_ + ++roundings_));
 }
@@ -56,8 +56,8 @@ std::vector<double> quantise(Arithmetic& arithmetic, Tensor& x, int block_rows) 
   for (int begin = 0; begin < x.rows; begin += block_rows) {
     const int end = std::min(begin + block_rows, x.rows);
     double largest = 0;
-    for (double* at = x.row(begin); at != x.row(begin) + static_cast<size_t>(end - begin) * x.cols; ++at)
-      largest = std::max(largest, std::fabs(*at));
+    for (int i = begin; i < end; ++i)
+      for (int j = 0; j < x.cols; ++j) largest = std::max(largest, std::fabs(x.at(i, j)));
     if (!(largest > 0) || !std::isfinite(largest)) continue;  // the block keeps its values and scale 1
     const double factor = arithmetic.in_register(largest / arithmetic.format().max_finite);
     for (int i = begin; i < end; ++i) {

@@ -14,24 +14,26 @@
 
 namespace foreshock::lab {
 
-// Use one object per run of an algorithm: stochastic rounding depends on the number of earlier roundings.
+// Use one object per run of an algorithm: the random numbers of stochastic rounding depend on the number of
+// earlier calls of cast() and store().
 class Arithmetic {
  public:
   Arithmetic(NumberFormat format, Accumulator accumulator, Rounding rounding = Rounding::kNearestEven,
              uint64_t seed = 0);
 
-  // The format under test: that of the operands of products.
+  // The format under test, to which the operands of matrix products are rounded.
   const NumberFormat& format() const { return format_; }
   // The format of stored tensors, and of the running sums of algorithms that keep them in the format. It is
   // bf16 if format() is fp8, whose range is too small for scores and sums; else it is format().
   const NumberFormat& storage() const { return storage_; }
 
-  void cast(Tensor& x);  // rounds an operand of a product to format()
+  void cast(Tensor& x);  // rounds an operand of a matrix product to format()
   // Rounds to storage().
   void store(Tensor& x);
   double store(double x);
 
-  // An intermediate value as a register holds it: rounded to fp32, or unchanged in a format of over 24 bits.
+  // Returns x as a register holds it: rounded to fp32, or unchanged if format() has over 24 bits of
+  // precision.
   double in_register(double x) const { return wide_ ? x : static_cast<float>(x); }
   double exp(double x) const { return in_register(std::exp(x)); }
 
@@ -39,8 +41,8 @@ class Arithmetic {
   Tensor multiply(const Tensor& a, const Tensor& b) const;
   void multiply_add(const Tensor& a, const Tensor& b, Tensor& c) const;
 
-  // The sum and the largest element of a row. The sum is computed in sixteen interleaved chains in registers,
-  // which are merged pairwise as in vector units and warps; one chain would lose terms that these keep.
+  // The sum and the largest element of a row. The sum is computed as in vector units and warps: sixteen
+  // interleaved partial sums in registers, merged pairwise. This has a smaller error than a sum in order.
   double row_sum(const Tensor& x, int row) const;
   static double row_max(const Tensor& x, int row);
 
@@ -48,13 +50,14 @@ class Arithmetic {
   NumberFormat format_, storage_;
   Accumulator accumulator_;
   Rounding rounding_;
-  uint64_t seed_, roundings_ = 0;  // for stochastic rounding; roundings_: number of values rounded so far
-  bool wide_;                      // the format has more than 24 bits of precision
+  uint64_t seed_, roundings_ = 0;  // of stochastic rounding; roundings_: calls of cast() and store() so far
+  bool wide_;                      // format_ has more than 24 bits of precision, those of fp32
 };
 
 // For fp8: scales each block of `block_rows` rows so that its largest magnitude becomes the format's largest
-// number, then casts. Returns one scale per row: the original x[i][j] was about scale[i] times the new one. A
-// block that is zero or not finite has scale 1. For other formats x stays unchanged and all scales are 1.
+// number, then casts. Returns one scale per row: the original x[i][j] was about scale[i] times the new one.
+// NaN is ignored. If the largest magnitude of a block is 0 or infinite, the block is not scaled and its scale
+// is 1. For other formats x stays unchanged and all scales are 1.
 std::vector<double> quantise(Arithmetic& arithmetic, Tensor& x, int block_rows);
 
 }  // namespace foreshock::lab

@@ -1,5 +1,6 @@
-// Matrix products: chains of fused multiply-adds in vector code, which Highway compiles for each instruction
-// set, and exact sums.
+// Matrix products with a chosen accumulator: chains of fused multiply-adds in fp32 or fp64, exact sums, or
+// the model of tensor_core.h. The chains are vector code: the library Highway compiles this file once for
+// each instruction set (target) and selects one at run time.
 #include "lab/product.h"
 
 #include <algorithm>
@@ -9,7 +10,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lab/product.cpp"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)  // without FMA instructions, as the target SSE2
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -18,7 +19,7 @@ namespace foreshock::lab {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// a * b + c, rounded once with every instruction set (target); those without FMA instructions use std::fma.
+// a * b + c, rounded once on every target; those without FMA instructions use std::fma.
 template <class D, class V>
 HWY_INLINE V fused(D d, V a, V b, V c) {
 #if HWY_TARGET == HWY_SSE2 || HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
@@ -55,6 +56,7 @@ void tile(const T* a, const T* b, T* c, int depth, size_t columns) {
     for (int v = 0; v < 2; ++v) hn::StoreU(sum[r][v], d, c + r * columns + v * lanes);
 }
 
+// c += a * b. Each element of c is one chain of fused multiply-adds. rows: a multiple of kRows.
 template <class T>
 void chain_of(const T* a, const T* b, T* c, int rows, int depth, size_t columns) {
   constexpr int kRows = 4;
@@ -82,11 +84,12 @@ namespace {
 HWY_EXPORT(chain_fp32);
 HWY_EXPORT(chain_fp64);
 
-// Zeros pad the rows to whole tiles (kRows of chain_of()), and the columns to pairs of the widest vectors.
-constexpr int kRowPadding = 4;
-constexpr int kColumnPadding = 32;
-int padded(int n, int to) { return (n + to - 1) / to * to; }
+// Zeros pad rows and columns to whole tiles.
+constexpr int kRowPadding = 4;      // kRows of chain_of()
+constexpr int kColumnPadding = 32;  // two of the widest vectors (512 bits) of fp32
+int padded(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
+// Returns x with zeros appended up to rows x cols. The conversion to T is exact (precondition of product.h).
 template <class T>
 std::vector<T> packed(const Tensor& x, int rows, int cols) {
   std::vector<T> p(static_cast<size_t>(rows) * cols, 0);
@@ -105,7 +108,8 @@ void multiply_add_chain(Chain chain, const Tensor& a, const Tensor& b, Tensor& c
   for (int i = 0; i < c.rows; ++i) std::copy_n(sum.begin() + static_cast<size_t>(i) * cols, c.cols, c.row(i));
 }
 
-// Adds x to an expansion: numbers whose bits do not overlap, smallest first. Its value is their exact sum.
+// Adds x to an expansion: numbers whose bits do not overlap, smallest magnitude first. The value of an
+// expansion is the exact sum of its numbers. (Shewchuk's algorithm; `low` is the rounding error of `high`.)
 void grow(std::vector<double>& expansion, double x) {
   size_t kept = 0;
   for (double y : expansion) {
@@ -120,7 +124,7 @@ void grow(std::vector<double>& expansion, double x) {
 }
 
 // The value of an expansion, rounded to nearest even. `high` is the rounded sum of the largest terms, `low`
-// its error. If `low` is half an ulp of `high`, the sign of the remaining terms decides the rounding.
+// the error of this sum. If `low` is half an ulp of `high`, the sign of the remaining terms decides.
 double rounded(const std::vector<double>& expansion) {
   size_t n = expansion.size();
   double high = expansion[--n];
@@ -147,7 +151,7 @@ double exact_dot(const double* a, const double* b, int b_stride, int count, doub
     const double right = b[static_cast<size_t>(i) * b_stride];
     const double high = a[i] * right;
     plain += high;
-    if (!std::isfinite(high)) continue;
+    if (!std::isfinite(high)) continue;  // `plain` is not finite from now on
     const double low = std::fma(a[i], right, -high);
     if (low != 0) grow(expansion, low);
     if (high != 0) grow(expansion, high);
@@ -168,6 +172,7 @@ void multiply_add(const Accumulator& accumulator, const NumberFormat& format, co
     case Accumulation::kFp32:
       return multiply_add_chain<float>(HWY_DYNAMIC_DISPATCH(chain_fp32), a, b, c);
     case Accumulation::kTensorCore:
+      // for_operands(): the unit's parameters for operands of `format`.
       return tensor_core_multiply_add(for_operands(accumulator, format), format, a, b, c);
   }
 }

@@ -1,6 +1,14 @@
 """Evaluates the detectors on trainings with an attention error in one layer: whether they warn before the loss event
 and for the right layer, and whether they warn if the error is harmless. Also selects the detectors that are on by
-default. A "training" here is its stored data, a dictionary (`one`, and `found` for all of them)."""
+default. A "training" here is its stored data, a dictionary (`one`, and `found` for all of them), with these fields:
+
+    onsets    steps at which loss events begin
+    places    by detector: its alarms, as (step, layer label)
+    layers    labels of all layers
+    missed    whether the rules for loss events missed its failure, which then was found by comparison with its twin
+
+In a recipe (recipes.py), `plant` is the kind of attention error, `dose` its size in ulp, `twin` the recipe without the
+fault; a recipe with `plant` but without `twin` has rounded attention in all layers, which is no fault."""
 
 from __future__ import annotations
 
@@ -13,7 +21,7 @@ WATCHED = ("output_error_drift", "bias")  # the detectors of attention errors
 # Limits for a default detector: its lift (how much more often an event follows an alarm than any step), its median lead
 # in steps, and its false alarms per 10 000 steps.
 LEAST_LIFT, LEAST_LEAD, MOST_FALSE = 2.0, 5, 1.0
-LEAST_SHARE = 7 / 8  # share of a recipe's trainings with an error in which a detector of WATCHED names the right layer
+LEAST_SHARE = 7 / 8  # in this share of a recipe's trainings a detector of WATCHED must name the layer of the error
 
 
 def layer_number(places: list[str], place: str) -> int:
@@ -23,8 +31,9 @@ def layer_number(places: list[str], place: str) -> int:
 
 def seen(one: dict, detector: str) -> dict | None:
     """The first alarm of a detector in a training: after the error begins (without an error: from the first scored step
-    on), and before the loss event, if there is one. None: no alarm. `after`: steps since the error began. `lead`: steps
-    to the event; None: no event. `right`: whether the alarm names the layer of the error; None: no layer has one."""
+    on), and before the first loss event, if there is one. None: no alarm. `after`: steps from the begin of the error to
+    the alarm. `lead`: steps from the alarm to the event; None: no event. `right`: whether the alarm names the layer of
+    the error; None: the error is not in a single layer, or does not exist."""
     what, onset = recipes.recipe(one["recipe"]), min(one["onsets"], default=None)
     begin = what.begin(one["seed"]) if what.plant and what.twin else scoring.FIRST_STEP
     end = one["last_step"] + 1 if onset is None else onset
@@ -38,8 +47,9 @@ def seen(one: dict, detector: str) -> dict | None:
 
 
 def of_recipe(what: recipes.Recipe, found: list[dict]) -> dict:
-    """The row of a recipe: its trainings and loss events, and for each detector of WATCHED how many trainings had an
-    alarm, how many before a loss event, and how many named the right layer first."""
+    """The row of a recipe: its trainings and loss events, and for each detector of WATCHED in how many trainings it had
+    an alarm ("seen"), in how many of those a loss event followed ("before"), and in how many its first alarm
+    named the layer of the error ("right"). "plant" is "" if the recipe has no planted error."""
     of = [one for one in found if one["recipe"] == what.name]
     row: dict = {
         "recipe": what.name, "plant": what.plant if what.twin else "", "dose": what.dose, "trainings": len(of),
@@ -61,14 +71,16 @@ def median(values: list[int]) -> float | None:
 
 
 def results(found: list[dict]) -> list[dict]:
-    """A row (of_recipe()) for every recipe whose model has attention; recipes with a planted error come first."""
+    """A row (of_recipe()) for every recipe whose model has attention (NET has none) and that was trained; recipes with
+    a planted error come first."""
     of_attention = [each for each in recipes.RECIPES if each.model != recipes.NET]
     rows = [of_recipe(each, found) for each in of_attention]
     return sorted((row for row in rows if row["trainings"]), key=lambda row: (row["plant"] == "", row["plant"]))
 
 
 def foretells(of: dict) -> bool:
-    """Whether a detector predicts the loss events of one recipe well enough for an alert. `of`: its figures there."""
+    """Whether a detector predicts the loss events of one recipe well enough for an alert. `of`: its figures there. An
+    alarm preceded `hits` of the `events`; in `twin_hits` of these windows before an event the twin had an alarm."""
     return (
         of["lead_median"] is not None
         and of["lift"] is not None
@@ -81,7 +93,8 @@ def foretells(of: dict) -> bool:
 
 def defaults(shipped: dict[str, dict], errors: list[dict]) -> list[str]:
     """The detectors that are quiet enough in every model and either predict the loss events of a recipe or name the
-    layer of a planted error. `shipped`: figures of each detector; `errors`: the rows of results()."""
+    layer of a planted error. `shipped`: figures of each detector at its default threshold, by model (false alarms
+    `per_10k` steps) and by recipe; `errors`: the rows of results()."""
     names = []
     for name, of in shipped.items():
         quiet = all(each["per_10k"] <= MOST_FALSE for each in of["models"].values())
