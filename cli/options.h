@@ -14,9 +14,9 @@ namespace foreshock::cli {
 
 class Arguments {
  public:
-  // Reads `words` with the options of one command, whose OptionReader bit is `reader`. Stops at --help. The
-  // words after "--", or from the first that is not an option, become command(): the user's command for `run`
-  // and `doctor`, the record for `export` and `detect`; else they are an error. Returns "" or an error.
+  // Reads the words after the command's name. It takes the options that have its OptionReader bit, `reader`.
+  // Stops at --help. The words after "--", or from the first that is not an option, become command(): the
+  // user's command (run, doctor), the record (export, detect), or an error. Returns "" or an error.
   std::string parse(const std::vector<std::string>& words, uint32_t reader);
 
   // Returns the value of the flag, else of the environment variable, else the default.
@@ -28,6 +28,7 @@ class Arguments {
   const std::vector<std::string>& command() const { return command_; }
 
  private:
+  // Stores the option words[*index]; increments *index if its value is the next word. Returns "" or an error.
   std::string take_flag(const std::vector<std::string>& words, size_t* index, uint32_t reader);
   std::string check_values(uint32_t reader) const;
 
@@ -62,14 +63,14 @@ std::string options_markdown();
 std::string run_id_problem(const std::string& run_id);
 
 // Returns the run id from the environment: WANDB_RUN_ID, else SLURM_JOB_ID (with .SLURM_STEP_ID), else
-// TORCHELASTIC_RUN_ID unless it is "none", else 8 random hex digits. Makes an invalid id valid ('_').
+// TORCHELASTIC_RUN_ID (not "none"), else 8 random hex digits. Replaces invalid characters by '_'.
 std::string default_run_id();
 
 // Returns the absolute path; "" if `path` is "" or the working directory no longer exists.
 std::string absolute(const std::string& path);
 
-// The two functions below check files and addresses before the command starts, since an error at the end of a
-// long run, or in the agent's log, would be found too late. They return "" or what to do, in one line.
+// The last two functions are called before the training starts, since an error at the end of a long run, or
+// in the agent's log, would be found too late. They return "" or what to do, in one line.
 
 // Checks the files that this run or its agent will write: --summary, --record, --file-sd, --save-flagged.
 // Creates the directory of --save-flagged.

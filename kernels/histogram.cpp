@@ -1,5 +1,7 @@
-// Counts bit patterns on the host, packs and unpacks the counters. The word of an fp32 bin: from bit
-// kBinCountShift on the number of values, below it the sum of their residuals (lowest kBinResidualBits bits).
+// Counts the values of an array by their bits on the host, packs and unpacks the counters. A 16-bit value has
+// a counter for each pattern. An fp32 value has a bin for its upper bits; its kBinResidualBits lowest bits
+// are its residual. The word of a bin has the number of values from bit kBinCountShift on, and below it the
+// sum of their residuals. More words count -0 and the infinities; these values are in bins too.
 #include "kernels/histogram.h"
 
 #include "kernels/dtype.h"
@@ -14,8 +16,8 @@ constexpr uint32_t kMinusZero = 0x80000000u, kPlusInfinity = 0x7f800000u, kMinus
 
 constexpr size_t bin_of(uint32_t bits) { return bits >> kBinResidualBits; }
 
-// Returns the sum of the three bins that hold -0 or an infinity beside other values. If the sum has not
-// changed in the first pass of count_bins(), there are no such values, and no second pass is needed.
+// Returns the sum of the three bins that hold -0 or an infinity beside other values. If the first pass of
+// count_bins() has not changed this sum, the array has no -0 and no infinity, so a second pass is not needed.
 uint64_t in_shared_bins(const uint64_t* words) {
   return words[bin_of(kMinusZero)] + words[bin_of(kPlusInfinity)] + words[bin_of(kMinusInfinity)];
 }
@@ -36,8 +38,9 @@ void count_special(const char* data, size_t count, uint64_t* words) {
 
 }  // namespace
 
+// Neighbouring values use different sets of counters: equal values then need not wait for each other's store.
 void count_patterns(const void* data, size_t count, uint32_t* words) {
-  const char* at = static_cast<const char*>(data);
+  const char* next = static_cast<const char*>(data);
   uint32_t *set0 = words, *set1 = set0 + kPatterns, *set2 = set1 + kPatterns, *set3 = set2 + kPatterns;
   const auto count_four = [&](uint64_t four) {
     ++set0[four & 0xffff];
@@ -46,29 +49,29 @@ void count_patterns(const void* data, size_t count, uint32_t* words) {
     ++set3[four >> 48];
   };
   constexpr size_t kLine = 64, kInLine = kLine / sizeof(uint16_t);
-  for (; count >= kInLine; count -= kInLine, at += kLine) {
-    __builtin_prefetch(at + kPrefetchBytes);
-    for (size_t n = 0; n < kLine; n += sizeof(uint64_t)) count_four(load_unaligned<uint64_t>(at + n));
+  for (; count >= kInLine; count -= kInLine, next += kLine) {
+    __builtin_prefetch(next + kPrefetchBytes);
+    for (size_t n = 0; n < kLine; n += sizeof(uint64_t)) count_four(load_unaligned<uint64_t>(next + n));
   }
-  for (; count > 0; --count, at += sizeof(uint16_t)) ++set0[load_unaligned<uint16_t>(at)];
+  for (; count > 0; --count, next += sizeof(uint16_t)) ++set0[load_unaligned<uint16_t>(next)];
 }
 
 void count_bins(const void* data, size_t count, uint64_t* words) {
-  const char* at = static_cast<const char*>(data);
+  const char* next = static_cast<const char*>(data);
   const uint64_t before = in_shared_bins(words);
   constexpr uint64_t kOne = uint64_t{1} << kBinCountShift, kLowBits = (1u << kBinResidualBits) - 1;
   const auto count_one = [&](uint32_t bits) { words[bin_of(bits)] += kOne | (bits & kLowBits); };
   constexpr size_t kLine = 64, kInLine = kLine / sizeof(uint32_t);
   size_t left = count;
-  for (; left >= kInLine; left -= kInLine, at += kLine) {
-    __builtin_prefetch(at + kPrefetchBytes);
+  for (; left >= kInLine; left -= kInLine, next += kLine) {
+    __builtin_prefetch(next + kPrefetchBytes);
     for (size_t n = 0; n < kLine; n += sizeof(uint64_t)) {
-      const uint64_t two = load_unaligned<uint64_t>(at + n);
+      const uint64_t two = load_unaligned<uint64_t>(next + n);
       count_one(static_cast<uint32_t>(two));
       count_one(static_cast<uint32_t>(two >> 32));
     }
   }
-  for (; left > 0; --left, at += sizeof(uint32_t)) count_one(load_unaligned<uint32_t>(at));
+  for (; left > 0; --left, next += sizeof(uint32_t)) count_one(load_unaligned<uint32_t>(next));
   if (in_shared_bins(words) != before) count_special(static_cast<const char*>(data), count, words);
 }
 
@@ -77,28 +80,31 @@ namespace {
 constexpr uint64_t kResidualSum = (uint64_t{1} << kBinCountShift) - 1;  // mask of the sum in a bin's word
 constexpr uint64_t kMostResidual = (1u << kBinResidualBits) - 1;        // of one value
 
-// Writes the numbers of a list. Once fewer than kLongestVarint bytes are left, it fails and writes no more.
+// Writes a list of the counters that are not 0: for each of them the distance of its index from the one
+// before (first: from -1), its count, and for a bin the sum of residuals. A distance of 0 ends the list.
+// Numbers are varints (seven bits a byte). If fewer than kLongestVarint bytes are left, the packer fails.
 class Packer {
  public:
-  Packer(char* to, size_t room) : first_(to), at_(to), end_(to + room) {}
+  Packer(char* bytes, size_t room) : begin_(bytes), position_(bytes), end_(bytes + room) {}
   void put(uint64_t number) {
-    if (static_cast<size_t>(end_ - at_) < kLongestVarint)
+    if (static_cast<size_t>(end_ - position_) < kLongestVarint)
       failed_ = true;
     else
-      at_ = put_varint(number, at_);
+      position_ = put_varint(number, position_);
   }
   void put_index(size_t index) {
-    put(index + 1 - next_);
-    next_ = index + 1;
+    put(index + 1 - next_index_);
+    next_index_ = index + 1;
   }
+  // Ends the list. Returns the number of bytes written, or kPackFailed.
   size_t finish() {
     put(0);
-    return failed_ ? kPackFailed : static_cast<size_t>(at_ - first_);
+    return failed_ ? kPackFailed : static_cast<size_t>(position_ - begin_);
   }
 
  private:
-  char *first_, *at_, *end_;
-  size_t next_ = 0;  // index after the last one put
+  char *begin_, *position_, *end_;
+  size_t next_index_ = 0;  // index after the last one put
   bool failed_ = false;
 };
 
@@ -157,6 +163,7 @@ size_t pack_bins(uint64_t* words, char* to, size_t room) {
   return packer.finish();
 }
 
+// The bytes are untrusted. `most`: number of counted values. `left`: those that no counter has counted yet.
 bool unpack_patterns(std::span<const std::byte>* bytes, uint64_t most, uint32_t* words) {
   uint64_t left = most < kMostPatterns ? most : kMostPatterns, count = 0;
   for (size_t index = ~size_t{0};;) {
@@ -173,7 +180,7 @@ bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* wor
     if (!get_index(bytes, kBinWords, kMostBinned, &index, &count)) return false;
     if (index == kBinWords) break;
     if (!get_varint(bytes, &residual)) return false;
-    if (index >= kBins) {  // -0 or an infinity; its bin counts it too, so `left` stays
+    if (index >= kBins) {  // the count of -0 or of an infinity; their bins count them too, so `left` stays
       if (residual != 0) return false;
       words[index] = count;
       continue;
@@ -182,7 +189,8 @@ bool unpack_bins(std::span<const std::byte>* bytes, uint64_t most, uint64_t* wor
     words[index] = count << kBinCountShift | residual;
     left -= count;
   }
-  // A bin must count at least its special values. The residual of -0 is 0, so only others add to the sum.
+  // The bins of -0 and of the infinities must count at least these values. The residual of -0 is 0, so only
+  // the other values of its bin add to the sum of residuals.
   const auto count_with = [words](uint32_t bits) { return words[bin_of(bits)] >> kBinCountShift; };
   const uint64_t minus_zeros = words[kMinusZeroWord], in_its_bin = count_with(kMinusZero);
   return minus_zeros <= in_its_bin &&

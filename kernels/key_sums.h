@@ -1,5 +1,6 @@
-// Sums the gradients dK and dV of a sampled backward call over all keys of one kv-head. A correct kernel
-// conserves these sums, and the agent checks them (shadow/conservation.h). No heap, no statics.
+// Sums the gradients dK and dV of a sampled backward call over all keys of one kv-head. In a correct kernel
+// the sum of dV equals that of the output's gradient, and the sum of dK is 0; the agent checks both
+// (shadow/conservation.h). Runs inside the trainer, so without heap and static variables.
 #ifndef FORESHOCK_KERNELS_KEY_SUMS_H_
 #define FORESHOCK_KERNELS_KEY_SUMS_H_
 
@@ -31,13 +32,12 @@ struct ColumnSum {
     nonfinite += other.nonfinite;
   }
 
-  // For the ulp, an x below 2^kLeastExponent counts as if it had this exponent. key_sums.cpp sums the squares
-  // of 2^exponent in fp32, where the squares of smaller powers would underflow.
+  // key_sums.cpp sums squares of 2^exponent in fp32, where squares of smaller powers would underflow.
   static constexpr int kLeastExponent = -62;
 
-  // ulp(x)^2 for a finite x.
+  // ulp(x)^2 for a finite x. The exponent of x counts as at least min_exponent and kLeastExponent.
   static constexpr double squared_ulp(double x, const Format& format) {
-    const int biased = static_cast<int>(std::bit_cast<uint64_t>(x) >> 52 & 0x7ff);
+    const int biased = static_cast<int>(std::bit_cast<uint64_t>(x) >> 52 & 0x7ff);  // exponent + 1023
     const int least = format.min_exponent > kLeastExponent ? format.min_exponent : kLeastExponent;
     const int exponent = biased - 1023 > least ? biased - 1023 : least;
     const int squared = 2 * (exponent - (format.precision - 1)) + 1023;  // biased exponent of ulp^2
@@ -46,17 +46,18 @@ struct ColumnSum {
 };
 
 // Number of sums of a backward call: one for each column of dK and then of dV, over all keys of one batch
-// element and kv-head, then one for dQ of the kv-head's query heads, of which only `nonfinite` is set.
+// element and kv-head. The last one is for dQ of the kv-head's query heads and has only `nonfinite`.
 constexpr size_t key_sum_count(size_t head_dim, size_t value_dim) { return head_dim + value_dim + 1; }
 
-// Number of NaN and Inf in one head. The format must be floating.
+// Number of NaN and Inf in one head of a tensor, whose format must be floating.
 uint64_t count_nonfinite(const TensorView& view, int64_t batch, int64_t head);
 
-// Writes key_sum_count() sums to `to`. The tensors must have the same floating format; grad_query is [batch,
-// heads, queries, dim], the others are [batch, kv_heads, keys, dim]. Adds rows in order. In the device's
-// kernel each thread adds every 16th row, and the threads' sums are added last, so roundings may differ.
+// Writes key_sum_count() sums to `sums`. The tensors must have the same floating format; grad_query is
+// [batch, heads, queries, dim], the others are [batch, kv_heads, keys, dim]. Adds rows in order. The
+// roundings of the device's kernel may differ: a thread adds every 16th row, and the threads' sums are added
+// last.
 void sum_over_keys(const TensorView& grad_query, const TensorView& grad_key, const TensorView& grad_value,
-                   int64_t batch, int64_t kv_head, ColumnSum* to);
+                   int64_t batch, int64_t kv_head, ColumnSum* sums);
 
 }  // namespace foreshock
 

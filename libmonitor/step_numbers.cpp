@@ -1,5 +1,6 @@
-// Chooses the source of the loss, keeps steps with late numbers, and recognizes logged losses by their names.
-// A root is the tensor on which backward() is called, an nll the output of a cross-entropy operation.
+// Chooses the source of the loss, keeps the observations of steps whose numbers are still on a device, stores
+// logged scalars, and recognizes logged losses by their names. A root is the tensor on which backward() is
+// called, an nll the output of a cross-entropy operation.
 #include "libmonitor/step_numbers.h"
 
 #include <algorithm>
@@ -16,8 +17,9 @@ namespace foreshock {
 namespace {
 
 // Relative tolerance for equal losses. fp32 division and scaling round once, by 2^-24. 1e-5 also covers a
-// loss that is computed in another order. For k up to 1e5, 1/k and 1/(k+1) differ by more than the tolerance.
+// loss that is computed in another order.
 constexpr double kTolerance = 1e-5;
+constexpr double kMostDivisor = 1e5;  // beyond it, neighbouring divisors differ by less than the tolerance
 
 bool is_whole(double x) { return std::fabs(x - std::nearbyint(x)) <= kTolerance * x; }
 
@@ -25,10 +27,10 @@ bool is_whole(double x) { return std::fabs(x - std::nearbyint(x)) <= kTolerance 
 bool root_is_scaled_nll(double root, double nll) {
   if (!(root != 0) || !(nll != 0) || !(root / nll > 0)) return false;
   const double ratio = nll / root;  // k / 2^n
-  if (ratio >= 1 - kTolerance) return is_whole(ratio) && ratio < 1e5;
+  if (ratio >= 1 - kTolerance) return is_whole(ratio) && ratio < kMostDivisor;
   int exponent = 0;
   const double mantissa = std::frexp(ratio, &exponent);  // in [0.5, 1)
-  // The mantissa is that of k, the number of accumulated micro-batches. k above 64 is not expected.
+  // The mantissas of ratio and k are equal. k is the number of accumulated micro-batches, at most 64.
   for (int k = 1; k <= 64; ++k) {
     int shift = 0;
     if (std::fabs(std::frexp(k, &shift) - mantissa) <= kTolerance) return true;
@@ -43,9 +45,10 @@ void LossTracker::choose_source(double root) {
   chosen_source_ = nll_is_the_loss ? FORESHOCK_LOSS_NLL : FORESHOCK_LOSS_BACKWARD_ROOT;
 }
 
-// Decides whether each root is a whole loss or a share. The k roots of a step (roots.weight is k; one for
-// each micro-batch) add up to about the mean over all targets if they are shares, and to k times this mean if
-// each is a whole loss. The limit is sqrt(k), since other terms change the sum by less.
+// Decides whether each root is a whole loss or a share of it. kSummed has nlls that are summed over targets,
+// with their mean over all targets. The k roots of a step (roots.weight is k; one for each micro-batch) add
+// up to about this mean if they are shares, and to k times this mean if each is a whole loss. The limit is
+// sqrt(k).
 void LossTracker::choose_root_meaning() {
   const Mean &roots = mean_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_[kSummed];
   if (roots_ != Roots::kUnknown || roots.weight < 2 || mean_[FORESHOCK_LOSS_NLL].weight > 0) return;
@@ -54,6 +57,7 @@ void LossTracker::choose_root_meaning() {
   roots_ = ratio < std::sqrt(roots.weight) ? Roots::kShares : Roots::kWhole;
 }
 
+// chosen_source_ is 0 until a source is chosen. mean_ has the values of this step by source.
 void LossTracker::observe(double value, uint32_t source) {
   if (source < FORESHOCK_LOSS_REPORTED || source > FORESHOCK_LOSS_LOGGED) return;
   if (source == FORESHOCK_LOSS_REPORTED) chosen_source_ = source;
@@ -73,6 +77,7 @@ void LossTracker::observe_sum(double sum, double weight) {
   if (weight >= 0 && std::isfinite(weight)) mean_[kSummed].add(sum, weight);
 }
 
+// The divisor of the next root. divided_.by is the divisor of all roots of this step, NaN if they differ.
 void LossTracker::observe_divisor(double divisor) {
   if (!(divisor >= 2)) return;
   divided_.by = divided_.count == 0 || divided_.by == divisor ? divisor : std::nan("");
@@ -86,7 +91,7 @@ void LossTracker::forget_step() {
 }
 
 bool LossTracker::take(double* loss, uint32_t* source) {
-  // Without a root (autograd.grad instead of backward) a cross-entropy that needed gradients is the loss.
+  // If the step has no root (autograd.grad was called instead of backward), an nll is the loss.
   const bool has_root = mean_[FORESHOCK_LOSS_BACKWARD_ROOT].weight > 0;
   if (chosen_source_ == 0 && mean_[FORESHOCK_LOSS_NLL].weight > 0) chosen_source_ = FORESHOCK_LOSS_NLL;
   if (chosen_source_ == 0 && mean_[kSummed].weight > 0 && !has_root) chosen_source_ = kSummed;
@@ -94,7 +99,7 @@ bool LossTracker::take(double* loss, uint32_t* source) {
   const uint32_t used_source = chosen_source_ != 0 ? chosen_source_ : uint32_t{FORESHOCK_LOSS_LOGGED};
   Mean mean = mean_[used_source];
   const bool all_divided = has_root && divided_.count == mean_[FORESHOCK_LOSS_BACKWARD_ROOT].weight;
-  if (all_divided && divided_.by == divided_.count) accumulation_ = divided_.by;  // as many as micro-batches
+  if (all_divided && divided_.by == divided_.count) accumulation_ = divided_.by;  // number of micro-batches
   if (used_source == FORESHOCK_LOSS_BACKWARD_ROOT && has_root) {
     if (roots_ == Roots::kShares)
       mean.weight = 1;  // the sum of the roots
@@ -128,6 +133,7 @@ void PendingStep::add(const PendingGradient& added) {
     gradient[gradients++] = added;
 }
 
+// A number of a pending step has a ticket (`number`) while it is on a device, and 0 once its value is here.
 bool PendingStep::knows_losses() const {
   bool all = has_events;
   for (uint32_t n = 0; n < events; ++n) {
@@ -145,6 +151,7 @@ bool PendingStep::knows_gradients() const {
   return all;
 }
 
+// A kSkip event is a gradient scaler's decision whether the optimizer's step is skipped.
 bool PendingStep::knows_skips() const {
   bool all = has_events;
   for (uint32_t n = 0; n < events; ++n)
@@ -152,6 +159,7 @@ bool PendingStep::knows_skips() const {
   return all;
 }
 
+// Maps one block of memory, and gives each step its array of events and, after it, its array of gradients.
 void PendingSteps::reserve() {
   constexpr size_t kEvents = sizeof(PendingEvent) * PendingStep::kMostEvents;
   constexpr size_t kGradients = sizeof(PendingGradient) * PendingStep::kMostGradients;
@@ -165,10 +173,11 @@ void PendingSteps::reserve() {
   }
 }
 
+// steps_ is a ring. The open step, which has not ended, comes after the count_ ended steps.
 void PendingSteps::end_step(uint64_t number, const segment::StepRecord& so_far) {
   open().record = number;
   open().so_far = so_far;
-  ++count_;
+  ++count_;  // open() is another step now
   open().clear();
 }
 
@@ -191,6 +200,7 @@ bool TrainerReadbacks::find(uint64_t number, double* value) const {
   return false;
 }
 
+// `names`: the segment's table, which the agent reads. given_: bit n is set if name n has a value to take().
 void Scalars::attach(segment::ScalarName* names) {
   names_ = names;
   known_ = given_ = 0;
@@ -203,6 +213,7 @@ bool Scalars::is_taken(const char* cut) const {
 }
 
 // Returns the index of a name (compared by hash), which is added if it is new, or -1 if the table is full.
+// A name is cut to the segment's field. If another name was cut to the same text, "~2", "~3", ... end it.
 int Scalars::index_of(const char* name) {
   const uint64_t hash = fnv1a(name);
   for (uint32_t n = 0; n < known_; ++n)
@@ -210,7 +221,7 @@ int Scalars::index_of(const char* name) {
   if (known_ == segment::kMaxScalars) return -1;
   char cut[sizeof(segment::ScalarName::name)] = {};
   std::strncpy(cut, name, sizeof cut - 1);
-  for (uint32_t number = 2; is_taken(cut); ++number) {  // "name~2", "name~3", ...
+  for (uint32_t number = 2; is_taken(cut); ++number) {
     char suffix[8];
     const int length = std::snprintf(suffix, sizeof suffix, "~%u", number);
     const size_t begin = std::min(std::strlen(name), sizeof cut - 1 - static_cast<size_t>(length));
@@ -228,8 +239,8 @@ bool Scalars::observe(const char* name, double value, int64_t step) {
   const int index = index_of(name);
   if (index < 0) return false;
   value_[index] = value;
-  step_[index] = std::max<int64_t>(step, -1);
-  given_ |= 1u << index;  // one bit per name
+  step_[index] = std::max<int64_t>(step, -1);  // -1: none
+  given_ |= 1u << index;
   return true;
 }
 
@@ -270,7 +281,7 @@ Logged logged_as(const char* name) {
   char words[48];
   size_t length = 0;
   for (; *name != '\0'; ++name) {
-    if (length == sizeof words) return Logged::kOther;  // longer than any known name
+    if (length == sizeof words) return Logged::kOther;  // the name is longer than all names above
     if (is_word(*name))
       words[length++] = static_cast<char>(is_upper(*name) ? *name - 'A' + 'a' : *name);
     else if (length > 0 && words[length - 1] != ' ')

@@ -5,9 +5,10 @@
 //   dV_j = sum_i P_ij dO_i
 //   dK_j = scale sum_i P_ij (dO_i . v_j - delta_i) q_i,   delta_i = dO_i . out_i
 //
-// The sums run over all query positions that see the key, of all query heads that share its kv-head. lse
-// (log_sum_exp) and out are those that the trainer passed to the call. If they cover more keys than the
-// call's block (context parallelism), the formulas still give the gradient that the call must compute.
+// P are the attention weights, dO is the gradient of out. The sums run over all query positions i that see
+// the key j, of all query heads that share its kv-head. lse (log_sum_exp) and out are those that the trainer
+// passed to the call. If they cover more keys than the call has (context parallelism), the results are still
+// right.
 #ifndef FORESHOCK_SHADOW_KEY_COLUMNS_H_
 #define FORESHOCK_SHADOW_KEY_COLUMNS_H_
 
@@ -30,7 +31,7 @@ struct KeyColumns {
   int head_dim = 0;
   int value_dim = 0;
   double scale = 0;
-  const uint32_t* first_query = nullptr;  // [columns]: query position i sees the key if i >= first_query
+  const uint32_t* first_query = nullptr;  // [columns]: query position i sees key j if i >= first_query[j]
 
   const void* query = nullptr;        // [heads * queries][head_dim]
   const void* out = nullptr;          // [heads * queries][value_dim]
@@ -43,7 +44,7 @@ struct KeyColumns {
   const void* grad_key = nullptr;    // [columns][head_dim], the trainer's result
   const void* grad_value = nullptr;  // [columns][value_dim], the trainer's result
 
-  // key_sum_count() sums over all keys of the kv-head: of the trainer's dK, dV and dQ; null: absent.
+  // Null, or the key_sum_count() sums of key_sums.h over the trainer's dK, dV and dQ.
   const ColumnSum* sums = nullptr;
   int64_t keys = 0;  // keys of the call
 
@@ -60,17 +61,18 @@ struct ColumnReference {
   ColumnGradients exact;  // in fp64
   // The noise floors (noise_floor.h): results of two correct algorithms in the storage format, with sums in
   // fp32 (fp64 for fp64 storage). `fused` rounds P before P multiplies dO, the gradients of the scores before
-  // they multiply Q, and the results. `plain` also rounds scores, P and dO . v. Both use the given lse, out.
+  // they multiply Q, and the results. `plain` also rounds scores, P and dO . v. Both use lse and out as
+  // given.
   ColumnGradients plain, fused;
   std::vector<double> scratch;
 };
 
-// Whether the columns can be checked: formats are known, sizes are in range and no array is missing.
+// Whether the columns can be checked: formats are known, sizes are in range, no array but `sums` is null.
 bool is_valid(const KeyColumns& columns);
 
 // Fills `exact`. `columns` must be valid. The result has the same bits on every CPU: each element is one
 // chain of fused multiply-adds in the order of the rows; a row that does not see the key has weight 0.
-// Infinities and NaN of the inputs propagate; those of query and grad_out into every column.
+// Infinities and NaN of the inputs propagate; those of query and grad_out to every column (0 * NaN is NaN).
 void compute_exact(const KeyColumns& columns, ColumnReference* result);
 
 // Computes the same bits one element at a time, without vectors. This is the definition of the result.

@@ -1,27 +1,29 @@
 'use strict';
 // Reads the report's data (the JSON of `foreshock report --json`) and defines how values and lists are written. Names
-// in the data come from a trainer and are not trusted, so every text goes through textContent. Unknown values are null.
+// in the data come from a trainer and are not trusted, so every text goes through textContent. Unknown values are null
+// in the data and a dash on the page. U+202F is a narrow non-breaking space, U+2212 the minus sign.
 
-// Makes the blanks inside a number such as "12 345" narrow and non-breaking.
+// Makes the blanks inside a number such as "12 345" narrow and non-breaking, in every text of the data.
 const unbroken = (_, value) => (typeof value === 'string' ? value.replace(/(?<=\d) (?=\d{3}(?!\d))/g, '\u202F') : value);
 const report = JSON.parse(document.getElementById('report-data').textContent, unbroken);
 
 const byId = (id) => document.getElementById(id);
 function element(tag, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
+  const node = Object.assign(document.createElement(tag), properties);
+  node.append(...children);
+  return node;
 }
 const known = (value) => value !== null && value !== undefined;
 const finite = (value) => known(value) && Number.isFinite(value);
 const count = (value) => (known(value) ? value.toLocaleString('en').replaceAll(',', '\u202F').replace('-', '\u2212') : '–');
-const short = (value) => {
+const short = (value) => { // three significant digits; an exponent if it is small or large
   if (!finite(value)) return '–';
   const rounded = +value.toPrecision(3), size = Math.abs(rounded);
   const text = size !== 0 && (size < 1e-3 || size >= 1e6) ? rounded.toExponential().replace('e+', 'e') : String(rounded);
   return text.replaceAll('-', '\u2212');
 };
 const steps = (number) => `${count(number)} ${Math.abs(number) === 1 ? 'step' : 'steps'}`;
+// `lead`: steps from a detector's rise to the onset of a loss event.
 const before = (lead) => (!known(lead) ? '–' : lead > 0 ? `${steps(lead)} before` : 'at the onset');
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
@@ -33,6 +35,7 @@ function table(head, rows) {
     element('tbody', {}, ...rows.map((row) => element('tr', {}, ...row.map((content, i) => cell('td', content, i)))))));
 }
 
+// By mark: the symbol and its tooltip.
 const MARKS = { quiet: ['\u2713', 'nothing unusual'], notable: ['\u25B2', 'notable'], unknown: ['?', 'not known'] };
 // Returns the nodes of a <dl> for facts of {name, text, mark}.
 function facts(list) {

@@ -1,25 +1,25 @@
-// Formats values for the status page, and makes its elements. Names in the state come from a trainer and are untrusted,
-// so every text is set with textContent. Unknown values are null in the state and a dash on the page.
-// `number` has `digits` significant digits, `fixed`, `signed` and `percent` have `digits` decimals. `short` has at most
-// three significant digits and no trailing zeros.
+// Formats values for the status page, and makes its elements. Names in the state (JSON from the agent) come from a
+// trainer and are untrusted, so every text is set with textContent. Unknown values are null in the state and a dash on
+// the page. `number` writes `digits` significant digits, `fixed`, `signed` and `percent` write `digits` decimals.
+// `short` writes at most three significant digits without trailing zeros; its value must be known.
 "use strict";
 
 const known = (value) => value !== null && value !== undefined;
 const finite = (value) => known(value) && Number.isFinite(value);
-const minus = (text) => text.replace("-", "\u2212");
-const plain = (text) => (text.includes("e") ? text.replace("e+", "e") : text);
-const digitsOf = (value, digits) => (value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(digits - 1) : value.toPrecision(digits));
-const number = (value, digits = 4) => (finite(value) ? minus(plain(digitsOf(value, digits))) : "–");
+const minus = (text) => text.replace("-", "\u2212"); // the first "-": the sign, or that of the exponent of a positive number
+const withoutPlus = (text) => text.replace("e+", "e");
+const significant = (value, digits) => (value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(digits - 1) : value.toPrecision(digits));
+const number = (value, digits = 4) => (finite(value) ? minus(withoutPlus(significant(value, digits))) : "–");
 const fixed = (value, digits) => (finite(value) ? minus(value.toFixed(digits)) : "–");
 const signed = (value, digits) => (finite(value) && value > 0 ? "+" : "") + fixed(value, digits);
 const count = (value) => (finite(value) ? minus(value.toLocaleString("en")) : "–");
 const percent = (value, digits = 2) => (finite(value) ? fixed(value * 100, digits) + " %" : "–");
 const short = (value) => {
   const rounded = +(+value).toPrecision(3);
-  return minus(plain(rounded !== 0 && Math.abs(rounded) < 1e-3 ? rounded.toExponential() : String(rounded)));
+  return minus(withoutPlus(rounded !== 0 && Math.abs(rounded) < 1e-3 ? rounded.toExponential() : String(rounded)));
 };
 const by = (key) => (thing) => thing?.[key]; // a function that reads the property `key`
-// largest, smallest and mean leave out values that are not finite.
+// largest, smallest and mean leave out values that are not finite, and return null if no value is left.
 const extreme = (values, better) => values.filter(finite).reduce((best, v) => (best === null || better(v, best) ? v : best), null);
 const largest = (values) => extreme(values, (a, b) => a > b);
 const smallest = (values) => extreme(values, (a, b) => a < b);
@@ -27,7 +27,8 @@ const mean = (values) => {
   const good = values.filter(finite);
   return good.length ? good.reduce((sum, v) => sum + v, 0) / good.length : null;
 };
-// "14:05:12" or "14:05", with the date if it differs from that of `today`. Both times are in seconds since 1970.
+// "14:05:12" or "14:05" (without hasSeconds), preceded by the date if it is not that of `today`. Both times are in
+// seconds since 1970.
 const clock = (seconds, today = seconds, hasSeconds = true) => {
   if (!finite(seconds)) return "";
   const [time, now] = [new Date(1000 * seconds), new Date(1000 * today)];
@@ -50,6 +51,7 @@ function element(tag, className, text) {
 const add = (parent, tag, className, text) => parent.appendChild(element(tag, className, text));
 const byId = (id) => document.getElementById(id);
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+// Eight colours times three dash patterns (lengths of line and gap) distinguish the curves of 24 ranks.
 const rankColour = (index) => colour("rank-" + (index % 8));
 const rankDash = (index) => [[], [6, 3], [2, 2]][Math.floor(index / 8) % 3];
 const setText = (node, text) => {
@@ -59,7 +61,7 @@ const setText = (node, text) => {
 // The sum of the known values of an object or a list.
 const total = (counters) => Object.values(counters || {}).filter(known).reduce((sum, value) => sum + value, 0);
 
-// Adds up objects such as {torn: 2, refused: 0}, one per rank, by name.
+// Adds up objects such as {torn: 2, refused: 0} by name.
 function addUp(counters) {
   const sums = {};
   for (const each of counters) {

@@ -6,6 +6,10 @@ its result repeats.
 `foreshock run --save-flagged` writes slices whose result exceeded a limit, and some others as controls. A slice holds
 some query rows of a call, with every key they see. Here the rows are placed at their original positions in a call of
 the original size, with zeros elsewhere, so that the kernel uses the same tiles. The zero rows do not affect the result.
+A Slice holds the content of a file, a Call the arguments of the call. Its place() puts rows of the slice at their
+positions, and rows_of_slice() takes them out of a result. The result is the output, or dQ for a backward slice.
+
+Exit status: 0: no error shows; 1: a kernel is wrong or does not repeat its bits; 2: a slice could not be run.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ except ImportError as no_torch:
 
 from foreshock_slice import Call, NoSliceError, Slice, read_slice
 
-LIMITS = {"forward": 2.0, "backward": 3.0}  # "gates" of the error, in noise floors (errors of plain attention)
+# "Gates": limits of the error, as a multiple of the noise floor (the error of plain attention on the same slice).
+LIMITS = {"forward": 2.0, "backward": 3.0}
 FORWARD = (  # operations of aten that can be run, the first two on a CPU
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_attention_math",
@@ -39,6 +44,7 @@ ON_CPU = (*FORWARD[:2], CPU_BACKWARD)
 
 
 def operation_of(stored: Slice) -> str:
+    """The operation's name without "aten::"; "" if the file lacks it. Not trusted: messages cut it to 80 characters."""
     return stored.facts.get("op", "").removeprefix("aten::")
 
 
@@ -101,9 +107,9 @@ class Report:
     results: int  # number of different results
     as_stored: bool  # the first result equals the stored one bit for bit
     values_unlike_stored: int  # values of the first result whose bits differ from the stored ones
-    stored_ratio: float | None  # error of the stored result in noise floors; None: not comparable
+    stored_ratio: float | None  # error of the stored result in noise floors; None: no row is comparable
     ratio: float | None  # largest error of the results of this rerun in noise floors
-    stored_bias_ulp: float | None  # signed error of the stored result; None: not comparable
+    stored_bias_ulp: float | None  # signed error of the stored result; None: no value is comparable
     bias_ulp: float | None  # signed error of the first result of this rerun
     verdict: str  # a key of VERDICTS
 
@@ -132,7 +138,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def ratio_of(stored: Slice, result: torch.Tensor) -> float | None:
-    """Error of `result` in noise floors, over rows whose reference is finite and not all zero. None: no such row."""
+    """Norm of the error of `result` divided by that of plain attention (the noise floor, stored in the file), over rows
+    whose fp64 reference is finite and not all zero. None: no such row."""
     reference = stored.reference
     norms = reference.square().sum(dim=1)
     compared = norms.isfinite() & (norms > 0)
@@ -171,7 +178,7 @@ def verdict_of(stored_ratio: float | None, ratio: float | None, results: int, as
 
 
 def rerun(path: str, device: str | None = None, times: int = 5, function=None) -> Report:
-    """Reruns the slice of one file. `device` None: the device of the stored operation."""
+    """Reruns the slice of one file. `device` None: the CPU for `function`, else the device of the stored operation."""
     stored = read_slice(path)
     if device is None:
         device = "cuda" if function is None and operation_of(stored) not in ON_CPU else "cpu"
@@ -186,23 +193,24 @@ def rerun(path: str, device: str | None = None, times: int = 5, function=None) -
     result, different = all_results[0], []
     if result.shape != stored.result.shape or result.dtype != stored.result.dtype:
         raise NoSliceError(f"{name} gives {tuple(result.shape)} in {result.dtype}, not what {path} holds")
-    for other in all_results:
-        if not any(bool(same_bits(other, known).all()) for known in different):
-            different.append(other)
-    unlike = int((~same_bits(result, stored.result)).sum())
+    for candidate in all_results:
+        if not any(bool(same_bits(candidate, known).all()) for known in different):
+            different.append(candidate)
+    values_unlike_stored = int((~same_bits(result, stored.result)).sum())
+    as_stored = values_unlike_stored == 0
     ratios = [ratio_of(stored, each) for each in different]
     ratio = max((each for each in ratios if each is not None), default=None)
     stored_ratio = ratio_of(stored, stored.result)
     limit = LIMITS["backward" if stored.backward else "forward"]
-    verdict = verdict_of(stored_ratio, ratio, len(different), unlike == 0, limit)
+    verdict = verdict_of(stored_ratio, ratio, len(different), as_stored, limit)
     return Report(
-        path, stored.facts.get("reason", ""), name, call.whole, times, len(different), unlike == 0, unlike,
+        path, stored.facts.get("reason", ""), name, call.whole, times, len(different), as_stored, values_unlike_stored,
         stored_ratio, ratio, bias_of(stored, stored.result), bias_of(stored, result), verdict,
     )  # fmt: skip
 
 
 def is_sound(report: Report) -> bool:
-    """Whether the operation, as run here, shows no error."""
+    """Whether the operation, as run here, repeats its bits and stays within the gate."""
     return report.verdict in ("repeats", "does_not_come_back", "another_result")
 
 
@@ -226,7 +234,8 @@ def text_of(report: Report, framework: str) -> str:
 
 
 def function_named(name: str):
-    from foreshock_judge import find  # beside this file
+    """Imports MODULE:NAME."""
+    from foreshock_judge import find  # foreshock_judge.py is beside this file
 
     try:
         return find(name)

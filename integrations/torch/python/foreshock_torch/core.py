@@ -1,5 +1,5 @@
 """Calls the C side through ctypes: libforeshock.so (the core), which the process has loaded, and the adapter, a library
-with hooks on torch's operations that is built for this version of torch."""
+with hooks on torch's operations that is built for this version of torch. "The helper" is this Python package."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ LOSS_REPORTED = 1  # FORESHOCK_LOSS_REPORTED
 
 
 def _structures() -> tuple[Any, ...]:
-    """The ctypes classes of structures in hook.h and, for the last one, in weight_report.h of the adapter."""
+    """The ctypes classes of structures in hook.h and, for the last one, in weight_report.h of the adapter. The callers
+    of Core fill them; hook.h explains the fields."""
     import ctypes as c
 
-    head = [("size", c.c_uint32), ("version", c.c_uint32)]
+    head = [("size", c.c_uint32), ("version", c.c_uint32)]  # size of the structure, ABI version
 
     class Parameter(c.Structure):
         _fields_ = [*head, ("identity", c.c_void_p), ("name", c.c_char_p), ("layer", c.c_char_p),
@@ -50,21 +51,23 @@ def _structures() -> tuple[Any, ...]:
             ("dims", c.c_uint32), ("unfollowed", c.c_uint32),
         ]  # fmt: skip
 
-    class WeightState(c.Structure):  # addresses and numbers as in Weights._state_of of weights.py
+    # number: index in the list of name_weights(). addresses: of parameter, gradient and Adam's two moments; or NULL.
+    class WeightState(c.Structure):
         _fields_ = [("number", c.c_uint64), ("addresses", c.c_void_p * 4), ("step", c.c_int64),
-                    ("numbers", c.c_double * 5)]  # fmt: skip
+                    ("numbers", c.c_double * 5)]  # fmt: skip  # step, numbers: the fields of Numbers
 
     return Parameter, Identity, Scalar, Weight, WeightState
 
 
 class Arrays:
-    """Makes ctypes arrays of at least `count` entries. ctypes creates a type for every length, with reference cycles
-    that only the garbage collector frees. So lengths are rounded up to powers of two, and each type is kept."""
+    """Makes ctypes arrays. ctypes creates a type for every length, with reference cycles that only the garbage
+    collector frees. So lengths are rounded up to powers of two, and each type is kept."""
 
     def __init__(self) -> None:
         self._types: dict[tuple[Any, int], Any] = {}
 
     def make(self, kind: Any, count: int) -> Any:
+        """An array of at least `count` zeroed entries of type `kind`."""
         length = 1 << max(count - 1, 0).bit_length()
         if (kind, length) not in self._types:
             self._types[kind, length] = kind * length
@@ -79,8 +82,8 @@ class QuietSteps(NamedTuple):
     prepare: Callable[..., Any]
     begins: Callable[..., int]  # the hook before a step; returns how many weights are due; negative: not a quiet step
     ends: Callable[..., int]  # the hook after a step; 0: the end is not quiet, Python must handle it
-    look: Callable[..., int]  # remembers the optimizer whose steps are counted; 0: no quiet steps can follow
-    look_other: Callable[..., int]  # remembers another optimizer; 0: no quiet steps can follow
+    look: Callable[..., int]  # remembers the optimizer whose steps are the training steps; 0: none can be quiet
+    look_other: Callable[..., int]  # remembers another optimizer; 0: no step can be quiet
     arm: Callable[..., Any]  # allows quiet steps, after look() and look_other()
     disarm: Callable[..., Any]
     run_next_end_in_python: Callable[[], Any]
@@ -102,14 +105,15 @@ class Core:
         import ctypes as c
 
         self._torch = torch
-        self.core = c.PyDLL(None)
+        self.core = c.PyDLL(None)  # the symbols of this process, among them those of libforeshock.so
         self.Parameter, self.Identity, self.Scalar, self.Weight, self.WeightState = _structures()
         self._arrays = Arrays()
-        # The addresses passed to the last step_begins(), and a ctypes array of them, since they rarely change.
+        # The addresses passed to the last step_begins(), and a ctypes array of them, for calls with equal addresses.
         self._last_addresses: tuple[list[int], Any] = ([], (c.c_void_p * 0)())
         self._due_numbers, self._due_numbers_address = (c.c_uint32 * 0)(), 0  # buffer for the weights that are due
         self.adapter = c.PyDLL(adapter_path)
         address, length = c.c_void_p, c.c_size_t
+        # Functions without a method of Core are called by other modules of the helper.
         self._declare(self.core, "observe_loss", None, c.c_double, c.c_uint32)
         self._declare(self.core, "loss_is_of", None, c.c_char_p)
         self._declare(self.core, "name_parameters", None, address, length)
@@ -142,8 +146,9 @@ class Core:
         function.restype, function.argtypes = result, arguments
 
     def call_back(self, function: Any) -> Any:
-        """A callback for weak references that calls `function(reference)` and loses no exception that a signal handler
-        of the training raises. It is not a Python function: a handler may run before the first line of one."""
+        """A callback for weak references that calls `function(reference)`. Python drops exceptions of such a callback,
+        also one that a signal handler of the training raises in it; the adapter raises it again in the training's code.
+        The callback is a C function, since a handler may run before the first line of a Python function."""
         return partial(self.adapter.foreshock_adapter_call_back, function)
 
     def reports_steps(self) -> None:
@@ -156,14 +161,15 @@ class Core:
     def step_end(
         self, step: int, source: int, rate: float | None, batch_id: int | None, spent_ns: int, bits: int
     ) -> None:
-        """Reports the end of a step. `step`: -1: unknown. `spent_ns`: time that the helper took since the last step.
-        `bits`: GIVEN bits other than those of `rate` and `batch_id`."""
+        """Reports the end of a step. `step`: its number; -1: unknown. `source`: how the number is known. `rate`: the
+        learning rate. `spent_ns`: time that the helper took since the last step. `bits`: GIVEN bits other than those of
+        `rate` and `batch_id`."""
         bits |= 0 if rate is None else GIVEN_LEARNING_RATE
         bits |= 0 if batch_id is None else GIVEN_BATCH_ID
         self.adapter.foreshock_adapter_end_step(step, source, rate or 0.0, batch_id or 0, bits, spent_ns)
 
     def _quiet_steps(self) -> QuietSteps:
-        """The adapter's functions; NO_QUIET_STEPS if Python lacks a C function that they call, or its lock (GIL)."""
+        """The adapter's functions; NO_QUIET_STEPS if this Python has no lock (GIL) or lacks a C function they call."""
         import ctypes as c
 
         function = self.adapter.foreshock_adapter_quiet_function
@@ -181,8 +187,8 @@ class Core:
 
     def look(self, clock: Any, others: list[tuple[Any, int]]) -> bool:
         """Whether quiet steps can follow the step that step_begins() has started. `clock`: the optimizer whose steps
-        count. `others`: the other optimizers, each with a number: n if its loss is recorded as "loss of optimizer n", 0
-        if it steps after `clock` without a backward pass of its own."""
+        are the training steps. `others`: the other optimizers, each with a number: n if its loss is recorded as "loss
+        of optimizer n", 0 if it steps after `clock` without a backward pass of its own."""
         import ctypes as c
 
         addresses, array = self._last_addresses
@@ -195,8 +201,9 @@ class Core:
         has_weights: bool,
     ) -> None:  # fmt: skip
         """Lets quiet steps follow. `may_end_quietly`: the end of the next step may be quiet too. `step`: number of the
-        last step, from the optimizer's state of the parameter at `address`; if `is_counted`, no state has it: then the
-        helper's own count, and `address` is 0. `begins_left`, `ends_left`: how many begins and ends may be quiet."""
+        last step. It is from the optimizer's state of the parameter at `address`; or, if `is_counted`, the helper's own
+        count, and `address` is 0. `begins_left`, `ends_left`: how many begins and ends may be quiet. `has_weights`:
+        QuietSteps.begins may write the numbers of due weights."""
         capacity = len(self._due_numbers) if has_weights else 0
         self.quiet.arm(
             may_end_quietly, is_counted, step, address, begins_left, ends_left,
@@ -204,7 +211,7 @@ class Core:
         )  # fmt: skip
 
     def due(self, count: int) -> list[int]:
-        """Numbers of the weights that QuietSteps.begins has found due: indices in the list of name_weights()."""
+        """Numbers (indices in the list of name_weights()) of the weights that QuietSteps.begins has found due."""
         return self._due_numbers[:count]
 
     def number(self, tensor: Any) -> float | None:
@@ -215,7 +222,7 @@ class Core:
     def step_begins(self, addresses: list[int], inverse_scale: float, copies: int, writes_untracked: bool) -> int:
         """Publishes the gradients of the parameters at `addresses`. `inverse_scale`: factor by which the optimizer
         multiplies gradients. `copies`: in-place writes per step into each gradient by DDP. `writes_untracked`: kernels
-        that do not change a tensor's version may have clipped gradients. Returns the nanoseconds spent in the core."""
+        that do not change a tensor's version counter may have clipped gradients. Returns the ns spent in the core."""
         known, array = self._last_addresses  # read together, since another thread may step too
         if addresses != known:
             import ctypes as c
@@ -239,7 +246,8 @@ class Core:
         self.core.foreshock_name_parameters(array, len(rows))
 
     def name_weights(self, rows: list[Weight]) -> int:
-        """Lists the tensors to measure. Returns how many are measured; -1: the core was busy, call it again."""
+        """Sends the list of weight tensors. Returns how many the core has now; 0: the process is not monitored; -1: the
+        core was busy, the call must be repeated at the next step."""
         import ctypes as c
 
         array = self._arrays.make(self.Weight, len(rows))
@@ -263,7 +271,8 @@ class Core:
         return self._due_numbers[:count]
 
     def observe_weights(self, rows: list[tuple[int, list[int | None], Numbers]], when: int) -> int:
-        """`when`: 0 before the optimizer's work, 1 after it; plus 2 if the end of the step is already reported."""
+        """Reports due weights. `rows`: fields of WeightState. `when`: 0 before the optimizer's work, 1 after it; plus 2
+        if the end of the step is already reported. Returns the ns spent in the core."""
         array = self._arrays.make(self.WeightState, len(rows))
         for entry, (number, addresses, numbers) in zip(array, rows):
             entry.number, entry.step = number, numbers.step
@@ -281,6 +290,7 @@ class Core:
         self.core.foreshock_observe_scalars(array, len(rows))
 
     def describe(self, place: Place) -> None:
+        """Reports rank, world size and parallel coordinates of this process (-1: unknown), and the version of torch."""
         import ctypes as c
 
         record = self.Identity(size=c.sizeof(self.Identity), version=ABI)
