@@ -1,4 +1,5 @@
-// Reads, writes and locks files in a directory that may belong to a hostile user.
+// Reads, writes and locks files in a directory that may belong to a hostile user, who may replace its files
+// by links or FIFOs at any time. So a file is opened relative to the open directory and then checked.
 #include "agent/directory.h"
 
 #include <dirent.h>
@@ -35,10 +36,10 @@ bool write_all(int file, std::string_view bytes) {
   return true;
 }
 
-// Calls take(entry) for the first kMostEntries entries, except those whose names begin with a dot. Returns
+// Calls visit(entry) for the first kMostEntries entries, except those whose names begin with a dot. Returns
 // false if a shortage of descriptors or memory stopped the reading.
-template <class Take>
-bool each_entry(int directory, const Take& take) {
+template <class Visit>
+bool each_entry(int directory, const Visit& visit) {
   // Opens the directory again, because a duplicated descriptor would share the read position.
   const int own = ::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* stream = own >= 0 ? fdopendir(own) : nullptr;
@@ -53,7 +54,7 @@ bool each_entry(int directory, const Take& take) {
     const dirent* entry = readdir(stream);
     was_read = entry != nullptr || !is_shortage(errno);
     if (entry == nullptr) break;
-    if (entry->d_name[0] != '.') take(*entry);
+    if (entry->d_name[0] != '.') visit(*entry);
   }
   closedir(stream);
   return was_read;
@@ -65,14 +66,14 @@ bool replace_file(int directory, const std::string& name, std::string_view bytes
                   const std::function<bool(int file)>& prepare) {
   const std::string unfinished = name + kUnfinishedSuffix;
   unlinkat(directory, unfinished.c_str(), 0);  // a killed agent may have left this file
-  // O_EXCL: fails if another process has created the file meanwhile.
+  // O_EXCL: opening fails if another process has created the file since unlinkat().
   const int file = ::openat(directory, unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | kCareful, 0600);
   if (file < 0) return false;
   const bool is_written = (prepare == nullptr || prepare(file)) && write_all(file, bytes);
   int failure = errno;  // the reason of the first failure, if any: of prepare(), write, close or rename
   // A network file system may report only at close() that it is full.
   const bool is_closed = close(file) == 0;
-  if (is_written) failure = errno;
+  if (is_written) failure = errno;  // of close(); used only if it failed
   if (is_written && is_closed) {
     if (renameat(directory, unfinished.c_str(), directory, name.c_str()) == 0) return true;
     failure = errno;
@@ -153,6 +154,7 @@ int Directory::open_file(const std::string& name, int flags) const {
   if (file < 0) return -1;
   struct stat status = {};
   const bool trusted_directory = owner_ == 0 || owner_ == geteuid();
+  // A file with a second link may be one that the hostile user cannot open himself, and has linked here.
   if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink <= 1 &&
       (status.st_uid == owner_ || status.st_uid == geteuid() || trusted_directory))
     return file;
@@ -173,7 +175,7 @@ bool Directory::has(const std::string& name) const { return status_of(name).has_
 std::optional<std::string> Directory::read(const std::string& name, size_t most) const {
   const int file = open_file(name, O_RDONLY);
   if (file < 0) return std::nullopt;
-  std::string text(most + 1, '\0');
+  std::string text(most + 1, '\0');  // the last byte shows whether the file is longer than `most`
   size_t length = 0;
   for (ssize_t got = 1; got > 0 && length < text.size();) {
     got = ::read(file, text.data() + length, text.size() - length);
@@ -203,7 +205,7 @@ bool Directory::give_to_owner(int file) const {
 bool Directory::write(const std::string& name, const std::string& text, mode_t mode) const {
   if (!is_plain_name(name)) return false;
   return replace_file(descriptor_, name, text, [&](int file) {
-    return (mode == 0600 || fchmod(file, mode) == 0) && give_to_owner(file);
+    return (mode == 0600 || fchmod(file, mode) == 0) && give_to_owner(file);  // the new file has mode 0600
   });
 }
 
@@ -215,13 +217,14 @@ int Directory::lock(const std::string& name, int operation) const {
   const bool is_new = !has(name);
   const int file = open_file(name, O_RDWR | O_CREAT);
   if (file < 0) return -1;
-  if (is_new) give_to_owner(file);
+  if (is_new) give_to_owner(file);  // on failure the lock works, but the owner cannot open the file
   if (flock(file, operation | LOCK_NB) == 0) return file;
   close(file);
   errno = EWOULDBLOCK;
   return -1;
 }
 
+// Tries to lock the file. Closing it releases the lock.
 bool Directory::is_locked(const std::string& name) const {
   const int file = open_file(name, O_RDONLY);
   if (file < 0) return is_shortage(errno);  // the check is not possible now, so the file counts as locked

@@ -56,19 +56,19 @@ int cores_of_node() {
   cpu_set_t set;
   CPU_ZERO(&set);
   int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  const double quota = cgroup_cores("/proc/self/cgroup", "/sys/fs/cgroup");
+  const double quota = cgroup_cores("/proc/self/cgroup", "/sys/fs/cgroup");  // infinite without a limit
   return quota < cores ? std::max(static_cast<int>(quota), 1) : cores;
 }
 
 double cgroup_cores(const std::string& cgroups, const std::string& root) {
   double cores = tightest(root, "", cores_of_cgroup);  // in a cgroup namespace, `root` is the own cgroup
   std::ifstream file(cgroups);
-  for (std::string line; std::getline(file, line);) {  // number:controllers:path
+  for (std::string line; std::getline(file, line);) {  // "number:controllers:path", for v2 "0::path"
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos || line[second + 1] != '/') continue;
     const std::string controllers = line.substr(first + 1, second - first - 1),
                       path = line.substr(second + 1);
-    if (line.starts_with("0::")) cores = std::min(cores, tightest(root, path, cores_of_cgroup));  // v2
+    if (line.starts_with("0::")) cores = std::min(cores, tightest(root, path, cores_of_cgroup));
     if (std::string(",").append(controllers).append(",").find(",cpu,") != std::string::npos)
       cores = std::min(cores, tightest(root + "/" + controllers, path, cores_of_old_cgroup));
   }
@@ -91,13 +91,13 @@ std::string user_name(uid_t user) {
     std::string name, password, number;
     if (std::getline(fields, name, ':') && std::getline(fields, password, ':') &&
         std::getline(fields, number, ':') && number == std::to_string(user))
-      return label_text(name);
+      return label_text(name);  // valid as the label of a metric
   }
   return std::to_string(user);
 }
 
 void raise_descriptor_limit() {
-  constexpr rlim_t kEnough = 1 << 14;
+  constexpr rlim_t kEnough = 1 << 14;  // two files per live rank, three per run
   rlimit limit = {};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= kEnough) return;
   limit.rlim_cur = std::min(kEnough, limit.rlim_max);

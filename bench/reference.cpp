@@ -1,7 +1,8 @@
 // Measures the speed of the reference, which computes a slice of attention (some query rows with all their
 // keys) in fp64. Compares it with the peak of the machine (fused multiply-adds in registers) and with a BLAS
 // that does the same work. The best of several repetitions counts. The peak is measured immediately before
-// and after the forward pass.
+// and after the forward pass, since the clock frequency changes. The library Highway compiles the vector code
+// once for each instruction set (target); main() measures each of them.
 #include "shadow/reference.h"
 
 #include <algorithm>
@@ -31,8 +32,9 @@ namespace foreshock {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Runs independent chains of multiply-adds, enough to hide their latency. Returns the number of
-// floating-point operations. *sink depends on the result, so that the compiler cannot remove the work.
+// Runs independent chains of multiply-adds, enough to hide their latency and not more than AVX2 has registers
+// for (16). Returns the number of floating-point operations. *sink depends on the result, so that the
+// compiler cannot remove the work.
 double multiply_add_registers(long rounds, double* sink) {
   const hn::CappedTag<double, 8> d;
   constexpr int kChains = HWY_TARGET == HWY_AVX2 ? 12 : 16;
@@ -91,7 +93,7 @@ double peak_of_this_moment() {
     const double start = now();
     const double operations = HWY_DYNAMIC_DISPATCH(multiply_add_registers)(300000, &sink);
     best = std::max(best, operations / (now() - start));
-    if (sink == 12345) std::puts("");  // keeps the compiler from removing the work
+    if (sink == 12345) std::puts("");  // reads sink, for the same reason; never true
   }
   return best;
 }
@@ -99,7 +101,7 @@ double peak_of_this_moment() {
 // A slice of bf16 values in which every row sees all keys.
 struct Slice {
   std::vector<uint16_t> query, key, value, out;
-  std::vector<uint32_t> limit;
+  std::vector<uint32_t> limit;  // number of keys that each row sees
   AttentionSlice view;
 
   Slice(int rows, int keys, int dim, bool backward)
@@ -113,7 +115,7 @@ struct Slice {
     for (auto* array : {&query, &key, &value, &out}) {
       for (uint16_t& x : *array) {
         const auto rounded = static_cast<float>(round_to(DType::kBf16, normal(engine)));
-        x = static_cast<uint16_t>(std::bit_cast<uint32_t>(rounded) >> 16);
+        x = static_cast<uint16_t>(std::bit_cast<uint32_t>(rounded) >> 16);  // bf16: the upper half of fp32
       }
     }
     view.dtype = DType::kBf16;
@@ -130,7 +132,7 @@ struct Slice {
   }
 };
 
-// Returns the shortest time of a call of `work`. If a call has more `operations`, fewer calls are made.
+// Returns the shortest time of a call of `work`. The number of calls falls with `operations`, a rough count.
 template <class Work>
 double best_seconds(double operations, Work work) {
   const int repetitions = std::max(8, static_cast<int>(5e9 / operations));
@@ -184,12 +186,12 @@ void measure(int rows, int keys, int dim, [[maybe_unused]] bool with_blas) {
   Slice slice(rows, keys, dim, false), backward_slice(rows, keys, dim, true);
   Reference result;
   NoiseFloors floors;
-  const double operations = 4.0 * rows * keys * dim;  // forward; a backward pass has 3 times as many
+  const double operations = 4.0 * rows * keys * dim;  // forward; forward and backward have 3 times as many
   double peak = peak_of_this_moment();
   const double forward = best_seconds(operations, [&] { reference(slice.view, &result); });
   peak = std::max(peak, peak_of_this_moment());
   const double backward = best_seconds(4 * operations, [&] { reference(backward_slice.view, &result); });
-  reference(slice.view, &result);
+  reference(slice.view, &result);  // replaces the backward result
   const double floors_time =
       best_seconds(operations, [&] { compute_noise_floors(slice.view, result, &floors); });
   std::printf(
@@ -225,7 +227,7 @@ int main() {
 #endif
   bool is_best = true;  // the first target: in Highway a lower bit is a better instruction set
   for (int64_t targets = foreshock::reference_targets_here(); targets != 0; targets &= targets - 1) {
-    hwy::SetSupportedTargetsForTest(targets & -targets);  // the lowest bit alone
+    hwy::SetSupportedTargetsForTest(targets & -targets);  // the lowest bit alone: one target
     hwy::GetChosenTarget().Update(targets & -targets);
     if (std::string_view(foreshock::reference_target_name()) != "scalar") foreshock::measure_all(is_best);
     is_best = false;

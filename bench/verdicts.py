@@ -1,9 +1,9 @@
 """How soon a wrong attention kernel is found, and how often a right one is accused: the table of docs/verdicts.md.
 
-PyTorch's own CPU kernel computes the calls. An error is added to its results. Slices are chosen as by the monitor
-and judged by the agent's code (bench/verdicts/judge_stream.cpp) as slices of one layer. A cell is the number of sampled
-calls until an alarm: the median over the trials, and the worst in brackets if it differs. Backward calls are sampled in
-two ways, by query rows and by key positions, which are counted separately.
+PyTorch's own CPU kernel computes the calls. An error is added to its results. Slices are chosen as by the monitor in a
+trainer and judged by the agent's code (bench/verdicts/judge_stream.cpp) as slices of one layer. A cell is the number of
+sampled calls until an alarm: the median over the trials, and the worst in brackets if it differs. Each backward call is
+sampled twice, by query rows and by key positions; the number of calls is counted for each tensor separately.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Call:
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    grad: torch.Tensor
+    grad: torch.Tensor  # of the output
     causal: bool
     scale: float
     out: torch.Tensor
@@ -70,7 +70,8 @@ class Situation:
     causal: bool = False
     offset: float = 0  # added to all scores
     logits: float = 1  # standard deviation of the scores
-    blocks: int = 1  # blocks of keys; the first is judged, and its backward call gets out and lse over all blocks
+    # Blocks of keys, as in ring attention. The first is judged; its backward call gets out and lse over all blocks.
+    blocks: int = 1
     memorised: bool = False  # nearly all softmax weight of a row is on one key
 
 
@@ -102,8 +103,8 @@ def inputs(situation: Situation, numbers: torch.Generator) -> tuple[torch.Tensor
     k, v = normal(situation.kv_heads, situation.keys), normal(situation.kv_heads, situation.keys)
     q, k = q * math.sqrt(situation.logits), k * math.sqrt(situation.logits)
     if situation.memorised:
-        wanted = torch.randint(situation.keys, (situation.queries,), generator=numbers)
-        q = 4 * k[:, :, wanted].repeat_interleave(situation.heads // situation.kv_heads, 1)
+        memorised_key = torch.randint(situation.keys, (situation.queries,), generator=numbers)  # of each query
+        q = 4 * k[:, :, memorised_key].repeat_interleave(situation.heads // situation.kv_heads, 1)
     if situation.offset:  # one dimension adds the same number to all scores
         q[..., 0], k[..., 0] = 1, situation.offset * math.sqrt(HEAD_DIM)
     k, v = (t.repeat_interleave(situation.heads // situation.kv_heads, 1) for t in (k, v))
@@ -111,17 +112,17 @@ def inputs(situation: Situation, numbers: torch.Generator) -> tuple[torch.Tensor
 
 
 def make_call(situation: Situation, numbers: torch.Generator, scale_error: float = 0) -> Call:
-    """`scale_error`: relative error of the scale with which the kernel computes. Call.scale is the right scale."""
+    """Computes a call. `scale_error`: relative error of the scale that the kernel uses. Call.scale is the right one."""
     q, k, v, grad = inputs(situation, numbers)
     scale = 1 / math.sqrt(HEAD_DIM)
-    used = scale * (1 + scale_error)
+    used_scale = scale * (1 + scale_error)
     if situation.blocks == 1:
-        out, lse = FORWARD(q, k, v, 0.0, situation.causal, scale=used)[:2]
+        out, lse = FORWARD(q, k, v, 0.0, situation.causal, scale=used_scale)[:2]
         call = Call(q, k, v, grad, situation.causal, scale, out, lse)
         call.given_out, call.given_lse = out, lse
     else:  # as in torch's _templated_ring_attention: the backward of a block gets out and log-sum-exp of all blocks
         parts = [
-            FORWARD(q, a.contiguous(), b.contiguous(), 0.0, False, scale=used)[:2]
+            FORWARD(q, a.contiguous(), b.contiguous(), 0.0, False, scale=used_scale)[:2]
             for a, b in zip(k.chunk(situation.blocks, 2), v.chunk(situation.blocks, 2), strict=True)
         ]
         all_lse = torch.logsumexp(torch.stack([lse for _, lse in parts]), 0)
@@ -129,7 +130,7 @@ def make_call(situation: Situation, numbers: torch.Generator, scale_error: float
         k, v = (t.chunk(situation.blocks, 2)[0].contiguous() for t in (k, v))
         call = Call(q, k, v, grad, False, scale, *parts[0])
         call.given_out, call.given_lse = all_out, all_lse
-    results = BACKWARD(grad, q, k, v, call.given_out, call.given_lse, 0.0, call.causal, scale=used)
+    results = BACKWARD(grad, q, k, v, call.given_out, call.given_lse, 0.0, call.causal, scale=used_scale)
     call.grad_query = results[0]
     call.grad_key, call.grad_value = (of_kv_heads(t, situation) for t in results[1:])
     return call
@@ -146,6 +147,8 @@ Wrong = Callable[[torch.Tensor, torch.Generator], torch.Tensor]
 
 
 def random_error(share: float) -> Wrong:
+    """Adds normal noise of `share` times the root mean square of each row."""
+
     def wrong(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
         size = x.float().pow(2).mean(-1, keepdim=True).sqrt()
         return (x.float() + share * size * torch.randn(x.shape, generator=numbers)).bfloat16()
@@ -154,7 +157,7 @@ def random_error(share: float) -> Wrong:
 
 
 def one_sided(ulps: float) -> Wrong:
-    """Moves each element away from zero, by `ulps` spacings of the format on average."""
+    """Moves each element away from zero, by `ulps` spacings of the format on average (adds to the bits)."""
 
     def wrong(x: torch.Tensor, numbers: torch.Generator) -> torch.Tensor:
         whole = math.floor(ulps)
@@ -252,13 +255,15 @@ class Judge:
     def __call__(
         self, call: Call, situation: Situation, kind: int, layer: str, step: int, batch: int, kv_head: int
     ) -> dict[str, dict]:
-        """Judges one slice of the given kind (see TENSORS). Returns for each tensor that it judges the output of
-        judge_stream: ratios, biases, and the alarms of the layer after this slice."""
+        """Judges one slice of the given kind (see TENSORS). Returns for each tensor that the kind judges the output of
+        judge_stream: ratios, biases, and the alarms of the layer after this slice. The input is its struct Header and
+        the arrays, padded to 8 bytes."""
         group = situation.heads // situation.kv_heads
         heads = range(kv_head * group, (kv_head + 1) * group)
-        draw = torch.Generator().manual_seed(hash((step, batch, kv_head)) & 0xFFFFFFFF)  # chooses the positions
+        # Chooses the positions. Python's hash of a tuple of ints is the same in every run.
+        draw = torch.Generator().manual_seed(hash((step, batch, kv_head)) & 0xFFFFFFFF)
         arrays = (columns_of if kind == 2 else rows_of)(call, kind, batch, kv_head, heads, draw)
-        keys = call.q.shape[2] if kind == 2 else call.k.shape[2]
+        keys = call.q.shape[2] if kind == 2 else call.k.shape[2]  # for kind 2 the field has the number of queries
         header = struct.pack(
             "<32s8I3qdqq", layer.encode(), kind, BF16, len(arrays[0]), keys, HEAD_DIM, HEAD_DIM, 1, group, step,
             batch, kv_head, call.scale, call.k.shape[2], nonfinite_out(call, kind, batch, heads, draw),
@@ -268,13 +273,13 @@ class Judge:
             data = array.contiguous().view(torch.uint8).numpy().tobytes()
             self.process.stdin.write(data + bytes(-len(data) % 8))
         self.process.stdin.flush()
-        said = json.loads(self.process.stdout.readline())
-        return said if kind == 2 else {tuple(TENSORS)[kind]: said}
+        result = json.loads(self.process.stdout.readline())
+        return result if kind == 2 else {tuple(TENSORS)[kind]: result}
 
 
 def nonfinite_out(call: Call, kind: int, batch: int, heads: range, draw: torch.Generator) -> int:
-    """The number of NaN and Inf in the output of the first head, which the monitor counts in every second forward
-    call."""
+    """The number of NaN and Inf in the output of the first head. Like the monitor, counts it in half of the forward
+    calls. 0 if it is not counted, or if an input is not finite."""
     if kind != 0 or float(torch.rand(1, generator=draw)) < 0.5:
         return 0
     inputs = (call.q[batch, heads[0]], call.k[batch, heads[0]], call.v[batch, heads[0]])
@@ -293,11 +298,11 @@ def rows_of(
     call: Call, kind: int, batch: int, _kv_head: int, heads: range, draw: torch.Generator
 ) -> list[torch.Tensor]:
     """The arrays of a slice of query rows: the same positions of each head of the group."""
-    at = strata(call.q.shape[2], ROWS // len(heads), draw)
-    limits = [position + 1 if call.causal else call.k.shape[2] for _ in heads for position in at]
+    positions = strata(call.q.shape[2], ROWS // len(heads), draw)
+    limits = [position + 1 if call.causal else call.k.shape[2] for _ in heads for position in positions]
 
     def rows(t: torch.Tensor) -> torch.Tensor:
-        return torch.cat([t[batch, head][at] for head in heads])
+        return torch.cat([t[batch, head][positions] for head in heads])
 
     out, lse = (call.given_out, call.given_lse) if kind == 1 else (call.out, call.lse)
     arrays = [torch.tensor(limits, dtype=torch.int32), rows(call.q)]
@@ -309,13 +314,14 @@ def columns_of(
     call: Call, _kind: int, batch: int, kv_head: int, heads: range, draw: torch.Generator
 ) -> list[torch.Tensor]:
     """The arrays of a slice of key positions of one kv-head, with all query rows of its group."""
-    at = strata(call.k.shape[2], ROWS, draw)
+    positions = strata(call.k.shape[2], ROWS, draw)
     group = slice(heads[0], heads[-1] + 1)
-    first = torch.tensor(at if call.causal else [0] * ROWS, dtype=torch.int32)
+    first_query = torch.tensor(positions if call.causal else [0] * ROWS, dtype=torch.int32)  # that sees the key
     rows = [t[batch, group] for t in (call.q, call.given_out, call.grad, call.given_lse.float())]
-    keys = [call.k[batch, heads[0]][at], call.v[batch, heads[0]][at]]
+    keys = [call.k[batch, heads[0]][positions], call.v[batch, heads[0]][positions]]
     gradients = [call.grad_key[batch, kv_head], call.grad_value[batch, kv_head]]
-    return [first, *rows, *keys, *(t[at] for t in gradients), *gradients, call.grad_query[batch, group]]
+    chosen = [t[positions] for t in gradients]
+    return [first_query, *rows, *keys, *chosen, *gradients, call.grad_query[batch, group]]
 
 
 Found = dict[str, int | None]  # by tensor: sampled calls until an alarm; None: more than MOST_CALLS
@@ -328,9 +334,9 @@ def calls_until_found(judge: Judge, situation: Situation, error: Error, seed: in
     for step in range(1, MOST_CALLS + 1):
         call = wrong_call(situation, error, numbers)
         batch, kv_head = (int(torch.randint(n, (1,), generator=numbers)) for n in (situation.batch, situation.kv_heads))
-        for kind in {TENSORS[name] for name, at in found.items() if at is None}:
-            for name, said in judge(call, situation, kind, f"{seed:x}", step, batch, kv_head).items():
-                if said["alarms"] and found[name] is None:
+        for kind in {TENSORS[name] for name, calls in found.items() if calls is None}:
+            for name, result in judge(call, situation, kind, f"{seed:x}", step, batch, kv_head).items():
+                if result["alarms"] and found[name] is None:
                     found[name] = step
         if None not in found.values():
             break
@@ -342,6 +348,7 @@ class Cell:
     found: list[int | None]  # of each trial: sampled calls until an alarm; None: more than MOST_CALLS
 
     def text(self) -> str:
+        """ "no" if no trial had an alarm, "no in 2 of 5", "12", or "12 (31)": the median and the worst."""
         if None in self.found:
             missed = self.found.count(None)
             return "no" if missed == len(self.found) else f"no in {missed} of {len(self.found)}"
@@ -377,8 +384,9 @@ class Sound:
     """Results of judging correct calls."""
 
     slices: int = 0
-    alarms: list[str] = field(default_factory=list)  # alarms that began
-    most: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TENSORS, 0.0))  # error / that of fused kernel
+    alarms: list[str] = field(default_factory=list)  # "tensor kind" of each alarm that began
+    # By tensor: the largest error, divided by the error of a correct fused kernel.
+    most: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TENSORS, 0.0))
 
 
 def measure_sound(situation: Situation, slices: int, seed: int) -> Sound:
@@ -391,10 +399,10 @@ def measure_sound(situation: Situation, slices: int, seed: int) -> Sound:
             for kv_head in range(situation.kv_heads):
                 for kind in set(TENSORS.values()):
                     sound.slices += 1
-                    for name, said in judge(call, situation, kind, "layer", step, batch, kv_head).items():
-                        sound.most[name] = max(sound.most[name], said["fused"] or 0)
-                        sound.alarms += [f"{name} {kind}" for kind in set(said["alarms"]) - active[name]]
-                        active[name] = set(said["alarms"])
+                    for name, result in judge(call, situation, kind, "layer", step, batch, kv_head).items():
+                        sound.most[name] = max(sound.most[name], result["fused"] or 0)
+                        sound.alarms += [f"{name} {alarm}" for alarm in set(result["alarms"]) - active[name]]
+                        active[name] = set(result["alarms"])
     return sound
 
 
@@ -410,9 +418,9 @@ def error_table(measured: list[Measured], name: str) -> list[str]:
 def sound_table(results: list[tuple[Situation, Sound]]) -> list[str]:
     lines = ["| situation | slices | alarms | largest ratio of out, dQ, dK, dV |", "| --- | --- | --- | --- |"]
     for situation, sound in results:
-        said = f"{len(sound.alarms)}" + (f" ({', '.join(sorted(set(sound.alarms)))})" if sound.alarms else "")
+        alarms = f"{len(sound.alarms)}" + (f" ({', '.join(sorted(set(sound.alarms)))})" if sound.alarms else "")
         ratios = ", ".join(f"{most:.2f}" for most in sound.most.values())
-        lines.append(f"| {situation.name} | {sound.slices} | {said} | {ratios} |")
+        lines.append(f"| {situation.name} | {sound.slices} | {alarms} | {ratios} |")
     return lines
 
 

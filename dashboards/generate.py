@@ -1,7 +1,5 @@
-"""Writes rules, Alertmanager's configuration and dashboards from values.toml, and the figures of docs/runbook.md.
-
-`./dev docs` calls it.
-"""
+"""Writes Prometheus rules, Alertmanager's configuration and Grafana dashboards from values.toml, and updates the
+generated parts of docs/runbook.md (PAGE). `./dev docs` runs this file."""
 
 import argparse
 import pathlib
@@ -18,12 +16,12 @@ from runbook import PAGE, runbook
 from weights_board import weights
 
 HERE = pathlib.Path(__file__).resolve().parent
-BOARDS = (overview, attention, weights, fleet, monitor)
+BOARDS = (overview, attention, weights, fleet, monitor)  # functions that return a dashboard for given values
 
 
 def texts(values: dict) -> dict[str, str]:
-    """The text of each generated file, by its path below the output folder."""
-    boards = [make(values) for make in BOARDS]
+    """The text of each generated file, by its path below the output folder. `values`: content of values.toml."""
+    boards = [make_board(values) for make_board in BOARDS]
     return {"rules/foreshock.yml": rules_yaml(values), "alertmanager/alertmanager.yml": alertmanager_yaml(values)} | {
         f"grafana/{board.name}.json": board_json(board) for board in boards
     }
@@ -34,8 +32,8 @@ def main() -> None:
     parser.add_argument("--values", type=pathlib.Path, default=HERE / "values.toml")
     parser.add_argument("--into", type=pathlib.Path, default=HERE, help="folder with rules/, grafana/, alertmanager/")
     options = parser.parse_args()
-    for name, text in texts(tomllib.loads(options.values.read_text())).items():
-        file = options.into / name
+    for path, text in texts(tomllib.loads(options.values.read_text())).items():
+        file = options.into / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     if options.into == HERE:  # the runbook belongs to the repository; other folders are a user's own

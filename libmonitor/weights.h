@@ -1,6 +1,7 @@
 // Measures the model's weight tensors, on the host or on a device, after optimizer steps. Each tensor is due
-// in one step of every interval, and is measured if the budget pays for it (sampling.h). The result, a
-// snapshot, is a record with histogram, checksum and sums in a ring in the segment that the agent reads.
+// in one step of every interval (its turn), and is measured if the budget pays for it (sampling.h). The
+// result, a snapshot, is a record in a ring of the segment: histogram, checksum, sums, and of projections of
+// queries and keys the rows of some attention heads.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHTS_H_
 #define FORESHOCK_LIBMONITOR_WEIGHTS_H_
 
@@ -28,7 +29,7 @@ struct PendingWeight {
   int place;                 // index of the device in DeviceSampler
   uint32_t number;           // number of the tensor
   foreshock_tensor values;   // the data may no longer exist
-  OptimizerState optimizer;  // the data may no longer exist
+  OptimizerState optimizer;  // the tensors' data may no longer exist
   int64_t step;
   uint64_t time_ns, interval;
   uint64_t launch_ns;     // host time for the launch
@@ -148,24 +149,24 @@ class WeightSampler {
     char* histogram;
     uint64_t histogram_at, room;  // offset of the histogram; bytes available to the record
   };
-  uint64_t add_heads(const Weight& of, const foreshock_tensor& values, uint64_t begin, const Draft& draft);
-  HeadGeometry heads_;         // of the model
-  bool knows_heads_ = false;   // an attention call was sampled
-  ProjectionOutputs outputs_;  // from the shapes of whole tensors
+  // Adds the rows of some attention heads, at offset `begin` of the record. Returns the end of the record.
+  uint64_t add_heads(const Weight& weight, const foreshock_tensor& values, uint64_t begin,
+                     const Draft& draft);
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
   void add(const foreshock_weight& given, double begins_at);
   void count(const WeightSchedule::Count& turns);
   void share_copies(const uint32_t* numbers, size_t count);
   bool check(const foreshock_weight_state& state, segment::TensorSkip* why);
-  void show(const foreshock_weight_state& state, int64_t step);
+  void show(const foreshock_weight_state& state, int64_t step);  // measures a tensor or counts why not
   void measure_on_host(const foreshock_weight_state& state, int64_t step);
 
+  // open() begins a record in the ring, close() publishes it. checksum_room(): bytes kept free for checksums.
   bool open(const Weight& weight, Draft* draft);
   void write_checksum(const foreshock_weight_state& state, int64_t step);
   uint64_t checksum_room() const;
   void close(Weight* weight, const Draft& draft, uint64_t end);
 
-  // For device tensors. settle() ends a measurement, and returns false while its results may still arrive.
+  // For device tensors. settle() ends a measurement that was sent; false: its results may still arrive.
   void send(const foreshock_weight_state& state, int64_t step);
   void write_device_record(const PendingWeight& pending, char* results);
   size_t pack(const PendingWeight& pending, char* payload, const Draft& draft);
@@ -177,6 +178,7 @@ class WeightSampler {
   }
   void reduce(const Weight& weight, const foreshock_tensor& values, DType type, int64_t step,
               double* reductions) const;
+  // A tensor rests (skips turns) after its record did not fit into the ring.
   bool is_resting(Weight* weight);
   void rest(Weight* weight, uint64_t room);
 
@@ -185,11 +187,14 @@ class WeightSampler {
   WeightSchedule turns_;
   UpdateSnapshots copies_;
   HistogramPacker packer_;
-  MmapBuffer table_;
-  uint64_t memory_ = 0;
-  uint32_t count_ = 0;
-  uint32_t held_ = 0;   // tensors with a part on this rank
-  uint64_t bytes_ = 0;  // size of these parts, at 4 bytes an element
+  HeadGeometry heads_;         // numbers of heads of the model
+  bool knows_heads_ = false;   // an attention call was sampled
+  ProjectionOutputs outputs_;  // from the shapes of whole tensors
+  MmapBuffer table_;           // of Weight
+  uint64_t memory_ = 0;        // limit for copies of tensors, in bytes
+  uint32_t count_ = 0;         // tensors in table_
+  uint32_t held_ = 0;          // tensors with a part on this rank
+  uint64_t bytes_ = 0;         // size of these parts, at 4 bytes an element
   bool is_off_ = false;
   bool has_replicas_ = false;  // there are other ranks, which may hold replicas
   uint64_t copy_share_ = 0;    // memory for the copy of one tensor in this step, in bytes

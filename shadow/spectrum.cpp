@@ -1,5 +1,6 @@
-// Keeps the projections of layers over time (LayerSpectra). Computes singular values with Eigen, at the end
-// of the file, so that only this part includes Eigen.
+// Keeps the query and key projections of layers at two steps (LayerSpectra), and computes from them how much
+// and in how many directions training changed the attention scores: statistics of the singular values of the
+// increment of Wq^T Wk. The part with Eigen is at the end of the file, so that only this part includes Eigen.
 #include "shadow/spectrum.h"
 
 #include <algorithm>
@@ -20,6 +21,7 @@ bool is_usable(const ProjectionRows& rows) {
   if (rows.step < 0 || rows.kv_heads.empty() || rows.head_dim == 0 || rows.width == 0) return false;
   if (rows.head_dim > kMostHeadDim || rows.width > kMostWidth) return false;
   const uint64_t bytes = values_in(rows) * size_of(rows.dtype);
+  // A tensor with only one of the two projections leaves the other one empty.
   const auto fits = [bytes](std::span<const std::byte> side) { return side.empty() || side.size() == bytes; };
   return fits(rows.queries) && fits(rows.keys);
 }
@@ -37,7 +39,7 @@ std::vector<double> head_of(const std::vector<float>& values, size_t head, size_
   return {begin, begin + static_cast<std::ptrdiff_t>(size)};
 }
 
-// Adds the spectrum of one head to the statistics of its layer.
+// Adds the spectrum of one head (`of`) to the statistics of its layer (`to`): running means and extremes.
 void add_head(const Spectrum& of, LayerSpectrum* to) {
   const auto least = [to](double so_far, double value) {
     return to->heads == 0 ? value : std::min(so_far, value);
@@ -54,6 +56,7 @@ void add_head(const Spectrum& of, LayerSpectrum* to) {
 
 }  // namespace
 
+// Returns the layer's entry, a new one if shape or interval have changed. Null: most_bytes_ does not suffice.
 LayerSpectra::Layer* LayerSpectra::layer_for(const std::string& name, const ProjectionRows& rows) {
   const auto found = layers_.find(name);
   if (found != layers_.end()) {
@@ -79,6 +82,8 @@ LayerSpectra::Layer* LayerSpectra::layer_for(const std::string& name, const Proj
   return &layer;
 }
 
+// Queries and keys may be measured at different steps, less than an interval apart. A spectrum needs a new
+// measurement of each (is_complete()), the same number of steps after the one before.
 std::optional<LayerSpectrum> LayerSpectra::take(const std::string& name, const ProjectionRows& rows) {
   if (!is_usable(rows)) return std::nullopt;
   Layer* layer = layer_for(name, rows);
@@ -158,7 +163,7 @@ std::optional<Spectrum> spectrum_of(std::span<const double> singular_values) {
     largest = std::max(largest, s);
   }
   if (largest == 0) return std::nullopt;
-  double squares = 0, entropy = 0;  // values are taken relative to the largest, so that no square overflows
+  double squares = 0, entropy = 0;  // of values divided by the largest, so that no square overflows
   for (double s : singular_values) squares += s / largest * (s / largest);
   for (double s : singular_values) {
     const double p = s / largest * (s / largest) / squares;
@@ -182,8 +187,9 @@ std::optional<Spectrum> update_spectrum(const HeadProjections& head) {
         .transpose();
   };
   const Matrix query = columns(head.query_before), key = columns(head.key_before);
-  // D2 = A B^T with A = [dWq^T, Wq^T] and B = [Wk^T, dWk^T]. The Q of a QR decomposition has orthonormal
-  // columns, so the product of the two R has the singular values of D2.
+  // The increment D2 = dWq^T Wk + Wq^T dWk (dW: the change of W) is A B^T with A = [dWq^T, Wq^T] and
+  // B = [Wk^T, dWk^T]. A = Qa Ra and B = Qb Rb; Qa and Qb have orthonormal columns, so Ra Rb^T has the
+  // singular values of D2.
   const Matrix left = triangle_of(side_by_side(columns(head.query_after) - query, query));
   const Matrix right = triangle_of(side_by_side(key, columns(head.key_after) - key));
   const Matrix core = left * right.transpose();
