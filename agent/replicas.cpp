@@ -1,4 +1,5 @@
-// Compares checksums of weight tensors between ranks that must hold equal values (data-parallel replicas).
+// Compares checksums of weight tensors between ranks that must hold equal values (data-parallel replicas). A
+// tensor may be divided among ranks; a part is a piece of it that one or several ranks hold.
 #include "agent/replicas.h"
 
 #include <algorithm>
@@ -12,8 +13,7 @@
 namespace foreshock {
 namespace {
 
-// A part is one piece of a tensor that one or several ranks hold, identified by hash_of_part(). The numbers
-// of parts are limited, since a trainer may use new names without end.
+// The numbers of parts are limited, since a trainer may use new names without end.
 constexpr size_t kMostParts = 1 << 18;
 constexpr size_t kMostSeen = 1 << 16;  // parts of one rank in an interval
 // Checksums are exported as doubles, which hold whole numbers of 52 bits exactly. This mask keeps 52 bits.
@@ -30,11 +30,12 @@ std::string_view name_of(const segment::TensorRecord& record) {
   return {record.name, strnlen(record.name, sizeof record.name)};
 }
 
-// Returns the name without the prefix "rank<number>." of tensors that no framework keeps equal; else nothing.
+// The name of a tensor that no framework keeps equal on all ranks begins with "rank<number>.". Returns such a
+// name without this prefix; nullopt for other names.
 std::optional<std::string_view> name_without_rank(std::string_view name, int32_t rank) {
-  const std::string own = "rank" + std::to_string(rank) + ".";
-  if (!name.starts_with(own)) return std::nullopt;
-  return name.substr(own.size());
+  const std::string prefix = "rank" + std::to_string(rank) + ".";
+  if (!name.starts_with(prefix)) return std::nullopt;
+  return name.substr(prefix.size());
 }
 
 // Returns a hash of everything that two ranks must have in common for their checksums to be comparable.
@@ -63,13 +64,13 @@ uint64_t hash_of_part(std::string_view name, const segment::TensorRecord& record
 std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const segment::Identity& identity,
                                    size_t ranks_here) {
   reached_[identity.rank] = record.step;
-  const auto stripped = name_without_rank(name_of(record), identity.rank);  // unset: the name has no rank
-  if (has_coordinates(identity))
+  const auto stripped = name_without_rank(name_of(record), identity.rank);  // nullopt: the name has no rank
+  if (has_coordinates(identity))  // the tensor-, pipeline- and expert-parallel ranks are known
     add_to_rank(record, hash_of_part(name_of(record), record, identity), &ranks_[identity.rank]);
   else if (!stripped)
     return {};  // ranks with other, unknown parallel coordinates may hold another tensor of this name
   const std::string name(stripped.value_or(name_of(record)));
-  // + 1: a tensor with and a tensor without the rank in its name are different parts.
+  // + 1: a tensor with its rank in its name and one with the same name but without rank are different parts.
   const uint64_t part = hash_of_part(name, record, identity) + (stripped ? 1 : 0);
   if (parts_.size() >= kMostParts && !parts_.contains(part)) return {};
   const auto [found, is_new] = parts_.try_emplace(part);
@@ -79,7 +80,7 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   if (compared.holders.insert(identity.rank).second) compared.is_settled = false;
   std::vector<int32_t> odd;
   if (record.step <= compared.closed) return odd;
-  // Only a rank's first checksum of a step counts: replicas are compared as they were directly after it.
+  // If a rank reports a part twice in a step, only the first checksum counts: that directly after the step.
   open_ += compared.open[record.step].emplace(identity.rank, record.checksum).second;
   // To close a step means to compare its checksums. Closes steps that are complete, and the oldest ones if
   // too many are open. If the record's step is complete, the earlier steps are closed too, to keep the order.
@@ -94,8 +95,8 @@ std::vector<int32_t> Replicas::add(const segment::TensorRecord& record, const se
   return odd;
 }
 
-// Whether no other rank will report its replica of this step. This is so if all ranks that hold a replica
-// have reported it (with hybrid sharding not all ranks hold one), or if the other ranks are past this step.
+// Whether all checksums of a step have arrived (`here`): all ranks that hold a replica have reported it (with
+// hybrid sharding not all ranks hold one), or the other ranks have reported a later step.
 bool Replicas::is_complete(const Compared& compared, int64_t step, const Checksums& here,
                            size_t ranks_here) const {
   if (here.size() >= ranks_here ||
@@ -112,6 +113,7 @@ bool Replicas::is_replica(const Checksums& checksums, Compared* compared) {
   compared->is_apart |= !std::all_of(checksums.begin(), checksums.end(),
                                      [first](const auto& by_rank) { return by_rank.second == first; });
   if (compared->is_apart) return false;
+  // Only steps with a new checksum count, since constant tensors are equal without being replicas.
   if (compared->equal_steps == 0 || first != compared->last_equal) ++compared->equal_steps;
   compared->last_equal = first;
   compared->is_replica = compared->equal_steps >= kEqualSteps;
@@ -126,7 +128,7 @@ void Replicas::close(Compared* compared, const std::string& name, std::vector<in
   open_ -= checksums.size();
   compared->is_settled = true;
   if (checksums.size() < 2) return;
-  // True for a tensor with its rank in its name: if it is a replica, the training script keeps it equal.
+  // Whether the rank is in the tensor's name. If it is a replica all the same, the script keeps it equal.
   const bool is_by_hand = compared->equal_steps > 0 || !compared->is_replica;
   if (!is_replica(checksums, compared)) return;
   Tensor& tensor = tensors_[name];
@@ -149,6 +151,7 @@ void Replicas::close(Compared* compared, const std::string& name, std::vector<in
 }
 
 // Adds the checksum of a part to the sum over all parts of the rank in the record's interval of steps.
+// `group` is the sum of the hashes of these parts: equal sums mean the same parts. 0: no part yet.
 void Replicas::add_to_rank(const segment::TensorRecord& record, uint64_t part, Rank* rank) {
   const auto interval = static_cast<int64_t>(record.interval);
   const int64_t interval_number = record.step / interval;

@@ -112,15 +112,15 @@ class ExitExchange {
   std::string reserve(const std::string& directory);
 
   // Writes the exit status of the command, and whether it finished, failed, or was stopped. `stop_signal`:
-  // the signal that has asked the launcher to stop, or 0. Errors are ignored; wait() then finds no exit file.
+  // the signal by which the launcher was stopped, or 0. Errors are ignored; wait() then finds no exit file.
   void write_exit_status(const ExitStatus& status, int stop_signal) const;
 
   struct Answer {
     std::string summary;  // summary of the ranks of our command, JSON text
     std::string problem;  // why there is no summary
   };
-  // Waits until the agent has answered, cannot answer any more, or a stop signal arrives. Waits at most 30 s,
-  // or 180 s while the agent spends at least half of the time waiting for a CPU.
+  // Waits until the agent has answered, cannot answer any more, or `signals` has received a stop signal.
+  // Waits at most 30 s, or 180 s while the agent has spent at least half of the time waiting for a CPU.
   Answer wait(SignalPasser* signals, AgentKeeper* keeper) const;
 
  private:

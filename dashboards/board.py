@@ -1,5 +1,6 @@
-"""Builds a dashboard from its rows of panels and the parts that all dashboards have: variables, alerts as annotations,
-links. OF_CLUSTER matches series of the selected cluster, OF_SCOPE also the namespace, OF_RUN also the run."""
+"""Builds a Grafana dashboard from its rows of panels and the parts that all dashboards have: variables (selectors),
+alerts as annotations, links. The label matcher OF_CLUSTER selects the series of the chosen cluster, OF_SCOPE those of
+the chosen cluster and namespace, OF_RUN those of the chosen cluster, namespace and run."""
 
 import json
 import typing
@@ -11,10 +12,10 @@ from panel import OF_CLUSTER, OF_RUN, OF_SCOPE, SOURCE
 
 ALERTS = f'ALERTS{{alertname=~"Foreshock.+",alertstate="firing",{OF_RUN}}}'
 
-# Fields of an alert annotation, which the builders cannot set. Without them Grafana leaves title and tags empty.
+# Fields of an alert annotation that the SDK's builders cannot set. Without them Grafana leaves title and tags empty.
 ANNOTATION_FIELDS = {"titleFormat": "{{alertname}}", "tagKeys": "severity,detector,pass,site,why"}
 
-ALL = model.VariableOption(True, ["All"], ["$__all"])
+ALL = model.VariableOption(True, ["All"], ["$__all"])  # selected, text, value
 
 
 class Row(typing.NamedTuple):
@@ -26,7 +27,7 @@ class Board(typing.NamedTuple):
     name: str  # the uid is foreshock-NAME
     title: str
     description: str
-    variables: list[typing.Any]
+    variables: list[typing.Any]  # beside those of source and scope
     rows: list[Row]
 
 
@@ -88,13 +89,13 @@ def dashboard_of(board: Board) -> dashboard.Dashboard:
     )
     for variable in (*scope_variables(), *board.variables):
         builder.with_variable(variable.hide(model.VariableHide.DONT_HIDE))
-    number = 0
+    panel_id = 0  # rows are panels too
     for row in board.rows:
-        number += 1
-        builder.with_row(dashboard.Row(row.title).id(number))
+        panel_id += 1
+        builder.with_row(dashboard.Row(row.title).id(panel_id))
         for panel in row.panels:
-            number += 1
-            builder.with_panel(panel.id(number))
+            panel_id += 1
+            builder.with_panel(panel.id(panel_id))
     return builder
 
 

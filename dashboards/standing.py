@@ -1,6 +1,6 @@
 """Divides detectors into default and experimental ones, by the results of the benchmark bench/precursors. Dashboards
-show detectors of both kinds. An alert uses experimental detectors only if it has no default detector; Alertmanager then
-sends it to no receiver. `default` is the set of the default detectors."""
+show detectors of both kinds. An alert whose detectors are all experimental uses them, but has the severity "info", for
+which Alertmanager has no receiver. Other alerts use only their default detectors. `default`: all default detectors."""
 
 import json
 import pathlib
@@ -19,9 +19,10 @@ def standing(detector: str, default: Default) -> str:
     return "default" if detector in default else "experimental"
 
 
-def alerting(seen: dict[str, str], default: Default) -> dict[str, str]:
-    """Selects the detectors that an alert uses: the default ones of `seen` (detector: finding), else all of `seen`."""
-    return {name: what for name, what in seen.items() if name in default} or seen
+def alerting(findings: dict[str, str], default: Default) -> dict[str, str]:
+    """Selects the detectors that an alert uses from `findings` (detector: text of its finding): the default ones, or all
+    if none is a default one."""
+    return {name: finding for name, finding in findings.items() if name in default} or findings
 
 
 def severity(detectors: Iterable[str], default: Default) -> str:

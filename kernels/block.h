@@ -9,7 +9,7 @@
 //   shared_bytes()                 bytes of shared memory per block
 //   each(f)                        calls f(thread) for each thread of this block, and waits until all return
 //   PerThread<T>                   one T per thread, indexed [thread], that lasts over several each()
-//   shared<T>(bytes, count = 1)    uninitialised shared memory for `count` values, from offset `bytes`
+//   shared<T>(offset, count = 1)   uninitialised shared memory for `count` values, from `offset` (in bytes)
 //   load<T>(address), store(address, T)   device memory, aligned to T
 //   publish(address, uint64_t)     stores to host memory; the host then sees this thread's earlier stores too
 //   fresh(const T*)                reads what another block of this launch wrote; only after last() gave true

@@ -1,5 +1,6 @@
 // Defines the kernels of kernels/device_code.h. Each kernel runs a body (..._body.h), a template over a
-// Block. Its argument, the job, stays in constant memory, where all threads of a warp can read it at once.
+// Block (block.h), with a job (the kernel's parameters). As a __grid_constant__ the job stays in constant
+// memory, where all threads of a warp can read it at once.
 #include "kernels/gather_body.h"
 #include "kernels/histogram_body.h"
 #include "kernels/key_gather_body.h"
@@ -7,15 +8,16 @@
 
 namespace foreshock {
 
-extern __shared__ Bytes16 shared_memory[];
+extern __shared__ Bytes16 shared_memory[];  // its size is set by the launch; Bytes16: aligned to 16 bytes
 
-// The Block of kernels/block.h on a device.
+// The Block on a device.
 class DeviceBlock {
  public:
+  // On a device every thread has its own object, so the index is not needed.
   template <class T>
   class PerThread {
    public:
-    __device__ T& operator[](uint32_t) { return value_; }
+    __device__ T& operator[](uint32_t /*thread*/) { return value_; }
 
    private:
     T value_;
@@ -39,8 +41,8 @@ class DeviceBlock {
   }
 
   template <class T>
-  __device__ T* shared(uint32_t bytes, uint32_t /*count*/ = 1) {
-    return reinterpret_cast<T*>(reinterpret_cast<char*>(shared_memory) + bytes);
+  __device__ T* shared(uint32_t offset, uint32_t /*count*/ = 1) {
+    return reinterpret_cast<T*>(reinterpret_cast<char*>(shared_memory) + offset);
   }
 
   template <class T>
@@ -52,29 +54,29 @@ class DeviceBlock {
     *reinterpret_cast<T*>(address) = value;
   }
 
-  // The fence orders writes system-wide. The volatile store is neither split nor removed by the compiler.
+  // The fence orders writes for the host too. The compiler neither splits nor removes a volatile store.
   __device__ void publish(uint64_t address, uint64_t value) {
     __threadfence_system();
     *reinterpret_cast<volatile unsigned long long*>(address) = value;
   }
 
-  // Bypasses the L1 cache, which may hold old values.
+  // Bypasses the L1 cache, which may hold values from before another block's write.
   template <class T>
-  __device__ T fresh(const T* at) const {
+  __device__ T fresh(const T* address) const {
     static_assert(sizeof(T) % sizeof(unsigned long long) == 0);
     T value;
     for (uint32_t n = 0; n < sizeof(T) / sizeof(unsigned long long); ++n)
       reinterpret_cast<unsigned long long*>(&value)[n] =
-          __ldcg(reinterpret_cast<const unsigned long long*>(at) + n);
+          __ldcg(reinterpret_cast<const unsigned long long*>(address) + n);
     return value;
   }
 
-  __device__ uint32_t add(uint32_t* to, uint32_t value) { return atomicAdd(to, value); }
-  __device__ uint64_t add(uint64_t* to, uint64_t value) {
-    return atomicAdd(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
+  __device__ uint32_t add(uint32_t* sum, uint32_t value) { return atomicAdd(sum, value); }
+  __device__ uint64_t add(uint64_t* sum, uint64_t value) {
+    return atomicAdd(reinterpret_cast<unsigned long long*>(sum), static_cast<unsigned long long>(value));
   }
-  __device__ uint64_t max(uint64_t* to, uint64_t value) {
-    return atomicMax(reinterpret_cast<unsigned long long*>(to), static_cast<unsigned long long>(value));
+  __device__ uint64_t max(uint64_t* largest, uint64_t value) {
+    return atomicMax(reinterpret_cast<unsigned long long*>(largest), static_cast<unsigned long long>(value));
   }
 
   // Counts the calls in *counter. Returns true, and resets the counter, for the last of `callers` calls. The
@@ -99,7 +101,8 @@ class DeviceBlock {
 
 extern "C" {
 
-// Defines the kernel foreshock_<name>, for at most `threads` threads per block, which runs <name>_body().
+// Defines the kernel foreshock_<name>, which runs <name>_body(). nvcc limits its registers so that a block can
+// have `threads` threads.
 #define FORESHOCK_KERNEL(threads, name, Job)                                                                \
   __global__ void __launch_bounds__(threads) foreshock_##name(const __grid_constant__ foreshock::Job job) { \
     foreshock::DeviceBlock block;                                                                           \

@@ -9,54 +9,56 @@
 
 namespace foreshock {
 
-// Calls take(thread, bits) for each of `count` adjacent values at address `from`. The aligned part is read
+// Calls visit(thread, bits) for each of `count` adjacent values at address `from`. The aligned part is read
 // in units of 16 bytes. A round is one block.each(), which ends with a barrier; in a round, a thread reads at
-// most kUnitsOfARound units. The first threads of the first block read the unaligned ends.
-template <class Value, uint64_t kUnitsOfARound, class Block, class Take>
-FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block, const Take& take) {
+// most kUnitsOfARound units. The first threads of the first block read the unaligned ends: `head` values
+// before the first unit, and those from index `tail` on.
+template <class Value, uint64_t kUnitsOfARound, class Block, class Visit>
+FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block, const Visit& visit) {
   constexpr uint64_t kInUnit = sizeof(Bytes16) / sizeof(Value);
   const uint64_t to_aligned = (0 - from) % sizeof(Bytes16) / sizeof(Value);
   const uint64_t head = to_aligned < count ? to_aligned : count;
   const uint64_t units = (count - head) / kInUnit, tail = head + units * kInUnit;
   const uint64_t step = uint64_t{block.blocks()} * block.threads();  // number of threads of all blocks
-  const auto take_units = [&](uint32_t thread, uint64_t begin, uint64_t end) {
+  const auto visit_units = [&](uint32_t thread, uint64_t begin, uint64_t end) {
     const uint64_t first = uint64_t{block.index()} * block.threads() + thread;
     for (uint64_t unit = begin + first; unit < end; unit += step) {
       const Bytes16 bytes =
           block.template load<Bytes16>(from + head * sizeof(Value) + unit * sizeof(Bytes16));
       for (const uint32_t word : bytes.word) {
-        take(thread, sizeof(Value) == 2 ? word & 0xffff : word);
-        if constexpr (sizeof(Value) == 2) take(thread, word >> 16);
+        visit(thread, sizeof(Value) == 2 ? word & 0xffff : word);
+        if constexpr (sizeof(Value) == 2) visit(thread, word >> 16);
       }
     }
   };
-  const auto take_ends = [&](uint32_t thread) {
+  const auto visit_ends = [&](uint32_t thread) {
     const uint64_t first = uint64_t{block.index()} * block.threads() + thread;
-    const auto take_at = [&](uint64_t n) {
-      take(thread, uint32_t{block.template load<Value>(from + n * sizeof(Value))});
+    const auto visit_value = [&](uint64_t n) {
+      visit(thread, uint32_t{block.template load<Value>(from + n * sizeof(Value))});
     };
-    for (uint64_t n = first; n < head; n += step) take_at(n);
-    for (uint64_t n = tail + first; n < count; n += step) take_at(n);
+    for (uint64_t n = first; n < head; n += step) visit_value(n);
+    for (uint64_t n = tail + first; n < count; n += step) visit_value(n);
   };
   uint64_t begin = 0;
   for (const uint64_t of_a_round = kUnitsOfARound * step; units - begin > of_a_round; begin += of_a_round)
-    block.each([&](uint32_t thread) { take_units(thread, begin, begin + of_a_round); });
+    block.each([&](uint32_t thread) { visit_units(thread, begin, begin + of_a_round); });
   block.each([&](uint32_t thread) {
-    take_units(thread, begin, units);
-    take_ends(thread);
+    visit_units(thread, begin, units);
+    visit_ends(thread);
   });
 }
 
 // The kUnitsOfARound of callers that need no barrier between rounds: more units than a device holds.
 inline constexpr uint64_t kOneRound = uint64_t{1} << 40;
 
-// Values of one bin that a thread has read in a row. `pending` is not yet added to the bin's word in device
-// memory. It is their number; in count_bins_body() the sum of their residuals is packed into the same word. A
-// tensor of zeros is one run of each thread, so the threads do not all wait for its word at every value.
+// Successive values of a thread that are in one bin (or have one pattern). They are added to the bin's word
+// in device memory when the run ends, so that with a tensor of zeros the threads do not all wait for one
+// word.
 template <class Word>
 struct Run {
   uint32_t bin;
-  Word pending;
+  Word pending;  // what must be added to the word: the number of values, and in count_bins_body() their
+                 // residuals
 };
 
 // Shared memory has room for 65,536 counters only if they have 16 bits, so two share a word. Before a counter
@@ -72,7 +74,8 @@ inline constexpr uint64_t kMostPatternsOfARound =  // 14: the values of both una
     kMostThreadsOfABlock * kPatternUnitsOfARound * (sizeof(Bytes16) / sizeof(uint16_t)) + 14;
 static_assert(kPortion - 1 + kMostPatternsOfARound < 0x10000);
 
-// Counts one value. `shift` selects its half of a word of `counters`. `words` are in device memory.
+// Counts one value in shared memory. `shift` selects its half of a word of `counters`. If the value completes
+// a portion, the portion is moved to `words`, which are in device memory.
 template <class Block>
 FORESHOCK_DEVICE void count_shared(uint32_t* counters, uint32_t* words, uint32_t pattern, Block& block) {
   const uint32_t shift = pattern % 2 * 16;
@@ -128,7 +131,8 @@ FORESHOCK_DEVICE void count_patterns_body(const HistogramJob& job, Block& block)
 }
 
 // Counts fp32 values like count_bins() (histogram.h). From bit kBinCountShift on, the word of a bin has the
-// number of its values, below that the sum of their residuals, i.e. of their lower kBinResidualBits bits.
+// number of its values, below that the sum of their residuals, i.e. of their lower kBinResidualBits bits. -0
+// and the infinities, whose bins have other values too, are also counted in words of their own.
 template <class Block>
 FORESHOCK_DEVICE void count_bins_body(const HistogramJob& job, Block& block) {
   constexpr uint32_t kMinusZero = 0x80000000u, kPlusInfinity = 0x7f800000u, kMinusInfinity = 0xff800000u;

@@ -21,7 +21,8 @@ class CudaDevice {
   const std::string& name() const { return name_; }
   const DeviceLimits& limits() const { return limits_; }
 
-  // The functions below throw std::runtime_error with the driver's error number. Addresses are the device's.
+  // The functions below throw std::runtime_error with the driver's error number. A uint64_t is an address in
+  // device memory. `job` points to the kernel's parameter, a struct of device_jobs.h.
   uint64_t allocate(size_t bytes);
   void release(uint64_t address);
   void write(uint64_t to, const void* from, size_t bytes);
@@ -43,8 +44,8 @@ class CudaDevice {
 
   std::string missing_, name_;
   DeviceLimits limits_ = {};
-  std::vector<void*> functions_;
-  uint64_t busy_ = 0;  // memory that keep_busy() fills to occupy the device; 0: not allocated yet
+  std::vector<void*> functions_;  // of the driver (CUfunction), by DeviceKernel
+  uint64_t busy_ = 0;             // memory that keep_busy() fills to occupy the device; 0: not allocated yet
 };
 
 }  // namespace foreshock

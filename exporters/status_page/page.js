@@ -1,10 +1,12 @@
 // Polls /api/v1/state (figures, alarms, layers and events of each rank of a run) every two seconds, reads
-// /api/v1/history (values by step) when it has new steps, and updates the page. The last script of the page.
+// /api/v1/history (values by step) when it has new steps, and updates the page. The last script of the page: format.js
+// writes numbers and makes elements, tables.js makes tables, rows and key figures, before.js finds the loss events.
 
 const POLL_MS = 2000;
 // rank: the rank selected in the legend, null for all. run: the selected run, null for the run of the state. view: run
 // and rank of the last show(). state, history: the last replies. historyRun, historySteps: run and steps of `history`.
-// start() adds heat, tables and reader; scaleChosen: the user has selected the axis of the loss.
+// polls: number of times that `history` was out of date. start() adds heat (the heat map of layers), tables and reader
+// (the cursor on a step); scaleChosen: the user has selected the axis of the loss.
 const ui = { charts: [], rank: null, run: runOfAddress(), view: null, state: null, history: null, historyRun: null, historySteps: null, polls: 0 };
 
 // The fragment of the page's URL, #run=ID, selects the run.
@@ -17,7 +19,7 @@ function layerText(rank, label) {
   return label + (layer && known(layer.name) ? ` (${layer.name})` : "");
 }
 
-// A sentence on the alarm of a layer. `many`: the run has several ranks.
+// A sentence on the alarm of a layer. alarm.of: the limit that is exceeded. `many`: the run has several ranks.
 function alarmText({ rank, alarm }, many) {
   const layer = known(alarm.layer) ? `layer ${layerText(rank, alarm.layer)}` : "calls without a layer";
   const what = { grad_key: "dK", grad_value: "dV" }[alarm.tensor] || alarm.pass;
@@ -27,7 +29,8 @@ function alarmText({ rank, alarm }, many) {
   return `${where} has an error up to ${fixed(alarm.value, 1)} times what its precision explains`;
 }
 
-// A sentence on a fault of a rank as a whole, over all its layers, else on an alarm that has ended, else null.
+// A sentence on a fault of a rank as a whole, over all its layers, else on an alarm that has ended, else null. `limits`:
+// the alarm limits, thresholds of the state. bias_z: a bias divided by its standard error.
 function faultOf(rank, limits) {
   const isBiased = (ulp, z) => known(ulp) && known(z) && Math.abs(ulp) > limits?.bias_ulp && Math.abs(z) > limits?.bias_z;
   for (const pass of ["forward", "backward"]) {
@@ -81,7 +84,7 @@ function verdict(ranks, limits) {
 }
 
 // Returns [kind, phrase] as verdict() does. An alarm of a layer comes first, since the mean over all layers hides the
-// fault of one layer; then faults of a rank, then warnings of detectors that the benchmark has found useful.
+// fault of one layer; then faults of a rank, then warnings of detectors that the benchmark has found useful (proven).
 function attentionVerdict(ranks, limits) {
   const alarms = ranks.flatMap((rank) => (rank.alarms || []).map((alarm) => ({ rank, alarm })));
   if (alarms.length) {
@@ -194,7 +197,8 @@ function showCharts(ranks, shown) {
   for (const chart of ui.charts) chart.update(tables, drawing);
 }
 
-// suggest() selects the signal of an alarm unless the user has selected one. `pooled`: "RANK LAYER" whose bias has a z.
+// suggest() selects the signal of the first alarm, if the user has selected no signal. `pooled`: "RANK LAYER" of the
+// layers whose bias is a mean over several slices, and so has a z.
 function showHeat(shown) {
   const layers = (ui.history?.tables || []).filter((t) => known(t.layer) && Object.keys(t.columns).length && shown.some((rank) => rank.rank === t.rank));
   const names = new Map(shown.flatMap((rank) => (rank.layers || []).map((layer) => [layer.layer, layer.name])));
@@ -304,6 +308,7 @@ async function poll() {
   setTimeout(poll, POLL_MS);
 }
 
+// Table(parent, title, columns, indices of the columns with text, text if it is empty, whether it is open).
 function start() {
   const tables = byId("tables");
   if (window.Chart) ui.charts = CHARTS.map((kind) => new StepChart(byId(kind.isWide ? "loss" : "charts"), kind));
