@@ -65,7 +65,7 @@ def serve(adapter: str) -> None:
             fake(0)
             ctypes.CDLL(None).fake_record(0)
     calls = workloads()
-    repeats = dict.fromkeys(calls, 100)
+    repeats = dict.fromkeys(calls, 100)  # calls per turn; changes so that a turn lasts TURN_SECONDS
     for line in sys.stdin:
         work, count = calls[line.strip()], repeats[line.strip()]
         with torch.no_grad():
@@ -73,7 +73,7 @@ def serve(adapter: str) -> None:
             for _ in range(count):
                 work()
             seconds = time.perf_counter() - begin
-        repeats[line.strip()] = max(10, int(count * TURN_SECONDS / seconds))  # for the next turn
+        repeats[line.strip()] = max(10, int(count * TURN_SECONDS / seconds))
         print(seconds / count * 1e6, flush=True)
 
 
@@ -89,6 +89,7 @@ class Child:
         )
 
     def turn(self, name: str) -> float:
+        """Runs one turn of the workload `name`. Returns microseconds per call."""
         self.process.stdin.write(name + "\n")
         return float(self.process.stdout.readline())
 
@@ -119,13 +120,13 @@ def main() -> None:
     if not answer["path"]:
         sys.exit(f"no adapter: {answer['reason']}")
     children = [Child("", ""), Child(answer["path"], os.path.abspath(arguments.library))]
-    worst = 0.0
+    worst = 0.0  # largest upper bound of the attention calls
     for name in NAMES:
         for child in children * 3:  # three turns to warm up, in which serve() adapts the number of calls per turn
             child.turn(name)
         rounds = [[child.turn(name) for child in children] for _ in range(arguments.rounds)]
         plain, hooked = (statistics.median(column) for column in zip(*rounds, strict=True))
-        added, low, high = median_bounds([on - off for off, on in rounds])
+        added, low, high = median_bounds([with_adapter - without for without, with_adapter in rounds])
         print(f"{name:30s} {plain:7.2f} -> {hooked:7.2f} us   added {added:+.3f} us [{low:+.3f}, {high:+.3f}]")
         worst = max(worst, high) if "attention" in name else worst
     verdict = "met" if worst <= TARGET_US else "missed"

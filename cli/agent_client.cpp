@@ -59,7 +59,8 @@ constexpr off_t kSpareBytes = 256 << 10;  // a summary has about 3 KiB for each 
 
 bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT || signal == SIGHUP; }
 
-// Creates a file and allocates its space. Returns 0 or an errno.
+// Creates a file and allocates its space. In a directory shared with a service, the service's group may write
+// the file. Returns 0 or an errno.
 int create_reserved(const std::string& path, off_t bytes) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return errno;
@@ -76,6 +77,7 @@ std::string text_of(const std::string& path) {
 
 using Json = nlohmann::json;
 
+// Returns a text of an object, with '?' for control characters except newlines; "" if it is missing.
 std::string text_in(const Json& json, const char* key) {
   std::string text = json.contains(key) && json[key].is_string() ? json[key].get<std::string>() : "";
   std::replace_if(
@@ -134,8 +136,8 @@ std::optional<AgentAddress> read_agent_address(const std::string& directory) {
 
 void AgentKeeper::reap() {
   if (pid_ < 0 || !poll_exit(pid_)) return;
-  const bool short_life = steady_clock::now() - started_ < kShortLife;
-  schedule_start(short_life ? failures_ + 1 : 0);
+  const bool was_short = steady_clock::now() - started_ < kShortLife;
+  schedule_start(was_short ? failures_ + 1 : 0);
 }
 
 void AgentKeeper::schedule_start(int failures) {
@@ -153,7 +155,7 @@ void AgentKeeper::wake() const {
 }
 
 double AgentKeeper::cpu_wait_seconds() const {
-  double on_cpu = 0, waiting = 0;  // nanoseconds
+  double on_cpu = 0, waiting = 0;  // nanoseconds; they stay 0 if the file is missing
   std::ifstream("/proc/" + std::to_string(pid_) + "/schedstat") >> on_cpu >> waiting;
   return waiting / 1e9;
 }
@@ -189,7 +191,7 @@ void AgentKeeper::start() {
   sigemptyset(&none);
   const SpawnPlan plan = {.command = command_,
                           .environment = own_environment(),
-                          .signal_mask = &none,
+                          .signal_mask = &none,  // the launcher blocks signals that the agent must receive
                           .own_session = true,
                           .output = log,
                           .errors = log};
@@ -266,17 +268,18 @@ std::string ExitExchange::reserve(const std::string& directory) {
   const std::string launcher = std::to_string(launcher_id());
   exit_ = directory + "/exit." + launcher + ".json";
   summary_ = directory + "/summary." + launcher + ".json";
-  // The exit file is removed first, because the agent answers an exit file that has no summary.
+  // The exit file is removed first, because the agent writes a summary for an exit file that has none.
   unlink(exit_.c_str());
   unlink(summary_.c_str());
   spare_ = directory + "/spare." + launcher;
+  // write_exit_status() writes exit_ + ".new" and renames it.
   for (const auto& [path, bytes] : {std::pair(exit_ + ".new", kExitBytes), std::pair(spare_, kSpareBytes)})
     if (const int error = create_reserved(path, bytes); error != 0) return path + ": " + std::strerror(error);
   return "";
 }
 
 void ExitExchange::write_exit_status(const ExitStatus& status, int stop_signal) const {
-  // 128 + n: a shell's exit status after signal n.
+  // 128 + n is a shell's exit status after signal n. signal 0: no stop signal ended the command.
   const int signal = stop_signal != 0                    ? stop_signal
                      : is_stop_signal(status.signal)     ? status.signal
                      : is_stop_signal(status.code - 128) ? status.code - 128

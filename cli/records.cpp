@@ -1,5 +1,5 @@
 // foreshock export and foreshock detect. export converts a record, the JSON lines that the agent has written,
-// into files for other tools. detect runs the agent's detectors over a record.
+// into files for other tools. detect runs the agent's detectors over a record. say() prints a line to stderr.
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -45,7 +45,7 @@ class CsvFolder {
   NewFiles files_;
 };
 
-// Writes one folder per run and rank, because TensorBoard shows one curve per folder.
+// Writes an event file in one folder per run and rank, because TensorBoard shows one curve per folder.
 class TensorBoardFolder {
  public:
   explicit TensorBoardFolder(const fs::path& folder) : files_(folder) {}
@@ -56,7 +56,7 @@ class TensorBoardFolder {
     const std::string problem = write(scalars_.finish());
     return problem.empty() ? files_.finish() : problem;
   }
-  bool empty() const { return files_.empty(); }
+  bool empty() const { return files_.empty(); }  // no line had a value to draw
 
  private:
   std::string write(const std::vector<Scalar>& scalars) {
@@ -83,22 +83,22 @@ void print_exported(const RecordReader& reader, uint64_t taken) {
   say(text);
 }
 
-// Converts a record into files below `folder`. `Folder`: one of the classes above.
+// Converts a record into files below `folder`. `Folder`: one of the classes above. Returns the exit status.
 template <class Folder>
 int copy_record(const std::string& record, const std::string& folder) {
-  std::string problem;
+  std::string problem;  // "": no error so far
   const std::unique_ptr<RecordReader> reader = RecordReader::open(record, &problem);
-  Folder to(folder);
+  Folder files(folder);
   uint64_t taken = 0;
   while (problem.empty()) {
     const std::optional<RecordLine> line = reader->next();
     if (!line) break;
-    problem = to.add(*line);
+    problem = files.add(*line);
     ++taken;
   }
   if (problem.empty() && taken == 0) problem = reader->why_nothing(record);
-  if (problem.empty()) problem = to.finish();
-  if (problem.empty() && to.empty())
+  if (problem.empty()) problem = files.finish();
+  if (problem.empty() && files.empty())
     problem = record + ": no line has a value of a step to draw; --csv takes every line";
   if (!problem.empty()) {
     say(problem);
@@ -110,7 +110,7 @@ int copy_record(const std::string& record, const std::string& folder) {
 
 using Json = nlohmann::json;
 
-struct Found {
+struct Detected {
   Watches watches;                // the detectors of all ranks
   std::vector<EventLine> events;  // events of these detectors
   uint64_t lines = 0;             // lines of the record
@@ -142,15 +142,15 @@ class ScoreTable {
 };
 
 // Runs the detectors over all lines of a record. `scores`: null if no table is wanted.
-void detect_in(RecordReader& reader, ScoreTable* scores, Found* found) {
+void detect_in(RecordReader& reader, ScoreTable* scores, Detected* detected) {
   std::vector<WatchReading> readings;
-  if (scores != nullptr) found->watches.collect(&readings);  // each observe() below replaces `readings`
+  if (scores != nullptr) detected->watches.collect(&readings);  // each observe() below replaces `readings`
   while (const std::optional<RecordLine> line = reader.next()) {
-    ++found->lines;
+    ++detected->lines;
     std::visit(
         [&](const auto& each) {
-          for (const EventLine& event : found->watches.observe(each)) found->events.push_back(event);
-          if (scores != nullptr) scores->add(each.run, found->watches.last_rank(), readings);
+          for (const EventLine& event : detected->watches.observe(each)) detected->events.push_back(event);
+          if (scores != nullptr) scores->add(each.run, detected->watches.last_rank(), readings);
         },
         *line);
   }
@@ -168,10 +168,10 @@ Json event_json(const EventLine& event) {
           {"score", number_or_null(event.score)}};
 }
 
-Json document(const Found& found) {
+Json document(const Detected& detected) {
   Json events = Json::array(), ranks = Json::array();
-  for (const EventLine& event : found.events) events.push_back(event_json(event));
-  for (const auto& [key, watch] : found.watches.all()) {
+  for (const EventLine& event : detected.events) events.push_back(event_json(event));
+  for (const auto& [key, watch] : detected.watches.all()) {  // key: run and rank
     Json rank = precursors_json(watch);
     rank["run"] = key.first;
     rank["rank"] = key.second;
@@ -180,9 +180,9 @@ Json document(const Found& found) {
   return {{"schema", 1}, {"events", events}, {"ranks", ranks}};
 }
 
-void print_events(const Found& found) {
+void print_events(const Detected& detected) {
   std::printf("%10s %5s  %-24s %-8s %-6s %7s\n", "step", "rank", "event", "layer", "level", "score");
-  for (const EventLine& event : found.events) {
+  for (const EventLine& event : detected.events) {
     const std::string& what = event.detector.empty() ? event.event : event.detector;
     std::printf("%10lld %5lld  %-24s %-8s %-6s", static_cast<long long>(*event.step),
                 static_cast<long long>(*event.rank), printable(what).c_str(), printable(event.layer).c_str(),
@@ -191,8 +191,8 @@ void print_events(const Found& found) {
   }
 }
 
-void print_loss_events(const Found& found) {
-  for (const auto& [key, watch] : found.watches.all())
+void print_loss_events(const Detected& detected) {
+  for (const auto& [key, watch] : detected.watches.all())
     for (const LossEventSeen& seen : watch.loss_events()) {
       std::printf("\nrank %lld: %s at step %lld\n", static_cast<long long>(key.second), name_of(seen.kind),
                   static_cast<long long>(seen.onset_step));
@@ -216,7 +216,7 @@ int export_record(const Arguments& arguments) {
   const std::string csv = arguments.text(OptionId::kCsv), board = arguments.text(OptionId::kTensorBoard);
   if (arguments.command().size() != 1 || csv.empty() == board.empty())
     return wrong_use("type: foreshock export --tensorboard DIR|--csv DIR RECORD.jsonl");
-  allow_many_files();                                  // one file for each rank
+  allow_many_files();                                  // raises the limit: one open file for each rank
   const std::string& record = arguments.command()[0];  // the word after the options
   return csv.empty() ? copy_record<TensorBoardFolder>(record, board) : copy_record<CsvFolder>(record, csv);
 }
@@ -227,13 +227,13 @@ int detect(const Arguments& arguments) {
   const std::string& record = arguments.command()[0];  // the word after the options
   const std::string table = arguments.text(OptionId::kScores);
   ScoreTable scores;
-  Found found;
+  Detected detected;
   std::string problem;
   const std::unique_ptr<RecordReader> reader = RecordReader::open(record, &problem);
   if (problem.empty() && !table.empty()) problem = scores.open(table);
   if (problem.empty()) {
-    detect_in(*reader, table.empty() ? nullptr : &scores, &found);
-    if (found.lines == 0) problem = reader->why_nothing(record);
+    detect_in(*reader, table.empty() ? nullptr : &scores, &detected);
+    if (detected.lines == 0) problem = reader->why_nothing(record);
   }
   if (problem.empty() && !table.empty()) problem = scores.finish();
   if (!problem.empty()) {
@@ -241,13 +241,13 @@ int detect(const Arguments& arguments) {
     return 1;
   }
   if (arguments.has_flag(OptionId::kJson)) {
-    std::printf("%s\n", document(found).dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+    std::printf("%s\n", document(detected).dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
   } else {
-    print_events(found);
-    print_loss_events(found);
+    print_events(detected);
+    print_loss_events(detected);
   }
   print_left_out(*reader);
-  for (const std::string& text : left_out(found.watches)) say(text);  // series and ranks beyond the limits
+  for (const std::string& text : left_out(detected.watches)) say(text);  // series and ranks beyond the limits
   return 0;
 }
 

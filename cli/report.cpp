@@ -1,5 +1,7 @@
-// foreshock report: reads records and writes the report as JSON, Markdown or an HTML page. The first parts of
-// this file make these three formats (report_text.h); the command is at the end.
+// foreshock report: reads records and writes the report as JSON, Markdown or an HTML page. ReportBuilder
+// makes a Report from the lines of records; this file writes it in these three formats (the page contains the
+// JSON). An episode is a period in which a detector's level was above quiet. A sign is an episode before a
+// loss event. An attempt is one start of the training by its launcher.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -99,10 +101,9 @@ Json facts_json(const std::vector<ReportFact>& facts) {
   return list;
 }
 
-// Returns how many steps earlier than `since_step` the sign may have started; -1: unknown, as the detector
-// had no earlier value. The sign may have started at any step after the detector's previous value. Since a
-// detector that needs several values reacts late, the sign may also have started in a gap of more than
-// kLongUnseen steps among the previous kValues values.
+// Returns how many steps before `since_step` the sign may have started: those since the detector's previous
+// value. A detector that needs several values reacts late, so if its last kValues values have gaps of more
+// than kLongUnseen steps, it returns those since the start of the latest such gap. -1: no earlier value.
 int64_t unseen_before(const ReportSign& sign) {
   constexpr int kValues = 4;
   int64_t next = sign.since_step, unseen = -1;
@@ -118,8 +119,9 @@ int64_t unseen_before(const ReportSign& sign) {
   return unseen;
 }
 
+// Steps are -1 if there is none; the JSON then has null.
 Json sign_json(const ReportSign& sign, const ReportEvent& event) {
-  const auto lead = [&](int64_t step) {
+  const auto lead = [&](int64_t step) {  // steps before the onset of the event
     return step < 0 ? Json(nullptr) : Json(steps_between(step, event.onset_step));
   };
   const DetectorInfo& info = info_of(sign.detector);
@@ -134,7 +136,7 @@ Json sign_json(const ReportSign& sign, const ReportEvent& event) {
           {"warn_step", count_or_null(sign.warn_step)},
           {"warn_lead_steps", lead(sign.warn_step)},
           {"end_step", count_or_null(sign.end_step)},
-          {"sure", how_sure(measured_of(info.name))},
+          {"sure", how_sure(measured_of(info.name))},  // what the benchmark measured of this detector
           {"points", points_json(sign.points)}};
 }
 
@@ -187,12 +189,12 @@ Json episode_json(const ReportEpisode& each) {
 // Returns the columns of the table, by name. Value n covers the steps_per_point steps that begin with
 // first_step + n * steps_per_point.
 Json table_json(const HistoryTable& table) {
-  Json made = {{"first_step", table.first_step}, {"steps_per_point", table.steps_per_point}};
+  Json json = {{"first_step", table.first_step}, {"steps_per_point", table.steps_per_point}};
   for (const auto& [name, values] : table.columns) {
-    Json& list = made[std::string(name)] = Json::array();
+    Json& list = json[std::string(name)] = Json::array();
     for (const float value : values) list.push_back(short_number(static_cast<double>(value)));
   }
-  return made;
+  return json;
 }
 
 Json timeline_json(const Report& report) {
@@ -203,7 +205,7 @@ Json timeline_json(const Report& report) {
 }
 
 Json attention_json(const Report& report) {
-  Json made = table_json(report.attention), layers = Json::array(), faults = Json::array();
+  Json json = table_json(report.attention), layers = Json::array(), faults = Json::array();
   for (const HistoryTable& table : report.attention_layers) {
     layers.push_back(table_json(table));
     layers.back()["layer"] = name_or_null(table.layer);
@@ -217,20 +219,21 @@ Json attention_json(const Report& report) {
                       {"last_step", fault.last_step},
                       {"beyond", fault.beyond},
                       {"slices", fault.slices}});
-  made["text"] = report.attention_text;
-  made["layers"] = layers;
-  made["faults"] = faults;
-  return made;
+  json["text"] = report.attention_text;
+  json["layers"] = layers;
+  json["faults"] = faults;
+  return json;
 }
 
 // Returns the expression by which a content security policy allows a script or style with this SHA-256.
 std::string source_of(std::string_view hexadecimal) {
   std::string bytes;
-  for (size_t at = 0; at + 1 < hexadecimal.size(); at += 2)
-    bytes += static_cast<char>(std::stoi(std::string(hexadecimal.substr(at, 2)), nullptr, 16));
+  for (size_t digit = 0; digit + 1 < hexadecimal.size(); digit += 2)
+    bytes += static_cast<char>(std::stoi(std::string(hexadecimal.substr(digit, 2)), nullptr, 16));
   return "'sha256-" + to_base64(bytes) + "'";
 }
 
+// The page's content security policy: only its own two scripts and its own style, nothing from a network.
 std::string policy() {
   return "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; script-src " +
          source_of(kReportChartHash) + " " + source_of(kReportJsHash) + "; style-src " +
@@ -245,7 +248,7 @@ std::string escape_for_script(const std::string& json) {
   return text;
 }
 
-// Limits of the Markdown: loss events, signs of each event, and lines of each list.
+// Limits of the Markdown: loss events, signs of each event, and lines of each list. The rest is only counted.
 constexpr size_t kMostShownEvents = 3, kMostSigns = 5, kMostLines = 6;
 
 void append_lines(std::string* text, const std::string& title, const std::vector<std::string>& lines) {
@@ -328,6 +331,7 @@ std::string choose_page(Request* request) {
   return "";
 }
 
+// Fills and checks the request. Returns "" or an error.
 std::string parse(const Words& words, Request* request) {
   request->records = words.files();
   request->out = words.value("-o");
@@ -352,13 +356,13 @@ std::string read(const std::string& path, ReportBuilder* builder, std::vector<st
   std::string problem;
   const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &problem);
   if (reader == nullptr) return problem;
-  uint64_t taken = 0;
+  uint64_t lines = 0;
   while (const std::optional<RecordLine> line = reader->next()) {
-    ++taken;
+    ++lines;
     if (problem = builder->take(*line); !problem.empty()) return path + ": " + problem;
   }
   const std::string name = fs::path(path).filename().string();
-  if (taken == 0) return reader->why_nothing(path);
+  if (lines == 0) return reader->why_nothing(path);
   if (reader->bad_lines() > 0)
     notes->push_back(std::to_string(reader->bad_lines()) + " lines of " + name + " could not be read (" +
                      reader->first_problem() + ").");
@@ -398,20 +402,20 @@ std::string report_json(const Report& report) {
 std::string report_page(const std::string& json) {
   std::string page;
   const std::string data = escape_for_script(json), rules = policy();
-  // In the order of the marks in page.html: only kReportHtml is searched for marks, from the last one on. The
-  // inserted parts contain text from a trainer, which may look like a mark.
+  // In the order of the marks in page.html. Marks are searched for in kReportHtml, each after the one before,
+  // and not in the inserted parts: they contain text from a trainer, which may look like a mark.
   const std::pair<std::string_view, std::string_view> parts[] = {{"/*POLICY*/", rules},
                                                                  {"/*STYLE*/", kReportCss},
                                                                  {"/*DATA*/", data},
                                                                  {"/*CHART*/", kReportChart},
                                                                  {"/*SCRIPT*/", kReportJs}};
-  size_t from = 0;
+  size_t copied = 0;  // bytes of kReportHtml that the page has
   for (const auto& [mark, text] : parts) {
-    const size_t at = kReportHtml.find(mark, from);
-    page.append(kReportHtml.substr(from, at - from)).append(text);
-    from = at + mark.size();
+    const size_t position = kReportHtml.find(mark, copied);
+    page.append(kReportHtml.substr(copied, position - copied)).append(text);
+    copied = position + mark.size();
   }
-  return page.append(kReportHtml.substr(from));
+  return page.append(kReportHtml.substr(copied));
 }
 
 std::string report_markdown(const Report& report, const std::vector<std::string>& records) {
@@ -434,10 +438,10 @@ std::string report_markdown(const Report& report, const std::vector<std::string>
   text +=
       "\n## Look further\n\n    foreshock report" + names + "\n    foreshock report --json" + names + "\n";
   if (records.size() == 1) text += "    foreshock detect" + names + "\n";
-  std::string lines;  // each line is made printable on its own, since printable() replaces newlines
-  std::istringstream all(text);
-  for (std::string line; std::getline(all, line);) lines += printable(line) + "\n";
-  return lines;
+  std::string printed;  // each line is made printable on its own, since printable() replaces newlines
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) printed += printable(line) + "\n";
+  return printed;
 }
 
 int report(const std::vector<std::string>& words) {

@@ -1,4 +1,4 @@
-// Parses simple command lines and formats their help (words.h).
+// Parses command lines of options and files (words.h), suggests similar words, and formats --help.
 #include "cli/words.h"
 
 #include <algorithm>
@@ -10,7 +10,8 @@
 namespace foreshock::cli {
 namespace {
 
-// Returns the Damerau-Levenshtein distance: insertions, deletions, replacements and swaps of neighbours.
+// Returns the Damerau-Levenshtein distance: the least number of insertions, deletions, replacements and swaps
+// of neighbours that turn a into b. rows[i][j]: distance of the first i letters of a and the first j of b.
 size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::vector<size_t>> rows(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) {
@@ -35,7 +36,7 @@ std::string did_you_mean(const std::string& word, const std::vector<std::string>
   if (word.size() > kLongestWord) return "";
   const std::string* best = nullptr;
   // A similar word differs by at most 2 edits, and by at most one for every three letters of `word`.
-  size_t least = 1 + std::min<size_t>(2, word.size() / 3);  // the distance must be below this
+  size_t least = 1 + std::min<size_t>(2, word.size() / 3);  // the distance of `best` must be below this
   for (const std::string& each : known) {
     const size_t distance = edit_distance(word, each);
     if (distance < least) {
@@ -92,6 +93,7 @@ std::string Words::parse(const std::vector<std::string>& words, const std::strin
       if (equals != word.npos) return flag + " takes no value";
     } else {
       if (equals != word.npos) given.values.push_back(word.substr(equals + 1));
+      // option->values: how many words the option takes.
       while (given.values.size() < option->values && i + 1 < words.size()) given.values.push_back(words[++i]);
       const bool is_empty = std::any_of(given.values.begin(), given.values.end(),
                                         [](const std::string& value) { return value.empty(); });
@@ -104,9 +106,9 @@ std::string Words::parse(const std::vector<std::string>& words, const std::strin
 }
 
 const Words::Given* Words::find(std::string_view flag) const {
-  const auto found =
+  const auto last =
       std::find_if(given_.rbegin(), given_.rend(), [&](const Given& given) { return given.flag == flag; });
-  return found == given_.rend() ? nullptr : &*found;
+  return last == given_.rend() ? nullptr : &*last;
 }
 
 std::string Words::value(std::string_view flag) const {
@@ -132,13 +134,13 @@ std::string words_help(std::span<const WordOption> options, size_t columns) {
 }
 
 void print_help(const WordsHelp& help) {
-  const size_t columns = terminal_columns(80);
+  const size_t columns = terminal_columns(80);  // 80 if the output is not a terminal
   std::string text;
   std::string_view usage = help.usage;
   while (!usage.empty()) {
     const std::string_view line = usage.substr(0, usage.find('\n'));
     usage.remove_prefix(std::min(usage.size(), line.size() + 1));
-    ((text += "foreshock ") += wrapped(std::string(line), 4, columns - 10)) += '\n';
+    ((text += "foreshock ") += wrapped(std::string(line), 4, columns - 10)) += '\n';  // 10: "foreshock "
   }
   text += wrapped(help.purpose, 0, columns) + "\n\n" + words_help(help.options, columns);
   std::string_view notes = help.notes;

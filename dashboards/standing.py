@@ -20,8 +20,8 @@ def standing(detector: str, default: Default) -> str:
 
 
 def alerting(findings: dict[str, str], default: Default) -> dict[str, str]:
-    """Selects the detectors that an alert uses from `findings` (detector: text of its finding): the default ones, or all
-    if none is a default one."""
+    """Selects the detectors that an alert uses from `findings` (detector: text of its finding): the default ones, or
+    all if none is a default one."""
     return {name: finding for name, finding in findings.items() if name in default} or findings
 
 

@@ -1,10 +1,15 @@
-"""The dashboard "weights": movement of the weights of the selected run (of_run), and state of its optimizer."""
+"""The dashboard "weights": movement of the weights of the selected run, and state of its optimizer.
+
+of_run() makes the PromQL selector of a metric in the selected run, of_living() without the series of ended ranks.
+lines() draws queries over time, by_step() over steps, layers() as a heat map of layers over time (panel.py). W1 is the
+Wasserstein distance of two snapshots of weights. `Values`: the limits of values.toml, by alert.
+"""
 
 from board import Board, Row, run_variable
 from panel import COUNT, NO_UNIT, RATIO, Query, by_step, layers, lines, of_living, of_run
 from rule import Values
 
-MEAN, MAX = ',stat="mean"', ',stat="max"'  # matchers of labels, for of_run()
+MEAN, MAX = ',stat="mean"', ',stat="max"'  # further label matchers for of_run()
 
 
 def layer_distance(reference: str) -> str:
@@ -13,7 +18,7 @@ def layer_distance(reference: str) -> str:
 
 
 def weights_row() -> Row:
-    distance = of_run("weight_wasserstein_distance", ',stat="pooled"')
+    distance = of_run("weight_wasserstein_distance", ',stat="pooled"')  # of all weight values of a node together
     return Row(
         "Weights",
         [

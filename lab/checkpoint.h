@@ -21,8 +21,9 @@ struct StoredTensor {
   uint64_t elements() const { return dtype == DType::kNone ? 0 : bytes / size_of(dtype); }
 };
 
-// A file in the safetensors format: a length, a JSON header, the data. The data is read on request, so a file
-// may be far larger than memory. Files are not mapped: a mapped file that shrinks would cause SIGBUS.
+// A file in the safetensors format: the header's length, a JSON header, the data. The data is read on
+// request, so a file may be far larger than memory. Files are not mapped: a mapped file that shrinks would
+// cause SIGBUS.
 class Safetensors {
  public:
   Safetensors() = default;
@@ -33,11 +34,12 @@ class Safetensors {
   // Opens a file and checks its header, which is not trusted. Returns "" or one line that says what is wrong.
   std::string open(const std::string& path);
 
-  // Reads `count` bytes of a tensor of this file from byte `from` on. Thread-safe. Returns "" or an error.
-  std::string read(const StoredTensor& tensor, uint64_t from, uint64_t count, char* to) const;
+  // Reads `count` bytes of a tensor of this file from its byte `begin` on. Returns "" or an error.
+  // Thread-safe.
+  std::string read(const StoredTensor& tensor, uint64_t begin, uint64_t count, char* data) const;
 
   const std::string& path() const { return path_; }
-  uint64_t size() const { return size_; }
+  uint64_t size() const { return size_; }  // of the file, in bytes
   const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
@@ -46,7 +48,7 @@ class Safetensors {
   std::string read_header();
 
   std::string path_;
-  int file_ = -1;
+  int file_ = -1;  // descriptor; -1: not open
   uint64_t size_ = 0;
   std::map<std::string, StoredTensor> tensors_;
   std::map<std::string, std::string> metadata_;
@@ -60,7 +62,7 @@ std::string printable(const std::string& text);
 int open_regular(const std::string& path, uint64_t* size, std::string* problem);
 
 // Reads the bytes [offset, offset + count). Returns false if any of them cannot be read.
-bool read_all(int file, uint64_t offset, uint64_t count, char* to);
+bool read_all(int file, uint64_t offset, uint64_t count, char* data);
 
 // The tensors of a model by name, from one safetensors file, from the files with some of the tensors each
 // (shards) that an index (model.safetensors.index.json) names, or from the .safetensors files of a directory.
@@ -74,8 +76,8 @@ struct Checkpoint {
   std::vector<Safetensors> files;
   std::map<std::string, Place> tensors;
 
-  std::string read(const Place& place, uint64_t from, uint64_t count, char* to) const {
-    return files[place.file].read(*place.tensor, from, count, to);
+  std::string read(const Place& place, uint64_t begin, uint64_t count, char* data) const {
+    return files[place.file].read(*place.tensor, begin, count, data);
   }
 };
 

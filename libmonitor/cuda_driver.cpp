@@ -1,4 +1,5 @@
 // Looks up the CUDA driver's functions, reads the file of kernels, and allocates in a ring of device memory.
+// Failures are returned as words such as "no_driver"; null means success.
 #include "libmonitor/cuda_driver.h"
 
 #include <dlfcn.h>
@@ -23,7 +24,7 @@ using GetProcAddress = cuda::Result (*)(const char*, void**, int, uint64_t, int*
 const char* DriverApi::find_all(const char* library, int oldest) {
   // dlopen and dlsym are weak symbols: with an older glibc they are null in a process without libdl.
   if (&dlopen == nullptr || &dlsym == nullptr) return "no_loader";
-  // Only increments a reference count: a trainer with tensors on a device has already loaded the driver.
+  // The trainer, which has tensors on a device, has loaded the driver: dlopen increments a reference count.
   void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return "no_driver";
   const auto get_version = reinterpret_cast<GetVersion>(dlsym(handle, "cuDriverGetVersion"));
@@ -33,7 +34,7 @@ const char* DriverApi::find_all(const char* library, int oldest) {
   if (get_address == nullptr || version < oldest) return "old_driver";
   version_ = version;
 
-  // `since`: the version of CUDA whose signature of the function is meant.
+  // `since`: the CUDA version in which the function got the signature that is declared here.
   const auto find = [&]<class Call>(const char* symbol, int since, Call** call) {
     void* address = nullptr;
     int status = 0;
@@ -43,6 +44,7 @@ const char* DriverApi::find_all(const char* library, int oldest) {
     return address != nullptr;
   };
   bool all = true;
+  // The two lists (cuda_driver.h) have all functions; the optional ones stay null if the driver lacks them.
 #define FORESHOCK_DRIVER_FIND(call, symbol, version, parameters) all &= find(#symbol, version, &call);
   FORESHOCK_DRIVER_CALLS(FORESHOCK_DRIVER_FIND)
 #undef FORESHOCK_DRIVER_FIND
@@ -68,7 +70,7 @@ bool DriverApi::launch(cuda::Function kernel, const LaunchShape& shape, void* jo
 bool DriverApi::is_open() const { return opened_by_.load(std::memory_order_acquire) == getpid(); }
 
 const char* DriverApi::failure() const {
-  const pid_t opener = opened_by_.load(std::memory_order_acquire);
+  const pid_t opener = opened_by_.load(std::memory_order_acquire);  // 0: the driver was not opened
   return opener != 0 && opener != getpid() ? "forked" : failure_.load(std::memory_order_acquire);
 }
 
@@ -77,7 +79,7 @@ bool DriverApi::open(const char* library, int oldest) {
   if (is_open()) return true;
   if (failure() != nullptr) return false;
   TryLock lock(opening_);
-  if (!lock) return false;
+  if (!lock) return false;  // another thread opens it now; the caller tries again later
   if (opened_by_.load(std::memory_order_relaxed) != 0) return true;  // another thread opened it first
   if (const char* why = find_all(library, oldest)) {
     failure_.store(why, std::memory_order_release);
@@ -92,10 +94,10 @@ namespace {
 // Most EINTR per file. The signals of a trainer with a fast timer could otherwise interrupt every read.
 constexpr int kMostInterruptions = 1000;
 
-bool read_whole(int fd, std::byte* to, size_t bytes) {
+bool read_whole(int fd, std::byte* buffer, size_t bytes) {
   int interruptions = 0;
   for (size_t done = 0; done < bytes;) {
-    const ssize_t got = pread(fd, to + done, bytes - done, static_cast<off_t>(done));
+    const ssize_t got = pread(fd, buffer + done, bytes - done, static_cast<off_t>(done));
     if (got < 0 && errno == EINTR && ++interruptions < kMostInterruptions) continue;
     if (got <= 0) return false;
     done += static_cast<size_t>(got);
@@ -144,12 +146,14 @@ void StagingRing::reset(uint64_t bytes) {
 
 void StagingRing::free_completed() {
   for (; count_ > 0; --count_, first_ = (first_ + 1) % kMostSlices) {
-    // The stream stores this word, which never decreases, after it has copied the slice of the range.
+    // After the copy of the slice, the stream stores `done` or more into this word, which never decreases.
     std::atomic_ref<uint64_t> word(*const_cast<uint64_t*>(at(0).sequence));
     if (word.load(std::memory_order_acquire) < at(0).done) return;
   }
 }
 
+// The ranges in use follow one another, from the oldest to the newest; at the ring's end they wrap to offset
+// 0.
 bool StagingRing::find(uint64_t bytes, Place* place) {
   free_completed();
   const uint64_t need = (bytes + kAlign - 1) / kAlign * kAlign;
@@ -158,12 +162,12 @@ bool StagingRing::find(uint64_t bytes, Place* place) {
   if (count_ > 0) {
     const uint64_t oldest = at(0).begin, newest = at(count_ - 1).end;
     begin = newest;
-    if (newest > oldest) {  // the used range does not wrap: memory is free after it and before it
+    if (newest > oldest) {  // the used part does not wrap: memory is free after it and before it
       if (bytes_ - newest < need) {
         begin = 0;
         if (oldest < need) return false;
       }
-    } else if (oldest - newest < need) {  // it wraps: only memory between its end and its begin is free
+    } else if (oldest - newest < need) {  // the used part wraps: only [newest, oldest) is free
       return false;
     }
   }

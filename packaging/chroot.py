@@ -1,4 +1,4 @@
-"""Chroots with releases of Debian, for tests. Each is made once with debootstrap under build/chroots, then reused.
+"""Chroots with releases of Debian, for tests of packages. Each is made once, under build/chroots, then reused.
 
 Needs root and debootstrap. Packages come from DEBIAN_MIRROR, or else from the Debian archive in this machine's apt
 configuration. Every command runs in its own mount and process namespaces, so no mount and no process outlives it.
@@ -25,7 +25,7 @@ class ChrootError(Exception):
 
 
 def mirror() -> str:
-    """The URL of the Debian archive: DEBIAN_MIRROR, or the archive of this machine's apt."""
+    """The URL of the Debian archive: DEBIAN_MIRROR, or that of this machine's apt (not the one of security updates)."""
     if mirror_url := os.environ.get("DEBIAN_MIRROR"):
         return mirror_url
     query = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian"]
@@ -61,12 +61,12 @@ class Chroot:
             return
         base = CHROOTS / suite if name else None  # a named chroot starts as a copy of the suite's unnamed one
         if base is not None and not (base / "ready").exists():
-            Chroot(suite)
+            Chroot(suite)  # makes the unnamed one
         # The chroot is made under another name and renamed at the end, so that an incomplete one is never used.
         unfinished = CHROOTS / (self.path.name + ".new")
         shutil.rmtree(unfinished, ignore_errors=True)
         CHROOTS.mkdir(parents=True, exist_ok=True)
-        final, self.path = self.path, unfinished
+        final, self.path = self.path, unfinished  # install() and check() use self.path
         if base is None:
             self._debootstrap()
         else:
@@ -104,10 +104,10 @@ class Chroot:
         binds: Mapping[Path, str] | None = None,
         env: Mapping[str, str] | None = None,
         timeout: float = 1800,
-        **more: object,
+        **run_options: object,
     ) -> subprocess.CompletedProcess[str]:
         """Runs `command` in the chroot as `user`, with `binds` (path outside: path inside) mounted. The environment is
-        only PATH, HOME, LANG, DEBIAN_FRONTEND and `env`. `more`: further arguments of subprocess.run()."""
+        only PATH, HOME, LANG, DEBIAN_FRONTEND and `env`. `run_options`: further arguments of subprocess.run()."""
         home = "/root" if user == "root" else f"/home/{user}"
         variables = {"PATH": PATHS, "HOME": home, "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
         variables |= env or {}
@@ -116,21 +116,21 @@ class Chroot:
         script = ["set -e", f"mount -t proc proc {root}/proc", f"mount --rbind /dev {root}/dev"]
         script.append(f"mount -t tmpfs -o mode=1777 none {root}/dev/shm")
         for outside, inside in (binds or {}).items():
-            place = self.path / inside.lstrip("/")
-            place.mkdir(parents=True, exist_ok=True)
-            script.append(f"mount --bind {shlex.quote(str(outside))} {shlex.quote(str(place))}")
+            mount_point = self.path / inside.lstrip("/")
+            mount_point.mkdir(parents=True, exist_ok=True)
+            script.append(f"mount --bind {shlex.quote(str(outside))} {shlex.quote(str(mount_point))}")
         words = ["env", "-i", *(f"{key}={value}" for key, value in variables.items()), *command]
         if user != "root":
             words = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", *words]
         script.append(f"exec chroot {root} {shlex.join(words)}")
         namespaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
         return subprocess.run(
-            [*namespaces, "sh", "-c", "\n".join(script)], text=True, timeout=timeout, check=False, **more
+            [*namespaces, "sh", "-c", "\n".join(script)], text=True, timeout=timeout, check=False, **run_options
         )
 
-    def check(self, *command: str, **more: object) -> str:
+    def check(self, *command: str, **run_options: object) -> str:
         """Like run(), but returns standard output. If the command fails, raises an error with the end of the output."""
-        done = self.run(*command, capture_output=True, **more)
+        done = self.run(*command, capture_output=True, **run_options)
         if done.returncode != 0:
             tail = (done.stdout + done.stderr).strip()[-2000:]
             raise ChrootError(f"in {self.path.name}: {shlex.join(command)} ended with {done.returncode}:\n{tail}")

@@ -1,8 +1,12 @@
 """Determines which tensors a framework keeps equal over ranks, and prefixes the names of all other tensors.
 
 The agent, another process, compares tensors of the same name bit for bit across ranks. So a tensor that differs by
-design must have another name on each rank: a manually sharded head, an expert that DDP ignores, a flat shard. Its
-prefix has the rank. A tensor that is equal on some ranks only has the lowest of these ranks in its prefix.
+design must have another name on each rank: a manually sharded head, an expert that DDP ignores, a flat shard of FSDP.
+Its prefix has the rank. A tensor that is equal on some ranks only has the lowest of these ranks in its prefix. The
+"coordinates" of a rank are its indices in the dimensions of parallelism (place.py); the agent has them too.
+
+suppress_ours() drops exceptions of this file, but not those of the training (is_of_trainer()), whose signal handlers
+may run at any point.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import Any
 from .place import group, is_replica, of_megatron, root_of
 from .signals import is_of_trainer, suppress_ours
 
-NAME_BYTES = 159  # the segment keeps so many bytes of a name; of a longer name the end is used
+NAME_BYTES = 159  # the segment keeps so many bytes of a name
 
 # DDP's communication hooks after which all ranks have the same gradient. Others may average less often (local SGD).
 FAITHFUL = ("allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook", "batched_powerSGD_hook")
@@ -22,8 +26,8 @@ HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 
 
 def _is_faithful(hook: Any, state: Any, module: Any) -> bool:
-    """Whether the hook is in FAITHFUL and averages over the same ranks as the module. `state`: the hook's state, which
-    is or has a process group; None: the default group."""
+    """Whether the hook is in FAITHFUL and averages over the module's ranks, or over all ranks. `state`: the argument
+    with which the hook was registered: a process group, an object that has one, or None (all ranks)."""
     process_group = getattr(state, "process_group", state)
     is_known = getattr(hook, "__module__", "").startswith(HOOKS) and getattr(hook, "__name__", "") in FAITHFUL
     return is_known and (process_group is None or process_group is module.process_group)
@@ -39,12 +43,12 @@ def _prefixes_of_module(module: Any, distributed: Any) -> dict[int, str]:
         return {p._cdata: f"local{distributed.get_rank()}." for p in module.module.parameters()}
     ranks = distributed.get_process_group_ranks(module.process_group)
     prefix = "" if len(ranks) == distributed.get_world_size() else f"group{min(ranks)}."
-    inner = module.module.named_parameters()
-    return {p._cdata: prefix for name, p in inner if name not in module.parameters_to_ignore}
+    named = module.module.named_parameters()
+    return {p._cdata: prefix for name, p in named if name not in module.parameters_to_ignore}
 
 
 def _prefix_of_mesh(parameter: Any, coordinate_mesh: Any, distributed: Any) -> str:
-    """The prefix of a parameter on a device mesh: the lowest rank of the mesh.
+    """The prefix of a parameter on a device mesh: "group<N>." with the lowest rank N of the mesh.
 
     No prefix is needed if the mesh has all ranks, or if it is part of `coordinate_mesh`, from which the coordinates of
     this rank come: the agent distinguishes these tensors by the coordinates.
@@ -67,30 +71,30 @@ class Replicas:
     """Prefixes of parameter names on this rank, as of the moment of construction. `modules`: all modules."""
 
     def __init__(self, parameters: Iterable[Any], modules: Iterable[Any]) -> None:
-        self._group = group()
-        self._prefixes: dict[int, str] = {}
+        self._distributed = group()  # functions of torch.distributed; None: there is only one process
+        self._prefixes: dict[int, str] = {}  # by address: of the parameters of DistributedDataParallel modules
         self._has_megatron, self._coordinate_mesh = False, None
-        if self._group is None:
+        if self._distributed is None:
             return
-        self._own_prefix = f"rank{self._group.get_rank()}."
+        self._own_prefix = f"rank{self._distributed.get_rank()}."
         with suppress_ours():
             self._has_megatron = of_megatron() is not None
         with suppress_ours():
             meshes = (getattr(parameter, "device_mesh", None) for parameter in parameters)
             self._coordinate_mesh = next((root_of(mesh) for mesh in meshes if mesh is not None), None)
         for module in modules:
-            if is_replica(module):
+            if is_replica(module):  # a DistributedDataParallel
                 with suppress_ours():
-                    self._prefixes.update(_prefixes_of_module(module, self._group))
+                    self._prefixes.update(_prefixes_of_module(module, self._distributed))
 
     def prefix(self, parameter: Any, is_named: bool) -> str:
         """The prefix of a parameter's name; "": the tensor must be equal on all ranks with the same name. `is_named`:
         the name is a path in a model, hence the same on all ranks."""
-        if self._group is None:
+        if self._distributed is None:
             return ""
         try:
-            if getattr(parameter, "placements", None):
-                return _prefix_of_mesh(parameter, self._coordinate_mesh, self._group)
+            if getattr(parameter, "placements", None):  # a DTensor
+                return _prefix_of_mesh(parameter, self._coordinate_mesh, self._distributed)
             if self._has_megatron and is_named and not _has_other_tensor_parallelism(parameter):
                 return ""
         except Exception as error:  # an unknown release of a framework
