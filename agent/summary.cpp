@@ -106,7 +106,7 @@ using Ranks = std::vector<const RankStatistics*>;
 struct PassTotals {
   uint64_t calls = 0, unsampled = 0, sampled = 0, judged = 0, nonfinite = 0;
   std::map<std::string, uint64_t> skipped, lost;  // by reason
-  std::optional<double> ratio;  // mean error relative to unfused attention, weighted by judged calls
+  std::optional<double> ratio;  // mean error / error of unfused attention, in the last 64 slices of each rank
   bool is_compared = false;     // an output was compared (of calls with dropout only the scores are compared)
 };
 
@@ -123,7 +123,6 @@ class WeightedMean {
   double weight_ = 0, sum_ = 0;
 };
 
-// The means of a rank (mean_of()) cover its last 64 slices, the counts all of them.
 PassTotals totals_of(const Ranks& ranks, uint32_t pass) {
   PassTotals totals;
   WeightedMean ratio;
@@ -175,15 +174,13 @@ enum FindingOrder { kNonfinite, kReplicas, kNow, kLossNonfinite, kDiverged, kOve
 
 constexpr const char* kAttentionFault = "ATTENTION FAULT";
 
-// `tensor`: a JudgedTensor: the output, dQ, dK or dV.
 std::string place_of(const std::string& layer, uint32_t tensor) {
   constexpr const char* kNames[kJudgedTensors] = {"forward", "backward", "dK (grad_key)", "dV (grad_value)"};
   return (layer.empty() ? std::string("calls without a layer") : "layer " + printable(layer)) + ", " +
          kNames[tensor];
 }
 
-// Describes an alarm. `kind`: LayerAlarm::kind, the limit that is exceeded. `value`: the largest ratio of the
-// figure to its noise, or the bias in ulp.
+// Describes an alarm. `kind`: LayerAlarm::kind, the exceeded limit. `value`: a ratio, or a bias in ulp.
 std::string fault_text(const std::string& kind, std::optional<double> value) {
   if (kind == "bias") return "biased by " + formatted("%+.2f ulp", value);
   if (kind == "nonfinite") return "NaN or Inf where the fp64 reference has none";
@@ -202,8 +199,7 @@ std::string last_seen_text(const LayerAlarm& alarm, const RankStatistics& rank) 
   return " (last seen at step " + std::to_string(alarm.last_step) + ")";
 }
 
-// Adds the active alarms of layers, then those that have ended (`past` has both, by kind). Each combination
-// of layer, tensor and kind is added once per rank.
+// Adds the active alarms of layers, then ended ones (`past` has both), once per rank, layer, tensor and kind.
 void add_attention(const Ranks& ranks, std::vector<Finding>* findings) {
   std::set<std::string> seen;
   for (const RankStatistics* rank : ranks) {
@@ -365,9 +361,8 @@ std::string duration_text(const Ranks& ranks) {
          (seconds < 7200 ? formatted("%.0f min", seconds / 60) : formatted("%.1f h", seconds / 3600));
 }
 
-// steps_lost: steps whose records were overwritten before the agent read them.
+// steps_lost: not read in time. step_restarts: the step number fell, or the optimizer was replaced.
 uint64_t steps_of(const RankStatistics& rank) { return rank.steps + rank.steps_lost; }
-// How often the step number fell or the optimizer was replaced.
 uint64_t step_restarts_of(const RankStatistics& rank) { return rank.step_restarts; }
 
 // Returns the first line, with the verdict at the right edge, or two lines if it does not fit into one.
@@ -399,8 +394,7 @@ bool is_numbered(std::string_view label) {
   return is_number(label);
 }
 
-// Returns an upper limit of the number of layers with attention: the sum over ranks of forward calls per
-// step.
+// Returns an upper limit of the number of layers with attention: forward calls per step, over all ranks.
 uint64_t most_layers(const Ranks& ranks) {
   uint64_t most = 0;
   for (const RankStatistics* rank : ranks) {
@@ -657,10 +651,8 @@ std::string weights_entries(const SummaryInput& input) {
 // head.weight and 36 more". The 120 include tensors that no rank has reported yet.
 std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& coverage, const Ranks& ranks) {
   const size_t compared = replicas.tensors_compared();
-  // Of the tensors of one rank: all of them, and those that have no replica.
-  const size_t held =
-      most_of(ranks, [](const RankStatistics& rank) { return uint64_t{rank.tensors.tensors}; });
-  const size_t alone = std::min(coverage.most_on_a_rank, held);
+  const size_t held = most_of(ranks, [](auto& rank) { return rank.tensors.tensors; });
+  const size_t alone = std::min(coverage.most_on_a_rank, held);  // tensors of one rank that have no replica
   const size_t tensors = std::max(compared + coverage.never.size(), held - alone);
   std::string text = counted(replicas.most_ranks(), "rank", "ranks") +
                      " agree bit for bit: " + grouped(compared) + " of " +
@@ -680,12 +672,11 @@ std::string replicas_text(const Replicas& replicas, const Replicas::Coverage& co
 std::string replicas_entry(const SummaryInput& input) {
   if (input.weights == nullptr) return "";
   const Replicas& replicas = input.weights->replicas();
-  const char* known_place = nullptr;  // "here", "elsewhere" (on other nodes), "none", or null: unknown
+  const char* known = nullptr;  // "here", "elsewhere" (on other nodes), "none", or null: unknown
   for (const RankStatistics* rank : input.ranks)
-    if (known_place == nullptr)
-      known_place = replicas_place(*input.weights, rank->identity.world_size, input.ranks_here);
-  if (known_place == nullptr) return "";
-  const std::string_view place = known_place;
+    if (known == nullptr) known = replicas_place(*input.weights, rank->identity.world_size, input.ranks_here);
+  if (known == nullptr) return "";
+  const std::string_view place = known;
   const Replicas::Coverage coverage = replicas.coverage();
   if (place == "none" && coverage.maybe_replicas > 0)
     return entry("replicas", "not known: no framework keeps tensors equal; " +
@@ -705,9 +696,8 @@ std::string milliseconds(double seconds) {
   return formatted(seconds < 0.01 ? "%.2g" : "%.0f", 1e3 * seconds) + " ms";
 }
 
-// If the cost of unsampled steps (other_step_cost) alone exceeds the limit, returns the step length at which
-// it does not. Longer sampling intervals cannot reduce this cost. `allowed`: the limit; 0: unknown; >= 1: not
-// set.
+// If the cost of unsampled steps (other_step_cost), which longer sampling intervals cannot reduce, exceeds
+// the limit, returns the step length at which it does not. `allowed`: the limit; 0: unknown; >= 1: not set.
 std::string short_steps_text(const RankStatistics& rank, double allowed) {
   if (allowed <= 0 || allowed >= 1 || rank.other_step_cost.size() == 0) return "";
   const double fixed = median_of(rank.other_step_cost), step = median_of(rank.step_seconds);
@@ -716,8 +706,7 @@ std::string short_steps_text(const RankStatistics& rank, double allowed) {
          milliseconds(fixed / allowed) + " or longer allow for";
 }
 
-// Formats "; first look 0.04 s of 0.5 s granted, not included", for the rank on which it took longest. The
-// first look are the first sampled steps, whose cost does not count for the limit.
+// Formats "; first look 0.04 s of 0.5 s granted, not included". First look: a rank's first sampled steps.
 std::string first_look_text(const Ranks& ranks) {
   double most = 0;
   for (const RankStatistics* rank : ranks) most = std::max(most, rank->first_look.own_seconds);
@@ -789,10 +778,8 @@ void add_attention_notes(const Ranks& ranks, const PassTotals (&passes)[2], Note
                         "any optimizer step, and nothing is sampled before the first: call "
                         "foreshock.report(step=) or foreshock_annotate_step()");
   // slots_given: slots of the segment. slots_wanted is 0 if the user switched slices off.
-  const bool has_slots =
-      std::any_of(ranks.begin(), ranks.end(), [](auto* rank) { return rank->identity.slots_given > 0; });
-  const bool wants_slots =
-      std::any_of(ranks.begin(), ranks.end(), [](auto* rank) { return rank->identity.slots_wanted > 0; });
+  const bool has_slots = most_of(ranks, [](auto& rank) { return rank.identity.slots_given; }) > 0;
+  const bool wants_slots = most_of(ranks, [](auto& rank) { return rank.identity.slots_wanted; }) > 0;
   uint64_t for_budget = 0, for_others = 0;
   for (const PassTotals& pass : passes)
     for (const auto& [reason, calls] : pass.skipped) (reason == "budget" ? for_budget : for_others) += calls;
@@ -883,13 +870,11 @@ void add_coverage_notes(const Ranks& ranks, Notes* notes) {
     notes->emplace_back("not hooked", registered +
                                           ": registered operations; calls of them, if there are "
                                           "any, are not counted");
-  const uint64_t unnamed =
-      most_of(ranks, [](const RankStatistics& rank) { return rank.coverage.parameters_unnamed; });
+  const uint64_t unnamed = most_of(ranks, [](auto& rank) { return rank.coverage.parameters_unnamed; });
   if (unnamed > 0)
     notes->emplace_back(
         "not named", grouped(unnamed) + " parameters beyond the limit: their layers have no gradient norm");
-  const uint64_t norms =
-      most_of(ranks, [](const RankStatistics& rank) { return rank.coverage.norms_untold; });
+  const uint64_t norms = most_of(ranks, [](auto& rank) { return rank.coverage.norms_untold; });
   if (norms > 0)
     notes->emplace_back("no norm",
                         "in " + counted(norms, "step", "steps") + " with more gradients than the limit");

@@ -70,8 +70,7 @@ class Situation:
     causal: bool = False
     offset: float = 0  # added to all scores
     logits: float = 1  # standard deviation of the scores
-    # Blocks of keys, as in ring attention. The first is judged; its backward call gets out and lse over all blocks.
-    blocks: int = 1
+    blocks: int = 1  # of keys (ring attention); the first is judged, its backward call gets out and lse over all
     memorised: bool = False  # nearly all softmax weight of a row is on one key
 
 
@@ -256,12 +255,10 @@ class Judge:
         self, call: Call, situation: Situation, kind: int, layer: str, step: int, batch: int, kv_head: int
     ) -> dict[str, dict]:
         """Judges one slice of the given kind (see TENSORS). Returns for each tensor that the kind judges the output of
-        judge_stream: ratios, biases, and the alarms of the layer after this slice. The input is its struct Header and
-        the arrays, padded to 8 bytes."""
+        judge_stream: ratios, biases, and the alarms of the layer after this slice."""
         group = situation.heads // situation.kv_heads
         heads = range(kv_head * group, (kv_head + 1) * group)
-        # Chooses the positions. Python's hash of a tuple of ints is the same in every run.
-        draw = torch.Generator().manual_seed(hash((step, batch, kv_head)) & 0xFFFFFFFF)
+        draw = torch.Generator().manual_seed(hash((step, batch, kv_head)) & 0xFFFFFFFF)  # chooses the positions
         arrays = (columns_of if kind == 2 else rows_of)(call, kind, batch, kv_head, heads, draw)
         keys = call.q.shape[2] if kind == 2 else call.k.shape[2]  # for kind 2 the field has the number of queries
         header = struct.pack(
@@ -348,7 +345,6 @@ class Cell:
     found: list[int | None]  # of each trial: sampled calls until an alarm; None: more than MOST_CALLS
 
     def text(self) -> str:
-        """ "no" if no trial had an alarm, "no in 2 of 5", "12", or "12 (31)": the median and the worst."""
         if None in self.found:
             missed = self.found.count(None)
             return "no" if missed == len(self.found) else f"no in {missed} of {len(self.found)}"
@@ -385,8 +381,7 @@ class Sound:
 
     slices: int = 0
     alarms: list[str] = field(default_factory=list)  # "tensor kind" of each alarm that began
-    # By tensor: the largest error, divided by the error of a correct fused kernel.
-    most: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TENSORS, 0.0))
+    most: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TENSORS, 0.0))  # error / fused kernel's error
 
 
 def measure_sound(situation: Situation, slices: int, seed: int) -> Sound:

@@ -1,9 +1,6 @@
-"""The dashboard "weights": movement of the weights of the selected run, and state of its optimizer.
-
-of_run() makes the PromQL selector of a metric in the selected run, of_living() without the series of ended ranks.
-lines() draws queries over time, by_step() over steps, layers() as a heat map of layers over time (panel.py). W1 is the
-Wasserstein distance of two snapshots of weights. `Values`: the limits of values.toml, by alert.
-"""
+"""The dashboard "weights": movement of the weights of the selected run, and state of its optimizer. of_run() selects
+the series of a metric in this run, of_living() leaves out ended ranks. lines() draws over time, by_step() over steps,
+layers() a heat map. W1 is the Wasserstein distance of two snapshots of weights."""
 
 from board import Board, Row, run_variable
 from panel import COUNT, NO_UNIT, RATIO, Query, by_step, layers, lines, of_living, of_run
@@ -19,6 +16,7 @@ def layer_distance(reference: str) -> str:
 
 def weights_row() -> Row:
     distance = of_run("weight_wasserstein_distance", ',stat="pooled"')  # of all weight values of a node together
+    most_moved = of_run("weight_wasserstein_distance", MAX)  # of the tensor that moved most
     return Row(
         "Weights",
         [
@@ -36,10 +34,7 @@ def weights_row() -> Row:
                 "W1 of the tensor that moved most",
                 "W1 as in the panel 'W1', of the single tensor that moved most, in units of the weights.",
                 NO_UNIT,
-                Query(
-                    f"max by (ref, interval) ({of_run('weight_wasserstein_distance', MAX)})",
-                    "{{ref}}, interval {{interval}}",
-                ),
+                Query(f"max by (ref, interval) ({most_moved})", "{{ref}}, interval {{interval}}"),
                 logarithmic=True,
             ),
             lines(

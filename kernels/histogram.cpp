@@ -96,7 +96,6 @@ class Packer {
     put(index + 1 - next_index_);
     next_index_ = index + 1;
   }
-  // Ends the list. Returns the number of bytes written, or kPackFailed.
   size_t finish() {
     put(0);
     return failed_ ? kPackFailed : static_cast<size_t>(position_ - begin_);

@@ -51,14 +51,12 @@ FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block
 // The kUnitsOfARound of callers that need no barrier between rounds: more units than a device holds.
 inline constexpr uint64_t kOneRound = uint64_t{1} << 40;
 
-// Successive values of a thread that are in one bin (or have one pattern). They are added to the bin's word
-// in device memory when the run ends, so that with a tensor of zeros the threads do not all wait for one
-// word.
+// Successive values of a thread with one bin or pattern. They are added to its word in device memory when the
+// run ends, so that in a tensor of zeros the threads do not wait for one word at every value.
 template <class Word>
 struct Run {
   uint32_t bin;
-  Word pending;  // what must be added to the word: the number of values, and in count_bins_body() their
-                 // residuals
+  Word pending;  // to be added to the word: number of values; in count_bins_body() also their residuals
 };
 
 // Shared memory has room for 65,536 counters only if they have 16 bits, so two share a word. Before a counter
@@ -131,8 +129,7 @@ FORESHOCK_DEVICE void count_patterns_body(const HistogramJob& job, Block& block)
 }
 
 // Counts fp32 values like count_bins() (histogram.h). From bit kBinCountShift on, the word of a bin has the
-// number of its values, below that the sum of their residuals, i.e. of their lower kBinResidualBits bits. -0
-// and the infinities, whose bins have other values too, are also counted in words of their own.
+// number of its values, below that the sum of their residuals, i.e. of their lower kBinResidualBits bits.
 template <class Block>
 FORESHOCK_DEVICE void count_bins_body(const HistogramJob& job, Block& block) {
   constexpr uint32_t kMinusZero = 0x80000000u, kPlusInfinity = 0x7f800000u, kMinusInfinity = 0xff800000u;

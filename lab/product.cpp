@@ -84,8 +84,7 @@ namespace {
 HWY_EXPORT(chain_fp32);
 HWY_EXPORT(chain_fp64);
 
-// Zeros pad rows and columns to whole tiles.
-constexpr int kRowPadding = 4;      // kRows of chain_of()
+constexpr int kRowPadding = 4;      // kRows of chain_of(): zeros pad rows and columns to whole tiles
 constexpr int kColumnPadding = 32;  // two of the widest vectors (512 bits) of fp32
 int padded(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -108,8 +107,7 @@ void multiply_add_chain(Chain chain, const Tensor& a, const Tensor& b, Tensor& c
   for (int i = 0; i < c.rows; ++i) std::copy_n(sum.begin() + static_cast<size_t>(i) * cols, c.cols, c.row(i));
 }
 
-// Adds x to an expansion: numbers whose bits do not overlap, smallest magnitude first. The value of an
-// expansion is the exact sum of its numbers. (Shewchuk's algorithm; `low` is the rounding error of `high`.)
+// Adds x to an expansion (Shewchuk): numbers without common bits, smallest first, with their sum as value.
 void grow(std::vector<double>& expansion, double x) {
   size_t kept = 0;
   for (double y : expansion) {

@@ -1,6 +1,5 @@
-// Chooses the source of the loss, keeps the observations of steps whose numbers are still on a device, stores
-// logged scalars, and recognizes logged losses by their names. A root is the tensor on which backward() is
-// called, an nll the output of a cross-entropy operation.
+// Chooses the source of the loss, keeps steps whose numbers are still on a device, and stores logged scalars.
+// A root is the tensor on which backward() is called, an nll the output of a cross-entropy operation.
 #include "libmonitor/step_numbers.h"
 
 #include <algorithm>
@@ -45,10 +44,9 @@ void LossTracker::choose_source(double root) {
   chosen_source_ = nll_is_the_loss ? FORESHOCK_LOSS_NLL : FORESHOCK_LOSS_BACKWARD_ROOT;
 }
 
-// Decides whether each root is a whole loss or a share of it. kSummed has nlls that are summed over targets,
-// with their mean over all targets. The k roots of a step (roots.weight is k; one for each micro-batch) add
-// up to about this mean if they are shares, and to k times this mean if each is a whole loss. The limit is
-// sqrt(k).
+// Decides whether each root is a whole loss or a share. The k roots of a step (roots.weight is k; one for
+// each micro-batch) add up to about the mean over all targets (from kSummed, nlls that are summed over
+// targets) if they are shares, and to k times this mean if each is a whole loss. The limit is sqrt(k).
 void LossTracker::choose_root_meaning() {
   const Mean &roots = mean_[FORESHOCK_LOSS_BACKWARD_ROOT], &summed = mean_[kSummed];
   if (roots_ != Roots::kUnknown || roots.weight < 2 || mean_[FORESHOCK_LOSS_NLL].weight > 0) return;
@@ -133,7 +131,7 @@ void PendingStep::add(const PendingGradient& added) {
     gradient[gradients++] = added;
 }
 
-// A number of a pending step has a ticket (`number`) while it is on a device, and 0 once its value is here.
+// `number` is a ticket while a value is on a device, then 0. kSkip: a gradient scaler's decision on the step.
 bool PendingStep::knows_losses() const {
   bool all = has_events;
   for (uint32_t n = 0; n < events; ++n) {
@@ -151,7 +149,6 @@ bool PendingStep::knows_gradients() const {
   return all;
 }
 
-// A kSkip event is a gradient scaler's decision whether the optimizer's step is skipped.
 bool PendingStep::knows_skips() const {
   bool all = has_events;
   for (uint32_t n = 0; n < events; ++n)
@@ -159,7 +156,6 @@ bool PendingStep::knows_skips() const {
   return all;
 }
 
-// Maps one block of memory, and gives each step its array of events and, after it, its array of gradients.
 void PendingSteps::reserve() {
   constexpr size_t kEvents = sizeof(PendingEvent) * PendingStep::kMostEvents;
   constexpr size_t kGradients = sizeof(PendingGradient) * PendingStep::kMostGradients;

@@ -150,8 +150,7 @@ class WeightSampler {
     uint64_t histogram_at, room;  // offset of the histogram; bytes available to the record
   };
   // Adds the rows of some attention heads, at offset `begin` of the record. Returns the end of the record.
-  uint64_t add_heads(const Weight& weight, const foreshock_tensor& values, uint64_t begin,
-                     const Draft& draft);
+  uint64_t add_heads(const Weight& weight, const foreshock_tensor& data, uint64_t begin, const Draft& draft);
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
   void add(const foreshock_weight& given, double begins_at);
   void count(const WeightSchedule::Count& turns);

@@ -1,14 +1,9 @@
 """Evaluates the detectors on trainings with an attention error in one layer: whether they warn before the loss event
 and for the right layer, and whether they warn if the error is harmless. Also selects the detectors that are on by
-default. A "training" here is its stored data, a dictionary (`one`, and `found` for all of them), with these fields:
-
-    onsets    steps at which loss events begin
-    places    by detector: its alarms, as (step, layer label)
-    layers    labels of all layers
-    missed    whether the rules for loss events missed its failure, which then was found by comparison with its twin
-
-In a recipe (recipes.py), `plant` is the kind of attention error, `dose` its size in ulp, `twin` the recipe without the
-fault; a recipe with `plant` but without `twin` has rounded attention in all layers, which is no fault."""
+default. A "training" here is its stored data, a dictionary (`one`, and `found` for all of them): `onsets` are the steps
+at which loss events begin, `places` the alarms of each detector as (step, layer label), `layers` all labels. `missed`:
+only a comparison with the twin showed the failure. In a recipe, `plant` is the kind of attention error, `dose` its size
+in ulp, `twin` the recipe without the fault. `plant` without `twin`: attention is rounded in all layers, not a fault."""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ function alarmText({ rank, alarm }, many) {
   return `${where} has an error up to ${fixed(alarm.value, 1)} times what its precision explains`;
 }
 
-// A sentence on a fault of a rank as a whole, over all its layers, else on an alarm that has ended, else null. `limits`:
-// the alarm limits, thresholds of the state. bias_z: a bias divided by its standard error.
+// A sentence on a fault over all layers of a rank, else on an ended alarm, else null. A z is a bias / its standard error.
 function faultOf(rank, limits) {
   const isBiased = (ulp, z) => known(ulp) && known(z) && Math.abs(ulp) > limits?.bias_ulp && Math.abs(z) > limits?.bias_z;
   for (const pass of ["forward", "backward"]) {
@@ -197,8 +196,7 @@ function showCharts(ranks, shown) {
   for (const chart of ui.charts) chart.update(tables, drawing);
 }
 
-// suggest() selects the signal of the first alarm, if the user has selected no signal. `pooled`: "RANK LAYER" of the
-// layers whose bias is a mean over several slices, and so has a z.
+// suggest() selects the signal of an alarm if the user has selected none. `pooled`: "RANK LAYER" whose bias has a z.
 function showHeat(shown) {
   const layers = (ui.history?.tables || []).filter((t) => known(t.layer) && Object.keys(t.columns).length && shown.some((rank) => rank.rank === t.rank));
   const names = new Map(shown.flatMap((rank) => (rank.layers || []).map((layer) => [layer.layer, layer.name])));

@@ -44,7 +44,6 @@ ON_CPU = (*FORWARD[:2], CPU_BACKWARD)
 
 
 def operation_of(stored: Slice) -> str:
-    """The operation's name without "aten::"; "" if the file lacks it. Not trusted: messages cut it to 80 characters."""
     return stored.facts.get("op", "").removeprefix("aten::")
 
 
@@ -234,7 +233,6 @@ def text_of(report: Report, framework: str) -> str:
 
 
 def function_named(name: str):
-    """Imports MODULE:NAME."""
     from foreshock_judge import find  # foreshock_judge.py is beside this file
 
     try:

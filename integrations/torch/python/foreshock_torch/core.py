@@ -23,8 +23,7 @@ LOSS_REPORTED = 1  # FORESHOCK_LOSS_REPORTED
 
 
 def _structures() -> tuple[Any, ...]:
-    """The ctypes classes of structures in hook.h and, for the last one, in weight_report.h of the adapter. The callers
-    of Core fill them; hook.h explains the fields."""
+    """The ctypes classes of structures in hook.h and, for the last one, in weight_report.h. The fields: see there."""
     import ctypes as c
 
     head = [("size", c.c_uint32), ("version", c.c_uint32)]  # size of the structure, ABI version
@@ -60,14 +59,13 @@ def _structures() -> tuple[Any, ...]:
 
 
 class Arrays:
-    """Makes ctypes arrays. ctypes creates a type for every length, with reference cycles that only the garbage
-    collector frees. So lengths are rounded up to powers of two, and each type is kept."""
+    """Makes ctypes arrays of at least `count` entries. ctypes creates a type for every length, with reference cycles
+    that only the garbage collector frees. So lengths are rounded up to powers of two, and each type is kept."""
 
     def __init__(self) -> None:
         self._types: dict[tuple[Any, int], Any] = {}
 
     def make(self, kind: Any, count: int) -> Any:
-        """An array of at least `count` zeroed entries of type `kind`."""
         length = 1 << max(count - 1, 0).bit_length()
         if (kind, length) not in self._types:
             self._types[kind, length] = kind * length
@@ -146,9 +144,9 @@ class Core:
         function.restype, function.argtypes = result, arguments
 
     def call_back(self, function: Any) -> Any:
-        """A callback for weak references that calls `function(reference)`. Python drops exceptions of such a callback,
-        also one that a signal handler of the training raises in it; the adapter raises it again in the training's code.
-        The callback is a C function, since a handler may run before the first line of a Python function."""
+        """A callback for weak references that calls `function(reference)`. Python would drop an exception that a signal
+        handler of the training raises in it; the adapter raises it again later. A C function, since a handler may run
+        before the first line of a Python function."""
         return partial(self.adapter.foreshock_adapter_call_back, function)
 
     def reports_steps(self) -> None:
@@ -161,9 +159,8 @@ class Core:
     def step_end(
         self, step: int, source: int, rate: float | None, batch_id: int | None, spent_ns: int, bits: int
     ) -> None:
-        """Reports the end of a step. `step`: its number; -1: unknown. `source`: how the number is known. `rate`: the
-        learning rate. `spent_ns`: time that the helper took since the last step. `bits`: GIVEN bits other than those of
-        `rate` and `batch_id`."""
+        """Reports the end of a step. `step`: -1: unknown. `rate`: learning rate. `spent_ns`: time that the helper took
+        since the last step. `bits`: GIVEN bits other than those of `rate` and `batch_id`."""
         bits |= 0 if rate is None else GIVEN_LEARNING_RATE
         bits |= 0 if batch_id is None else GIVEN_BATCH_ID
         self.adapter.foreshock_adapter_end_step(step, source, rate or 0.0, batch_id or 0, bits, spent_ns)
@@ -201,9 +198,8 @@ class Core:
         has_weights: bool,
     ) -> None:  # fmt: skip
         """Lets quiet steps follow. `may_end_quietly`: the end of the next step may be quiet too. `step`: number of the
-        last step. It is from the optimizer's state of the parameter at `address`; or, if `is_counted`, the helper's own
-        count, and `address` is 0. `begins_left`, `ends_left`: how many begins and ends may be quiet. `has_weights`:
-        QuietSteps.begins may write the numbers of due weights."""
+        last step, read from the optimizer's state of the parameter at `address`; if `is_counted`, the helper's own
+        count, and `address` is 0. `begins_left`, `ends_left`: how many begins and ends may be quiet."""
         capacity = len(self._due_numbers) if has_weights else 0
         self.quiet.arm(
             may_end_quietly, is_counted, step, address, begins_left, ends_left,
@@ -246,8 +242,7 @@ class Core:
         self.core.foreshock_name_parameters(array, len(rows))
 
     def name_weights(self, rows: list[Weight]) -> int:
-        """Sends the list of weight tensors. Returns how many the core has now; 0: the process is not monitored; -1: the
-        core was busy, the call must be repeated at the next step."""
+        """Sends the list of weight tensors. Returns how many the core has; 0: not monitored; -1: busy, call again."""
         import ctypes as c
 
         array = self._arrays.make(self.Weight, len(rows))
@@ -271,8 +266,7 @@ class Core:
         return self._due_numbers[:count]
 
     def observe_weights(self, rows: list[tuple[int, list[int | None], Numbers]], when: int) -> int:
-        """Reports due weights. `rows`: fields of WeightState. `when`: 0 before the optimizer's work, 1 after it; plus 2
-        if the end of the step is already reported. Returns the ns spent in the core."""
+        """Returns ns spent in the core. `when`: 0 before the optimizer's work, 1 after it; plus 2 if the step ended."""
         array = self._arrays.make(self.WeightState, len(rows))
         for entry, (number, addresses, numbers) in zip(array, rows):
             entry.number, entry.step = number, numbers.step

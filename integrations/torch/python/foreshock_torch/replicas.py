@@ -4,9 +4,7 @@ The agent, another process, compares tensors of the same name bit for bit across
 design must have another name on each rank: a manually sharded head, an expert that DDP ignores, a flat shard of FSDP.
 Its prefix has the rank. A tensor that is equal on some ranks only has the lowest of these ranks in its prefix. The
 "coordinates" of a rank are its indices in the dimensions of parallelism (place.py); the agent has them too.
-
-suppress_ours() drops exceptions of this file, but not those of the training (is_of_trainer()), whose signal handlers
-may run at any point.
+suppress_ours() drops exceptions, but not those that a signal handler of the training raised (is_of_trainer()).
 """
 
 from __future__ import annotations
