@@ -36,28 +36,28 @@ bool write_all(int file, std::string_view bytes) {
   return true;
 }
 
-// Calls visit(entry) for the first kMostEntries entries, except those whose names begin with a dot. Returns
-// false if a shortage of descriptors or memory stopped the reading.
-template <class Visit>
-bool each_entry(int directory, const Visit& visit) {
+// Returns the sorted names of the entries for which keep(entry) is true, among the first kMostEntries entries
+// and without those that begin with a dot. *was_read (if not null) becomes false if a shortage of descriptors
+// or memory stopped the reading, else true. If the directory cannot be read otherwise, it counts as empty.
+template <class Keep>
+std::vector<std::string> sorted_names(int directory, bool* was_read, const Keep& keep) {
+  std::vector<std::string> names;
   // Opens the directory again, because a duplicated descriptor would share the read position.
   const int own = ::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* stream = own >= 0 ? fdopendir(own) : nullptr;
-  if (stream == nullptr) {  // after any other error the directory counts as empty
-    const bool was_read = !is_shortage(errno);
-    if (own >= 0) close(own);
-    return was_read;
-  }
-  bool was_read = true;
-  for (size_t seen = 0; seen < Directory::kMostEntries; ++seen) {
+  bool could_read = stream != nullptr || !is_shortage(errno);
+  if (stream == nullptr && own >= 0) close(own);
+  for (size_t seen = 0; stream != nullptr && seen < Directory::kMostEntries; ++seen) {
     errno = 0;
     const dirent* entry = readdir(stream);
-    was_read = entry != nullptr || !is_shortage(errno);
+    could_read = entry != nullptr || !is_shortage(errno);
     if (entry == nullptr) break;
-    if (entry->d_name[0] != '.') visit(*entry);
+    if (entry->d_name[0] != '.' && keep(*entry)) names.push_back(entry->d_name);
   }
-  closedir(stream);
-  return was_read;
+  if (stream != nullptr) closedir(stream);
+  if (was_read != nullptr) *was_read = could_read;
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 }  // namespace
@@ -123,26 +123,17 @@ struct stat Directory::status() const {
 
 std::vector<std::string> Directory::names(const std::string& begin, const std::string& end,
                                           bool* was_read) const {
-  std::vector<std::string> names;
-  const bool could_read = each_entry(descriptor_, [&](const dirent& entry) {
-    const std::string name = entry.d_name;
-    if (name.size() > begin.size() + end.size() && name.starts_with(begin) && name.ends_with(end))
-      names.push_back(name);
+  return sorted_names(descriptor_, was_read, [&](const dirent& entry) {
+    const std::string_view name = entry.d_name;
+    return name.size() > begin.size() + end.size() && name.starts_with(begin) && name.ends_with(end);
   });
-  if (was_read != nullptr) *was_read = could_read;
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 std::vector<std::string> Directory::directories(bool* was_read) const {
-  std::vector<std::string> names;
-  const bool could_read = each_entry(descriptor_, [&](const dirent& entry) {
+  return sorted_names(descriptor_, was_read, [](const dirent& entry) {
     // Some file systems report DT_UNKNOWN; opening the entry then shows whether it is a directory.
-    if (entry.d_type == DT_DIR || entry.d_type == DT_UNKNOWN) names.push_back(entry.d_name);
+    return entry.d_type == DT_DIR || entry.d_type == DT_UNKNOWN;
   });
-  if (was_read != nullptr) *was_read = could_read;
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 int Directory::open_file(const std::string& name, int flags) const {

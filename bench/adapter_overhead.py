@@ -113,9 +113,8 @@ def main() -> None:
     if arguments.serve is not None:
         serve(arguments.serve)
         return
-    builder = [sys.executable, str(ROOT / "integrations" / "torch" / "build_adapter.py")]
-    builder += ["--cache", arguments.cache, "--library", arguments.library]
-    builder += ["--include", str(ROOT / "libmonitor" / "include")]
+    builder = [sys.executable, str(ROOT / "integrations" / "torch" / "build_adapter.py"), "--cache", arguments.cache]
+    builder += ["--library", arguments.library, "--include", str(ROOT / "libmonitor" / "include")]
     answer = json.loads(subprocess.run(builder, check=True, capture_output=True, text=True).stdout)
     if not answer["path"]:
         sys.exit(f"no adapter: {answer['reason']}")

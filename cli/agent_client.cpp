@@ -59,8 +59,7 @@ constexpr off_t kSpareBytes = 256 << 10;  // a summary has about 3 KiB for each 
 
 bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT || signal == SIGHUP; }
 
-// Creates a file and allocates its space. In a directory shared with a service, the service's group may write
-// the file. Returns 0 or an errno.
+// Creates a file (a service's group may write it) and allocates its space. Returns 0 or an errno.
 int create_reserved(const std::string& path, off_t bytes) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return errno;

@@ -27,7 +27,6 @@ class DeviceBlock {
   __device__ uint32_t blocks() const { return gridDim.x; }
   __device__ uint32_t threads() const { return blockDim.x; }
 
-  // Reads the size that the launch requested.
   __device__ uint32_t shared_bytes() const {
     uint32_t bytes;
     asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
@@ -101,8 +100,7 @@ class DeviceBlock {
 
 extern "C" {
 
-// Defines the kernel foreshock_<name>, which runs <name>_body(). nvcc limits its registers so that a block can
-// have `threads` threads.
+// Defines the kernel foreshock_<name>, for at most `threads` threads per block, which runs <name>_body().
 #define FORESHOCK_KERNEL(threads, name, Job)                                                                \
   __global__ void __launch_bounds__(threads) foreshock_##name(const __grid_constant__ foreshock::Job job) { \
     foreshock::DeviceBlock block;                                                                           \

@@ -152,8 +152,7 @@ void StagingRing::free_completed() {
   }
 }
 
-// The ranges in use follow one another, from the oldest to the newest; at the ring's end they wrap to offset
-// 0.
+// The used ranges follow one another, from the oldest to the newest, and wrap at the ring's end.
 bool StagingRing::find(uint64_t bytes, Place* place) {
   free_completed();
   const uint64_t need = (bytes + kAlign - 1) / kAlign * kAlign;

@@ -66,9 +66,8 @@ def median(values: list[int]) -> float | None:
 
 
 def results(found: list[dict]) -> list[dict]:
-    """A row (of_recipe()) for every recipe whose model has attention (NET has none) and that was trained; recipes with
-    a planted error come first."""
-    of_attention = [each for each in recipes.RECIPES if each.model != recipes.NET]
+    """A row (of_recipe()) for every trained recipe whose model has attention; those with a planted error come first."""
+    of_attention = [each for each in recipes.RECIPES if each.model != recipes.NET]  # NET has no attention
     rows = [of_recipe(each, found) for each in of_attention]
     return sorted((row for row in rows if row["trainings"]), key=lambda row: (row["plant"] == "", row["plant"]))
 

@@ -35,7 +35,6 @@ function table(head, rows) {
     element('tbody', {}, ...rows.map((row) => element('tr', {}, ...row.map((content, i) => cell('td', content, i)))))));
 }
 
-// By mark: the symbol and its tooltip.
 const MARKS = { quiet: ['\u2713', 'nothing unusual'], notable: ['\u25B2', 'notable'], unknown: ['?', 'not known'] };
 // Returns the nodes of a <dl> for facts of {name, text, mark}.
 function facts(list) {

@@ -102,7 +102,7 @@ class Core:
     def __init__(self, torch: Any, adapter_path: str) -> None:
         import ctypes as c
 
-        self._torch = torch
+        self._torch, self._ctypes = torch, c
         self.core = c.PyDLL(None)  # the symbols of this process, among them those of libforeshock.so
         self.Parameter, self.Identity, self.Scalar, self.Weight, self.WeightState = _structures()
         self._arrays = Arrays()
@@ -167,10 +167,8 @@ class Core:
 
     def _quiet_steps(self) -> QuietSteps:
         """The adapter's functions; NO_QUIET_STEPS if this Python has no lock (GIL) or lacks a C function they call."""
-        import ctypes as c
-
         function = self.adapter.foreshock_adapter_quiet_function
-        function.argtypes, function.restype = [c.c_uint32], c.py_object
+        function.argtypes, function.restype = [self._ctypes.c_uint32], self._ctypes.py_object
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             return NO_QUIET_STEPS
         try:
@@ -186,10 +184,8 @@ class Core:
         """Whether quiet steps can follow the step that step_begins() has started. `clock`: the optimizer whose steps
         are the training steps. `others`: the other optimizers, each with a number: n if its loss is recorded as "loss
         of optimizer n", 0 if it steps after `clock` without a backward pass of its own."""
-        import ctypes as c
-
         addresses, array = self._last_addresses
-        if not self.quiet.look(clock, c.addressof(array), len(addresses)):
+        if not self.quiet.look(clock, self._ctypes.addressof(array), len(addresses)):
             return False
         return all(self.quiet.look_other(*other) for other in others)
 
@@ -221,9 +217,7 @@ class Core:
         that do not change a tensor's version counter may have clipped gradients. Returns the ns spent in the core."""
         known, array = self._last_addresses  # read together, since another thread may step too
         if addresses != known:
-            import ctypes as c
-
-            array = self._arrays.make(c.c_void_p, len(addresses))
+            array = self._arrays.make(self._ctypes.c_void_p, len(addresses))
             array[: len(addresses)] = addresses
             self._last_addresses = (addresses, array)
         return self.adapter.foreshock_adapter_step_begins(
@@ -232,29 +226,25 @@ class Core:
 
     def name_parameters(self, rows: list[tuple[int, str, str, int]]) -> None:
         """`rows`: (address, name, layer label, elements). With an empty list the core forgets all names."""
-        import ctypes as c
-
         array = self._arrays.make(self.Parameter, len(rows))
         for entry, (identity, name, layer, elements) in zip(array, rows):
-            entry.size, entry.version = c.sizeof(self.Parameter), ABI
+            entry.size, entry.version = self._ctypes.sizeof(self.Parameter), ABI
             entry.identity, entry.elements = identity, elements
             entry.name, entry.layer = name.encode(), layer.encode()
         self.core.foreshock_name_parameters(array, len(rows))
 
     def name_weights(self, rows: list[Weight]) -> int:
         """Sends the list of weight tensors. Returns how many the core has; 0: not monitored; -1: busy, call again."""
-        import ctypes as c
-
         array = self._arrays.make(self.Weight, len(rows))
         for entry, row in zip(array, rows):
-            entry.size, entry.version = c.sizeof(self.Weight), ABI
+            entry.size, entry.version = self._ctypes.sizeof(self.Weight), ABI
             entry.name, entry.layer, entry.dims = row.name.encode(), row.layer.encode(), len(row.shape)
             entry.unfollowed = row.unfollowed
             beyond = DIMS - len(row.shape)
             entry.shape[:], entry.part[:] = [*row.shape, *[1] * beyond], [*row.part, *[1] * beyond]
             entry.offset[:] = [*row.offset, *[0] * beyond]
-        self._due_numbers = self._arrays.make(c.c_uint32, len(rows))
-        self._due_numbers_address = c.addressof(self._due_numbers)
+        self._due_numbers = self._arrays.make(self._ctypes.c_uint32, len(rows))
+        self._due_numbers_address = self._ctypes.addressof(self._due_numbers)
         return self.core.foreshock_name_weights(array, len(rows))
 
     def is_monitored(self) -> bool:
@@ -275,21 +265,17 @@ class Core:
 
     def observe_scalars(self, rows: list[tuple[str, float, int]]) -> None:
         """`rows`: (name, value, the training's step number or -1) of the floats that the training has logged."""
-        import ctypes as c
-
         array = self._arrays.make(self.Scalar, len(rows))
         for entry, (name, value, step) in zip(array, rows):
-            entry.size, entry.version = c.sizeof(self.Scalar), ABI
+            entry.size, entry.version = self._ctypes.sizeof(self.Scalar), ABI
             entry.name, entry.value, entry.step = name.encode(errors="replace"), value, step
         self.core.foreshock_observe_scalars(array, len(rows))
 
     def describe(self, place: Place) -> None:
         """Reports rank, world size and parallel coordinates of this process (-1: unknown), and the version of torch."""
-        import ctypes as c
-
-        record = self.Identity(size=c.sizeof(self.Identity), version=ABI)
+        record = self.Identity(size=self._ctypes.sizeof(self.Identity), version=ABI)
         record.rank, record.local_rank, record.world_size, record.attempt = place[:4]
         for name, coordinate in place.coordinates._asdict().items():
             setattr(record, name + "_parallel", coordinate)
         record.framework = ("torch " + self._torch.__version__.partition("+")[0]).encode()
-        self.core.foreshock_describe(c.byref(record))
+        self.core.foreshock_describe(self._ctypes.byref(record))
