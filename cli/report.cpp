@@ -119,7 +119,7 @@ int64_t unseen_before(const ReportSign& sign) {
   return unseen;
 }
 
-// Steps are -1 if there is none; the JSON then has null.
+// A missing step is -1, and null in the JSON.
 Json sign_json(const ReportSign& sign, const ReportEvent& event) {
   const auto lead = [&](int64_t step) {  // steps before the onset of the event
     return step < 0 ? Json(nullptr) : Json(steps_between(step, event.onset_step));

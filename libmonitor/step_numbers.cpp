@@ -29,7 +29,7 @@ bool root_is_scaled_nll(double root, double nll) {
   if (ratio >= 1 - kTolerance) return is_whole(ratio) && ratio < kMostDivisor;
   int exponent = 0;
   const double mantissa = std::frexp(ratio, &exponent);  // in [0.5, 1)
-  // The mantissas of ratio and k are equal. k is the number of accumulated micro-batches, at most 64.
+  // k / 2^n has the mantissa of k, the number of accumulated micro-batches. k above 64 is not expected.
   for (int k = 1; k <= 64; ++k) {
     int shift = 0;
     if (std::fabs(std::frexp(k, &shift) - mantissa) <= kTolerance) return true;
@@ -39,6 +39,7 @@ bool root_is_scaled_nll(double root, double nll) {
 
 }  // namespace
 
+// The loss is the nll, if there was one since the last root and the root is this nll scaled; else the root.
 void LossTracker::choose_source(double root) {
   const bool nll_is_the_loss = nll_since_root_ == 1 && root_is_scaled_nll(root, last_nll_);
   chosen_source_ = nll_is_the_loss ? FORESHOCK_LOSS_NLL : FORESHOCK_LOSS_BACKWARD_ROOT;
