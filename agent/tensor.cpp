@@ -1,5 +1,5 @@
-// Adds and evaluates the optimizer statistics of weight tensors, which are sums over their elements
-// (tensor.h). join() adds a part of the same tensor, pool() adds another tensor.
+// Adds and evaluates the optimizer statistics of weight tensors: sums over a tensor's elements, indexed by
+// segment::OptimizerNumber. join() adds a part of the same tensor, pool() adds another tensor.
 #include "agent/tensor.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace foreshock {
 namespace {
 
-// Whether a sum of squares or a count is known: NaN and negative values mean unknown.
+// Whether a sum of squares or a count is known: NaN, negative and infinite values count as unknown.
 bool is_known(double x) { return std::isfinite(x) && x >= 0; }
 
 std::optional<double> ratio(double numerator, double denominator) {
@@ -22,12 +22,13 @@ std::optional<double> root(const std::optional<double>& square) {
   return square ? std::optional<double>(std::sqrt(*square)) : std::nullopt;
 }
 
-// Adds `other` to *to. An unknown value counts as 0, unless both are unknown.
+// Adds `other` to *to. If one of them is unknown, *to becomes the other one.
 void add_known(double other, double* to) {
   if (is_known(other)) *to = is_known(*to) ? *to + other : other;
 }
 
-// Adds numerator and denominator of a ratio, only if both are known, so that both cover the same tensors.
+// Adds a tensor's numerator and denominator of a ratio to the sums over all tensors. If either is unknown,
+// neither is added, so that both sums cover the same tensors.
 void add_pair(double numerator, double denominator, double* to_numerator, double* to_denominator) {
   if (!is_known(numerator) || !is_known(denominator)) return;
   add_known(numerator, to_numerator);
@@ -63,7 +64,7 @@ std::optional<double> OptimizerSums::update_ratio() const {
 }
 
 void OptimizerSums::join(const OptimizerSums& other) {
-  // From kSeenLearningRate on, values are settings, which all parts share. NaN, unknown, stays NaN.
+  // From kSeenLearningRate on, values are settings, which all parts share. NaN (unknown) plus x is NaN.
   for (uint32_t n = 0; n < segment::kSeenLearningRate; ++n) values[n] += other.values[n];
   weight_squares += other.weight_squares;
   update_squares += other.update_squares;
@@ -86,7 +87,7 @@ void OptimizerSums::pool(const OptimizerSums& other) {
 }
 
 void OptimizerHealth::take(const TensorKey& key, uint32_t dims, int64_t step, const OptimizerSums& sums) {
-  if (tensors_.size() >= kMostTensors && !tensors_.contains(key)) return;
+  if (tensors_.size() >= kMostTensors && !tensors_.contains(key)) return;  // bounds memory
   tensors_[key] = {dims, step, sums};
 }
 
@@ -107,7 +108,7 @@ std::optional<OptimizerHealth::Summary> OptimizerHealth::summary() const {
   for (const auto& [key, tensor] : tensors_) {
     summary.pooled.pool(tensor.sums);
     keep_largest(tensor.sums.rms_staleness(), key.name, &summary.staleness_max, &summary.stalest);
-    if (tensor.dims >= 2)
+    if (tensor.dims >= 2)  // all elements of a vector may be near 0, which makes its update ratio large
       keep_largest(tensor.sums.update_ratio(), key.name, &summary.update_ratio_max, &summary.fastest);
   }
   return summary;

@@ -1,6 +1,7 @@
 // Follows the weights of a run on this node: joins the parts of each tensor that different ranks hold,
-// follows its histogram and optimizer state, compares replicas, and computes spectra of attention heads. The
-// input is tensor records: measurements of one rank's part of one tensor after one step.
+// follows its histogram and optimizer state, compares replicas (equal parts that several ranks hold), and
+// computes spectra of attention heads. Two more classes detect that steps repeat. The input is tensor
+// records: measurements of one rank's part of one tensor after one step.
 #ifndef FORESHOCK_AGENT_WEIGHTS_H_
 #define FORESHOCK_AGENT_WEIGHTS_H_
 
@@ -27,10 +28,11 @@ namespace foreshock {
 // Detects restarts of a run. A restarted run (a new attempt) may repeat steps with other values.
 class AttemptWatch {
  public:
-  // Whether `record` is the first of a new attempt, or the first at all. A process that replaces an earlier
-  // process of its rank begins a new attempt, unless it started before the first record of the present
-  // attempt. A rank not seen before may only have started late, or may be new on this node after an elastic
-  // restart. So it begins a new attempt only if its attempt number is the highest so far.
+  // Whether `record` is the first of a new attempt. `identity` describes the process that wrote it. The
+  // record begins an attempt in three cases: no record came before; its attempt number (the count of restarts
+  // of the job, if known) is higher than all before; or its process has replaced an earlier process of the
+  // rank, and started after the first record of the present attempt. A rank not seen before begins no attempt
+  // without a higher number, since it may only have started late.
   bool is_new(const segment::TensorRecord& record, const segment::Identity& identity) {
     const bool is_first = starts_.empty();
     const auto [found, is_new_rank] = starts_.try_emplace(identity.rank, identity.start_time_ns);
@@ -51,11 +53,11 @@ class AttemptWatch {
 };
 
 // Detects that a trainer has returned to an earlier state without a restart (a rollback), so that steps
-// repeat with other values. It is recognized by falling step numbers. A fall after a single number that was
-// far too high counts as a return too.
+// repeat with other values. A return is recognized by a step number below the one before; so one wrong, far
+// too high number causes a return at the next record.
 //
 // All ranks return together, but the agent reads their records one rank after the other. After one rank's
-// return it may still read stale records, which another rank wrote before its own return. Thread-compatible.
+// return, it may still read stale records, which another rank wrote before its own return. Thread-compatible.
 class RollbackWatch {
  public:
   // Longest time, by the trainers' clock, for which records of a rank that has not returned count as stale.
@@ -63,12 +65,12 @@ class RollbackWatch {
 
   // kWentBack: the first record after a return. kStale: written before the return, but read after kWentBack.
   enum class Verdict { kGoesOn, kWentBack, kStale };
-  // The records of a rank must be passed in the order in which it wrote them.
+  // Classifies a record. The records of a rank must be passed in the order in which it wrote them.
   Verdict take(const segment::TensorRecord& record, int32_t rank) {
     Rank& writer = ranks_[rank];
     if (record.step < writer.step) ++writer.returns;
     writer.step = record.step;
-    if (writer.returns > returns_) {  // the first rank that returns
+    if (writer.returns > returns_) {  // this rank is the first that returns
       returns_ = writer.returns;
       writer.behind_since_ns = 0;
       return Verdict::kWentBack;
@@ -96,34 +98,35 @@ class RollbackWatch {
     uint64_t behind_since_ns = 0;  // time of the rank's first stale record; 0: it is not behind
   };
   std::map<int32_t, Rank> ranks_;
-  uint64_t returns_ = 0;  // returns of the rank that has gone back most often
+  uint64_t returns_ = 0;  // largest Rank::returns
 };
 
-// Joins the parts of weight tensors that the ranks of this node hold into snapshots, compares each snapshot
-// with earlier ones, and compares replicas. Thread-compatible.
+// Joins the parts of a weight tensor that the ranks of this node measured after one step into a snapshot,
+// compares each snapshot with earlier ones of the tensor, and compares replicas. A tensor has one snapshot in
+// each interval of steps. Thread-compatible.
 class Weights {
  public:
-  // Memory for histograms; a quarter of it is for snapshots that wait for a part.
+  // Limit in bytes of the memory for histograms; a quarter of it is for snapshots that wait for a part.
   static constexpr uint64_t kMostBytes = uint64_t{512} << 20;
   explicit Weights(uint64_t most_bytes = kMostBytes)
       : most_pending_(most_bytes / 4), series_(most_bytes - most_bytes / 4) {}
 
   // Adds one record of a rank. `ranks_here` is the number of ranks of the run on this node. Returns the
-  // snapshots that are complete now, in the order of steps. If the record is refused, *why is the reason.
+  // snapshots that are complete now, in the order of steps. *why: null, or why the record is invalid.
   std::vector<TensorSnapshot> take(const segment::TensorView& view, const segment::Identity& identity,
                                    size_t ranks_here, const char** why);
 
-  // Must be called if an earlier agent has followed this run. Its first snapshots are then unknown.
+  // Must be called if an earlier agent has followed this run. The run's first snapshots are then unknown.
   void set_followed_before() { is_followed_before_ = true; }
-  // Returns, once per attempt, the step of a snapshot whose tensor has no known first snapshot in the run.
+  // Returns, once per attempt, the step of a snapshot whose tensor has no known first one; else nullopt.
   std::optional<int64_t> take_initial_unknown();
 
-  // The last complete interval of the model and of each layer. completed() returns all intervals of both that
-  // were completed since its last call.
+  // All tensors of the model, and of each layer by its label, pooled over the last complete interval.
+  // completed() returns all such pools of model and layers that became complete since its last call.
   const PoolSnapshot& model() const { return series_.model(); }
   const std::map<std::string, PoolSnapshot>& layers() const { return series_.layers(); }
   std::vector<PoolSnapshot> completed() { return series_.completed(); }
-  // Elements of all tensors: those held on this node, and those of the whole tensors.
+  // Sums over all tensors: elements held on this node, and elements of the whole tensors.
   using Held = WeightSeries::Held;
   Held held() const { return series_.held(); }
   const Replicas& replicas() const { return replicas_; }
@@ -144,13 +147,14 @@ class Weights {
   struct Known {                         // a tensor of which a record was read
     std::map<int64_t, Pending> pending;  // by step
     int64_t last_step = -1;              // step of the last complete snapshot
-    std::set<int32_t> holders;           // ranks with a part of the last snapshot
-    bool is_settled = false;             // since that snapshot, no other rank has reported a part
+    // The last snapshot that was completed or dropped:
+    std::set<int32_t> holders;  // ranks that have reported a part of it
+    bool is_settled = false;    // it was complete, and no other rank has reported a part of it since
   };
 
   bool read(const segment::TensorView& view, const Known* known, Histogram* histogram, const char** why);
   void add_part(const segment::TensorView& view, const Histogram& histogram, Pending* pending);
-  bool have_passed(int64_t step, const Pending& pending) const;
+  bool have_passed(int64_t step, const Pending& pending) const;  // all ranks have passed the step
   bool is_complete(const Known& known, int64_t step, const Pending& pending) const;
   void finish(Known* known, std::vector<TensorSnapshot>* done);
   std::map<int64_t, Pending>::node_type extract(Known* known, int64_t step);
@@ -172,7 +176,7 @@ class Weights {
   WeightSeries series_;
   OptimizerHealth optimizer_;
   int64_t forgotten_ = 0;  // step of the last removal of old tensors from optimizer_
-  uint64_t dropped_ = 0;   // snapshots of tensors beyond the limit, and snapshots that lack a part
+  uint64_t dropped_ = 0;   // stale records, records of tensors beyond a limit, snapshots that lack a part
   uint64_t pending_bytes_ = 0;
   std::map<int32_t, int64_t> reached_;  // by rank: step of its latest record
   size_t ranks_here_ = 1;
@@ -180,30 +184,31 @@ class Weights {
   std::map<int64_t, size_t> waiting_;                     // by step: tensors that wait for a part
   AttemptWatch attempt_;
   RollbackWatch rollback_;
-  bool is_followed_before_ = false;         // an earlier agent, or this one, has followed an earlier attempt
+  bool is_followed_before_ = false;         // an earlier agent has followed the run, or this agent an attempt
   bool is_any_taken_ = false;               // take() was called in any attempt
   std::optional<int64_t> initial_unknown_;  // result of the next take_initial_unknown()
   bool has_reported_initial_unknown_ = false;
 };
 
 // Computes how training changes the scores of attention heads: for each head, the singular values (spectrum)
-// of the change of W_Q W_K^T between two measurements, from the head's rows of both in tensor records.
+// of the change of W_Q W_K^T from one measurement to the next. Tensor records contain rows of W_Q and W_K.
 class HeadSpectra {
  public:
   static constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // limit for rows; layers beyond it are ignored
 
-  // Adds the rows of one record, if it has any. Returns a spectrum if a layer has two complete measurements
-  // now. Rows that several replicas report for one step count once. *why: null, or why rows are invalid.
+  // Adds the rows of one record, if it has any. Returns a spectrum if the record completes a measurement of a
+  // layer that was measured before. Rows that several replicas report for one step count once. *why: null, or
+  // why the rows are invalid.
   std::optional<LayerSpectrum> take(const segment::TensorView& tensor, const segment::Identity& identity,
                                     const char** why);
 
-  std::optional<LayerSpectrum> all_layers() const;  // returns the spectrum over all heads of all layers
-  // Returns the smallest effective rank of each layer's heads, by label of the layer.
+  std::optional<LayerSpectrum> all_layers() const;  // statistics over all heads of all layers; nullopt: none
+  // Returns, by label of the layer, the smallest effective rank (a measure of a spectrum) of its heads.
   std::map<std::string, double> smallest_effective_ranks() const;
 
  private:
   AttemptWatch attempt_;
-  LayerSpectra rows_{kMostBytes};
+  LayerSpectra rows_{kMostBytes};               // the layers' measurements that wait for the next one
   std::map<TensorKey, LayerSpectrum> spectra_;  // TensorKey::name is the label of the layer
 };
 

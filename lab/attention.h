@@ -1,6 +1,7 @@
-// Attention algorithms, which all compute out = softmax(scale * query . key^T) . value. The table in
-// algorithm.h lists inputs and outputs. P is exp(score - maximum), in the backward pass divided by the row's
-// sum. State "in the format" is rounded to Arithmetic::storage(), state "in registers" to fp32.
+// Attention algorithms, which all compute out = softmax(scale * query . key^T) . value. Family::kAttention in
+// algorithm.h lists inputs and outputs. P is exp(score - maximum of the row); in the backward pass it is
+// divided by the row's sum of these. Values "in the format" are rounded to the format of stored tensors
+// (Arithmetic::storage()), values "in registers" to fp32.
 #ifndef FORESHOCK_LAB_ATTENTION_H_
 #define FORESHOCK_LAB_ATTENTION_H_
 
@@ -8,8 +9,8 @@
 
 namespace foreshock::lab {
 
-// The operands of attention's products. In fp8 they are scaled and cast (quantise() of arithmetic.h) with one
-// scale per tensor, as frameworks do; in other formats they are the inputs.
+// The operands of attention's products. In fp8, quantise() of arithmetic.h scales and casts the inputs. In
+// other formats the operands are the inputs, and quantise() returns scales of 1.
 struct AttentionOperands {
   Tensor query, key, value;
   double score_scale;  // factor from query . key to the scores, the softmax scale included
@@ -19,6 +20,7 @@ struct AttentionOperands {
 inline AttentionOperands attention_operands(const Tensors& inputs, const Settings& settings,
                                             Arithmetic& arithmetic) {
   AttentionOperands x{inputs.at("query"), inputs.at("key"), inputs.at("value"), settings.scale, 1};
+  // All rows are one block, so that the tensor has one scale, [0], as in frameworks.
   x.score_scale *= quantise(arithmetic, x.query, x.query.rows)[0];
   x.score_scale *= quantise(arithmetic, x.key, x.key.rows)[0];
   x.value_scale = quantise(arithmetic, x.value, x.value.rows)[0];
@@ -32,7 +34,7 @@ inline std::vector<int> key_tiles(int keys, const Tiling& tiling) {
   return tiling.reverse ? std::vector<int>(first.rbegin(), first.rend()) : first;
 }
 
-// Unfused: scores, probabilities and output are stored in the format, softmax works in registers.
+// Unfused attention: scores, probabilities and output are stored in the format, softmax works in registers.
 Tensors attention_plain(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // FlashAttention-1 as a sequence of tensor operations, as studied in arXiv 2405.02803. Every intermediate,
 // including the normalised running output, is stored in the format after every tile.
@@ -42,11 +44,13 @@ Tensors flash2_reimplemented(const Tensors& inputs, const Settings& settings, Ar
 // flash2_reimplemented, but if several scores of a row and tile equal the maximum, a larger value is
 // subtracted (arXiv 2510.04212, algorithm 1).
 Tensors flash2_dynamic_max(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// FlashAttention-2 as shipped: state in registers; P is cast for P . value, its sum uses P before the cast.
+// FlashAttention-2 as shipped: maximum, sum and output are in registers. P . value uses P cast to the format;
+// the sum of P uses P before the cast.
 Tensors flash2_shipped(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// flash2_shipped, but the sum uses P after the cast, which removes the near-tie bias.
+// flash2_shipped, but the sum uses P after the cast. This removes errors that have the same sign in most rows
+// whose largest scores are nearly equal.
 Tensors flash2_cast_sum(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// flash2_shipped with FlashAttention-4's lazy rescaling: the maximum is renewed if exp(new - old) > 2^8.
+// flash2_shipped with FlashAttention-4's lazy rescaling: a maximum is replaced only if exp(new - old) > 2^8.
 Tensors flash4_lazy(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // FlashAttention-3 in fp8: one scale per tile of query, key, value; P is multiplied by 2^8 before its cast.
 Tensors flash3_fp8(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
@@ -60,11 +64,12 @@ enum class State { kFormat, kRegisters };
 // Adds delta, grad_query, grad_key and grad_value to `results`, which must have out and log_sum_exp.
 // Recomputes P as exp(score - log_sum_exp), as kernels do. With State::kFormat each product, the scaled
 // scores, P and delta are stored in the format, and gradients are accumulated in the format tile by tile.
-// With kRegisters these stay in registers; only operands of products and final gradients are in the format.
+// With kRegisters all of these stay in registers; operands of products and final gradients are rounded.
 void attention_backward(const Tensors& inputs, const Settings& settings, State state, Arithmetic& arithmetic,
                         Tensors& results);
 
-// Does the same with the `probabilities` [rows][n] of the forward pass as P, as unfused attention does.
+// Like attention_backward(), but takes P from the forward pass, as unfused attention does: `probabilities`
+// has one row per query row and one column per key.
 void attention_backward_from(const Tensor& probabilities, const Tensors& inputs, const Settings& settings,
                              State state, Arithmetic& arithmetic, Tensors& results);
 

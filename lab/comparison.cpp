@@ -1,5 +1,6 @@
-// Plans and carries out comparisons of checkpoints. A task compares one tensor: its sides are the tensor in
-// each checkpoint, its parts the compared pairs of sides. Threads read and compare units (ranges) of a task.
+// Plans and carries out comparisons of the weights in checkpoints. A task compares one tensor: its sides are
+// the tensor in each checkpoint, its parts the compared pairs of sides. A unit is a range of the tensor's
+// elements; threads read and compare one unit at a time. W1 is the Wasserstein distance of two histograms.
 #include "lab/comparison.h"
 
 #include <algorithm>
@@ -17,7 +18,7 @@
 namespace foreshock::lab {
 namespace {
 
-// Allocates `words` zeroed counters if *pointer is null.
+// Allocates `words` zeroed counters if *pointer is null. With calloc, pages without counts use no memory.
 template <class Pointer>
 void ensure(size_t words, Pointer* pointer) {
   using Word = typename Pointer::element_type;
@@ -27,7 +28,7 @@ void ensure(size_t words, Pointer* pointer) {
 
 }  // namespace
 
-// Counts 16-bit types by bit pattern, fp32 and (rounded) fp64 by the bins of a histogram.
+// Counts 16-bit values by bit pattern, others by the bins of a histogram of fp32; fp64 is rounded to fp32.
 void TensorCounter::count(const char* data, DType type, size_t count) {
   if (type == DType::kBf16 || type == DType::kFp16) {
     ensure(kPatternWords, &patterns_);
@@ -42,10 +43,10 @@ void TensorCounter::count(const char* data, DType type, size_t count) {
 }
 
 void TensorCounter::count_narrowed(const char* data, size_t count) {
-  constexpr size_t kBlock = 1024;
-  float narrow[kBlock];
-  for (size_t first = 0; first < count; first += kBlock) {
-    const size_t n = std::min(kBlock, count - first);
+  constexpr size_t kFewElements = 1024;
+  float narrow[kFewElements];
+  for (size_t first = 0; first < count; first += kFewElements) {
+    const size_t n = std::min(kFewElements, count - first);
     for (size_t i = 0; i < n; ++i) {
       const double x = load_as_double(data, DType::kFp64, first + i);
       narrow[i] = static_cast<float>(x);
@@ -100,17 +101,19 @@ Histogram without(const Histogram& part, const Histogram& all) {
 
 namespace {
 
-// Number of elements of a unit and of a block. A thread takes one unit of a task at a time. A block is read
-// at once and stays in the cache until it is counted and compared. Each unit has its own sums; they are added
-// in the order of units, so that the result does not depend on the number of threads.
+// Number of elements of a unit and of a block. A unit must stay below the limit of TensorCounter::count(),
+// 2^26 - 1. A block is read at once and stays in the cache until it is counted and compared. The sums of
+// units are added in the order of units, so that the result does not depend on the number of threads.
 constexpr uint64_t kUnit = uint64_t{1} << 24;
 constexpr uint64_t kBlock = uint64_t{1} << 17;
 
-// The distribution of the values of a tensor, or of all tensors pooled, in one checkpoint.
+// The distribution of the values of a tensor, or of all tensors pooled, in one checkpoint. A finite value is
+// unpaired in a part if the value at the same index of the other side is not finite.
 struct Counted {
   Histogram histogram;
-  double rounding = 0;  // sum of |x - rounded x|, an upper bound since it includes the unpaired values
+  double rounding = 0;  // sum of |x - x rounded to fp32|; too large if unpaired values were removed
 
+  // Removes the unpaired values.
   Counted without(const Histogram& unpaired) const { return {lab::without(unpaired, histogram), rounding}; }
   double mean_rounding() const {
     return rounding == 0 ? 0 : rounding / static_cast<double>(histogram.finite);
@@ -123,7 +126,7 @@ struct TaskState {
   std::vector<Histogram> histograms;                 // [side]
   std::vector<std::vector<double>> roundings;        // [unit][side]
   std::vector<std::vector<Difference>> differences;  // [unit][part]
-  std::vector<Histogram> unpaired;  // [2 * part] of the part's side_a, [2 * part + 1] of side_b
+  std::vector<Histogram> unpaired;  // [2 * part]: values of the part's side_a; [2 * part + 1]: of its side_b
   uint64_t units_left = 0;
 };
 
@@ -132,6 +135,7 @@ struct Unit {
   uint64_t index = 0;  // of the unit within the task
 };
 
+// The number of units; 1 for an empty tensor, since a task is finished after its last unit.
 uint64_t units_of(const ComparisonTask& task) {
   return std::max<uint64_t>(1, (task.elements + kUnit - 1) / kUnit);
 }
@@ -151,20 +155,21 @@ std::pair<DType, DType> types_of(const ComparisonTask& task, size_t part) {
 Distance distance_of(const Counted& a, const Counted& b, const Difference& difference) {
   Distance distance;
   distance.wasserstein = wasserstein(a.histogram, b.histogram);
-  // Rounding changes the values by `rounding` on average, and so W1 by at most `rounding`.
+  // Rounding changes the values by `rounding` on average, and so W1 by at most `rounding`. W1 lies between
+  // low and high. All are NaN if unknown, and std::max keeps a NaN that is its first argument.
   const double rounding = a.mean_rounding() + b.mean_rounding();
-  distance.wasserstein.low = std::max(distance.wasserstein.low - rounding, 0.0);  // std::max keeps a NaN
+  distance.wasserstein.low = std::max(distance.wasserstein.low - rounding, 0.0);
   distance.wasserstein.high += rounding;
   distance.noise_floor = sampling_noise_floor(a.histogram, b.histogram);
   distance.magnitude = mean_magnitude(a.histogram);
   distance.difference = difference;
-  distance.elements = difference.pairs + difference.non_finite;
+  distance.elements = difference.pairs + difference.non_finite;  // `pairs` counts only finite pairs
   distance.non_finite_a = a.histogram.non_finite();
   distance.non_finite_b = b.histogram.non_finite();
   return distance;
 }
 
-// Carries out the tasks. Each of several threads calls work().
+// Carries out the tasks.
 class Comparer {
  public:
   Comparer(const std::vector<ComparisonTask>& tasks, const std::function<void(double)>& progress,
@@ -182,8 +187,8 @@ class Comparer {
   }
 
   std::string run(int threads) {
-    parallel_for(static_cast<size_t>(threads), threads, [this](size_t) { work(); });
-    if (problem_.empty()) pool();
+    parallel_for(static_cast<size_t>(threads), threads, [this](size_t) { work(); });  // one call per thread
+    if (problem_.empty()) compute_pooled_distances();
     return problem_;
   }
 
@@ -203,7 +208,7 @@ class Comparer {
     std::vector<UnpairedCounter> unpaired;   // with the indexes of TaskState::unpaired
   };
 
-  // Does units until all are taken or one has failed. Exceptions must not leave the thread.
+  // Does units until all are taken or one has failed. An exception that left a thread would end the process.
   void work() try {
     Scratch scratch;
     for (size_t u = next_++; u < units_.size() && !failed_; u = next_++) do_unit(units_[u], &scratch);
@@ -223,13 +228,14 @@ class Comparer {
     scratch->buffers.resize(scratch->counters.size());
     scratch->unpaired.resize(std::max(scratch->unpaired.size(), 2 * task.parts.size()));
     std::vector<Difference> differences(task.parts.size());
-    for (uint64_t at = first; at < end; at += kBlock)
-      if (!do_block(task, at, std::min(kBlock, end - at), scratch, &differences)) return;
+    for (uint64_t start = first; start < end; start += kBlock)
+      if (!do_block(task, start, std::min(kBlock, end - start), scratch, &differences)) return;
     finish_unit(unit, scratch, std::move(differences));
   }
 
-  // Reads `count` elements from index `at` on of all sides, and compares them. Returns false after fail().
-  bool do_block(const ComparisonTask& task, uint64_t at, uint64_t count, Scratch* scratch,
+  // Reads `count` elements of each side from index `start` on, counts them in `scratch`, and adds the
+  // differences of each part to `differences`. Returns false after fail().
+  bool do_block(const ComparisonTask& task, uint64_t start, uint64_t count, Scratch* scratch,
                 std::vector<Difference>* differences) {
     for (size_t s = 0; s < task.sides.size(); ++s) {
       const ComparisonTask::Side& side = task.sides[s];
@@ -237,7 +243,7 @@ class Comparer {
       std::vector<char>& buffer = scratch->buffers[s];
       buffer.resize(std::max<size_t>(buffer.size(), kBlock * size_of(type)));
       const std::string problem =
-          side.checkpoint->read(side.place, at * size_of(type), count * size_of(type), buffer.data());
+          side.checkpoint->read(side.place, start * size_of(type), count * size_of(type), buffer.data());
       if (!problem.empty()) return fail(problem), false;
       scratch->counters[s].count(buffer.data(), type, count);
     }
@@ -247,7 +253,7 @@ class Comparer {
       const auto [type_a, type_b] = types_of(task, p);
       const Difference of_block = difference(a, type_a, b, type_b, count);
       (*differences)[p].add(of_block);
-      if (of_block.non_finite == 0) continue;
+      if (of_block.non_finite == 0) continue;  // all values are finite, so none is unpaired
       scratch->unpaired[2 * p].count(a, type_a, b, type_b, count);
       scratch->unpaired[2 * p + 1].count(b, type_b, a, type_a, count);
     }
@@ -283,11 +289,11 @@ class Comparer {
       state.differences[unit.index] = std::move(differences);
       last = --state.units_left == 0;
     }
-    if (last) finish_task(task, &state);
-    report(task, unit);
+    if (last) finish_task(task, &state);  // without the lock: no other thread uses `state` any more
+    report_progress(task, unit);
   }
 
-  // Computes the distances of a task from its sums, adds its histograms to the pools, and frees the sums.
+  // Computes the distances of a task from `state`, adds its histograms to the pools, and clears `state`.
   void finish_task(const ComparisonTask& task, TaskState* state) {
     std::vector<Counted> counted(task.sides.size());
     for (size_t s = 0; s < task.sides.size(); ++s) {
@@ -315,8 +321,8 @@ class Comparer {
     state->unpaired.clear();
   }
 
-  // Computes the distances over all tensors of each pair of checkpoints.
-  void pool() {
+  // Computes the distance between all tensors of one checkpoint and of the other, for each pair.
+  void compute_pooled_distances() {
     for (size_t p = 0; p < results_.size(); ++p) {
       Counted a{std::move(pools_[p].a), 0}, b{std::move(pools_[p].b), 0};
       Difference sum;
@@ -329,11 +335,11 @@ class Comparer {
     }
   }
 
-  void report(const ComparisonTask& task, const Unit& unit) {
+  void report_progress(const ComparisonTask& task, const Unit& unit) {
     const std::lock_guard lock(mutex_);
-    const uint64_t done = std::min(kUnit, task.elements - unit.index * kUnit);
+    const uint64_t elements_done = std::min(kUnit, task.elements - unit.index * kUnit);
     for (const ComparisonTask::Side& side : task.sides)
-      bytes_done_ += done * size_of(side.place.tensor->dtype);
+      bytes_done_ += elements_done * size_of(side.place.tensor->dtype);
     if (progress_)
       progress_(bytes_ == 0 ? 1 : static_cast<double>(bytes_done_) / static_cast<double>(bytes_));
   }
@@ -343,7 +349,7 @@ class Comparer {
   std::vector<PairResult>& results_;
   std::vector<TaskState> states_;
   std::vector<Pool> pools_;
-  std::vector<Unit> units_;
+  std::vector<Unit> units_;      // of all tasks
   std::atomic<size_t> next_{0};  // index of the next unit
   std::atomic<bool> failed_{false};
   std::mutex mutex_;  // protects problem_ and bytes_done_
@@ -357,13 +363,14 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
+// Returns where a tensor is stored (file and description), or null if the checkpoint does not have it.
 const Checkpoint::Place* find(const Checkpoint& checkpoint, const std::string& name) {
   const auto found = checkpoint.tensors.find(name);
   return found == checkpoint.tensors.end() ? nullptr : &found->second;
 }
 
-// Whether a tensor exists in both checkpoints (not null) with supported types and the same shape. If not,
-// adds the reason to the result. If only its types differ, returns true and adds the types to the result.
+// Whether a tensor can be compared: it exists in both checkpoints (not null) with supported types (not kNone)
+// and the same shape. If not, adds the reason to the result. Adds also types that differ, but are supported.
 bool comparable(const std::string& name, const Checkpoint::Place* a, const Checkpoint::Place* b,
                 PairResult* result) {
   if (!a && !b) return false;
@@ -386,7 +393,7 @@ size_t side_of(const Checkpoint& checkpoint, const Checkpoint::Place& place, Com
   return task->sides.size() - 1;
 }
 
-// Returns the task with the tensor's shape, new if needed. Tasks from `first` on have the tensor's name.
+// Returns the task of the tensor's name and shape. Adds it if needed. Tasks of the name begin at `first`.
 ComparisonTask* task_of(const StoredTensor& tensor, size_t first, std::vector<ComparisonTask>* tasks) {
   for (size_t t = first; t < tasks->size(); ++t)
     if ((*tasks)[t].sides.front().place.tensor->shape == tensor.shape) return &(*tasks)[t];
