@@ -13,7 +13,7 @@ namespace foreshock {
 namespace {
 
 struct Size {
-  int rounds = 5, launches = 10;   // rounds of each kernel, and its launches in one round
+  int rounds = 5, launches = 10;   // rounds of each kernel, and launches whose mean time a round measures
   size_t bytes = size_t{1} << 30;  // of the tensors
   int64_t tokens = 8192;           // of the attention call
 };
@@ -21,6 +21,7 @@ struct Size {
 struct Bench {
   const Size size;
   CudaDevice& device = CudaDevice::get();
+  // Addresses on the device: the input of all kernels, and the output of gathers and copies.
   uint64_t from = device.allocate(size.bytes), to = device.allocate(size.bytes);
 
   // Fills the memory with bf16 values distributed like weights: a million random values, repeated.
@@ -46,14 +47,15 @@ struct Bench {
     return address;
   }
 
-  template <class Time>
-  double best(const Time& time) {
-    double milliseconds = time();
-    for (int n = 1; n < size.rounds; ++n) milliseconds = std::min(milliseconds, time());
+  // Returns the shortest of the times that `measure` returns in the rounds.
+  template <class Measure>
+  double best(const Measure& measure) {
+    double milliseconds = measure();
+    for (int n = 1; n < size.rounds; ++n) milliseconds = std::min(milliseconds, measure());
     return milliseconds;
   }
 
-  // Measures a kernel and prints a line. `bytes`: bytes that the kernel reads. `bound`: text after its time.
+  // Measures a kernel with the arguments `job`, which reads `bytes` bytes. Prints `bound` after its time.
   template <class Job>
   void print(const char* what, DeviceKernel kernel, const LaunchShape& shape, const Job& job, size_t bytes,
              const char* bound = "") {
@@ -65,19 +67,20 @@ struct Bench {
 };
 
 void bench_histograms(Bench& bench) {
-  const uint64_t count = bench.size.bytes / 2;
+  const uint64_t count = bench.size.bytes / 2;  // bf16 values
   const HistogramJob patterns{.from = bench.from, .count = count, .words = bench.zeros(4 * kPatterns)};
   bench.print("histogram, bf16", DeviceKernel::kCountPatterns,
               launch_of_patterns(patterns, bench.device.limits()), patterns, bench.size.bytes,
               " (bound 0.6)");
-  // The tensor is as large as the kernel accepts, since a small one would not occupy all processors. The
-  // launches together overflow the counters, which does not affect the time.
+  // The tensor is as large as the kernel accepts, if `bytes` allows, since a small one would not occupy all
+  // processors. The launches together overflow the counters, which does not affect the time.
   const uint64_t binned = std::min<uint64_t>(kMostBinned, bench.size.bytes / 4);
   const HistogramJob bins{.from = bench.from, .count = binned, .words = bench.zeros(8 * kBinWords)};
   bench.print("histogram, fp32", DeviceKernel::kCountBins, launch_of_bins(bins, bench.device.limits()), bins,
               binned * 4);
 }
 
+// Measures the sums over one tensor: of gradients, of gradients with Adam's second moment, and the checksum.
 void bench_sums(Bench& bench) {
   const size_t bytes = bench.size.bytes;
   const uint64_t count = bytes / 2;
@@ -111,7 +114,7 @@ void bench_sums(Bench& bench) {
               bytes);
 }
 
-// Measures the gathers of a layer of attention: 32 heads, 8 kv-heads, 8192 tokens, head dimension 128.
+// Measures the gathers of a layer of attention: 32 heads, 8 key/value heads, head dimension 128, 2-byte bf16.
 void bench_attention(Bench& bench) {
   constexpr int64_t kHeads = 32, kKvHeads = 8, kDim = 128;
   const int64_t tokens = bench.size.tokens;
@@ -128,8 +131,8 @@ void bench_attention(Bench& bench) {
   bench.print("gather, K and V of a head", DeviceKernel::kGather, launch_of(gather), gather,
               2 * tokens * kDim * 2);
 
-  // A slice of key positions: query, output and gradient of the output of the 4 heads that share a kv-head,
-  // and the sums over all keys, for which the kernel reads the gradients of query, key and value.
+  // A slice of key positions: query, output and gradient of the output of the 4 query heads that share a
+  // key/value head, and sums over all keys, for which the kernel reads the gradients of query, key and value.
   KeyGatherJob job = {};
   job.gather = gather;
   job.gather.pieces = 3;
@@ -169,7 +172,7 @@ int run(const Size& size) {
 }  // namespace
 }  // namespace foreshock
 
-// With a number N as argument: one round with N MiB, only to test that the bench runs.
+// With a number N as argument: one round with N MiB (at least 32), only to test that the bench runs.
 int main(int count, char** arguments) {
   foreshock::Size size;
   if (count > 1)

@@ -1,5 +1,5 @@
-// Atomic writing and locking of files (files.h). A file is written under a temporary name in the directory of
-// its target and renamed at the end.
+// Atomic writing and locking of files, and the limit on open files. A file is written under a temporary name
+// in the directory of its target and renamed at the end.
 #include "cli/files.h"
 
 #include <fcntl.h>
@@ -62,6 +62,7 @@ void install_handlers() {
   replace(SIGXFSZ, SIG_DFL, SIG_IGN);  // a write beyond the limit on file size then fails with EFBIG
 }
 
+// SIGXFSZ stays ignored, so that writing beyond the limit is an error for the rest of the process too.
 void remove_handlers() {
   for (const int number : kEnding) replace(number, remove_all_and_end, SIG_DFL);
 }
@@ -85,18 +86,18 @@ bool is_standard_output(const std::string& path) { return path.empty() || path =
 
 // Whether `path` is written to directly and not replaced.
 bool is_stream(const std::string& path) {
-  struct stat at {};
+  struct stat file {};
   if (is_standard_output(path)) return true;
-  if (stat(path.c_str(), &at) != 0 || S_ISDIR(at.st_mode)) return false;
-  return !S_ISREG(at.st_mode) || standard_stream(at) >= 0;
+  if (stat(path.c_str(), &file) != 0 || S_ISDIR(file.st_mode)) return false;
+  return !S_ISREG(file.st_mode) || standard_stream(file) >= 0;
 }
 
-// Whether another user has created the link in a sticky directory in which all may write (/tmp), perhaps to
-// make us overwrite a file. With fs.protected_symlinks the kernel does not follow such links either.
+// Whether the link may have been made so that we overwrite a file: neither we nor the directory's owner own
+// it, and all may write into the sticky directory (/tmp). The kernel's fs.protected_symlinks has this rule.
 bool is_trap(const struct stat& link, const std::string& directory) {
-  struct stat at {};
-  return link.st_uid != geteuid() && stat(directory.c_str(), &at) == 0 && link.st_uid != at.st_uid &&
-         (at.st_mode & S_ISVTX) != 0 && (at.st_mode & S_IWOTH) != 0;
+  struct stat folder {};
+  return link.st_uid != geteuid() && stat(directory.c_str(), &folder) == 0 && link.st_uid != folder.st_uid &&
+         (folder.st_mode & S_ISVTX) != 0 && (folder.st_mode & S_IWOTH) != 0;
 }
 
 // Returns the target of a symbolic link; nullopt if `path` is not one. Sets `*problem` if it is a trap.
@@ -104,13 +105,13 @@ std::optional<std::string> target_of_link(const std::string& path, std::string* 
   // The owner and the target are read by one descriptor, so that the link cannot be replaced in between.
   const int link = open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
   if (link < 0) return std::nullopt;
-  struct stat at {};
+  struct stat info {};
   std::array<char, PATH_MAX> text;
-  const bool is_link = fstat(link, &at) == 0 && S_ISLNK(at.st_mode);
+  const bool is_link = fstat(link, &info) == 0 && S_ISLNK(info.st_mode);
   const ssize_t length = is_link ? readlinkat(link, "", text.data(), text.size()) : -1;
   close(link);
   if (length < 0) return std::nullopt;
-  if (is_trap(at, directory_of(path))) *problem = path + " is a link of another user: choose another place";
+  if (is_trap(info, directory_of(path))) *problem = path + " is a link of another user: choose another place";
   const std::string to(text.data(), static_cast<size_t>(length));
   return to.starts_with('/') ? to : directory_of(path) + to;
 }
@@ -118,19 +119,19 @@ std::optional<std::string> target_of_link(const std::string& path, std::string* 
 // Resolves a chain of symbolic links that begins at `path`. The final target need not exist.
 std::string end_of_links(const std::string& path, std::string* problem) {
   constexpr int kMost = 40;  // as many as the kernel follows
-  std::string at = path;
+  std::string current = path;
   for (int n = 0; n < kMost && problem->empty(); ++n) {
-    const std::optional<std::string> next = target_of_link(at, problem);
-    if (!next) return at;
-    at = *next;
+    const std::optional<std::string> next = target_of_link(current, problem);
+    if (!next) return current;
+    current = *next;
   }
   if (problem->empty()) *problem = path + " is a link that leads nowhere: choose another place";
-  return at;
+  return current;
 }
 
 // The mode of a new file according to the umask.
 mode_t usual_mode() {
-  const mode_t mask = umask(0);
+  const mode_t mask = umask(0);  // the umask can be read only by setting it
   umask(mask);
   return 0666 & ~mask;
 }
@@ -146,7 +147,7 @@ std::string with_advice(const std::string& problem) {
 }  // namespace
 
 UnfinishedFile::UnfinishedFile(const std::string& directory) : path_(directory + "/.foreshock-XXXXXX") {
-  const SignalsBlocked held;
+  const SignalsBlocked blocked;
   descriptor_ = mkostemp(path_.data(), O_CLOEXEC);
   if (descriptor_ < 0) {
     path_.clear();
@@ -157,21 +158,21 @@ UnfinishedFile::UnfinishedFile(const std::string& directory) : path_(directory +
 }
 
 UnfinishedFile::~UnfinishedFile() {
-  const SignalsBlocked held;
+  const SignalsBlocked blocked;
   if (path_.empty()) return;
   unlink(path_.c_str());
   forget();
 }
 
 bool UnfinishedFile::finish(const std::string& name) {
-  const SignalsBlocked held;
+  const SignalsBlocked blocked;
   if (std::rename(path_.c_str(), name.c_str()) != 0) return false;
   forget();
   return true;
 }
 
 void UnfinishedFile::forget() {
-  std::erase(unfinished, path_.c_str());
+  std::erase(unfinished, path_.c_str());  // compares addresses
   path_.clear();
   if (unfinished.empty()) remove_handlers();
 }
@@ -182,8 +183,8 @@ std::string why_no_file(const std::string& path) {
   std::string problem;
   const std::string target = end_of_links(path, &problem), directory = directory_of(target);
   if (!problem.empty()) return problem;
-  struct stat at {};
-  if (target.back() == '/' || (stat(target.c_str(), &at) == 0 && S_ISDIR(at.st_mode)))
+  struct stat info {};
+  if (target.back() == '/' || (stat(target.c_str(), &info) == 0 && S_ISDIR(info.st_mode)))
     return "'" + path + "' is " + (target.back() == '/' ? "not a file name" : "a directory, not a file");
   if (access(directory.c_str(), W_OK) != 0)
     return "cannot write into " + directory + ": choose another place for " + path;
@@ -205,10 +206,10 @@ WholeFile::~WholeFile() {
 }
 
 int WholeFile::open_stream() {
-  struct stat at {};
+  struct stat info {};
   std::fflush(stdout);  // bytes that were printed earlier must come first
   if (is_standard_output(path_)) return dup(STDOUT_FILENO);
-  const int own = stat(path_.c_str(), &at) == 0 ? standard_stream(at) : -1;
+  const int own = stat(path_.c_str(), &info) == 0 ? standard_stream(info) : -1;
   return own >= 0 ? dup(own) : open(path_.c_str(), O_WRONLY | O_CLOEXEC);
 }
 
@@ -218,10 +219,11 @@ int WholeFile::open_file() {
   struct stat before {};
   const mode_t mode = stat(target_.c_str(), &before) == 0 ? before.st_mode & 0777 : usual_mode();
   unfinished_.emplace(directory_of(target_));
-  if (unfinished_->descriptor() >= 0) fchmod(unfinished_->descriptor(), mode);
+  if (unfinished_->descriptor() >= 0) fchmod(unfinished_->descriptor(), mode);  // it was created with 0600
   return unfinished_->descriptor();
 }
 
+// Keeps the first problem, which is usually the cause of later ones.
 void WholeFile::fail(const std::string& why) {
   if (problem_.empty())
     problem_ = (is_standard_output(path_) ? "standard output" : "cannot write " + path_) + ": " + why;
@@ -256,7 +258,7 @@ NewFiles::~NewFiles() {
     fs::remove(*folder, ignored);  // if empty
 }
 
-// Creates `folder` and its missing parents.
+// Creates `folder` and its missing parents. Returns "" or an error.
 std::string NewFiles::make_folders(const fs::path& folder) {
   std::error_code error;
   if (folder.empty() || fs::exists(folder, error)) return "";
@@ -308,6 +310,7 @@ FileLock& FileLock::operator=(FileLock&& other) noexcept {
 
 bool FileLock::try_lock(const std::string& path, int operation) {
   release();
+  // O_NOFOLLOW: a link of another user could make us create a file elsewhere.
   const int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (descriptor < 0) return false;
   if (flock(descriptor, operation | LOCK_NB) != 0) {
@@ -333,8 +336,9 @@ void FileLock::release() {
   descriptor_ = -1;
 }
 
+// A file that exists but cannot be opened counts as locked.
 bool is_locked(const std::string& path) {
-  if (access(path.c_str(), F_OK) != 0) return false;
+  if (access(path.c_str(), F_OK) != 0) return false;  // else try_lock() would create the file
   FileLock probe;
   return !probe.try_lock(path, LOCK_SH);
 }

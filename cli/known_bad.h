@@ -11,7 +11,7 @@
 
 namespace foreshock::cli {
 
-// The versions v of a component with `from` <= v < `before`. An empty bound is unknown and does not limit v.
+// The versions v of a package with `from` <= v < `before`. An empty bound is unknown and does not limit v.
 struct VersionRange {
   // torch, cudnn, cudnn-frontend, flash-attn or transformer-engine; empty: no condition
   std::string_view component;
@@ -28,16 +28,16 @@ struct KnownBad {
 
 std::span<const KnownBad> known_bad_table();
 
-// The installed version of each component, such as "2.9.0+cu128". Only its leading numbers are compared.
+// The installed version of each component, such as "2.9.0+cu128", of which only 2.9.0 is compared.
 using Versions = std::map<std::string, std::string, std::less<>>;
 
-// Returns the rows that apply to these versions. A range of a component that is not installed does not match.
+// Returns the rows whose ranges contain these versions. A component that is not installed is in no range.
 std::vector<const KnownBad*> known_bad(const Versions& versions);
 
-// Returns the rows as text for `foreshock doctor`; "" if there are none.
+// Returns the rows as text for `foreshock doctor`, in lines of at most `columns` characters; "" without rows.
 std::string known_bad_text(const std::vector<const KnownBad*>& rows, size_t columns = 80);
 
-// Reads the versions from the interpreter's package metadata, without importing a package.
+// Reads the versions from the package metadata of the interpreter `python`, without importing a package.
 Versions installed_versions(const std::string& python);
 
 }  // namespace foreshock::cli

@@ -1,7 +1,8 @@
 // The data of `foreshock report`: the loss events of a run, the detectors that left level quiet (for level
 // watch or warn) before each event, the circumstances, and possible explanations. Also classes that collect
-// this data from record lines. An "attempt" is a series of steps that ends when the run goes back to a
-// checkpoint. A loss event begins at its "onset" and is recognized at a later step.
+// this data from the lines of a record: a StepLine is about a step, a SampleLine about a slice, which is the
+// sampled part of an attention call. A HistoryTable has the points of a chart. An "attempt" is a series of
+// steps that ends when the run goes back to a checkpoint. A loss event begins at its "onset".
 #ifndef FORESHOCK_CLI_REPORT_MODEL_H_
 #define FORESHOCK_CLI_REPORT_MODEL_H_
 
@@ -28,7 +29,7 @@ struct SignalPoint {
 };
 
 // Stores the input values of all detectors of one rank. A detector has one series per place: a layer, a
-// tensor, or "" for the whole rank. Memory is bounded. Thread-compatible.
+// tensor (which may have a layer), or "" for the whole rank. Memory is bounded. Thread-compatible.
 class Signals {
  public:
   static constexpr size_t kMostPoints = 512;  // newest points that are kept per series
@@ -38,8 +39,8 @@ class Signals {
   // Adds the values that detectors computed from one line of the record. `layer`: the line's layer; "": none.
   void take(const std::string& layer, const std::vector<WatchReading>& readings);
 
-  // Selects the series of `detector` in `layer` with the highest score in the steps from `first` to `onset`.
-  // Returns the finite values of that series from `first` to `last`; empty if there is no such series.
+  // Selects the detector's series in `layer` that has the highest score from step `first` to step `onset`.
+  // Returns the series' finite values from `first` to `last`; empty if there is no such series.
   std::vector<SignalPoint> around(DetectorId detector, const std::string& layer, int64_t first, int64_t onset,
                                   int64_t last) const;
 
@@ -63,12 +64,11 @@ class Signals {
   std::set<std::string> layers_[kDetectors];              // by detector
 };
 
-// A layer and tensor whose attention errors exceeded the alarm limit in several of its recent slices. A slice
-// is the sampled part of one attention call.
+// A layer and tensor whose attention errors exceeded the alarm limit in several of 64 successive slices.
 struct AttentionFault {
   std::string layer;                      // "": unknown
   std::string tensor;                     // out, grad_query, grad_key or grad_value
-  double largest_error = 0;               // divided by the alarm limit
+  double largest_error = 0;               // divided by the alarm limit, so 1 is the limit
   int64_t at_step = 0;                    // step of `largest_error`
   int64_t first_step = 0, last_step = 0;  // first and last step with a slice beyond the limit
   uint64_t beyond = 0, slices = 0;        // number of slices beyond the limit; number of all slices
@@ -83,20 +83,20 @@ class AttentionErrors {
   AttentionErrors();
   void take(const SampleLine& line);
 
-  // A table by step with columns forward, backward (dQ) and keys (dK and dV). A point covers several steps;
-  // its value is the largest error in them.
+  // A table by step with columns forward, backward (dQ) and keys (dK and dV), over all layers. A point covers
+  // several steps; its value is the largest error in them.
   HistoryTable curve() const;
   // One table per layer. Its column "error" is the largest error of any tensor.
   std::vector<HistoryTable> layers() const;
   std::vector<AttentionFault> faults() const;  // sorted by error, the largest first
-  // The largest error of the run, which need not be a fault. Sets `layer`, `tensor`, `largest_error` and
-  // `at_step`, unless all errors are 0 or unknown. `slices`: number of all slices whose error is known.
+  // The largest error of the run, which need not be a fault. Only `layer`, `tensor`, `largest_error` and
+  // `at_step` are set, and `slices`, the number of all slices whose error is known.
   const AttentionFault& largest() const { return largest_; }
 
  private:
   struct Series {
     AttentionFault so_far;             // without layer and tensor
-    std::deque<uint64_t> last_beyond;  // the last slices beyond the limit; slices are numbered from 1
+    std::deque<uint64_t> last_beyond;  // numbers of the last slices beyond the limit; the first slice has 1
     bool is_fault = false;
   };
   History curve_;
@@ -114,7 +114,7 @@ struct TrailStep {
   std::optional<uint64_t> interval;       // attention is sampled in one of so many steps
 };
 
-// Returns b - a, saturated, since a record may contain any integers as steps.
+// Returns b - a, limited to the range of int64_t, since a record may contain any integers as steps.
 int64_t steps_between(int64_t a, int64_t b);
 
 // Stores the newest steps of one rank, and the first and last step of each attempt. Thread-compatible.
@@ -154,7 +154,7 @@ class Trail {
 // periods ended earlier, only the last one is a sign.
 struct ReportSign {
   static constexpr int64_t kNear = 64;  // steps, as in the benchmark of the detectors (bench/precursors)
-  // If a detector had no value for more than this many steps, its sign may have started at any of them.
+  // If a detector had no value for more than this many steps, its sign may have started in the gap.
   static constexpr int64_t kLongUnseen = 8;
 
   DetectorId detector = DetectorId::kBias;
@@ -174,7 +174,7 @@ struct ReportFact {
   Mark mark = Mark::kQuiet;
   // A possible cause of the event, as the end of the sentence "Loss diverged at step 222, ..."; "": none.
   std::string suspect = {};
-  int64_t lead = 0;  // steps from the suspect to the onset; valid only with `suspect`
+  int64_t lead = 0;  // steps from the possible cause to the onset; valid only if `suspect` is not empty
 };
 
 struct ReportEvent {
@@ -186,7 +186,7 @@ struct ReportEvent {
   std::vector<int64_t> ranks;      // ranks that had the event, in the order of the record; never empty
   std::set<int64_t> diverged;      // the members of `ranks` whose loss diverged
   std::vector<ReportSign> before;  // signs before the onset, the most reliable detector first
-  // Steps of the first rank, from kBefore steps before the onset to kAfter steps after it. Only the first 40
+  // Steps of ranks[0], from kBefore steps before the onset to kAfter steps after it. Only the first 40
   // events of a run have steps (EventCollector::kMostDetailed); the others have no facts and no explanations.
   std::vector<TrailStep> steps;
   std::string title, text;
@@ -205,12 +205,13 @@ struct ReportEpisode {
   int64_t end_step = -1;   // -1: it has not ended
 };
 
+// Totals of one detector over the whole run and all ranks.
 struct ReportDetector {
-  DetectorId detector = DetectorId::kBias;  // all totals are over the whole run and all ranks
-  uint64_t values = 0;                      // input values
-  uint64_t watches = 0, warnings = 0;       // how often its level has risen to watch; how often to warn
-  size_t layers = 0;                        // layers for which it had a value
-  int64_t last_warn_step = -1;              // -1: never
+  DetectorId detector = DetectorId::kBias;
+  uint64_t values = 0;                 // input values
+  uint64_t watches = 0, warnings = 0;  // how often its level has risen to watch; how often to warn
+  size_t layers = 0;                   // layers for which it had a value
+  int64_t last_warn_step = -1;         // -1: never
 };
 
 // Everything that the page, the Markdown text and the JSON of a report are made from.

@@ -1,6 +1,6 @@
 // Makes the texts of `foreshock report`: phrases about detectors, sentences about loss events, and the report
 // itself as JSON (docs/report.md has its keys), Markdown, or an HTML page that draws itself from the JSON.
-// The levels of a detector are quiet, watch and warn.
+// The levels of a detector are quiet, watch and warn. "The benchmark" measures detectors on small trainings.
 #ifndef FORESHOCK_CLI_REPORT_TEXT_H_
 #define FORESHOCK_CLI_REPORT_TEXT_H_
 
@@ -16,11 +16,11 @@
 
 namespace foreshock::cli {
 
-// What an observation may mean for a loss event that follows it, for a reader who is familiar with trainings
-// but not with foreshock. All members are complete sentences except `plain`. No member is empty.
+// Explains an observation: a rise of a detector's level, a kind of loss event, or a Clue. For readers who are
+// familiar with trainings but not with foreshock. Members except `plain` are sentences. No member is empty.
 struct ReportText {
   const char* plain;            // the observation as a short clause: "the gradient norm grew steadily"
-  const char* consistent_with;  // a cause that fits the observation
+  const char* consistent_with;  // a cause of the loss event that fits the observation
   const char* not_excluded;     // another explanation that remains possible
   const char* to_try;           // an experiment that distinguishes them, or a remedy
 };
@@ -42,14 +42,14 @@ enum class Clue : int {
 inline constexpr int kClues = static_cast<int>(Clue::kCount);
 
 const ReportText& text_of(DetectorId detector);
-// `kind`: a kind of loss event. Other kinds get the texts of a spike.
+// WatchEventKind has also kinds other than loss events; for these the text of a loss spike is returned.
 const ReportText& text_of(WatchEventKind kind);
 const ReportText& text_of(Clue clue);
 
 // Returns a sentence that says why a detector may have had no value during a run.
 const char* why_without_values(DetectorId detector);
 
-std::optional<DetectorId> detector_of(std::string_view name);
+std::optional<DetectorId> detector_of(std::string_view name);  // nullopt: unknown name
 
 std::string steps_text(int64_t number);  // "1 step" or "12 345 steps", for example
 
@@ -64,8 +64,8 @@ bool is_proven(DetectorId detector);
 // Returns one or two sentences on a detector's reliability. `measured`: its benchmark results; null: none.
 std::string how_sure(const Measured* measured);
 
-// Returns the most reliable of the detectors that left level quiet before the event, for example "the
-// gradient norm grew steadily, 9 steps before", with the layer if known. If there is none, returns "nothing".
+// Describes the first sign of the event, from the most reliable of the detectors that left level quiet before
+// it: "the gradient norm grew steadily, 9 steps before", with the layer if known. Without a sign: "nothing".
 std::string first_sign_of(const ReportEvent& event);
 
 struct RunCounts {
@@ -73,7 +73,7 @@ struct RunCounts {
   uint64_t losses = 0, warnings = 0;  // over all ranks: steps with a known loss; warnings of detectors
 };
 
-// Returns a few sentences on the attention errors of the run. `largest`: its largest error, even if no fault.
+// Returns a few sentences on the attention errors of the run. `largest`: AttentionErrors::largest().
 std::string attention_text(const std::vector<AttentionFault>& faults, const AttentionFault& largest);
 
 // Returns the verdict on the run in a few sentences: its loss events and attention faults. The members of
@@ -82,8 +82,8 @@ std::string verdict_of(const Report& report, const RunCounts& counts);
 
 // -- documents --
 
-// Returns the report as JSON in one line of valid UTF-8. So that the page stays below 2 MB, only the smallest
-// and the largest value of each interval of a curve are kept. Values that are unknown or not finite are null.
+// Returns the report as JSON in one line of valid UTF-8. So that the page stays below 2 MB, long curves are
+// divided into intervals, each with its smallest and largest value. Unknown or non-finite values are null.
 std::string report_json(const Report& report);
 
 // The files of cli/report/ and Chart.js, embedded at build time, and their SHA-256 in hexadecimal.

@@ -1,4 +1,8 @@
-"""The dashboard "overview", the first to open: the state of the selected run (of_run; of_living omits ended ranks)."""
+"""The Grafana dashboard "overview", which users open first: the state of the selected run.
+
+of_run() selects the series of a metric in that run, of_living() only those of ranks that have not ended. `values` are
+the thresholds of alerts, by section and name (values.toml).
+"""
 
 import panel
 from board import ALERTS, Board, Row, run_variable

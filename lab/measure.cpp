@@ -1,5 +1,6 @@
-// Runs the algorithms on random inputs and summarises their deviations over the seeds. A point is one choice
-// of algorithm, format, inputs and tiles. The plain algorithm is the unfused one of the same family.
+// Runs the algorithms on random inputs and summarises their deviations from the fp64 reference over the seeds
+// of the inputs. A point is one choice of algorithm, format, inputs and tiles. The plain algorithm is the
+// unfused one of the same family (for example attention); run in fp64 it computes the reference.
 #include "lab/measure.h"
 
 #include <algorithm>
@@ -23,7 +24,7 @@ double student_t(size_t degrees) {
 }
 
 struct Sample {
-  double mean = 0, standard_error = 0;
+  double mean = 0, standard_error = 0;  // standard error of the mean; 0 for a single value
 };
 
 Sample sample_of(std::span<const double> values) {
@@ -59,7 +60,7 @@ Deviation deviation_of(const Tensor& result, const Tensor& reference, const Numb
   }
   if (deviation.non_finite > 0) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
-    return {nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, deviation.non_finite};  // all other members
+    return {nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, deviation.non_finite};
   }
   deviation.mean_abs = sum / count;
   deviation.std_abs =
@@ -86,7 +87,8 @@ double z_of(std::span<const double> values) {
 
 namespace {
 
-// Points with the same inputs, fp64 reference and plain result, which are computed once per group and seed.
+// Points that differ at most in algorithm, tiles and source of delta, but not in family. They have the same
+// inputs, fp64 reference and plain result, which are computed once per group and seed.
 struct Group {
   std::vector<size_t> points;  // indexes in measure()'s list of points
   int seeds = 0;
@@ -127,9 +129,9 @@ std::vector<Group> groups_of(std::span<const Point> points) {
     const Point& p = points[i];
     const Key key(find_algorithm(p.algorithm)->family, p.format, p.accumulator, p.input, p.rounding,
                   p.reference, p.n, p.d, p.rows, p.backward, p.scale, p.first_seed, p.seeds);
-    const auto [at, fresh] = index.try_emplace(key, groups.size());
-    if (fresh) groups.push_back({{}, p.seeds});
-    groups[at->second].points.push_back(i);
+    const auto [group, is_new] = index.try_emplace(key, groups.size());
+    if (is_new) groups.push_back({{}, p.seeds});
+    groups[group->second].points.push_back(i);
   }
   return groups;
 }
@@ -142,6 +144,7 @@ std::map<std::string, Deviation> deviations(const Tensors& results, const Tensor
   return all;
 }
 
+// Returns the largest |a - b|; NaN if any difference is NaN.
 double largest_difference(const Tensor& a, const Tensor& b) {
   double largest = 0;
   for (size_t i = 0; i < a.data.size(); ++i) {
@@ -155,7 +158,7 @@ double largest_difference(const Tensor& a, const Tensor& b) {
 // Runs one group with the `seed`-th seed, counted from 0, and sets results[point][seed] for its points.
 void run_group(std::span<const Point> points, const Group& group, int seed,
                std::vector<std::vector<Result>>& results) {
-  const Point& first = points[group.points[0]];  // what is the same for all points of the group
+  const Point& first = points[group.points[0]];  // stands for all points of the group
   const Algorithm& plain = plain_of(find_algorithm(first.algorithm)->family);
   const uint64_t seed_value = first.first_seed + seed;
   const auto inputs_in = [&](const NumberFormat& format) {
@@ -166,7 +169,8 @@ void run_group(std::span<const Point> points, const Group& group, int seed,
   // The operands of a matrix product are in the format itself, other inputs in storage format (fp8: bf16).
   const bool in_format = plain.family == Family::kMatrixProduct;
   const Tensors inputs = inputs_in(in_format ? plain_arithmetic.format() : plain_arithmetic.storage());
-  // Tiles and delta's source may differ in a group. Plain takes the first point's tiles and the source kOut.
+  // Tiles, and the source of delta (a term of the backward pass), may differ in a group. The plain algorithm
+  // takes the first point's tiles and the source kOut.
   Settings settings = settings_of(first);
   settings.delta = DeltaSource::kOut;
   const NumberFormat fp64 = *parse_format("fp64");
@@ -186,7 +190,7 @@ void run_group(std::span<const Point> points, const Group& group, int seed,
   }
 }
 
-double error_ratio(double a, double b) { return a == 0 && b == 0 ? 1 : a / b; }  // both results exact: 1
+double error_ratio(double own, double plain) { return own == 0 && plain == 0 ? 1 : own / plain; }
 
 // Summarises one output tensor of a point; `results` has the result of each seed.
 Measurement summary_of(const Point& point, const std::string& tensor, const std::vector<Result>& results) {
@@ -223,6 +227,7 @@ Measurement summary_of(const Point& point, const std::string& tensor, const std:
 
 }  // namespace
 
+// The order of the checks matters: later ones use names that earlier ones have found valid.
 std::string why_not(const Point& p) {
   const auto algorithm = find_algorithm(p.algorithm);
   if (!algorithm) return "unknown algorithm '" + p.algorithm + "'; see foreshock lab --help";
@@ -256,7 +261,7 @@ std::string why_not(const Point& p) {
 double bytes_needed(const Point& p) {
   const double n = p.n, d = p.d, rows = p.rows;
   const Family family = find_algorithm(p.algorithm)->family;
-  // `tensors`: elements of inputs, results and their transposes. `scores`: of all matrices of rows x keys.
+  // `tensors`: elements of inputs, results and transposes. `scores`: of matrices rows x keys. Upper bounds.
   const double tensors =
       family == Family::kConvolution ? 40 * d * n * n + rows * (n * n + d * 9) : 6 * (rows + 2 * n) * d;
   const double scores = family == Family::kConvolution ? 0 : (p.backward ? 10 : 5) * rows * n;

@@ -1,4 +1,5 @@
-// The table of formats, and the spacing of their numbers.
+// The table of floating-point formats and the spacing (ulp) of their numbers. The hidden bit is in
+// `precision`.
 #include "lab/number_format.h"
 
 #include <algorithm>
@@ -15,7 +16,7 @@ double largest(int precision, int max_exponent) {
   return std::ldexp(2 - std::ldexp(1.0, 1 - precision), max_exponent);
 }
 
-// Parses "p<precision>e<min exponent>:<max exponent>". The bounds keep every number of the format in fp64.
+// Parses "p<precision>e<min exponent>:<max exponent>". The bounds ensure that fp64 has every such number.
 std::optional<NumberFormat> parse_general(const std::string& text) {
   int precision = 0, min_exponent = 0, max_exponent = 0, used = 0;
   const int fields =
@@ -36,8 +37,9 @@ double NumberFormat::overflow_value() const {
 double NumberFormat::unit_roundoff() const { return std::ldexp(1.0, -precision); }
 
 double NumberFormat::ulp(double x) const {
-  // Uses bits, for speed: it is called for every element. `below` is the largest power of two <= |x|.
-  const auto power = [](int exponent) {
+  // Uses bits, for speed, since ulp() is called for every element. `below` is the largest power of two <=
+  // |x|, or 0. The subnormal numbers of a format are as far apart as its smallest normal numbers.
+  const auto power = [](int exponent) {  // 2^exponent
     return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
   };
   const double below = std::bit_cast<double>(std::bit_cast<uint64_t>(x) & 0x7ff0000000000000u);

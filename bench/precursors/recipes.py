@@ -1,33 +1,34 @@
-"""The trainings of the benchmark of detectors. A recipe with a planted fault names its twin, a recipe without a fault.
+"""The trainings of the benchmark of detectors. Each recipe is run with many seeds. A recipe with a planted fault names
+its twin, a recipe without a fault.
 
-A training and its twin have the same seed and data, and are equal bit for bit until the step at which the fault begins.
-In most recipes this step depends on the seed, so that step numbers predict little. All faults of a model share one
-twin. The twin is longer than the trainings with a fault; false alarms are counted over its whole length.
+With equal seeds, a training and its twin have the same data and are equal bit for bit until the step at which the fault
+begins. In most recipes this step depends on the seed, so that step numbers predict little. All faults of a model share
+one twin. The twin is longer than the trainings with a fault; false alarms are counted over its whole length.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-ARMS = ("fault", "control")
+ARMS = ("fault", "control")  # values of Recipe.arm
 # First seeds of results and of tuning. All seeds with which thresholds and detectors were chosen are below FIRST_SEED.
 FIRST_SEED, FIRST_TUNING_SEED = 1003, 500
-LAYERS = 2
+LAYERS = 2  # attention layers of the models TEXT and COPYING
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One row of the table.
+    """One row of the table RECIPES.
 
-    family  kind of the fault; "none" for a twin
+    family  kind of the fault; "none": no fault
     model   one of NET, TEXT and COPYING
     what    the fault, as text for tables; without a fault, the configuration
     steps   length of each training
     twin    name of the recipe without the fault; "": this recipe has no fault
     begins  first step at which the fault may begin; 0: it is there from the start
     later   the fault begins at a step in [begins, begins + later) that depends on the seed; 0: at `begins`
-    plant   attention error of `dose` ulp in one layer: "following" the gradient of the output or "unrelated" to this
-            gradient; or "rounded": all attention is computed in fp64 and rounded; "": none
+    plant   attention error of `dose` ulp (spacings of bf16) in one layer: "following", in the direction of the output's
+            gradient, or "unrelated" to it; "rounded": no error, all attention is computed in fp64 and rounded; "": none
     where   layer of the error; None: it depends on the seed
     growth  growth of the query and key weights per step, as a fraction
     """

@@ -1,18 +1,20 @@
 // Draws the charts of the report page with Chart.js. embed.cmake joins this file with words.js, which defines `report`
 // (the data), element(), known(), finite(), sentence(), and functions that write numbers as text: count(), short(),
 // steps(), before(). The colours are those of Okabe and Ito, which can be distinguished with any colour vision. A shape
-// or a word always repeats the meaning of a colour. A detector that has left level quiet has "moved".
+// or a word always repeats the meaning of a colour. A detector that has left level quiet has "moved". "Onset": the step
+// at which a loss event begins. Two hexadecimal digits appended to a colour are its opacity.
 const shade = (name) => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
+// Colours by use; `quiet` is that of secondary text, `most` that of the largest loss in a range of steps.
 const INK = { line: shade('blue'), most: shade('pale'), event: shade('orange'), moved: '#e69f00', warned: shade('orange'), green: shade('green'), grid: shade('grid'), quiet: shade('quiet'), paper: shade('paper') };
 // Reloads when the reader switches to a dark or light scheme, since drawn charts keep their colours.
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => location.reload());
 
-// Places labels of {text, at, width} beside the vertical line at x = `at`, inside `area`, each in the first row where
-// it covers no other. All numbers are pixels; a row is 13 high.
+// Places each label {text, place, width} beside the vertical line at x = `place`, inside `area`, in the first row in
+// which it covers no other label. All numbers are pixels; a row is 13 high.
 function placedLabels(labels, area) {
   const rows = [];
-  return labels.map(({ text, at, width }) => {
-    const left = at + width + 6 > area.right ? Math.max(at - 4 - width, area.left) : at + 4, right = left + width;
+  return labels.map(({ text, place, width }) => {
+    const left = place + width + 6 > area.right ? Math.max(place - 4 - width, area.left) : place + 4, right = left + width;
     let row = rows.findIndex((taken) => taken.every((other) => left > other.right + 4 || right < other.left - 4));
     if (row < 0) row = rows.push([]) - 1;
     rows[row].push({ left, right });
@@ -20,8 +22,8 @@ function placedLabels(labels, area) {
   });
 }
 
-// A plugin of Chart.js. Draws vertical lines, each with a word, and shaded bands. A band goes from the step at which a
-// detector moved to the event, such as a loss spike, before which it moved.
+// A plugin of Chart.js. Draws vertical lines {at, text, colour, dash} and shaded bands {from, to}; `at`, `from` and `to`
+// are values of the x axis (steps). A band goes from the step at which a detector moved to the loss event after it.
 const marks = {
   id: 'marks',
   beforeDatasetsDraw(chart, _, { bands = [] }) {
@@ -50,7 +52,7 @@ const marks = {
     }
     // If several lines at one step have the same text, the text is written once.
     const named = shown.filter((line, i) => line.text && !shown.slice(0, i).some((other) => other.text === line.text && Math.abs(other.place - line.place) < 2));
-    chart.labels = placedLabels(named.map(({ text, place }) => ({ text, at: place, width: ctx.measureText(text).width })), area);
+    chart.labels = placedLabels(named.map(({ text, place }) => ({ text, place, width: ctx.measureText(text).width })), area);
     chart.labels.forEach(({ text, left, right, top }, i) => {
       ctx.fillStyle = INK.paper + 'd9';
       ctx.fillRect(left - 2, top, right - left + 4, 13);
@@ -84,7 +86,7 @@ function yAxis(values, labelWidth) {
   const more = labelWidth ? { afterFit: (scale) => (scale.width = labelWidth) } : {};
   return axis({ ...more, type: logarithmic ? 'logarithmic' : 'linear', ticks: { ...tick, maxTicksLimit: 6, callback: logarithmic ? logTick : short } });
 }
-const plain = { animation: false, maintainAspectRatio: false, responsive: true };
+const CHART_OPTIONS = { animation: false, maintainAspectRatio: false, responsive: true };
 
 // Describes the range of values for screen readers.
 function span(values) {
@@ -107,7 +109,7 @@ function lossChart(parent, labelWidth) {
     type: 'line', plugins: [marks],
     data: { datasets: [line(loss, INK.line, 1.6), ...(every > 1 ? [line(most, INK.most, 1)] : [])] },
     options: {
-      ...plain, parsing: false, normalized: true,
+      ...CHART_OPTIONS, parsing: false, normalized: true,
       scales: { x: axis({ type: 'linear', min: first, max: end, ticks: { ...tick, callback: count } }), y: yAxis([...loss, ...most], labelWidth) },
       plugins: { legend: { display: false }, tooltip: { enabled: false },
         marks: { lines: report.loss_events.slice(0, 60).map((e) => ({ at: e.step, text: String(e.number), colour: INK.event, dash: [4, 3] })) } },
@@ -136,7 +138,7 @@ function laneChart(parent, labelWidth) {
     type: 'bar', plugins: [marks],
     data: { labels: names.map((_, i) => String(i)), datasets: [set(moved, INK.moved, 6), set(warned, INK.warned, 14)] },
     options: {
-      ...plain, indexAxis: 'y',
+      ...CHART_OPTIONS, indexAxis: 'y',
       scales: { x: axis({ type: 'linear', min: first, max: end, ticks: { ...tick, callback: count } }),
         y: axis({ type: 'category', grid: { display: false }, afterFit: (scale) => (scale.width = labelWidth),
           ticks: { ...tick, autoSkip: false, callback: (_, i) => label(names[i]) } }) },
@@ -146,10 +148,10 @@ function laneChart(parent, labelWidth) {
   });
 }
 
-// Returns the range of steps that the charts of an event show, relative to the event's onset: usually 96 steps before
-// to 48 steps after the onset. A detector that moved before the event is a sign; its lead is the number of steps to the
-// onset. The range begins at least 1.5 times the longest lead before the onset and ends at least that lead after it.
-function view(event) {
+// Returns the range of steps that the charts of an event show, relative to its onset: from 96 steps before to 48 steps
+// after it, or, if more, from 1.5 times the longest lead before to one such lead after it, but only steps of the event's
+// curve. A detector that moved before the event is a sign; its lead is the number of steps from then to the onset.
+function shownSteps(event) {
   const curve = event.loss.length ? event.loss : event.gradient_norm;
   const first = (curve[0]?.[0] ?? event.step) - event.step, last = (curve[curve.length - 1]?.[0] ?? event.step) - event.step;
   const lead = Math.max(0, ...event.before.map((s) => s.lead_steps));
@@ -166,7 +168,7 @@ function withGaps(data) {
 // Draws one signal (a measured series) around an event, by steps from the onset. `signs`: the detectors that use this
 // signal and moved before the event.
 function signalChart(parent, title, points, event, signs) {
-  const [from, to] = view(event);
+  const [from, to] = shownSteps(event);
   const data = withGaps(points.map(([x, y]) => ({ x: x - event.step, y })).filter(({ x }) => x >= from && x <= to));
   const values = data.map((p) => p.y);
   const signTexts = signs.map((s) => `${s.plain}, ${before(s.lead_steps)}`).join('; ');
@@ -180,7 +182,7 @@ function signalChart(parent, title, points, event, signs) {
     type: 'line', plugins: [marks],
     data: { datasets: [{ data, borderColor: INK.line, borderWidth: 1.6, pointRadius: data.length < 40 ? 2 : 0, pointBackgroundColor: INK.line, spanGaps: false }] },
     options: {
-      ...plain, parsing: false, normalized: true,
+      ...CHART_OPTIONS, parsing: false, normalized: true,
       scales: { x: axis({ type: 'linear', min: from, max: to, ticks: { ...tick, maxTicksLimit: 7, callback: count } }), y: yAxis(values) },
       plugins: { legend: { display: false }, tooltip: { enabled: false },
         marks: { lines, bands: signs.map((s) => ({ from: -s.lead_steps, to: 0 })) } },
@@ -208,7 +210,7 @@ function attentionCharts(parent, labelWidth) {
     type: 'line', plugins: [marks],
     data: { datasets: [...curves.map((c) => ({ data: withGaps(c.data), borderColor: c.colour, borderDash: c.dash, borderWidth: 1.6, pointRadius: c.data.length < 40 ? 2 : 0, pointBackgroundColor: c.colour, spanGaps: false })), limit] },
     options: {
-      ...plain, parsing: false, normalized: true,
+      ...CHART_OPTIONS, parsing: false, normalized: true,
       scales: { x: axis({ type: 'linear', min: begin, max: end, ticks: { ...tick, callback: count } }), y: { ...yAxis([...values, 1], labelWidth), suggestedMin: 0 } },
       plugins: { legend: { display: false }, tooltip: { enabled: false } },
     },
@@ -222,7 +224,8 @@ function attentionCharts(parent, labelWidth) {
 }
 
 // Draws a map of the errors, given as multiples of their alarm limit. Each row is a layer, each column a range of
-// steps. The colour is fuller if the error is nearer to 1. An error above 1 is orange and, in high rows, has a stroke.
+// steps. The colour is fuller if the error is nearer to 1. An error above 1 is orange; if rows are at least 8 pixels high,
+// it has a stroke too.
 function layerMap(parent, layers, begin, end, labelWidth) {
   const filled = layers.filter((l) => l.error.some(finite));
   if (filled.length === 0) return;

@@ -1,13 +1,15 @@
-// Makes the rows of the status page's table of loss events, with the signals of detectors before each event. A signal is a
-// rise of a detector's level to watch or warn. Short helpers (count, span, by, smallest, known) are defined in format.js.
+// Makes the rows of the status page's table of loss events, with the signals of detectors before each event, and a
+// sentence on an event. A signal is a rise of a detector's level to watch or warn; its lead is the number of steps to
+// the onset, the first step of the loss event. `ranks` are the states of process ranks in the agent's JSON. Helpers
+// that format values are defined in format.js and tables.js; by("lead") returns (x) => x.lead.
 
 const LOSS_EVENTS = { loss_spike: "spike", divergence: "divergence", loss_rise: "slow rise" };
-const SEVERITY = ["slow rise", "spike", "divergence"];
-const INCIDENT_STEPS = 8; // largest distance of onsets of one incident; a divergence is often first detected as a spike
+const SEVERITY = ["slow rise", "spike", "divergence"]; // the mildest first
+const INCIDENT_STEPS = 8; // a divergence is often detected as a spike first, some steps earlier
 
-// Merges events whose onsets are at most INCIDENT_STEPS apart, on any ranks, into one incident of the severest kind.
-// Returns [{step, declared, what, ranks: [{rank, event}]}]. `step` is the onset of the incident, `declared` the step at
-// which the agent found it, `what` its kind, and `ranks` the merged events, each with its rank.
+// Merges events with onsets at most INCIDENT_STEPS after the first one's, on any ranks, into one incident of the
+// severest kind. Returns [{step, declared, what, ranks: [{rank, event}]}]. `step` is the first onset, `declared` the
+// step at which the agent first found one of the events, `what` the kind, `ranks` the merged events with their ranks.
 function lossEvents(ranks) {
   const incidents = [];
   for (const event of eventsByStep(ranks)) {
@@ -38,9 +40,9 @@ function eventsByStep(ranks) {
   return [...events.values()].sort((a, b) => a.step - b.step);
 }
 
-// Returns the earliest signal of each detector before an incident, over all layers and ranks. `lead` is the number of
-// steps from the signal to the onset. A detector without a signal before the onset is listed if it warned between the
-// onset and the step at which the agent found the event; its `lead` is then 0 or negative.
+// Returns the earliest signal of each detector before an incident, over all layers and ranks. A detector without a
+// signal before the onset is listed if it warned between the onset and the step at which the agent found the event; its
+// `lead` is then 0 or negative.
 function earliestSignals({ step, declared, ranks }) {
   const earliest = new Map();
   const addSignal = (signal) => {
@@ -54,8 +56,9 @@ function earliestSignals({ step, declared, ranks }) {
   const preceding = new Set(earliest.keys());
   for (const { rank } of ranks) {
     for (const { event, layer, first_step } of rank.events || []) {
-      if (event.startsWith("warn_") && first_step >= step && first_step <= declared && !preceding.has(event.slice(5)))
-        addSignal({ detector: event.slice(5), layer, level: "warn", since: first_step, lead: step - first_step, rank });
+      const detector = event.startsWith("warn_") ? event.slice(5) : null; // warn_DETECTOR, or another event
+      if (detector !== null && first_step >= step && first_step <= declared && !preceding.has(detector))
+        addSignal({ detector, layer, level: "warn", since: first_step, lead: step - first_step, rank });
     }
   }
   return [...earliest.values()].sort((a, b) => b.lead - a.lead);
@@ -66,8 +69,8 @@ const leadText = (lead) => (lead > 0 ? count(lead) : lead < 0 ? count(-lead) + "
 // Returns how often the detector was right in the benchmark of detectors (docs/detectors.md), as reported by the agent.
 const measuredOf = (ranks, detector) => ranks.flatMap((rank) => rank.precursors?.detectors || []).find((d) => d.detector === detector)?.measured;
 
-// Returns the rows of the table, a row for each signal, the newest incident first. Only the first row of an incident has
-// the cells that describe the incident itself.
+// Returns the rows of the table, a row for each signal, the newest incident first. Only the first row of an incident
+// has the cells that describe the incident itself. The bar of a lead is relative to the incident's longest lead.
 function beforeRows(ranks) {
   const many = ranks.length > 1;
   return lossEvents(ranks).reverse().flatMap((event) => {

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from .signals import is_of_trainer
 
 _LEVELS = ("quiet", "watch", "warn")
-_ABI = 1  # value of the member `version` below
+_ABI = 1  # version of that structure: value of the member `version` below
 
 _read_advice: Any = None  # foreshock_read_advice() of libforeshock.so, once found
 _Record: Any = None  # the ctypes class of the structure foreshock_advice (hook.h), which that function fills in
@@ -23,7 +23,7 @@ class Advice(NamedTuple):
     since_step: int  # first step of this level; does not change during one warning
     from_step: int  # the ranks of a node act in the same step if each waits for this step
     age_steps: int  # steps of this process that the agent has not read; if many, the agent has stopped: old advice
-    score: float  # the detector's figure, scaled so that the detector warns at 1 and above
+    score: float  # the value that the detector compares with its limits, scaled so that it warns at 1 and above
 
 
 def _prepare() -> bool:
@@ -40,6 +40,7 @@ def _prepare() -> bool:
             ("detector", c.c_char * 32), ("layer", c.c_char * 32),
         ]  # fmt: skip
 
+    # PyDLL: the short call keeps the GIL. PyDLL(None) has the symbols of all libraries that the process has loaded.
     read = getattr(c.PyDLL(None), "foreshock_read_advice", None)
     if read is None:
         return False
@@ -80,6 +81,6 @@ def advice() -> Advice | None:
     try:
         return _advice_or_none()
     except Exception as error:
-        if is_of_trainer(error):
+        if is_of_trainer(error):  # raised by a signal handler or another thread of the training
             raise
         return None
