@@ -90,7 +90,7 @@ ReportFact nonfinite(const ReportEvent& event, const RunSeen& run, std::vector<C
   if (first == nullptr) return fact;
   fact.mark = Mark::kNotable;  // the fault event names a place, so its text replaces the text on the loss
   fact.text = "first in " + where_nonfinite(*first) + ", " + relative_to_onset(event, first->step);
-  if (first->step >= event.onset_step) return fact;
+  if (first->step >= event.onset_step) return fact;  // may be a consequence of the event
   clues->push_back(Clue::kNonfinite);
   suspect(event, first->step, where_nonfinite(*first) + " was NaN or infinite", &fact);
   return fact;
@@ -170,7 +170,7 @@ std::optional<RateJump> rate_jump(const ReportEvent& event, int64_t since) {
     if (!each.learning_rate) continue;
     const double rate = *each.learning_rate;
     if (last && each.step > since && std::max(*last, rate) >= kRateFactor * std::min(*last, rate) &&
-        *last != rate)
+        *last != rate)  // both may be 0
       jump = {*last, rate, each.step};
     last = rate;
   }
@@ -218,7 +218,7 @@ ReportFact batch(const ReportEvent& event) {
   return {"batch", "batch_id " + std::to_string(*onset->batch_id) + " at the onset", Mark::kQuiet};
 }
 
-// Reports how many steps the gradient scaler skipped. The steps' total restarts at 0 with a new process.
+// Reports how many steps the gradient scaler skipped. A step has the total so far, from 0 in each process.
 ReportFact skipped_by_scaler(const ReportEvent& event, std::vector<Clue>* clues) {
   const TrailStep* onset = first_step_from(event, event.onset_step);  // null if the event has no steps
   const TrailStep* before = event.steps.empty() ? nullptr : &event.steps.front();
@@ -319,7 +319,8 @@ int64_t earlier(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(
 int64_t later_end(int64_t end, int64_t other) { return end < 0 || other < 0 ? -1 : std::max(end, other); }
 
 // Adds an episode (a time in which a detector was above quiet) to *signs, the signs of the loss event with
-// this onset. If a sign has the same detector and layer, joins the episode with it or keeps one of both.
+// this onset. Each detector and layer has one sign; a second episode is joined with it, replaces or leaves
+// it.
 void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<ReportSign>* signs) {
   const ReportSign sign = {episode.detector,  episode.layer,    rank, episode.most, episode.since_step,
                            episode.warn_step, episode.end_step, {}};
@@ -442,6 +443,7 @@ void EventCollector::take(const EventLine& event, size_t attempt, int64_t declar
   if (!kind || !event.rank || !event.step) return;
   ++taken_;
   if (*kind == WatchEventKind::kPrecursor) take_level(event);
+  // The rank has gone back: its earlier episodes are not signs of events in the new attempt.
   if (*kind == WatchEventKind::kResumed) precursors_[*event.rank].clear();
   if (is_loss_event(*kind)) take_loss_event(*kind, event, attempt, declared);
 }
@@ -473,9 +475,9 @@ void EventCollector::take_level(const EventLine& event) {
   }
 }
 
-// Joins the loss event with a known event of nearly the same onset, unless exactly one of both is a slow
-// rise. So the same event on several ranks becomes one, and a spike becomes the divergence into which it
-// grows. A second event of a rank is joined only if it is the rank's first divergence.
+// Joins the loss event with a known event whose onset is at most kSameEvent steps away; slow rises are joined
+// only with slow rises. So the same event on several ranks becomes one, and a spike becomes the divergence
+// into which it grows. A second event of a rank is joined only if it is the rank's first divergence.
 void EventCollector::take_loss_event(WatchEventKind kind, const EventLine& event, size_t attempt,
                                      int64_t declared) {
   const int64_t rank = *event.rank;
@@ -563,7 +565,7 @@ void ReportBuilder::end_record() {
 std::string ReportBuilder::take(const RecordLine& line) {
   const std::string& run = std::visit([](const auto& each) -> const std::string& { return each.run; }, line);
   if (run_id_.empty()) run_id_ = run;
-  // In the first record, lines of other runs are skipped. Further records must not have such lines.
+  // In the first record, lines of other runs are skipped; further records must not have such lines.
   if (run != run_id_ && !run.empty()) {
     ++other_runs_;
     return records_ == 1 ? "" : "it is of run " + run + ", the others of run " + run_id_;
@@ -581,7 +583,7 @@ std::string ReportBuilder::take(const RecordLine& line) {
     if (record_of_.size() > kMostRanks) return "more than " + std::to_string(kMostRanks) + " ranks";
   }
   if (const std::optional<double> time = time_of(line); time && std::isfinite(*time)) {
-    if (first_time_ == 0) first_time_ = *time;
+    if (first_time_ == 0) first_time_ = *time;  // 0: no line had a time yet
     last_time_ = std::max(last_time_, *time);
   }
   std::visit(
@@ -627,7 +629,7 @@ void ReportBuilder::observe(const StepLine& line) {
 // Counts a known loss and, if the line is of the first rank in the records, adds it to the timeline.
 void ReportBuilder::add_to_timeline(const StepLine& line) {
   losses_ += line.loss.has_value();
-  if (timeline_rank_ < 0) timeline_rank_ = *line.rank;
+  if (timeline_rank_ < 0) timeline_rank_ = *line.rank;  // -1: no line yet
   if (*line.rank != timeline_rank_ || !line.loss || *line.step < 0) return;
   timeline_.add(*line.step, 0, *line.loss);  // column "loss", a mean over steps
   timeline_.add(*line.step, 1, *line.loss);  // column "loss_max"
@@ -647,8 +649,8 @@ void ReportBuilder::observe(const TensorLine& line) {
 
 void ReportBuilder::observe(const EventLine& line) {
   take_event(line, &recorded_);
-  // This event means that a restarted agent has lost the state of its detectors. watches_ reads the event
-  // too, and then drops the state of the detectors that are run now.
+  // This event means that a restarted agent has lost the state of its detectors. The detectors that are run
+  // now (watches_) read the event in detect(), and then drop their state too.
   if (line.event == kDetectorsBeginAnew) {
     recorded_.reset_detectors();
     found_.reset_detectors();
@@ -825,8 +827,8 @@ std::vector<ReportDetector> ReportBuilder::detectors() const {
   return all;
 }
 
-// Compares the events that the agent wrote with those that the detectors find in the record now. They may
-// differ, since another version of foreshock may have written the record.
+// Compares the events that the agent wrote with those that the detectors find in the record now. The numbers
+// may differ, since another version of foreshock may have written the record.
 std::string ReportBuilder::events_note(const EventCollector& chosen) const {
   if (!recorded_.has_any() && !found_.has_any()) return "No detector spoke, then or now.";
   if (&chosen == &found_)

@@ -1,6 +1,7 @@
 // Manages the base directory of a user's runs and the run directories in it, by which `foreshock run` (the
-// launcher), the agent and the trainers of a run communicate. Each trainer has a segment there: a file of
-// shared memory. Also reads the off.* files that trainers leave there if they cannot be monitored.
+// launcher), the agent and the trainers of a run communicate. In a run directory, each trainer has a segment,
+// a file of shared memory, or leaves a file off.<pid>.<reason> if it cannot be monitored. A launcher starts
+// an agent, unless the agent is a service of the node.
 #ifndef FORESHOCK_CLI_RUN_DIR_H_
 #define FORESHOCK_CLI_RUN_DIR_H_
 
@@ -22,8 +23,8 @@ struct BaseDirectory {
   std::string problem;  // why none is usable, and what to do
 };
 
-// Chooses FORESHOCK_DIR if set (foreshock-<uid> in it, if it is not private to this user), else
-// /dev/shm/foreshock-<uid>, else $XDG_RUNTIME_DIR/foreshock. Creates a missing directory with mode 0700.
+// Chooses the environment variable FORESHOCK_DIR if set (foreshock-<uid> in it, if it is not private to this
+// user), else /dev/shm/foreshock-<uid>, else $XDG_RUNTIME_DIR/foreshock. Creates it if missing, mode 0700.
 BaseDirectory choose_base_directory();
 
 // Returns the candidates of choose_base_directory(), for commands that only read. Creates nothing.
@@ -38,13 +39,13 @@ uint64_t free_bytes(const std::string& path);
 // Minimum of free space for monitoring. A segment without slots takes about a quarter of it.
 inline constexpr uint64_t kLeastFreeBytes = 4u << 20;
 
-// The run directory <base>/<run id>/ and its locks (segment/SEGMENT.md, "Who is alive"). Every `foreshock
-// run` holds a shared lock on run.lock, the agent an exclusive lock on agent.lock, and each trainer an fcntl
-// lock on its segment. Run directories are created and removed only while <base>/lock is held.
+// The run directory <base>/<run id>/ and its locks, which show who is alive. Every `foreshock run` holds a
+// shared lock on run.lock, the agent an exclusive lock on agent.lock, and each trainer an fcntl lock on its
+// segment. Run directories are created and removed only while <base>/lock is held.
 class RunDirectory {
  public:
   // Removes unused run directories in `base`, creates the one of this run if needed, and locks its run.lock.
-  // Returns "" or a reason. `has_service`: the agent is a service; leave() does not wait for its end.
+  // Returns "" or why it failed. `has_service`: the agent is a service, so leave() does not wait for its end.
   std::string enter(const std::string& base, const std::string& run_id, bool has_service = false);
 
   // Releases run.lock. If no other `foreshock run` and no live trainer uses the directory, waits up to 5 s
@@ -71,27 +72,27 @@ bool has_live_segment(const std::string& directory);
 // Removes `directory` if it is a run directory and no process uses it. The caller must hold <base>/lock.
 bool remove_if_stale(const std::string& directory);
 
-// Takes <base>/lock and does the same. Called when an agent ends, since its launcher may have been killed.
+// Takes <base>/lock, then calls remove_if_stale(). For an agent that ends: its launcher may have been killed.
 void remove_after_agent(const std::string& directory);
 
 // Returns the number that identifies this `foreshock run` in file names of a run directory. It is unique
 // among the live processes of the node, including those in containers. Not 0, and below 2^53, exact in JSON.
 uint64_t launcher_id();
 
-// Returns this number for the process `pid`. `pid_namespace`: the inode of its pid namespace; 0: unknown.
+// Returns the launcher_id() of the process `pid`. `pid_namespace`: inode of its pid namespace; 0: unknown.
 uint64_t launcher_id(pid_t pid, uint64_t pid_namespace);
 
-// Name and modification time of each file off.<pid>.<reason>, which trainers leave if they cannot be
-// monitored. Times are compared only for equality, since the clock may jump.
+// Name and modification time of each file off.<pid>.<reason>. Times are compared only for equality, since the
+// clock may jump.
 using OffFiles = std::map<std::string, std::filesystem::file_time_type>;
 OffFiles off_files(const std::string& directory);
 
 // Returns one line per reason of the off files that are new since `earlier`: the number of processes, the
-// reason, and what to do. Ignores files of other launchers' processes, since those launchers report them.
+// reason, and what to do. Files of processes that other launchers started are left to those launchers.
 std::vector<std::string> off_lines(const std::string& directory, const OffFiles& earlier,
                                    uint64_t launcher_id);
 
-// Returns what to do about `reason`; for an unknown reason, a general hint.
+// Returns what the user can do about the reason of an off file; for an unknown reason, a general hint.
 std::string advice_for(const std::string& reason);
 
 // Returns the line that is printed if all trainers of the run were started by other `foreshock run` commands.

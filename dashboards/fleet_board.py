@@ -1,18 +1,22 @@
-"""The dashboard "fleet": all runs, and in the selected run (of_run) the nodes and ranks that differ from the others."""
+"""The Grafana dashboard "fleet": all runs, and in the selected run the nodes and ranks that differ from the others.
+
+of_run() selects the series of a metric in the selected run, of_living() those of ranks that have not ended. RUN_KEY and
+RANK_KEY list the labels that identify a run and a rank. `values` are the thresholds of alerts (values.toml).
+"""
 
 import panel
 from board import Board, Row, run_variable
 from panel import DEVIATION, Query, of_living, of_run
 from rule import RANK_KEY, RUN_KEY, Values
 
-# Restricts series to ranks that are alive, since the series of an ended rank keep their last values.
+# Restricts series to ranks that are known to be alive: with a rank_up of 1. of_living() only excludes those with 0.
 LIVING = f"and on ({RANK_KEY}) {of_run('rank_up')} == 1"
 RUNNING = 'foreshock_run_state{state="running"} == 1'
 
 
-def with_node(values: str) -> str:
+def with_node(series: str) -> str:
     """Selects living ranks, and adds labels for node and coordinates by a product with rank_info, which is always 1."""
-    return f"({values} {LIVING}) * on ({RANK_KEY}) group_left (node, local_rank, dp, tp, pp) {of_run('rank_info')}"
+    return f"({series} {LIVING}) * on ({RANK_KEY}) group_left (node, local_rank, dp, tp, pp) {of_run('rank_info')}"
 
 
 def runs_row() -> Row:

@@ -1,4 +1,5 @@
-// Formats the distances between pairs of checkpoints as JSON, as a web page and as tables for the terminal.
+// Formats the distances between the weights of pairs of checkpoints as JSON, as a web page and as tables for
+// the terminal. printable() replaces control characters in texts from files.
 #include "lab/comparison_report.h"
 
 #include <algorithm>
@@ -15,16 +16,16 @@ using nlohmann::ordered_json;
 
 ordered_json number(double x) { return std::isfinite(x) ? ordered_json(x) : ordered_json(nullptr); }
 
-void add_figures(const Distance& d, ordered_json* to) {
-  ordered_json& json = *to;
-  const bool pairs = d.difference.pairs > 0;
+void add_figures(const Distance& d, ordered_json* object) {
+  ordered_json& json = *object;
+  const bool has_pairs = d.difference.pairs > 0;  // pairs of finite values; without any, max_abs is unknown
   json["elements"] = d.elements;
   json["w1"] = number(d.wasserstein.value);
   json["w1_low"] = number(d.wasserstein.low);
   json["w1_high"] = number(d.wasserstein.high);
   json["w1_noise_floor"] = number(d.noise_floor);
   json["mean_abs"] = number(d.difference.mean_magnitude());
-  json["max_abs"] = pairs ? number(d.difference.max_magnitude) : ordered_json(nullptr);
+  json["max_abs"] = has_pairs ? number(d.difference.max_magnitude) : ordered_json(nullptr);
   json["w1_over_mean_abs"] = number(d.drift());
   json["relative_l2"] = number(d.difference.relative_l2());
   json["magnitude"] = number(d.magnitude);
@@ -58,7 +59,7 @@ ordered_json to_json(const PairResult& result) {
   return json;
 }
 
-ordered_json whole(const Comparison& comparison) {
+ordered_json document(const Comparison& comparison) {
   ordered_json root{{"schema", 1},
                     {"versions", ordered_json::object()},
                     {"checkpoints", comparison.paths},
@@ -75,10 +76,10 @@ std::string dumped(const ordered_json& json, int indent) {
 
 }  // namespace
 
-std::string to_json(const Comparison& comparison) { return dumped(whole(comparison), 1) + "\n"; }
+std::string to_json(const Comparison& comparison) { return dumped(document(comparison), 1) + "\n"; }
 
 std::string to_page(const Comparison& comparison) {
-  ordered_json data = whole(comparison);
+  ordered_json data = document(comparison);
   data["bytes"] = comparison.bytes;
   data["seconds"] = comparison.seconds;
   return report_page("foreshock compare", kCompareScript, dumped(data, -1));
@@ -88,7 +89,7 @@ namespace {
 
 using Row = std::vector<std::string>;
 
-std::string written(const char* format, double x) {
+std::string written(const char* format, double x) {  // NaN, an unknown value, as "-"
   if (std::isnan(x)) return "-";
   char text[32];
   std::snprintf(text, sizeof text, format, x);
@@ -104,12 +105,13 @@ std::string counted(uint64_t count) {
   return written(unit == 0 ? "%.0f" : "%.3g", x) + kUnits[unit];
 }
 
-// W1 with four digits, followed by half the width of its bounds if that could change the last digit.
+// W1 with four digits, followed by half the distance of its bounds if that could change the last digit.
 std::string distance(const Wasserstein& w) {
   const double half = (w.high - w.low) / 2;
   return written("%.3e", w.value) + (half > 5e-4 * w.value ? written(" ±%.0e", half) : "");
 }
 
+// The headings of the columns that figures() returns.
 const Row kFigures = {"values", "W1", "noise floor", "mean |d|", "W1/mean |d|", "max |d|", "relative L2"};
 
 Row figures(const Distance& d) {
@@ -132,11 +134,11 @@ Row joined(Row row, const Row& more) {
 std::vector<const TensorDistance*> farthest(const PairResult& pair, size_t most) {
   std::vector<const TensorDistance*> tensors;
   for (const TensorDistance& tensor : pair.tensors) tensors.push_back(&tensor);
-  const auto far = [](const TensorDistance* t) {
+  const auto rank = [](const TensorDistance* t) {
     const double l2 = t->distance.difference.relative_l2();
     return std::isnan(l2) ? -1 : l2;
   };
-  std::stable_sort(tensors.begin(), tensors.end(), [&](auto* a, auto* b) { return far(a) > far(b); });
+  std::stable_sort(tensors.begin(), tensors.end(), [&](auto* a, auto* b) { return rank(a) > rank(b); });
   if (most > 0 && tensors.size() > most) tensors.resize(most);
   return tensors;
 }
@@ -152,7 +154,7 @@ std::string tensors_of(const PairResult& pair, size_t most) {
   std::vector<Row> rows{joined({"tensor", "type"}, kFigures)};
   for (const TensorDistance* tensor : shown)
     rows.push_back(joined({printable(tensor->name), printable(tensor->type_a)}, figures(tensor->distance)));
-  return text + aligned(rows, 2) + "\n";
+  return text + aligned(rows, 2) + "\n";  // the first 2 columns are aligned to the left
 }
 
 // A heading and at most kMost lines; only the JSON has all lines. "" if there are no lines.

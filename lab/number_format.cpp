@@ -1,5 +1,4 @@
-// The table of floating-point formats and the spacing (ulp) of their numbers. The hidden bit is in
-// `precision`.
+// The table of floating-point formats and the spacing (ulp) of their numbers. `precision` has the hidden bit.
 #include "lab/number_format.h"
 
 #include <algorithm>

@@ -1,9 +1,10 @@
 // Starts the monitor in a PyTorch process that preloads libforeshock.so: loads the adapter, a library that
-// was built for exactly this torch and hooks its attention. In Python, `import torch` calls initModule(),
-// which this file interposes and which then loads the adapter. In a C++ program linked with LibTorch,
-// LibTorch is mapped before the constructor of this library runs, and the constructor loads the adapter.
-// dlopen and dlsym are never interposed: glibc uses the RUNPATH of the library that calls dlopen, and with a
-// wrapper cuDNN did not find its sub-libraries (bloomberg/memray#212).
+// was built for exactly this torch and hooks its attention. In Python, `import torch` calls initModule(), a
+// function of libtorch_python; this file defines it too, so the call comes here first, and loads the adapter.
+// In a C++ program linked with LibTorch, LibTorch is mapped before the constructor of this library runs, and
+// the constructor loads the adapter. Failures call g_process.off(), which switches the monitor off and
+// reports the reason to the launcher. dlopen and dlsym are never interposed: glibc uses the RUNPATH of the
+// library that calls dlopen, and with a wrapper cuDNN did not find its sub-libraries (bloomberg/memray#212).
 #include "libmonitor/bootstrap.h"
 
 #include <dlfcn.h>
@@ -28,7 +29,7 @@ struct Search {
   char path[512];    // the result
 };
 
-// Callback of dl_iterate_phdr for each mapped library. Returns 1, which ends the search, for the wanted one.
+// Callback of dl_iterate_phdr for each mapped library. The wanted one sets search->path and ends the search.
 int match_name(dl_phdr_info* info, size_t, void* data) {
   auto* search = static_cast<Search*>(data);
   const char* slash = std::strrchr(info->dlpi_name, '/');
@@ -154,8 +155,10 @@ void load_adapter_for(const char* torch, const char* adapters) {
   make_symbols_global();
   void* adapter = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (adapter == nullptr) return g_process.off("adapter_not_loadable");
+  // The function returns the number of operations that it has hooked.
   const auto start = reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_start"));
   if (start == nullptr || start() <= 0) return g_process.off("adapter_failed");
+  // Our definitions of attention functions of AOTInductor and TransformerEngine report calls to the adapter.
   attach_shims(adapter);
   attach_nvte(adapter);
 }
@@ -175,6 +178,7 @@ void* find_at(const char* path, const char* function, const char* version, const
   return nullptr;
 }
 
+// Returns the definition of `function` in the library that was mapped last.
 void* find_last_mapped(const char* function, const void* ours) {
   Search search = {};
   void* last = nullptr;
@@ -201,6 +205,7 @@ void* find_in_mapped(const char* library, const char* function, const char* vers
   return found;
 }
 
+// The library name "" matches every library.
 void* find_behind(const char* library, const char* function, const char* version, const void* ours) {
   void* found = find_next(function, version, ours);
   if (found == nullptr) found = find_in_mapped(library, function, version, ours);
@@ -219,7 +224,7 @@ bool is_monitored_process() {
   return read_environment(SafeEnvironment(), &settings);
 }
 
-// The adapter must exist: `foreshock run` or `foreshock doctor` compiles and tests it in another process.
+// Usually `foreshock run` or `foreshock doctor` has compiled and tested the adapter in another process.
 void load_adapter() {
   static std::atomic_flag done;
   Settings settings = {};
@@ -232,10 +237,10 @@ void load_adapter() {
 }
 
 // The next functions find out which extension module Python is importing. Python's importlib calls
-// _imp.create_dynamic(spec), which maps the module's file and calls its PyInit_ function, in which our code
-// runs. `spec`, the module's specification, has the path of the file. The Python function that made this call
-// has it in a local variable: `spec`, or the first element of the `args` that it passes on
-// (importlib._bootstrap._call_with_frames_removed, since Python 3.5). Only Python's stable ABI is used.
+// _imp.create_dynamic(spec), which maps the module's file and calls its PyInit_ function, which calls
+// initModule(), our code. The module's specification `spec` has the path of the file. The Python function
+// that called create_dynamic() has `spec` in a local variable: of this name, or as the first element of
+// `args` (importlib._bootstrap._call_with_frames_removed). Only Python's stable ABI is used.
 
 namespace {
 

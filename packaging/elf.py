@@ -40,9 +40,9 @@ def problems(path: Path) -> list[str]:
 def versions(path: Path) -> dict[str, tuple[int, ...]]:
     """The highest symbol version that a binary requires, for each kind in OLDEST: {"GLIBC": (2, 31)}, for example."""
     text = subprocess.run(["readelf", "-VW", path], capture_output=True, text=True, check=True).stdout
-    wants = text.partition("Version needs")[2]
+    required = text.partition("Version needs")[2]  # before this heading are the versions that the binary defines
     highest: dict[str, tuple[int, ...]] = {}
-    for kind, number in re.findall(r"Name: (\w+)_([\d.]+)", wants):
+    for kind, number in re.findall(r"Name: (\w+)_([\d.]+)", required):
         if kind in OLDEST:
             highest[kind] = max(highest.get(kind, ()), tuple(map(int, number.split("."))))
     return highest

@@ -1,5 +1,6 @@
-// Sums the differences b[n] - a[n] of two arrays, block by block. A block is summed in vectors (Highway
-// compiles sum_vectors() once per instruction set); a block with a value that is not finite, pair by pair.
+// Sums the magnitudes and squares of the differences b[n] - a[n] of two arrays, block by block. A block is
+// summed in vectors (Highway compiles sum_vectors() once per instruction set); a block with a value that is
+// not finite, pair by pair. A switch's default case is bf16, the only other floating type.
 #include "shadow/difference.h"
 
 #include <algorithm>
@@ -38,8 +39,9 @@ hn::Vec<Lanes> load(const char* at) {
   }
 }
 
-// Sums the first `count` pairs; `count` must be a multiple of the values in two vectors. If a value is not
-// finite, sum_magnitude is not finite either.
+// Sums the first `count` pairs, except into sums->pairs. `count` must be a multiple of the values in two
+// vectors. Each sum has two accumulators, so that an addition need not wait for the previous one. If a value
+// is not finite, sum_magnitude is not finite either.
 template <DType kA, DType kB>
 void sum_pairs(const char* a, const char* b, size_t count, Difference* sums) {
   const Lanes d;
@@ -107,8 +109,8 @@ namespace {
 
 HWY_EXPORT(sum_vectors);
 
-// Elements per block. A larger block would make it expensive to sum a block with a value that is not finite
-// again, one by one. A smaller block would make the elements after its last whole vector expensive.
+// Elements per block. If a block has a value that is not finite, all its elements are summed again, one by
+// one, which is expensive for a larger block. A smaller block would add up the lanes of vectors more often.
 constexpr size_t kBlock = 4096;
 
 Difference one_by_one(const char* a, DType type_a, const char* b, DType type_b, size_t first, size_t end) {

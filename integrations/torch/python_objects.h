@@ -22,7 +22,8 @@ struct PythonMethod {
 };
 
 // Python's functions and objects; null if this process lacks the symbol. find() names the C function of each
-// member. "borrowed": the caller does not own the returned object. The caller must release all other ones.
+// member. "borrowed": the caller does not own the returned object. The caller must release all other returned
+// objects. As in Python, a returned null or -1 may mean that an exception is pending.
 struct Python {
   using PendingCall = int (*)(void*);
   void* (*new_function)(PythonMethod* method, void* self, void* module);
@@ -32,7 +33,7 @@ struct Python {
   int (*is_subtype)(void* type, void* base);
   int (*is_callable)(void* object);
   void* (*call)(void* function, void* arguments);
-  void* (*call_with)(void* function, ...);  // the arguments, then a null pointer
+  void* (*call_with)(void* function, ...);  // after `function`: its arguments, then a null pointer
   void* (*attribute)(void* object, void* name);
   void* (*own_dict)(void* object, void* context);  // object.__dict__; `context` is ignored
   void* (*modules)();                              // sys.modules; borrowed
@@ -47,8 +48,8 @@ struct Python {
   int (*dict_next)(void* dict, ssize_t* position, void** key, void** value);
   void* (*new_integer)(long long value);
   long long (*integer)(void* object);
-  long long (*integer_or_overflow)(void* object, int* overflow);
-  void* (*address)(void* integer);  // the integer as a pointer
+  long long (*integer_or_overflow)(void* object, int* overflow);  // *overflow: 0 if the value fits
+  void* (*address)(void* integer);                                // the integer as a pointer
   double (*real)(void* object);
   void* (*build)(const char* format, ...);  // Py_BuildValue: a tuple of C values
   void* (*pending_error)();                 // borrowed
@@ -63,56 +64,56 @@ struct Python {
     static const Python found = find();
     return found;
   }
-  bool has_all() const { return has_all_; }
+  bool has_all() const { return has_all_; }  // whether all symbols were found
   // Whether this process has the functions that interpreter.h calls (call_back() and raise_kept()).
   bool can_call_back() const { return call_with && release && fetch_error && restore_error && add_pending; }
 
  private:
   static Python find() {
-    Python it = {};  // what get() returns
-    it.has_all_ = true;
-    const auto find = [&](const char* name, auto* member) {
+    Python python = {};
+    python.has_all_ = true;
+    const auto look_up = [&](const char* name, auto* member) {
       *reinterpret_cast<void**>(member) = dlsym(RTLD_DEFAULT, name);
-      it.has_all_ &= *member != nullptr;
+      python.has_all_ &= *member != nullptr;
     };
-    find("PyCFunction_NewEx", &it.new_function);
-    find("Py_IncRef", &it.retain);
-    find("Py_DecRef", &it.release);
-    find("PyObject_Type", &it.type_of);
-    find("PyType_IsSubtype", &it.is_subtype);
-    find("PyCallable_Check", &it.is_callable);
-    find("PyObject_CallObject", &it.call);
-    find("PyObject_CallFunctionObjArgs", &it.call_with);
-    find("PyObject_GetAttr", &it.attribute);
-    find("PyObject_GenericGetDict", &it.own_dict);
-    find("PyImport_GetModuleDict", &it.modules);
-    find("PyUnicode_InternFromString", &it.intern);
-    find("PyTuple_Size", &it.tuple_size);
-    find("PyTuple_GetItem", &it.tuple_item);
-    find("PyList_Size", &it.list_size);
-    find("PyList_GetItem", &it.list_item);
-    find("PyDict_Size", &it.dict_size);
-    find("PyDict_GetItemWithError", &it.dict_item);
-    find("_PyDict_GetItem_KnownHash", &it.dict_item_of_hash);
-    find("PyDict_Next", &it.dict_next);
-    find("PyLong_FromLongLong", &it.new_integer);
-    find("PyLong_AsLongLong", &it.integer);
-    find("PyLong_AsLongLongAndOverflow", &it.integer_or_overflow);
-    find("PyLong_AsVoidPtr", &it.address);
-    find("PyFloat_AsDouble", &it.real);
-    find("Py_BuildValue", &it.build);
-    find("PyErr_Occurred", &it.pending_error);
-    find("PyErr_Clear", &it.clear_error);
-    find("PyErr_Fetch", &it.fetch_error);
-    find("PyErr_Restore", &it.restore_error);
-    find("Py_AddPendingCall", &it.add_pending);
-    find("_Py_NoneStruct", &it.none);
-    find("_Py_FalseStruct", &it.false_object);
-    find("PyList_Type", &it.list_type);
-    find("PyDict_Type", &it.dict_type);
-    find("PyLong_Type", &it.integer_type);
-    find("PyFloat_Type", &it.float_type);
-    return it;
+    look_up("PyCFunction_NewEx", &python.new_function);
+    look_up("Py_IncRef", &python.retain);
+    look_up("Py_DecRef", &python.release);
+    look_up("PyObject_Type", &python.type_of);
+    look_up("PyType_IsSubtype", &python.is_subtype);
+    look_up("PyCallable_Check", &python.is_callable);
+    look_up("PyObject_CallObject", &python.call);
+    look_up("PyObject_CallFunctionObjArgs", &python.call_with);
+    look_up("PyObject_GetAttr", &python.attribute);
+    look_up("PyObject_GenericGetDict", &python.own_dict);
+    look_up("PyImport_GetModuleDict", &python.modules);
+    look_up("PyUnicode_InternFromString", &python.intern);
+    look_up("PyTuple_Size", &python.tuple_size);
+    look_up("PyTuple_GetItem", &python.tuple_item);
+    look_up("PyList_Size", &python.list_size);
+    look_up("PyList_GetItem", &python.list_item);
+    look_up("PyDict_Size", &python.dict_size);
+    look_up("PyDict_GetItemWithError", &python.dict_item);
+    look_up("_PyDict_GetItem_KnownHash", &python.dict_item_of_hash);
+    look_up("PyDict_Next", &python.dict_next);
+    look_up("PyLong_FromLongLong", &python.new_integer);
+    look_up("PyLong_AsLongLong", &python.integer);
+    look_up("PyLong_AsLongLongAndOverflow", &python.integer_or_overflow);
+    look_up("PyLong_AsVoidPtr", &python.address);
+    look_up("PyFloat_AsDouble", &python.real);
+    look_up("Py_BuildValue", &python.build);
+    look_up("PyErr_Occurred", &python.pending_error);
+    look_up("PyErr_Clear", &python.clear_error);
+    look_up("PyErr_Fetch", &python.fetch_error);
+    look_up("PyErr_Restore", &python.restore_error);
+    look_up("Py_AddPendingCall", &python.add_pending);
+    look_up("_Py_NoneStruct", &python.none);
+    look_up("_Py_FalseStruct", &python.false_object);
+    look_up("PyList_Type", &python.list_type);
+    look_up("PyDict_Type", &python.dict_type);
+    look_up("PyLong_Type", &python.integer_type);
+    look_up("PyFloat_Type", &python.float_type);
+    return python;
   }
 
   bool has_all_;
@@ -125,7 +126,7 @@ class PythonReference {
   explicit PythonReference(void* owned) : object_(owned) {}
   PythonReference(PythonReference&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
   PythonReference& operator=(PythonReference&& other) noexcept {
-    PythonReference before(std::exchange(object_, std::exchange(other.object_, nullptr)));
+    PythonReference previous(std::exchange(object_, std::exchange(other.object_, nullptr)));  // is released
     return *this;
   }
   ~PythonReference() {

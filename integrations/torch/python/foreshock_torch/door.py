@@ -1,6 +1,7 @@
 """Starts the helper (this package) in a training. Registers its hooks, which let no error of the helper reach torch.
 
-Class Monitor (clock.py) does the work of the hooks. In quiet steps the C++ adapter does it alone (quiet_steps.h).
+Class Monitor (clock.py) does the work of the hooks. In quiet steps, in which nothing is measured, the adapter (a C++
+library) does it alone. A Core object calls the adapter as core.quiet, and libforeshock.so, the core, as core.core.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from .signals import is_of_trainer, suppress_ours
 
 monitor: Any = None  # the Monitor of this process, once enter() has succeeded
 torch: Any = None
-# Functions of torch, bound once, since the training's own tests may replace them.
+# Functions of torch, bound once, since the training's own tests may replace them. The first two make context managers
+# that disable __torch_function__ and __torch_dispatch__.
 no_function: Any = None
 no_dispatch: Any = None
 is_compiling: Any = None
@@ -35,10 +37,10 @@ _watch: Any = None  # keeps the callback for compiled steps alive
 
 
 def guarded(name: str, *arguments: Any) -> None:
-    """Calls a method of the monitor, hidden from the training's torch function and dispatch modes. The first exception
-    of the helper switches the monitor off."""
+    """Calls the monitor's method `name`, hidden from the training's torch function and dispatch modes. The first
+    exception of the helper, except a RecursionError, switches the monitor off."""
     global monitor
-    mine = monitor
+    mine = monitor  # the method may set `monitor` to None
     if mine is None:
         return
     begin = perf_counter_ns()
@@ -49,7 +51,7 @@ def guarded(name: str, *arguments: Any) -> None:
             in_method = perf_counter_ns() - method_begin
         mine.spend_around(perf_counter_ns() - begin - in_method)  # the method itself has counted in_method
     except Exception as error:
-        if is_of_trainer(error):
+        if is_of_trainer(error):  # raised by a signal handler or another thread of the training
             raise
         if isinstance(error, RecursionError):
             return  # the training's own stack is nearly full; the next call may have enough
@@ -57,7 +59,7 @@ def guarded(name: str, *arguments: Any) -> None:
         with suppress_ours():
             mine.core.quiet.disarm()
             reason = re.sub(r"\W", "_", f"helper_{name}_{type(error).__name__}")
-            mine.core.core.foreshock_off(reason.encode()[:47])
+            mine.core.core.foreshock_off(reason.encode()[:47])  # the core keeps 47 bytes
 
 
 def takes_closure(args: Any, kwargs: Any) -> bool:
@@ -94,7 +96,7 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _compiled_step(optimizer: Any) -> None:
-    """Called after a compiled step. Its hooks ran only while Dynamo traced them, not in the step (see compiled.py)."""
+    """Called after a compiled step. The step's hooks ran only while Dynamo traced it (see compiled.py)."""
     guarded("compiled_step", optimizer)
 
 
