@@ -36,7 +36,8 @@ LEARNING = 30  # seconds of training before the fault; in them the detector lear
 LOW, GROWTH, QUIET = 1e-4, 1.13, 40
 PATIENCE = 90  # longest wait for the warning and for the alert, in seconds
 
-# The program of the training. It prints the time at each end of a step. The fault begins when the file `fault` exists.
+# The program of the training. It prints the time at each end of a step. The fault begins when the file `fault` exists;
+# `since` counts the steps from then on.
 TRAINING = """
 import os, sys, time
 sys.path.insert(0, {support!r})
@@ -78,8 +79,8 @@ def terminated_at_exit(process: subprocess.Popen):
         process.wait(timeout=60)
 
 
-def start_prometheus(folder: pathlib.Path, agent: int, interval: int) -> tuple[subprocess.Popen, int]:
-    """Starts a server that scrapes the agent at port `agent`. Returns its process and its port."""
+def start_prometheus(folder: pathlib.Path, agent_port: int, interval: int) -> tuple[subprocess.Popen, int]:
+    """Starts a server that scrapes the agent every `interval` seconds. Returns the server's process and its port."""
     folder.mkdir()
     port = free_port()
     shutil.copy(RULES, folder / "rules.yml")  # Prometheus derives the moment of evaluation from the path
@@ -87,7 +88,7 @@ def start_prometheus(folder: pathlib.Path, agent: int, interval: int) -> tuple[s
         f"global: {{scrape_interval: {interval}s, scrape_timeout: {interval}s, evaluation_interval: {interval}s,"
         f" external_labels: {{server: '{folder.name}'}}}}\n"  # ... and the moment of scraping from the labels
         f"rule_files: ['{folder}/rules.yml']\n"
-        f"scrape_configs: [{{job_name: foreshock, static_configs: [{{targets: ['127.0.0.1:{agent}']}}]}}]\n"
+        f"scrape_configs: [{{job_name: foreshock, static_configs: [{{targets: ['127.0.0.1:{agent_port}']}}]}}]\n"
     )
     command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
     with (folder / "log").open("w") as log:
@@ -95,11 +96,11 @@ def start_prometheus(folder: pathlib.Path, agent: int, interval: int) -> tuple[s
         return subprocess.Popen(command, stdout=log, stderr=log), port
 
 
-def warned_at(agent: int) -> float:
+def warned_at(agent_port: int) -> float:
     """The time at which the agent first exports that the detector has warned."""
     end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
-        metrics = get(f"http://127.0.0.1:{agent}/metrics")
+        metrics = get(f"http://127.0.0.1:{agent_port}/metrics")
         now = time.time()
         if re.search(r'foreshock_precursor_events_total\{[^}]*detector="gradient_growth"\} [1-9]', metrics):
             return now
@@ -119,7 +120,7 @@ def true_at(port: int) -> float:
     while time.monotonic() < end:
         for alert in json.loads(get(f"http://127.0.0.1:{port}/api/v1/alerts"))["data"]["alerts"]:
             if alert["labels"]["alertname"] == "ForeshockGradientGrowth":
-                text = alert["activeAt"][:26].rstrip("Z")
+                text = alert["activeAt"][:26].rstrip("Z")  # without nanoseconds and zone (UTC)
                 return datetime.datetime.fromisoformat(text).replace(tzinfo=datetime.UTC).timestamp()
         time.sleep(0.2)
     raise SystemExit("alert_delay: no alert")
@@ -144,16 +145,16 @@ def one_fault(intervals: list[int], servers: int) -> tuple[float, dict[int, list
         address = folder / "delay" / "agent.json"
         while not address.exists():
             time.sleep(0.2)
-        agent = json.loads(address.read_text())["port"]
+        agent_port = json.loads(address.read_text())["port"]
         ports: dict[int, list[int]] = {interval: [] for interval in intervals}
         for interval in intervals:
             for number in range(servers):
-                server, port = start_prometheus(folder / f"server-{interval}-{number}", agent, interval)
+                server, port = start_prometheus(folder / f"server-{interval}-{number}", agent_port, interval)
                 stack.enter_context(terminated_at_exit(server))
                 ports[interval].append(port)
         time.sleep(max(LEARNING, 2 * max(intervals)))  # each server has scraped at least once
         fault.touch()
-        export = warned_at(agent)
+        export = warned_at(agent_port)
         step_end = float((folder / "steps").read_text().split()[step_of_warning(folder / "record.jsonl") - 1])
         until_true = {interval: [true_at(port) - export for port in ports[interval]] for interval in intervals}
         return export - step_end, until_true
@@ -169,13 +170,13 @@ def main() -> int:
     for _ in range(options.faults):
         until_export, until_true = one_fault(options.intervals, options.servers)
         waits.append(until_export)
-        for interval, found in until_true.items():
-            delays[interval] += found
+        for interval, seconds in until_true.items():
+            delays[interval] += seconds
     print(f"from the step to the agent's page: {statistics.mean(waits):.1f} s in the mean, {max(waits):.1f} s at most")
-    for interval, found in delays.items():
+    for interval, seconds in delays.items():
         print(
-            f"then, scraped and evaluated every {interval:2} s: {statistics.mean(found):5.1f} s in the mean,"
-            f" {max(found):5.1f} s at most of {len(found)}; by the intervals {interval} s, at most {2 * interval} s"
+            f"then, scraped and evaluated every {interval:2} s: {statistics.mean(seconds):5.1f} s in the mean,"
+            f" {max(seconds):5.1f} s at most of {len(seconds)}; by the intervals {interval} s, at most {2 * interval} s"
         )
     return 0
 

@@ -1,5 +1,9 @@
-"""The dashboard "attention": attention errors of one run, by pass and layer, and attention scores. of_ranks() selects
-living ranks that are chosen on the dashboard. The label `of` has the kind of error or alarm."""
+"""The Grafana dashboard "attention": attention errors of one run, by pass and layer, and attention scores.
+
+of_ranks() selects the series of a metric of the ranks that are chosen on the dashboard and have not ended. The label of
+a metric named `of` is the source of a bias (kernel, rounded_reference) or the kind of an alarm. `values` are the
+thresholds of alerts (values.toml).
+"""
 
 from board import Board, Row, pass_variable, rank_variable, run_variable
 from panel import DEVIATION, LAYERS, NATS, RATIO, SIGMA, ULP, Query, by_step, layers, lines, of_ranks
@@ -8,7 +12,7 @@ from rule import Values
 PASS, MEAN, LEAST = ',pass="$pass"', ',stat="mean"', ',stat="min"'  # $pass: the pass selected on the dashboard
 
 
-def worst(expression: str) -> Query:
+def worst_ranks(expression: str) -> Query:
     """Selects the five ranks with the largest values."""
     return Query(f"topk(5, max by (rank) ({expression}))", "rank {{rank}}")
 
@@ -26,7 +30,7 @@ def errors(values: Values) -> Row:
                 f" alert fires above {limit['forward']} (forward) or {limit['backward']} (backward), the dashed"
                 " lines; between 1 and its line the kernel is worse than usual, but within its limit.",
                 RATIO,
-                worst(ratio),
+                worst_ranks(ratio),
                 dashed=[("orange", limit["forward"]), ("red", limit["backward"])],
             ),
             lines(

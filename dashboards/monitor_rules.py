@@ -1,8 +1,12 @@
-"""Alerts on foreshock itself: coverage, losses, cost. `limits`: an alert's section of values.toml. From rule.py: RUN
-and VALUE: text templates; RUN_KEY, RANK_KEY, TARGET_KEY: labels of a run, rank, agent; UNLESS_ENDED: no ended ranks."""
+"""Prometheus alerts on foreshock itself: coverage, lost samples, cost. `limits` is an alert's section of values.toml.
+
+From rule.py: RUN and VALUE are text templates for the run and the value of the alert's expression; RUN_KEY, RANK_KEY
+and TARGET_KEY list the labels of a run, rank or agent; UNLESS_ENDED excludes ended ranks.
+"""
 
 from rule import RANK_KEY, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
 
+# Names of recording rules.
 SLOWDOWN = "run:foreshock_slowdown_over_limit:max"
 SKIPPED, SAMPLED = "run:foreshock_attention_skipped:rate5m", "run:foreshock_attention_samples:rate5m"
 
@@ -55,6 +59,7 @@ def coverage(limits: dict) -> Alert:
 
 
 def degraded(limits: dict) -> Alert:
+    """Fires if samples or steps were lost between trainer and agent, or a part of foreshock failed or switched itself off."""
     lost, taken = (increase(f"attention_{what}", limits["window"]) for what in ("lost", "samples"))
     missed, made = (increase(what, limits["window"]) for what in ("steps_lost", "steps"))
     return Alert(
@@ -90,7 +95,7 @@ def overhead(limits: dict) -> Alert:
         f"On the slowest process rank foreshock takes {VALUE} times the share of time that --max-slowdown allows. The"
         " training is slower than necessary. First stop the sampling on its node: foreshock pause --run-id"
         " ID. To lower the cost permanently, restart with a larger --every.",
-        limits["for"], limits["keep"],
+        limits["for"], limits["keep"],  # Prometheus' `for` and `keep_firing_for`
     )  # fmt: skip
 
 

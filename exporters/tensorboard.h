@@ -51,7 +51,8 @@ class RecordScalars {
     int64_t step = 0;
     double time = 0;
     Mean relative_error, deviation_ratio, entropy;
-    double ratio_max = 0, logit_max = 0, bias_error = 0, bias_ulp = 0;
+    double ratio_max = 0, logit_max = 0;
+    double bias_error = 0, bias_ulp = 0;  // sums of the errors and of their ulps
   };
   // run, rank, pass or "grad_key" or "grad_value", layer ("": all layers)
   using Key = std::tuple<std::string, int64_t, std::string, std::string>;

@@ -31,8 +31,8 @@ using Module = struct ModuleOf*;
 using Function = struct FunctionOf*;
 
 inline constexpr Result kSuccess = 0;
-inline constexpr Result kAlreadyRegistered = 712;
-inline constexpr Result kCaptureImplicit = 906;  // legacy default stream used while another one captures
+inline constexpr Result kAlreadyRegistered = 712;  // the host memory was already pinned for another device
+inline constexpr Result kCaptureImplicit = 906;    // legacy default stream used while another one captures
 
 // Smaller handles are the default streams: 1 the legacy stream, 2 the per-thread stream.
 inline constexpr uintptr_t kFirstStreamHandle = 3;
@@ -154,17 +154,18 @@ class PerContext {
   // Whether the last set-up, successful or not, was in this context.
   bool is_of(uint64_t context_id) const { return is_set_up_ && context_id_ == context_id; }
 
-  // Returns the FORESHOCK_SKIP_ reason why the object cannot be used, or -1.
+  // Returns the FORESHOCK_SKIP_ reason (0 or more) why the object cannot be used, or -1 if it can be used.
   int failed() const { return failed_; }
 
   // Refuses a context permanently, because the object could not be set up in this context between steps. Used
-  // for a context whose handle is valid only within a call, such as a green context, which is current only
-  // during a part of the step. A set-up in another context stays.
+  // for a context that is current only during a part of the step, such as a green context (which has some of
+  // the device's processors), since its handle is valid only then. A set-up in another context stays.
   void refuse(uint64_t context_id) { refused_ = context_id; }
   bool is_refused(uint64_t context_id) const { return refused_ == context_id; }
 
  protected:
-  // Calls try_set_up() in the current context. failed() returns its result from then on.
+  // Calls try_set_up() in the current context. failed() returns its result from then on. Refuses further
+  // contexts after kMostSetUps calls.
   template <class TrySetUp>
   void set_up_in(uint64_t context_id, const TrySetUp& try_set_up) {
     if (set_ups_ == kMostSetUps) return refuse(context_id);
@@ -179,8 +180,8 @@ class PerContext {
   // Makes the object permanently unusable in this context.
   int fail() { return failed_ = FORESHOCK_SKIP_DEVICE; }
 
-  // The object's stream writes marker() to a word in host memory after the work of set-up.
-  // has_written_marker() returns whether it has been written.
+  // The object's stream writes marker() to a word in host memory after the work of set-up. Bit 63 keeps it
+  // apart from other values of the word. has_written_marker() returns whether it has been written.
   uint64_t marker() const { return uint64_t{1} << 63 | context_id_; }
   bool has_written_marker(uint64_t& word) {
     if (!is_ready_) is_ready_ = std::atomic_ref<uint64_t>(word).load(std::memory_order_acquire) == marker();
@@ -229,14 +230,14 @@ bool path_beside_library(const char* name, char* path, size_t capacity);
 // read once, after the first tensor on a device was seen. One caller at a time.
 class Fatbin {
  public:
-  // Reads the file into memory if `seal` matches, i.e. if the file was built with this library. The check
-  // also rejects a truncated or damaged file. The file is not mapped: some installers replace files in place,
-  // and a mapping would then raise SIGBUS in the trainer. After a failure the file is not read again.
+  // Reads the file into memory if it has the size and checksum of `seal`, i.e. if it was built with this
+  // library and is not damaged. The file is not mapped: some installers replace files in place, and a mapping
+  // would then raise SIGBUS in the trainer. After a failure the file is not read again.
   void read(const char* path, const DeviceCodeSeal& seal);
 
   bool is_read() const { return code_.data() != nullptr; }
 
-  // Returns the reason why there is no code, as a word, or null.
+  // Returns the reason why the file could not be read, as a word, or null.
   const char* failure() const { return failure_; }
 
   // Returns the bytes of the file. They are never freed, since a driver may load from them later.
@@ -247,9 +248,9 @@ class Fatbin {
   std::span<const std::byte> code_;
 };
 
-// Allocates memory on a device for slices that are being copied to the segment, in order, and frees it in the
-// same order. After copying a slice, the stream stores a sequence word into the slice's slot, in host memory.
-// The host reads the sequence word to find out that the slice's memory is free. Thread-compatible.
+// Allocates memory on a device for slices that are being copied to slots of the segment (host memory), and
+// frees it in the same order. After copying a slice, the stream stores a sequence word into the slice's slot.
+// The host reads this word to find out that the slice's memory is free. Thread-compatible.
 class StagingRing {
  public:
   // Limit of slices in the ring. Each slice has at least one slot of the segment.
@@ -283,7 +284,7 @@ class StagingRing {
 
   uint64_t bytes_ = 0;
   uint32_t first_ = 0, count_ = 0;  // the used part of taken_, oldest first
-  Taken found_ = {};
+  Taken found_ = {};                // the result of the last find()
   Taken taken_[kMostSlices] = {};
 };
 

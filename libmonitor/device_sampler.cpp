@@ -1,6 +1,8 @@
-// Sends slices (copied parts of attention calls) from a device to slots of the segment, after checks of
-// context, capture and set-up. Gather kernels copy the trainer's rows into a ring of device memory, whose
-// parts (one for each slot) are then copied to the slots. The sequence word of a slot with ticket t is 2t.
+// Sends slices (copied parts of attention calls) from a device to slots of the segment, the memory shared
+// with the agent. Gather kernels copy the trainer's rows into a ring of device memory, whose parts (one for
+// each slot) are then copied to the slots. The sequence word of a full slot with ticket t is 2t. Samples are
+// skipped while the stream is being captured into a CUDA graph, and until the device is set up. An `int why`
+// is -1 for success, else the FORESHOCK_SKIP_ reason, which is 0 or more.
 #include "libmonitor/device_sampler.h"
 
 #include <algorithm>
@@ -53,7 +55,8 @@ constexpr uint64_t round_up(uint64_t value) {
   return (value + StagingRing::kAlign - 1) / StagingRing::kAlign * StagingRing::kAlign;
 }
 
-// In the ring a part begins with its times. If packed, GatheredSequence (the chosen sequence) follows.
+// In the ring a part begins with the begin and end times of its gather. If the slice is from a packed batch,
+// whose lengths are only on the device, GatheredSequence (the sequence that the kernel chose) follows.
 constexpr uint64_t kTimes = 64, kSequenceOffset = 64, kTimesAndSequence = 192;
 static_assert(kSequenceOffset + sizeof(GatheredSequence) <= kTimesAndSequence);
 // The ring has these bytes where a slot has its header, which must be at least as large.
@@ -65,6 +68,7 @@ constexpr uint64_t before_payloads(const segment::Slot& slot) {
   return slot.packed == segment::kNotPacked ? kTimes : kTimesAndSequence;
 }
 
+// Bytes before the ring: a GatherClock per slice, scratch memory in which gather kernels measure their time.
 constexpr uint64_t kClocks = round_up(StagingRing::kMostSlices * sizeof(GatherClock));
 
 uint64_t bytes_of_part(const segment::Slot& slot) {
@@ -87,8 +91,8 @@ cuda::Address DeviceState::progress_on_device() const {
   return progress_ + offsetof(segment::Progress, by_device) + sizeof(uint64_t) * static_cast<size_t>(index_);
 }
 
-// Makes the two regions of the segment accessible to the device. Both begin on their own page. Memory that
-// another device has pinned is pinned for this device too.
+// Makes two regions of the segment, the progress words and the slots, accessible to the device. Each begins
+// on a page of its own. Memory that another device has pinned is pinned for this device too.
 bool DeviceState::pin_segment() {
   const DriverApi& driver = *setting_.driver;
   const auto pin = [&driver](void* begin, uint64_t bytes, cuda::Address* address) {
@@ -112,7 +116,7 @@ int DeviceState::try_set_up() {
 
   cuda::Module module = nullptr;
   if (!ok(driver.module_load_data(&module, setting_.code.data()))) return FORESHOCK_SKIP_DEVICE;
-  scalars_.set_up(driver, module);  // before the memory is requested: scalars work without it
+  scalars_.set_up(driver, module);  // before memory for slices is requested: losses are read back without it
 
   size_t free = 0, total = 0;
   if (!ok(driver.mem_get_info(&free, &total))) return FORESHOCK_SKIP_DEVICE;
@@ -156,15 +160,15 @@ uint32_t DeviceState::most_parts() const {
 bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const ClaimedSlice& claimed,
                          cuda::Stream stream) {
   const DriverApi& driver = *setting_.driver;
-  cuda::Address at = memory_ + place_.offset;
+  cuda::Address part_begin = memory_ + place_.offset;
   for (uint32_t part = 0; part < claimed.parts; ++part) {
     const segment::Slot& slot = *claimed.slots[part];
-    const uint64_t to = at + before_payloads(slot);
+    const uint64_t to = part_begin + before_payloads(slot);
     const auto set_times = [&](GatherJob* job) {
-      job->times = at;
+      job->times = part_begin;
       job->clock = clocks_ + place_.number * sizeof(GatherClock);
     };
-    if (slot.columns == 1) {
+    if (slot.columns == 1) {  // a slice of key positions
       KeyGatherJob job = key_gather_for_slot(call, slice, slot, to);
       set_times(&job.gather);
       if (!driver.launch(key_gather_, launch_of(job), &job, stream)) return false;
@@ -175,27 +179,30 @@ bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const Cl
     } else {
       PackedGatherJob job = packed_gather_for_slot(call, slice, slot, to);
       set_times(&job.gather);
-      job.gathered = at + kSequenceOffset;
+      job.gathered = part_begin + kSequenceOffset;
       if (!driver.launch(packed_gather_, launch_of(job), &job, stream)) return false;
     }
-    at += bytes_of_part(slot);
+    part_begin += bytes_of_part(slot);
   }
   return ok(driver.event_record(event_, stream)) && ok(driver.stream_wait_event(stream_, event_, 0));
 }
 
+// Queues on this object's stream: the copies from the ring to the slots, sequence words, the progress word.
 bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
   const DriverApi& driver = *setting_.driver;
-  cuda::Address at = memory_ + place_.offset;
+  cuda::Address part_begin = memory_ + place_.offset;
   for (uint32_t part = 0; part < claimed.parts; ++part) {
     segment::Slot* slot = claimed.slots[part];
     const PayloadRange range = payloads_of(*slot);
-    if (!ok(driver.memcpy_dtoh_async(reinterpret_cast<char*>(slot) + range.begin, at + before_payloads(*slot),
-                                     range.end - range.begin, stream_)) ||
-        !ok(driver.memcpy_dtoh_async(&slot->device_begin_ns, at, 2 * sizeof(uint64_t), stream_)) ||
+    if (!ok(driver.memcpy_dtoh_async(reinterpret_cast<char*>(slot) + range.begin,
+                                     part_begin + before_payloads(*slot), range.end - range.begin,
+                                     stream_)) ||
+        !ok(driver.memcpy_dtoh_async(&slot->device_begin_ns, part_begin, 2 * sizeof(uint64_t), stream_)) ||
         (slot->packed != segment::kNotPacked &&
-         !ok(driver.memcpy_dtoh_async(&slot->told, at + kSequenceOffset, sizeof slot->told, stream_))))
+         !ok(driver.memcpy_dtoh_async(&slot->told, part_begin + kSequenceOffset, sizeof slot->told,
+                                      stream_))))
       return false;
-    at += bytes_of_part(*slot);
+    part_begin += bytes_of_part(*slot);
   }
   static_assert(offsetof(segment::Slot, device_end_ns) == offsetof(segment::Slot, device_begin_ns) + 8);
   // The sequence words are written from the last part to the first: when a reader sees the first part, the
@@ -264,9 +271,9 @@ cuda::Context DeviceSampler::primary_context(cuda::Device device) const {
   return context;
 }
 
-// Whether cuStreamGetCtx is to be called now: before the check for a capture (`may_be_captured`) or after it.
-// In drivers before kContextOfCapture the call would invalidate a capture, so it follows the check, which
-// itself needs a context (NVIDIA's cuda.core has the same rule).
+// Whether cuStreamGetCtx is to be called now. `may_be_captured`: the check for a capture has not been made.
+// In drivers from kContextOfCapture on the call precedes the check, which needs a context. In older drivers
+// the call would invalidate a capture, so it follows the check (NVIDIA's cuda.core has the same rule).
 bool DeviceSampler::may_query_context(const DeviceStream& stream, bool may_be_captured) const {
   return !is_default_stream(stream.handle) &&
          (driver_.version() >= cuda::kContextOfCapture) == may_be_captured;
@@ -313,7 +320,8 @@ int DeviceSampler::begin_weights(const DeviceStream& stream, DeviceTurn* turn, i
   return check(turn->weights(), kWeights, *turn);
 }
 
-// Returns the index of the device in devices_, adding it if it is new; -1: other devices use all entries.
+// Returns the index of the device in devices_. Adds a new device in a free entry, which has the index -1.
+// Returns -1 if other devices use all entries.
 int DeviceSampler::place_of(int32_t device) {
   for (int32_t place = 0; place < kMostDevices; ++place) {
     int32_t owner = -1;
@@ -356,6 +364,7 @@ int DeviceSampler::claim(const DeviceStream& stream, cuda::Context context, Devi
   const int place = place_of(device);
   if (place < 0) return FORESHOCK_SKIP_DEVICE;
   Device& claimed = devices_[place];
+  // If another thread uses the device, the sample is skipped for the same reason as without a free slot.
   if (claimed.busy.test_and_set(std::memory_order_acquire)) return FORESHOCK_SKIP_RING_FULL;
   turn->device_ = &claimed;
   turn->place_ = place;
@@ -386,6 +395,7 @@ int DeviceSampler::send_scalars(const DeviceStream& stream, const foreshock_tens
   ScalarReadback& scalars = turn.state().scalars();
   const uint64_t first = scalars.send(values, count, handle_of(stream));
   if (first == 0) return scalars.is_usable() ? FORESHOCK_SKIP_RING_FULL : FORESHOCK_SKIP_DEVICE;
+  // A number encodes the device too, so that find_scalar() finds it.
   for (size_t n = 0; n < count; ++n) numbers[n] = (first + n) * kPlaces + static_cast<uint64_t>(turn.place_);
   return -1;
 }

@@ -1,4 +1,4 @@
-"""The list of what a package contains, as an SPDX 2.3 document in JSON."""
+"""The list of the software that a package of foreshock contains (its SBOM), as an SPDX 2.3 document in JSON."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def package(name: str, version: str, license: str, homepage: str, **more: object
 
 
 def document(version: str, seconds: int, torch: list[str], tree: Path) -> str:
-    """The document about a package. `seconds`: its time, since 1970. `torch`: the releases of torch whose headers are
-    inlined in the adapters. `tree`: the folder with the package's files, whose hash identifies the document."""
+    """The document about a package. `seconds`: time stamp of its files, since 1970. `torch`: releases of torch whose
+    headers are inlined in its adapters. `tree`: the folder with its files, whose hash identifies the document."""
     parts = [package(each.name, version_of(each), each.license, each.homepage) for each in COMPONENTS]
     parts += [package(f"{TORCH.name}-{each}", each, TORCH.license, TORCH.homepage) for each in torch]
     ours = package("foreshock", version, "Apache-2.0", "", copyrightText="Copyright 2026 The foreshock authors")
@@ -44,7 +44,7 @@ def document(version: str, seconds: int, torch: list[str], tree: Path) -> str:
     relations = [("SPDXRef-DOCUMENT", "DESCRIBES", ours["SPDXID"])]
     relations += [(ours["SPDXID"], "CONTAINS", part["SPDXID"]) for part in parts]
     created = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    whole = {
+    document_object = {
         "spdxVersion": "SPDX-2.3",
         "dataLicense": "CC0-1.0",
         "SPDXID": "SPDXRef-DOCUMENT",
@@ -57,4 +57,4 @@ def document(version: str, seconds: int, torch: list[str], tree: Path) -> str:
             for one, kind, other in relations
         ],
     }
-    return json.dumps(whole, indent=1) + "\n"
+    return json.dumps(document_object, indent=1) + "\n"

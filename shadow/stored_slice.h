@@ -25,9 +25,9 @@ struct StoredArray {
 using StoredArrays = std::map<std::string, StoredArray, std::less<>>;
 
 // Returns the arrays of a slice of rows: q [rows, head_dim], k [keys, head_dim], v [keys, value_dim], out
-// [rows, value_dim], key_limit [rows] (keys that a row sees). Optional are lse [rows], mask [rows, keys],
-// dout (like out) and dq (like q). The reference adds reference_out, reference_lse and reference_dq in fp64.
-// Borrows from both arguments.
+// [rows, value_dim], key_limit [rows] (keys that a row sees). Optional are lse (log-sum-exp) [rows], mask
+// [rows, keys], dout (like out) and dq (like q). The arrays reference_out, reference_lse and reference_dq in
+// fp64 are those of `reference`. Borrows from both arguments.
 StoredArrays arrays_of(const AttentionSlice& slice, const Reference& reference);
 
 // Makes *slice of these arrays and borrows their data, which must be aligned to 8 bytes. The arrays may be
@@ -37,8 +37,8 @@ std::string slice_from(const StoredArrays& arrays, double scale, AttentionSlice*
 // Returns the arrays of a slice of key positions: k and dk [columns, head_dim], v and dv [columns,
 // value_dim], first_query [columns] (the first query position that sees the key). For all query rows, head by
 // head, there are q [rows, head_dim], out and dout [rows, value_dim], and lse [rows]. Optional is key_sums
-// [key_sum_count(), 3], the fields of each ColumnSum, for which *sums is filled. The reference adds
-// reference_dk and reference_dv in fp64. Borrows from all arguments.
+// [key_sum_count(), 3], the fields of each ColumnSum (sums over all keys); *sums stores their data. The
+// arrays reference_dk and reference_dv in fp64 are those of `reference`. Borrows from all arguments.
 StoredArrays arrays_of(const KeyColumns& columns, const ColumnReference& reference,
                        std::vector<double>* sums);
 

@@ -1,6 +1,7 @@
-"""The protocol of the benchmark: events, scored steps, hits, intervals of the results. RESULTS.md defines the terms.
+"""The protocol of the benchmark of detectors: events, scored steps, hits, intervals of the results.
 
 An onset is the step at which a loss event begins. The two arms are a training with a planted fault and its sound twin.
+An alarm is the step at which a detector begins to warn. A hit is an event with an alarm within the horizon before it.
 
 HORIZON, AFTERMATH, FIRST_STEP and the rule for loss events (LossEventRule in detect/loss_rules.h) were fixed before any
 training. Trainings of the recipe `following-bias` then showed slow failures that went undetected. Therefore the rule
@@ -15,7 +16,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-HORIZON = 64  # an alarm that begins at most so many steps before an onset is a hit
+HORIZON = 64  # an onset with an alarm at most so many steps before it is a hit
 # The horizon of attention detectors. According to the literature, signs in attention come hundreds of steps before the
 # loss event. The agent uses the same horizon (Precursors::kHorizon in detect/watch.h). A detector is compared with the
 # base rate for its own horizon (share of scored steps that an onset follows), so a longer one gives no advantage.
@@ -25,7 +26,7 @@ OF_ATTENTION = (
     "entropy_drop", "update_spectrum",
 )  # fmt: skip
 AFTERMATH = 64  # steps after the recovery of the loss that are not scored
-FIRST_STEP = 160  # first scored step; earlier no event is possible, since the rule needs a window of 128 losses
+FIRST_STEP = 160  # first scored step; the rule for loss events needs a window of 128 losses before an event
 # excess() finds failures that the rules for loss events miss: EXCESS_LASTS means of BLOCK losses in a row exceed those
 # of the twin by the share EXCESS.
 BLOCK, EXCESS, EXCESS_LASTS = 16, 0.1, 3
@@ -45,13 +46,14 @@ class Training:
     seed: int
     last_step: int
     onsets: list[int]  # onsets of loss events, ascending, without those in the aftermath of an earlier event
-    masked: list[tuple[int, int]]  # steps [from, to) from an onset to the end of its aftermath
-    alarms: dict[str, list[int]] = field(default_factory=dict)  # by detector
+    masked: list[tuple[int, int]]  # steps [from, to) from an onset to the end of its aftermath, which are not scored
+    alarms: dict[str, list[int]] = field(default_factory=dict)  # steps by detector, ascending
 
     def is_scored(self, step: int) -> bool:
         return FIRST_STEP <= step <= self.last_step and not any(a <= step < b for a, b in self.masked)
 
     def window(self, onset: int, horizon: int) -> list[int]:
+        """The scored steps among the `horizon` steps before the onset."""
         return [step for step in range(onset - horizon, onset) if self.is_scored(step)]
 
     def scored_steps(self) -> list[int]:
@@ -76,8 +78,8 @@ def recovered(losses: dict[int, float], onset: int, last: int) -> int:
 
 
 def masks(losses: dict[int, float], found: Iterable[int], last: int) -> tuple[list[int], list[tuple[int, int]]]:
-    """Returns those onsets of `found` that are outside the aftermath of earlier events, and for each of them the steps
-    [from, to) that are not scored."""
+    """Returns those of the onsets `found` that are after the aftermath of earlier events, and for each of them the
+    steps [from, to) that are not scored."""
     onsets: list[int] = []
     masked: list[tuple[int, int]] = []
     for onset in sorted(found):
@@ -127,7 +129,7 @@ def most_expected(count: int) -> float:
         # Terms are computed by logarithms, since exp(-mean) underflows to 0 from a mean of 746 on.
         return sum(math.exp(n * math.log(mean) - mean - math.lgamma(n + 1)) for n in range(count + 1))
 
-    low, high = 0.0, 10.0 + 3.0 * count
+    low, high = 0.0, 10.0 + 3.0 * count  # the bound is between these; bisection
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if at_most(middle) > 0.05 else (low, middle)
@@ -152,7 +154,7 @@ class Tally:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def lift(self) -> float:
-        """How much more often an event follows an alarm than an arbitrary scored step."""
+        """How many times as often an event follows an alarm as an arbitrary scored step; NaN: no alarm or no event."""
         if self.alarms == 0 or self.steps_before == 0:
             return math.nan
         return self.right / self.alarms / (self.steps_before / self.steps)
@@ -192,6 +194,7 @@ class Quiet:
         return 1e4 * self.alarms / self.steps if self.steps else math.nan
 
     def per_10k_most(self) -> float:
+        """An upper 95 % bound of per_10k()."""
         return 1e4 * most_expected(self.alarms) / self.steps if self.steps else math.nan
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
 CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
-NEVER = str(1 << 20)  # the largest value of --every; no training here has as many steps
+NEVER = str(1 << 20)  # the largest value of --every, in steps; no training here is as long
 # Options of `foreshock run` by kind of training; None: without the monitor.
 KINDS = {"plain": None, "unsampled": ("--every", NEVER), "default": ()}
 RECORDED = {"recorded": ("--record", "{base}/record")}  # default options, with a record
@@ -42,9 +42,9 @@ def cpu_seconds_of(pid: int) -> float:
 
 
 class Trainer:
-    """A training process on one core: training.py, which waits between its turns. `kind`: a key of the tables above,
+    """A training process on cores[0]: training.py, which waits between its turns. `kind`: a key of the tables above,
     or any word if `given` has the options of `foreshock run`. `what`: the model, as training.py expects it. `objects`:
-    number of Python objects that it holds in addition."""
+    number of Python objects that the process holds in addition."""
 
     def __init__(
         self,
@@ -73,14 +73,15 @@ class Trainer:
 
     def turn(self, steps: int) -> dict[str, float]:
         """Runs so many steps. Returns their seconds by clock, "cpu" and "wall", and those of the slowest step."""
-        return self.ask(str(steps))
+        return self._request(str(steps))
 
     def parts(self, steps: int) -> dict[str, dict[str, list[float]]]:
         """Microseconds of parts of a step, without clipping ("plain") and with it ("clipped"): [median, mean] of the
         optimizer's hooks, the loss and the norm."""
-        return self.ask(f"parts {steps}")
+        return self._request(f"parts {steps}")
 
-    def ask(self, line: str) -> dict:
+    def _request(self, line: str) -> dict:
+        """Sends a line to the process, which prints its result as one line of JSON."""
         self.process.stdin.write(f"{line}\n")
         answer = self.process.stdout.readline()
         if not answer:
@@ -88,7 +89,7 @@ class Trainer:
         return json.loads(answer)
 
     def agent_cpu_seconds(self) -> float:
-        """0 without an agent."""
+        """CPU time of the agent so far; 0 without an agent."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             return cpu_seconds_of(json.loads((self.base / "bench" / "agent.json").read_text())["pid"])
         return 0
@@ -108,11 +109,12 @@ class Trainer:
 
 def slices_of(rank: dict) -> int:
     """The sampled slices of both passes, from the summary of a rank."""
-    return sum(of["sampled"] for of in rank["attention"].values())
+    return sum(one_pass["sampled"] for one_pass in rank["attention"].values())
 
 
 @contextlib.contextmanager
 def one_of_each(what: str, kinds: tuple[str, ...], cores: list[int]) -> Iterator[dict[str, Trainer]]:
+    """Starts one trainer of each kind, all with the model `what`, and kills them at the end."""
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
     trainers: dict[str, Trainer] = {}
     try:
@@ -126,7 +128,8 @@ def one_of_each(what: str, kinds: tuple[str, ...], cores: list[int]) -> Iterator
 
 
 def interval(sets: list[list[float]], draws: int = 2000) -> tuple[float, float, float]:
-    """The median of the medians of the sets, and its 95 % interval (bootstrap: draws sets and their values again)."""
+    """The median of the medians of the sets, and the ends of its 95 % bootstrap interval, for which sets and then
+    values in them are drawn with replacement. A set has the values of the rounds of one set of trainers."""
     chance = random.Random(1)
 
     def estimate(chosen: list[list[float]]) -> float:

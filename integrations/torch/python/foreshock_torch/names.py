@@ -1,4 +1,8 @@
-"""Derives names of parameters and labels of layers ("003", or "encoder.003" if the number alone is not unique)."""
+"""Derives names of parameters and labels of layers ("003", or "encoder.003" if the number alone is not unique).
+
+A name is the dotted path of a parameter in its model. A stack is the path of a list of layers, such as encoder.layers;
+a tower is the part of it ("encoder") that distinguishes the stack from the model's other stacks.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +44,7 @@ def naming_order(name: str, is_trained: bool) -> tuple[bool, bool, int]:
 
 def plain_name(name: str) -> str:
     """The parameter's name without the parts that wrappers (DDP, compile, FSDP, checkpointing) add."""
+    # (?<![^.]): at the start of the name or after a dot.
     wrappers = r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
     name = re.sub(wrappers, "", name)
     while name.startswith("module."):
@@ -112,7 +117,7 @@ def _blocks_in_stages(matrices: list[str]) -> set[str]:
 
 def _innermost_around(name: str, paths: set[str]) -> str:
     """The innermost of `paths` that contains `name`, else ""."""
-    outer = (name[:at] for at in range(len(name) - 1, 0, -1) if name[at] == ".")
+    outer = (name[:dot] for dot in range(len(name) - 1, 0, -1) if name[dot] == ".")  # the longest first
     return next((path for path in outer if path in paths), "")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from .signals import is_of_trainer
 
-_SCHEMA = (
+_SCHEMA = (  # {more}: the gradients, in the operation for the backward pass
     "(Tensor query, Tensor key, Tensor value, Tensor out, Tensor? logsumexp, Tensor? attn_mask, {more}"
     "float? scale, int causal, bool positions_first, str? layer) -> ()"
 )
@@ -71,7 +71,7 @@ def tap(
     if _torch is None:
         return
     compiling = _torch.compiler.is_compiling()
-    if not compiling and not is_active:
+    if not compiling and not is_active:  # a compiled graph has the operation even if the process is not monitored
         return
     name = f"{layer:03d}" if type(layer) is int else layer
     rest = (scale, alignment, positions_first, name)
@@ -88,6 +88,6 @@ def _call(compiling: bool, operation: Any, arguments: tuple[Any, ...]) -> None:
     try:
         operation(*arguments)
     except Exception as error:
-        if is_of_trainer(error):
+        if is_of_trainer(error):  # raised by a signal handler or another thread of the training
             raise
         return  # arguments of other types, or a transform that torch cannot dispatch (vmap): the call is not reported
