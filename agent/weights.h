@@ -1,7 +1,7 @@
 // Follows the weights of a run on this node: joins the parts of each tensor that different ranks hold,
-// follows its histogram and optimizer state, compares replicas (equal parts that several ranks hold), and
-// computes spectra of attention heads. Two more classes detect that steps repeat. The input is tensor
-// records: measurements of one rank's part of one tensor after one step.
+// follows its histogram and optimizer state, compares replicas (equal parts that several ranks hold),
+// computes spectra of attention heads, and detects that a run repeats steps. The input is tensor records:
+// measurements of one rank's part of one tensor after one step.
 #ifndef FORESHOCK_AGENT_WEIGHTS_H_
 #define FORESHOCK_AGENT_WEIGHTS_H_
 
@@ -132,7 +132,7 @@ class Weights {
   const Replicas& replicas() const { return replicas_; }
   // Latest optimizer statistics; each tensor counts once, with any number of replicas and parts on this node.
   const OptimizerHealth& optimizer() const { return optimizer_; }
-  // Number of snapshots dropped because memory was full or a part was never reported.
+  // Number of snapshots that were dropped: memory was full, a part was never reported, or a record was stale.
   uint64_t snapshots_dropped() const { return series_.dropped() + dropped_; }
   uint64_t pending_bytes() const { return pending_bytes_; }  // histograms of snapshots that wait for a part
   uint64_t kept_bytes() const { return series_.bytes(); }    // histograms kept for comparison
@@ -196,9 +196,8 @@ class HeadSpectra {
  public:
   static constexpr uint64_t kMostBytes = uint64_t{256} << 20;  // limit for rows; layers beyond it are ignored
 
-  // Adds the rows of one record, if it has any. Returns a spectrum if the record completes a measurement of a
-  // layer that was measured before. Rows that several replicas report for one step count once. *why: null, or
-  // why the rows are invalid.
+  // Adds the rows of a record, if any. Returns a spectrum if a layer has now a further complete measurement.
+  // Rows that several replicas report for one step count once. *why: null, or why the rows are invalid.
   std::optional<LayerSpectrum> take(const segment::TensorView& tensor, const segment::Identity& identity,
                                     const char** why);
 

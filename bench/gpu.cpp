@@ -39,17 +39,15 @@ struct Bench {
     for (size_t at = 0; at < size.bytes; at += bytes) device.write(from + at, drawn.data(), bytes);
   }
 
-  // Allocates memory on the device that is 0.
-  uint64_t zeros(size_t bytes) {
+  uint64_t zeros(size_t bytes) {  // the address of new device memory that is 0
     const std::vector<char> empty(bytes);
     const uint64_t address = device.allocate(bytes);
     device.write(address, empty.data(), bytes);
     return address;
   }
 
-  // Returns the shortest of the times that `measure` returns in the rounds.
   template <class Measure>
-  double best(const Measure& measure) {
+  double best(const Measure& measure) {  // the shortest time of all rounds
     double milliseconds = measure();
     for (int n = 1; n < size.rounds; ++n) milliseconds = std::min(milliseconds, measure());
     return milliseconds;
@@ -80,7 +78,7 @@ void bench_histograms(Bench& bench) {
               binned * 4);
 }
 
-// Measures the sums over one tensor: of gradients, of gradients with Adam's second moment, and the checksum.
+// Measures sums over one tensor: of gradients, of gradients and Adam's second moments, and the checksum.
 void bench_sums(Bench& bench) {
   const size_t bytes = bench.size.bytes;
   const uint64_t count = bytes / 2;

@@ -28,8 +28,7 @@ constexpr std::array kEnding = {SIGHUP,  SIGINT,  SIGQUIT, SIGPIPE, SIGTERM,
 // Paths of the existing temporary files. Changed only while signals are blocked: a signal handler reads them.
 std::vector<const char*> unfinished;
 
-// Blocks all signals while it exists.
-class SignalsBlocked {
+class SignalsBlocked {  // blocks all signals while it exists
  public:
   SignalsBlocked() {
     sigset_t all;
@@ -62,8 +61,7 @@ void install_handlers() {
   replace(SIGXFSZ, SIG_DFL, SIG_IGN);  // a write beyond the limit on file size then fails with EFBIG
 }
 
-// SIGXFSZ stays ignored, so that writing beyond the limit is an error for the rest of the process too.
-void remove_handlers() {
+void remove_handlers() {  // SIGXFSZ stays ignored
   for (const int number : kEnding) replace(number, remove_all_and_end, SIG_DFL);
 }
 
@@ -129,7 +127,7 @@ std::string end_of_links(const std::string& path, std::string* problem) {
   return current;
 }
 
-// The mode of a new file according to the umask.
+// The mode of a new file.
 mode_t usual_mode() {
   const mode_t mask = umask(0);  // the umask can be read only by setting it
   umask(mask);
@@ -223,9 +221,8 @@ int WholeFile::open_file() {
   return unfinished_->descriptor();
 }
 
-// Keeps the first problem, which is usually the cause of later ones.
 void WholeFile::fail(const std::string& why) {
-  if (problem_.empty())
+  if (problem_.empty())  // the first problem is usually the cause of later ones
     problem_ = (is_standard_output(path_) ? "standard output" : "cannot write " + path_) + ": " + why;
 }
 
@@ -310,13 +307,9 @@ FileLock& FileLock::operator=(FileLock&& other) noexcept {
 
 bool FileLock::try_lock(const std::string& path, int operation) {
   release();
-  // O_NOFOLLOW: a link of another user could make us create a file elsewhere.
-  const int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  const int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);  // no links
   if (descriptor < 0) return false;
-  if (flock(descriptor, operation | LOCK_NB) != 0) {
-    close(descriptor);
-    return false;
-  }
+  if (flock(descriptor, operation | LOCK_NB) != 0) return close(descriptor), false;
   descriptor_ = descriptor;
   return true;
 }
@@ -336,11 +329,10 @@ void FileLock::release() {
   descriptor_ = -1;
 }
 
-// A file that exists but cannot be opened counts as locked.
 bool is_locked(const std::string& path) {
   if (access(path.c_str(), F_OK) != 0) return false;  // else try_lock() would create the file
   FileLock probe;
-  return !probe.try_lock(path, LOCK_SH);
+  return !probe.try_lock(path, LOCK_SH);  // a file that cannot be opened counts as locked
 }
 
 void allow_many_files() {

@@ -27,6 +27,11 @@ constexpr double kRateFactor = 2;
 constexpr size_t kMostDetectors = 4;  // most detectors that are explained for an event
 constexpr size_t kMostNamed = 8;      // most layers or ranks in a list
 
+template <class Integer>
+std::string counted(Integer number) {  // "1 234 567", for example
+  return count(static_cast<double>(number));
+}
+
 // Returns "3, 5, 8", for example, and after kMostNamed items " and 2 more".
 template <class List>
 std::string listed(const List& items) {
@@ -70,7 +75,8 @@ std::string relative_to_onset(const ReportEvent& event, int64_t step) {
   return lead > 0 ? steps_text(lead) + " before" : lead == 0 ? "at the onset" : steps_text(-lead) + " after";
 }
 
-// Each function below returns one fact about the event, for facts_of(), and adds clues to *clues.
+// Each function below returns one fact about the event, for facts_of(), and adds clues to *clues. `run` has
+// the data of all records.
 
 ReportFact nonfinite(const ReportEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
   const FaultEvent* first = nullptr;
@@ -191,9 +197,7 @@ ReportFact learning_rate(const ReportEvent& event, std::vector<Clue>* clues) {
   if (const std::optional<RateJump> jump = rate_jump(event, before->step)) {
     const std::string went = change(jump->from, jump->to);
     clues->push_back(Clue::kLearningRate);
-    fact = {fact.name,
-            went + " at step " + count(static_cast<double>(jump->step)) + ", " +
-                relative_to_onset(event, jump->step),
+    fact = {fact.name, went + " at step " + counted(jump->step) + ", " + relative_to_onset(event, jump->step),
             Mark::kNotable};
     if (jump->to > jump->from) suspect(event, jump->step, "the learning rate " + went, &fact);
     return fact;
@@ -229,8 +233,8 @@ ReportFact skipped_by_scaler(const ReportEvent& event, std::vector<Clue>* clues)
   if (skipped == 0) return {"steps left out", "none before it", Mark::kQuiet};
   clues->push_back(Clue::kSkippedSteps);
   return {"steps left out",
-          count(static_cast<double>(skipped)) + " in the " +
-              steps_text(steps_between(before->step, event.onset_step)) + " before, by the gradient scaler",
+          counted(skipped) + " in the " + steps_text(steps_between(before->step, event.onset_step)) +
+              " before, by the gradient scaler",
           Mark::kNotable};
 }
 
@@ -354,8 +358,7 @@ void sort_signs(std::vector<ReportSign>* signs) {
                    [&](const ReportSign& a, const ReportSign& b) { return order(a) < order(b); });
 }
 
-// Returns the kind with this name, or nullopt.
-std::optional<WatchEventKind> event_kind_of(std::string_view name) {
+std::optional<WatchEventKind> event_kind_of(std::string_view name) {  // nullopt: unknown name
   for (int kind = 0; kind < kWatchEventKinds; ++kind)
     if (name == name_of(static_cast<WatchEventKind>(kind))) return static_cast<WatchEventKind>(kind);
   return std::nullopt;
@@ -443,8 +446,7 @@ void EventCollector::take(const EventLine& event, size_t attempt, int64_t declar
   if (!kind || !event.rank || !event.step) return;
   ++taken_;
   if (*kind == WatchEventKind::kPrecursor) take_level(event);
-  // The rank has gone back: its earlier episodes are not signs of events in the new attempt.
-  if (*kind == WatchEventKind::kResumed) precursors_[*event.rank].clear();
+  if (*kind == WatchEventKind::kResumed) precursors_[*event.rank].clear();  // of the attempt that has ended
   if (is_loss_event(*kind)) take_loss_event(*kind, event, attempt, declared);
 }
 
@@ -728,11 +730,10 @@ Report ReportBuilder::finish() {
     for (const Trail::Attempt& each : trail->second.attempts())
       report.timeline_last_step = std::max(report.timeline_last_step, each.last);
   if (chosen.left_out() > 0)
-    report.notes.push_back(count(static_cast<double>(chosen.left_out())) +
-                           " more loss events are not listed.");
+    report.notes.push_back(counted(chosen.left_out()) + " more loss events are not listed.");
   report.notes.insert(report.notes.end(), not_watched_.begin(), not_watched_.end());
   if (other_runs_ > 0)
-    report.notes.push_back(count(static_cast<double>(other_runs_)) +
+    report.notes.push_back(counted(other_runs_) +
                            " lines of other runs were left out: each run has a report of its own.");
   report.limits = limits();
   return report;
@@ -757,8 +758,7 @@ std::vector<ReportFact> ReportBuilder::facts() const {
   facts.push_back({"state", ended ? "ended" : "no end in the record: it goes on, or its agent was stopped",
                    ended ? Mark::kQuiet : Mark::kNotable});
   if (has_steps)
-    facts.push_back({"steps", count(static_cast<double>(first)) + " to " + count(static_cast<double>(last)) +
-                                  in_brackets(step_source_)});
+    facts.push_back({"steps", counted(first) + " to " + counted(last) + in_brackets(step_source_)});
   if (first_time_ > 0)
     facts.push_back({"time", time_text(first_time_) + " to " + time_text(last_time_) + " (" +
                                  duration_text(last_time_ - first_time_) + ")"});
@@ -783,7 +783,6 @@ std::vector<ReportFact> ReportBuilder::coverage() const {
     missed += trail.missed();
   }
   for (const auto& [rank, signals] : run_.signals) layers = std::max(layers, signals.layers().size());
-  const auto counted = [](uint64_t number) { return count(static_cast<double>(number)); };
   std::vector<ReportFact> facts;
   facts.push_back(
       {"steps", counted(steps) + " seen" + (missed > 0 ? ", " + counted(missed) + " not" : ", none missed"),
@@ -836,7 +835,6 @@ std::string ReportBuilder::events_note(const EventCollector& chosen) const {
   if (recorded_.loss_events() == found_.loss_events() && recorded_.warnings() == found_.warnings())
     return "The events are those that the agent wrote while the run went on; run over the record now, the "
            "detectors give as many.";
-  const auto counted = [](uint64_t number) { return count(static_cast<double>(number)); };
   return "The events are those that the agent wrote while the run went on: " +
          counted(recorded_.loss_events()) + " loss events and " + counted(recorded_.warnings()) +
          " warnings. Run over the record now, the detectors of this version give " +

@@ -40,13 +40,12 @@ class Signals {
   void take(const std::string& layer, const std::vector<WatchReading>& readings);
 
   // Selects the detector's series in `layer` that has the highest score from step `first` to step `onset`.
-  // Returns the series' finite values from `first` to `last`; empty if there is no such series.
+  // Returns the series' finite values from `first` to `last`; empty without such a series.
   std::vector<SignalPoint> around(DetectorId detector, const std::string& layer, int64_t first, int64_t onset,
                                   int64_t last) const;
 
-  // Layers for which `detector` has had a value during the run.
-  const std::set<std::string>& layers(DetectorId detector) const;
-  std::set<std::string> layers() const;  // layers for which any detector has had a value during the run
+  const std::set<std::string>& layers(DetectorId detector) const;  // layers for which `detector` had a value
+  std::set<std::string> layers() const;                            // layers for which any detector had one
 
   // Must be called when another attempt begins, because its step numbers repeat those of the stored points.
   void forget_points() {
@@ -86,8 +85,7 @@ class AttentionErrors {
   // A table by step with columns forward, backward (dQ) and keys (dK and dV), over all layers. A point covers
   // several steps; its value is the largest error in them.
   HistoryTable curve() const;
-  // One table per layer. Its column "error" is the largest error of any tensor.
-  std::vector<HistoryTable> layers() const;
+  std::vector<HistoryTable> layers() const;    // one per layer; column "error": the largest of any tensor
   std::vector<AttentionFault> faults() const;  // sorted by error, the largest first
   // The largest error of the run, which need not be a fault. Only `layer`, `tensor`, `largest_error` and
   // `at_step` are set, and `slices`, the number of all slices whose error is known.
@@ -127,19 +125,16 @@ class Trail {
     int64_t first = 0, last = 0;
   };
 
-  bool goes_back(const StepLine& line) const;  // whether the step of `line` would begin another attempt
-  void add(const StepLine& line);              // adds a step; a line without a step is ignored
-  // Marks the next added step as the first one of another process of this rank.
-  void begin_process() { process_begins_ = true; }
+  bool goes_back(const StepLine& line) const;       // whether the step of `line` would begin another attempt
+  void add(const StepLine& line);                   // adds a step; a line without a step is ignored
+  void begin_process() { process_begins_ = true; }  // the next added step is the first of another process
 
-  // The last steps of the present attempt, in order.
-  const std::deque<TrailStep>& recent() const { return recent_; }
+  const std::deque<TrailStep>& recent() const { return recent_; }  // the last steps of the present attempt
   const std::vector<Attempt>& attempts() const { return attempts_; }
   // First steps of restarted processes that did not go back but continued the attempt of an earlier process.
   const std::vector<int64_t>& continued_at() const { return continued_at_; }
-  uint64_t steps() const { return steps_; }  // number of added steps, over all attempts
-  // Number of steps that are missing in the record between steps of the same attempt.
-  uint64_t missed() const { return missed_; }
+  uint64_t steps() const { return steps_; }    // number of added steps, over all attempts
+  uint64_t missed() const { return missed_; }  // missing steps between recorded steps of the same attempt
 
  private:
   std::deque<TrailStep> recent_;

@@ -46,8 +46,7 @@ const ReportText& text_of(DetectorId detector);
 const ReportText& text_of(WatchEventKind kind);
 const ReportText& text_of(Clue clue);
 
-// Returns a sentence that says why a detector may have had no value during a run.
-const char* why_without_values(DetectorId detector);
+const char* why_without_values(DetectorId detector);  // a sentence: why it may have had no value in a run
 
 std::optional<DetectorId> detector_of(std::string_view name);  // nullopt: unknown name
 
@@ -79,8 +78,6 @@ std::string attention_text(const std::vector<AttentionFault>& faults, const Atte
 // Returns the verdict on the run in a few sentences: its loss events and attention faults. The members of
 // `report` that describe loss events and attention faults must have been set.
 std::string verdict_of(const Report& report, const RunCounts& counts);
-
-// -- documents --
 
 // Returns the report as JSON in one line of valid UTF-8. So that the page stays below 2 MB, long curves are
 // divided into intervals, each with its smallest and largest value. Unknown or non-finite values are null.

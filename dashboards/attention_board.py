@@ -1,9 +1,6 @@
-"""The Grafana dashboard "attention": attention errors of one run, by pass and layer, and attention scores.
-
-of_ranks() selects the series of a metric of the ranks that are chosen on the dashboard and have not ended. The label of
-a metric named `of` is the source of a bias (kernel, rounded_reference) or the kind of an alarm. `values` are the
-thresholds of alerts (values.toml).
-"""
+"""The Grafana dashboard "attention": attention errors of one run, by pass and layer, and attention scores. of_ranks()
+selects a metric's series of the ranks that are chosen on the dashboard and have not ended. The metrics' label `of` is
+the source of a bias (kernel, rounded_reference) or the kind of an alarm. `values` are the thresholds of alerts."""
 
 from board import Board, Row, pass_variable, rank_variable, run_variable
 from panel import DEVIATION, LAYERS, NATS, RATIO, SIGMA, ULP, Query, by_step, layers, lines, of_ranks

@@ -1,8 +1,6 @@
 """The Grafana dashboard "fleet": all runs, and in the selected run the nodes and ranks that differ from the others.
-
-of_run() selects the series of a metric in the selected run, of_living() those of ranks that have not ended. RUN_KEY and
-RANK_KEY list the labels that identify a run and a rank. `values` are the thresholds of alerts (values.toml).
-"""
+of_run() selects a metric's series in the selected run, of_living() only those of ranks that have not ended. RUN_KEY and
+RANK_KEY list the labels that identify a run and a rank. `values` are the thresholds of alerts."""
 
 import panel
 from board import Board, Row, run_variable

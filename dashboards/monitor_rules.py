@@ -1,8 +1,6 @@
 """Prometheus alerts on foreshock itself: coverage, lost samples, cost. `limits` is an alert's section of values.toml.
-
 From rule.py: RUN and VALUE are text templates for the run and the value of the alert's expression; RUN_KEY, RANK_KEY
-and TARGET_KEY list the labels of a run, rank or agent; UNLESS_ENDED excludes ended ranks.
-"""
+and TARGET_KEY list the labels of a run, rank or agent; UNLESS_ENDED excludes ended ranks."""
 
 from rule import RANK_KEY, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
 
@@ -59,7 +57,7 @@ def coverage(limits: dict) -> Alert:
 
 
 def degraded(limits: dict) -> Alert:
-    """Fires if samples or steps were lost between trainer and agent, or a part of foreshock failed or switched itself off."""
+    """Fires if samples or steps were lost on the way to the agent, or a part of foreshock failed or is switched off."""
     lost, taken = (increase(f"attention_{what}", limits["window"]) for what in ("lost", "samples"))
     missed, made = (increase(what, limits["window"]) for what in ("steps_lost", "steps"))
     return Alert(

@@ -1,8 +1,5 @@
-"""The Grafana dashboard "overview", which users open first: the state of the selected run.
-
-of_run() selects the series of a metric in that run, of_living() only those of ranks that have not ended. `values` are
-the thresholds of alerts, by section and name (values.toml).
-"""
+"""The Grafana dashboard "overview", which users open first: the state of the selected run. of_run() selects a metric's
+series in that run, of_living() only those of ranks that have not ended. `values` are the thresholds of alerts."""
 
 import panel
 from board import ALERTS, Board, Row, run_variable

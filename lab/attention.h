@@ -9,8 +9,8 @@
 
 namespace foreshock::lab {
 
-// The operands of attention's products. In fp8, quantise() of arithmetic.h scales and casts the inputs. In
-// other formats the operands are the inputs, and quantise() returns scales of 1.
+// The operands of attention's products. In fp8, quantise() of arithmetic.h scales and casts the inputs, with
+// one scale per tensor, [0], as in frameworks. In other formats it changes nothing, and the scale is 1.
 struct AttentionOperands {
   Tensor query, key, value;
   double score_scale;  // factor from query . key to the scores, the softmax scale included
@@ -20,7 +20,6 @@ struct AttentionOperands {
 inline AttentionOperands attention_operands(const Tensors& inputs, const Settings& settings,
                                             Arithmetic& arithmetic) {
   AttentionOperands x{inputs.at("query"), inputs.at("key"), inputs.at("value"), settings.scale, 1};
-  // All rows are one block, so that the tensor has one scale, [0], as in frameworks.
   x.score_scale *= quantise(arithmetic, x.query, x.query.rows)[0];
   x.score_scale *= quantise(arithmetic, x.key, x.key.rows)[0];
   x.value_scale = quantise(arithmetic, x.value, x.value.rows)[0];
@@ -68,8 +67,7 @@ enum class State { kFormat, kRegisters };
 void attention_backward(const Tensors& inputs, const Settings& settings, State state, Arithmetic& arithmetic,
                         Tensors& results);
 
-// Like attention_backward(), but takes P from the forward pass, as unfused attention does: `probabilities`
-// has one row per query row and one column per key.
+// The same with P from the forward pass, as in unfused attention: `probabilities` [query row][key].
 void attention_backward_from(const Tensor& probabilities, const Tensors& inputs, const Settings& settings,
                              State state, Arithmetic& arithmetic, Tensors& results);
 

@@ -36,10 +36,8 @@ void TensorCounter::count(const char* data, DType type, size_t count) {
     return;
   }
   ensure(kBinWords, &bins_);
-  if (type == DType::kFp32)
-    count_bins(data, count, bins_.get());
-  else
-    count_narrowed(data, count);
+  if (type == DType::kFp32) return count_bins(data, count, bins_.get());
+  count_narrowed(data, count);
 }
 
 void TensorCounter::count_narrowed(const char* data, size_t count) {
@@ -104,24 +102,21 @@ namespace {
 // Number of elements of a unit and of a block. A unit must stay below the limit of TensorCounter::count(),
 // 2^26 - 1. A block is read at once and stays in the cache until it is counted and compared. The sums of
 // units are added in the order of units, so that the result does not depend on the number of threads.
-constexpr uint64_t kUnit = uint64_t{1} << 24;
-constexpr uint64_t kBlock = uint64_t{1} << 17;
+constexpr uint64_t kUnit = uint64_t{1} << 24, kBlock = uint64_t{1} << 17;
 
 // The distribution of the values of a tensor, or of all tensors pooled, in one checkpoint. A finite value is
 // unpaired in a part if the value at the same index of the other side is not finite.
 struct Counted {
   Histogram histogram;
-  double rounding = 0;  // sum of |x - x rounded to fp32|; too large if unpaired values were removed
+  double rounding = 0;  // sum of |x - x rounded to fp32|; without() leaves the share of removed values in it
 
-  // Removes the unpaired values.
   Counted without(const Histogram& unpaired) const { return {lab::without(unpaired, histogram), rounding}; }
   double mean_rounding() const {
     return rounding == 0 ? 0 : rounding / static_cast<double>(histogram.finite);
   }
 };
 
-// What has been computed of a task so far.
-struct TaskState {
+struct TaskState {  // sums over the finished units of a task
   std::mutex mutex;
   std::vector<Histogram> histograms;                 // [side]
   std::vector<std::vector<double>> roundings;        // [unit][side]
@@ -135,9 +130,8 @@ struct Unit {
   uint64_t index = 0;  // of the unit within the task
 };
 
-// The number of units; 1 for an empty tensor, since a task is finished after its last unit.
 uint64_t units_of(const ComparisonTask& task) {
-  return std::max<uint64_t>(1, (task.elements + kUnit - 1) / kUnit);
+  return std::max<uint64_t>(1, (task.elements + kUnit - 1) / kUnit);  // 1: an empty task must end too
 }
 
 uint64_t bytes_of(const ComparisonTask& task) {
@@ -169,7 +163,6 @@ Distance distance_of(const Counted& a, const Counted& b, const Difference& diffe
   return distance;
 }
 
-// Carries out the tasks.
 class Comparer {
  public:
   Comparer(const std::vector<ComparisonTask>& tasks, const std::function<void(double)>& progress,
@@ -195,8 +188,7 @@ class Comparer {
   uint64_t bytes() const { return bytes_; }
 
  private:
-  // The distributions of all tensors of one pair of checkpoints, pooled.
-  struct Pool {
+  struct Pool {  // the distributions of all tensors of one pair of checkpoints
     std::mutex mutex;
     Histogram a, b;
   };
@@ -264,8 +256,7 @@ class Comparer {
   void finish_unit(const Unit& unit, Scratch* scratch, std::vector<Difference> differences) {
     const ComparisonTask& task = tasks_[unit.task];
     TaskState& state = states_[unit.task];
-    std::vector<Histogram> histograms;
-    std::vector<Histogram> unpaired;
+    std::vector<Histogram> histograms, unpaired;
     std::vector<double> roundings;
     for (size_t s = 0; s < task.sides.size(); ++s) {
       histograms.push_back(scratch->counters[s].take(task.sides[s].place.tensor->dtype));

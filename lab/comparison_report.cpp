@@ -111,10 +111,9 @@ std::string distance(const Wasserstein& w) {
   return written("%.3e", w.value) + (half > 5e-4 * w.value ? written(" ±%.0e", half) : "");
 }
 
-// The headings of the columns that figures() returns.
 const Row kFigures = {"values", "W1", "noise floor", "mean |d|", "W1/mean |d|", "max |d|", "relative L2"};
 
-Row figures(const Distance& d) {
+Row figures(const Distance& d) {  // the columns with the headings kFigures
   const uint64_t bad = d.non_finite_a + d.non_finite_b;
   return {counted(d.elements),
           distance(d.wasserstein),

@@ -144,8 +144,7 @@ std::map<std::string, Deviation> deviations(const Tensors& results, const Tensor
   return all;
 }
 
-// Returns the largest |a - b|; NaN if any difference is NaN.
-double largest_difference(const Tensor& a, const Tensor& b) {
+double largest_difference(const Tensor& a, const Tensor& b) {  // NaN if any difference is NaN
   double largest = 0;
   for (size_t i = 0; i < a.data.size(); ++i) {
     const double difference = std::fabs(a.data[i] - b.data[i]);
@@ -227,8 +226,7 @@ Measurement summary_of(const Point& point, const std::string& tensor, const std:
 
 }  // namespace
 
-// The order of the checks matters: later ones use names that earlier ones have found valid.
-std::string why_not(const Point& p) {
+std::string why_not(const Point& p) {  // later checks need names that earlier checks have found valid
   const auto algorithm = find_algorithm(p.algorithm);
   if (!algorithm) return "unknown algorithm '" + p.algorithm + "'; see foreshock lab --help";
   const auto format = parse_format(p.format);

@@ -10,8 +10,7 @@
 namespace foreshock::lab {
 namespace {
 
-// The largest number of a format.
-double largest(int precision, int max_exponent) {
+double largest(int precision, int max_exponent) {  // the largest number of a format
   return std::ldexp(2 - std::ldexp(1.0, 1 - precision), max_exponent);
 }
 

@@ -158,9 +158,8 @@ void load_adapter_for(const char* torch, const char* adapters) {
   // The function returns the number of operations that it has hooked.
   const auto start = reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_start"));
   if (start == nullptr || start() <= 0) return g_process.off("adapter_failed");
-  // Our definitions of attention functions of AOTInductor and TransformerEngine report calls to the adapter.
-  attach_shims(adapter);
-  attach_nvte(adapter);
+  attach_shims(adapter);  // our definitions of attention functions that AOTInductor programs call
+  attach_nvte(adapter);   // our definitions of TransformerEngine's functions
 }
 
 // For a program that is linked with torch. Most processes that inherit the preload have no torch at this
@@ -178,7 +177,6 @@ void* find_at(const char* path, const char* function, const char* version, const
   return nullptr;
 }
 
-// Returns the definition of `function` in the library that was mapped last.
 void* find_last_mapped(const char* function, const void* ours) {
   Search search = {};
   void* last = nullptr;
@@ -205,11 +203,10 @@ void* find_in_mapped(const char* library, const char* function, const char* vers
   return found;
 }
 
-// The library name "" matches every library.
 void* find_behind(const char* library, const char* function, const char* version, const void* ours) {
   void* found = find_next(function, version, ours);
   if (found == nullptr) found = find_in_mapped(library, function, version, ours);
-  return found != nullptr ? found : find_in_mapped("", function, version, ours);
+  return found != nullptr ? found : find_in_mapped("", function, version, ours);  // "" matches every library
 }
 
 bool find_mapped_path(const char* library, char (&path)[512]) {

@@ -110,14 +110,10 @@ class DriverApi {
   // that opened it, where the driver must not be used.
   bool open(const char* library, int oldest);
 
-  // Whether the driver is open in this process. Makes a system call.
+  // Whether the driver is open in this process, not only in its parent. Makes a system call (getpid).
   bool is_open() const;
-
-  // Returns the reason why open() will never succeed, as a word, or null.
-  const char* failure() const;
-
-  // Returns the driver's version. Valid once the driver is open.
-  int version() const { return version_; }
+  const char* failure() const;              // the reason why open() will never succeed, as a word; or null
+  int version() const { return version_; }  // valid once the driver is open
 
   // Finds a kernel of a module and loads it. Call this at set-up for every kernel that is launched within a
   // step. Drivers load a function at its first launch, unless CUDA_MODULE_LOADING disables this. Loading
@@ -236,10 +232,7 @@ class Fatbin {
   void read(const char* path, const DeviceCodeSeal& seal);
 
   bool is_read() const { return code_.data() != nullptr; }
-
-  // Returns the reason why the file could not be read, as a word, or null.
-  const char* failure() const { return failure_; }
-
+  const char* failure() const { return failure_; }  // why the file could not be read, as a word; or null
   // Returns the bytes of the file. They are never freed, since a driver may load from them later.
   std::span<const std::byte> code() const { return code_; }
 

@@ -187,7 +187,7 @@ bool DeviceState::gather(const ValidatedCall& call, const Slice& slice, const Cl
   return ok(driver.event_record(event_, stream)) && ok(driver.stream_wait_event(stream_, event_, 0));
 }
 
-// Queues on this object's stream: the copies from the ring to the slots, sequence words, the progress word.
+// On this object's stream, queues the copies from the ring to the slots, the sequence words and the progress.
 bool DeviceState::copy_and_publish(const ClaimedSlice& claimed) {
   const DriverApi& driver = *setting_.driver;
   cuda::Address part_begin = memory_ + place_.offset;
@@ -293,6 +293,7 @@ cuda::Context DeviceSampler::context_of(const DeviceStream& stream, cuda::Contex
 }
 
 // Makes the context of the stream current and claims the device for *turn. Returns -1 or the skip reason.
+// Before the driver is open, no context can be found, so a set-up in kAnyContext is requested.
 int DeviceSampler::enter(const DeviceStream& stream, Purpose purpose, DeviceTurn* turn) {
   if (stream.handle == nullptr || stream.device_index < 0 || driver_.failure() != nullptr)
     return FORESHOCK_SKIP_DEVICE;
@@ -320,8 +321,7 @@ int DeviceSampler::begin_weights(const DeviceStream& stream, DeviceTurn* turn, i
   return check(turn->weights(), kWeights, *turn);
 }
 
-// Returns the index of the device in devices_. Adds a new device in a free entry, which has the index -1.
-// Returns -1 if other devices use all entries.
+// Returns the place of the device in devices_, adding it if it is new (a free entry has index -1); -1: full.
 int DeviceSampler::place_of(int32_t device) {
   for (int32_t place = 0; place < kMostDevices; ++place) {
     int32_t owner = -1;
@@ -395,7 +395,6 @@ int DeviceSampler::send_scalars(const DeviceStream& stream, const foreshock_tens
   ScalarReadback& scalars = turn.state().scalars();
   const uint64_t first = scalars.send(values, count, handle_of(stream));
   if (first == 0) return scalars.is_usable() ? FORESHOCK_SKIP_RING_FULL : FORESHOCK_SKIP_DEVICE;
-  // A number encodes the device too, so that find_scalar() finds it.
   for (size_t n = 0; n < count; ++n) numbers[n] = (first + n) * kPlaces + static_cast<uint64_t>(turn.place_);
   return -1;
 }

@@ -1,7 +1,7 @@
 """The releases of torch for which the packages of foreshock can contain adapters, and a virtual environment with each.
 
 An adapter is a library that connects libforeshock.so with one commit of torch; the CPU and CUDA wheels of a release
-have the same one. Adapters for other releases are built on the user's machine. `./dev test-torch` tests RELEASES.
+share one. Other adapters are built on the user's machine. `./dev test-torch` tests RELEASES, one per minor version.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENTS = ROOT / "build" / "torch"
 
-# One release per minor version.
 RELEASES = ["2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"]
 
 

@@ -1,7 +1,7 @@
 """The protocol of the benchmark of detectors: events, scored steps, hits, intervals of the results.
 
 An onset is the step at which a loss event begins. The two arms are a training with a planted fault and its sound twin.
-An alarm is the step at which a detector begins to warn. A hit is an event with an alarm within the horizon before it.
+An alarm is the step at which a detector begins to warn; an event with an alarm within the horizon before it is a hit.
 
 HORIZON, AFTERMATH, FIRST_STEP and the rule for loss events (LossEventRule in detect/loss_rules.h) were fixed before any
 training. Trainings of the recipe `following-bias` then showed slow failures that went undetected. Therefore the rule

@@ -128,8 +128,7 @@ def one_of_each(what: str, kinds: tuple[str, ...], cores: list[int]) -> Iterator
 
 
 def interval(sets: list[list[float]], draws: int = 2000) -> tuple[float, float, float]:
-    """The median of the medians of the sets, and the ends of its 95 % bootstrap interval, for which sets and then
-    values in them are drawn with replacement. A set has the values of the rounds of one set of trainers."""
+    """The median of the sets' medians, and the ends of its 95 % bootstrap interval (draws sets and their values)."""
     chance = random.Random(1)
 
     def estimate(chosen: list[list[float]]) -> float:

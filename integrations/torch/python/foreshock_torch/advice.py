@@ -40,8 +40,7 @@ def _prepare() -> bool:
             ("detector", c.c_char * 32), ("layer", c.c_char * 32),
         ]  # fmt: skip
 
-    # PyDLL: the short call keeps the GIL. PyDLL(None) has the symbols of all libraries that the process has loaded.
-    read = getattr(c.PyDLL(None), "foreshock_read_advice", None)
+    read = getattr(c.PyDLL(None), "foreshock_read_advice", None)  # PyDLL keeps the GIL; None: all loaded libraries
     if read is None:
         return False
     read.argtypes, read.restype = [c.POINTER(Record)], c.c_int

@@ -1,8 +1,6 @@
-"""Derives names of parameters and labels of layers ("003", or "encoder.003" if the number alone is not unique).
-
-A name is the dotted path of a parameter in its model. A stack is the path of a list of layers, such as encoder.layers;
-a tower is the part of it ("encoder") that distinguishes the stack from the model's other stacks.
-"""
+"""Derives names of parameters and labels of layers ("003", or "encoder.003" if the number alone is not unique). A name
+is the dotted path of a parameter. A stack is the path of a list of layers ("encoder.layers"), a tower the part of this
+path that distinguishes it from other stacks ("encoder")."""
 
 from __future__ import annotations
 
@@ -44,8 +42,7 @@ def naming_order(name: str, is_trained: bool) -> tuple[bool, bool, int]:
 
 def plain_name(name: str) -> str:
     """The parameter's name without the parts that wrappers (DDP, compile, FSDP, checkpointing) add."""
-    # (?<![^.]): at the start of the name or after a dot.
-    wrappers = r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+    wrappers = r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."  # at the start or after a dot
     name = re.sub(wrappers, "", name)
     while name.startswith("module."):
         name = re.sub(wrappers, "", name.removeprefix("module."))
