@@ -55,11 +55,11 @@ struct Bench {
 
   // Measures a kernel with the arguments `job`, which reads `bytes` bytes. Prints `bound` after its time.
   template <class Job>
-  void print(const char* what, DeviceKernel kernel, const LaunchShape& shape, const Job& job, size_t bytes,
+  void print(const char* name, DeviceKernel kernel, const LaunchShape& shape, const Job& job, size_t bytes,
              const char* bound = "") {
     const double kernel_ms = best([&] { return device.milliseconds(kernel, shape, &job, size.launches); });
     const double copy_ms = best([&] { return device.milliseconds_of_copy(to, from, bytes, size.launches); });
-    std::printf("%-28s %8.4f ms, %7.3f ms per GB%s, %5.2f of a copy of as many bytes\n", what, kernel_ms,
+    std::printf("%-28s %8.4f ms, %7.3f ms per GB%s, %5.2f of a copy of as many bytes\n", name, kernel_ms,
                 kernel_ms / (static_cast<double>(bytes) / 1e9), bound, kernel_ms / copy_ms);
   }
 };

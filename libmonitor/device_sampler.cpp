@@ -26,16 +26,16 @@ void CopyTiming::collect() {
   for (uint32_t n = 0; n < count_; ++n) {
     const Expected& expected = expected_[n];
     const auto sequence = segment::word(expected.slot->sequence);
-    const uint64_t before = sequence.load(std::memory_order_acquire);
+    const uint64_t sequence_before = sequence.load(std::memory_order_acquire);
     // The first slot of a slice is published last, so it decides for all slots of the slice.
-    if (expected.is_first) is_pending = before < expected.sequence;
+    if (expected.is_first) is_pending = sequence_before < expected.sequence;
     if (is_pending) {
       expected_[kept++] = expected;
       continue;
     }
     const uint64_t begin = segment::word(expected.slot->device_begin_ns).load(std::memory_order_relaxed);
     const uint64_t end = segment::word(expected.slot->device_end_ns).load(std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_acquire);
+    std::atomic_thread_fence(std::memory_order_acquire);  // the times are read before the sequence is checked
     const bool is_same_slice = sequence.load(std::memory_order_relaxed) == expected.sequence && begin <= end;
     if (is_same_slice) last_ns_ = end - begin;
     spent_.ns += last_ns_;

@@ -43,24 +43,24 @@ def cpu_seconds_of(pid: int) -> float:
 
 class Trainer:
     """A training process on cores[0]: training.py, which waits between its turns. `kind`: a key of the tables above,
-    or any word if `given` has the options of `foreshock run`. `what`: the model, as training.py expects it. `objects`:
+    or any word if `given_options` are those of `foreshock run`. `model`: as training.py expects it. `objects`:
     number of Python objects that the process holds in addition."""
 
     def __init__(
         self,
         kind: str,
-        what: str,
+        model: str,
         base: pathlib.Path,
         cores: list[int],
         objects: int = 0,
-        given: tuple[str, ...] | None = None,
+        given_options: tuple[str, ...] | None = None,
     ) -> None:
-        self.base = base / f"{kind}-{what}"
+        self.base = base / f"{kind}-{model}"
         self.base.mkdir()
         self.summary = self.base / "summary.json"
-        line = [sys.executable, str(ROOT / "bench" / "turns" / "training.py"), what, str(objects)]
+        line = [sys.executable, str(ROOT / "bench" / "turns" / "training.py"), model, str(objects)]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")} | ENVIRONMENT
-        options = (KINDS | OFTEN | RECORDED)[kind] if given is None else given
+        options = (KINDS | OFTEN | RECORDED)[kind] if given_options is None else given_options
         if options is not None:
             options = [option.format(base=self.base) for option in options]
             run = [str(BUILD / "bin" / "foreshock"), "run", "--port", "0", "--run-id", "bench"]
@@ -113,13 +113,13 @@ def slices_of(rank: dict) -> int:
 
 
 @contextlib.contextmanager
-def one_of_each(what: str, kinds: tuple[str, ...], cores: list[int]) -> Iterator[dict[str, Trainer]]:
-    """Starts one trainer of each kind, all with the model `what`, and kills them at the end."""
+def one_of_each(model: str, kinds: tuple[str, ...], cores: list[int]) -> Iterator[dict[str, Trainer]]:
+    """Starts one trainer of each kind, all with the same model, and kills them at the end."""
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-bench-", dir="/dev/shm"))
     trainers: dict[str, Trainer] = {}
     try:
         for kind in kinds:
-            trainers[kind] = Trainer(kind, what, base, cores)
+            trainers[kind] = Trainer(kind, model, base, cores)
         yield trainers
     finally:
         for trainer in trainers.values():

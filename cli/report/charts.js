@@ -99,15 +99,15 @@ const lastStep = () => Math.max(report.timeline.last_step, report.timeline.first
 
 // Draws the loss of the whole run, with a numbered line at every event. Returns false if no loss is known.
 function lossChart(parent, labelWidth) {
-  const { first_step: first, steps_per_point: every, loss = [], loss_max: most = [] } = report.timeline, end = lastStep();
-  const points = (values) => values.map((y, i) => ({ x: first + i * every, y }));
+  const { first_step: first, steps_per_point: stepsPerPoint, loss = [], loss_max: most = [] } = report.timeline, end = lastStep();
+  const points = (values) => values.map((y, i) => ({ x: first + i * stepsPerPoint, y }));
   if (!loss.some((v) => finite(v))) return false;
-  const canvas = frame(parent, `loss${every > 1 ? `, mean and largest of each ${count(every)} steps` : ''}, by step`,
-    `Loss of ${count(loss.length * every)} steps, ${span(loss)}; ${report.loss_events.length} loss events`);
+  const canvas = frame(parent, `loss${stepsPerPoint > 1 ? `, mean and largest of each ${count(stepsPerPoint)} steps` : ''}, by step`,
+    `Loss of ${count(loss.length * stepsPerPoint)} steps, ${span(loss)}; ${report.loss_events.length} loss events`);
   const line = (values, colour, borderWidth) => ({ data: points(values), borderColor: colour, borderWidth, pointRadius: 0, spanGaps: false });
   new Chart(canvas, {
     type: 'line', plugins: [marks],
-    data: { datasets: [line(loss, INK.line, 1.6), ...(every > 1 ? [line(most, INK.most, 1)] : [])] },
+    data: { datasets: [line(loss, INK.line, 1.6), ...(stepsPerPoint > 1 ? [line(most, INK.most, 1)] : [])] },
     options: {
       ...CHART_OPTIONS, parsing: false, normalized: true,
       scales: { x: axis({ type: 'linear', min: first, max: end, ticks: { ...tick, callback: count } }), y: yAxis([...loss, ...most], labelWidth) },
@@ -195,10 +195,10 @@ const CURVES_OF_ATTENTION = [['forward', 'output', INK.line, []], ['backward', '
 
 // Draws the error of attention over the whole run, and by layer.
 function attentionCharts(parent, labelWidth) {
-  const { first_step: first, steps_per_point: every, layers, text } = report.attention;
+  const { first_step: first, steps_per_point: stepsPerPoint, layers, text } = report.attention;
   parent.append(element('h3', { textContent: 'Attention' }), element('p', { textContent: text }));
   const curves = CURVES_OF_ATTENTION.map(([key, name, colour, dash]) => ({ name, colour, dash,
-    data: (report.attention[key] ?? []).map((y, i) => ({ x: first + i * every, y })).filter((p) => finite(p.y)) })).filter((c) => c.data.length);
+    data: (report.attention[key] ?? []).map((y, i) => ({ x: first + i * stepsPerPoint, y })).filter((p) => finite(p.y)) })).filter((c) => c.data.length);
   if (!curves.length || !window.Chart) return;
   const values = curves.flatMap((c) => c.data.map((p) => p.y));
   const holder = element('div', { className: 'chart small' });
@@ -241,15 +241,15 @@ function layerMap(parent, layers, begin, end, labelWidth) {
     ctx.scale(ratio, ratio);
     ctx.font = '11px system-ui, sans-serif';
     ctx.textBaseline = 'middle';
-    filled.forEach(({ layer, error, first_step: first, steps_per_point: every }, n) => {
+    filled.forEach(({ layer, error, first_step: first, steps_per_point: stepsPerPoint }, n) => {
       const points = error.map((y, i) => [i, y]).filter(([, y]) => finite(y)), beyond = points.some(([, y]) => y > 1);
       // A cell is as wide as the median distance between sampled steps, so that sampled layers have no holes.
-      const gaps = points.slice(1).map(([i], k) => i - points[k][0]).sort((a, b) => a - b), cell = every * (gaps[gaps.length >> 1] ?? 1);
+      const gaps = points.slice(1).map(([i], k) => i - points[k][0]).sort((a, b) => a - b), cell = stepsPerPoint * (gaps[gaps.length >> 1] ?? 1);
       ctx.fillStyle = beyond ? INK.event : INK.quiet;
       ctx.textAlign = 'right';
       if (row >= 11 || n % Math.ceil(11 / row) === 0) ctx.fillText((beyond ? '\u25B2 ' : '') + (layer ?? 'no layer known'), labels - 8, row * (n + 0.5), labels - 10);
       for (const [i, y] of points) {
-        const at = labels + (first + i * every - begin) * unit, size = Math.max(cell * unit, 1);
+        const at = labels + (first + i * stepsPerPoint - begin) * unit, size = Math.max(cell * unit, 1);
         ctx.fillStyle = y > 1 ? '#e69f00' : INK.line + Math.round(255 * (0.12 + 0.88 * y)).toString(16).padStart(2, '0');
         ctx.fillRect(at, row * n + 0.5, Math.min(size, canvasWidth - at), row - 1);
         if (y > 1 && row >= 8) {
