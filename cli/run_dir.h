@@ -82,8 +82,7 @@ uint64_t launcher_id();
 // Returns the launcher_id() of the process `pid`. `pid_namespace`: inode of its pid namespace; 0: unknown.
 uint64_t launcher_id(pid_t pid, uint64_t pid_namespace);
 
-// Name and modification time of each file off.<pid>.<reason>. Times are compared only for equality, since the
-// clock may jump.
+// Name and modification time of each off.* file. Times are only compared for equality: the clock may jump.
 using OffFiles = std::map<std::string, std::filesystem::file_time_type>;
 OffFiles off_files(const std::string& directory);
 

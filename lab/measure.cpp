@@ -1,6 +1,6 @@
 // Runs the algorithms on random inputs and summarises their deviations from the fp64 reference over the seeds
 // of the inputs. A point is one choice of algorithm, format, inputs and tiles. The plain algorithm is the
-// unfused one of the same family (for example attention); run in fp64 it computes the reference.
+// unfused one of the same family; in fp64 it computes the reference.
 #include "lab/measure.h"
 
 #include <algorithm>

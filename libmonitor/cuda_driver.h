@@ -169,7 +169,7 @@ class PerContext {
     context_id_ = context_id;
     is_set_up_ = true;
     is_ready_ = false;
-    failed_ = FORESHOCK_SKIP_DEVICE;
+    failed_ = FORESHOCK_SKIP_DEVICE;  // until try_set_up() has returned
     failed_ = try_set_up();
   }
 
