@@ -36,8 +36,7 @@ LEARNING = 30  # seconds of training before the fault; in them the detector lear
 LOW, GROWTH, QUIET = 1e-4, 1.13, 40
 PATIENCE = 90  # longest wait for the warning and for the alert, in seconds
 
-# The program of the training. It prints the time at each end of a step. The fault begins when the file `fault` exists;
-# `since` counts the steps from then on.
+# The program of the training. It prints the time at each end of a step. The fault begins once the file `fault` exists.
 TRAINING = """
 import os, sys, time
 sys.path.insert(0, {support!r})
@@ -46,11 +45,11 @@ from tiny_gpt import Batches, TinyGpt, loss_of, set_up
 set_up()
 model, batches = TinyGpt(), Batches()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-since = 0
+fault_steps = 0
 while True:
     optimizer.zero_grad()
-    since += os.path.exists({fault!r})
-    factor = {low} * {growth} ** max(since - {quiet}, 0) if since else 1
+    fault_steps += os.path.exists({fault!r})
+    factor = {low} * {growth} ** max(fault_steps - {quiet}, 0) if fault_steps else 1
     (loss_of(model, batches()) * factor).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
     optimizer.step()

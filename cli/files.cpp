@@ -82,8 +82,7 @@ int standard_stream(const struct stat& file) {
 
 bool is_standard_output(const std::string& path) { return path.empty() || path == "-"; }
 
-// Whether `path` is written to directly and not replaced.
-bool is_stream(const std::string& path) {
+bool is_stream(const std::string& path) {  // whether `path` is written to directly and not replaced
   struct stat file {};
   if (is_standard_output(path)) return true;
   if (stat(path.c_str(), &file) != 0 || S_ISDIR(file.st_mode)) return false;

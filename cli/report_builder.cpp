@@ -75,8 +75,7 @@ std::string relative_to_onset(const ReportEvent& event, int64_t step) {
   return lead > 0 ? steps_text(lead) + " before" : lead == 0 ? "at the onset" : steps_text(-lead) + " after";
 }
 
-// Each function below returns one fact about the event, for facts_of(), and adds clues to *clues. `run` has
-// the data of all records.
+// Each function below returns one fact about the event, from the data of the run, and adds clues to *clues.
 
 ReportFact nonfinite(const ReportEvent& event, const RunSeen& run, std::vector<Clue>* clues) {
   const FaultEvent* first = nullptr;
@@ -323,8 +322,7 @@ int64_t earlier(int64_t a, int64_t b) { return a < 0 ? b : b < 0 ? a : std::min(
 int64_t later_end(int64_t end, int64_t other) { return end < 0 || other < 0 ? -1 : std::max(end, other); }
 
 // Adds an episode (a time in which a detector was above quiet) to *signs, the signs of the loss event with
-// this onset. Each detector and layer has one sign; a second episode is joined with it, replaces or leaves
-// it.
+// this onset. A detector has one sign per layer: a second episode is joined with it, replaces it or is left.
 void add_sign(const Episode& episode, int64_t rank, int64_t onset, std::vector<ReportSign>* signs) {
   const ReportSign sign = {episode.detector,  episode.layer,    rank, episode.most, episode.since_step,
                            episode.warn_step, episode.end_step, {}};

@@ -189,8 +189,7 @@ struct ReportEvent {
   std::vector<std::string> consistent_with, not_excluded, to_try;
 };
 
-// A period in which a detector was above level quiet in a layer, anywhere in the run.
-struct ReportEpisode {
+struct ReportEpisode {  // a period in which a detector was above level quiet in a layer, anywhere in the run
   DetectorId detector = DetectorId::kBias;
   std::string layer;
   int64_t rank = 0;
@@ -200,8 +199,7 @@ struct ReportEpisode {
   int64_t end_step = -1;   // -1: it has not ended
 };
 
-// Totals of one detector over the whole run and all ranks.
-struct ReportDetector {
+struct ReportDetector {  // totals of one detector over the whole run and all ranks
   DetectorId detector = DetectorId::kBias;
   uint64_t values = 0;                 // input values
   uint64_t watches = 0, warnings = 0;  // how often its level has risen to watch; how often to warn

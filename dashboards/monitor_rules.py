@@ -4,8 +4,7 @@ and TARGET_KEY list the labels of a run, rank or agent; UNLESS_ENDED excludes en
 
 from rule import RANK_KEY, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values
 
-# Names of recording rules.
-SLOWDOWN = "run:foreshock_slowdown_over_limit:max"
+SLOWDOWN = "run:foreshock_slowdown_over_limit:max"  # names of recording rules
 SKIPPED, SAMPLED = "run:foreshock_attention_skipped:rate5m", "run:foreshock_attention_samples:rate5m"
 
 

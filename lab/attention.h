@@ -53,8 +53,7 @@ Tensors flash2_cast_sum(const Tensors& inputs, const Settings& settings, Arithme
 Tensors flash4_lazy(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // FlashAttention-3 in fp8: one scale per tile of query, key, value; P is multiplied by 2^8 before its cast.
 Tensors flash3_fp8(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// The keys are split into parts; each is computed as in flash2_shipped, and the results are merged by
-// log-sum-exp in registers.
+// flash2_shipped on each of several parts of the keys; the results are merged by log-sum-exp in registers.
 Tensors split_k(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 
 // Where the backward pass keeps its intermediate results: stored in the format, or in registers.

@@ -96,8 +96,7 @@ std::string written(const char* format, double x) {  // NaN, an unknown value, a
   return text;
 }
 
-// 12345678 as "12.3 M".
-std::string counted(uint64_t count) {
+std::string counted(uint64_t count) {  // 12345678 as "12.3 M"
   constexpr const char* kUnits[] = {"", " k", " M", " G", " T"};
   double x = static_cast<double>(count);
   size_t unit = 0;

@@ -87,8 +87,8 @@ double z_of(std::span<const double> values) {
 
 namespace {
 
-// Points that differ at most in algorithm, tiles and source of delta, but not in family. They have the same
-// inputs, fp64 reference and plain result, which are computed once per group and seed.
+// Points of a family that differ at most in algorithm, tiles and source of delta (a term of the backward
+// pass). They have the same inputs, fp64 reference and plain result, computed once per group and seed.
 struct Group {
   std::vector<size_t> points;  // indexes in measure()'s list of points
   int seeds = 0;
@@ -168,8 +168,7 @@ void run_group(std::span<const Point> points, const Group& group, int seed,
   // The operands of a matrix product are in the format itself, other inputs in storage format (fp8: bf16).
   const bool in_format = plain.family == Family::kMatrixProduct;
   const Tensors inputs = inputs_in(in_format ? plain_arithmetic.format() : plain_arithmetic.storage());
-  // Tiles, and the source of delta (a term of the backward pass), may differ in a group. The plain algorithm
-  // takes the first point's tiles and the source kOut.
+  // The plain algorithm takes the first point's tiles, and kOut as the source of delta.
   Settings settings = settings_of(first);
   settings.delta = DeltaSource::kOut;
   const NumberFormat fp64 = *parse_format("fp64");

@@ -53,8 +53,7 @@ inline constexpr uint64_t kLegacyStream = 1;  // flag of cuGetProcAddress: a nul
 // minor version compatibility). PTX needs a driver at least as new as the toolkit. So loading fails on an
 // older driver if no machine code fits the device.
 inline constexpr int kOldestDriver = 12000;
-// From this version on cuStreamGetCtx may be called for a stream that is being captured. Older drivers
-// invalidate the capture.
+// From this version on, cuStreamGetCtx does not invalidate the capture of a stream that is being captured.
 inline constexpr int kContextOfCapture = 12050;
 // The oldest driver that can load machine code of this toolkit version.
 constexpr int oldest_driver_for(int toolkit) {

@@ -345,8 +345,7 @@ int DeviceSampler::request_set_up(int place, Purpose purpose, uint64_t context_i
 
 // Claims the device for *turn, after the check for a capture. The context must be current.
 int DeviceSampler::claim(const DeviceStream& stream, cuda::Context context, DeviceTurn* turn) {
-  // Must come first: the calls below would invalidate a capture.
-  int capturing = cuda::kNotCapturing;
+  int capturing = cuda::kNotCapturing;  // checked first: the calls below would invalidate a capture
   const cuda::Result result = driver_.stream_is_capturing(handle_of(stream), &capturing);
   if (result == cuda::kCaptureImplicit || (ok(result) && capturing != cuda::kNotCapturing))
     return FORESHOCK_SKIP_CAPTURE;

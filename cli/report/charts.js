@@ -224,8 +224,7 @@ function attentionCharts(parent, labelWidth) {
 }
 
 // Draws a map of the errors, given as multiples of their alarm limit. Each row is a layer, each column a range of
-// steps. The colour is fuller if the error is nearer to 1. An error above 1 is orange; if rows are at least 8 pixels high,
-// it has a stroke too.
+// steps. The colour is fuller if the error is nearer to 1. An error above 1 is orange, with a stroke in high rows.
 function layerMap(parent, layers, begin, end, labelWidth) {
   const filled = layers.filter((l) => l.error.some(finite));
   if (filled.length === 0) return;

@@ -40,9 +40,8 @@ function eventsByStep(ranks) {
   return [...events.values()].sort((a, b) => a.step - b.step);
 }
 
-// Returns the earliest signal of each detector before an incident, over all layers and ranks. A detector without a
-// signal before the onset is listed if it warned between the onset and the step at which the agent found the event; its
-// `lead` is then 0 or negative.
+// Returns the earliest signal of each detector before an incident, over all layers and ranks. A detector without one
+// is listed with a `lead` of 0 or less if it warned between the onset and the step at which the agent found the event.
 function earliestSignals({ step, declared, ranks }) {
   const earliest = new Map();
   const addSignal = (signal) => {

@@ -12,8 +12,7 @@
 
 namespace foreshock::adapter {
 
-// A function for Python. Same layout as PyMethodDef.
-struct PythonMethod {
+struct PythonMethod {  // a function for Python, in the layout of PyMethodDef
   using Function = void* (*)(void* self, void* const* arguments, ssize_t count);
   const char* name;
   Function function;
