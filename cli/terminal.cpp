@@ -1,4 +1,5 @@
-// Writes lines, a screen that is redrawn with ANSI escape sequences, and a progress bar. Formats numbers.
+// Writes to the terminal: lines, a screen that is redrawn with ANSI escape sequences, and a progress bar.
+// Formats numbers for people.
 #include "cli/terminal.h"
 
 #include <signal.h>
@@ -21,8 +22,9 @@ std::string printable(std::string text) {
 
 void say(const std::string& line) {
   const std::string text = printable("foreshock: " + line) + '\n';
-  // If standard error is a pipe without a reader, write() raises SIGPIPE, which would end the command. Blocks
-  // the signal during write() and removes it afterwards, unless another SIGPIPE was pending before.
+  // If standard error is a pipe without a reader, write() raises SIGPIPE, which would end the command. So the
+  // signal is blocked during write() and removed afterwards. If a SIGPIPE was pending before write(), it
+  // stays pending.
   sigset_t pipe, pending, before;
   sigemptyset(&pipe);
   sigaddset(&pipe, SIGPIPE);
@@ -57,6 +59,7 @@ volatile std::sig_atomic_t g_stop = 0;  // 1: SIGINT, SIGTERM or SIGHUP has arri
 void request_stop(int) { g_stop = 1; }
 void wake_up(int) {}  // handles SIGWINCH (the window has a new size): only interrupts the sleep in wait()
 
+// Writes `text` to standard output. Errors are ignored: the next frame is complete again.
 void put(std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = write(STDOUT_FILENO, text.data(), text.size());
@@ -91,22 +94,23 @@ std::string fit_line(std::string_view line, size_t columns) {
   std::string fitted;
   bool coloured = false;
   size_t used = 0;
-  for (size_t at = 0; at < line.size();) {
-    if (const size_t length = colour_length(line.substr(at)); length > 0) {
-      fitted += line.substr(at, length);
+  for (size_t next = 0; next < line.size();) {
+    if (const size_t length = colour_length(line.substr(next)); length > 0) {
+      fitted += line.substr(next, length);
       coloured = true;
-      at += length;
+      next += length;
       continue;
     }
-    if (!continues_character(line[at]) && ++used > columns) break;
-    fitted += line[at++];
+    if (!continues_character(line[next]) && ++used > columns) break;
+    fitted += line[next++];
   }
-  return coloured ? fitted + "\033[0m" : fitted;
+  return coloured ? fitted + "\033[0m" : fitted;  // resets the colour
 }
 
 std::string frame_of(const std::string& text, size_t columns, size_t rows) {
   const std::vector<std::string_view> lines = lines_of(text);
   const size_t most = std::max<size_t>(rows, 1);
+  // If there are too many lines, the last row shows how many are missing.
   const size_t shown = lines.size() <= most ? lines.size() : most - 1;
   std::string frame(kBeginFrame);
   // Clears a row before writing it. After writing a row of full width, the cursor is still on the last
@@ -133,6 +137,7 @@ Screen::Screen() {
   const auto handle = [&](int signal, void (*handler)(int)) {
     struct sigaction action = {}, before = {};
     action.sa_handler = handler;
+    // A signal that is ignored, such as SIGHUP under nohup, stays ignored.
     if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN &&
         sigaction(signal, &action, nullptr) == 0)
       before_.emplace_back(signal, before);
@@ -171,7 +176,7 @@ bool Screen::wait(int seconds) {
 ProgressBar::ProgressBar(const std::string& name) : name_(name), on_(isatty(STDERR_FILENO)) {}
 
 ProgressBar::~ProgressBar() {
-  if (on_) std::fprintf(stderr, "\r\033[K");
+  if (on_) std::fprintf(stderr, "\r\033[K");  // erases the bar
 }
 
 void ProgressBar::show(double done) {
@@ -193,7 +198,7 @@ std::string formatted(const char* format, std::optional<double> value) {
 std::string count(std::optional<double> value) {
   if (!value) return "unknown";
   std::string digits = formatted("%.0f", value);
-  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(at, " ");
+  for (int gap = static_cast<int>(digits.size()) - 3; gap > 0; gap -= 3) digits.insert(gap, " ");
   return digits;
 }
 

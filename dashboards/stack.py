@@ -2,9 +2,9 @@
 
     python dashboards/stack.py [--interval S] [--seconds S] [--stay] [--expect-silence] [-- COMMAND…]
 
-`./dev stack` calls it. All servers listen on 127.0.0.1 only. They end with the training (with --stay: at Ctrl-C), and
-at SIGTERM or SIGHUP. Data stays in build/stack until the next start. This program receives Alertmanager's
-notifications, prints them and appends them to build/stack/notifications.jsonl. Standard library only.
+`./dev stack` calls this program. Without COMMAND it trains the demo. All servers listen on 127.0.0.1 only. They end
+with the training (with --stay: at Ctrl-C), and at SIGTERM or SIGHUP. Data stays in build/stack until the next start.
+This program receives Alertmanager's notifications, prints them and appends them to build/stack/notifications.jsonl.
 """
 
 import argparse
@@ -32,7 +32,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 DEMO = [sys.executable, str(ROOT / "integrations" / "torch" / "demo" / "train.py")]
 PATIENCE = 30  # seconds in which a server must answer, and in which a process must end after a signal
-ENDING = (signal.SIGTERM, signal.SIGHUP)  # the signals that end this program, besides Ctrl-C
+END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # the signals that end this program, besides Ctrl-C
 
 
 def say(text: str) -> None:
@@ -43,21 +43,22 @@ def end_with_signals() -> None:
     """From now on, SIGTERM and SIGHUP raise SystemExit, so that the context managers end all started processes."""
 
     def leave(number: int, _: object) -> None:
-        for each in ENDING:
+        for each in END_SIGNALS:
             signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
         raise SystemExit(128 + number)
 
-    for each in ENDING:
+    for each in END_SIGNALS:
         if signal.getsignal(each) != signal.SIG_IGN:  # under nohup, SIGHUP is ignored and stays so
             signal.signal(each, leave)
 
 
 @contextlib.contextmanager
 def held_signals():
-    """Delays signals until the end of the block. A caller starts a process and assigns it to a variable in the block;
-    without the delay, a signal between the two would end this program but not the process."""
+    """Delays signals until the end of the block. There, the caller starts a process and assigns it to a variable.
+    Without the delay, a signal between start and assignment would end this program but not the process."""
     received: list[int] = []
-    handlers = {each: how for each in (*ENDING, signal.SIGINT) if (how := signal.getsignal(each)) != signal.SIG_IGN}
+    handlers = {number: signal.getsignal(number) for number in (*END_SIGNALS, signal.SIGINT)}
+    handlers = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
     for each in handlers:
         signal.signal(each, lambda number, _: received.append(number))
     try:
@@ -97,13 +98,14 @@ def port_from(first: int) -> int:
 
 @contextlib.contextmanager
 def port_lock():
-    """A lock that one stack of a user holds at a time: from its choice of free ports until servers listen on them."""
+    """A lock that one run of this program by a user holds at a time, from the choice of free ports until servers listen
+    on them."""
     with (pathlib.Path(tempfile.gettempdir()) / f"foreshock-stack-{os.getuid()}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-class Notifications(http.server.BaseHTTPRequestHandler):
+class NotificationHandler(http.server.BaseHTTPRequestHandler):
     """Prints receiver and alerts of each notification of Alertmanager, and appends it to `log`."""
 
     log: pathlib.Path
@@ -112,7 +114,7 @@ class Notifications(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.send_response(200)
         self.end_headers()
-        receiver_name = self.path.strip("/")  # write_alertmanager() sets the URLs
+        receiver_name = self.path.strip("/")  # from the URL, which write_alertmanager_config() sets
         with self.log.open("a") as file:
             file.write(json.dumps({"to": receiver_name, "time": time.time()} | body) + "\n")
         group = ", ".join(f"{name} {text}" for name, text in body["groupLabels"].items() if text)
@@ -122,13 +124,13 @@ class Notifications(http.server.BaseHTTPRequestHandler):
             say(f"  {name}: {texts['summary']}. {texts['description']} See docs/runbook.md#{name.lower()}")
 
     def log_message(self, *_words: object) -> None:
-        pass
+        """Does not log requests."""
 
 
 @contextlib.contextmanager
 def receiver(folder: pathlib.Path):
     """Receives notifications on a free port until the block ends. Yields the port."""
-    handler = type("Handler", (Notifications,), {"log": folder / "notifications.jsonl"})
+    handler = type("Handler", (NotificationHandler,), {"log": folder / "notifications.jsonl"})
     server = http.server.HTTPServer(("127.0.0.1", 0), handler)  # one thread, so that lines stay whole
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -161,7 +163,7 @@ def serving(command: list[str], folder: pathlib.Path, ready_url: str):
             end(process, signal.SIGTERM)
 
 
-def write_prometheus(folder: pathlib.Path, interval: int, alertmanager_port: int, own_port: int) -> None:
+def write_prometheus_config(folder: pathlib.Path, interval: int, alertmanager_port: int, own_port: int) -> None:
     (folder / "prometheus.yml").write_text(
         f"global: {{scrape_interval: {interval}s, evaluation_interval: {interval}s, scrape_timeout: {interval}s}}\n"
         f"rule_files: ['{HERE / 'rules' / 'foreshock.yml'}']\n"
@@ -172,15 +174,15 @@ def write_prometheus(folder: pathlib.Path, interval: int, alertmanager_port: int
     )
 
 
-def write_alertmanager(folder: pathlib.Path, receiver_port: int) -> None:
+def write_alertmanager_config(folder: pathlib.Path, receiver_port: int) -> None:
     values = tomllib.loads((HERE / "values.toml").read_text())
     values["receivers"] = {name: f"http://127.0.0.1:{receiver_port}/{name}" for name in values["receivers"]}
     (folder / "alertmanager.yml").write_text(alertmanager_yaml(values))
 
 
 def train(command: list[str], folder: pathlib.Path, foreshock: pathlib.Path) -> int:
-    """Runs the training and returns its exit status. `foreshock`: the program. At SIGTERM or SIGHUP, ends the training:
-    first with SIGINT, then with SIGTERM."""
+    """Runs the training under the program `foreshock` and returns its exit status. If SIGTERM or SIGHUP ends this
+    program, the training receives SIGINT and, if it does not end, SIGTERM."""
     full_command = [str(foreshock), "run", "--file-sd", str(folder / "targets.json"), "--", *command]
     training = None
     try:
@@ -190,13 +192,13 @@ def train(command: list[str], folder: pathlib.Path, foreshock: pathlib.Path) -> 
             try:
                 return training.wait()
             except KeyboardInterrupt:
-                continue  # the terminal has sent Ctrl-C to the training as well, which ends by it
+                continue  # the terminal has sent Ctrl-C to the training as well, which ends then
     finally:
         if training:
             end(training, signal.SIGINT, signal.SIGTERM)
 
 
-def show_where(prometheus: int, alertmanager: int, interval: int) -> None:
+def show_addresses(prometheus: int, alertmanager: int, interval: int) -> None:
     server = f"http://127.0.0.1:{prometheus}"
     say(f"Prometheus    {server}/graph?g0.expr=foreshock_loss&g0.tab=0   (scrapes every {interval} s)")
     say(f"alerts        {server}/alerts")
@@ -212,19 +214,20 @@ def query(prometheus_port: int, expression: str) -> list[dict]:
 
 
 def is_silent(port: int) -> bool:
-    """Whether no alert has fired since the start. False as well if the evaluation of a rule failed, or if the recording
-    rule run:foreshock_step:max found no run. `port`: Prometheus's."""
-    count = int(sum(float(each["value"][1]) for each in query(port, "count_over_time(run:foreshock_step:max[1d])")))
-    found = query(port, "sum(prometheus_rule_evaluation_failures_total)")
-    failures = found[0]["value"][1] if found else "unknown"
+    """Whether no alert has fired since the start, all rules were evaluated without failure, and the recording rule
+    run:foreshock_step:max found a run. `port`: Prometheus's. [1d] in a query covers the whole time since the start."""
+    steps_seen = query(port, "count_over_time(run:foreshock_step:max[1d])")
+    evaluations = int(sum(float(each["value"][1]) for each in steps_seen))
+    failure_count = query(port, "sum(prometheus_rule_evaluation_failures_total)")
+    failures = failure_count[0]["value"][1] if failure_count else "unknown"
     pending = {each["metric"]["alertname"] for each in query(port, "last_over_time(ALERTS[1d])")}
     fired = query(port, 'count_over_time(ALERTS{alertstate="firing"}[1d])')
     for each in fired:
         labels = {name: text for name, text in each["metric"].items() if name not in ("__name__", "alertstate")}
         say(f"fired: {labels.pop('alertname')} {labels}, in {each['value'][1]} evaluations")
-    say(f"{count} evaluations over the run, {failures} failures; alerts: {len(fired)} fired, pending at some time: "
-        + (", ".join(sorted(pending)) or "none"))  # fmt: skip
-    return count > 0 and failures == "0" and not fired
+    alerts = f"{len(fired)} fired, pending at some time: {', '.join(sorted(pending)) or 'none'}"
+    say(f"{evaluations} evaluations over the run, {failures} failures; alerts: {alerts}")
+    return evaluations > 0 and failures == "0" and not fired
 
 
 def main() -> int:
@@ -243,7 +246,7 @@ def main() -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with contextlib.ExitStack() as stack:
-        write_alertmanager(folder, stack.enter_context(receiver(folder)))
+        write_alertmanager_config(folder, stack.enter_context(receiver(folder)))
         with port_lock():
             alertmanager = port_from(9093)
             base = f"http://127.0.0.1:{alertmanager}"
@@ -251,11 +254,11 @@ def main() -> int:
             line += [f"--storage.path={folder}/alertmanager", f"--web.listen-address=127.0.0.1:{alertmanager}"]
             stack.enter_context(serving(line, folder, f"{base}/-/ready"))
             prometheus = port_from(9090)  # only after Alertmanager listens: else both could choose the same port
-            write_prometheus(folder, options.interval, alertmanager, prometheus)
+            write_prometheus_config(folder, options.interval, alertmanager, prometheus)
             line = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/prometheus"]
             line += [f"--web.listen-address=127.0.0.1:{prometheus}"]
             stack.enter_context(serving(line, folder, f"http://127.0.0.1:{prometheus}/-/ready"))
-        show_where(prometheus, alertmanager, options.interval)
+        show_addresses(prometheus, alertmanager, options.interval)
         status = train(command or [*DEMO, "--seconds", str(options.seconds)], folder, build / "bin" / "foreshock")
         if options.expect_silence and not is_silent(prometheus):
             status = status or 1  # a failed training keeps its own status

@@ -1,4 +1,4 @@
-// An HTTP client over non-blocking sockets. One deadline ends every wait of the exchange.
+// An HTTP client over non-blocking sockets. Connecting, sending and receiving share one deadline.
 #include "exporters/http_get.h"
 
 #include <arpa/inet.h>
@@ -35,7 +35,7 @@ class Socket {
 
 using Clock = std::chrono::steady_clock;
 
-// Waits until `file` is ready for one of `events` (of poll()). Returns false at the deadline or on an error.
+// Waits until `file` is ready for `events` (POLLIN, POLLOUT). Returns false at the deadline or on an error.
 bool wait_for(int file, short events, Clock::time_point deadline) {
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
@@ -47,16 +47,18 @@ bool wait_for(int file, short events, Clock::time_point deadline) {
   }
 }
 
-// Parses a numeric address or unix:PATH to a socket address of *length bytes. Returns false if it is invalid.
-bool resolve(const std::string& text, int port, sockaddr_storage* storage, socklen_t* length) {
+// Parses `text`, a numeric address or unix:PATH, to a socket address of *length bytes. Returns false if
+// invalid.
+bool parse_address(const std::string& text, int port, sockaddr_storage* storage, socklen_t* length) {
   auto* v4 = reinterpret_cast<sockaddr_in*>(storage);
   auto* v6 = reinterpret_cast<sockaddr_in6*>(storage);
   auto* local = reinterpret_cast<sockaddr_un*>(storage);
   *storage = {};
   if (text.starts_with("unix:")) {
-    if (text.size() - 5 >= sizeof local->sun_path) return false;
+    const std::string path = text.substr(5);
+    if (path.size() >= sizeof local->sun_path) return false;
     local->sun_family = AF_UNIX;
-    std::memcpy(local->sun_path, text.data() + 5, text.size() - 5);
+    std::memcpy(local->sun_path, path.data(), path.size());
     *length = sizeof *local;
     return true;
   }
@@ -81,11 +83,11 @@ bool connect_to(int file, const sockaddr_storage& storage, socklen_t length, Clo
     errno = ETIMEDOUT;
     return false;
   }
-  int result = 0;
-  socklen_t size = sizeof result;
-  getsockopt(file, SOL_SOCKET, SO_ERROR, &result, &size);
-  errno = result;
-  return result == 0;
+  int connect_error = 0;
+  socklen_t size = sizeof connect_error;
+  getsockopt(file, SOL_SOCKET, SO_ERROR, &connect_error, &size);
+  errno = connect_error;
+  return connect_error == 0;
 }
 
 bool send_all(int file, const std::string& text, Clock::time_point deadline) {
@@ -98,7 +100,8 @@ bool send_all(int file, const std::string& text, Clock::time_point deadline) {
   return true;
 }
 
-// Reads until the server closes the connection. False at the deadline, on an error, or for too many bytes.
+// Reads until the server closes the connection. Returns false at the deadline, on an error, or if the
+// response has more than kMaxResponseBytes.
 bool receive_all(int file, std::string* text, Clock::time_point deadline) {
   char piece[65536];
   while (text->size() <= kMaxResponseBytes) {
@@ -117,23 +120,25 @@ bool receive_all(int file, std::string* text, Clock::time_point deadline) {
 
 bool http_get(const std::string& address, int port, const std::string& path, int timeout_ms,
               std::string* body, std::string* error, const std::string& token) {
-  const std::string place = address + (address.starts_with("unix:") ? "" : " port " + std::to_string(port));
+  const std::string server = address + (address.starts_with("unix:") ? "" : " port " + std::to_string(port));
   const auto fail = [&](const std::string& why) {
-    *error = place + ": " + why;
+    *error = server + ": " + why;
     return false;
   };
   const auto deadline = Clock::now() + std::chrono::milliseconds(timeout_ms);
 
   sockaddr_storage storage;
   socklen_t length = 0;
-  if (!resolve(address, port, &storage, &length)) return fail("not a numeric address and port, or unix:PATH");
+  if (!parse_address(address, port, &storage, &length))
+    return fail("not a numeric address and port, or unix:PATH");
   if (path.empty() || path[0] != '/' || path.find_first_of(" \r\n") != std::string::npos)
     return fail("not a path");
 
   const Socket socket(storage.ss_family);
   if (socket.file() < 0 || !connect_to(socket.file(), storage, length, deadline))
     return fail(std::strerror(errno));
-  // With HTTP/1.0 and "Connection: close" the response ends where the connection ends.
+  // HTTP/1.0 excludes chunked responses, and "Connection: close" makes the server close the connection after
+  // the response, on which receive_all() relies.
   const std::string authorization = token.empty() ? "" : "Authorization: Bearer " + token + "\r\n";
   const std::string request =
       "GET " + path + " HTTP/1.0\r\nHost: localhost\r\n" + authorization + "Connection: close\r\n\r\n";
@@ -146,12 +151,13 @@ bool http_get(const std::string& address, int port, const std::string& path, int
     return fail("the answer is not HTTP");
   if (response.compare(9, 3, "200") != 0)  // "HTTP/1.1 200 OK": the status begins at byte 9
     return fail("answered " + response.substr(9, response.find("\r\n") - 9));
+  const size_t body_begin = head_end + 4;  // after "\r\n\r\n"
   constexpr std::string_view kLength = "\r\nContent-Length: ";
   const size_t length_at = response.find(kLength);
   if (length_at < head_end && std::strtoull(response.c_str() + length_at + kLength.size(), nullptr, 10) !=
-                                  response.size() - head_end - 4)
+                                  response.size() - body_begin)
     return fail("the answer ended early");
-  *body = response.substr(head_end + 4);
+  *body = response.substr(body_begin);
   return true;
 }
 

@@ -1,6 +1,7 @@
-// Finds the place of each argument of TransformerEngine's fused attention from tables of argument names, one
-// for each range of versions. Describes calls. Checks the words, the integer and pointer arguments of a call:
-// their types are not known for certain, since a build may have other arguments than its version says.
+// Reads calls of TransformerEngine's fused attention in four parts: 1. finds the index of each argument from
+// tables of argument names, one table for each range of versions; 2. describes a call for the monitor; 3.
+// checks that the words (the integer and pointer arguments) can be the expected arguments, since a build may
+// have other arguments than its version says; 4. reads the version of an installed package.
 #include "libmonitor/transformer_engine.h"
 
 #include <dirent.h>
@@ -18,8 +19,8 @@
 namespace foreshock {
 namespace {
 
-// The names of the arguments in TransformerEngine's fused_attn.h, in order and without the floats. Each macro
-// is a sequence of names that occurs in several versions.
+// The names of the arguments in TransformerEngine's fused_attn.h, in order and without the floats (scale,
+// dropout). Each macro is a sequence of names that occurs in several versions.
 #define FORWARD_SIZES "cu_seqlens_q cu_seqlens_kv cu_seqlens_q_padded cu_seqlens_kv_padded "
 #define PAGES "page_table_k page_table_v "
 #define FORWARD_BEGIN "Q K V Bias S O Aux_CTX_Tensors " FORWARD_SIZES
@@ -83,14 +84,14 @@ constexpr Version kVersions[] = {
     {"2.12.0", 5}, {"2.13.0", 5}, {"2.14.0", 5}, {"2.14.1", 5}, {"2.15.0", 6}, {"2.16.0", 6},
     {"2.16.1", 6}, {"2.17.0", 6}, {"2.17.1", 6}, {"2.18.0", 6},
 };
-constexpr size_t kFirstWithInt16 = 4;  // index of 2.4.0, which also changed the struct of a shape
+constexpr size_t kIndexOf240 = 4;  // 2.4.0 added int16 to the number formats and changed the shape struct
 
 struct KindOfName {
-  const char* begin;  // prefix of the name
+  const char* prefix;
   NvteKind kind;
 };
 
-// The first entry whose prefix fits a name counts. Arguments with other names are handles.
+// The first entry whose prefix a name has gives its kind. Arguments with other names are handles.
 constexpr KindOfName kKinds[] = {
     {"Aux_CTX_Tensors", NvteKind::kPack},       {"max_seqlen", NvteKind::kLength},
     {"is_training", NvteKind::kBoolean},        {"return_max_logit", NvteKind::kBoolean},
@@ -104,55 +105,55 @@ constexpr KindOfName kKinds[] = {
 };
 
 NvteKind kind_of(const char* name) {
-  for (const KindOfName& known : kKinds)
-    if (std::strncmp(name, known.begin, std::strlen(known.begin)) == 0) return known.kind;
+  for (const KindOfName& entry : kKinds)
+    if (std::strncmp(name, entry.prefix, std::strlen(entry.prefix)) == 0) return entry.kind;
   return NvteKind::kHandle;
 }
 
-// Returns the index of `name` in the list `names`, or -1.
+// Returns the index ("place") of `name` in the list `names`, separated by spaces; -1 if it is absent.
 int8_t place_of(const char* names, const char* name) {
   int8_t place = 0;
-  for (const char* at = names;; ++place) {
-    const size_t length = std::strcspn(at, " ");
-    if (length == std::strlen(name) && std::memcmp(at, name, length) == 0) return place;
-    at += length;
-    if (*at == '\0') return -1;
-    ++at;
+  for (const char* next = names;; ++place) {
+    const size_t length = std::strcspn(next, " ");
+    if (length == std::strlen(name) && std::memcmp(next, name, length) == 0) return place;
+    next += length;
+    if (*next == '\0') return -1;
+    ++next;
   }
 }
 
-NvteWords words_of(const char* names) {
-  const auto at = [names](const char* name) { return place_of(names, name); };
-  NvteWords words = {};
-  words.query = at("Q");
-  words.key = at("K");
-  words.value = at("V");
-  words.out = at("O");
-  words.grad_out = at("dO");
-  words.grad_query = at("dQ");
-  words.grad_key = at("dK");
-  words.grad_value = at("dV");
-  words.aux = at("Aux_CTX_Tensors");
-  words.is_training = at("is_training");
-  words.returns_max = at("return_max_logit");
-  words.layout = at("qkv_layout");
-  words.out_format = at("o_format");
-  words.grad_out_format = at("do_format");
-  words.grad_layout = at("dqkv_layout");
-  words.bias = at("bias_type");
-  words.mask = at("attn_mask_type");
-  words.softmax = at("softmax_type");
-  words.window_left = at("window_size_left");
-  words.window_right = at("window_size_right");
-  words.bottom_right = at("bottom_right_diagonal");
-  words.workspace = at("workspace");
-  words.stream = at("stream");
-  for (const char* name = names; words.count < kMostNvteWords; ++name) {
-    words.kinds[words.count++] = kind_of(name);
+NvteWords places_of(const char* names) {
+  const auto place = [names](const char* name) { return place_of(names, name); };
+  NvteWords places = {};
+  places.query = place("Q");
+  places.key = place("K");
+  places.value = place("V");
+  places.out = place("O");
+  places.grad_out = place("dO");
+  places.grad_query = place("dQ");
+  places.grad_key = place("dK");
+  places.grad_value = place("dV");
+  places.aux = place("Aux_CTX_Tensors");
+  places.is_training = place("is_training");
+  places.returns_max = place("return_max_logit");
+  places.layout = place("qkv_layout");
+  places.out_format = place("o_format");
+  places.grad_out_format = place("do_format");
+  places.grad_layout = place("dqkv_layout");
+  places.bias = place("bias_type");
+  places.mask = place("attn_mask_type");
+  places.softmax = place("softmax_type");
+  places.window_left = place("window_size_left");
+  places.window_right = place("window_size_right");
+  places.bottom_right = place("bottom_right_diagonal");
+  places.workspace = place("workspace");
+  places.stream = place("stream");
+  for (const char* name = names; places.count < kMostNvteWords; ++name) {
+    places.kinds[places.count++] = kind_of(name);
     name += std::strcspn(name, " ");
     if (*name == '\0') break;
   }
-  return words;
+  return places;
 }
 
 }  // namespace
@@ -161,7 +162,7 @@ bool find_nvte_signature(const char* version, NvteSignature* found) {
   for (size_t n = 0; n < sizeof kVersions / sizeof *kVersions; ++n) {
     if (std::strcmp(kVersions[n].version, version) != 0) continue;
     const Names& names = kNames[kVersions[n].names];
-    *found = {words_of(names.forward), words_of(names.backward), n >= kFirstWithInt16, n >= kFirstWithInt16};
+    *found = {places_of(names.forward), places_of(names.backward), n >= kIndexOf240, n >= kIndexOf240};
     return true;
   }
   return false;
@@ -170,8 +171,8 @@ bool find_nvte_signature(const char* version, NvteSignature* found) {
 namespace {
 
 // Values of NVTE_QKV_Layout, NVTE_QKV_Format and NVTE_Mask_Type, which have not changed since 2.0. A layout
-// names the dimensions in memory: s position, b batch, h head, d element.
-enum Layout : uint32_t { kSbhdBshd = 15, kBshdSbhd = 16 };  // only these are needed outside of kLayouts
+// names the dimensions in memory: s position, b batch, h head, d element. kSbhdBshd: query sbhd, key bshd.
+enum Layout : uint32_t { kSbhdBshd = 15, kBshdSbhd = 16 };  // other values are used only in kLayouts
 enum Format : uint32_t { kFormatSbhd = 0, kFormatBshd = 1, kFormatBhsd = 7, kNoFormat = 99 };
 enum Mask : uint32_t { kNoMask = 0, kCausal = 2, kCausalBottomRight = 4 };
 
@@ -205,23 +206,24 @@ constexpr Arrangements kLayouts[] = {
     {25, kBhsd, kBhsd},                                     // bhsd_bhsd_bhsd
 };
 
-// Returns false for a layout that is not in kLayouts: sequences packed without padding (thd) and pages, whose
-// lengths are on the device, and layouts of later versions.
+// Returns false for a layout that is not in kLayouts: sequences packed without padding (thd) or in pages,
+// because their lengths are on the device, and layouts of later versions.
 bool arrangements_of(uint32_t layout, Arrangements* found) {
-  for (const Arrangements& known : kLayouts)
-    if (known.layout == layout) return *found = known, true;
+  for (const Arrangements& entry : kLayouts)
+    if (entry.layout == layout) return *found = entry, true;
   return false;
 }
 
+// Describes one call. `given` has the words of the call, `places` the index of each argument in them.
 class Describer {
  public:
-  Describer(const NvteGiven& given, const NvteWords& words) : given_(given), words_(words) {}
+  Describer(const NvteGiven& given, const NvteWords& places) : given_(given), places_(places) {}
 
   int describe(foreshock_attention_call* call) const;
 
  private:
   Word word(int8_t place) const { return given_.words[place]; }
-  // Enumerations and booleans use only the lower part of their word.
+  // An enumeration uses only the lower half of its word, a boolean only the lowest byte.
   uint32_t number(int8_t place, uint32_t absent = 0) const {
     return place < 0 ? absent : static_cast<uint32_t>(word(place));
   }
@@ -230,7 +232,7 @@ class Describer {
   bool all_have_data() const;
   bool all_are_floating() const;
   bool fit_together(const foreshock_attention_call& call) const;
-  int format_of(Word tensor) const;
+  int dtype_of(Word tensor) const;
   bool shape_of(Word tensor, NvteTensors::Shape* shape) const;
   bool view(Word tensor, Arrangement arranged, foreshock_tensor* to) const;
   void add_optional(int8_t place, Arrangement arranged, foreshock_tensor* to) const;
@@ -238,37 +240,39 @@ class Describer {
   void add_log_sum_exp(foreshock_attention_call* call) const;
 
   const NvteGiven& given_;
-  const NvteWords& words_;
+  const NvteWords& places_;
 };
 
-// Whether is(place) is true for each tensor that the function has.
-bool all_places(const NvteWords& words, auto is) {
-  const int8_t places[] = {words.query, words.key, words.value, words.out, words.grad_out, words.grad_query};
-  return std::all_of(std::begin(places), std::end(places),
-                     [is](int8_t place) { return place < 0 || is(place); });
+// Whether condition(place) is true for each required tensor. Forward functions lack the two gradients.
+bool all_places(const NvteWords& places, auto condition) {
+  const int8_t required[] = {places.query, places.key,      places.value,
+                             places.out,   places.grad_out, places.grad_query};
+  return std::all_of(std::begin(required), std::end(required),
+                     [condition](int8_t place) { return place < 0 || condition(place); });
 }
 
-// Must be checked before the shape is read, because the library then throws an exception for unknown handles.
+// Must be checked before shapes are read: for an unknown handle, the library returns null as data, and throws
+// an exception if its shape is read.
 bool Describer::all_have_data() const {
-  return all_places(words_, [this](int8_t place) { return given_.tensors->data(word(place)) != nullptr; });
+  return all_places(places_, [this](int8_t place) { return given_.tensors->data(word(place)) != nullptr; });
 }
 
 // Whether all tensors hold floating-point numbers (fp8 and narrower formats included), not bytes or integers.
 bool Describer::all_are_floating() const {
   const int first = given_.signature->has_int16 ? 4 : 3;  // NVTE_DType of fp32, the first floating format
-  return all_places(words_, [this, first](int8_t place) {
+  return all_places(places_, [this, first](int8_t place) {
     const int type = given_.tensors->type(word(place));
     return type >= first && type <= first + 8;
   });
 }
 
-// Whether the shapes (batch, heads, positions, elements) belong to one call of attention. Cached keys, which
-// only two layouts may have, may have a larger batch than the query.
+// Whether the shapes (batch, heads, positions, elements) belong to one call of attention. The batch of keys
+// and values must be that of the query, except in the two layouts for cached keys, where it may be larger.
 bool Describer::fit_together(const foreshock_attention_call& call) const {
   const auto fit = [](const foreshock_tensor& a, const foreshock_tensor& b, std::initializer_list<int> axes) {
     return std::all_of(axes.begin(), axes.end(), [&](int axis) { return a.shape[axis] == b.shape[axis]; });
   };
-  const uint32_t layout = number(words_.layout);
+  const uint32_t layout = number(places_.layout);
   const bool may_be_cached = layout == kSbhdBshd || layout == kBshdSbhd;
   const int64_t kv_heads = call.key.shape[1];
   return fit(call.query, call.out, {0, 1, 2}) && fit(call.key, call.value, {0, 1, 2}) &&
@@ -279,10 +283,11 @@ bool Describer::fit_together(const foreshock_attention_call& call) const {
           (fit(call.grad_out, call.out, {0, 1, 2, 3}) && fit(call.grad_query, call.query, {0, 1, 2, 3})));
 }
 
-constexpr int kFp8 = -2;  // result of format_of() for fp8 and for formats with fewer bits
+constexpr int kFp8 = -2;  // result of dtype_of() for fp8 and for formats with fewer bits
 
-// Returns the FORESHOCK_ format of a tensor (FORESHOCK_DTYPE_NONE for integers), or kFp8.
-int Describer::format_of(Word tensor) const {
+// Returns the FORESHOCK_ format of a tensor (FORESHOCK_DTYPE_NONE for integers), or kFp8. In NVTE_DType
+// without int16, integers are below 3, fp32, fp16 and bf16 are 3 to 5, and narrower formats follow.
+int Describer::dtype_of(Word tensor) const {
   const int type = given_.tensors->type(tensor) - (given_.signature->has_int16 ? 1 : 0);
   constexpr int kFormats[] = {FORESHOCK_FP32, FORESHOCK_FP16, FORESHOCK_BF16};
   if (type >= 3 && type < 6) return kFormats[type - 3];
@@ -292,7 +297,7 @@ int Describer::format_of(Word tensor) const {
 // Reads the shape. Returns false if it does not have four dimensions.
 bool Describer::shape_of(Word tensor, NvteTensors::Shape* shape) const {
   void* function = given_.tensors->shape;
-  if (given_.signature->shape_is_own) {
+  if (given_.signature->has_new_shape) {
     *shape = reinterpret_cast<NvteTensors::Shape (*)(Word)>(function)(tensor);
   } else {
     const auto older = reinterpret_cast<NvteTensors::OlderShape (*)(Word)>(function)(tensor);
@@ -327,7 +332,7 @@ bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) co
     to->stride[n] = strides[axes[n]];
   }
   to->dims = 4;
-  to->dtype = static_cast<uint32_t>(std::max(format_of(tensor), 0));
+  to->dtype = static_cast<uint32_t>(std::max(dtype_of(tensor), 0));
   to->device_type = given_.device < 0 ? FORESHOCK_DEVICE_CPU : FORESHOCK_DEVICE_CUDA;
   to->device_index = std::max(given_.device, 0);
   return true;
@@ -335,37 +340,40 @@ bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) co
 
 // Leaves `to` absent if the tensor cannot be described; the rest of the call can be judged without it.
 void Describer::add_optional(int8_t place, Arrangement arranged, foreshock_tensor* to) const {
-  if (place < 0 || !view(word(place), arranged, to) || format_of(word(place)) == kFp8) *to = {};
+  if (place < 0 || !view(word(place), arranged, to) || dtype_of(word(place)) == kFp8) *to = {};
 }
 
-// Returns FORESHOCK_CAUSAL_..., or -1 for a mask that is not supported: padding (its lengths are on the
-// device), a bias (its format cannot be determined reliably), or a window.
+// Returns FORESHOCK_CAUSAL_..., or -1 if the mask is not supported. Not supported are padding (its lengths
+// are on the device), a bias (its format cannot be determined reliably) and a window (-1: no limit; a causal
+// mask may be passed as the right limit 0).
 int Describer::causal(int64_t queries, int64_t keys) const {
-  const auto left = static_cast<int64_t>(word(words_.window_left));
-  const auto right = static_cast<int64_t>(word(words_.window_right));
-  const uint32_t mask = number(words_.mask);
-  if (number(words_.bias) != 0 || left != -1 || right < -1 || right > 0) return -1;
+  const auto left = static_cast<int64_t>(word(places_.window_left));
+  const auto right = static_cast<int64_t>(word(places_.window_right));
+  const uint32_t mask = number(places_.mask);
+  if (number(places_.bias) != 0 || left != -1 || right < -1 || right > 0) return -1;
   if (mask == kNoMask) return right == -1 ? FORESHOCK_CAUSAL_NONE : -1;
   if (mask != kCausal && mask != kCausalBottomRight) return -1;
   const bool is_bottom_right = mask == kCausalBottomRight;
   // Since 2.12 two arguments give the corner in which the causal diagonal begins. If they contradict each
-  // other, the mask is unknown, unless both corners give the same mask (queries == keys).
-  if (words_.bottom_right >= 0 && is_true(words_.bottom_right) != is_bottom_right && queries != keys)
+  // other, the mask is unknown; but with as many queries as keys, both corners give the same mask.
+  if (places_.bottom_right >= 0 && is_true(places_.bottom_right) != is_bottom_right && queries != keys)
     return -1;
   return is_bottom_right ? FORESHOCK_CAUSAL_BOTTOM_RIGHT : FORESHOCK_CAUSAL_TOP_LEFT;
 }
 
 // Adds log_sum_exp if the first auxiliary tensor holds it, as in a training: fp32 of [batch, heads, queries,
-// 1]. For short sequences, older kernels return the matrix of probabilities in this tensor. If the largest
-// score is requested (returns_max), the tensor may be that score.
+// 1]. For short sequences, older kernels return the matrix of probabilities in this tensor, which has another
+// shape. If the largest score is requested (returns_max), the tensor may be that score.
 void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
   struct Pack {  // NVTETensorPack
     Word tensors[10];
     size_t size;
   };
-  const auto* pack = reinterpret_cast<const Pack*>(word(words_.aux));
-  if (pack == nullptr || pack->size < 1 || pack->size > 10 || is_true(words_.returns_max)) return;
-  if (given_.pass == FORESHOCK_FORWARD && !is_true(words_.is_training)) return;
+  const auto* pack = reinterpret_cast<const Pack*>(word(places_.aux));
+  if (pack == nullptr || pack->size < 1 || pack->size > std::size(pack->tensors) ||
+      is_true(places_.returns_max))
+    return;
+  if (given_.pass == FORESHOCK_FORWARD && !is_true(places_.is_training)) return;
   const Word tensor = pack->tensors[0];
   foreshock_tensor stats = {};
   if (!view(tensor, {kFormatBhsd, 1, false}, &stats) || stats.dtype != FORESHOCK_FP32 ||
@@ -375,40 +383,40 @@ void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
   call->log_sum_exp = stats;
 }
 
-// Fills in *call and returns -1, or returns a FORESHOCK_SKIP_ reason, or kNotAnNvteCall for other arguments.
+// Implements describe_nvte_call().
 int Describer::describe(foreshock_attention_call* call) const {
   const bool is_backward = given_.pass == FORESHOCK_BACKWARD;
   if (!all_have_data()) return FORESHOCK_SKIP_LAYOUT;
   if (!all_are_floating()) return kNotAnNvteCall;
-  for (const int8_t place : {words_.query, words_.key, words_.value, words_.out})
-    if (format_of(word(place)) == kFp8) return FORESHOCK_SKIP_FP8;
-  if (is_backward && (format_of(word(words_.grad_out)) == kFp8 || format_of(word(words_.grad_query)) == kFp8))
+  for (const int8_t place : {places_.query, places_.key, places_.value, places_.out})
+    if (dtype_of(word(place)) == kFp8) return FORESHOCK_SKIP_FP8;
+  if (is_backward && (dtype_of(word(places_.grad_out)) == kFp8 || dtype_of(word(places_.grad_query)) == kFp8))
     return FORESHOCK_SKIP_FP8;
-  if (number(words_.softmax) != 0) return FORESHOCK_SKIP_UNKNOWN;  // has attention sinks
+  if (number(places_.softmax) != 0) return FORESHOCK_SKIP_UNKNOWN;  // has attention sinks
 
   Arrangements given, grads;
-  if (!arrangements_of(number(words_.layout), &given) ||
-      !arrangements_of(number(words_.grad_layout, number(words_.layout)), &grads))
+  if (!arrangements_of(number(places_.layout), &given) ||
+      !arrangements_of(number(places_.grad_layout, number(places_.layout)), &grads))
     return FORESHOCK_SKIP_LAYOUT;
-  const Arrangement out = {static_cast<Format>(number(words_.out_format, given.query.format)), 1, false};
-  const Arrangement grad_out = {static_cast<Format>(number(words_.grad_out_format, given.query.format)), 1,
+  const Arrangement out = {static_cast<Format>(number(places_.out_format, given.query.format)), 1, false};
+  const Arrangement grad_out = {static_cast<Format>(number(places_.grad_out_format, given.query.format)), 1,
                                 false};
   *call = {};
   call->size = sizeof *call;
   call->version = FORESHOCK_ABI_VERSION;
   call->scale = given_.scale;
-  call->dropout = is_backward || is_true(words_.is_training) ? given_.dropout : 0;
-  if (!view(word(words_.query), given.query, &call->query) ||
-      !view(word(words_.key), given.key, &call->key) || !view(word(words_.value), given.key, &call->value) ||
-      !view(word(words_.out), out, &call->out))
+  call->dropout = is_backward || is_true(places_.is_training) ? given_.dropout : 0;
+  if (!view(word(places_.query), given.query, &call->query) ||
+      !view(word(places_.key), given.key, &call->key) ||
+      !view(word(places_.value), given.key, &call->value) || !view(word(places_.out), out, &call->out))
     return FORESHOCK_SKIP_LAYOUT;
-  if (is_backward && (!view(word(words_.grad_out), grad_out, &call->grad_out) ||
-                      !view(word(words_.grad_query), grads.query, &call->grad_query)))
+  if (is_backward && (!view(word(places_.grad_out), grad_out, &call->grad_out) ||
+                      !view(word(places_.grad_query), grads.query, &call->grad_query)))
     return FORESHOCK_SKIP_LAYOUT;
   if (!fit_together(*call)) return kNotAnNvteCall;
   if (is_backward) {
-    add_optional(words_.grad_key, grads.key, &call->grad_key);
-    add_optional(words_.grad_value, grads.key, &call->grad_value);
+    add_optional(places_.grad_key, grads.key, &call->grad_key);
+    add_optional(places_.grad_value, grads.key, &call->grad_value);
   }
   const int kind = causal(call->query.shape[2], call->key.shape[2]);
   if (kind < 0) return FORESHOCK_SKIP_MASK;
@@ -422,7 +430,7 @@ int Describer::describe(foreshock_attention_call* call) const {
 int describe_nvte_call(const NvteGiven& given, foreshock_attention_call* call) {
   const NvteWords& words =
       given.pass == FORESHOCK_BACKWARD ? given.signature->backward : given.signature->forward;
-  return Describer(given, words).describe(call);
+  return Describer(given, places).describe(call);
 }
 
 namespace {
@@ -432,7 +440,7 @@ constexpr Word kEndOfLengths = Word{1} << 31;  // also for windows
 // Handles of later versions are indexes in a table of some 100'000 entries. Addresses are larger: a program
 // without address randomization, and so its heap, begins at 4 MiB.
 constexpr Word kEndOfNumbers = Word{1} << 21;
-constexpr size_t kPackBytes = 11 * sizeof(Word);
+constexpr size_t kPackBytes = 11 * sizeof(Word);  // NVTETensorPack: ten handles and their number
 
 bool is_address(Word word) { return word >= kFirstAddress && word < kEndOfAddresses; }
 
@@ -490,8 +498,8 @@ bool is_plausible(NvteKind kind, Word word, const Handles& handles) {
 bool is_readable(Word address, size_t bytes) {
   const int error = errno;
   bool can_be_read = true;
-  // Calls rt_sigprocmask with an invalid operation. The kernel first copies 8 bytes, which fails with EFAULT
-  // if they cannot be read. Otherwise it returns EINVAL, and no signal mask is changed.
+  // Calls rt_sigprocmask with the invalid operation ~0. The kernel first copies 8 bytes, which fails with
+  // EFAULT if they cannot be read. If they can, it returns EINVAL. No signal mask is changed.
   for (const Word place : {address, address + bytes - sizeof(Word)}) {
     syscall(SYS_rt_sigprocmask, ~0, reinterpret_cast<const void*>(place), nullptr, sizeof(Word));
     can_be_read &= errno == EINVAL;
@@ -505,7 +513,7 @@ bool are_words_plausible(const NvteWords& places, const Word* words, float scale
   const Handles handles(words[places.query]);
   for (int n = 0; n < places.count; ++n)
     if (!is_plausible(places.kinds[n], words[n], handles)) return false;
-  // The handles that describe_nvte_call() and its caller pass to the library.
+  // Those of the words that describe_nvte_call() and its caller pass to the library as handles.
   const int8_t dereferenced[] = {places.query,    places.key,        places.value,
                                  places.out,      places.grad_out,   places.grad_query,
                                  places.grad_key, places.grad_value, places.workspace};
@@ -515,9 +523,9 @@ bool are_words_plausible(const NvteWords& places, const Word* words, float scale
 
 namespace {
 
-enum class Found { kNothing, kOne, kSeveral };  // versions in a folder
+enum class VersionsFound { kNone, kOne, kSeveral };  // number of different versions in a folder
 
-// Reads the version from "<package>-<version>.dist-info" or "<package>_cuNN-<version>.dist-info"; else "".
+// Sets `version` from "<package>-<version>.dist-info" or "<package>_cuNN-<version>.dist-info", else to "".
 void read_entry(const char* entry, const char* package, char (&version)[64]) {
   constexpr const char* kEnd = ".dist-info";
   version[0] = '\0';
@@ -535,22 +543,22 @@ void read_entry(const char* entry, const char* package, char (&version)[64]) {
 }
 
 // Reads the version from the names in `folder`. Several names with the same version give kOne.
-Found read_folder(const char* folder, const char* package, char (&version)[64]) {
-  DIR* open = opendir(folder);
-  if (open == nullptr) return Found::kNothing;
-  Found found = Found::kNothing;
-  while (const dirent* entry = readdir(open)) {
-    char read[64];
-    read_entry(entry->d_name, package, read);
-    if (read[0] == '\0') continue;
-    if (found != Found::kNothing && std::strcmp(read, version) != 0) {
-      found = Found::kSeveral;
+VersionsFound read_folder(const char* folder, const char* package, char (&version)[64]) {
+  DIR* entries = opendir(folder);
+  if (entries == nullptr) return VersionsFound::kNone;
+  VersionsFound found = VersionsFound::kNone;
+  while (const dirent* entry = readdir(entries)) {
+    char entry_version[64];
+    read_entry(entry->d_name, package, entry_version);
+    if (entry_version[0] == '\0') continue;
+    if (found != VersionsFound::kNone && std::strcmp(entry_version, version) != 0) {
+      found = VersionsFound::kSeveral;
       break;
     }
-    found = Found::kOne;
-    std::memcpy(version, read, sizeof version);
+    found = VersionsFound::kOne;
+    std::memcpy(version, entry_version, sizeof version);
   }
-  closedir(open);
+  closedir(entries);
   return found;
 }
 
@@ -563,8 +571,8 @@ bool read_package_version(const char* library, const char* package, char (&versi
     char* slash = std::strrchr(folder, '/');
     if (slash == nullptr || slash == folder) return false;
     *slash = '\0';
-    const Found found = read_folder(folder, package, version);
-    if (found != Found::kNothing) return found == Found::kOne;
+    const VersionsFound found = read_folder(folder, package, version);
+    if (found != VersionsFound::kNone) return found == VersionsFound::kOne;
   }
   return false;
 }

@@ -1,6 +1,7 @@
-// Reads the arguments of TransformerEngine's fused attention (nvte_fused_attn_fwd and _bwd), which arrive as
-// words of unknown type. The order of the arguments changes between minor versions, so only exact versions
-// are supported. A tensor is passed as a handle, which functions of libtransformer_engine.so can read.
+// Reads the arguments of NVIDIA's TransformerEngine's fused attention (functions nvte_fused_attn_fwd and
+// _bwd) from machine words, whose types this library must derive. The order of the arguments changes between
+// minor versions, so only the released versions in a table are supported. A tensor is passed as a handle, an
+// opaque word that functions of libtransformer_engine.so can read. Finds the installed version, too.
 #ifndef FORESHOCK_LIBMONITOR_TRANSFORMER_ENGINE_H_
 #define FORESHOCK_LIBMONITOR_TRANSFORMER_ENGINE_H_
 
@@ -12,10 +13,10 @@
 
 namespace foreshock {
 
-inline constexpr int kMostNvteWords = 35;
+inline constexpr int kMostNvteWords = 35;  // at least the number of words of each supported function
 
-// What an argument is. kPack: a pointer to several handles. kLength and kWindow: integers. kStream: a CUDA
-// stream. kLayout to kSoftmax: enumerations of the library (NVTE_QKV_Layout, ...).
+// The kind of an argument. kPack: a pointer to several handles. kLength and kWindow: integers. kStream: a
+// CUDA stream. kLayout to kSoftmax: enumerations of the library (NVTE_QKV_Layout, ...).
 enum class NvteKind : uint8_t {
   kHandle,
   kPack,
@@ -30,8 +31,9 @@ enum class NvteKind : uint8_t {
   kStream
 };
 
-// Indices of the arguments among the integer and pointer words of a function; -1: it has no such argument in
-// this version. `aux`: the auxiliary tensors. Floats are passed separately: scale first, then dropout.
+// The indices of the arguments among the integer and pointer words of a function. -1: the function does not
+// have the argument in this version. `aux`: the auxiliary tensors. `returns_max`: whether the call returns
+// the largest score. The floating-point arguments (scale, then dropout) are not among these words.
 struct NvteWords {
   int8_t query, key, value, out, grad_out, grad_query, grad_key, grad_value, aux;
   int8_t is_training, returns_max;
@@ -45,14 +47,14 @@ struct NvteWords {
 // The arguments of one version of the library.
 struct NvteSignature {
   NvteWords forward, backward;
-  bool has_int16;     // the enumeration of number formats has int16 before fp32
-  bool shape_is_own;  // shapes are returned as NvteTensors::Shape, not as OlderShape
+  bool has_int16;      // the enumeration of number formats has int16 before fp32
+  bool has_new_shape;  // shapes are returned as NvteTensors::Shape, not as OlderShape
 };
 
 // Finds the signature for the version of the package ("2.8.0"). Returns false if the version is unknown.
 bool find_nvte_signature(const char* version, NvteSignature* found);
 
-// Functions that read a tensor handle. Before version 2.4 they return a shape as OlderShape, later as Shape.
+// Functions of the library that read a tensor handle. `shape` returns OlderShape before version 2.4.
 struct NvteTensors {
   struct Shape {
     size_t sizes[15];
@@ -64,13 +66,13 @@ struct NvteTensors {
   };
   void* (*data)(Word tensor);
   int32_t (*type)(Word tensor);
-  void* shape;  // function that returns Shape or OlderShape
+  void* shape;  // a function like `data`, but with another result type
 
   bool are_known() const { return data != nullptr && type != nullptr && shape != nullptr; }
 };
 
-// The arguments of one call. `device` is the index of the device of its tensors, or -1 for the host. `pass`
-// is FORESHOCK_FORWARD or _BACKWARD.
+// One call: its arguments, and what is needed to read them. `device` is the index of the device of the
+// tensors, or -1 for the host. `pass` is FORESHOCK_FORWARD or _BACKWARD.
 struct NvteGiven {
   const NvteSignature* signature;
   const NvteTensors* tensors;
@@ -83,13 +85,15 @@ struct NvteGiven {
 inline constexpr int kNotAnNvteCall = -2;
 
 // Describes a call for the monitor: fills in *call, except for op, layer and stream, and returns -1. On
-// failure returns the FORESHOCK_SKIP_ reason, or kNotAnNvteCall if the tensors do not fit together. Must be
+// failure returns the reason, FORESHOCK_SKIP_... (0 or more), or kNotAnNvteCall if the words cannot be the
+// arguments of the signature after all: a tensor holds integers, or the shapes do not fit together. Must be
 // called after the attention function has returned, with words that are_words_plausible() has accepted.
 int describe_nvte_call(const NvteGiven& given, foreshock_attention_call* call);
 
-// Whether these words can be the arguments at `places`. A build between two releases may have the version of
-// one release and the signature of the other, so that for example a length is in the place of a handle. If
-// true, the handles may be passed to the library. Reads only the words, and checks that pointers can be read.
+// Whether `words`, `scale` and `dropout` can be the arguments of a function with the indices `places`. A
+// build between two releases may have the version of one release and the signature of the other, so that for
+// example a length has the index of a handle. If true, the handles may be passed to the library. Does not
+// follow pointers, but checks that the memory they point to can be read.
 bool are_words_plausible(const NvteWords& places, const Word* words, float scale, float dropout);
 
 // Whether `bytes` bytes at `address` can be read, according to the kernel. Only the first and the last word

@@ -1,5 +1,7 @@
-// Converts slices to the named arrays of a file, and untrusted arrays back to slices. First come slices of
-// rows, then slices of key positions. Writing and reading share tables of names, types and shapes.
+// Converts slices (the sampled parts of attention calls) to the named arrays of a file, and untrusted arrays
+// back to slices. The first half is for slices of query rows with all keys that these rows see, the second
+// half for slices of key positions ("columns") with all query rows. In each half, writing and reading share a
+// table of the arrays. The functions read_...() return an error text about the slice, or "" on success.
 #include "shadow/stored_slice.h"
 
 #include <algorithm>
@@ -9,6 +11,7 @@
 namespace foreshock {
 namespace {
 
+// Upper limits on the sizes of untrusted arrays. Products of sizes within them do not overflow 64 bits.
 constexpr int64_t kMostKeys = int64_t{1} << 30, kMostWidth = int64_t{1} << 20;
 
 struct Type {
@@ -33,7 +36,8 @@ DType dtype_of(std::string_view name) {
   return DType::kNone;
 }
 
-// The shape of an array: kRowsHead is [rows, head_dim], kKeysValue [keys, value_dim], and so on.
+// The shape of an array. kRowsHead is [rows, head_dim], kKeysValue [keys, value_dim], and so on; kRows is
+// [rows].
 enum class Extents { kRowsHead, kRowsValue, kKeysHead, kKeysValue, kRowsKeys, kRows };
 // The member of the slice that gives an array's type: dtype, log_sum_exp_dtype or mask_dtype.
 enum class TypeOf { kSlice, kLogSumExp, kMask };
@@ -84,7 +88,7 @@ uint64_t elements_of(const std::vector<int64_t>& shape) {
   return count;
 }
 
-// Reads the numbers of rows and keys and the widths of a slice. Refuses sizes whose products might overflow.
+// Reads the type, the numbers of rows and keys and the widths of a slice from the arrays q and v.
 std::string read_extents(const StoredArrays& arrays, AttentionSlice* slice) {
   const auto q = arrays.find("q"), v = arrays.find("v");
   if (q == arrays.end() || v == arrays.end() || q->second.shape.size() != 2 || v->second.shape.size() != 2)
@@ -101,6 +105,8 @@ std::string read_extents(const StoredArrays& arrays, AttentionSlice* slice) {
   return "";
 }
 
+// Reads one array; a missing array is not an error here. Arrays of TypeOf::kSlice must have the type of q.
+// The types of lse and mask are free.
 std::string read_field(const StoredArrays& arrays, const Field& field, AttentionSlice* slice) {
   const auto found = arrays.find(field.name);
   if (found == arrays.end()) return "";
@@ -116,6 +122,7 @@ std::string read_field(const StoredArrays& arrays, const Field& field, Attention
   return "";
 }
 
+// Reads key_limit: for each row, the number of keys that the row sees.
 std::string read_limits(const StoredArrays& arrays, AttentionSlice* slice) {
   const auto found = arrays.find("key_limit");
   const auto rows = static_cast<uint64_t>(slice->rows);
@@ -171,7 +178,7 @@ struct ColumnField {
   const char* name;
   const void* KeyColumns::*data;
   bool is_of_keys;  // true: the array has a row per sampled key; false: a row per query row
-  enum { kHead, kValue, kOne } width;
+  enum { kHead, kValue, kOne } width;  // of a row: head_dim, value_dim or one number
 };
 constexpr ColumnField kColumnFields[] = {
     {"q", &KeyColumns::query, false, ColumnField::kHead},
@@ -190,7 +197,8 @@ std::vector<int64_t> shape_of(const ColumnField& field, const KeyColumns& c) {
   return {rows, field.width == ColumnField::kHead ? c.head_dim : c.value_dim};
 }
 
-// Reads the sizes of a slice of key positions from the shapes of k, v and q, and refuses too large ones.
+// Reads type and sizes of a slice of key positions from q, k and v. q has the rows of `heads` query heads,
+// head by head.
 std::string read_extents(const StoredArrays& arrays, int heads, KeyColumns* columns) {
   const auto q = arrays.find("q"), k = arrays.find("k"), v = arrays.find("v");
   for (const auto& found : {q, k, v})
@@ -210,6 +218,7 @@ std::string read_extents(const StoredArrays& arrays, int heads, KeyColumns* colu
   return "";
 }
 
+// Reads one array, which must exist. All arrays except lse must have the type of q.
 std::string read_field(const StoredArrays& arrays, const ColumnField& field, KeyColumns* columns) {
   const auto found = arrays.find(field.name);
   const std::string name = field.name;
@@ -225,6 +234,8 @@ std::string read_field(const StoredArrays& arrays, const ColumnField& field, Key
   return "";
 }
 
+// Reads first_query: for each sampled key, the first query position that sees it, or `queries` if no query
+// does.
 std::string read_first_queries(const StoredArrays& arrays, KeyColumns* columns) {
   const auto found = arrays.find("first_query");
   const auto count = static_cast<uint64_t>(columns->columns);
@@ -239,6 +250,9 @@ std::string read_first_queries(const StoredArrays& arrays, KeyColumns* columns) 
   return "";
 }
 
+// Reads the optional key_sums, sums over all keys, into *sums. A row has the three fields of ColumnSum as
+// doubles; the last is a count, which must be below 2^53 because doubles represent larger integers only in
+// part.
 std::string read_sums(const StoredArrays& arrays, std::vector<ColumnSum>* sums, KeyColumns* columns) {
   const auto found = arrays.find("key_sums");
   if (found == arrays.end()) return "";

@@ -1,10 +1,12 @@
-// Draws lanes below the loss chart: one lane per detector, with marks at the first and last step of each of its
-// events. A filled triangle marks level warn, a ring level watch, so that colour is not the only difference.
+// Draws lanes below the loss chart of the status page: one lane per detector, with marks at the first and last step of
+// each of its events. A filled triangle marks level warn, a ring level watch, so that colour is not the only difference.
+// Helpers (colour, known, smallest, by) are in format.js.
 
-const LANE = 15; // pixels
+const LANE = 15; // height of a lane in pixels
 
-// Returns [{name, marks: [{from, to, level, layer, rank}]}], made from the events warn_DETECTOR and watch_DETECTOR.
-// Lanes with warnings come first, sorted by their first warning. The others follow, sorted by their first mark.
+// Returns [{name, marks: [{from, to, level, layer, rank}]}], where `from` and `to` are the first and last step of an
+// event warn_DETECTOR or watch_DETECTOR. Lanes with warnings come first, sorted by the step of their first warning. The
+// other lanes follow, sorted by the step of their first mark.
 function lanesOf(ranks) {
   const lanes = new Map();
   for (const rank of ranks) {
@@ -16,16 +18,16 @@ function lanesOf(ranks) {
       lane.marks.push({ from: event.first_step, to: event.last_step, level, layer: event.layer, rank: rank.rank });
     }
   }
-  const first = (lane, level) => smallest(lane.marks.filter((mark) => mark.level === level).map(by("from"))) ?? Infinity;
-  const compare = (a, b) => (a === b ? 0 : a - b); // Infinity - Infinity is NaN
-  return [...lanes.values()].sort((a, b) => compare(first(a, "warn"), first(b, "warn")) || compare(first(a, "watch"), first(b, "watch")));
+  const firstStep = (lane, level) => smallest(lane.marks.filter((mark) => mark.level === level).map(by("from"))) ?? Infinity;
+  const compare = (a, b) => (a === b ? 0 : a - b); // for two lanes without such marks, Infinity - Infinity would be NaN
+  return [...lanes.values()].sort((a, b) => compare(firstStep(a, "warn"), firstStep(b, "warn")) || compare(firstStep(a, "watch"), firstStep(b, "watch")));
 }
 
 // The first and last steps of all warnings, ascending.
 const warningSteps = (lanes) =>
   [...new Set(lanes.flatMap((lane) => lane.marks.filter((mark) => mark.level === "warn").flatMap((mark) => [mark.from, mark.to])))].sort((a, b) => a - b);
 
-// The detector events that begin or end within steps [from, to] as phrases, for screen readers.
+// Phrases for screen readers ("bias warns in 003") about the events that begin or end within steps [from, to].
 const eventTexts = (lanes, from, to) => lanes.flatMap((lane) => lane.marks.filter((mark) => [mark.from, mark.to].some((step) => step >= from && step <= to))
   .map((mark) => `${lane.name} ${mark.level === "warn" ? "warns" : "watches"}${known(mark.layer) ? " in " + mark.layer : ""}`));
 
@@ -37,12 +39,13 @@ function triangle(ctx, x, bottom, size) {
   ctx.fill();
 }
 
-function drawMark(ctx, at, middle, level) {
+// colour("quiet") is the grey of secondary text on the page.
+function drawMark(ctx, markX, middle, level) {
   ctx.fillStyle = ctx.strokeStyle = level === "warn" ? colour("orange") : colour("quiet");
-  if (level === "warn") return triangle(ctx, at, middle + 4, 4.5);
+  if (level === "warn") return triangle(ctx, markX, middle + 4, 4.5);
   ctx.lineWidth = 1.5;
   ctx.beginPath();
-  ctx.arc(at, middle, 3, 0, 7);
+  ctx.arc(markX, middle, 3, 0, 2 * Math.PI);
   ctx.stroke();
 }
 
@@ -63,10 +66,10 @@ const laneMarks = {
       ctx.fillStyle = colour("grid");
       ctx.fillRect(area.left, middle - 0.5, area.right - area.left, 1);
       for (const mark of marks) {
-        const ends = [mark.from, mark.to].map((step) => x.getPixelForValue(step)).filter((at) => at >= area.left - 1 && at <= area.right + 1);
+        const ends = [mark.from, mark.to].map((step) => x.getPixelForValue(step)).filter((endX) => endX >= area.left - 1 && endX <= area.right + 1);
         ctx.fillStyle = mark.level === "warn" ? colour("orange") : colour("quiet");
         if (ends.length === 2) ctx.fillRect(ends[0], middle - 0.75, ends[1] - ends[0], 1.5);
-        for (const at of new Set(ends)) drawMark(ctx, at, middle, mark.level);
+        for (const endX of new Set(ends)) drawMark(ctx, endX, middle, mark.level);
       }
     });
     ctx.restore();

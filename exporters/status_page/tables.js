@@ -1,13 +1,14 @@
-// The tables below the charts and the key figures above them. Functions ...Row and ...Rows make the cells of a table
-// from the ranks of the state (/api/v1/state), ...Cell makes one cell.
+// The tables below the charts of the status page, and the key figures above the charts. Functions ...Row and ...Rows make
+// the cells of a table from the ranks of the state (JSON of /api/v1/state), ...Cell makes one cell. Helpers are in format.js.
 
 // A table of texts. A cell is a text or {text, alarm, kind, title, bar}: `kind` is a CSS class, `title` the tooltip,
 // `bar` the length of a bar from 0 to 1. The elements around the rows are created once, so that an update keeps the
-// focus and opened details.
+// focus and the state of <details>.
 class Table {
-  // `textColumns`: indices of left-aligned columns. `waits`: text of an empty table, which is hidden if it is "".
-  constructor(parent, name, columns, textColumns, waits = "", isOpen = true) {
-    this.waits = waits;
+  // `columns`: the titles. `textColumns`: indices of left-aligned columns. `emptyText` is shown if the table has no rows;
+  // if it is "", a table without rows is hidden.
+  constructor(parent, name, columns, textColumns, emptyText = "", isOpen = true) {
+    this.emptyText = emptyText;
     this.section = add(parent, "section");
     const details = add(this.section, "details");
     details.open = isOpen;
@@ -23,12 +24,12 @@ class Table {
     this.body = add(body, "tbody");
   }
 
-  // `note`: a sentence above the rows.
+  // `rows`: arrays of cells; a row with `isFirst` begins a group of rows. `note`: a sentence above the rows.
   fill(rows, note = "") {
-    this.section.hidden = rows.length === 0 && this.waits === "";
+    this.section.hidden = rows.length === 0 && this.emptyText === "";
     this.scroll.hidden = rows.length === 0;
     this.scroll.classList.toggle("long", rows.length > 16);
-    setText(this.note, rows.length === 0 ? this.waits : note);
+    setText(this.note, rows.length === 0 ? this.emptyText : note);
     this.body.replaceChildren(...rows.map((cells) => {
       const row = element("tr", cells.isFirst ? "first" : "");
       cells.forEach((cell, i) => {
@@ -42,19 +43,22 @@ class Table {
   }
 }
 
-// The time at which a rank ended a step, as text; "" if the history does not have it.
+// The time at which a rank ended a step, as text; "" if it is not in the history (ui.history, JSON of /api/v1/history).
+// The history has a table of values by step for each rank, and for each of its layers.
 function timeOf(rank, step) {
-  const table = (ui.history?.tables || []).find((t) => !known(t.layer) && t.rank === rank.rank), elapsed = table?.columns.elapsed_seconds;
+  const table = (ui.history?.tables || []).find((t) => !known(t.layer) && t.rank === rank.rank);
+  const elapsed = table?.columns.elapsed_seconds;
   if (!elapsed || !finite(step) || step < table.first_step) return "";
   const seconds = elapsed[Math.floor((step - table.first_step) / table.steps_per_point)];
   // The history has five digits, so from 1e5 s on it does not resolve seconds.
   return finite(seconds) ? clock(rank.started_at + seconds, rank.last_step_at, seconds < 1e5) : "";
 }
+// `max_slowdown`: the share of the training's time that monitoring may take; 1 means no limit.
 const isAboveBudget = (rank) => rank.max_slowdown < 1 && rank.slowdown_ratio > rank.max_slowdown;
 const slowdownCell = (rank) => ({ text: percent(rank.slowdown_ratio), alarm: isAboveBudget(rank) });
 
 const passOf = (rank, pass) => rank.attention?.[pass] ?? {};
-// `layer` null: any layer. `kind`: deviation_ratio, bias, ...
+// `layer` null: any layer. `kind`: the statistic above its limit, deviation_ratio or bias (`of` in the alarms of the state).
 const hasAlarm = (rank, layer, pass, kind) =>
   (rank.alarms || []).some((a) => (layer === null || a.layer === layer) && a.pass === pass && a.of === kind);
 const ratioCell = (rank, layer, pass, value) => ({ text: fixed(value, 2), alarm: hasAlarm(rank, layer, pass, "deviation_ratio") });
@@ -62,7 +66,7 @@ const biasCell = (rank, layer, value) => ({ text: signed(value, 3), alarm: hasAl
 
 function rankRow(rank) {
   const [forward, backward] = [passOf(rank, "forward"), passOf(rank, "backward")];
-  const gone = rank.alive === false && rank.state === "running";
+  const gone = rank.alive === false && rank.state === "running"; // the process ended without reporting its end
   return [String(rank.rank), { text: gone ? "gone" : rank.on === false ? "paused" : rank.state, alarm: gone || rank.state === "failed" },
     count(rank.step), { text: number(rank.loss?.last), alarm: rank.loss?.spikes > 0 }, number(rank.gradient?.norm),
     ratioCell(rank, null, "forward", forward.deviation_ratio?.mean), fixed(forward.deviation_ratio?.max, 2),
@@ -77,8 +81,8 @@ function layerRow(rank, layer) {
     number(layer.gradient_norm, 3), { text: count(layer.nonfinite_steps), alarm: layer.nonfinite_steps > 0 }];
 }
 
-// One row per layer. If several ranks have the layer, the row shows the rank with the largest deviation ratio. Layers
-// with an alarm come first.
+// One row per layer. If several ranks have the layer, the row shows the rank with the largest forward deviation ratio.
+// Layers with an alarm or with NaN or Inf come first.
 function layerRows(ranks) {
   const worst = new Map();
   for (const rank of ranks) {
@@ -87,13 +91,13 @@ function layerRows(ranks) {
       if (!worstYet || (layer.deviation_ratio ?? -1) > (worstYet.layer.deviation_ratio ?? -1)) worst.set(layer.layer, { rank, layer });
     }
   }
-  const wrong = ({ rank, layer }) => (rank.alarms || []).some((a) => a.layer === layer.layer) || layer.nonfinite_steps > 0;
+  const hasFault = ({ rank, layer }) => (rank.alarms || []).some((a) => a.layer === layer.layer) || layer.nonfinite_steps > 0;
   return [...worst.values()]
-    .sort((a, b) => wrong(b) - wrong(a) || String(a.layer.layer).localeCompare(String(b.layer.layer)))
+    .sort((a, b) => hasFault(b) - hasFault(a) || String(a.layer.layer).localeCompare(String(b.layer.layer)))
     .map(({ rank, layer }) => layerRow(rank, layer));
 }
 
-// The numbers of attention calls of a pass, over all ranks: by what became of the calls.
+// The attention calls of a pass over all ranks, counted by outcome. `skipped` and `lost` are counted by reason.
 function countRow(ranks, pass) {
   const passes = ranks.map((rank) => passOf(rank, pass));
   const skipped = addUp(passes.map(by("skipped"))), lost = addUp(passes.map(by("lost")));
@@ -102,7 +106,8 @@ function countRow(ranks, pass) {
     sum("in_flight"), [reasons(skipped), reasons(lost)].filter(Boolean).join("; ")];
 }
 
-// The agent's state for a rank. Names, norms and weights are switched off if they cost too much or if naming failed.
+// Whether a rank is monitored, as text. The Python helper in the trainer stops reporting tensor names, norms and weights
+// if that costs too much time or if naming failed.
 function monitorText(rank) {
   const now = rank.on === false ? "paused" : rank.alive === false ? "ended" : "on";
   if (!known(rank.tensors_given_up_step)) return now;
@@ -123,7 +128,7 @@ function healthRows(ranks) {
 const LEVELS = ["quiet", "watch", "warn"];
 const levelCell = (level) => ({ text: level, alarm: level === "warn", kind: level === "watch" ? "watch" : "" });
 
-// `finding`: the meaning of a detector's warning. `waits`: the event that gives the detector its first value.
+// `finding`: the meaning of a detector's warning. `waits`: what gives the detector its first value.
 const DETECTORS = {
   bias: { finding: "attention output is biased", waits: "a judged forward slice" },
   output_error_drift: { finding: "attention error follows the gradient", waits: "a judged backward slice" },
@@ -139,8 +144,9 @@ const DETECTORS = {
   weight_shift: { finding: "weights move faster than before", waits: "two snapshots of a tensor" },
 };
 const times = (logarithm) => `${short(Math.exp(logarithm))} \u00D7`;
-// The value at which a detector warns, as text, by the kind of its statistic (`look`). `least`: the smallest change
-// that counts; for rise, drop and growth it is the logarithm of a factor. `warn`: for limit, the fixed limit.
+// The value at which a detector warns, as text, by the kind of its statistic (`look` in the state). `least`: the smallest
+// change that counts; for rise, drop and growth it is the logarithm of a factor. `warn` (only if `look` is limit): the
+// fixed limit.
 const LIMITS = {
   drift: (d) => (d.least > 0 ? `${short(d.least)} that lasts` : "a sign that lasts"),
   limit: (d) => `${short(d.warn)}, twice`,
@@ -149,8 +155,8 @@ const LIMITS = {
   forecast: (d) => `${short(d.least)} ahead`,
   growth: (d) => `grows ${times(d.least)}`,
 };
-// The value as a share of its limit. Unless the limit is fixed, a detector first learns from `learning` values what is
-// usual. Each series (layer or tensor) learns separately, so `values` is divided by the number of series.
+// The value of a detector as a share of its limit. If `look` is not limit, the detector first learns from `learning` values
+// what is usual. Each series (layer or tensor) learns separately, so `values` is divided by the number of series.
 function scoreCell(d) {
   const perSeries = Math.floor(d.values / (d.series || 1));
   if (d.look !== "limit" && perSeries < d.learning) return `learns, ${count(perSeries)} of ${count(d.learning)}`;
@@ -158,8 +164,9 @@ function scoreCell(d) {
 }
 const findingOf = (detector) => DETECTORS[detector]?.finding ?? "";
 
-// How well a warning predicts a loss event, as measured by the benchmark. Shown only as a tooltip, since a finding can
-// be true without a loss event.
+// How well a detector's warnings predict a loss event, as measured by the benchmark; `measured` is null without a result.
+// Shown only as a tooltip, since a finding can be true without a loss event. `right`: warnings that a loss event followed.
+// `hits`: loss events with a warning before.
 function benchmarkText(measured) {
   if (!measured) return "Not measured by the benchmark.";
   const followed = measured.alarms > 0 ? `a loss event followed ${count(measured.right)} of ${count(measured.alarms)} warnings` : "it never warned";
@@ -170,7 +177,8 @@ function benchmarkText(measured) {
 const detectorCell = (detector, measured) => ({ text: detector, title: [findingOf(detector), benchmarkText(measured)].filter(Boolean).join(". ") });
 const statusCell = (measured) => ({ text: !measured ? "not measured" : measured.proven ? "default" : "experimental", title: benchmarkText(measured) });
 
-// One row per detector, of the rank in which its level is highest. Rows with high levels come first.
+// One row per detector, from the rank in which its level is highest. Rows with high levels come first. Detectors
+// without a value follow, with a text instead of the value.
 function detectorRows(ranks) {
   const worst = new Map();
   for (const rank of ranks) {
@@ -205,17 +213,18 @@ function eventRows(ranks) {
 const loggedRows = (ranks) => ranks.flatMap((rank) =>
   Object.entries(rank.logged || {}).map(([name, { value, step }]) => [name, String(rank.rank), number(value, 5), count(step)]));
 
-// A list with one figure as in figures(): how far the weights of the node have moved, and whether replicas agree. The
-// list is empty without weights. All ranks of a node have the same values.
+// Returns a list with one figure as in figures(): how far the weights of the node have moved (Wasserstein distance W1),
+// and whether replicas agree. The list is empty if no weights are measured. All ranks of a node have the same values,
+// except `mismatches`.
 function weightFigure(ranks) {
   const all = ranks.map(by("weights")).filter((weights) => weights?.tensors > 0);
   if (all.length === 0) return [];
-  const weights = all.find((each) => finite(each.wasserstein_previous)) ?? all[0];
-  const odd = ranks.filter((rank) => rank.weights?.mismatches > 0).map((rank) => "rank " + rank.rank).join(", ");
-  const replicas = odd ? `${odd} differs from its replicas` :
+  const weights = all.find((w) => finite(w.wasserstein_previous)) ?? all[0];
+  const differing = ranks.filter((rank) => rank.weights?.mismatches > 0).map((rank) => "rank " + rank.rank).join(", ");
+  const replicas = differing ? `${differing} differs from its replicas` :
     { here: `${count(weights.replica_ranks)} replicas agree`, none: "no replicas to compare", elsewhere: "replicas are compared by Prometheus" }[weights.replicas];
   const notes = [`W1 in ${count(weights.interval_steps)} steps`, known(weights.moved_most) && `${weights.moved_most} moved most, ${number(weights.moved_most_wasserstein, 3)}`, replicas];
-  return [["weights", number(weights.wasserstein_previous, 3), notes.filter(Boolean).join("; "), odd !== ""]];
+  return [["weights", number(weights.wasserstein_previous, 3), notes.filter(Boolean).join("; "), differing !== ""]];
 }
 
 // "; 10 min since the start; last at 14:05:12", by the clocks of the trainers.
