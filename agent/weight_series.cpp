@@ -1,7 +1,8 @@
-// Computes the Wasserstein distance (W1) of weight histograms between snapshots: for each tensor, and pooled
-// for each layer and the model. A window is an interval of steps in which each tensor has one snapshot. A
-// group has the tensors of one layer (its members). Its window is complete when every member has a snapshot
-// in it; until then it is in `building`. It is closed when it has become complete or was dropped.
+// Computes the Wasserstein distance (W1) of weight histograms between snapshots: for each tensor, and for the
+// summed histograms of each layer and of the model. A window is an interval of steps in which each tensor has
+// one snapshot; its number is step / interval. A group has the tensors of one layer (its members), which
+// become known in the group's first window. A window of a group is complete when every member has a snapshot
+// in it; until then it is in `building`. A window is closed when it has become complete or was dropped.
 #include "agent/weight_series.h"
 
 #include <algorithm>
@@ -18,12 +19,14 @@ int64_t window_of(const TensorSnapshot& snapshot) {
   return snapshot.step / static_cast<int64_t>(snapshot.interval);
 }
 
+// Returns the larger known value; nothing if both are unknown.
 std::optional<double> larger(const std::optional<double>& a, const std::optional<double>& b) {
   if (!a || !b) return a ? a : b;
   return std::max(*a, *b);
 }
 
-// `squares`: sum of the squared values; `updates`: sum of the magnitudes of their changes in one step.
+// Sets the means of `pool`. `squares`: sum of the squared values; `updates`: sum of the magnitudes of the
+// changes of `update_elements` values in one step.
 void set_means(double squares, double updates, PoolSnapshot* pool) {
   const auto elements = static_cast<double>(pool->elements);
   if (elements == 0) return;
@@ -40,6 +43,7 @@ std::optional<Wasserstein> WeightSeries::distance(bool is_known, const Histogram
   return wasserstein(before, now);
 }
 
+// `is_first`: the snapshot may be the tensor's first in the run.
 void WeightSeries::take(bool is_first, TensorSnapshot* snapshot) {
   snapshot->stored = foreshock::store(snapshot->histogram);
   begin_window(*snapshot);
@@ -69,20 +73,20 @@ void WeightSeries::begin_window(const TensorSnapshot& snapshot) {
   if (begin <= newest_window_begin_) return;
   newest_window_begin_ = begin;
   ++window_count_;
-  for (auto at = tensors_.begin(); at != tensors_.end();) {
-    Tensor& tensor = at->second;
+  for (auto entry = tensors_.begin(); entry != tensors_.end();) {
+    Tensor& tensor = entry->second;
     if (tensor.seen_at_window + kMaxMissedWindows >= window_count_) {
-      ++at;
+      ++entry;
       continue;
     }
-    leave_group(tensor.layer, at->first);
+    leave_group(tensor.layer, entry->first);
     forget_kept(&tensor, /*building=*/{}, /*except=*/-1);
     forget(&tensor.initial);
-    at = tensors_.erase(at);
+    entry = tensors_.erase(entry);
   }
 }
 
-// Removes a tensor from a layer's group, because it does not exist any more or has another layer now.
+// Removes a tensor from a layer's group, because the tensor does not exist any more or has another layer now.
 void WeightSeries::leave_group(const std::string& layer, const TensorKey& key) {
   const auto found = groups_.find(layer);
   if (found == groups_.end()) return;
@@ -95,8 +99,9 @@ void WeightSeries::leave_group(const std::string& layer, const TensorKey& key) {
   groups_.erase(found);
 }
 
+// Sets the distances of `snapshot` to the tensor's last and first snapshots.
 void WeightSeries::compare(const Tensor& tensor, TensorSnapshot* snapshot) const {
-  const auto to = [&](const std::string& stored) {
+  const auto distance_from = [&](const std::string& stored) {
     Histogram before;
     return distance(restore(stored, &before), before, snapshot->histogram);
   };
@@ -106,11 +111,11 @@ void WeightSeries::compare(const Tensor& tensor, TensorSnapshot* snapshot) const
   if (last != nullptr && !last->stored.empty() && last->snapshot.elements == snapshot->elements &&
       last->snapshot.interval == snapshot->interval && last->snapshot.step == snapshot->step - interval) {
     snapshot->previous_step = last->snapshot.step;
-    snapshot->previous = to(last->stored);
+    snapshot->previous = distance_from(last->stored);
   }
   if (tensor.initial_step >= 0 && tensor.initial_elements == snapshot->elements) {
     snapshot->initial_step = tensor.initial_step;
-    snapshot->initial = to(tensor.initial);
+    snapshot->initial = distance_from(tensor.initial);
   }
 }
 
@@ -125,7 +130,7 @@ bool WeightSeries::keep(bool is_first, bool goes_on, const TensorSnapshot& snaps
   KeptSnapshot& kept = tensor->kept[window_of(snapshot)];
   const bool is_kept = store(snapshot.stored, most_bytes_, &kept.stored);
   kept.snapshot = snapshot;
-  kept.snapshot.histogram = {};
+  kept.snapshot.histogram = {};  // kept.stored has its storage format
   kept.snapshot.stored = {};
   if (tensor->initial_step >= 0 && tensor->initial_elements != snapshot.elements) {
     forget(&tensor->initial);
@@ -135,7 +140,7 @@ bool WeightSeries::keep(bool is_first, bool goes_on, const TensorSnapshot& snaps
   return is_kept;
 }
 
-// First snapshots are kept only while all histograms take at most half of the memory limit.
+// Keeps the first snapshot of a tensor if all kept histograms together then take at most half of the limit.
 void WeightSeries::keep_initial(const TensorSnapshot& snapshot, Tensor* tensor) {
   if (!store(snapshot.stored, most_bytes_ / 2, &tensor->initial)) return;
   tensor->initial_step = snapshot.step;
@@ -152,6 +157,7 @@ void WeightSeries::forget_kept(Tensor* tensor, const std::map<int64_t, TensorKey
   });
 }
 
+// Drops a stored histogram.
 void WeightSeries::forget(std::string* stored) {
   bytes_ -= stored->size();
   *stored = {};
@@ -181,23 +187,23 @@ bool WeightSeries::open_window(const TensorSnapshot& snapshot, Group* group) {
     group->previous_window = group->newest = -1;
     group->interval = snapshot.interval;
   }
-  if (group->newest < 0) group->closed = window - 1;
+  if (group->newest < 0) group->closed = window - 1;  // the group's first window with this interval
   if (window <= group->closed) return false;
   group->newest = std::max(group->newest, window);
   group->seen_at_window = window_count_;
   group->building.try_emplace(window);
   while (group->building.size() > kMostBuilding)
     group->is_first ? end_first_window(group) : close(group->building.begin()->first, group);
-  return window > group->closed;
+  return window > group->closed;  // the loop may have closed this window
 }
 
-// Ends the first window of each group if no snapshot of that window can follow.
+// Ends the first window of each group if no snapshot of that window can follow: `step` is in a later window.
 void WeightSeries::expect_none_before(int64_t step) {
   std::erase_if(new_groups_, [&](const std::string& layer) {
     const auto found = groups_.find(layer);
     if (found == groups_.end() || !found->second.is_first) return true;
     Group& group = found->second;
-    // Without a snapshot in a second window, the group's first window would have nothing to be compared with.
+    // The first window stays open until the group has a snapshot in a second one, which is compared with it.
     if (group.building.size() < 2) return false;
     if (step / static_cast<int64_t>(group.interval) <= group.building.begin()->first) return false;
     end_first_window(&group);
@@ -206,7 +212,8 @@ void WeightSeries::expect_none_before(int64_t step) {
   });
 }
 
-// Ends the group's first window, in which its members became known. Keeps its sum for the next comparison.
+// Ends the group's first window, in which its members became known. Keeps the sum of the window's histograms,
+// with which the next window is compared.
 void WeightSeries::end_first_window(Group* group) {
   const auto& [window, seen] = *group->building.begin();
   uint64_t elements = 0;
@@ -216,7 +223,8 @@ void WeightSeries::end_first_window(Group* group) {
   close(window, group);
 }
 
-// Closes this window and the incomplete ones before it, and drops snapshots that are not needed any more.
+// Closes this window and the incomplete ones before it. Drops snapshots that are neither in an open window
+// nor the latest of their tensor.
 void WeightSeries::close(int64_t window, Group* group) {
   group->closed = window;
   group->building.erase(group->building.begin(), group->building.upper_bound(window));
@@ -280,9 +288,10 @@ void WeightSeries::forget_initial(const TensorKey& key) {
   group->second.initial_elements = 0;
 }
 
-// The part of WeightSeries that pools the tensors of a window into layers and the model.
+// From here on: the functions that sum the histograms of a window over a layer and over the model.
 
 // Returns the sum of the members' kept histograms in this window. Sets *elements to its number of values.
+// Members whose histogram was not kept are missing in both.
 Histogram WeightSeries::pooled(const TensorKeys& members, int64_t window, uint64_t* elements) const {
   Histogram sum;
   *elements = 0;
@@ -310,7 +319,7 @@ Histogram WeightSeries::initial_of(const TensorKeys& members, uint64_t* elements
   return sum;
 }
 
-// Adds up the snapshots of a complete window. complete() adds the sums of the earlier histograms.
+// Sums up the snapshots of a complete window. Leaves Sums::previous and Sums::initial to complete().
 WeightSeries::Sums WeightSeries::sums_of(const std::string& layer, const Group& group, int64_t window) const {
   Sums sums;
   PoolSnapshot& pool = sums.snapshot;
@@ -338,7 +347,7 @@ WeightSeries::Sums WeightSeries::sums_of(const std::string& layer, const Group& 
   return sums;
 }
 
-// Stores the sum of the first snapshots of all members, if it has all `elements` values of the group.
+// Stores the sum of the first snapshots of all members if it has as many values (`elements`) as the group.
 void WeightSeries::set_initial(Group* group, uint64_t elements) {
   if (group->initial_elements == elements) return;  // stored already
   forget(&group->initial);
@@ -349,6 +358,7 @@ void WeightSeries::set_initial(Group* group, uint64_t elements) {
     group->initial_elements = elements;
 }
 
+// Keeps the summed histogram `stored` of a window, with which the next window is compared.
 void WeightSeries::store_previous(Group* group, int64_t window, const std::string& stored,
                                   uint64_t elements) {
   forget(&group->previous);
@@ -356,7 +366,8 @@ void WeightSeries::store_previous(Group* group, int64_t window, const std::strin
   group->previous_elements = elements;
 }
 
-// Compares a complete window with the previous one and the first snapshots, and adds it to the model.
+// Compares a complete window of a group with the group's previous window and with the first snapshots. Adds
+// the window to the model.
 void WeightSeries::complete(const std::string& layer, int64_t window, Group* group) {
   Sums sums = sums_of(layer, *group, window);
   close(window, group);  // after sums_of(), which needs the snapshots of this window
@@ -371,7 +382,7 @@ void WeightSeries::complete(const std::string& layer, int64_t window, Group* gro
   pool.histogram_hash = fnv1a(stored);
   set_means(sums.squares, sums.updates, &pool);
   store_previous(group, window, stored, pool.elements);
-  if (!layer.empty()) {
+  if (!layer.empty()) {  // "": tensors without a layer, which count only for the model
     layers_[layer] = pool;
     completed_.push_back(pool);
   }
@@ -385,7 +396,7 @@ size_t WeightSeries::groups_alive() const {
   }));
 }
 
-// Adds a group's window to the model's. The model's window is complete when it has all groups.
+// Adds a group's window to the same window of the model, which is complete when it has all groups.
 void WeightSeries::add_to_model(const Sums& sums, int64_t window) {
   const PoolSnapshot& layer = sums.snapshot;
   std::erase_if(models_, [&](const auto& each) { return each.second.snapshot.interval != layer.interval; });
@@ -419,13 +430,13 @@ void WeightSeries::complete_model(int64_t window, Sums* model) {
   PoolSnapshot& pool = model->snapshot;
   pool.previous = distance(model->previous_known, model->previous, model->now);
   pool.initial = distance(model->initial_known, model->initial, model->now);
-  if (!model->previous_known) pool.previous_max = std::nullopt;  // the largest one may be missing
+  if (!model->previous_known) pool.previous_max = std::nullopt;  // the largest distance may be missing
   if (!model->initial_known) pool.initial_max = std::nullopt;
   pool.histogram_hash = fnv1a(foreshock::store(model->now));
   set_means(model->squares, model->updates, &pool);
   model_ = pool;
   completed_.push_back(pool);
-  // Layers without a recent window do not exist any more.
+  // Layers without a complete window in the last three intervals do not exist any more.
   std::erase_if(layers_, [&](const auto& each) {
     return each.second.step < model_.step - 3 * static_cast<int64_t>(model_.interval);
   });

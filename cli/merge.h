@@ -1,6 +1,7 @@
 // The classes of `foreshock merge` that combine weight tensors. The command merges the records of the nodes
 // of a job; a record is the file of JSON lines that the agent of one node has written. A "tensor line" in it
-// describes a weight tensor at one step, or only the parts of a sharded tensor that the node holds.
+// describes a weight tensor at one step, or only the parts of a sharded tensor that the node holds. With
+// `foreshock run --record-histograms` it has the histogram of the values.
 #ifndef FORESHOCK_CLI_MERGE_H_
 #define FORESHOCK_CLI_MERGE_H_
 
@@ -18,7 +19,8 @@ namespace foreshock::cli {
 
 // Merges the tensor lines of several nodes into lines of the job. Adds the histograms of the parts, so that
 // the result equals the histogram of the whole tensor bit for bit. Compares replicas. Lines must be passed in
-// the order of steps. When a run goes back to an earlier step, a new "generation" begins. Thread-compatible.
+// the order of steps. If a run goes back to an earlier step (a checkpoint), a new "generation" begins.
+// Thread-compatible.
 class TensorMerger {
  public:
   struct NodeLine {
@@ -26,14 +28,14 @@ class TensorMerger {
     std::string path;  // path of the record that has the line
   };
 
-  // Takes the lines of all nodes for one tensor and step. Returns "" or one line that says what cannot be
+  // Merges the lines of all nodes for one tensor and step. Returns "" or one line that says what cannot be
   // merged. Until the next call, the resulting lines are in tensor(), models() and event().
   std::string take(const std::vector<NodeLine>& nodes);
 
   // The merged tensor line. nullopt: a part of the tensor or the histogram of a part is missing.
   const std::optional<TensorLine>& tensor() const { return tensor_; }
-  // Lines for layers and for the whole model. A layer has a line here if this tensor was the last one missing
-  // of its tensors in this interval of steps; so has the model.
+  // Lines for layers and for the whole model. A layer has a line here if this tensor was the last of the
+  // layer's tensors that was missing in this interval of steps. The same holds for the model.
   const std::vector<ModelLine>& models() const { return models_; }
   const std::optional<EventLine>& event() const { return event_; }  // set if replicas on two nodes differ
 
@@ -60,11 +62,11 @@ class TensorMerger {
 // parts are replicas and count once. Thread-compatible.
 class TensorShares {
  public:
-  // Adds a tensor line. `at` is the line's entry in the index of all records.
+  // Adds a tensor line. `at`: the line's entry in the index of all records.
   void add(const TensorLine& line, const IndexedLine& at);
 
   // Must be called once, after all lines. Returns "" if every tensor is complete in at least one generation,
-  // else one line on the first tensor that is not: a part or its histogram is missing, or parts overlap.
+  // else one line on the first incomplete tensor: a part or its histogram is missing, or parts overlap.
   std::string check(const RecordIndex& index);
 
   // Whether the parts of the tensor are complete in this generation; check() must have been called.

@@ -1,10 +1,12 @@
-"""Alerts from the agent's detectors, which warn before a loss event. A warning may last only a few steps; the rules
-keep its alert long enough to be noticed. In this file, `limits` is the section of values.toml with an alert's limits
-and times. `default` is the set of detectors that the benchmark has found useful; all others are experimental."""
+"""Prometheus rules for the agent's detectors, which warn before a loss event. A warning may last only a few steps; the
+rules keep its alert long enough to be noticed. In this file, `limits` is the section of values.toml with an alert's
+limits and times. `default` is the set of detectors that the benchmark has found useful; all others are experimental.
+The fields of Alert and the parts of texts (RUN, VALUE, AT_STEP, where(), warned_at()) are described in rule.py."""
 
 from rule import AT_STEP, RUN, RUN_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, warned_at, where
 from standing import Default, alerting, remark, severity
 
+# Series of detector_records(): the level of a detector (0 quiet, 1 watch, 2 warn), and its number of warnings.
 LEVEL, EVENTS = "run:foreshock_precursor_level:max", "run:foreshock_precursor_events:increase"
 
 RESTART_FOR_LOGITS = (
@@ -14,7 +16,7 @@ RESTART_FOR_LOGITS = (
     " queries and keys) or a softcap (a bound on the logits) to the model."
 )
 
-# A row: alert, component, dashboard, summary, finding by detector, and description with meaning and first action.
+# A row: alert, component, dashboard, summary, finding by detector, and the description's end: meaning and first action.
 TABLE: list[tuple[str, str, str, str, dict[str, str], str]] = [
     (
         "ForeshockAttentionErrorDrift", "attention", "attention",
@@ -68,13 +70,14 @@ TABLE: list[tuple[str, str, str, str, dict[str, str], str]] = [
 
 
 def warned(detectors: str, level: float) -> str:
-    """Selects one series for each detector whose level is at least `level` now, or that began to warn within the window
-    of EVENTS. `detectors`: a regular expression of names."""
+    """A PromQL expression with one series for each detector whose level is at least `level` now, or that began to warn
+    within the window of EVENTS. `detectors`: a regular expression of names."""
     return f'({LEVEL}{{detector=~"{detectors}"}} >= {level}) or ({EVENTS}{{detector=~"{detectors}"}} > 0)'
 
 
 def detector_records(detectors: list[str], window: str) -> list[Record]:
-    """Records, over all ranks of a run, the highest level of each detector and its number of warnings in `window`."""
+    """Recording rules for each detector over all ranks of a run: the highest level, and the number of warnings in
+    `window`."""
     matcher = f'detector=~"{"|".join(detectors)}"'
     return [
         Record(LEVEL, f"max by ({RUN_KEY}, detector) (foreshock_precursor_level{{{matcher}}} {UNLESS_ENDED})"),
@@ -85,14 +88,14 @@ def detector_records(detectors: list[str], window: str) -> list[Record]:
 
 
 def detector_alert(row: tuple[str, str, str, str, dict[str, str], str], limits: dict, default: Default) -> Alert:
-    """The alert of a row of TABLE. It uses the default detectors of the row, or all if none is one (alerting())."""
-    name, component, dashboard, summary, seen, action = row
-    used = alerting(seen, default)
+    """The alert of a row of TABLE. It uses the default detectors of the row. If there are none, it uses all."""
+    name, component, dashboard, summary, findings, meaning_and_action = row
+    used = alerting(findings, default)
     fact = " or ".join(used.values())
     return Alert(
         name, "precursor", component, dashboard, warned("|".join(used), limits["level"]), f"{RUN}: {summary}",
         f"{fact[0].upper()}{fact[1:]}{where()}"
-        f" (detector {{{{ $labels.detector }}}}{warned_at()}{remark(used, default)}). {action}",
+        f" (detector {{{{ $labels.detector }}}}{warned_at()}{remark(used, default)}). {meaning_and_action}",
         keep=limits["keep"], severity=severity(used, default),
     )  # fmt: skip
 
@@ -121,7 +124,7 @@ def entropy_collapse(values: Values, default: Default) -> Alert:
 
 def logit_forecast(limits: dict) -> Alert:
     """Forecasts logits with a straight line over minutes. This is a separate alert, because the warnings of the logit
-    detectors may be too short for a forecast."""
+    detectors may last too short a time for such a forecast."""
     logit = "run:foreshock_attention_logit_abs:max"
     return Alert(
         "ForeshockAttentionLogitForecast", "precursor", "attention", "attention",
@@ -139,7 +142,8 @@ def logit_forecast(limits: dict) -> Alert:
 
 
 def agreement(limits: dict) -> Alert:
-    """Counts the components with a firing precursor alert. In a group, this alert must come after those alerts."""
+    """Fires if enough components (attention, optimizer, weights) have a firing precursor alert. Must come after those
+    alerts in the group, because Prometheus evaluates rules in order."""
     return Alert(
         "ForeshockPrecursorsAgree", "agreement", "precursors", "overview",
         f"""
@@ -158,7 +162,7 @@ def agreement(limits: dict) -> Alert:
 
 def detector_rules(values: Values, default: Default) -> Group:
     limits = values["detectors"]
-    used = sorted({"entropy_drop", *(name for *_, seen, _ in TABLE for name in alerting(seen, default))})
+    used = sorted({"entropy_drop", *(name for *_, findings, _ in TABLE for name in alerting(findings, default))})
     return Group(
         "foreshock-precursors",
         [

@@ -1,6 +1,9 @@
 // The device code of the kernel kKeyGather, for a slice of sampled key positions of a backward call. It
-// copies the slice, sums the gradients dK and dV over all keys of the kv-head (key_sums.h), and counts NaN
-// and Inf in dQ. Block is the interface of block.h: the threads of one device block.
+// copies the slice, sums each column of the gradients dK and dV over all keys of the kv-head (key_sums.h),
+// and counts NaN and Inf in dQ. Block is the interface of block.h: the threads of one device block.
+// block.each(f) calls f(thread) for each of them, then waits for all. DeviceView describes a tensor in device
+// memory: address, sizes, strides in elements. A tile is the part of a tensor that a block processes at once:
+// adjacent columns, or adjacent rows.
 #ifndef FORESHOCK_KERNELS_KEY_GATHER_BODY_H_
 #define FORESHOCK_KERNELS_KEY_GATHER_BODY_H_
 
@@ -9,6 +12,7 @@
 
 namespace foreshock {
 
+// Loads the number at `address` and converts it to fp64.
 template <class Block>
 FORESHOCK_DEVICE double load_value(DType type, uint64_t address, const Block& block) {
   switch (type) {
@@ -33,9 +37,9 @@ FORESHOCK_DEVICE double load_element(const DeviceView& view, DType type, int64_t
                     block);
 }
 
-// Sums the columns of one tile over all rows of head 0, the only head of a view of dK or dV. Neighbouring
-// threads read neighbouring columns, and each thread reads every `stripes`-th row. The sums of the threads
-// are then added pairwise, always in the same order.
+// Sums the columns of one tile over all rows, and writes the sums to `results`, which is indexed by column.
+// The views of dK and dV have one head. Neighbouring threads read neighbouring columns, and each thread reads
+// every `stripes`-th row of one column. Then the threads' sums are added pairwise, always in the same order.
 template <class Block>
 FORESHOCK_DEVICE void sum_tile(const DeviceView& view, DType type, uint32_t tile, ColumnSum* results,
                                Block& block) {
@@ -61,17 +65,17 @@ FORESHOCK_DEVICE void sum_tile(const DeviceView& view, DType type, uint32_t tile
   });
 }
 
-// Adds the number of NaN and Inf in a tile of dQ to `count`. Only they give NaN when multiplied by 0.
+// Adds the number of NaN and Inf in a tile of dQ to *count. x * 0 is NaN, so not 0, only if x is NaN or Inf.
 template <class Block>
 FORESHOCK_DEVICE void add_nonfinite(const DeviceView& view, DType type, uint32_t tile, uint32_t* count,
                                     Block& block) {
   const uint32_t head = tile / row_tiles(view), first = tile % row_tiles(view) * kRowsOfATile;
   const uint32_t rows = view.rows - first < kRowsOfATile ? view.rows - first : kRowsOfATile;
   block.each([&](uint32_t thread) {
-    uint32_t found = 0;
+    uint32_t thread_count = 0;
     for (uint32_t n = thread; n < rows * view.width; n += block.threads())
-      found += load_element(view, type, head, first + n / view.width, n % view.width, block) * 0 != 0;
-    if (found > 0) block.add(count, found);
+      thread_count += load_element(view, type, head, first + n / view.width, n % view.width, block) * 0 != 0;
+    if (thread_count > 0) block.add(count, thread_count);
   });
 }
 
@@ -79,30 +83,31 @@ template <class Block>
 FORESHOCK_DEVICE void key_gather_body(const KeyGatherJob& job, Block& block) {
   begin_gather(job.gather, block);
   gather_pieces(job.gather, JobRows(job.gather), block);
-  if (job.sums == 0) return end_gather(job.gather, block, [] {});  // only a slice's first slot has sums
+  // `sums` is an address, or 0: a slice may fill several slots, and only the first has sums.
+  if (job.sums == 0) return end_gather(job.gather, block, [] {});
 
   const DType type = static_cast<DType>(job.dtype);
   GatherClock* clock = reinterpret_cast<GatherClock*>(job.gather.clock);  // scratch memory, 0 at first
-  ColumnSum* of_key = reinterpret_cast<ColumnSum*>(job.sums);
-  ColumnSum* of_value = of_key + job.grad_key.width;
+  ColumnSum* key_sums = reinterpret_cast<ColumnSum*>(job.sums);
+  ColumnSum* value_sums = key_sums + job.grad_key.width;
   // The tiles of dK, dV and dQ are numbered one after the other and distributed over the blocks.
   const uint32_t key_tiles = column_tiles(job.grad_key);
   const uint32_t sum_tiles = key_tiles + column_tiles(job.grad_value);
   const uint32_t all_tiles = sum_tiles + job.grad_query.heads * row_tiles(job.grad_query);
   for (uint32_t n = block.index(); n < all_tiles; n += block.blocks()) {
     if (n < key_tiles) {
-      sum_tile(job.grad_key, type, n, of_key, block);
+      sum_tile(job.grad_key, type, n, key_sums, block);
     } else if (n < sum_tiles) {
-      sum_tile(job.grad_value, type, n - key_tiles, of_value, block);
+      sum_tile(job.grad_value, type, n - key_tiles, value_sums, block);
     } else {
       add_nonfinite(job.grad_query, type, n - sum_tiles, &clock->nonfinite, block);
     }
   }
   end_gather(job.gather, block, [&] {  // runs once, in the block that ends last
     // The count of dQ is stored after the sums of dV. Adding 0 reads the counter atomically.
-    ColumnSum of_query;
-    of_query.nonfinite = block.add(&clock->nonfinite, 0u);
-    of_value[job.grad_value.width] = of_query;
+    ColumnSum query_sum;
+    query_sum.nonfinite = block.add(&clock->nonfinite, 0u);
+    value_sums[job.grad_value.width] = query_sum;
     clock->nonfinite = 0;  // for the next launch
   });
 }

@@ -1,8 +1,9 @@
 """./dev test-torch VERSION: the adapter and a training under foreshock with another torch than the pinned one.
 
-VERSION 2.6 or 2.14: Debian's build, in a chroot of trixie or testing, which needs root. A release of torch_versions.py,
-such as 2.8.0: a wheel in a virtual environment. First runs packaging/newcomer_training.py with and without the packaged
-build of foreshock: both must give the same bits, and samples must be judged. Then runs tests/integrations.
+For VERSION 2.6 or 2.14, torch is Debian's build, in a chroot of Debian trixie or testing, which needs root. For a
+release of torch_versions.py, such as 2.8.0, torch is a wheel in a virtual environment. First runs
+packaging/newcomer_training.py with and without the packaged build of foreshock: both must give the same bits, and
+samples must be judged. Then runs tests/integrations, the tests of the adapter (which connects foreshock and torch).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ FORESHOCK = ROOT / "build" / "test-torch"  # prefix of the installed build of fo
 TREES = ROOT / "build" / "test-torch-trees"  # copies of the repository, by version
 
 # run(command, environment) runs a command in the chroot or virtual environment with the torch. It returns the exit
-# status and standard output. Paths are those of this machine; "@HOME@" stands for a folder that the command may write.
+# status and standard output. Paths in the command are those of this machine, which the chroot has too; "@HOME@" is
+# replaced by the path of a folder that the command may write.
 Runner = Callable[[list[str], dict[str, str]], tuple[int, str]]
 
 
@@ -53,10 +55,11 @@ def in_chroot(version: str, tree: Path) -> tuple[str, Runner]:
     home = f"/home/{USER}"
 
     def run(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
-        # The repository has the same path inside the chroot. Debian's torch has no libuv.
+        # Debian's torch has no libuv.
         variables = environment | {"USE_LIBUV": "0", "PYTHONDONTWRITEBYTECODE": "1"}
         words = ["env", f"--chdir={tree}", *(word.replace("@HOME@", home) for word in command)]
         variables = {key: value.replace("@HOME@", home) for key, value in variables.items()}
+        # binds: the repository has the same path inside the chroot.
         done = chroot.run(*words, user=USER, binds={ROOT: str(ROOT)}, env=variables, stdout=subprocess.PIPE)
         return done.returncode, done.stdout
 
@@ -79,7 +82,7 @@ def in_environment(release: str, tree: Path) -> tuple[str, Runner]:
 
 
 def test_integrations(python: str, run: Runner, selection: str, log: Path) -> None:
-    """Runs tests/integrations, like the default tests with the pinned torch."""
+    """Runs tests/integrations, as the default tests do with the pinned torch. `selection`: the -k of pytest, or ""."""
     begin = time.monotonic()
     options = ["-o", "cache_dir=@HOME@/pytest", "--tb=short", "-rfEs", *(["-k", selection] if selection else [])]
     command = [python, "-m", "pytest", "tests/integrations", *options]
@@ -99,7 +102,7 @@ def last_line_of_json(text: str) -> dict:
     return json.loads(lines[-1])
 
 
-def must(run: Runner, command: list[str], environment: dict[str, str]) -> str:
+def output_of(run: Runner, command: list[str], environment: dict[str, str]) -> str:
     """The output of a command, which must end with 0."""
     status, output = run(command, environment)
     if status != 0:
@@ -110,16 +113,16 @@ def must(run: Runner, command: list[str], environment: dict[str, str]) -> str:
 def test_training(python: str, run: Runner) -> None:
     foreshock = str(FORESHOCK / "bin" / "foreshock")
     environment = {"FORESHOCK_CACHE": "@HOME@/adapters"}
-    print(must(run, [foreshock, "doctor", "--python", python], environment), flush=True)
+    print(output_of(run, [foreshock, "doctor", "--python", python], environment), flush=True)
     training = [python, "packaging/newcomer_training.py"]
-    plain = last_line_of_json(must(run, training, {}))
+    plain = last_line_of_json(output_of(run, training, {}))
     summary = "@HOME@/summary.json"
     # With the default budget, a busy machine might sample none of these few steps.
     sampling = ["--every", "4", "--max-slowdown", "100%"]
-    watched = must(run, [foreshock, "run", *sampling, "--summary", summary, "--", *training], environment)
+    watched = output_of(run, [foreshock, "run", *sampling, "--summary", summary, "--", *training], environment)
     if last_line_of_json(watched) != plain:
         raise TestError(f"other results under foreshock: {watched} {plain}")
-    rank = json.loads(must(run, ["cat", summary], {}))["ranks"][0]
+    rank = json.loads(output_of(run, ["cat", summary], {}))["ranks"][0]
     for name, counts in rank["attention"].items():  # forward and backward; newcomer_training.py makes 240 calls of each
         if counts["judged"] == 0 or counts["judged"] != counts["sampled"] or counts["calls"] != 240:
             raise TestError(f"{name}: {counts}")

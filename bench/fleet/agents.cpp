@@ -1,8 +1,8 @@
 // Serves /metrics of many simulated agents from one process, for bench/fleet.py: `fleet_agents COUNT LAYERS`.
-// Each agent has a separate server with the series of the catalog (the table of all metrics) for 8 ranks.
-// LAYERS is "owner" or "budget": series by layer for one rank of each agent, or for all ranks, up to the
-// number of series that the registry admits. Values change every 5 s. The program prints the port of each
-// agent, then the number of series of the first agent, and runs until its standard input ends.
+// Each agent has a separate server with the series of all metrics of the catalog (all_metrics()) for 8 ranks.
+// If LAYERS is "owner", one rank of each agent has series by layer. If it is "budget", all ranks have them,
+// up to the number of series that the registry admits. Values change every 5 s. The program prints the port
+// of each agent, then the number of series of the first agent, and runs until its standard input ends.
 #include <poll.h>
 #include <unistd.h>
 
@@ -45,19 +45,20 @@ class FleetAgent {
     published->metrics = registry_.snapshot();
     server_.publish(published);
   }
-  size_t series() const { return registry_.series_count(); }
+  size_t series_count() const { return registry_.series_count(); }
 
  private:
   void set_rank(const std::string& rank, bool owns_layers) {
     std::vector<std::string> values = {};
-    for (const MetricInfo& info : all_metrics()) each_series(info, 0, rank, owns_layers, &values);
+    for (const MetricInfo& info : all_metrics()) set_series(info, 0, rank, owns_layers, &values);
   }
-  // Sets all series of a metric: every combination of the values of its closed labels (those with a fixed set
-  // of values). Open labels have one value, except the layer, which has all layers, or none without
-  // owns_layers. Recursive: `label` is the index of the next label, `values` the values of those before.
-  void each_series(const MetricInfo& info, size_t label, const std::string& rank, bool owns_layers,
-                   std::vector<std::string>* values) {
-    if (label == info.labels.size()) return set(info, *values);
+  // Sets all series of a metric for a rank: every combination of the values of its closed labels (those with
+  // a fixed set of values). An open label has one value, except the layer: it has all layers if owns_layers,
+  // else the metric has no series. Recursive: `label` is the index of the next label, `values` the values of
+  // the labels before it.
+  void set_series(const MetricInfo& info, size_t label, const std::string& rank, bool owns_layers,
+                  std::vector<std::string>* values) {
+    if (label == info.labels.size()) return set_value(info, *values);
     const LabelInfo& key = info.labels[label];
     std::vector<std::string> choices(key.values.begin(), key.values.end());
     if (choices.empty() && key.key == "layer")
@@ -66,17 +67,17 @@ class FleetAgent {
       choices.push_back(key.key == "run"    ? "job"
                         : key.key == "rank" ? rank
                                             : "node-" + std::to_string(number_));
-    // A rank has only one series of these two metrics, or one per detector.
+    // Of these two metrics, a real rank has one series (kSourceInfo), or one per detector.
     const bool is_info = info.metric == Metric::kSourceInfo || info.metric == Metric::kPrecursorLayerInfo;
     if (is_info && key.key != "detector" && choices.size() > 1) choices.resize(1);
     for (const std::string& choice : choices) {
       values->push_back(choice);
-      each_series(info, label + 1, rank, owns_layers, values);
+      set_series(info, label + 1, rank, owns_layers, values);
       values->pop_back();
     }
   }
   // Registry::set takes an initializer list, so each number of labels is a separate call.
-  void set(const MetricInfo& info, const std::vector<std::string>& v) {
+  void set_value(const MetricInfo& info, const std::vector<std::string>& v) {
     const double value = info.type == MetricType::kCounter ? 100.0 * round_ : moved(1);
     const Metric m = info.metric;
     if (v.size() == 1) registry_.set(m, {v[0]}, value);
@@ -108,7 +109,7 @@ int run(int count, bool all_ranks_own_layers) {
     if (port < 0) return 1;
     std::printf("%d\n", port);
   }
-  std::printf("series %zu\n", agents[0]->series());
+  std::printf("series %zu\n", agents[0]->series_count());
   std::fflush(stdout);
   for (pollfd input = {STDIN_FILENO, POLLIN, 0}; poll(&input, 1, kPeriodMs) == 0;)
     for (auto& agent : agents) agent->change_values();

@@ -1,6 +1,7 @@
 // Draws the report of bench/precursors.py from its results, `study`: tables of all detectors, and charts of trainings.
-// The page's script is lab/page/report.js, which defines element, section, table, axis, short and COLOURS, and then
-// this file.
+// The page loads lab/page/report.js (element, section, table, axis, short, COLOURS) before this file. In `study`, a
+// detector of `shipped` or `learned` has its figures over all recipes (`all`); `shipped` also has them by recipe
+// (`recipes`). A recipe describes a training and its planted fault.
 (() => {
   const { recipes, shipped, learned, curves, protocol, attention_errors: errors } = study;
   const drawn = [];
@@ -8,13 +9,14 @@
   const range = (low, high) => low === null ? '' : ` [${short(low)}, ${short(high)}]`;
   const HEAD = ['detector', 'hits', '95 %', 'twin', 'lead: median (quartiles; p10)', 'alarms', 'right', 'lift', 'false per 10 k steps'];
 
-  // Returns the cells of a table row, for the columns HEAD. `d`: the figures of a detector.
+  // Returns the cells of a table row, for the columns HEAD. `d`: the figures of a detector; unknown figures are null.
   const row = (name, d) => [name, `${d.hits} of ${d.events}`, d.hit_low === null ? '–' : `${share(d.hit_low)}–${share(d.hit_high)}`, String(d.twin_hits),
     d.lead_median === null ? '–' : `${short(d.lead_median)} (${d.lead_p25}–${d.lead_p75}; ${d.lead_p10})`, String(d.alarms), String(d.right),
     short(d.lift) + range(d.lift_low, d.lift_high), d.twin_steps ? `${short(d.false_per_10k)} (≤ ${short(d.false_per_10k_most)})` : '–'];
 
-  // Draws a chart of one seed of a recipe: the losses of both arms (with the fault, and its twin without), the onsets,
-  // and the steps at which detectors began to warn in the arm with the fault.
+  // Makes the chart of a recipe from one seed: the losses of both arms (with the fault, and the twin without it), the
+  // onsets of loss events, and the steps at which detectors began to warn in the arm with the fault. `drawn` draws it
+  // when the page is complete.
   function frame(name) {
     if (!window.Chart) return element('p', { textContent: 'made without the chart library: tables only' });
     const canvas = element('canvas');

@@ -1,4 +1,4 @@
-// Calls Python functions when the object of a weak reference dies, without losing exceptions of the trainer.
+// Calls a Python function when the object of a weak reference dies. Preserves exceptions of the trainer.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_INTERPRETER_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_INTERPRETER_H_
 
@@ -8,27 +8,28 @@
 
 namespace foreshock::adapter {
 
-// An exception that left a callback of ours. Python would print and drop it. Only exceptions of the trainer
-// leave our callbacks: a signal handler of the trainer (time limit, Ctrl-C) raises them while the main thread
-// runs the callback. A pending call (Py_AddPendingCall) raises them again in the trainer's code.
+// An exception that left a callback of foreshock. Python would print and drop it. The callbacks raise none of
+// their own, so it is an exception of the trainer: a signal handler of the trainer (time limit, Ctrl-C)
+// raised it while the main thread ran the callback. A pending call (Py_AddPendingCall) raises it again later.
 struct KeptException {
   void *type = nullptr, *value = nullptr, *trace = nullptr;
 };
 
-// The pending call. Restores the exception and deletes `pointer`. Returns -1, so that Python raises it.
+// The pending call. `pointer` is a KeptException; restores the exception and deletes `pointer`. Returns -1,
+// so that Python raises the exception.
 inline int raise_kept(void* pointer) {
-  const KeptException taken = *static_cast<KeptException*>(pointer);
+  const KeptException exception = *static_cast<KeptException*>(pointer);
   delete static_cast<KeptException*>(pointer);
-  Python::get().restore_error(taken.type, taken.value, taken.trace);
+  Python::get().restore_error(exception.type, exception.value, exception.trace);
   return -1;
 }
 
 // Calls `function` with the dead weak reference. The interpreter's lock must be held. If an exception
-// interrupts the function, it is called once more to complete its work. Only then are the exceptions raised.
+// interrupts the function, calls it once more to complete its work. The exceptions are raised after that.
 inline void call_back(void* function, void* reference) {
   const Python& python = Python::get();
   if (!python.can_call_back()) return;
-  std::array<KeptException*, 2> kept = {};  // of the first and the second call
+  std::array<KeptException*, 2> kept = {};  // one per call; null: no call or no exception
   for (KeptException*& each : kept) {
     if (void* result = python.call_with(function, reference, static_cast<void*>(nullptr))) {
       python.release(result);
