@@ -7,10 +7,11 @@
 
 extern "C" {
 
-// In glibc since 2.32. 0: the process may have threads, so that shared pointers count atomically.
+// In glibc since 2.32. 0 means that the process may have threads, so shared pointers count atomically.
 __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
 
-// In glibc since 2.35. Always fails here: the unwinder then uses dl_iterate_phdr, as with older versions.
+// In glibc since 2.35; used to find the unwind table of an address. Here it always fails (-1). The unwinder
+// of exceptions then uses dl_iterate_phdr, as with older versions of glibc.
 __attribute__((visibility("hidden"))) int _dl_find_object(void* /*address*/, void* /*result*/) { return -1; }
 
 // In glibc since 2.36; used by std::random_device.

@@ -1,4 +1,4 @@
-"""A small training, which packaging/newcomer.py and packaging/test_torch.py run with and without foreshock.
+"""A small training, which two tests (packaging/newcomer.py and packaging/test_torch.py) run with and without foreshock.
 
 Prints one line of JSON: the first loss, the last loss, a hash of all losses and of the final weights, and torch's
 version. If the hashes of two runs are equal, their losses and weights are equal bit for bit. Needs Python 3.9 or later.
@@ -38,6 +38,7 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
     for _ in range(STEPS):
+        # Four sequences that begin at random tokens and increase by 5: the next token can be learned.
         tokens = (torch.randint(VOCABULARY, (4, 1)) + 5 * torch.arange(49)) % VOCABULARY
         logits = model(tokens[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

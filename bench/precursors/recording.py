@@ -1,6 +1,6 @@
 """Runs a training under the monitor, and extracts from its record (the JSON lines that the agent writes) the data that
-scoring needs. A recipe (recipes.py) describes the training and its fault. A series is a list of (step, place, score): a
-detector's scores, which warn at 1. A place is a layer, a tensor, or "" for the whole model."""
+scoring needs. A recipe (recipes.py) describes the training and its fault. A series is a list of (step, place, score) of
+one detector, which warns at a score of 1. A place is a layer, a tensor, or "" for the whole model."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release
 FORESHOCK = BUILD / "bin" / "foreshock"
 CACHE = os.environ.get("FORESHOCK_CACHE", str(ROOT / "build" / "adapters"))
 LOSS_EVENTS = ("loss_spike", "divergence", "loss_rise")
+# Names of the events that `foreshock detect` can find in a record; a "precursor" is a change of a detector's level.
 FOUND_BY_DETECTORS = (*LOSS_EVENTS, "precursor", "nonfinite_gradient_norm", "resumed")
 EVENT_FIELDS = ("rank", "step", "event", "layer", "value", "detector", "level", "score")
 # Thresholds that are tried when one is learned, as multiples of the shipped threshold: GRID for detectors of foreshock,
@@ -47,7 +48,7 @@ def environment() -> dict[str, str]:
 def record(what: recipes.Recipe, seed: int, steps: int, path: pathlib.Path, seconds: float, idle: bool) -> bool:
     """Trains under `foreshock run`, with a temporary FORESHOCK_DIR in shared memory. Writes the record to `path`, and
     its provenance to made_of(path). If the training takes longer than `seconds`, stops it and returns false."""
-    part = path.with_suffix(".part")
+    part = path.with_suffix(".part")  # renamed to `path` when it is complete
     part.unlink(missing_ok=True)
     training = [sys.executable, str(provenance.HERE / "training.py"), what.name, str(seed), str(steps)]
     with tempfile.TemporaryDirectory(prefix="foreshock-precursors-", dir="/dev/shm") as base:
@@ -74,12 +75,14 @@ def record(what: recipes.Recipe, seed: int, steps: int, path: pathlib.Path, seco
 
 
 def made_of(path: pathlib.Path) -> pathlib.Path:
-    """The path of the file with the provenance of the record at `path`: hashes of the code that made it, versions."""
+    """The path of the file with the provenance of the record at `path`: versions, and hashes of the code that made the
+    record."""
     return path.with_suffix(".made.json")
 
 
 def made_by(what: recipes.Recipe, path: pathlib.Path) -> dict:
-    """The provenance of a record. `replays`: `foreshock detect` finds in it exactly the events that the agent wrote."""
+    """The provenance of a record. `replays`: whether `foreshock detect` finds in the record exactly the events that the
+    agent wrote."""
     version = subprocess.run([FORESHOCK, "--version"], capture_output=True, text=True, check=False).stdout.strip()
     live = [tuple(line[key] for key in EVENT_FIELDS) for line in lines_of(path) if is_found_by_detectors(line)]
     replayed = [tuple(event[key] for key in EVENT_FIELDS) for event in detected(path)]
@@ -109,8 +112,8 @@ def detected(path: pathlib.Path, *options: str) -> list[dict]:
 
 
 def readings(path: pathlib.Path) -> tuple[list[dict], dict[str, alarms.Series], dict[str, list[int]]]:
-    """Runs `foreshock detect` on a record. Returns the events it finds, the series of scores of each detector, and for
-    each detector the steps at which a first place begins to have the level "warn"."""
+    """Runs `foreshock detect` on a record. Returns the events it finds, the series of each detector, and the steps at
+    which each detector begins to warn: a place reaches level "warn" while no other place has this level."""
     with tempfile.TemporaryDirectory() as folder:
         scores = pathlib.Path(folder) / "scores.csv"
         events = detected(path, "--scores", str(scores))
@@ -132,20 +135,21 @@ def readings(path: pathlib.Path) -> tuple[list[dict], dict[str, alarms.Series], 
 
 
 def finite(value: float | None) -> float:
+    """A number of a record, in which null stands for NaN and infinities."""
     return math.nan if value is None else value
 
 
 def means(losses: dict[int, float], last: int) -> list[float | None]:
-    """Means of the losses of consecutive blocks of scoring.BLOCK steps, from step 1 on. A block that `last`, the last
-    step, cuts off is left out. None: a loss of the block is missing or not finite."""
+    """The mean loss of each block of scoring.BLOCK consecutive steps, from step 1 on. A block that the last step
+    (`last`) cuts off is left out. None: a loss of the block is missing or not finite."""
     blocks = [[losses.get(s, math.nan) for s in range(b, b + scoring.BLOCK)] for b in range(1, last + 1, scoring.BLOCK)]
     whole = [of for n, of in enumerate(blocks) if (n + 1) * scoring.BLOCK <= last]
     return [float(f"{statistics.fmean(of):.5g}") if all(map(math.isfinite, of)) else None for of in whole]
 
 
 def found_alarms(path: pathlib.Path, ours: dict[str, alarms.Series], others: dict[str, alarms.Series]) -> dict:
-    """The steps of alarms by detector (`ours`) or other project's rule (`others`), and by threshold as text ("1.0").
-    Thresholds without alarms are left out."""
+    """The steps of alarms, by name and by threshold as text ("1.0"). A name is that of a detector (`ours`) or of a rule
+    of another project (`others`). Thresholds without alarms are left out."""
     found = {
         name: {str(at): [step for step, _ in alarms.alarms(of, at)] for at in grid}
         for series, grid in ((ours, GRID), (others, GRID_OF_OTHERS))
@@ -156,9 +160,9 @@ def found_alarms(path: pathlib.Path, ours: dict[str, alarms.Series], others: dic
 
 def reduced(path: pathlib.Path, what: recipes.Recipe, seed: int, made: dict) -> dict:
     """Extracts the data of a record that scoring and the page of results need. Checks that the alarms computed from the
-    scores are those of the detectors' levels. `made`: the provenance. In the result, `onsets` are the onsets of loss
-    events, `masked` the steps after them that are not scored (scoring.masks()), `places` the alarms of detectors of
-    attention layers with the layers, and `losses` the result of means()."""
+    scores are those of the detectors' levels. `made`: the provenance. In the result, `onsets` are the steps at which
+    loss events begin, and `masked` the steps after them that are not scored (scoring.masks()). `places` has the alarms
+    of the detectors whose places are all attention layers. `losses` is the result of means()."""
     lines = lines_of(path)
     steps = [line for line in lines if line["type"] == "step"]
     if not steps:

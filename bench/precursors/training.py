@@ -1,5 +1,6 @@
-"""One training of the benchmark: `training.py RECIPE SEED [STEPS]`. recording.py starts it under the monitor, which is
-not used here. A recipe (recipes.py) names the model and the fault that begins at a step."""
+"""One training of the benchmark of detectors: `training.py RECIPE SEED [STEPS]`. recording.py starts it under the
+monitor; this file does not use the monitor. A recipe (recipes.py) names the model (text or copying: a small GPT; net: a
+regression) and the fault, which begins at a step. Without a fault it is a control training (a twin)."""
 
 from __future__ import annotations
 
@@ -20,17 +21,17 @@ from torch import Tensor, nn  # noqa: E402
 
 SIZE = demo.Size(layers=recipes.LAYERS, heads=2, kv_heads=2, width=32, context=64, batch=4)
 RATE, RATE_OF_COPYING = 2e-3, 4e-3  # learning rates
-PERIOD, SYMBOLS, NOISE = 2, 32, 0.25  # of Copying: repeated symbols, different symbols, share of wrong ones
-FLASH = "_scaled_dot_product_flash_attention_for_cpu"
+PERIOD, SYMBOLS, NOISE = 2, 32, 0.25  # of Copying: length of the repeated sequence, alphabet, share of wrong symbols
+FLASH = "_scaled_dot_product_flash_attention_for_cpu"  # torch's attention kernel
 
 
 class Plant:
-    """An error of attention in one layer, while `is_on`. Counting calls gives their layer, since a step makes one call
-    in each layer, in order. `ulps`: the size of the error in spacings of the number format (ulp)."""
+    """Plants an error of attention in one layer, while `is_on`. A step makes one call in each layer, in order, so the
+    number of a call gives its layer. `ulps`: the size of the error in spacings of the number format (ulp)."""
 
     def __init__(self, layer: int, ulps: float, seed: int) -> None:
         self.layer, self.ulps, self.is_on, self.calls = layer, ulps, False, 0
-        self.numbers = torch.Generator().manual_seed(seed)  # separate, so that the training's random numbers stay
+        self.numbers = torch.Generator().manual_seed(seed)  # does not change torch's global generator
 
     def errs(self) -> bool:
         """Counts the call that begins. Returns whether its result must be made wrong."""
@@ -50,7 +51,8 @@ class FollowingPlant(Plant):
 
 
 class OtherKernel(Plant):
-    """A kernel that replaces torch's own attention kernel in the dispatcher, so that the monitor sees its output."""
+    """Base of kernels that replace torch's own attention kernel in the dispatcher, so that the monitor sees their
+    output. A derived class is the kernel (__call__). It changes the results of the original kernel."""
 
     def __init__(self, layer: int, ulps: float, seed: int) -> None:
         super().__init__(layer, ulps, seed)
@@ -72,7 +74,7 @@ class WrongKernel(OtherKernel):
 
 
 class RoundedReference(OtherKernel):
-    """Causal attention in fp64, with results rounded once. No kernel can be more exact."""
+    """Causal attention in fp64 in all layers and steps, with results rounded once. No kernel can be more exact."""
 
     def __call__(self, keys: object, *arguments: object, **more: object) -> tuple[Tensor, Tensor]:
         out, lse = self.original.call_boxed(keys, *arguments, **more)
@@ -86,7 +88,7 @@ class RoundedReference(OtherKernel):
 
 
 class Fault:
-    """What a recipe changes in the learning rate and the data, by step. gpt() makes the other changes of a recipe."""
+    """Changes of the learning rate and the data by a recipe's fault, by step. gpt() makes the other changes."""
 
     def __init__(self, what: recipes.Recipe, seed: int) -> None:
         self.name, self.is_on, self.begin = what.name, what.arm == "fault", what.begin(seed)
@@ -95,7 +97,7 @@ class Fault:
         return self.is_on and step >= self.begin
 
     def rate(self, step: int) -> float:
-        """The factor of the usual learning rate."""
+        """The factor by which the fault multiplies the learning rate."""
         if not self.has_begun(step):
             return 1.0
         if self.name == "rate-ramp":
@@ -119,14 +121,14 @@ def without_norms(model: nn.Module, kinds: tuple[str, ...]) -> None:
 
 
 def grow_scores(model: demo.Gpt, factor: float) -> None:
-    """Multiplies the weights that make queries and keys."""
+    """Multiplies the weights that compute queries and keys: the first two thirds of the rows of qkv."""
     with torch.no_grad():
         for block in model.blocks:
             block.attention.qkv.weight[: 2 * SIZE.width] *= factor
 
 
 class Source:
-    """Batches of text, as tokens and the tokens that follow them. The fault replaces some bytes by random ones."""
+    """Batches of text: tokens, and as targets the tokens that follow them. The fault replaces some by random ones."""
 
     def __init__(self, fault: Fault, seed: int) -> None:
         self.text, self.fault = demo.Text(seed), fault
@@ -144,9 +146,10 @@ class Source:
 
 
 class Copying:
-    """Rows that repeat PERIOD symbols, some replaced by wrong ones. To predict a symbol, the model must attend to many
-    earlier places where it stood, so an error of attention raises the loss. The loss would not rise for text, which so
-    small a model learns without attention, or for rows without wrong symbols, where one earlier place is enough."""
+    """Batches of rows that repeat PERIOD symbols, some of them replaced by wrong ones. To predict a symbol, the model
+    must attend to many earlier places of that symbol, so an error of attention raises the loss. The loss would not rise
+    for text, which so small a model learns without attention, or for rows without wrong symbols, where one place
+    suffices."""
 
     def __init__(self, seed: int) -> None:
         self.numbers = torch.Generator().manual_seed(seed)
@@ -160,6 +163,7 @@ class Copying:
 
 
 def planted(what: recipes.Recipe, seed: int) -> Plant | None:
+    """Installs the attention error of a recipe; None if it has none."""
     if what.plant == "following":
         demo.functional = FollowingPlant(what.layer(seed), what.dose, seed)
         return demo.functional
@@ -168,6 +172,7 @@ def planted(what: recipes.Recipe, seed: int) -> Plant | None:
 
 
 def gpt(what: recipes.Recipe, seed: int, steps: int) -> None:
+    """Trains a GPT on text, or on the rows of Copying, with the recipe's fault."""
     fault, copies = Fault(what, seed), what.model == recipes.COPYING
     model = demo.Gpt(SIZE)
     source, rate = (Copying(seed), RATE_OF_COPYING) if copies else (Source(fault, seed), RATE)
@@ -176,7 +181,7 @@ def gpt(what: recipes.Recipe, seed: int, steps: int) -> None:
     plant = planted(what, seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
     for step in range(1, steps + 1):
-        warm = min(1.0, step / 50)
+        warm = min(1.0, step / 50)  # warm-up of the learning rate
         for group in optimizer.param_groups:
             group["lr"] = rate * warm * fault.rate(step)
         if plant:
@@ -190,7 +195,8 @@ def gpt(what: recipes.Recipe, seed: int, steps: int) -> None:
 
 
 def net(eps: float, steps: int) -> None:
-    """Trains a regression of sin x + sin 4x at 200 points, all of them at every step."""
+    """Trains a regression of sin x + sin 4x at 200 points, all of them at every step. `eps`: Adam's; the fault is a
+    small one (main()), with which Adam becomes unstable."""
     x = torch.linspace(-math.pi, math.pi, 200)[:, None]
     y = torch.sin(x) + torch.sin(4 * x)
     model = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1))
