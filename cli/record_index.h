@@ -1,7 +1,7 @@
 // Sorts the lines of several records of one run by step, for `foreshock merge`. A record has the JSON lines
-// that the agent of one node has written, in one file or (--record-size) in two. Only an index of the lines
-// is sorted; the lines stay in their files until they are needed. A large index is sorted by an external
-// merge sort in a temporary file, so memory does not grow with the records.
+// that the agent of one node has written, in one file or (with --record-size) in two. Only an index of the
+// lines is sorted; the lines stay in their files until they are needed. If the index is large, parts of it
+// ("pieces") are sorted in memory, written to a temporary file, and merged when they are read.
 #ifndef FORESHOCK_CLI_RECORD_INDEX_H_
 #define FORESHOCK_CLI_RECORD_INDEX_H_
 
@@ -20,20 +20,22 @@
 
 namespace foreshock::cli {
 
-// The place of a line in the merged order and in its record. Lines are sorted by the members, in their order.
+// The position of a line in the merged order and in its record. Lines are sorted by generation, then by step,
+// and so on: by the members in the order of their declaration.
 struct IndexedLine {
-  // Lines of one step are sorted in this order. A later "started" line, of a restarted rank, has kEnded.
+  // Lines of one step are sorted in this order. A rank's second "started" line (the rank was restarted) has
+  // kEnded.
   enum class Kind : uint8_t { kStarted, kStep, kSample, kEvent, kOther, kTensor, kModel, kEnded };
 
   // How often the training had gone back to an earlier step before this line, e.g. to a checkpoint.
   uint32_t generation = 0;
-  // The step of the line; -1: none. For an event, its own step or the last one that its rank had ended before
-  // the event was written, whichever is later. The own step of a loss event is its onset.
+  // The step of the line; -1: none. For an event, the later one of two steps: the step in the event's line
+  // (for a loss event, its onset), and the last step that the rank had ended before the event was written.
   int64_t step = -1;
   Kind kind = Kind::kOther;
-  uint32_t subject = 0;            // the rank; for lines on tensors and models a number that identifies these
-  uint32_t record = 0;             // index in the order of add()
-  uint64_t offset = 0, bytes = 0;  // of the line in its record, without the newline
+  uint32_t subject = 0;  // the rank; for lines on tensors and models, a number of the tensor or model
+  uint32_t record = 0;   // index of the record, in the order of add()
+  uint64_t offset = 0, bytes = 0;  // position and length of the line in its record, without the newline
   auto operator<=>(const IndexedLine&) const = default;
 };
 
@@ -68,9 +70,9 @@ class RecordIndex {
   size_t records() const { return paths_.size(); }
   size_t ranks() const { return record_of_rank_.size(); }
   int64_t world_size() const { return world_size_; }  // largest in "started" and "ended" lines; 0: unknown
-  uint64_t bad_lines() const { return bad_lines_; }   // lines that could not be read, and were skipped
-  const std::string& first_problem() const { return first_problem_; }  // of the first bad line; "": none
-  // Paths of the records whose last line is incomplete, separated by commas.
+  uint64_t bad_lines() const { return bad_lines_; }   // lines that could not be parsed, and were skipped
+  const std::string& first_problem() const { return first_problem_; }  // in the first bad line; "": none
+  // Paths of the records whose last line is incomplete, separated by commas; "" if there are none.
   const std::string& torn() const { return torn_; }
 
  private:
@@ -82,15 +84,15 @@ class RecordIndex {
   };
   // A sorted part of the temporary file, which is read in blocks.
   struct Piece {
-    uint64_t at = 0, end = 0;  // indexes in the file of its entries that were not read yet: at .. end - 1
-    std::vector<IndexedLine> read;  // the present block
-    size_t next = 0;                // index in `read`
+    uint64_t at = 0, end = 0;       // the piece's entries that are not read yet: at .. end - 1 in the file
+    std::vector<IndexedLine> read;  // the block that was read last
+    size_t next = 0;                // index in `read` of the piece's next line
   };
   struct CloseFile {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
 
-  // Orders a heap of indexes of pieces, so that the piece with the smallest next line is at the front.
+  // Orders a heap of indexes of pieces, so that the piece with the first next line is at the front.
   struct Later {
     const std::vector<Piece>* pieces;
     bool operator()(size_t a, size_t b) const {
@@ -103,7 +105,10 @@ class RecordIndex {
   std::string place(const RecordLine& line, Position* position, IndexedLine* to);
   // Sorts lines_ and moves them to the end of the temporary file, as a new piece.
   std::string write_piece();
+  // Reads the piece's next block if the last one is used up. Returns false at its end or if it cannot be
+  // read.
   bool fill(Piece* piece);
+  // Notes that `record` has this rank. Returns "" or an error: another record has the rank too.
   std::string take_rank(int64_t rank, uint32_t record);
 
   std::vector<std::string> paths_;

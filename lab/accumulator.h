@@ -1,4 +1,5 @@
-// Accumulators: how units that multiply matrices (hardware, or a loop) add the products: order and roundings.
+// Describes how units that multiply matrices (hardware, or a loop) add up the products: in which order, and
+// with which roundings. Tensor cores of several GPU generations are among them.
 #ifndef FORESHOCK_LAB_ACCUMULATOR_H_
 #define FORESHOCK_LAB_ACCUMULATOR_H_
 
@@ -20,13 +21,14 @@ enum class Accumulation {
 struct Accumulator {
   std::string_view name;
   Accumulation kind;
-  // kTensorCore only. One step adds `step` products to the running sum: these terms are truncated to
-  // `fraction_bits` bits below the largest exponent among them, the new sum to `output_bits` fraction bits.
+  // The rest is for kTensorCore only. One step adds `step` products to the running sum: the products and the
+  // sum are truncated to `fraction_bits` bits below the largest exponent among them, the new sum to
+  // `output_bits` fraction bits.
   int step = 0;
   int fraction_bits = 0;
   int output_bits = 0;
   int promotion = 0;      // after so many products the running sum moves to an fp32 register; 0: never
-  bool fp8_only = false;  // the unit takes fp8 operands and no others
+  bool fp8_only = false;  // the unit takes only fp8 operands
 };
 
 // Returns exact, fp64, fp32, ampere, hopper, hopper_fp8, hopper_fp8_promoted and blackwell_fp8.
@@ -36,11 +38,12 @@ std::optional<Accumulator> parse_accumulator(std::string_view name);
 // Returns the default accumulator: fp64 for formats of more than 24 bits of precision, else fp32.
 Accumulator natural_accumulator(const NumberFormat& format);
 
-// Whether the unit takes operands of `format`. fp32 chains and tensor cores take formats within fp32, units
-// with fp8_only take fp8, kExact and kFp64 take all formats.
+// Whether the unit takes operands of `format`. kExact and kFp64 take all formats, units with fp8_only take
+// fp8. kFp32 and other tensor cores take formats whose numbers are all fp32 numbers.
 bool accepts(const Accumulator& accumulator, const NumberFormat& format);
 
-// Returns `accumulator` for operands of `format`: for 32 bits (and tf32) with half the step of a tensor core.
+// Returns `accumulator` for operands of `format`: a tensor core has half the `step` for operands of 32 bits
+// (fp32 and tf32).
 Accumulator for_operands(const Accumulator& accumulator, const NumberFormat& format);
 
 }  // namespace foreshock::lab

@@ -1,4 +1,6 @@
-// Unfused attention, and all backward passes. In comments S are scores, P probabilities, dX is X's gradient.
+// Unfused (plain) attention, and the backward pass of all attention algorithms of the lab. `arithmetic`
+// simulates a device: every multiplication, sum and store rounds as the device does. In comments S are the
+// scores, P the probabilities, and dX is the gradient of X.
 #include "lab/attention.h"
 
 #include <algorithm>
@@ -7,7 +9,8 @@
 namespace foreshock::lab {
 namespace {
 
-// Rounds x to the storage format (kFormat), or to the precision of a register (kRegisters).
+// Rounds an intermediate result, which `state` places in memory (kFormat: rounds to the storage format) or in
+// registers (kRegisters: rounds to their precision).
 void keep(Tensor& x, State state, Arithmetic& arithmetic) {
   if (state == State::kFormat) return arithmetic.store(x);
   for (double& v : x.data) v = arithmetic.in_register(v);
@@ -26,7 +29,8 @@ Tensor row_dots(const Tensor& a, const Tensor& b, State state, Arithmetic& arith
   return dots;
 }
 
-// a . b. With State::kFormat the running sum over a.cols is stored in the format after every `block` terms.
+// Returns a . b. With State::kFormat the running sum over a.cols is stored in the format after every `block`
+// terms.
 Tensor tiled_product(const Tensor& a, const Tensor& b, int block, State state, Arithmetic& arithmetic) {
   if (state == State::kRegisters) return arithmetic.multiply(a, b);
   const Tensor a_by_depth = transposed(a);
@@ -45,7 +49,7 @@ void scale_all(Tensor& x, double factor, Arithmetic& arithmetic) {
   for (double& v : x.data) v = arithmetic.in_register(v * factor);
 }
 
-// Row i sees only the first visible[i] keys: its scores of the other keys become -infinity.
+// Row i sees only the first visible[i] keys: its scores with all other keys become -infinity.
 void hide(Tensor& scores, const Tensor& visible) {
   for (int i = 0; i < scores.rows; ++i)
     std::fill(scores.row(i) + static_cast<int>(visible.at(i, 0)), scores.row(i) + scores.cols,
@@ -71,7 +75,7 @@ double softmax_row(Tensor& scores, int i, const Arithmetic& arithmetic) {
 
 void attention_backward(const Tensors& inputs, const Settings& settings, State state, Arithmetic& arithmetic,
                         Tensors& results) {
-  // Has the scores first. The loop with exp() below replaces them by the probabilities.
+  // First the scores, which the loop with exp() below replaces by the probabilities.
   Tensor probabilities = arithmetic.multiply(inputs.at("query"), transposed(inputs.at("key")));
   keep(probabilities, state, arithmetic);
   scale_all(probabilities, settings.scale, arithmetic);
@@ -90,7 +94,7 @@ void attention_backward_from(const Tensor& probabilities, const Tensors& inputs,
   const Tensor& grad_out = inputs.at("grad_out");
   Tensor grad_probabilities = arithmetic.multiply(grad_out, transposed(inputs.at("value")));
   keep(grad_probabilities, state, arithmetic);
-  // delta is one number per row. In exact arithmetic both sources of it give the same number.
+  // delta is the row sums of dO * O, or of dP * P. In exact arithmetic both are equal.
   const Tensor delta = settings.delta == DeltaSource::kOut
                            ? row_dots(grad_out, results.at("out"), state, arithmetic)
                            : row_dots(grad_probabilities, probabilities, state, arithmetic);
@@ -101,7 +105,7 @@ void attention_backward_from(const Tensor& probabilities, const Tensors& inputs,
       const double centred = arithmetic.in_register(grad_scores.at(i, j) - delta.at(i, 0));
       grad_scores.at(i, j) = arithmetic.in_register(probabilities.at(i, j) * centred);
     }
-  arithmetic.cast(grad_scores);
+  arithmetic.cast(grad_scores);  // to the format of the operands of a multiplication
   Tensor cast_probabilities = probabilities;
   arithmetic.cast(cast_probabilities);
   const Tiling& tiling = settings.tiling;
@@ -128,7 +132,8 @@ Tensors attention_plain(const Tensors& inputs, const Settings& settings, Arithme
   if (const auto visible = inputs.find("visible"); visible != inputs.end()) hide(scores, visible->second);
   Tensor log_sum_exp(scores.rows, 1);
   for (int i = 0; i < scores.rows; ++i) log_sum_exp.at(i, 0) = softmax_row(scores, i, arithmetic);
-  // From here on `scores` has the probabilities. quantise() scales them in fp8 only; else its factor is 1.
+  // From here on `scores` has the probabilities. quantise() scales them in fp8 and returns the factor; in all
+  // other formats the factor is 1.
   const double probability_scale = quantise(arithmetic, scores, scores.rows)[0];
   arithmetic.cast(scores);
   Tensor out = arithmetic.multiply(scores, x.value);

@@ -13,9 +13,11 @@ namespace {
 
 using Kind = InputLaw::Kind;
 
-// Streams of random numbers. Families other than attention draw their first two inputs from kQuery and kKey.
+// The streams of random numbers, one for each input. Families other than attention draw their first input
+// from kQuery and their second from kKey.
 enum Stream : uint64_t { kQuery = 1, kKey, kValue, kGradOut, kOutliers, kTiePositions, kLabel };
 
+// The key of a stream. normal(key, i) and uniform(key, i) give the i-th random number of a key.
 uint64_t key_of(uint64_t seed, Stream stream) { return mix(seed) ^ mix(stream); }
 
 double draw(Kind kind, uint64_t seed, Stream stream, uint64_t i) {
@@ -25,7 +27,7 @@ double draw(Kind kind, uint64_t seed, Stream stream, uint64_t i) {
       return uniform(key, i);
     case Kind::kShifted:
       return 32 + normal(key, i);
-    case Kind::kOutlier: {
+    case Kind::kOutlier: {  // one number in 1000 has a large term added
       const uint64_t spikes = key_of(key, kOutliers);
       const bool spike = uniform(spikes, 3 * i) < 0.001;
       return normal(key, i) + (spike ? 10 * normal(mix(spikes), i) : 0);
@@ -41,13 +43,14 @@ Tensor drawn(int rows, int cols, Kind kind, uint64_t seed, Stream stream) {
   return x;
 }
 
-bool is_one_signed(Kind kind) { return kind == Kind::kOneSigned || kind == Kind::kTies; }  // value, grad_out
+// Whether all elements of value have one sign, and all of grad_out.
+bool is_one_signed(Kind kind) { return kind == Kind::kOneSigned || kind == Kind::kTies; }
 
 constexpr double kResidue = 2e-4;  // softmax weight of all keys that are not tied, together
 
 // Makes query and key of the law "ties". Row i has the query sqrt(d) * e_c with c = i % d, so that its scores
 // (with the usual factor 1 / sqrt(d)) are column c of the keys. In each column, law.ties random keys get the
-// largest score; with law.gap > 0 one gets the largest, and the others get law.gap less.
+// largest score, `top`. With law.gap > 0 only one of them gets it, and the rest of them get top - law.gap.
 void plant_ties(Tensors& inputs, const InputLaw& law, uint64_t seed) {
   Tensor &query = inputs.at("query"), &key = inputs.at("key");
   const int n = key.rows, d = key.cols;
@@ -62,7 +65,7 @@ void plant_ties(Tensors& inputs, const InputLaw& law, uint64_t seed) {
     uint64_t counter = uint64_t(c) << 32;
     for (int planted = 0; planted < std::min(law.ties, n);) {
       const int j = static_cast<int>(uniform(key_of(seed, kTiePositions), counter++) * n);
-      if (key.at(j, c) >= top - law.gap) continue;  // is tied already
+      if (key.at(j, c) >= top - law.gap) continue;  // this key was chosen already
       key.at(j, c) = planted == 0 ? top : top - law.gap;
       ++planted;
     }
@@ -76,16 +79,18 @@ Tensors attention_inputs(const Shape& shape, const InputLaw& law, uint64_t seed)
   x["value"] = drawn(shape.n, shape.d, law.kind, seed, kValue);
   x["grad_out"] = drawn(shape.rows, shape.d, Kind::kNormal, seed, kGradOut);
   if (law.kind == Kind::kFlat)
-    for (double& q : x["query"].data) q *= 3e-4;
+    for (double& q : x["query"].data) q *= 3e-4;  // all scores nearly equal
   if (is_one_signed(law.kind)) {
     x["value"] = drawn(shape.n, shape.d, Kind::kUniform, seed, kValue);
-    for (double& v : x["value"].data) v = -0.5 - v;
+    for (double& v : x["value"].data) v = -0.5 - v;  // in (-1.5, -0.5]
     for (double& g : x["grad_out"].data) g = -std::fabs(g);
   }
   if (law.kind == Kind::kTies) plant_ties(x, law, seed);
   return x;
 }
 
+// The inputs of all families except attention. The last part is for the family with logits over classes
+// (cross entropy).
 Tensors other_inputs(const Shape& shape, const InputLaw& law, uint64_t seed) {
   switch (shape.family) {
     case Family::kConvolution:

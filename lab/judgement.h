@@ -1,5 +1,6 @@
-// Judges a stored attention call for `foreshock judge`: compares every result with attention computed in fp64
-// (the reference), and the error with that of plain attention in the same format (the noise floor).
+// Judges a stored attention call for `foreshock judge`. Compares every result with attention computed in fp64
+// (the reference). Compares the error of the result with that of plain, unfused attention in the same number
+// format (the noise floor).
 #ifndef FORESHOCK_LAB_JUDGEMENT_H_
 #define FORESHOCK_LAB_JUDGEMENT_H_
 
@@ -35,19 +36,20 @@ std::string read_call(const std::string& path, StoredCall* call);
 // The verdict on one result of the call, or on one model (an algorithm of the lab, run on the call's inputs).
 struct Verdict {
   std::string name;
-  double max_abs = 0, relative_l2 = 0;
+  double max_abs = 0, relative_l2 = 0;  // errors: largest absolute one; L2 norm divided by the reference's
   // The noise floor: the larger of the error of plain attention and that of the reference rounded to the
   // format. For fp64 it is at least the bound of the error of the reference itself.
   double floor_l2 = 0;
   double ratio = 0;  // relative_l2 / floor_l2
-  // Signed error, pooled over slices (batch x kv-head); z: mean of the slices / its standard error.
+  // Signed error in ulp (spacings of the format), positive away from zero, pooled over slices: a slice is one
+  // batch element and kv-head. z: mean of the slices' signed errors / its standard error.
   double bias_ulp = 0, bias_z = 0;
-  double rounded_bias_ulp = 0, rounded_bias_z = 0;  // the same of the reference rounded to the format
+  double rounded_bias_ulp = 0, rounded_bias_z = 0;  // the same for the reference rounded to the format
   int64_t non_finite = 0;                           // values that are not finite although the reference is
   // Number of values, and how many of them were not compared because the reference is not finite
   // (NaN or Inf in the inputs, rows without keys).
   uint64_t values = 0, not_compared = 0;
-  bool judged = true;   // false: this is a model, which cannot fail
+  bool judged = true;   // false: the verdict is on a model, which cannot fail
   std::string failure;  // the reason why the result fails; "": it passes
 };
 

@@ -1,4 +1,8 @@
-// The model of tensor cores: the definition in scalar code, and vector code (Highway) with the same results.
+// The model of tensor cores: how they round when they multiply matrices. The definition is scalar code
+// (scalar_step); vector code (Highway) gives the same results. A step adds several products to the
+// accumulator c: c and the products are truncated to `fraction_bits` bits below the largest of their
+// exponents (of a product: the sum of its factors' exponents), and then summed exactly. `unit` describes the
+// tensor core (accumulator.h).
 #include "lab/tensor_core.h"
 
 #include <algorithm>
@@ -25,7 +29,8 @@ struct PackedOperand {
   std::vector<double> value, binade;
 };
 
-inline constexpr int kColumnPadding = 16;
+inline constexpr int kColumnPadding = 16;  // at least the doubles in the widest vector
+inline constexpr int kRowsAtOnce = 2;      // rows that the vector code computes together
 
 }  // namespace foreshock::lab
 #endif
@@ -37,7 +42,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<double>;
 using V = hn::Vec<D>;
 
-// The largest power of two that is at most |x|: the exponent field alone.
+// The largest power of two that is at most |x|: x with only its exponent field.
 V binade_of(V x) {
   const D d;
   const hn::RebindToUnsigned<D> du;
@@ -51,7 +56,8 @@ V inverse_of(V binade, uint64_t bits) {
   return hn::BitCast(d, hn::Sub(hn::Set(du, (2046 + bits) << 52), hn::BitCast(du, binade)));
 }
 
-// x truncated to `bits` fraction bits; below 2^-126 the spacing is that at 2^-126.
+// x truncated to `bits` fraction bits. Below 2^-126 (fp32's smallest normal number) the spacing is that at
+// 2^-126.
 V cut(V x, uint64_t bits) {
   const D d;
   const V binade = hn::Max(binade_of(x), hn::Set(d, 0x1p-126));
@@ -59,7 +65,7 @@ V cut(V x, uint64_t bits) {
   return hn::Mul(hn::Trunc(hn::Mul(x, inverse_of(binade, bits))), quantum);
 }
 
-// One fused step for kRows rows of a and one vector of columns of b. c[r] is the accumulator of row r.
+// One step for kRows rows of a and one vector of columns of b. c[r] is the accumulator of row r.
 template <int kRows>
 HWY_INLINE void fused_step(const Accumulator& unit, const double* a, const double* a_binade, size_t a_stride,
                            const double* b, const double* b_binade, size_t b_stride, V* c) {
@@ -87,6 +93,8 @@ HWY_INLINE void fused_step(const Accumulator& unit, const double* a, const doubl
 }
 
 // All steps for kRows rows of a from row i on and a vector of columns of b from column j on. Adds to `out`.
+// With promotion, the accumulator c is added to an fp32 register (`promoted`) after every unit.promotion
+// products.
 template <int kRows>
 void rows_times_columns(const Accumulator& unit, const PackedOperand& a, const PackedOperand& b, int i, int j,
                         double* out) {
@@ -113,9 +121,10 @@ void rows_times_columns(const Accumulator& unit, const PackedOperand& a, const P
   for (int r = 0; r < kRows; ++r) hn::StoreU(unit.promotion ? promoted[r] : c[r], d, out + r * lanes);
 }
 
+// c += a . b.
 void multiply_packed(const Accumulator& unit, const PackedOperand& a, const PackedOperand& b, Tensor& c) {
   const D d;
-  constexpr int kRows = 2;
+  constexpr int kRows = kRowsAtOnce;
   const int lanes = static_cast<int>(hn::Lanes(d));
   double block[kRows * hn::MaxLanes(D())];
   for (int j = 0; j < c.cols; j += lanes) {
@@ -161,6 +170,7 @@ double cut(double x, int fraction_bits) {
   return std::ldexp(std::trunc(std::ldexp(x, -quantum)), quantum);
 }
 
+// One step, the definition. Returns the new accumulator.
 double scalar_step(const Accumulator& unit, const NumberFormat& format, const double* a, const double* b,
                    int count, double c) {
   double plain = c;  // the IEEE sum, which is the result if it is not finite
@@ -177,6 +187,7 @@ double scalar_step(const Accumulator& unit, const NumberFormat& format, const do
   return cut(std::ldexp(sum, -scale), unit.output_bits);
 }
 
+// Packs x into `rows` rows and `cols` columns, padded with zeros.
 PackedOperand packed(const NumberFormat& format, const Tensor& x, int rows, int cols) {
   PackedOperand p{rows, cols, {}, {}};
   p.value.assign(static_cast<size_t>(rows) * cols, 0);
@@ -196,7 +207,7 @@ bool all_finite(const Tensor& x) {
   return std::all_of(x.data.begin(), x.data.end(), [](double v) { return std::isfinite(v); });
 }
 
-int padded(int n, int to) { return (n + to - 1) / to * to; }
+int padded(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 }  // namespace
 
@@ -232,7 +243,7 @@ void tensor_core_multiply_add(const Accumulator& unit, const NumberFormat& forma
   }
   const int depth = padded(a.cols, unit.step);
   HWY_DYNAMIC_DISPATCH(multiply_packed)
-  (unit, packed(format, a, padded(a.rows, 2), depth),
+  (unit, packed(format, a, padded(a.rows, kRowsAtOnce), depth),
    packed(format, b, depth, padded(b.cols, kColumnPadding)), c);
 }
 

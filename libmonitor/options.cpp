@@ -1,4 +1,5 @@
-// Parses options. Reads a trainer's settings from a copy of the environment, which other threads may change.
+// Parses options. Copies the environment while other threads may change it, and reads the settings of a
+// trainer from the copy.
 #include "libmonitor/options.h"
 
 #include <fcntl.h>
@@ -25,30 +26,31 @@ static_assert(rows_are_in_order_of_id());
 // Returns the end of the digits, or null without digits or on overflow. strtoull is not used, because it
 // accepts signs, spaces and the locale's digits.
 const char* read_digits(const char* text, uint64_t* result) {
-  const char* at = text;
+  const char* next = text;
   uint64_t value = 0;
-  for (; *at >= '0' && *at <= '9'; ++at) {
-    const uint64_t digit = static_cast<uint64_t>(*at - '0');
+  for (; *next >= '0' && *next <= '9'; ++next) {
+    const uint64_t digit = static_cast<uint64_t>(*next - '0');
     if (value > (UINT64_MAX - digit) / 10) return nullptr;
     value = value * 10 + digit;
   }
-  if (at == text) return nullptr;
+  if (next == text) return nullptr;
   *result = value;
-  return at;
+  return next;
 }
 
-// Returns the end of the number, or null. strtod would follow the trainer's locale ("0,01").
+// Returns the end of the number, or null if `text` does not begin with a digit or the part before the point
+// overflows. strtod is not used, because it follows the trainer's locale ("0,01").
 const char* read_decimal(const char* text, double* result) {
   uint64_t whole = 0;
-  const char* at = read_digits(text, &whole);
-  if (at == nullptr) return nullptr;
+  const char* next = read_digits(text, &whole);
+  if (next == nullptr) return nullptr;
   double value = static_cast<double>(whole);
-  if (*at == '.') {
+  if (*next == '.') {
     double unit = 0.1;
-    for (++at; *at >= '0' && *at <= '9'; ++at, unit /= 10) value += unit * (*at - '0');
+    for (++next; *next >= '0' && *next <= '9'; ++next, unit /= 10) value += unit * (*next - '0');
   }
   *result = value;
-  return at;
+  return next;
 }
 
 struct Unit {
@@ -118,7 +120,8 @@ bool parse_number(OptionId id, const char* text, uint64_t* result) {
   const bool is_bytes = row.value != nullptr && std::strcmp(row.value, "BYTES") == 0;
   uint64_t value = 0;
   if (!(is_bytes ? parse_bytes(text, &value) : parse_count(text, &value))) return false;
-  const bool is_default_zero = value == 0 && std::strcmp(row.fallback, "0") == 0;  // valid below row.least
+  // A 0 that is the default means "never" or "automatic", so the bounds do not apply to it.
+  const bool is_default_zero = value == 0 && std::strcmp(row.fallback, "0") == 0;
   if (!is_default_zero && (value < row.least || value > row.most)) return false;
   *result = value;
   return true;
@@ -141,11 +144,11 @@ constexpr size_t kMostEntries = size_t{1} << 19;
 constexpr size_t kText = size_t{8} << 20;  // bytes for the copies of all variables
 constexpr size_t kEntriesAtOnce = 512;     // pointers copied by one system call
 constexpr size_t kLongest = 4096;          // bytes of one variable: name, '=', value, NUL
-constexpr int kTries = 100;                // see SafeEnvironment::copy()
+constexpr int kTries = 100;                // attempts to copy the array twice with the same result
 
 // Copies memory of this process through the file descriptor `memory` of /proc/self/mem. Returns the number of
-// bytes copied, up to the first unreadable one. The descriptor is read-only: if another thread closes it and
-// opens another file under its number, that file is not changed.
+// bytes copied: all, or those before the first unreadable one. The descriptor is used for reading only: if
+// another thread closes it and opens another file under its number, that file is not changed.
 size_t copy_memory(int memory, void* to, const void* from, size_t bytes) {
   const ssize_t got = pread(memory, to, bytes, static_cast<off_t>(reinterpret_cast<uintptr_t>(from)));
   return got > 0 ? static_cast<size_t>(got) : 0;
@@ -156,16 +159,16 @@ size_t copy_memory(int memory, void* to, const void* from, size_t bytes) {
 // A large mapping, of which only the used pages are allocated.
 struct SafeEnvironment::Buffers {
   const char* entries[kMostEntries];  // a copy of `environ`, the array of pointers to variables
-  const char* again[kMostEntries];    // an earlier copy, for comparison
+  const char* earlier[kMostEntries];  // an earlier copy of `environ`, for comparison
   char text[kText];                   // "NAME=value\0NAME=value\0\0"
 };
 
 SafeEnvironment::SafeEnvironment(const char* memory) {
   const int fd = open(memory, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return;
-  void* room = mmap(nullptr, sizeof(Buffers), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (room != MAP_FAILED) {
-    buffers_ = static_cast<Buffers*>(room);
+  void* mapping = mmap(nullptr, sizeof(Buffers), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping != MAP_FAILED) {
+    buffers_ = static_cast<Buffers*>(mapping);
     is_copy_ = copy(fd);
   }
   close(fd);
@@ -175,8 +178,8 @@ SafeEnvironment::~SafeEnvironment() {
   if (buffers_ != nullptr) munmap(buffers_, sizeof(Buffers));
 }
 
-// Copies the array `environ` and sets *count to its length. Returns false if it was freed during the copy.
-// The copy takes about a microsecond, in which another thread may change the array.
+// Copies the array `environ` and sets *count to its length. Returns false if the array was freed during the
+// copy. The copy takes about a microsecond, in which another thread may change the array.
 bool SafeEnvironment::copy_array(int memory, const char** entries, size_t* count) const {
   char** const array = __atomic_load_n(&environ, __ATOMIC_ACQUIRE);
   *count = 0;
@@ -195,21 +198,23 @@ bool SafeEnvironment::copy_array(int memory, const char** entries, size_t* count
 
 bool SafeEnvironment::copy(int memory) {
   // unsetenv() moves entries to the front one by one. A copy made at that time may lack an entry, and then
-  // differs from the next copy. If no two copies agree in kTries attempts, the last copy is used, if it is
-  // whole.
-  size_t count = 0, again = 0;
+  // differs from the next copy. So the array is copied until two copies agree, at most kTries times. If no
+  // two agree, the last copy is used if it is whole.
+  size_t count = 0, earlier_count = 0;
   bool has_copy = false, is_stable = false;
   for (int tried = 0; tried < kTries && !is_stable; ++tried) {
-    has_copy = copy_array(memory, buffers_->again, &again) && copy_array(memory, buffers_->entries, &count);
-    is_stable = has_copy && count == again &&
-                std::equal(buffers_->entries, buffers_->entries + count, buffers_->again);
+    has_copy = copy_array(memory, buffers_->earlier, &earlier_count) &&
+               copy_array(memory, buffers_->entries, &count);
+    is_stable = has_copy && count == earlier_count &&
+                std::equal(buffers_->entries, buffers_->entries + count, buffers_->earlier);
   }
   if (!has_copy) return false;
   char *to = buffers_->text, *const last_begin = buffers_->text + kText - kLongest;
   for (size_t n = 0; n < count && to < last_begin; ++n) {
     const size_t got = copy_memory(memory, to, buffers_->entries[n], kLongest);
     const size_t length = strnlen(to, got);
-    if (length > 0 && length < got) to += length + 1;  // otherwise the variable is too long or already freed
+    // If there is no NUL within `got` bytes, the variable is too long or already freed, and is left out.
+    if (length > 0 && length < got) to += length + 1;
   }
   *to = '\0';
   return true;
@@ -218,8 +223,8 @@ bool SafeEnvironment::copy(int memory) {
 const char* SafeEnvironment::find(const char* name) const {
   if (!is_copy_) return std::getenv(name);
   const size_t length = std::strlen(name);
-  for (const char* at = buffers_->text; *at != '\0'; at += std::strlen(at) + 1)
-    if (std::strncmp(at, name, length) == 0 && at[length] == '=') return at + length + 1;
+  for (const char* variable = buffers_->text; *variable != '\0'; variable += std::strlen(variable) + 1)
+    if (std::strncmp(variable, name, length) == 0 && variable[length] == '=') return variable + length + 1;
   return nullptr;
 }
 
@@ -252,6 +257,7 @@ int tasks_of_node(const char* list, int node) {
   return -1;
 }
 
+// Returns the number of ranks on this node according to Slurm; 1 if it is unknown.
 int slurm_local_ranks(const SafeEnvironment& variables) {
   const int node = first_number(variables, {"SLURM_NODEID"}, 0);
   for (const char* name : {"SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"})
@@ -289,7 +295,7 @@ bool read_environment(const SafeEnvironment& variables, Settings* settings) {
   s.slices = true;
   parse_count(value(OptionId::kLauncher), &s.launcher_id);
   parse_count(value(OptionId::kEvery), &s.every);
-  // `foreshock run` sets an empty FORESHOCK_MAX_SLOWDOWN if the user gave --every without a limit.
+  // `foreshock run` sets an empty FORESHOCK_MAX_SLOWDOWN if the user gave --every without --max-slowdown.
   const char* limit = variables.find(option(OptionId::kMaxSlowdown).variable);
   s.every_is_promised = s.every != 0 && (limit == nullptr || *limit == '\0');
   parse_ratio(value(OptionId::kMaxSlowdown), &s.max_slowdown);
@@ -297,7 +303,8 @@ bool read_environment(const SafeEnvironment& variables, Settings* settings) {
   parse_switch(value(OptionId::kSlices), &s.slices);
   parse_count(value(OptionId::kSeed), &s.seed);
   parse_count(value(OptionId::kCountKernels), &s.count_kernels);
-  s.weights = true;  // "auto"
+  // --weights is a number of steps, "auto" or a switch. 0 steps means off; parse_switch() leaves "auto" on.
+  s.weights = true;
   if (parse_count(value(OptionId::kWeights), &s.weights_every))
     s.weights = s.weights_every > 0;
   else

@@ -14,7 +14,7 @@ enum OptionReader : uint32_t {
   kReaderRun = 1,
   kReaderAgent = 2,
   kReaderStatus = 4,
-  kReaderSwitch = 8,  // pause and resume
+  kReaderSwitch = 8,  // the commands pause and resume
   kReaderDoctor = 16,
   kReaderTrainer = 32,  // libforeshock.so, from the environment only
   kReaderExport = 64,
@@ -62,19 +62,19 @@ enum class OptionId : uint32_t {
   kCsv,
   kTensorBoard,
   kScores,
-  kCount
+  kCount  // the number of options
 };
 
 struct Option {
   OptionId id;
-  const char* flag;      // nullptr: by variable only
-  const char* variable;  // nullptr: by flag only
+  const char* flag;      // --every; nullptr: the option can be set by its variable only
+  const char* variable;  // FORESHOCK_EVERY; nullptr: the option can be set by its flag only
   const char* fallback;  // the default; "" if there is none
   const char* value;     // placeholder of the value in the help; nullptr: a flag without a value
   const char* help;      // one sentence, for --help
   OptionGroup group;
   uint32_t readers;  // OptionReader bits
-  // Bounds of a number. 0 is always allowed if it is the default: it means never, or automatic.
+  // Bounds of a number. If the default is 0, it is allowed outside the bounds: it means never, or automatic.
   uint64_t least = 0, most = UINT64_MAX;
   const char* details = "";  // for docs/options.md only
 };
@@ -201,11 +201,11 @@ inline constexpr Option kOptions[kOptionCount] = {
 
 const Option& option(OptionId id);
 
-// Returns the value of the option's variable, or the default if it is unset or empty. Never nullptr. The
-// pointer may point into the environment.
+// Returns the value of the option's variable, or the default if the variable is unset or empty. Never
+// nullptr. The pointer may point into the environment.
 const char* option_value(OptionId id);
 
-// Each parser must match the whole text; otherwise it returns false and leaves `*result` unchanged.
+// Each parser returns false and leaves `*result` unchanged if it cannot parse the whole text.
 
 // "1%", "0.5 %", "0.01": a ratio in [0, 1], returned as 0.01, 0.005, 0.01.
 bool parse_ratio(const char* text, double* result);
@@ -224,7 +224,8 @@ bool parse_switch(const char* text, bool* result);
 
 // Reads the environment while other threads may change it. setenv() in one thread frees the array that
 // getenv() reads in another (glibc before 2.41; Python's os.environ calls setenv). The monitor must not crash
-// the trainer, so it reads through the file /proc/self/mem: read() returns an error where a load would crash.
+// the trainer, so this class reads through the file /proc/self/mem: read() returns an error where a load
+// would crash.
 class SafeEnvironment {
  public:
   // Copies all variables from the file `memory`. For set-up only: opens the file, and maps memory for the

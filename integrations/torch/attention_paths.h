@@ -1,9 +1,11 @@
-// Hooks attention that bypasses the fused operations: the math path, and calls through torch's C shim.
+// Hooks two kinds of attention that bypass torch's fused operations: the math path, and calls through torch's
+// C shim (at the end of the file).
 //
 // scaled_dot_product_attention takes the math path if no fused kernel supports the call (dropout on a CPU,
-// masks that need gradients, three dimensions, fp64 on a GPU). It consists of ordinary operations and
+// masks that need gradients, three dimensions, fp64 on a GPU). The path consists of ordinary operations and
 // _safe_softmax, which only this path calls, once per forward pass. So a hook of _safe_softmax counts forward
-// passes at no cost for others. Backward passes, and forward passes in a compiled graph, cannot be counted.
+// passes without cost for other operations. Backward passes, and forward passes in a compiled graph, cannot
+// be counted.
 //
 // A sample needs query, key, value and output together, which only torch's RecordFunction sees. Its callbacks
 // cost every operation 0.25 to 0.4 us, so they are active only with --math-path and during sampled steps.
@@ -23,8 +25,9 @@ namespace foreshock::adapter {
 
 inline constexpr const char* kMathPath = "_scaled_dot_product_attention_math";
 
-// Counts forward passes of the math path. While MathWindow is on, it counts them instead: attention_depth is
-// then not 0 here. A call that was to be sampled is skipped, since this hook sees only the scores.
+// Counts forward passes of the math path. While MathWindow is on, MathWindow counts them instead: it has then
+// raised attention_depth (attention.h: the number of attention calls in which this thread is). A call that is
+// chosen for a sample is skipped, since this hook sees only the scores.
 class SafeSoftmaxHook final : public c10::OperatorKernel {
  public:
   SafeSoftmaxHook(const c10::FunctionSchema& schema, int32_t number)
@@ -35,13 +38,13 @@ class SafeSoftmaxHook final : public c10::OperatorKernel {
     const at::Tensor& scores = tensor_or_undefined(peek(*stack, arguments_, 0));
     const bool is_counted = attention_depth == 0 && reaches_kernel(below) && has_data(scores);
     if (is_counted && enter_attention(number_, false, scores))
-      foreshock_attention_skip(number_, FORESHOCK_SKIP_OFF);  // samples of the math path are off
+      foreshock_attention_skip(number_, FORESHOCK_SKIP_OFF);  // reason: samples of the math path are off
     op.redispatchBoxed(below, stack);
   }
 
  private:
-  const int32_t number_;
-  const int arguments_;
+  const int32_t number_;  // of the operation, from foreshock_register_op
+  const int arguments_;   // number of arguments of _safe_softmax
 };
 
 // Samples the math path with RecordFunction's callbacks, which it enables during sampled steps.
@@ -79,8 +82,10 @@ class MathWindow {
     AttentionInputs inputs;
   };
 
-  // torch calls it before every operation and passes the result to on_end(). Null: another operation.
+  // torch calls this function before every operation and passes the result to on_end(). Null: the operation
+  // is not an outermost call of the math path.
   static std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& function) noexcept try {
+    // The first comparison rejects almost all operations.
     if (attention_depth != 0 || std::strncmp(function.name(), "aten::_scaled", 13) != 0 ||
         std::strcmp(function.name() + std::strlen("aten::"), kMathPath) != 0)
       return nullptr;
@@ -108,7 +113,7 @@ class MathWindow {
         call->inputs.out = tensor_or_undefined(function.outputs()[0]);
         reason = describe_call(call->inputs, kUpperLeft, false, &description);
       }
-    } catch (...) {
+    } catch (...) {  // torch has thrown: the call is skipped as unknown
     }
     if (reason == kDescribed) return foreshock_attention_leave(&description);
     foreshock_attention_skip(number_, reason);
@@ -126,16 +131,18 @@ class MathWindow {
 struct ShimRow {
   const char* operation;
   uint32_t pass;   // FORESHOCK_FORWARD or _BACKWARD
-  bool described;  // describe_shim() can describe its calls
+  bool described;  // whether describe_shim() can describe calls of this operation
   int32_t number;  // the operation's number from foreshock_register_op; -1: not registered
 };
 
-// Only rows 0 and 1 of FORESHOCK_SHIMS (adapter.h), the functions for the CPU, are described.
+// One row for each row of FORESHOCK_SHIMS (adapter.h). Only rows 0 and 1, the functions for the CPU, are
+// described.
 #define FORESHOCK_SHIM_ROW(row, function, operation, pass) {operation, pass, (row) < 2, -1},
 inline ShimRow shim_rows[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM_ROW)};
 #undef FORESHOCK_SHIM_ROW
 
-// Call it after LateOps::start, which registers operations with the same names: a shim shares their number.
+// Must be called after LateOps::start, which registers operations with the same names: a shim function gets
+// the number of the operation with its name.
 inline void register_shims() {
   for (ShimRow& row : shim_rows) row.number = foreshock_register_op(row.operation, row.pass);
 }
@@ -146,7 +153,7 @@ inline const at::Tensor& tensor_of(const void* handle) {
   return handle ? *static_cast<const at::Tensor*>(handle) : *undefined;
 }
 
-// Describes a call of a CPU shim function. False: its tensors are not supported.
+// Describes a call of a CPU shim function. Returns false if its tensors are not supported.
 inline bool describe_shim(const foreshock_shim_call& given, foreshock_attention_call* call) {
   const at::Tensor& query = tensor_of(given.query);
   if (query.dim() != 4) return false;
@@ -161,6 +168,7 @@ inline bool describe_shim(const foreshock_shim_call& given, foreshock_attention_
   call->grad_out = view_of(tensor_of(given.grad_out));
   call->grad_query = view_of(tensor_of(given.grad_query));
   if (!view_mask(tensor_of(given.mask), *call, &call->mask)) return false;
+  // A scale of 0 stands for the default.
   call->scale = given.scale != 0 ? given.scale : 1 / std::sqrt(static_cast<double>(query.size(3)));
   call->dropout = given.dropout;
   // The CPU kernel aligns at the top left.
@@ -168,7 +176,8 @@ inline bool describe_shim(const foreshock_shim_call& given, foreshock_attention_
   return call->query.data && call->key.data && call->value.data;
 }
 
-// Call it before the shim function, and shim_ended() after it in every case. Returns whether to sample it.
+// Must be called before the shim function, and shim_ended() after it in every case. Returns whether the call
+// is sampled.
 inline int shim_begins(const foreshock_shim_call& given) noexcept {
   const ShimRow& row = shim_rows[given.number];
   const at::Tensor& query = tensor_of(given.query);

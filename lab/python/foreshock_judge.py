@@ -1,5 +1,5 @@
 """Judges an attention function: compares its results for many inputs with attention in fp64 (the reference). The limit
-of its error is a multiple of the error of plain, unfused attention in the same precision (the noise floor).
+("gate") of its error is a multiple of the noise floor: the error of plain, unfused attention in the same precision.
 
     foreshock judge --function MODULE:NAME [--device cuda] [--dtype bf16] [--grad]
 
@@ -31,9 +31,9 @@ except ImportError as no_torch:
     print(f"foreshock judge: {sys.executable} has no torch ({no_torch}): name one with --python", file=sys.stderr)
     sys.exit(2)
 
-FORWARD_GATE, BACKWARD_GATE = 2.0, 3.0  # limits of the error of out and of the gradients, in noise floors
+FORWARD_GATE, BACKWARD_GATE = 2.0, 3.0  # limits of the error of out and of the gradients, as multiples of the floor
 BIAS_GATE, BIAS_Z = 0.05, 6.0  # limits of the signed error of out, in ulp and in standard errors
-BIAS_SLICES = 16  # the bias is judged from so many slices on (batch elements times kv-heads)
+BIAS_SLICES = 16  # the bias is judged if there are at least so many slices (batch elements times kv-heads)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KEYWORDS = ("attn_mask", "is_causal", "scale", "enable_gqa")
 
@@ -87,7 +87,8 @@ class Report:
 
 
 def cases(quick: bool = False) -> list[Case]:
-    square = ("square", 2, 2, 2, 64, 64, 64)  # the fields of Case up to d
+    """The cases of a sweep; with `quick` only those of three classes of shapes."""
+    square = ("square", 2, 2, 2, 64, 64, 64)  # shape, batch, heads, kv_heads, queries, keys, d
     shapes = [
         square,
         ("ragged", 1, 2, 2, 77, 133, 64),
@@ -108,7 +109,7 @@ def cases(quick: bool = False) -> list[Case]:
 
 
 def inputs(case: Case, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
-    """query, key, value, grad_out, and mask if the case has one, on the CPU."""
+    """Returns q, k, v, grad_out, and mask if the case has a mask as a tensor, on the CPU."""
     random = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -116,7 +117,7 @@ def inputs(case: Case, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]
 
     q = normal(case.batch, case.heads, case.queries, case.d)
     k, v = (normal(case.batch, case.kv_heads, case.keys, case.d) for _ in range(2))
-    if case.law == "uniform":
+    if case.law == "uniform":  # ndtr, the normal distribution function, gives values in (0, 1)
         q, k, v = (torch.special.ndtr(x) for x in (q, k, v))
     elif case.law == "flat":  # scores so close that in bf16 every exp(score - maximum) rounds to 1
         q = q * 3e-4
@@ -159,8 +160,8 @@ def plain(q, k, v, case: Case, mask, probabilities_of=torch.softmax) -> torch.Te
 
 
 def gradients_from_rounded_out(x, case: Case, mask, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The best gradients that a kernel can compute from its stored output. They are computed in fp64, but delta, the
-    row sums of grad_out * out, uses the output rounded to `dtype`."""
+    """The best gradients that a kernel can compute if it stores its output in `dtype`: computed in fp64, except that
+    delta (the row sums of grad_out * out, which are subtracted from grad_p) uses the rounded output."""
     leaves = [x[name].double().requires_grad_() for name in ("q", "k", "v")]
     kept = {}
 
@@ -210,8 +211,8 @@ def ulp(reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def bias(result: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype, kv_heads: int) -> tuple[float, float]:
-    """Signed error in ulp, positive away from zero, pooled over slices (one for each batch element and kv-head); and z,
-    the mean of the slices' signed errors divided by its standard error."""
+    """Returns the signed error of all elements in ulp, positive away from zero; and z, the mean of the slices' signed
+    errors divided by its standard error. Each batch element and kv-head is a slice. z is 0 if it is unknown."""
     signed = (result.double() - reference) * reference.sign()
     outward = signed.unflatten(1, (kv_heads, -1)).sum(dim=(2, 3, 4)).flatten()  # one sum per slice
     pooled = (outward.sum() / ulp(reference, dtype).sum()).item()
@@ -236,13 +237,13 @@ class Sweep:
 
     def keywords_for(self, case: Case, mask) -> dict | None:
         """The keyword arguments beside query, key, value; None if the function does not support the case."""
-        wanted = {"scale": 1 / math.sqrt(case.d)} if "scale" in self.keywords else {}
+        optional = {"scale": 1 / math.sqrt(case.d)} if "scale" in self.keywords else {}
         needed = {"is_causal": True} if case.mask == "causal" else {}
         if mask is not None:
             needed["attn_mask"] = mask
         if case.heads != case.kv_heads:
             needed["enable_gqa"] = True
-        return wanted | needed if all(name in self.keywords for name in needed) else None
+        return optional | needed if all(name in self.keywords for name in needed) else None
 
     def judge(self, case: Case, seed: int) -> None:
         x = {name: tensor.to(self.device) for name, tensor in inputs(case, self.dtype, seed).items()}
@@ -259,15 +260,16 @@ class Sweep:
             self.report.findings.append(Finding(case, "call", in_one_line(error)))
             return
         self.check_repeats(case, call, x, results)
-        wide = {name: tensor.double() for name, tensor in x.items()}
-        reference = run_all(lambda q, k, v: plain(q, k, v, case, mask), wide, self.grad)
+        fp64 = {name: tensor.double() for name, tensor in x.items()}
+        reference = run_all(lambda q, k, v: plain(q, k, v, case, mask), fp64, self.grad)
         floor = run_all(lambda q, k, v: plain(q, k, v, case, mask), x, self.grad)
         best = gradients_from_rounded_out(x, case, mask, self.dtype) if self.grad else {}
         for tensor, result in results.items():
             self.check(case, tensor, result, reference[tensor], floor[tensor], best.get(tensor, reference[tensor]))
 
     def check(self, case, tensor, result, reference, floor, best) -> None:
-        """`reference`: the fp64 result; `floor`: that of plain attention; `best`: a kernel's best result, in fp64."""
+        """Checks one result of the function. `reference`: the fp64 result; `floor`: the result of plain attention.
+        `best`: the best result that a kernel can compute, not yet rounded to the dtype."""
         if result.shape != reference.shape:
             shapes = f"shape {tuple(result.shape)} instead of {tuple(reference.shape)}"
             self.report.findings.append(Finding(case, tensor, shapes))
@@ -292,6 +294,7 @@ class Sweep:
             self.check_bias(case, result, reference)
 
     def check_bias(self, case, result, reference) -> None:
+        """Reports a bias if the reference, rounded to the dtype, has none."""
         own, z = bias(result, reference, self.dtype, case.kv_heads)
         rounded, rounded_z = bias(reference.to(self.dtype), reference, self.dtype, case.kv_heads)
         reference_is_unbiased = abs(rounded) <= BIAS_GATE or abs(rounded_z) <= BIAS_Z
@@ -301,7 +304,8 @@ class Sweep:
             self.report.findings.append(Finding(case, "out", measured))
 
     def check_repeats(self, case, call, x, results) -> None:
-        """Checks that equal inputs give equal bits; on a GPU only in the output, as atomics may sum the gradients."""
+        """Checks that equal inputs give equal bits. On a GPU only the output is compared, since kernels may sum
+        gradients by atomic operations in any order."""
         for _ in range(self.repeats - 1):
             again = run_all(call, x, self.grad)
             names = results if self.device == "cpu" else ["out"]
@@ -314,13 +318,14 @@ class Sweep:
 def judge(
     function, name="attention", device="cpu", dtype=torch.bfloat16, grad=False, quick=False, only=None, progress=None
 ) -> Report:
-    """Runs the sweep. `only`: a predicate that selects cases; None: all."""
+    """Runs the function on all cases. `only`: a predicate that selects cases; None: all. `progress(done, total)` is
+    called after each case."""
     sweep = Sweep(function, name, device, dtype, grad)
-    todo = [case for case in cases(quick) if only is None or only(case)]
-    for i, case in enumerate(todo):
+    selected = [case for case in cases(quick) if only is None or only(case)]
+    for i, case in enumerate(selected):
         sweep.judge(case, seed=i + 1)
         if progress:
-            progress(i + 1, len(todo))
+            progress(i + 1, len(selected))
     return sweep.report
 
 
@@ -340,7 +345,7 @@ else:
         return check
 
 
-def find(name: str):
+def import_function(name: str):
     """The function MODULE:NAME, imported from the current directory or sys.path."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
@@ -363,7 +368,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a third of the cases")
     options = parser.parse_args()
     try:
-        function = find(options.function)
+        function = import_function(options.function)
     except (ImportError, AttributeError, ValueError) as error:
         print(f"foreshock judge: {error}", file=sys.stderr)
         return 2
