@@ -1,7 +1,7 @@
 """Measures hits, lead times and false alarms of each detector, on trainings with a planted fault and on their twins.
 
 A twin is the same training without the fault. A loss event is a spike, divergence or slow rise. A hit is a warning
-that begins shortly before a loss event, the lead time the number of steps from the warning to the event.
+that begins shortly before a loss event. The lead time is the number of steps from the warning to the event.
 
     python bench/precursors.py [--seeds 8] [--recipes NAME,...] [--minutes 120] [--jobs 2]
                                [--out OUT] [--keep] [--tuning] [--short]
@@ -78,7 +78,8 @@ class Trainer:
 
     def __init__(self, options: argparse.Namespace, out: pathlib.Path, deadline: float) -> None:
         self.options, self.out, self.deadline = options, out, deadline
-        stored = [] if options.steps or options.tuning else provenance.stored()  # these are whole and not for tuning
+        # Stored trainings have the full length and no tuning seeds.
+        stored = [] if options.steps or options.tuning else provenance.stored()
         self.stored = {(one["recipe"], one["seed"]): one for one in stored if provenance.is_made_alike(one)}
 
     def path(self, recipe: recipes.Recipe, seed: int) -> pathlib.Path:
@@ -86,9 +87,9 @@ class Trainer:
         return self.out / "records" / f"{recipe.name}-{seed}-{provenance.of_training(recipe)}.jsonl"
 
     def get(self, wanted: Wanted) -> dict | None:
-        """The training; None: it does not exist, and there is no time for it. Trains unless there is a record, or a
-        stored training with this tree's recipe, detectors and judging code. If it may not train, an outdated stored
-        one is returned."""
+        """Returns the data of a training: from its record, else from the stored training if that is not outdated (made
+        with another recipe, other detectors or other judging code), else by training. If there is no time to train, or
+        with --score, returns the outdated stored training, or None if there is none."""
         recipe, seed = wanted
         path, stored = self.path(recipe, seed), self.stored.get((recipe.name, seed))
         if not path.exists() and (stored is None or provenance.is_outdated(stored)) and not self.options.score:
@@ -129,7 +130,7 @@ def run(options: argparse.Namespace) -> None:
     out = pathlib.Path(options.out)
     found = trainings(options, out, begin + 60 * options.minutes)
     if options.keep:
-        refused = provenance.keep(found)  # stores `found`, except those that lost too many weight snapshots
+        refused = provenance.keep(found)  # stores `found`; returns those that lost too many weight snapshots
         for one in refused:
             for record in (out / "records").glob(f"{one['recipe']}-{one['seed']}-*"):
                 record.unlink()

@@ -1,9 +1,10 @@
 """Alerts on incidents: NaN or Inf, and a rising loss. `limits`: an alert's section of values.toml. From rule.py: RUN,
-AT_STEP, VALUE and ranks(): text templates; RUN_KEY: the labels that identify a run; UNLESS_ENDED: no ended ranks."""
+AT_STEP, VALUE and ranks() are text templates, RUN_KEY has the labels that identify a run, CHOICE selects the run of an
+alert, and UNLESS_ENDED excludes ended ranks."""
 
 from rule import AT_STEP, CHOICE, RUN, RUN_KEY, UNLESS_ENDED, VALUE, Alert, Group, Record, Values, ranks
 
-LOSS = "run:foreshock_loss_window:avg"
+LOSS = "run:foreshock_loss_window:avg"  # the mean loss of the last 64 steps, averaged over ranks
 
 
 def non_finite(limits: dict) -> Alert:
@@ -11,12 +12,14 @@ def non_finite(limits: dict) -> Alert:
     values, skipped, steps = (f"foreshock_{name}_total" for name in ("nonfinite_values", "skipped_steps", "steps"))
     return Alert(
         "ForeshockNonFinite", "incident", "loss", "overview",
-        # 1. Values in the loss or the output of attention.
-        # 2. Values in gradients, if no step was skipped in the window: a gradient scaler whose scale is too large makes
-        #    gradients infinite and skips the step. If the number of skipped steps is unknown, there is no alert.
-        #    `unless` excludes ranks with a new counter above 0: increase() misses the steps in its first sample.
+        # The alert fires in four cases:
+        # 1. NaN or Inf in the loss or the output of attention.
+        # 2. NaN or Inf in gradients, if no step was skipped in the window: a gradient scaler whose scale is too large
+        #    makes gradients infinite and skips the step. If the number of skipped steps is unknown, this case is left
+        #    out. `unless` excludes ranks whose counter of skipped steps is new in the window and above 0: increase()
+        #    misses the steps in the counter's first sample.
         # 3. A loss that is NaN or Inf now, perhaps since before the agent started: only a finite loss times 0 is 0.
-        # 4. skipped / (skipped + steps) is above limits["skipped"].
+        # 4. A gradient scaler skips most steps: skipped / (skipped + steps) is above limits["skipped"].
         f"""
         sum by ({RUN_KEY}, site) (
           increase({values}{{site=~"loss|attention_output"}}[{window}])

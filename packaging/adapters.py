@@ -1,5 +1,5 @@
-"""Prebuilt adapters: libraries that connect libforeshock.so with one release of torch. Each adapter is built and tested
-once; packages reuse it until a source changes."""
+"""Builds adapters for packages: libraries that connect libforeshock.so with one release of torch. build_adapter.py
+builds and tests an adapter once and keeps it in a cache; packages reuse it until a source changes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class AdapterError(Exception):
 
 
 def build(python: Path, library: Path, cache: Path = CACHE) -> Path:
-    """Builds and tests the adapter for the torch of `python` with libforeshock.so, `library`. Returns its directory."""
+    """Builds and tests the adapter for the torch of `python`; `library` is libforeshock.so. Returns its directory."""
     command = [python, BUILDER, "--cache", cache, "--library", library, "--include", INCLUDE]
     answer = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    if answer["state"] not in ("ready", "built"):
+    if answer["state"] not in ("ready", "built"):  # ready: it was in the cache
         raise AdapterError(f"torch {answer['torch']}: {answer['reason']}")
     return Path(answer["path"]).parent
 
@@ -35,8 +35,8 @@ def ship(built: Path, folder: Path) -> Path:
     version, _, git = built.name.removeprefix("torch-").rpartition("-")  # torch-VERSION-COMMIT
     if newer := elf.too_new(built / "adapter.so"):
         raise AdapterError(f"torch {version}: the adapter needs {' '.join(newer)}, which Debian 11 lacks")
-    place = folder / f"torch-{version.partition('+')[0]}-{git}-abi{stamp['abi']}"
-    place.mkdir(parents=True)
-    shutil.copy(built / "adapter.so", place)
-    shutil.copy(built / "stamp.json", place)
-    return place
+    target = folder / f"torch-{version.partition('+')[0]}-{git}-abi{stamp['abi']}"
+    target.mkdir(parents=True)
+    shutil.copy(built / "adapter.so", target)
+    shutil.copy(built / "stamp.json", target)
+    return target

@@ -2,8 +2,8 @@
 
 The command line and the agent are one executable that needs only glibc 2.31. The library that is preloaded into the
 trainer needs glibc 2.17. An adapter connects that library with one release of torch. Adapters are prebuilt for the
-chosen releases, so that the user's machine needs neither a compiler nor root. Two builds of one commit are equal byte
-for byte, in whatever folder they are made. A `tree` is a folder with the files of a package, as they will be installed.
+releases of --torch, so that the user's machine needs neither a compiler nor root. Two builds of one commit are equal
+byte for byte, also in different folders. A `tree` is a folder with the files of a package, as they will be installed.
 """
 
 from __future__ import annotations
@@ -120,12 +120,12 @@ def python_of(release: str) -> Path:
     """A Python with this release of torch: that of .venv if it has the release, else one in an environment for it."""
     default = ROOT / ".venv" / "bin" / "python"
     code = "import importlib.metadata as m; print(m.version('torch').partition('+')[0])"
-    answer = subprocess.run([default, "-c", code], capture_output=True, text=True, check=False)
-    return default if answer.stdout.strip() == release else torch_versions.python_with(release)
+    installed = subprocess.run([default, "-c", code], capture_output=True, text=True, check=False)
+    return default if installed.stdout.strip() == release else torch_versions.python_with(release)
 
 
 def check(tree: Path, releases: list[str]) -> None:
-    """Checks that all parts exist and that the binaries run on the oldest supported system."""
+    """Checks that all parts exist and that the binaries run on the oldest supported system, Debian 11 (glibc 2.31)."""
     for part in REQUIRED:
         if not (tree / part).exists():
             hint = "; install nvcc 12.8 or later" if part.endswith(".fatbin") else ""

@@ -1,4 +1,7 @@
-// Makes histograms of counters and values, stores them as bytes, and computes W1 in exact integers.
+// Makes histograms from counters and from values, stores them as bytes, and computes their Wasserstein
+// distance W1. A bin has the fp32 values with the same upper 20 bits; the residual of a value is its lower 12
+// bits. A pattern is a 16-bit value. The arrays `words` have one counter for each bin (with the sum of the
+// residuals in the lower bits of the word) or for each pattern (kernels/histogram.h).
 #include "shadow/histogram.h"
 
 #include <algorithm>
@@ -16,9 +19,10 @@
 namespace foreshock {
 namespace {
 
-constexpr uint32_t kZero = 1u << 19;  // the bin that begins at +0; the sign bit in the index of a counter
+constexpr uint32_t kZero =
+    1u << 19;  // index of the bin that begins at +0; sign bit in the index of a counter
 // A "magnitude" is the upper 20 bits of an fp32 without the sign; it numbers the bins of one sign.
-constexpr uint32_t kInfinite = 0x7f800u;    // values with this magnitude or a larger one are not finite
+constexpr uint32_t kInfinite = 0x7f800u;    // least magnitude of values that are not finite
 constexpr uint32_t kMagnitude = kZero - 1;  // mask of a magnitude
 constexpr uint32_t kSignOfFp32 = 1u << 31, kInfinityOfFp32 = 0x7f800000u;
 
@@ -28,12 +32,14 @@ double edge(uint32_t magnitude) {
   return std::bit_cast<float>(magnitude << kBinResidualBits);
 }
 
+// Returns the index of a bin in a Histogram, where bins are in the order of their values.
 uint32_t index_of(bool negative, uint32_t magnitude) {
   return negative ? kZero - 1 - magnitude : kZero + magnitude;
 }
 
-// Calls visit(bits) for all patterns of a sign bit and a magnitude, `half` of each sign, in ascending order
-// of their values. Skips the kCounterRun patterns from `first` on if any_in(first) is false.
+// Calls visit(bits) for all indexes of counters in ascending order of their values. The highest bit of an
+// index is the sign, and each sign has `half` counters. Skips the kCounterRun counters from `first` on if
+// any_in(first) is false.
 template <class AnyIn, class Visit>
 void ascending(uint32_t half, AnyIn any_in, Visit visit) {
   for (uint32_t end = 2 * half; end > half; end -= kCounterRun) {
@@ -46,13 +52,15 @@ void ascending(uint32_t half, AnyIn any_in, Visit visit) {
   }
 }
 
+// Returns the word and zeroes it.
 uint64_t take(uint64_t* word) {
   const uint64_t value = *word;
   *word = 0;
   return value;
 }
 
-// Adds `count` values with the fp32 pattern `bits` to `fresh`. Finite values must come in ascending order.
+// Adds `count` values with the fp32 bits `bits` to `fresh`. Finite values must come in ascending order. Their
+// residual is 0, since they come from 16-bit formats.
 void add_value(uint32_t bits, uint64_t count, Histogram* fresh) {
   const uint32_t magnitude = bits & ~kSignOfFp32;
   if (magnitude > kInfinityOfFp32) {
@@ -81,8 +89,8 @@ uint64_t take_pattern(uint32_t* words, uint32_t pattern) {
   return count;
 }
 
-// Counts and zeroes the words of values that are not finite. The bins do not separate infinities from NaN, so
-// separate words count the infinities.
+// Counts and zeroes the words of values that are not finite. A bin can hold infinities and NaN, so infinities
+// are also counted in separate words.
 void take_non_finite(uint64_t* words, Histogram* fresh) {
   uint64_t all = 0;
   for (uint32_t sign : {0u, kZero}) {
@@ -177,8 +185,9 @@ namespace {
 // Up to this number of values, sorting them is faster than scanning a million counters.
 constexpr uint64_t kFew = 1 << 15;
 
-// A packed set of counters is full if no more values fit. This many sets are allowed in addition to full
-// sets: one that is not full, and one for the remaining values.
+// A trainer sends the counters of a large tensor as one or more packed sets. A set is full if no more values
+// fit. This many sets are allowed in addition to full ones: one that is not full, and one for the remaining
+// values.
 constexpr uint64_t kSpareSets = 2;
 
 constexpr uint32_t kSign = 1u << 31, kInfinity = 0x7f800000u;
@@ -241,8 +250,8 @@ bool HistogramReader::read_counters(std::span<const std::byte> bytes, DType type
   return false;
 }
 
-// Counts a small number of values by sorting them. A key is the index of the value's bin, followed by its
-// distance from the edge nearer to 0 (the residual).
+// Counts a small number of values by sorting keys. A key is the index of the value's bin (20 bits), followed
+// by the residual (12 bits). The index of a negative value is the complement of its upper bits.
 void HistogramReader::count_few(std::span<const std::byte> bytes, DType type, Histogram* histogram) {
   keys_.clear();
   for (size_t at = 0; at < bytes.size(); at += size_of(type)) {
@@ -270,8 +279,8 @@ void HistogramReader::count_few(std::span<const std::byte> bytes, DType type, Hi
   histogram->finite = keys_.size();
 }
 
-// Unpacks sets of counters. Every set costs a scan of all counters even if it has few bytes, so the number of
-// sets is limited by the number of values.
+// Unpacks sets of counters and adds them up. Every set costs a scan of all counters even if it has few bytes,
+// so invalid bytes must not contain many: the number of sets is limited by the number of values.
 bool HistogramReader::unpack(std::span<const std::byte> bytes, DType type, uint64_t elements,
                              Histogram* histogram) {
   const bool is_fp32 = type == DType::kFp32;
@@ -294,7 +303,7 @@ bool HistogramReader::unpack(std::span<const std::byte> bytes, DType type, uint6
 namespace {
 
 constexpr uint64_t kVersion = 1;
-constexpr uint64_t kMostValues = uint64_t{1} << 48;  // products of two counts fit into Wide
+constexpr uint64_t kMostValues = uint64_t{1} << 48;  // products of two counts fit into 128 bits (Wide)
 
 using Bytes = std::span<const std::byte>;
 
@@ -303,8 +312,9 @@ void put(uint64_t number, std::string* bytes) {
   bytes->append(text, put_varint(number, text));
 }
 
-// Reads a bin. The bins of finite values are [kFirst, kEnd). Returns false if the bin is not one of these, if
-// its count exceeds the values left, or if its residual is too large for its count.
+// Reads a bin of a stored histogram. *index: that of the bin before, plus 1; 0 at first. *left: the number of
+// values in this bin and those that follow. Returns false if the bin is not one of finite values ([kFirst,
+// kEnd)), if its count exceeds *left, or if its residual is too large for its count.
 bool get_bin(Bytes* bytes, uint64_t* index, uint64_t* left, HistogramBin* bin) {
   constexpr uint64_t kMost = (1u << kBinResidualBits) - 1, kFirst = 0x800, kEnd = kBins - kFirst;
   uint64_t distance = 0;
@@ -313,7 +323,7 @@ bool get_bin(Bytes* bytes, uint64_t* index, uint64_t* left, HistogramBin* bin) {
   if (distance == 0 || distance > kBins || bin->count == 0 || bin->count > *left) return false;
   *index += distance;
   *left -= bin->count;
-  bin->index = static_cast<uint32_t>(*index - 1);  // distances start before the first bin
+  bin->index = static_cast<uint32_t>(*index - 1);
   return *index > kFirst && *index <= kEnd && bin->residual <= bin->count * kMost;
 }
 
@@ -373,7 +383,8 @@ class Sum {
   double sum_ = 0, lost_ = 0;
 };
 
-// Visits the bins that a or b or both have, in ascending order. A missing bin is passed as empty.
+// Calls visit(index, bin of a, bin of b) for the bins that a or b or both have, in ascending order. A missing
+// bin is passed as empty.
 template <class Visit>
 void side_by_side(const Histogram& a, const Histogram& b, Visit visit) {
   constexpr HistogramBin kNone;
@@ -387,8 +398,8 @@ void side_by_side(const Histogram& a, const Histogram& b, Visit visit) {
   }
 }
 
-// Returns the integral over the bin of the number of its values below x, in units of 1/4096 of the bin's
-// width. Each value contributes the distance from its position to the upper edge.
+// Returns the integral over x, from one edge of the bin to the other, of the number of the bin's values below
+// x, in units of 1/4096 of the bin's width. Each value contributes its distance to the upper edge.
 Wide area_of(const HistogramBin& bin) {
   const Wide residual = static_cast<Wide>(bin.residual);
   const bool negative = bin.index < kBins / 2;
@@ -456,8 +467,9 @@ struct Parabola {
   double start, square, linear;
 };
 
-// Adds up the integral of |F - G| over bins and the gaps between them, in ascending order. Masses are counts
-// times 4096, times a weight that gives a and b equal totals. They are integers, below 2^93 for 2^40 values.
+// Computes W1, the integral of |F - G|, over bins and the gaps between them, in ascending order. Masses are
+// counts times 4096, times a weight that gives a and b equal totals. They are integers, below 2^93 for 2^40
+// values.
 class Walk {
  public:
   Walk(const Histogram& a, const Histogram& b) {
@@ -523,7 +535,7 @@ Wasserstein wasserstein(const Histogram& a, const Histogram& b) {
 double sampling_noise_floor(const Histogram& a, const Histogram& b) {
   if (a.finite == 0 || b.finite == 0) return kNaN;
   const double n = static_cast<double>(a.finite), m = static_cast<double>(b.finite);
-  double below = 0, position = 0;  // F of the mixture, and the end of the last bin
+  double below = 0, position = 0;  // F of the mixture of a and b at the end of the last bin, and this end
   Sum integral;
   const auto spread = [](double f) { return std::sqrt(std::max(0.0, f * (1 - f))); };
   side_by_side(a, b, [&](uint32_t index, const HistogramBin& in_a, const HistogramBin& in_b) {

@@ -1,15 +1,15 @@
 // Makes the table of all loss events, the table of warnings, and one section for each loss event. A sign is a detector
 // that left level quiet ("moved") before the event; event.before has all signs, the most reliable first. words.js has
 // known(), count(), sentence() and before(lead), which writes a number of steps as "12 steps before".
-const OPEN = 3;   // number of sections that are open when the page is loaded
+const OPEN = 3;   // number of loss events whose sections are open when the page is loaded
 const CURVES = 6; // most curves of detectors in a section
-const UNSEEN = 8; // steps; a longer gap between a detector's values is shown as uncertainty about when it moved
+const UNSEEN = 8; // steps; if a detector had no values for longer before it moved, the step is shown as a range
 const OF_GRADIENT = ['gradient_norm', 'gradient_growth']; // detectors whose input is the gradient norm, which has a chart anyway
 
 const place = (sign) => (known(sign.layer) ? `layer ${sign.layer}` : 'the whole model');
 const ranksOf = (event) => `${event.ranks.length > 1 ? 'ranks' : 'rank'} ${event.ranks.slice(0, 8).join(', ')}${event.ranks.length > 8 ? ', …' : ''}`;
 
-// When the detector moved. If it had no values for unseen_steps steps, it may have moved at any of these.
+// When the detector moved. If it had no values in the unseen_steps steps before, it may have moved at any of them.
 const moved = (sign) => (sign.unseen_steps > UNSEEN ? `${count(sign.lead_steps)} to ${count(sign.lead_steps + sign.unseen_steps)} steps before: too few samples to say` : before(sign.lead_steps));
 
 function signTable(event) {
@@ -66,6 +66,7 @@ function warningTable() {
     known(e.end_step) ? count(e.end_step) : 'the end']));
 }
 
+// Returns the table of all loss events, or a text if there are none.
 function overview(events) {
   if (events.length === 0 && !(report.timeline.loss ?? []).some((v) => finite(v)))
     return element('p', { textContent: 'None can be told: the loss of this run is not known.' });

@@ -31,8 +31,9 @@ inline at::Tensor tensor_at(const void* address) {
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
 }
 
-// A view of the tensor. If it has more than FORESHOCK_TENSOR_DIMS dimensions, the last ones become one, for
-// which it must be contiguous. The view is empty for a tensor that it cannot describe, or if torch throws.
+// Returns a view of the tensor. If the tensor is contiguous and has more than FORESHOCK_TENSOR_DIMS
+// dimensions, the view joins the last ones into one. The view is empty if it cannot describe the tensor, or
+// if torch throws.
 inline foreshock_tensor view_of_weight(const void* address) noexcept try {
   if (!address) return {};
   const at::Tensor tensor = tensor_at(address);
@@ -64,8 +65,9 @@ inline void* stream_of_weight(const void* address) noexcept try {
   return nullptr;
 }
 
-// Reports tensors to the core. `when`: bits such as FORESHOCK_BEFORE_STEP (hook.h). One caller at a time: the
-// helper, which calls it, holds the interpreter lock. Returns the nanoseconds spent in the core.
+// Reports tensors to the core. `when`: bits FORESHOCK_BEFORE_STEP, ... (hook.h). Must not be called by two
+// threads at once: the helper, the only caller, holds the interpreter lock. Returns the nanoseconds spent in
+// the core.
 inline uint64_t observe_weights(const foreshock_adapter_weight* rows, size_t count, uint32_t when) {
   static auto* states = new std::vector<foreshock_weight_state>;  // kept, so that later calls do not allocate
   states->clear();

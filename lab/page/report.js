@@ -1,15 +1,16 @@
 'use strict';
-// What lab.js and compare.js, the scripts of report pages, share: the page's data, colours, and makers of elements.
+// Is loaded first on the report pages of lab, compare and bench/precursors. Defines the data of the page (`study`),
+// colours, and functions that make elements.
 const study = JSON.parse(document.getElementById('study').textContent);
 const COLOURS = ['#2f6db5', '#d1662b', '#1a7f4b', '#8a4fb0', '#b3372e', '#14889a', '#a3801c', '#c24f8e',
   '#57636f', '#5a9e32', '#3f3d9e', '#946048'];
 
 const element = (tag, properties = {}, ...children) => {
-  const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children);
-  return made;
+  const node = Object.assign(document.createElement(tag), properties);
+  node.append(...children);
+  return node;
 };
-// A number in three digits; an absent one as a dash.
+// A number with three significant digits (small integers with all); a missing number as a dash.
 const short = (x) => {
   if (x === null || x === undefined) return '–';
   if (Number.isInteger(x) && Math.abs(x) < 1e6) return String(x);

@@ -1,6 +1,6 @@
 /* foreshock/annotate.h: calls the monitor from programs that are not linked with it. Every function does
- * nothing and returns 0 (foreshock_annotate_register_op: -1) unless libforeshock.so is loaded, by preloading
- * or linking, when the program runs. <foreshock/hook.h> documents the functions that are called. C99.
+ * nothing and returns 0 (foreshock_annotate_register_op: -1) if libforeshock.so is not loaded, by preloading
+ * or linking, when the program runs. <foreshock/hook.h> documents the functions that are called. Valid C99.
  *
  * To link libforeshock.so without find_package or pkg-config, pass -Wl,--no-as-needed before -lforeshock.
  * Otherwise the linker drops the library, since this header refers to it by weak references only.
@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-/* Weak: a function is null unless libforeshock.so is loaded. */
+/* Weak: the address of a function is null if libforeshock.so is not loaded or is older than the function. */
 extern int foreshock_enabled(void) __attribute__((weak));
 extern int32_t foreshock_register_op(const char* name, uint32_t pass) __attribute__((weak));
 extern int foreshock_attention_enter(int32_t op, uint32_t flags) __attribute__((weak));
@@ -62,7 +62,7 @@ static inline void foreshock_annotate_observe_gradients(const foreshock_gradient
   if (foreshock_observe_gradients) foreshock_observe_gradients(gradients, count);
 }
 
-/* Sets size and version of *advice and calls foreshock_read_advice; 0 if an older library lacks that call. */
+/* Sets size and version of *advice, then calls foreshock_read_advice and returns its result. */
 static inline int foreshock_annotate_read_advice(foreshock_advice* advice) {
   if (!foreshock_read_advice) return 0;
   advice->size = sizeof *advice;

@@ -1,4 +1,5 @@
-"""Finds the place of this process in its job: rank, world size and parallel coordinates. -1 means unknown."""
+"""Finds the place of this process in its job: rank, world size, and coordinates, its index in each kind of parallelism
+(data, tensor, pipeline, expert). -1 means unknown."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from typing import Any, NamedTuple
 
 from .signals import suppress_ours
 
-# Names that frameworks use for the dimensions of a device mesh.
+# By kind of parallelism: names that frameworks use for a dimension of torch's DeviceMesh, the grid of all ranks.
 DIMENSIONS = {
     "data": ("dp", "ddp", "fsdp", "data", "data_parallel", "replicate", "shard", "dp_replicate", "dp_shard"),
     "tensor": ("tp", "tensor", "tensor_parallel", "model", "mp"),
     "pipeline": ("pp", "pipe", "pipeline", "pipeline_parallel"),
     "expert": ("ep", "expert", "expert_parallel"),
 }
-# Functions of Megatron's parallel_state.
+# By kind of parallelism: the function of Megatron's parallel_state that returns this process's index.
 MEGATRON = {
     "data": "get_data_parallel_rank",
     "tensor": "get_tensor_model_parallel_rank",
@@ -49,7 +50,8 @@ _distributed: Any = None  # has the functions DISTRIBUTED of torch.distributed; 
 
 
 def bind_distributed() -> None:
-    """Call it when the helper starts. The training's own tests may replace the functions later."""
+    """Keeps the functions of torch.distributed. Must be called when the helper (this package) starts: the training's own
+    tests may replace the functions later."""
     global _distributed
     module = sys.modules.get("torch.distributed")
     if module is not None and all(hasattr(module, name) for name in DISTRIBUTED):
@@ -95,7 +97,7 @@ def of_megatron() -> Coordinates | None:
 
 
 def root_of(mesh: Any) -> Any:
-    """The mesh of which `mesh` is a part. torch before 2.10 keeps the root mesh in another object."""
+    """The whole mesh of which `mesh` is a part. torch before 2.10 keeps it in a global object."""
     if hasattr(mesh, "_get_root_mesh"):
         return mesh._get_root_mesh()
     return sys.modules["torch.distributed.device_mesh"]._mesh_resources.get_root_mesh(mesh)
@@ -103,7 +105,7 @@ def root_of(mesh: Any) -> Any:
 
 def _of_mesh(mesh: Any, world_size: int) -> Coordinates | None:
     """Coordinates from the names of the mesh's dimensions; None if no name is in DIMENSIONS. If a kind of parallelism
-    has no dimension, its size is 1 and its coordinate 0 if the mesh covers all ranks; otherwise both are unknown."""
+    has no dimension, its coordinate is 0 if the mesh covers all ranks, else unknown."""
     root = root_of(mesh)
     names, here = root.mesh_dim_names, root.get_coordinate()
     if not names or here is None:
@@ -135,7 +137,7 @@ def _of_replica(modules: Iterable[Any], distributed: Any) -> Coordinates | None:
 def coordinates(parameters: Iterable[Any], modules: Iterable[Any]) -> Coordinates:
     """Coordinates from the first source that has them: Megatron, a distributed parameter's mesh, DDP."""
     distributed = group()
-    if distributed is None:  # all coordinates are 0, unless the launcher has started several processes
+    if distributed is None:  # a single process has coordinates 0; of several, they are unknown
         is_alone = _environment_number("WORLD_SIZE", "SLURM_NTASKS") in (-1, 1)
         return Coordinates(0, 0, 0, 0) if is_alone else Coordinates()
     with suppress_ours():
