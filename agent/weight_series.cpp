@@ -157,7 +157,6 @@ void WeightSeries::forget_kept(Tensor* tensor, const std::map<int64_t, TensorKey
   });
 }
 
-// Drops a stored histogram.
 void WeightSeries::forget(std::string* stored) {
   bytes_ -= stored->size();
   *stored = {};
@@ -212,8 +211,7 @@ void WeightSeries::expect_none_before(int64_t step) {
   });
 }
 
-// Ends the group's first window, in which its members became known. Keeps the sum of the window's histograms,
-// with which the next window is compared.
+// Ends the group's first window, in which its members became known. Keeps its sum for the next comparison.
 void WeightSeries::end_first_window(Group* group) {
   const auto& [window, seen] = *group->building.begin();
   uint64_t elements = 0;
@@ -223,8 +221,7 @@ void WeightSeries::end_first_window(Group* group) {
   close(window, group);
 }
 
-// Closes this window and the incomplete ones before it. Drops snapshots that are neither in an open window
-// nor the latest of their tensor.
+// Closes this window and the incomplete ones before it. Drops snapshots that are not needed any more.
 void WeightSeries::close(int64_t window, Group* group) {
   group->closed = window;
   group->building.erase(group->building.begin(), group->building.upper_bound(window));
@@ -358,7 +355,7 @@ void WeightSeries::set_initial(Group* group, uint64_t elements) {
     group->initial_elements = elements;
 }
 
-// Keeps the summed histogram `stored` of a window, with which the next window is compared.
+// Keeps the summed histogram of a window for the next comparison.
 void WeightSeries::store_previous(Group* group, int64_t window, const std::string& stored,
                                   uint64_t elements) {
   forget(&group->previous);
@@ -366,8 +363,7 @@ void WeightSeries::store_previous(Group* group, int64_t window, const std::strin
   group->previous_elements = elements;
 }
 
-// Compares a complete window of a group with the group's previous window and with the first snapshots. Adds
-// the window to the model.
+// Compares a complete window of a group with the last one and the first snapshots. Adds it to the model.
 void WeightSeries::complete(const std::string& layer, int64_t window, Group* group) {
   Sums sums = sums_of(layer, *group, window);
   close(window, group);  // after sums_of(), which needs the snapshots of this window

@@ -1,6 +1,5 @@
 // Measures the CPU time per series that a scrape by Prometheus costs the agent. A scrape has three parts: to
-// set the value, to take a snapshot of all series, and to write the text. The aim is 1 us per series for all
-// three.
+// set the value, to take a snapshot of all series, and to write the text. The aim is 1 us per series in all.
 #include <algorithm>
 #include <cstdio>
 #include <ctime>

@@ -19,8 +19,7 @@ namespace foreshock::cli {
 
 // Merges the tensor lines of several nodes into lines of the job. Adds the histograms of the parts, so that
 // the result equals the histogram of the whole tensor bit for bit. Compares replicas. Lines must be passed in
-// the order of steps. If a run goes back to an earlier step (a checkpoint), a new "generation" begins.
-// Thread-compatible.
+// the order of steps. If a run goes back to an earlier step, a new "generation" begins. Thread-compatible.
 class TensorMerger {
  public:
   struct NodeLine {

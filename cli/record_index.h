@@ -23,8 +23,7 @@ namespace foreshock::cli {
 // The position of a line in the merged order and in its record. Lines are sorted by generation, then by step,
 // and so on: by the members in the order of their declaration.
 struct IndexedLine {
-  // Lines of one step are sorted in this order. A rank's second "started" line (the rank was restarted) has
-  // kEnded.
+  // Lines of one step are sorted in this order. A later "started" line of a restarted rank has kEnded.
   enum class Kind : uint8_t { kStarted, kStep, kSample, kEvent, kOther, kTensor, kModel, kEnded };
 
   // How often the training had gone back to an earlier step before this line, e.g. to a checkpoint.
@@ -105,8 +104,7 @@ class RecordIndex {
   std::string place(const RecordLine& line, Position* position, IndexedLine* to);
   // Sorts lines_ and moves them to the end of the temporary file, as a new piece.
   std::string write_piece();
-  // Reads the piece's next block if the last one is used up. Returns false at its end or if it cannot be
-  // read.
+  // Reads the piece's next block if the last one is used up. False: at its end, or it cannot be read.
   bool fill(Piece* piece);
   // Notes that `record` has this rank. Returns "" or an error: another record has the rank too.
   std::string take_rank(int64_t rank, uint32_t record);

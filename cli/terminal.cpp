@@ -1,5 +1,4 @@
-// Writes to the terminal: lines, a screen that is redrawn with ANSI escape sequences, and a progress bar.
-// Formats numbers for people.
+// Writes lines, a screen that is redrawn with ANSI escape sequences, and a progress bar. Formats numbers.
 #include "cli/terminal.h"
 
 #include <signal.h>
@@ -23,8 +22,7 @@ std::string printable(std::string text) {
 void say(const std::string& line) {
   const std::string text = printable("foreshock: " + line) + '\n';
   // If standard error is a pipe without a reader, write() raises SIGPIPE, which would end the command. So the
-  // signal is blocked during write() and removed afterwards. If a SIGPIPE was pending before write(), it
-  // stays pending.
+  // signal is blocked during write() and removed afterwards. An earlier SIGPIPE stays pending.
   sigset_t pipe, pending, before;
   sigemptyset(&pipe);
   sigaddset(&pipe, SIGPIPE);

@@ -76,8 +76,7 @@ def warned(detectors: str, level: float) -> str:
 
 
 def detector_records(detectors: list[str], window: str) -> list[Record]:
-    """Recording rules for each detector over all ranks of a run: the highest level, and the number of warnings in
-    `window`."""
+    """Recording rules for each detector, over all ranks of a run: highest level, and number of warnings in `window`."""
     matcher = f'detector=~"{"|".join(detectors)}"'
     return [
         Record(LEVEL, f"max by ({RUN_KEY}, detector) (foreshock_precursor_level{{{matcher}}} {UNLESS_ENDED})"),

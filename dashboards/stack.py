@@ -98,8 +98,7 @@ def port_from(first: int) -> int:
 
 @contextlib.contextmanager
 def port_lock():
-    """A lock that one run of this program by a user holds at a time, from the choice of free ports until servers listen
-    on them."""
+    """A lock that one stack of a user holds at a time, from the choice of free ports until servers listen on them."""
     with (pathlib.Path(tempfile.gettempdir()) / f"foreshock-stack-{os.getuid()}.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

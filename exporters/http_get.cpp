@@ -47,8 +47,7 @@ bool wait_for(int file, short events, Clock::time_point deadline) {
   }
 }
 
-// Parses `text`, a numeric address or unix:PATH, to a socket address of *length bytes. Returns false if
-// invalid.
+// Parses `text`, a numeric address or unix:PATH, to a socket address of *length bytes. False: invalid.
 bool parse_address(const std::string& text, int port, sockaddr_storage* storage, socklen_t* length) {
   auto* v4 = reinterpret_cast<sockaddr_in*>(storage);
   auto* v6 = reinterpret_cast<sockaddr_in6*>(storage);

@@ -21,9 +21,9 @@ enum class Accumulation {
 struct Accumulator {
   std::string_view name;
   Accumulation kind;
-  // The rest is for kTensorCore only. One step adds `step` products to the running sum: the products and the
-  // sum are truncated to `fraction_bits` bits below the largest exponent among them, the new sum to
-  // `output_bits` fraction bits.
+  // The rest is for kTensorCore only. One step adds `step` products to the running sum. These terms are
+  // truncated to `fraction_bits` bits below the largest exponent among them, the new sum to `output_bits`
+  // fraction bits.
   int step = 0;
   int fraction_bits = 0;
   int output_bits = 0;
@@ -42,8 +42,7 @@ Accumulator natural_accumulator(const NumberFormat& format);
 // fp8. kFp32 and other tensor cores take formats whose numbers are all fp32 numbers.
 bool accepts(const Accumulator& accumulator, const NumberFormat& format);
 
-// Returns `accumulator` for operands of `format`: a tensor core has half the `step` for operands of 32 bits
-// (fp32 and tf32).
+// Returns `accumulator` for operands of `format`: a tensor core has half the `step` for fp32 and tf32.
 Accumulator for_operands(const Accumulator& accumulator, const NumberFormat& format);
 
 }  // namespace foreshock::lab

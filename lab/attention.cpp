@@ -29,8 +29,7 @@ Tensor row_dots(const Tensor& a, const Tensor& b, State state, Arithmetic& arith
   return dots;
 }
 
-// Returns a . b. With State::kFormat the running sum over a.cols is stored in the format after every `block`
-// terms.
+// Returns a . b. With State::kFormat the running sum over a.cols is stored after every `block` terms.
 Tensor tiled_product(const Tensor& a, const Tensor& b, int block, State state, Arithmetic& arithmetic) {
   if (state == State::kRegisters) return arithmetic.multiply(a, b);
   const Tensor a_by_depth = transposed(a);
@@ -132,8 +131,7 @@ Tensors attention_plain(const Tensors& inputs, const Settings& settings, Arithme
   if (const auto visible = inputs.find("visible"); visible != inputs.end()) hide(scores, visible->second);
   Tensor log_sum_exp(scores.rows, 1);
   for (int i = 0; i < scores.rows; ++i) log_sum_exp.at(i, 0) = softmax_row(scores, i, arithmetic);
-  // From here on `scores` has the probabilities. quantise() scales them in fp8 and returns the factor; in all
-  // other formats the factor is 1.
+  // From here on `scores` has the probabilities. quantise() scales them for fp8, else by 1.
   const double probability_scale = quantise(arithmetic, scores, scores.rows)[0];
   arithmetic.cast(scores);
   Tensor out = arithmetic.multiply(scores, x.value);

@@ -89,8 +89,7 @@ Tensors attention_inputs(const Shape& shape, const InputLaw& law, uint64_t seed)
   return x;
 }
 
-// The inputs of all families except attention. The last part is for the family with logits over classes
-// (cross entropy).
+// The inputs of all families except attention. The last part is for kCrossEntropy.
 Tensors other_inputs(const Shape& shape, const InputLaw& law, uint64_t seed) {
   switch (shape.family) {
     case Family::kConvolution:

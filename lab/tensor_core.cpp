@@ -1,8 +1,7 @@
 // The model of tensor cores: how they round when they multiply matrices. The definition is scalar code
 // (scalar_step); vector code (Highway) gives the same results. A step adds several products to the
 // accumulator c: c and the products are truncated to `fraction_bits` bits below the largest of their
-// exponents (of a product: the sum of its factors' exponents), and then summed exactly. `unit` describes the
-// tensor core (accumulator.h).
+// exponents (of a product: the sum of its factors' exponents), and then summed exactly.
 #include "lab/tensor_core.h"
 
 #include <algorithm>
@@ -56,8 +55,7 @@ V inverse_of(V binade, uint64_t bits) {
   return hn::BitCast(d, hn::Sub(hn::Set(du, (2046 + bits) << 52), hn::BitCast(du, binade)));
 }
 
-// x truncated to `bits` fraction bits. Below 2^-126 (fp32's smallest normal number) the spacing is that at
-// 2^-126.
+// x truncated to `bits` fraction bits. Below 2^-126 (fp32's smallest normal number) the spacing is constant.
 V cut(V x, uint64_t bits) {
   const D d;
   const V binade = hn::Max(binade_of(x), hn::Set(d, 0x1p-126));
@@ -93,8 +91,7 @@ HWY_INLINE void fused_step(const Accumulator& unit, const double* a, const doubl
 }
 
 // All steps for kRows rows of a from row i on and a vector of columns of b from column j on. Adds to `out`.
-// With promotion, the accumulator c is added to an fp32 register (`promoted`) after every unit.promotion
-// products.
+// The accumulator c is added to an fp32 register (`promoted`) after every unit.promotion products, if not 0.
 template <int kRows>
 void rows_times_columns(const Accumulator& unit, const PackedOperand& a, const PackedOperand& b, int i, int j,
                         double* out) {
@@ -121,7 +118,6 @@ void rows_times_columns(const Accumulator& unit, const PackedOperand& a, const P
   for (int r = 0; r < kRows; ++r) hn::StoreU(unit.promotion ? promoted[r] : c[r], d, out + r * lanes);
 }
 
-// c += a . b.
 void multiply_packed(const Accumulator& unit, const PackedOperand& a, const PackedOperand& b, Tensor& c) {
   const D d;
   constexpr int kRows = kRowsAtOnce;

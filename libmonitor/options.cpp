@@ -1,5 +1,4 @@
-// Parses options. Copies the environment while other threads may change it, and reads the settings of a
-// trainer from the copy.
+// Parses options. Copies the environment, which other threads may change, and reads settings from the copy.
 #include "libmonitor/options.h"
 
 #include <fcntl.h>

@@ -224,8 +224,7 @@ bool parse_switch(const char* text, bool* result);
 
 // Reads the environment while other threads may change it. setenv() in one thread frees the array that
 // getenv() reads in another (glibc before 2.41; Python's os.environ calls setenv). The monitor must not crash
-// the trainer, so this class reads through the file /proc/self/mem: read() returns an error where a load
-// would crash.
+// the trainer, so this class reads through /proc/self/mem: read() returns an error where a load would crash.
 class SafeEnvironment {
  public:
   // Copies all variables from the file `memory`. For set-up only: opens the file, and maps memory for the

@@ -19,8 +19,7 @@
 namespace foreshock {
 namespace {
 
-constexpr uint32_t kZero =
-    1u << 19;  // index of the bin that begins at +0; sign bit in the index of a counter
+constexpr uint32_t kZero = 1u << 19;  // the bin that begins at +0; the sign bit in the index of a counter
 // A "magnitude" is the upper 20 bits of an fp32 without the sign; it numbers the bins of one sign.
 constexpr uint32_t kInfinite = 0x7f800u;    // least magnitude of values that are not finite
 constexpr uint32_t kMagnitude = kZero - 1;  // mask of a magnitude
@@ -38,8 +37,7 @@ uint32_t index_of(bool negative, uint32_t magnitude) {
 }
 
 // Calls visit(bits) for all indexes of counters in ascending order of their values. The highest bit of an
-// index is the sign, and each sign has `half` counters. Skips the kCounterRun counters from `first` on if
-// any_in(first) is false.
+// index is the sign; each sign has `half`. Skips kCounterRun counters from `first` on if !any_in(first).
 template <class AnyIn, class Visit>
 void ascending(uint32_t half, AnyIn any_in, Visit visit) {
   for (uint32_t end = 2 * half; end > half; end -= kCounterRun) {
@@ -52,7 +50,6 @@ void ascending(uint32_t half, AnyIn any_in, Visit visit) {
   }
 }
 
-// Returns the word and zeroes it.
 uint64_t take(uint64_t* word) {
   const uint64_t value = *word;
   *word = 0;
@@ -186,8 +183,7 @@ namespace {
 constexpr uint64_t kFew = 1 << 15;
 
 // A trainer sends the counters of a large tensor as one or more packed sets. A set is full if no more values
-// fit. This many sets are allowed in addition to full ones: one that is not full, and one for the remaining
-// values.
+// fit. In addition to full sets these are allowed: one that is not full, and one for the remaining values.
 constexpr uint64_t kSpareSets = 2;
 
 constexpr uint32_t kSign = 1u << 31, kInfinity = 0x7f800000u;
@@ -383,8 +379,7 @@ class Sum {
   double sum_ = 0, lost_ = 0;
 };
 
-// Calls visit(index, bin of a, bin of b) for the bins that a or b or both have, in ascending order. A missing
-// bin is passed as empty.
+// Calls visit(index, bin of a, bin of b) for all bins of a or b, in order. A missing bin is passed as empty.
 template <class Visit>
 void side_by_side(const Histogram& a, const Histogram& b, Visit visit) {
   constexpr HistogramBin kNone;
@@ -468,8 +463,7 @@ struct Parabola {
 };
 
 // Computes W1, the integral of |F - G|, over bins and the gaps between them, in ascending order. Masses are
-// counts times 4096, times a weight that gives a and b equal totals. They are integers, below 2^93 for 2^40
-// values.
+// counts times 4096, times a weight that gives a and b equal totals. For 2^40 values they are below 2^93.
 class Walk {
  public:
   Walk(const Histogram& a, const Histogram& b) {

@@ -36,8 +36,7 @@ DType dtype_of(std::string_view name) {
   return DType::kNone;
 }
 
-// The shape of an array. kRowsHead is [rows, head_dim], kKeysValue [keys, value_dim], and so on; kRows is
-// [rows].
+// The shape of an array. kRowsHead is [rows, head_dim], kKeysValue [keys, value_dim], and so on.
 enum class Extents { kRowsHead, kRowsValue, kKeysHead, kKeysValue, kRowsKeys, kRows };
 // The member of the slice that gives an array's type: dtype, log_sum_exp_dtype or mask_dtype.
 enum class TypeOf { kSlice, kLogSumExp, kMask };
@@ -197,8 +196,7 @@ std::vector<int64_t> shape_of(const ColumnField& field, const KeyColumns& c) {
   return {rows, field.width == ColumnField::kHead ? c.head_dim : c.value_dim};
 }
 
-// Reads type and sizes of a slice of key positions from q, k and v. q has the rows of `heads` query heads,
-// head by head.
+// Reads type and sizes of a slice of key positions from q, k and v. q has rows of `heads` query heads.
 std::string read_extents(const StoredArrays& arrays, int heads, KeyColumns* columns) {
   const auto q = arrays.find("q"), k = arrays.find("k"), v = arrays.find("v");
   for (const auto& found : {q, k, v})
@@ -234,8 +232,7 @@ std::string read_field(const StoredArrays& arrays, const ColumnField& field, Key
   return "";
 }
 
-// Reads first_query: for each sampled key, the first query position that sees it, or `queries` if no query
-// does.
+// Reads first_query: for each sampled key, the first query position that sees it; `queries`: none does.
 std::string read_first_queries(const StoredArrays& arrays, KeyColumns* columns) {
   const auto found = arrays.find("first_query");
   const auto count = static_cast<uint64_t>(columns->columns);
@@ -251,8 +248,7 @@ std::string read_first_queries(const StoredArrays& arrays, KeyColumns* columns) 
 }
 
 // Reads the optional key_sums, sums over all keys, into *sums. A row has the three fields of ColumnSum as
-// doubles; the last is a count, which must be below 2^53 because doubles represent larger integers only in
-// part.
+// doubles; the last is a count, which must be below 2^53 to be exact.
 std::string read_sums(const StoredArrays& arrays, std::vector<ColumnSum>* sums, KeyColumns* columns) {
   const auto found = arrays.find("key_sums");
   if (found == arrays.end()) return "";

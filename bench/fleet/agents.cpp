@@ -54,8 +54,7 @@ class FleetAgent {
   }
   // Sets all series of a metric for a rank: every combination of the values of its closed labels (those with
   // a fixed set of values). An open label has one value, except the layer: it has all layers if owns_layers,
-  // else the metric has no series. Recursive: `label` is the index of the next label, `values` the values of
-  // the labels before it.
+  // else the metric has no series. Recursive: `label` is the next label's index, `values` those before it.
   void set_series(const MetricInfo& info, size_t label, const std::string& rank, bool owns_layers,
                   std::vector<std::string>* values) {
     if (label == info.labels.size()) return set_value(info, *values);

@@ -15,8 +15,7 @@
     short(d.lift) + range(d.lift_low, d.lift_high), d.twin_steps ? `${short(d.false_per_10k)} (≤ ${short(d.false_per_10k_most)})` : '–'];
 
   // Makes the chart of a recipe from one seed: the losses of both arms (with the fault, and the twin without it), the
-  // onsets of loss events, and the steps at which detectors began to warn in the arm with the fault. `drawn` draws it
-  // when the page is complete.
+  // onsets of loss events, and the steps at which detectors began to warn in the arm with the fault.
   function frame(name) {
     if (!window.Chart) return element('p', { textContent: 'made without the chart library: tables only' });
     const canvas = element('canvas');

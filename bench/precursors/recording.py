@@ -75,14 +75,12 @@ def record(what: recipes.Recipe, seed: int, steps: int, path: pathlib.Path, seco
 
 
 def made_of(path: pathlib.Path) -> pathlib.Path:
-    """The path of the file with the provenance of the record at `path`: versions, and hashes of the code that made the
-    record."""
+    """The path of the file with the provenance of a record: versions, and hashes of the code that made it."""
     return path.with_suffix(".made.json")
 
 
 def made_by(what: recipes.Recipe, path: pathlib.Path) -> dict:
-    """The provenance of a record. `replays`: whether `foreshock detect` finds in the record exactly the events that the
-    agent wrote."""
+    """The provenance of a record. `replays`: whether `foreshock detect` finds the same events in it as the agent."""
     version = subprocess.run([FORESHOCK, "--version"], capture_output=True, text=True, check=False).stdout.strip()
     live = [tuple(line[key] for key in EVENT_FIELDS) for line in lines_of(path) if is_found_by_detectors(line)]
     replayed = [tuple(event[key] for key in EVENT_FIELDS) for event in detected(path)]

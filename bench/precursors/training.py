@@ -148,8 +148,7 @@ class Source:
 class Copying:
     """Batches of rows that repeat PERIOD symbols, some of them replaced by wrong ones. To predict a symbol, the model
     must attend to many earlier places of that symbol, so an error of attention raises the loss. The loss would not rise
-    for text, which so small a model learns without attention, or for rows without wrong symbols, where one place
-    suffices."""
+    for text, which so small a model learns without attention, or for rows without wrong symbols."""
 
     def __init__(self, seed: int) -> None:
         self.numbers = torch.Generator().manual_seed(seed)

@@ -1,6 +1,5 @@
 // Draws lanes below the loss chart of the status page: one lane per detector, with marks at the first and last step of
 // each of its events. A filled triangle marks level warn, a ring level watch, so that colour is not the only difference.
-// Helpers (colour, known, smallest, by) are in format.js.
 
 const LANE = 15; // height of a lane in pixels
 

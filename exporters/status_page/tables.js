@@ -5,8 +5,7 @@
 // `bar` the length of a bar from 0 to 1. The elements around the rows are created once, so that an update keeps the
 // focus and the state of <details>.
 class Table {
-  // `columns`: the titles. `textColumns`: indices of left-aligned columns. `emptyText` is shown if the table has no rows;
-  // if it is "", a table without rows is hidden.
+  // `columns`: titles. `textColumns`: indices of left-aligned columns. An empty table shows `emptyText`; "" hides it.
   constructor(parent, name, columns, textColumns, emptyText = "", isOpen = true) {
     this.emptyText = emptyText;
     this.section = add(parent, "section");
@@ -106,8 +105,7 @@ function countRow(ranks, pass) {
     sum("in_flight"), [reasons(skipped), reasons(lost)].filter(Boolean).join("; ")];
 }
 
-// Whether a rank is monitored, as text. The Python helper in the trainer stops reporting tensor names, norms and weights
-// if that costs too much time or if naming failed.
+// Whether a rank is monitored. The trainer gives up tensor names, norms and weights if they cost too much or naming failed.
 function monitorText(rank) {
   const now = rank.on === false ? "paused" : rank.alive === false ? "ended" : "on";
   if (!known(rank.tensors_given_up_step)) return now;
@@ -145,8 +143,7 @@ const DETECTORS = {
 };
 const times = (logarithm) => `${short(Math.exp(logarithm))} \u00D7`;
 // The value at which a detector warns, as text, by the kind of its statistic (`look` in the state). `least`: the smallest
-// change that counts; for rise, drop and growth it is the logarithm of a factor. `warn` (only if `look` is limit): the
-// fixed limit.
+// change that counts; for rise, drop and growth it is the logarithm of a factor. `warn`: for limit, the fixed limit.
 const LIMITS = {
   drift: (d) => (d.least > 0 ? `${short(d.least)} that lasts` : "a sign that lasts"),
   limit: (d) => `${short(d.warn)}, twice`,
@@ -165,8 +162,7 @@ function scoreCell(d) {
 const findingOf = (detector) => DETECTORS[detector]?.finding ?? "";
 
 // How well a detector's warnings predict a loss event, as measured by the benchmark; `measured` is null without a result.
-// Shown only as a tooltip, since a finding can be true without a loss event. `right`: warnings that a loss event followed.
-// `hits`: loss events with a warning before.
+// Shown only as a tooltip, since a finding can be true without a loss event.
 function benchmarkText(measured) {
   if (!measured) return "Not measured by the benchmark.";
   const followed = measured.alarms > 0 ? `a loss event followed ${count(measured.right)} of ${count(measured.alarms)} warnings` : "it never warned";
@@ -177,8 +173,7 @@ function benchmarkText(measured) {
 const detectorCell = (detector, measured) => ({ text: detector, title: [findingOf(detector), benchmarkText(measured)].filter(Boolean).join(". ") });
 const statusCell = (measured) => ({ text: !measured ? "not measured" : measured.proven ? "default" : "experimental", title: benchmarkText(measured) });
 
-// One row per detector, from the rank in which its level is highest. Rows with high levels come first. Detectors
-// without a value follow, with a text instead of the value.
+// One row per detector, from the rank in which its level is highest. High levels come first, detectors without a value last.
 function detectorRows(ranks) {
   const worst = new Map();
   for (const rank of ranks) {
@@ -214,8 +209,7 @@ const loggedRows = (ranks) => ranks.flatMap((rank) =>
   Object.entries(rank.logged || {}).map(([name, { value, step }]) => [name, String(rank.rank), number(value, 5), count(step)]));
 
 // Returns a list with one figure as in figures(): how far the weights of the node have moved (Wasserstein distance W1),
-// and whether replicas agree. The list is empty if no weights are measured. All ranks of a node have the same values,
-// except `mismatches`.
+// and whether replicas agree. The list is empty without weights. Except `mismatches`, all ranks of a node have the same values.
 function weightFigure(ranks) {
   const all = ranks.map(by("weights")).filter((weights) => weights?.tensors > 0);
   if (all.length === 0) return [];

@@ -4,8 +4,7 @@
 // scaled_dot_product_attention takes the math path if no fused kernel supports the call (dropout on a CPU,
 // masks that need gradients, three dimensions, fp64 on a GPU). The path consists of ordinary operations and
 // _safe_softmax, which only this path calls, once per forward pass. So a hook of _safe_softmax counts forward
-// passes without cost for other operations. Backward passes, and forward passes in a compiled graph, cannot
-// be counted.
+// passes without cost for other operations. Backward passes and compiled graphs are not counted.
 //
 // A sample needs query, key, value and output together, which only torch's RecordFunction sees. Its callbacks
 // cost every operation 0.25 to 0.4 us, so they are active only with --math-path and during sampled steps.
@@ -85,7 +84,6 @@ class MathWindow {
   // torch calls this function before every operation and passes the result to on_end(). Null: the operation
   // is not an outermost call of the math path.
   static std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& function) noexcept try {
-    // The first comparison rejects almost all operations.
     if (attention_depth != 0 || std::strncmp(function.name(), "aten::_scaled", 13) != 0 ||
         std::strcmp(function.name() + std::strlen("aten::"), kMathPath) != 0)
       return nullptr;
@@ -113,7 +111,7 @@ class MathWindow {
         call->inputs.out = tensor_or_undefined(function.outputs()[0]);
         reason = describe_call(call->inputs, kUpperLeft, false, &description);
       }
-    } catch (...) {  // torch has thrown: the call is skipped as unknown
+    } catch (...) {  // reason stays FORESHOCK_SKIP_UNKNOWN
     }
     if (reason == kDescribed) return foreshock_attention_leave(&description);
     foreshock_attention_skip(number_, reason);
@@ -135,8 +133,7 @@ struct ShimRow {
   int32_t number;  // the operation's number from foreshock_register_op; -1: not registered
 };
 
-// One row for each row of FORESHOCK_SHIMS (adapter.h). Only rows 0 and 1, the functions for the CPU, are
-// described.
+// The rows of FORESHOCK_SHIMS (adapter.h). Only rows 0 and 1, the functions for the CPU, are described.
 #define FORESHOCK_SHIM_ROW(row, function, operation, pass) {operation, pass, (row) < 2, -1},
 inline ShimRow shim_rows[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM_ROW)};
 #undef FORESHOCK_SHIM_ROW
@@ -176,8 +173,7 @@ inline bool describe_shim(const foreshock_shim_call& given, foreshock_attention_
   return call->query.data && call->key.data && call->value.data;
 }
 
-// Must be called before the shim function, and shim_ended() after it in every case. Returns whether the call
-// is sampled.
+// Must be called before the shim function, and shim_ended() after it in every case. True: sampled.
 inline int shim_begins(const foreshock_shim_call& given) noexcept {
   const ShimRow& row = shim_rows[given.number];
   const at::Tensor& query = tensor_of(given.query);

@@ -15,8 +15,8 @@ struct KeptException {
   void *type = nullptr, *value = nullptr, *trace = nullptr;
 };
 
-// The pending call. `pointer` is a KeptException; restores the exception and deletes `pointer`. Returns -1,
-// so that Python raises the exception.
+// The pending call. Restores and deletes the KeptException at `pointer`. Returns -1, so that Python raises
+// it.
 inline int raise_kept(void* pointer) {
   const KeptException exception = *static_cast<KeptException*>(pointer);
   delete static_cast<KeptException*>(pointer);

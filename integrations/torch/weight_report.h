@@ -32,8 +32,7 @@ inline at::Tensor tensor_at(const void* address) {
 }
 
 // Returns a view of the tensor. If the tensor is contiguous and has more than FORESHOCK_TENSOR_DIMS
-// dimensions, the view joins the last ones into one. The view is empty if it cannot describe the tensor, or
-// if torch throws.
+// dimensions, the view joins the last ones into one. The view is empty if it is not possible.
 inline foreshock_tensor view_of_weight(const void* address) noexcept try {
   if (!address) return {};
   const at::Tensor tensor = tensor_at(address);
@@ -66,8 +65,7 @@ inline void* stream_of_weight(const void* address) noexcept try {
 }
 
 // Reports tensors to the core. `when`: bits FORESHOCK_BEFORE_STEP, ... (hook.h). Must not be called by two
-// threads at once: the helper, the only caller, holds the interpreter lock. Returns the nanoseconds spent in
-// the core.
+// threads at once: the helper, the only caller, holds the interpreter lock. Returns the ns spent in the core.
 inline uint64_t observe_weights(const foreshock_adapter_weight* rows, size_t count, uint32_t when) {
   static auto* states = new std::vector<foreshock_weight_state>;  // kept, so that later calls do not allocate
   states->clear();

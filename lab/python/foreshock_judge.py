@@ -318,8 +318,7 @@ class Sweep:
 def judge(
     function, name="attention", device="cpu", dtype=torch.bfloat16, grad=False, quick=False, only=None, progress=None
 ) -> Report:
-    """Runs the function on all cases. `only`: a predicate that selects cases; None: all. `progress(done, total)` is
-    called after each case."""
+    """Runs the function on all cases. `only` selects cases. `progress(done, total)` is called after each case."""
     sweep = Sweep(function, name, device, dtype, grad)
     selected = [case for case in cases(quick) if only is None or only(case)]
     for i, case in enumerate(selected):

@@ -50,8 +50,8 @@ _distributed: Any = None  # has the functions DISTRIBUTED of torch.distributed; 
 
 
 def bind_distributed() -> None:
-    """Keeps the functions of torch.distributed. Must be called when the helper (this package) starts: the training's own
-    tests may replace the functions later."""
+    """Keeps the functions of torch.distributed. Must be called when the helper (this package) starts: tests of the
+    training may replace the functions later."""
     global _distributed
     module = sys.modules.get("torch.distributed")
     if module is not None and all(hasattr(module, name) for name in DISTRIBUTED):
