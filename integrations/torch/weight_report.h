@@ -32,7 +32,7 @@ inline at::Tensor tensor_at(const void* address) {
 }
 
 // Returns a view of the tensor. If the tensor is contiguous and has more than FORESHOCK_TENSOR_DIMS
-// dimensions, the view joins the last ones into one. The view is empty if it is not possible.
+// dimensions, the view joins the last ones into one. If that fails, the view is empty.
 inline foreshock_tensor view_of_weight(const void* address) noexcept try {
   if (!address) return {};
   const at::Tensor tensor = tensor_at(address);
