@@ -33,34 +33,36 @@ constexpr WordsHelp kHelp = {
     "W1 is the Wasserstein distance of the values, d the difference of each value. W1/mean |d| is near 1 for "
     "a drift and near 0 for noise."};
 
+// Prints the problem and returns the exit status for it.
 int failed(const std::string& problem) {
   std::fprintf(stderr, "foreshock compare: %s\n", problem.c_str());
   return 2;
 }
 
 struct Request {
-  std::vector<std::string> paths;  // without duplicates; pairs refer to them by index
+  std::vector<std::string> paths;  // of checkpoints, without duplicates; `pairs` refers to them by index
   std::vector<lab::PairOfCheckpoints> pairs;
   std::string json_path, page_path;  // "": the output is not wanted
   uint64_t threads = std::max(1u, std::thread::hardware_concurrency());
   uint64_t top = 10;  // tensors printed for each pair; 0: all
 };
 
-// Returns the index of `path` in `*paths`, to which it is added if it is not there.
+// Returns the index of `path` in `*paths`. Adds the path if it is missing.
 size_t index_of(const std::string& path, std::vector<std::string>* paths) {
   const auto found = std::find(paths->begin(), paths->end(), path);
   if (found == paths->end()) return paths->push_back(path), paths->size() - 1;
   return static_cast<size_t>(found - paths->begin());
 }
 
-// Reads a number from `least` to 2^20. Returns false if `text` is not such a number.
+// Reads a whole number. Returns false if `text` is not a number from `least` to 2^20.
 bool to_count(const std::string& text, uint64_t least, uint64_t* count) {
   return lab::read_number(text, count) && *count >= least && *count <= 1 << 20;
 }
 
+// Fills `request` from the words of the command line. Returns "", or what is wrong with them.
 std::string parse(const Words& words, Request* request) {
   for (const Words::Given& given : words.given()) {
-    const std::string& value = given.values[0];
+    const std::string& value = given.values[0];  // the only one, except for --pair
     if (given.flag == "--pair")
       request->pairs.push_back(
           {value, index_of(given.values[1], &request->paths), index_of(given.values[2], &request->paths)});
@@ -74,7 +76,7 @@ std::string parse(const Words& words, Request* request) {
   const std::vector<std::string>& positional = words.files();
   if (positional.size() == 1 || (positional.empty() && request->pairs.empty()))
     return "name at least two checkpoints: foreshock compare A B";
-  std::vector<lab::PairOfCheckpoints> against_first;  // shown before the pairs of --pair
+  std::vector<lab::PairOfCheckpoints> against_first;  // A B, A C, ...: shown before the pairs of --pair
   for (size_t i = 1; i < positional.size(); ++i)
     against_first.push_back(
         {positional[i], index_of(positional[0], &request->paths), index_of(positional[i], &request->paths)});
@@ -82,7 +84,7 @@ std::string parse(const Words& words, Request* request) {
   return "";
 }
 
-// Returns the exit status: 0, or 1 if the file cannot be written. If `path` is "", the output is not wanted.
+// Writes the file, unless `path` is "". Returns the exit status: 1 if the file could not be written, else 0.
 int write(const std::string& path, const std::string& content) {
   if (path.empty()) return 0;
   const std::string problem = write_whole_file(path, content);
@@ -91,6 +93,7 @@ int write(const std::string& path, const std::string& content) {
   return 1;
 }
 
+// Opens the checkpoints and compares the pairs. Returns "", or why a checkpoint could not be read.
 std::string measure(const Request& request, lab::Comparison* comparison) {
   std::vector<lab::Checkpoint> checkpoints(request.paths.size());
   for (size_t i = 0; i < checkpoints.size(); ++i)
@@ -112,7 +115,7 @@ int compare(const std::vector<std::string>& words) {
   Request request;
   problem = parse(read_words, &request);
   if (!problem.empty()) return failed(problem);
-  allow_many_files();  // all shards stay open
+  allow_many_files();  // all files of the checkpoints stay open
   lab::Comparison comparison;
   problem = measure(request, &comparison);
   if (!problem.empty()) return failed(problem);
@@ -123,8 +126,9 @@ int compare(const std::vector<std::string>& words) {
                   " have no tensor of one name and shape in common");
   }
   std::fputs(lab::table_of(comparison, request.top).c_str(), stdout);
-  const int json = write(request.json_path, lab::to_json(comparison));
-  return json | (request.page_path.empty() ? 0 : write(request.page_path, lab::to_page(comparison)));
+  const int json_status = write(request.json_path, lab::to_json(comparison));
+  if (request.page_path.empty()) return json_status;  // to_page() takes long, so it is not called in vain
+  return json_status | write(request.page_path, lab::to_page(comparison));
 }
 
 }  // namespace foreshock::cli

@@ -1,4 +1,5 @@
-// Starts programs with posix_spawn, captures their output, and passes this process's signals on to them.
+// Starts programs with posix_spawn, captures their output, passes this process's signals on to the command of
+// `foreshock run`, and edits environments (lists of "NAME=value").
 #include "cli/process.h"
 
 #include <errno.h>
@@ -16,7 +17,7 @@
 namespace foreshock::cli {
 namespace {
 
-// Returns the null-terminated array that exec and spawn take. Its pointers are valid as long as `words`.
+// Returns the null-terminated array of C strings that posix_spawn takes. It points into `words`.
 std::vector<char*> pointers(const std::vector<std::string>& words) {
   std::vector<char*> result;
   for (const std::string& word : words) result.push_back(const_cast<char*>(word.c_str()));
@@ -24,13 +25,14 @@ std::vector<char*> pointers(const std::vector<std::string>& words) {
   return result;
 }
 
-// Converts a status from waitpid() to the exit code of a shell (128 + signal for a signal) and the signal.
+// Converts a status from waitpid(). ExitStatus holds the exit code that a shell would report (128 + signal if
+// a signal ended the process) and the signal (0: the process called exit).
 ExitStatus decode(int status) {
   if (WIFSIGNALED(status)) return {128 + WTERMSIG(status), WTERMSIG(status)};
   return {WEXITSTATUS(status), 0};
 }
 
-// Appends the bytes that are available. Returns false at the end of the stream or on an error.
+// Appends the bytes that are available. Returns whether reading can go on: false after the end or an error.
 bool read_some(int descriptor, std::string* text) {
   char buffer[4096];
   const ssize_t got = read(descriptor, buffer, sizeof buffer);
@@ -60,15 +62,16 @@ struct Pipe {
   }
 };
 
-constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
-constexpr int kTickMs = 200;  // period of the caller's function in SignalPasser::wait_for()
+constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};  // to the command
+constexpr int kTickMs = 200;  // without a signal, SignalPasser::wait_for() calls `tick` once in this time
 
 bool is_ignored(int signal) {
   struct sigaction now = {};
   return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
-// Whether the terminal has sent the signal to the whole process group, so that the command `pid` has it too.
+// Whether the terminal has sent the signal (as for Ctrl-C) to this process's group, and the command `pid` is
+// in that group, so that it has the signal already.
 bool came_from_terminal(const siginfo_t& info, pid_t pid) {
   return info.si_code == SI_KERNEL && getpgid(pid) == getpgrp();
 }
@@ -115,15 +118,15 @@ void end_like(const ExitStatus& status) {
   if (status.signal != 0) {
     const rlimit no_core = {0, 0};
     setrlimit(RLIMIT_CORE, &no_core);
-    prctl(PR_SET_DUMPABLE, 0);  // needed if core_pattern is a pipe, which ignores the limit on core files
+    prctl(PR_SET_DUMPABLE, 0);  // needed if core_pattern is a pipe: then the kernel ignores the limit
     signal(status.signal, SIG_DFL);
-    sigset_t only;
-    sigemptyset(&only);
-    sigaddset(&only, status.signal);
+    sigset_t this_signal;
+    sigemptyset(&this_signal);
+    sigaddset(&this_signal, status.signal);
     kill(getpid(), status.signal);  // if SignalPasser has blocked the signal, it arrives when unblocked below
-    sigprocmask(SIG_UNBLOCK, &only, nullptr);
+    sigprocmask(SIG_UNBLOCK, &this_signal, nullptr);
   }
-  _exit(status.code);
+  _exit(status.code);  // also after a signal whose default action does not end a process
 }
 
 int status_of_failed_start(int error) { return error == ENOENT ? 127 : 126; }
@@ -141,7 +144,8 @@ Captured run_and_capture(const std::vector<std::string>& command, const std::vec
   errors.close_write();
 
   const auto start = std::chrono::steady_clock::now();
-  // Returns the milliseconds that the command still has. If it has none, kills it. It must not be reaped yet.
+  // Returns the milliseconds that the command still has, and kills the command if that is 0 or less. Must be
+  // called before waitpid() has reaped the command: afterwards another process may have its pid.
   const auto time_left = [&] {
     const int left = timeout_ms - milliseconds_since(start);
     if (left <= 0) {
@@ -156,14 +160,14 @@ Captured run_and_capture(const std::vector<std::string>& command, const std::vec
     if (left <= 0) break;
     pollfd ready[2] = {{output_open ? output.read_end : -1, POLLIN, 0},
                        {errors_open ? errors.read_end : -1, POLLIN, 0}};
-    poll(ready, 2, std::min(100, left));  // ignores descriptors that are -1
+    poll(ready, 2, std::min(100, left));  // ignores the descriptor -1 of a closed output
     if (ready[0].revents != 0) output_open = read_some(output.read_end, &result.output);
     if (ready[1].revents != 0) errors_open = read_some(errors.read_end, &result.errors);
     if (progress != nullptr && (ready[0].revents | ready[1].revents) != 0) progress(result);
   }
   int status = 0;
   pid_t ended = 0;
-  do {  // the command may have closed its outputs and still run
+  do {  // a command that has closed its outputs may still run: looks every millisecond until its time is over
     ended = waitpid(pid, &status, result.timed_out ? 0 : WNOHANG);
     if (ended == 0 && time_left() > 0) poll(nullptr, 0, 1);
   } while (ended == 0 || (ended < 0 && errno == EINTR));
@@ -195,21 +199,22 @@ void set_environment(std::vector<std::string>* environment, const std::string& n
 }
 
 SignalPasser::SignalPasser() {
-  sigemptyset(&waited_);
+  sigemptyset(&waited_);  // the signals that next_signal() takes
   sigaddset(&waited_, SIGCHLD);
   for (int signal : kPassedOn) sigaddset(&waited_, signal);
   sigemptyset(&stop_signals_);
   for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    // Ignored signals (as under nohup) must not stop the run, but if blocked they would become pending.
+    // A blocked signal becomes pending even if it is ignored (as SIGHUP under nohup), and would stop the run.
     if (!is_ignored(signal)) sigaddset(&stop_signals_, signal);
   }
   signal(SIGCHLD, SIG_DFL);  // if SIGCHLD were ignored, exit statuses would be lost
   sigset_t blocked = waited_;
-  for (int signal : {SIGPIPE, SIGXFSZ})
-    sigaddset(&blocked, signal);  // a failed write must not end this process
-  sigprocmask(SIG_BLOCK, &blocked, &original_);
+  // Blocked too, because a failed write must not end this process.
+  for (int signal : {SIGPIPE, SIGXFSZ}) sigaddset(&blocked, signal);
+  sigprocmask(SIG_BLOCK, &blocked, &original_);  // the command is started with the original mask
 }
 
+// Waits for a signal and returns it; -1: none came in `period_ms`, or another signal's handler ran.
 int SignalPasser::next_signal(int period_ms, siginfo_t* info) {
   const timespec period = {period_ms / 1000, period_ms % 1000 * 1000000L};
   const int signal = sigtimedwait(&waited_, info, &period);
@@ -218,8 +223,8 @@ int SignalPasser::next_signal(int period_ms, siginfo_t* info) {
 }
 
 int SignalPasser::stop_before_start() {
-  const timespec at_once = {0, 0};
-  const int signal = sigtimedwait(&stop_signals_, nullptr, &at_once);
+  const timespec no_wait = {0, 0};
+  const int signal = sigtimedwait(&stop_signals_, nullptr, &no_wait);
   return signal > 0 ? signal : 0;
 }
 

@@ -23,14 +23,14 @@ namespace {
 
 constexpr int kWatchSeconds = 2;
 
-// Exit statuses, documented in docs/summary.md. 2 means wrong use, as for all commands.
+// Exit statuses, by the agents that answered (docs/summary.md). In all commands 2 means wrong use.
 constexpr int kAllAnswered = 0, kNoRun = 1, kSomeSilent = 3;
 
 struct RunState {
   std::string run_id;
-  std::string json;     // the answer of the agent's /api/v1/state; "" if it does not answer
-  std::string address;  // URL of the page
-  std::string reason;   // why there is no state
+  std::string json;     // the agent's answer to /api/v1/state; "": none
+  std::string address;  // URL of the agent's page; "": unknown
+  std::string reason;   // why `json` is empty
 };
 
 RunState state_of(const LiveRun& run, const std::string& token_file) {
@@ -49,7 +49,7 @@ std::vector<RunState> states_of(const Arguments& arguments) {
   return states;
 }
 
-int status_of(const std::vector<RunState>& states) {
+int exit_status_of(const std::vector<RunState>& states) {
   if (states.empty()) return kNoRun;
   const bool silent =
       std::any_of(states.begin(), states.end(), [](const RunState& s) { return s.json.empty(); });
@@ -60,22 +60,24 @@ std::string no_live_run(const std::string& run_id) {
   return run_id.empty() ? "no live run" : "no live run '" + run_id + "'";
 }
 
-// Returns a JSON array in one line. Its entry for a run is the state, or nulls and the reason.
+// Returns one line: a JSON array with the agent's answer for each run, or with nulls and a reason.
 std::string json_of(const std::vector<RunState>& states) {
   nlohmann::json array = nlohmann::json::array();
-  for (const RunState& each : states) {
-    if (!each.json.empty())
-      array.push_back(nlohmann::json::parse(each.json));
+  for (const RunState& run : states) {
+    if (!run.json.empty())
+      array.push_back(nlohmann::json::parse(run.json));
     else
       array.push_back({{"schema", 1},
-                       {"run", each.run_id},
+                       {"run", run.run_id},
                        {"state", nullptr},
                        {"ranks", nullptr},
-                       {"reason", each.reason}});
+                       {"reason", run.reason}});
   }
+  // Invalid UTF-8 is replaced: dump() would throw an exception otherwise.
   return array.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
+// Returns several lines about a run, after an empty line that separates the runs.
 std::string full_text(const RunState& state) {
   if (state.json.empty()) return "\nrun " + state.run_id + ": " + state.reason + "\n";
   const std::string text = read_summary(state.json).text;
@@ -83,6 +85,7 @@ std::string full_text(const RunState& state) {
          "\n";
 }
 
+// Returns one line about a run.
 std::string brief(const RunState& state) {
   return state.json.empty() ? state.run_id + "  " + state.reason + "\n" : read_summary(state.json).line;
 }
@@ -95,7 +98,7 @@ void print(const std::vector<RunState>& states, bool as_json) {
   fflush(stdout);
 }
 
-// Returns the full text of every run if all texts fit into `rows` lines, else one line for each run.
+// Returns the full texts if they fit into `rows` lines or there is only one run, else one line for each run.
 std::string watched_text(const std::vector<RunState>& states, const std::string& run_id, size_t rows) {
   if (states.empty()) return "foreshock: " + no_live_run(run_id) + "; Ctrl-C ends this\n";
   std::string full_texts, briefs;
@@ -104,8 +107,7 @@ std::string watched_text(const std::vector<RunState>& states, const std::string&
     briefs += brief(state);
   }
   const bool fits = static_cast<size_t>(std::count(full_texts.begin(), full_texts.end(), '\n')) <= rows;
-  // A full text begins with an empty line, to separate the runs; the first one is dropped.
-  return fits || states.size() == 1 ? full_texts.substr(full_texts[0] == '\n') : briefs;
+  return fits || states.size() == 1 ? full_texts.substr(1) : briefs;  // drops the first empty line
 }
 
 int watch_terminal(const Arguments& arguments) {
@@ -116,8 +118,8 @@ int watch_terminal(const Arguments& arguments) {
   return kAllAnswered;
 }
 
-// Prints the states repeatedly, for an output other than a terminal, until a signal ends the process. If
-// there is no run, reports this only the first time.
+// Prints the states repeatedly until a signal ends the process. If no run is live, JSON is an empty array
+// each time, but the text "no live run" is printed once, until a run appears.
 [[noreturn]] void watch_lines(const Arguments& arguments, bool as_json) {
   for (bool was_empty = false;;) {
     const std::vector<RunState> states = states_of(arguments);
@@ -129,8 +131,8 @@ int watch_terminal(const Arguments& arguments) {
   }
 }
 
-// Stores `value` (0: pause, 1: resume) as command_switch of the control file at `path`. Returns false if the
-// file is not a control file or cannot be written.
+// Stores `value` (0: pause, 1: resume) as command_switch of the control file at `path`, which the trainer
+// reads. Returns false if the file is not a control file or cannot be written.
 bool store_switch(const std::string& path, uint32_t value) {
   const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (descriptor < 0) return false;
@@ -143,12 +145,12 @@ bool store_switch(const std::string& path, uint32_t value) {
   return stored;
 }
 
-// Stores `value` in the control file <segment>.ctl of each trainer process of the live runs, which reads it.
+// Stores `value` in the control files (*.ctl) of the live runs, one for each trainer process (rank).
 int switch_runs(const Arguments& arguments, uint32_t value) {
   const std::string run_id = arguments.text(OptionId::kRunId);
   int switched = 0, failed = 0;
   for (const LiveRun& run : live_runs(run_id)) {
-    std::error_code error;
+    std::error_code error;  // ignored: a run that has just ended may have lost its directory
     for (const auto& entry : std::filesystem::directory_iterator(run.directory, error)) {
       if (entry.path().extension() != ".ctl") continue;
       ++(store_switch(entry.path(), value) ? switched : failed);
@@ -172,7 +174,7 @@ int status(const Arguments& arguments) {
     const std::vector<RunState> states = states_of(arguments);
     print(states, as_json);
     if (states.empty() && !as_json) say(no_live_run(arguments.text(OptionId::kRunId)));
-    return status_of(states);
+    return exit_status_of(states);
   }
   if (!as_json && Screen::is_terminal()) return watch_terminal(arguments);
   watch_lines(arguments, as_json);

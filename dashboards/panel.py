@@ -15,14 +15,14 @@ from rule import RANK_KEY
 
 # $datasource, $cluster, $namespace, $run and $rank are variables of a dashboard, which the user selects.
 SOURCE = model.DataSourceRef("prometheus", "${datasource}")
-# "All" is the value ".*", which matches series without the label too: a missing label is empty.
+# The user's choice "All" has the value ".*", which also matches series without the label: a missing label is empty.
 OF_CLUSTER = 'cluster=~"$cluster"'
 OF_SCOPE = f'{OF_CLUSTER},namespace=~"$namespace"'
 OF_RUN = f'{OF_SCOPE},run="$run"'
 OF_RANKS = f'{OF_RUN},rank=~"$rank"'
-# Excludes ended ranks, whose series keep their last values while the run continues on other ranks.
+# Excludes ranks (by their labels, RANK_KEY) that have ended: their series keep the last values until the run ends.
 UNLESS_ENDED = f"unless on ({RANK_KEY}) foreshock_rank_up{{{OF_RUN}}} == 0"
-MOST_POINTS = 300  # most points per series: enough for a wide screen. More points would only cost server time.
+MOST_POINTS = 300  # per series: enough for a wide screen. More points would only cost server time.
 
 # Units, as Grafana writes them behind a value. If the axis cannot show the unit, the title names it.
 RATIO = "suffix:x"
@@ -69,11 +69,11 @@ def steps_per_second() -> str:
     return f"{per_second(of_run('steps_total'), 'rank')} and on (rank) {of_run('rank_up')} == 1"
 
 
-def target(number: int, query: Query) -> prometheus.Dataquery:
-    """The query as number `number` of a panel, over the time range of the dashboard."""
+def target(index: int, query: Query) -> prometheus.Dataquery:
+    """The query at `index` (0 to 7) of a panel, over the time range of the dashboard."""
     return (
         prometheus.Dataquery()
-        .ref_id("ABCDEFGH"[number])
+        .ref_id("ABCDEFGH"[index])
         .datasource(SOURCE)
         .expr(query.expression)
         .legend_format(query.legend)
@@ -81,24 +81,25 @@ def target(number: int, query: Query) -> prometheus.Dataquery:
     )
 
 
-def limits(*steps: tuple[str, float]) -> ThresholdsConfig:
-    """Thresholds. `steps`: colours, and the values from which they hold. Below the first value the colour is green."""
+def limits(*colours: tuple[str, float]) -> ThresholdsConfig:
+    """Thresholds: colours, and the values from which they hold. Below the first value the colour is green."""
     config = ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE)
-    return config.steps([model.Threshold(None, "green"), *(model.Threshold(value, colour) for colour, value in steps)])
+    thresholds = [model.Threshold(None, "green"), *(model.Threshold(value, colour) for colour, value in colours)]
+    return config.steps(thresholds)
 
 
 def begin(builder: typing.Any, title: str, description: str, queries: typing.Iterable[Query]) -> typing.Any:
-    """Sets what panels of all kinds have."""
+    """Sets the parts that panels of all kinds have, and returns the builder."""
     builder.title(title).description(description).datasource(SOURCE)
-    for number, query in enumerate(queries):
-        builder.with_target(target(number, query))
+    for index, query in enumerate(queries):
+        builder.with_target(target(index, query))
     return builder
 
 
-def number(title: str, description: str, unit: str, query: Query, *steps: tuple[str, float]) -> stat.Panel:
-    """Shows one value: the last one in the time range. `steps`: see limits()."""
+def number(title: str, description: str, unit: str, query: Query, *colours: tuple[str, float]) -> stat.Panel:
+    """Shows one value: the last one in the time range. `colours`: see limits()."""
     builder = begin(stat.Panel(), title, description, [query])
-    builder.unit(unit).span(3).height(4).thresholds(limits(*steps))
+    builder.unit(unit).span(3).height(4).thresholds(limits(*colours))  # span: of the 24 columns of a dashboard
     builder.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     return builder.color_mode(option.BigValueColorMode.VALUE).text_mode(option.BigValueTextMode.VALUE)
 
@@ -109,13 +110,15 @@ def present(panel: stat.Panel, query: Query, otherwise: str) -> stat.Panel:
     return panel.targets([target(0, query).instant()]).no_value(otherwise)
 
 
-def number_now(title: str, description: str, query: Query, unit: str = "none", *steps: tuple[str, float]) -> stat.Panel:
-    return present(number(title, description, unit, query, *steps), query, "none seen")
+def number_now(
+    title: str, description: str, query: Query, unit: str = NO_UNIT, *colours: tuple[str, float]
+) -> stat.Panel:
+    return present(number(title, description, unit, query, *colours), query, "none seen")
 
 
 def name(title: str, description: str, query: Query) -> stat.Panel:
     """Shows the legends of the series (usually one) instead of their values."""
-    return number(title, description, "none", query).text_mode(option.BigValueTextMode.NAME)
+    return number(title, description, NO_UNIT, query).text_mode(option.BigValueTextMode.NAME)
 
 
 def state_of_run() -> stat.Panel:
@@ -136,7 +139,7 @@ def lines(
     dashed: typing.Sequence[tuple[str, float]] = (),
     logarithmic: bool = False,
 ) -> timeseries.Panel:
-    """Draws over time. `dashed`: colours and values of dashed lines, the limits of alerts."""
+    """Draws the queries over time. `dashed`: colours and values of dashed lines, the limits of alerts."""
     builder = begin(timeseries.Panel(), title, description, queries)
     builder.unit(unit).span(width).height(8).show_points(option.VisibilityMode.NEVER)
     if dashed:
@@ -147,20 +150,20 @@ def lines(
     return builder
 
 
-# The x axis of panels over steps. Grafana draws no line over an x axis that does not increase. Steps do not increase
-# while a trainer evaluates, and they decrease when it resumes from a checkpoint. So ASCENDING leaves out a point if a
-# point at a later time has the same or an earlier step: the panel shows the final history of the run.
-# Ended ranks are included, since excluding them in every step of the subquery would cost several times as much.
+# The x axis of panels over training steps. Grafana draws no line over an x axis that does not increase. Steps do not
+# increase while a trainer evaluates, and they decrease when it resumes from a checkpoint. So ASCENDING leaves out a
+# point if a point at a later time (a negative offset looks ahead) has the same or an earlier step: the panel shows the
+# final history of the run. Ended ranks are included: excluding them in the subquery would cost several times as much.
 STEP = f"max({of_run('step')})"
-RANKED = f"({STEP} - time() / 1e6)"  # the step, made slightly smaller at later times, so that equal steps differ
+RANKED = f"({STEP} - time() / 1e6)"  # the step, slightly smaller at later times: of equal steps the last one is kept
 SHOWN = f"({RANKED} and on () vector(time()) <= ${{__to}} / 1000)"  # up to the end of the time range
 ASCENDING = f"({STEP} unless min_over_time({SHOWN}[$__range:$__interval] offset -$__range) < {RANKED})"
 
 
 def by_step(title: str, description: str, unit: str, *queries: Query, width: int = 12) -> trend.Panel:
-    """Draws over training steps instead of time: Grafana joins the queries with ASCENDING by time, then drops it."""
-    over = [Query(f"({query.expression}) and on () {ASCENDING}", query.legend) for query in queries]
-    builder = begin(trend.Panel(), title, description, [Query(ASCENDING, "step"), *over])
+    """Draws over training steps instead of time. Grafana joins ASCENDING and the queries by time, then drops time."""
+    kept = [Query(f"({query.expression}) and on () {ASCENDING}", query.legend) for query in queries]
+    builder = begin(trend.Panel(), title, description, [Query(ASCENDING, "step"), *kept])
     builder.unit(unit).span(width).height(8).x_field("step").show_points(option.VisibilityMode.NEVER)
     builder.with_override(model.MatcherConfig("byName", "step"), [model.DynamicConfigValue("unit", "none")])
     join = model.DataTransformerConfig(id_val="joinByField", options={"byField": "Time", "mode": "outer"})
@@ -183,7 +186,7 @@ def layers(
 
 
 def states(title: str, description: str, query: Query, names: dict[str, tuple[str, str]]) -> statetimeline.Panel:
-    """Draws one line for each series; `names`: word and colour of each value."""
+    """Draws the states of each series over time as coloured bars. `names`: {value: (word, colour)}."""
     builder = begin(statetimeline.Panel(), title, description, [query])
     results = {value: model.ValueMappingResult(word, colour) for value, (word, colour) in names.items()}
     builder.mappings([model.ValueMap(results)])
@@ -192,7 +195,7 @@ def states(title: str, description: str, query: Query, names: dict[str, tuple[st
 
 
 def rows(title: str, description: str, unit: str, query: Query, width: int = 12) -> table.Panel:
-    """Draws a table of current values, one row for each series."""
+    """Draws a table of the values at the end of the time range: a row for each series, a column for most labels."""
     builder = begin(table.Panel(), title, description, [])
     builder.with_target(target(0, query).instant().format(PromQueryFormat.TABLE))
     dropped = {"Time": True, "__name__": True, "job": True, "instance": True}

@@ -3,7 +3,7 @@
     python dashboards/prometheus3.py
 
 Both are unpacked, not installed. tests/dashboards/test_prometheus3.py tests the alert rules with them and is skipped if
-they are missing. Needs Debian's apt, which checks signatures. Archive: $DEBIAN_MIRROR if set, else the one apt uses.
+they are missing. Needs Debian's apt, which checks signatures. Source: $DEBIAN_MIRROR if set, else apt's own mirror.
 """
 
 import pathlib
@@ -18,6 +18,7 @@ from chroot import KEYRING, ChrootError, mirror  # noqa: E402
 
 FOLDER = ROOT / "build" / "prometheus3"
 PACKAGES = ("prometheus", "promtool", "prometheus-alertmanager")
+# Without Valid-Until, an old mirror can be used. As user _apt, apt could not write into FOLDER.
 SETTINGS = """\
 Dir::State "{apt}";
 Dir::State::status "{apt}/status";
@@ -30,7 +31,7 @@ APT::Sandbox::User "root";
 
 
 def apt_get(*words: str) -> None:
-    """Runs apt-get with a configuration, lists and state in FOLDER, so that those of the system are not changed."""
+    """Runs apt-get with configuration, lists and state in FOLDER, so that the system's are not changed."""
     apt = FOLDER / "apt"
     done = subprocess.run(
         ["apt-get", "-q", f"--config-file={apt}/apt.conf", *words], cwd=apt, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""All recording rules and alerts, from values.toml. `default`: the detectors that bench/precursors has found useful."""
+"""All recording rules and alerts. `values`: values.toml. `default`: detectors that bench/precursors found useful."""
 
 from attention_rules import attention_rules
 from detector_rules import detector_rules

@@ -1,5 +1,6 @@
 """Hashes of the code that a result depends on, and the stored data of trainings. Results of several days or machines
-are combined only if hashes agree. A stored training (`one` in this file) is a dictionary made by recording.reduced().
+are combined only if their hashes agree. A stored training (`one`) is a dictionary made by recording.reduced(). It keeps
+the seed, the events of the detectors, counts of the record's lines by type ("lines"), and the hashes ("made").
 
 Standard library only: `./dev docs` runs it without a virtual environment.
 """
@@ -19,11 +20,11 @@ import recipes
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = ROOT / "bench" / "precursors"
 DEMO = ROOT / "integrations" / "torch" / "demo"
-FOLDER = HERE / "trainings"  # the data stored of each training, a file per recipe
-# Least share of weight snapshots that a stored training must have, relative to the best training of its recipe. On a
-# busy machine the agent loses snapshots, and the detectors of weights then have fewer values.
+FOLDER = HERE / "trainings"  # one file of stored trainings for each recipe (kind of training, see recipes.py)
+# Least number of weight snapshots per step that a stored training must have, as a share of the best training of its
+# recipe. On a busy machine the agent loses snapshots, and the detectors of weights then have fewer values.
 LEAST_LOOKS = 0.85
-# Prefixes of the files in shadow/ that judge slices.
+# The judges: prefixes of the files in shadow/ that compute the errors of sampled pieces of attention ("slices").
 JUDGES = ("conservation", "judgement", "key_columns", "noise_floor", "reference", "rows_in_lanes")
 # Options of `foreshock run` for the trainings.
 MONITOR = ("--port", "0", "--every", "4", "--weights", "8", "--max-slowdown", "100%")
@@ -40,19 +41,19 @@ def without_comments(source: str) -> str:
 
 
 def python_code(source: str) -> str:
-    """Python source without comments and docstrings and with white space collapsed. The same for every Python."""
+    """Python source without comments and docstrings and with white space collapsed; equal in all Python versions."""
     lines = source.splitlines(keepends=True)
     starts = [0, *itertools.accumulate(map(len, lines))]
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     spans = [(token.start, token.end) for token in tokens if token.type == tokenize.COMMENT]
-    before = tokenize.NEWLINE
+    before = tokenize.NEWLINE  # type of the last token that was neither a comment nor an empty line
     for token in tokens:
         if token.type in (tokenize.COMMENT, tokenize.NL):
             continue
         if token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
             spans.append((token.start, token.end))  # a statement that is only a string
         before = token.type
-    for (row, column), (last_row, last_column) in sorted(spans, reverse=True):
+    for (row, column), (last_row, last_column) in sorted(spans, reverse=True):  # the last first: positions stay valid
         source = source[: starts[row - 1] + column] + source[starts[last_row - 1] + last_column :]
     return re.sub(r"\s+", " ", source)
 
@@ -70,7 +71,7 @@ def of_judges() -> str:
 
 
 def of_training(what: recipes.Recipe) -> str:
-    """Hash of everything that determines the record of a training."""
+    """Hash of the recipe (`what`), the options of `foreshock run` and the Python code of a training; seeds share it."""
     made = what.name, what.model, what.steps, what.begins, what.later, what.plant, what.dose, what.where, what.growth
     sources = HERE / "training.py", DEMO / "train.py", DEMO / "fault.py"
     return digest([repr((made, recipes.LAYERS, MONITOR)), *(python_code(each.read_text()) for each in sources)])
@@ -89,7 +90,7 @@ def kept(recipe: str) -> list[str]:
 
 
 def looks(one: dict) -> float:
-    """Weight snapshots per step."""
+    """Weight snapshots per step. Each snapshot of a tensor is a line of type "tensor" in the record."""
     return one["lines"]["tensor"] / one["last_step"]
 
 
@@ -100,7 +101,7 @@ def keep(found: list[dict]) -> list[dict]:
     refused: list[dict] = []
     for name in sorted({one["recipe"] for one in found}):
         new = [one for one in found if one["recipe"] == name]
-        of = {one["seed"]: one for one in map(json.loads, kept(name))}  # trainings of this recipe by seed
+        of = {one["seed"]: one for one in map(json.loads, kept(name))}  # {seed: training to store of this recipe}
         least = LEAST_LOOKS * max(looks(one) for one in (*new, *of.values()))
         refused += [one for one in new if looks(one) < least]
         of |= {one["seed"]: one for one in new if looks(one) >= least}
@@ -110,12 +111,12 @@ def keep(found: list[dict]) -> list[dict]:
 
 
 def is_made_alike(one: dict) -> bool:
-    """Whether recipe and code of the training (of_training()) have not changed since. Ignores detectors and judges."""
+    """Whether of_training() still has the hash that it had when the training ran. Ignores detectors and judges."""
     return one["made"]["training"] == of_training(recipes.recipe(one["recipe"]))
 
 
 def is_outdated(one: dict) -> bool:
-    """Whether detectors (is_stale()) or, if there are slices, judges have changed since. Ignores the recipe."""
+    """Whether detectors (is_stale()) or, if there are slices, judges differ from when `one` ran. Ignores the recipe."""
     return is_stale(one) or (one["lines"]["sample"] > 0 and one["made"].get("judges") != of_judges())
 
 

@@ -1,12 +1,13 @@
 // Keyboard access to the charts. The arrow keys move a cursor (a step) in the loss chart. Every chart shows the cursor
-// as a line, and the values at its step are shown as text. `lanes` (lanes.js): rows with the episodes of detectors.
+// as a line, and the values at its step are shown as text. `tables`: the histories of the shown ranks, with columns of
+// values over steps. `lanes`: rows with the times at which a detector warned. Other functions: the page's other scripts.
 
 class StepReader {
   // `chart`: the loss chart. `redraw()` must draw all charts again, with the cursor.
   constructor(chart, redraw) {
     this.chart = chart;
     this.redraw = redraw;
-    this.step = null;
+    this.step = null; // the cursor; null: there is no cursor
     const { canvas } = chart;
     canvas.tabIndex = 0;
     canvas.setAttribute("role", "application");
@@ -26,7 +27,7 @@ class StepReader {
     setText(byId("step-values"), "");
   }
 
-  // The largest number of steps that one point of a chart covers.
+  // The largest number of steps that one point of a chart covers: the point's own step and those before it.
   stepsPerPoint() {
     return Math.max(...this.tables.map((table) => table.steps_per_point));
   }
@@ -36,8 +37,8 @@ class StepReader {
     return [...new Set(this.tables.flatMap((table) => points(table, "loss").map((p) => p.x)))].sort((a, b) => a - b);
   }
 
-  // Handles a key. Up and down go to the previous and next warning or loss event, Escape removes the cursor. `at` (the
-  // cursor; without one, the end), `to` (its new place) and `marks` (warnings, loss events) are indices of `steps`.
+  // Handles a key. Up and down go to the previous and next warning or loss event, Escape removes the cursor. Indices of
+  // `steps`: `at` (the cursor, or the end if there is none), `to` (the new cursor), `marks` (warnings and loss events).
   move(event) {
     if (!this.tables?.length || event.ctrlKey || event.altKey || event.metaKey) return;
     const steps = this.steps(), last = steps.length - 1;
@@ -52,13 +53,13 @@ class StepReader {
     this.redraw();
   }
 
-  // The values of all charts and the events at the cursor, as text.
+  // The values of all charts at the cursor, and the events in the steps that its point covers, as text.
   words() {
     if (this.step === null) return "";
     const first = this.step - this.stepsPerPoint() + 1, texts = [];
     for (const { name, column, text } of CHARTS) {
-      const values = this.tables.flatMap((table) => points(table, column).filter((p) => p.x === this.step).map((p) => [table.rank, p.y]));
-      const [low, high] = [smallest(values.map(([, y]) => y)), largest(values.map(([, y]) => y))];
+      const values = this.tables.flatMap((table) => points(table, column).filter((p) => p.x === this.step).map((p) => p.y));
+      const low = smallest(values), high = largest(values);
       if (values.length) texts.push(`${name} ${low === high ? text(low) : `${text(low)} to ${text(high)}`}`);
     }
     const here = this.lossEvents.filter((event) => event.step >= first && event.step <= this.step).map((event) => `loss event: ${event.what}`);

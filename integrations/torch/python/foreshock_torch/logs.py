@@ -18,7 +18,7 @@ from typing import Any
 
 from .signals import is_of_trainer
 
-MOST_VALUES = 256  # most names between two steps; libforeshock.so keeps 16 of them
+MOST_VALUES = 256  # most names for which values are kept between two steps; libforeshock.so keeps 16 of them
 MARK = "_foreshock_reads_along"  # attribute of our wrappers
 
 Reader = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any]]  # (args, kwargs) -> (logged mapping, step)
@@ -28,7 +28,7 @@ def argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: st
     return args[index] if len(args) > index else kwargs.get(name)
 
 
-# Readers (see LOGGERS). The wrapped functions are methods, so `args` begin with the object.
+# The readers of LOGGERS. The wrapped functions are methods, so args[0] is the logger.
 
 
 def read_wandb(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -54,7 +54,7 @@ def read_metrics(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, An
     return argument(args, kwargs, 1, "metrics"), argument(args, kwargs, 2, "step")
 
 
-# The wrapped methods: (module, class, method, reader). A `+` after a class adds its subclasses that have the method.
+# The wrapped methods: (module, class, method, reader). A `+` after a class adds its subclasses that define the method.
 LOGGERS: list[tuple[str, str, str, Reader]] = [
     ("wandb.sdk.wandb_run", "Run", "log", read_wandb),
     ("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", read_scalar),
@@ -79,12 +79,12 @@ class Logs:
 
     def __init__(self, pass_on: Callable[[list[tuple[str, float, int]]], None]) -> None:
         self._pass_on = pass_on
-        self._values: dict[str, tuple[float, int]] = {}
+        self._values: dict[str, tuple[float, int]] = {}  # {name: (value, step or -1)} since the last tick()
         self.modules = 0  # size of sys.modules when it was last searched
         self._spent_ns = 0
-        self.after_call: Callable[[], Any] = int  # called after each logging call; int() does nothing
-        # Loggers call each other. `logger`: this thread is in a logging call. `has_tensor`: the outermost call got a
-        # tensor. Only then the inner calls are read too, for the float that the tensor has become.
+        self.after_call: Callable[[], Any] = int  # called when a logging call has been read; int() does nothing
+        # Loggers call each other. `logger`: this thread is in a logging call. `has_tensor`: a tensor was logged. The
+        # outermost call is always read, inner calls only if has_tensor: they may log the float of the tensor.
         self._in_call = threading.local()
 
     def tick(self) -> None:
@@ -94,7 +94,7 @@ class Logs:
             self._wrap_new()
         if self._values:
             values, self._values = self._values, {}
-            # Copied, since another thread that logs may still add to the old dictionary.
+            # list() copies, because another thread that logs may still add to the old dictionary.
             self._pass_on([(name, value, step) for name, (value, step) in list(values.items())])
 
     def has_news(self) -> bool:
@@ -110,13 +110,13 @@ class Logs:
         for module_name, class_name, method, reader in LOGGERS:
             cls = getattr(sys.modules.get(module_name), class_name.rstrip("+"), None)
             if isinstance(cls, type):
-                for each in with_subclasses(cls) if class_name.endswith("+") else [cls]:
-                    self._wrap(each, method, reader)
+                for logger in with_subclasses(cls) if class_name.endswith("+") else [cls]:
+                    self._wrap(logger, method, reader)
         self._wrap_bound()
 
     def _wrap(self, cls: type, method: str, reader: Reader) -> None:
         original = vars(cls).get(method)
-        # Wraps plain functions with no attribute but that of functools.wraps: no mock, static method or own wrapper.
+        # Excludes mocks, static methods and our wrappers (MARK). A function wrapped by functools.wraps is allowed.
         if type(original) is not FunctionType or not vars(original).keys() <= {"__wrapped__"}:
             return
 
@@ -141,7 +141,8 @@ class Logs:
             wandb.log = wrapped.__get__(bound.__self__)  # type: ignore[union-attr]
 
     def _enter(self, reader: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Reads the arguments of a logging call. Returns whether it is the outermost. Raises only trainers' errors."""
+        """Reads the arguments of a logging call. Returns whether it is the outermost. Drops errors, except those of the
+        training's own code."""
         begin = perf_counter_ns()
         outermost = not getattr(self._in_call, "logger", False)
         try:
@@ -161,9 +162,10 @@ class Logs:
         return outermost
 
     def _note(self, logged: Any, step: Any) -> None:
+        """Stores the floats of a logged mapping, and whether it has a tensor (a type with the method dim)."""
         if not isinstance(logged, Mapping):
             return
-        number = step if type(step) is int and 0 <= step < 2**62 else -1  # hook.h: larger numbers are unknown
+        number = step if type(step) is int and 0 <= step < 2**62 else -1  # unknown, as is a number too large for hook.h
         for name, value in logged.items():
             if len(self._values) >= MOST_VALUES and name not in self._values:
                 return

@@ -1,4 +1,4 @@
-"""Reads parameters and states of optimizers, and classifies several optimizers that take part in one training step.
+"""Reads parameters and states of optimizers, and classifies the optimizers of a training that has several.
 One optimizer is the clock: each of its steps ends a training step (a tick). See OtherOptimizers for the other kinds."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .signals import is_of_trainer
 
 
 def attribute(owner: Any, name: str) -> Any:
-    """The attribute, or None. Does not call a `__getattribute__` of the training, which would see our access."""
+    """The attribute, or None if it is missing. Does not call a `__getattribute__` that the training has defined."""
     if type(owner).__getattribute__ is object.__getattribute__:
         return getattr(owner, name, None)
     try:
@@ -23,13 +23,13 @@ def attribute(owner: Any, name: str) -> Any:
 
 
 def groups(optimizer: Any) -> list[Any] | tuple[Any, ...]:
-    """param_groups; empty unless a list or tuple. An iterator can be read only once, so it is left to the optimizer."""
+    """param_groups if it is a list or tuple, else (). An iterator can be read only once, and the optimizer needs it."""
     found = attribute(optimizer, "param_groups")
     return found if type(found) in (list, tuple) or isinstance(found, (list, tuple)) else ()
 
 
 def parameters_in(group: dict[str, Any]) -> list[Any] | tuple[Any, ...]:
-    """Parameters of the group; empty unless they are a list or tuple."""
+    """The group's parameters if they are a list or tuple, else ()."""
     found = group["params"]
     return found if type(found) in (list, tuple) or isinstance(found, (list, tuple)) else ()
 
@@ -46,24 +46,24 @@ def state_of(optimizer: Any, parameter: Any) -> dict[str, Any]:
 
 
 def is_plain(optimizer: Any, tensor: Any) -> bool:
-    """Whether quiet_steps.h (C++) can read groups and states without running code of the training. `tensor`: the class
-    torch.Tensor. Of the parameters, the first and the last stand for all."""
-    kind = type(optimizer)
-    if kind.__getattribute__ is not object.__getattribute__:
+    """Whether quiet_steps.h, which reads groups and states in C++, would run no code of the training. `tensor`: the
+    class torch.Tensor. Of the parameters, only the first and the last are checked, to save time."""
+    optimizer_class = type(optimizer)
+    if optimizer_class.__getattribute__ is not object.__getattribute__:
         return False
-    special = ("__getattr__", "found_inf", "param_groups", "state")  # as attributes of a class: properties, for example
-    if any(name in vars(base) for base in kind.__mro__ for name in special):
+    # quiet_steps.h reads these attributes. One that a class defines, such as a property, may run the training's code.
+    special = ("__getattr__", "found_inf", "param_groups", "state")
+    if any(name in vars(base) for base in optimizer_class.__mro__ for name in special):
         return False
     found = groups(optimizer)
     if not found or type(getattr(optimizer, "state", None)) not in (dict, defaultdict):
         return False
     first_and_last = [*parameters_in(found[0])[:1], *parameters_in(found[-1])[-1:]]
-    kinds = {type(parameter) for parameter in first_and_last}
-    return all(
-        kind.__getattribute__ is object.__getattribute__
-        and getattr(kind, "_cdata", None) is tensor._cdata
-        and kind.__hash__ is tensor.__hash__
-        for kind in kinds
+    return all(  # the parameters' classes override neither access to attributes nor the address (_cdata) nor the hash
+        cls.__getattribute__ is object.__getattribute__
+        and getattr(cls, "_cdata", None) is tensor._cdata
+        and cls.__hash__ is tensor.__hash__
+        for cls in {type(parameter) for parameter in first_and_last}
     )
 
 
@@ -71,17 +71,17 @@ class Partner:
     """An optimizer other than the clock with a backward pass of its own, such as the second one of a GAN. Its tensors
     are measured if it has stepped at least 3 times in 4 ticks. Otherwise it would rarely step when a tensor is due."""
 
-    LOOK_AFTER = 4  # ticks before `keeps_pace` is decided
+    DECIDE_AFTER = 4  # ticks before `keeps_pace` is decided
 
     def __init__(self, reference: Any) -> None:
-        self.reference = reference
-        self.ticks = 0
+        self.reference = reference  # weak reference to the optimizer
+        self.ticks = 0  # steps of the clock since this optimizer's first step
         self.steps = 0
-        self.keeps_pace: bool | None = None  # not known yet
+        self.keeps_pace: bool | None = None  # None: undecided
 
     def tick(self) -> None:
         self.ticks += 1
-        if self.keeps_pace is None and self.ticks >= self.LOOK_AFTER:
+        if self.keeps_pace is None and self.ticks >= self.DECIDE_AFTER:
             self.keeps_pace = 4 * self.steps >= 3 * self.ticks
 
 
@@ -90,7 +90,7 @@ class OtherOptimizers:
     of their own, partners have one, wrappers have only parameters of the clock. Calls must not overlap."""
 
     def __init__(self, on_death: Any) -> None:
-        """`on_death`: called with the weak reference when a companion or partner is destroyed."""
+        """`on_death`: called with the weak reference when one of these optimizers is destroyed."""
         self._on_death = on_death
         self._companions: list[Any] = []
         self._wrappers: list[Any] = []
@@ -98,8 +98,8 @@ class OtherOptimizers:
 
     def stepped(self, optimizer: Any, clock: Any, has_backward: bool) -> bool:
         """Call it after each step of an optimizer other than the clock; the first step classifies the optimizer.
-        `has_backward`: a backward pass has started since the clock's last step. Returns True if the optimizer is new
-        or a wrapper, whose step() calls that of the clock."""
+        `has_backward`: a backward pass has started since the clock's last step. Returns True if the optimizer is new,
+        or if it is a wrapper (its step() calls the clock's step())."""
         partner = self._partner(optimizer)
         if partner is not None:
             partner.steps += 1
@@ -128,17 +128,17 @@ class OtherOptimizers:
         return [optimizer for optimizer in alive if optimizer is not clock]
 
     def partners(self, keep_pace: bool) -> list[Any]:
-        """Partners that step about as often as the clock (`keep_pace` True), or less often (False). A partner is in
-        neither list during its first ticks, in which it is undecided."""
+        """Partners that step about as often as the clock (`keep_pace` True), or less often (False). During its first
+        ticks a partner is undecided and in neither list."""
         found = [partner.reference() for partner in self._partners if partner.keeps_pace is keep_pace]
         return [optimizer for optimizer in found if optimizer is not None]
 
     def is_any_undecided(self) -> bool:
-        """Whether a partner is in its first ticks, in which it is not decided yet how often it steps."""
+        """Whether a partner is in its first ticks, so that its `keeps_pace` is not decided yet."""
         return any(partner.keeps_pace is None and partner.reference() is not None for partner in self._partners)
 
     def number_of(self, optimizer: Any) -> int:
-        """The optimizer's number in the name of its loss: 2 for the first partner (clock: 1); 0: not a partner."""
+        """The number in the name of the optimizer's loss: 2 for the first partner (clock: 1); 0: not a partner."""
         return next((n for n, partner in enumerate(self._partners, 2) if partner.reference() is optimizer), 0)
 
     def is_partner(self, optimizer: Any) -> bool:
@@ -166,8 +166,9 @@ class SplitStep:
     """
 
     def __init__(self) -> None:
-        self.addresses: list[int] = []  # (_cdata) of the parameters of all calls; empty until a step had several calls
-        self._first: list[int] = []  # addresses of the parameters of the first call
+        # Addresses (_cdata) of the parameters of all calls; empty until a step has had a second call.
+        self.addresses: list[int] = []
+        self._first: list[int] = []  # addresses of the parameters of the step's first call
 
     def forget(self) -> None:
         """Call it when another optimizer becomes the clock."""

@@ -1,25 +1,26 @@
-"""Detects attention implementations that no hook sees, at the end of a few steps (UNSEEN_CHECK_TICKS)."""
+"""Detects attention implementations that no hook sees. clock.py calls attention_unseen() at UNSEEN_CHECK_TICKS."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
-USED, IMPORTED = 1, 2  # FORESHOCK_UNSEEN_... of hook.h: the function ran, or its module was only imported
-UNSEEN_CHECK_TICKS = (2, 10, 100, 1000)  # steps of this process, counted from 1
+USED, IMPORTED = 1, 2  # as in hook.h (FORESHOCK_UNSEEN_...): the function ran; or its module was only imported
+UNSEEN_CHECK_TICKS = (2, 10, 100, 1000)  # training steps of this process, counted from 1
 
 
 def attention_unseen(modules: dict[str, Any] | None = None) -> list[tuple[str, int]]:
-    """(name, USED or IMPORTED) of attention that foreshock sees only if the training calls tap()."""
+    """(name, USED or IMPORTED) of each implementation that foreshock sees only if the training calls foreshock.tap().
+    `modules`: the modules to search; None: all that are imported."""
     modules = sys.modules if modules is None else modules
     found = []
     flex = getattr(modules.get("torch._higher_order_ops.flex_attention"), "flex_attention", None)
-    # A higher-order operator fills this cache at its first call, which may come from the compiler.
+    # The operator fills this cache at its first call, which may come from the compiler.
     if getattr(flex, "_dispatch_cache", None):
         found.append(("flex_attention", USED))
     if "flash_attn.cute" in modules:  # also if only a submodule was imported: Python imports its package first
         found.append(("flash_attn.cute (flash-attn 4)", IMPORTED))
-    # From version 2.0 on, libforeshock.so interposes the functions (libmonitor/interpose_transformer_engine.cpp).
+    # libforeshock.so sees the calls from version 2.0 on (interpose_transformer_engine.cpp). No version: taken for 2.
     engine = modules.get("transformer_engine")
     if str(getattr(engine, "__version__", "2.")).startswith(("0.", "1.")):
         found.append(("transformer_engine before 2.0", IMPORTED))
