@@ -34,19 +34,20 @@
 namespace foreshock {
 namespace {
 
-// If a slice's error ratio (error / error of a correct kernel) exceeds this many times its limit, the slice
-// is flagged even without an alarm of its layer. The denominator may be small by chance if almost no value
-// was rounded. So the error, relative to the norm of the row, must also exceed this many times the largest
-// error of one rounding to the p bits of the format, 2^-p.
+// A slice is flagged without an alarm of its layer if its error ratio (error / error of a correct kernel)
+// exceeds kFarBeyond times the limit. The denominator may be small by chance if almost no value was rounded.
+// So the error, relative to the norm of the row, must also exceed kFarBeyond times 2^-p, the largest error of
+// one rounding to the p bits of the format.
 constexpr double kFarBeyond = 4;
 
-// The relative error of the reference itself. Ratios of errors as small as this are meaningless.
+// An upper bound of the relative error of the fp64 reference. Ratios of errors below this are meaningless.
 constexpr double kReferenceError = 1e-13;
 
 using std::chrono::milliseconds;
 constexpr milliseconds kMaxWaitAtEnd{3000};  // of the destructor of FlaggedWriter
 
-// Whether the error of a slice of query rows exceeds `times` the limit of its ratio.
+// Whether a slice of query rows has an error ratio above `times` the limit. deviation_ratio: against plain
+// (unfused) attention, fused_ratio: against fused attention. Absent figures count as 0.
 bool is_beyond(const SliceDeviation& d, double times) {
   const double limit = d.backward ? kDeviationRatioBackward : kDeviationRatioForward;
   return std::max(d.deviation_ratio.value_or(0), d.fused_ratio.value_or(0)) > times * limit &&
@@ -62,14 +63,14 @@ bool is_far_beyond(const JudgedSlice& judged) {
 // Returns the bias (mean signed error) in units in the last place.
 double in_ulp(const BiasSums& sums) { return sums.denominator > 0 ? sums.numerator / sums.denominator : 0; }
 
-// Whether the slice's bias exceeds two controls on the same slice by `limit`, in the direction of layer_bias:
-// the bias of a correct algorithm, and the bias of the rounded reference.
+// Whether the slice's bias exceeds both the bias of a correct algorithm and the bias of the rounded
+// reference, computed on the same slice, by `limit` ulp in the direction (sign) of layer_bias.
 bool has_bias_of_layer(const SliceDeviation& d, double layer_bias, double limit) {
   const double sign = layer_bias < 0 ? -1 : 1;
   return in_ulp(excess_bias(d)) * sign > limit && (in_ulp(d.bias) - in_ulp(d.rounded_bias)) * sign > limit;
 }
 
-// Whether the output equals the reference rounded to its format, in every value.
+// Whether every value of the output equals the value of the reference, rounded to the output's format.
 bool is_rounded_reference(const JudgedSlice& judged) {
   const AttentionSlice& slice = judged.slice;
   const size_t count = static_cast<size_t>(slice.rows) * slice.value_dim;
@@ -104,9 +105,9 @@ class LayerContext {
 
  private:
   const std::string& label_;
-  const RankWatch* watch_;
+  const RankWatch* watch_;  // the detectors of the rank; may be null
   const uint32_t tensor_;
-  const LayerStatistics* layer_ = nullptr;
+  const LayerStatistics* layer_ = nullptr;  // null: the layer is unknown
   std::vector<LayerAlarm> alarms_;
 };
 
@@ -121,12 +122,12 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext
     case FlagReason::kBias:
       return (context.has_alarm("bias") || (!d.backward && context.warns(DetectorId::kBias))) &&
              has_bias_of_layer(d, context.pooled_bias(), kBiasUlp);
-    case FlagReason::kOutputErrorDrift:
+    case FlagReason::kOutputErrorDrift:  // a backward slice also holds the output, in which the error is
       return d.backward && context.warns(DetectorId::kOutputErrorDrift) && !is_rounded_reference(judged);
     case FlagReason::kLogit:
       return !d.backward && (context.warns(DetectorId::kMaxLogit) || context.warns(DetectorId::kLogitGrowth));
     case FlagReason::kControl:
-      break;
+      break;  // chosen by FlaggedSlices::consider()
   }
   return false;
 }
@@ -134,7 +135,8 @@ bool is_flagged(FlagReason reason, const JudgedSlice& judged, const LayerContext
 // Overload for FlaggedSlices::consider(), which passes a JudgedSlice or JudgedColumns.
 bool is_fit_as_control(const JudgedSlice& judged) { return foreshock::is_fit_as_control(judged.deviation); }
 
-bool is_beyond_of_keys(const JudgedColumns& judged, const SliceDeviation& d, double times) {
+// As is_beyond(), for dK or dV of a slice of key columns, whose error ratio is fused_ratio only.
+bool is_key_beyond(const JudgedColumns& judged, const SliceDeviation& d, double times) {
   return d.fused_ratio.value_or(0) > times * ratio_limit_of_keys(judged.columns.rows()) &&
          d.relative_error_max.value_or(0) > kReferenceError;
 }
@@ -145,29 +147,30 @@ std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const SliceDe
   const LayerContext context(judged.layer, static_cast<uint32_t>(d.tensor), rank);
   const double rounding_error = std::ldexp(1.0, -format_of(judged.columns.dtype).precision);
   if (is_nonfinite(d) || d.nonfinite_grad_query) return FlagReason::kNonfinite;
-  if ((is_beyond_of_keys(judged, d, kFarBeyond) &&
+  if ((is_key_beyond(judged, d, kFarBeyond) &&
        d.relative_error_max.value_or(0) > kFarBeyond * rounding_error) ||
-      (is_beyond_of_keys(judged, d, 1) && context.has_alarm("fused_ratio")))
+      (is_key_beyond(judged, d, 1) && context.has_alarm("fused_ratio")))
     return FlagReason::kDeviationRatio;
   if (context.has_alarm("bias") && has_bias_of_layer(d, context.pooled_bias(), kBiasUlpKeys))
     return FlagReason::kBias;
   return std::nullopt;
 }
 
-// Replaces the characters of `text` that some file system does not accept in a file name. Keeps dots.
-std::string plain(const std::string& text) {
+// Returns the first 64 characters of `text` as a part of a file name. Characters that some file system does
+// not accept are replaced; dots are kept, except that a name must not begin with one.
+std::string name_part(const std::string& text) {
   std::string name = text.substr(0, 64);
   for (char& c : name) {
-    const bool is_plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                          c == '_' || c == '-' || c == '.';
-    if (!is_plain) c = '_';
+    const bool is_allowed = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                            c == '_' || c == '-' || c == '.';
+    if (!is_allowed) c = '_';
   }
   if (name.empty() || name[0] == '.') name.insert(0, "_");
   return name;
 }
 
 // The last 8 digits of the segment's name, which differ between processes, and the slice's ticket, which
-// counts the slices of the segment, make the file's name unique.
+// counts the slices of the segment, make the file name unique.
 std::string name_of_file(FlagReason reason, const segment::Slot& slot, const LayerOfCall& layer,
                          const RankStatistics& rank, const std::string& segment) {
   char middle[64], end[40];
@@ -175,27 +178,28 @@ std::string name_of_file(FlagReason reason, const segment::Slot& slot, const Lay
                 static_cast<long long>(slot.step), segment::kPassNames[slot.pass]);
   std::snprintf(end, sizeof end, "-%llu", static_cast<unsigned long long>(slot.ticket));
   const std::string nonce = segment.size() > 8 ? segment.substr(segment.size() - 8) : segment;
-  const std::string label = layer.label.empty() ? "unknown" : plain(layer.label);
-  return plain(rank.run) + middle + label + "." + kFlagReasonNames[static_cast<int>(reason)] + "." +
-         plain(nonce) + end + kFlaggedSuffix;
+  const std::string label = layer.label.empty() ? "unknown" : name_part(layer.label);
+  return name_part(rank.run) + middle + label + "." + kFlagReasonNames[static_cast<int>(reason)] + "." +
+         name_part(nonce) + end + kFlaggedSuffix;
 }
 
 // Returns the causal mask that the key limits imply, in PyTorch's words: "none": every query sees every key;
 // "top-left": query q sees keys 0 to q; "bottom-right": keys 0 to q + keys - queries; else "other".
 const char* causal_of(const segment::Slot& slot) {
   const auto queries = static_cast<int64_t>(slot.query_length), keys = static_cast<int64_t>(slot.key_length);
+  // Whether each limit is its row's position + offset_to_position, clamped to [0, most].
   const auto limits_are = [&slot](int64_t offset_to_position, int64_t most) {
     for (uint32_t n = 0; n < slot.rows; ++n)
       if (slot.key_limit[n] != std::clamp(slot.position[n] + offset_to_position, int64_t{0}, most))
         return false;
     return true;
   };
-  if (slot.columns == 1) {  // key_limit is the first query that sees the key at `position`
+  if (slot.columns == 1) {  // key columns: key_limit is the first query that sees the key at `position`
     if (limits_are(0, 0)) return "none";
     if (limits_are(0, queries)) return "top-left";
     return limits_are(queries - keys, queries) ? "bottom-right" : "other";
   }
-  // key_limit is the number of keys that the query at `position` sees.
+  // Query rows: key_limit is the number of keys that the query at `position` sees.
   if (std::all_of(slot.key_limit, slot.key_limit + slot.rows,
                   [&](uint32_t k) { return k == slot.key_length; }))
     return "none";
@@ -264,7 +268,7 @@ uint64_t alignment_of(const std::string& type) {
   return type == "F64" ? 8 : type == "F32" || type == "U32" ? 4 : type == "BOOL" ? 1 : 2;
 }
 
-// Returns a flagged slice with its name, its metadata and the array of positions; the caller adds the rest.
+// Returns a flagged slice with its name, most metadata and the array of positions; the caller adds the rest.
 FlaggedSlice described(FlagReason reason, const segment::Slot& slot, const LayerOfCall& layer,
                        const RankStatistics& rank, const std::string& segment) {
   FlaggedSlice flagged;
@@ -301,7 +305,7 @@ std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const RankSta
 bool is_fit_as_control(const JudgedColumns& judged) {
   const ColumnDeviation& d = judged.deviation;
   return d.grad_key.rows_compared > 0 && d.grad_value.rows_compared > 0 &&
-         !is_beyond_of_keys(judged, d.grad_key, 1) && !is_beyond_of_keys(judged, d.grad_value, 1);
+         !is_key_beyond(judged, d.grad_key, 1) && !is_key_beyond(judged, d.grad_value, 1);
 }
 
 uint64_t FlaggedSlice::bytes() const {
@@ -323,7 +327,7 @@ FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const J
   for (const SliceDeviation* deviation : both)
     for (const Figure& figure : figures_of(*deviation))
       flagged.metadata[figure_key(deviation->tensor, figure)] = figure.text;
-  std::vector<double> sums;
+  std::vector<double> sums;  // memory of one of the arrays
   for (const auto& [name, array] : arrays_of(judged.columns, judged.reference, &sums))
     flagged.arrays.push_back(array_of(name, array));
   return flagged;
@@ -346,7 +350,7 @@ namespace {
 // Returns the bytes of the slice's file in the safetensors format: the length of the header, the header in
 // JSON, padded with spaces to a multiple of 8 bytes, and the arrays.
 std::string flagged_file(const FlaggedSlice& slice) {
-  // Arrays with wider elements come first, so that each array is aligned without gaps. Other readers of
+  // Arrays with wider elements come first, so that each array is aligned without gaps: other readers of
   // safetensors reject gaps.
   std::vector<const FlaggedSlice::Array*> order;
   for (const FlaggedSlice::Array& array : slice.arrays) order.push_back(&array);
@@ -354,17 +358,17 @@ std::string flagged_file(const FlaggedSlice& slice) {
                    [](auto a, auto b) { return alignment_of(a->type) > alignment_of(b->type); });
   nlohmann::json header = {{"__metadata__", slice.metadata}};
   header["__metadata__"]["checksum"] = kNoChecksum;  // replaced below, once the file is complete
-  uint64_t at = 0;
+  uint64_t offset = 0;
   for (const FlaggedSlice::Array* array : order) {
-    const uint64_t end = at + array->bytes.size();
-    header[array->name] = {{"dtype", array->type}, {"shape", array->shape}, {"data_offsets", {at, end}}};
-    at = end;
+    const uint64_t end = offset + array->bytes.size();
+    header[array->name] = {{"dtype", array->type}, {"shape", array->shape}, {"data_offsets", {offset, end}}};
+    offset = end;
   }
   std::string text = header.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const uint64_t length = text.size();
   std::string file(sizeof length, '\0');
-  file.reserve(sizeof length + length + at);
+  file.reserve(sizeof length + length + offset);
   std::memcpy(file.data(), &length, sizeof length);
   file += text;
   const size_t header_end = file.size();
@@ -377,10 +381,10 @@ struct Usage {
   uint64_t files = 0, bytes = 0;
 };
 
-// Counts the slices in a folder, finished or being written. Removes unfinished ones that a killed agent has
-// left in the folder. Returns false with errno if the folder cannot be read.
+// Counts the slices in a folder, finished or being written. Removes unfinished files older than
+// kAbandonedSeconds, which a killed agent has left. Returns false with errno if the folder cannot be read.
 bool read_usage(int folder, Usage* usage) {
-  const int reopened = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // closedir() closes it
+  const int reopened = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);  // closed by closedir()
   DIR* list = reopened >= 0 ? fdopendir(reopened) : nullptr;
   if (list == nullptr) {
     if (reopened >= 0) close(reopened);
@@ -403,6 +407,7 @@ bool read_usage(int folder, Usage* usage) {
   return true;
 }
 
+// Creates the folder if it is missing. Returns its descriptor, or -1 with errno.
 int open_folder(const std::string& path) {
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return -1;
   return open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -430,6 +435,7 @@ FlaggedFolder::Outcome FlaggedFolder::write(const std::string& name, const std::
   return outcome;
 }
 
+// Owned by a FlaggedWriter and its thread together, since a thread whose disk hangs outlives the writer.
 struct FlaggedWriter::Shared {
   explicit Shared(std::unique_ptr<const FlaggedFolder> to) : folder(std::move(to)) {}
 
@@ -535,7 +541,7 @@ void FlaggedWriter::work(const std::shared_ptr<Shared>& shared) {
 template <class Judged>
 void FlaggedSlices::consider(const segment::Slot& slot, const Judged& judged, const LayerOfCall& layer,
                              const RankStatistics& rank, const std::string& segment) {
-  // A place is a rank, a layer and a kind of slice: pass + columns is 0 for output, 1 for dQ, 2 for dK + dV.
+  // The key of a place: a rank, a layer and a kind of slice (pass + columns: 0 output, 1 dQ, 2 dK and dV).
   const std::string key = std::to_string(rank.identity.rank) + "\n" +
                           std::to_string(slot.pass + slot.columns) + "\n" + layer.label;
   const std::optional<FlagReason> reason = flag_reason(judged, rank);
@@ -548,7 +554,7 @@ void FlaggedSlices::consider(const segment::Slot& slot, const Judged& judged, co
   }
   if (found == places_.end() && places_.size() >= kMostPlaces) return writer_.drop(FlaggedDrop::kAlike);
   const uint64_t count = ++places_[key].seen[static_cast<size_t>(*reason)];
-  // Of the slices flagged for one reason at one place, the first kFirst are saved, then the 8th, 16th, ...
+  // Of the slices flagged for one reason at one place, the 1st to 4th (kFirst), 8th, 16th, ... are saved.
   if (count > kFirst && !std::has_single_bit(count)) return writer_.drop(FlaggedDrop::kAlike);
   writer_.offer(flagged_slice(*reason, slot, judged, layer, rank, segment));
 }

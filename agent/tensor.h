@@ -16,24 +16,24 @@
 
 namespace foreshock {
 
-// Identifies a tensor of the job. Ranks with other model-parallel coordinates may hold another tensor of the
-// same name, so they are part of the key. If they are unknown (-1), the rank is part of the key instead.
+// Identifies a tensor of the job. Ranks with different model-parallel coordinates may hold different tensors
+// of one name, so the coordinates are part of the key. If one is unknown (-1), the rank is part of the key.
 struct TensorKey {
   std::string name;
   int32_t tensor_parallel = -1, pipeline_parallel = -1, expert_parallel = -1;
-  int32_t rank = -1;  // -1: all ranks at these coordinates hold the same tensor
+  int32_t rank = -1;  // -1: not part of the key, since all ranks at these coordinates hold the same tensor
   auto operator<=>(const TensorKey&) const = default;
 };
 
 // Optimizer statistics of one tensor, or of a rank's part of it, at one step. They are sums, so that parts of
-// a tensor can be joined and tensors can be pooled. In all members, NaN or a negative value means unknown.
+// one tensor can be joined and tensors can be pooled. In all members, NaN or less than 0 means unknown.
 struct OptimizerSums {
   double values[segment::kOptimizerNumbers];  // sums and settings, indexed by segment::OptimizerNumber
   double weight_squares;                      // sum of the squared weights after the step
   double update_squares;                      // sum of the squared changes of the weights in the step
 
-  // Reads `values` from the payload of a tensor record. Values that a short payload lacks are NaN; bytes
-  // after the known values are ignored.
+  // Reads `values` from the payload of a tensor record in the segment. Values that a short payload lacks are
+  // NaN; bytes after the known values are ignored.
   static OptimizerSums of(segment::Bytes payload, double weight_squares, double update_squares);
   // In the formulas, g is the gradient, v_hat Adam's bias-corrected second moment, dW the change of W.
   std::optional<double> gradient_rms() const;
@@ -52,7 +52,7 @@ struct OptimizerSums {
 // steps, so the statistics cover the last interval.
 class OptimizerHealth {
  public:
-  // Stores the statistics of a tensor with `dims` dimensions in place of its earlier ones.
+  // Replaces the statistics of a tensor with `dims` dimensions. Ignores new tensors beyond kMostTensors.
   void take(const TensorKey& key, uint32_t dims, int64_t step, const OptimizerSums& sums);
   // Drops the tensors whose latest statistics are from a step before `step`.
   void forget_before(int64_t step);
@@ -76,6 +76,7 @@ class OptimizerHealth {
   std::map<TensorKey, Tensor> tensors_;
 };
 
+// The best estimate of a Wasserstein distance, without its bounds.
 inline std::optional<double> value_of(const std::optional<Wasserstein>& distance) {
   return distance ? std::optional<double>(distance->value) : std::nullopt;
 }
@@ -97,20 +98,20 @@ struct TensorSnapshot {
   int32_t attempt = -1;           // restarts of the run so far; -1: unknown
   uint64_t elements = 0;          // in `parts`
   uint64_t whole_elements = 0;    // in the whole tensor
-  std::vector<TensorPart> parts;  // each once, even if several ranks hold it
+  std::vector<TensorPart> parts;  // the parts that were joined; each once, even if several ranks hold it
   uint64_t ranks = 0;             // ranks that hold any of `parts`
-  std::vector<int64_t> shape;
+  std::vector<int64_t> shape;     // of the whole tensor
   Histogram histogram;
   std::string stored;  // `histogram` in the storage format of shadow/histogram.h
-  // Steps of the snapshot an interval before and of the first snapshot, and the distances W1 to both.
+  // Steps of the previous and the first snapshot of the tensor, and Wasserstein distances (W1) to them.
   std::optional<int64_t> previous_step, initial_step;
   std::optional<Wasserstein> previous, initial;
   double sum_of_squares = 0;  // of the values
-  // Sum and maximum of the absolute changes of `update_elements` of the values in this step; else absent.
+  // Sum and maximum of the absolute changes of `update_elements` values in this step; absent: not measured.
   std::optional<double> update_sum_magnitude, update_max_magnitude;
   uint64_t update_elements = 0;
   std::optional<OptimizerSums> optimizer;  // joined over `parts`
-  std::vector<int64_t> odd_ranks;          // ranks whose part differs from that of its replicas
+  std::vector<int64_t> odd_ranks;          // ranks whose part differs from the same part on other ranks
 
   std::optional<double> update_mean_abs() const {
     if (!update_sum_magnitude || update_elements == 0) return std::nullopt;
@@ -124,18 +125,18 @@ struct PoolSnapshot {
   std::string layer;  // empty: the whole model
   int64_t step = -1;  // first step of the interval; -1: no interval is complete
   double time = 0;    // when the last tensor was measured
-  uint64_t interval = 0, tensors = 0, elements = 0;
-  uint64_t update_elements = 0;                     // elements whose change is known
-  uint64_t histogram_hash = 0;                      // FNV-1a of the stored histogram
-  std::optional<Wasserstein> previous, initial;     // W1 to the interval before, and to the first snapshots
-  std::optional<double> previous_max, initial_max;  // largest W1 of a single tensor
-  std::string moved_most;                           // the tensor with previous_max
+  uint64_t interval = 0, tensors = 0, elements = 0;  // steps of the interval; tensors and their elements
+  uint64_t update_elements = 0;                      // elements whose change is known
+  uint64_t histogram_hash = 0;                       // FNV-1a of the stored histogram
+  std::optional<Wasserstein> previous, initial;      // W1 to the interval before, and to the first snapshots
+  std::optional<double> previous_max, initial_max;   // largest W1 of a single tensor
+  std::string moved_most;                            // the tensor with previous_max
   std::optional<double> rms, update_mean_abs;
   std::optional<double> update_mean_abs_max;  // largest update_mean_abs of a single tensor
 };
 
 // Whether all model-parallel coordinates of a rank are known (late_ready is 1 once the trainer has stored
-// them). If they are, ranks with equal coordinates are replicas of each other.
+// them). Ranks with equal known coordinates are replicas of each other.
 inline bool has_coordinates(const segment::Identity& identity) {
   return identity.late_ready == 1 && identity.tensor_parallel >= 0 && identity.pipeline_parallel >= 0 &&
          identity.expert_parallel >= 0;

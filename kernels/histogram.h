@@ -1,6 +1,6 @@
-// Counts the values of a dense array by their bit patterns in one pass, and packs the counters into bytes. No
-// heap, no statics: safe inside a trainer. The caller owns the counters (`words`) and must zero them once;
-// every call of count_patterns() or count_bins() adds to them.
+// Counts the values of a dense array by their bit patterns in one pass, and packs the counters into bytes.
+// Uses neither heap nor static variables, so it is safe inside a trainer. The caller owns the counters
+// (`words`) and must zero them once; every call of count_patterns() or count_bins() adds to them.
 #ifndef FORESHOCK_KERNELS_HISTOGRAM_H_
 #define FORESHOCK_KERNELS_HISTOGRAM_H_
 
@@ -18,7 +18,7 @@ inline constexpr size_t kPatternSets = 4;
 inline constexpr size_t kPatternWords = kPatternSets * kPatterns;
 inline constexpr uint64_t kMostPatterns = 0xffffffffu;  // most values over all calls: counters have 32 bits
 
-void count_patterns(const void* data, size_t count, uint32_t* words);
+void count_patterns(const void* data, size_t count, uint32_t* words);  // words: [kPatternWords]
 
 // Counts fp32 values in 2^20 bins. The values of a bin share sign, exponent and the upper 11 bits of the
 // fraction. The word of a bin holds the number of its values (from bit kBinCountShift on) and the sum of
@@ -29,9 +29,9 @@ inline constexpr int kBinResidualBits = 12;
 inline constexpr int kBinCountShift = 38;
 inline constexpr size_t kMinusZeroWord = kBins, kPlusInfinityWord = kBins + 1, kMinusInfinityWord = kBins + 2;
 inline constexpr size_t kBinWords = kBins + 3;
-inline constexpr uint64_t kMostBinned = (uint64_t{1} << 26) - 1;  // likewise: counts have 26 bits
+inline constexpr uint64_t kMostBinned = (uint64_t{1} << 26) - 1;  // most values: counts have 26 bits
 
-void count_bins(const void* data, size_t count, uint64_t* words);
+void count_bins(const void* data, size_t count, uint64_t* words);  // words: [kBinWords]
 
 // Most counters are 0, so kCounterRun counters are tested at a time.
 inline constexpr size_t kCounterRun = 64;
@@ -40,9 +40,9 @@ static_assert(kBins % kCounterRun == 0 && kPatterns % kCounterRun == 0);
 // Whether any of the kCounterRun counters at `words` is not 0.
 template <class Word>
 bool any_in_run(const Word* words) {
-  Word all = 0;
-  for (size_t n = 0; n < kCounterRun; ++n) all |= words[n];
-  return all != 0;
+  Word bits = 0;
+  for (size_t n = 0; n < kCounterRun; ++n) bits |= words[n];
+  return bits != 0;
 }
 
 // Packed counters take a few bytes for each counter that is not zero. Every number is a variable-length
@@ -52,7 +52,8 @@ bool any_in_run(const Word* words) {
 inline constexpr size_t kPackFailed = ~size_t{0};
 
 // Both functions pack the counters as one list with its end mark, and zero the counters. They return the
-// number of bytes written, or kPackFailed if `room` bytes are too few. pack_patterns() adds up `sets` sets.
+// number of bytes written, or kPackFailed if `room` bytes are too few. pack_patterns() first adds up the
+// counters of each pattern in `sets` sets.
 size_t pack_patterns(uint32_t* words, char* to, size_t room, size_t sets = kPatternSets);
 size_t pack_bins(uint64_t* words, char* to, size_t room);
 

@@ -42,9 +42,10 @@ void load_block(const TensorView& tensor, int64_t first, int64_t stride, size_t 
 }
 
 bool is_jointly_dense(const TensorView& a, const TensorView& b) {
-  int64_t filled = 1;  // number of elements of the dimensions taken so far, innermost first
+  // Takes the dimensions one by one, the innermost in memory first. None may leave a gap to the ones taken.
+  int64_t filled = 1;  // number of elements of the dimensions taken so far
   bool taken[4] = {};
-  for (int round = 0; round < 4; ++round) {
+  for (int count = 0; count < 4; ++count) {
     int next = -1;
     for (int n = 0; n < 4; ++n) {
       if (a.shape[n] != b.shape[n]) return false;
@@ -62,6 +63,7 @@ namespace {
 // Each sum has eight independent partial sums ("chains"), which the compiler may keep in vector registers.
 constexpr size_t kChains = 8;
 
+// Adds up the squares of `count` elements of type T, converted to fp64.
 template <class T, class Convert>
 double sum_squares(const void* data, size_t count, Convert convert) {
   const T* from = static_cast<const T*>(data);
@@ -98,6 +100,7 @@ double sum_of_squares(const void* data, DType type, size_t count) {
 
 namespace {
 
+// Adds up the changes of the weights from load.before(n) to load.after(n).
 template <class Load>
 Update sum_update(size_t count, const Load& load) {
   double magnitude[kChains] = {}, squares[kChains] = {}, after_squares[kChains] = {}, most[kChains] = {};
@@ -195,7 +198,8 @@ uint64_t count(size_t n, const Function& f) {
 // Counts the elements that the sums leave out: gradients g that are not finite, unusable second moments v.
 void count_unusable(const double* g, const double* v, size_t n, AdamSums* block) {
   block->nonfinite_gradient = count(n, [&](size_t i) { return g[i] * 0 != 0; });
-  block->unusable_state = count(n, [&](size_t i) { return !is_usable(0, v[i]); });
+  block->unusable_state =
+      count(n, [&](size_t i) { return !is_usable(0, v[i]); });  // even with a gradient of 0
 }
 
 // Adds n <= kJointBlock elements: g is the gradient, v the second moment.
@@ -241,7 +245,8 @@ void add_adam_sums(const TensorView& gradient, const TensorView& second_moment, 
 
 namespace {
 
-// Word n is multiplied by checksum_factor(n), which is checksum_factor(0) + n * kStride modulo 2^32.
+// The checksum is the sum of the 32-bit words, each multiplied by its factor. The factor of word n,
+// checksum_factor(n), is checksum_factor(0) + n * kStride modulo 2^32.
 constexpr uint32_t kStride = checksum_factor(1) - checksum_factor(0);
 constexpr size_t kBlock = 1024;  // words
 
@@ -250,7 +255,7 @@ constexpr size_t kBlock = 1024;  // words
 uint64_t checksum(const void* data, size_t bytes) {
   const char* at = static_cast<const char*>(data);
   uint64_t sum = 0;
-  uint32_t first = checksum_factor(0);
+  uint32_t first = checksum_factor(0);  // the factor of the word at `at`
   size_t words = bytes / sizeof(uint32_t);
   // Each factor of a block is computed from the first one, so that the compiler vectorizes the inner loop.
   for (; words >= kBlock; words -= kBlock, at += kBlock * sizeof(uint32_t)) {
@@ -264,7 +269,7 @@ uint64_t checksum(const void* data, size_t bytes) {
     std::memcpy(&word, at, sizeof word);
     sum += uint64_t{word} * first;
   }
-  uint32_t rest = 0;
+  uint32_t rest = 0;  // the last word, filled up with zeros; 0 if there is none
   if (const size_t tail = bytes % sizeof(uint32_t); tail > 0) std::memcpy(&rest, at, tail);
   return sum + uint64_t{rest} * first;
 }

@@ -39,10 +39,11 @@ using Function = Word (*)(FORESHOCK_PARAMETERS);
 constexpr const char* kLibrary = "libtransformer_engine.so";
 constexpr const char* kStandIn = "foreshock_stand_in_of_transformer_engine";  // exported by a test library
 constexpr const char* kFunctions[] = {"nvte_fused_attn_fwd", "nvte_fused_attn_bwd"};  // by pass
+// Names under which the calls are counted if their arguments cannot be read; by pass.
 constexpr const char* kOfUnknown[] = {"nvte_fused_attn_fwd of an unknown version",
                                       "nvte_fused_attn_bwd of an unknown version"};
 
-// Functions of CUDA's driver, found if it is mapped.
+// Functions of CUDA's driver; null if the driver is not mapped into this process.
 struct Driver {
   int (*stream_is_capturing)(void* stream, int* capturing);
   int (*pointer_get_attribute)(void* value, int attribute, Word pointer);
@@ -51,17 +52,18 @@ constexpr int kDeviceOrdinal = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 // The real functions and what is known about their library. All is looked up at the first call.
 struct Library {
-  Function real[2];  // by pass; null: not found
-  bool is_monitored;
-  bool is_known;    // version, signature and tensors are valid
-  bool is_of_host;  // it is the test library, whose tensors are in host memory
-  NvteSignature signature;
-  NvteTensors tensors;
+  Function real[2];         // by pass; null: not found
+  bool is_monitored;        // this process is monitored; if not, only `real` is set
+  bool is_known;            // version, signature and tensors are valid
+  bool is_of_host;          // it is the test library, whose tensors are in host memory
+  NvteSignature signature;  // which words are which arguments in this version
+  NvteTensors tensors;      // the library's functions that read a tensor handle
   Driver driver;
   char version[64];
   int32_t ops[2];  // by pass: numbers from foreshock_register_op
 };
 
+// Sets *function to the address of a function of a library that this process has mapped; null: not found.
 template <class T>
 void find(const char* library, const char* name, T* function) {
   *reinterpret_cast<void**>(function) = find_in_mapped(library, name);
@@ -83,6 +85,7 @@ Library real_functions(void* const (&ours)[2]) {
   return found;
 }
 
+// Fills in a Library. `ours`: as above.
 Library find_library(void* const (&ours)[2]) {
   Library found = real_functions(ours);
   found.is_monitored = is_monitored_process();
@@ -105,7 +108,7 @@ Library find_library(void* const (&ours)[2]) {
 }
 
 Library g_library;
-std::atomic<int> g_library_state{0};  // 1: a thread fills in g_library, 2: it is complete
+std::atomic<int> g_library_state{0};  // 1: a thread fills in g_library, 2: g_library is complete
 
 // Returns g_library, or *temporary with only the real functions. Never waits: while one thread fills in
 // g_library, other threads only forward their calls.
@@ -126,7 +129,7 @@ const Library& library(void* const (&ours)[2], Library* temporary) {
 // described yet. kTrusted: a call has been described. kRefused: the words of a call were not plausible.
 enum Trust { kUntried, kTrusted, kRefused };
 std::atomic<int> g_trust[2];
-std::atomic<int32_t> g_refused_ops[2] = {-1, -1};
+std::atomic<int32_t> g_refused_ops[2] = {-1, -1};  // numbers of kOfUnknown, once refuse() was called
 
 // Ends the reading of arguments in this process, for both passes: their signatures belong to one version.
 void refuse(const Library& library) {
@@ -146,7 +149,7 @@ bool is_in_backward() {
   return query != nullptr && query() != 0;
 }
 
-constexpr int32_t kHost = -1, kUnknownDevice = -2;
+constexpr int32_t kHost = -1, kUnknownDevice = -2;  // in place of the index of a device
 
 // Returns the device of the memory, kHost for the test library, or kUnknownDevice if the driver cannot be
 // queried: all memory is on devices, and the host must not read it. Must not be called during a capture.
@@ -166,11 +169,13 @@ bool is_captured(const Driver& driver, void* stream) {
          (driver.stream_is_capturing(stream, &capturing) != 0 || capturing != 0);
 }
 
+// Returns the indices of the arguments among the words.
 const NvteWords& words_of(const Library& library, uint32_t pass) {
   return pass == FORESHOCK_BACKWARD ? library.signature.backward : library.signature.forward;
 }
 
 // Reports a sampled call to the monitor after the function has returned: its description, or a skip reason.
+// `floats`: scale and dropout.
 void report(const Library& library, uint32_t pass, const Word* words, const float (&floats)[2]) {
   const uint64_t begin = monotonic_ns();
   const NvteWords& places = words_of(library, pass);
@@ -181,7 +186,7 @@ void report(const Library& library, uint32_t pass, const Word* words, const floa
   if (device == kUnknownDevice) return foreshock_attention_skip(op, FORESHOCK_SKIP_DEVICE);
   const NvteGiven given = {&library.signature, &library.tensors, words, floats[0], floats[1], pass, device};
   foreshock_attention_call call;
-  const int reason = describe_nvte_call(given, &call);
+  const int reason = describe_nvte_call(given, &call);  // why the call is skipped; -1: it is described
   if (reason == kNotAnNvteCall) {
     refuse(library);
     return foreshock_attention_skip(op, FORESHOCK_SKIP_UNKNOWN);
@@ -199,6 +204,7 @@ void report(const Library& library, uint32_t pass, const Word* words, const floa
 // Returns the flags of foreshock_attention_enter. `is_read`: the words can be read as the arguments.
 uint32_t flags_of(const Library& library, uint32_t pass, const Word* words, bool is_read) {
   if (pass == FORESHOCK_BACKWARD) return FORESHOCK_NEEDS_GRADIENT | FORESHOCK_IN_BACKWARD;
+  // is_training is a bool, so only the lowest byte of its word is defined.
   const bool trains = is_read && (words[library.signature.forward.is_training] & 0xff) != 0;
   return (trains ? FORESHOCK_NEEDS_GRADIENT : 0) | (is_in_backward() ? FORESHOCK_IN_BACKWARD : 0);
 }
@@ -220,6 +226,8 @@ bool are_arguments(const Library& library, uint32_t pass, const Word* words, con
   _exit(127);
 }
 
+// Calls the real function, and reports the call to the monitor. The macros declare and name the words of the
+// call (integer registers, then the stack) and its floating-point registers d0, d1, ...
 Word forward_call(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
   Library temporary;
   const Library& target = library(ours, &temporary);
@@ -237,6 +245,7 @@ Word forward_call(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
   const bool is_read = target.is_known && (is_trusted || are_arguments(target, pass, words, floats));
   if (is_read && target.tensors.data(words[words_of(target, pass).workspace]) == nullptr)
     return real(FORESHOCK_ARGUMENTS);  // computes only the size of the workspace
+  // A known version whose words are refused is counted under the name of an unknown one.
   const int32_t op = is_read || !target.is_known ? target.ops[pass] : g_refused_ops[pass].load();
   const int must_describe = foreshock_attention_enter(op, flags_of(target, pass, words, is_read));
   const Word result = real(FORESHOCK_ARGUMENTS);  // exceptions propagate; nothing needs cleanup

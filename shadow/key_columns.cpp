@@ -1,6 +1,6 @@
-// Computes the gradients of key positions, dK and dV, in vectors whose lanes are the sampled keys: exactly,
-// and with the roundings of the two noise floors, plain and fused. Highway compiles this part once per
-// instruction set. The scalar definition of the exact result follows at the end.
+// Computes the gradients of key positions, dK and dV, in vectors whose lanes are the sampled keys: exactly
+// (in fp64), and with the roundings of the two noise floors, plain (unfused) and fused attention. Highway
+// compiles these functions once per instruction set. At the end: the scalar definition of the exact result.
 #include "shadow/key_columns.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace foreshock {
 namespace HWY_NAMESPACE {
 
-constexpr int kColumnTile = 48;
+constexpr int kColumnTile = 48;  // query rows of a tile
 
 // Working arrays, 64-byte aligned. The sampled columns (key positions) are in the lanes. Query rows are
 // processed in tiles and broadcast. Arrays per column are indexed [n][column] with row length `stride` (the
@@ -33,7 +33,7 @@ struct ColumnArrays {
   T *key, *value, *first_query;
   T *query, *grad_out, *out, *log_sum_exp, *delta;
   T *score, *grad_weight, *weight, *grad_score, *partial;
-  T *grad_key[2], *grad_value[2];  // [0] exact; or [0] plain and [1] fused
+  T *grad_key[2], *grad_value[2];  // [0] exact, [1] unused; or [0] plain, [1] fused
 
   ColumnArrays(const KeyColumns& c, std::vector<double>* scratch) : stride(padded_rows<T>(c.columns)) {
     const size_t columns = stride, head = c.head_dim, value_dim = c.value_dim, tile = kColumnTile;
@@ -58,7 +58,7 @@ struct ColumnArrays {
   }
 };
 
-// Multiplies the keys by `factor`, and sets the gradients to 0.
+// Loads the sampled keys, multiplied by `factor`, and values, and sets their gradients to 0.
 template <class T>
 void load_columns(const KeyColumns& c, T factor, const ColumnArrays<T>& a) {
   load_lanes<T>(c.key, c.dtype, c.columns, c.head_dim, factor, a.key);
@@ -72,8 +72,8 @@ void load_columns(const KeyColumns& c, T factor, const ColumnArrays<T>& a) {
 }
 
 // Computes delta = grad_out . out of each row, from the first element to the last, or in reverse if
-// `from_last` (for floors: if a key has all weight, grad_out . value has the same terms and would cancel
-// delta exactly). Eight rows are interleaved, since in a chain each multiply-add waits for the previous one.
+// `from_last` (for floors: if a key has all weight, out is its value, and grad_out . value in the same order
+// would cancel delta exactly). Eight rows are interleaved: each multiply-add of one row waits for the last.
 template <class T>
 HWY_INLINE void compute_deltas(const ColumnArrays<T>& a, int count, int width, bool from_last) {
   constexpr int kAtOnce = 8;
@@ -122,7 +122,8 @@ HWY_INLINE void load_rows_tile(const KeyColumns& c, const ColumnArrays<T>& a, si
 }
 
 // Calls change(score, grad_weight, log_sum_exp, delta, &weight, &grad_score) for each row and vector of
-// columns. Stores weight and grad_score, or 0 if the row does not see the key.
+// columns. Stores weight and grad_score, or 0 if the row does not see the key. A row's position is the row
+// modulo c.queries, since rows are stored head by head.
 template <class T, class F>
 HWY_INLINE void for_scores(const KeyColumns& c, const ColumnArrays<T>& a, size_t first, int count, F change) {
   const LanesTag<T> d;
@@ -144,6 +145,7 @@ HWY_INLINE void for_scores(const KeyColumns& c, const ColumnArrays<T>& a, size_t
 
 #if HWY_NATIVE_FMA
 
+// exp(x); exp_lanes() takes only x <= 0.
 HWY_INLINE hn::Vec<LanesTag<double>> exp_of_any_sign(hn::Vec<LanesTag<double>> x) {
   const LanesTag<double> d;
   const auto above = hn::Gt(x, hn::Zero(d));
@@ -164,6 +166,7 @@ void exact_lanes(const KeyColumns& c, ColumnReference* result) {
                  *weight = exp_of_any_sign(hn::Sub(score, log_sum_exp));
                  *grad_score = hn::Mul(*weight, hn::Sub(grad_weight, delta));
                });
+    // Adds the tile's terms to dV and dK.
     multiply<double>({a.weight, a.stride, a.grad_out, value, 1, count, true}, c.value_dim, a.grad_value[0]);
     multiply<double>({a.grad_score, a.stride, a.query, head, 1, count, true}, c.head_dim, a.grad_key[0]);
   }
@@ -177,6 +180,7 @@ void exact_lanes(const KeyColumns& c, ColumnReference* result) { compute_exact_s
 
 #endif  // HWY_NATIVE_FMA
 
+// Scales the sums of dK, rounds dK and dV to the storage format and copies them to *to. n: 0 plain, 1 fused.
 template <class T>
 void store_rounded_columns(const KeyColumns& c, const ColumnArrays<T>& a, int n, ColumnGradients* to) {
   const auto scale = hn::Set(LanesTag<T>(), static_cast<T>(c.scale));
@@ -188,7 +192,7 @@ void store_rounded_columns(const KeyColumns& c, const ColumnArrays<T>& a, int n,
   store_rows(a.grad_value[n], a.stride, c.columns, c.value_dim, 1, &to->grad_value);
 }
 
-// Computes the floors plain ([0]) and fused ([1]) in T: float, or double for fp64 storage.
+// Computes the floors in T (float; double for fp64 storage): in each tile plain ([0]), then fused ([1]).
 template <class T>
 void compute_rounded_as(const KeyColumns& c, ColumnReference* result) {
   using V = hn::Vec<LanesTag<T>>;
@@ -235,7 +239,7 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace foreshock {
 
-// The definition, one element at a time.
+// The scalar definition of the exact result, one element at a time.
 namespace {
 
 double at(const KeyColumns& c, const void* data, size_t row, int width, int element) {

@@ -14,7 +14,7 @@
 #include <iostream>
 #include <memory>
 
-// Must come after torch's headers.
+// Must come after torch's headers, which it uses but does not include.
 #include <foreshock/libtorch.h>
 
 namespace {
@@ -42,7 +42,7 @@ struct Block : torch::nn::Module {
       return part.view({kBatch, -1, kHeads, kWidth / kHeads}).transpose(1, 2).to(torch::kBFloat16);
     };
     const auto parts = qkv(norm1(x)).chunk(3, 2);
-    const torch::Tensor attended = at::scaled_dot_product_attention(
+    const torch::Tensor attended = at::scaled_dot_product_attention(  // without mask and dropout, causal
         split_heads(parts[0]), split_heads(parts[1]), split_heads(parts[2]), {}, 0.0, true);
     x = x + out(attended.transpose(1, 2).reshape(x.sizes()).to(x.dtype()));
     return x + down(torch::gelu(up(norm2(x))));
@@ -71,7 +71,8 @@ struct Gpt : torch::nn::Module {
   torch::nn::Linear head;
 };
 
-// Each token is the previous one plus 5, modulo the vocabulary, so that the model can learn it.
+// Each token is the previous one plus 5, modulo the vocabulary, so that the model can learn it. A sequence
+// has one token more than inputs, since the targets are the inputs shifted by one.
 torch::Tensor next_batch() {
   return torch::remainder(torch::randint(kVocabulary, {kBatch, 1}) + 5 * torch::arange(kLength + 1),
                           kVocabulary);
@@ -117,7 +118,7 @@ Options read_options(int count, char** words) {
     if (word == "--layers") options.layers = std::stoi(value);
     if (word == "--optimizer") options.optimizer = value;
     if (word == "--dump") options.dump = value;
-    ++n;
+    ++n;  // skips the value
   }
   return options;
 }
