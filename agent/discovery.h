@@ -23,24 +23,23 @@ class Discovery {
   struct Refusal {
     std::string name;  // safe to print
     std::string why;
-    bool is_waiting;  // no file descriptor was free for the segment; the next look() tries it again
+    bool is_waiting;  // file descriptors or memory were short; the next look() tries the segment again
   };
 
   // Returns at most `most` segments that it has not returned before. A segment that cannot be followed is
-  // added to `refused` once, and once more if it first had to wait for descriptors and then proves unusable.
+  // added to `refused` once, and once more if it first had to wait (is_waiting) and then proves unusable.
   std::vector<std::unique_ptr<segment::SegmentReader>> look(size_t most, std::vector<Refusal>* refused);
-  // Number of segments for which the last look() had no file descriptor. Each look() tries these again.
-  size_t waiting() const { return waiting_.size(); }
+  size_t waiting() const { return waiting_.size(); }  // segments that wait (is_waiting) after the last look()
   // Number of segments that the last look() did not try, because it had already found `most`.
   size_t unread() const { return unread_; }
 
  private:
-  // Opens a segment, or returns null and sets *why. *is_short: file descriptors or memory are short now.
+  // Opens a segment, or returns null and sets *why and *is_short (descriptors or memory are short now).
   std::unique_ptr<segment::SegmentReader> open(const std::string& name, bool* is_short,
                                                std::string* why) const;
 
   const Directory& directory_;
-  std::set<std::string> known_;    // .seg files already returned or refused for good, while they exist
+  std::set<std::string> known_;    // existing .seg files that were returned, or refused as unusable
   std::set<std::string> waiting_;  // .seg files that the next look() tries again; not in known_
   size_t unread_ = 0;
 };
@@ -57,8 +56,7 @@ struct FoundRun {
 class Tree {
  public:
   // Most runs followed at the same time: of the tree, and of one user. Further runs wait until others end.
-  static constexpr size_t kMostRuns = 256;
-  static constexpr size_t kMostRunsOfOne = 64;
+  static constexpr size_t kMostRuns = 256, kMostRunsOfOne = 64;
 
   explicit Tree(std::unique_ptr<Directory> root) : root_(std::move(root)) {}
 
@@ -67,22 +65,22 @@ class Tree {
   std::vector<FoundRun> look();
 
   // To be called if the caller does not follow a returned directory, or no longer follows it. `busy`: another
-  // agent serves the directory, or no file descriptor was free; the next look() then returns it again. Else
-  // look() returns it only after a file was created in it.
+  // agent serves the directory, or no file descriptor was free; the next look() returns it again. If not
+  // `busy`, look() returns it only after a file was created in it.
   void leave(const std::string& label, const Directory& directory, bool busy);
 
   uint64_t refused() const { return refused_; }
 
  private:
   struct Seen {
-    struct stat status = {};
+    struct stat status = {};              // of the directory, when it was last examined
     bool followed = false, busy = false;  // neither: the directory is ignored until a file is created in it
     bool settled = false;                 // `status` is so old that a change would give another time stamp
     bool was_found = true;                // the present look() has found the directory
   };
   // Whether a directory must be examined. If it is followed, adds 1 to *runs_of_user.
   bool needs_examination(const std::string& label, const struct stat& now, size_t* runs_of_user);
-  // Adds a run directory to found_, unless its name is invalid or there are too many runs.
+  // Adds a run directory to found_, unless its name is invalid or too many runs are followed.
   void examine(const std::string& label, std::unique_ptr<Directory> directory, size_t* runs_of_user);
   // Examines the directories in `directory`: the root (`prefix` is "") or a user's ("<user>/").
   void scan(const Directory& directory, const std::string& prefix, size_t* runs_of_user);

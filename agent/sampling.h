@@ -36,35 +36,35 @@ struct AgentWork {
 };
 
 // Returns the agent's cost per step between `before` and `now`, or nothing if fewer than two steps were
-// sampled in between. If a step counter is smaller now, ranks were restarted and have counted from zero.
+// sampled in between. If a step counter is smaller now, ranks were restarted and count from zero.
 std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& now, int cores);
 
 // Returns the share of the training's time that the monitor takes if one step in `interval` is sampled.
 double predicted_slowdown(const SamplingCost& cost, uint64_t interval);
 
 // Returns the interval to use from now on; `in_force` is the current one. The interval doubles until the
-// predicted slowdown is within the budget `max_slowdown`. It is halved only if a fifth of the budget would
-// still be unused, so that it does not oscillate. If unsampled steps alone exceed the budget, samples still
-// get an eighth of it.
+// predicted slowdown is within the budget `max_slowdown`. The interval is halved only if a fifth of the
+// budget would still be unused, so that it does not oscillate. If unsampled steps alone exceed the budget,
+// samples still get an eighth of the budget.
 uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force);
 
 // Denser sampling for some steps after a detector's level has risen: the detector gets more samples sooner.
 struct Burst {
   uint64_t interval;              // sampling interval in the steps [from_step, until_step)
   int64_t from_step, until_step;  // step numbers of the trainer
-  int64_t planned_step = 0;       // step of the slowest rank when the burst was planned
+  int64_t planned_step = 0;       // last step of the slowest rank when the burst was planned
 };
 
 // Sampled steps of a burst: an eighth of the samples in a detector's baseline (thresholds.h: 256), so that
 // the cause of the burst does not become the baseline.
 inline constexpr int64_t kBurstSamples = 32;
-// No burst begins until this many times the length of the last one have passed. Bursts then cost less than a
-// quarter of --max-slowdown on average: (kBurstSlowdown - 1) / (1 + 8).
+// No burst begins until this many times the length of the last one have passed. On average bursts then cost
+// less than a quarter of --max-slowdown more: (kBurstSlowdown - 1) / (1 + 8), with kBurstSlowdown = 3.
 inline constexpr int64_t kBurstPause = 8;
 
 // Plans a burst that begins at `from_step`. Its interval is the smallest power of two whose predicted
-// slowdown stays within kBurstSlowdown (3) times the budget. Returns nothing if that is more than half of the
-// current interval `in_force`, or if the pause after the burst `last` is not over.
+// slowdown stays within kBurstSlowdown times the budget. Returns nothing if this interval is more than half
+// of the current interval `in_force`, or if the pause after the burst `last` is not over.
 std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, uint64_t in_force,
                                 int64_t from_step, const std::optional<Burst>& last);
 

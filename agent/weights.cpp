@@ -1,5 +1,6 @@
-// Joins the parts of weight tensors that the ranks of a node report into snapshots, and pools the spectra of
-// attention heads. Ranks are read one after the other, so records of one step arrive at different times.
+// Joins the parts of weight tensors that the ranks of a node report into snapshots (a tensor at one step),
+// and pools the spectra (singular values) of changes of attention heads. Ranks are read one after the other,
+// so records of one step arrive at different times.
 #include "agent/weights.h"
 
 #include <algorithm>
@@ -21,7 +22,7 @@ constexpr size_t kMostTensors = 1 << 16;  // records of further tensors are drop
 // kFewPending if the oldest waits for more than kPatience seconds. If a limit is exceeded, the ranks whose
 // parts are missing are assumed to report no weights.
 constexpr size_t kMostPending = 64, kFewPending = 2;
-constexpr double kPatience = 10;
+constexpr double kPatience = 10;  // by the trainers' clock
 
 uint64_t whole_elements(const segment::TensorRecord& record) {
   uint64_t elements = 1;
@@ -39,8 +40,8 @@ TensorKey key_of(const segment::TensorRecord& record, const segment::Identity& i
 }
 
 // Initializes a snapshot, without parts, from the record of its first part.
-void start(const segment::TensorRecord& record, const segment::Identity& identity, const TensorKey& key,
-           TensorSnapshot* snapshot) {
+void begin_snapshot(const segment::TensorRecord& record, const segment::Identity& identity,
+                    const TensorKey& key, TensorSnapshot* snapshot) {
   snapshot->key = key;
   snapshot->layer = segment::text_of(record.layer);
   snapshot->step = record.step;
@@ -59,7 +60,7 @@ TensorPart part_of(const segment::TensorRecord& record) {
   return part;
 }
 
-// Whether this is the first snapshot of its tensor in this process, in the run's first interval.
+// Whether this is snapshot 1 (the first) of its tensor in this process, in the run's first interval.
 bool is_at_start_of_run(const segment::TensorRecord& record) {
   return record.snapshot == 1 && static_cast<uint64_t>(record.step) <= record.interval;
 }
@@ -77,7 +78,7 @@ double reduction(const segment::TensorView& view, segment::TensorReduction which
 
 // Returns the number of values whose change in this step is known. If the record has no such number, it has
 // the change of all values or of none.
-uint64_t updated(const segment::TensorView& view) {
+uint64_t updated_elements(const segment::TensorView& view) {
   const double elements = reduction(view, segment::kUpdateElements);
   if (std::isnan(reduction(view, segment::kUpdateSumMagnitude)) ||
       std::isnan(reduction(view, segment::kUpdateMaxMagnitude)))
@@ -86,8 +87,9 @@ uint64_t updated(const segment::TensorView& view) {
   return static_cast<uint64_t>(std::min(elements, static_cast<double>(view.record.elements)));
 }
 
+// Adds the changes of a part's values in this step.
 void join_update(const segment::TensorView& view, TensorSnapshot* snapshot) {
-  const uint64_t elements = updated(view);
+  const uint64_t elements = updated_elements(view);
   if (elements == 0) return;
   snapshot->update_elements += elements;
   snapshot->update_sum_magnitude =
@@ -147,19 +149,19 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   ranks_here_ = ranks_here;
   reached_[identity.rank] = record.step;
   series_.expect_none_before(passed());  // here too, since the function may return before the call at its end
-  const std::vector<int32_t> odd = replicas_.add(record, identity, ranks_here);
+  const std::vector<int32_t> odd = replicas_.add(record, identity, ranks_here);  // ranks that differ
   const TensorKey key = key_of(record, identity);
   const auto found = known_.find(key);
   std::vector<TensorSnapshot> done;
   const bool is_checksum = record.form == segment::HistogramForm::kNone;  // a replica that sends no histogram
   if (is_checksum || (found != known_.end() && record.step <= found->second.last_step)) {
-    // The snapshot was completed without this rank. If the rank has a part of its own, later snapshots must
-    // wait for the rank.
+    // A record with a histogram is too late: the snapshot was completed without this rank. Later snapshots
+    // must wait for the rank.
     if (!is_checksum && found->second.holders.insert(identity.rank).second) found->second.is_settled = false;
     if (odd.empty()) return done;
     // A snapshot without parts, which only reports that a replica differs.
     TensorSnapshot& late = done.emplace_back();
-    start(record, identity, key, &late);
+    begin_snapshot(record, identity, key, &late);
     late.odd_ranks.assign(odd.begin(), odd.end());
     return done;
   }
@@ -172,7 +174,7 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   Known& known = known_[key];
   Pending& pending = known.pending[record.step];
   if (pending.ranks.empty()) {
-    start(record, identity, key, &pending.snapshot);
+    begin_snapshot(record, identity, key, &pending.snapshot);
     ++waiting_[record.step];
   }
   pending.is_first |= may_be_first(record, identity);
@@ -260,6 +262,7 @@ void Weights::add_part(const segment::TensorView& view, const Histogram& histogr
 }
 
 // Whether every rank has reported this step of a tensor, or has reported a later step of any tensor.
+// reached_: the last step of each rank; expected_: the number of ranks that report weights, if some do not.
 bool Weights::have_passed(int64_t step, const Pending& pending) const {
   return reached_.size() >= std::min(ranks_here_, expected_) &&
          std::ranges::all_of(reached_, [&](const auto& rank) {
@@ -317,8 +320,8 @@ std::map<int64_t, Weights::Pending>::node_type Weights::extract(Known* known, in
 // Returns a step such that no snapshot of an earlier step will be completed any more, or 0 if unknown.
 int64_t Weights::passed() const {
   if (reached_.empty() || reached_.size() < std::min(ranks_here_, expected_)) return 0;
-  const auto last = [](const auto& a, const auto& b) { return a.second < b.second; };
-  const int64_t reached = std::ranges::min_element(reached_, last)->second;
+  const auto by_step = [](const auto& a, const auto& b) { return a.second < b.second; };
+  const int64_t reached = std::ranges::min_element(reached_, by_step)->second;
   return waiting_.empty() ? reached : std::min(reached, waiting_.begin()->first);
 }
 
@@ -344,6 +347,7 @@ void Weights::make_room(std::vector<TensorSnapshot>* done) {
     return first;
   };
   if (pending_bytes_ <= most_pending_) return;
+  // Completes what it can without the ranks that delay the oldest snapshot, then drops the oldest snapshots.
   stop_waiting_for_ranks(oldest().first);
   for (auto& [key, known] : known_) finish(&known, done);
   while (pending_bytes_ > most_pending_) {
@@ -410,8 +414,8 @@ std::optional<LayerSpectrum> HeadSpectra::all_layers() const {
 std::map<std::string, double> HeadSpectra::smallest_effective_ranks() const {
   std::map<std::string, double> smallest;
   for (const auto& [key, spectrum] : spectra_) {
-    const auto [layer, is_new] = smallest.emplace(key.name, spectrum.effective_rank_min);
-    if (!is_new) layer->second = std::min(layer->second, spectrum.effective_rank_min);
+    const auto [entry, is_new] = smallest.emplace(key.name, spectrum.effective_rank_min);
+    if (!is_new) entry->second = std::min(entry->second, spectrum.effective_rank_min);
   }
   return smallest;
 }

@@ -11,7 +11,7 @@ namespace foreshock::cli {
 namespace {
 
 // The members of a row: {component, first bad version, first good one}, the same of a second component that
-// must also be installed, inputs, symptom, remedy, source. A version "" is unknown and sets no limit.
+// must also be installed ({}: none), inputs, symptom, remedy, source. A version "" is unknown: no limit.
 constexpr KnownBad kTable[] = {
     {{"torch", "2.11", ""},
      {"cudnn", "", "9.26"},
@@ -134,7 +134,7 @@ std::vector<int> numbers_of(std::string_view version) {
   return numbers;
 }
 
-// Compares versions; missing numbers count as 0.
+// Whether version a is older than b; missing numbers count as 0.
 bool is_less(std::string_view a, std::string_view b) {
   std::vector<int> left = numbers_of(a), right = numbers_of(b);
   left.resize(std::max(left.size(), right.size()));
@@ -142,15 +142,16 @@ bool is_less(std::string_view a, std::string_view b) {
   return left < right;
 }
 
+// Whether the component of the range is installed in a bad version, or the range has no component.
 bool matches(const VersionRange& range, const Versions& versions) {
-  if (range.component.empty()) return true;  // no condition
+  if (range.component.empty()) return true;
   const auto installed = versions.find(range.component);
   if (installed == versions.end() || numbers_of(installed->second).empty()) return false;
   return (range.from.empty() || !is_less(installed->second, range.from)) &&
          (range.before.empty() || is_less(installed->second, range.before));
 }
 
-// Prints "component version" lines for installed components. Some have one package per CUDA version.
+// Prints a line "component version" for each installed component, with the version of its first package.
 constexpr const char* kVersionsProgram = R"(
 import importlib.metadata as m
 for part, names in (("torch", ["torch"]), ("cudnn", ["nvidia-cudnn-cu13", "nvidia-cudnn-cu12"]),
@@ -179,6 +180,7 @@ std::string known_bad_text(const std::vector<const KnownBad*>& rows, size_t colu
   if (rows.empty()) return "";
   std::ostringstream text;
   text << "\n  Known defects of the attention kernels installed here:\n";
+  // Adds a paragraph. Its lines after the first are indented by 6.
   const auto add = [&](size_t indent, std::string begin, std::string_view words) {
     text << std::string(indent, ' ') << wrapped(begin.append(words), 6, columns) << "\n";
   };
@@ -196,7 +198,7 @@ Versions installed_versions(const std::string& python) {
   constexpr int kTimeoutMs = 10000;
   const Captured printed = run_and_capture({python, "-c", kVersionsProgram}, own_environment(), kTimeoutMs);
   if (printed.start_error != 0 || printed.timed_out || printed.status.code != 0 || printed.status.signal != 0)
-    return versions;
+    return versions;  // empty
   std::istringstream lines(printed.output);
   for (std::string component, version; lines >> component >> version;) versions[component] = version;
   return versions;

@@ -17,15 +17,15 @@ namespace {
 
 struct Command {
   const char* name;
-  // One of the two functions is null. For `function` dispatch() parses the options: those with the bit
-  // `reader` in the table of options (libmonitor/options.h). `words_function` parses its words itself.
+  // One of the two functions is null. For `function` dispatch() parses the options, which the bit `reader`
+  // selects in the table of options (libmonitor/options.h). `words_function` parses its words itself.
   int (*function)(const Arguments&);
   int (*words_function)(const std::vector<std::string>&);
   uint32_t reader;
   const char* usage;
   const char* help;
   const char* example;
-  const char* page;  // the page below docs/ about this command
+  const char* page;  // the page in docs/ about this command
 };
 
 constexpr Command kCommands[] = {
@@ -85,6 +85,7 @@ int print_commands_page() {
       "| command | purpose | example | more |\n| --- | --- | --- | --- |\n");
   for (const Command& command : kCommands) {
     std::string usage = command.usage;
+    // Writes "|" as "\|", since it would end a cell of the table.
     for (size_t at = usage.find('|'); at != std::string::npos; at = usage.find('|', at + 2))
       usage.insert(at, 1, '\\');
     const std::string page = command.page, name = page.substr(0, page.find('.'));
@@ -103,7 +104,8 @@ int dispatch(const Command& command, const std::vector<std::string>& words) {
   const std::string problem = arguments.parse(words, command.reader);
   if (!problem.empty()) return wrong_use(problem);
   if (arguments.wants_help()) return print_help(command);
-  if (const std::string line = unknown_variable(); !line.empty()) say(line);
+  if (const std::string warning = unknown_variable(); !warning.empty())
+    say(warning);  // FORESHOCK_... unknown
   return command.function(arguments);
 }
 
@@ -116,7 +118,7 @@ int main(const std::vector<std::string>& words) {
     std::printf("foreshock %s\n", FORESHOCK_VERSION);
     return 0;
   }
-  if (name == "docs")
+  if (name == "docs")  // for ./dev docs; not in the table of commands
     return rest == std::vector<std::string>{"commands"} ? print_commands_page() : docs(rest);
   std::vector<std::string> names;
   for (const Command& command : kCommands) {
@@ -127,9 +129,9 @@ int main(const std::vector<std::string>& words) {
                    "; foreshock --help lists all commands");
 }
 
-// Opens /dev/null for closed standard streams. Otherwise the next opened file would get the number of a
+// Opens /dev/null for closed standard streams. Without it the next opened file would get the number of a
 // stream, and printed text would go into that file. The trainer does not inherit these descriptors. Standard
-// input is opened for writing and the outputs for reading, so that their normal use still fails.
+// input is opened for writing and the outputs for reading, so that reading and printing still fail.
 void hold_standard_streams() {
   for (const int stream : {0, 1, 2})
     if (fcntl(stream, F_GETFD) < 0) open("/dev/null", (stream == 0 ? O_WRONLY : O_RDONLY) | O_CLOEXEC);

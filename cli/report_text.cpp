@@ -1,5 +1,6 @@
-// The texts of `foreshock report` (report_text.h). A "sign" is a detector that left level quiet before a loss
-// event, a "clue" a circumstance of the event. "Proven": the benchmark shows that the detector is reliable.
+// The texts of `foreshock report` (report_text.h). A "sign" is a detector that left level quiet (for watch or
+// warn) before a loss event, a "clue" a circumstance of the event. The "onset" is the event's first step.
+// "Proven": the benchmark of detectors shows that the detector is reliable. Others are experimental.
 #include "cli/report_text.h"
 
 #include <algorithm>
@@ -29,7 +30,7 @@ constexpr const char* kNoWeights =
 
 struct DetectorText {
   DetectorId id;
-  ReportText text;             // name in plain words; consistent with; not excluded; to try
+  ReportText text;             // in plain words; consistent with; not excluded; to try
   const char* without_values;  // why the detector may have had no value
 };
 
@@ -204,8 +205,8 @@ constexpr ClueText kClueTexts[] = {
 };
 static_assert(std::size(kClueTexts) == kClues, "a clue needs a row here");
 
-constexpr int kBackFor = 3;          // a loss has recovered after so many consecutive low losses
-constexpr double kBackWithin = 0.1;  // a slow rise has recovered if at most this share of it remains
+constexpr int kBackFor = 3;          // a loss is back (has recovered) after so many consecutive low losses
+constexpr double kBackWithin = 0.1;  // a slow rise is back if at most this share of it remains
 constexpr int kUsual = 32;  // steps before the onset whose mean is the usual loss; few, since losses fall
 
 std::string number(double value) { return formatted("%.4g", value); }
@@ -223,11 +224,11 @@ struct Usual {  // mean and highest value of the losses in the kUsual steps befo
 };
 Usual usual_of(const ReportEvent& event) {
   Usual usual;
-  for (const TrailStep& each : event.steps) {
-    const int64_t lead = steps_between(each.step, event.onset_step);
-    if (lead <= 0 || lead > kUsual || !each.loss || !std::isfinite(*each.loss)) continue;
-    usual.highest = usual.count == 0 ? *each.loss : std::max(usual.highest, *each.loss);
-    usual.mean += *each.loss;
+  for (const TrailStep& step : event.steps) {  // the steps around the event
+    const int64_t lead = steps_between(step.step, event.onset_step);
+    if (lead <= 0 || lead > kUsual || !step.loss || !std::isfinite(*step.loss)) continue;
+    usual.highest = usual.count == 0 ? *step.loss : std::max(usual.highest, *step.loss);
+    usual.mean += *step.loss;
     ++usual.count;
   }
   if (usual.count > 0) usual.mean /= static_cast<double>(usual.count);
@@ -235,39 +236,40 @@ Usual usual_of(const ReportEvent& event) {
 }
 
 // Returns the step at which the loss has recovered: the first of kBackFor consecutive losses after the peak
-// that are at most `highest`, the highest loss before the onset. -1: it has not recovered yet. Must not be
-// used for slow rises: their first losses are below `highest`, so they would count as recovered at once.
+// that are at most `highest`, the highest loss before the onset. -1: the loss has not recovered yet. Must not
+// be used for slow rises: their first losses are below `highest`, so they would count as recovered at once.
 int64_t back_at(const ReportEvent& event, int64_t peak_at, double highest) {
   int in_row = 0;
   int64_t first = -1;
-  for (const TrailStep& each : event.steps) {
-    if (each.step < peak_at || !each.loss) continue;
-    if (!(*each.loss <= highest)) {
+  for (const TrailStep& step : event.steps) {
+    if (step.step < peak_at || !step.loss) continue;
+    if (!(*step.loss <= highest)) {  // also for NaN
       in_row = 0;
       continue;
     }
-    if (in_row++ == 0) first = each.step;
+    if (in_row++ == 0) first = step.step;
     if (in_row == kBackFor) return first;
   }
   return -1;
 }
 
 // Moving means of kUsual losses from the onset on, since single losses vary too much to show a slow rise. The
-// loss has recovered in the first mean after the highest one that keeps at most kBackWithin of the rise.
+// rise is the highest mean minus the usual loss. The loss has recovered in the first mean after the highest
+// one that is at most kBackWithin times the rise above the usual loss.
 struct Means {
-  double highest = -INFINITY;
-  int64_t highest_from = 0;  // first step of the highest mean
-  int64_t back_from = -1;    // first step of the mean in which the loss has recovered; -1: not yet
+  double highest = -INFINITY;  // until there are kUsual losses
+  int64_t highest_from = 0;    // first step of the highest mean
+  int64_t back_from = -1;      // first step of the mean in which the loss has recovered; -1: not yet
 };
 Means means_of(const ReportEvent& event, double usual) {
   Means found;
-  std::vector<const TrailStep*> row;
+  std::vector<const TrailStep*> row;  // steps with a finite loss
   constexpr size_t kLong = kUsual;
-  double sum = 0;
-  for (const TrailStep& each : event.steps) {
-    if (each.step < event.onset_step || !each.loss || !std::isfinite(*each.loss)) continue;
-    row.push_back(&each);
-    sum += *each.loss;
+  double sum = 0;  // of the last kLong losses
+  for (const TrailStep& step : event.steps) {
+    if (step.step < event.onset_step || !step.loss || !std::isfinite(*step.loss)) continue;
+    row.push_back(&step);
+    sum += *step.loss;
     if (row.size() > kLong) sum -= *row[row.size() - kLong - 1]->loss;
     if (row.size() < kLong) continue;
     const double mean = sum / kUsual;
@@ -293,7 +295,7 @@ double median(std::vector<int64_t> values) {
 }
 
 // Returns a phrase about the detector that warned before the largest number of events; "" if none warned.
-// Among equals it names the one with the longest median lead, in steps from its first warning to the onset.
+// Among equals takes the one with the longest median lead, in steps from its first warning to the onset.
 std::string most_frequent_sign(const Report& report) {
   std::map<DetectorId, std::vector<int64_t>> leads;  // a lead for each event before which the detector warned
   for (const ReportEvent& event : report.events) {
@@ -314,14 +316,14 @@ std::string most_frequent_sign(const Report& report) {
 }
 
 // Returns a sentence about the first proven detector that warned at the onset or soon after; "" if none did.
-// Some faults change the loss at once. The sentence then shows the kind of fault.
+// Some faults change the loss at once; then only a warning after the onset shows the kind of fault.
 std::string warned_after(const Report& report, const ReportEvent& event) {
   const ReportEpisode* first = nullptr;
-  for (const ReportEpisode& each : report.episodes) {
-    const int64_t after = steps_between(event.onset_step, each.warn_step);
-    if (!is_proven(each.detector) || each.warn_step < event.onset_step || after > ReportEvent::kAfter)
+  for (const ReportEpisode& episode : report.episodes) {  // warn_step is -1 if the detector did not warn
+    const int64_t delay = steps_between(event.onset_step, episode.warn_step);
+    if (!is_proven(episode.detector) || episode.warn_step < event.onset_step || delay > ReportEvent::kAfter)
       continue;
-    if (first == nullptr || each.warn_step < first->warn_step) first = &each;
+    if (first == nullptr || episode.warn_step < first->warn_step) first = &episode;
   }
   if (first == nullptr) return "";
   return " After its onset warned first: " + std::string(text_of(first->detector).plain) +
@@ -373,7 +375,8 @@ std::string course_of_rise(const ReportEvent& event, double usual) {
   return text + " Such a rise is seen late: here at step " + step_text(event.declared_step) + ".";
 }
 
-// Returns "Loss diverged at step 222, one step after the learning rate went ...", with the earliest suspect.
+// Returns "Loss diverged at step 222, one step after the learning rate went ...": the event and its suspect,
+// the earliest of the facts that may have caused it.
 std::string what_and_suspect(const ReportEvent& event) {
   const ReportFact* suspect = nullptr;
   for (const ReportFact& fact : event.facts)
@@ -393,7 +396,7 @@ std::string tensor_of(const AttentionFault& fault) {
 // Returns "Attention fault in layer 003 from step 64 on: ... ", ending with a blank; "" without a fault.
 std::string attention_fault_of(const Report& report) {
   if (report.attention_faults.empty()) return "";
-  const AttentionFault& worst = report.attention_faults.front();
+  const AttentionFault& worst = report.attention_faults.front();  // the largest error comes first
   const size_t more = report.attention_faults.size() - 1;
   return "Attention fault" + in_layer(worst.layer) + " from step " + step_text(worst.first_step) +
          " on: the error of " +
@@ -419,6 +422,7 @@ std::string loss_verdict_of(const Report& report, const RunCounts& counts) {
             : warned == 0        ? "Nothing warned; first to move: " + first_sign_of(first) + "."
             : is_proven(first.before.front().detector) ? "First proven sign: " + first_sign_of(first) + "."
                                                        : "First to move: " + first_sign_of(first) + ".") +
+           // Not for later attempts: they repeat step numbers, and an episode only has step numbers.
            (first.attempt == 0 ? warned_after(report, first) : "");
   const std::string events = count(static_cast<double>(report.events.size()));
   return what_and_suspect(first) + ": the first of " + events + " loss events. " +
@@ -464,28 +468,28 @@ std::string course_of(const ReportEvent& event) {
   double highest = -INFINITY;  // of the losses from the onset to the first one that is not finite
   int64_t highest_at = 0;
   const TrailStep* first_nonfinite = nullptr;  // the first step from the onset on whose loss is not finite
-  for (const TrailStep& each : event.steps) {
-    if (each.step < event.onset_step || !each.loss) continue;
-    if (!std::isfinite(*each.loss)) {
-      first_nonfinite = &each;
+  for (const TrailStep& step : event.steps) {
+    if (step.step < event.onset_step || !step.loss) continue;
+    if (!std::isfinite(*step.loss)) {
+      first_nonfinite = &step;
       break;
     }
-    if (*each.loss <= highest) continue;
-    highest = *each.loss;
-    highest_at = each.step;
+    if (*step.loss <= highest) continue;
+    highest = *step.loss;
+    highest_at = step.step;
   }
   if (event.kind == WatchEventKind::kLossRise && usual.count > 0 && first_nonfinite == nullptr)
     return course_of_rise(event, usual.mean);
   std::string text = usual.count > 0
                          ? "The loss was " + number(usual.mean) + " on average in the steps just before"
                          : "The loss";
-  const bool has_risen = std::isfinite(highest);
-  if (!has_risen && first_nonfinite == nullptr) return text + "; what came after is not in the record.";
-  if (has_risen)
+  const bool has_peak = std::isfinite(highest);
+  if (!has_peak && first_nonfinite == nullptr) return text + "; what came after is not in the record.";
+  if (has_peak)
     text += (usual.count > 0 ? " and rose to " : " rose to ") + number(highest) + " at step " +
             step_text(highest_at);
   if (first_nonfinite != nullptr)
-    return text + (has_risen || usual.count > 0 ? "; from step " : ", from step ") +
+    return text + (has_peak || usual.count > 0 ? "; from step " : ", from step ") +
            step_text(first_nonfinite->step) + " on it was NaN or infinite.";
   text += ".";
   const int64_t back = usual.count > 0 ? back_at(event, highest_at, usual.highest) : -1;
@@ -496,7 +500,7 @@ std::string course_of(const ReportEvent& event) {
 }
 
 bool is_proven(DetectorId detector) {
-  const Measured* measured = measured_of(info_of(detector).name);
+  const Measured* measured = measured_of(info_of(detector).name);  // the benchmark's results
   return measured != nullptr && measured->is_proven();
 }
 
@@ -540,7 +544,8 @@ std::string attention_text(const std::vector<AttentionFault>& faults, const Atte
   return text;
 }
 
-// Mentions loss events first and then an attention fault, since an event may not be due to the fault.
+// Mentions loss events before an attention fault, since an event may not be due to the fault. Drops the last
+// character of a text about the fault at the end, a blank.
 std::string verdict_of(const Report& report, const RunCounts& counts) {
   const std::string loss = loss_verdict_of(report, counts), attention = attention_fault_of(report);
   if (attention.empty()) return loss;

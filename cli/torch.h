@@ -26,13 +26,14 @@ std::string installation_problem(const Installation& installation);
 
 // The library that connects libforeshock.so with one exact version of torch. Never built inside a trainer.
 struct Adapter {
-  std::string state;   // ready, prebuilt, built, no_torch, unsupported, no_compiler, no_python, failed
-  std::string torch;   // version of torch; "": unknown
-  std::string path;    // path of adapter.so; "": it is missing
-  std::string reason;  // one line that says what to do; "" if the adapter is usable
-  double seconds = 0;  // time spent on building or testing
-  std::string folder()
-      const;  // the cache that has the adapter, for FORESHOCK_ADAPTERS; "" if `path` is empty
+  // Usable: ready (in the cache), prebuilt (in the package), built (just now). Not usable: no_torch,
+  // unsupported, no_compiler, no_python, failed.
+  std::string state;
+  std::string torch;           // version of torch; "": unknown
+  std::string path;            // path of adapter.so; "": it is missing
+  std::string reason;          // one line that says what to do; "" if the adapter is usable
+  double seconds = 0;          // time spent on building or testing
+  std::string folder() const;  // the cache that has the adapter, for FORESHOCK_ADAPTERS; "": `path` is empty
   bool usable() const { return state == "ready" || state == "prebuilt" || state == "built"; }
 };
 
@@ -42,7 +43,7 @@ std::string adapter_cache(const Installation& installation);
 
 // Runs build_adapter.py with the interpreter `python`. Takes milliseconds if `cache` has the adapter. A build
 // takes about a minute and is announced on standard error. If `cache` is "" or cannot be written, only a
-// prebuilt adapter of the package can be used, through a symbolic link in the base directory of runs.
+// prebuilt adapter of the package can be used, through a symbolic link in Monitored::base.
 // `libtorch`: the directory of the LibTorch to build for; "": the torch of `python`.
 Adapter prepare_adapter(const Installation& installation, const std::string& python, const std::string& cache,
                         const std::string& libtorch = "");
@@ -66,7 +67,7 @@ struct FoundPython {
 FoundPython find_python(const std::vector<std::string>& command);
 
 // Returns "" if this interpreter will load our Python helper, which PYTHONPATH makes visible and torch
-// imports as an entry point. Otherwise returns the reason, which values stay unknown, and what to do.
+// imports as an entry point. If not, returns why, which values stay unknown, and what to do.
 std::string helper_problem(const FoundPython& python);
 
 // Whether `program` is a wrapper, such as env, nice, srun or mpirun, that starts another command.
@@ -92,7 +93,7 @@ bool is_static_program(const std::string& path);
 // Returns the dynamic linker that a program names; "" if it names none (a script, a static program).
 std::string program_interpreter(const std::string& path);
 
-// The values in the environment of a monitored command that depend on the run.
+// The environment variables of a monitored command that depend on the run.
 struct Monitored {
   std::string base;      // FORESHOCK_DIR: the directory that has a directory for each run
   std::string run_id;    // FORESHOCK_RUN_ID

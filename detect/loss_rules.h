@@ -1,5 +1,6 @@
 // Finds loss events: LossEventRule finds spikes and divergences, LossRiseRule finds slow rises. Both rules
-// depend only on the losses in their order, so replaying a record gives the same events.
+// depend only on the losses in their order, so replaying a record gives the same events. fields(state) passes
+// the members to `state`, which saves or restores them; require() refuses impossible restored values.
 #ifndef FORESHOCK_DETECT_LOSS_RULES_H_
 #define FORESHOCK_DETECT_LOSS_RULES_H_
 
@@ -19,7 +20,7 @@ inline constexpr size_t kRobustZMaxValues = 256;
 std::optional<double> robust_z(const double* values, size_t count, double x);
 
 // Returns 1.4826 median |value - median|, which equals the standard deviation for normal values. 0 if more
-// than half of the values are equal, or if count is 0. The values are used as by robust_z().
+// than half of the values are equal, or if count is 0. `values` and `count` as in robust_z().
 double robust_spread(const double* values, size_t count);
 
 // The definition of a loss event. It must not change, since every detector is scored against it.
@@ -37,8 +38,8 @@ double robust_spread(const double* values, size_t count);
 inline constexpr size_t kLossWindow = 128;
 inline constexpr double kLossSigmas = 6;
 inline constexpr int kLossPersistence = 3;
-// The smallest std that is assumed, as a share of the mean: about ten times the distance of neighbouring fp32
-// numbers. A constant loss has a std of rounding errors only.
+// The smallest std that is assumed, as a share of the mean: about ten times the relative distance of
+// neighbouring fp32 numbers. A constant loss has a std of rounding errors only.
 inline constexpr double kLossLeastSpread = 1e-6;
 
 enum class LossEventKind { kSpike, kDivergence };
@@ -64,7 +65,7 @@ class LossEventRule {
   // Takes the next loss. `step` is only a label; losses count in the order of the calls.
   LossVerdict observe(int64_t step, double loss);
 
-  // The last usable losses.
+  // The last losses that were not high.
   const Window<kLossWindow>& window() const { return window_; }
   uint64_t spikes() const { return spikes_; }
   uint64_t divergences() const { return divergences_; }
@@ -89,13 +90,14 @@ class LossEventRule {
  private:
   static constexpr int kMostInRow = 1 << 20;  // losses in a row are not counted beyond this
 
+  // Returns the event that the high loss at `step` completes, and counts it in raise().
   std::optional<LossEvent> declare(int64_t step);
   std::optional<LossEvent> raise(LossEventKind kind, int64_t step);
 
   Window<kLossWindow> window_;
-  int high_in_row_ = 0, quiet_in_row_ = 0, nonfinite_in_row_ = 0;
+  int high_in_row_ = 0, quiet_in_row_ = 0, nonfinite_in_row_ = 0;  // quiet: not high
   int64_t onset_step_ = 0;
-  bool in_spike_ = false;
+  bool in_spike_ = false;  // both are false again after 3 losses in a row that are not high
   bool diverged_ = false;
   uint64_t spikes_ = 0, divergences_ = 0;
 };
@@ -104,10 +106,10 @@ class LossEventRule {
 // find slow rises: losses just below 6 std enlarge the std of its window, and a slowly rising loss raises the
 // window's mean. LossEventRule keeps the definition of the literature, so that results can be compared.
 //
-// Losses are averaged in blocks of kBlock. A rise is three blocks in a row whose mean exceeds the level by 6
-// times the noise of a block's mean and by 5 % of the level. The level is the lowest average of kLevel blocks
-// in a row. The lowest single block is not used, since in a long run it would be far below the usual level by
-// chance.
+// Losses are averaged in blocks of kBlock. A rise is three blocks in a row whose mean exceeds the level both
+// by 6 times the noise of a block's mean and by 5 % of the level. The level is the lowest average of kLevel
+// blocks in a row. The lowest single block is not used, since in a long run it would be far below the usual
+// level by chance.
 //
 // The noise of a block's mean is the larger of two estimates:
 //   - Between blocks: robust_spread() of the differences of neighbouring means, divided by sqrt(2). The
@@ -119,9 +121,9 @@ class LossEventRule {
 class LossRiseRule {
  public:
   static constexpr uint64_t kBlock = 32;
-  static constexpr size_t kMemory = 16;   // blocks
+  static constexpr size_t kMemory = 16;   // blocks from which the noise is estimated
   static constexpr size_t kLearning = 8;  // differences of blocks before a rise can be found
-  static constexpr size_t kLevel = 4;     // blocks
+  static constexpr size_t kLevel = 4;     // blocks whose average can become the level
   static constexpr double kSigmas = 6;
   static constexpr double kLeastShare = 0.05;
   static constexpr int kPersistence = 3;

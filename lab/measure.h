@@ -1,5 +1,5 @@
-// Measures points (algorithm, format, sizes, inputs): for several seeds, the deviation of the algorithm and
-// of the plain (unfused) algorithm of its family from the fp64 reference. Results do not depend on `threads`.
+// Measures points (algorithm, format, sizes, inputs): for several seeds, the deviations of the algorithm, and
+// of the plain (unfused) one for the same function, from the fp64 reference. `threads` changes no result.
 #ifndef FORESHOCK_LAB_MEASURE_H_
 #define FORESHOCK_LAB_MEASURE_H_
 
@@ -27,7 +27,7 @@ struct Deviation {
   double mean_abs = 0;
   double std_abs = 0;        // standard deviation of |difference| over the elements
   double relative_l2 = 0;    // L2 norm of the difference / L2 norm of the reference
-  double bias_ulp = 0;       // outward / ulps; positive: the result is biased away from zero
+  double bias_ulp = 0;       // outward / ulps (below); positive: the result is biased away from zero
   double outward = 0;        // sum of difference * sign(reference)
   double ulps = 0;           // sum of ulp(reference)
   double squares = 0;        // sum of squares of the difference, for pooling
@@ -69,14 +69,14 @@ struct Point {
   std::string format = "bf16";
   std::string accumulator;  // "": natural_accumulator() of the format
   std::string input = "normal";
-  std::string rounding = "rne";
-  std::string delta = "out";  // source of the backward pass's delta: out or probabilities (DeltaSource)
-  std::string reference = "stored";  // inputs of the reference: stored (rounded) or original
-  int n = 1024, d = 64, rows = 256;
-  int block_q = 64, block_k = 64, splits = 4;
-  bool reverse = false;   // tiles of keys from last to first
-  bool backward = false;  // attention only
-  double scale = 1;       // factor of the query, see make_inputs()
+  std::string rounding = "rne";  // to nearest, ties to even
+  std::string delta = "out";     // source of the backward pass's delta: out or probabilities (DeltaSource)
+  std::string reference = "stored";            // inputs of the reference: stored (rounded) or original
+  int n = 1024, d = 64, rows = 256;            // attention: keys, head dimension, query rows; else: inputs.h
+  int block_q = 64, block_k = 64, splits = 4;  // rows and keys of a tile; parts of the keys (split_k)
+  bool reverse = false;                        // tiles of keys from last to first
+  bool backward = false;                       // measures the gradients too; attention only
+  double scale = 1;                            // factor of the query, see make_inputs()
   int seeds = 8;
   uint64_t first_seed = 1;
 };
@@ -93,7 +93,7 @@ struct Measurement {
   int64_t non_finite = 0;       // elements that are not finite, over all seeds
 };
 
-// "" if the point can be measured, else one line with the reason why it cannot.
+// Returns "" if the point can be measured, else one line with the reason why it cannot.
 std::string why_not(const Point& point);
 
 // Upper estimate of the memory one thread needs for the point.

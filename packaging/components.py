@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
-COMMON = Path("/usr/share/common-licenses")
+COMMON = Path("/usr/share/common-licenses")  # licence texts to which Debian's copyright files refer
 
 
 class ComponentError(Exception):
@@ -41,7 +41,7 @@ TORCH = Component("PyTorch", "", "BSD-3-Clause", "https://pytorch.org")
 
 
 def package_of(file: str) -> str:
-    """The Debian package that contains a file or a library of the compiler."""
+    """The Debian package that contains a file (by its path) or a library of gcc (by its name)."""
     if not file.startswith("/"):
         file = subprocess.check_output(["gcc", f"-print-file-name={file}"], text=True).strip()
     answer = subprocess.run(["dpkg", "-S", os.path.realpath(file)], capture_output=True, text=True, check=False)
@@ -62,7 +62,7 @@ def statement_of(component: Component) -> str:
     text = (Path("/usr/share/doc") / package / "copyright").read_text()
     if component.name != "Boost":
         return text
-    stanzas = re.findall(r"^License: BSL-1\.0\n((?: .*\n)+)", text, re.M)
+    stanzas = re.findall(r"^License: BSL-1\.0\n((?: .*\n)+)", text, re.M)  # the longest has the whole text
     return "\n".join(line.strip().removeprefix(".") for line in max(stanzas, key=len).splitlines()) + "\n"
 
 
@@ -72,7 +72,7 @@ def referred(text: str) -> set[str]:
 
 
 def copy_licenses(folder: Path, torch_license: Path | None) -> None:
-    """Writes to `folder` the statement of each component, of torch if given, and the licences to which they refer."""
+    """Writes to `folder` the statement of each component, of torch if given, and the licences in COMMON that they name."""
     folder.mkdir(parents=True)
     texts = {component: statement_of(component) for component in COMPONENTS}
     if torch_license is not None:
@@ -80,7 +80,7 @@ def copy_licenses(folder: Path, torch_license: Path | None) -> None:
     for component, text in texts.items():
         declared = {name.removesuffix("-or-later") for name in re.findall(r"[\w.-]+", component.license)}
         for name in referred(text) | declared:
-            if (COMMON / name).is_file():
+            if (COMMON / name).is_file():  # other licences have their text in the statement
                 (folder / "common-licenses").mkdir(exist_ok=True)
                 shutil.copyfile(COMMON / name, folder / "common-licenses" / name)
         name = component.name.replace(" ", "-").lower()

@@ -1,6 +1,7 @@
 """Writes the results of comparison.results() as text: into the blocks of RESULTS.md and of docs/precursors.md, and as
 the bench's output. A block lies between "<!-- NAME -->" and "<!-- end -->". Terms (twin, hit, lead, lift) are defined
-in RESULTS.md. `of` is the entry of results.json for one detector; `found` has its figures, over all recipes or for one.
+in RESULTS.md. `results` is the content of results.json. `of` is its entry for one detector; `found` has figures of the
+detector: over all recipes (`of["all"]`), of one with a fault (["recipes"][name]), or without ("models"). `–`: unknown.
 
 Standard library only: `./dev docs` runs it without a virtual environment.
 """
@@ -58,8 +59,8 @@ def markdown(head: list[str] | tuple[str, ...], rows: list[list[str]]) -> str:
 
 def verdicts(results: dict) -> list[str]:
     """A line per recipe with a fault, with two lists. The first has the detectors that predict the recipe's loss events
-    well enough for an alert (by lift, lead and more than half of the events). The second has those of the first whose
-    95 % interval of lift lies above LEAST_LIFT."""
+    well enough for an alert (attention_errors.foretells(), by lift, lead and hits). The second has those of the first
+    whose 95 % interval of lift lies above LEAST_LIFT (2)."""
     lines, seeds = [], {recipe["name"]: set(recipe["seeds"]) for recipe in results["recipes"]}
     for recipe in faults(results):
         pairs = len(set(recipe["seeds"]) & seeds[recipe["twin"]])
@@ -79,7 +80,7 @@ def verdicts(results: dict) -> list[str]:
     return lines
 
 
-def faults(results: dict) -> list[dict]:
+def faults(results: dict) -> list[dict]:  # recipes with a fault
     return [recipe for recipe in results["recipes"] if recipe["twin"]]
 
 
@@ -96,18 +97,18 @@ def quiet(results: dict) -> str:
     return markdown(head, rows)
 
 
-def controls(results: dict) -> list[dict]:
+def controls(results: dict) -> list[dict]:  # recipes without a fault that were trained
     return [recipe for recipe in results["recipes"] if not recipe["twin"] and recipe["seeds"]]
 
 
 def steps_of(results: dict, recipe: dict) -> int:
-    """The number of scored steps of a recipe's trainings, taken from the detector that has values for most of them."""
+    """The number of scored steps of a control's trainings, taken from the detector that has values for most of them."""
     of = [found["models"].get(recipe["name"]) for found in results["shipped"].values()]
     return max((each["steps"] for each in of if each), default=0)
 
 
 def errors(results: dict) -> str:
-    """The table of trainings with and without an attention error."""
+    """The table of recipes with and without an attention error, for the two detectors that watch for such errors."""
     rows = []
     for each in results["attention_errors"]:
         drift, bias, of = each["output_error_drift"], each["bias"], each["trainings"]
@@ -140,7 +141,8 @@ def families(results: dict) -> str:
 
 
 def made(results: dict, current: str) -> str:
-    """Says which trainings the figures come from, and whether their detectors are those of this tree."""
+    """Says which trainings the figures come from, and whether their detectors, and judges (code that computes attention
+    errors), are those of this tree. `current`: the hash of the detectors of this tree."""
     of = results["made"]
     stale = of["trainings"] if results["detectors"] != current else of["stale"]
     text = (
@@ -179,7 +181,7 @@ def page(results: dict, current: str) -> str:
 
 
 def short_families(results: dict) -> str:
-    """The table of families of failures, with the same detectors: in how many recipes, and how early."""
+    """As families(), but says for each detector only in how many recipes it predicts loss events, and how early."""
     rows = []
     for family in dict.fromkeys(recipe["family"] for recipe in faults(results)):
         of = [recipe["name"] for recipe in faults(results) if recipe["family"] == family]
@@ -213,7 +215,8 @@ def short_table(results: dict) -> str:
 
 
 def report(results: dict, current: str) -> str:
-    """The text of RESULTS.md, with every table. `current`: the hash of the detectors of this tree."""
+    """The text of RESULTS.md, with every table. `current`: as in made(). "shipped": with foreshock's own thresholds,
+    "learned": with thresholds learned from half of the trainings."""
     what = [
         [
             f"`{r['name']}`", r["family"], r["model"], r["what"], f"`{r['twin']}`" if r["twin"] else "–",
@@ -240,7 +243,7 @@ def report(results: dict, current: str) -> str:
     return filled(REPORT, blocks)
 
 
-def of_recipe(results: dict, recipe: dict) -> str:
+def of_recipe(results: dict, recipe: dict) -> str:  # the section of RESULTS.md about one recipe; "": no alarms
     name = recipe["name"]
     rows = [
         row_of(f"`{detector}`", of["recipes"][name])

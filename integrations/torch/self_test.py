@@ -1,9 +1,10 @@
-"""Tests an adapter with this Python's torch. build_adapter.py runs it in a child process with the core preloaded.
+"""Tests an adapter, the library that hooks the attention operations of one torch version, with this Python's torch.
+build_adapter.py runs this program in a child process in which the core library, libforeshock.so, is preloaded.
 
     python self_test.py ADAPTER
 
 Runs attention forward and backward on a small CPU tensor, before and after the adapter hooks the operations. The hooks
-must see each operation once, and the results must be equal bit for bit. Exits 0, or 1 with the check that failed.
+must see each operation once, and the results must be equal bit for bit. Exits 1 with the check that failed, or 0.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 
 
 def attention(torch):  # noqa: ANN001, ANN201 (torch is imported late)
+    """Computes attention of fixed tensors. Returns the output and the gradients of query, key and value."""
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(1, 2, 8, 16, generator=generator, requires_grad=True) for _ in range(3)]
     out = torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True)
@@ -27,7 +29,7 @@ def main() -> str | None:
         return "error: the core library is not preloaded"
     plain_results = attention(torch)
     adapter = ctypes.CDLL(sys.argv[1])
-    operations = adapter.foreshock_adapter_start()
+    operations = adapter.foreshock_adapter_start()  # the number of hooked operations: at least forward and backward
     if operations < 2:
         return f"error: only {operations} attention operations could be hooked"
     if adapter.foreshock_adapter_start() != operations:

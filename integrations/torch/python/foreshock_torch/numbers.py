@@ -5,21 +5,21 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from .signals import is_of_trainer  # an exception of the training itself must be raised again
+from .signals import is_of_trainer  # whether the training itself raised an exception, which must be raised again
 
-MOST_STEPS = 2**62 - 1  # largest step number; hook.h takes a larger number as "unknown"
+MOST_STEPS = 2**62 - 1  # largest step number: libforeshock.so takes a larger one as "unknown" (hook.h)
 
 
 def on_cpu(torch: Any, value: Any) -> float | None:
     """The value of a number or of a one-element CPU tensor, which may be infinite or NaN; None for anything else."""
     try:
         if isinstance(value, torch.Tensor):
-            plain = type(value) in (torch.Tensor, torch.nn.Parameter)
-            if not plain or value.device.type != "cpu" or value.numel() != 1 or value.is_complex():
+            is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+            if not is_plain or value.device.type != "cpu" or value.numel() != 1 or value.is_complex():
                 return None
             return float(value.item())
-        is_plain = type(value) in (int, float, bool) or type(value).__module__ == "numpy"
-        return float(value) if is_plain else None  # __float__ of another type would run code of the training
+        is_number = type(value) in (int, float, bool) or type(value).__module__ == "numpy"
+        return float(value) if is_number else None  # __float__ of another type would run code of the training
     except Exception as error:
         if is_of_trainer(error):
             raise
@@ -29,7 +29,7 @@ def on_cpu(torch: Any, value: Any) -> float | None:
 def step_number(torch: Any, value: Any) -> int | None:
     """The value as a count of steps; None if it is unknown or not from 0 to MOST_STEPS. A fraction is cut off."""
     step = _whole_number(value)
-    if step is None and (real := on_cpu(torch, value)) is not None and abs(real) < 2.0**53:
+    if step is None and (real := on_cpu(torch, value)) is not None and abs(real) < 2.0**53:  # not NaN; exact as float
         step = int(real)
     return step if step is not None and 0 <= step <= MOST_STEPS else None
 
@@ -41,12 +41,12 @@ def word(value: Any) -> int | None:
 
 
 def _whole_number(value: Any) -> int | None:
-    """The value of a Python or NumPy integer; None for anything else, also for a tensor, which may be on a device."""
-    kind = type(value)
-    if kind is int:
+    """The value of any type with __index__, such as NumPy's integers, except tensors, which may be on a device."""
+    cls = type(value)
+    if cls is int:
         return value
-    # A tensor has "dim". The checks come before operator.index(), because its exceptions are slow.
-    if not hasattr(kind, "__index__") or hasattr(kind, "dim"):
+    # Tensors have "dim". Checked before operator.index(), because its exceptions are slow.
+    if not hasattr(cls, "__index__") or hasattr(cls, "dim"):
         return None
     try:
         return operator.index(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from signal import getsignal, valid_signals
 from typing import Any
 
-_PACKAGE = __name__.rpartition(".")[0] + "."
+_PACKAGE = __name__.rpartition(".")[0] + "."  # "foreshock_torch.", with which the names of the helper's modules begin
 
 
 def _codes_of_handlers() -> list[Any]:
@@ -17,7 +17,7 @@ def _codes_of_handlers() -> list[Any]:
 
 
 def is_of_trainer(error: BaseException) -> bool:
-    """Whether a signal handler or another thread of the training raised the exception. The caller must then reraise it.
+    """Whether a signal handler or another thread of the training raised the exception. If so, the caller must reraise.
 
     Python runs signal handlers, and raises exceptions sent by another thread (PyThreadState_SetAsyncExc), at any point
     of the main thread's code, so also inside the helper. A function in the traceback is a signal handler if it is
@@ -49,7 +49,7 @@ def _is_of_trainer(error: BaseException) -> bool:
 
 
 class suppress_ours:  # noqa: N801, as contextlib.suppress
-    """contextlib.suppress(Exception), except that exceptions of the training (is_of_trainer) are raised."""
+    """As contextlib.suppress(Exception), but lets exceptions of the training (is_of_trainer) pass."""
 
     def __enter__(self) -> None:
         return
