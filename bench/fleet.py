@@ -124,6 +124,7 @@ class Times:
 
 
 def start_prometheus(ports: list[int], folder: pathlib.Path, interval: int, port: int, rules: str) -> subprocess.Popen:
+    """Starts a server on `port` that scrapes the agents at `ports` and itself. `rules`: a file in quotes, or ""."""
     folder.mkdir()
     targets = [{"targets": [f"127.0.0.1:{port}" for port in ports]}]
     (folder / "targets.json").write_text(json.dumps(targets))
@@ -144,17 +145,17 @@ def measure(server: subprocess.Popen, plain: subprocess.Popen, seconds: int, int
     """Prints and returns the figures. `server` evaluates the rules, `plain` does not."""
     time.sleep(3 * interval)  # every target is scraped, so that all series exist
     wait_for_rules(120)
-    evaluated = evaluations()
-    begin, before = time.monotonic(), [process_numbers(process.pid)[1] for process in (server, plain)]
+    evaluations_before = evaluations()
+    begin, cpu_before = time.monotonic(), [process_numbers(process.pid)[1] for process in (server, plain)]
     times = Times()
     while time.monotonic() - begin < seconds:
         time.sleep(interval)
         times.read()
     took = time.monotonic() - begin
     (resident, cpu), (_, plain_cpu) = (process_numbers(process.pid) for process in (server, plain))
-    cores, plain_cores = (cpu - before[0]) / took, (plain_cpu - before[1]) / took
-    evaluated = evaluations() - evaluated
-    rules = (cores - plain_cores) * took / evaluated  # CPU seconds per evaluation
+    cores, plain_cores = (cpu - cpu_before[0]) / took, (plain_cpu - cpu_before[1]) / took  # CPU seconds per second
+    evaluated = evaluations() - evaluations_before
+    rules = (cores - plain_cores) * took / evaluated  # CPU seconds per evaluation of all rules
     up, series = value("sum(up{job='foreshock'})"), value("prometheus_tsdb_head_series")
     rate = value("sum(scrape_samples_scraped{job='foreshock'})") / interval
     scrape_ms = [value(f"{how}(scrape_duration_seconds{{job='foreshock'}})") * 1e3 for how in ("avg", "max")]
@@ -199,7 +200,7 @@ def main() -> int:
         return 1
     program = [str(BUILD / "bin" / "fleet_agents"), str(options.agents), options.layers]
     fleet = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    ports = [int(fleet.stdout.readline()) for _ in range(options.agents)]
+    ports = [int(fleet.stdout.readline()) for _ in range(options.agents)]  # each agent prints its port
     folder = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-fleet-"))
     servers = [
         start_prometheus(ports, folder / "with-rules", options.interval, PORT, f"'{options.rules.resolve()}'"),
@@ -214,7 +215,7 @@ def main() -> int:
             server.terminate()
         for server in servers:
             server.wait(timeout=60)
-        fleet.stdin.close()
+        fleet.stdin.close()  # ends the agents
         fleet.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
     return 0

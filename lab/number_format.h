@@ -18,7 +18,7 @@ struct NumberFormat {
   std::string name;
   int precision = 53;        // significand bits, the hidden one included
   int min_exponent = -1022;  // the smallest normal number is 2^min_exponent
-  double max_finite = 0;
+  double max_finite = 0;     // the largest number; parse_format() sets it
   Overflow overflow = Overflow::kInfinity;
 
   bool is_fp64() const { return precision == 53; }
@@ -30,8 +30,8 @@ struct NumberFormat {
 
 // fp64, fp32, tf32, bf16, fp16, e4m3, e5m2, e4m3nosat, e5m2nosat. e4m3 and e5m2 saturate, as the hardware's
 // conversions do by default; e4m3nosat overflows to NaN, e5m2nosat to infinity. Any other format overflows to
-// infinity and is written p<precision>e<min>:<max exponent>, for example p5e-14:15. Its precision is 2..40,
-// its exponents are within -900..900. Returns nullopt for any other text.
+// infinity and is written p<precision>e<min exponent>:<max exponent>, for example p5e-14:15. Its precision is
+// 2..40, its exponents are within -900..900. Returns nullopt for any other text.
 std::optional<NumberFormat> parse_format(std::string_view text);
 
 // Reads a finite number. Returns false if any part of the text does not belong to the number.

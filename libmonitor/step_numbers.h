@@ -13,11 +13,11 @@ namespace foreshock {
 
 // Selects the loss of a step. The sources, best first, are: a value reported by the trainer, the output of a
 // cross-entropy operation, the root (the tensor on which backward() is called), a value that the training
-// logs. The source is chosen once for the life of the process:
+// logs. The source is chosen once for the life of the process; only a reported value can replace it:
 //   - A reported value decides at once.
-//   - Otherwise the first backward pass decides. Its cross-entropy is the loss if the root equals the
-//     cross-entropy divided by a whole number (accumulation) or times a power of two (gradient scaler).
-//     Otherwise, for example with label smoothing or auxiliary losses, the root is the loss.
+//   - Without one, the first backward pass with a finite root decides. Its cross-entropy is the loss if the
+//     root equals the cross-entropy divided by a whole number (accumulation) or times a power of two
+//     (gradient scaler). If not, for example with label smoothing or auxiliary losses, the root is the loss.
 //   - Until a source is chosen, a logged value is the loss, for example while other values are on a device.
 // The loss of a step is the mean of the roots of its micro-batches, unless each is only a share of this loss:
 //   - Some trainers (the Hugging Face Trainer) sum the cross-entropy over the targets of a micro-batch, and
@@ -46,7 +46,7 @@ class LossTracker {
     void add(double value, double added_weight) { sum += value, weight += added_weight; }
     double sum = 0, weight = 0;
   };
-  enum class Roots { kUnknown, kWhole, kShares };  // whether each root is a whole loss or a share of it
+  enum class Roots { kUnknown, kWhole, kShares };  // each root is a whole loss, or a share of the step's loss
   struct Divided {
     double by = 0;     // the divisor; NaN if the roots have different divisors
     double count = 0;  // number of divided roots
@@ -54,7 +54,7 @@ class LossTracker {
   void choose_source(double root);
   void choose_root_meaning();
 
-  uint32_t chosen_source_ = 0;     // 0: not chosen yet
+  uint32_t chosen_source_ = 0;     // FORESHOCK_LOSS_... or kSummed; 0: not chosen yet
   double accumulation_ = 0;        // the divisor that has equalled the number of roots; 0: none
   Divided divided_;                // the roots of this step that were divided
   Roots roots_ = Roots::kUnknown;  // decided by the cross-entropies summed over targets
@@ -96,7 +96,7 @@ struct PendingStep {
   uint64_t record;                 // number of the step's record in the segment; 0: step has not ended
   segment::StepRecord so_far;      // the record as it was written, without the missing numbers
   uint32_t events, gradients;      // number of events and of gradients
-  bool has_events, has_gradients;  // false: some were dropped for lack of room
+  bool has_events, has_gradients;  // all events, all gradients are in the arrays; false: some did not fit
   PendingEvent* event;             // array of kMostEvents, or null
   PendingGradient* gradient;       // array of kMostGradients, or null
 
@@ -105,19 +105,19 @@ struct PendingStep {
   void add(const PendingEvent& added);
   void add(const PendingGradient& added);
 
-  // Stores the missing values that find(number, &value) finds. Returns true if none is missing any more.
+  // Stores the missing values that find(number, &value) finds. Returns true if no value is missing any more.
   bool look(const auto& find) {
-    bool all = true;
+    bool all_found = true;
     const auto look_for = [&](PendingNumber* pending) {
       if (pending->number == 0) return;
       if (find(pending->number, &pending->value))
         pending->number = 0;
       else
-        all = false;
+        all_found = false;
     };
     for (uint32_t n = 0; n < events; ++n) look_for(&event[n].value), look_for(&event[n].scale);
     for (uint32_t n = 0; n < gradients; ++n) look_for(&gradient[n].norm);
-    return all;
+    return all_found;
   }
 
   // Returns how many missing values satisfy counts(number). Equal numbers in a row count once: a
@@ -134,7 +134,7 @@ struct PendingStep {
     return count;
   }
 
-  // Whether all losses, all gradient norms, or all results of a gradient scaler arrived; none was dropped.
+  // Whether all losses, gradient norms or results of a gradient scaler have arrived, and none was dropped.
   bool knows_losses() const;
   bool knows_gradients() const;
   bool knows_skips() const;
@@ -152,7 +152,7 @@ class PendingSteps {
     reserve();
     return open();
   }
-  bool has_ended() const { return count_ > 0; }
+  bool has_ended() const { return count_ > 0; }  // whether an ended step waits
   bool is_full() const { return count_ == kMost; }
   PendingStep& oldest() { return at(0); }
 
@@ -165,8 +165,8 @@ class PendingSteps {
   void reserve();
   PendingStep& at(uint32_t n) { return steps_[(first_ + n) % (kMost + 1)]; }
 
-  uint32_t first_ = 0, count_ = 0;
-  PendingStep steps_[kMost + 1] = {};
+  uint32_t first_ = 0, count_ = 0;     // index of the oldest step that waits; number of those that wait
+  PendingStep steps_[kMost + 1] = {};  // a ring: the steps that wait, then the open step
   MmapBuffer memory_;
 };
 
@@ -198,8 +198,8 @@ class Scalars {
   void take(segment::StepRecord* record);
 
  private:
-  int index_of(const char* name);
-  bool is_taken(const char* cut) const;
+  int index_of(const char* name);        // adds an unknown name; -1: the table is full
+  bool is_taken(const char* cut) const;  // whether the cut name is already used
 
   segment::ScalarName* names_ = nullptr;
   uint64_t hash_[segment::kMaxScalars] = {};  // hashes of the uncut names

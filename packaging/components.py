@@ -72,7 +72,7 @@ def referred(text: str) -> set[str]:
 
 
 def copy_licenses(folder: Path, torch_license: Path | None) -> None:
-    """Writes to `folder` the statement of each component, of torch if given, and the licences in COMMON that they name."""
+    """Writes to `folder` the statement of each component, of torch if given, and the texts in COMMON that they name."""
     folder.mkdir(parents=True)
     texts = {component: statement_of(component) for component in COMPONENTS}
     if torch_license is not None:

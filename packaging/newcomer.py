@@ -4,7 +4,8 @@
 
 Runs on Python 3.9 or later. Installs foreshock's wheel and its tarball, which are in the folder PACKAGES, and runs
 trainings under each. The trainings use torch RELEASE, which pip installs from the folder WHEELS. Prints a line for each
-check that passes. The first failed check ends the program with the reason.
+check that passes. The first failed check ends the program with the reason. `plain`: the facts (facts_of()) of the
+training without foreshock. `python`: the interpreter of the environment with torch.
 """
 
 import json
@@ -51,7 +52,7 @@ def facts_of(output):
 
 
 def environment_with_torch(wheels, release):
-    """The Python of a virtual environment with torch and without foreshock. It is made once per release of torch."""
+    """The Python of a virtual environment with torch and without foreshock, which is made once per release of torch."""
     folder = HOME / "training"
     python, ready = folder / "bin" / "python", folder / f"torch-{release}"
     if not ready.exists():
@@ -71,8 +72,8 @@ def scrape(line):
 
 
 def train_under(foreshock, python, plain, cache):
-    """Runs the training under `foreshock`. Checks that its results equal `plain`, the results without foreshock, that
-    samples were judged and counted in /metrics, and that no files remain in shared memory. Returns a line on it."""
+    """Runs the training under the program `foreshock`. Checks that its results equal `plain`, that samples were judged
+    and counted in /metrics, and that no files remain in shared memory. Returns a line about the training."""
     summary = HOME / "summary.json"
     # With the default budget, a busy machine might sample none of these few steps.
     sampling = ["--every", "4", "--max-slowdown", "100%"]
@@ -83,6 +84,7 @@ def train_under(foreshock, python, plain, cache):
     for line in process.stderr:
         errors.append(line)
         if "page at" in line:
+            # Scrapes during the run: the agent ends with it.
             while process.poll() is None and "foreshock_attention_judged_total{" not in metrics:
                 metrics = scrape(line.strip())
     output = process.stdout.read()
@@ -135,7 +137,7 @@ def try_wheel(packages, python, plain):
     must(after <= before, f"uninstalling left {sorted(map(str, after - before))}")
     ok("wheel in a venv: uninstalled")
     managed = list(pathlib.Path("/usr/lib").glob("python3*/EXTERNALLY-MANAGED"))
-    override = ["--break-system-packages"] if managed else []
+    override = ["--break-system-packages"] if managed else []  # without it pip refuses --user on Debian 12
     call(sys.executable, "-m", "pip", "install", "--user", "--no-index", *override, wheel)
     try_installation("wheel with --user", HOME / ".local" / "bin" / "foreshock", python, plain)
     call(sys.executable, "-m", "pip", "uninstall", "--yes", *override, "foreshock")
@@ -179,6 +181,7 @@ def service_metric(address, token, name, run):
 
 
 def wait_until(holds, text, seconds=60):
+    """Waits until holds() is true. Ends the program with `text` after `seconds`."""
     end = time.monotonic() + seconds
     while not holds():
         must(time.monotonic() < end, text)

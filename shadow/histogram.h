@@ -1,7 +1,7 @@
 // Histograms of a tensor's values: reading, adding, storing, and their Wasserstein distance. There are 2^20
-// bins (sign, exponent and 11 bits of the fraction of an fp32). A bin holds the count and, as `residual`, the
-// sum of its values, so the mean is exact. Values of 16-bit formats are on the edges of bins, so their
-// distribution is kept exactly. Histograms of shards, ranks, tensors and layers can be added.
+// bins (sign, exponent and 11 bits of the fraction of an fp32). A bin holds the count of its values and their
+// `residual`, which gives their sum, so the mean is exact. Values of 16-bit formats are on the edges of bins,
+// so their distribution is kept exactly. Histograms of shards, ranks, tensors and layers can be added.
 #ifndef FORESHOCK_SHADOW_HISTOGRAM_H_
 #define FORESHOCK_SHADOW_HISTOGRAM_H_
 
@@ -63,7 +63,7 @@ class HistogramReader {
 
   std::vector<uint64_t> bins_;
   std::vector<uint32_t> patterns_;
-  std::vector<uint32_t> keys_, sorted_;
+  std::vector<uint32_t> keys_, sorted_;  // working memory of count_few()
 };
 
 // Serializes a histogram: a few bytes per non-empty bin, so tens of kilobytes for a tensor of any size. Every
@@ -83,7 +83,7 @@ struct Wasserstein {
 };
 
 // Computes W1, which is exact for 16-bit formats. For fp32 the sum of the values in each bin gives bounds,
-// which coincide in bins where F - G keeps its sign. All three are NaN if a histogram has no finite value.
+// which coincide in bins where F - G keeps its sign. All members are NaN if a histogram has no finite value.
 Wasserstein wasserstein(const Histogram& a, const Histogram& b);
 
 // Returns the mean W1 of two independent samples of one distribution (the mixture of a and b) with as many

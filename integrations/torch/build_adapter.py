@@ -10,12 +10,13 @@ line that says what to do. States:
     built           it was compiled, and has passed the self-test
     no_torch, unsupported, no_compiler, failed
 
-The result is DIR/torch-<version>-<git>/adapter.so. This program never runs inside a trainer; the trainer only loads the
-result. Needs only the standard library. If the cache has the adapter, torch is not imported.
+The result is torch-<version>-<git>/adapter.so in the cache (--cache) or the fallback (--fallback). This program never
+runs inside a trainer; the trainer only loads the result. Needs only the standard library. If the cache has the adapter,
+torch is not imported.
 
 If the cache cannot be written (a read-only home), the fallback gets a symbolic link to a prebuilt adapter. The fallback
-is on a tmpfs, which may be mounted noexec, so an adapter in it could not be loaded. For this reason, and because a
-tmpfs takes memory, no adapter is copied or compiled there.
+is on a tmpfs, which takes memory and may be mounted noexec, so that an adapter in it could not be loaded. So no adapter
+is copied or compiled there.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ FLAGS = ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidd
 FLAGS += ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now"]
 FLAGS += ["-fcf-protection"] if platform.machine() == "x86_64" else []
 COMPILERS = ["g++", "c++", "clang++"]
-COMPILE_SECONDS, TEST_SECONDS, RETRY_SECONDS = 600, 120, 120
+COMPILE_SECONDS, TEST_SECONDS = 600, 120  # limits of one command
+RETRY_SECONDS = 120  # no further compiler is tried after this time
 
 
 class BuildError(Exception):
@@ -110,7 +112,7 @@ def compilers() -> list[str]:
 
 def with_each_compiler(attempt: Callable[[str], None]) -> str:
     """Calls `attempt` with one compiler after the other until an attempt succeeds. Returns that compiler. If all fail,
-    the error has the reasons of the first and the last attempt. No further attempt begins after RETRY_SECONDS, since
+    the error has the reasons of the first and the last attempt. An attempt begins only within RETRY_SECONDS, since
     cli/torch.cpp, which runs this program, waits only 15 minutes."""
     begin, errors = time.monotonic(), []
     for compiler in compilers():
@@ -184,13 +186,13 @@ def prebuilt_adapter(folder: Path, home: Path, version: str, git: str, sources: 
     return place / "adapter.so" if is_current(place, sources, "") else None
 
 
-def prebuilt_name(version: str, git: str, abi: str) -> str:
+def prebuilt_name(version: str, git: str, abi: str) -> str:  # of the folder; `abi`: see cxx11_abi()
     return f"torch-{version.partition('+')[0]}-{git[:12]}-abi{abi}"
 
 
 def compile_command(compiler: str, home: Path, include: Path, source: str, target: Path) -> list[str]:
-    """The command that compiles a shared library, or a program if `target` has no suffix. `home`: that of torch.
-    `include`: the folder with foreshock/hook.h."""
+    """The command that compiles `source`, a file of SOURCES, to a shared library, or to a program if `target` has no
+    suffix. `home`: that of torch. `include`: the folder with foreshock/hook.h."""
     flags = FLAGS if target.suffix else [flag for flag in FLAGS if flag != "-shared"]
     # Macros of torch compile header paths into the adapter. Mapped paths make equal sources give equal adapters.
     includes = [f"-ffile-prefix-map={folder}={name}" for folder, name in ((home, "torch"), (SOURCES, "foreshock"))]
@@ -203,7 +205,8 @@ def compile_command(compiler: str, home: Path, include: Path, source: str, targe
 
 
 def run_or_fail(command: list[str], seconds: float, what: str, **more: object) -> None:
-    """Runs the command. Raises BuildError if it fails or takes longer than `seconds`. `what`: its name in errors."""
+    """Runs the command. Raises BuildError if it fails or takes longer than `seconds`. `what`: its name in errors.
+    `more`: arguments of subprocess.run()."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, **more)
     except subprocess.TimeoutExpired as error:
@@ -229,15 +232,16 @@ def first_cause(lines: list[str]) -> str:
 def self_test(adapter: Path, torch: Torch, arguments: argparse.Namespace, compiler: str | None = None) -> None:
     """Tests the adapter in a child process with the core preloaded (self_test.py). Raises BuildError if it fails.
     `compiler`: the one that built the adapter, if it was built here."""
+    # The core must not monitor this process (FORESHOCK=0), and torch must not load the Python helper.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("FORESHOCK")}
     environment |= {"LD_PRELOAD": str(arguments.library), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "FORESHOCK": "0"}
-    command = self_test_program(torch.home, adapter.parent.parent, arguments, compiler)
+    command = self_test_program(torch.home, adapter.parent.parent, arguments, compiler)  # in the temporary directory
     run_or_fail([*command, str(adapter)], TEST_SECONDS, "the adapter's self-test", env=environment)
 
 
 def self_test_program(home: Path, folder: Path, arguments: argparse.Namespace, compiler: str | None) -> list[str]:
-    """The command of the self-test: self_test.py, or a program if this Python would not import the torch at `home`. The
-    program is compiled into `folder`. `compiler`: the one that built the adapter, or None if it was not built here."""
+    """The command of the self-test: self_test.py, or a program, compiled into `folder`, if this Python would not import
+    the torch at `home`. `compiler`: as in self_test(); None: any that works."""
     importable = importable_torch()
     if arguments.torch is None or (importable is not None and importable.resolve() == home):
         return [sys.executable, str(SOURCES / "self_test.py")]
@@ -260,11 +264,11 @@ def announce() -> None:
     print("building", file=sys.stderr, flush=True)
 
 
-def lock_exclusively(lock: IO[str]) -> None:
+def lock_exclusively(lock: IO[str]) -> None:  # waits, and announces the wait
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        announce()  # another process is building
+        announce()  # another process holds the lock while it builds
         fcntl.flock(lock, fcntl.LOCK_EX)
 
 
@@ -285,8 +289,8 @@ def build_adapter(torch: Torch, target: Path, arguments: argparse.Namespace) -> 
 
 
 def fill(work: Path, torch: Torch, sources: str, link_only: bool, arguments: argparse.Namespace) -> str:
-    """Puts a tested adapter and its stamp into `work`. Returns the state, prebuilt or built. `sources`: their digest.
-    `link_only`: make a symbolic link to a prebuilt adapter; neither copy nor compile."""
+    """Puts a tested adapter, and the stamp that is_current() reads, into `work`. Returns the state, prebuilt or built.
+    `sources`: source_digest(). `link_only`: link a prebuilt adapter, which must exist; neither copy nor compile."""
     target = work / "adapter.so"
     prebuilt = prebuilt_adapter(arguments.prebuilt, *torch, sources)
     state, compiler = "prebuilt", ""
@@ -315,7 +319,8 @@ def replace(place: Path, torch: Torch, sources: str, arguments: argparse.Namespa
     with tempfile.TemporaryDirectory(prefix=".build-", dir=place.parent) as scratch:
         work = Path(scratch) / place.name
         work.mkdir()
-        state = fill(work, torch, sources, place.parent == arguments.fallback, arguments)
+        link_only = place.parent == arguments.fallback
+        state = fill(work, torch, sources, link_only, arguments)
         if place.exists():
             place.rename(Path(scratch) / "old")
         work.rename(place)

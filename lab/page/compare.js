@@ -1,7 +1,8 @@
 // The page of `foreshock compare --report`: charts and tables of the distances between checkpoints a and b of each
-// pair. `study` (report.js) is the JSON of lab/comparison_report.h. W1 is the Wasserstein distance; d = b - a.
+// pair. report.js has `study`, the JSON of lab/comparison_report.h, and the functions that are not defined here. W1 is the
+// Wasserstein distance; d = b - a.
 (() => {
-  // What a chart can show: title, and value of an entry of the JSON (a tensor, or all pooled). Titles: d = b - a.
+  // What a chart can show: title, and value of an entry `e` of the JSON (a tensor, or all pooled).
   const STATISTICS = {
     w1_relative: ['W1 / mean |a|', (e) => ratio(e.w1, e.magnitude)],
     w1: ['W1', (e) => e.w1],
@@ -12,18 +13,18 @@
     w1_over_mean_abs: ['W1 / mean |d|: near 1 drift, near 0 noise', (e) => e.w1_over_mean_abs],
     w1_over_floor: ['W1 / noise floor', (e) => ratio(e.w1, e.w1_noise_floor)],
   };
-  // The columns of the tables: title, and value of an entry of the JSON.
+  // The columns of the tables: title, and value of an entry.
   const FIGURES = [['values', (e) => e.elements], ['W1', (e) => e.w1], ['at least', (e) => e.w1_low],
     ['at most', (e) => e.w1_high], ['noise floor', (e) => e.w1_noise_floor], ['mean |d|', (e) => e.mean_abs],
     ['W1/mean |d|', (e) => e.w1_over_mean_abs], ['max |d|', (e) => e.max_abs], ['relative L2', (e) => e.relative_l2],
     ['mean |a|', (e) => e.magnitude], ['not finite', (e) => e.non_finite_a + e.non_finite_b]];
-  const ROWS = 500;  // rows of the table of tensors
+  const ROWS = 500;  // most rows of the table of tensors
   const pairs = study.pairs;
 
   function ratio(x, y) { return x === null || !y ? null : x / y; }
   const colour = (i) => COLOURS[i % COLOURS.length];
 
-  // A table with FIGURES. Entries are [labels, object of the JSON]; `names` are the headings of the labels.
+  // A table with FIGURES. `entries`: [labels in the first columns, entry of the JSON]; `names`: the labels' headings.
   const figures = (names, entries) => table([...names, ...FIGURES.map(([name]) => name)],
     entries.map(([labels, e]) => [...labels, ...FIGURES.map(([, value]) => short(value(e)))]), names.length);
 
@@ -45,16 +46,17 @@
     });
   }
 
+  // One point for each tensor and pair. `statistic`: a key of STATISTICS.
   function tensorChart(canvas, statistic, logarithmic) {
     const [text, value] = STATISTICS[statistic];
     const names = unique(pairs.flatMap((p) => p.tensors.map((t) => t.name)));
-    const place = new Map(names.map((name, i) => [name, i]));
+    const position = new Map(names.map((name, i) => [name, i]));
     return new Chart(canvas, {
       type: 'scatter',
       data: {
         datasets: pairs.map((p, i) => ({
           label: p.name, backgroundColor: colour(i), borderColor: colour(i), pointRadius: names.length > 300 ? 1.5 : 3,
-          data: p.tensors.map((t) => ({ x: place.get(t.name), y: value(t), name: t.name }))
+          data: p.tensors.map((t) => ({ x: position.get(t.name), y: value(t), name: t.name }))
             .filter((point) => point.y !== null && (!logarithmic || point.y > 0)),
         })),
       },
@@ -105,9 +107,9 @@
   function unlike() {
     const lists = pairs.flatMap((p) => {
       const [a, b] = [study.checkpoints[p.a], study.checkpoints[p.b]];
-      const both = (tensor) => `${tensor.name}: ${tensor.a} and ${tensor.b}`;
-      return [[`only in ${a}`, p.only_in_a], [`only in ${b}`, p.only_in_b], ['not compared, shapes differ', p.shapes_differ.map(both)],
-        ['not compared, no floating type of 16 bits or more', p.not_compared.map(both)], ['compared, though types differ', p.types_differ.map(both)]]
+      const describe = (tensor) => `${tensor.name}: ${tensor.a} and ${tensor.b}`;  // the shapes or types in a and b
+      return [[`only in ${a}`, p.only_in_a], [`only in ${b}`, p.only_in_b], ['not compared, shapes differ', p.shapes_differ.map(describe)],
+        ['not compared, no floating type of 16 bits or more', p.not_compared.map(describe)], ['compared, though types differ', p.types_differ.map(describe)]]
         .filter(([, names]) => names.length).map(([title, names]) => element('details', {},
           element('summary', { textContent: `${p.name}: ${title} (${names.length})` }),
           ...names.map((name) => element('div', { textContent: name }))));
@@ -120,7 +122,7 @@
     `How far apart the weights of ${study.checkpoints.length} checkpoints are: ${pairs.length} pair${pairs.length > 1 ? 's' : ''}, ` +
     `up to ${tensors} tensors, ${(study.bytes / 1e9).toPrecision(3)} GB in ${study.seconds.toFixed(1)} s.`;
   const drawings = [];  // functions that draw the charts; called last, since a chart takes its size from the page
-  const frame = (draw) => {
+  const frame = (draw) => {  // the place of a chart that draw(canvas) draws
     if (!window.Chart) return element('p', { textContent: 'built without the chart library: tables only' });
     const canvas = element('canvas');
     drawings.push(() => draw(canvas));

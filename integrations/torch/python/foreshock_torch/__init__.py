@@ -17,15 +17,16 @@ __all__ = ["autoload", "report"]
 def autoload() -> None:
     """Called at the end of `import torch`."""
     try:
-        if "foreshock" in sys.modules:  # its import came before torch's, so it could not prepare foreshock.tap()
+        # The package `foreshock` was imported before torch, so that it could not prepare foreshock.tap() itself.
+        if "foreshock" in sys.modules:
             from . import tap
 
             tap.prepare()
         if os.environ.get("FORESHOCK_DIR"):
-            from . import door
+            from . import door  # starts the helper, and guards its calls against exceptions
 
-            door.enter()  # starts the helper
-    except Exception:
+            door.enter()
+    except Exception:  # of the helper
         return
 
 

@@ -25,7 +25,7 @@ class Box:
     __slots__ = ("optimizer", "token")
 
 
-box = Box()
+box = Box()  # into which step_traced() stores
 box.optimizer, box.token = None, Token()
 
 
@@ -42,7 +42,7 @@ class Watch:
     """Calls `stepped(optimizer)` after every compiled step, until a call has failed."""
 
     def __init__(self, torch: Any, stepped: Callable[[Any], None], call_back: Callable[[Any], Any]) -> None:
-        """`call_back` turns a function into the callback of a weak reference (Core.call_back)."""
+        """`call_back`: Core.call_back, which turns a function into the callback of a weak reference."""
         self._call_back = call_back(self._on_token_death)
         self._frames = torch._C._dynamo.eval_frame
         self._stepped = stepped
@@ -57,7 +57,7 @@ class Watch:
         try:
             if not self.is_on:
                 return
-            tracer = self._frames.set_eval_frame(None)  # Dynamo must not trace the code below
+            tracer = self._frames.set_eval_frame(None)  # switches Dynamo off: it must not trace the code below
             try:
                 self._watch_token()
                 optimizer, box.optimizer = box.optimizer, None
