@@ -156,8 +156,7 @@ std::optional<FlagReason> flag_reason(const JudgedColumns& judged, const SliceDe
   return std::nullopt;
 }
 
-// Returns the first 64 characters of `text` as a part of a file name. Characters that some file system does
-// not accept are replaced; dots are kept, except that a name must not begin with one.
+// Returns at most 64 characters of `text`, with '_' for those that a file system may not accept in a name.
 std::string name_part(const std::string& text) {
   std::string name = text.substr(0, 64);
   for (char& c : name) {

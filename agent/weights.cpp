@@ -87,7 +87,6 @@ uint64_t updated_elements(const segment::TensorView& view) {
   return static_cast<uint64_t>(std::min(elements, static_cast<double>(view.record.elements)));
 }
 
-// Adds the changes of a part's values in this step.
 void join_update(const segment::TensorView& view, TensorSnapshot* snapshot) {
   const uint64_t elements = updated_elements(view);
   if (elements == 0) return;

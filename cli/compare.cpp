@@ -93,7 +93,6 @@ int write(const std::string& path, const std::string& content) {
   return 1;
 }
 
-// Opens the checkpoints and compares the pairs. Returns "", or why a checkpoint could not be read.
 std::string measure(const Request& request, lab::Comparison* comparison) {
   std::vector<lab::Checkpoint> checkpoints(request.paths.size());
   for (size_t i = 0; i < checkpoints.size(); ++i)

@@ -25,8 +25,8 @@ std::vector<char*> pointers(const std::vector<std::string>& words) {
   return result;
 }
 
-// Converts a status from waitpid(). ExitStatus holds the exit code that a shell would report (128 + signal if
-// a signal ended the process) and the signal (0: the process called exit).
+// Converts waitpid()'s status to the exit code (as a shell's: 128 + signal after a signal) and the signal or
+// 0.
 ExitStatus decode(int status) {
   if (WIFSIGNALED(status)) return {128 + WTERMSIG(status), WTERMSIG(status)};
   return {WEXITSTATUS(status), 0};
@@ -70,8 +70,7 @@ bool is_ignored(int signal) {
   return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
-// Whether the terminal has sent the signal (as for Ctrl-C) to this process's group, and the command `pid` is
-// in that group, so that it has the signal already.
+// Whether the terminal sent the signal (Ctrl-C) to the process group, so that the command `pid` has it too.
 bool came_from_terminal(const siginfo_t& info, pid_t pid) {
   return info.si_code == SI_KERNEL && getpgid(pid) == getpgrp();
 }

@@ -375,8 +375,7 @@ std::string course_of_rise(const ReportEvent& event, double usual) {
   return text + " Such a rise is seen late: here at step " + step_text(event.declared_step) + ".";
 }
 
-// Returns "Loss diverged at step 222, one step after the learning rate went ...": the event and its suspect,
-// the earliest of the facts that may have caused it.
+// Returns the event and the earliest suspected cause: "Loss diverged at step 222, one step after ...".
 std::string what_and_suspect(const ReportEvent& event) {
   const ReportFact* suspect = nullptr;
   for (const ReportFact& fact : event.facts)

@@ -81,11 +81,10 @@ def target(index: int, query: Query) -> prometheus.Dataquery:
     )
 
 
-def limits(*colours: tuple[str, float]) -> ThresholdsConfig:
-    """Thresholds: colours, and the values from which they hold. Below the first value the colour is green."""
+def limits(*marks: tuple[str, float]) -> ThresholdsConfig:
+    """Thresholds. `marks`: colours, and the values from which they hold. Below the first value the colour is green."""
     config = ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE)
-    thresholds = [model.Threshold(None, "green"), *(model.Threshold(value, colour) for colour, value in colours)]
-    return config.steps(thresholds)
+    return config.steps([model.Threshold(None, "green"), *(model.Threshold(value, colour) for colour, value in marks)])
 
 
 def begin(builder: typing.Any, title: str, description: str, queries: typing.Iterable[Query]) -> typing.Any:
@@ -96,10 +95,10 @@ def begin(builder: typing.Any, title: str, description: str, queries: typing.Ite
     return builder
 
 
-def number(title: str, description: str, unit: str, query: Query, *colours: tuple[str, float]) -> stat.Panel:
-    """Shows one value: the last one in the time range. `colours`: see limits()."""
+def number(title: str, description: str, unit: str, query: Query, *marks: tuple[str, float]) -> stat.Panel:
+    """Shows one value: the last one in the time range. `marks`: see limits()."""
     builder = begin(stat.Panel(), title, description, [query])
-    builder.unit(unit).span(3).height(4).thresholds(limits(*colours))  # span: of the 24 columns of a dashboard
+    builder.unit(unit).span(3).height(4).thresholds(limits(*marks))  # span: of the 24 columns of a dashboard
     builder.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     return builder.color_mode(option.BigValueColorMode.VALUE).text_mode(option.BigValueTextMode.VALUE)
 
@@ -110,10 +109,8 @@ def present(panel: stat.Panel, query: Query, otherwise: str) -> stat.Panel:
     return panel.targets([target(0, query).instant()]).no_value(otherwise)
 
 
-def number_now(
-    title: str, description: str, query: Query, unit: str = NO_UNIT, *colours: tuple[str, float]
-) -> stat.Panel:
-    return present(number(title, description, unit, query, *colours), query, "none seen")
+def number_now(title: str, description: str, query: Query, unit: str = "none", *marks: tuple[str, float]) -> stat.Panel:
+    return present(number(title, description, unit, query, *marks), query, "none seen")
 
 
 def name(title: str, description: str, query: Query) -> stat.Panel:

@@ -63,7 +63,6 @@ namespace {
 // Each sum has eight independent partial sums ("chains"), which the compiler may keep in vector registers.
 constexpr size_t kChains = 8;
 
-// Adds up the squares of `count` elements of type T, converted to fp64.
 template <class T, class Convert>
 double sum_squares(const void* data, size_t count, Convert convert) {
   const T* from = static_cast<const T*>(data);
@@ -198,8 +197,7 @@ uint64_t count(size_t n, const Function& f) {
 // Counts the elements that the sums leave out: gradients g that are not finite, unusable second moments v.
 void count_unusable(const double* g, const double* v, size_t n, AdamSums* block) {
   block->nonfinite_gradient = count(n, [&](size_t i) { return g[i] * 0 != 0; });
-  block->unusable_state =
-      count(n, [&](size_t i) { return !is_usable(0, v[i]); });  // even with a gradient of 0
+  block->unusable_state = count(n, [&](size_t i) { return !is_usable(/*g=*/0, v[i]); });
 }
 
 // Adds n <= kJointBlock elements: g is the gradient, v the second moment.

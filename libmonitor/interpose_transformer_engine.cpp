@@ -39,9 +39,8 @@ using Function = Word (*)(FORESHOCK_PARAMETERS);
 constexpr const char* kLibrary = "libtransformer_engine.so";
 constexpr const char* kStandIn = "foreshock_stand_in_of_transformer_engine";  // exported by a test library
 constexpr const char* kFunctions[] = {"nvte_fused_attn_fwd", "nvte_fused_attn_bwd"};  // by pass
-// Names under which the calls are counted if their arguments cannot be read; by pass.
-constexpr const char* kOfUnknown[] = {"nvte_fused_attn_fwd of an unknown version",
-                                      "nvte_fused_attn_bwd of an unknown version"};
+constexpr const char* kNamesOfUnknown[] = {"nvte_fused_attn_fwd of an unknown version",
+                                           "nvte_fused_attn_bwd of an unknown version"};
 
 // Functions of CUDA's driver; null if the driver is not mapped into this process.
 struct Driver {
@@ -85,7 +84,6 @@ Library real_functions(void* const (&ours)[2]) {
   return found;
 }
 
-// Fills in a Library. `ours`: as above.
 Library find_library(void* const (&ours)[2]) {
   Library found = real_functions(ours);
   found.is_monitored = is_monitored_process();
@@ -103,7 +101,7 @@ Library find_library(void* const (&ours)[2]) {
   find("libcuda.so", "cuStreamIsCapturing", &found.driver.stream_is_capturing);
   find("libcuda.so", "cuPointerGetAttribute", &found.driver.pointer_get_attribute);
   for (uint32_t pass = 0; pass < 2; ++pass)
-    found.ops[pass] = foreshock_register_op((found.is_known ? kFunctions : kOfUnknown)[pass], pass);
+    found.ops[pass] = foreshock_register_op((found.is_known ? kFunctions : kNamesOfUnknown)[pass], pass);
   return found;
 }
 
@@ -129,12 +127,12 @@ const Library& library(void* const (&ours)[2], Library* temporary) {
 // described yet. kTrusted: a call has been described. kRefused: the words of a call were not plausible.
 enum Trust { kUntried, kTrusted, kRefused };
 std::atomic<int> g_trust[2];
-std::atomic<int32_t> g_refused_ops[2] = {-1, -1};  // numbers of kOfUnknown, once refuse() was called
+std::atomic<int32_t> g_refused_ops[2] = {-1, -1};  // numbers of kNamesOfUnknown, once refuse() was called
 
 // Ends the reading of arguments in this process, for both passes: their signatures belong to one version.
 void refuse(const Library& library) {
   for (uint32_t pass = 0; pass < 2; ++pass) {
-    g_refused_ops[pass].store(foreshock_register_op(kOfUnknown[pass], pass), std::memory_order_relaxed);
+    g_refused_ops[pass].store(foreshock_register_op(kNamesOfUnknown[pass], pass), std::memory_order_relaxed);
     g_trust[pass].store(kRefused, std::memory_order_release);
   }
   note_unknown(library.version, ": other arguments");
@@ -169,16 +167,14 @@ bool is_captured(const Driver& driver, void* stream) {
          (driver.stream_is_capturing(stream, &capturing) != 0 || capturing != 0);
 }
 
-// Returns the indices of the arguments among the words.
-const NvteWords& words_of(const Library& library, uint32_t pass) {
+const NvteWords& argument_indices(const Library& library, uint32_t pass) {
   return pass == FORESHOCK_BACKWARD ? library.signature.backward : library.signature.forward;
 }
 
-// Reports a sampled call to the monitor after the function has returned: its description, or a skip reason.
-// `floats`: scale and dropout.
+// Reports a sampled call after its return: its description, or a skip reason. `floats`: scale and dropout.
 void report(const Library& library, uint32_t pass, const Word* words, const float (&floats)[2]) {
   const uint64_t begin = monotonic_ns();
-  const NvteWords& places = words_of(library, pass);
+  const NvteWords& places = argument_indices(library, pass);
   const int32_t op = library.ops[pass];
   auto* stream = reinterpret_cast<void*>(words[places.stream]);
   if (is_captured(library.driver, stream)) return foreshock_attention_skip(op, FORESHOCK_SKIP_CAPTURE);
@@ -212,7 +208,7 @@ uint32_t flags_of(const Library& library, uint32_t pass, const Word* words, bool
 // Whether the words are the arguments of the known version. If not, no later call is read either.
 bool are_arguments(const Library& library, uint32_t pass, const Word* words, const float (&floats)[2]) {
   if (g_trust[pass].load(std::memory_order_acquire) == kRefused) return false;
-  if (are_words_plausible(words_of(library, pass), words, floats[0], floats[1])) return true;
+  if (are_words_plausible(argument_indices(library, pass), words, floats[0], floats[1])) return true;
   refuse(library);
   return false;
 }
@@ -243,7 +239,7 @@ Word forward_call(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
   // The words of every call are checked until a call has been described; then only those of sampled calls.
   const bool is_trusted = g_trust[pass].load(std::memory_order_acquire) == kTrusted;
   const bool is_read = target.is_known && (is_trusted || are_arguments(target, pass, words, floats));
-  if (is_read && target.tensors.data(words[words_of(target, pass).workspace]) == nullptr)
+  if (is_read && target.tensors.data(words[argument_indices(target, pass).workspace]) == nullptr)
     return real(FORESHOCK_ARGUMENTS);  // computes only the size of the workspace
   // A known version whose words are refused is counted under the name of an unknown one.
   const int32_t op = is_read || !target.is_known ? target.ops[pass] : g_refused_ops[pass].load();

@@ -35,12 +35,8 @@ def ok(what, detail=""):
 
 def call(*command, status=0, **variables):
     """Runs a command, which must end with `status`. Returns its output and errors. `variables`: added environment."""
-    done = subprocess.run(
-        [str(word) for word in command],
-        capture_output=True,
-        text=True,
-        env=dict(os.environ, **variables),
-    )
+    words, environment = [str(word) for word in command], dict(os.environ, **variables)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
     text = done.stdout + done.stderr
     must(done.returncode == status, f"{command} ended with {done.returncode}:\n{text[-3000:]}")
     return text

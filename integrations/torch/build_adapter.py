@@ -10,9 +10,8 @@ line that says what to do. States:
     built           it was compiled, and has passed the self-test
     no_torch, unsupported, no_compiler, failed
 
-The result is torch-<version>-<git>/adapter.so in the cache (--cache) or the fallback (--fallback). This program never
-runs inside a trainer; the trainer only loads the result. Needs only the standard library. If the cache has the adapter,
-torch is not imported.
+The result is torch-<version>-<git>/adapter.so in one of the folders --cache and --fallback. It is made before a trainer
+starts, which only loads it. Needs only the standard library. If the cache has the adapter, torch is not imported.
 
 If the cache cannot be written (a read-only home), the fallback gets a symbolic link to a prebuilt adapter. The fallback
 is on a tmpfs, which takes memory and may be mounted noexec, so that an adapter in it could not be loaded. So no adapter
@@ -46,8 +45,7 @@ FLAGS = ["-std=c++20", "-O2", "-DNDEBUG", "-fPIC", "-shared", "-fvisibility=hidd
 FLAGS += ["-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-Wl,-z,relro,-z,now"]
 FLAGS += ["-fcf-protection"] if platform.machine() == "x86_64" else []
 COMPILERS = ["g++", "c++", "clang++"]
-COMPILE_SECONDS, TEST_SECONDS = 600, 120  # limits of one command
-RETRY_SECONDS = 120  # no further compiler is tried after this time
+COMPILE_SECONDS, TEST_SECONDS, RETRY_SECONDS = 600, 120, 120  # limits; RETRY: to begin an attempt with a compiler
 
 
 class BuildError(Exception):
@@ -204,11 +202,10 @@ def compile_command(compiler: str, home: Path, include: Path, source: str, targe
     return [compiler, *flags, abi, *includes, str(SOURCES / source), "-o", str(target), *libraries]
 
 
-def run_or_fail(command: list[str], seconds: float, what: str, **more: object) -> None:
-    """Runs the command. Raises BuildError if it fails or takes longer than `seconds`. `what`: its name in errors.
-    `more`: arguments of subprocess.run()."""
+def run_or_fail(command: list[str], seconds: float, what: str, **run_options: object) -> None:
+    """Runs the command. Raises BuildError if it fails or takes longer than `seconds`. `what`: its name in errors."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, **more)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, **run_options)
     except subprocess.TimeoutExpired as error:
         raise BuildError("failed", f"{what} took longer than {seconds:.0f} s") from error
     except OSError as error:
@@ -319,8 +316,7 @@ def replace(place: Path, torch: Torch, sources: str, arguments: argparse.Namespa
     with tempfile.TemporaryDirectory(prefix=".build-", dir=place.parent) as scratch:
         work = Path(scratch) / place.name
         work.mkdir()
-        link_only = place.parent == arguments.fallback
-        state = fill(work, torch, sources, link_only, arguments)
+        state = fill(work, torch, sources, link_only=place.parent == arguments.fallback, arguments=arguments)
         if place.exists():
             place.rename(Path(scratch) / "old")
         work.rename(place)

@@ -141,8 +141,7 @@ class Logs:
             wandb.log = wrapped.__get__(bound.__self__)  # type: ignore[union-attr]
 
     def _enter(self, reader: Reader, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Reads the arguments of a logging call. Returns whether it is the outermost. Drops errors, except those of the
-        training's own code."""
+        """Reads a logging call. Returns whether it is the outermost. Drops all errors except the training's own."""
         begin = perf_counter_ns()
         outermost = not getattr(self._in_call, "logger", False)
         try:
