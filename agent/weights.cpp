@@ -213,7 +213,7 @@ void Weights::restart(bool keeps_initial) {
 }
 
 // Whether a record may belong to the first snapshot of its tensor in the run: it is the first of its process,
-// and the process is at the start of the run or not known to continue it.
+// and the process is at the start of the run, or no earlier attempt is known that it could continue.
 bool Weights::may_be_first(const segment::TensorRecord& record, const segment::Identity& identity) const {
   if (record.snapshot != 1) return false;
   return is_at_start_of_run(record) || !(is_followed_before_ || identity.attempt > 0);

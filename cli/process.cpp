@@ -25,8 +25,7 @@ std::vector<char*> pointers(const std::vector<std::string>& words) {
   return result;
 }
 
-// Converts waitpid()'s status to the exit code (as a shell's: 128 + signal after a signal) and the signal or
-// 0.
+// Converts waitpid()'s status to a shell's exit code (128 + signal after a signal) and the signal, or 0.
 ExitStatus decode(int status) {
   if (WIFSIGNALED(status)) return {128 + WTERMSIG(status), WTERMSIG(status)};
   return {WEXITSTATUS(status), 0};
@@ -159,7 +158,7 @@ Captured run_and_capture(const std::vector<std::string>& command, const std::vec
     if (left <= 0) break;
     pollfd ready[2] = {{output_open ? output.read_end : -1, POLLIN, 0},
                        {errors_open ? errors.read_end : -1, POLLIN, 0}};
-    poll(ready, 2, std::min(100, left));  // ignores the descriptor -1 of a closed output
+    poll(ready, 2, left);  // ignores the descriptor -1 of a closed output
     if (ready[0].revents != 0) output_open = read_some(output.read_end, &result.output);
     if (ready[1].revents != 0) errors_open = read_some(errors.read_end, &result.errors);
     if (progress != nullptr && (ready[0].revents | ready[1].revents) != 0) progress(result);

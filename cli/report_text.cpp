@@ -220,7 +220,7 @@ const char* name_of_event(WatchEventKind kind) {
 
 struct Usual {  // mean and highest value of the losses in the kUsual steps before the onset
   double mean = 0, highest = 0;
-  size_t count = 0;  // known and finite losses; 0: mean and highest are not set
+  size_t count = 0;  // number of known and finite losses; 0: mean and highest are not set
 };
 Usual usual_of(const ReportEvent& event) {
   Usual usual;
@@ -264,8 +264,8 @@ struct Means {
 Means means_of(const ReportEvent& event, double usual) {
   Means found;
   std::vector<const TrailStep*> row;  // steps with a finite loss
-  constexpr size_t kLong = kUsual;
-  double sum = 0;  // of the last kLong losses
+  constexpr size_t kLong = kUsual;    // unsigned, as sizes are
+  double sum = 0;                     // of the last kLong losses
   for (const TrailStep& step : event.steps) {
     if (step.step < event.onset_step || !step.loss || !std::isfinite(*step.loss)) continue;
     row.push_back(&step);
@@ -315,7 +315,7 @@ std::string most_frequent_sign(const Report& report) {
          ", a median of " + formatted("%g", median(most->second)) + " steps ahead)";
 }
 
-// Returns a sentence about the first proven detector that warned at the onset or soon after; "" if none did.
+// Returns a sentence about the first proven detector that warned from the onset to kAfter steps later, or "".
 // Some faults change the loss at once; then only a warning after the onset shows the kind of fault.
 std::string warned_after(const Report& report, const ReportEvent& event) {
   const ReportEpisode* first = nullptr;

@@ -49,7 +49,7 @@ struct Driver {
 };
 constexpr int kDeviceOrdinal = 9;  // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
-// The real functions and what is known about their library. All is looked up at the first call.
+// The real functions and what is known about their library. The first call fills in all members.
 struct Library {
   Function real[2];         // by pass; null: not found
   bool is_monitored;        // this process is monitored; if not, only `real` is set
@@ -218,7 +218,7 @@ bool are_arguments(const Library& library, uint32_t pass, const Word* words, con
 [[noreturn]] void end_for_missing_function(const char* name) {
   char line[128];
   const int length = std::snprintf(line, sizeof line, "libforeshock.so: undefined symbol: %s\n", name);
-  if (write(STDERR_FILENO, line, static_cast<size_t>(length)) < 0) _exit(127);
+  if (write(STDERR_FILENO, line, static_cast<size_t>(length)) < 0) _exit(127);  // compilers warn without `if`
   _exit(127);
 }
 
@@ -234,8 +234,8 @@ Word forward_call(uint32_t pass, void* const (&ours)[2], FORESHOCK_PARAMETERS) {
   static_assert(sizeof words / sizeof *words == kIntegerRegisters + kStackWords);
   static_assert(kIntegerRegisters + kStackWords >= kMostNvteWords);
   float floats[2];
-  std::memcpy(&floats[0], &d0, sizeof(float));
-  std::memcpy(&floats[1], &d1, sizeof(float));
+  std::memcpy(&floats[0], &d0, sizeof(float));  // a float is the lower half of its register: scale
+  std::memcpy(&floats[1], &d1, sizeof(float));  // dropout
   // The words of every call are checked until a call has been described; then only those of sampled calls.
   const bool is_trusted = g_trust[pass].load(std::memory_order_acquire) == kTrusted;
   const bool is_read = target.is_known && (is_trusted || are_arguments(target, pass, words, floats));

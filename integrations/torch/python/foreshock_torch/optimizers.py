@@ -25,13 +25,13 @@ def attribute(owner: Any, name: str) -> Any:
 def groups(optimizer: Any) -> list[Any] | tuple[Any, ...]:
     """param_groups if it is a list or tuple, else (). An iterator can be read only once, and the optimizer needs it."""
     found = attribute(optimizer, "param_groups")
-    return found if type(found) in (list, tuple) or isinstance(found, (list, tuple)) else ()
+    return found if isinstance(found, (list, tuple)) else ()
 
 
 def parameters_in(group: dict[str, Any]) -> list[Any] | tuple[Any, ...]:
     """The group's parameters if they are a list or tuple, else ()."""
     found = group["params"]
-    return found if type(found) in (list, tuple) or isinstance(found, (list, tuple)) else ()
+    return found if isinstance(found, (list, tuple)) else ()
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
