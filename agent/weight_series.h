@@ -12,35 +12,40 @@
 
 namespace foreshock {
 
-// A window is one interval of steps, in which each tensor has one snapshot; its number is step / interval.
-// The tensors of a layer form a group, and the groups form the model. A window of a group is complete when
-// all members have a snapshot in it; a window of the model when it is complete in all groups. The histograms
-// in a complete window are added up and compared with those of the previous window. The members of a group
-// become known in its first window. Thread-compatible.
+// A TensorSnapshot (tensor.h) has the histogram of one tensor, which a TensorKey identifies, at one step. A
+// window is one interval of steps, in which each tensor has one snapshot; its number is step / interval. The
+// tensors of a layer form a group, and the groups form the model. The members of a group become known in its
+// first window. A later window of a group is complete when all members have a snapshot in it; a window of the
+// model is complete when it is complete in all groups. The histograms in a complete window are added up and
+// compared with those of the previous window; the result is a PoolSnapshot. Thread-compatible.
 class WeightSeries {
  public:
   // Keeps at most `most_bytes` of histograms, in their storage format; first snapshots only up to half of it.
   // A tensor whose snapshot exceeds the limit is excluded from its layer and the model.
   explicit WeightSeries(uint64_t most_bytes) : most_bytes_(most_bytes) {}
 
-  // Adds a snapshot. Sets its distances to earlier snapshots and its stored histogram. `is_first`: this may
-  // be the first snapshot of its tensor in the run. Snapshots of one tensor must be passed in the order of
-  // steps; snapshots of different tensors need not be, since ranks are at different steps.
+  // Adds a snapshot. Sets its distances to earlier snapshots and its stored histogram. `is_first`: if the
+  // tensor is new here, this snapshot is kept as its first one in the run. Snapshots of one tensor must be
+  // passed in the order of steps; those of different tensors may be in any order, since ranks are at
+  // different steps.
   void take(bool is_first, TensorSnapshot* snapshot);
-  // Declares that no snapshot of a step before `step` will follow. So a group's first window may end earlier.
+  // Declares that no snapshot of a step before `step` will follow. Ends the first window of each group if
+  // that window is before `step` and the second has a snapshot. It also ends when the group's third window
+  // begins.
   void expect_none_before(int64_t step);
   // Returns the windows of layers and of the model that have become complete since the last call.
   std::vector<PoolSnapshot> completed();
-  // The last complete windows of the model and, by label, of each layer.
+  // The last complete windows of the model and, by the label of the layer ("001"), of each layer.
   const PoolSnapshot& model() const { return model_; }
   const std::map<std::string, PoolSnapshot>& layers() const { return layers_; }
 
   struct Held {
-    uint64_t elements = 0, whole_elements = 0;  // held on this node; of the same tensors as a whole
+    // Elements of the tensors: of the shards that this node's ranks hold, and of the same tensors unsharded.
+    uint64_t elements = 0, whole_elements = 0;
   };
   Held held() const;
 
-  uint64_t dropped() const { return dropped_; }  // snapshots that exceeded the memory limit
+  uint64_t dropped() const { return dropped_; }  // histograms that were not kept due to the memory limit
   uint64_t bytes() const { return bytes_; }      // bytes of the kept histograms
   // Drops everything, except the first snapshots if `keeps_initial`. Steps may repeat from now on.
   void restart(bool keeps_initial);
@@ -48,7 +53,7 @@ class WeightSeries {
   void forget_initial(const TensorKey& key);         // drops the first snapshot
 
  private:
-  static constexpr size_t kMostBuilding = 2;  // incomplete windows of a group, and of the model
+  static constexpr size_t kMostBuilding = 2;  // limit of the incomplete windows of a group, and of the model
   // A tensor without a snapshot in this many windows is assumed to no longer exist.
   static constexpr uint64_t kMaxMissedWindows = 3;
 
@@ -58,8 +63,7 @@ class WeightSeries {
   };
   struct Tensor {
     std::string layer;
-    // By window: the last snapshot, and those of the group's incomplete windows.
-    std::map<int64_t, KeptSnapshot> kept;
+    std::map<int64_t, KeptSnapshot> kept;  // by window: the last one, and those of incomplete windows
     std::string initial;        // stored histogram of the first snapshot in the run; empty: not kept
     int64_t initial_step = -1;  // -1: not kept
     uint64_t initial_elements = 0;
@@ -70,14 +74,14 @@ class WeightSeries {
     TensorKeys members;
     // By incomplete window: tensors with a snapshot in it. When a third window begins, the oldest is dropped.
     std::map<int64_t, TensorKeys> building;
-    int64_t newest = -1;   // the last window with a snapshot
-    int64_t closed = -1;   // the last window that is complete or dropped
-    bool is_first = true;  // the group is in its first window, in which its members become known
+    int64_t newest = -1;                        // the last window with a snapshot
+    int64_t closed = -1;                        // the last window that is complete or dropped
+    bool is_first = true;                       // the first window has not ended, so members may be missing
     uint64_t interval = 0, seen_at_window = 0;  // seen_at_window: window_count_ at the latest snapshot
     // Stored histograms: sums over the members in previous_window, and over their first snapshots.
     std::string previous, initial;
-    int64_t previous_window = -1;
-    uint64_t previous_elements = 0, initial_elements = 0;
+    int64_t previous_window = -1;                          // -1: none is stored
+    uint64_t previous_elements = 0, initial_elements = 0;  // values in these histograms
   };
   // Sums over the tensors of a group, or over the groups of the model, from which a PoolSnapshot is made.
   struct Sums {
@@ -114,8 +118,8 @@ class WeightSeries {
   const uint64_t most_bytes_;
   std::map<TensorKey, Tensor> tensors_;
   std::map<std::string, Group> groups_;
-  std::set<std::string> new_groups_;  // includes all groups that are in their first window
-  std::map<int64_t, Sums> models_;    // by window: the sums of the model in the last two windows
+  std::set<std::string> new_groups_;  // has at least the groups that are in their first window
+  std::map<int64_t, Sums> models_;  // by window: the model's sums in at most kMostBuilding incomplete windows
   std::map<std::string, PoolSnapshot> layers_;
   PoolSnapshot model_;
   std::vector<PoolSnapshot> completed_;

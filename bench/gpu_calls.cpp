@@ -2,9 +2,9 @@
 // interface of foreshock, which queues copies of a slice (the sampled part of the call), and the delay of the
 // trainer's stream by these copies. A window stands for a step: work on the device and attention calls
 // alternate, as in the layers of a model. Windows with sampled calls alternate with windows without calls,
-// and their medians are compared. Two settings of CUDA_DEVICE_MAX_CONNECTIONS are measured: CUDA's default,
-// and one connection for all streams. Megatron-LM needs the latter, with which the copies could delay the
-// trainer's kernels.
+// and the medians of their times are compared. Two settings of CUDA_DEVICE_MAX_CONNECTIONS are measured:
+// CUDA's default, and one connection for all streams, which Megatron-LM needs. With one connection the copies
+// could delay the trainer's kernels.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,7 +30,7 @@ using Microseconds = std::chrono::duration<double, std::micro>;
 
 // A layer of attention in bf16: a slice is K and V of one head, 4 MB.
 constexpr int64_t kHeads = 32, kKvHeads = 8, kTokens = 8192, kDim = 128;
-constexpr int kLayers = 8, kWarmUp = 4;
+constexpr int kLayers = 8, kWarmUp = 4;  // calls in a window; windows that are not measured
 
 struct Size {
   int windows = 60;
@@ -42,7 +42,8 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// A training on the device. device_.must(name, ...) calls a function of the CUDA driver and fails on errors.
+// A training on the device. device_.must(name, ...) calls a function of the CUDA driver; errors end the
+// process.
 class Training {
  public:
   Training(const LiveDevice& device, const Size& size) : device_(device), size_(size) {
@@ -58,7 +59,8 @@ class Training {
     call_.key = call_.value = tensor(kKvHeads);
   }
 
-  // Returns the microseconds of a window until the trainer's stream is idle, without copies on other streams.
+  // Returns the microseconds of a window until the trainer's stream is idle. Copies that foreshock has queued
+  // on another stream are awaited afterwards, outside this time.
   double window(bool with_calls) {
     const Clock::time_point begin = Clock::now();
     for (int layer = 0; layer < kLayers; ++layer) {
@@ -124,7 +126,8 @@ uint64_t sampled_calls(const fs::path& folder) {
   return all;
 }
 
-// Measures one value of CUDA_DEVICE_MAX_CONNECTIONS ("": CUDA's default). Returns the process's exit status.
+// Measures one value of CUDA_DEVICE_MAX_CONNECTIONS ("": CUDA's default). Returns an exit status: 1 if no
+// call was sampled. The segment (the file with the slots) is created in base/r, since the run's id is "r".
 int measure(const char* connections, const fs::path& base, const Size& size) {
   if (*connections != '\0') setenv("CUDA_DEVICE_MAX_CONNECTIONS", connections, 1);
   setenv("FORESHOCK_DIR", base.c_str(), 1);
@@ -147,14 +150,14 @@ int measure(const char* connections, const fs::path& base, const Size& size) {
     consume(folder);
     without.push_back(training.window(false));
   }
-  const double calls = static_cast<double>(sampled_calls(folder) - before) / size.windows;  // in a window
+  const double sampled = static_cast<double>(sampled_calls(folder) - before) / size.windows;  // in a window
   std::printf("%-22s %4.1f of %d calls sampled; %6.1f us of the host and %6.1f us of the stream a call\n",
-              *connections != '\0' ? "one connection:" : "connections of CUDA:", calls, kLayers,
-              median(training.calls), calls > 0 ? (median(with) - median(without)) / calls : 0.0);
-  return calls > 0 ? 0 : 1;
+              *connections != '\0' ? "one connection:" : "connections of CUDA:", sampled, kLayers,
+              median(training.calls), sampled > 0 ? (median(with) - median(without)) / sampled : 0.0);
+  return sampled > 0 ? 0 : 1;
 }
 
-// Measures each setting in a separate process, since the driver reads it only once.
+// Measures each setting in a separate process, since the driver reads the environment only once.
 int run(const Size& size) {
   if (const std::string missing = missing_device(); !missing.empty()) {
     std::printf("nothing was measured: no device: %s\n", missing.c_str());

@@ -1,4 +1,4 @@
-// Writes to the terminal: lines on standard error, a redrawn screen, a progress bar. Formats numbers.
+// Writes messages and a progress bar to standard error, redraws a screen on standard output, formats numbers.
 #ifndef FORESHOCK_CLI_TERMINAL_H_
 #define FORESHOCK_CLI_TERMINAL_H_
 
@@ -31,12 +31,14 @@ int wrong_use(const std::string& line);  // prints the line with say() and retur
 std::string fit_line(std::string_view line, size_t columns);
 
 // Returns a frame: `text` with the escape sequences that draw it over the whole screen, from the top left.
-// Lines are cut to `columns`. If the text has more lines than `rows`, the last row counts the missing ones.
+// Lines are cut to `columns`. If the text has more than `rows` lines, the last row shows how many are
+// missing.
 std::string frame_of(const std::string& text, size_t columns, size_t rows);
 
 // Redraws a text at the same place of a terminal. While a Screen exists, the cursor is hidden. SIGINT,
-// SIGTERM and SIGHUP do not end the process but make wait() return false. The destructor restores cursor and
-// signal handlers and leaves the last frame on the screen. Only one object may exist. Not thread-safe.
+// SIGTERM and SIGHUP (unless the process ignores them) do not end the process but make wait() return false.
+// The destructor restores cursor and signal handlers and leaves the last frame on the screen. Only one Screen
+// may exist at a time. Not thread-safe.
 class Screen {
  public:
   Screen();
@@ -53,7 +55,7 @@ class Screen {
   bool wait(int seconds);
 
  private:
-  void measure();
+  void measure();  // sets columns_ and rows_ to the size of the terminal
 
   size_t columns_ = 80, rows_ = 24;
   std::vector<std::pair<int, struct sigaction>> before_;  // signals and their previous handlers
@@ -71,7 +73,7 @@ class ProgressBar {
 
  private:
   std::string name_;
-  bool on_;
+  bool on_;         // standard error is a terminal
   int shown_ = -1;  // number of filled characters on the screen; -1: nothing was drawn yet
 };
 

@@ -13,8 +13,9 @@ Tensors matrix_product(const Tensors& inputs, const Settings&, Arithmetic& arith
   return {{"out", arithmetic.multiply(inputs.at("left"), inputs.at("right"))}};
 }
 
-// The first row of a family is its unfused algorithm. "The same" in a summary means the row above. FA1 to
-// FA4: versions of FlashAttention. "The format": the number format under test. P: exp(score - maximum).
+// The first row of a family is its unfused algorithm, which plain_of() returns. "The same" in a summary means
+// the algorithm of the row above. FA1 to FA4: versions of FlashAttention. "The format": the number format
+// under test. "State": kept from one tile to the next (maximum, sum, output). P: exp(score - maximum).
 constexpr std::array<Algorithm, 22> kAlgorithms = {{
     {"plain", Family::kAttention, attention_plain, "unfused attention"},
     {"flash_reimplemented", Family::kAttention, flash_reimplemented, "FA1, every intermediate in the format"},

@@ -1,5 +1,6 @@
 // The interface of all algorithms that the lab measures. An algorithm is one function of type Run and one row
-// in the table of algorithm.cpp.
+// in the table of algorithm.cpp. It computes through an Arithmetic, which has the number format under test
+// and its roundings.
 #ifndef FORESHOCK_LAB_ALGORITHM_H_
 #define FORESHOCK_LAB_ALGORITHM_H_
 
@@ -12,8 +13,9 @@
 
 namespace foreshock::lab {
 
-// Algorithms of one family compute the same function of the same inputs, which (unless noted) are rounded to
-// Arithmetic::storage(), and give the same outputs ("->").
+// Algorithms of one family compute the same function: the named outputs (after "->") of the named inputs. The
+// inputs are rounded to Arithmetic::storage() except for matrix_product. rows, n and d are chosen sizes: for
+// attention the queries, keys and head dimension.
 //   attention       query [rows][d], key, value [n][d], grad_out [rows][d]
 //                   -> out [rows][d], log_sum_exp [rows][1]
 //                   with Settings::backward also delta [rows][1], grad_query, grad_key, grad_value
@@ -27,8 +29,9 @@ namespace foreshock::lab {
 //                   -> loss [rows][1], grad_hidden [rows][d]
 enum class Family { kAttention, kConvolution, kSoftmax, kLayerNorm, kCrossEntropy, kMatrixProduct };
 
-// How the backward pass computes delta, which it subtracts from a row of dP: as the row's sum of dO * O, like
-// shipped kernels, or as that of dP * P (arXiv 2510.04212, section 3.2), which is equal apart from rounding.
+// How the backward pass of attention computes delta, the number that it subtracts from a row of dP: as the
+// row's sum of dO * O, like shipped kernels, or as the row's sum of dP * P, which is equal apart from
+// rounding (arXiv 2510.04212, section 3.2). O: output, P: probabilities, dO and dP: their gradients.
 enum class DeltaSource { kOut, kProbabilities };
 
 struct Tiling {

@@ -1,8 +1,9 @@
-// A model of how tensor cores add, with parameters in Accumulator. A step takes `step` exact products and the
-// accumulator, and aligns all to the largest exponent. The exponent of a product is the sum of the stored
-// exponents of its operands, unnormalised; zero products have none. The step truncates each term to
-// `fraction_bits`, adds exactly, and truncates the sum to `output_bits`. Below 2^-126 spacings are those at
-// 2^-126.
+// A model of how tensor cores (`unit`) add products. `step`, `fraction_bits`, `output_bits` and `promotion`
+// are members of Accumulator. A fused step adds `step` exact products to the running sum: it finds the
+// largest exponent among these terms, truncates each term to `fraction_bits` bits below that exponent, adds
+// exactly, and truncates the new sum to `output_bits` fraction bits. The exponent of a product is the sum of
+// the exponents stored in its operands, also if the product itself is 2 or more times larger; products that
+// are zero have no exponent. An exponent below -126 counts as -126.
 #ifndef FORESHOCK_LAB_TENSOR_CORE_H_
 #define FORESHOCK_LAB_TENSOR_CORE_H_
 
@@ -12,12 +13,13 @@
 
 namespace foreshock::lab {
 
-// Defines the model: c + sum of a[i] * b[i * b_stride], i in [0, count), in fused steps of the unit. After
-// `promotion` products the partial sum is added to an fp32 register. `format`: operands; fp32 becomes tf32.
+// Defines the model: c + sum of a[i] * b[i * b_stride], i in [0, count), in fused steps. If `promotion` is
+// not 0, the running sum starts at 0. After every `promotion` products, and at the end, it is added to c in
+// fp32 and starts again at 0. `format`: the format of the operands; fp32 operands are truncated to tf32.
 double tensor_core_dot(const Accumulator& unit, const NumberFormat& format, const double* a, const double* b,
                        int b_stride, int count, double c);
 
-// c[i][j] = c[i][j] + a[i][:] . b[:][j], vectorised over j; bit for bit equal to tensor_core_dot().
+// c[i][j] += a[i][:] . b[:][j], vectorised over j. Each element equals tensor_core_dot() of it bit for bit.
 void tensor_core_multiply_add(const Accumulator& unit, const NumberFormat& format, const Tensor& a,
                               const Tensor& b, Tensor& c);
 

@@ -1,9 +1,10 @@
 // Interposes the functions of the CUDA runtime that record and launch CUDA graphs: PyTorch's call of
-// cudaGraphLaunch() reaches the function of that name here. It calls the runtime's function, counts the call,
-// and makes no other CUDA call. Attention in a launched graph calls no hook, so CudaGraphCounter (coverage.h)
-// multiplies the calls that were counted during recording by the launches. The names are exported under the
-// symbol versions of the runtime, and not as default versions: only programs that are linked with the runtime
-// resolve them, and a program that looks up the names to test for CUDA does not find them.
+// cudaGraphLaunch() reaches the function of that name here. A function here calls the runtime's function,
+// counts the call, and makes no other CUDA call. Attention in a launched graph calls none of foreshock's
+// hooks, so CudaGraphCounter (coverage.h) multiplies the attention calls that the hooks counted while a graph
+// was recorded by its launches. The names are exported under the symbol versions of the runtime, and not as
+// default versions: only programs that are linked with the runtime resolve them, and a program that looks up
+// the names to test for CUDA does not find them.
 //
 // The end of the file finds CUPTI (NVIDIA's profiling library) for KernelCounter (coverage.h).
 #include <dlfcn.h>
@@ -23,14 +24,14 @@
 namespace foreshock {
 namespace {
 
-// The longest of the interposed functions takes six arguments, each in one integer register. Every function
-// here takes six words of unknown type (Word is uint64_t) and forwards all of them.
+// The interposed functions take at most six arguments, each in one integer register. Every function here
+// takes six words of unknown type (Word is uint64_t) and forwards all of them, so one type fits all.
 #define FORESHOCK_SIX Word a, Word b, Word c, Word d, Word e, Word f
 using Function = int (*)(FORESHOCK_SIX);
 
 // X(kind, name, stream) for every interposed function. `stream`: the default stream that the handle 0 stands
-// for in this function. Programs that are compiled with --default-stream per-thread call the names with
-// _ptsz. For a function without a stream it has no meaning.
+// for in this function; meaningless for a function without a stream argument. Programs that are compiled with
+// --default-stream per-thread call the names with _ptsz.
 #define FORESHOCK_RUNTIME_FUNCTIONS(X)                                    \
   X(kBeginCapture, cudaStreamBeginCapture, kLegacy)                       \
   X(kBeginCapture, cudaStreamBeginCapture_ptsz, kPerThread)               \
@@ -79,11 +80,11 @@ constexpr int kSymbolNotFound = 302;  // cudaErrorSharedObjectSymbolNotFound
 constexpr int kWrongThread = 908;     // cudaErrorStreamCaptureWrongThread
 constexpr Word kStreamPerThread = 2;  // cudaStreamPerThread
 
-std::atomic<void*> g_real[kRuntimes][kFunctions];
-std::atomic<int> g_is_monitored{-1};  // -1: not determined yet
+std::atomic<void*> g_real[kRuntimes][kFunctions];  // the runtimes' functions; null: not found yet
+std::atomic<int> g_is_monitored{-1};               // -1: not determined yet
 
-// Returns the runtime's function, which the caller would get without libforeshock.so, or null. `ours`: the
-// function of this file, which is never returned.
+// Returns the runtime's function, which the caller would get without libforeshock.so; null if it is missing.
+// `ours`: the function of this file that has the same name.
 Function real_function(Runtime runtime, Number number, const void* ours) {
   void* found = g_real[runtime][number].load(std::memory_order_acquire);
   if (found == nullptr) {
@@ -94,7 +95,7 @@ Function real_function(Runtime runtime, Number number, const void* ours) {
   return reinterpret_cast<Function>(found);
 }
 
-// Whether to count calls in this process: its environment requests it, and the monitor is not off.
+// Whether to count calls in this process: its environment requests foreshock, and foreshock is not off.
 bool is_monitored() {
   int known = g_is_monitored.load(std::memory_order_relaxed);
   if (known < 0) g_is_monitored.store(known = is_monitored_process() ? 1 : 0, std::memory_order_relaxed);
@@ -106,21 +107,23 @@ void publish() {
   if ((g_process.hot() & kHotArmed) != 0) g_monitor.graphs().store(g_process.writer().coverage());
 }
 
-uintptr_t handle_at(Word place) { return place != 0 ? *reinterpret_cast<const uintptr_t*>(place) : 0; }
+// Returns the handle that the runtime's function has stored at `address`.
+uintptr_t handle_at(Word address) { return address != 0 ? *reinterpret_cast<const uintptr_t*>(address) : 0; }
 
 // Returns a number that identifies the stream. The per-thread default streams of all threads have the same
-// handle, so the thread's id is used instead.
+// handle, so such a stream is identified by the thread's id.
 uintptr_t stream_of(const Interposed& called, Word handle) {
   const bool is_of_thread =
       handle == kStreamPerThread || (handle == 0 && called.default_stream == kPerThread);
   return is_of_thread ? static_cast<uintptr_t>(pthread_self()) : handle;
 }
 
-// Counts a call that has returned `error`, except destructions (below). a and b are the first two arguments.
-void note(const Interposed& called, int error, Word a, Word b) {
+// Counts a call that has returned `error`. a and b are the first two arguments, listed after each case.
+// Destructions are counted by count_destruction().
+void count_call(const Interposed& called, int error, Word a, Word b) {
   CudaGraphCounter& graphs = g_monitor.graphs();
   const bool succeeded = error == 0;
-  PassCalls so_far;  // used only at the beginning and end of a recording
+  PassCalls so_far;  // attention calls counted by the hooks; used only when a recording begins or ends
   if (called.kind <= kEndCapture) g_process.add_calls_to(so_far.of);
   switch (called.kind) {
     case kBeginCapture:  // (stream, mode)
@@ -151,8 +154,9 @@ void note(const Interposed& called, int error, Word a, Word b) {
   }
 }
 
-// Counts a destruction. Must be called before it happens: afterwards another thread may get the same handle.
-void note_destruction(Kind kind, Word handle) {
+// Counts the call if it is a destruction. Must be called before the runtime's function: after that function,
+// another thread may get the same handle for a new object.
+void count_destruction(Kind kind, Word handle) {
   if (kind == kDestroyGraph) g_monitor.graphs().destroy_graph(handle);
   if (kind == kDestroyExecutable) g_monitor.graphs().destroy_executable(handle);
 }
@@ -161,9 +165,9 @@ int forward_call(Runtime runtime, Number number, const void* ours, FORESHOCK_SIX
   const Function real = real_function(runtime, number, ours);
   if (real == nullptr) return kSymbolNotFound;
   if (!is_monitored()) return real(a, b, c, d, e, f);
-  note_destruction(kInterposed[number].kind, a);
+  count_destruction(kInterposed[number].kind, a);
   const int error = real(a, b, c, d, e, f);
-  note(kInterposed[number], error, a, b);
+  count_call(kInterposed[number], error, a, b);
   return error;
 }
 
@@ -204,8 +208,8 @@ constexpr const char* kProfilerQueries[] = {
 };
 
 // Whether torch's profiler runs, or a daemon (KINETO_USE_DAEMON) may start it at any time. CUPTI accepts one
-// subscriber, and the profiler needs it, so nothing is counted while the profiler runs. Without torch there
-// is no profiler. If torch does not export these functions, the profiler is assumed to run.
+// subscriber at a time, so KernelCounter leaves CUPTI to the profiler while the profiler runs. Without torch
+// the profiler cannot run. If torch does not export these functions, the profiler is assumed to run.
 bool profiler_runs() {
   const char* daemon = SafeEnvironment().find("KINETO_USE_DAEMON");
   if (daemon != nullptr && *daemon != '\0' && std::strcmp(daemon, "0") != 0) return true;
@@ -221,13 +225,14 @@ bool profiler_runs() {
   return !is_exported;
 }
 
+// Sets *function to CUPTI's function `name`. Returns false, and sets null, if it is not found.
 template <class T>
 bool find(const char* name, T* function) {
   *reinterpret_cast<void**>(function) = find_in_mapped("libcupti", name);
   return *function != nullptr;
 }
 
-// Returns false unless all functions but the optional subscribe_v2 are found.
+// Returns whether all functions were found. subscribe_v2 is optional, so the result does not depend on it.
 bool find_cupti(cupti::Library* found) {
   *found = {};
   found->profiler_runs = profiler_runs;
@@ -236,7 +241,8 @@ bool find_cupti(cupti::Library* found) {
          find("cuptiEnableCallback", &found->enable_callback);
 }
 
-// Registered from this file, since the static library, which unit tests link, does not contain find_cupti().
+// Registers find_cupti() from here, so that the monitor does not refer to this file: the static library that
+// unit tests link does not contain this file.
 __attribute__((constructor)) void register_kernel_finder() { g_monitor.set_kernel_finder(find_cupti); }
 
 }  // namespace

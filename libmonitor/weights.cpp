@@ -1,6 +1,7 @@
-// Measures due weight tensors and writes their records to the ring, a part of the segment. Host tensors are
-// measured at once. Kernels measure tensors on a device (send()); their results arrive some steps later
-// (collect(), write_device_record()). A tensor has a turn once per interval: it is then due.
+// Measures weight tensors and writes their records to the ring, a part of the segment. Each tensor has a turn
+// once per interval, a number of steps that cadence_ chooses by cost; it is then due (turns_). Host tensors
+// are measured at once. Kernels measure tensors on a device (send()); their results arrive some steps later
+// (collect(), write_device_record()). copies_ has copies from before the optimizer step.
 #include "libmonitor/weights.h"
 
 #include <algorithm>
@@ -24,13 +25,13 @@ namespace {
 using segment::TensorRecord;
 
 constexpr uint32_t kMostWeights = 1u << 16;  // tensors of a rank that are measured
-constexpr uint64_t kLeastPiece = 8 << 10;    // least number of free ring bytes with which packing is tried
+constexpr uint64_t kLeastRoom = 8 << 10;     // least number of free ring bytes with which packing is tried
 constexpr uint32_t kMostRest = 32;           // most turns that a tensor skips after its record did not fit
 constexpr uint64_t kCopyAlign = 64;          // UpdateSnapshots aligns copies to this many bytes
 
 constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Returns the number of elements; 0: the shape is invalid or has more than 2^48 elements.
+// Returns the number of elements; 0: the shape has a size <= 0 or more than 2^48 elements.
 uint64_t product(const int64_t (&shape)[FORESHOCK_TENSOR_DIMS]) {
   uint64_t elements = 1;
   for (const int64_t size : shape) {
@@ -102,9 +103,12 @@ void WeightSampler::attach(segment::TensorRing* ring, uint64_t ring_bytes, const
   host_step_ = -1;
 }
 
+// Replaces the list of tensors. From now on, trainer and library refer to a tensor by its index in `weights`,
+// its number.
 int WeightSampler::name(const foreshock_weight* weights, size_t count) {
   if (writer_.ring() == nullptr) return 0;
   segment::TensorRing& ring = *writer_.ring();
+  // Tensors of the former list that are due, or whose results a device still computes, get no record.
   if (count_ > 0) writer_.count_skipped(segment::kTensorUnknown, turns_.give_up() + pending_.forget());
   writer_.set_awaited(0);
   count_ = held_ = 0;
@@ -135,11 +139,13 @@ int WeightSampler::name(const foreshock_weight* weights, size_t count) {
   copy_share_ = copies_.room();  // for tensors that are passed before the first due()
   copy_step_ = -1;
   ring.tensors = held_;
-  ring.elements = bytes_ / sizeof(float);
+  ring.elements = bytes_ / sizeof(float);  // add() has counted 4 bytes for each element, whatever its type
   ring.interval = cadence_.interval();
   return static_cast<int>(count_);
 }
 
+// `begins_at`: the share of the model's elements in the tensors before this one, from which its turn follows.
+// A tensor that is not followed, or of which this rank has no part, gets a number but is never due.
 void WeightSampler::add(const foreshock_weight& given, double begins_at) {
   Weight& to = *weight(count_++);
   to = {};
@@ -161,6 +167,7 @@ void WeightSampler::add(const foreshock_weight& given, double begins_at) {
   ++writer_.ring()->unfollowed[why];
 }
 
+// Counts tensors that have become due, and due tensors that the trainer did not pass (kTensorUnknown).
 void WeightSampler::count(const WeightSchedule::Count& turns) {
   if (turns.due > 0) writer_.count_due(turns.due);
   if (turns.lost > 0) writer_.count_skipped(segment::kTensorUnknown, turns.lost);
@@ -171,12 +178,13 @@ size_t WeightSampler::due(int64_t step, int64_t steps, uint32_t* numbers, size_t
   WeightSchedule::Count turns;
   const size_t found = turns_.due(step, steps, cadence_.interval(), numbers, room, &turns);
   count(turns);
-  if (!cadence_.allows() && !(has_replicas_ && cadence_.allows_checksum())) {
+  const bool allows_checksums = has_replicas_ && cadence_.allows_checksum();
+  if (!cadence_.allows() && !allows_checksums) {
     for (size_t n = 0; n < found; ++n) turns_.end(numbers[n], step);
     if (found > 0) writer_.count_skipped(segment::kTensorBudget, found);
     return 0;
   }
-  if (has_replicas_)  // fewest snapshots first; after_step() reorders the tensors on devices
+  if (has_replicas_)  // fewest snapshots first, in case the ring gets full; after_step() has another order
     std::sort(numbers, numbers + found, [this](uint32_t a, uint32_t b) {
       return std::pair(weight(a)->snapshots, a) < std::pair(weight(b)->snapshots, b);
     });
@@ -235,26 +243,27 @@ void WeightSampler::before_step(const foreshock_weight_state* states, size_t cou
   }
 }
 
-// Measures host tensors in the given order, then tensors on devices. The latter begin with another tensor in
-// every interval, so that lack of room does not always hit the same tensors.
+// Measures host tensors in the given order, then tensors on devices. In every interval, another device tensor
+// is the first one, so that lack of room in the ring does not always concern the same tensors.
 void WeightSampler::after_step(const foreshock_weight_state* states, size_t count, int64_t step) {
   if (step < 0) return;
   for (size_t n = 0; n < count; ++n) {
     const foreshock_weight_state& state = states[n];
     if (state.number >= count_) continue;
     if (turns_.end(state.number, step) > 0) writer_.count_due(1);  // it was not due, but is measured
-    if (!is_on_device(state)) show(state, step);
+    if (!is_on_device(state)) measure(state, step);
   }
   const uint64_t first = static_cast<uint64_t>(step) / cadence_.interval();
   for (size_t n = 0; n < count; ++n) {
     const foreshock_weight_state& state = states[(first + n) % count];
-    if (state.number < count_ && is_on_device(state)) show(state, step);
+    if (state.number < count_ && is_on_device(state)) measure(state, step);
   }
 }
 
-// Measures a tensor, or counts why it is not measured. If the budget or the ring prevents the measurement,
-// only the tensor's checksum is written, for the comparison of replicas (ranks with the same tensor).
-void WeightSampler::show(const foreshock_weight_state& state, int64_t step) {
+// Measures a tensor that the trainer has passed, or counts why it is not measured. If the budget or the ring
+// prevents the measurement, only the tensor's checksum is written, for the comparison with its replicas (the
+// same tensor on other ranks).
+void WeightSampler::measure(const foreshock_weight_state& state, int64_t step) {
   segment::TensorSkip why = segment::kTensorBudget;
   if (!check(state, &why)) return writer_.count_skipped(why);
   const bool is_paid = cadence_.allows();
@@ -265,6 +274,7 @@ void WeightSampler::show(const foreshock_weight_state& state, int64_t step) {
   is_on_device(state) ? send(state, step) : measure_on_host(state, step);
 }
 
+// Sets all members of the record but those that describe its content: form, checksum, payload and bytes.
 void WeightSampler::describe(const Weight& tensor, uint32_t number, DType type, int64_t step,
                              TensorRecord* record) const {
   *record = {};
@@ -286,7 +296,8 @@ void WeightSampler::describe(const Weight& tensor, uint32_t number, DType type, 
   std::memcpy(record->name, tensor.name, sizeof record->name);
 }
 
-// Computes sums over the values and, for the part that before_step() copied, over the change since then.
+// Computes sums over the values and, for the part that before_step() copied, over the change that the step
+// made. A sum that was not computed is NaN.
 void WeightSampler::reduce(const Weight& tensor, const foreshock_tensor& values, DType type, int64_t step,
                            double* reductions) const {
   std::fill_n(reductions, segment::kTensorReductionCount, std::numeric_limits<double>::quiet_NaN());
@@ -315,7 +326,7 @@ uint64_t WeightSampler::add_heads(const Weight& tensor, const foreshock_tensor& 
     return at;
   };
   if (product(tensor.shape) != tensor.elements) return skip(segment::kHeadsSharded);
-  // The rows are found by the shape that was named, so the passed tensor must have that shape.
+  // The rows are found by the shape that name() received, so the passed tensor must have that shape.
   if (values.dims != 2 || !std::equal(values.shape, values.shape + 2, tensor.shape))
     return skip(segment::kHeadsShape);
   if (!knows_heads_) return skip(segment::kHeadsUnknown);
@@ -330,16 +341,16 @@ uint64_t WeightSampler::add_heads(const Weight& tensor, const foreshock_tensor& 
   return at + bytes;
 }
 
-// Whether the tensor skips this turn, as set by rest(). A record that did not fit will probably not fit the
-// next time, and each attempt costs a pass over the tensor.
+// Whether the tensor skips this turn; counts the turn. rest() sets how many turns are skipped: a record that
+// did not fit will probably not fit the next time, and each attempt costs a pass over the tensor.
 bool WeightSampler::is_resting(Weight* tensor) {
   if (tensor->rest == 0) return false;
   --tensor->rest;
   return true;
 }
 
-// Called if the record did not fit into `room` bytes. If the ring can give more, the next record reserves
-// more. Otherwise the tensor skips turns: 1, then 2, 4, ... up to kMostRest, until a record fits.
+// Called if the record did not fit into `room` bytes. The next record reserves twice as much. If the ring can
+// never have more room, the tensor also skips turns: 1, then 2, 4, ... up to kMostRest, until a record fits.
 void WeightSampler::rest(Weight* tensor, uint64_t room) {
   tensor->needs = 2 * room;
   if (room + checksum_room() < writer_.largest_record())
@@ -350,15 +361,16 @@ void WeightSampler::rest(Weight* tensor, uint64_t room) {
 }
 
 // Returns the ring bytes that snapshots (records with a histogram) must leave free for records of checksums:
-// kLooks records for every tensor, so that checksums fit even while the agent reads nothing.
+// 8 records for every tensor, so that checksums fit for some intervals even while the agent reads nothing.
 uint64_t WeightSampler::checksum_room() const {
   constexpr uint64_t kRecord = round_up(sizeof(TensorRecord), segment::kTensorAlign);
-  constexpr uint64_t kLooks = 8;
-  return has_replicas_ ? std::min(kLooks * held_ * kRecord, writer_.largest_record() / 2) : 0;
+  constexpr uint64_t kRecordsPerTensor = 8;
+  return has_replicas_ ? std::min(kRecordsPerTensor * held_ * kRecord, writer_.largest_record() / 2) : 0;
 }
 
-// Writes a record without a histogram, if other ranks may have replicas. Replicas are compared by their
-// checksums, so the checksum is needed even if the histogram does not fit or the budget does not pay for it.
+// Writes a record with a checksum and no histogram, if other ranks may have replicas. Replicas are compared
+// by their checksums, so the checksum is needed even if the histogram does not fit or the budget does not pay
+// for it. Not for tensors on a device, whose values the host does not read.
 void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t step) {
   if (!has_replicas_ || is_on_device(state) || !cadence_.allows_checksum()) return;
   const Weight& tensor = *weight(state.number);
@@ -373,10 +385,11 @@ void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t 
   writer_.publish_uncounted(record);
 }
 
-// Begins a record in the ring, which needs room for `least` bytes and for `kept` bytes of checksums. If the
-// ring has less room, counts the record as skipped and returns false.
+// Begins a record in the ring, which must have room for the `least` bytes of the record and `kept` bytes for
+// checksums (together at most the largest record). If the ring has less room, counts the record as skipped
+// and returns false. The record may use all free bytes except `kept`, but always `least`.
 bool WeightSampler::open(const Weight& tensor, Draft* draft) {
-  const uint64_t least = std::min(std::max(tensor.needs, kLeastPiece), writer_.largest_record());
+  const uint64_t least = std::min(std::max(tensor.needs, kLeastRoom), writer_.largest_record());
   const uint64_t kept = checksum_room();
   draft->record = writer_.begin(std::min(least + kept, writer_.largest_record()), &draft->room);
   draft->room = std::max(draft->room - std::min(draft->room, kept), std::min(draft->room, least));
@@ -394,7 +407,8 @@ bool WeightSampler::open(const Weight& tensor, Draft* draft) {
   return true;
 }
 
-// Completes and publishes a record with a packed histogram. `end` is the length of the record.
+// Completes and publishes a record with a packed histogram. `end` is the length of the record; the tensor's
+// next record reserves as much.
 void WeightSampler::close(Weight* tensor, const Draft& draft, uint64_t end) {
   const auto place = [&](const double* first, uint64_t count) -> segment::Payload {
     const auto offset = reinterpret_cast<const char*>(first) - reinterpret_cast<const char*>(draft.record);
@@ -445,9 +459,9 @@ void WeightSampler::end_step(double step_seconds, double cost_seconds, bool is_o
   std::atomic_ref<uint64_t>(ring.interval).store(cadence_.interval(), std::memory_order_relaxed);
 }
 
-// Sends the measurement of a tensor to its device. The record is written when the results have arrived. This
-// record has everything that follows from the tensor's values, but not the change made by the step, because
-// the change would need a copy of the tensor on the device.
+// Sends the measurement of a tensor to its device. The record is written when the results have arrived.
+// Unlike the record of a host tensor, it lacks the change made by the step, because measuring the change
+// would need a copy of the tensor on the device.
 void WeightSampler::send(const foreshock_weight_state& state, int64_t step) {
   const uint64_t begin = monotonic_ns();
   PendingWeight* pending = pending_.next();
@@ -458,6 +472,7 @@ void WeightSampler::send(const foreshock_weight_state& state, int64_t step) {
     return writer_.count_skipped(segment::kTensorTooLarge);
   void* stream = state.stream;
   DeviceTurn turn;
+  // The FORESHOCK_SKIP_ reason (>= 0) for which the measurement cannot be sent, or -1.
   int why = devices_->begin_weights({state.parameter.device_index, stream}, &turn, &pending->place);
   if (why < 0 && !turn.weights().holds(pending->work)) return writer_.count_skipped(segment::kTensorTooLarge);
   if (why < 0) why = turn.weights().send(pending->work, static_cast<cuda::Stream>(stream), &pending->sent);
@@ -489,7 +504,8 @@ WeightSampler::Spent WeightSampler::collect() {
   return spent;
 }
 
-// Ends the measurement if its results have arrived or will never arrive. Returns false if they still may.
+// Ends the measurement if its results have arrived or are not awaited any more. Returns false if the device
+// may still store them, or if another thread uses the device at the moment.
 bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
   bool is_settled = false;
   devices_->visit_weights(pending->place, [&](WeightStaging& staging) {
@@ -502,6 +518,7 @@ bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
       return;  // the memory of the results is not released, since a slow device may still store into it
     }
     const WeightResults head = results_in(results);
+    // From the begin of the first kernel to the end of the last. Unsigned: a negative time is left out.
     if (head.first[0] <= head.last[1]) spent->device_ns += head.last[1] - head.first[0];
     spent->before_ns += pending->launch_ns;
     read_ += pending->work.count * size_of(pending->work.type);
@@ -511,7 +528,7 @@ bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
   return is_settled;
 }
 
-// Packs the histogram from `payload`: the device's counters, or the values that the device has copied.
+// Packs the histogram from `payload`: the device's counters (is_counted), or the values that it has copied.
 size_t WeightSampler::pack(const PendingWeight& pending, char* payload, const Draft& draft) {
   const uint64_t room = draft.room - draft.histogram_at;
   if (pending.work.is_counted)
@@ -522,8 +539,8 @@ size_t WeightSampler::pack(const PendingWeight& pending, char* payload, const Dr
 }
 
 void WeightSampler::write_device_record(const PendingWeight& pending, char* results) {
-  // If a host tensor of a later step was recorded since, the result is dropped: to the agent, a record with
-  // an earlier step than the record before it means that the training resumed from a checkpoint.
+  // If a host tensor of another step was recorded since the sending, the result is dropped: to the agent, a
+  // record with an earlier step than the record before it means that the training resumed from a checkpoint.
   if (host_records_ != pending.host_records && host_step_ != pending.step)
     return writer_.count_skipped(segment::kTensorDevice);
   const WeightResults head = results_in(results);

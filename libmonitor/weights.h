@@ -156,7 +156,7 @@ class WeightSampler {
   void count(const WeightSchedule::Count& turns);
   void share_copies(const uint32_t* numbers, size_t count);
   bool check(const foreshock_weight_state& state, segment::TensorSkip* why);
-  void show(const foreshock_weight_state& state, int64_t step);  // measures a tensor or counts why not
+  void measure(const foreshock_weight_state& state, int64_t step);  // on host or device; else counts why not
   void measure_on_host(const foreshock_weight_state& state, int64_t step);
 
   // open() begins a record in the ring, close() publishes it. checksum_room(): bytes kept free for checksums.

@@ -1,18 +1,20 @@
-// A heat map of layers by step. The mouse or the arrow keys select a cell, whose value is shown as text.
+// The status page's heat map: a row for each layer, columns of steps, a colour for the value of the chosen signal. The
+// mouse or the arrow keys select a cell, whose value is shown as text. Helpers such as finite() are in format.js.
 
 // The Cividis colour map: it is readable with every kind of colour blindness and in greyscale.
 const CIVIDIS = ["#00224e", "#213d6b", "#4c556b", "#6c6e72", "#8d8878", "#b2a470", "#d9c55c", "#fee838"].map(
   (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)));
 const BEYOND = "#d55e00"; // colour of cells above the limit, which are also striped
-const LEFT = 76, BELOW = 24; // pixels for the names of layers and for the steps
+const LEFT = 76, BELOW = 24; // pixels left of the cells for names of layers, and below them for step numbers
 
-// The colour at `share` of the scale, 0 to 1.
+// The colour at `share` of the scale, 0 to 1, interpolated between the two nearest colours of CIVIDIS.
 function shade(share) {
-  const place = Math.min(Math.max(share || 0, 0), 1) * (CIVIDIS.length - 1), low = Math.floor(place), high = Math.min(low + 1, CIVIDIS.length - 1);
-  return `rgb(${CIVIDIS[low].map((c, i) => Math.round(c + (place - low) * (CIVIDIS[high][i] - c))).join()})`;
+  const index = Math.min(Math.max(share || 0, 0), 1) * (CIVIDIS.length - 1), low = Math.floor(index), high = Math.min(low + 1, CIVIDIS.length - 1);
+  return `rgb(${CIVIDIS[low].map((c, i) => Math.round(c + (index - low) * (CIVIDIS[high][i] - c))).join()})`;
 }
 
-// A pattern of slanted lines. It marks missing cells and cells above the limit, so that colour is not their only mark.
+// A pattern of lines that rise to the right if `slant` is positive, else fall. It marks cells without a value and cells
+// above the limit, so that colour is not their only mark.
 function striped(back, front, period, slant) {
   const tile = element("canvas");
   tile.width = tile.height = period;
@@ -30,9 +32,10 @@ function striped(back, front, period, slant) {
   return ctx.createPattern(tile, "repeat");
 }
 
-// `column`: column of the history. `limit`: name of the alarm threshold, where the colours end. A cell above it is
-// striped; an alarm needs several such slices. `isPooled`: the limit applies only to layers whose bias has a z (bias in
-// standard errors). `turns`: the layers are measured in turns, each once per weight interval.
+// `column`: the column of the history tables that has the values. `limit`: name of the alarm threshold, at which the
+// colours end (null: they end at the largest value). A cell above the limit is striped; an alarm needs several such
+// slices. `isPooled`: the limit applies only to layers with enough slices for a z (mean bias / its standard error).
+// `turns`: the layers are measured in turns, each once per weight interval. Below, `kind` is an entry of SIGNALS.
 const SIGNALS = [
   { name: "deviation ratio, forward, largest", column: "deviation_ratio_forward", limit: "deviation_ratio_forward", text: (v) => fixed(v, 2) },
   { name: "deviation ratio, backward, largest", column: "deviation_ratio_backward", limit: "deviation_ratio_backward", text: (v) => fixed(v, 2) },
@@ -45,33 +48,34 @@ const SIGNALS = [
 class HeatMap {
   constructor() {
     this.canvas = byId("heat-map");
-    this.signal = byId("heat-signal");
-    this.cursor = null;
+    this.signal = byId("heat-signal"); // the <select>, whose value is an index of SIGNALS
+    this.cursor = null; // the selected cell, {row, column}
     for (const [value, { name }] of SIGNALS.entries()) add(this.signal, "option", "", name).value = value;
     this.signal.addEventListener("change", () => {
-      this.isChosen = true;
+      this.isChosen = true; // by the user
       this.draw();
     });
-    this.canvas.addEventListener("mousemove", (event) => this.point(event));
-    this.canvas.addEventListener("keydown", (event) => this.move(event));
+    this.canvas.addEventListener("mousemove", (event) => this.selectAtMouse(event));
+    this.canvas.addEventListener("keydown", (event) => this.selectByKey(event));
     this.canvas.setAttribute("aria-roledescription", "heat map");
     new ResizeObserver(() => this.draw()).observe(this.canvas.parentElement);
   }
 
-  forget() {
+  forget() { // the page shows another run or other ranks from now on
     this.cursor = null;
     setText(byId("heat-cell"), "");
   }
 
-  // Selects the signal of the alarm, unless the user has selected one.
+  // Selects the signal of an alarm (if any), until the user selects one. `alarm.of`: what exceeded its limit.
   suggest(alarm) {
     const column = alarm && (alarm.of === "bias" ? "bias_ulp" : ["deviation_ratio", "fused_ratio"].includes(alarm.of) ? "deviation_ratio_" + alarm.pass : null);
     const index = SIGNALS.findIndex((signal) => signal.column === column);
     if (!this.isChosen && index >= 0) this.signal.value = index;
   }
 
-  // `tables`: histories of layers. `limits`: the alarm thresholds by name. `names`: the module's name of each layer.
-  // `pooled`: the set of "RANK LAYER" whose bias has a z. `interval`: steps of the weight interval, if known.
+  // `tables`: histories, one for each layer of each rank: columns[name][i] is the value from step first_step + i *
+  // steps_per_point on. `limits`: the alarm thresholds by name. `names`: the module's name of each layer. `pooled`: the
+  // set of "RANK LAYER" whose bias has a z. `interval`: steps of the weight interval, if known.
   update(tables, limits, names, pooled, interval, lossEvents) {
     this.pooled = pooled;
     this.lossEvents = lossEvents;
@@ -84,8 +88,8 @@ class HeatMap {
     this.draw();
   }
 
-  // Steps per column of the map, a multiple of the steps per point: the weight interval if the signal has `turns`, else
-  // the smallest distance of two points with a value, so that most cells have a value.
+  // Steps per column of the map, a multiple of the largest steps_per_point. It is at least the weight interval if the
+  // signal has `turns`, else the smallest distance of two points with a value, so that most cells have a value.
   columnWidth(kind) {
     const width = Math.max(...this.tables.map((t) => t.steps_per_point)), filled = new Set();
     if (kind.turns && finite(this.interval)) return width * Math.ceil(this.interval / width);
@@ -99,8 +103,8 @@ class HeatMap {
     return width * gap;
   }
 
-  // The cells of the map: rows.get(label).get(column) is {value, rank}, of the rank with the largest magnitude. Column
-  // 0 begins at step 0; `first` is the first column that is shown. `labels`: layers with a value.
+  // The cells of the map: rows.get(label).get(column) is {value, rank}, the value of largest magnitude and its rank.
+  // Column n begins at step n * width; `first` is the first column that is shown. `labels`: layers with a value.
   build(kind) {
     const width = this.columnWidth(kind);
     const first = Math.floor(Math.min(...this.tables.map((t) => t.first_step)) / width);
@@ -122,7 +126,7 @@ class HeatMap {
   }
 
   draw() {
-    if (!this.tables?.length || this.canvas.offsetParent === null) return;
+    if (!this.tables?.length || this.canvas.offsetParent === null) return; // without offsetParent: not visible
     const kind = SIGNALS[this.signal.value], map = (this.map = this.build(kind));
     const values = map.labels.flatMap((label) => [...map.rows.get(label).values()].map((cell) => Math.abs(cell.value)));
     this.top = kind.limit ? this.limits[kind.limit] ?? largest(values) : largest(values);
@@ -141,7 +145,7 @@ class HeatMap {
     this.paint(ctx, kind);
     this.paintSteps(ctx);
     this.paintCursor(ctx);
-    this.scale(kind);
+    this.showLegend(kind);
     this.showCell();
   }
 
@@ -149,14 +153,15 @@ class HeatMap {
     return kind.limit !== null && Math.abs(value) > this.top && (!kind.isPooled || this.pooled.has(`${rank} ${label}`));
   }
 
-  shadeOf(kind, label, cell) {
+  fillOf(kind, label, cell) {
     const size = Math.abs(cell.value);
     if (this.isBeyond(kind, label, cell)) return this.fills.beyond;
     if (!kind.logarithmic) return shade(size / this.top);
     return shade(this.top > this.bottom ? Math.log(size / this.bottom) / Math.log(this.top / this.bottom) : 0.5);
   }
 
-  // Paints cells and names: of low rows one name in `rowsPerName`, but the name of every layer beyond the limit.
+  // Paints cells and names of layers. Rows lower than a name (13 pixels) have a name every `rowsPerName` rows. A layer
+  // with a cell beyond the limit always has its name.
   paint(ctx, kind) {
     const { map, cell, left } = this, rowsPerName = Math.ceil(13 / cell.height), gap = cell.height > 8 ? 1 : 0.5;
     map.labels.forEach((label, row) => {
@@ -168,7 +173,7 @@ class HeatMap {
         ctx.fillText((isMarked ? "\u25B2 " : "") + label.slice(-9), left - 6, top + Math.max(Math.min(cell.height, 18) - 5, 7), left - 8);
       for (let column = 0; column < map.columns; ++column) {
         const found = cells.get(map.first + column);
-        ctx.fillStyle = found ? this.shadeOf(kind, label, found) : this.fills.missing;
+        ctx.fillStyle = found ? this.fillOf(kind, label, found) : this.fills.missing;
         ctx.fillRect(left + column * cell.width, top, Math.max(cell.width - 0.5, 1), cell.height - gap);
       }
     });
@@ -184,6 +189,7 @@ class HeatMap {
     return false;
   }
 
+  // Paints step numbers (the last is the last step shown, not the first step after it), and a line at each loss event.
   paintSteps(ctx) {
     const { map, cell, left } = this, bottom = map.labels.length * cell.height, wide = map.columns * cell.width;
     const ticks = Math.max(1, Math.min(6, Math.floor(wide / 90), map.columns));
@@ -223,8 +229,8 @@ class HeatMap {
     return box;
   }
 
-  // The legend: the colours with their ends, and the patterns.
-  scale(kind) {
+  // The legend: the colours between the values at their ends, and the patterns.
+  showLegend(kind) {
     const parent = byId("heat-scale"), bar = element("canvas");
     [bar.width, bar.height] = [128, 1];
     const ctx = bar.getContext("2d");
@@ -243,16 +249,16 @@ class HeatMap {
     this.draw();
   }
 
-  point(event) {
+  selectAtMouse(event) {
     if (!this.map) return;
     const row = Math.floor(event.offsetY / this.cell.height), column = Math.floor((event.offsetX - this.left) / this.cell.width);
     if (column >= 0 && (row !== this.cursor?.row || column !== this.cursor?.column)) this.select(row, column);
   }
 
-  move(event) {
+  selectByKey(event) {
     const { map } = this;
     if (!map || event.ctrlKey || event.altKey || event.metaKey) return;
-    const from = this.cursor ?? { row: -1, column: map.columns - 1 };
+    const from = this.cursor ?? { row: -1, column: map.columns - 1 }; // select() changes row -1 to 0
     const to = { ArrowUp: [from.row - 1, from.column], ArrowDown: [from.row + 1, from.column], ArrowLeft: [from.row, from.column - 1],
       ArrowRight: [from.row, from.column + 1], PageUp: [from.row - 10, from.column], PageDown: [from.row + 10, from.column],
       Home: [from.row, 0], End: [from.row, map.columns - 1] }[event.key];

@@ -1,13 +1,13 @@
-"""Trains a small byte-level GPT on the source text of Python's standard library. Contains no code for the monitor.
+"""Trains a small byte-level GPT on the source text of Python's standard library. Contains no code for foreshock.
 
     python train.py [--steps N] [--seconds S] [--seed N] [--fault ULPS|grad_key]
 
-On a CPU without native bf16 arithmetic, bf16 linear layers (but not bf16 attention) are many times slower than fp32
-ones. There only q, k and v are bf16. On other CPUs the forward pass uses autocast to bf16. The weights are fp32.
-
-With --fault the attention of one layer is wrong after a third of the training (fault.py). A number ULPS moves the
-output that the backward pass of this attention uses by so many ulp; queries and keys are then not normalised, since
-that would bound the scores and hence the effect. With grad_key the gradient of the keys has an error of 5 %.
+On a CPU for which torch has no fast bf16 kernels, bf16 linear layers (but not bf16 attention) are many times slower
+than fp32 ones; on such a CPU only q, k and v are bf16. On others the forward pass uses autocast to bf16. The weights
+are always fp32. With --fault the attention of one layer is wrong from a third of the training on (fault.py). "--fault
+ULPS" adds an error of ULPS ulp to the attention output that the backward pass reads. It also removes the normalisation
+of queries and keys, which would bound the scores and hence the effect of the error. "--fault grad_key" adds a relative
+error of 5 % to the gradient of the keys.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ SIZES = [
     Size(layers=6, heads=8, kv_heads=4, width=384, context=256, batch=8),
 ]
 STEPS_WANTED = 200  # in the given time; in fewer steps the loss would hardly fall
-STEPS_WANTED_WITH_FAULT = 800  # with ULPS; in fewer steps the fault would hardly change the loss
+STEPS_WANTED_WITH_ULPS = 800  # with --fault ULPS; in fewer steps the fault would hardly change the loss
 GRAD_KEY = "grad_key"
 FAULTY_LAYER = 1  # counted from 0
 FAULT_BEGINS = 1 / 3  # after this share of the training
-RATE, RATE_WITH_FAULT = 2e-3, 1e-3  # maximum learning rate; lower with ULPS, where queries and keys are not normalised
+RATE, RATE_WITH_ULPS = 2e-3, 1e-3  # maximum learning rate; lower without the normalisation of queries and keys
 
 
 class Attention(nn.Module):
@@ -111,8 +111,9 @@ class Gpt(nn.Module):
         self.register_buffer("sine", angles.sin(), persistent=False)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                last = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * size.layers) if last else 0.02)
+                # As in GPT-2: lower for the matrices whose products are added to x, twice in each of the layers.
+                is_added = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * size.layers) if is_added else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
@@ -137,13 +138,15 @@ class Text:
         self.generator = torch.Generator().manual_seed(seed)
 
     def batch(self, size: Size, validation: bool = False) -> tuple[Tensor, Tensor]:
+        """Random pieces of the text, and the same pieces one byte later: the bytes that the model must predict."""
         data = self.validation if validation else self.training
         starts = torch.randint(len(data) - size.context - 1, (size.batch,), generator=self.generator)
         rows = torch.stack([data[i : i + size.context + 1] for i in starts.tolist()]).long()
         return rows[:, :-1], rows[:, 1:]
 
 
-def native_bf16() -> bool:
+def has_fast_bf16() -> bool:
+    # oneDNN ("mkldnn" in torch) computes bf16 linear layers; on x86-64 its fast kernels need AVX-512.
     return torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
@@ -166,7 +169,8 @@ def seconds_per_step(size: Size, text: Text, autocast: bool) -> float:
 
 
 def choose(text: Text, seconds: float, steps: int, autocast: bool) -> Size:
-    """The largest size of which `steps` steps fit into `seconds`. Tries no further size after about one second."""
+    """The largest size of which `steps` steps fit into `seconds`, or the smallest size if none fits. Measures sizes
+    for about one second at most; larger ones are then not considered."""
     chosen, begin = SIZES[0], time.monotonic()
     for size in SIZES:
         if time.monotonic() - begin > 1 or seconds_per_step(size, text, autocast) > seconds / steps:
@@ -175,35 +179,35 @@ def choose(text: Text, seconds: float, steps: int, autocast: bool) -> Size:
     return chosen
 
 
-def learning_rate(progress: float) -> float:
-    """Factor of the maximum rate: a short warm-up, then a cosine down to a tenth. `progress` goes from 0 to 1."""
+def rate_factor(progress: float) -> float:
+    """Learning rate / its maximum: a short warm-up, then a cosine down to a tenth. `progress` goes from 0 to 1."""
     return min(1.0, progress / 0.05) * (0.55 + 0.45 * math.cos(math.pi * min(1.0, progress)))
 
 
 def plant_ulps(model: Gpt, ulps: float, seed: int) -> Fault:
-    """Replaces the attention of one layer by a Fault, and removes the normalisation of all queries and keys."""
+    """Replaces attention in FAULTY_LAYER by a Fault. Removes the normalisation of queries and keys in all layers."""
     fault = model.blocks[FAULTY_LAYER].attention.fault = Fault(ulps, seed)
     for block in model.blocks:
         block.attention.query_norm = block.attention.key_norm = nn.Identity()
     return fault
 
 
-def plant(model: Gpt, size: Size, fault: str, seed: int) -> Fault | GradKeyFault | None:
-    """Prepares the fault of --fault, which has no effect until its member is_on is set. None: no fault is wanted."""
-    if fault == GRAD_KEY:
+def plant(model: Gpt, size: Size, fault_wanted: str, seed: int) -> Fault | GradKeyFault | None:
+    """Prepares the fault that --fault names. It has no effect until its member is_on is set. None if --fault is 0."""
+    if fault_wanted == GRAD_KEY:
         return GradKeyFault(FAULTY_LAYER, size.layers, seed)
-    return plant_ulps(model, float(fault), seed) if float(fault) else None
+    return plant_ulps(model, float(fault_wanted), seed) if float(fault_wanted) else None
 
 
 def train(steps: int | None, seconds: float, seed: int, fault_wanted: str) -> None:
     torch.manual_seed(seed)
-    text, autocast = Text(seed), native_bf16()
+    text, autocast = Text(seed), has_fast_bf16()
     has_ulps = fault_wanted != GRAD_KEY and float(fault_wanted) != 0
-    size = choose(text, seconds, STEPS_WANTED_WITH_FAULT if has_ulps else STEPS_WANTED, autocast)
+    size = choose(text, seconds, STEPS_WANTED_WITH_ULPS if has_ulps else STEPS_WANTED, autocast)
     torch.manual_seed(seed)  # again, because choose() has used random numbers
     model = Gpt(size)
     fault = plant(model, size, fault_wanted, seed)
-    rate = RATE_WITH_FAULT if has_ulps else RATE
+    rate = RATE_WITH_ULPS if has_ulps else RATE
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
     count = sum(parameter.numel() for parameter in model.parameters())
     precision = "autocast bf16" if autocast else "fp32 weights, bf16 q, k, v"
@@ -214,7 +218,7 @@ def train(steps: int | None, seconds: float, seed: int, fault_wanted: str) -> No
             fault.is_on = True
             print(f"step {step + 1:5d}  from here on attention of layer {FAULTY_LAYER:03d} is wrong", flush=True)
         for group in optimizer.param_groups:
-            group["lr"] = rate * learning_rate(progress + 1e-3)
+            group["lr"] = rate * rate_factor(progress + 1e-3)  # 1e-3: the rate of the first step is not 0
         optimizer.zero_grad()
         loss = loss_of(model, text.batch(size), autocast)
         loss.backward()
