@@ -1,5 +1,6 @@
 // Compares the checksums of data-parallel replicas of weight tensors (the same part of a tensor on several
-// ranks). Replicas must be equal bit for bit, so silent data corruption shows as a checksum that differs.
+// ranks). Replicas must be equal bit for bit, so silent data corruption shows as a checksum that differs. A
+// part is what one rank holds of a tensor: all of it, or a shard.
 #ifndef FORESHOCK_AGENT_REPLICAS_H_
 #define FORESHOCK_AGENT_REPLICAS_H_
 
@@ -13,47 +14,49 @@
 
 namespace foreshock {
 
-// A tensor that a framework (DDP, FSDP) keeps equal over ranks has one name on all of them. Any other tensor
-// has its rank in its name ("rank1.head.weight"); the training script itself may keep it equal ("by hand").
-// If it is equal on all ranks at kEqualSteps measurements, and changes between them, it is treated as a
-// replica from then on.
+// A tensor that a framework (DDP, FSDP) keeps equal over ranks has one name on all of them. The trainer puts
+// its rank into the name of any other tensor ("rank1.head.weight"), which the training script itself may keep
+// equal ("by hand"). If such a tensor is equal on all ranks at kEqualSteps measurements, and changes between
+// them, it is treated as a replica from then on.
 class Replicas {
  public:
   static constexpr size_t kMostOpen = 64;            // steps of one part of a tensor that may wait for a rank
   static constexpr size_t kMostOpenInAll = 1 << 20;  // checksums that may wait, over all parts
 
   // Adds the checksum of one rank's part of a tensor at one step. `ranks_here` is the number of ranks of the
-  // run on this node. If the checksums of a step are complete now, they are compared: returns the ranks that
-  // differ from the majority, or all ranks if there is no majority.
+  // run on this node. Compares the checksums of each step for which no other rank will report the part any
+  // more. Returns the ranks that differ from the majority; without a majority, all ranks of the comparison.
   std::vector<int32_t> add(const segment::TensorRecord& record, const segment::Identity& identity,
                            size_t ranks_here);
 
-  // Drops checksums, and which tensors are replicas. Called when ranks were restarted: steps may repeat.
+  // Drops the checksums, and which tensors have proved to be replicas. Keeps the numbers of comparisons. Must
+  // be called when ranks were restarted, since steps may repeat.
   void restart();
 
-  // One checksum of all parts that a rank holds, over an interval (steps between two measurements). It is
-  // exported as a metric, to compare ranks of different nodes; a metric per tensor would be too many.
+  // One checksum of all parts that a rank has reported in an interval, the steps between two measurements of
+  // a tensor. It is exported as a metric, with which Prometheus compares ranks of different nodes; one metric
+  // per tensor would be too many.
   struct OfRank {
-    int64_t step = -1;    // first step of the interval
+    int64_t step = -1;    // first step of the interval; -1: no interval is complete
     double checksum = 0;  // a whole number of 52 bits, which a double holds exactly
     std::string group;    // equal for ranks that hold the same parts of the same tensors
   };
   // Returns the last complete interval of a rank. An interval is complete when the rank has reported all
   // parts that it holds, or the same parts as in the previous interval (some parts may never be reported).
-  // Null if none is complete, or if the tensor-, pipeline- or expert-parallel rank is unknown.
+  // Null if no interval is complete, or if this rank's tensor-, pipeline- or expert-parallel rank is unknown.
   const OfRank* of(int32_t rank) const;
 
   // Numbers of tensors that may have replicas. Slow: iterates over all tensors.
   struct Coverage {
     std::vector<std::string> never;  // tensors that were reported but never compared
     size_t by_hand = 0;              // compared tensors that the training script keeps equal
-    // Parts of tensors with their rank in their name that are not treated as replicas: the largest number of
-    // them on one rank, and how many were on several ranks and never seen to differ.
+    // Of the parts that have their rank in their name and are not treated as replicas: the largest number of
+    // them on one rank, and the number of those that were on several ranks and never seen to differ.
     size_t most_on_a_rank = 0, maybe_replicas = 0;
   };
   Coverage coverage() const;
 
-  uint64_t mismatches(int32_t rank) const;
+  uint64_t mismatches(int32_t rank) const;  // how often add() has returned this rank
   // Returns the largest number of ranks that hold the same part of a tensor, or 0 if each part is on one rank
   // only.
   size_t most_ranks() const { return most_ranks_; }
@@ -64,26 +67,26 @@ class Replicas {
   using Checksums = std::map<int32_t, uint64_t>;  // by rank
   // One part of a tensor, on all ranks that hold it.
   struct Compared {
-    int64_t closed = -1;                // steps up to this one are compared or skipped
-    std::map<int64_t, Checksums> open;  // by step: checksums that wait for other ranks
+    int64_t closed = -1;                // the last step that close() has compared or skipped
+    std::map<int64_t, Checksums> open;  // by step: checksums that wait for those of other ranks
     std::set<int32_t> holders;          // ranks that have reported this part so far
     bool is_settled = false;            // a step was closed since the last holder was added
-    // Set to false for a tensor that has its rank in its name, until kEqualSteps equal steps have shown that
-    // it is a replica.
+    // False for a tensor that has its rank in its name, until kEqualSteps equal steps show that it is a
+    // replica.
     bool is_replica = true;
     // The members below are used only for a tensor that has its rank in its name. is_apart: the tensor
     // differed between ranks while is_replica was false. It then never becomes a replica.
     bool is_apart = false;
     uint64_t last_equal = 0;   // checksum of the last step at which all ranks were equal
-    uint32_t equal_steps = 0;  // such steps whose checksum was new: a constant tensor may be equal by chance
+    uint32_t equal_steps = 0;  // equal steps with another checksum than the equal step before
   };
   static constexpr uint32_t kEqualSteps = 3;
   struct Tensor {
     bool is_compared = false, is_by_hand = false;
   };
   struct Rank {
-    int64_t interval_number = -1;  // step / `interval`
-    uint64_t interval = 0;         // its length in steps
+    int64_t interval_number = -1;  // step / interval; -1: before the first record
+    uint64_t interval = 0;         // length of an interval in steps
     std::set<uint64_t> seen;       // parts reported in this interval
     // Sums over the parts in `seen`. sum: of a hash of part and checksum. group: of a hash of the part alone.
     uint64_t sum = 0, group = 0;
@@ -91,6 +94,7 @@ class Replicas {
     OfRank last;              // the last complete interval
     uint64_t mismatches = 0;
   };
+  // Whether no other rank will report the part at `step`. `here`: the checksums that were reported.
   bool is_complete(const Compared& compared, int64_t step, const Checksums& here, size_t ranks_here) const;
   void close(Compared* compared, const std::string& name, std::vector<int32_t>* odd);
   static bool is_replica(const Checksums& checksums, Compared* compared);  // updates Compared::is_replica

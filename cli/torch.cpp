@@ -1,6 +1,7 @@
 // Finds the torch of a command and the adapter for this torch, and makes the command's environment. An
 // adapter, made by build_adapter.py, is a library that connects libforeshock.so with one version of torch.
-// The helper is the Python package foreshock_torch, which Python finds by PYTHONPATH.
+// LibTorch is torch for C++ programs. The helper is the Python package foreshock_torch, which Python finds by
+// PYTHONPATH. A wrapper is a program, such as nice or srun, that starts another command.
 #include "cli/torch.h"
 
 #include <elf.h>
@@ -57,6 +58,7 @@ namespace fs = std::filesystem;
 
 constexpr int kBuildTimeoutMs = 15 * 60 * 1000;
 
+// Returns the directory for adapters; "" if no variable names one.
 std::string cache_root() {
   if (const char* cache = option_value(OptionId::kCache); *cache != '\0') return cache;
   if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/')
@@ -96,7 +98,8 @@ std::string last_line(const std::string& text) {
   return text.substr(begin, end + 1 - begin);
 }
 
-// Reads the JSON that build_adapter.py has printed.
+// Reads the JSON that build_adapter.py has printed. Adapter's members are state, torch's version, path,
+// reason.
 Adapter read_answer(const Captured& answer, const std::string& python) {
   const nlohmann::json json = nlohmann::json::parse(answer.output, nullptr, false);
   if (!json.is_object()) {
@@ -138,8 +141,8 @@ bool is_python_name(const std::string& name) {
   return false;
 }
 
-// The effect of a missing helper. The adapter then counts steps by changes of the parameters.
-constexpr const char* kWithoutHelper =
+// The effect of a missing helper, for messages. The adapter then counts steps by changes of the parameters.
+constexpr const char* kEffectWithoutHelper =
     "; else steps are counted from 1, and learning rate, gradient norms and layer names stay unknown";
 
 // Returns 'I' or 'E' if `option` is -I or -E, or a group of one-letter options with one of these (-uE).
@@ -213,6 +216,7 @@ bool read_list(const std::string& list, std::string* library) {
   return false;
 }
 
+// Whether the program is linked with LibTorch. Sets *library as read_list() does.
 bool lists_libtorch(const std::string& program, std::string* library) {
   const std::string linker = program_interpreter(program);
   if (linker.empty()) return false;
@@ -223,21 +227,21 @@ bool lists_libtorch(const std::string& program, std::string* library) {
   return list.start_error == 0 && read_list(list.output, library);
 }
 
-// Returns the directory with lib/ for this library and include/ for its headers; "" if there are no headers.
+// Returns the directory that has `library` in lib/ and its headers in include/; "" if there are no headers.
 std::string home_of(const std::string& library) {
   std::error_code error;
   const fs::path home = fs::canonical(library, error).parent_path().parent_path();
   return !error && fs::exists(home / "include" / "ATen" / "ATen.h", error) ? home.string() : "";
 }
 
-// Returns false if the file is not a 64-bit ELF file.
+// Reads the header of an ELF file. Returns false if the file is not a 64-bit ELF file.
 bool read_header(std::ifstream* file, Elf64_Ehdr* header) {
   if (!file->read(reinterpret_cast<char*>(header), sizeof *header)) return false;
   return std::string(reinterpret_cast<char*>(header->e_ident), SELFMAG) == ELFMAG &&
          header->e_ident[EI_CLASS] == ELFCLASS64 && header->e_phentsize == sizeof(Elf64_Phdr);
 }
 
-constexpr int kProbeTimeoutMs = 5000;
+constexpr int kProbeTimeoutMs = 5000;  // for /bin/true in preload_problem()
 
 // Whether a list with colons has the entry.
 bool is_entry_of(const std::string& list, const std::string& entry) {
@@ -264,7 +268,7 @@ Adapter prepare_adapter(const Installation& installation, const std::string& pyt
                                       "--library", installation.library,
                                       "--include", installation.headers};
   if (!cache.empty()) command.insert(command.end(), {"--cache", cache});
-  // Agents that search the base directory for runs ignore names that begin with a dot.
+  // `base` is the directory of all runs. Agents that search it for runs ignore names that begin with a dot.
   if (!base.empty()) command.insert(command.end(), {"--fallback", base + "/." + cache_name(installation)});
   if (!libtorch.empty()) command.insert(command.end(), {"--torch", libtorch});
   return read_answer(run_and_capture(command, own_environment(), kBuildTimeoutMs, announce_build_once),
@@ -288,11 +292,13 @@ std::string helper_problem(const FoundPython& python) {
   for (const std::string& option : python.options) {
     if (const char letter = isolating_letter(option); letter != 0)
       return std::string("python -") + letter + (letter == 'I' ? " (isolated mode)" : "") +
-             " ignores PYTHONPATH, by which the helper comes: leave it out" + kWithoutHelper;
+             " ignores PYTHONPATH, by which the helper comes: leave it out" + kEffectWithoutHelper;
   }
+  // torch imports the helper as if it were an extension for a device (entry point group torch.backends).
   const char* autoload = std::getenv("TORCH_DEVICE_BACKEND_AUTOLOAD");
   if (autoload != nullptr && std::string(autoload) == "0")
-    return std::string("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the helper out: unset it") + kWithoutHelper;
+    return std::string("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the helper out: unset it") +
+           kEffectWithoutHelper;
   return "";
 }
 
@@ -322,7 +328,7 @@ FoundPython find_python(const std::vector<std::string>& command) {
       return {program, true, options_from(command, n + 1)};
     if (const auto script = script_command(program, path); !script.empty())
       return {script[0], true, options_from(script, 1)};
-    // Only a wrapper (nice, srun, ...) has a further program among its words.
+    // Only a wrapper has a further program among its words.
     if (n == 0 && !starts_a_command(command[0])) break;
   }
   return {look_up("python3", path), /*certain=*/false, {}};
@@ -336,6 +342,7 @@ std::string program_interpreter(const std::string& path) {
     Elf64_Phdr part = {};
     file.seekg(static_cast<std::streamoff>(header.e_phoff + n * sizeof part));
     if (!file.read(reinterpret_cast<char*>(&part), sizeof part)) return "";
+    // The part PT_INTERP has the path of the dynamic linker with a 0 byte at its end.
     if (part.p_type != PT_INTERP || part.p_filesz < 2 || part.p_filesz > 4096) continue;
     std::string name(part.p_filesz - 1, '\0');
     file.seekg(static_cast<std::streamoff>(part.p_offset));
@@ -359,7 +366,7 @@ FoundLibtorch find_libtorch(const std::vector<std::string>& command) {
       std::error_code ignored;
       return {fs::absolute(program, ignored), library, library.empty() ? "" : home_of(library)};
     }
-    if (n == 0 && !starts_a_command(command[0])) break;  // not a wrapper: no further program
+    if (n == 0 && !starts_a_command(command[0])) break;  // not a wrapper
   }
   return {};
 }
@@ -384,7 +391,8 @@ std::vector<std::string> command_environment(const Installation& installation, c
   for (OptionId id : {OptionId::kEvery, OptionId::kMaxSlowdown, OptionId::kMemory, OptionId::kSlices,
                       OptionId::kMathPath, OptionId::kWeights, OptionId::kCountKernels})
     set_environment(&environment, option(id).variable, arguments.text(id));
-  // --every without --max-slowdown samples regardless of the cost. To the trainer, "" means no limit.
+  // A sampling interval fixed by --every (0: foreshock chooses it), without --max-slowdown, applies
+  // regardless of the cost. To the trainer, an empty FORESHOCK_MAX_SLOWDOWN means no limit.
   const bool has_every = arguments.is_given(OptionId::kEvery) && arguments.text(OptionId::kEvery) != "0";
   if (has_every && !arguments.is_given(OptionId::kMaxSlowdown))
     set_environment(&environment, option(OptionId::kMaxSlowdown).variable, "");

@@ -1,6 +1,7 @@
 // The parameters of the device kernels ("jobs") and the shapes of their launches. A job is a plain struct
 // with the same layout on host and device. Addresses are in device memory. The device checks nothing, and a
-// wrong address destroys the trainer's context, so the host must validate every job.
+// wrong address destroys the trainer's context, so the host must validate every job. `reserved` members only
+// make the padding explicit.
 #ifndef FORESHOCK_KERNELS_DEVICE_JOBS_H_
 #define FORESHOCK_KERNELS_DEVICE_JOBS_H_
 
@@ -13,7 +14,7 @@
 
 namespace foreshock {
 
-// The shape of a launch. Results do not depend on `blocks`, since work is divided into units of fixed size.
+// The shape of a launch. Results do not depend on `blocks`, since blocks share units of work of fixed size.
 struct LaunchShape {
   uint32_t blocks, threads, shared_bytes;
 };
@@ -33,15 +34,15 @@ constexpr uint32_t blocks_of(uint64_t work, uint64_t per_block, uint32_t most) {
 
 // -- gather: copies the sampled rows of an attention call, densely as kernels/gather.h does on the host --
 
-// One tensor to copy. Row (head, n) has `width` elements, column_stride apart, and begins at `from` + head *
-// head_stride + row(n) * row_stride. Strides are in elements and may be 0 or negative. The copied rows are
-// dense, head-major, and begin at `to`.
+// The rows of one tensor to copy. Row n of a head has `width` elements, column_stride apart, and begins at
+// `from` + head * head_stride + row(n) * row_stride; is_listed defines row(n). Strides are in elements and
+// may be 0 or negative. The copies of the rows are dense, head by head, and begin at `to`.
 struct GatherPiece {
   uint64_t from;  // address of the element (first head, row 0, first column)
   uint64_t to;    // offset in bytes from the job's `to`
   int64_t head_stride, row_stride, column_stride;
   uint32_t heads, rows, width;
-  uint32_t element;    // bytes: 1, 2, 4 or 8
+  uint32_t element;    // size of an element in bytes: 1, 2, 4 or 8
   uint32_t is_listed;  // 1: row(n) = the job's position[n]; 0: row(n) = first_row + n
   uint32_t first_row;
 };
@@ -53,25 +54,28 @@ inline constexpr uint32_t kMostPositions = 16;
 // Scratch memory of a launch. Only one launch at a time may use it. It must be all zero before the first
 // launch, and every launch leaves it all zero. Times are ns of the device's clock.
 struct GatherClock {
-  uint64_t not_begin, end;  // largest ~begin (so that 0 is the start value) and largest end of a block so far
-  uint32_t arrived;         // blocks that have ended
-  uint32_t nonfinite;       // kKeyGather: NaN and Inf in the query's gradient so far
+  // Largest ~begin of a block so far, from which the earliest begin follows (~ makes 0 the start value), and
+  // latest end of a block so far.
+  uint64_t not_begin, end;
+  uint32_t arrived;    // blocks that have ended
+  uint32_t nonfinite;  // used by the key gather only: NaN and Inf in the query's gradient so far
 };
 static_assert(sizeof(GatherClock) == 24);
 
 struct GatherJob {
-  uint64_t to;     // address of the packed slice
+  uint64_t to;     // address to which the slice is copied
   uint64_t times;  // address of uint64_t[2]: when the first block began and the last one ended (device clock)
   uint64_t clock;  // address of a GatherClock
   uint32_t pieces;
   uint32_t reserved;
-  uint32_t position[kMostPositions];
+  uint32_t position[kMostPositions];  // the sampled rows, for pieces with is_listed
   GatherPiece piece[kMostPieces];
 };
 static_assert(sizeof(GatherJob) == 96 + kMostPieces * sizeof(GatherPiece));
 static_assert(sizeof(GatherJob) <= kMostJobBytes);
 
-// The sequence of a packed batch that the kernel gathered, its size, and the sampled query positions in it.
+// A packed batch joins sequences of different lengths along one dimension. The kernel reports the sequence
+// that it gathered: its number in the batch, its size, and the sampled query positions in it.
 struct GatheredSequence {
   uint32_t number, queries, keys;
   uint32_t positions;  // sampled positions of each head; 0: the offsets were invalid and nothing was copied
@@ -79,26 +83,27 @@ struct GatheredSequence {
 };
 static_assert(sizeof(GatheredSequence) == 80);
 
-// Gathers from one sequence of a packed batch, which find_sequence() chooses (gather.h). `gather` describes a
-// sequence of the longest length that begins at position 0. Rows beyond the end of the chosen sequence are
-// not copied. The kernel divides the sequence into parts and samples one position in each of the first parts:
-// gather.position[n] / 2^32, in [0, 1), is the place of the sampled position in part n.
+// Gathers from one sequence of a packed batch, which find_sequence() chooses (gather.h) on the device, where
+// the lengths are. `gather` describes a sequence of the longest length that begins at position 0; the kernel
+// adds the begin of the chosen sequence and does not copy rows beyond its end. The kernel divides the
+// sequence into `parts` parts and samples one position in each of the first `positions` parts: in part n the
+// position at gather.position[n] / 2^32 of the part's length.
 struct PackedGatherJob {
   GatherJob gather;
   PackedSequences sequences;
   uint64_t gathered;  // address of a GatheredSequence
-  // sum_piece: index of the piece of log_sum_exp if it is stored by (sequence, head, position), not by (head,
-  // position in the batch), else kMostPieces. sum_stride: its elements from one sequence to the next.
+  // sum_piece: index of the piece with the log_sum_exp if that tensor is [sequence][head][position];
+  // kMostPieces if it is [head][position in the batch]. sum_stride: elements from one sequence to the next.
   int64_t sum_stride;
   uint32_t sum_piece;
-  uint32_t parts;      // number of parts of the sequence; a shorter sequence has a part per position
-  uint32_t positions;  // limit of the sampled positions
+  uint32_t parts;      // a sequence with fewer positions has a part for each position
+  uint32_t positions;  // limit of the sampled positions of each head
   uint32_t reserved;
 };
 static_assert(sizeof(PackedGatherJob) == sizeof(GatherJob) + 72);
 static_assert(sizeof(PackedGatherJob) <= kMostJobBytes);
 
-// At most 128 blocks, so that kernels that run at the same time keep most processors.
+// At most 128 blocks, so that the trainer's kernels that run at the same time keep most processors.
 constexpr LaunchShape launch_of(const GatherJob& job) {
   constexpr uint32_t kThreads = 256, kPerThread = 16, kMostBlocks = 128;
   uint64_t elements = 0;
@@ -111,7 +116,7 @@ constexpr LaunchShape launch_of(const GatherJob& job) {
 
 constexpr LaunchShape launch_of(const PackedGatherJob& job) { return launch_of(job.gather); }
 
-// -- key gather: copies sampled key positions of a backward call, and sums dK and dV over all its keys --
+// -- key gather: copies sampled key positions of a backward call; sums dK and dV over all keys of the head --
 
 // Rows of consecutive heads: element (head, row, column) is at `data` + head * stride[0] + row * stride[1] +
 // column * stride[2], strides in elements.
@@ -125,7 +130,7 @@ static_assert(sizeof(DeviceView) == 48);
 
 struct KeyGatherJob {
   GatherJob gather;
-  uint64_t sums;          // ColumnSum[key_sum_count()] (key_sums.h), overwritten; 0: no sums
+  uint64_t sums;          // address of ColumnSum[key_sum_count()] (key_sums.h), overwritten; 0: no sums
   DeviceView grad_query;  // of the query heads that share the kv-head
   DeviceView grad_key, grad_value;
   uint32_t dtype;  // floating format of grad_query, grad_key and grad_value
@@ -150,12 +155,13 @@ constexpr LaunchShape launch_of(const KeyGatherJob& job) {
   return shape;
 }
 
-// -- scalars: copies numbers of the trainer (loss, norms) into cells in host memory --
+// -- scalars: copies values of the trainer (loss, norms) into cells in host memory --
 
-// A number that has arrived. `number` is stored after `value`: the host waits for the expected number.
+// A value that has arrived. Values are numbered in the order in which they are sent. `number` is stored after
+// `value`, so the value has arrived when the host reads the expected number.
 struct ScalarCell {
   double value;
-  uint64_t number;  // identifies the value: values are numbered in the order in which they are sent
+  uint64_t number;
 };
 static_assert(sizeof(ScalarCell) == 16);
 
@@ -170,7 +176,7 @@ inline constexpr uint32_t kSumOfSquares = 0;
 
 struct ScalarsJob {
   uint64_t cells;  // device address of ScalarCell[kScalarCells] in host memory
-  uint64_t first;  // number of the first value; the others follow
+  uint64_t first;  // number of the first value; the others are numbered on from it
   uint32_t count;
   uint32_t dtype;               // the floating DType of all values, or kSumOfSquares
   uint64_t from[kMostScalars];  // addresses, aligned to the size of a value
@@ -184,9 +190,9 @@ constexpr LaunchShape launch_of(const ScalarsJob& job) {
 
 // -- histogram: counts the values of a dense tensor, as kernels/histogram.h does on the host --
 
-// kCountPatterns counts 16-bit values in kPatterns words of uint32_t (one set), kCountBins fp32 values in
-// kBinWords words of uint64_t. Both add to the words. All launches may count at most kMostPatterns or
-// kMostBinned values.
+// The kernel kCountPatterns counts 16-bit values, by bit pattern, in kPatterns words of uint32_t. The kernel
+// kCountBins counts fp32 values, by bin, in kBinWords words of uint64_t. Both add to the words. All launches
+// on the same words together may count at most kMostPatterns or kMostBinned values.
 struct HistogramJob {
   uint64_t from;   // address of the values, aligned to their size
   uint64_t count;  // of values
@@ -194,11 +200,12 @@ struct HistogramJob {
 };
 static_assert(sizeof(HistogramJob) == 24);
 
-// Bytes of shared memory for 16-bit counters of all patterns. With less, the kernel counts in device memory.
+// Shared memory for a 16-bit counter of each pattern. If a device has less, the kernel counts in device
+// memory.
 inline constexpr uint32_t kPatternSharedBytes = kPatterns * sizeof(uint16_t);
 
-// At most one block per processor, since a block takes most of a processor's shared memory. At its end a
-// block adds its 65,536 counters to those of the job, so it should count at least as many values.
+// At most one block per multiprocessor, since a block takes most of its shared memory. At its end a block
+// adds its 65,536 counters to those of the job, so a block should count at least that many values.
 constexpr LaunchShape launch_of_patterns(const HistogramJob& job, const DeviceLimits& limits) {
   constexpr uint32_t kThreads = 1024, kPerThread = 64;
   const bool fits = limits.shared_bytes >= kPatternSharedBytes;
@@ -228,7 +235,7 @@ static_assert(sizeof(GradientSums) == 24);
 struct GradientTensor {  // must be dense, with its dimensions in any order
   uint64_t data;
   uint64_t count;
-  uint64_t first_chunk;  // number of chunks of the tensors before it
+  uint64_t first_chunk;  // number of chunks of the job's tensors before this one
   uint32_t dtype;        // a floating DType
   uint32_t reserved;
 };
@@ -239,7 +246,7 @@ inline constexpr uint32_t kMostSumTensors = 96;
 struct GradientSumsJob {
   uint64_t results;   // GradientSums[tensors]; overwritten
   uint64_t partials;  // GradientSums[chunks]; scratch
-  uint64_t arrived;   // uint32_t, blocks that have ended; zero before the first launch and after every launch
+  uint64_t arrived;   // uint32_t: blocks that have ended; zero before the first launch and after every launch
   uint64_t chunks;    // number of chunks of all tensors
   uint32_t tensors;
   uint32_t reserved;
@@ -272,7 +279,7 @@ struct AdamSumsJob {
 static_assert(sizeof(AdamSumsJob) == 40 + kMostAdamTensors * sizeof(AdamTensor));
 static_assert(sizeof(AdamSumsJob) <= kMostJobBytes);
 
-// The launch of kGradientSums or kAdamSums. Shared memory holds a flag (16 bytes) and one Sums per thread.
+// The launch of GradientSumsJob or AdamSumsJob. Shared memory holds a flag (16 bytes) and a Sums per thread.
 template <class Job, class Sums>
 constexpr LaunchShape launch_of_sums(const Job& job, const DeviceLimits& limits) {
   return {.blocks = blocks_of(job.chunks, 1, 4 * limits.processors),
@@ -286,7 +293,7 @@ constexpr LaunchShape launch_of(const AdamSumsJob& job, const DeviceLimits& limi
   return launch_of_sums<AdamSumsJob, AdamSums>(job, limits);
 }
 
-// -- checksum: of a dense tensor, as kernels/sums.h defines it --
+// -- checksum of a dense tensor, as kernels/sums.h defines it --
 
 struct ChecksumJob {
   uint64_t from;  // any alignment

@@ -1,4 +1,5 @@
-// Finds files installed beside libforeshock.so, which contains this code. Tests replace this object file.
+// Implements path_beside_library() (cuda_driver.h), which makes the path of a file that is installed beside
+// libforeshock.so, the library that contains this code. Unit tests link another definition instead.
 #include <dlfcn.h>
 #include <unistd.h>
 

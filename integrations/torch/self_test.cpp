@@ -1,5 +1,6 @@
-// Tests an adapter, which hooks attention in one version of torch, on LibTorch without Python, with the
-// checks of self_test.py. Usage: self_test ADAPTER, with libforeshock.so preloaded. Exits 1 if one fails.
+// Tests an adapter, the library that hooks attention in one version of torch, on LibTorch without Python.
+// Usage: self_test ADAPTER, with libforeshock.so preloaded. Exits with 1 if a check fails. Like self_test.py,
+// checks that the hooks see each call once and leave its results equal bit for bit.
 #include <ATen/ATen.h>
 #include <dlfcn.h>
 #include <torch/csrc/autograd/variable.h>
@@ -10,6 +11,7 @@
 
 namespace {
 
+// Returns the output and the gradients of an attention call, on inputs that are the same at every call.
 std::vector<at::Tensor> attention() {
   auto generator = at::detail::createCPUGenerator(0);
   std::vector<at::Tensor> inputs;
@@ -17,9 +19,10 @@ std::vector<at::Tensor> attention() {
   at::Tensor out =
       at::scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], {}, 0.0, /*is_causal=*/true);
   out.square().sum().backward();
-  return {out.detach(), inputs[0].grad(), inputs[1].grad(), inputs[2].grad()};  // the same at every call
+  return {out.detach(), inputs[0].grad(), inputs[1].grad(), inputs[2].grad()};
 }
 
+// Returns what is wrong with the adapter at `path`, or null.
 const char* check(const char* path) {
   if (!dlsym(RTLD_DEFAULT, "foreshock_abi_version")) return "the core library is not preloaded";
   const std::vector<at::Tensor> before = attention();
@@ -28,7 +31,7 @@ const char* check(const char* path) {
   const auto start = reinterpret_cast<int (*)()>(dlsym(adapter, "foreshock_adapter_start"));
   const auto calls = reinterpret_cast<uint64_t (*)(int)>(dlsym(adapter, "foreshock_adapter_calls"));
   if (!start || !calls) return "the adapter lacks a function";
-  const int hooked = start();
+  const int hooked = start();  // number of hooked operations
   if (hooked < 2) return "hardly any attention operation could be hooked";
   if (start() != hooked) return "starting twice hooked twice";
   const std::vector<at::Tensor> after = attention();

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 
-def moved(out: Tensor, grad: Tensor, ulps: float, generator: torch.Generator) -> Tensor:
-    """Moves the bf16 values `out` by `ulps` spacings (ulps) on average, up where `grad` is positive, else down."""
+def moved(out: Tensor, towards: Tensor, ulps: float, numbers: torch.Generator) -> Tensor:
+    """Moves the bf16 values `out` by `ulps` spacings (ulps) on average, up where `towards` is positive, else down."""
     whole = math.floor(ulps)  # ulps - whole is the probability that a value moves by one more spacing
-    count = whole + (torch.rand(out.shape, generator=generator) < ulps - whole).to(torch.int16)
-    away_from_zero = (out > 0) == (grad > 0)  # the bits of a value, read as an integer, grow with its magnitude
+    count = whole + (torch.rand(out.shape, generator=numbers) < ulps - whole).to(torch.int16)
+    away_from_zero = (out > 0) == (towards > 0)  # the bits of a value, read as an integer, grow with its magnitude
     bits = out.contiguous().view(torch.int16) + torch.where(away_from_zero, count, -count)
     # A value near zero stays, since subtracting `count` from its bits could change its sign.
     return torch.where(out.abs() > 2**-100, bits.view(torch.bfloat16), out)
@@ -33,17 +33,17 @@ class ErringAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, ulps: float, generator: torch.Generator) -> Tensor:
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, ulps: float, numbers: torch.Generator) -> Tensor:
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.ulps, ctx.generator = ulps, generator
+        ctx.ulps, ctx.numbers = ulps, numbers
         return out
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         if ctx.ulps > 0:
-            out = moved(out, grad, ctx.ulps, ctx.generator)
+            out = moved(out, grad, ctx.ulps, ctx.numbers)
         backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         return *backward(grad, q, k, v, out, lse, 0.0, True), None, None
 
@@ -54,12 +54,12 @@ class Fault:
 
     def __init__(self, ulps: float, seed: int) -> None:
         self.ulps, self.is_on = ulps, False
-        self.generator = torch.Generator().manual_seed(seed)  # a separate one: the training's random numbers stay
+        self.numbers = torch.Generator().manual_seed(seed)  # a separate one: the training's random numbers stay
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         group = q.shape[1] // k.shape[1]
         k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
-        return ErringAttention.apply(q, k, v, self.ulps if self.is_on else 0.0, self.generator)
+        return ErringAttention.apply(q, k, v, self.ulps if self.is_on else 0.0, self.numbers)
 
 
 BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
@@ -68,24 +68,25 @@ BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
 class GradKeyFault:
     """torch's CPU backward kernel with a relative error of 5 % in dK of one layer, while `is_on`. dQ and dV are right.
 
-    It replaces torch's kernel in the dispatcher. foreshock's hook calls the replaced kernel and so sees the wrong dK.
-    The layer is found by counting calls: the backward calls of a step come from the last layer to the first.
+    An object of this class takes the place of torch's kernel, which it calls. foreshock's hook calls the object, so the
+    hook sees the wrong dK. The layer is found by counting calls: the backward calls of a step come from the last layer
+    to the first.
     """
 
     def __init__(self, layer: int, layers: int, seed: int, error: float = 0.05) -> None:
         self.layers, self.error, self.is_on = layers, error, False
         self.position, self.calls = layers - 1 - layer, 0  # index of the layer's call in a step; calls so far
-        self.generator = torch.Generator().manual_seed(seed)  # a separate one: the training's random numbers stay
+        self.numbers = torch.Generator().manual_seed(seed)  # a separate one: the training's random numbers stay
         self.original = torch.library.get_kernel(f"aten::{BACKWARD}", "CPU")
         self.library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that a kernel is replaced
             self.library.impl(BACKWARD, self, "CPU", with_keyset=True)
 
-    def __call__(self, dispatch_keys: object, *arguments: object, **named: object) -> tuple[Tensor, ...]:
-        grad_query, grad_key, grad_value = self.original.call_boxed(dispatch_keys, *arguments, **named)
+    def __call__(self, keys: object, *arguments: object, **more: object) -> tuple[Tensor, ...]:
+        grad_query, grad_key, grad_value = self.original.call_boxed(keys, *arguments, **more)
         if self.is_on and self.calls % self.layers == self.position:
-            noise = torch.randn(grad_key.shape, generator=self.generator).to(grad_key.dtype)
+            noise = torch.randn(grad_key.shape, generator=self.numbers).to(grad_key.dtype)
             grad_key *= 1 + self.error * noise
         self.calls += 1
         return grad_query, grad_key, grad_value

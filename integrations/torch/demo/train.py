@@ -47,11 +47,11 @@ SIZES = [
     Size(layers=6, heads=8, kv_heads=4, width=384, context=256, batch=8),
 ]
 STEPS_WANTED = 200  # in the given time; in fewer steps the loss would hardly fall
-STEPS_WANTED_WITH_ULPS = 800  # with --fault ULPS; in fewer steps the fault would hardly change the loss
+STEPS_WANTED_WITH_FAULT = 800  # with --fault ULPS; in fewer steps the fault would hardly change the loss
 GRAD_KEY = "grad_key"
 FAULTY_LAYER = 1  # counted from 0
 FAULT_BEGINS = 1 / 3  # after this share of the training
-RATE, RATE_WITH_ULPS = 2e-3, 1e-3  # maximum learning rate; lower without the normalisation of queries and keys
+RATE, RATE_WITH_FAULT = 2e-3, 1e-3  # maximum learning rate; lower without the normalisation of queries and keys
 
 
 class Attention(nn.Module):
@@ -112,8 +112,8 @@ class Gpt(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 # As in GPT-2: lower for the matrices whose products are added to x, twice in each of the layers.
-                is_added = name.endswith(("out.weight", "down.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * size.layers) if is_added else 0.02)
+                last = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * size.layers) if last else 0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
@@ -145,7 +145,7 @@ class Text:
         return rows[:, :-1], rows[:, 1:]
 
 
-def has_fast_bf16() -> bool:
+def native_bf16() -> bool:
     # oneDNN ("mkldnn" in torch) computes bf16 linear layers; on x86-64 its fast kernels need AVX-512.
     return torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
@@ -179,8 +179,9 @@ def choose(text: Text, seconds: float, steps: int, autocast: bool) -> Size:
     return chosen
 
 
-def rate_factor(progress: float) -> float:
-    """Learning rate / its maximum: a short warm-up, then a cosine down to a tenth. `progress` goes from 0 to 1."""
+def learning_rate(progress: float) -> float:
+    """The learning rate as a share of its maximum: a short warm-up, then a cosine down to a tenth. `progress` goes from
+    0 to 1."""
     return min(1.0, progress / 0.05) * (0.55 + 0.45 * math.cos(math.pi * min(1.0, progress)))
 
 
@@ -192,22 +193,22 @@ def plant_ulps(model: Gpt, ulps: float, seed: int) -> Fault:
     return fault
 
 
-def plant(model: Gpt, size: Size, fault_wanted: str, seed: int) -> Fault | GradKeyFault | None:
+def plant(model: Gpt, size: Size, fault: str, seed: int) -> Fault | GradKeyFault | None:
     """Prepares the fault that --fault names. It has no effect until its member is_on is set. None if --fault is 0."""
-    if fault_wanted == GRAD_KEY:
+    if fault == GRAD_KEY:
         return GradKeyFault(FAULTY_LAYER, size.layers, seed)
-    return plant_ulps(model, float(fault_wanted), seed) if float(fault_wanted) else None
+    return plant_ulps(model, float(fault), seed) if float(fault) else None
 
 
 def train(steps: int | None, seconds: float, seed: int, fault_wanted: str) -> None:
     torch.manual_seed(seed)
-    text, autocast = Text(seed), has_fast_bf16()
+    text, autocast = Text(seed), native_bf16()
     has_ulps = fault_wanted != GRAD_KEY and float(fault_wanted) != 0
-    size = choose(text, seconds, STEPS_WANTED_WITH_ULPS if has_ulps else STEPS_WANTED, autocast)
+    size = choose(text, seconds, STEPS_WANTED_WITH_FAULT if has_ulps else STEPS_WANTED, autocast)
     torch.manual_seed(seed)  # again, because choose() has used random numbers
     model = Gpt(size)
     fault = plant(model, size, fault_wanted, seed)
-    rate = RATE_WITH_ULPS if has_ulps else RATE
+    rate = RATE_WITH_FAULT if has_ulps else RATE
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
     count = sum(parameter.numel() for parameter in model.parameters())
     precision = "autocast bf16" if autocast else "fp32 weights, bf16 q, k, v"
@@ -218,7 +219,7 @@ def train(steps: int | None, seconds: float, seed: int, fault_wanted: str) -> No
             fault.is_on = True
             print(f"step {step + 1:5d}  from here on attention of layer {FAULTY_LAYER:03d} is wrong", flush=True)
         for group in optimizer.param_groups:
-            group["lr"] = rate * rate_factor(progress + 1e-3)  # 1e-3: the rate of the first step is not 0
+            group["lr"] = rate * learning_rate(progress + 1e-3)  # 1e-3: the rate of the first step is not 0
         optimizer.zero_grad()
         loss = loss_of(model, text.batch(size), autocast)
         loss.backward()

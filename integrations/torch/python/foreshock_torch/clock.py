@@ -1,7 +1,7 @@
 """Detects training steps from optimizer hooks, and reports step numbers, learning rate, names, gradients and weights.
 
-Class Core (core.py) passes them to the core, libforeshock.so (Core.core), and to the adapter, a library with hooks in
-torch (Core.adapter).
+Class Core (core.py) passes these reports to "the core", libforeshock.so (Core.core), and to the adapter, a library with
+hooks in torch (Core.adapter). "The helper" is this Python package.
 """
 
 from __future__ import annotations
@@ -58,13 +58,14 @@ def labels_of(named: dict[int, tuple[Named, Any]]) -> dict[str, str]:
 class Monitor:
     """Counts training steps and reports them to the core.
 
-    One optimizer is the clock: a training step ends when the clock steps after a backward pass. Such a step is also
-    called a tick. Of the other optimizers, companions step after the clock without a backward pass of their own, and
-    partners have one. Methods that return an int return the nanoseconds that they spent in the core, which measures
-    this time itself. The address of a tensor is that of its TensorImpl (tensor._cdata).
+    One optimizer is the clock: a training step ends when the clock steps after a backward pass. The end of such a step
+    is also called a tick. Of the other optimizers, a companion steps after the clock without a backward pass of its
+    own, and a partner steps after a backward pass of its own. Methods that return only an int (`in_core`) return the
+    nanoseconds that they spent in the core, which measures this time itself. The address of a tensor is that of its
+    TensorImpl (tensor._cdata).
     """
 
-    CALLS_WITHOUT_BACKWARD = 3  # while no backward pass was ever detected, calls after these count as steps
+    CALLS_WITHOUT_BACKWARD = 3  # if no backward pass is detected, the clock's calls after so many count as steps
     STATE_PARAMETERS = 4  # parameters whose optimizer state is searched for the step number
     MOST_FAILURES = 3  # after so many failed attempts to name tensors, naming is switched off
     LOOK_EVERY = 16  # with quiet steps (see _settle), every 16th step checks whether the optimizer's parameters changed
@@ -88,8 +89,8 @@ class Monitor:
         limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
         self._naming_limit = RateLimit(free=16, share=min(limit, DEFAULT))
         self._overhead_guard = OverheadGuard(limit)  # detects, once, that the helper takes several times its limit
-        self._off_bits = 0  # not 0 once names, gradients and weights are off for the rest of the process: GIVEN_UP bits
-        self._next_step_bits = 0  # bits that are reported with the next step only
+        self._off_bits = 0  # GIVEN_UP bits once names, gradients and weights are off for the rest of the process; else 0
+        self._next_step_bits = 0  # GIVEN_ bits that are reported with the next step only
         self._failures = 0  # failed attempts to name the tensors
         self._calls_of_others: dict[int, int] = {}  # {id of another optimizer: its calls since the last tick}
         self._calls_without_backward = 0
@@ -131,7 +132,7 @@ class Monitor:
         self._add_time(begin)
 
     def before_step(self, optimizer: Any, has_stepped: bool = False) -> None:
-        """Called before the optimizer's work. `has_stepped`: called after it, for a step with a closure."""
+        """Called before the optimizer's work; for a step with a closure, after the work, with `has_stepped`."""
         begin = perf_counter_ns()
         self.core.reports_steps()  # from now on the adapter does not count steps itself
         in_core = 0
@@ -181,9 +182,9 @@ class Monitor:
         if not self._try_to_name([*with_companions, *partners], rare_partners, measured):
             return self._begin_without_names(optimizer)
         scale = self._scale(optimizer)
-        in_backward = self._torch._C._current_graph_task_id() != -1
-        # Gradients are read only if all of them exist now: this rank steps the whole model, no backward pass is
-        # running, and the clock is called once per step. A scale on a device is unknown here (None).
+        in_backward = self._torch._C._current_graph_task_id() != -1  # a hook of the backward pass calls the optimizer
+        # Gradients are read only if all of them exist now (this rank steps the whole model, no backward pass is
+        # running, and the clock is called once per step) and their scale is known; a scale on a device is None here.
         publish = self._steps_whole_model and scale is not None and not in_backward and not self._split_step.addresses
         # amp_C are Apex's kernels, which clip gradients without changing the version of a tensor.
         writes_untracked = "amp_C" in sys.modules
@@ -241,7 +242,8 @@ class Monitor:
         """Adds the counts of the quiet steps. The end of the next step then runs in Python and may allow more."""
         if not self._is_settled:
             return
-        # own_ns: time in hooks; unreported_ns: its unreported part; others: bit n is set if _quiet_others[n] stepped.
+        # steps: quiet steps since the last call, of which the other values are. own_ns: time in hooks; unreported_ns:
+        # its unreported part; address, step: as in _last_state; others: bit n is set if _quiet_others[n] stepped.
         steps, own_ns, unreported_ns, ended_at_ns, max_step_ns, step, address, others = self.core.quiet.take()
         for n, other in enumerate(self._quiet_others):
             if others >> n & 1:
@@ -272,7 +274,7 @@ class Monitor:
         return self.core.step_begins([], 1.0, 0, False)
 
     def after_step(self, optimizer: Any) -> None:
-        """Called after the optimizer's work. Reports the step if this call ends one."""
+        """Called after the optimizer's work. Reports a step if this call of the optimizer ends one."""
         begin = perf_counter_ns()
         self._collect_quiet_steps()
         backwards = self.core.adapter.foreshock_adapter_backwards()
@@ -393,8 +395,9 @@ class Monitor:
         return True
 
     def _state_step(self, optimizer: Any, param_groups: list[Any] | tuple[Any, ...]) -> tuple[int, int | None]:
-        """(source of the step number, COUNTED or OPTIMIZER_STATE; absolute step number). -1: unknown. None: the
-        optimizer has skipped this step: a gradient scaler found an overflow (fused), or the number is unchanged."""
+        """(source of the step number, step number), the number that the optimizer keeps in its state. COUNTED, -1: no
+        state has it. None: the optimizer has skipped this step, since a gradient scaler found an overflow (fused
+        optimizers), or the number has not changed since the last tick."""
         if (on_cpu(self._torch, attribute(optimizer, "found_inf")) or 0) > 0:
             return COUNTED, None
         with_gradient = ((g, p) for g in param_groups for p in parameters_in(g) if p.grad is not None)
@@ -427,7 +430,7 @@ class Monitor:
             return None
 
     def _scale(self, optimizer: Any) -> float | None:
-        """The factor of a gradient scaler in the gradients; 1: no factor. None: the factor is on a device."""
+        """The factor by which a gradient scaler multiplied the gradients, 1 without one. None: it is on a device."""
         scale = attribute(optimizer, "grad_scale")
         return 1.0 if scale is None else on_cpu(self._torch, scale)
 
@@ -453,7 +456,8 @@ class Monitor:
         self.core.name_parameters([])
 
     def _name_if_changed(self, optimizers: list[Any], unfollowed: list[Any], addresses: list[int]) -> None:
-        """`addresses`: of the parameters of `optimizers`. Those of `unfollowed` ones are listed but not measured."""
+        """Names the tensors if optimizers or addresses have changed since the last naming. `addresses`: those of the
+        parameters of `optimizers`. Parameters of optimizers in `unfollowed` are listed but not measured."""
         if self._split_step.addresses:
             addresses = list(dict.fromkeys([*self._split_step.addresses, *addresses]))
         named_for = [id(optimizer) for optimizer in (*optimizers, *unfollowed)], addresses

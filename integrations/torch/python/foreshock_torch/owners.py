@@ -1,5 +1,6 @@
-"""Detects when a module whose parameters have names is destroyed. The core (libforeshock.so) finds a name by the
-parameter's address (tensor._cdata). Another tensor may then get this address, and with it the wrong name."""
+"""Detects when a module whose parameters have names is destroyed. The core (libforeshock.so) finds the name of a
+parameter by its address (tensor._cdata). After the destruction another tensor may get this address, and with it the
+wrong name."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from .signals import is_of_trainer
 
 
 class Owners:
-    """Calls `lost` when all modules that contain a named parameter are destroyed: once for each call of watch().
+    """Calls `lost` when, for one named parameter, the last module that contains it is destroyed. After this call, the
+    next one needs another call of watch().
 
-    The call comes before the parameter's address can be reused, in the thread that destroys the module. The weak
-    references are to modules, because torch.utils.swap_tensors refuses tensors that have weak references.
+    `lost` is called before the parameter's address can be reused, in the thread that destroys the module. The objects
+    keep weak references to modules and not to parameters, because torch.utils.swap_tensors refuses tensors that have
+    weak references.
     """
 
     def __init__(self, torch: Any, lost: Callable[[], None], call_back: Callable[[Any], Any]) -> None:
@@ -24,9 +27,9 @@ class Owners:
         self._call_back = call_back
         self._frames = torch._C._dynamo.eval_frame
         self._lost = lost
-        skip_in_dynamo(self._frames, Owners._on_module_death)
+        skip_in_dynamo(self._frames, Owners._on_module_death)  # torch.compile (Dynamo) does not trace this method
         self._references: list[Any] = []
-        self.has_lost = False
+        self.has_lost = False  # `lost` was called since the last watch(); Monitor (clock.py) also sets it to False
 
     def watch(self, owners: Iterable[tuple[Any, list[int]]]) -> None:
         """Watches `owners` instead of the previous ones: (module, addresses of its own parameters that have names)."""
@@ -46,12 +49,12 @@ class Owners:
             if self.has_lost or all(owner_counts[address] > 0 for address in addresses):
                 return
             self.has_lost = True
-            tracer = self._frames.set_eval_frame(None)  # Dynamo must not trace self._lost()
+            tracer = self._frames.set_eval_frame(None)  # Dynamo must not trace self._lost(); restored below
             try:
                 self._lost()
             finally:
                 self._frames.set_eval_frame(tracer)
-        except Exception as error:  # of the training, for example from its signal handler, or of this code
+        except Exception as error:  # raised by the training, for example in a signal handler, or by this code
             self.has_lost = True
             if is_of_trainer is not None and is_of_trainer(error):  # at process exit a global may be None
-                raise
+                raise  # the training's own exception must reach the training; other exceptions are dropped
