@@ -1,4 +1,6 @@
-// Runs the command of --on-alert, and finds the strongest detector signal among the ranks of a node.
+// AlertCommand runs the command of --on-alert for each alert. Adviser finds, among the ranks of a node, the
+// detector with the highest level. A detector's level is quiet, watch or warn, the highest level of its
+// layers.
 #include "agent/alerts.h"
 
 #include <dirent.h>
@@ -23,6 +25,7 @@
 namespace foreshock {
 namespace {
 
+// Whether the event, a line of the record, runs the command: a detector's change to warn, or a loss event.
 bool is_alert(const EventLine& event) {
   if (event.event == name_of(WatchEventKind::kPrecursor)) return event.level == name_of(Level::kWarn);
   for (WatchEventKind kind : {WatchEventKind::kLossSpike, WatchEventKind::kDivergence,
@@ -90,6 +93,8 @@ std::vector<std::string> AlertCommand::environment_of(const EventLine& event, ui
           variable("LEFT_OUT", std::to_string(left_out))};
 }
 
+// Queues the alert, or only counts it as left out: an alert of the same kind within kApart of the last one,
+// or any alert if the queue or the table of kinds is full.
 void AlertCommand::add(const EventLine& event, Clock::time_point now) {
   if (command_.empty() || !is_alert(event)) return;
   const std::string kind = event.run + '\n' + event.event + '\n' + event.detector;
@@ -107,6 +112,7 @@ void AlertCommand::add(const EventLine& event, Clock::time_point now) {
   last_alerts_[kind] = {now, 0};
 }
 
+// Called regularly. Collects or kills the running command, and starts the next one when none runs.
 void AlertCommand::poll(Clock::time_point now) {
   if (child_ > 0) reap();
   if (child_ > 0 && !killed_at_ && now - began_ >= kLongest) {
@@ -119,6 +125,7 @@ void AlertCommand::poll(Clock::time_point now) {
     given_up_.push_back(std::exchange(child_, -1));
     ++failed_;
   }
+  // waitpid() returns 0 while the process exists.
   std::erase_if(given_up_, [](pid_t child) { return waitpid(child, nullptr, WNOHANG) != 0; });
   if (child_ > 0 || waiting_.empty()) return;
   const std::vector<std::string> alert = std::move(waiting_.front());
@@ -126,6 +133,7 @@ void AlertCommand::poll(Clock::time_point now) {
   start(alert, now);
 }
 
+// Called at the end of the agent: starts all queued commands, without waiting for any.
 void AlertCommand::start_all(Clock::time_point now) {
   for (; !waiting_.empty(); waiting_.pop_front()) start(waiting_.front(), now);
   if (left_out_ > 0) spdlog::info("--on-alert: {} alerts came too soon after their like", left_out_);
@@ -136,7 +144,7 @@ void AlertCommand::reap() {
   const pid_t ended = waitpid(child_, &status, WNOHANG);
   // If the agent inherited SIGCHLD as ignored, the kernel reaps the command. Its unknown status counts as 0.
   const bool has_no_status = ended < 0 && errno == ECHILD;
-  if (ended != child_ && !has_no_status) return;  // it still runs
+  if (ended != child_ && !has_no_status) return;  // the command still runs
   child_ = -1;
   if (status == 0) return;
   ++failed_;
@@ -180,6 +188,8 @@ void AlertCommand::start(const std::vector<std::string>& alert, Clock::time_poin
   spdlog::warn("--on-alert: the command cannot be started: {}", std::strerror(error));
 }
 
+// Updates the rank's signals, one for each detector: {level, rank, first step of this level, detector, layer,
+// score}. One event may change the levels of several detectors, so all are compared with their new states.
 void Adviser::note(int64_t rank, const EventLine& event,
                    const std::array<DetectorState, kDetectors>& states) {
   for (size_t n = 0; n < kDetectors; ++n) {

@@ -1,6 +1,7 @@
 // Saves unusual slices as files (--save-flagged): decides which slices are saved, makes the files, and writes
 // them in a separate thread. A slice is a copied part of one attention call: a few query rows with all keys,
-// or a few key positions with all rows. The agent has checked it against a reference in fp64.
+// or a few key positions (columns) with all rows. The agent has checked it against a reference in fp64. In
+// its slot (a piece of shared memory), the trainer will soon store another slice.
 #ifndef FORESHOCK_AGENT_FLAGGED_H_
 #define FORESHOCK_AGENT_FLAGGED_H_
 
@@ -22,11 +23,11 @@
 
 namespace foreshock {
 
-// The checksum in the JSON header of a file: its key, and the digits that stand for it until it is computed.
+// The checksum in the JSON header of a file: its key, and the digits that are written before it is computed.
 inline constexpr std::string_view kChecksumKey = "\"checksum\":\"", kNoChecksum = "0000000000000000";
 
-// Returns the offset of the checksum's 16 digits within the first `header` bytes of a file, or npos if there
-// is no checksum.
+// Returns the offset of the checksum's 16 digits within the first `header` bytes of a file; npos if these
+// bytes have no checksum.
 inline size_t checksum_place(std::string_view file, size_t header) {
   const size_t key = file.substr(0, header).find(kChecksumKey);
   const size_t place = key == file.npos ? file.npos : key + kChecksumKey.size();
@@ -64,14 +65,15 @@ struct JudgedColumns {
 };
 
 // Returns the reason to flag a slice, or nothing for an ordinary slice.
-//  nonfinite           it has NaN or Inf where the reference is finite
-//  deviation_ratio     its error, divided by that of a correct kernel, exceeds the limit by far; or it is
-//                      above the limit, as are others of the layer's last 64 slices (one may be by chance)
+//  nonfinite           the slice has NaN or Inf where the reference is finite
+//  deviation_ratio     the slice's error, divided by that of a correct kernel, exceeds the limit by far; or
+//  it
+//                      exceeds the limit, and so do others of the layer's last 64 slices (one may by chance)
 //  bias                the layer has a bias alarm or (forward) the bias detector warns, and the slice's own
 //                      bias is beyond the limit with the same sign
 //  output_error_drift  backward: the detector with this name warns; out differs from the rounded reference
 //  logit               forward: a detector of the largest logit warns; the kernel may be correct
-// A slice equal to the rounded reference is never flagged for the first four reasons.
+// A slice equal to the rounded reference (fp64, rounded once) is never flagged for the first four reasons.
 std::optional<FlagReason> flag_reason(const JudgedSlice& judged, const RankStatistics& rank);
 
 // Returns the reason to flag a slice of key positions, by its dK or dV: nonfinite (also in dQ, or at keys
@@ -105,15 +107,16 @@ struct FlaggedSlice {
     std::vector<int64_t> shape;
     std::string bytes;
   };
-  std::string name;  // of the file
+  std::string name;  // name of the file
   FlagReason reason = FlagReason::kControl;
   std::map<std::string, std::string> metadata;
   std::vector<Array> arrays;
 
-  uint64_t bytes() const;  // of the arrays
+  uint64_t bytes() const;  // total size of the arrays
 };
 
-// Copies the slice in a slot, with its result and origin. `segment` is the name of the slot's segment.
+// Copies the slice in a slot, with its result and origin. `segment` is the name of the slot's segment, the
+// shared file of one trainer process.
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedSlice& judged,
                            const LayerOfCall& layer, const RankStatistics& rank, const std::string& segment);
 FlaggedSlice flagged_slice(FlagReason reason, const segment::Slot& slot, const JudgedColumns& judged,
@@ -133,8 +136,8 @@ class FlaggedFolder {
 
   enum class Outcome { kWritten, kFull, kFailed };
   // Writes the file atomically. Creates the directory (0700) if it is missing, but not its parent. `name`
-  // must have no slash and must end in kFlaggedSuffix. Unless the result is kWritten, *error is the reason in
-  // one line.
+  // must have no slash and must end in kFlaggedSuffix. If the result is kFull (the quota is used up) or
+  // kFailed, sets *error to the reason in one line.
   virtual Outcome write(const std::string& name, const std::string& bytes, std::string* error) const;
 
   const std::string& path() const { return path_; }
@@ -145,6 +148,7 @@ class FlaggedFolder {
 };
 
 // Reasons why a flagged slice was not written to a file. kAlike: enough similar slices were saved before.
+// kBusy: too many bytes wait for the disk. kQuota: the quota is used up. kError: writing failed.
 enum class FlaggedDrop : int { kAlike, kBusy, kQuota, kError };
 inline constexpr size_t kFlaggedDrops = 4;
 inline constexpr const char* kFlaggedDropNames[kFlaggedDrops] = {"alike", "busy", "quota", "error"};
@@ -186,18 +190,19 @@ class FlaggedWriter {
 };
 
 // Chooses the checked slices of one run to be saved. A layer that stays faulty would fill any quota with
-// similar slices. So for each rank, layer, pass and reason only the first four slices are saved, and then the
-// 8th, 16th, 32nd, ... After the first flagged slice, one ordinary slice of the same rank, layer and pass is
-// saved as a control, because it shows the kernel's correct result for similar inputs. One thread.
+// similar slices. So for each rank, layer, pass and reason only the first kFirst slices are saved, and then
+// the 8th, 16th, 32nd, ... After the first flagged slice, one ordinary slice of the same rank, layer and pass
+// (a "place") is saved as a control, because it shows the kernel's correct result for similar inputs. One
+// thread.
 class FlaggedSlices {
  public:
   static constexpr uint64_t kFirst = 4;
-  static constexpr size_t kMostPlaces = 65536;  // distinct combinations of rank, layer and pass
+  static constexpr size_t kMostPlaces = 65536;
 
   FlaggedSlices(std::string path, uint64_t most_bytes)
       : writer_(std::make_unique<FlaggedFolder>(std::move(path), most_bytes)) {}
 
-  // Decides about the slice in `slot` and saves it if chosen. The statistics and detectors of `rank` must
+  // Decides whether to save the slice in `slot`, and saves it. The statistics and detectors of `rank` must
   // already include the slice. `judged` is a JudgedSlice or JudgedColumns.
   template <class Judged>
   void consider(const segment::Slot& slot, const Judged& judged, const LayerOfCall& layer,

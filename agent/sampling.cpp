@@ -1,5 +1,6 @@
-// Predicts the cost of sampling and chooses how many steps lie between two sampled steps (the interval), for
-// normal operation and for bursts of denser sampling.
+// Predicts the cost of sampling, chooses how many steps lie between two sampled steps (the interval), and
+// plans bursts of denser sampling. The second half applies the choice to the ranks of a run. `in_force`: the
+// current interval. `budget` and `max_slowdown`: the share of the trainer's time that foreshock may take.
 #include "agent/sampling.h"
 
 #include <spdlog/spdlog.h>
@@ -13,16 +14,17 @@
 namespace foreshock {
 namespace {
 
-// The share of the budget that samples may always use. Unsampled steps cost the same at any interval. If they
-// alone exceed the budget, a longer interval saves little.
+// The share of the budget that samples may always use. Unsampled steps cost the same at any interval. If
+// unsampled steps alone exceed the budget, a longer interval saves little.
 constexpr double kLeastShare = 0.125;
 
-// Returns the number of reported steps from one sampled step to the next.
+// Returns the number of reported steps from one sampled step to the next. A trainer may report only every
+// cost.stride-th step.
 double reported_steps_in(const SamplingCost& cost, uint64_t interval) {
   return std::max(static_cast<double>(interval) / static_cast<double>(cost.stride), 1.0);
 }
 
-// Returns the part of predicted_slowdown() that samples add to the cost of unsampled steps.
+// Returns the part of predicted_slowdown() by which sampled steps cost more than unsampled ("other") steps.
 double share_of_samples(const SamplingCost& cost, uint64_t interval) {
   const double per_sample =
       cost.sampled_step_seconds + cost.agent.sampled_step_seconds - cost.other_step_seconds;
@@ -32,10 +34,11 @@ double share_of_samples(const SamplingCost& cost, uint64_t interval) {
 }  // namespace
 
 std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& now, int cores) {
+  // If a counter has fallen, the ranks were restarted and count from 0 again.
   const bool has_restarted = now.steps < before.steps || now.sampled_steps < before.sampled_steps;
   const uint64_t sampled = now.sampled_steps - (has_restarted ? 0 : before.sampled_steps);
   const uint64_t steps = std::max(now.steps - (has_restarted ? 0 : before.steps), sampled);
-  if (sampled < 2) return std::nullopt;
+  if (sampled < 2) return std::nullopt;  // too few for a mean
   const double spent = std::max(now.cpu_seconds - before.cpu_seconds, 0.0);
   // Clamped, since judging_seconds is a sum over the known ranks and falls when a rank is dropped.
   const double judging =
@@ -52,7 +55,7 @@ double predicted_slowdown(const SamplingCost& cost, uint64_t interval) {
 }
 
 uint64_t choose_interval(const SamplingCost& cost, double max_slowdown, uint64_t in_force) {
-  if (cost.step_seconds <= 0) return in_force;  // the current interval
+  if (cost.step_seconds <= 0) return in_force;  // no step was measured yet
   uint64_t interval = in_force < kLeastInterval ? kLeastInterval : in_force;
   while (interval < kMostInterval && predicted_slowdown(cost, interval) > max_slowdown &&
          share_of_samples(cost, interval) > kLeastShare * max_slowdown)
@@ -83,7 +86,8 @@ std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, u
 }
 
 bool is_pending_or_running(const Burst& burst, int64_t step) {
-  return step < burst.until_step && step >= burst.planned_step;  // before it: has loaded an old checkpoint
+  // A rank whose step is before the step at which the burst was planned has loaded an older checkpoint.
+  return step < burst.until_step && step >= burst.planned_step;
 }
 
 // The part of Run (one run on this node) that sets the sampling interval. All ranks of the node have the same
@@ -91,7 +95,8 @@ bool is_pending_or_running(const Burst& burst, int64_t step) {
 
 namespace {
 
-// A new interval takes effect this many reported steps after the newest step of any rank: all read it before.
+// A new interval takes effect this many reported steps after the newest step of any rank, so that every rank
+// has read it before.
 constexpr int64_t kStepsAhead = 4;
 constexpr double kDefaultSlowdown = 0.01;
 
@@ -104,6 +109,7 @@ double smaller_limit(double limit, double reported) {
 
 }  // namespace
 
+// Returns the first step to which a new interval can apply on all ranks.
 int64_t Run::effective_step() const {
   int64_t newest = 0, ahead = kStepsAhead;
   for (const auto& followed : followed_) {
@@ -115,6 +121,7 @@ int64_t Run::effective_step() const {
   return std::min(newest, INT64_MAX - ahead) + ahead;
 }
 
+// Measures the cost of the ranks on this node: of each figure the largest of any rank, and the smallest step.
 // Returns nothing if the agent must not choose the interval: the user fixed it, or other nodes have ranks.
 std::optional<Run::Measured> Run::measure() const {
   if (options_.every != 0) return std::nullopt;
@@ -146,6 +153,8 @@ std::optional<Run::Measured> Run::measure() const {
   return all;
 }
 
+// Chooses an interval and sends it to the ranks. `agent_cpu_seconds`: of the agent for this run, in total.
+// The first look (the first sampled steps) has a budget of its own, so its cost is subtracted.
 void Run::update_interval(double agent_cpu_seconds) {
   std::optional<Measured> measured = measure();
   if (!measured) return;
@@ -165,6 +174,7 @@ void Run::update_interval(double agent_cpu_seconds) {
     if (!followed->is_finished()) followed->segment().set_interval(interval, effective_step());
 }
 
+// Plans a burst and sends it to the ranks, unless the pause after the last burst is not over.
 void Run::begin_burst() {
   std::optional<Measured> measured = measure();
   if (!measured || !agent_cost_) return;  // the cost of a burst cannot be predicted yet

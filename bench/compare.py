@@ -17,13 +17,13 @@ import stored_tensors  # noqa: E402
 
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release"))
 REPETITIONS = 7
-BOUND = 2.5  # compare may take this many times as long as reading
+BOUND = 2.5  # printed: compare should take at most this many times as long as cat
 
 
 def write_pair(directory: pathlib.Path, megabytes: int, store, width: int) -> list[pathlib.Path]:
-    """Writes a model of tensors with 32 Mi values each, and the same model after a step of training. `store` converts
-    the values of a tensor to (dtype, shape, bytes); a stored value has `width` bytes."""
-    count = 1 << 25
+    """Writes a model of about `megabytes`, and the same model after a step of training; returns the two files. `store`
+    converts the values of a tensor to (dtype, shape, bytes); a stored value has `width` bytes."""
+    count = 1 << 25  # values of a tensor; all tensors of a model are equal
     weights = np.random.default_rng(1).normal(0, 0.02, count).astype(np.float32)
     update = np.random.default_rng(2).normal(0, 1e-5, count).astype(np.float32)
     paths = []

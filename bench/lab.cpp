@@ -1,6 +1,7 @@
 // Measures the lab's emulation of number formats and tensor cores in one thread: the time to round an
-// element, and the time of one multiply-add in the model of a tensor core. The fastest of 15 passes counts,
-// since other work on the machine can only add time. Prints BEYOND beside a time above its bound.
+// element, and the time of one multiply-add in the model of a tensor core, for each unit of the lab. The
+// fastest of 15 passes counts, since other work on the machine can only add time. Prints BEYOND beside a time
+// above its bound.
 #include <chrono>
 #include <cstdio>
 #include <functional>

@@ -1,8 +1,9 @@
-// Measures what a sampled backward call costs the trainer. Such a call copies a slice of query rows (with
-// dQ). If --max-slowdown leaves little time, only calls that takes_columns() selects also copy a slice of key
-// positions (with dK and dV, whose sums over all keys are computed). The program prints the median times of
-// both kinds of slices over calls of different heads, the mean cost of a sampled call (aim: at most 1.3 times
-// a slice of rows), and the agent's CPU time for judging a slice of either kind.
+// Measures what a sampled backward call costs the trainer. In such a call foreshock copies a slice of query
+// rows ("rows", with dQ). If --max-slowdown leaves little time, only calls that takes_columns() selects also
+// copy a slice of key positions ("columns" or "keys", with dK and dV, whose sums over all keys are computed).
+// The program prints the median times of both kinds of slices over calls of different heads, the mean cost of
+// a sampled call (aim: at most 1.3 times a slice of rows), and the agent's CPU time for judging a slice of
+// either kind.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -24,7 +25,7 @@ namespace {
 using namespace foreshock;
 
 constexpr int kCalls = 300, kJudged = 5, kBatch = 4;  // measured calls, judged slices, batch elements
-constexpr int kSeed = 1, kStep = 2;
+constexpr int kSeed = 1, kStep = 2;                   // from which foreshock chooses heads and positions
 constexpr double kAim = 1.3;
 
 struct Shape {
@@ -52,6 +53,7 @@ class BackwardCall {
                          FORESHOCK_DEVICE_CPU,
                          0};
   }
+  // Returns the call in the form that the functions of call.h take. validate_call() returns -1 or an error.
   ValidatedCall validated() const {
     ValidatedCall checked;
     if (validate_call(call_, FORESHOCK_BACKWARD, &checked) >= 0) std::abort();
@@ -97,9 +99,9 @@ double thread_milliseconds() {
   return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
 }
 
-// Copies a slice into a slot (in the trainer a piece of shared memory), as the monitor does for the
-// `number`-th call of a step. `by_columns`: a slice of key positions, not of query rows.
-void take(const ValidatedCall& call, bool by_columns, uint64_t number, std::vector<char>* slot) {
+// Copies a slice into a slot (in the trainer a piece of shared memory), as foreshock does for the `number`-th
+// call of a step. `by_columns`: a slice of key positions, not of query rows.
+void copy_into_slot(const ValidatedCall& call, bool by_columns, uint64_t number, std::vector<char>* slot) {
   SlicePlan plan;
   Slice slice = by_columns ? choose_columns(call.shape, kSeed, kStep, number, 0)
                            : choose_slice(call.shape, kSeed, kStep, number, 0);
@@ -117,7 +119,7 @@ double judge_slots(const ValidatedCall& call, bool by_columns, std::vector<char>
   ColumnReference columns;
   std::vector<double> spent;
   for (int n = 0; n < kJudged; ++n) {
-    take(call, by_columns, static_cast<uint64_t>(n), slot);
+    copy_into_slot(call, by_columns, static_cast<uint64_t>(n), slot);
     segment::SlotView view;
     if (segment::parse_slot(std::as_bytes(std::span(*slot)), &view) != nullptr) std::abort();
     const double begin = thread_milliseconds();
@@ -138,8 +140,8 @@ double measure(const Shape& shape) {
   std::vector<ColumnSum> sums(key_sum_count(static_cast<size_t>(shape.dim), static_cast<size_t>(shape.dim)));
   std::vector<double> rows, columns, summed, counted;
   for (uint64_t n = 0; n < kCalls; ++n) {
-    rows.push_back(microseconds([&] { take(call, false, n, &slot); }));
-    columns.push_back(microseconds([&] { take(call, true, n, &slot); }));
+    rows.push_back(microseconds([&] { copy_into_slot(call, false, n, &slot); }));
+    columns.push_back(microseconds([&] { copy_into_slot(call, true, n, &slot); }));
     const Slice slice = choose_columns(call.shape, kSeed, kStep, n + kCalls, 0);
     counted.push_back(microseconds([&] {
       if (count_nonfinite(call.out, slice.batch, slice.first_head) > 0) std::abort();

@@ -2,20 +2,21 @@
 
     python bench/slowdown.py [--pairs 20] [--steps 500] [--only 10] [--objects 3000000] [--alone]
 
-Each pair is a plain training and one under `foreshock run`, on one core. They take turns of 2 steps, in random order,
-because the speed of a shared machine changes within seconds by more than what is measured. The watched training waits
-during the turns of the other one, and the monitor counts this time as the training's. So its limit is 1 % of the time
-without it. The first 40 steps are left out, since foreshock may take more time in them, so that a short training is
-checked too.
+Each pair is a plain training and a watched one (under `foreshock run`), on one core. They take turns of 2 steps, in
+random order, because the speed of a shared machine changes within seconds by more than what is measured. The watched
+training waits during the turns of the plain one, and foreshock counts the waiting as time of the training. So
+--max-slowdown is set to 1 % of the share of the time in which the watched training computes. The first 40 steps (the
+first look) are left out, since foreshock may take more time in them, so that a short training is checked too.
 
 Printed for each length of step: the wall time and the CPU time that foreshock adds to a step, relative to a plain step,
-as the median over the pairs with its 95 % interval; the same as foreshock reports it, with the agent; and the slowest
-step of either kind. A line per pair goes to stderr, with the standard error of its mean. No goal is checked.
+as the median over the pairs with its 95 % interval; "metered": the slowdown that foreshock reports, with the agent; and
+the slowest step of the plain and of the watched trainings. A line per pair goes to stderr, with the standard error of
+its mean. No goal is checked.
 
---alone: instead, the slowdown that foreshock reports of trainings with default options that run one after the other.
+--alone: runs only watched trainings with default options, one after the other; prints what foreshock reports.
 
---objects: the trainings hold so many Python objects beside the model. Work that grew with the heap would be in the
-slowest step.
+--objects: the trainings hold so many Python objects beside the model. If work of foreshock grew with the number of
+objects, the slowest step would show it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import NamedTuple
 
 from turns.trainers import Trainer, interval
 
-# By milliseconds of a plain step, about: layers, width, batch size, sequence length.
+# {approximate milliseconds of a plain step: (layers, width, batch size, sequence length)}
 MODELS = {"10": (3, 32, 4, 48), "30": (5, 64, 4, 64), "100": (6, 96, 8, 96)}
 FIRST_LOOK_STEPS = 40
 TURN = 2  # steps
@@ -47,13 +48,14 @@ class Pair(NamedTuple):
     wall: float
     standard_error: float  # of `wall`
     cpu: float
-    metered: float
-    plain_ms: float
-    slowest: dict[str, float]  # by kind, in seconds
+    metered: float  # the slowdown that foreshock reports
+    plain_ms: float  # length of a plain step; not a share
+    slowest: dict[str, float]  # {"plain" or "watched": seconds of its slowest step}; not a share
 
 
 def busy_share(trainer: Trainer) -> float:
-    """The part of the time in which one of two such trainings computes if they take turns."""
+    """The share of the time in which one of two trainings like `trainer` computes if they take turns: half of the share
+    in which `trainer` computes while no other training takes turns with it."""
     begin = time.perf_counter()
     computed = sum(trainer.turn(TURN)["wall"] for _ in range(FIRST_LOOK_STEPS // TURN))
     return computed / (time.perf_counter() - begin) / 2
@@ -78,7 +80,7 @@ def run(model: str, steps: int, objects: int, chance: random.Random) -> Pair:
         ranks = {kind: trainer.finish() for kind, trainer in trainers.items()}
     finally:
         shutil.rmtree(base, ignore_errors=True)
-    # seconds of each turn, by clock
+    # {"wall", "cpu" or "slowest": the seconds in each turn}; turn() returns the three for one turn
     plain, watched = ({clock: [turn[clock] for turn in turns] for clock in turns[0]} for turns in taken.values())
     mean = statistics.fmean(plain["wall"])
     added = [b - a for a, b in zip(plain["wall"], watched["wall"], strict=True)]

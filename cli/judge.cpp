@@ -1,6 +1,7 @@
-// foreshock judge: compares attention with fp64: a whole call in a file, or a flagged slice, a part of a call
-// that the agent has judged and stored (--save-flagged); that judgement is repeated bit for bit. --function
-// and --rerun run a Python script. Functions return "" or an error as a string, if not stated otherwise.
+// Implements foreshock judge, which compares attention with fp64. It judges a whole call in a file, or
+// repeats bit for bit how the agent has judged a flagged slice (a part of a call that the agent has stored,
+// because it was unusual: --save-flagged). --function and --rerun run a Python script. Functions that return
+// a string return "" or an error; those that return an int return an exit status.
 #include <unistd.h>
 
 #include <algorithm>
@@ -201,7 +202,7 @@ void print_head(const std::string& path, const StoredSlice& stored) {
   const AttentionSlice& slice = stored.slice;
   const KeyColumns& columns = stored.columns;
   std::printf("%s\n", path.c_str());
-  const std::string reason = stored.fact("reason");
+  const std::string reason = stored.fact("reason");  // a control is an ordinary slice, kept for comparison
   std::printf("  %s: run %s, rank %s, step %s, %s, layer %s%s\n",
               reason == "control" ? "kept as control" : ("flagged for " + reason).c_str(),
               stored.fact("run").c_str(), stored.fact("rank").c_str(), stored.fact("step").c_str(),
@@ -220,7 +221,8 @@ void print_head(const std::string& path, const StoredSlice& stored) {
                 slice.head_dim, slice.scale, stored.fact("causal").c_str());
 }
 
-// Prints every figure, e.g. the ratio to the noise floor. Returns how many differ from the stored texts.
+// Prints every figure (a number of the slice's result, as text). Returns how many differ from the stored
+// texts.
 size_t print_figures(const StoredSlice& stored, const SliceDeviation& deviation) {
   size_t different = 0;
   for (const Figure& figure : figures_of(deviation)) {
@@ -234,7 +236,7 @@ size_t print_figures(const StoredSlice& stored, const SliceDeviation& deviation)
   return different;
 }
 
-// Explains why the bits may differ from the stored ones.
+// Explains why the judgement may differ from the stored one.
 std::string explanation(const StoredSlice& stored) {
   if (!stored.is_unchanged) return "the file was changed after it was written (checksum)";
   const std::string old = stored.fact("reference_version"), now = std::to_string(kReferenceVersion);
@@ -273,6 +275,7 @@ int judge_slice(const std::string& path) {
   return 1;
 }
 
+// What the words of the command line request.
 struct Request {
   std::vector<std::string> paths;
   std::vector<lab::Algorithm> models;  // emulated algorithms whose results are shown beside the stored ones
@@ -334,6 +337,7 @@ std::string parse(const Words& words, Request* request) {
 }
 
 // Judges a whole call. Returns 0 if all tensors are within the limits ("gates"), 1 if not, 2 after an error.
+// A verdict with `judged` false belongs to an emulated algorithm, which is only shown ("model").
 int judge_call(const Request& request, const std::string& path) {
   lab::StoredCall call;
   const std::string problem = lab::read_call(path, &call);
@@ -373,6 +377,7 @@ int judge_file(const Request& request, const std::string& path) {
                                 : fail("--algorithm is of whole calls, " + path + " is a flagged slice");
 }
 
+// Returns the largest exit status of the files.
 int judge_files(const Request& request) {
   int status = 0;
   for (const std::string& path : request.paths) {

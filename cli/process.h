@@ -18,12 +18,12 @@ struct ExitStatus {
 };
 
 struct SpawnPlan {
-  std::vector<std::string> command;       // looked up in PATH; never empty
+  std::vector<std::string> command;       // must not be empty; the first word is looked up in PATH
   std::vector<std::string> environment;   // "NAME=value"
-  const sigset_t* signal_mask = nullptr;  // the child's; nullptr: ours
-  bool own_session = false;               // true: calls setsid, and standard input is /dev/null
-  int output = -1;                        // descriptor for standard output; -1: ours
-  int errors = -1;                        // descriptor for standard error; -1: ours
+  const sigset_t* signal_mask = nullptr;  // signal mask of the child; nullptr: that of this process
+  bool own_session = false;               // true: the child calls setsid, and its standard input is /dev/null
+  int output = -1;                        // descriptor for standard output; -1: that of this process
+  int errors = -1;                        // descriptor for standard error; -1: that of this process
 };
 
 // Starts a process and sets *pid. Returns 0 or an errno.
@@ -78,14 +78,14 @@ class SignalPasser {
   // as Ctrl-C) that the terminal has already sent to `pid` too, because both are in one process group.
   ExitStatus wait_for(pid_t pid, const std::function<void()>& tick);
 
-  // Waits up to `period_ms`. Returns true if a stop signal has arrived.
+  // Waits up to `period_ms`. Returns true as soon as a stop signal arrives.
   bool interrupted_within(int period_ms);
 
   // The first stop signal that wait_for() or interrupted_within() has taken; 0: none.
   int stop_signal() const { return stop_signal_; }
 
  private:
-  int next_signal(int period_ms, siginfo_t* info);
+  int next_signal(int period_ms, siginfo_t* info);  // takes a signal of `waited_`; waits up to `period_ms`
   bool is_stop_signal(int signal) const { return sigismember(&stop_signals_, signal) == 1; }
 
   // In this order: the mask before the construction; the six signals and SIGCHLD; the stop signals.

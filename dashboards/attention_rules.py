@@ -1,5 +1,8 @@
-"""Alerts on attention errors larger than the precision explains, on too large weight changes, and on replicas that
-differ. In this file, `limits` is the section of values.toml with an alert's limits and times."""
+"""Alerts on attention errors larger than the precision explains, on too large weight changes, and on replicas (equal
+weights on data-parallel ranks) that differ. `limits` is the section of values.toml with an alert's limits and times.
+The keys of rule.py are lists of labels: RUN_KEY identifies a run, RANK_KEY a rank at one agent, TARGET_KEY an agent.
+UNLESS_ENDED excludes ended ranks. AT_STEP, where() and ranks() are templates of texts: the current step, layers, ranks.
+An Alert has name, kind, component, dashboard, expression, summary, description, and the times `for` and `keep`."""
 
 from rule import AT_STEP, CHOICE, RANK_KEY, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, Alert, Group, Record, ranks, where
 
@@ -15,9 +18,9 @@ CHECKSUM, DIFFERS = "rank:foreshock_weight_checksum:newest", "rank:foreshock_wei
 
 
 def newest_checksum() -> Record:
-    """Records the checksums of the newest step of each group (data-parallel replicas), so that only checksums of one
-    step are compared. A rank that was scraped a moment before the others may still have the checksum of an earlier
-    step. Ended ranks are excluded: the run may have repeated their steps from a checkpoint."""
+    """Records the checksums of the newest step of each group (ranks that hold replicas of the same tensors), so that
+    only checksums of one step are compared. A rank that was scraped a moment before the others may still have the
+    checksum of an earlier step. Ended ranks are excluded: the run may have repeated their steps from a checkpoint."""
     step = f"(foreshock_weight_checksum_step {UNLESS_ENDED})"
     return Record(
         CHECKSUM,
@@ -33,9 +36,10 @@ def newest_checksum() -> Record:
     )
 
 
-def biased(whose: str, limits: dict) -> str:
-    """Selects ranks and passes in which size and z of the bias exceed their limits. `whose`: KERNEL or CONTROL."""
-    ulp, z = f"foreshock_attention_bias_ulp{{{whose}}}", f"foreshock_attention_bias_zscore{{{whose}}}"
+def biased(source: str, limits: dict) -> str:
+    """Selects ranks and passes in which both the size of the bias and its z (bias / standard error) exceed their
+    limits. `source`: KERNEL or CONTROL."""
+    ulp, z = f"foreshock_attention_bias_ulp{{{source}}}", f"foreshock_attention_bias_zscore{{{source}}}"
     return f"(abs({ulp}) > {limits['ulp']}) and (abs({z}) > {limits['z']})"
 
 
@@ -100,8 +104,8 @@ def update_ratio(limits: dict) -> Alert:
 
 
 def in_majority() -> str:
-    """Selects ranks whose checksum is that of more than half of their group. If there is such a checksum, it is the
-    median of the group."""
+    """Selects ranks whose checksum is that of more than half of their group. If more than half of a group have one
+    checksum, it is the median of the group's checksums."""
     as_median = f"{CHECKSUM} == on ({RUN_KEY}, group) group_left () quantile by ({RUN_KEY}, group) (0.5, {CHECKSUM})"
     return f"""
           {as_median}
@@ -110,8 +114,8 @@ def in_majority() -> str:
 
 
 def differing_ranks(limits: dict) -> Record:
-    """Records the ranks that differ from their replicas. The agent compares replicas on its node; replicas on other
-    nodes are compared here, by their checksums."""
+    """Records the ranks that differ from their replicas. The first half of the expression has the differences that an
+    agent has found between ranks of its node; the second half compares checksums of ranks on several nodes."""
     return Record(
         DIFFERS,
         f"""

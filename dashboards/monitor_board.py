@@ -1,5 +1,6 @@
 """The dashboard "monitor": coverage, lost samples and cost of foreshock itself in one run, and all agents. of_run()
-selects a metric's series in the chosen run, of_living() those of living ranks. `values`: limits of the alert rules."""
+selects the series of a metric in the chosen run, of_living() those of the run's living ranks. per_second() is the rate
+of a counter, summed for each value of the named labels. `values`: limits of the alert rules (values.toml)."""
 
 import panel
 from board import Board, Row, run_variable
@@ -12,8 +13,8 @@ UP = "up * on (job, instance) group_left () max by (job, instance) (foreshock_bu
 OF_AGENTS = "and on (job, instance) foreshock_build_info"
 
 
-def sees(values: Values) -> Row:
-    share = f"{values['degraded']['lost']:.0%}"
+def coverage(values: Values) -> Row:
+    most_lost = f"{values['degraded']['lost']:.0%}"
     skipped, lost = (per_second(of_run(f"attention_{what}_total"), "reason") for what in ("skipped", "lost"))
     return Row(
         "What it sees",
@@ -42,7 +43,7 @@ def sees(values: Values) -> Row:
             panel.number(
                 "Steps lost",
                 "Steps whose records were overwritten before the agent read them, since the start of the run. Usual is"
-                f" 0. An alert fires if more than {share} of the steps of {values['degraded']['window']} are lost.",
+                f" 0. An alert fires if more than {most_lost} of the steps of {values['degraded']['window']} are lost.",
                 panel.STEPS,
                 Query(f"sum({of_run('steps_lost_total')})"),
                 ("orange", 1),
@@ -63,7 +64,7 @@ def sees(values: Values) -> Row:
                 "skipped: calls per second that were chosen and not copied. lost: copied slices per second that could"
                 " not be compared. Each by reason. The reasons budget (--max-slowdown) and off (--slices off) are"
                 f" intended. An alert fires if more than {values['coverage']['skipped']:.0%} of the calls are skipped"
-                f" for other reasons, or {share} of the slices are lost.",
+                f" for other reasons, or {most_lost} of the slices are lost.",
                 "cps",
                 Query(skipped, "skipped, {{reason}}"),
                 Query(lost, "lost, {{reason}}"),
@@ -171,5 +172,5 @@ def monitor(values: Values) -> Board:
         "foreshock: monitor",
         "Coverage, losses and cost of foreshock.",
         [run_variable()],
-        [sees(values), costs(values), agents()],
+        [coverage(values), costs(values), agents()],
     )

@@ -1,4 +1,6 @@
-// Parses the JSON lines of a record, reads its files line by line, and writes lines as CSV.
+// Parses the JSON lines of a record (the file of --record), reads its files line by line, and writes lines as
+// CSV. The file may have an older part, which is then read first. record_line.h defines the types of lines;
+// Line::visit(line, f) calls f(name, value) for each field.
 #include "exporters/record_reader.h"
 
 #include <cerrno>
@@ -16,7 +18,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Each take() sets *value if the JSON value has the right kind, and returns whether it has.
+// Each take() sets *value if the JSON value has the type of *value, and returns whether it has this type.
 bool take(const Json& json, std::string* value) {
   if (json.is_string()) *value = json.get<std::string>();
   return json.is_string();
@@ -50,7 +52,7 @@ bool take(const Json& json, std::vector<int64_t>* value) {
   return true;
 }
 
-// Takes one member of a JSON object of numbers, in which null stands for a value that is not finite.
+// Does the same as take() for a member of a JSON object of numbers, in which null stands for NaN or Inf.
 bool take_member(const Json& json, double* value) {
   if (json.is_number()) *value = json.get<double>();
   if (json.is_null()) *value = std::numeric_limits<double>::quiet_NaN();
@@ -76,8 +78,8 @@ void set_nan(Value*) {}  // "nonfinite" lists only fields of type double
 
 bool is_in_list(const Json& names, const char* name) {
   if (!names.is_array()) return false;
-  for (const Json& each : names)
-    if (each.is_string() && each.get_ref<const std::string&>() == name) return true;
+  for (const Json& listed : names)
+    if (listed.is_string() && listed.get_ref<const std::string&>() == name) return true;
   return false;
 }
 
@@ -87,7 +89,8 @@ bool is_compressed(std::string_view text) {
   return begins("\x1f\x8b") || begins("\x28\xb5\x2f\xfd") || begins("\xfd\x37zXZ") || begins("BZh");
 }
 
-// Converts the JSON object to a line of type `Line`. Returns nothing if a value has the wrong kind.
+// Converts the JSON object to a line of type `Line`. A missing or null field stays unset; a field whose name
+// is in the list "nonfinite" becomes NaN. If a value has the wrong type, returns nothing and sets *why.
 template <class Line>
 std::optional<RecordLine> read_fields(const Json& object, std::string* why) {
   Line line;
@@ -145,7 +148,7 @@ RecordReader::RecordReader(std::ifstream file, std::ifstream newer_part)
 
 std::unique_ptr<RecordReader> RecordReader::open(const std::string& path, std::string* error,
                                                  bool with_older_part) {
-  errno = 0;
+  errno = 0;  // std::ifstream does not report why it failed, but leaves errno
   std::ifstream file(path, std::ios::binary);
   // A folder can be opened, but reading it fails and sets errno.
   if (file.is_open() && file.peek() == std::ifstream::traits_type::eof() && errno != 0) file.close();
@@ -153,7 +156,7 @@ std::unique_ptr<RecordReader> RecordReader::open(const std::string& path, std::s
     *error = "record " + path + ": " + std::strerror(errno != 0 ? errno : EIO);
     return nullptr;
   }
-  file.clear();
+  file.clear();  // peek() has set eofbit if the file is empty
   std::ifstream older;
   if (with_older_part && has_older_part(path)) older.open(older_part(path), std::ios::binary);
   if (!older.is_open()) return std::unique_ptr<RecordReader>(new RecordReader(std::move(file), {}));
@@ -170,13 +173,13 @@ bool RecordReader::seek(uint64_t offset) {
   return file_.good();
 }
 
-// Reads the next line into the buffer and sets *text to it, or to a null view if the line is too long.
-// `*whole`: the line ended with a newline. Returns false at the end of the file.
+// Reads the next line into the buffer and sets *text to it, or to a null view if the line is too long. Sets
+// *whole to whether the line ended with a newline. Returns false at the end of the (newer) file.
 bool RecordReader::read_line(std::string_view* text, bool* whole) {
   file_.getline(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
   const auto read = static_cast<size_t>(file_.gcount());
   *whole = !file_.eof();
-  offset_ = read_;
+  offset_ = read_;  // where the line begins; read_: bytes of the file read so far
   read_ += read;
   if (read == 0 && !*whole) {  // the file has ended; if it was the older part, the newer part follows
     if (!newer_part_.is_open()) return false;
@@ -184,7 +187,7 @@ bool RecordReader::read_line(std::string_view* text, bool* whole) {
     newer_part_ = {};
     return read_line(text, whole);
   }
-  if (file_.fail() && *whole) {  // longer than the buffer: skip the rest of the line
+  if (file_.fail() && *whole) {  // the line is longer than the buffer: skip its rest
     file_.clear();
     file_.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
     read_ += static_cast<uint64_t>(file_.gcount());
@@ -219,7 +222,7 @@ std::optional<RecordLine> RecordReader::next() {
     if (std::optional<RecordLine> line = parse_record_line(text, &why)) return line;
     if (whole) {
       note_bad(why);
-    } else {  // the last line, whose writer was killed or is still writing: not a bad line
+    } else {  // the last line, whose writer was killed or is still writing, does not count as bad
       ends_torn_ = true;
       torn_problem_ = "line " + std::to_string(lines_) + ": " + why;
     }
@@ -246,7 +249,7 @@ template <class Integer>
 std::string cell(const std::optional<Integer>& value) {
   return value ? number_text(*value) : "";
 }
-// "name=1.5 other=2"
+// Returns, for example, "name=1.5 other=2".
 template <class Value>
 std::string cell(const std::map<std::string, Value>& values) {
   std::string text;
@@ -260,7 +263,7 @@ std::string cell(const std::vector<int64_t>& value) {
   return text;
 }
 
-// A row of the texts that cell_of(field name, value) returns for the fields of `line`.
+// Returns a CSV row of the texts that cell_of(field name, value) returns for the fields of `line`.
 template <class Line, class Cell>
 std::string row(const Line& line, const Cell& cell_of) {
   std::string text;

@@ -1,24 +1,31 @@
-// The claims of each sweep. The limits are those of the claim, or leave some room around what was measured.
-// "Fig. 3" to "Fig. 6" are figures of kStability, arXiv 2405.02803.
+// Checks claims about the lab's measurements. A sweep measures algorithms while some settings vary; each
+// function takes the measurements of one sweep. A Claim has its source, its statement, the measured figures
+// as text, and whether it holds. The limits are those of the source, or leave some room around what was
+// measured. "Plain" is unfused attention. n: keys, d: head dimension, P: exp(score - maximum), of(): the
+// measurements of one algorithm. largest(), l2(), bias(): means over the seeds; max_ratio(), l2_ratio(): such
+// errors divided by those of plain. "Fig. 3" to "Fig. 6" are figures of kStability, arXiv 2405.02803.
 #include "lab/claims.h"
 
 namespace foreshock::lab {
 
 std::vector<Claim> claims_of_fig3(Measured measured) {
   std::vector<Measurement> flash = of(measured, "flash_reimplemented");
-  const auto max_of = [&](const char* format) { return largest(with_format(flash, format).at(0)); };
+  const auto max_of = [&](const char* format) { return largest(with_format(flash, format).at(0)); };  // error
   const double bf16 = max_of("bf16"), fp16 = max_of("fp16"), tf32 = max_of("tf32"), fp32 = max_of("fp32"),
                fp64 = max_of("fp64");
-  const auto apart = [&](const char* format) { return with_format(flash, format).at(0).max_from_plain.mean; };
+  const auto from_plain = [&](const char* format) {
+    return with_format(flash, format).at(0).max_from_plain.mean;
+  };
   return {
       {kStability,
        "the more mantissa bits, the smaller the deviation (Fig. 3); fp16 and tf32 have equally many",
        text("bf16 %.1e, fp16 %.1e, tf32 %.1e, fp32 %.1e, fp64 %.1e", bf16, fp16, tf32, fp32, fp64),
        bf16 > fp16 && std::fabs(fp16 / tf32 - 1) < 0.05 && tf32 > fp32 && fp32 > fp64},
       {kStability, "flash attention and plain come closer in wider formats (Fig. 3)",
-       text("largest difference between them: bf16 %.1e, fp16 %.1e, fp32 %.1e, fp64 %.1e", apart("bf16"),
-            apart("fp16"), apart("fp32"), apart("fp64")),
-       apart("bf16") > apart("fp16") && apart("fp16") > apart("fp32") && apart("fp32") > apart("fp64")},
+       text("largest difference between them: bf16 %.1e, fp16 %.1e, fp32 %.1e, fp64 %.1e", from_plain("bf16"),
+            from_plain("fp16"), from_plain("fp32"), from_plain("fp64")),
+       from_plain("bf16") > from_plain("fp16") && from_plain("fp16") > from_plain("fp32") &&
+           from_plain("fp32") > from_plain("fp64")},
       {"unit roundoff", "three bits more make bf16 / fp16 about 8", text("%.2f", bf16 / fp16),
        bf16 / fp16 > 6 && bf16 / fp16 < 11},
   };
@@ -33,7 +40,7 @@ std::vector<Claim> claims_of_fig4(Measured measured) {
   const Range shipped = range_of(with_format(of(measured, "flash2_shipped"), "bf16"), l2_ratio);
   const Range in_roundoffs = range_of(with_format(of(measured, "flash2_shipped"), "bf16"),
                                       [](const Measurement& m) { return m.over_roundoff.mean; });
-  const Range every = range_of(of(measured, "flash2_shipped"), max_ratio);
+  const Range shipped_max = range_of(of(measured, "flash2_shipped"), max_ratio);
   const double fp16_gain = 1 / l2_ratio(of_algorithm_and_input("flash2_shipped", "outlier").at(0));
   return {
       {kStability, "flash attention deviates about ten times more than plain at bf16 (Fig. 4)",
@@ -51,7 +58,7 @@ std::vector<Claim> claims_of_fig4(Measured measured) {
       {"vLLM kernel tests", "largest error is at most 2 unit roundoffs of the largest output",
        text("%.2f to %.2f", in_roundoffs.low, in_roundoffs.high), in_roundoffs.within(0, 2)},
       {"flash-attention tests", "largest error is at most twice plain's",
-       text("%.2f to %.2f times", every.low, every.high), every.within(0, 2)},
+       text("%.2f to %.2f times", shipped_max.low, shipped_max.high), shipped_max.within(0, 2)},
   };
 }
 
@@ -83,7 +90,8 @@ std::vector<Claim> claims_of_fig6(Measured measured) {
       if (p.format != q.format || a.tensor != b.tensor) continue;
       if (p.block_k == q.block_k) rows_matter |= a.max_abs.mean != b.max_abs.mean;
       const bool is_swap = p.block_q == q.block_k && p.block_k == q.block_q;
-      if (a.tensor != "out" || !is_swap || p.block_k >= q.block_k) continue;  // `a` has the shorter key side
+      if (a.tensor != "out" || !is_swap || p.block_k >= q.block_k)
+        continue;  // below, a's key side is shorter
       const bool is_fp32 = a.point.format == "fp32";
       ++(is_fp32 ? fp32_swaps : swaps);
       if (largest(a) > largest(b)) ++(is_fp32 ? fp32_worse : worse);
@@ -109,6 +117,7 @@ std::vector<Claim> claims_of_ties(Measured measured) {
   const auto at = [&](const char* algorithm, const char* input) {
     return with_input(of(measured, algorithm), input).at(0);
   };
+  // ties:N: N keys of each row have the largest score. ties:N:GAP: one has it, and N - 1 lie GAP below.
   const Measurement in_format = at("flash2_reimplemented", "ties:2");
   const double fixed = at("flash2_dynamic_max", "ties:2").bias_ulp.mean;
   const auto near = where(of(measured, "flash2_shipped"),

@@ -1,5 +1,5 @@
-// A dense row-major matrix of doubles. Every narrower format of the lab is a subset of fp64, so one element
-// type holds the values of all of them exactly.
+// A dense row-major matrix of doubles. Every number format of the lab is a subset of fp64, so doubles hold
+// the numbers of all formats exactly.
 #ifndef FORESHOCK_LAB_TENSOR_H_
 #define FORESHOCK_LAB_TENSOR_H_
 
@@ -25,7 +25,7 @@ struct Tensor {
   double at(int i, int j) const { return row(i)[j]; }
 };
 
-// Inputs or outputs of an algorithm, by name ("query", "out", "grad_key", ...).
+// Inputs or outputs of an algorithm of the lab (algorithm.h), by name ("query", "out", "grad_key", ...).
 using Tensors = std::map<std::string, Tensor>;
 
 inline Tensor transposed(const Tensor& a) {

@@ -1,12 +1,15 @@
 // Interposes the attention functions of torch's C shim. Compiled models (AOTInductor packages, Inductor's
-// cpp_wrapper) call them and bypass torch's dispatcher, where the adapter hooks attention otherwise. The
-// dynamic linker finds the functions here first if libforeshock.so is preloaded or linked before torch.
+// cpp_wrapper) call these functions and bypass torch's dispatcher, where the adapter (the library that
+// connects foreshock with one version of torch) hooks all other attention calls. The dynamic linker finds the
+// functions here first if libforeshock.so is preloaded or linked before torch.
 //
-// An untested torch must keep working too. So no function here declares the arguments of the real one: all
-// words that the caller put into registers and onto the stack are forwarded unchanged (FORESHOCK_PARAMETERS
-// in base.h: w0, ... for integers, d0, ... for doubles, s0, ... for the stack). They are read as arguments
-// only if an adapter for exactly this torch is loaded: the query, and all arguments of the two CPU functions
-// (0 and 1; tests/abi compares them with torch's headers). Without the real function, kFailure is returned.
+// An untested torch must keep working too. So no function here declares the arguments of torch's function:
+// all words that the caller put into registers and onto the stack are forwarded unchanged
+// (FORESHOCK_PARAMETERS in base.h: w0, ... for integers, d0, ... for doubles, s0, ... for the stack). Words
+// are read as arguments only if an adapter for exactly this torch is loaded. Read are the query of every
+// function, and all arguments of the two CPU functions (numbers 0 and 1 of FORESHOCK_SHIMS in adapter.h;
+// tests/abi compares the arguments with torch's headers). If torch's function is missing, a function here
+// returns kFailure.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -31,8 +34,8 @@ constexpr int kStackWords = 24;
 using Function = int32_t (*)(FORESHOCK_PARAMETERS);
 
 struct Shim {
-  const char* function;
-  uint32_t pass;
+  const char* function;     // the name
+  uint32_t pass;            // FORESHOCK_FORWARD or FORESHOCK_BACKWARD
   std::atomic<void*> real;  // torch's function; null until it has been found
 };
 
@@ -41,12 +44,13 @@ constinit Shim g_shims[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM_R
 #undef FORESHOCK_SHIM_ROW
 
 // Functions of the adapter (adapter.h), called before and after torch's function. Null without an adapter;
-// calls are then only forwarded. g_begins returns whether the call is to be sampled.
+// calls are then only forwarded. g_begins returns whether the call is to be sampled, which g_ended gets too.
 std::atomic<int (*)(const foreshock_shim_call*)> g_begins{nullptr};
 std::atomic<void (*)(const foreshock_shim_call*, int)> g_ended{nullptr};
 
-// Returns torch's function, which is looked up until it is found; null if it is missing. Before a look-up the
-// adapter is loaded, in case this torch has none yet (for example after a dlopen of LibTorch).
+// Returns torch's function, which is looked up until it is found; null if it is missing. `ours`: the function
+// of this file with the same name. Before a look-up the adapter is loaded, unless it was loaded before: the
+// program may have loaded torch only now.
 Function real_function(uint32_t number, void* ours) {
   Shim& shim = g_shims[number];
   void* found = shim.real.load(std::memory_order_acquire);
@@ -102,7 +106,8 @@ void read_results(const Word* words, foreshock_shim_call* call) {
   }
 }
 
-// Calls torch's function, and the adapter before and after it. `number` indexes FORESHOCK_SHIMS (adapter.h).
+// Calls torch's function, and the adapter before and after it. `number`: index in FORESHOCK_SHIMS. A backward
+// function's first argument is grad_out, its second the query.
 int32_t forward_call(uint32_t number, void* ours, FORESHOCK_PARAMETERS) {
   const Function real = real_function(number, ours);
   if (real == nullptr) return kFailure;

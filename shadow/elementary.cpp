@@ -1,4 +1,4 @@
-// Rounding to a storage format, and the spacing of its values.
+// Rounds doubles to a storage format (DType), and computes the spacing (ulp) of its values.
 #include "shadow/elementary.h"
 
 #include <algorithm>
@@ -13,7 +13,8 @@ constexpr double power_of_two(int exponent) {
   return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
-// Returns the power of two above all finite numbers of the type; magnitudes that round to it become infinite.
+// Returns the power of two above all finite numbers of the type (2^128 for bf16 and fp32); magnitudes that
+// round to it become infinite.
 double overflow_of(DType type) { return type == DType::kFp16 ? 0x1p16 : 0x1p128; }
 
 }  // namespace
@@ -28,8 +29,9 @@ double ulp_at(DType type, double x) {
 
 double round_to(DType type, double x) {
   if (type == DType::kFp64 || !std::isfinite(x)) return x;
-  // |x| / ulp < 2^24, so the sum x + shift keeps exactly the bits from the ulp up and rounds the rest once.
-  // The sum could overflow only for huge x, for which this function returns infinity first.
+  // Doubles near shift, 1.5 * 2^52 ulp, are one ulp apart. |x| < 2^24 ulp, since formats have at most 24
+  // bits. So the sum x + shift is near shift and rounds x to a multiple of the ulp. The sum could overflow
+  // only for huge x, for which this function returns infinity first.
   const double overflow = overflow_of(type);
   if (std::fabs(x) >= overflow) return std::copysign(std::numeric_limits<double>::infinity(), x);
   const double shift = 0x1.8p52 * ulp_at(type, x);

@@ -34,7 +34,7 @@ def gpt() -> Callable[[], None]:
     model = train.Gpt(size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = [text.batch(size) for _ in range(8)]
-    numbers = iter(range(1 << 40))
+    numbers = iter(range(1 << 40))  # without a practical end
 
     def step() -> None:
         optimizer.zero_grad()
@@ -82,14 +82,15 @@ def tiny_gpt(layers: int, width: int, batch: int, length: int) -> Callable[[], N
 
 
 class Parts:
-    """Times the parts of a step that the monitor may slow down: the hooks around the optimizer's step, and the
-    functions that compute the loss and the norm of the gradients. Each function is replaced by one that measures its
-    time."""
+    """Times the parts of a step that foreshock may slow down: the hooks around the optimizer's step, and the functions
+    that compute the loss and the norm of the gradients. Each function is replaced by one that measures its time."""
 
     def __init__(self) -> None:
         self.spent = dict.fromkeys(("hooks", "loss", "norm"), 0)  # nanoseconds of the step in progress
 
     def timed(self, part: str, function: Callable) -> Callable:
+        """Returns a function that does the same as `function` and adds its time to `part`."""
+
         def call(*args: Any, **kwargs: Any) -> Any:
             begin = time.perf_counter_ns()
             result = function(*args, **kwargs)
@@ -104,14 +105,14 @@ class Parts:
         from torch.optim import optimizer
 
         for hooks in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
-            # A training without the monitor has no hooks and gets an empty one, so that the cost of the timing cancels.
+            # Without foreshock there are no hooks. An empty hook is added, so that the cost of the timing is the same.
             timed = {number: self.timed("hooks", hook) for number, hook in hooks.items()}
             hooks.update(timed or {0: self.timed("hooks", lambda *arguments: None)})
         torch.nn.functional.cross_entropy = self.timed("loss", torch.nn.functional.cross_entropy)
         torch.nn.utils.clip_grad_norm_ = self.timed("norm", torch.nn.utils.clip_grad_norm_)
 
     def measure(self, step: Callable[[bool], None], steps: int, clip: bool) -> dict[str, list[float]]:
-        """[median, mean] of each part over the steps, in microseconds."""
+        """{part: [median, mean] over the steps, in microseconds}. `clip`: each step also clips the gradients."""
         taken: list[dict[str, int]] = []
         for _ in range(steps):
             self.spent = dict.fromkeys(self.spent, 0)
@@ -122,7 +123,7 @@ class Parts:
 
 
 def run_steps(step: Callable[[], None], steps: int) -> dict[str, float]:
-    """Seconds by clock, and the wall time of the slowest step."""
+    """{"cpu" and "wall": the seconds of all steps; "slowest": the wall seconds of the slowest step}"""
     begin, slowest = {name: clock() for name, clock in CLOCKS.items()}, 0.0
     for _ in range(steps):
         before = time.perf_counter()
@@ -150,7 +151,7 @@ def serve(training: str, objects: int) -> None:
             print(json.dumps(answer), flush=True)
             continue
         print(json.dumps(run_steps(step, int(line))), flush=True)
-    del heap  # not earlier: the objects must exist while the training runs
+    del heap  # a use at the end, so that the objects exist while the training runs
 
 
 if __name__ == "__main__":

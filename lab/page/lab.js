@@ -1,6 +1,9 @@
 'use strict';
-// The page of `foreshock lab --report`: for each sweep its chart, its claims and a table of its points. report.js has
-// the helpers (element(), axis(), ...) and `study`: the JSON of lab/study.h, with `drawings` that describe the charts.
+// The page of `foreshock lab --report`: for each sweep its chart, its claims and a table of its points. A sweep varies
+// settings (AXES); a point has the settings and statistics of one output tensor of one algorithm. report.js has the
+// helpers (element(), axis(), ...) and `study`: the JSON of lab/study.h. A drawing in study.drawings describes the
+// chart of a sweep: x (an axis), y (a statistic), series (axes with commas), tensor ('': several), choose (by the
+// reader), ...
 (() => {
   // Titles of the statistics of a point. Each statistic is {mean, low, high} over the seeds.
   const STATISTICS = {
@@ -12,6 +15,7 @@
   };
   const AXES = ['algorithm', 'format', 'accumulator', 'rounding', 'input', 'n', 'd', 'rows', 'block_q', 'block_k',
     'splits', 'key_order', 'scale', 'pass', 'delta', 'reference', 'seeds', 'first_seed', 'tensor'];
+  // The axes on which the points differ.
   const varying = (points) => AXES.filter((axis) => unique(points.map((p) => p[axis])).length > 1);
 
   // A plugin of Chart.js that draws the 95 % interval over seeds of each point as a thin bar.
@@ -46,7 +50,7 @@
     const names = unique(points.map(name));
     return names.map((label, i) => {
       const own = points.filter((p) => name(p) === label);
-      const aside = 0.6 * ((i + 0.5) / names.length - 0.5);
+      const aside = 0.6 * ((i + 0.5) / names.length - 0.5); // within 0.3 of the category
       if (!labels) own.sort((a, b) => a[drawing.x] - b[drawing.x]);
       const colour = COLOURS[i % COLOURS.length];
       return {
@@ -147,9 +151,10 @@
         element('tbody', {}, ...rows))));
   }
 
-  // The description of a chart. Points that the user chose come without one; then x is the numeric axis with the
-  // most values, or any axis with the most values if none is numeric. The other axes that vary define the series.
-  function guessed(points, drawing) {
+  // The complete drawing. For points that the user chose on the command line, `drawing` has no x; then x becomes the
+  // numeric axis with the most values (or, if none is numeric, the axis with the most values), and the other axes that
+  // vary define the series.
+  function completed(points, drawing) {
     if (drawing.x) return drawing;
     const axes = varying(points).filter((axis) => axis !== 'first_seed' && axis !== 'tensor');
     const rank = (axis) => unique(points.map((p) => p[axis])).length + (typeof points[0][axis] === 'number' ? 1e3 : 0);
@@ -162,7 +167,7 @@
 
   function sweepSection(drawing) {
     const all = study.points.filter((p) => p.sweep === drawing.name);
-    drawing = guessed(all, drawing);
+    drawing = completed(all, drawing);
     const points = all.filter((p) => drawing.tensor ? p.tensor === drawing.tensor : p.tensor !== 'log_sum_exp');
     const fixed = AXES.filter((axis) => !varying(points).includes(axis) && !['first_seed', 'tensor'].includes(axis));
     const facts = element('p', { className: 'facts' });

@@ -1,4 +1,5 @@
-"""A plain training loop that acts on the warnings of foreshock's detectors.
+"""A plain training loop that acts on the warnings of foreshock's detectors. Listener (listen.py) calls a function once
+for each warning, with an Advice (step, layer, ...).
 
     foreshock run -- python plain_loop.py rate --on-warning roll-back
     foreshock run -- python plain_loop.py scores --on-warning raise-precision
@@ -29,8 +30,8 @@ class Training:
 
     def __init__(self, model: nn.Module, checkpoint: pathlib.Path) -> None:
         self.model, self.optimizer, self.checkpoint = model, model.optimizer(), checkpoint
-        self.step, self.rate_limit = 0, float("inf")
-        self.kept: list[dict] = []  # states for roll_back, the oldest first
+        self.step, self.rate_limit = 0, float("inf")  # rate_limit: set by lower_rate()
+        self.kept: list[dict] = []  # the last four states for roll_back, the oldest first
 
     def state(self) -> dict:
         return copy.deepcopy(
@@ -61,7 +62,8 @@ class Training:
         self.rate_limit = self.rate() / 10
 
     def roll_back(self, advice: Advice) -> None:
-        """Restores the last state before the warning. Lowers the rate, since otherwise training would fail again."""
+        """Restores the last kept state from before the cause of the warning (since_step). Lowers the rate, since
+        otherwise the training would diverge again."""
         self.lower_rate(advice)
         before = [state for state in self.kept if state["step"] < advice.since_step]
         if before:
@@ -87,7 +89,7 @@ def wait_for_agent() -> None:
     that the agent could not keep up. A real training does not wait."""
     for _ in range(1000):
         advice = foreshock.advice()
-        time.sleep(0.001)  # also after the last look, so that the agent can finish its work on the step
+        time.sleep(0.001)  # also before the return, so that the agent can finish its work on the step
         if advice and advice.age_steps == 0:
             return
 

@@ -89,7 +89,7 @@ class Monitor:
         limit = limit_of(os.environ.get("FORESHOCK_MAX_SLOWDOWN"))
         self._naming_limit = RateLimit(free=16, share=min(limit, DEFAULT))
         self._overhead_guard = OverheadGuard(limit)  # detects, once, that the helper takes several times its limit
-        self._off_bits = 0  # GIVEN_UP bits once names, gradients and weights are off for the rest of the process; else 0
+        self._off_bits = 0  # GIVEN_UP bits once names, gradients and weights are off for the rest of the process
         self._next_step_bits = 0  # GIVEN_ bits that are reported with the next step only
         self._failures = 0  # failed attempts to name the tensors
         self._calls_of_others: dict[int, int] = {}  # {id of another optimizer: its calls since the last tick}
