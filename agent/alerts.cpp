@@ -93,8 +93,7 @@ std::vector<std::string> AlertCommand::environment_of(const EventLine& event, ui
           variable("LEFT_OUT", std::to_string(left_out))};
 }
 
-// Queues the alert, or only counts it as left out: an alert of the same kind within kApart of the last one,
-// or any alert if the queue or the table of kinds is full.
+// Queues an alert. Only counts it if its kind had one within kApart, or if the queue or the table is full.
 void AlertCommand::add(const EventLine& event, Clock::time_point now) {
   if (command_.empty() || !is_alert(event)) return;
   const std::string kind = event.run + '\n' + event.event + '\n' + event.detector;
@@ -112,7 +111,6 @@ void AlertCommand::add(const EventLine& event, Clock::time_point now) {
   last_alerts_[kind] = {now, 0};
 }
 
-// Called regularly. Collects or kills the running command, and starts the next one when none runs.
 void AlertCommand::poll(Clock::time_point now) {
   if (child_ > 0) reap();
   if (child_ > 0 && !killed_at_ && now - began_ >= kLongest) {
@@ -133,7 +131,6 @@ void AlertCommand::poll(Clock::time_point now) {
   start(alert, now);
 }
 
-// Called at the end of the agent: starts all queued commands, without waiting for any.
 void AlertCommand::start_all(Clock::time_point now) {
   for (; !waiting_.empty(); waiting_.pop_front()) start(waiting_.front(), now);
   if (left_out_ > 0) spdlog::info("--on-alert: {} alerts came too soon after their like", left_out_);
@@ -188,8 +185,7 @@ void AlertCommand::start(const std::vector<std::string>& alert, Clock::time_poin
   spdlog::warn("--on-alert: the command cannot be started: {}", std::strerror(error));
 }
 
-// Updates the rank's signals, one for each detector: {level, rank, first step of this level, detector, layer,
-// score}. One event may change the levels of several detectors, so all are compared with their new states.
+// Updates the rank's signals, one for each detector. One event may change the levels of several detectors.
 void Adviser::note(int64_t rank, const EventLine& event,
                    const std::array<DetectorState, kDetectors>& states) {
   for (size_t n = 0; n < kDetectors; ++n) {

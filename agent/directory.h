@@ -1,7 +1,7 @@
 // Reads and writes files of a directory that may belong to a hostile user. The directory is held open, so
-// that it cannot be replaced by another one. Files are given by name only; a name with '/' is refused. Links
-// are not followed, opening a pipe does not block, and nothing outside the directory is read or written. A
-// Directory must be used by one thread at a time. `why` receives a short reason for messages.
+// that it cannot be replaced by another one. A file's name must have no '/'. Links are not followed, opening
+// a pipe does not block, and nothing outside the directory is read or written. `why`: a short reason. One
+// thread.
 #ifndef FORESHOCK_AGENT_DIRECTORY_H_
 #define FORESHOCK_AGENT_DIRECTORY_H_
 
@@ -53,8 +53,7 @@ class Directory {
   std::vector<std::string> names(const std::string& begin, const std::string& end,
                                  bool* was_read = nullptr) const;
   // Returns the sorted names of the directories inside this one, and of entries whose type the file system
-  // does not report (DT_UNKNOWN). Dots, the limit kMostEntries and *was_read have the same effect as in
-  // names().
+  // does not report (DT_UNKNOWN). Dots, kMostEntries and *was_read have the same effect as in names().
   std::vector<std::string> directories(bool* was_read = nullptr) const;
 
   // Opens a file with the flags of open(2). It must be a regular file without a second hard link. It must

@@ -29,8 +29,7 @@ class Replicas {
   std::vector<int32_t> add(const segment::TensorRecord& record, const segment::Identity& identity,
                            size_t ranks_here);
 
-  // Drops the checksums, and which tensors have proved to be replicas. Keeps the numbers of comparisons. Must
-  // be called when ranks were restarted, since steps may repeat.
+  // Drops the checksums, and which tensors have proved to be replicas. Called when ranks were restarted.
   void restart();
 
   // One checksum of all parts that a rank has reported in an interval, the steps between two measurements of

@@ -34,7 +34,6 @@ double share_of_samples(const SamplingCost& cost, uint64_t interval) {
 }  // namespace
 
 std::optional<AgentCost> agent_cost(const AgentWork& before, const AgentWork& now, int cores) {
-  // If a counter has fallen, the ranks were restarted and count from 0 again.
   const bool has_restarted = now.steps < before.steps || now.sampled_steps < before.sampled_steps;
   const uint64_t sampled = now.sampled_steps - (has_restarted ? 0 : before.sampled_steps);
   const uint64_t steps = std::max(now.steps - (has_restarted ? 0 : before.steps), sampled);
@@ -95,8 +94,8 @@ bool is_pending_or_running(const Burst& burst, int64_t step) {
 
 namespace {
 
-// A new interval takes effect this many reported steps after the newest step of any rank, so that every rank
-// has read it before.
+// A new interval takes effect this many reported steps after the newest step, so that all ranks read it
+// before.
 constexpr int64_t kStepsAhead = 4;
 constexpr double kDefaultSlowdown = 0.01;
 
@@ -109,7 +108,6 @@ double smaller_limit(double limit, double reported) {
 
 }  // namespace
 
-// Returns the first step to which a new interval can apply on all ranks.
 int64_t Run::effective_step() const {
   int64_t newest = 0, ahead = kStepsAhead;
   for (const auto& followed : followed_) {
@@ -153,8 +151,7 @@ std::optional<Run::Measured> Run::measure() const {
   return all;
 }
 
-// Chooses an interval and sends it to the ranks. `agent_cpu_seconds`: of the agent for this run, in total.
-// The first look (the first sampled steps) has a budget of its own, so its cost is subtracted.
+// Chooses an interval and sends it to the ranks. The first look (the first sampled steps) has its own budget.
 void Run::update_interval(double agent_cpu_seconds) {
   std::optional<Measured> measured = measure();
   if (!measured) return;
@@ -174,7 +171,6 @@ void Run::update_interval(double agent_cpu_seconds) {
     if (!followed->is_finished()) followed->segment().set_interval(interval, effective_step());
 }
 
-// Plans a burst and sends it to the ranks, unless the pause after the last burst is not over.
 void Run::begin_burst() {
   std::optional<Measured> measured = measure();
   if (!measured || !agent_cost_) return;  // the cost of a burst cannot be predicted yet

@@ -42,7 +42,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// A training on the device. device_.must(name, ...) calls a function of the CUDA driver; errors end the
+// A training on the device. device_.must(name, ...) calls a function of the driver; an error ends the
 // process.
 class Training {
  public:

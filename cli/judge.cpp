@@ -275,7 +275,6 @@ int judge_slice(const std::string& path) {
   return 1;
 }
 
-// What the words of the command line request.
 struct Request {
   std::vector<std::string> paths;
   std::vector<lab::Algorithm> models;  // emulated algorithms whose results are shown beside the stored ones
@@ -337,7 +336,6 @@ std::string parse(const Words& words, Request* request) {
 }
 
 // Judges a whole call. Returns 0 if all tensors are within the limits ("gates"), 1 if not, 2 after an error.
-// A verdict with `judged` false belongs to an emulated algorithm, which is only shown ("model").
 int judge_call(const Request& request, const std::string& path) {
   lab::StoredCall call;
   const std::string problem = lab::read_call(path, &call);
@@ -377,7 +375,6 @@ int judge_file(const Request& request, const std::string& path) {
                                 : fail("--algorithm is of whole calls, " + path + " is a flagged slice");
 }
 
-// Returns the largest exit status of the files.
 int judge_files(const Request& request) {
   int status = 0;
   for (const std::string& path : request.paths) {

@@ -31,14 +31,13 @@ int wrong_use(const std::string& line);  // prints the line with say() and retur
 std::string fit_line(std::string_view line, size_t columns);
 
 // Returns a frame: `text` with the escape sequences that draw it over the whole screen, from the top left.
-// Lines are cut to `columns`. If the text has more than `rows` lines, the last row shows how many are
-// missing.
+// Lines are cut to `columns`. If the text has more than `rows` lines, the last row shows how many are left
+// out.
 std::string frame_of(const std::string& text, size_t columns, size_t rows);
 
 // Redraws a text at the same place of a terminal. While a Screen exists, the cursor is hidden. SIGINT,
-// SIGTERM and SIGHUP (unless the process ignores them) do not end the process but make wait() return false.
-// The destructor restores cursor and signal handlers and leaves the last frame on the screen. Only one Screen
-// may exist at a time. Not thread-safe.
+// SIGTERM and SIGHUP, if not ignored, do not end the process but make wait() return false. The destructor
+// restores cursor and signal handlers and leaves the last frame. Only one Screen may exist. Not thread-safe.
 class Screen {
  public:
   Screen();

@@ -58,7 +58,6 @@ namespace fs = std::filesystem;
 
 constexpr int kBuildTimeoutMs = 15 * 60 * 1000;
 
-// Returns the directory for adapters; "" if no variable names one.
 std::string cache_root() {
   if (const char* cache = option_value(OptionId::kCache); *cache != '\0') return cache;
   if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/')
@@ -142,7 +141,7 @@ bool is_python_name(const std::string& name) {
 }
 
 // The effect of a missing helper, for messages. The adapter then counts steps by changes of the parameters.
-constexpr const char* kEffectWithoutHelper =
+constexpr const char* kWithoutHelper =
     "; else steps are counted from 1, and learning rate, gradient norms and layer names stay unknown";
 
 // Returns 'I' or 'E' if `option` is -I or -E, or a group of one-letter options with one of these (-uE).
@@ -292,13 +291,12 @@ std::string helper_problem(const FoundPython& python) {
   for (const std::string& option : python.options) {
     if (const char letter = isolating_letter(option); letter != 0)
       return std::string("python -") + letter + (letter == 'I' ? " (isolated mode)" : "") +
-             " ignores PYTHONPATH, by which the helper comes: leave it out" + kEffectWithoutHelper;
+             " ignores PYTHONPATH, by which the helper comes: leave it out" + kWithoutHelper;
   }
   // torch imports the helper as if it were an extension for a device (entry point group torch.backends).
   const char* autoload = std::getenv("TORCH_DEVICE_BACKEND_AUTOLOAD");
   if (autoload != nullptr && std::string(autoload) == "0")
-    return std::string("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the helper out: unset it") +
-           kEffectWithoutHelper;
+    return std::string("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the helper out: unset it") + kWithoutHelper;
   return "";
 }
 
@@ -391,8 +389,7 @@ std::vector<std::string> command_environment(const Installation& installation, c
   for (OptionId id : {OptionId::kEvery, OptionId::kMaxSlowdown, OptionId::kMemory, OptionId::kSlices,
                       OptionId::kMathPath, OptionId::kWeights, OptionId::kCountKernels})
     set_environment(&environment, option(id).variable, arguments.text(id));
-  // A sampling interval fixed by --every (0: foreshock chooses it), without --max-slowdown, applies
-  // regardless of the cost. To the trainer, an empty FORESHOCK_MAX_SLOWDOWN means no limit.
+  // A fixed interval (--every is not 0) without --max-slowdown applies at any cost: "" means no limit.
   const bool has_every = arguments.is_given(OptionId::kEvery) && arguments.text(OptionId::kEvery) != "0";
   if (has_every && !arguments.is_given(OptionId::kMaxSlowdown))
     set_environment(&environment, option(OptionId::kMaxSlowdown).variable, "");

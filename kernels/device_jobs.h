@@ -1,7 +1,6 @@
 // The parameters of the device kernels ("jobs") and the shapes of their launches. A job is a plain struct
 // with the same layout on host and device. Addresses are in device memory. The device checks nothing, and a
-// wrong address destroys the trainer's context, so the host must validate every job. `reserved` members only
-// make the padding explicit.
+// wrong address destroys the trainer's context, so the host must validate every job. `reserved`: padding.
 #ifndef FORESHOCK_KERNELS_DEVICE_JOBS_H_
 #define FORESHOCK_KERNELS_DEVICE_JOBS_H_
 

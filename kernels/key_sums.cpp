@@ -10,10 +10,9 @@
 namespace foreshock {
 namespace {
 
-// A block has at most kRowsOfABlock rows and kTile columns. 16-bit elements are summed in fp32 over a block
-// before the sums are converted to fp64. The rounding error of these sums, at most kRowsOfABlock * 2^-24 of
-// the sum of magnitudes, is small beside the error of each element, which was rounded to 2^-8 (bf16) or 2^-11
-// (fp16) of its magnitude.
+// A block has at most kRowsOfABlock rows and kTile columns. 16-bit elements are summed in fp32 over a block,
+// with an error of at most kRowsOfABlock * 2^-24 of the sum of magnitudes. This is small beside the error of
+// each element, which was rounded to 2^-8 (bf16) or 2^-11 (fp16) of its magnitude.
 constexpr int64_t kRowsOfABlock = 32, kTile = 128;
 
 // kExponent: mask of the exponent bits of a format. kLeast: the exponent bits that also stand for all smaller

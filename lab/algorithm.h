@@ -1,6 +1,5 @@
 // The interface of all algorithms that the lab measures. An algorithm is one function of type Run and one row
-// in the table of algorithm.cpp. It computes through an Arithmetic, which has the number format under test
-// and its roundings.
+// in the table of algorithm.cpp. An Arithmetic has the number format under test and its roundings.
 #ifndef FORESHOCK_LAB_ALGORITHM_H_
 #define FORESHOCK_LAB_ALGORITHM_H_
 

@@ -13,19 +13,16 @@ std::vector<Claim> claims_of_fig3(Measured measured) {
   const auto max_of = [&](const char* format) { return largest(with_format(flash, format).at(0)); };  // error
   const double bf16 = max_of("bf16"), fp16 = max_of("fp16"), tf32 = max_of("tf32"), fp32 = max_of("fp32"),
                fp64 = max_of("fp64");
-  const auto from_plain = [&](const char* format) {
-    return with_format(flash, format).at(0).max_from_plain.mean;
-  };
+  const auto apart = [&](const char* format) { return with_format(flash, format).at(0).max_from_plain.mean; };
   return {
       {kStability,
        "the more mantissa bits, the smaller the deviation (Fig. 3); fp16 and tf32 have equally many",
        text("bf16 %.1e, fp16 %.1e, tf32 %.1e, fp32 %.1e, fp64 %.1e", bf16, fp16, tf32, fp32, fp64),
        bf16 > fp16 && std::fabs(fp16 / tf32 - 1) < 0.05 && tf32 > fp32 && fp32 > fp64},
       {kStability, "flash attention and plain come closer in wider formats (Fig. 3)",
-       text("largest difference between them: bf16 %.1e, fp16 %.1e, fp32 %.1e, fp64 %.1e", from_plain("bf16"),
-            from_plain("fp16"), from_plain("fp32"), from_plain("fp64")),
-       from_plain("bf16") > from_plain("fp16") && from_plain("fp16") > from_plain("fp32") &&
-           from_plain("fp32") > from_plain("fp64")},
+       text("largest difference between them: bf16 %.1e, fp16 %.1e, fp32 %.1e, fp64 %.1e", apart("bf16"),
+            apart("fp16"), apart("fp32"), apart("fp64")),
+       apart("bf16") > apart("fp16") && apart("fp16") > apart("fp32") && apart("fp32") > apart("fp64")},
       {"unit roundoff", "three bits more make bf16 / fp16 about 8", text("%.2f", bf16 / fp16),
        bf16 / fp16 > 6 && bf16 / fp16 < 11},
   };

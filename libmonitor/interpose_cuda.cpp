@@ -107,7 +107,6 @@ void publish() {
   if ((g_process.hot() & kHotArmed) != 0) g_monitor.graphs().store(g_process.writer().coverage());
 }
 
-// Returns the handle that the runtime's function has stored at `address`.
 uintptr_t handle_at(Word address) { return address != 0 ? *reinterpret_cast<const uintptr_t*>(address) : 0; }
 
 // Returns a number that identifies the stream. The per-thread default streams of all threads have the same
@@ -118,8 +117,8 @@ uintptr_t stream_of(const Interposed& called, Word handle) {
   return is_of_thread ? static_cast<uintptr_t>(pthread_self()) : handle;
 }
 
-// Counts a call that has returned `error`. a and b are the first two arguments, listed after each case.
-// Destructions are counted by count_destruction().
+// Counts a call that has returned `error`, if it is not a destruction. a, b: the arguments listed at each
+// case.
 void count_call(const Interposed& called, int error, Word a, Word b) {
   CudaGraphCounter& graphs = g_monitor.graphs();
   const bool succeeded = error == 0;
@@ -154,8 +153,7 @@ void count_call(const Interposed& called, int error, Word a, Word b) {
   }
 }
 
-// Counts the call if it is a destruction. Must be called before the runtime's function: after that function,
-// another thread may get the same handle for a new object.
+// Counts a destruction. Must be called before it: afterwards another thread may get the same handle.
 void count_destruction(Kind kind, Word handle) {
   if (kind == kDestroyGraph) g_monitor.graphs().destroy_graph(handle);
   if (kind == kDestroyExecutable) g_monitor.graphs().destroy_executable(handle);
@@ -241,8 +239,7 @@ bool find_cupti(cupti::Library* found) {
          find("cuptiEnableCallback", &found->enable_callback);
 }
 
-// Registers find_cupti() from here, so that the monitor does not refer to this file: the static library that
-// unit tests link does not contain this file.
+// The monitor must not refer to this file, which the static library that unit tests link does not contain.
 __attribute__((constructor)) void register_kernel_finder() { g_monitor.set_kernel_finder(find_cupti); }
 
 }  // namespace

@@ -48,9 +48,8 @@ constinit Shim g_shims[FORESHOCK_SHIM_COUNT] = {FORESHOCK_SHIMS(FORESHOCK_SHIM_R
 std::atomic<int (*)(const foreshock_shim_call*)> g_begins{nullptr};
 std::atomic<void (*)(const foreshock_shim_call*, int)> g_ended{nullptr};
 
-// Returns torch's function, which is looked up until it is found; null if it is missing. `ours`: the function
-// of this file with the same name. Before a look-up the adapter is loaded, unless it was loaded before: the
-// program may have loaded torch only now.
+// Returns torch's function, which is looked up until it is found; null if it is missing. Before a look-up the
+// adapter is loaded if it was not before: the program may have loaded torch only now.
 Function real_function(uint32_t number, void* ours) {
   Shim& shim = g_shims[number];
   void* found = shim.real.load(std::memory_order_acquire);
@@ -106,8 +105,7 @@ void read_results(const Word* words, foreshock_shim_call* call) {
   }
 }
 
-// Calls torch's function, and the adapter before and after it. `number`: index in FORESHOCK_SHIMS. A backward
-// function's first argument is grad_out, its second the query.
+// Calls torch's function, and the adapter before and after it. `number` indexes FORESHOCK_SHIMS.
 int32_t forward_call(uint32_t number, void* ours, FORESHOCK_PARAMETERS) {
   const Function real = real_function(number, ours);
   if (real == nullptr) return kFailure;

@@ -103,8 +103,7 @@ void WeightSampler::attach(segment::TensorRing* ring, uint64_t ring_bytes, const
   host_step_ = -1;
 }
 
-// Replaces the list of tensors. From now on, trainer and library refer to a tensor by its index in `weights`,
-// its number.
+// Replaces the list of tensors. From now on, the number of a tensor is its index in `weights`.
 int WeightSampler::name(const foreshock_weight* weights, size_t count) {
   if (writer_.ring() == nullptr) return 0;
   segment::TensorRing& ring = *writer_.ring();
@@ -178,8 +177,7 @@ size_t WeightSampler::due(int64_t step, int64_t steps, uint32_t* numbers, size_t
   WeightSchedule::Count turns;
   const size_t found = turns_.due(step, steps, cadence_.interval(), numbers, room, &turns);
   count(turns);
-  const bool allows_checksums = has_replicas_ && cadence_.allows_checksum();
-  if (!cadence_.allows() && !allows_checksums) {
+  if (!cadence_.allows() && !(has_replicas_ && cadence_.allows_checksum())) {
     for (size_t n = 0; n < found; ++n) turns_.end(numbers[n], step);
     if (found > 0) writer_.count_skipped(segment::kTensorBudget, found);
     return 0;
@@ -260,9 +258,8 @@ void WeightSampler::after_step(const foreshock_weight_state* states, size_t coun
   }
 }
 
-// Measures a tensor that the trainer has passed, or counts why it is not measured. If the budget or the ring
-// prevents the measurement, only the tensor's checksum is written, for the comparison with its replicas (the
-// same tensor on other ranks).
+// Measures a tensor, or counts why it is not measured. If the budget or the ring prevents the measurement,
+// only its checksum is written, for the comparison with its replicas (the same tensor on other ranks).
 void WeightSampler::measure(const foreshock_weight_state& state, int64_t step) {
   segment::TensorSkip why = segment::kTensorBudget;
   if (!check(state, &why)) return writer_.count_skipped(why);
@@ -296,8 +293,8 @@ void WeightSampler::describe(const Weight& tensor, uint32_t number, DType type, 
   std::memcpy(record->name, tensor.name, sizeof record->name);
 }
 
-// Computes sums over the values and, for the part that before_step() copied, over the change that the step
-// made. A sum that was not computed is NaN.
+// Sums the values and, for the part that before_step() copied, the change made by the step. NaN: not
+// computed.
 void WeightSampler::reduce(const Weight& tensor, const foreshock_tensor& values, DType type, int64_t step,
                            double* reductions) const {
   std::fill_n(reductions, segment::kTensorReductionCount, std::numeric_limits<double>::quiet_NaN());
@@ -368,9 +365,9 @@ uint64_t WeightSampler::checksum_room() const {
   return has_replicas_ ? std::min(kRecordsPerTensor * held_ * kRecord, writer_.largest_record() / 2) : 0;
 }
 
-// Writes a record with a checksum and no histogram, if other ranks may have replicas. Replicas are compared
-// by their checksums, so the checksum is needed even if the histogram does not fit or the budget does not pay
-// for it. Not for tensors on a device, whose values the host does not read.
+// Writes a record of a host tensor without a histogram, if other ranks may have replicas. Replicas are
+// compared by checksums, which are needed even if the histogram does not fit or the budget does not pay for
+// it.
 void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t step) {
   if (!has_replicas_ || is_on_device(state) || !cadence_.allows_checksum()) return;
   const Weight& tensor = *weight(state.number);
@@ -385,9 +382,8 @@ void WeightSampler::write_checksum(const foreshock_weight_state& state, int64_t 
   writer_.publish_uncounted(record);
 }
 
-// Begins a record in the ring, which must have room for the `least` bytes of the record and `kept` bytes for
-// checksums (together at most the largest record). If the ring has less room, counts the record as skipped
-// and returns false. The record may use all free bytes except `kept`, but always `least`.
+// Begins a record in the ring, which needs room for `least` bytes and for `kept` bytes of checksums. If the
+// ring has less room, counts the record as skipped and returns false. It may use the free bytes but `kept`.
 bool WeightSampler::open(const Weight& tensor, Draft* draft) {
   const uint64_t least = std::min(std::max(tensor.needs, kLeastRoom), writer_.largest_record());
   const uint64_t kept = checksum_room();
@@ -407,8 +403,7 @@ bool WeightSampler::open(const Weight& tensor, Draft* draft) {
   return true;
 }
 
-// Completes and publishes a record with a packed histogram. `end` is the length of the record; the tensor's
-// next record reserves as much.
+// Completes and publishes a record of length `end`. The tensor's next record reserves as much room.
 void WeightSampler::close(Weight* tensor, const Draft& draft, uint64_t end) {
   const auto place = [&](const double* first, uint64_t count) -> segment::Payload {
     const auto offset = reinterpret_cast<const char*>(first) - reinterpret_cast<const char*>(draft.record);
@@ -459,9 +454,8 @@ void WeightSampler::end_step(double step_seconds, double cost_seconds, bool is_o
   std::atomic_ref<uint64_t>(ring.interval).store(cadence_.interval(), std::memory_order_relaxed);
 }
 
-// Sends the measurement of a tensor to its device. The record is written when the results have arrived.
-// Unlike the record of a host tensor, it lacks the change made by the step, because measuring the change
-// would need a copy of the tensor on the device.
+// Sends the measurement of a tensor to its device. Its record is written when the results have arrived. It
+// lacks the change made by the step, which would need a copy of the tensor on the device.
 void WeightSampler::send(const foreshock_weight_state& state, int64_t step) {
   const uint64_t begin = monotonic_ns();
   PendingWeight* pending = pending_.next();
@@ -504,8 +498,7 @@ WeightSampler::Spent WeightSampler::collect() {
   return spent;
 }
 
-// Ends the measurement if its results have arrived or are not awaited any more. Returns false if the device
-// may still store them, or if another thread uses the device at the moment.
+// Ends the measurement if its results have arrived or are given up. Returns false if they are still awaited.
 bool WeightSampler::settle(PendingWeight* pending, Spent* spent) {
   bool is_settled = false;
   devices_->visit_weights(pending->place, [&](WeightStaging& staging) {

@@ -189,7 +189,6 @@ class HeatMap {
     return false;
   }
 
-  // Paints step numbers (the last is the last step shown, not the first step after it), and a line at each loss event.
   paintSteps(ctx) {
     const { map, cell, left } = this, bottom = map.labels.length * cell.height, wide = map.columns * cell.width;
     const ticks = Math.max(1, Math.min(6, Math.floor(wide / 90), map.columns));

@@ -1,6 +1,5 @@
-// Tests an adapter, the library that hooks attention in one version of torch, on LibTorch without Python.
-// Usage: self_test ADAPTER, with libforeshock.so preloaded. Exits with 1 if a check fails. Like self_test.py,
-// checks that the hooks see each call once and leave its results equal bit for bit.
+// Tests an adapter, the library that hooks attention in one version of torch, on LibTorch without Python: the
+// hooks must see each call once and keep its bits. Usage: LD_PRELOAD=libforeshock.so self_test ADAPTER.
 #include <ATen/ATen.h>
 #include <dlfcn.h>
 #include <torch/csrc/autograd/variable.h>

@@ -169,8 +169,7 @@ def seconds_per_step(size: Size, text: Text, autocast: bool) -> float:
 
 
 def choose(text: Text, seconds: float, steps: int, autocast: bool) -> Size:
-    """The largest size of which `steps` steps fit into `seconds`, or the smallest size if none fits. Measures sizes
-    for about one second at most; larger ones are then not considered."""
+    """The largest size of which `steps` steps fit into `seconds` (else the smallest), of those measured in a second."""
     chosen, begin = SIZES[0], time.monotonic()
     for size in SIZES:
         if time.monotonic() - begin > 1 or seconds_per_step(size, text, autocast) > seconds / steps:
@@ -180,8 +179,7 @@ def choose(text: Text, seconds: float, steps: int, autocast: bool) -> Size:
 
 
 def learning_rate(progress: float) -> float:
-    """The learning rate as a share of its maximum: a short warm-up, then a cosine down to a tenth. `progress` goes from
-    0 to 1."""
+    """The rate as a share of its maximum: a short warm-up, then a cosine down to a tenth. `progress`: from 0 to 1."""
     return min(1.0, progress / 0.05) * (0.55 + 0.45 * math.cos(math.pi * min(1.0, progress)))
 
 

@@ -1,6 +1,5 @@
-"""Detects when a module whose parameters have names is destroyed. The core (libforeshock.so) finds the name of a
-parameter by its address (tensor._cdata). After the destruction another tensor may get this address, and with it the
-wrong name."""
+"""Detects when a module whose parameters have names is destroyed. The core (libforeshock.so) finds a name by the
+parameter's address (tensor._cdata). After the destruction another tensor may get this address and the wrong name."""
 
 from __future__ import annotations
 
@@ -14,12 +13,10 @@ from .signals import is_of_trainer
 
 
 class Owners:
-    """Calls `lost` when, for one named parameter, the last module that contains it is destroyed. After this call, the
-    next one needs another call of watch().
+    """Calls `lost` when, for some named parameter, the last module that contains it is destroyed: once per watch().
 
-    `lost` is called before the parameter's address can be reused, in the thread that destroys the module. The objects
-    keep weak references to modules and not to parameters, because torch.utils.swap_tensors refuses tensors that have
-    weak references.
+    The call comes before the parameter's address can be reused, in the thread that destroys the module. The weak
+    references are to modules, because torch.utils.swap_tensors refuses tensors that have weak references.
     """
 
     def __init__(self, torch: Any, lost: Callable[[], None], call_back: Callable[[Any], Any]) -> None:
