@@ -184,7 +184,7 @@ class Monitor:
         scale = self._scale(optimizer)
         in_backward = self._torch._C._current_graph_task_id() != -1  # a hook of the backward pass calls the optimizer
         # Gradients are read only if all of them exist now (this rank steps the whole model, no backward pass is
-        # running, and the clock is called once per step) and their scale is known; a scale on a device is None here.
+        # running, and the clock is called once per step) and their scale is known (not on a device).
         publish = self._steps_whole_model and scale is not None and not in_backward and not self._split_step.addresses
         # amp_C are Apex's kernels, which clip gradients without changing the version of a tensor.
         writes_untracked = "amp_C" in sys.modules
