@@ -87,8 +87,7 @@ std::vector<Claim> claims_of_fig6(Measured measured) {
       if (p.format != q.format || a.tensor != b.tensor) continue;
       if (p.block_k == q.block_k) rows_matter |= a.max_abs.mean != b.max_abs.mean;
       const bool is_swap = p.block_q == q.block_k && p.block_k == q.block_q;
-      if (a.tensor != "out" || !is_swap || p.block_k >= q.block_k)
-        continue;  // below, a's key side is shorter
+      if (a.tensor != "out" || !is_swap || p.block_k >= q.block_k) continue;  // `a` has the shorter key side
       const bool is_fp32 = a.point.format == "fp32";
       ++(is_fp32 ? fp32_swaps : swaps);
       if (largest(a) > largest(b)) ++(is_fp32 ? fp32_worse : worse);

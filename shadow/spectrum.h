@@ -99,9 +99,9 @@ struct HeadProjections {
   size_t head_dim = 0, width = 0;
 };
 
-// Computes the spectrum of the first-order increment dWq^T Wk + Wq^T dWk (width x width). Wq and Wk are the
-// earlier weights, dWq and dWk their changes. Thin QR decompositions of the stacked pairs (dWq, Wq) and (Wk,
-// dWk) keep every matrix at most width x 2 head_dim. Returns nullopt if sizes do not fit, a value is not
+// Computes the spectrum of the first-order increment D2 = dWq^T Wk + Wq^T dWk (width x width). Wq and Wk are
+// the earlier weights, dWq and dWk their changes. Thin QR decompositions of the stacked pairs (dWq, Wq) and
+// (Wk, dWk) keep every matrix at most width x 2 head_dim. Returns nullopt if sizes do not fit, a value is not
 // finite, or nothing changed. Any thread; about 16 width head_dim^2 + 300 head_dim^3 operations.
 std::optional<Spectrum> update_spectrum(const HeadProjections& head);
 
