@@ -428,7 +428,7 @@ int Describer::describe(foreshock_attention_call* call) const {
 }  // namespace
 
 int describe_nvte_call(const NvteGiven& given, foreshock_attention_call* call) {
-  const NvteWords& words =
+  const NvteWords& places =
       given.pass == FORESHOCK_BACKWARD ? given.signature->backward : given.signature->forward;
   return Describer(given, places).describe(call);
 }
