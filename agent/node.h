@@ -1,4 +1,5 @@
-// Reads facts about the machine and this process: cores, CPU time, users, limits.
+// Reads facts about the machine and this process (cores, CPU time, names of users), and sets this process's
+// limit of open files and its priority.
 #ifndef FORESHOCK_AGENT_NODE_H_
 #define FORESHOCK_AGENT_NODE_H_
 
@@ -9,27 +10,30 @@
 
 namespace foreshock {
 
-// Returns the number of cores that the ranks of this node and the agent share: the affinity mask, limited by
-// the cgroup's quota. At least 1.
+// Returns the number of cores that the ranks of this node and the agent share: the cores of this process's
+// affinity mask, or the CPU quota of its cgroups if that is lower. At least 1.
 int cores_of_node();
 
-// Returns the smallest CPU quota, in cores, of this process's cgroups (v1 and v2) and their parents; infinite
-// without a quota. `cgroups` is the file that lists this process's cgroups (/proc/self/cgroup); their folders
-// are below `root` (/sys/fs/cgroup). In a container, the folder of the only cgroup is `root` itself.
+// Returns the smallest CPU quota, in cores, of this process's cgroups (v1 and v2) and their parents; infinity
+// if no cgroup has a quota. `cgroups`: path of the file that lists this process's cgroups, /proc/self/cgroup.
+// `root`: the folder that contains their folders, /sys/fs/cgroup; in a container with a cgroup namespace,
+// `root` itself is the folder of the container's cgroup.
 double cgroup_cores(const std::string& cgroups, const std::string& root);
 
-// Returns the number of this process's pid namespace, or 0 if the kernel does not report it. A pid is valid
-// only within its namespace, and every container has a separate one.
+// Returns the inode number that identifies this process's pid namespace, or 0 if it cannot be read. The same
+// pid means different processes in different namespaces, and containers normally have separate namespaces.
 uint64_t pid_namespace();
 // Return the CPU time of this process (all threads) and of the calling thread, in seconds.
 double process_cpu_seconds();
 double thread_cpu_seconds();
-// Returns the name of a user in /etc/passwd as a valid label, or the user's number if there is no entry.
+// Returns the name of a user in /etc/passwd as a valid value of a Prometheus label, or the number `user` as
+// text if /etc/passwd does not have it.
 std::string user_name(uid_t user);
 
-// Raises the limit of open files to at most 16384. The agent opens two files per live rank and three per run.
+// Raises this process's limit of open files to 16384, or to its hard limit if that is lower. The agent opens
+// two files per live rank and three per run.
 void raise_descriptor_limit();
-// Gives the calling thread the lowest CPU priority, which threads that it starts later inherit.
+// Gives the calling thread the lowest CPU priority. Threads that it starts later inherit the priority.
 void be_nice();
 
 }  // namespace foreshock

@@ -20,14 +20,14 @@ namespace foreshock::cli {
 namespace {
 
 struct Check {
-  bool ok;  // false: a training cannot be monitored
-  std::string what, detail;
+  bool ok;                   // false: a training cannot be monitored
+  std::string what, detail;  // the checked part; its path or version, or the problem and what to do
 };
 
-// How much of an operation foreshock sees. An empty extent means the extent of the previous row.
+// A row of the table that lists what foreshock can see of any training.
 struct Coverage {
-  const char* extent;
-  const char* what;
+  const char* extent;      // how much foreshock sees: checked, counted, ...; "": as in the previous row
+  const char* operations;  // or weights, or programs
 };
 
 constexpr Coverage kCoverage[] = {
@@ -46,6 +46,7 @@ constexpr Coverage kCoverage[] = {
     {"", "weights in flat parameters (FSDP1); full shards (FSDP2, ZeRO-3) have no replica to compare"},
 };
 
+// `bytes`: the free space of a file system; UINT64_MAX: it has no limit.
 std::string size_text(uint64_t bytes) {
   if (bytes == UINT64_MAX) return "no limit";
   char text[32];
@@ -63,6 +64,7 @@ Check check_base(const BaseDirectory& base) {
   return {true, "shared memory", base.path + ", " + size_text(free_bytes(base.path))};
 }
 
+// Starts /bin/true in the environment that `foreshock run` would give the training.
 Check check_preload(const Installation& installation, const Arguments& arguments, const std::string& base) {
   const std::vector<std::string> environment =
       command_environment(installation, arguments, {base, "doctor", ""});
@@ -70,11 +72,14 @@ Check check_preload(const Installation& installation, const Arguments& arguments
   return {problem.empty(), "preload", problem.empty() ? "libforeshock.so loads into /bin/true" : problem};
 }
 
+// Returns the Python that the command will use, or the one of --python (default: python3).
 FoundPython choose_python(const Arguments& arguments) {
   const bool named = arguments.has_flag(OptionId::kPython);
   if (!named && !arguments.command().empty()) return find_python(arguments.command());
   const char* path = std::getenv("PATH");
-  return {look_up(arguments.text(OptionId::kPython), path != nullptr ? path : "/usr/bin:/bin"), named, {}};
+  return {look_up(arguments.text(OptionId::kPython), path != nullptr ? path : "/usr/bin:/bin"),
+          /*certain=*/named,
+          /*options=*/{}};
 }
 
 Check check_python(const FoundPython& python, const Arguments& arguments) {
@@ -89,6 +94,7 @@ Check check_python(const FoundPython& python, const Arguments& arguments) {
                                                            : " (assumed: the command names no Python)")};
 }
 
+// Reports the adapter, the library between this torch and libforeshock.so. `library`: PyTorch or LibTorch.
 Check check_adapter(const Adapter& adapter, const std::string& library) {
   const std::string torch = adapter.torch.empty() ? library : "torch " + adapter.torch;
   if (!adapter.usable()) return {false, torch, adapter.reason};
@@ -100,10 +106,10 @@ Check check_adapter(const Adapter& adapter, const std::string& library) {
   return {true, torch, built};
 }
 
-// Reports whether attention on CUDA devices can be sampled. This needs the kernels in libforeshock.fatbin of
-// the same build. The check never fails, because trainings on a CPU need no such kernels.
+// Reports whether attention on CUDA devices can be sampled. This needs libforeshock.fatbin, the CUDA kernels
+// from the build of libforeshock.so. The check never fails, because trainings on a CPU need no such kernels.
 Check check_device_code(const Installation& installation) {
-  const DeviceCodeSeal seal = device_code_seal();  // identifies the kernels of this build; bytes 0: none
+  const DeviceCodeSeal seal = device_code_seal();  // size and checksum of the file; bytes 0: not built
   const std::string path =
       std::filesystem::path(installation.library).replace_filename(kDeviceCodeFile).string();
   Fatbin file;
@@ -126,7 +132,7 @@ Check check_reference() {
   return {true, "reference", std::string("fp64 with ") + reference_target_name() + " instructions"};
 }
 
-// Checks the Python helper, which reports steps, losses and the names of layers.
+// Checks the Python helper, the part in the trainer that reports steps, losses and the names of layers.
 Check check_helper(const FoundPython& python) {
   const std::string problem = helper_problem(python);
   if (!problem.empty()) return {false, "steps and names", problem};
@@ -142,8 +148,8 @@ std::vector<Check> check_libtorch(const Installation& installation, const FoundL
            "layer names"}};
 }
 
-// Checks the program `word` of a command that names neither Python nor LibTorch. Returns no checks for
-// scripts, and for programs that start another command.
+// Checks `word`, the program of a command in which neither a Python nor a program with LibTorch was found.
+// Returns no checks for scripts, and for programs that start another command.
 std::vector<Check> check_program(const std::string& word) {
   const char* path = std::getenv("PATH");
   const std::string program = look_up(word, path != nullptr ? path : "/usr/bin:/bin");
@@ -178,7 +184,7 @@ void print(const std::vector<Check>& checks, size_t columns) {
   }
   std::printf("\n  What is seen of a training:\n");
   for (const Coverage& line : kCoverage)
-    std::printf("  %-12s%s\n", line.extent, wrapped(line.what, 14, columns).c_str());
+    std::printf("  %-12s%s\n", line.extent, wrapped(line.operations, 14, columns).c_str());
 }
 
 }  // namespace
@@ -187,15 +193,16 @@ int doctor(const Arguments& arguments) {
   const Installation installation = find_installation();
   const BaseDirectory base = choose_base_directory();
   std::vector<Check> checks = {check_installation(installation), check_base(base), check_reference()};
+  // Without a complete installation (checks[0]) the other parts cannot be checked.
   if (checks[0].ok) checks.push_back(check_device_code(installation));
   if (checks[0].ok) checks.push_back(check_preload(installation, arguments, base.path));
   const FoundLibtorch libtorch = find_libtorch(arguments.command());
   const FoundPython python = libtorch.program.empty() ? choose_python(arguments) : FoundPython();
   if (checks[0].ok) {
-    const std::vector<Check> more = libtorch.program.empty()
-                                        ? check_python_torch(installation, arguments, python)
-                                        : check_libtorch(installation, libtorch);
-    checks.insert(checks.end(), more.begin(), more.end());
+    const std::vector<Check> torch_checks = libtorch.program.empty()
+                                                ? check_python_torch(installation, arguments, python)
+                                                : check_libtorch(installation, libtorch);
+    checks.insert(checks.end(), torch_checks.begin(), torch_checks.end());
   }
   const size_t columns = terminal_columns(80);
   print(checks, columns);

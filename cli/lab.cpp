@@ -1,5 +1,6 @@
 // foreshock lab: measures the errors of emulated attention algorithms and number formats against fp64. A
-// sweep is a list of points. A point has one value per axis: an algorithm, a format, an input and so on.
+// sweep is a list of points. A point has one value per axis: an algorithm, a format, an input and so on. A
+// named sweep (lab/study.h) has fixed points; the options choose the points of a "custom" sweep.
 #include <unistd.h>
 
 #include <algorithm>
@@ -55,9 +56,9 @@ bool set_pass(const std::string& text, Point* point) {
 // An option that sets one property of the points.
 struct Axis {
   const char* flag;
-  const char* value;  // name of its value in the help
+  const char* value_name;  // in the help
   bool (*set)(const std::string& text, Point* point);
-  bool in_named_sweeps;  // may be combined with a named sweep; other axes make a custom sweep
+  bool in_named_sweeps;  // false: the option may be given for "custom" only
   const char* help;      // what the values are, and in parentheses the default
 };
 
@@ -102,7 +103,7 @@ std::vector<std::string> split(const std::string& list) {
   return parts;
 }
 
-// An axis on the command line. (Words::Given is any option there, with its values as text.)
+// An axis that the command line has, with the values from its comma-separated list.
 struct GivenAxis {
   const Axis* axis;
   std::vector<std::string> values;
@@ -140,10 +141,10 @@ std::string gibibytes(double bytes) {
 }
 
 // Returns an error if a point cannot be measured or needs too much memory, else "". Lowers the number of
-// threads so that the points that run at the same time fit into memory, one per thread.
+// threads, each of which measures one point at a time, until their points fit into memory together.
 std::string check(LabRequest* request) {
-  const double room = 0.8 * available_bytes();
-  double most = 0;  // bytes of the largest point
+  const double room = 0.8 * available_bytes();  // leaves a fifth to other programs
+  double most = 0;                              // bytes of the largest point
   for (const LabSweep& sweep : request->sweeps)
     for (const Point& point : sweep.points) {
       const std::string problem = lab::why_not(point);
@@ -163,8 +164,8 @@ std::string sweep_names() {
   return names + "custom";
 }
 
-// Fills in request->sweeps: the sweeps of these names; without names, "custom" if an axis cannot be combined
-// with a named sweep, else the default ones. Applies the axes to all points. Returns "" or an error.
+// Fills in request->sweeps with the sweeps `names`. Without names: with "custom" if an axis is for "custom"
+// only, else with the default sweeps. Applies the axes to all points. Returns "" or an error.
 std::string choose(const std::vector<std::string>& names, const std::vector<GivenAxis>& axes,
                    LabRequest* request) {
   const bool has_custom_axis = std::any_of(
@@ -173,7 +174,7 @@ std::string choose(const std::vector<std::string>& names, const std::vector<Give
   if (wanted.empty() && has_custom_axis) wanted = {"custom"};
   if (wanted.empty()) wanted.assign(lab::default_sweeps().begin(), lab::default_sweeps().end());
   for (const std::string& name : wanted) {
-    LabSweep chosen{lab::find_sweep(name), {Point{}}};  // "custom": null, and one default point to begin with
+    LabSweep chosen{lab::find_sweep(name), {Point{}}};  // "custom": null, and one point with default values
     if (!chosen.sweep && name != "custom") return "unknown sweep '" + name + "': " + sweep_names();
     if (chosen.sweep) chosen.points = chosen.sweep->points();
     for (Point& point : chosen.points) point.sweep = name;
@@ -196,7 +197,7 @@ void print_lab_help() {
   for (const lab::Sweep& sweep : lab::sweeps())
     sweeps.push_back({sweep.name.data(), nullptr, sweep.question.data()});
   sweeps.push_back({"custom", nullptr, "every combination of the axes below"});
-  for (const Axis& axis : kAxes) axes.push_back({axis.flag, axis.value, axis.help});
+  for (const Axis& axis : kAxes) axes.push_back({axis.flag, axis.value_name, axis.help});
   std::printf(
       "foreshock lab [SWEEP...] [options]\nemulate algorithms and number formats against fp64\n\n"
       "Example: foreshock lab ties bias --report bias.html\n\n"
@@ -228,7 +229,7 @@ lab::SweepResult measure(const LabSweep& wanted, int threads) {
   return result;
 }
 
-// Returns the exit status: 0, or 1 if the file cannot be written. If `path` is "", the output is not wanted.
+// Writes an output file; does nothing if `path` is "". Returns the exit status: 0, or 1 if writing failed.
 int write(const std::string& path, const std::string& content) {
   if (path.empty()) return 0;
   const std::string problem = write_whole_file(path, content);
@@ -243,7 +244,7 @@ std::string parse_lab_request(const std::vector<std::string>& words, LabRequest*
   std::vector<GivenAxis> axes;
   request->threads = std::max(1u, std::thread::hardware_concurrency());
   std::vector<WordOption> options(std::begin(kOtherOptions), std::end(kOtherOptions));
-  for (const Axis& axis : kAxes) options.push_back({axis.flag, axis.value, axis.help});
+  for (const Axis& axis : kAxes) options.push_back({axis.flag, axis.value_name, axis.help});
   Words read_words;
   if (const std::string problem = read_words.parse(words, "lab", options); !problem.empty()) return problem;
   request->help = read_words.wants_help();
@@ -258,7 +259,7 @@ std::string parse_lab_request(const std::vector<std::string>& words, LabRequest*
     } else if (given.flag == "--threads") {
       if (!lab::read_number(value, &request->threads) || request->threads < 1)
         return "--threads takes a number from 1 up";
-    } else {  // --json or --report; why_no_file() checks now whether the file can be written later
+    } else {  // --json or --report; checked before the measurements, so that they are not lost
       if (const std::string problem = why_no_file(value); !problem.empty()) return problem;
       (given.flag == "--json" ? request->json_path : request->page_path) = value;
     }

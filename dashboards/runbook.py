@@ -1,5 +1,6 @@
-"""Fills figures into docs/runbook.md, after <!-- measured: DETECTORS -->: how often these detectors were right on the
-trainings of the benchmark bench/precursors. `results` is the benchmark's results.json."""
+"""Fills figures into docs/runbook.md, after <!-- measured: DETECTORS -->: how often these detectors were right in the
+benchmark bench/precursors. `results` is its results.json. There a detector should warn before a loss event (a spike or
+divergence of the loss). A twin is the same training without the planted fault; each warning in it is a false alarm."""
 
 import json
 import pathlib
@@ -17,29 +18,31 @@ def number(value: float) -> str:
 
 
 def line(detector: str, results: dict) -> str:
-    found = results["shipped"][detector]["all"]  # with the shipped settings, over all trainings
+    """Returns e.g. "- `max_logit`: default; warned before 3 of 4 loss events, 20 steps ahead in the median; ..."."""
+    score = results["shipped"][detector]["all"]  # with the shipped settings, over all trainings
     text = f"- `{detector}`: {standing(detector, frozenset(results['default']))}; "
-    if found["events"] == 0:
+    if score["events"] == 0:
         return text + "not measured.\n"
-    text += f"warned before {found['hits']} of {found['events']} loss events"
-    if found["lead_median"] is not None:
-        text += f", {found['lead_median']:g} steps ahead in the median"
-    if found["alarms"] and found["lift"] is not None:
-        text += f"; an event followed a warning {number(found['lift'])} times as often as by chance"
-        if found["lift_low"] is not None:
-            text += f" (95 %: {number(found['lift_low'])} to {number(found['lift_high'])})"
-    if found["twin_steps"]:
-        text += f"; {number(found['false_per_10k'])} false alarms in 10 000 healthy steps"
-        text += f" (95 %: at most {number(found['false_per_10k_most'])})"
+    text += f"warned before {score['hits']} of {score['events']} loss events"
+    if score["lead_median"] is not None:
+        text += f", {score['lead_median']:g} steps ahead in the median"
+    if score["alarms"] and score["lift"] is not None:
+        text += f"; an event followed a warning {number(score['lift'])} times as often as by chance"
+        if score["lift_low"] is not None:
+            text += f" (95 %: {number(score['lift_low'])} to {number(score['lift_high'])})"
+    if score["twin_steps"]:
+        text += f"; {number(score['false_per_10k'])} false alarms in 10 000 healthy steps"
+        text += f" (95 %: at most {number(score['false_per_10k_most'])})"
     return text + named(detector, results["attention_errors"]) + ".\n"
 
 
-# Kinds of errors planted in attention's output, and a text on their relation to the output's gradient.
+# The kinds of errors that the benchmark plants in attention's output, by their relation to the output's gradient.
 PLANTS = {"unrelated": "is unrelated to the gradient", "following": "follows it"}
 
 
 def named(detector: str, trainings: list[dict]) -> str:
-    """How often the first warning named the layer of the planted error. `trainings`: a row per kind of training."""
+    """How often the detector's first warning named the layer with the planted error. `trainings`: one row per kind of
+    training, with the results of the detectors that it tests."""
     tested = {plant: [row for row in trainings if row["plant"] == plant and detector in row] for plant in PLANTS}
     parts = [
         f"{sum(row[detector]['right'] for row in rows)} of {sum(row['trainings'] for row in rows)} trainings whose"

@@ -1,4 +1,4 @@
-// Makes scalars from lines of a record, and encodes them as protocol buffers in TFRecords without a library.
+// Converts record lines to scalars, and encodes them for TensorBoard (protocol buffers in TFRecords).
 #include "exporters/tensorboard.h"
 
 #include <algorithm>
@@ -18,32 +18,33 @@ std::string bytes_of(Word word) {
   return {bytes, sizeof bytes};
 }
 
-// A protocol buffer's integer: 7 bits per byte, the lowest first. The top bit is set if more bytes follow.
+// Encodes an integer: 7 bits per byte, the lowest bits first. A byte's top bit is set if more bytes follow.
 std::string varint(uint64_t value) {
   std::string bytes;
   for (; value >= 0x80; value >>= 7) bytes += static_cast<char>(value | 0x80);
   return bytes + static_cast<char>(value);
 }
 
-// Wire types of a protocol buffer's fields.
+// How the value of a protocol buffer's field is encoded.
 enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
-std::string key(uint32_t field, WireType type) { return varint(field << 3 | type); }
+// The bytes before the value of a field.
+std::string field_key(uint32_t field, WireType type) { return varint(field << 3 | type); }
 
 std::string bytes_field(uint32_t field, std::string_view bytes) {
-  return key(field, kBytes) + varint(bytes.size()) + std::string(bytes);
+  return field_key(field, kBytes) + varint(bytes.size()) + std::string(bytes);
 }
 
-// The field numbers here and below are those of tensorflow.Event, Summary and Summary.Value
-// (tensorboard/compat/proto/event.proto, summary.proto).
-std::string wall_time_field(double wall_time) { return key(1, kFixed64) + bytes_of(wall_time); }
+// The field numbers in this function, version_event() and scalar_event() are those of tensorflow.Event,
+// Summary and Summary.Value (tensorboard/compat/proto/event.proto, summary.proto).
+std::string wall_time_field(double wall_time) { return field_key(1, kFixed64) + bytes_of(wall_time); }
 
 }  // namespace
 
 uint32_t masked_crc32c(std::string_view bytes) {
   boost::crc_optimal<32, 0x1EDC6F41, 0xFFFFFFFF, 0xFFFFFFFF, true, true> crc;  // CRC-32C
   crc.process_bytes(bytes.data(), bytes.size());
-  return std::rotr(crc.checksum(), 15) + 0xa282ead8u;
+  return std::rotr(crc.checksum(), 15) + 0xa282ead8u;  // the mask that the TFRecord format prescribes
 }
 
 std::string framed_record(std::string_view payload) {
@@ -56,9 +57,9 @@ std::string version_event(double wall_time) {
 }
 
 std::string scalar_event(double wall_time, int64_t step, std::string_view tag, float value) {
-  const std::string simple_value = key(2, kFixed32) + bytes_of(value);
+  const std::string simple_value = field_key(2, kFixed32) + bytes_of(value);
   const std::string summary = bytes_field(1, bytes_field(1, tag) + simple_value);
-  return wall_time_field(wall_time) + key(2, kVarint) + varint(static_cast<uint64_t>(step)) +
+  return wall_time_field(wall_time) + field_key(2, kVarint) + varint(static_cast<uint64_t>(step)) +
          bytes_field(5, summary);
 }
 
@@ -100,7 +101,7 @@ void RecordScalars::take_step(const StepLine& line, std::vector<Scalar>* out) {
   if (line.overhead_seconds && line.duration_seconds > line.overhead_seconds)
     put("monitor/slowdown_ratio", *line.overhead_seconds / (*line.duration_seconds - *line.overhead_seconds));
   for (const auto& [name, value] : line.logged) {
-    const auto own_step = line.logged_step.find(name);
+    const auto own_step = line.logged_step.find(name);  // the training's own step number, if it gave one
     const int64_t step = own_step == line.logged_step.end() ? *line.step : own_step->second;
     out->push_back({line.run, *line.rank, line.time.value_or(0), step, "logged/" + name, value});
   }
@@ -109,31 +110,33 @@ void RecordScalars::take_step(const StepLine& line, std::vector<Scalar>* out) {
 void RecordScalars::take_event(const EventLine& line, std::vector<Scalar>* out) {
   if (!line.rank || !line.step || line.event.empty()) return;
   const std::string tag = "event/" + line.event + (line.layer.empty() ? "" : "_" + line.layer);
-  out->push_back({line.run, *line.rank, line.time.value_or(0), *line.step, tag, line.value.value_or(1)});
+  const double value = line.value.value_or(1);  // an event without a value is drawn as a point at 1
+  out->push_back({line.run, *line.rank, line.time.value_or(0), *line.step, tag, value});
 }
 
 void RecordScalars::take_sample(const SampleLine& line, std::vector<Scalar>* out) {
   if (!line.rank || !line.step || line.pass.empty()) return;
-  // Samples of dK and dV are of the backward pass, but have their own scalars. Those of the pass are of dQ.
-  const bool is_of_keys = line.tensor == "grad_key" || line.tensor == "grad_value";
-  const std::string& pass = is_of_keys ? line.tensor : line.pass;
-  gather({line.run, *line.rank, pass, ""}, line, out);
+  // The scalars of pass "backward" are errors of dQ. Those of dK and dV have the tensor's name as their pass.
+  const bool is_key_gradient = line.tensor == "grad_key" || line.tensor == "grad_value";
+  const std::string& pass = is_key_gradient ? line.tensor : line.pass;
+  gather({line.run, *line.rank, pass, ""}, line, out);  // layer "": all layers of the rank
   if (!line.layer.empty()) gather({line.run, *line.rank, pass, line.layer}, line, out);
 }
 
-// Adds a sample to the open step of `key`. If its step is another one, first appends the open step's scalars.
+// Adds a sample to the sums of `key` (run, rank, pass, layer), which are those of one step. If the sample is
+// of another step, first appends the finished step's scalars to `out` and starts new sums.
 void RecordScalars::gather(const Key& key, const SampleLine& line, std::vector<Scalar>* out) {
-  auto place = open_.find(key);
-  if (place != open_.end() && place->second.step != *line.step) {
-    append_scalars(key, place->second, out);
-    open_.erase(place);
-    place = open_.end();
+  auto open = open_.find(key);
+  if (open != open_.end() && open->second.step != *line.step) {
+    append_scalars(key, open->second, out);
+    open_.erase(open);
+    open = open_.end();
   }
-  if (place == open_.end()) {
-    place = open_.emplace(key, Gathered()).first;
-    place->second.step = *line.step;
+  if (open == open_.end()) {
+    open = open_.emplace(key, Gathered()).first;
+    open->second.step = *line.step;
   }
-  Gathered& sums = place->second;
+  Gathered& sums = open->second;
   sums.time = std::max(sums.time, line.time.value_or(0));
   add(&sums.relative_error, line.relative_error_mean);
   add(&sums.deviation_ratio, line.deviation_ratio);
@@ -144,25 +147,25 @@ void RecordScalars::gather(const Key& key, const SampleLine& line, std::vector<S
   sums.bias_ulp += line.bias_ulp_sum.value_or(0);
 }
 
-void RecordScalars::append_scalars(const Key& key, const Gathered& of, std::vector<Scalar>* out) {
+void RecordScalars::append_scalars(const Key& key, const Gathered& gathered, std::vector<Scalar>* out) {
   // Clang before 16 can capture structured bindings only with an initializer.
   const auto& [run, rank, pass, layer] = key;
   const auto put = [&, &run = run, &rank = rank, &pass = pass, &layer = layer](const std::string& name,
                                                                                double value, bool is_known) {
     const std::string tag =
         layer.empty() ? "attention_" + pass + "/" + name : "layer_" + name + "_" + pass + "/" + layer;
-    if (is_known) out->push_back({run, rank, of.time, of.step, tag, value});
+    if (is_known) out->push_back({run, rank, gathered.time, gathered.step, tag, value});
   };
   const auto put_mean = [&](const char* name, const Mean& mean) {
     put(name, mean.sum / mean.count, mean.count > 0);
   };
-  put_mean("deviation_ratio", of.deviation_ratio);
-  put("bias_ulp", of.bias_error / of.bias_ulp, of.bias_ulp > 0);
-  put("logit_abs_max", of.logit_max, of.logit_max > 0);
-  if (!layer.empty()) return;  // the other scalars exist only for the whole rank
-  put("deviation_ratio_max", of.ratio_max, of.deviation_ratio.count > 0);
-  put_mean("relative_error", of.relative_error);
-  put_mean("entropy_nats", of.entropy);
+  put_mean("deviation_ratio", gathered.deviation_ratio);
+  put("bias_ulp", gathered.bias_error / gathered.bias_ulp, gathered.bias_ulp > 0);
+  put("logit_abs_max", gathered.logit_max, gathered.logit_max > 0);
+  if (!layer.empty()) return;  // the other scalars exist only for all layers together
+  put("deviation_ratio_max", gathered.ratio_max, gathered.deviation_ratio.count > 0);
+  put_mean("relative_error", gathered.relative_error);
+  put_mean("entropy_nats", gathered.entropy);
 }
 
 }  // namespace foreshock

@@ -1,8 +1,8 @@
-// The device code of the kernels that sum: kGradientSums and kAdamSums over many tensors in a fixed order,
-// and kChecksum (formulas in sums.h), and of kScalars, which copies single numbers to the host. Block is the
-// interface of block.h: the threads of one device block. each(f) calls f(thread) for each of them, then waits
-// for all. A lane is a thread together with its sums in shared memory; a block has kSumLanes = 256. What
-// several kernels use comes first, then one body per kernel.
+// The bodies of four device kernels. kGradientSums and kAdamSums sum over many tensors in a fixed order;
+// kChecksum is the checksum of one tensor; kScalars copies single numbers to the host. The formulas are in
+// sums.h, the jobs (a kernel's parameters) in device_jobs.h. Block is the interface of block.h: the threads
+// of one device block. each(f) calls f(thread) for each thread, then waits for all. A lane of the first two
+// kernels is a thread with its sums in shared memory; a block has kSumLanes = 256. Shared code comes first.
 #ifndef FORESHOCK_KERNELS_SUMS_BODY_H_
 #define FORESHOCK_KERNELS_SUMS_BODY_H_
 
@@ -13,26 +13,26 @@
 
 namespace foreshock {
 
-// Consecutive elements (a group) that a lane adds: 16 bytes of the narrowest format.
+// Number of consecutive elements (a group) that a lane loads at once: 16 bytes in a 16-bit format.
 inline constexpr uint32_t kSumGroup = 8;
 
-// Loads `count` values of the array at address `data`, beginning with number `first`, and converts them to
-// fp64, which is exact. Sets the rest of the group to 0. Loads a whole aligned group 16 bytes at a time.
+// Loads `count` values of the array at address `data`, from index `first` on, and converts them exactly to
+// fp64. Sets the rest of `group` to 0. If the group is complete and aligned, loads 16 bytes at a time.
 template <DType kType, class Block>
 FORESHOCK_DEVICE void load_group(uint64_t data, uint64_t first, uint32_t count, const Block& block,
-                                 double (&to)[kSumGroup]) {
+                                 double (&group)[kSumGroup]) {
   constexpr uint32_t kBytes = static_cast<uint32_t>(size_of(kType)), kWords = kSumGroup * kBytes / 4;
   const auto decode = [&](uint32_t n, uint64_t bits) {
-    if constexpr (kType == DType::kFp64) to[n] = std::bit_cast<double>(bits);
-    if constexpr (kType == DType::kFp32) to[n] = std::bit_cast<float>(static_cast<uint32_t>(bits));
-    if constexpr (kType == DType::kBf16) to[n] = bf16_to_float(static_cast<uint16_t>(bits));
-    if constexpr (kType == DType::kFp16) to[n] = fp16_to_float(static_cast<uint16_t>(bits));
+    if constexpr (kType == DType::kFp64) group[n] = std::bit_cast<double>(bits);
+    if constexpr (kType == DType::kFp32) group[n] = std::bit_cast<float>(static_cast<uint32_t>(bits));
+    if constexpr (kType == DType::kBf16) group[n] = bf16_to_float(static_cast<uint16_t>(bits));
+    if constexpr (kType == DType::kFp16) group[n] = fp16_to_float(static_cast<uint16_t>(bits));
   };
-  const uint64_t at = data + first * kBytes;
+  const uint64_t address = data + first * kBytes;
   if (data % sizeof(Bytes16) == 0 && count == kSumGroup) {
     uint32_t word[kWords];
     for (uint32_t n = 0; n < kWords / 4; ++n) {
-      const Bytes16 unit = block.template load<Bytes16>(at + n * sizeof(Bytes16));
+      const Bytes16 unit = block.template load<Bytes16>(address + n * sizeof(Bytes16));
       for (uint32_t k = 0; k < 4; ++k) word[4 * n + k] = unit.word[k];
     }
     for (uint32_t n = 0; n < kSumGroup; ++n) {
@@ -44,18 +44,19 @@ FORESHOCK_DEVICE void load_group(uint64_t data, uint64_t first, uint32_t count, 
   }
   for (uint32_t n = 0; n < kSumGroup; ++n) {
     if (n >= count) {
-      to[n] = 0;
+      group[n] = 0;
       continue;
     }
-    if constexpr (kBytes == 8) decode(n, block.template load<uint64_t>(at + n * kBytes));
-    if constexpr (kBytes == 4) decode(n, block.template load<uint32_t>(at + n * kBytes));
-    if constexpr (kBytes == 2) decode(n, block.template load<uint16_t>(at + n * kBytes));
+    if constexpr (kBytes == 8) decode(n, block.template load<uint64_t>(address + n * kBytes));
+    if constexpr (kBytes == 4) decode(n, block.template load<uint32_t>(address + n * kBytes));
+    if constexpr (kBytes == 2) decode(n, block.template load<uint16_t>(address + n * kBytes));
   }
 }
 
+// The same for a format known at run time; 0 if it is not floating.
 template <class Block>
 FORESHOCK_DEVICE void load_group(DType type, uint64_t data, uint64_t first, uint32_t count,
-                                 const Block& block, double (&to)[kSumGroup]) {
+                                 const Block& block, double (&group)[kSumGroup]) {
   switch (type) {
     case DType::kFp64:
       return load_group<DType::kFp64>(data, first, count, block, to);
@@ -66,11 +67,11 @@ FORESHOCK_DEVICE void load_group(DType type, uint64_t data, uint64_t first, uint
     case DType::kFp16:
       return load_group<DType::kFp16>(data, first, count, block, to);
     default:
-      for (double& x : to) x = 0;
+      for (double& x : group) x = 0;
   }
 }
 
-// Adds the Sums of all lanes to lane 0, pairwise: lane l adds lane l + 128, then l + 64, down to l + 1.
+// Adds the Sums of all lanes into lane 0, pairwise: lane l adds lane l + 128, then l + 64, down to l + 1.
 template <class Sums, class Block>
 FORESHOCK_DEVICE void fold_lanes(Sums* lane, Block& block) {
   for (uint32_t half = kSumLanes / 2; half > 0; half /= 2) {
@@ -80,7 +81,8 @@ FORESHOCK_DEVICE void fold_lanes(Sums* lane, Block& block) {
   }
 }
 
-// Sums a chunk (kSumChunk elements) into lane 0: lane l adds groups l, l + 256, ...; then lanes are added.
+// Sums a chunk (at most kSumChunk elements) into lane 0. Lane l adds groups l, l + 256, ... with the
+// add_group() of the tensor's type, which is defined below; then the lanes are added.
 template <class Sums, class Tensor, class Block>
 FORESHOCK_DEVICE void sum_chunk(const Tensor& tensor, uint64_t chunk, Sums* lane, Block& block) {
   const uint64_t begin = chunk * kSumChunk, left = tensor.count - begin;
@@ -107,8 +109,9 @@ FORESHOCK_DEVICE void sum_partials(const Sums* partial, uint64_t chunks, Sums* l
   fold_lanes(lane, block);
 }
 
-// Sums all tensors of a job. The blocks sum chunks into job.partials. The block that ends last, as counted in
-// job.arrived, adds the chunks of each tensor. The launch must be launch_of(job).
+// Sums all tensors of a job. Each block sums some chunks into job.partials. The block that ends last, by the
+// counter job.arrived, then adds the chunks of each tensor into job.results. The launch must have the shape
+// of launch_of(job), whose shared memory holds the flag is_last (16 bytes) and the lanes.
 template <class Sums, class Job, class Block>
 FORESHOCK_DEVICE void sum_tensors(const Job& job, Block& block) {
   Sums* results = reinterpret_cast<Sums*>(job.results);
@@ -149,6 +152,7 @@ FORESHOCK_DEVICE void gradient_sums_body(const GradientSumsJob& job, Block& bloc
   sum_tensors<GradientSums>(job, block);
 }
 
+// Adds one element with gradient g and Adam's second moment v.
 constexpr void add_element(double g, double v, const AdamConstants& c, AdamSums* sums) {
   const AdamElement element = adam_element(g, v, c);
   const bool counted = is_counted(element.corrected);
@@ -157,11 +161,12 @@ constexpr void add_element(double g, double v, const AdamConstants& c, AdamSums*
     sums->nonfinite_gradient += g * 0 != 0;
     sums->unusable_state += !is_usable(0, v);  // with g = 0 only v is tested
   }
-  // g^2 / v^ (v^: the moment v with Adam's bias correction), or 0 for an element that is not counted.
+  // element.square is g^2 and element.corrected is v^, i.e. v with Adam's bias correction. For an element
+  // that is not counted they are 0 and DBL_MAX, so that these three lines add 0.
   sums->staleness += staleness_of(element.square, element.corrected, c);
   sums->epsilon_dominated += element.corrected < c.eps_squared;
   sums->gradient_squares += element.square;
-  if (c.before > 0) {  // not the first step, so g^2 can be compared with the moment before this step
+  if (c.before > 0) {  // not the first step, so g^2 is compared with the second moment before this step
     sums->surprised += is_surprising(element.square, element.moment, c);
     sums->surprise_counted += counted;
   }
@@ -182,8 +187,8 @@ FORESHOCK_DEVICE void adam_sums_body(const AdamSumsJob& job, Block& block) {
   sum_tensors<AdamSums>(job, block);
 }
 
-// Returns the value at `from` in format `dtype`. kSumOfSquares: `from` is a GradientSums, and the value is
-// its sum of squares, or NaN if an element was not finite.
+// Returns the value at address `from`, which has the DType `dtype`. If `dtype` is kSumOfSquares, `from` is
+// the address of a GradientSums, and the value is its sum of squares, or NaN if an element was not finite.
 template <class Block>
 FORESHOCK_DEVICE double scalar_at(uint64_t from, uint32_t dtype, const Block& block) {
   if (dtype != kSumOfSquares) {
@@ -197,6 +202,8 @@ FORESHOCK_DEVICE double scalar_at(uint64_t from, uint32_t dtype, const Block& bl
   return std::bit_cast<double>(nonfinite == 0 ? squares : kNan);
 }
 
+// Writes value n of the job into the cell of number job.first + n, in a ring in host memory. The number is
+// stored last, since the host takes a cell's value as soon as it reads the expected number there.
 template <class Block>
 FORESHOCK_DEVICE void scalars_body(const ScalarsJob& job, Block& block) {
   block.each([&](uint32_t thread) {
@@ -208,7 +215,7 @@ FORESHOCK_DEVICE void scalars_body(const ScalarsJob& job, Block& block) {
   });
 }
 
-// Returns 32-bit word `n`, read in Units, to which job.from must be aligned. Bytes past the end are 0.
+// Returns 32-bit word `n` of the tensor, with 0 for bytes past its end. job.from must be aligned to Unit.
 template <class Unit, class Block>
 FORESHOCK_DEVICE uint32_t checksum_word(const ChecksumJob& job, uint64_t n, const Block& block) {
   if constexpr (sizeof(Unit) == sizeof(uint32_t)) {
@@ -216,15 +223,16 @@ FORESHOCK_DEVICE uint32_t checksum_word(const ChecksumJob& job, uint64_t n, cons
     return checksum_word<uint8_t>(job, n, block);
   } else {
     uint32_t word = 0;
-    for (uint32_t at = 0; at < 4; at += sizeof(Unit)) {
-      if (4 * n + at + sizeof(Unit) <= job.bytes)
-        word |= uint32_t{block.template load<Unit>(job.from + 4 * n + at)} << 8 * at;
+    for (uint32_t byte = 0; byte < 4; byte += sizeof(Unit)) {
+      if (4 * n + byte + sizeof(Unit) <= job.bytes)
+        word |= uint32_t{block.template load<Unit>(job.from + 4 * n + byte)} << 8 * byte;
     }
     return word;
   }
 }
 
-// Adds the words to *job.to, modulo 2^64, so every order of additions gives the same bits.
+// Adds word n times checksum_factor(n), for all n, to *job.to, modulo 2^64, so that the order does not
+// matter.
 template <class Unit, class Block>
 FORESHOCK_DEVICE void checksum_words(const ChecksumJob& job, Block& block) {
   const uint64_t words = (job.bytes + 3) / 4;
@@ -246,12 +254,12 @@ FORESHOCK_DEVICE void checksum_words(const ChecksumJob& job, Block& block) {
 
 template <class Block>
 FORESHOCK_DEVICE void checksum_body(const ChecksumJob& job, Block& block) {
-  switch (power_dividing(job.from, 4)) {
+  switch (power_dividing(job.from, 4)) {  // the alignment of the tensor's address, at most 4
     case 4:
       checksum_words<uint32_t>(job, block);
       break;
     case 2:
-      // If the number of bytes is odd, the last byte fills only half of a uint16_t.
+      // An odd number of bytes cannot be read in uint16_t: the last byte would be left out.
       if (job.bytes % 2 == 0) {
         checksum_words<uint16_t>(job, block);
         break;

@@ -1,5 +1,5 @@
-"""Reads files of flagged slices (foreshock run --save-flagged) as torch tensors, and makes attention calls of them.
-Nothing in the files is trusted."""
+"""Reads files of flagged slices (sampled rows of attention calls that foreshock run --save-flagged stored), and turns
+each into the arguments of an attention call in torch. Files are untrusted, see check(). Format: docs/flagged.md."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ TYPES = {
     "BOOL": torch.bool,
     "U32": torch.int32,  # torch has no arithmetic for uint32; the values in these files fit into int32
 }
-MOST_HEADER = 1 << 20  # bytes
-MOST_LENGTH = 1 << 24  # queries or keys
-MOST_WORK = 1 << 37  # multiplications of a call of the original size: some seconds on a CPU
-MOST_SCORES = 1 << 28  # elements of the mask of a call of the original size
+MOST_HEADER = 1 << 20  # bytes of the file's header
+MOST_LENGTH = 1 << 24  # queries or keys of the call
+# Limits of a call that is run in its original size.
+MOST_WORK = 1 << 37  # multiplications of query and key elements: some seconds on a CPU
+MOST_MASK = 1 << 28  # elements of the mask
 
 
 class NoSliceError(Exception):
@@ -30,10 +31,11 @@ class NoSliceError(Exception):
 
 @dataclass
 class Slice:
-    """Query rows of all query heads that share one kv-head, grouped by head. Shapes: q, out, dout and dq [rows, d];
-    k and v [keys, d]. dx is the gradient of x."""
+    """At most 16 query rows of the heads that share one kv-head, ordered by head, equally many each; and their keys."""
 
     facts: dict[str, str]  # metadata of the file: scale, causal, op, ...
+    # q, out, dout, dq: [rows, d]; k, v: [keys, d]. dx: gradient of x. Row r is query position[r] of the call. It sees
+    # the first key_limit[r] keys, except those that mask[r] hides.
     arrays: dict[str, torch.Tensor]
 
     @property
@@ -42,10 +44,12 @@ class Slice:
 
     @property
     def result(self) -> torch.Tensor:
+        """What the trainer's kernel computed."""
         return self.arrays["dq" if self.backward else "out"]
 
     @property
     def reference(self) -> torch.Tensor:
+        """The same in fp64."""
         return self.arrays["reference_dq" if self.backward else "reference_out"]
 
     @property
@@ -71,7 +75,8 @@ def read_slice(path: str) -> Slice:
 
 
 def read_arrays(raw: bytes) -> Slice:
-    """Parses the safetensors format. check() checks the content."""
+    """Parses the safetensors format: 8 bytes with the header's length, the header in JSON, the arrays' data. The caller
+    must call check() on the result."""
     length = int.from_bytes(raw[:8], "little")
     if len(raw) < 8 or not 0 < length <= min(MOST_HEADER, len(raw) - 8):
         raise ValueError("it has no header")
@@ -85,14 +90,14 @@ def read_arrays(raw: bytes) -> Slice:
         shape = [int(extent) for extent in entry["shape"]]
         dtype = TYPES[entry["dtype"]]
         empty = torch.empty(0, dtype=dtype)
-        # Copied for alignment, since an array may begin at any offset.
+        # frombuffer() needs aligned data, but an array may begin at any offset, so its bytes are copied.
         flat = torch.frombuffer(bytearray(data[begin:end]), dtype=dtype) if end > begin else empty
         arrays[name] = flat.reshape(shape)
     return Slice(facts, arrays)
 
 
 def check(stored: Slice) -> None:
-    """Raises an exception unless the arrays and facts agree. read_slice() converts it to a NoSliceError."""
+    """Raises an exception if arrays and facts disagree; read_slice() converts it to a NoSliceError."""
     facts, arrays = stored.facts, stored.arrays
     if facts["format"] != "foreshock slice" or facts["schema"] != "1":
         raise ValueError("another format or schema")
@@ -117,8 +122,8 @@ def check(stored: Slice) -> None:
 
 
 class Call:
-    """The slice as a call of attention, with batch 1. If `whole`, the call has the original size. If that is too large
-    (MOST_WORK, MOST_SCORES), the call has only the stored rows and keys."""
+    """The slice as an attention call with batch 1. If `whole`, the call has the original number of queries and keys;
+    those that are not stored are 0. If MOST_WORK or MOST_MASK forbids that, it has only the stored rows and keys."""
 
     def __init__(self, stored: Slice, device: str) -> None:
         self.stored, self.device = stored, device
@@ -127,12 +132,12 @@ class Call:
         queries, keys = stored.lengths
         work = heads * queries * keys * arrays["q"].shape[1]
         needs_mask = "mask" in arrays or not self.is_causal_suffices() and self.hides_keys()
-        self.whole = work <= MOST_WORK and (not needs_mask or heads * queries * keys <= MOST_SCORES)
+        self.whole = work <= MOST_WORK and (not needs_mask or heads * queries * keys <= MOST_MASK)
         if not self.whole:
             queries, keys = rows // heads, arrays["k"].shape[0]
-            needs_mask = "mask" in arrays or self.hides_keys()
+            needs_mask = "mask" in arrays or self.hides_keys()  # is_causal=True would be wrong for a selection of rows
         self.queries, self.keys = queries, keys
-        # For each row of the slice: its head and its query index in the call.
+        # Head and query index, in this call, of each row of the slice.
         self.head_of_row = torch.arange(rows) // (rows // heads)
         self.row = arrays["position"].long() if self.whole else torch.arange(rows) % (rows // heads)
         self.causal = self.whole and not needs_mask and self.is_causal_suffices()
@@ -145,13 +150,14 @@ class Call:
         return bool((self.stored.arrays["key_limit"] < self.stored.lengths[1]).any())
 
     def is_causal_suffices(self) -> bool:
-        """Whether is_causal=True gives the call's mask, instead of a mask tensor. torch aligns it at the top left."""
+        """Whether is_causal=True hides the right keys in a call of the original size, so that no mask tensor is needed.
+        In torch it lets query n see keys 0 to n ("top-left"); "bottom-right": the last query sees all keys."""
         queries, keys = self.stored.lengths
         causal = self.stored.facts["causal"]
         return causal == "top-left" or (causal == "bottom-right" and queries == keys)
 
     def place(self, rows: torch.Tensor) -> torch.Tensor:
-        """Places [rows, d] into zeros of shape [1, heads, queries, d]."""
+        """Places the slice's rows, [rows, ...], into zeros of shape [1, heads, queries, ...], on the device."""
         placed = torch.zeros(1, self.stored.heads, self.queries, *rows.shape[1:], dtype=rows.dtype)
         placed[0, self.head_of_row, self.row] = rows
         return placed.to(self.device)
@@ -167,7 +173,7 @@ class Call:
         return placed.repeat(1, self.stored.heads, 1, 1).to(self.device)
 
     def placed_mask(self) -> torch.Tensor:
-        """An additive mask, which is 0 for visible keys and -inf for the others."""
+        """The mask that is added to the scores: the stored mask (0 without one) where a row sees a key, else -inf."""
         arrays = self.stored.arrays
         keys = arrays["k"].shape[0]
         own = arrays.get("mask", torch.ones(arrays["q"].shape[0], keys, dtype=torch.bool))
@@ -180,8 +186,8 @@ class Call:
         return placed
 
     def arguments(self, operation) -> dict:
-        """Those arguments of the call that the schema of `operation` has, by name."""
-        known = {
+        """The arguments for `operation`, an aten operation: those of the values below that its schema has, by name."""
+        values = {
             "query": self.query,
             "key": self.key,
             "value": self.value,
@@ -195,4 +201,4 @@ class Call:
         names = {argument.name for argument in operation._schema.arguments}
         if self.mask is not None and not names & {"attn_mask", "attn_bias"}:
             raise NoSliceError(f"{operation} takes no mask: these rows cannot be shown to it alone")
-        return {name: value for name, value in known.items() if name in names}
+        return {name: value for name, value in values.items() if name in names}

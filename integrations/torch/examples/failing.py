@@ -1,4 +1,5 @@
-"""Two small trainings that always fail at the same step. plain_loop.py trains them, with loss(step) and rate(step)."""
+"""Two small models whose training always fails at the same step. In each step plain_loop.py, which trains them, sets
+the learning rate to rate(step) and takes the gradient of loss(step), which also draws the step's batch."""
 
 from __future__ import annotations
 
@@ -12,20 +13,20 @@ BEGINS = 160  # the step at which the fault starts
 
 
 class RateRamp(nn.Module):
-    """A regression by SGD whose learning rate grows without limit from BEGINS on. The loss diverges 200 steps later."""
+    """A regression by SGD. Its rate grows by 2 % per step from BEGINS on. The loss diverges 200 steps later."""
 
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(1, 50), nn.Tanh(), nn.Linear(50, 1))
         self.x = torch.linspace(-math.pi, math.pi, 200)[:, None]
         self.y = torch.sin(self.x) + torch.sin(4 * self.x)
-        self.noise = torch.Generator().manual_seed(1)
+        self.sampler = torch.Generator().manual_seed(1)
 
     def rate(self, step: int) -> float:
         return 0.01 * 1.02 ** max(0, step - BEGINS)
 
     def loss(self, _step: int) -> Tensor:
-        rows = torch.randint(len(self.x), (64,), generator=self.noise)
+        rows = torch.randint(len(self.x), (64,), generator=self.sampler)
         return functional.mse_loss(self.net(self.x[rows]), self.y[rows])
 
     def optimizer(self) -> torch.optim.Optimizer:
@@ -57,9 +58,9 @@ class Block(nn.Module):
 
 
 class ScoreGrowth(nn.Module):
-    """A language model in which queries and keys of the second layer grow by 7 % per step for a while.
+    """A language model in which the weights of queries and keys of the second layer grow by 7 % per step for 180 steps.
 
-    They can grow in a real training too, if nothing bounds the scores (products of queries and keys). Scores above
+    In a real training they can grow too, if nothing bounds the scores (products of queries and keys). Scores above
     65504 are infinite in fp16, and the loss becomes NaN.
     """
 
@@ -70,7 +71,7 @@ class ScoreGrowth(nn.Module):
         self.embedding = nn.Embedding(self.symbols, self.width)
         self.blocks = nn.ModuleList(Block(self.width) for _ in range(self.layers))
         self.norm, self.head = nn.RMSNorm(self.width), nn.Linear(self.width, self.symbols, bias=False)
-        self.noise = torch.Generator().manual_seed(1)
+        self.sampler = torch.Generator().manual_seed(1)
 
     def rate(self, _step: int) -> float:
         return 1e-3
@@ -79,7 +80,7 @@ class ScoreGrowth(nn.Module):
         if BEGINS <= step < BEGINS + self.growth_steps:
             with torch.no_grad():
                 self.blocks[1].attention.qkv.weight[: 2 * self.width] *= self.growth  # the rows of queries and keys
-        sequence = torch.randint(self.symbols, (4, 8), generator=self.noise)
+        sequence = torch.randint(self.symbols, (4, 8), generator=self.sampler)
         tokens = sequence.repeat(1, 5)[:, :33]  # the task: predict a random sequence of 8 symbols that is repeated
         x = self.embedding(tokens[:, :-1])
         for block in self.blocks:
@@ -87,7 +88,7 @@ class ScoreGrowth(nn.Module):
         return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), tokens[:, 1:].flatten())
 
     def raise_precision(self, layer: str) -> None:
-        """`layer`: a block's label in foreshock.advice() and on the status page: its number in three digits."""
+        """Computes the attention of a block in fp32. `layer`: the block's label in foreshock.advice(), e.g. "001"."""
         self.blocks[int(layer)].attention.precision = torch.float32
 
     def optimizer(self) -> torch.optim.Optimizer:

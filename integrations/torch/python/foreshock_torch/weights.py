@@ -1,7 +1,8 @@
 """Reports weight tensors to the core (libforeshock.so), which measures a few of them in each step.
 
-Lists all tensors that the optimizers step. In each step the core returns which tensors are due, and this module shows
-them to the core before and after the optimizer's work. One optimizer is the clock: its steps are those of the training.
+Sends the core a list of all tensors that the optimizers step. In each step the core returns the due tensors, i.e. those
+to measure in this step. This module passes their addresses to the core before and after the optimizer changes them. One
+optimizer is the clock: its steps are those of the training.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from .signals import is_of_trainer, suppress_ours
 
 DIMS = 4  # as FORESHOCK_TENSOR_DIMS
 BEFORE, AFTER, ENDED = 0, 1, 2  # as FORESHOCK_BEFORE_STEP, _AFTER_STEP, _ENDED_STEP
-# Why a tensor is not measured, as FORESHOCK_UNFOLLOWED_...: it consists of several parameters; the place of this rank's
-# part is unknown; its optimizer does not step once per step of the training.
+# Why a tensor is not measured, as FORESHOCK_UNFOLLOWED_...: FLAT: it consists of several parameters; PLACEMENT: the
+# offset of this rank's part is unknown; PACE: its optimizer does not step once per step of the training.
 FLAT, PLACEMENT, PACE = 1, 2, 3
 
 
@@ -28,23 +29,23 @@ class Weight(NamedTuple):
     """This rank's part of a model tensor."""
 
     name: str
-    layer: str  # label; "": none
+    layer: str  # label of the layer; "": unknown
     shape: tuple[int, ...]  # of the whole tensor
     offset: tuple[int, ...]  # index in the whole tensor at which the part begins
     part: tuple[int, ...]  # shape of the part
     unfollowed: int = 0  # FLAT, PLACEMENT or PACE; 0: it is measured
 
 
-class Held(NamedTuple):
-    """Where an optimizer has a parameter. (torch.utils.swap_tensors forbids weak references to it.)"""
+class Position(NamedTuple):
+    """Where an optimizer has a parameter. (torch.utils.swap_tensors fails for tensors with weak references.)"""
 
-    optimizer: Any  # weak reference
+    optimizer: Any  # weak reference to the optimizer
     group: int  # index in param_groups
     index: int  # in the group's parameters
-    address: int  # of its TensorImpl (tensor._cdata)
+    address: int  # of the parameter's TensorImpl (tensor._cdata)
 
 
-NOWHERE = Held(lambda: None, 0, 0, 0)  # for a tensor that is listed but not measured
+NOWHERE = Position(lambda: None, 0, 0, 0)  # for a tensor that is listed but not measured
 
 
 class Numbers(NamedTuple):
@@ -64,7 +65,7 @@ def local(tensor: Any) -> Any:
 
 
 def folded(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """At most DIMS dimensions: the further ones are multiplied into the last one."""
+    """A shape with at most DIMS dimensions: those from the last one on are multiplied."""
     return sizes if len(sizes) <= DIMS else (*sizes[: DIMS - 1], math.prod(sizes[DIMS - 1 :]))
 
 
@@ -84,35 +85,37 @@ def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
         return None
     if len(shape) > DIMS and shape[DIMS - 1 :] != part[DIMS - 1 :]:  # sharded in a dimension that is folded
         return None
+    # min(): torch may give an empty part an offset beyond the tensor.
     return folded(shape), tuple(min(start, size) for start, size in zip(offset, shape))[:DIMS], folded(part)
 
 
 class Weights:
-    """Keeps the list of tensors that the core has, and the numbers of those that are due in the current step.
+    """Keeps the list of tensors that the core has, and the numbers (indices in the list) of those that are due.
 
-    `core`: class Core of core.py. A tensor's number is its index in the list. Returned ints: ns spent in the core.
+    `core`: class Core of core.py. before(), before_with() and after() return the nanoseconds spent in the core.
     """
 
     def __init__(self, torch: Any, core: Any) -> None:
         self._torch = torch
         self._core = core
-        self._positions: list[Held] = []
-        self._due: list[int] = []
+        self._positions: list[Position] = []  # by number; empty if the core measures none of the tensors
+        self._due: list[int] = []  # numbers of the tensors to measure in this step
         self._is_due_now = False  # self._due belongs to the step that the clock ends next, not to an earlier one
 
     def name(
         self, optimizers: list[Any], unfollowed: list[Any], temporary: list[int],
         named: dict[int, tuple[Named, Any]], labels: dict[str, str], replicas: Replicas,
     ) -> bool:  # fmt: skip
-        """Sends the list of tensors to the core. False: the core was busy, repeat the call at the next step.
+        """Sends the list of tensors to the core. Returns False if the core was busy: repeat the call at the next step.
 
         A parameter that several optimizers hold is listed once, with the first of them. `unfollowed`: optimizers whose
         parameters are listed but not measured. `temporary`: addresses of parameters that an optimizer has in its groups
         only during one of several calls per step (see SplitStep); they are not measured either. `named`: {address:
-        (name, parameter)} of the model. `labels`: {name: layer label}. `replicas` gives the prefixes of names.
+        (name, parameter)} of the model. `labels`: {name: layer label}. `replicas` gives the prefixes of names, which
+        identify the ranks on which the tensor must be equal. Parameters without a name get one, parameters.N.
         """
         order = {address: n for n, address in enumerate(named)}
-        rows: dict[int, tuple[Weight, Held]] = {}
+        rows: dict[int, tuple[Weight, Position]] = {}  # by address of the parameter
         for address in temporary:
             rows[address] = self._unfollowed(1, f"parameters.{len(rows)}", FLAT), NOWHERE
         for optimizer in optimizers:
@@ -121,16 +124,16 @@ class Weights:
                 for n, parameter in enumerate(parameters_in(members)):
                     if parameter._cdata in rows:
                         continue
-                    found = named.get(parameter._cdata)
-                    name = found[0].name if found else f"parameters.{len(rows)}"
-                    prefix = replicas.prefix(parameter, found is not None)
+                    entry = named.get(parameter._cdata)
+                    name = entry[0].name if entry else f"parameters.{len(rows)}"
+                    prefix = replicas.prefix(parameter, is_named=entry is not None)
                     weight = Weight(prefixed(prefix, name), labels.get(name, ""), *self._place_of(parameter))
-                    rows[parameter._cdata] = weight, Held(reference, group, n, parameter._cdata)
+                    rows[parameter._cdata] = weight, Position(reference, group, n, parameter._cdata)
         for parameter in (p for o in unfollowed for p in parameters_of(o) if p._cdata not in rows):
             rows[parameter._cdata] = self._unfollowed(parameter.numel(), f"parameters.{len(rows)}", PACE), NOWHERE
         # In the order of the model, so that the schedule does not depend on which optimizer holds a tensor.
         listed = sorted(rows, key=lambda address: order.get(address, len(order)))
-        measured = self._core.name_weights([rows[address][0] for address in listed])  # their number; -1: core is busy
+        measured = self._core.name_weights([rows[address][0] for address in listed])  # how many; -1: the core is busy
         self._positions = [rows[address][1] for address in listed] if measured > 0 else []
         self._due = []
         return measured >= 0
@@ -139,7 +142,7 @@ class Weights:
     def _place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
         """(shape, offset, part, unfollowed) as in Weight."""
         place = None
-        with suppress_ours():  # this torch may not know the offset of a placement
+        with suppress_ours():  # if this torch cannot compute the offset, `place` stays None
             place = None if is_flat(parameter) else place_of(parameter)
         if place is not None:
             return *place, 0
@@ -159,12 +162,12 @@ class Weights:
         self._is_due_now = True
 
     def forget_due(self) -> None:
-        """Call it if the step was skipped or the next one has started."""
+        """Must be called if the optimizer's step was skipped or the next step of the training has started."""
         self._due = []
 
     def end_step(self) -> None:
-        """Call it when the clock ends a step. If due() was not called in this step (a quiet step, see quiet_steps.h),
-        the numbers are those of an earlier step and are forgotten."""
+        """Must be called when the clock ends a step. A quiet step, whose hooks run only in C++, does not call due(), so
+        that self._due is that of an earlier step: it is forgotten."""
         if not self._is_due_now:
             self._due = []
         self._is_due_now = False
@@ -175,7 +178,7 @@ class Weights:
         return bool(self._positions)
 
     def before_with(self, due: list[int], optimizer: Any) -> int:
-        """Does the work of due() and before() with numbers that the core has already returned."""
+        """Does the work of due() and before(); `due`: the numbers, which the core has already returned."""
         self._due = due
         self._is_due_now = True
         return self.before(optimizer)
@@ -185,14 +188,15 @@ class Weights:
         return bool(self._due)
 
     def before(self, optimizer: Any, ended: int = 0) -> int:
-        """Shows the core the due tensors of `optimizer`. `ended`: ENDED if the clock has reported the step, else 0."""
+        """Passes the due tensors of `optimizer`, before it changes them, to the core. `ended`: ENDED if the clock has
+        already reported the end of this step, else 0."""
         return self._observe(self._due_of(optimizer), BEFORE | ended)
 
     def after(self, optimizer: Any, ended: int = 0) -> int:
-        """Shows the core the same tensors after the optimizer's work. Tensors of other optimizers stay due."""
+        """Passes the same tensors to the core after `optimizer` changed them. Tensors of other optimizers stay due."""
         mine = self._due_of(optimizer)
-        seen = set(mine)
-        self._due = [number for number in self._due if number not in seen]
+        done = set(mine)
+        self._due = [number for number in self._due if number not in done]
         return self._observe(mine, AFTER | ended)
 
     def _due_of(self, optimizer: Any) -> list[int]:
@@ -203,7 +207,7 @@ class Weights:
         return self._core.observe_weights(rows, when) if rows else 0
 
     def _row_or_none(self, number: int) -> tuple[int, list[int | None], Numbers] | None:
-        """(number, addresses, numbers), see _state_of(). None also if reading a custom optimizer failed."""
+        """The result of _state_of(); None also if a custom optimizer's groups or state raised an exception."""
         try:
             return self._state_of(number)
         except Exception as error:
@@ -212,32 +216,33 @@ class Weights:
             return None
 
     def _state_of(self, number: int) -> tuple[int, list[int | None], Numbers] | None:
-        """(number, addresses of parameter, gradient and both moments, numbers); None: the optimizer has changed."""
-        held = self._positions[number]
-        optimizer = held.optimizer()
+        """(number, addresses of parameter, gradient and both moments, Numbers). None if the optimizer is gone, or the
+        parameter is no longer at its position."""
+        position = self._positions[number]
+        optimizer = position.optimizer()
         every_group = groups(optimizer)
-        if optimizer is None or held.group >= len(every_group):
+        if optimizer is None or position.group >= len(every_group):
             return None
-        group = every_group[held.group]
+        group = every_group[position.group]
         members = parameters_in(group)
-        if held.index >= len(members) or members[held.index]._cdata != held.address:
+        if position.index >= len(members) or members[position.index]._cdata != position.address:
             return None
-        parameter = members[held.index]
+        parameter = members[position.index]
         state = state_of(optimizer, parameter)
-        # A second moment that contains the weight decay is not shown, since it is not the gradient's second moment.
+        # A second moment that contains the weight decay is left out, since it is not the gradient's second moment.
         square = None if self._adds_decay(optimizer, group) else state.get("exp_avg_sq")
         tensors = (parameter, parameter.grad, state.get("exp_avg"), square)
         addresses = [local(t)._cdata if isinstance(t, self._torch.Tensor) else None for t in tensors]
         return number, addresses, self._numbers(group, state)
 
     def _adds_decay(self, optimizer: Any, group: dict[str, Any]) -> bool:
-        """Whether weight decay is part of the second moment (exp_avg_sq), as in Adam but not in AdamW."""
+        """Whether weight decay is part of the second moment (exp_avg_sq), as in Adam but not in AdamW (decoupled)."""
         optim = self._torch.optim
         is_adam = isinstance(optimizer, (optim.Adam, optim.NAdam, optim.RAdam))
         adds_by_default = is_adam and not isinstance(optimizer, optim.AdamW)
         given = group.get("weight_decay")
-        decay = on_cpu(self._torch, given)
-        has_decay = decay != 0 if decay is not None else given is not None  # on a device it is unknown: assume not 0
+        decay = on_cpu(self._torch, given)  # None for a tensor on a device, which is assumed not to be 0
+        has_decay = decay != 0 if decay is not None else given is not None
         return has_decay and not group.get("decoupled_weight_decay", not adds_by_default)
 
     def _numbers(self, group: dict[str, Any], state: dict[str, Any]) -> Numbers:
