@@ -1,5 +1,5 @@
 // Writes the text of the summary of a run. `foreshock run` prints it after its command has ended, `foreshock
-// status` for a live run. The verdict comes first, every figure has its unit, and unchecked data is named.
+// status` for a live run. The verdict comes first; the text names what was not checked.
 #ifndef FORESHOCK_AGENT_SUMMARY_H_
 #define FORESHOCK_AGENT_SUMMARY_H_
 
@@ -16,8 +16,9 @@ namespace foreshock {
 
 inline constexpr size_t kSummaryColumns = 80;
 inline constexpr size_t kSummaryLines = 30;
-// A pass (forward or backward) with fewer checked calls has too few samples; if both have too few, no verdict
-// is given. An error of 5 % in one layer is found within 8 sampled calls of the layer (docs/verdicts.md).
+// A pass (forward or backward) with fewer checked calls is reported as "too few samples". If both passes have
+// fewer, no verdict is given. An error of 5 % in one layer is found within 8 sampled calls of the layer
+// (docs/verdicts.md).
 inline constexpr uint64_t kLeastJudged = 8;
 
 // The input of a summary. Pointers are borrowed; `weights` may be null.
@@ -26,13 +27,13 @@ struct SummaryInput {
   RunState state = RunState::kRunning;
   std::vector<const RankStatistics*> ranks;  // one per process, in ascending order of their ranks
   const Weights* weights = nullptr;
-  size_t ranks_here = 1;  // ranks of the run on this node
-  int cores_per_rank = 1;
-  bool has_spectra = true;               // false: no layer has an update spectrum
+  size_t ranks_here = 1;                 // ranks of the run on this node
+  int cores_per_rank = 1;                // the agent's CPU time, divided by this number, counts as slowdown
+  bool has_spectra = true;               // false: no layer has a spectrum of its weights' update
   uint64_t refused_segments = 0;         // trainer processes that the agent cannot follow
-  std::string refusal;                   // reason why the last of these processes is refused
-  uint64_t processes_left_out = 0;       // earlier processes, whose statistics are no longer kept
-  std::string flagged_directory;         // where unusual ("flagged") slices are kept
+  std::string refusal;                   // the reason for the last one
+  uint64_t processes_left_out = 0;       // ended trainer processes whose statistics are no longer kept
+  std::string flagged_directory;         // folder of the unusual ("flagged") slices, --save-flagged
   std::optional<FlaggedCounts> flagged;  // absent: no slices are kept
   std::string record;                    // path of the record; empty: the agent writes none
 };

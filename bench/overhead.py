@@ -1,4 +1,4 @@
-"""What the monitor costs a training.
+"""Measures how much foreshock ("the monitor") slows a training down.
 
     python bench/overhead.py [--short] [--sets 4] [--rounds 40] [--wall] [--only parts|processes]
 
@@ -10,13 +10,13 @@ only in the monitor. Several sets are needed, since memory layouts differ. The a
 Time is the CPU time of the trainer. It excludes the time of other processes on the core, so the figures are also valid
 on a shared machine. With --wall it is wall time (except in `step` below), which needs an idle machine. The CPU time of
 the agent, the process that judges samples, is printed in a separate line, as a share of one core. The line `ours` has
-the slowdown that the monitor itself measures, over the whole training after its first look (docs/overhead.md).
+the slowdown that the monitor itself measures, over the whole training without its first samples (docs/overhead.md).
 
-A second method, the line `by parts`, is more accurate if two turns of one process differ by more than the goal. It adds
+A second method, the line `by parts`, is more accurate if turns of one process differ by more than the goals. It adds
 the costs of three parts: work at each step (`step`), slices (copied parts of attention calls), and snapshots of
 weights. `step` is measured in a training of one parameter, whose time is nearly all spent in the framework. Slices and
 snapshots are measured in trainings with one at every step, so that they cost more than the noise. `foreshock pause` and
-`resume` switch the monitor between turns; each turn with the monitor on is compared with the turns before and after it.
+`resume` switch the monitor off and on there; each turn with it is compared with the turns before and after it.
 The sum is the cost of a step, of a slice and of a snapshot, each times its number per step in a default training.
 
 Printed: (time with the monitor / time without) - 1: median over sets of the medians over rounds, and 95 % interval
@@ -42,7 +42,7 @@ SHORT_SECONDS = 45  # --short starts no further round after this time
 
 
 def verdict(high: float, low: float, goal: float, sets: int, rounds: int) -> str:
-    """Whether the interval from `low` to `high` is below the goal: wholly (met), partly (not shown), not (missed)."""
+    """Whether the interval from `low` to `high` is below the goal: wholly (met), partly (not shown) or not (missed)."""
     if sets < 2 or rounds < LEAST_ROUNDS:
         return "too few rounds"
     return "met" if high <= goal else "not shown" if low <= goal else "missed"
@@ -51,7 +51,7 @@ def verdict(high: float, low: float, goal: float, sets: int, rounds: int) -> str
 def measure_gpt(sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> None:
     """Compares processes of the three kinds. `steps`: steps of a turn. `warm_up`: first steps, which do not count."""
     slowdowns: dict[str, list[list[float]]] = {kind: [] for kind in GOALS}  # by kind, set and round
-    reported, agent, sampled = [], [], 0
+    reported, agent, sampled = [], [], 0  # of the default training: its own figure and the agent's, by set; slices
     for number in range(sets):
         with one_of_each("gpt", tuple(KINDS), cores) as trainers:
             for trainer in trainers.values():
@@ -89,18 +89,18 @@ class Switched(NamedTuple):
     """Results of trainings whose monitor was switched off and on."""
 
     added: list[list[float]]  # by set and round: seconds that the monitor adds to a step
-    seconds: float  # seconds of a step with the monitor off
+    plain_seconds: float  # seconds of a step with the monitor off
     slices: float  # number of slices per step with the monitor on
     snapshots: float  # number of weight snapshots per step with the monitor on
 
     def seconds_of_one(self, count: float) -> tuple[float, float, float]:
-        """Seconds of one slice or snapshot, if a step has `count` of them: middle, low, high."""
+        """Seconds of one slice or snapshot (middle, low, high of interval()), if each step has `count` of them."""
         return tuple(seconds / count for seconds in interval(self.added))
 
 
 def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clock: str, cores: list[int]) -> Switched:
-    """Measures a training whose monitor is paused in every other turn. `kind`: a key of OFTEN, the trainings that take
-    a slice ("slices") or a snapshot ("weights") at every step."""
+    """Measures a training whose monitor is paused in every other turn. `kind`, a key of OFTEN: "slices" takes a slice
+    at every step and no snapshot, "weights" a snapshot and no slice. Other arguments: as in measure_gpt()."""
     added, plain, slices, snapshots, on_steps = [], [], 0, 0, 0
     for _ in range(sets):
         with one_of_each("gpt", (kind,), cores) as trainers:
@@ -116,7 +116,8 @@ def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clo
             off.append(trainer.turn(steps)[clock] / steps)
             trainer.switch("resume")  # a paused trainer would not report its end
             rank = trainer.finish()
-        added.append([with_it - (a + b) / 2 for with_it, a, b in zip(on, off[:-1], off[1:], strict=True)])
+        turns = zip(off[:-1], on, off[1:], strict=True)
+        added.append([seconds - (before + after) / 2 for before, seconds, after in turns])
         plain += off
         slices += slices_of(rank)
         snapshots += rank["weights"]["snapshots"]
@@ -127,8 +128,8 @@ def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clo
 def measure_parts(
     per_step: tuple[float, float, float], sets: int, rounds: Rounds, default_steps: int, **how: Any
 ) -> None:
-    """Prints the sum of the parts. `per_step`: seconds that the monitor adds to every step: middle, low, high. `how`:
-    the further arguments of switched()."""
+    """Prints the cost of the parts and their sum. `per_step`: the result of measure_step(). `how`: the arguments of
+    switched() that are not listed here."""
     often = {kind: switched(kind, sets, rounds, **how) for kind in OFTEN}
     slices, weights = often["slices"], often["weights"]
     per_slice, per_snapshot = slices.seconds_of_one(slices.slices), weights.seconds_of_one(weights.snapshots)
@@ -137,7 +138,7 @@ def measure_parts(
         rank = trainers["default"].finish()
     slices_per_step = slices_of(rank) / rank["steps"]
     snapshots_per_step = rank["weights"]["snapshots"] / rank["steps"]
-    seconds = statistics.median([slices.seconds, weights.seconds])
+    seconds = statistics.median([slices.plain_seconds, weights.plain_seconds])
     # The bounds are added, which assumes that all errors have the same direction.
     middle, low, high = (
         (step + slices_per_step * one_slice + snapshots_per_step * snapshot) / seconds
@@ -157,12 +158,13 @@ def measure_parts(
 
 
 def measure_step(sets: int, rounds: Rounds, steps: int, cores: list[int]) -> tuple[float, float, float]:
-    """Seconds of CPU time that the monitor adds to a step without a sample: middle, low, high. Prints them too."""
-    added, plain = [], []
+    """The CPU seconds that the monitor adds to a step without a sample: median, low and high end of its 95 % interval.
+    Prints them too."""
+    added, plain = [], []  # microseconds per step
     for number in range(sets):
         with one_of_each("step", ("plain", "unsampled"), cores) as trainers:
             for trainer in trainers.values():
-                trainer.turn(4 * steps)
+                trainer.turn(4 * steps)  # warm-up
             random_order, in_set = random.Random(number), []
             for _ in rounds:
                 order = ["plain", "unsampled"]

@@ -1,4 +1,5 @@
-// Writes files atomically: a single file, or several together. Locks files. Raises the limit on open files.
+// Writes files atomically: a single file (WholeFile) or several together (NewFiles). Locks files. Raises the
+// limit on open files.
 #ifndef FORESHOCK_CLI_FILES_H_
 #define FORESHOCK_CLI_FILES_H_
 
@@ -18,7 +19,7 @@ namespace foreshock::cli {
 // instead of raising a signal. All objects must be used from one thread.
 class UnfinishedFile {
  public:
-  // Creates an empty file in this directory, with a unique name and mode 0600.
+  // Creates an empty file in `directory`, with a unique name and mode 0600.
   explicit UnfinishedFile(const std::string& directory);
   ~UnfinishedFile();
   UnfinishedFile(const UnfinishedFile&) = delete;
@@ -27,17 +28,18 @@ class UnfinishedFile {
   // The descriptor for writing; the caller must close it. -1: the file could not be created; errno is set.
   int descriptor() const { return descriptor_; }
 
-  // Renames the file to the path `name`, so that it is kept. Call it once. On failure: false, with errno set.
-  bool finish(const std::string& name);
+  // Renames the file to `path`, so that it is kept. Call it at most once. On failure: false, errno is set.
+  bool finish(const std::string& path);
 
  private:
-  void forget();  // the destructor and the signal handler then remove no file
+  void forget();  // from then on, the destructor and the signal handler do not remove the file
 
   std::string path_;  // "": not created, or finished
   int descriptor_;
 };
 
-// Returns "", or why a WholeFile at `path` could not be written, so that a command can fail before its work.
+// Returns "", or one line with the reason why no WholeFile can be written at `path`. For commands, so that
+// they fail before their work and not after it.
 std::string why_no_file(const std::string& path);
 
 // A file that is replaced atomically: write() appends to a temporary file, which finish() renames. If the
@@ -62,14 +64,15 @@ class WholeFile {
   const std::string& problem() const { return problem_; }
 
  private:
-  // They return a descriptor of a stream (standard output, device) or file; -1: errno or problem_ is set.
+  // Return a descriptor for writing, or -1 with problem_ or errno set. open_stream() opens what is written
+  // directly; open_file() creates the temporary file.
   int open_stream();
   int open_file();
-  void fail(const std::string& why);
+  void fail(const std::string& reason);  // sets problem_, unless an earlier error has set it
 
   const std::string path_;
   std::string target_;                        // path_ with symbolic links resolved
-  std::optional<UnfinishedFile> unfinished_;  // nullopt: the path is written directly
+  std::optional<UnfinishedFile> unfinished_;  // the temporary file; nullopt: `path` is written directly
   FILE* file_ = nullptr;                      // null: not open
   std::string problem_;
 };
@@ -123,8 +126,8 @@ class FileLock {
   int descriptor_ = -1;
 };
 
-// Whether another process holds an exclusive flock on `path`. Takes a shared lock for a moment, so it must
-// not be called while another process may try to lock the file without retrying.
+// Whether another process holds an exclusive flock on `path`. Takes a shared lock for a moment, during which
+// try_lock(path, LOCK_EX) of another process fails; so that process must retry.
 bool is_locked(const std::string& path);
 
 // Raises the limit on open files, for checkpoints with hundreds of shards and for hundreds of records.

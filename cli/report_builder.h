@@ -1,6 +1,7 @@
-// Builds the data of `foreshock report` (Report, report_model.h) from the records of a run: the lines of JSON
-// that its agents have written, one record per node. Episodes are periods of a detector above level quiet.
-// The signs of a loss event are the detectors that left level quiet before the event.
+// Builds the data of `foreshock report` (Report, report_model.h) from the records of a run: the JSON lines
+// that its agents have written, one record per node. A detector's level is quiet, watch or warn; an episode
+// is a period above quiet. A loss event is a spike or divergence of the loss; its signs are the detectors
+// that left level quiet before it. An attempt is one start of the training.
 #ifndef FORESHOCK_CLI_REPORT_BUILDER_H_
 #define FORESHOCK_CLI_REPORT_BUILDER_H_
 
@@ -24,32 +25,32 @@ namespace foreshock::cli {
 // An event of the record that names a fault, unlike loss events and changes of a detector's level: nonfinite,
 // nonfinite_gradient, nonfinite_gradient_norm or weight_mismatch.
 struct FaultEvent {
-  std::string what, layer;     // its name; layer "": unknown
-  int64_t rank = 0, step = 0;  // rank -1: a mismatch between nodes has no rank
-  size_t attempt = 0;          // index in Trail::attempts()
+  std::string what, layer;     // one of these names; layer "": unknown
+  int64_t rank = 0, step = 0;  // rank -1: weights that differ between nodes, which have no single rank
+  size_t attempt = 0;          // index in Trail::attempts() of the rank
 };
 
 // The data of a run from which the circumstances of its loss events are derived.
 struct RunSeen {
-  std::map<int64_t, Trail> trails;     // the newest steps and the attempts, by rank
+  std::map<int64_t, Trail> trails;     // the newest steps, and the attempts so far, by rank
   std::map<int64_t, Signals> signals;  // the input values of the detectors, by rank
   std::vector<FaultEvent> fault_events;
   size_t records = 1;
-  uint64_t tensors = 0;                              // snapshots of weights
-  uint64_t replicas_compared = 0;                    // snapshots of tensors with replicas
+  uint64_t tensors = 0;                              // snapshots of weight tensors
+  uint64_t replicas_compared = 0;                    // those whose tensor has replicas on other ranks
   uint64_t attention_calls = 0, slices[2] = {0, 0};  // slices: forward, backward
 };
 
-// Returns the circumstances of `event`: one fact per topic, always the same topics in the same order. Appends
-// to `*clues` the circumstances that have an explaining text. `events` are all events of the run.
+// Returns the circumstances of a loss event: one fact per topic, always the same topics in the same order.
+// Appends to `*clues` the circumstances for which explain() has a text. `events`: all loss events of the run.
 std::vector<ReportFact> facts_of(const ReportEvent& event, const std::vector<ReportEvent>& events,
                                  const RunSeen& run, std::vector<Clue>* clues);
 
-// Fills in `consistent_with`, `not_excluded` and `to_try` of the event. The texts come from its clues, from
-// the detectors that left level quiet before it, and from its kind. No sentence is repeated.
+// Fills in `consistent_with`, `not_excluded` and `to_try` of the event, with texts for its clues, its signs
+// and its kind. No sentence is repeated.
 void explain(const std::vector<Clue>& clues, ReportEvent* event);
 
-// Collects the events of a run from one source: either the agent, which wrote them into the record, or
+// Collects the events of a run from one source: either the agent, which wrote them into the record, or the
 // detectors that the report runs over the record. Keeps loss events, signs and episodes. Thread-compatible.
 class EventCollector {
  public:
@@ -60,18 +61,19 @@ class EventCollector {
 
   // Adds a loss event, a change of a detector's level, or a rank's return to an earlier step. Ignores other
   // events. `attempt`: index of the rank's present attempt. `declared`: the last step of the rank so far, at
-  // which the event was recognized; its onset may be earlier.
+  // which the event was recognized. event.step, its onset, may be earlier.
   void take(const EventLine& event, size_t attempt, int64_t declared);
 
   // Fills in the steps and curves of the loss events whose first rank is `rank`. An event is filled in once
-  // the rank has made kAfter steps since the onset or, if `no_more_steps` (the attempt is over), at once.
+  // the rank has made ReportEvent::kAfter steps since the onset or, if `no_more_steps` (its attempt is over),
+  // at once.
   void close(int64_t rank, const Trail& trail, const std::map<int64_t, Signals>& signals, bool no_more_steps);
 
   // Must be called when the detectors have lost their state, e.g. in a restarted agent. Earlier episodes then
   // no longer count as signs of later loss events.
   void reset_detectors() { precursors_.clear(); }
 
-  // Whether take() has had an event that it does not ignore.
+  // Whether take() has added an event.
   bool has_any() const { return taken_ > 0; }
   // Number of loss events. An event on several ranks, or a spike that becomes a divergence, counts once.
   uint64_t loss_events() const { return loss_events_; }
@@ -92,8 +94,9 @@ class EventCollector {
   uint64_t taken_ = 0, loss_events_ = 0, warnings_ = 0, left_out_ = 0;
 };
 
-// Builds the data of a report from the lines of the records alone. Runs the detectors over the lines again.
-// Their events are used only if the agent has written no events. Bounded memory. Thread-compatible.
+// Builds the data of a report from the lines of the records alone. Runs the detectors over the lines again;
+// their results are in the report, but their events only if the agents wrote no events into the records. Its
+// memory is bounded. Thread-compatible.
 class ReportBuilder {
  public:
   ReportBuilder();
@@ -132,16 +135,16 @@ class ReportBuilder {
   EventCollector recorded_, found_;      // events that the agent wrote; events of the detectors in watches_
   std::unique_ptr<Watches> watches_;     // the detectors that are run over the present record
   std::vector<WatchReading> readings_;   // the results of these detectors for the present line
-  std::map<int64_t, size_t> record_of_;  // by rank: number of the record that has its lines
+  std::map<int64_t, size_t> record_of_;  // by rank: number of the record that has the rank's lines
   size_t records_ = 0;                   // number of the present record, from 1
   AttentionErrors attention_;
   History timeline_;                   // the loss of timeline_rank_, by step
   int64_t timeline_rank_ = -1;         // the first rank in the records; -1: none yet
-  ReportDetector totals_[kDetectors];  // of the records that have ended, by DetectorId
+  ReportDetector totals_[kDetectors];  // counts over the records that have ended, by DetectorId
   std::string run_id_, version_, framework_, executable_, loss_source_, step_source_;
   std::map<int64_t, RunLine> last_run_line_;  // by rank: its last run line
   int64_t world_size_ = 0;
-  double first_time_ = 0, last_time_ = 0;  // of the lines, in seconds since 1970; 0: unknown
+  double first_time_ = 0, last_time_ = 0;  // of the first line; the latest; seconds since 1970, 0: unknown
   uint64_t losses_ = 0, other_runs_ = 0;   // steps with a known loss; lines of other runs, which are skipped
   std::vector<std::string> not_watched_;   // notes on series that the detectors did not follow
 };

@@ -1,5 +1,6 @@
-// Reads the command lines of report, merge, compare, judge and lab: options from a table, and files. The
-// commands of the monitor, whose options have environment variables too, are read by cli/options.h.
+// Reads the command lines of foreshock report, merge, compare, judge and lab: options from a table, and other
+// words ("files"). Formats help texts. cli/options.h reads the other commands, such as run, whose options can
+// also be set by environment variables.
 #ifndef FORESHOCK_CLI_WORDS_H_
 #define FORESHOCK_CLI_WORDS_H_
 
@@ -12,16 +13,16 @@ namespace foreshock::cli {
 
 struct WordOption {
   const char* flag;   // with its dashes
-  const char* value;  // name of its value in the help; nullptr: the option takes no value
+  const char* value;  // name of the option's value in the help; nullptr: the option takes no value
   const char* help;
-  size_t values = 1;  // number of words that follow the flag
+  size_t values = 1;  // number of values, one word each; ignored if the option takes none
 };
 
 // The parsed words of a command line.
 class Words {
  public:
   // Reads the words after the name of `command`. The value of an option is the next word, or follows "=" in
-  // the same word. "--" ends the options. Stops at --help. Returns "" or what is wrong, in one line.
+  // the same word. All words after "--" are files. Stops at --help. Returns "" or an error of one line.
   std::string parse(const std::vector<std::string>& words, const std::string& command,
                     std::span<const WordOption> options);
 
@@ -34,11 +35,11 @@ class Words {
     std::string flag;
     std::vector<std::string> values;
   };
-  const std::vector<Given>& given() const { return given_; }        // in the order of the words
-  const std::vector<std::string>& files() const { return files_; }  // words that are not options
+  const std::vector<Given>& given() const { return given_; }        // in the order of the command line
+  const std::vector<std::string>& files() const { return files_; }  // words that are not options or values
 
  private:
-  const Given* find(std::string_view flag) const;
+  const Given* find(std::string_view flag) const;  // the last occurrence; null: it does not occur
 
   std::vector<Given> given_;
   std::vector<std::string> files_;
@@ -48,14 +49,14 @@ class Words {
 // Returns ", did you mean X?" for the most similar word of `known`, or "" if none is similar.
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& known);
 
-// Breaks `text` into lines that end before column `columns` but have at least 20 characters. Indents all but
-// the first by `indent`; the caller prints the first one at column `indent`.
+// Breaks `text` into lines that end before column `columns`, or after 20 characters if fewer fit. Indents all
+// lines but the first by `indent`; the caller prints the first one at column `indent`.
 std::string wrapped(const std::string& text, size_t indent, size_t columns);
 
 // Returns the options in two aligned columns, for --help. Lines end before column `columns`.
 std::string words_help(std::span<const WordOption> options, size_t columns);
 
-// What --help prints: usage, purpose, options, notes.
+// The parts of what --help prints, in this order.
 struct WordsHelp {
   const char* usage;  // one or several lines, each without the leading "foreshock "
   const char* purpose;

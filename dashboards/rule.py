@@ -9,8 +9,9 @@ import typing
 
 Values = dict[str, dict[str, typing.Any]]  # values.toml: section, name, value
 
-# The labels that identify a run; RUN_KEY lists them for by () and on (). Rulers that read several Prometheus set
-# `cluster`, service discovery in Kubernetes sets `namespace`: two teams may use one run id. A missing label is empty.
+# The labels that identify a run; RUN_KEY lists them for by () and on () in expressions. Two teams may use the same run
+# id, so `cluster` and `namespace` belong to them: servers that combine several Prometheus set the former, service
+# discovery in Kubernetes the latter. A missing label counts as "".
 SCOPE = ("cluster", "namespace")
 IDENTITY = (*SCOPE, "run")
 RUN_KEY = ", ".join(IDENTITY)
@@ -18,8 +19,8 @@ RUN_KEY = ", ".join(IDENTITY)
 TARGET_KEY = ", ".join((*SCOPE, "job", "instance"))
 
 # The labels that identify a rank at one agent. Two agents can export the same rank: one for an ended attempt, whose
-# series keep their last values until the agent removes them, and one for the living attempt. If a job continues with
-# fewer ranks, the series of the others remain until the job ends. Alerts on gauges must therefore exclude ended ranks.
+# series keep their last values until the agent removes them, and one for the running attempt. If a job continues with
+# fewer ranks, the series of the ended ranks remain until the job ends. Alerts on gauges must therefore exclude them.
 RANK_KEY = f"{TARGET_KEY}, run, rank"
 UNLESS_ENDED = f"unless on ({RANK_KEY}) foreshock_rank_up == 0"
 
@@ -33,7 +34,7 @@ class Alert(typing.NamedTuple):
     name: str
     kind: str  # incident, precursor, agreement, training or monitor; Alertmanager routes and inhibits by it
     component: str  # the monitored part: attention, gradient, ...
-    dashboard: str  # uid of the dashboard that the alert links to, without its prefix "foreshock-"
+    dashboard: str  # uid of the linked dashboard, without its prefix "foreshock-"
     expression: str
     summary: str  # names the run (or agent) and the fact
     description: str  # place, meaning, first action
@@ -51,12 +52,14 @@ class Group(typing.NamedTuple):
     interval: str | None = None  # between two evaluations; None: Prometheus' default
 
 
-# CHOICE is a printf format that selects the series of the alert's run; OF_LABELS are the three arguments for its %q.
+# For queries in templates: CHOICE is a printf format that selects the series of the alert's run by its labels;
+# OF_LABELS are the arguments for the three %q in it.
 CHOICE = ",".join(f"{name}=%q" for name in IDENTITY)
 OF_LABELS = " ".join(f"$labels.{name}" for name in IDENTITY)
 
-# The user that owns the run. If the agent has ended, the user of the last day. The text is empty unless there is
-# exactly one user. This is a template, since a join in the expression would drop the alert if the owner is unknown.
+# A template of the user that owns the run, for the label `owner`. If the agent has ended, it is the user of the last
+# day. If there are several users or none, the text is "". (A join in the alert's expression would not work: it would
+# drop the alert if the owner is unknown.) INFO has CHOICE and occurs three times, hence OF_LABELS three times.
 INFO = f"run:foreshock_run_info:user{{{CHOICE}}}"
 OWNER = (
     '{{ with printf "'
@@ -66,8 +69,9 @@ OWNER = (
 )
 
 
-# Layers in which a detector warned in the last 5 minutes; where() replaces DETECTOR. They are only examples, since a
-# rank exports one layer per detector, the first by name. A label `layer` would make each layer a separate alert.
+# A template of the layers in which a detector warned in the last 5 minutes; where() replaces DETECTOR. The layers are
+# only examples, since a rank exports one layer per detector, the first by name. They are not a label of the alert,
+# since a label `layer` would make each layer a separate alert.
 LAYERS = (
     '{{ with printf "count by (layer) (last_over_time(foreshock_precursor_layer_info'
     f'{{{CHOICE},detector=%q}}[5m]))" {OF_LABELS} DETECTOR | query }}}}, e.g. in layer'
@@ -99,8 +103,8 @@ def warned_at(detector: str = "$labels.detector") -> str:
 
 
 def ranks(expression: str, more: str = "") -> str:
-    """Returns the template of " on process rank 3 5": up to eight ranks of the series that `expression` selects. The
-    expression must contain CHOICE once. `more`: printf arguments for the format verbs that follow CHOICE in it."""
+    """Returns the template of " on process rank 3 5": up to eight ranks of the series that `expression` selects. It
+    must contain CHOICE once. `more`: printf arguments, each after a space, of the format verbs that follow CHOICE."""
     return (
         f'{{{{ with printf "topk(8, {expression})" {OF_LABELS}{more} | query }}}} on process rank'
         '{{ range . | sortByLabel "rank" }} {{ .Labels.rank }}{{ end }}{{ end }}'
@@ -120,7 +124,7 @@ LINK_VARIABLES = "?var-run={{ $labels.run | urlquery }}" + "".join(
 
 
 def block(key: str, text: str, indent: int) -> list[str]:
-    """Lines of YAML for a key with a text of one or several lines."""
+    """Lines of YAML for a key with a text of one or several lines. JSON strings are valid YAML."""
     lines = textwrap.dedent(text).strip().splitlines()
     if len(lines) == 1:
         return [f"{' ' * indent}{key}: {json.dumps(lines[0])}"]
@@ -138,15 +142,15 @@ def alert_lines(alert: Alert, links: dict[str, str]) -> list[str]:
     if alert.keep:
         lines.append(f"    keep_firing_for: {alert.keep}")
     labels = {"severity": alert.severity, "kind": alert.kind, "component": alert.component}
-    is_of_run = "$labels.run" in alert.summary  # else the alert is about an agent, and its labels have no run
+    is_about_run = "$labels.run" in alert.summary  # false: it is about an agent, and has no label `run`
     annotations = {
         "summary": alert.summary,
         "description": alert.description,
         "runbook_url": f"{links['runbook']}#{alert.name.lower()}",
-        "dashboard_url": f"{links['grafana']}/d/foreshock-{alert.dashboard}" + (LINK_VARIABLES if is_of_run else ""),
+        "dashboard_url": f"{links['grafana']}/d/foreshock-{alert.dashboard}" + (LINK_VARIABLES if is_about_run else ""),
     }
     lines += ["    labels:", *(f"      {name}: {text}" for name, text in labels.items())]
-    if is_of_run:
+    if is_about_run:
         lines.append(f"      owner: {json.dumps(OWNER)}")
     return [*lines, "    annotations:", *(f"      {name}: {json.dumps(text)}" for name, text in annotations.items())]
 

@@ -1,4 +1,5 @@
-// The table of accumulators (ways in which hardware or a loop adds products), and which formats each takes.
+// The table of accumulators (ways in which hardware or a loop adds the products of a matrix product), and the
+// formats of operands that each takes.
 #include "lab/accumulator.h"
 
 #include <array>
@@ -6,8 +7,9 @@
 namespace foreshock::lab {
 namespace {
 
-// Columns: name, kind, step, fraction_bits, output_bits, promotion, fp8_only. Sources: arXiv 2511.10909
-// (MMA-Sim) and 2512.07004 (Khattak and Mikaitis); for promotion 2412.19437 (DeepSeek-V3's software).
+// Columns: name, kind; of a tensor core: products that one step adds, fraction bits of the terms, fraction
+// bits of the new sum, products after which the sum moves to an fp32 register (0: never), takes only fp8.
+// Sources: arXiv 2511.10909 (MMA-Sim), 2512.07004 (Khattak and Mikaitis), for the move 2412.19437 (DeepSeek).
 constexpr std::array<Accumulator, 8> kAccumulators = {{
     {"exact", Accumulation::kExact},
     {"fp64", Accumulation::kFp64},
@@ -41,11 +43,11 @@ bool accepts(const Accumulator& accumulator, const NumberFormat& format) {
 }
 
 Accumulator for_operands(const Accumulator& accumulator, const NumberFormat& format) {
-  Accumulator unit = accumulator;
-  // Operands of 32 bits halve the products per step. tf32 has 11 bits of precision, but is stored in 32 bits.
+  Accumulator adapted = accumulator;
+  // 32-bit operands halve the products per step. tf32 has 11 bits of precision, but is stored in 32 bits.
   const bool has_32_bits = format.name == "tf32" || format.precision > 11;
-  if (unit.kind == Accumulation::kTensorCore && has_32_bits) unit.step /= 2;
-  return unit;
+  if (adapted.kind == Accumulation::kTensorCore && has_32_bits) adapted.step /= 2;
+  return adapted;
 }
 
 }  // namespace foreshock::lab

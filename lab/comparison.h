@@ -1,6 +1,6 @@
-// Measures how far apart the weights of checkpoints are, for `foreshock compare` (the second phase of arXiv
-// 2405.02803). One pair may differ in the kernel, another in the seed or the precision of the training; all
-// are measured in the same way, so that these effects can be compared. W1 is the Wasserstein distance.
+// Measures how far apart the weights of two checkpoints are, for `foreshock compare` (the second phase of
+// arXiv 2405.02803). The trainings of one pair may differ in the attention kernel, those of another in the
+// seed or the precision, so that these effects can be compared. W1 is the Wasserstein distance.
 #ifndef FORESHOCK_LAB_COMPARISON_H_
 #define FORESHOCK_LAB_COMPARISON_H_
 
@@ -26,7 +26,8 @@ class TensorCounter {
   // Returns the histogram of the counted values and empties the counter.
   Histogram take(DType type);
 
-  // Returns the sum of |x - rounded x| since the last call. fp64 values x are rounded to fp32 for counting.
+  // Returns the sum of |x - rounded x| over the values x counted since the last call. Only fp64 values are
+  // rounded (to fp32, for counting).
   double take_rounding();
 
  private:
@@ -34,16 +35,17 @@ class TensorCounter {
     void operator()(void* words) const { std::free(words); }
   };
 
-  void count_narrowed(const char* data, size_t count);
+  void count_narrowed(const char* data, size_t count);  // counts fp64 values, rounded to fp32
 
-  // Allocated with calloc, so that pages without counts use no memory.
+  // Counts by bit pattern (16-bit formats) and by bin (fp32). calloc: pages without counts use no memory.
   std::unique_ptr<uint32_t[], Free> patterns_;
   std::unique_ptr<uint64_t[], Free> bins_;
-  double rounding_ = 0;
+  double rounding_ = 0;  // the result of take_rounding()
 };
 
 // Counts the unpaired values of a tensor: finite values whose partner, the value at the same index of the
-// compared tensor, is not finite. Difference leaves such pairs out, so the distributions must do so too.
+// other tensor, is not finite. Difference (the statistics of b - a) leaves such pairs out, so the histograms
+// that it is compared with must do so too.
 class UnpairedCounter {
  public:
   // Adds the unpaired values among `count` packed elements. The limit of TensorCounter::count() applies.
@@ -54,11 +56,11 @@ class UnpairedCounter {
 
  private:
   TensorCounter counter_;
-  bool has_any_ = false;
+  bool has_any_ = false;        // whether a value was added since the last take()
   std::vector<char> unpaired_;  // bytes of the unpaired values of one call of count()
 };
 
-// Returns `all` minus the finite values of `part`, which must be contained in `all`.
+// Returns the counts of `all` minus those of the finite values in `part`, a subset of the values of `all`.
 Histogram without(const Histogram& part, const Histogram& all);
 
 struct PairOfCheckpoints {
@@ -66,7 +68,7 @@ struct PairOfCheckpoints {
   size_t a = 0, b = 0;  // indexes in the list of checkpoints
 };
 
-// The distance between two states a and b of one tensor, or of all compared tensors pooled. NaN: unknown.
+// The distance between one tensor, or all compared tensors pooled, in the checkpoints a and b. NaN: unknown.
 struct Distance {
   uint64_t elements = 0;
   Wasserstein wasserstein;  // W1 between the distributions of the values of a and of b, with bounds
@@ -75,7 +77,8 @@ struct Distance {
   Difference difference;    // statistics of b - a, value by value
   uint64_t non_finite_a = 0, non_finite_b = 0;
 
-  // W1 / mean |a - b|. Near 1: the values moved in a common direction. Near 0: the distribution is unchanged.
+  // W1 / mean |a - b|, 0 to 1. Near 1: the values moved in one direction. Near 0: they moved, but their
+  // distribution is the same.
   double drift() const { return wasserstein.value / difference.mean_magnitude(); }
 };
 
@@ -98,7 +101,7 @@ struct PairResult {
   std::vector<std::string> only_in_a, only_in_b;
   std::vector<Unlike> shapes;     // tensors whose shapes differ: not compared
   std::vector<Unlike> types;      // tensors whose types differ: compared nevertheless
-  std::vector<Unlike> untouched;  // not compared, since a type is not fp64, fp32, bf16 or fp16
+  std::vector<Unlike> untouched;  // not compared, since one type or both are not fp64, fp32, bf16 or fp16
 };
 
 struct Comparison {
@@ -113,7 +116,7 @@ struct Comparison {
 std::string compare(const std::vector<Checkpoint>& checkpoints, const std::vector<PairOfCheckpoints>& pairs,
                     int threads, const std::function<void(double)>& progress, Comparison* result);
 
-// All comparisons of one tensor, among the checkpoints that have it with the same shape.
+// The work for one tensor: its comparisons among the checkpoints that have it with the same shape.
 struct ComparisonTask {
   // The tensor in one checkpoint. It is read once for all pairs.
   struct Side {

@@ -1,5 +1,5 @@
-// Random inputs of the lab's algorithms, by distribution ("law"). Each number is a function of a key and a
-// counter: inputs do not depend on the order of threads, and the seed in a report reproduces them.
+// Random inputs of the lab's algorithms, by distribution ("law"). Each number is a function of a key, derived
+// from the seed, and a counter, so the inputs do not depend on threads, and a report's seed reproduces them.
 #ifndef FORESHOCK_LAB_INPUTS_H_
 #define FORESHOCK_LAB_INPUTS_H_
 
@@ -16,7 +16,7 @@
 
 namespace foreshock::lab {
 
-// Last step of SplitMix64 (Steele, Lea, Flood 2014): a bijection. Each output bit depends on all input bits.
+// One step of SplitMix64 (Steele, Lea, Flood 2014): a bijection. Each output bit depends on all input bits.
 constexpr uint64_t mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -26,7 +26,7 @@ constexpr uint64_t mix(uint64_t x) {
 
 constexpr uint64_t random_bits(uint64_t key, uint64_t counter) { return mix(mix(key) ^ counter); }
 
-// Uniform on [0, 1), 53 bits.
+// Uniform on [0, 1), a multiple of 2^-53.
 constexpr double uniform(uint64_t key, uint64_t counter) {
   return static_cast<double>(random_bits(key, counter) >> 11) * 0x1p-53;
 }
@@ -37,6 +37,8 @@ inline double normal(uint64_t key, uint64_t counter) {
   return radius * std::cos(2 * std::numbers::pi * uniform(key, 2 * counter + 1));
 }
 
+// The laws. one_signed, flat and ties concern attention; for other families they are as normal. grad_out of
+// attention is N(0, 1) by all laws but one_signed and ties.
 // - normal: N(0, 1)
 // - uniform: U(0, 1)
 // - outlier: N(0, 1) + N(0, 100) * Bernoulli(0.001), as in FlashAttention-3's error table (arXiv 2407.08608)
@@ -44,8 +46,8 @@ inline double normal(uint64_t key, uint64_t counter) {
 // - flat: as normal, but query * 3e-4: scores are so close that exp(score - maximum) rounds to 1 in bf16
 // - shifted: N(32, 1), with a mean far above the standard deviation
 // - ties:T[:GAP]: T keys of each row share the maximum score. With a GAP, only one of the T keys has the
-//   maximum, and the scores of the others are less by GAP. All other keys of the row together have softmax
-//   weight 2e-4. value and grad_out are as in one_signed. Needs d >= 1 and T <= n.
+//   maximum, and the scores of the T - 1 others are less by GAP, 0 < GAP < 1. The keys that do not tie have
+//   together a softmax weight of 2e-4. value and grad_out are as in one_signed. Needs d >= 1 and T <= n.
 struct InputLaw {
   enum class Kind { kNormal, kUniform, kOutlier, kOneSigned, kFlat, kShifted, kTies };
   Kind kind = Kind::kNormal;

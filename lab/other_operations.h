@@ -1,5 +1,6 @@
-// Algorithms of families other than attention: convolution, softmax, layer norm and cross-entropy
-// (algorithm.h). Values "in the format" are rounded to the format under test, values "in registers" to fp32.
+// Algorithms for convolution, softmax, layer norm and cross-entropy, for the lab's measurements. algorithm.h
+// defines the inputs and outputs. Values "in the format" are rounded to the format under test, values "in
+// registers" to fp32. The accumulator (accumulator.h) is the emulated unit that adds products.
 #ifndef FORESHOCK_LAB_OTHER_OPERATIONS_H_
 #define FORESHOCK_LAB_OTHER_OPERATIONS_H_
 
@@ -11,8 +12,9 @@ namespace foreshock::lab {
 
 // Direct convolution: a matrix product whose sums are over the channels and the 9 elements of the filter.
 Tensors convolution_direct(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// Winograd's F(m x m, 3 x 3) (arXiv 1509.09308) for m = 2, 4, 6. The transformed image and filter are stored
-// in the format. The accumulator adds products over channels. The inverse transform works in registers.
+// Winograd's F(m x m, 3 x 3) (arXiv 1509.09308) for m = 2, 4, 6, in tiles of m x m outputs. The transformed
+// image and filter are stored in the format. The accumulator adds products over channels. The inverse
+// transform works in registers.
 Tensors winograd_f2(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 Tensors winograd_f4(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 Tensors winograd_f6(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
@@ -31,9 +33,9 @@ Tensors layer_norm_fused(const Tensors& inputs, const Settings& settings, Arithm
 // Layer norm in one pass by Welford's recurrence, in registers.
 Tensors layer_norm_welford(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 
-// Cross-entropy with the logits of all classes stored in the format.
+// Cross-entropy and its gradient, of the logits hidden . classes^T, which are all stored in the format.
 Tensors cross_entropy_plain(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
-// Cross-entropy with classes in chunks of block_k; logits and running maximum and sum stay in registers.
+// The same with classes in chunks of block_k; logits, running maximum and running sum stay in registers.
 Tensors cross_entropy_chunked(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // cross_entropy_chunked with the running maximum and sum stored in the format after every chunk.
 Tensors cross_entropy_chunked_reimplemented(const Tensors& inputs, const Settings& settings,

@@ -1,4 +1,6 @@
-// Measures weight tensors, on the host or with kernels on their device: histograms, changes, optimizer sums.
+// Measures weight tensors, on the host or with kernels on their device: histograms of the values, the change
+// by an optimizer step, and sums over the optimizer's state. A histogram counts bit patterns (16-bit formats)
+// or bins (fp32); kernels/histogram.h defines both.
 #include "libmonitor/weight_measure.h"
 
 #include <sys/mman.h>
@@ -30,7 +32,8 @@ size_t HistogramPacker::pack(const void* values, DType type, uint64_t elements, 
   }
   const bool is_fp32 = type == DType::kFp32;
   *form = is_fp32 ? HistogramForm::kBins : HistogramForm::kPatterns;
-  const uint64_t most = is_fp32 ? kMostBinned : kMostPatterns;  // a larger tensor gets several histograms
+  // The counters would overflow with more values, so a larger tensor gets several histograms.
+  const uint64_t most = is_fp32 ? kMostBinned : kMostPatterns;
   size_t packed = 0;
   for (uint64_t done = 0; done < elements; done += most) {
     const auto* from = static_cast<const char*>(values) + done * size_of(type);
@@ -60,8 +63,9 @@ size_t HistogramPacker::count_and_pack(const char* values, DType type, uint64_t 
   return pack_patterns(words, to, room);
 }
 
-// Returns the offset in the tensor of the n-th kept piece, if `kept` of the tensor's `bytes` bytes are kept.
-// The last piece of a tensor may be shorter than kPiece; it is kept only if all pieces are kept.
+// Returns the offset in the tensor of the n-th piece that is copied, if `kept` of its `bytes` bytes are
+// copied: spreads the copied pieces evenly over the tensor. The last piece of a tensor may be shorter than
+// kPiece; it is copied only if the whole tensor is.
 uint64_t UpdateSnapshots::piece_at(uint64_t n, uint64_t kept, uint64_t bytes) {
   const uint64_t pieces = (bytes + kPiece - 1) / kPiece, kept_pieces = (kept + kPiece - 1) / kPiece;
   return n * pieces / kept_pieces * kPiece;
@@ -70,7 +74,8 @@ uint64_t UpdateSnapshots::piece_at(uint64_t n, uint64_t kept, uint64_t bytes) {
 UpdateSnapshots::Copy UpdateSnapshots::keep(const void* values, uint64_t bytes, DType type, uint64_t share) {
   constexpr uint64_t kAlign = 64;
   const uint64_t most = std::min(share, room() - used_);
-  const Copy copy = {used_, bytes <= most ? bytes : most / kPiece * kPiece, bytes, type, round_};
+  const uint64_t copied = bytes <= most ? bytes : most / kPiece * kPiece;  // all, or whole pieces
+  const Copy copy = {.at = used_, .bytes = copied, .whole_bytes = bytes, .type = type, .round = round_};
   renew(copy, values);
   used_ = std::min((used_ + copy.bytes + kAlign - 1) / kAlign * kAlign, room());
   return copy;
@@ -79,7 +84,7 @@ UpdateSnapshots::Copy UpdateSnapshots::keep(const void* values, uint64_t bytes, 
 void UpdateSnapshots::renew(const Copy& copy, const void* values) {
   const auto* from = static_cast<const char*>(values);
   char* to = memory_.data() + copy.at;
-  if (copy.bytes == copy.whole_bytes) {  // the whole tensor is kept
+  if (copy.bytes == copy.whole_bytes) {
     std::memcpy(to, from, copy.bytes);
     return;
   }
@@ -106,6 +111,7 @@ Update UpdateSnapshots::update(const Copy& copy, const void* values, uint64_t* e
 
 namespace {
 
+// Whether the host can read the tensor as numbers.
 bool is_readable_on_host(const foreshock_tensor& tensor) {
   return tensor.data != nullptr && tensor.device_type == FORESHOCK_DEVICE_CPU &&
          is_floating(static_cast<DType>(tensor.dtype)) && tensor.dims <= FORESHOCK_TENSOR_DIMS;
@@ -168,7 +174,8 @@ void write_optimizer_numbers(const OptimizerState& state, const GradientSums* gr
   numbers[segment::kSeenWeightDecay] = state.weight_decay;
   if (moment != nullptr) {
     report_moment(*moment, numbers);
-    report_gradient({moment->gradient_squares, moment->counted, moment->nonfinite_gradient}, numbers);
+    const GradientSums sums = {moment->gradient_squares, moment->counted, moment->nonfinite_gradient};
+    report_gradient(sums, numbers);
   } else if (gradient != nullptr) {
     report_gradient(*gradient, numbers);
   }
@@ -182,23 +189,23 @@ void optimizer_numbers(const OptimizerState& state, double* numbers) {
   if (is_readable_on_host(state.second_moment) && is_same_shape(state.gradient, state.second_moment) &&
       adam_step_of(state, &step))
     add_adam_sums(gradient, view_of(state.second_moment), step, &sums);
-  // All counts are 0 if the sums with the second moment were not computed.
+  // The counts are all 0 if add_adam_sums() was not called or could not read the formats.
   if (sums.counted + sums.nonfinite_gradient + sums.unusable_state > 0)
     return write_optimizer_numbers(state, nullptr, &sums, numbers);
-  GradientSums of_gradient;
-  add_gradient_sums(gradient, &of_gradient);
-  write_optimizer_numbers(state, &of_gradient, nullptr, numbers);
+  GradientSums gradient_sums;
+  add_gradient_sums(gradient, &gradient_sums);
+  write_optimizer_numbers(state, &gradient_sums, nullptr, numbers);
 }
 
 namespace {
 
-constexpr uint64_t kRow = 512;  // values per row: the gather kernel copies rows, so values are cut into rows
+constexpr uint64_t kRow = 512;  // values; the kernel that copies values (kGather) copies rows of this length
 
 constexpr uint64_t round_up(uint64_t value) {
   return (value + WeightWork::kAlign - 1) / WeightWork::kAlign * WeightWork::kAlign;
 }
 
-uint64_t address(const void* at) { return reinterpret_cast<uint64_t>(at); }
+uint64_t address(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
 // Whether kernels can read the tensor: dense, on the device of `weight`, and aligned to its elements.
 bool is_readable_on_device(const foreshock_tensor& tensor, const foreshock_tensor& weight) {
@@ -210,8 +217,9 @@ bool is_readable_on_device(const foreshock_tensor& tensor, const foreshock_tenso
   return element_count(view) > 0 && address(tensor.data) % size_of(type) == 0 && is_jointly_dense(view, view);
 }
 
-// Returns the size of the memory for partial results: a sum is computed in chunks, each with its own result.
-// The two kernels that sum (values and gradient, or second moment) run one after the other and share it.
+// Returns the size of the scratch memory for partial sums: a tensor is summed in chunks, each with a result.
+// The two kernels that sum (values and gradient; second moment) run one after the other and use the same
+// memory.
 uint64_t scratch_bytes(const WeightWork& work) {
   const uint64_t of_values = work.is_counted ? sum_chunks(work.count) : 0;
   const uint64_t of_gradient = work.has_gradient ? sum_chunks(work.gradient.count) : 0;
@@ -219,10 +227,12 @@ uint64_t scratch_bytes(const WeightWork& work) {
   return std::max((of_values + of_gradient) * sizeof(GradientSums), of_moment * sizeof(AdamSums));
 }
 
-// Returns the address of this memory. `at`, also below: device address of WeightResults, which precedes it.
+// Returns the device address of the scratch memory. `at`, here and below: the device address of the work's
+// memory, which begins with WeightResults.
 uint64_t scratch_of(const WeightWork& work, uint64_t at) { return at + round_up(work.result_bytes()); }
 
-// Plans the sums over gradient and second moment, or over the gradient alone, or none.
+// Plans the sums over gradient and second moment if kernels can read both, else over the gradient if they can
+// read it. `values`: the weight tensor, whose device the kernels run on.
 void plan_optimizer(const foreshock_tensor& values, const OptimizerState& optimizer, WeightWork* work) {
   const foreshock_tensor &gradient = optimizer.gradient, &moment = optimizer.second_moment;
   if (!is_readable_on_device(gradient, values)) return;
@@ -277,7 +287,7 @@ GatherJob copy_of_values(const WeightWork& work, uint64_t at) {
   GatherJob job = look_at_clock(at + offsetof(WeightResults, first), at + offsetof(WeightResults, clock));
   job.to = at + WeightWork::kPayload;
   const uint64_t rows = work.count / kRow, rest = work.count % kRow, element = size_of(work.type);
-  const auto put = [&](uint64_t first, uint64_t count, uint64_t width) {
+  const auto copy_rows = [&](uint64_t first, uint64_t count, uint64_t width) {
     if (count * width == 0) return;
     GatherPiece& piece = job.piece[job.pieces++];
     piece = {};
@@ -290,8 +300,8 @@ GatherJob copy_of_values(const WeightWork& work, uint64_t at) {
     piece.width = static_cast<uint32_t>(width);
     piece.element = static_cast<uint32_t>(element);
   };
-  put(0, rows, kRow);
-  put(rows * kRow, 1, rest);
+  copy_rows(0, rows, kRow);
+  copy_rows(rows * kRow, 1, rest);
   return job;
 }
 
@@ -299,16 +309,16 @@ GradientSumsJob sums_of_values_and_gradient(const WeightWork& work, uint64_t at)
   GradientSumsJob job = {};
   job.partials = scratch_of(work, at);
   job.arrived = at + offsetof(WeightResults, arrived);
-  const auto put = [&job](GradientTensor tensor) {
+  const auto add_tensor = [&job](GradientTensor tensor) {
     tensor.first_chunk = job.chunks;
     job.chunks += sum_chunks(tensor.count);
     job.tensor[job.tensors++] = tensor;
   };
-  // The job writes its results one after the other: of the values if they are counted, then of the gradient.
+  // The job writes one GradientSums per tensor, in the order of its tensors: values (if counted), gradient.
   static_assert(offsetof(WeightResults, gradient) == offsetof(WeightResults, values) + sizeof(GradientSums));
   job.results = at + (work.is_counted ? offsetof(WeightResults, values) : offsetof(WeightResults, gradient));
-  if (work.is_counted) put({work.from, work.count, 0, static_cast<uint32_t>(work.type), 0});
-  if (work.has_gradient) put(work.gradient);
+  if (work.is_counted) add_tensor({work.from, work.count, 0, static_cast<uint32_t>(work.type), 0});
+  if (work.has_gradient) add_tensor(work.gradient);
   return job;
 }
 
@@ -323,29 +333,30 @@ AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at) {
   return job;
 }
 
-// The host memory of WeightStaging begins with 64-bit words: one for each allocation of the ring, into which
-// the stream stores the ticket of work whose results have arrived, and kReadyWord, set when set-up has ended.
+// The host memory of WeightStaging begins with 64-bit words: one for each place (allocation) of the ring,
+// into which the stream stores the ticket of work whose results have arrived; and word kReadyWord, into which
+// it stores marker() at the end of the set-up.
 constexpr uint32_t kReadyWord = StagingRing::kMostSlices;
 constexpr uint64_t kWordBytes = 4096;
 static_assert((kReadyWord + 1) * sizeof(uint64_t) <= kWordBytes);
 static_assert(StagingRing::kAlign == WeightWork::kAlign);
 
-constexpr DeviceKernel kUsed[] = {DeviceKernel::kGather,    DeviceKernel::kCountPatterns,
-                                  DeviceKernel::kCountBins, DeviceKernel::kGradientSums,
-                                  DeviceKernel::kAdamSums,  DeviceKernel::kChecksum};
+constexpr DeviceKernel kUsedKernels[] = {DeviceKernel::kGather,    DeviceKernel::kCountPatterns,
+                                         DeviceKernel::kCountBins, DeviceKernel::kGradientSums,
+                                         DeviceKernel::kAdamSums,  DeviceKernel::kChecksum};
 
 void WeightStaging::set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id) {
   driver_ = &driver;
   set_up_in(context_id, [&] { return try_set_up(code); });
 }
 
-// Loads the kernels. If blocks may have enough shared memory, allows it for the kernel that counts patterns;
-// otherwise this kernel counts without it, which is slower.
+// Loads the kernels. If blocks may have enough shared memory for the kernel that counts patterns, allows it
+// that much; otherwise the kernel counts without shared memory, which is slower.
 bool WeightStaging::load(std::span<const std::byte> code) {
   const DriverApi& driver = *driver_;
   cuda::Module module = nullptr;
   if (!ok(driver.module_load_data(&module, code.data()))) return false;
-  for (const DeviceKernel kernel : kUsed) {
+  for (const DeviceKernel kernel : kUsedKernels) {
     cuda::Function& function = function_[static_cast<int>(kernel)];
     if (!driver.find_kernel(module, name_of(kernel), &function)) return false;
   }
@@ -354,6 +365,7 @@ bool WeightStaging::load(std::span<const std::byte> code) {
                                       cuda::kMostDynamicShared, int{kPatternSharedBytes}));
 }
 
+// Returns -1, or the FORESHOCK_SKIP_ reason why weights on this device cannot be measured.
 int WeightStaging::try_set_up(std::span<const std::byte> code) {
   const DriverApi& driver = *driver_;
   const CaptureGuard relaxed(driver);
@@ -371,8 +383,8 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
   const uint64_t bytes =
       std::min<uint64_t>(free / kShareOfFree, kMostBytes) / StagingRing::kAlign * StagingRing::kAlign;
   if (bytes < kLeastBytes) return FORESHOCK_SKIP_DEVICE_MEMORY;
-  // Children do not inherit the pinned pages (MADV_DONTFORK): the first store after a fork would copy a page,
-  // and the device would write to the other copy.
+  // Children do not inherit the pinned pages (MADV_DONTFORK). If they did, the first store of this process
+  // after a fork would move it to a copy of the page, and the device would go on writing to the old page.
   if (!host_.reserve(kWordBytes + kMostBytes) || madvise(host_.data(), host_.bytes(), MADV_DONTFORK) != 0)
     return FORESHOCK_SKIP_DEVICE_MEMORY;
 
@@ -382,7 +394,7 @@ int WeightStaging::try_set_up(std::span<const std::byte> code) {
       !ok(driver.event_create(&event_, cuda::kEventDisableTiming)))
     return FORESHOCK_SKIP_DEVICE;
   // The host memory is pinned late, so that no pinned memory is lost if a call above fails. All of it is
-  // pinned, even if `bytes` is less, because a later context finds it registered and may use more of it.
+  // pinned, even if `bytes` is less: a later set-up in another context may use more, and pins nothing.
   const cuda::Result pinned = driver.mem_host_register(host_.data(), kWordBytes + kMostBytes,
                                                        cuda::kRegisterPortable | cuda::kRegisterDeviceMap);
   if ((!ok(pinned) && pinned != cuda::kAlreadyRegistered) ||
@@ -404,11 +416,11 @@ bool WeightStaging::is_ready() { return has_written_marker(*word(kReadyWord)); }
 // for the next work, and store the ticket into the host word.
 bool WeightStaging::copy(const WeightWork& work, const SentWork& sent) {
   const DriverApi& driver = *driver_;
-  const cuda::Address at = memory_ + sent.offset;
+  const cuda::Address on_device = memory_ + sent.offset;
   return ok(driver.stream_wait_event(stream_, event_, 0)) &&
-         ok(driver.memcpy_dtoh_async(host_.data() + kWordBytes + sent.offset, at, work.result_bytes(),
+         ok(driver.memcpy_dtoh_async(host_.data() + kWordBytes + sent.offset, on_device, work.result_bytes(),
                                      stream_)) &&
-         ok(driver.memset_d8_async(at, 0, work.bytes, stream_)) &&
+         ok(driver.memset_d8_async(on_device, 0, work.bytes, stream_)) &&
          ok(driver.stream_write_value_64(stream_, word_on_device(sent.place), sent.ticket, 0));
 }
 

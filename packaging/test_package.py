@@ -1,8 +1,8 @@
-"""./dev test-package: the newcomer's path with the packages of build/packages on Debian 11, 12 and testing.
+"""./dev test-package: installs the packages of build/packages, as a new user would, on Debian 11, 12 and testing.
 
 For each system, newcomer.py installs the packages and trains with them in a bare chroot, without root or a compiler.
-Making chroots needs root, missing downloads need a network, and the disk needs 25 GB. The packages must have adapters
-for the releases of SYSTEMS: `./dev package --torch 2.8.0,2.13.0,2.15.0`, or all.
+Making chroots needs root, missing downloads need a network, and the disk needs 25 GB. An adapter is a library for one
+release of torch. The packages must have those of SYSTEMS: `./dev package --torch 2.8.0,2.13.0,2.15.0`, or all.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ SYSTEMS = [
 
 
 def wheels_for(chroot: Chroot, release: str) -> Path:
-    """Downloads torch and its dependencies for the Python of the chroot, with the configuration of this machine's
-    pip."""
+    """Downloads torch and its dependencies for the Python of the chroot with this machine's pip. Returns the folder."""
     program = "import sys; print('%d.%d' % sys.version_info[:2])"
     python = chroot.check("python3", "-c", program).strip()
     folder = ROOT / "build" / "package-wheels" / f"{python}-{release}"
@@ -44,16 +43,17 @@ def wheels_for(chroot: Chroot, release: str) -> Path:
     print(f"package: downloading torch {release} for Python {python}", flush=True)
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder), f"torch=={release}"]
     command += ["--only-binary=:all:", "--python-version", python, "--implementation", "cp"]
-    if python == "3.9":  # needed there, but pip evaluates the conditions of requirements for its own Python
+    if python == "3.9":  # pip omits this requirement, since it evaluates the condition for its own, newer Python
         command.append("importlib-metadata")
     for policy in ("2014", *(f"_2_{minor}" for minor in range(17, 32))):
         command += ["--platform", f"manylinux{policy}_x86_64"]
     subprocess.run(command, check=True)
-    (folder / "ready").touch()
+    (folder / "ready").touch()  # last, so that an interrupted download is repeated
     return folder
 
 
 def try_system(system: System) -> None:
+    """Runs newcomer.py in a chroot of the system; raises ChrootError if it fails."""
     chroot = Chroot(system.suite, f"newcomer-{system.suite}", ["python3-venv", "python3-pip"])
     version = (chroot.path / "etc" / "debian_version").read_text().strip()
     print(f"{system.name} ({version})", flush=True)

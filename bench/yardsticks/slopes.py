@@ -1,5 +1,5 @@
-"""Statistics over the replicates (seeds) of bench/yardsticks.py: slopes of a weight deviation over the steps, ratios of
-such slopes, and the mean over the replicates with its 95 % interval."""
+"""Statistics of bench/yardsticks.py, which repeats trainings with several seeds (replicates): the slope of a weight
+deviation over the steps, the ratio of two such slopes, and the mean over the replicates with its 95 % interval."""
 
 from __future__ import annotations
 
@@ -40,15 +40,16 @@ def ratio(numerators: list[float], denominators: list[float]) -> Interval:
 
 
 def slope(steps: list[int], values: list[float]) -> float:
-    """The slope per step, by least squares."""
+    """The slope of `values` per step, by least squares."""
     return float(np.polyfit(steps, values, 1)[0])
 
 
-def verdict(found: Interval) -> str:
-    """The verdict on CLAIMED. `found`: slope of the deviation due to low precision, over that due to the kernel."""
+def verdict(measured: Interval) -> str:
+    """The verdict on CLAIMED. `measured`: the slope of the deviation that low precision causes, divided by the slope of
+    that which the kernel causes."""
     low, high = CLAIMED
-    if math.isnan(found.low):
+    if math.isnan(measured.low):
         return "undecided"
-    if low <= found.low and found.high <= high:
+    if low <= measured.low and measured.high <= high:
         return "confirmed"
-    return "denied" if found.high < low or found.low > high else "undecided"
+    return "denied" if measured.high < low or measured.low > high else "undecided"

@@ -19,8 +19,8 @@ function detectorTable() {
     known(d.last_warn_step) ? 'step ' + count(d.last_warn_step) : '–', element('span', { className: 'sure', textContent: d.sure })]));
 }
 
-// Opens sections of loss events. Their draw() (events.js) draws the curves of an open section, once. It is called here
-// because the event "toggle", which also calls it, would come too late for printing.
+// Opens sections of loss events. draw(), which eventSection() (events.js) adds to the element, draws the curves if the
+// section is open and they are not drawn yet. The handler of "toggle" also calls draw(), but too late for printing.
 function openAll(sections) {
   for (const details of sections) {
     details.open = true;
@@ -46,7 +46,7 @@ function start() {
   byId('notes').append(...report.notes.map((text) => element('li', { textContent: text })));
   byId('limits').append(...report.limits.map((text) => element('li', { textContent: text })));
   const sections = [...document.querySelectorAll('.event > details')];
-  sections.forEach((details) => details.draw());
+  sections.forEach((details) => details.draw()); // of the sections that are open from the start
   addEventListener('beforeprint', () => openAll(sections));
   const openLinkedEvent = () => {
     const target = /^#event-\d+$/.test(location.hash) ? document.querySelector(location.hash + ' > details') : null;

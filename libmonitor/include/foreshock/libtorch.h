@@ -1,7 +1,7 @@
 // foreshock/libtorch.h: reports layer names and gradients before clipping from a C++ trainer on LibTorch. All
-// calls are optional: without them the monitor counts steps itself and numbers layers in the order of their
-// attention calls. The calls have no effect unless libforeshock.so is preloaded or linked. C++17. Include
-// this header after torch's headers, which it does not include itself.
+// calls are optional: without them foreshock counts steps itself and numbers layers in the order of their
+// attention calls. The calls have no effect in a process without libforeshock.so. C++17. Include this header
+// after torch's headers, which it does not include itself.
 //
 //   foreshock::name_layers(*model);                   // once the model is built, and after it has changed
 //   loss.backward();
@@ -23,21 +23,21 @@ namespace foreshock {
 // Returns the label of a parameter's layer: the first number between dots in its name, with three digits
 // ("003" for "blocks.3.query.weight"). For a name without a number, returns the text before its last dot.
 inline std::string layer_label(const std::string& name) {
-  for (size_t at = 0; at < name.size(); at = name.find('.', at) + 1) {
+  for (size_t begin = 0; begin < name.size(); begin = name.find('.', begin) + 1) {
     char* end = nullptr;
-    const unsigned long number = std::strtoul(name.c_str() + at, &end, 10);
-    if (end != name.c_str() + at && (*end == '.' || *end == '\0')) {
+    const unsigned long number = std::strtoul(name.c_str() + begin, &end, 10);
+    if (end != name.c_str() + begin && (*end == '.' || *end == '\0')) {
       char label[24];
       std::snprintf(label, sizeof label, "%03lu", number);
       return label;
     }
-    if (name.find('.', at) == std::string::npos) break;
+    if (name.find('.', begin) == std::string::npos) break;
   }
   return name.substr(0, name.rfind('.'));
 }
 
-// Reports the names and layer labels of a torch::nn::Module's parameters. Returns how many names the monitor
-// keeps. Call it again after the tensors have been replaced, for example by a move to a device.
+// Reports the names and layer labels of a torch::nn::Module's parameters. Returns how many names foreshock
+// keeps. Call it again when the tensors have been replaced, for example by a move to a device.
 template <class Module>
 int name_layers(const Module& module) {
   const auto named = module.named_parameters();
@@ -58,8 +58,8 @@ int name_layers(const Module& module) {
   return foreshock_annotate_name_parameters(rows.data(), rows.size());
 }
 
-// Reports all gradients, if the step is sampled. Every gradient must be dense and contiguous, on the CPU and
-// in fp32 or fp64. Otherwise no gradient is reported, because the gradient norm would lack a part.
+// Reports all gradients, if foreshock samples this step. Every gradient must be dense, contiguous, on the CPU
+// and in fp32 or fp64. Otherwise no gradient is reported, because the gradient norm would lack a part.
 template <class Module>
 void observe_gradients(const Module& module) {
   if (!foreshock_annotate_step_is_sampled()) return;
