@@ -1,5 +1,4 @@
-// Reads facts about the machine and this process (cores, CPU time, names of users), and sets this process's
-// limit of open files and its priority.
+// Reads cores, CPU time and user names of this machine and process; sets priority and limit of open files.
 #ifndef FORESHOCK_AGENT_NODE_H_
 #define FORESHOCK_AGENT_NODE_H_
 
@@ -15,9 +14,9 @@ namespace foreshock {
 int cores_of_node();
 
 // Returns the smallest CPU quota, in cores, of this process's cgroups (v1 and v2) and their parents; infinity
-// if no cgroup has a quota. `cgroups`: path of the file that lists this process's cgroups, /proc/self/cgroup.
-// `root`: the folder that contains their folders, /sys/fs/cgroup; in a container with a cgroup namespace,
-// `root` itself is the folder of the container's cgroup.
+// without a quota. `cgroups`: the file that lists this process's cgroups (/proc/self/cgroup). `root`: the
+// folder above their folders (/sys/fs/cgroup). In a container, `root` itself is the folder of the only
+// cgroup.
 double cgroup_cores(const std::string& cgroups, const std::string& root);
 
 // Returns the inode number that identifies this process's pid namespace, or 0 if it cannot be read. The same
@@ -26,12 +25,11 @@ uint64_t pid_namespace();
 // Return the CPU time of this process (all threads) and of the calling thread, in seconds.
 double process_cpu_seconds();
 double thread_cpu_seconds();
-// Returns the name of a user in /etc/passwd as a valid value of a Prometheus label, or the number `user` as
-// text if /etc/passwd does not have it.
+// Returns a user's name in /etc/passwd as a valid Prometheus label value; without an entry, the user's
+// number.
 std::string user_name(uid_t user);
 
-// Raises this process's limit of open files to 16384, or to its hard limit if that is lower. The agent opens
-// two files per live rank and three per run.
+// Raises the limit of open files to at most 16384. The agent opens two files per live rank and three per run.
 void raise_descriptor_limit();
 // Gives the calling thread the lowest CPU priority. Threads that it starts later inherit the priority.
 void be_nice();

@@ -3,9 +3,9 @@
     python bench/gpu_training.py [--windows 100] [--steps 32] [--device cuda]
 
 Runs one training under `foreshock run` with default options. `foreshock pause` pauses the monitor in every other window
-of --steps steps. The device is idle when a window begins and ends. Each pair of windows gives time with / time without
-- 1. Prints the median over pairs with its 95 % bounds (goal: at most 1 %), the cost that the monitor reports, and the
-number of checked attention calls. `--device cpu` only tests that the bench runs.
+of --steps steps. The device is idle when a window begins and ends. Each pair of windows gives a slowdown: time with the
+monitor / time without - 1. Prints the median over the pairs with its 95 % bounds (goal: at most 1 %), the slowdown that
+the monitor reports, and the number of checked attention calls. `--device cpu` only tests that the bench runs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from adapter_overhead import median_bounds
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = pathlib.Path(os.environ.get("FORESHOCK_BUILD", ROOT / "build" / "release")).resolve()
-RUN_ID, WARM_UP = "gpu-training", 64  # WARM_UP: steps until the sampling interval is chosen and the device is set up
+RUN_ID = "gpu-training"
+WARM_UP = 64  # steps until the monitor has chosen the sampling interval and set up the device
 
 
 def train(device: str, windows: int, steps: int) -> None:
-    """The training, in a process of its own (--train). Prints the ratios, since only this process times its windows."""
+    """The training, in a process of its own (--train). Measures the windows and prints the slowdown."""
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     import torch
     from tiny_gpt import Batches, TinyGpt, loss_of
@@ -39,9 +40,9 @@ def train(device: str, windows: int, steps: int) -> None:
     batches = Batches(batch=8 if on_device else 2, length=1024 if on_device else 32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    def window(count: int) -> float:
+    def seconds_of(count: int) -> float:
         begin = time.perf_counter()
-        for _ in range(count):
+        for _ in range(count):  # steps
             loss_of(model, batches().to(device)).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -49,19 +50,17 @@ def train(device: str, windows: int, steps: int) -> None:
             torch.cuda.synchronize()
         return time.perf_counter() - begin
 
-    window(WARM_UP)
-    ratios = []
+    seconds_of(WARM_UP)
+    costs = []
     for _ in range(windows // 2):
         times = {}
         for word in ("pause", "resume"):
             subprocess.run([BUILD / "bin" / "foreshock", word, "--run-id", RUN_ID], check=True, capture_output=True)
-            window(1)  # pause and resume take effect at the next step
-            times[word] = window(steps)
-        ratios.append(times["resume"] / times["pause"] - 1)
-    median, low, high = median_bounds(ratios)
-    print(
-        f"with / without: {median:+.3%} [{low:+.3%}, {high:+.3%}] of {len(ratios)} pairs of {steps} steps", flush=True
-    )
+            seconds_of(1)  # pause and resume take effect at the next step
+            times[word] = seconds_of(steps)
+        costs.append(times["resume"] / times["pause"] - 1)
+    median, low, high = median_bounds(costs)
+    print(f"with / without: {median:+.3%} [{low:+.3%}, {high:+.3%}] of {len(costs)} pairs of {steps} steps", flush=True)
 
 
 def missing_device() -> str:

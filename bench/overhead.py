@@ -1,4 +1,4 @@
-"""Measures how much foreshock ("the monitor") slows a training down.
+"""What the monitor costs a training.
 
     python bench/overhead.py [--short] [--sets 4] [--rounds 40] [--wall] [--only parts|processes]
 
@@ -128,8 +128,7 @@ def switched(kind: str, sets: int, rounds: Rounds, steps: int, warm_up: int, clo
 def measure_parts(
     per_step: tuple[float, float, float], sets: int, rounds: Rounds, default_steps: int, **how: Any
 ) -> None:
-    """Prints the cost of the parts and their sum. `per_step`: the result of measure_step(). `how`: the arguments of
-    switched() that are not listed here."""
+    """Prints the parts and their sum. `per_step`: result of measure_step(). `how`: further arguments of switched()."""
     often = {kind: switched(kind, sets, rounds, **how) for kind in OFTEN}
     slices, weights = often["slices"], often["weights"]
     per_slice, per_snapshot = slices.seconds_of_one(slices.slices), weights.seconds_of_one(weights.snapshots)
@@ -158,8 +157,7 @@ def measure_parts(
 
 
 def measure_step(sets: int, rounds: Rounds, steps: int, cores: list[int]) -> tuple[float, float, float]:
-    """The CPU seconds that the monitor adds to a step without a sample: median, low and high end of its 95 % interval.
-    Prints them too."""
+    """The CPU seconds that the monitor adds to a step without a sample: middle, low, high. Prints them too."""
     added, plain = [], []  # microseconds per step
     for number in range(sets):
         with one_of_each("step", ("plain", "unsampled"), cores) as trainers:

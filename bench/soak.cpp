@@ -6,7 +6,7 @@
 //   bench_soak restarts COUNT PARTS     COUNT processes of five steps each, one after the other
 //
 // After each part it prints "PID DONE" (its pid; steps or restarts so far) and waits for a line of input.
-// Each of the restarted processes is this program with the word "short".
+// Each process of `restarts` is this program with the argument "short".
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -32,6 +32,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kLayers = 4, kLength = 8, kDim = 8, kWeights = 6;
 constexpr long kNames = 100000;  // at most this many different names of layers and of scalars
 
+// Returns a struct of the C interface with its size and version; all other members are zero.
 template <class Struct>
 Struct sized() {
   Struct record = {};
@@ -40,10 +41,11 @@ Struct sized() {
   return record;
 }
 
-// Makes training steps. In `steps` steps it uses at most about kNames different names of layers and scalars.
+// Makes training steps, with new names of layers and scalars from time to time: in `steps` steps, which is
+// the planned number, with about kNames different ones at most.
 class Trainer {
  public:
-  explicit Trainer(long steps) : steps_of_a_name_(std::max(steps / kNames, 1L)) {
+  explicit Trainer(long steps) : steps_per_name_(std::max(steps / kNames, 1L)) {
     forward_ = foreshock_register_op("soak_forward", FORESHOCK_FORWARD);
     for (int n = 0; n < kWeights; ++n) weights_[n].fill(0.5F);
   }
@@ -52,12 +54,11 @@ class Trainer {
     ++step_;
     for (int layer = 0; layer < kLayers; ++layer) attend(layer);
     observe_weights();
-    const long name = step_ / steps_of_a_name_;
-    const std::string scalar_name = "made_up_" + std::to_string(name);
+    const std::string scalar_name = "made_up_" + std::to_string(step_ / steps_per_name_);
     auto scalar = sized<foreshock_scalar>();
     scalar.name = scalar_name.c_str();
     scalar.value = static_cast<double>(step_);
-    scalar.step = -1;
+    scalar.step = -1;  // the training gives no step number
     foreshock_observe_scalars(&scalar, 1);
     auto record = sized<foreshock_step>();
     record.step = step_;
@@ -88,13 +89,13 @@ class Trainer {
 
   // Computes one causal attention call in fp32, and passes it to the monitor if it is sampled.
   void attend(int layer) {
-    const int wanted = foreshock_attention_enter(forward_, FORESHOCK_NEEDS_GRADIENT);
+    const int is_sampled = foreshock_attention_enter(forward_, FORESHOCK_NEEDS_GRADIENT);
     for (auto* tensor : {&query_, &key_, &value_})
       for (float& x : *tensor) x = static_cast<float>(random());
     for (int i = 0; i < kLength; ++i) attend_row(i);
-    if (wanted == 0) return;
+    if (is_sampled == 0) return;
     auto call = sized<foreshock_attention_call>();
-    const std::string name = "new." + std::to_string(step_ / steps_of_a_name_) + "." + std::to_string(layer);
+    const std::string name = "new." + std::to_string(step_ / steps_per_name_) + "." + std::to_string(layer);
     call.op = forward_;
     call.causal = FORESHOCK_CAUSAL_TOP_LEFT;
     call.scale = 1 / std::sqrt(static_cast<double>(kDim));
@@ -108,7 +109,7 @@ class Trainer {
     foreshock_attention_leave(&call);
   }
 
-  void attend_row(int i) {
+  void attend_row(int i) {  // computes output and log-sum-exp of query `i` in fp64
     double sum = 0, sums[kDim] = {};
     for (int j = 0; j <= i; ++j) {
       double score = 0;
@@ -139,7 +140,7 @@ class Trainer {
       tensor.dims = 1;
       for (int d = 0; d < FORESHOCK_TENSOR_DIMS; ++d) tensor.shape[d] = tensor.stride[d] = 1;
       tensor.shape[0] = static_cast<int64_t>(weights_[due[n]].size());
-      states[n].optimizer_step = -1;
+      states[n].optimizer_step = -1;  // unknown
     }
     foreshock_observe_weights(states, count, FORESHOCK_AFTER_STEP);
   }
@@ -158,18 +159,17 @@ class Trainer {
     are_named_ = foreshock_name_weights(named, kWeights) > 0;
   }
 
-  int32_t forward_ = -1;
-  const long steps_of_a_name_;
+  int32_t forward_ = -1;  // number of the registered operation
+  const long steps_per_name_;
   long step_ = 0;
-  uint64_t state_ = 1;
+  uint64_t state_ = 1;  // of random()
   bool are_named_ = false;
   std::array<float, kLength * kDim> query_, key_, value_, out_;
   std::array<float, kLength> log_sum_exp_;
   std::array<std::array<float, 4096>, kWeights> weights_;
 };
 
-// Reports the end of a part and waits for a line of input. Returns false at the end of the input, which means
-// that the bench has ended.
+// Reports the end of a part and waits for a line of input. Returns false if bench/soak.py has ended.
 bool end_part(long done) {
   std::printf("%d %ld\n", getpid(), done);
   std::fflush(stdout);
@@ -177,7 +177,7 @@ bool end_part(long done) {
   return std::fgets(line, sizeof line, stdin) != nullptr;
 }
 
-// `rate`: steps per second. Returns the exit status.
+// Does the work of "steps". `rate`: steps per second. Returns the exit status: 1 if bench/soak.py has ended.
 int drive(long count, long parts, double rate) {
   Trainer trainer(count);
   for (long part = 1; part <= parts; ++part) {
@@ -195,6 +195,7 @@ int drive(long count, long parts, double rate) {
   return 0;
 }
 
+// Does the work of "restarts". `self`: path of this program. Returns the exit status.
 int restart(const char* self, long count, long parts) {
   for (long part = 1; part <= parts; ++part) {
     const long first = count * (part - 1) / parts, last = count * part / parts;
@@ -220,10 +221,10 @@ int train_shortly() {
 }  // namespace
 
 int main(int words, char** word) {
-  const std::string what = words > 1 ? word[1] : "";
-  if (what == "short") return train_shortly();
-  if (what == "steps" && words == 5) return drive(std::atol(word[2]), std::atol(word[3]), std::atof(word[4]));
-  if (what == "restarts" && words == 4) return restart(word[0], std::atol(word[2]), std::atol(word[3]));
+  const std::string mode = words > 1 ? word[1] : "";
+  if (mode == "short") return train_shortly();
+  if (mode == "steps" && words == 5) return drive(std::atol(word[2]), std::atol(word[3]), std::atof(word[4]));
+  if (mode == "restarts" && words == 4) return restart(word[0], std::atol(word[2]), std::atol(word[3]));
   std::fputs("bench_soak steps COUNT PARTS RATE | restarts COUNT PARTS; started by bench/soak.py\n", stderr);
   return 2;
 }

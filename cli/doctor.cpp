@@ -46,9 +46,8 @@ constexpr Coverage kCoverage[] = {
     {"", "weights in flat parameters (FSDP1); full shards (FSDP2, ZeRO-3) have no replica to compare"},
 };
 
-// `bytes`: the free space of a file system; UINT64_MAX: it has no limit.
 std::string size_text(uint64_t bytes) {
-  if (bytes == UINT64_MAX) return "no limit";
+  if (bytes == UINT64_MAX) return "no limit";  // the tmpfs was mounted without a size
   char text[32];
   std::snprintf(text, sizeof text, "%.1f GiB free", static_cast<double>(bytes) / (1ull << 30));
   return text;
@@ -64,7 +63,6 @@ Check check_base(const BaseDirectory& base) {
   return {true, "shared memory", base.path + ", " + size_text(free_bytes(base.path))};
 }
 
-// Starts /bin/true in the environment that `foreshock run` would give the training.
 Check check_preload(const Installation& installation, const Arguments& arguments, const std::string& base) {
   const std::vector<std::string> environment =
       command_environment(installation, arguments, {base, "doctor", ""});
@@ -77,9 +75,7 @@ FoundPython choose_python(const Arguments& arguments) {
   const bool named = arguments.has_flag(OptionId::kPython);
   if (!named && !arguments.command().empty()) return find_python(arguments.command());
   const char* path = std::getenv("PATH");
-  return {look_up(arguments.text(OptionId::kPython), path != nullptr ? path : "/usr/bin:/bin"),
-          /*certain=*/named,
-          /*options=*/{}};
+  return {look_up(arguments.text(OptionId::kPython), path != nullptr ? path : "/usr/bin:/bin"), named, {}};
 }
 
 Check check_python(const FoundPython& python, const Arguments& arguments) {
@@ -193,7 +189,6 @@ int doctor(const Arguments& arguments) {
   const Installation installation = find_installation();
   const BaseDirectory base = choose_base_directory();
   std::vector<Check> checks = {check_installation(installation), check_base(base), check_reference()};
-  // Without a complete installation (checks[0]) the other parts cannot be checked.
   if (checks[0].ok) checks.push_back(check_device_code(installation));
   if (checks[0].ok) checks.push_back(check_preload(installation, arguments, base.path));
   const FoundLibtorch libtorch = find_libtorch(arguments.command());

@@ -1,5 +1,4 @@
-// Writes files atomically: a single file (WholeFile) or several together (NewFiles). Locks files. Raises the
-// limit on open files.
+// Writes files atomically: a single file, or several together. Locks files. Raises the limit on open files.
 #ifndef FORESHOCK_CLI_FILES_H_
 #define FORESHOCK_CLI_FILES_H_
 
@@ -38,8 +37,7 @@ class UnfinishedFile {
   int descriptor_;
 };
 
-// Returns "", or one line with the reason why no WholeFile can be written at `path`. For commands, so that
-// they fail before their work and not after it.
+// Returns "" or why no WholeFile can be written at `path`. For commands, so that they fail before their work.
 std::string why_no_file(const std::string& path);
 
 // A file that is replaced atomically: write() appends to a temporary file, which finish() renames. If the
@@ -64,11 +62,10 @@ class WholeFile {
   const std::string& problem() const { return problem_; }
 
  private:
-  // Return a descriptor for writing, or -1 with problem_ or errno set. open_stream() opens what is written
-  // directly; open_file() creates the temporary file.
+  // Return a descriptor of what is written directly, or of the temporary file; -1: errno or problem_ is set.
   int open_stream();
   int open_file();
-  void fail(const std::string& reason);  // sets problem_, unless an earlier error has set it
+  void fail(const std::string& why);  // sets problem_, unless an earlier error has set it
 
   const std::string path_;
   std::string target_;                        // path_ with symbolic links resolved

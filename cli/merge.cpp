@@ -1,4 +1,6 @@
-// foreshock merge combines the records of the nodes of a run. Below it: classes that combine weight tensors.
+// foreshock merge combines the records (JSON lines) of the nodes of a run in the order of steps. TensorShares
+// checks that all parts of each weight tensor are there; TensorMerger combines the lines of the parts. When
+// the run goes back to an earlier step, a new generation begins. A line's subject is its tensor or its rank.
 #include "cli/merge.h"
 
 #include <algorithm>
@@ -18,13 +20,13 @@
 namespace foreshock::cli {
 namespace {
 
-constexpr WordOption kWords[] = {
+constexpr WordOption kOptions[] = {
     {"-o", "OUT.jsonl", "write the record there [standard output]"},
 };
 
 constexpr WordsHelp kHelp = {
     "merge A.jsonl B.jsonl ... [-o OUT.jsonl]",
-    "combine the records of several nodes of a run, in the order of steps", kWords,
+    "combine the records of several nodes of a run, in the order of steps", kOptions,
     "Example: foreshock merge node0.jsonl node1.jsonl -o job.jsonl\n\n"
     "Weights that are sharded over nodes are combined exactly; their Wasserstein distances are those of the "
     "whole tensors, with \"scope\": \"job\". This needs histograms in the records: foreshock run --record "
@@ -34,15 +36,16 @@ constexpr const char* kHasChanged = " has changed while it was read: merge again
 
 struct Request {
   std::vector<std::string> paths;
-  std::string out;
+  std::string out;  // "": standard output
 };
 
+// Returns "" or what is wrong with the command line.
 std::string parse(const Words& words, Request* request) {
   request->paths = words.files();
   request->out = words.value("-o");
   if (request->paths.size() < 2)
     return "name the records of two nodes at least: foreshock merge A.jsonl B.jsonl";
-  std::error_code ignored;
+  std::error_code ignored;  // equivalent() is false for a file that does not exist, as `out` usually does not
   for (const std::string& path : request->paths)
     if (!request->out.empty() && std::filesystem::equivalent(path, request->out, ignored))
       return "-o " + request->out + " is one of the records: name another file";
@@ -68,7 +71,7 @@ class Output {
   uint64_t lines_ = 0;
 };
 
-// One run of the command: read() indexes all records, write() writes their lines in the order of steps.
+// One call of the command: read() indexes all records, then write() writes their lines in the order of steps.
 class Merge {
  public:
   // read() and write() return "" or one line that says what is wrong.
@@ -77,7 +80,7 @@ class Merge {
   void print_totals(const Output& output) const;
 
  private:
-  // Lines of one kind and step: those of all nodes on one tensor or model, else those of one rank.
+  // Lines of one generation, step, kind and subject: of all nodes on one tensor or model, else of one rank.
   using Lines = std::vector<IndexedLine>;
   std::string write_tensor(Lines::const_iterator begin, Lines::const_iterator end, Output* output);
   void write_model(Lines::const_iterator begin, Lines::const_iterator end, Output* output);
@@ -88,7 +91,7 @@ class Merge {
   TensorMerger merger_;
   bool has_histograms_ = false;
   uint64_t lines_read_ = 0;  // lines of the records that write() has processed
-  // Snapshots of tensors: written, not written, and those with replicas that differ between nodes.
+  // Snapshots of tensors: written, not written, and written ones with replicas that differ between nodes.
   uint64_t tensors_ = 0, left_out_ = 0, mismatches_ = 0;
 };
 
@@ -113,7 +116,7 @@ std::string Merge::write_tensor(Lines::const_iterator begin, Lines::const_iterat
     const std::optional<RecordLine> line = parse_record_line(index_.text(*at), &why);
     const auto* tensor = line ? std::get_if<TensorLine>(&*line) : nullptr;
     if (tensor == nullptr) return index_.path(at->record) + kHasChanged;
-    // Leaves out lines with parts that read() has not accepted. Lines without `elements` only report ranks.
+    // Leaves out lines with parts that read() has not checked. Lines without `elements` only report ranks.
     if (!tensor->elements || shares_.has_checked_parts(*tensor, *at))
       nodes.push_back({*tensor, index_.path(at->record)});
   }
@@ -141,8 +144,8 @@ std::string Merge::write_others(Lines::const_iterator begin, Lines::const_iterat
   return "";
 }
 
-// With histograms, TensorMerger makes the model lines and nothing is written here. Without histograms, a
-// model line is written only if all nodes have the same one: then each node holds the whole model.
+// Writes the model line (weights of the whole model) if all nodes have the same one: then each node holds the
+// whole model. If the records have histograms, writes nothing: TensorMerger makes the model lines.
 void Merge::write_model(Lines::const_iterator begin, Lines::const_iterator end, Output* output) {
   if (has_histograms_ || static_cast<size_t>(end - begin) != index_.records()) return;
   std::optional<ModelLine> common;
@@ -190,7 +193,7 @@ std::string Merge::write(Output* output) {
 }
 
 void Merge::print_totals(const Output& output) const {
-  // If each rank was started alone, the recorded world size is 1 or unknown and is not printed.
+  // If each rank was started as a training of its own, the recorded world size is 1 or unknown: not printed.
   const auto world_size = static_cast<uint64_t>(index_.world_size());
   std::string text = std::to_string(index_.records()) + " records of run " + index_.run() + ", " +
                      std::to_string(index_.ranks()) +
@@ -209,7 +212,7 @@ void Merge::print_totals(const Output& output) const {
 }
 
 constexpr const char* kJob = "job";
-constexpr size_t kDims = 4;  // numbers per part in part_offsets, and in part_shapes
+constexpr size_t kDims = 4;  // dimensions of a part: numbers for one part in part_offsets and in part_shapes
 
 // Sets the members of `snapshot` that all parts of the tensor have in common, from the line of one part.
 void set_common(const TensorLine& line, TensorSnapshot* snapshot) {
@@ -227,7 +230,7 @@ void set_common(const TensorLine& line, TensorSnapshot* snapshot) {
   snapshot->shape = line.shape;
 }
 
-// Adds a part, except its histogram, to the snapshot of the whole tensor.
+// Adds the line of one node's part, except its histogram, to the snapshot of the whole tensor.
 void add_sums(const TensorLine& line, TensorSnapshot* snapshot) {
   const auto elements = static_cast<double>(line.elements.value_or(0));
   snapshot->time = std::min(snapshot->time, line.time.value_or(snapshot->time));
@@ -244,8 +247,8 @@ void add_sums(const TensorLine& line, TensorSnapshot* snapshot) {
         std::max(snapshot->update_max_magnitude.value_or(0), *line.update_max_abs);
   }
   const size_t numbers = std::min(line.part_offsets.size(), line.part_shapes.size());
-  for (size_t at = 0; at + kDims <= numbers; at += kDims) {
-    const int64_t *offset = &line.part_offsets[at], *shape = &line.part_shapes[at];
+  for (size_t n = 0; n + kDims <= numbers; n += kDims) {
+    const int64_t *offset = &line.part_offsets[n], *shape = &line.part_shapes[n];
     snapshot->parts.push_back(TensorPart{{offset, offset + kDims}, {shape, shape + kDims}});
   }
 }
@@ -253,7 +256,7 @@ void add_sums(const TensorLine& line, TensorSnapshot* snapshot) {
 bool is_whole(const TensorLine& line) { return line.elements && line.elements == line.whole_elements; }
 
 // Sets the number of ranks of the merged line to the sum over all nodes, replicas included. Joins the nodes'
-// lists of odd ranks, whose values differ from those of their replicas.
+// lists of odd ranks: ranks whose values differ from those of the other replicas.
 void add_ranks(const std::vector<TensorMerger::NodeLine>& nodes, TensorLine* merged) {
   std::vector<int64_t> odd;
   uint64_t ranks = 0;
@@ -265,7 +268,7 @@ void add_ranks(const std::vector<TensorMerger::NodeLine>& nodes, TensorLine* mer
   merged->ranks = ranks;
 }
 
-// Whether all numbers are valid offsets or sizes, and so small that their sums do not overflow.
+// Whether all numbers are valid as offsets or sizes. The upper limit keeps the sum of two from overflowing.
 bool are_extents(const std::vector<int64_t>& numbers) {
   return std::all_of(numbers.begin(), numbers.end(),
                      [](int64_t number) { return number >= 0 && number <= int64_t{1} << 48; });
@@ -280,7 +283,7 @@ bool are_disjoint(int64_t begin, int64_t size, int64_t other_begin, int64_t othe
 
 int merge(const std::vector<std::string>& words) {
   Words read_words;
-  if (const std::string problem = read_words.parse(words, "merge", kWords); !problem.empty())
+  if (const std::string problem = read_words.parse(words, "merge", kOptions); !problem.empty())
     return wrong_use(problem);
   if (read_words.wants_help()) return print_help(kHelp), 0;
   Request request;
@@ -294,7 +297,7 @@ int merge(const std::vector<std::string>& words) {
   return 0;
 }
 
-// Returns one line for each distinct part; other lines are replicas. Sets event_ if replicas differ.
+// Returns the first line of each distinct part; the others are replicas. Sets event_ if replicas differ.
 std::vector<const TensorMerger::NodeLine*> TensorMerger::distinct_parts(const std::vector<NodeLine>& nodes) {
   std::vector<const NodeLine*> result;
   for (const NodeLine& node : nodes) {
@@ -323,7 +326,7 @@ std::vector<const TensorMerger::NodeLine*> TensorMerger::distinct_parts(const st
   return result;
 }
 
-// Combines the parts of a tensor. Returns "" or the reason why they cannot be combined.
+// Combines the parts of a tensor into `snapshot`. Returns "" or the reason why they cannot be combined.
 std::string TensorMerger::combine(const std::vector<const NodeLine*>& parts, TensorSnapshot* snapshot) const {
   set_common(parts[0]->line, snapshot);
   for (const NodeLine* part : parts) {
@@ -345,8 +348,8 @@ std::string TensorMerger::combine(const std::vector<const NodeLine*>& parts, Ten
 }
 
 // Sets the distances from the previous and the first snapshot of the tensor, and the lines in models_.
-// `initial_step`: the step of the first snapshot according to the agents. If series_ has kept the snapshot of
-// another step as the first, it is dropped, and the distance from the first snapshot stays unknown.
+// `initial_step`: the step of the first snapshot according to the agents. If series_ has kept a snapshot of
+// another step as the first, drops it, and the distance from the first snapshot stays unknown.
 void TensorMerger::follow(std::optional<int64_t> initial_step, TensorSnapshot* snapshot) {
   if (generation_begins_) {
     // A generation that starts with the run has its first snapshot within the first interval of steps.
@@ -368,9 +371,9 @@ std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
   models_.clear();
   event_.reset();
   std::vector<const NodeLine*> parts = distinct_parts(nodes);
-  // A node that holds the whole tensor makes the parts of other nodes superfluous.
+  // If one node holds the whole tensor, its line alone is used.
   const auto whole =
-      std::find_if(parts.begin(), parts.end(), [](const auto* each) { return is_whole(each->line); });
+      std::find_if(parts.begin(), parts.end(), [](const auto* part) { return is_whole(part->line); });
   const bool has_whole = whole != parts.end();
   if (has_whole) parts = {*whole};
   uint64_t elements = 0;
@@ -387,8 +390,8 @@ std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
     TensorSnapshot snapshot;
     if (const std::string problem = combine(parts, &snapshot); !problem.empty()) return problem;
     tensor_ = parts[0]->line;
-    const std::string dtype = tensor_->dtype;
-    follow(parts[0]->line.initial_step, &snapshot);
+    const std::string dtype = tensor_->dtype;        // which the snapshot does not have
+    follow(parts[0]->line.initial_step, &snapshot);  // also needed for models_ and later snapshots
     if (!is_whole(*tensor_)) tensor_ = tensor_line(tensor_->run, snapshot, false);
     tensor_->dtype = dtype;
   }
@@ -408,8 +411,8 @@ void TensorShares::add(const TensorLine& line, const IndexedLine& at) {
   tensor.name = line.tensor;
   tensor.whole = *line.whole_elements;
   tensor.of_record[at.record] = share_of(line);
-  if (tensor.of_record.size() == 1 && *line.elements < *line.whole_elements && line.histogram.empty())
-    tensor.has_histograms = false;
+  const bool is_part = *line.elements < *line.whole_elements;
+  if (tensor.of_record.size() == 1 && is_part && line.histogram.empty()) tensor.has_histograms = false;
   if (!line.histogram.empty()) tensor.has_histograms = true;
 }
 
@@ -418,10 +421,10 @@ void TensorShares::add(const TensorLine& line, const IndexedLine& at) {
 bool TensorShares::overlap(const Share& a, const Share& b) {
   for (size_t i = 0; i + kDims <= a.offsets.size(); i += kDims)
     for (size_t j = 0; j + kDims <= b.offsets.size(); j += kDims) {
-      bool is_apart = false;
+      bool are_apart = false;
       for (size_t d = 0; d < kDims; ++d)
-        is_apart |= are_disjoint(a.offsets[i + d], a.shapes[i + d], b.offsets[j + d], b.shapes[j + d]);
-      if (!is_apart) return true;
+        are_apart |= are_disjoint(a.offsets[i + d], a.shapes[i + d], b.offsets[j + d], b.shapes[j + d]);
+      if (!are_apart) return true;
     }
   return false;
 }
@@ -440,7 +443,7 @@ std::string TensorShares::check_tensor(const RecordIndex& index, Tensor* tensor)
         !are_extents(share.offsets) || !are_extents(share.shapes))
       return index.path(record) + ": the parts of " + tensor->name + " cannot be read";
     const bool is_new = std::none_of(distinct.begin(), distinct.end(),
-                                     [&share = share](const auto& each) { return *each.second == share; });
+                                     [&share = share](const auto& entry) { return *entry.second == share; });
     if (!is_new) continue;
     for (const auto& [other, theirs] : distinct)
       if (overlap(*theirs, share))

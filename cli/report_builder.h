@@ -94,9 +94,8 @@ class EventCollector {
   uint64_t taken_ = 0, loss_events_ = 0, warnings_ = 0, left_out_ = 0;
 };
 
-// Builds the data of a report from the lines of the records alone. Runs the detectors over the lines again;
-// their results are in the report, but their events only if the agents wrote no events into the records. Its
-// memory is bounded. Thread-compatible.
+// Builds the data of a report from the lines of the records alone. Runs the detectors over the lines again,
+// but uses their events only if the agents have written no events. Bounded memory. Thread-compatible.
 class ReportBuilder {
  public:
   ReportBuilder();

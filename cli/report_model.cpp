@@ -12,27 +12,26 @@
 namespace foreshock::cli {
 namespace {
 
-constexpr History::Column kCurves[] = {  // "keys": dK and dV
-    {"forward", History::Keep::kMax},
-    {"backward", History::Keep::kMax},
-    {"keys", History::Keep::kMax}};
+enum Curve { kForward, kBackward, kKeys };  // indexes in kCurves; kKeys: dK and dV
+constexpr History::Column kCurves[] = {
+    {"forward", History::Keep::kMax}, {"backward", History::Keep::kMax}, {"keys", History::Keep::kMax}};
 constexpr History::Column kLayerCurve[] = {{"error", History::Keep::kMax}};
-constexpr uint64_t kLastSlices = 64;  // number of last slices that the agent's alarm uses
+constexpr uint64_t kLastSlices = 64;  // slices of a layer and tensor that the agent's alarm looks back on
 
-bool is_of_keys(const std::string& tensor) { return tensor == "grad_key" || tensor == "grad_value"; }
+bool is_key_gradient(const std::string& tensor) { return tensor == "grad_key" || tensor == "grad_value"; }
 
 // Returns the error of a slice divided by its alarm limit; nullopt: unknown. The error is the larger of the
-// ratios to unfused and to fused attention; for dK and dV that to fused attention, as in the agent's alarm.
+// ratios to unfused and to fused attention; for dK and dV only the latter, as in the agent's alarm.
 std::optional<double> over_limit(const SampleLine& line, const std::string& tensor) {
   // In a line on dK or dV, `keys` is the number of query rows, with which the limit grows.
   const double limit =
-      is_of_keys(tensor)
+      is_key_gradient(tensor)
           ? ratio_limit_of_keys(static_cast<uint64_t>(std::max<int64_t>(line.keys.value_or(0), 0)))
       : line.pass == "backward" ? kDeviationRatioBackward
                                 : kDeviationRatioForward;
   std::optional<double> largest;
   for (const std::optional<double>& ratio :
-       {is_of_keys(tensor) ? std::nullopt : line.deviation_ratio, line.fused_ratio})
+       {is_key_gradient(tensor) ? std::nullopt : line.deviation_ratio, line.fused_ratio})
     if (ratio && std::isfinite(*ratio)) largest = std::max(largest.value_or(0), *ratio / limit);
   return largest;
 }
@@ -48,11 +47,13 @@ void AttentionErrors::take(const SampleLine& line) {
                                                        : "out";
   const std::optional<double> error = over_limit(line, tensor);
   if (!error) return;
-  curve_.add(*line.step, is_of_keys(tensor) ? 2 : line.pass == "backward" ? 1 : 0, *error);
+  const Curve pass = line.pass == "backward" ? kBackward : kForward;
+  curve_.add(*line.step, is_key_gradient(tensor) ? kKeys : pass, *error);
   auto layer = layers_.find(line.layer);
   if (layer == layers_.end() && layers_.size() < kMostLayers)
     layer = layers_.try_emplace(line.layer, kLayerCurve, kLayerPoints).first;
   if (layer != layers_.end()) layer->second.add(*line.step, 0, *error);
+  // A layer has at most 4 series: out, grad_query, grad_key and grad_value.
   if (const std::pair key(line.layer, tensor); series_.contains(key) || series_.size() < 4 * kMostLayers) {
     Series& series = series_[key];
     AttentionFault& fault = series.so_far;
@@ -67,7 +68,7 @@ void AttentionErrors::take(const SampleLine& line) {
       ++fault.beyond;
       // The agent's rule for an alarm: `several` of the last kLastSlices slices are beyond the limit.
       series.last_beyond.push_back(fault.slices);
-      const size_t several = static_cast<size_t>(is_of_keys(tensor) ? kSlicesBeyondKeys : kSlicesBeyond);
+      const size_t several = static_cast<size_t>(is_key_gradient(tensor) ? kSlicesBeyondKeys : kSlicesBeyond);
       if (series.last_beyond.size() > several) series.last_beyond.pop_front();
       series.is_fault = series.is_fault || (series.last_beyond.size() == several &&
                                             fault.slices - series.last_beyond.front() < kLastSlices);
@@ -125,18 +126,18 @@ void Signals::take(const std::string& layer, const std::vector<WatchReading>& re
   }
 }
 
-// Returns the points of the layer's series (of its tensors) with the highest score from `first` to the onset.
+// Returns the points of the layer's series (of one tensor) with the highest score from `first` to `onset`.
 std::vector<SignalPoint> Signals::around(DetectorId detector, const std::string& layer, int64_t first,
                                          int64_t onset, int64_t last) const {
   const Series* selected = nullptr;
-  double highest = -1;
-  for (auto each = series_.lower_bound({static_cast<int>(detector), ""}); each != series_.end(); ++each) {
-    if (each->first.first != static_cast<int>(detector)) break;
-    if (each->second.layer != layer) continue;
-    for (const SignalPoint& point : each->second.points) {
+  double highest = -1;  // below every score
+  for (auto at = series_.lower_bound({static_cast<int>(detector), ""}); at != series_.end(); ++at) {
+    if (at->first.first != static_cast<int>(detector)) break;
+    if (at->second.layer != layer) continue;
+    for (const SignalPoint& point : at->second.points) {
       if (point.step < first || point.step > onset || !(point.score > highest)) continue;
       highest = point.score;
-      selected = &each->second;
+      selected = &at->second;
     }
   }
   std::vector<SignalPoint> points;
@@ -169,6 +170,7 @@ bool Trail::goes_back(const StepLine& line) const {
 void Trail::add(const StepLine& line) {
   if (!line.step) return;
   const bool is_other_process = std::exchange(process_begins_, false) && !attempts_.empty();
+  // A process that goes back begins a new attempt below. Any other one continues the last attempt.
   if (is_other_process && !goes_back(line) && continued_at_.size() < kMostAttempts)
     continued_at_.push_back(*line.step);
   if (attempts_.empty() || goes_back(line)) {

@@ -49,7 +49,7 @@ namespace fs = std::filesystem;
 constexpr int kBaseLockTimeoutMs = 10000;   // long, since leave() holds the lock while its agent ends
 constexpr int kAgentEndTimeoutMs = 5000;    // for an agent whose last launcher has ended
 constexpr int kAgentDeathTimeoutMs = 1000;  // for an agent that was killed
-constexpr int kProbeTimeoutMs = 100;  // more than 0: the agent tests whether run.lock is free by locking it
+constexpr int kProbeTimeoutMs = 100;        // not 0: the agent takes run.lock for a moment to test it
 
 // Whether a trainer holds the fcntl lock on the segment. Only queries the lock and does not take it.
 bool is_live(const fs::path& segment) {
@@ -62,16 +62,17 @@ bool is_live(const fs::path& segment) {
   return live;
 }
 
-// Waits until no agent holds agent.lock; false after `timeout_ms`. Must be called only if no launcher can
-// start an agent. A missing agent.lock (no agent) is not created, since there may be no inodes left.
+// Waits until no agent holds agent.lock; returns false after `timeout_ms`. Must be called only while no
+// launcher can start an agent. A missing agent.lock (no agent) is not created: the tmpfs may have no inodes
+// left.
 bool wait_for_agent_end(const std::string& directory, int timeout_ms) {
   FileLock agent;
   return access((directory + "/agent.lock").c_str(), F_OK) != 0 ||
          agent.lock_within(directory + "/agent.lock", LOCK_EX, timeout_ms);
 }
 
-// What to do about the reason in the name of a file off.<pid>.<reason>, which a trainer leaves if it cannot
-// be monitored. The text follows "monitoring was off in 1 process (<reason>): "; "it" is that process.
+// A trainer that cannot be monitored leaves a file off.<pid>.<reason>. An Advice is what to do about the
+// reason. The text follows "monitoring was off in 1 process (<reason>): "; "it" in the text is this process.
 struct Advice {
   const char* reason;
   const char* text;
@@ -105,7 +106,7 @@ std::string reason_of(const std::string& file) {
   return dot == std::string::npos ? "" : file.substr(dot + 1);
 }
 
-// An off file contains the number of its process's launcher. Without a number it may belong to any launcher.
+// An off file contains the launcher_id() of its launcher. Without a number it may belong to any launcher.
 bool may_belong_to(const fs::path& file, uint64_t launcher_id) {
   uint64_t owner = 0;
   return !(std::ifstream(file) >> owner) || owner == 0 || owner == launcher_id;
@@ -119,7 +120,7 @@ std::vector<std::string> base_directory_candidates() {
   if (!given.empty()) {
     struct stat info;
     const bool is_missing = stat(given.c_str(), &info) != 0;
-    return {is_private(given) || is_missing ? given : named_for_user(given)};
+    return {is_private(given) || is_missing ? given : named_for_user(given)};  // not private: e.g. /dev/shm
   }
   std::vector<std::string> candidates = {named_for_user("/dev/shm")};
   if (const char* runtime = std::getenv("XDG_RUNTIME_DIR"); runtime != nullptr && *runtime == '/')
@@ -174,7 +175,7 @@ bool has_live_segment(const std::string& directory) {
 bool remove_if_stale(const std::string& directory) {
   // Only run directories have a run.lock. The base may contain other directories too, e.g. one of adapters.
   if (access((directory + "/run.lock").c_str(), F_OK) != 0) return false;
-  FileLock launchers;
+  FileLock launchers;  // each launcher of the run holds run.lock shared, so this lock excludes them
   if (!launchers.try_lock(directory + "/run.lock", LOCK_EX) || !wait_for_agent_end(directory, 0) ||
       has_live_segment(directory))
     return false;
@@ -199,8 +200,8 @@ std::string RunDirectory::enter(const std::string& base, const std::string& run_
     return base + "/lock cannot be taken";
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(base, error)) {
-    std::error_code unknown;
-    if (entry.is_directory(unknown) && !entry.is_symlink(unknown)) remove_if_stale(entry.path());
+    std::error_code ignored;  // then the entry does not count as a directory
+    if (entry.is_directory(ignored) && !entry.is_symlink(ignored)) remove_if_stale(entry.path());
   }
   if (error) return base + " cannot be read: " + error.message();
   if (make_directory() != 0 && errno != EEXIST) return path_ + ": " + std::strerror(errno);
@@ -226,7 +227,7 @@ bool RunDirectory::leave(const std::function<void()>& kill_agent) {
   FileLock base_lock;
   if (!base_lock.lock_within(base_ + "/lock", LOCK_EX, kBaseLockTimeoutMs)) return false;
   run_lock_.release();
-  // With this exclusive lock, no other launcher uses the directory; under base_lock none can enter it.
+  // With this exclusive lock, no other launcher uses the directory; base_lock keeps others from entering it.
   FileLock launchers;
   if (!launchers.lock_within(path_ + "/run.lock", LOCK_EX, kProbeTimeoutMs) || has_live_segment(path_))
     return false;
@@ -241,6 +242,7 @@ bool RunDirectory::leave(const std::function<void()>& kill_agent) {
   return !error;
 }
 
+// The pid is in the low bits, above it the namespace's distance from that of the node outside of containers.
 uint64_t launcher_id(pid_t pid, uint64_t pid_namespace) {
   constexpr uint64_t kNamespaceOfNode = 0xEFFFFFFC;  // the kernel's PROC_PID_INIT_INO; others are larger
   constexpr int kBitsOfPid = 22;                     // the kernel's PID_MAX_LIMIT is 2^22

@@ -9,9 +9,8 @@ import typing
 
 Values = dict[str, dict[str, typing.Any]]  # values.toml: section, name, value
 
-# The labels that identify a run; RUN_KEY lists them for by () and on () in expressions. Two teams may use the same run
-# id, so `cluster` and `namespace` belong to them: servers that combine several Prometheus set the former, service
-# discovery in Kubernetes the latter. A missing label counts as "".
+# The labels that identify a run; RUN_KEY lists them for by () and on (). Two teams may use one run id, so servers that
+# combine several Prometheus set `cluster`, and service discovery in Kubernetes `namespace`. A missing label is empty.
 SCOPE = ("cluster", "namespace")
 IDENTITY = (*SCOPE, "run")
 RUN_KEY = ", ".join(IDENTITY)
@@ -52,14 +51,12 @@ class Group(typing.NamedTuple):
     interval: str | None = None  # between two evaluations; None: Prometheus' default
 
 
-# For queries in templates: CHOICE is a printf format that selects the series of the alert's run by its labels;
-# OF_LABELS are the arguments for the three %q in it.
+# CHOICE is a printf format that selects the series of the alert's run; OF_LABELS are the three arguments for its %q.
 CHOICE = ",".join(f"{name}=%q" for name in IDENTITY)
 OF_LABELS = " ".join(f"$labels.{name}" for name in IDENTITY)
 
-# A template of the user that owns the run, for the label `owner`. If the agent has ended, it is the user of the last
-# day. If there are several users or none, the text is "". (A join in the alert's expression would not work: it would
-# drop the alert if the owner is unknown.) INFO has CHOICE and occurs three times, hence OF_LABELS three times.
+# A template of the user that owns the run: the present one or, if the agent has ended, that of the last day; "" if not
+# exactly one user is found. It is a template, since a join in the expression would drop alerts with an unknown owner.
 INFO = f"run:foreshock_run_info:user{{{CHOICE}}}"
 OWNER = (
     '{{ with printf "'
@@ -69,9 +66,8 @@ OWNER = (
 )
 
 
-# A template of the layers in which a detector warned in the last 5 minutes; where() replaces DETECTOR. The layers are
-# only examples, since a rank exports one layer per detector, the first by name. They are not a label of the alert,
-# since a label `layer` would make each layer a separate alert.
+# A template of the layers in which a detector warned in the last 5 minutes; where() replaces DETECTOR. They are only
+# examples: a rank exports one layer per detector, the first by name. (A label `layer` would split the alert by layer.)
 LAYERS = (
     '{{ with printf "count by (layer) (last_over_time(foreshock_precursor_layer_info'
     f'{{{CHOICE},detector=%q}}[5m]))" {OF_LABELS} DETECTOR | query }}}}, e.g. in layer'

@@ -1,6 +1,6 @@
 """Fills figures into docs/runbook.md, after <!-- measured: DETECTORS -->: how often these detectors were right in the
-benchmark bench/precursors. `results` is its results.json. There a detector should warn before a loss event (a spike or
-divergence of the loss). A twin is the same training without the planted fault; each warning in it is a false alarm."""
+benchmark bench/precursors (`results`: its results.json). There a detector should warn before a loss event, a spike or
+divergence. Each warning in a twin, the same training without the planted fault, is a false alarm."""
 
 import json
 import pathlib
@@ -18,7 +18,6 @@ def number(value: float) -> str:
 
 
 def line(detector: str, results: dict) -> str:
-    """Returns e.g. "- `max_logit`: default; warned before 3 of 4 loss events, 20 steps ahead in the median; ..."."""
     score = results["shipped"][detector]["all"]  # with the shipped settings, over all trainings
     text = f"- `{detector}`: {standing(detector, frozenset(results['default']))}; "
     if score["events"] == 0:
@@ -41,8 +40,7 @@ PLANTS = {"unrelated": "is unrelated to the gradient", "following": "follows it"
 
 
 def named(detector: str, trainings: list[dict]) -> str:
-    """How often the detector's first warning named the layer with the planted error. `trainings`: one row per kind of
-    training, with the results of the detectors that it tests."""
+    """How often the first warning named the layer with the planted error. `trainings`: a row per kind of training."""
     tested = {plant: [row for row in trainings if row["plant"] == plant and detector in row] for plant in PLANTS}
     parts = [
         f"{sum(row[detector]['right'] for row in rows)} of {sum(row['trainings'] for row in rows)} trainings whose"

@@ -28,7 +28,6 @@ std::string varint(uint64_t value) {
 // How the value of a protocol buffer's field is encoded.
 enum WireType : uint32_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
-// The bytes before the value of a field.
 std::string field_key(uint32_t field, WireType type) { return varint(field << 3 | type); }
 
 std::string bytes_field(uint32_t field, std::string_view bytes) {
@@ -38,6 +37,13 @@ std::string bytes_field(uint32_t field, std::string_view bytes) {
 // The field numbers in this function, version_event() and scalar_event() are those of tensorflow.Event,
 // Summary and Summary.Value (tensorboard/compat/proto/event.proto, summary.proto).
 std::string wall_time_field(double wall_time) { return field_key(1, kFixed64) + bytes_of(wall_time); }
+
+template <class Mean>
+void add(Mean* mean, const std::optional<double>& value) {
+  if (!value) return;
+  mean->sum += *value;
+  mean->count += 1;
+}
 
 }  // namespace
 
@@ -62,17 +68,6 @@ std::string scalar_event(double wall_time, int64_t step, std::string_view tag, f
   return wall_time_field(wall_time) + field_key(2, kVarint) + varint(static_cast<uint64_t>(step)) +
          bytes_field(5, summary);
 }
-
-namespace {
-
-template <class Mean>
-void add(Mean* mean, const std::optional<double>& value) {
-  if (!value) return;
-  mean->sum += *value;
-  mean->count += 1;
-}
-
-}  // namespace
 
 std::vector<Scalar> RecordScalars::take(const RecordLine& line) {
   std::vector<Scalar> out;

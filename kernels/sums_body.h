@@ -57,18 +57,11 @@ FORESHOCK_DEVICE void load_group(uint64_t data, uint64_t first, uint32_t count, 
 template <class Block>
 FORESHOCK_DEVICE void load_group(DType type, uint64_t data, uint64_t first, uint32_t count,
                                  const Block& block, double (&group)[kSumGroup]) {
-  switch (type) {
-    case DType::kFp64:
-      return load_group<DType::kFp64>(data, first, count, block, to);
-    case DType::kFp32:
-      return load_group<DType::kFp32>(data, first, count, block, to);
-    case DType::kBf16:
-      return load_group<DType::kBf16>(data, first, count, block, to);
-    case DType::kFp16:
-      return load_group<DType::kFp16>(data, first, count, block, to);
-    default:
-      for (double& x : group) x = 0;
-  }
+  if (type == DType::kFp64) return load_group<DType::kFp64>(data, first, count, block, group);
+  if (type == DType::kFp32) return load_group<DType::kFp32>(data, first, count, block, group);
+  if (type == DType::kBf16) return load_group<DType::kBf16>(data, first, count, block, group);
+  if (type == DType::kFp16) return load_group<DType::kFp16>(data, first, count, block, group);
+  for (double& x : group) x = 0;
 }
 
 // Adds the Sums of all lanes into lane 0, pairwise: lane l adds lane l + 128, then l + 64, down to l + 1.
@@ -109,9 +102,9 @@ FORESHOCK_DEVICE void sum_partials(const Sums* partial, uint64_t chunks, Sums* l
   fold_lanes(lane, block);
 }
 
-// Sums all tensors of a job. Each block sums some chunks into job.partials. The block that ends last, by the
-// counter job.arrived, then adds the chunks of each tensor into job.results. The launch must have the shape
-// of launch_of(job), whose shared memory holds the flag is_last (16 bytes) and the lanes.
+// Sums all tensors of a job. The blocks sum chunks into job.partials. The block that ends last, as counted in
+// job.arrived, adds the chunks of each tensor into job.results. The launch must have the shape
+// launch_of(job).
 template <class Sums, class Job, class Block>
 FORESHOCK_DEVICE void sum_tensors(const Job& job, Block& block) {
   Sums* results = reinterpret_cast<Sums*>(job.results);
@@ -161,8 +154,7 @@ constexpr void add_element(double g, double v, const AdamConstants& c, AdamSums*
     sums->nonfinite_gradient += g * 0 != 0;
     sums->unusable_state += !is_usable(0, v);  // with g = 0 only v is tested
   }
-  // element.square is g^2 and element.corrected is v^, i.e. v with Adam's bias correction. For an element
-  // that is not counted they are 0 and DBL_MAX, so that these three lines add 0.
+  // square: g^2; corrected: v with Adam's bias correction. If not counted: 0 and DBL_MAX, which add nothing.
   sums->staleness += staleness_of(element.square, element.corrected, c);
   sums->epsilon_dominated += element.corrected < c.eps_squared;
   sums->gradient_squares += element.square;
@@ -187,8 +179,8 @@ FORESHOCK_DEVICE void adam_sums_body(const AdamSumsJob& job, Block& block) {
   sum_tensors<AdamSums>(job, block);
 }
 
-// Returns the value at address `from`, which has the DType `dtype`. If `dtype` is kSumOfSquares, `from` is
-// the address of a GradientSums, and the value is its sum of squares, or NaN if an element was not finite.
+// Returns the value at address `from` in the format `dtype`. If `dtype` is kSumOfSquares, a GradientSums is
+// there, and the value is its sum of squares, or NaN if an element was not finite.
 template <class Block>
 FORESHOCK_DEVICE double scalar_at(uint64_t from, uint32_t dtype, const Block& block) {
   if (dtype != kSumOfSquares) {
@@ -202,8 +194,7 @@ FORESHOCK_DEVICE double scalar_at(uint64_t from, uint32_t dtype, const Block& bl
   return std::bit_cast<double>(nonfinite == 0 ? squares : kNan);
 }
 
-// Writes value n of the job into the cell of number job.first + n, in a ring in host memory. The number is
-// stored last, since the host takes a cell's value as soon as it reads the expected number there.
+// Writes value n to its cell in host memory. The cell's number comes last: the host waits for it.
 template <class Block>
 FORESHOCK_DEVICE void scalars_body(const ScalarsJob& job, Block& block) {
   block.each([&](uint32_t thread) {
@@ -254,20 +245,11 @@ FORESHOCK_DEVICE void checksum_words(const ChecksumJob& job, Block& block) {
 
 template <class Block>
 FORESHOCK_DEVICE void checksum_body(const ChecksumJob& job, Block& block) {
-  switch (power_dividing(job.from, 4)) {  // the alignment of the tensor's address, at most 4
-    case 4:
-      checksum_words<uint32_t>(job, block);
-      break;
-    case 2:
-      // An odd number of bytes cannot be read in uint16_t: the last byte would be left out.
-      if (job.bytes % 2 == 0) {
-        checksum_words<uint16_t>(job, block);
-        break;
-      }
-      [[fallthrough]];
-    default:
-      checksum_words<uint8_t>(job, block);
-  }
+  const uint32_t alignment = power_dividing(job.from, 4);  // of the tensor's address, at most 4
+  if (alignment == 4) return checksum_words<uint32_t>(job, block);
+  // An odd number of bytes cannot be read in uint16_t: the last byte would be left out.
+  if (alignment == 2 && job.bytes % 2 == 0) return checksum_words<uint16_t>(job, block);
+  checksum_words<uint8_t>(job, block);
 }
 
 }  // namespace foreshock

@@ -1,5 +1,5 @@
-// Claims of papers and of this lab about the sweeps of study.h. Each function below takes the measurements of
-// one sweep and returns the claims about it, each with whether it holds. fig3 to fig6: of kStability.
+// Checks claims of papers and of this lab about the sweeps of study.h. claims_of_X() takes the measurements
+// of sweep X and returns the claims about it. The sweeps fig3 to fig6 repeat figures of kStability.
 #ifndef FORESHOCK_LAB_CLAIMS_H_
 #define FORESHOCK_LAB_CLAIMS_H_
 
@@ -32,9 +32,7 @@ std::vector<Claim> claims_of_winograd(std::span<const Measurement> measured);
 std::vector<Claim> claims_of_reductions(std::span<const Measurement> measured);
 std::vector<Claim> claims_of_fp32(std::span<const Measurement> measured);
 
-// Helpers that select measurements of a sweep and compare their figures.
-
-using Measured = std::span<const Measurement>;
+using Measured = std::span<const Measurement>;  // all measurements of a sweep, or some of them
 
 // Sources of claims.
 inline constexpr const char* kStability = "arXiv 2405.02803";
@@ -51,11 +49,12 @@ __attribute__((format(printf, 1, 2))) inline std::string text(const char* format
   return line;
 }
 
-template <class Wanted>
-std::vector<Measurement> where(Measured measured, Wanted wanted) {
-  std::vector<Measurement> found;
-  std::copy_if(measured.begin(), measured.end(), std::back_inserter(found), wanted);
-  return found;
+// Returns the measurements m for which is_wanted(m) is true, in their order.
+template <class IsWanted>
+std::vector<Measurement> where(Measured measured, IsWanted is_wanted) {
+  std::vector<Measurement> selected;
+  std::copy_if(measured.begin(), measured.end(), std::back_inserter(selected), is_wanted);
+  return selected;
 }
 
 // Returns the measurements of one output tensor of one algorithm.
@@ -76,7 +75,7 @@ inline std::vector<Measurement> with_format(Measured measured, std::string_view 
 // The smallest and the largest of some values. If a value is NaN, both are NaN and within() is false.
 struct Range {
   double low = INFINITY, high = -INFINITY;
-  bool within(double a, double b) const { return low >= a && high <= b; }
+  bool within(double least, double most) const { return low >= least && high <= most; }
 };
 
 template <class ValueOf>
@@ -91,14 +90,14 @@ Range range_of(Measured measured, ValueOf value_of) {
   return range;
 }
 
-// Figures of a measurement, as means over the seeds. Ratios are to the error of the plain algorithm.
+// Errors of a measurement, as means over the seeds. Ratios are to the error of the plain (unfused) algorithm.
 inline double bias(const Measurement& m) { return m.bias_ulp.mean; }
 inline double max_ratio(const Measurement& m) { return m.max_ratio_to_plain.mean; }
 inline double l2_ratio(const Measurement& m) { return m.ratio_to_plain.mean; }
 inline double largest(const Measurement& m) { return m.max_abs.mean; }
 inline double l2(const Measurement& m) { return m.relative_l2.mean; }
 
-// Whether the value of each measurement is above (below) the value of the measurement before it.
+// Whether the value of each measurement is above (is_falling: below) that of the measurement before it.
 template <class ValueOf>
 bool is_rising(Measured measured, ValueOf value_of) {
   for (size_t i = 1; i < measured.size(); ++i)

@@ -26,8 +26,7 @@ class TensorCounter {
   // Returns the histogram of the counted values and empties the counter.
   Histogram take(DType type);
 
-  // Returns the sum of |x - rounded x| over the values x counted since the last call. Only fp64 values are
-  // rounded (to fp32, for counting).
+  // Returns the sum of |x - rounded x| since the last call. fp64 values x are rounded to fp32 for counting.
   double take_rounding();
 
  private:
@@ -44,8 +43,7 @@ class TensorCounter {
 };
 
 // Counts the unpaired values of a tensor: finite values whose partner, the value at the same index of the
-// other tensor, is not finite. Difference (the statistics of b - a) leaves such pairs out, so the histograms
-// that it is compared with must do so too.
+// other tensor, is not finite. Difference leaves such pairs out, so histograms compared with it do so too.
 class UnpairedCounter {
  public:
   // Adds the unpaired values among `count` packed elements. The limit of TensorCounter::count() applies.
@@ -56,7 +54,7 @@ class UnpairedCounter {
 
  private:
   TensorCounter counter_;
-  bool has_any_ = false;        // whether a value was added since the last take()
+  bool has_any_ = false;
   std::vector<char> unpaired_;  // bytes of the unpaired values of one call of count()
 };
 
@@ -77,8 +75,7 @@ struct Distance {
   Difference difference;    // statistics of b - a, value by value
   uint64_t non_finite_a = 0, non_finite_b = 0;
 
-  // W1 / mean |a - b|, 0 to 1. Near 1: the values moved in one direction. Near 0: they moved, but their
-  // distribution is the same.
+  // W1 / mean |a - b|, 0 to 1. Near 1: the values moved in one direction. Near 0: their distribution did not.
   double drift() const { return wasserstein.value / difference.mean_magnitude(); }
 };
 

@@ -17,9 +17,9 @@ using TileMaximum = double (*)(const Tensor& scores, int i);
 
 struct FlashKernel {            // options of the kernels that keep their running state in registers
   bool sum_after_cast = false;  // the sum of P is taken after its cast to the format
-  double lazy_log2 = 0;         // the running maximum is raised only by scores above maximum + lazy_log2
+  double lazy_log2 = 0;         // the running maximum is raised only if a score exceeds it by more than this
   double shift_log2 = 0;        // P is multiplied by 2^shift_log2, to use the range of fp8
-  bool scale_per_tile = false;  // fp8: one scale per tile instead of one per tensor
+  bool scale_per_tile = false;  // fp8: the inputs have one scale per tile, not one per tensor
 };
 
 // -- FlashAttention 1: algorithm 1 of arXiv 2205.14135, with one rounding per elementwise operation --
@@ -56,12 +56,12 @@ Tile tile_of(const Tensor& query, const Tensor& key, const Tensor& value, double
   return tile;
 }
 
-// Returns exp(x - y), with difference and exponential stored. 0 before the first tile, where x is -infinity.
+// Returns exp(x - y), with difference and exponential stored; 0 if x is -infinity, as before the first tile.
 double stored_exp(double x, double y, Arithmetic& arithmetic) {
   return arithmetic.store(std::exp(arithmetic.store(x - y)));
 }
 
-// Adds a tile to the running output: out = (old_sum * out + tile_weight * tile.out) / sum. Every product, sum
+// Adds a tile to state and output: out = (old_sum * out + tile_weight * tile.out) / sum. Every product, sum
 // and quotient is stored. The weights scale the old state and the tile to their common maximum.
 void update(std::vector<RowState>& state, Tile& tile, Tensor& out, Arithmetic& arithmetic) {
   for (int i = 0; i < out.rows; ++i) {
@@ -117,8 +117,8 @@ namespace {
 // -- FlashAttention 2 with its running state in the format --
 
 // Running state of a block of query rows; the constructor makes the state before the first key.
-struct Running {
-  Running(int rows, int columns)
+struct RunningState {
+  RunningState(int rows, int columns)
       : maximum(rows, -std::numeric_limits<double>::infinity()), sum(rows, 0), out(rows, columns) {}
 
   std::vector<double> maximum, sum;
@@ -127,13 +127,12 @@ struct Running {
 
 // Raises the running maximum if the tile has a larger one, and replaces the scores by exp(score - maximum),
 // P. Returns for each row the weight that scales the old state to the new maximum.
-std::vector<double> raise_maximum(Tensor& scores, Running& running, TileMaximum tile_maximum,
+std::vector<double> raise_maximum(Tensor& scores, RunningState& running, TileMaximum tile_maximum,
                                   Arithmetic& arithmetic) {
   std::vector<double> old_weight;
   for (int i = 0; i < scores.rows; ++i) {
     const double maximum = std::max(running.maximum[i], arithmetic.store(tile_maximum(scores, i)));
-    const double fall = arithmetic.store(running.maximum[i] - maximum);
-    old_weight.push_back(arithmetic.store(std::exp(fall)));
+    old_weight.push_back(stored_exp(running.maximum[i], maximum, arithmetic));
     running.maximum[i] = maximum;
     for (int j = 0; j < scores.cols; ++j) scores.at(i, j) -= maximum;
   }
@@ -143,8 +142,8 @@ std::vector<double> raise_maximum(Tensor& scores, Running& running, TileMaximum 
   return old_weight;
 }
 
-// Adds a tile to the running state. Replaces its scores by P.
-void add_tile(Tensor& scores, const Tensor& value, TileMaximum tile_maximum, Running& running,
+// Adds a tile to the running state. Replaces the tile's scores by P.
+void add_tile(Tensor& scores, const Tensor& value, TileMaximum tile_maximum, RunningState& running,
               Arithmetic& arithmetic) {
   const std::vector<double> old_weight = raise_maximum(scores, running, tile_maximum, arithmetic);
   for (int i = 0; i < scores.rows; ++i) {
@@ -169,7 +168,7 @@ Tensors flash2_state_in_format(const Tensors& inputs, const Settings& settings, 
   for (int row = 0; row < out.rows; row += tiling.block_q) {
     const int end = std::min(row + tiling.block_q, out.rows);
     const Tensor query = rows_of(x.query, row, end);
-    Running running(end - row, out.cols);
+    RunningState running(end - row, out.cols);
     for (int first : key_tiles(x.key.rows, tiling)) {
       const int last = std::min(first + tiling.block_k, x.key.rows);
       Tensor scores = arithmetic.multiply(query, transposed(rows_of(x.key, first, last)));
@@ -192,10 +191,11 @@ Tensors flash2_state_in_format(const Tensors& inputs, const Settings& settings, 
 
 // -- kernels with their running state in registers; they use exp2, so scores are multiplied by log2(e) --
 
-// The inputs after quantise(). In fp8 an original element was about its row's scale times the new element.
+// The inputs after quantise(), which for fp8 divides each row by its scale; for other formats the scales
+// are 1.
 struct Operands {
   Tensor query, key, value;
-  std::vector<double> query_scale, key_scale, value_scale;  // one per row; the rows of a tile share one value
+  std::vector<double> query_scale, key_scale, value_scale;  // one per row; the same for all rows of a tile
 };
 
 Operands operands_of(const Tensors& inputs, const Settings& settings, const FlashKernel& kernel,
@@ -213,9 +213,9 @@ double raised(double old_maximum, double tile_maximum, const FlashKernel& kernel
   return tile_maximum > old_maximum + kernel.lazy_log2 ? tile_maximum : old_maximum;
 }
 
-// Adds a tile to the running state, which it scales to the new maximum. Replaces the tile's scores by P.
+// Scales the running state to the new maximum and adds a tile. Replaces the tile's scores by P.
 void add_tile(Tensor& scores, const Tensor& value, double value_scale, const FlashKernel& kernel,
-              Running& running, Arithmetic& arithmetic) {
+              RunningState& running, Arithmetic& arithmetic) {
   std::vector<double> tile_sum(scores.rows);
   for (int i = 0; i < scores.rows; ++i) {
     const double maximum = raised(running.maximum[i], Arithmetic::row_max(scores, i), kernel);
@@ -236,7 +236,7 @@ void add_tile(Tensor& scores, const Tensor& value, double value_scale, const Fla
     if (kernel.sum_after_cast) tile_sum[i] = arithmetic.row_sum(scores, i);
     running.sum[i] = arithmetic.in_register(running.sum[i] + tile_sum[i]);
   }
-  // With scale 1 the products are added directly to the running output. A scaled tile is summed separately.
+  // With scale 1 the products are added directly to the running output, otherwise summed, scaled, then added.
   if (value_scale == 1) return arithmetic.multiply_add(scores, value, running.out);
   const Tensor tile_out = arithmetic.multiply(scores, value);
   for (size_t i = 0; i < tile_out.data.size(); ++i)
@@ -244,7 +244,7 @@ void add_tile(Tensor& scores, const Tensor& value, double value_scale, const Fla
         arithmetic.in_register(running.out.data[i] + arithmetic.in_register(tile_out.data[i] * value_scale));
 }
 
-// Returns out [rows][d], not yet stored in the format, and log_sum_exp [rows][1].
+// Runs a kernel. Returns out [rows][d], not yet stored in the format, and log_sum_exp [rows][1].
 Tensors flash2_in_registers(const Tensors& inputs, const Settings& settings, const FlashKernel& kernel,
                             Arithmetic& arithmetic) {
   const Operands x = operands_of(inputs, settings, kernel, arithmetic);
@@ -253,7 +253,7 @@ Tensors flash2_in_registers(const Tensors& inputs, const Settings& settings, con
   for (int row = 0; row < out.rows; row += tiling.block_q) {
     const int end = std::min(row + tiling.block_q, out.rows);
     const Tensor query = rows_of(x.query, row, end);
-    Running running(end - row, out.cols);
+    RunningState running(end - row, out.cols);
     for (int first : key_tiles(x.key.rows, tiling)) {
       const int last = std::min(first + tiling.block_k, x.key.rows);
       Tensor scores = arithmetic.multiply(query, transposed(rows_of(x.key, first, last)));
@@ -320,7 +320,7 @@ Tensors flash2_dynamic_max(const Tensors& inputs, const Settings& settings, Arit
 }
 
 Tensors flash3_fp8(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
-  const bool fp8 = arithmetic.format().is_fp8();  // with other formats it is flash2_shipped
+  const bool fp8 = arithmetic.format().is_fp8();  // for other formats this algorithm equals flash2_shipped
   return flash2_kernel(inputs, settings, {.shift_log2 = fp8 ? 8.0 : 0.0, .scale_per_tile = fp8}, arithmetic);
 }
 
@@ -349,7 +349,7 @@ std::vector<Tensors> parts_of(const Tensors& inputs, const Settings& settings, A
 }  // namespace
 
 Tensors split_k(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
-  // out = sum of exp(lse_part - maximum) * out_part / sum of exp(lse_part - maximum).
+  // out = sum of weight * out_part / sum of weight, with weight = exp(lse_part - maximum of all lse_part).
   const std::vector<Tensors> parts = parts_of(inputs, settings, arithmetic);
   Tensor out = parts[0].at("out"), log_sum_exp = parts[0].at("log_sum_exp");
   for (int i = 0; i < out.rows; ++i) {

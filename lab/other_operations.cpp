@@ -31,7 +31,7 @@ Tensors convolution_direct(const Tensors& inputs, const Settings&, Arithmetic& a
 namespace {
 
 // The matrices of the Winograd convolution of a tile: out = at [(g filter g^T) * (bt image bt^T)] at^T, where
-// * is elementwise; bt and at are B^T and A^T of Lavin and Gray, whose interpolation points are used.
+// * is elementwise. g, bt and at are G, B^T and A^T of Lavin and Gray (arXiv 1509.09308).
 struct Transform {
   int tile;  // outputs per side of a tile
   Tensor bt, g, at;
@@ -114,13 +114,13 @@ Tensors winograd(const Transform& t, const Tensors& inputs, Arithmetic& arithmet
   std::vector<Tensor> left(positions, Tensor(outs, channels)), right(positions, Tensor(channels, tiles));
   for (int c = 0; c < channels; ++c) {
     for (int o = 0; o < outs; ++o) {
-      const Tensor u = transformed_filter(t, filter, o, c, arithmetic);
-      for (int p = 0; p < positions; ++p) left[p].at(o, c) = u.data[p];
+      const Tensor transformed = transformed_filter(t, filter, o, c, arithmetic);
+      for (int p = 0; p < positions; ++p) left[p].at(o, c) = transformed.data[p];
     }
     for (int tile = 0; tile < tiles; ++tile) {
-      const Tensor v = transformed_image(t, image, side, c, tile / per_side * t.tile,
-                                         tile % per_side * t.tile, arithmetic);
-      for (int p = 0; p < positions; ++p) right[p].at(c, tile) = v.data[p];
+      const int y0 = tile / per_side * t.tile, x0 = tile % per_side * t.tile;
+      const Tensor transformed = transformed_image(t, image, side, c, y0, x0, arithmetic);
+      for (int p = 0; p < positions; ++p) right[p].at(c, tile) = transformed.data[p];
     }
   }
   std::vector<Tensor> products;
@@ -132,13 +132,13 @@ Tensors winograd(const Transform& t, const Tensors& inputs, Arithmetic& arithmet
   Tensor out(outs, out_side * out_side);
   for (int o = 0; o < outs; ++o)
     for (int tile = 0; tile < tiles; ++tile) {
-      Tensor m(t.bt.rows, t.bt.rows);
-      for (int p = 0; p < positions; ++p) m.data[p] = products[p].at(o, tile);
-      const Tensor y = sandwich(t.at, m, arithmetic);
+      Tensor product(t.bt.rows, t.bt.rows);
+      for (int p = 0; p < positions; ++p) product.data[p] = products[p].at(o, tile);
+      const Tensor outputs = sandwich(t.at, product, arithmetic);
       const int y0 = tile / per_side * t.tile, x0 = tile % per_side * t.tile;
       for (int dy = 0; dy < t.tile && y0 + dy < out_side; ++dy)
         for (int dx = 0; dx < t.tile && x0 + dx < out_side; ++dx)
-          out.at(o, (y0 + dy) * out_side + x0 + dx) = y.at(dy, dx);
+          out.at(o, (y0 + dy) * out_side + x0 + dx) = outputs.at(dy, dx);
     }
   arithmetic.store(out);
   return {{"out", std::move(out)}};
@@ -186,11 +186,11 @@ Tensors softmax_online(const Tensors& inputs, const Settings& settings, Arithmet
     for (int first = 0; first < out.cols; first += settings.tiling.block_k) {
       const int last = std::min(first + settings.tiling.block_k, out.cols);
       const double raised = std::max(maximum, *std::max_element(out.row(i) + first, out.row(i) + last));
-      double part = 0;
+      double part = 0;  // the block's sum of exp(logit - raised); `sum` is scaled to `raised` below
       for (int j = first; j < last; ++j)
         part = arithmetic.in_register(part + arithmetic.exp(arithmetic.in_register(out.at(i, j) - raised)));
-      const double kept = arithmetic.store(arithmetic.store(arithmetic.exp(maximum - raised)) * sum);
-      sum = arithmetic.store(kept + arithmetic.store(part));
+      const double scaled = arithmetic.store(arithmetic.store(arithmetic.exp(maximum - raised)) * sum);
+      sum = arithmetic.store(scaled + arithmetic.store(part));
       maximum = raised;
     }
     normalise(out, i, maximum, sum, arithmetic);
@@ -282,7 +282,7 @@ Tensor logits_of(const Tensors& inputs, Keep keep, Arithmetic& arithmetic) {
   return logits;
 }
 
-// Returns the log-sum-exp of a row, by chunks of columns. `keep`: where the state between chunks is kept.
+// Returns the log-sum-exp of row i, by chunks of columns. `keep`: where maximum and sum are between chunks.
 double log_sum_exp_of(const Tensor& logits, int i, int chunk, Keep keep, Arithmetic& arithmetic) {
   const auto kept = [&](double x) {
     return keep == Keep::kStored ? arithmetic.store(x) : arithmetic.in_register(x);
@@ -290,8 +290,8 @@ double log_sum_exp_of(const Tensor& logits, int i, int chunk, Keep keep, Arithme
   double maximum = -std::numeric_limits<double>::infinity(), sum = 0;
   for (int first = 0; first < logits.cols; first += chunk) {
     const int last = std::min(first + chunk, logits.cols);
-    const double tile_maximum = *std::max_element(logits.row(i) + first, logits.row(i) + last);
-    const double raised = std::max(maximum, kept(tile_maximum));
+    const double chunk_maximum = *std::max_element(logits.row(i) + first, logits.row(i) + last);
+    const double raised = std::max(maximum, kept(chunk_maximum));
     double part = 0;
     for (int j = first; j < last; ++j)
       part = arithmetic.in_register(part + arithmetic.exp(arithmetic.in_register(logits.at(i, j) - raised)));

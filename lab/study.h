@@ -1,6 +1,5 @@
-// Lists the named sweeps of `foreshock lab`, and writes results of sweeps as JSON, as a page and as tables. A
-// sweep is a list of points and of claims. A point (measure.h) is an algorithm with one value on each axis:
-// number format, inputs, sizes and so on. A measurement holds the errors of one output tensor of a point.
+// The named sweeps of `foreshock lab`, and results as JSON, page and tables. A sweep has points and claims
+// about the results. A point (measure.h) has one value on each axis: algorithm, format, input, n and so on.
 #ifndef FORESHOCK_LAB_STUDY_H_
 #define FORESHOCK_LAB_STUDY_H_
 
@@ -63,9 +62,8 @@ std::string to_json(const Study& study);
 // The HTML page of `--report`: one file with the study embedded.
 std::string to_page(const Study& study);
 
-// A table for the terminal: a heading with the constant axes that differ from the default, a line per
-// measurement with the other axes and the errors, then the claims with "holds" or "fails" (`colour`: in green
-// or red).
+// A table for the terminal: a heading with the axes that do not vary, one line per measurement with the axes
+// that vary and the errors, then the claims and whether they hold (`colour`: green or red).
 std::string table_of(const SweepResult& result, bool colour);
 
 // Formats rows of equal length as aligned columns; the first `left_columns` are aligned to the left, the
@@ -76,8 +74,7 @@ std::string aligned(const std::vector<std::vector<std::string>>& rows, size_t le
 extern const char* const kLabScript;
 extern const char* const kCompareScript;
 
-// An HTML page in one file that loads nothing else. `json` is embedded as the element with the id "study",
-// from which `script` reads it.
+// An HTML page in one file that loads nothing else. `script` reads `json` from the element with id "study".
 std::string report_page(const std::string& title, const char* script, const std::string& json);
 
 }  // namespace foreshock::lab

@@ -25,15 +25,16 @@ namespace foreshock {
 // until their times can be read. It reads only host memory and never waits. Thread-compatible.
 class CopyTiming {
  public:
-  // Remembers a slice whose gathers were launched, in `parts` slots with the tickets from `ticket` on.
+  // Remembers a slice whose gathers were launched, in `parts` slots with the tickets `ticket`, `ticket` + 1,
+  // ...
   void expect(segment::Slot* const* slots, uint64_t ticket, uint32_t parts);
 
   struct Spent {
     uint64_t ns = 0;
     uint32_t slices = 0;
   };
-  // Returns the time of the slices that have arrived since the last call. If a slot already holds another
-  // slice, the last time that could be read is counted instead.
+  // Returns the sum over the slices that have arrived since the last call. If a slot was reused before its
+  // time was read, the last time that could be read is counted instead.
   Spent take();
 
  private:
@@ -42,12 +43,13 @@ class CopyTiming {
     uint64_t sequence;  // value of the slot's sequence word when the slice has arrived
     bool is_first;      // the first slot of its slice
   };
-  void collect();
+  void collect();  // moves the slices that have arrived from expected_ to spent_
 
-  // Suffices: a slot is claimed again only after its slice has arrived, and collect() removes arrived slices.
+  // Large enough: a slot is claimed again only after its slice has arrived, and expect() collects a full
+  // array.
   Expected expected_[segment::kMaxSlots] = {};
-  uint32_t count_ = 0;
-  uint64_t last_ns_ = 0;
+  uint32_t count_ = 0;    // of expected_
+  uint64_t last_ns_ = 0;  // the last time that could be read
   Spent spent_;
 };
 
@@ -75,7 +77,7 @@ class DeviceState : public PerContext {
   static constexpr uint64_t kLeastRingBytes = uint64_t{64} << 10;
   static constexpr uint64_t kShareOfFree = 8;  // the ring takes at most an eighth of the free memory
 
-  void forget() { *this = {}; }
+  void forget() { *this = {}; }  // for a process after a fork, or another segment
   // `index`: index in segment::Progress::by_device, where the device stores the ticket of its latest slice.
   void set_up(const DeviceSetting& setting, int32_t index, uint64_t context_id);
 
@@ -114,15 +116,15 @@ class DeviceState : public PerContext {
   cuda::Stream stream_ = nullptr;
   cuda::Event event_ = nullptr;
   cuda::Address slots_ = 0, progress_ = 0;  // device addresses of the segment's regions
-  cuda::Address clocks_ = 0, memory_ = 0;   // in device memory: a GatherClock per slice, then the ring
+  cuda::Address clocks_ = 0, memory_ = 0;   // in device memory: a GatherClock per slice in the ring; the ring
   StagingRing ring_;
-  StagingRing::Place place_;  // of the slice that is being sent, in the ring
+  StagingRing::Place place_;  // where in the ring the slice is that send() is sending
   CopyTiming times_;
   ScalarReadback scalars_;
 };
 
-// Number of devices with their own word in the segment. The first kMostDevices devices that a process uses
-// are sampled, further ones are not. Which devices of the machine these are does not matter.
+// The number of devices with a word of their own in the segment. The first kMostDevices devices that a
+// process uses are sampled, whatever their index in the machine; further devices are not.
 inline constexpr int32_t kMostDevices = segment::kDeviceProgress;
 
 class DeviceTurn;
@@ -133,7 +135,7 @@ struct DeviceStream {
   void* handle;
 };
 
-// Thread-safe, except attach() and set_up_wanted(), which must be called by one thread at a time.
+// All sampled devices. Thread-safe, except attach() and set_up_wanted(): call them in one thread at a time.
 class DeviceSampler {
  public:
   // Starts with a new segment. Drops all set-ups, since they belong to another process or another segment.
@@ -142,7 +144,7 @@ class DeviceSampler {
 
   // Gives *turn access to the device of this call and returns -1, or returns the FORESHOCK_SKIP_ reason.
   int begin(const ValidatedCall& call, DeviceTurn* turn);
-  // Does the same as begin() for weights on a device. Sets *place to the index of the device in this object.
+  // Does the same as begin() for weights on a device. Sets *place to the index of the device in devices_.
   int begin_weights(const DeviceStream& stream, DeviceTurn* turn, int* place);
 
   // Calls visit(WeightStaging&) for the device at `place`. Returns false if another thread uses the device.
@@ -157,15 +159,15 @@ class DeviceSampler {
   // the numbers under which find_scalar() finds them and returns -1, or returns the FORESHOCK_SKIP_ reason.
   int send_scalars(const DeviceStream& stream, const foreshock_tensor* values, size_t count,
                    uint64_t* numbers);
-  bool find_scalar(uint64_t number, double* value) const;
+  bool find_scalar(uint64_t number, double* value) const;  // false: it has not arrived, or was overwritten
   // Does the same as send_scalars() for the sums of squares of gradients, which kernels compute first.
   int send_gradients(const DeviceStream& stream, const foreshock_gradient* gradients, size_t count,
                      SentGradients* sent);
 
-  // Whether a call has used a device that is not set up.
+  // Whether a call or a weight was on a device that is not set up for it.
   bool has_wanted() const { return has_wanted_.load(std::memory_order_relaxed); }
 
-  // Sets up the devices that were used without a set-up. Must be called between two steps.
+  // Makes these set-ups. Must be called between two steps.
   void set_up_wanted();
 
   // Returns the time on the trainer's streams of gathers that have ended since the last call.
@@ -186,10 +188,10 @@ class DeviceSampler {
     WeightStaging weights;
     GradientReadback gradients;
   };
-  // A number for find_scalar(): the number in its device's ScalarReadback * kPlaces + index of the device.
+  // A number for find_scalar(): the value's number in its device's ScalarReadback * kPlaces + the place.
   static constexpr uint64_t kPlaces = 8;
   static_assert(kMostDevices < kPlaces);
-  static constexpr uint64_t kNothing = ~uint64_t{0}, kAnyContext = ~uint64_t{1};  // are not ids of contexts
+  static constexpr uint64_t kNothing = ~uint64_t{0}, kAnyContext = ~uint64_t{1};  // no context has these ids
 
   int enter(const DeviceStream& stream, Purpose purpose, DeviceTurn* turn);
   bool may_query_context(const DeviceStream& stream, bool may_be_captured) const;

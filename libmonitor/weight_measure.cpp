@@ -1,6 +1,5 @@
-// Measures weight tensors, on the host or with kernels on their device: histograms of the values, the change
-// by an optimizer step, and sums over the optimizer's state. A histogram counts bit patterns (16-bit formats)
-// or bins (fp32); kernels/histogram.h defines both.
+// Measures weight tensors, on the host or with kernels on their device: histograms, changes, optimizer sums.
+// A histogram counts values by bit pattern (16-bit formats) or by bin (fp32), see kernels/histogram.h.
 #include "libmonitor/weight_measure.h"
 
 #include <sys/mman.h>
@@ -32,8 +31,7 @@ size_t HistogramPacker::pack(const void* values, DType type, uint64_t elements, 
   }
   const bool is_fp32 = type == DType::kFp32;
   *form = is_fp32 ? HistogramForm::kBins : HistogramForm::kPatterns;
-  // The counters would overflow with more values, so a larger tensor gets several histograms.
-  const uint64_t most = is_fp32 ? kMostBinned : kMostPatterns;
+  const uint64_t most = is_fp32 ? kMostBinned : kMostPatterns;  // a larger tensor gets several histograms
   size_t packed = 0;
   for (uint64_t done = 0; done < elements; done += most) {
     const auto* from = static_cast<const char*>(values) + done * size_of(type);
@@ -63,9 +61,8 @@ size_t HistogramPacker::count_and_pack(const char* values, DType type, uint64_t 
   return pack_patterns(words, to, room);
 }
 
-// Returns the offset in the tensor of the n-th piece that is copied, if `kept` of its `bytes` bytes are
-// copied: spreads the copied pieces evenly over the tensor. The last piece of a tensor may be shorter than
-// kPiece; it is copied only if the whole tensor is.
+// Returns the offset of the n-th kept piece, if `kept` of a tensor's `bytes` bytes are kept in pieces, evenly
+// spread. The last piece of a tensor may be shorter than kPiece; it is kept only if all pieces are kept.
 uint64_t UpdateSnapshots::piece_at(uint64_t n, uint64_t kept, uint64_t bytes) {
   const uint64_t pieces = (bytes + kPiece - 1) / kPiece, kept_pieces = (kept + kPiece - 1) / kPiece;
   return n * pieces / kept_pieces * kPiece;
@@ -111,7 +108,6 @@ Update UpdateSnapshots::update(const Copy& copy, const void* values, uint64_t* e
 
 namespace {
 
-// Whether the host can read the tensor as numbers.
 bool is_readable_on_host(const foreshock_tensor& tensor) {
   return tensor.data != nullptr && tensor.device_type == FORESHOCK_DEVICE_CPU &&
          is_floating(static_cast<DType>(tensor.dtype)) && tensor.dims <= FORESHOCK_TENSOR_DIMS;
@@ -174,8 +170,7 @@ void write_optimizer_numbers(const OptimizerState& state, const GradientSums* gr
   numbers[segment::kSeenWeightDecay] = state.weight_decay;
   if (moment != nullptr) {
     report_moment(*moment, numbers);
-    const GradientSums sums = {moment->gradient_squares, moment->counted, moment->nonfinite_gradient};
-    report_gradient(sums, numbers);
+    report_gradient({moment->gradient_squares, moment->counted, moment->nonfinite_gradient}, numbers);
   } else if (gradient != nullptr) {
     report_gradient(*gradient, numbers);
   }
@@ -217,9 +212,8 @@ bool is_readable_on_device(const foreshock_tensor& tensor, const foreshock_tenso
   return element_count(view) > 0 && address(tensor.data) % size_of(type) == 0 && is_jointly_dense(view, view);
 }
 
-// Returns the size of the scratch memory for partial sums: a tensor is summed in chunks, each with a result.
-// The two kernels that sum (values and gradient; second moment) run one after the other and use the same
-// memory.
+// Returns the size of the scratch memory for partial sums: tensors are summed in chunks, each with a result.
+// The two kernels that sum (values and gradient, or second moment) run one after the other and share it.
 uint64_t scratch_bytes(const WeightWork& work) {
   const uint64_t of_values = work.is_counted ? sum_chunks(work.count) : 0;
   const uint64_t of_gradient = work.has_gradient ? sum_chunks(work.gradient.count) : 0;
@@ -227,12 +221,10 @@ uint64_t scratch_bytes(const WeightWork& work) {
   return std::max((of_values + of_gradient) * sizeof(GradientSums), of_moment * sizeof(AdamSums));
 }
 
-// Returns the device address of the scratch memory. `at`, here and below: the device address of the work's
-// memory, which begins with WeightResults.
+// Returns its address. `at`, also below: device address of WeightResults, at which the work's memory begins.
 uint64_t scratch_of(const WeightWork& work, uint64_t at) { return at + round_up(work.result_bytes()); }
 
-// Plans the sums over gradient and second moment if kernels can read both, else over the gradient if they can
-// read it. `values`: the weight tensor, whose device the kernels run on.
+// Plans the sums over gradient and second moment, or over the gradient alone, or none: what kernels can read.
 void plan_optimizer(const foreshock_tensor& values, const OptimizerState& optimizer, WeightWork* work) {
   const foreshock_tensor &gradient = optimizer.gradient, &moment = optimizer.second_moment;
   if (!is_readable_on_device(gradient, values)) return;
@@ -333,9 +325,8 @@ AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at) {
   return job;
 }
 
-// The host memory of WeightStaging begins with 64-bit words: one for each place (allocation) of the ring,
-// into which the stream stores the ticket of work whose results have arrived; and word kReadyWord, into which
-// it stores marker() at the end of the set-up.
+// The host memory of WeightStaging begins with 64-bit words: one for each place in the ring, into which the
+// stream stores the ticket of work whose results have arrived, and kReadyWord, set when set-up has ended.
 constexpr uint32_t kReadyWord = StagingRing::kMostSlices;
 constexpr uint64_t kWordBytes = 4096;
 static_assert((kReadyWord + 1) * sizeof(uint64_t) <= kWordBytes);

@@ -1,4 +1,4 @@
-"""Provides what the packaged command line is linked with: static libraries, and the oldest supported glibc (2.31).
+"""Provides what the packaged `foreshock` is linked with: static libraries, and the oldest supported glibc (2.31).
 
 Debian has the libraries only as shared ones. So they are built from Debian's source packages, in the version of the
 installed development package: packages then contain the version that the tests used. glibc is downloaded as a binary
@@ -19,17 +19,15 @@ from pathlib import Path
 LIBRARIES = {
     "libfmt-dev": ["FMT_DOC=OFF", "FMT_TEST=OFF"],
     "libhwy-dev": ["HWY_ENABLE_CONTRIB=OFF", "HWY_ENABLE_EXAMPLES=OFF", "HWY_ENABLE_TESTS=OFF"],
-    "prometheus-cpp-dev": [
-        "ENABLE_PULL=OFF", "ENABLE_PUSH=OFF", "ENABLE_COMPRESSION=OFF", "ENABLE_TESTING=OFF",
-    ],
-}  # fmt: skip
+    "prometheus-cpp-dev": ["ENABLE_PULL=OFF", "ENABLE_PUSH=OFF", "ENABLE_COMPRESSION=OFF", "ENABLE_TESTING=OFF"],
+}
 
 # The release that has glibc 2.31, by the name of the distribution in the addresses of its archives.
 BASELINE = {"debian": "bullseye", "ubuntu": "focal"}
 
 
 class DependencyError(Exception):
-    """The text is for the user: what failed, and for a command the end of its output."""
+    """Its text, for the user, says what failed; for a command it has the end of the output."""
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
@@ -49,10 +47,10 @@ def source_of(package: str) -> str:
 def archives() -> list[str]:
     """The Debian and Ubuntu archives in apt's configuration, such as "http://deb.debian.org/debian/ bookworm main"."""
     query = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"]
-    found = sorted({line for line in run(*query).splitlines() if any(name in line for name in BASELINE)})
-    if not found:
+    lines = sorted({line for line in run(*query).splitlines() if any(name in line for name in BASELINE)})
+    if not lines:
         raise DependencyError("apt knows no Debian or Ubuntu archive to take sources from")
-    return found
+    return lines
 
 
 def apt_options(lines: list[str], work: Path) -> list[str]:
@@ -60,8 +58,7 @@ def apt_options(lines: list[str], work: Path) -> list[str]:
     lists = work / "lists"
     (lists / "partial").mkdir(parents=True, exist_ok=True)
     (work / "sources.list").write_text("\n".join(lines) + "\n")
-    places = {"sourcelist": work / "sources.list", "sourceparts": "/dev/null"}
-    options = [f"-oDir::Etc::{key}={value}" for key, value in places.items()]
+    options = [f"-oDir::Etc::sourcelist={work / 'sources.list'}", "-oDir::Etc::sourceparts=/dev/null"]
     options += [f"-oDir::State::Lists={lists}", "-oDir::Cache::pkgcache=", "-oDir::Cache::srcpkgcache="]
     return [*options, "-oAPT::Sandbox::User=root"]
 
@@ -77,7 +74,8 @@ def unpack(source: str, work: Path) -> Path:
 
 
 def build_one(package: str, settings: list[str], prefix: Path, work: Path) -> None:
-    """Builds the static library of a development package into `prefix`, unless its stamp file has this version."""
+    """Builds the static library of a development package into `prefix`. Does nothing if a stamp file there names the
+    package's version. `settings`: as in LIBRARIES."""
     source = source_of(package)
     stamp = prefix / f"{package}.stamp"
     if stamp.exists() and stamp.read_text() == source:
@@ -99,7 +97,7 @@ def build_one(package: str, settings: list[str], prefix: Path, work: Path) -> No
 
 @contextlib.contextmanager
 def alone_in(work: Path) -> Iterator[None]:
-    """Locks the folder `work` during the `with` block, since two tests may fill the folder at the same time."""
+    """Locks the folder `work` during the `with` block, since two processes may fill the folder at the same time."""
     work.mkdir(parents=True, exist_ok=True)
     with (work / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -107,13 +105,13 @@ def alone_in(work: Path) -> Iterator[None]:
 
 
 def old_glibc(work: Path) -> Path:
-    """The root directory with glibc 2.31, which is downloaded if it does not exist."""
+    """Returns a directory with glibc 2.31 and its headers, for the compiler's --sysroot. Fills it at the first call."""
     with alone_in(work):
         return unpack_old_glibc(work)
 
 
 def unpack_old_glibc(work: Path) -> Path:
-    """Downloads glibc 2.31 with its headers and unpacks it into a directory, which the compiler gets as --sysroot."""
+    """Does the work of old_glibc(). The caller must have locked `work`."""
     root = work / "glibc"
     if (root / "ready").exists():
         return root
@@ -126,14 +124,8 @@ def unpack_old_glibc(work: Path) -> Path:
     folder.mkdir(parents=True)
     options = apt_options([f"deb {address} {BASELINE[name]} main"], folder)
     run("apt-get", *options, "update", "-q")
-    run(
-        "apt-get",
-        *options,
-        "download",
-        "-q",
-        *(f"{package}/{BASELINE[name]}" for package in ("libc6", "libc6-dev")),
-        cwd=folder,
-    )
+    packages = [f"{package}/{BASELINE[name]}" for package in ("libc6", "libc6-dev")]
+    run("apt-get", *options, "download", "-q", *packages, cwd=folder)
     for package in sorted(folder.glob("*.deb")):
         run("dpkg-deb", "-x", package, root)
     # Absolute links would point to the libraries of this system, so they are made relative.
@@ -146,7 +138,7 @@ def unpack_old_glibc(work: Path) -> Path:
 
 
 def build_all(work: Path) -> Path:
-    """Builds the static libraries. Returns their prefix, which must precede the system's in CMAKE_PREFIX_PATH."""
+    """Builds the static libraries. Returns their folder, which must precede the system's in CMAKE_PREFIX_PATH."""
     prefix = work / "prefix"
     with alone_in(work):
         for package, settings in LIBRARIES.items():

@@ -1,4 +1,4 @@
-"""./dev test-package: installs the packages of build/packages, as a new user would, on Debian 11, 12 and testing.
+"""./dev test-package: the newcomer's path with the packages of build/packages on Debian 11, 12 and testing.
 
 For each system, newcomer.py installs the packages and trains with them in a bare chroot, without root or a compiler.
 Making chroots needs root, missing downloads need a network, and the disk needs 25 GB. An adapter is a library for one

@@ -1,4 +1,5 @@
-// Checks sum(dV) = sum(dO) and sum(dK) = 0 (conservation.h). excess: violation of a sum; variance: tolerance.
+// Checks, by column, sum(dV) = sum(dO) and sum(dK) = 0 (conservation.h). excess: by how much a sum violates
+// its equation; variance: the mean square of the excess that roundings in a sound kernel cause.
 #include "shadow/conservation.h"
 
 #include <algorithm>
@@ -22,7 +23,7 @@ double largest_norm(const void* rows, DType type, int count, int width) {
   return std::sqrt(largest);
 }
 
-// Returns the root mean square of the excess of all columns, divided by that of the tolerance.
+// Returns the RMS of the excess over all columns / root of the mean variance; nullopt if one is not finite.
 std::optional<double> ratio_of(const std::vector<double>& excess, const std::vector<double>& variance) {
   double squares = 0, expected = 0;
   for (size_t c = 0; c < excess.size(); ++c) {
@@ -36,7 +37,7 @@ std::optional<double> ratio_of(const std::vector<double>& excess, const std::vec
 
 }  // namespace
 
-// With fp32 or fp64 storage each row is rounded when it is added, else each block of rows.
+// Roundings in a sum over queries: in fp32 and fp64 one per row, in other formats one per block of rows.
 double roundings_of_sum(const KeyColumns& c) {
   if (format_of(c.dtype).precision >= 24) return static_cast<double>(c.rows());
   // The number of queries in one block of PyTorch's CPU kernel (at::native::flash_attention_backward).
@@ -47,7 +48,8 @@ double roundings_of_sum(const KeyColumns& c) {
 ConservationRatios conservation_of(const KeyColumns& c) {
   if (c.sums == nullptr) return {};
   // u: half an ulp at 1 in the storage format. e: precision of the arithmetic; lse_e: e, or the precision of
-  // log_sum_exp if that is coarser. v, k: twice the largest norm of the sampled values and keys.
+  // log_sum_exp if that is coarser. v, k: limits of the norms of all values and keys, estimated as twice the
+  // largest norm of the sampled ones. summed: variance of a row's sum over the keys, per squared norm of dO.
   const size_t head = c.head_dim, value = c.value_dim;
   const ColumnSum *of_key = c.sums, *of_value = c.sums + head;
   const double u = std::ldexp(1.0, -format_of(c.dtype).precision), u2 = u * u;
@@ -84,7 +86,7 @@ ConservationRatios conservation_of(const KeyColumns& c) {
     for (size_t d = 0; d < head; ++d) key_variance[d] += query[d] * query[d] * delta_variance;
     if (grad_squares > 0) most_eta = std::max(most_eta, eta);
   }
-  const double stored = roundings_of_sum(c) / 12;
+  const double stored = roundings_of_sum(c) / 12;  // a rounding error has a variance of 1/12 ulp^2
   bool is_key_finite = true, is_value_finite = true;
   for (size_t d = 0; d < value; ++d) {
     is_value_finite &= of_value[d].nonfinite == 0;

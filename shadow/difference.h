@@ -15,7 +15,7 @@ namespace foreshock {
 // bf16 and fp32 if a and b are not of very different size. A sum's relative error is below pairs / 8 * 2^-53.
 struct Difference {
   uint64_t pairs = 0;
-  uint64_t non_finite = 0;  // pairs left out of all other members
+  uint64_t non_finite = 0;                                       // pairs left out of all other members
   double sum_magnitude = 0, sum_squares = 0, max_magnitude = 0;  // of d
   double sum_squares_of_a = 0;
 

@@ -1,8 +1,9 @@
 """Converts scores to alarms, with the rule by which the agent's detectors change their level (detect/detector.h), and
 computes the scores of detection rules that others have published.
 
-A score is a value divided by its limit: a detector warns at the score 1; other thresholds can be tried. A series is a
-list of (step, place, score) in the order of computation. A place is a layer or a tensor, or "" for the whole model.
+A score is a value divided by its limit: a detector warns from the score 1 on, but other thresholds can be tried. A
+series is a list of (step, place, score) in the order of computation. A place is a layer or a tensor; "": the whole
+model. The functions for published rules return one score per value; the score of a value that is not finite is 0.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import statistics
 
 Series = list[tuple[int, str, float]]
-LEAVE_AT, CALM = 0.7, 8  # kLeaveAt and kCalm of LevelRule in detect/detector.h
+LEAVE_AT, CALM = 0.7, 8  # a place stops warning after CALM scores below LEAVE_AT (LevelRule in detect/detector.h)
 
 
 def alarms(series: Series, threshold: float = 1.0) -> list[tuple[int, str]]:
@@ -32,8 +33,8 @@ def alarms(series: Series, threshold: float = 1.0) -> list[tuple[int, str]]:
 
 
 def zclip(norms: list[float]) -> list[float]:
-    """ZClip (arXiv 2504.02507): z is the distance of the gradient norm from its moving mean, in moving standard
-    deviations. Alarm at z = 2.5. The first 25 norms set mean and deviation.
+    """ZClip (arXiv 2504.02507): z is how far the gradient norm lies above its moving mean, in moving standard
+    deviations. Alarm at z = 2.5. The first 25 norms set mean and deviation; their scores are 0.
 
     `norms` are not clipped, so an outlier enters the averages as the value to which ZClip would clip it. If it entered
     unclipped, the next outlier would not be seen. If it were left out, the alarm on a lasting rise would never end.
@@ -59,8 +60,8 @@ def zclip(norms: list[float]) -> list[float]:
 
 
 def sigmas(values: list[float], window: int = 128, least: float = 6.0) -> list[float]:
-    """OLMo-core's StabilityMonitor: distance of a value above the mean of the 128 values before it, in their standard
-    deviations. Alarm at 6. The score is 0 until there are 128 values."""
+    """OLMo-core's StabilityMonitor: how far a value lies above the mean of the `window` values before it, in their
+    standard deviations. Alarm at `least`. The score is 0 until there are `window` values."""
     scores, last = [], collections.deque(maxlen=window)
     for value in values:
         spread = statistics.pstdev(last) if len(last) == window else 0.0
@@ -71,8 +72,8 @@ def sigmas(values: list[float], window: int = 128, least: float = 6.0) -> list[f
 
 
 def twice_the_mean(losses: list[float], patience: int = 4) -> list[float]:
-    """llm-foundry's KillLossSpike: alarm if more than `patience` losses in a row are at least twice a moving mean. The
-    mean is over the last 100 losses, or over as many as a twentieth of the training if that is more."""
+    """llm-foundry's KillLossSpike: alarm if more than `patience` losses in a row are at least twice a moving mean. This
+    is the mean of the last 100 losses, or of a twentieth of the training if that is more. Before, the score is 0."""
     window = max(100, len(losses) // 20)
     scores, last, ratios = [], collections.deque(maxlen=window), collections.deque(maxlen=patience + 1)
     for loss in losses:
@@ -107,8 +108,9 @@ def cusum_of_loss(losses: list[float]) -> list[float]:
 
 
 def of_others(steps: list[int], losses: list[float], norms: list[float], staleness: Series) -> dict[str, Series]:
-    """The series of published rules, by the names in the report. `losses` and `norms` have a value per step of `steps`.
-    `staleness`: (step, tensor, value), how much Adam's second moment is too small; above 2.3 a step is too large."""
+    """The series of the published rules, by their names in the report. `losses` and `norms` have a value per step of
+    `steps`. `staleness`: (step, tensor, value); the value is the RMS of gradient / sqrt(Adam's second moment). Above
+    2.3 the moment is too small for the gradients, so the optimizer's step is too large."""
 
     def series(scores: list[float]) -> Series:
         return [(step, "", score) for step, score in zip(steps, scores, strict=True)]

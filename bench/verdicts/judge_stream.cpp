@@ -1,9 +1,9 @@
 // Judges slices (parts of attention calls) from standard input as the agent does, for bench/verdicts.py:
 // compares each with its fp64 reference. Prints one line of JSON per slice, with its layer's alarms so far.
 //
-// A slice of rows (pass 0: forward, 1: backward) is a Header, then key_limit (uint32: for each row, how many
-// keys it sees), query, key, value, out, log_sum_exp (fp32, if has_lse), and in a backward slice grad_out and
-// grad_query.
+// A slice of rows (pass 0: forward, 1: backward) is a Header, then the arrays key_limit (uint32: for each
+// row, how many keys it sees), query, key, value, out, log_sum_exp (fp32, if has_lse), and in a backward
+// slice grad_out and grad_query.
 //
 // A slice of key positions (pass 2) is a Header, then first_query (uint32: for each key position, the first
 // query that sees it), query, out, grad_out, log_sum_exp, key, value, grad_key and grad_value. Then, for the
@@ -41,7 +41,7 @@ bool read_exactly(void* to, size_t bytes) { return std::fread(to, 1, bytes, stdi
 // Reads arrays from standard input and owns them.
 class Arrays {
  public:
-  // Returns the next array; null at the end of the input, which is_valid() of the slice rejects.
+  // Returns the next array. Returns null at the end of the input; is_valid() then rejects the slice.
   const void* read(size_t bytes) {
     arrays_.emplace_back((bytes + 7) / 8);
     return read_exactly(arrays_.back().data(), arrays_.back().size() * 8) ? arrays_.back().data() : nullptr;
@@ -75,6 +75,7 @@ AttentionSlice read_slice(const Header& h, Arrays* arrays) {
   return s;
 }
 
+// Reads a slice of key positions. Sums the gradients of all keys into `sums`, to which the result points.
 KeyColumns read_columns(const Header& h, Arrays* arrays, std::vector<ColumnSum>* sums) {
   KeyColumns c;
   c.dtype = static_cast<DType>(h.dtype);
@@ -108,7 +109,7 @@ KeyColumns read_columns(const Header& h, Arrays* arrays, std::vector<ColumnSum>*
   return c;
 }
 
-// Returns the result of a slice, with the biases and alarms of its layer. `tensor`: the JudgedTensor judged.
+// Returns the result of a slice, with its layer's biases and alarms. `tensor`: a JudgedTensor (out, dQ, ...).
 nlohmann::json line_of(const SliceDeviation& d, const LayerStatistics& layer, uint32_t tensor) {
   nlohmann::json alarms = nlohmann::json::array();
   for (const LayerAlarm& alarm : alarms_of(layer, tensor)) alarms.push_back(alarm.kind);
@@ -155,7 +156,7 @@ class Stream {
  private:
   nlohmann::json observe(const segment::Slot& slot, const std::string& label,
                          const SliceDeviation& deviation) {
-    // Each trial of the benchmark has a layer of its own. Old layers are dropped to limit memory.
+    // Trials run one after the other, each with a layer of its own. Dropping all layers limits the memory.
     if (rank_.layers.size() > 256) rank_.layers.clear();
     observe_slice(slot, {label, "", "annotation"}, deviation, &rank_);
     return line_of(deviation, rank_.layers[label], static_cast<uint32_t>(deviation.tensor));

@@ -20,9 +20,8 @@ TYPES = {
 }
 MOST_HEADER = 1 << 20  # bytes of the file's header
 MOST_LENGTH = 1 << 24  # queries or keys of the call
-# Limits of a call that is run in its original size.
-MOST_WORK = 1 << 37  # multiplications of query and key elements: some seconds on a CPU
-MOST_MASK = 1 << 28  # elements of the mask
+MOST_WORK = 1 << 37  # multiplications of a call of the original size: some seconds on a CPU
+MOST_MASK = 1 << 28  # elements of the mask of a call of the original size
 
 
 class NoSliceError(Exception):
@@ -44,12 +43,11 @@ class Slice:
 
     @property
     def result(self) -> torch.Tensor:
-        """What the trainer's kernel computed."""
+        """What the trainer's kernel computed. `reference` is the same in fp64."""
         return self.arrays["dq" if self.backward else "out"]
 
     @property
     def reference(self) -> torch.Tensor:
-        """The same in fp64."""
         return self.arrays["reference_dq" if self.backward else "reference_out"]
 
     @property
@@ -75,8 +73,7 @@ def read_slice(path: str) -> Slice:
 
 
 def read_arrays(raw: bytes) -> Slice:
-    """Parses the safetensors format: 8 bytes with the header's length, the header in JSON, the arrays' data. The caller
-    must call check() on the result."""
+    """Parses the safetensors format: length of the header, header in JSON, data. check() checks the content."""
     length = int.from_bytes(raw[:8], "little")
     if len(raw) < 8 or not 0 < length <= min(MOST_HEADER, len(raw) - 8):
         raise ValueError("it has no header")
@@ -150,8 +147,7 @@ class Call:
         return bool((self.stored.arrays["key_limit"] < self.stored.lengths[1]).any())
 
     def is_causal_suffices(self) -> bool:
-        """Whether is_causal=True hides the right keys in a call of the original size, so that no mask tensor is needed.
-        In torch it lets query n see keys 0 to n ("top-left"); "bottom-right": the last query sees all keys."""
+        """Whether is_causal=True can replace a mask tensor. In torch it lets query n see keys 0 to n ("top-left")."""
         queries, keys = self.stored.lengths
         causal = self.stored.facts["causal"]
         return causal == "top-left" or (causal == "bottom-right" and queries == keys)

@@ -1,4 +1,5 @@
-"""Finds the modules of the model, and names parameters by their paths in the model. An address is tensor._cdata."""
+"""Finds the modules of the models, and names parameters by their paths in a model, which may be wrapped or sharded
+(FSDP). An address is tensor._cdata, which identifies a tensor."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ WRAPPERS = ("_orig_mod", "module")  # attributes of wrappers (torch.compile, DDP
 
 
 def is_part(parameter: Any) -> bool:
-    """Whether this is a shard of a larger parameter. The norm of its gradient is then not the norm of the whole one."""
+    """Whether this is a shard of a larger parameter, so that its gradient is a shard of the larger one's gradient."""
     marks = ("placements", "_is_flat_param", "_fsdp_flattened", "tensor_model_parallel")  # DTensor, FSDP1, Megatron
     return any(getattr(parameter, mark, None) for mark in marks)
 
@@ -49,18 +50,18 @@ def parameters_below(root: Any) -> Iterator[tuple[str, Any]]:
 
 
 def layer_numbers(root: Any) -> dict[str, int]:
-    """{module path: its `layer_number`}. Megatron numbers its layers so, from 1, over all pipeline stages."""
-    found = {}
+    """{module path: its `layer_number`}. Megatron sets it, counting from 1 over all pipeline stages."""
+    numbers = {}
     for path, module in tree(root):
         number = vars(module).get("layer_number")
         if type(number) is int and 0 <= number < 100_000:
-            found[plain_name(path + ".").rstrip(".")] = number
-    return found
+            numbers[plain_name(path + ".").rstrip(".")] = number
+    return numbers
 
 
 def groups_of(state: Any) -> list[Any]:
     """The parameter groups in fully_shard's (FSDP2) state of a module, one for each device mesh. torch before 2.13 has
-    at most one; later versions raise if the single attribute is read while there are several."""
+    at most one, in _fsdp_param_group; later versions raise if this attribute is read while there are several."""
     several = getattr(state, "_fsdp_param_groups", None)
     return [getattr(state, "_fsdp_param_group", None)] if several is None else list(several)
 
@@ -87,20 +88,21 @@ class Modules:
     def __init__(self, torch: Any) -> None:
         self._torch = torch
         self._seen: dict[int, Any] = {}  # {id: weak reference}
-        self.copies = 0  # in-place writes per step into each gradient by DDP, which averages gradients over ranks
+        self.copies = 0  # how often per step DDP writes into each gradient in place; set by named()
 
     def has(self, module: Any) -> bool:
         reference = self._seen.get(id(module))
         return reference is not None and reference() is module
 
     def note(self, module: Any) -> None:
+        """Adds a module."""
         key = id(module)
         # The callback of the weak reference may run anywhere in the training's code. If it were a Python function, a
         # signal handler of the training could run in it, and Python would drop the handler's exception.
         self._seen[key] = ref(module, partial(self._seen.pop, key))
 
     def alive(self) -> list[Any]:
-        return [module for each in list(self._seen.values()) if (module := each()) is not None]
+        return [module for reference in list(self._seen.values()) if (module := reference()) is not None]
 
     def _roots(self) -> list[Any]:
         """Modules that are not children of another module."""
@@ -109,13 +111,13 @@ class Modules:
         return [module for module in alive if id(module) not in children]
 
     def named(self, wanted: tuple[int, ...]) -> dict[int, tuple[Named, Any]]:
-        """{address: (name, parameter)} of all models with a parameter in `wanted`, models with the most of these first.
+        """{address: (name, parameter)} of all parameters of the models that have one in `wanted`, most of these first.
 
         `wanted`: addresses of the parameters that the optimizers step. If no model has one, all models with trained
         parameters are named. The optimizer then steps copies in higher precision (DeepSpeed, Megatron-LM, Apex), but
-        attention uses the parameters of the model, and they identify the layers of the model.
+        attention uses the parameters of the model, and they identify its layers.
         """
-        stepped, others = [], []  # (sort key: number of parameters, {address: (name, parameter)}, root)
+        stepped, others = [], []  # models: (sort key: number of parameters, {address: (name, parameter)}, root)
         for root in self._roots():
             rows = {p._cdata: (plain_name(name), p) for name, p in parameters_below(root)}
             if hits := len(rows.keys() & set(wanted)):
@@ -126,7 +128,7 @@ class Modules:
         models = []
         for _, rows, root in sorted(stepped or others, key=lambda model: -model[0]):
             if is_replica(root) and not getattr(root, "gradient_as_bucket_view", False):
-                self.copies = 1  # DDP copies each averaged gradient from its bucket
+                self.copies = 1  # DDP averages gradients over ranks in buckets, and copies each gradient back
             numbers = layer_numbers(root)
             with_gathered = {**rows, **self._gathered(root, rows)}
             new = {a: (with_number(name, numbers), p) for a, (name, p) in with_gathered.items() if a not in named}
@@ -135,7 +137,7 @@ class Modules:
         return self._prefixed_by_model(models, {address: n for n, address in enumerate(wanted)}) or named
 
     def _prefixed_by_model(self, models: list[tuple[Any, Any]], order: dict[int, int]) -> dict[int, tuple[Named, Any]]:
-        """All names, each with the class of its model as a prefix, if two models use the same name; else {}. Models of
+        """If two models use the same name: all names, each with the class of its model as a prefix; else {}. Models of
         the same class also get a number, in the order in which the optimizers step their parameters. `models`: [(root,
         {address: (name, parameter)})]. `order`: {address: position in the optimizers}."""
         names = [name for _, rows in models for name in {row.name for row, _ in rows.values()}]
@@ -156,7 +158,7 @@ class Modules:
         return prefixed
 
     def owners(self, named: dict[int, tuple[Named, Any]]) -> list[tuple[Any, list[int]]]:
-        """(module, addresses of its own parameters, without those of child modules, that are in `named`)."""
+        """(module, addresses of its own parameters that are in `named`) of every module and child module."""
         every = {id(module): module for module in self.alive()}
         for root in self._roots():
             every.update((id(module), module) for _, module in tree(root))
@@ -169,8 +171,8 @@ class Modules:
 
     @staticmethod
     def _gathered(root: Any, rows: dict[int, tuple[str, Any]]) -> dict[int, tuple[str, Any]]:
-        """{address: (name, parameter)} of the gathered parameters of fully_shard. Attention uses gathered parameters.
-        The optimizer steps the shards, whose names are in `rows`."""
+        """{address: (name, parameter)} of the parameters that fully_shard has gathered, for attention. The optimizer
+        steps the shards, whose names are in `rows`."""
         found = {}
         for _, module in tree(root):
             for shard in shards_of(module):

@@ -1,8 +1,7 @@
 """Reports weight tensors to the core (libforeshock.so), which measures a few of them in each step.
 
-Sends the core a list of all tensors that the optimizers step. In each step the core returns the due tensors, i.e. those
-to measure in this step. This module passes their addresses to the core before and after the optimizer changes them. One
-optimizer is the clock: its steps are those of the training.
+Lists all tensors that the optimizers step. In each step the core returns the due ones, and this module passes them to
+the core before and after the optimizer's work. One optimizer is the clock: its steps are those of the training.
 """
 
 from __future__ import annotations
@@ -85,8 +84,8 @@ def place_of(parameter: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[in
         return None
     if len(shape) > DIMS and shape[DIMS - 1 :] != part[DIMS - 1 :]:  # sharded in a dimension that is folded
         return None
-    # min(): torch may give an empty part an offset beyond the tensor.
-    return folded(shape), tuple(min(start, size) for start, size in zip(offset, shape))[:DIMS], folded(part)
+    inside = tuple(min(start, size) for start, size in zip(offset, shape))  # an empty part may begin beyond the end
+    return folded(shape), inside[:DIMS], folded(part)
 
 
 class Weights:
@@ -111,8 +110,7 @@ class Weights:
         A parameter that several optimizers hold is listed once, with the first of them. `unfollowed`: optimizers whose
         parameters are listed but not measured. `temporary`: addresses of parameters that an optimizer has in its groups
         only during one of several calls per step (see SplitStep); they are not measured either. `named`: {address:
-        (name, parameter)} of the model. `labels`: {name: layer label}. `replicas` gives the prefixes of names, which
-        identify the ranks on which the tensor must be equal. Parameters without a name get one, parameters.N.
+        (name, parameter)} of the model. `labels`: {name: layer label}. `replicas`: gives the prefixes of names.
         """
         order = {address: n for n, address in enumerate(named)}
         rows: dict[int, tuple[Weight, Position]] = {}  # by address of the parameter
@@ -188,8 +186,7 @@ class Weights:
         return bool(self._due)
 
     def before(self, optimizer: Any, ended: int = 0) -> int:
-        """Passes the due tensors of `optimizer`, before it changes them, to the core. `ended`: ENDED if the clock has
-        already reported the end of this step, else 0."""
+        """Passes the due tensors of `optimizer` to the core. `ended`: ENDED if the clock has ended the step, else 0."""
         return self._observe(self._due_of(optimizer), BEFORE | ended)
 
     def after(self, optimizer: Any, ended: int = 0) -> int:
@@ -216,8 +213,7 @@ class Weights:
             return None
 
     def _state_of(self, number: int) -> tuple[int, list[int | None], Numbers] | None:
-        """(number, addresses of parameter, gradient and both moments, Numbers). None if the optimizer is gone, or the
-        parameter is no longer at its position."""
+        """(number, addresses of parameter, gradient and both moments, Numbers); None: its position has changed."""
         position = self._positions[number]
         optimizer = position.optimizer()
         every_group = groups(optimizer)
