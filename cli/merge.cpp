@@ -187,9 +187,8 @@ std::string Merge::write(Output* output) {
     lines_read_ += group.size();
   }
   // The caller reports a problem of the output. Without one, next() has returned too few lines.
-  return lines_read_ == index_.count() || !output->problem().empty()
-             ? ""
-             : "the temporary file of the index cannot be read";
+  if (lines_read_ == index_.count() || !output->problem().empty()) return "";
+  return "the temporary file of the index cannot be read";
 }
 
 void Merge::print_totals(const Output& output) const {

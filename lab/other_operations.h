@@ -8,9 +8,8 @@
 
 namespace foreshock::lab {
 
-// Convolutions are 3 x 3 with stride 1 and without padding.
-
-// Direct convolution: a matrix product whose sums are over the channels and the 9 elements of the filter.
+// Convolutions are 3 x 3 with stride 1 and without padding. The direct one is a matrix product whose sums are
+// over the channels and the 9 elements of the filter.
 Tensors convolution_direct(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // Winograd's F(m x m, 3 x 3) (arXiv 1509.09308) for m = 2, 4, 6, in tiles of m x m outputs. The transformed
 // image and filter are stored in the format. The accumulator adds products over channels. The inverse
@@ -19,14 +18,12 @@ Tensors winograd_f2(const Tensors& inputs, const Settings& settings, Arithmetic&
 Tensors winograd_f4(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 Tensors winograd_f6(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 
-// Softmax, layer norm and cross-entropy work on rows.
-
-// Softmax that first finds the maximum, then the sum, in registers.
+// Softmax of each row, which first finds the maximum, then the sum, in registers.
 Tensors softmax_two_pass(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // Softmax in one pass over blocks of columns; the running maximum and sum are stored in the format.
 Tensors softmax_online(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 
-// Layer norm that first computes the mean, then the mean of the centred squares.
+// Layer norm of each row, which first computes the mean, then the mean of the centred squares.
 Tensors layer_norm_two_pass(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);
 // Layer norm in one pass: the variance is the mean of squares minus the square of the mean, in registers.
 Tensors layer_norm_fused(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic);

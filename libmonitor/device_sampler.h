@@ -25,8 +25,7 @@ namespace foreshock {
 // until their times can be read. It reads only host memory and never waits. Thread-compatible.
 class CopyTiming {
  public:
-  // Remembers a slice whose gathers were launched, in `parts` slots with the tickets `ticket`, `ticket` + 1,
-  // ...
+  // Remembers a slice whose gathers were launched, in `parts` slots. Its slot n has ticket `ticket` + n.
   void expect(segment::Slot* const* slots, uint64_t ticket, uint32_t parts);
 
   struct Spent {
@@ -45,8 +44,7 @@ class CopyTiming {
   };
   void collect();  // moves the slices that have arrived from expected_ to spent_
 
-  // Large enough: a slot is claimed again only after its slice has arrived, and expect() collects a full
-  // array.
+  // Large enough: a slot is claimed again only after its slice has arrived; if full, expect() collects first.
   Expected expected_[segment::kMaxSlots] = {};
   uint32_t count_ = 0;    // of expected_
   uint64_t last_ns_ = 0;  // the last time that could be read
@@ -167,7 +165,7 @@ class DeviceSampler {
   // Whether a call or a weight was on a device that is not set up for it.
   bool has_wanted() const { return has_wanted_.load(std::memory_order_relaxed); }
 
-  // Makes these set-ups. Must be called between two steps.
+  // Makes the missing set-ups. Must be called between two steps.
   void set_up_wanted();
 
   // Returns the time on the trainer's streams of gathers that have ended since the last call.
