@@ -15,8 +15,7 @@ int cores_of_node();
 
 // Returns the smallest CPU quota, in cores, of this process's cgroups (v1 and v2) and their parents; infinity
 // without a quota. `cgroups`: the file that lists this process's cgroups (/proc/self/cgroup). `root`: the
-// folder above their folders (/sys/fs/cgroup). In a container, `root` itself is the folder of the only
-// cgroup.
+// folder above their folders (/sys/fs/cgroup); in a container it is the folder of the only cgroup.
 double cgroup_cores(const std::string& cgroups, const std::string& root);
 
 // Returns the inode number that identifies this process's pid namespace, or 0 if it cannot be read. The same
@@ -25,8 +24,7 @@ uint64_t pid_namespace();
 // Return the CPU time of this process (all threads) and of the calling thread, in seconds.
 double process_cpu_seconds();
 double thread_cpu_seconds();
-// Returns a user's name in /etc/passwd as a valid Prometheus label value; without an entry, the user's
-// number.
+// Returns a user's name in /etc/passwd as a valid label value (Prometheus), else the user's number.
 std::string user_name(uid_t user);
 
 // Raises the limit of open files to at most 16384. The agent opens two files per live rank and three per run.

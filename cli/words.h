@@ -18,7 +18,6 @@ struct WordOption {
   size_t values = 1;  // number of values, one word each; ignored if the option takes none
 };
 
-// The parsed words of a command line.
 class Words {
  public:
   // Reads the words after the name of `command`. The value of an option is the next word, or follows "=" in

@@ -1,5 +1,4 @@
-// The table of accumulators (ways in which hardware or a loop adds the products of a matrix product), and the
-// formats of operands that each takes.
+// The table of accumulators (ways to add the products of a matrix product) and which formats each one takes.
 #include "lab/accumulator.h"
 
 #include <array>

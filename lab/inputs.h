@@ -37,8 +37,7 @@ inline double normal(uint64_t key, uint64_t counter) {
   return radius * std::cos(2 * std::numbers::pi * uniform(key, 2 * counter + 1));
 }
 
-// The laws. one_signed, flat and ties concern attention; for other families they are as normal. grad_out of
-// attention is N(0, 1) by all laws but one_signed and ties.
+// Outside of attention, one_signed, flat and ties are as normal. grad_out is N(0, 1) unless noted otherwise.
 // - normal: N(0, 1)
 // - uniform: U(0, 1)
 // - outlier: N(0, 1) + N(0, 100) * Bernoulli(0.001), as in FlashAttention-3's error table (arXiv 2407.08608)

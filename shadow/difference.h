@@ -24,8 +24,7 @@ struct Difference {
   double relative_l2() const;     // |b - a| / |a| as vectors; infinite if only a is 0, NaN if both are
 };
 
-// Compares two contiguous arrays of `count` elements, at any address. The formats may differ but must be
-// floating. Thread-safe.
+// Compares `count` contiguous elements at any address. Formats may differ but must be floating. Thread-safe.
 Difference difference(const void* a, DType type_a, const void* b, DType type_b, size_t count);
 
 }  // namespace foreshock

@@ -45,8 +45,7 @@ def slope(steps: list[int], values: list[float]) -> float:
 
 
 def verdict(measured: Interval) -> str:
-    """The verdict on CLAIMED. `measured`: the slope of the deviation that low precision causes, divided by the slope of
-    that which the kernel causes."""
+    """The verdict on CLAIMED. `measured`: slope of the deviation by low precision / slope of that by the kernel."""
     low, high = CLAIMED
     if math.isnan(measured.low):
         return "undecided"

@@ -1,5 +1,4 @@
-"""Finds the modules of the models, and names parameters by their paths in a model, which may be wrapped or sharded
-(FSDP). An address is tensor._cdata, which identifies a tensor."""
+"""Finds the modules of the models, and names parameters by their paths in a model. An address is tensor._cdata."""
 
 from __future__ import annotations
 
@@ -111,7 +110,7 @@ class Modules:
         return [module for module in alive if id(module) not in children]
 
     def named(self, wanted: tuple[int, ...]) -> dict[int, tuple[Named, Any]]:
-        """{address: (name, parameter)} of all parameters of the models that have one in `wanted`, most of these first.
+        """{address: (name, parameter)} of all models with a parameter in `wanted`, models with the most of these first.
 
         `wanted`: addresses of the parameters that the optimizers step. If no model has one, all models with trained
         parameters are named. The optimizer then steps copies in higher precision (DeepSpeed, Megatron-LM, Apex), but
