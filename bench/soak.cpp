@@ -195,7 +195,6 @@ int drive(long count, long parts, double rate) {
   return 0;
 }
 
-// Does the work of "restarts". `self`: path of this program. Returns the exit status.
 int restart(const char* self, long count, long parts) {
   for (long part = 1; part <= parts; ++part) {
     const long first = count * (part - 1) / parts, last = count * part / parts;

@@ -26,8 +26,8 @@ struct Check {
 
 // A row of the table that lists what foreshock can see of any training.
 struct Coverage {
-  const char* extent;      // how much foreshock sees: checked, counted, ...; "": as in the previous row
-  const char* operations;  // or weights, or programs
+  const char* extent;  // how much foreshock sees: checked, counted, ...; "": as in the previous row
+  const char* what;    // operations, weights or programs
 };
 
 constexpr Coverage kCoverage[] = {
@@ -180,7 +180,7 @@ void print(const std::vector<Check>& checks, size_t columns) {
   }
   std::printf("\n  What is seen of a training:\n");
   for (const Coverage& line : kCoverage)
-    std::printf("  %-12s%s\n", line.extent, wrapped(line.operations, 14, columns).c_str());
+    std::printf("  %-12s%s\n", line.extent, wrapped(line.what, 14, columns).c_str());
 }
 
 }  // namespace

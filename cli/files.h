@@ -52,9 +52,7 @@ class WholeFile {
   WholeFile& operator=(const WholeFile&) = delete;
 
   void write(std::string_view bytes);  // appends the bytes. The first error is in problem().
-
   void close();  // flushes all bytes to the temporary file; the target is not replaced yet
-
   // Closes the temporary file and, if there was no error, renames it to the target. Returns problem().
   const std::string& finish();
 

@@ -62,7 +62,6 @@ class Output {
     ++lines_;
   }
   const std::string& finish() { return file_.finish(); }
-
   uint64_t lines() const { return lines_; }
   const std::string& problem() const { return file_.problem(); }
 

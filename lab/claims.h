@@ -63,11 +63,9 @@ inline std::vector<Measurement> of(Measured measured, std::string_view algorithm
   return where(measured,
                [=](const Measurement& m) { return m.point.algorithm == algorithm && m.tensor == tensor; });
 }
-
 inline std::vector<Measurement> with_input(Measured measured, std::string_view input) {
   return where(measured, [=](const Measurement& m) { return m.point.input == input; });
 }
-
 inline std::vector<Measurement> with_format(Measured measured, std::string_view format) {
   return where(measured, [=](const Measurement& m) { return m.point.format == format; });
 }

@@ -164,7 +164,6 @@ class DeviceSampler {
 
   // Whether a call or a weight was on a device that is not set up for it.
   bool has_wanted() const { return has_wanted_.load(std::memory_order_relaxed); }
-
   // Makes the missing set-ups. Must be called between two steps.
   void set_up_wanted();
 

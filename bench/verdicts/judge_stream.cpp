@@ -41,7 +41,7 @@ bool read_exactly(void* to, size_t bytes) { return std::fread(to, 1, bytes, stdi
 // Reads arrays from standard input and owns them.
 class Arrays {
  public:
-  // Returns the next array. Returns null at the end of the input; is_valid() then rejects the slice.
+  // Returns the next array; null at the end of the input. is_valid() rejects a slice with a null array.
   const void* read(size_t bytes) {
     arrays_.emplace_back((bytes + 7) / 8);
     return read_exactly(arrays_.back().data(), arrays_.back().size() * 8) ? arrays_.back().data() : nullptr;

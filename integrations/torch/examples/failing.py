@@ -1,5 +1,4 @@
-"""Two small models whose training always fails at the same step. In each step plain_loop.py, which trains them, sets
-the learning rate to rate(step) and takes the gradient of loss(step), which also draws the step's batch."""
+"""Two small models whose training always fails at the same step. plain_loop.py trains them: loss(step), rate(step)."""
 
 from __future__ import annotations
 
