@@ -161,9 +161,9 @@ UnfinishedFile::~UnfinishedFile() {
   forget();
 }
 
-bool UnfinishedFile::finish(const std::string& name) {
+bool UnfinishedFile::finish(const std::string& path) {
   const SignalsBlocked blocked;
-  if (std::rename(path_.c_str(), name.c_str()) != 0) return false;
+  if (std::rename(path_.c_str(), path.c_str()) != 0) return false;
   forget();
   return true;
 }
