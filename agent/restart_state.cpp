@@ -1,5 +1,5 @@
 // Saves two files in a run's directory and reads them again, so that a new agent continues the run of a
-// killed one: RankFacts has past alarms, events and counts of non-finite slices, WatchState the detectors.
+// killed one. RankFacts: past alarms, events, counts of non-finite slices. WatchState: the detectors.
 #include "agent/restart_state.h"
 
 #include <spdlog/spdlog.h>
@@ -18,14 +18,14 @@ namespace {
 using nlohmann::json;
 
 // Any process of the trainer's user can write the file of RankFacts. Each entry is checked, and malformed
-// entries are ignored. Texts must be shorter than kLongestName.
-constexpr size_t kLongestName = 64;
+// entries are ignored. Texts must be shorter than kNameLimit.
+constexpr size_t kNameLimit = 64;
 
 // Returns "" if the text is missing or null, and nothing if it is malformed or too long.
 std::optional<std::string> text_in(const json& from, const char* name) {
   const auto found = from.find(name);
   if (found == from.end() || found->is_null()) return "";
-  if (!found->is_string() || found->get_ref<const std::string&>().size() >= kLongestName) return std::nullopt;
+  if (!found->is_string() || found->get_ref<const std::string&>().size() >= kNameLimit) return std::nullopt;
   return found->get<std::string>();
 }
 
@@ -58,7 +58,7 @@ const json& list_in(const json& from, const char* name) {
   return found != from.end() && found->is_array() ? *found : kEmpty;
 }
 
-// Restores what past_alarms_json() wrote. `of`: the kind of alarm. `most`: its value furthest from 0, if any.
+// Restores what past_alarms_json() wrote. "of": the kind of alarm. "most": its value furthest from 0, if any.
 void restore_alarm(const json& alarm, RankStatistics* rank) {
   if (!alarm.is_object()) return;
   const auto label = text_in(alarm, "layer"), kind = text_in(alarm, "of");
@@ -81,7 +81,7 @@ void restore_event(const json& event, RankStatistics* rank) {
       {*what, *layer, *first, *last, static_cast<uint64_t>(*count), number_in(event, "value")});
 }
 
-// Whether a rank has an alarm or event to save. A healthy training has neither, and no file is written.
+// Whether a rank has an alarm or event to save. If no rank ever had one, the file is not written.
 bool has_any(const json& facts) { return !facts["past_alarms"].empty() || !facts["events"].empty(); }
 
 json facts_of(const RankStatistics& rank) {
@@ -91,7 +91,7 @@ json facts_of(const RankStatistics& rank) {
   return facts;
 }
 
-constexpr uint64_t kNoRecord = UINT64_MAX;  // saved in place of the record's size: there is no record
+constexpr uint64_t kNoRecord = UINT64_MAX;  // stands for the record's size if the run has no record
 
 // Whether two events are equal in everything but time, value, score and detail.
 bool is_same(const EventLine& a, const EventLine& b) {
@@ -99,9 +99,9 @@ bool is_same(const EventLine& a, const EventLine& b) {
          a.detector == b.detector && a.level == b.level;
 }
 
-// Passes the remaining lines of a record to the detectors, and adds them to `already_written`. Agents write
-// an event after the line that caused it. Returns the events that the record lacks, because the earlier agent
-// was killed between a line and its event.
+// Passes the lines that `reader` has not returned yet to the detectors, and adds them to `already_written`.
+// Returns the events that the detectors find and the record lacks. Agents write an event after the line that
+// caused it, so an event is missing if the earlier agent was killed between the two writes.
 std::deque<EventLine> replay(RecordReader& reader, Watches* watches, WrittenLines* already_written) {
   std::deque<EventLine> missing;
   while (const std::optional<RecordLine> line = reader.next()) {
@@ -181,7 +181,7 @@ void RankFacts::forget(const std::string& segment) {
 
 bool RankFacts::save(const Directory& directory) {
   if (!has_unsaved_changes_) return true;
-  has_unsaved_changes_ = !directory.write(kFile, text_of(known_, -1));
+  has_unsaved_changes_ = !directory.write(kFile, text_of(known_, -1));  // -1: in one line
   return !has_unsaved_changes_;
 }
 
@@ -191,7 +191,7 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
   const auto size = status ? static_cast<size_t>(std::max<off_t>(status->st_size, 0)) : 0;
   const std::optional<std::string> bytes =
       size > 0 && size <= kMostBytes ? directory.read(kFile, size) : std::nullopt;
-  uint64_t offset = kNoRecord;
+  uint64_t offset = kNoRecord;  // size of the record when the state was saved
   const bool restored = bytes && watches->restore(*bytes, &offset);
   if (size > 0 && !restored)
     spdlog::warn("{}: the state of its detectors cannot be read; they learn again", run);
@@ -205,6 +205,7 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
   }
   std::string error;  // unused: if the record cannot be read, its last lines are not replayed
   const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &error, false);
+  // If the state was saved without a record, it is unknown which lines of the present record it covers.
   if (reader == nullptr || offset == kNoRecord || !reader->seek(offset)) return;
   for (EventLine& event : replay(*reader, watches, already_written)) {
     event.time = seconds_since_1970();
@@ -217,7 +218,7 @@ bool WatchState::save(const Directory& directory, const RecordWriter* record, co
   const Clock::time_point now = Clock::now();
   if (watches.lines() == saved_lines_ || (now < next_ && !is_last)) return true;
   const std::string bytes = watches.save(record != nullptr ? record->size() : kNoRecord);
-  // The next save waits until the mean rate is kBytesPerSecond. A wait of 0.25 s or less is left out.
+  // The next save waits until the mean rate is at most kBytesPerSecond. A wait of 0.25 s or less is left out.
   const double wait_seconds = static_cast<double>(bytes.size()) / kBytesPerSecond;
   if (wait_seconds > 0.25)
     next_ = now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(wait_seconds));

@@ -1,7 +1,6 @@
-// Measures the histogram of a tensor on the CPU, from which the Wasserstein distance between two snapshots of
-// weights is computed: 16-bit values are counted by bit pattern, fp32 values by bin. Compares the time with
-// that of reading the same bytes and of a vectorised sort. Measures CPU time in one thread. The measurements
-// alternate; of several repetitions, the best counts.
+// Measures the time of counting a tensor's values into a histogram, on the CPU in one thread. 16-bit values
+// are counted by bit pattern, fp32 values by bin. Prints the CPU time beside that of reading the same bytes
+// and of a vectorised sort. The measurements alternate; the fastest of several repetitions is printed.
 #include "kernels/histogram.h"
 
 #include <time.h>
@@ -22,7 +21,7 @@ namespace foreshock {
 namespace {
 
 constexpr int kRepetitions = 7;
-constexpr size_t kInCache = 1 << 14;  // number of values that fit into the caches of a core
+constexpr size_t kCachedValues = 1 << 14;  // number of values that fit into the caches of a core
 
 // CPU time of this thread, in seconds; other work on the machine changes it less than wall time.
 double now() {
@@ -31,9 +30,9 @@ double now() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// The best time of one run of `work`, in nanoseconds per element.
+// The shortest time of a run() so far, in nanoseconds per element.
 struct Timing {
-  double best = 1e30;
+  double best = 1e30;  // before the first run(): longer than any
   template <class Work>
   void run(size_t count, Work work) {
     const double start = now();
@@ -44,12 +43,12 @@ struct Timing {
 
 // Reads all bytes, in eight independent sums, so that memory bandwidth is the limit.
 uint64_t read_all(const void* data, size_t bytes) {
-  const char* at = static_cast<const char*>(data);
+  const char* begin = static_cast<const char*>(data);
   uint64_t sum[8] = {};
   for (size_t n = 0; n + 64 <= bytes; n += 64) {
     for (int c = 0; c < 8; ++c) {
       uint64_t word;
-      std::memcpy(&word, at + n + 8 * c, sizeof word);
+      std::memcpy(&word, begin + n + 8 * c, sizeof word);
       sum[c] += word;
     }
   }
@@ -70,14 +69,14 @@ std::vector<float> weights(size_t count) {
 }
 
 struct Sorted {
-  const char* keys;  // the sorted values, as text
+  const char* keys;  // the type of the sorted values, as text
   Timing timing;
 };
 
-// `bound`: limit of the counting in ns per element, not checked. `cached`: counting of values in the cache.
-void print(const char* what, const Timing& counting, double bound, const Timing& reading,
+// `bound`: goal for `counting` in ns per element, not checked. `cached`: counting of values in the cache.
+void print(const char* title, const Timing& counting, double bound, const Timing& reading,
            const Timing& cached, const std::vector<Sorted>& sorts) {
-  std::printf("%-26s %6.3f ns/element (bound %.2f), %.2f of the read bandwidth (bound 0.35)", what,
+  std::printf("%-26s %6.3f ns/element (bound %.2f), %.2f of the read bandwidth (bound 0.35)", title,
               counting.best, bound, reading.best / counting.best);
   std::printf(", %.3f ns in cache (that would be %.2f)", cached.best, reading.best / cached.best);
   for (const Sorted& sort : sorts)
@@ -86,13 +85,14 @@ void print(const char* what, const Timing& counting, double bound, const Timing&
   std::printf("\n");
 }
 
+// Times the sort of a copy of `values`. Does nothing without Highway's sort.
 template <class Key>
 void sort_copy([[maybe_unused]] const std::vector<Key>& values, [[maybe_unused]] std::vector<Key>* copy,
                [[maybe_unused]] Timing* timing) {
 #if FORESHOCK_VQSORT
   // Sorts with and without AVX-512 (its compressing stores may be slow); the faster sort counts.
   for (int64_t excluded_targets : {int64_t{0}, int64_t{HWY_AVX3 | HWY_AVX3_DL}}) {
-    hwy::SetSupportedTargetsForTest(0);
+    hwy::SetSupportedTargetsForTest(0);  // all targets of this CPU again
     hwy::SetSupportedTargetsForTest(hwy::SupportedTargets() & ~excluded_targets);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
     *copy = values;
@@ -106,29 +106,30 @@ void sort_copy([[maybe_unused]] const std::vector<Key>& values, [[maybe_unused]]
 void measure(const char* law, const std::vector<float>& fp32) {
   std::vector<uint16_t> bf16(fp32.size()), copy16;
   for (size_t n = 0; n < fp32.size(); ++n)
-    bf16[n] = static_cast<uint16_t>((std::bit_cast<uint32_t>(fp32[n]) + 0x8000) >> 16);
+    bf16[n] = static_cast<uint16_t>((std::bit_cast<uint32_t>(fp32[n]) + 0x8000) >> 16);  // to nearest
   std::vector<float> copy32;
   std::vector<uint32_t> words16(kPatternWords);
   std::vector<uint64_t> words32(kBinWords);
   Timing count16, count32, read16, read32, cached16, cached32;
+  // Counting 16-bit values is compared with two sorts: of the values as fp32, and as 16-bit words.
   std::vector<Sorted> sorts16{{"of fp32", {}}, {"of 16 bits", {}}}, sorts32{{"of fp32", {}}};
   uint64_t sink = 0;
   for (int i = 0; i < kRepetitions; ++i) {
     read16.run(bf16.size(), [&] { sink ^= read_all(bf16.data(), 2 * bf16.size()); });
     count16.run(bf16.size(), [&] { count_patterns(bf16.data(), bf16.size(), words16.data()); });
     read32.run(fp32.size(), [&] { sink ^= read_all(fp32.data(), 4 * fp32.size()); });
-    std::fill(words32.begin(), words32.end(), 0);
+    std::fill(words32.begin(), words32.end(), 0);  // a counter holds no more than one pass over the values
     count32.run(fp32.size(), [&] { count_bins(fp32.data(), fp32.size(), words32.data()); });
-    // Counts the same cached values repeatedly: a lower bound for any counting with one store per value.
-    const size_t rounds = fp32.size() / kInCache;
-    cached16.run(rounds * kInCache, [&] {
-      for (size_t n = 0; n < rounds; ++n) count_patterns(bf16.data(), kInCache, words16.data());
+    // Counts the same cached values repeatedly: the least time of any counting with one store per value.
+    const size_t rounds = fp32.size() / kCachedValues;
+    cached16.run(rounds * kCachedValues, [&] {
+      for (size_t n = 0; n < rounds; ++n) count_patterns(bf16.data(), kCachedValues, words16.data());
     });
     std::fill(words32.begin(), words32.end(), 0);
-    cached32.run(rounds * kInCache, [&] {
-      for (size_t n = 0; n < rounds; ++n) count_bins(fp32.data(), kInCache, words32.data());
+    cached32.run(rounds * kCachedValues, [&] {
+      for (size_t n = 0; n < rounds; ++n) count_bins(fp32.data(), kCachedValues, words32.data());
     });
-    if (i > 1) continue;  // sorting is slow
+    if (i > 1) continue;  // sorting is slow, so it is timed in two repetitions only
     sort_copy(fp32, &copy32, &sorts16[0].timing);
     sorts32[0].timing = sorts16[0].timing;
     sort_copy(bf16, &copy16, &sorts16[1].timing);
@@ -148,7 +149,7 @@ void measure(const char* law, const std::vector<float>& fp32) {
 }  // namespace foreshock
 
 int main() {
-  constexpr size_t kCount = (size_t{1} << 26) - 1;  // as many values as the fp32 counters can count
+  constexpr size_t kCount = (size_t{1} << 26) - 1;  // the most that one of the fp32 counters can count
   foreshock::measure("N(0, 0.02)", foreshock::weights(kCount));
   foreshock::measure("all equal", std::vector<float>(kCount, 0.02f));
   return 0;

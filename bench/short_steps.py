@@ -1,11 +1,11 @@
-"""What the monitor costs a training of short steps, and whether what it says of that is true.
+"""Measures what the monitor costs a training of short steps, and compares it with the cost that the monitor reports.
 
     python bench/short_steps.py [--short] [--rounds 30] [--sets 3]
 
 The monitor's Python code in the trainer works at every step, so its share of the time grows as steps become shorter.
 Samples and snapshots of weights are then postponed, so that all costs together stay below --max-slowdown. For each
-length of step, a plain training and a training under `foreshock run` with default options take turns on one core. The
-agent, the process that judges samples, has the other cores.
+length of step, a plain training and a training under `foreshock run --record` take turns on one core. The agent, the
+process that judges samples, has the other cores.
 
 Printed for each length: the time of a plain step; `added`, the trainer's CPU time with the monitor / that without the
 monitor - 1, with a 95 % interval; `metered`, the cost according to the monitor, in the trainer and with the agent's CPU
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from turns.trainers import Trainer, interval, one_of_each
 
-MODELS = {  # about the ms of a step: (layers, width, batch, length)
+MODELS = {  # approximate milliseconds of a step: (layers, width, batch, length)
     "1": (1, 16, 1, 8),
     "2": (1, 32, 2, 24),
     "5": (1, 32, 4, 48),
@@ -38,7 +38,7 @@ MODELS = {  # about the ms of a step: (layers, width, batch, length)
 }
 TURN_MS = 400  # length of a turn
 SET_UP_STEPS = 6  # first steps, in which the monitor sets up
-PART_TURNS, LEAST_PART_STEPS = 5, 64  # turns in which the parts are measured, and steps of such a turn
+PART_TURNS, LEAST_PART_STEPS = 5, 64  # turns in which parts_of_cost() measures, and the least steps of such a turn
 MEDIAN, MEAN = 0, 1  # indexes in the lists that Trainer.parts() returns
 
 
@@ -46,17 +46,18 @@ class Metered(NamedTuple):
     """The cost of one training according to its record, without the pauses between turns."""
 
     trainer: float  # cost in the trainer, as a share of the training's own time
-    all: float  # the same with the agent's CPU time, as in the summary
-    each_us: float  # parts of the cost in the trainer, see above
+    with_agent: float  # the same with the agent's CPU time added, as in the summary
+    each_us: float  # `each` and `beyond`, the parts of the cost in the trainer that are described above
     beyond_us: float
 
 
 def metered(record: str, rank: dict[str, Any], turn: int) -> Metered:
-    """`turn`: steps per turn. The duration of a turn's first step has the time that the trainer waited before it."""
+    """`rank`: the rank's entry in the summary. `turn`: steps per turn. The duration of a turn's first step includes the
+    time that the trainer waited before it, so first steps are replaced by the mean of the others."""
     lines = [json.loads(line) for line in record.splitlines()]
     steps = [line for line in lines if line["type"] == "step"]
     with_snapshot = {line["step"] for line in lines if line["type"] == "tensor"}
-    own = sum(step["overhead_seconds"] for step in steps)
+    own = sum(step["overhead_seconds"] for step in steps)  # the monitor's time in the trainer
     lasted = sum(step["duration_seconds"] for step in steps)
     without_first = sum(step["duration_seconds"] for step in steps if step["step"] % turn != 1)
     trained = without_first * turn / (turn - 1) - own  # seconds of the training's own work
@@ -67,7 +68,8 @@ def metered(record: str, rank: dict[str, Any], turn: int) -> Metered:
 
 
 def parts_of_cost(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
-    """Microseconds per step of each part. Both trainers take turns, since the speed of the machine varies."""
+    """The second line described above, in microseconds per step. The trainers take turns, since the speed of the
+    machine varies."""
     turns = [{kind: trainer.parts(steps) for kind, trainer in trainers.items()} for _ in range(PART_TURNS)]
 
     def added(kind: str, part: str, which: int) -> float:
@@ -86,15 +88,15 @@ def parts_of_cost(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
 
 def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
     size, ratios, measured, plain_ms = ",".join(map(str, MODELS[model])), [], [], []
-    steps = max(8, 8 * round(TURN_MS / float(model) / 8))  # a multiple of the interval between sampled steps
+    steps = max(8, 8 * round(TURN_MS / float(model) / 8))  # a multiple of 8, the least interval between sampled steps
     for number in range(sets):
         with one_of_each(size, ("plain", "recorded"), cores) as trainers:
             for trainer in trainers.values():
                 trainer.turn(steps)
-            chance, ratios_of_set = random.Random(number), []
+            generator, ratios_of_set = random.Random(number), []
             for _ in range(rounds):
                 order = list(trainers)
-                chance.shuffle(order)
+                generator.shuffle(order)
                 took = {kind: trainers[kind].turn(steps)["cpu"] for kind in order}
                 ratios_of_set.append(took["recorded"] / took["plain"] - 1)
                 plain_ms.append(1e3 * took["plain"] / steps)
@@ -109,7 +111,7 @@ def measure(model: str, sets: int, rounds: int, cores: list[int]) -> None:
     cost = Metered(*(statistics.median(column) for column in zip(*measured, strict=True)))
     print(
         f"{statistics.median(plain_ms):5.1f} ms  added {middle:+.2%} [{low:+.2%}, {high:+.2%}]  "
-        f"metered {cost.trainer:.2%}, with the agent {cost.all:.2%}  each {cost.each_us:.0f} us, "
+        f"metered {cost.trainer:.2%}, with the agent {cost.with_agent:.2%}  each {cost.each_us:.0f} us, "
         f"beyond {cost.beyond_us:.0f} us   ({sets} sets x {rounds} rounds of {steps} steps)",
         "          us a step: " + ", ".join(f"{part} {us:.1f}" for part, us in parts.items()),
         sep="\n",

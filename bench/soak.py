@@ -6,9 +6,9 @@ A trainer without a framework (soak.cpp) runs under `foreshock run --record`. Ev
 10^5 names of layers and of scalars are used, one after the other. In a second run, the trainer is a chain of short
 processes, each a restart of the one before. The trainer pauses after each part, a tenth of its run. In each pause the
 trainer, the agent, the run directory, the HTTP pages and the record are measured. Prints for each quantity its value at
-the start (after three parts, when all tables are full) and at the end, its growth per 10^5 steps or 10^3 restarts, and
-the growth that BOUNDS or RESTART_BOUNDS allow. A quantity without a bound must not grow. Exits with 1 if one grows by
-more than is allowed.
+the start (after three parts, when all tables of names are full) and at the end, its growth per 10^5 steps or 10^3
+restarts, and the growth that BOUNDS or RESTART_BOUNDS allow. A quantity without a bound must not grow. Exits with 1 if
+a quantity grows by more than is allowed.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ SETTLE_SECONDS = 4.0  # after this time the agent has published the end of a pro
 
 
 class Bound(NamedTuple):
-    """Growth that is allowed between the warm-up and the end of a run."""
+    """The growth allowed between the warm-up and the end of a run: once + each x (number of steps or restarts)."""
 
-    once: float  # independent of the length of the run
-    each: float = 0  # additional growth per step or restart
-    why: str = ""  # what grows
+    once: float
+    each: float = 0
+    why: str = ""  # the reason why it may grow
 
 
 KIB, MIB = 1024, 1024**2
 RECORD_SIZE = 64 * MIB
-BOUNDS = {
-    "files": Bound(2, why="the spool and the marker of a record come and go"),
+ENDED = 64  # at most so many segments of ended processes exist at a time; each segment has two files
+BOUNDS = {  # in bytes or a number; "files" are those in the run directory
+    "files": Bound(2, why="the spool (the last lines of the record) and its marker come and go"),
     "trainer RSS": Bound(256 * KIB, why="pages that are touched for the first time"),
     "agent RSS": Bound(3 * MIB, why="free lists of malloc"),
     "run directory": Bound(512 * KIB, why="the saved state, whose detectors fill their windows"),
@@ -54,8 +55,8 @@ BOUNDS = {
 }
 RESTART_BOUNDS = BOUNDS | {
     "segments": Bound(128 * MIB, why="segments stay for two seconds after a process ended, longer on a busy machine"),
-    "files": Bound(2 + 2 * 64, why="two for each of the segments of ended processes"),
-    "agent descriptors": Bound(2 * 64, why="two for each of the segments of ended processes"),
+    "files": Bound(2 + 2 * ENDED, why="two for each of the segments of ended processes"),
+    "agent descriptors": Bound(2 * ENDED, why="two for each of the segments of ended processes"),
     "agent RSS": Bound(8 * MIB, why="free lists of malloc, and statistics of the last processes"),
     "/api/v1/state": Bound(64 * KIB, why="the last processes of each rank"),
 }
@@ -97,9 +98,10 @@ class Soak:
         )  # fmt: skip
 
     def measure(self, with_trainer: bool) -> tuple[int, dict[str, int]] | None:
-        """Waits for the end of the next part. Returns the number of steps or restarts so far, and every quantity by its
-        name. Returns None if the run has ended. `with_trainer`: the trainer process itself is measured too."""
-        line = self.process.stdout.readline()
+        """Waits for the end of the next part, measures, and lets the trainer go on. Returns the number of steps or
+        restarts so far, and every quantity by its name; None if the run has ended. `with_trainer`: the trainer process
+        itself is measured too."""
+        line = self.process.stdout.readline()  # "PID DONE"
         if not line:
             return None
         pid, done = map(int, line.split())
@@ -125,7 +127,7 @@ class Soak:
             "/api/v1/state": page_bytes(agent["address"], agent["port"], "/api/v1/state"),
             "record": sizes([self.record, self.record.with_name(self.record.name + ".1")]),
         }
-        self.process.stdin.write("\n")
+        self.process.stdin.write("\n")  # ends the trainer's pause
         self.process.stdin.flush()
         return done, found
 
@@ -138,7 +140,7 @@ class Soak:
 
 def judged(measured: list[tuple[int, dict[str, int]]], bounds: dict[str, Bound], per: int) -> list[dict]:
     """One row for each quantity. `measured`: the results of Soak.measure() after each part. `per`: number of steps or
-    restarts for which the growth is given."""
+    restarts to which the printed growth is scaled; "ok" compares the unscaled growth."""
     (first, start), (last, end) = measured[WARM_UP - 1], measured[-1]
     rows = []
     for name, value in end.items():
@@ -159,6 +161,7 @@ def show(title: str, unit: str, rows: list[dict]) -> None:
 
 
 def soak(kind: str, count: int, per: int, bounds: dict[str, Bound]) -> list[dict]:
+    """Runs and judges `count` "steps" or "restarts" (`kind`). Prints and returns the rows of judged()."""
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-soak-"))
     base = pathlib.Path(tempfile.mkdtemp(prefix="foreshock-soak-", dir="/dev/shm"))
     try:

@@ -1,6 +1,8 @@
-"""Alerts on trainings without progress, without all ranks, without an answering agent, or with a shared run id. Each
-function returns one alert; `limits` is its section of values.toml. From rule.py: RUN and AT_STEP are text templates for
-the run's name and step, RUN_KEY and TARGET_KEY the labels of a run or an agent; UNLESS_ENDED excludes ended ranks."""
+"""Alerts on trainings without progress, without all ranks, without an answering agent, or with a shared run id, and the
+recording rules that they read. `limits` is the alert's section of values.toml. From rule.py: RUN and AT_STEP are text
+templates for the run's name and step, RUN_KEY and TARGET_KEY the labels of a run or an agent; UNLESS_ENDED excludes
+ended ranks. An Alert has a name, a kind, a component, a dashboard, an expression, a summary, a description, and the
+time `for` which the expression must be true."""
 
 from rule import AT_STEP, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, Alert, Group, Record, Values
 
@@ -11,8 +13,8 @@ LAST_STEP = "run:foreshock_last_step_timestamp_seconds:max"
 
 
 def world() -> str:
-    """The largest world size that a living rank reports. Ended ranks are excluded, since an elastic job may continue
-    with fewer ranks. If no rank is alive, the largest world size that any rank has reported is used."""
+    """Expression of WORLD: the largest world size that a living rank reports; ended ranks are excluded, since an
+    elastic job may continue with fewer ranks. If all ranks have ended, the largest world size of all."""
     size = "foreshock_world_size"
     return f"max by ({RUN_KEY}) ({size} {UNLESS_ENDED}) or max by ({RUN_KEY}) ({size})"
 
@@ -53,8 +55,8 @@ def ranks_missing(limits: dict) -> Alert:
 def no_data(limits: dict) -> Alert:
     return Alert(
         "ForeshockNoData", "training", "fleet", "fleet",
-        # The last state of the run is running, and its agent is a scrape target that does not answer (up is 0). The
-        # expression excludes ended runs: their last state is another one, or their agent is not a target any more.
+        # The last reported state of the run is "running", and its agent is a scrape target that does not answer (up is
+        # 0). Ended runs are excluded: their last state is not "running", or their agent is not a target any more.
         f"""
         count by ({RUN_KEY}) (
           last_over_time(foreshock_run_state{{state="running"}}[{limits["window"]}]) == 1

@@ -1,3 +1,5 @@
+// Implements the rules for loss events. LossEventRule compares each loss with a window of earlier losses and
+// finds spikes and divergences. LossRiseRule compares means of blocks of losses and finds slow rises.
 #include "detect/loss_rules.h"
 
 #include <algorithm>
@@ -7,10 +9,10 @@
 namespace foreshock {
 namespace {
 
-constexpr size_t kMinValues = 16;
-constexpr double kNormalConsistency = 1.4826;  // 1 / the upper quartile of the normal distribution
+constexpr size_t kMinValues = 16;              // with fewer values, robust_z() is absent
+constexpr double kNormalConsistency = 1.4826;  // standard deviation / median distance of normal values
 
-// Returns the median; reorders `values`.
+// Returns the median; of an even count, the mean of the two middle values. Reorders `values`.
 double median(double* values, size_t count) {
   double* middle = values + count / 2;
   std::nth_element(values, middle, values + count);
@@ -18,7 +20,7 @@ double median(double* values, size_t count) {
   return (*std::max_element(values, middle) + *middle) / 2;
 }
 
-// Median distance from `centre`, scaled to a standard deviation. Overwrites `values`.
+// Returns the median distance of `values` from `centre`, scaled to a standard deviation. Overwrites `values`.
 double spread_about(double centre, double* values, size_t count) {
   for (size_t i = 0; i < count; ++i) values[i] = std::fabs(values[i] - centre);
   return kNormalConsistency * median(values, count);
@@ -46,6 +48,8 @@ std::optional<double> robust_z(const double* values, size_t count, double x) {
   return z;
 }
 
+// The window has only losses that were not high. Until it is full, no finite loss is high. The counts of
+// losses in a row stop at kMostInRow, so that they cannot overflow.
 LossVerdict LossEventRule::observe(int64_t step, double loss) {
   LossVerdict verdict;
   const bool finite = std::isfinite(loss);
@@ -79,12 +83,12 @@ void LossEventRule::restart() {
   in_spike_ = diverged_ = false;
 }
 
-// Returns the event that the present loss, a high one, completes, if any. A spike can turn into a divergence.
-// If all losses between the two events are high, both have the same onset.
+// Returns the event that the present loss completes, if any. This loss is high and already counted. A spike
+// can turn into a divergence. If all losses between the two events are high, both have the same onset.
 std::optional<LossEvent> LossEventRule::declare(int64_t step) {
   if (nonfinite_in_row_ >= kLossPersistence && !diverged_) return raise(LossEventKind::kDivergence, step);
   if (high_in_row_ >= static_cast<int>(kLossWindow) && nonfinite_in_row_ == 0) {
-    window_.clear();
+    window_.clear();  // it is filled again at the new level of the loss
     high_in_row_ = 0;
     if (!diverged_) return raise(LossEventKind::kDivergence, step);
     return std::nullopt;
@@ -106,6 +110,7 @@ std::optional<LossEvent> LossEventRule::raise(LossEventKind kind, int64_t step) 
   return LossEvent{kind, onset_step_, step};
 }
 
+// A block is kBlock losses that are finite and not high. squares_: sum of squared differences of neighbours.
 std::optional<int64_t> LossRiseRule::observe(int64_t step, double loss, bool is_high, bool in_event) {
   if (in_event) begin_anew();
   if (in_event || is_high || !std::isfinite(loss)) return std::nullopt;
@@ -114,15 +119,15 @@ std::optional<int64_t> LossRiseRule::observe(int64_t step, double loss, bool is_
   last_ = loss;
   sum_ += loss / static_cast<double>(kBlock);
   if (++in_block_ < kBlock) return std::nullopt;
-  // The difference of two losses has twice the variance of a loss. The mean of kBlock losses has 1/kBlock of
-  // the variance of a loss.
+  // The difference of two losses has twice the variance of one, the mean of kBlock losses 1/kBlock of it.
   const double variance = squares_ / (2 * static_cast<double>(kBlock - 1)), mean = sum_;
   sum_ = squares_ = 0;
   in_block_ = 0;
   return end_block(mean, std::sqrt(variance / static_cast<double>(kBlock)));
 }
 
-// `within`: the noise of `mean`, as estimated from the differences of neighbouring losses within the block.
+// Returns the first step of the rise that this block completes, if any. `within`: the standard deviation of
+// `mean`, estimated from the differences of neighbouring losses in the block.
 std::optional<int64_t> LossRiseRule::end_block(double mean, double within) {
   if (!is_above(mean)) {
     high_in_row_ = 0;
@@ -135,6 +140,7 @@ std::optional<int64_t> LossRiseRule::end_block(double mean, double within) {
   return onset_step_;
 }
 
+// The level, best_, is the lowest mean of kLevel successive blocks, of blocks that were not above the level.
 void LossRiseRule::learn(double mean, double within) {
   within_.add(within);
   if (has_previous_) differences_.add(mean - previous_);
@@ -147,6 +153,7 @@ void LossRiseRule::learn(double mean, double within) {
   has_best_ = true;
 }
 
+// Keeps differences_ and within_, from which noise() is estimated.
 void LossRiseRule::begin_anew() {
   sum_ = squares_ = 0;
   in_block_ = 0;
@@ -159,10 +166,11 @@ bool LossRiseRule::is_above(double mean) const {
   const std::optional<double> noise = this->noise();
   if (!noise || !has_best_) return false;
   const double margin = std::max(kSigmas * *noise, kLeastShare * std::fabs(best_));
-  // If level and noise are both exactly zero, no rise is reported, since its size has no scale.
+  // If level and noise are both exactly 0, no rise is reported: any increase would exceed a margin of 0.
   return margin > 0 && mean > best_ + margin;
 }
 
+// Returns the standard deviation of a block's mean: the larger of the estimates between and within blocks.
 std::optional<double> LossRiseRule::noise() const {
   if (differences_.size() < kLearning) return std::nullopt;
   const double between = robust_spread(differences_.data(), differences_.size()) / std::sqrt(2.0);

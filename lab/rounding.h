@@ -1,6 +1,7 @@
 // Rounds fp64 values to narrower formats. For + - * / and square root, an fp64 result that is then rounded to
 // p bits of precision equals the result of the format's own operation if 53 >= 2p + 2, that is p <= 25. So
-// the lab computes in fp64 and rounds. Matrix products round as the emulated hardware does (accumulator.h).
+// the lab, which emulates algorithms in other formats, computes in fp64 and rounds. Only matrix products
+// round in another way, that of the emulated hardware (accumulator.h).
 #ifndef FORESHOCK_LAB_ROUNDING_H_
 #define FORESHOCK_LAB_ROUNDING_H_
 
@@ -13,14 +14,16 @@
 
 namespace foreshock::lab {
 
-// kNearestEven: to the nearest number, ties to even. kTowardZero: a finite value never exceeds max_finite.
-// kStochastic: to the number above with probability (x - number below) / spacing, else to the number below.
+// kNearestEven: to the nearest number of the format, ties to even. kTowardZero: to the neighbour nearer to 0;
+// a finite value never exceeds max_finite. kStochastic: to the neighbour farther from 0 with the probability
+// (distance of x from the neighbour nearer to 0) / (distance of the neighbours), else to the other one.
 enum class Rounding { kNearestEven, kTowardZero, kStochastic };
 
 std::optional<Rounding> parse_rounding(std::string_view text);  // "rne", "rtz", "stochastic"
 std::string_view name_of(Rounding rounding);
 
-// Rounds one value: the definition, in plain library calls. kStochastic rounds up if `u` < that probability.
+// Rounds one value: the definition, in plain library calls. `u`: a random number in [0, 1) for kStochastic,
+// which rounds away from 0 if `u` is below the probability above.
 double round_scalar(const NumberFormat& format, Rounding rounding, double x, double u = 0);
 
 // Rounds an array in place, vectorised, as round_scalar() does with u = uniform(key, index) of inputs.h.

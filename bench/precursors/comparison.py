@@ -1,8 +1,9 @@
 """Scores all detectors over all trainings, with the shipped thresholds and with thresholds learned from other seeds.
 
 `found` is a list of trainings, as recording.reduced() stores them; `one` is a training of such a list, a dictionary. A
-threshold is a text: "1.4" stands for 1.4 times the shipped threshold. one["alarms"][detector][threshold] has the first
-steps of the alarms. A twin is the same training without the fault. A Tally counts the alarms and hits of one detector.
+recipe (recipes.py) describes a training and its fault; `each` is a recipe in loops over RECIPES. A threshold is a text:
+"1.4" stands for 1.4 times the shipped threshold. one["alarms"][detector][threshold] has the first steps of the alarms.
+A twin is the same training without the fault. A Tally counts the alarms and hits of one detector.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ NULL_EVERY = 40  # steps between two thresholds that are tried for the null dete
 
 
 def completed(found: list[dict]) -> list[dict]:
-    """The trainings. Failures that only the comparison with the twin shows are added to their onsets."""
+    """The trainings. Each gets the fields of missed(), which compares it with its twin."""
     by_key = {(one["recipe"], one["seed"]): one for one in found}
     return [one | missed(one, by_key.get((recipes.recipe(one["recipe"]).twin, one["seed"]))) for one in found]
 
 
 def missed(one: dict, twin: dict | None) -> dict:
-    """The fields of `one` that change if the rules for loss events missed its failure, which the comparison with the
-    twin shows. Without such a failure only the field "missed" is set."""
+    """The field "missed": whether the losses of `one` show a failure in comparison with the twin, although the rules
+    for loss events found no onset. If so, also "onsets" and "masked" (the steps not scored) with this failure."""
     failure = scoring.excess(one["losses"], twin["losses"]) if twin and not one["onsets"] else None
     if failure is None:
         return {"missed": False}
@@ -43,7 +44,8 @@ def missed(one: dict, twin: dict | None) -> dict:
 
 def training_of(one: dict, threshold: dict[str, str]) -> scoring.Training:
     """The training for scoring, with the alarms at the given thresholds. `threshold`: thresholds by detector. Without
-    an entry, a detector has the shipped threshold "1.0", and the null detector gives no alarm."""
+    an entry, a detector has the shipped threshold "1.0", and the null detector gives no alarm. `at`: the first steps of
+    the alarms by threshold."""
     begins = {name: at.get(threshold.get(name, "1.0"), []) for name, at in one["alarms"].items()}
     begins[NULL] = [int(threshold[NULL])] if NULL in threshold else []
     masked = [tuple(pair) for pair in one["masked"]]
@@ -82,12 +84,14 @@ def tallies(found: list[dict], detector: str, threshold: str) -> dict[tuple[str,
 
 
 def over_seeds(of: dict[tuple[str, int], scoring.Tally]) -> list[scoring.Tally]:
-    """One tally per seed, pooled over all recipes. Recipes of one model share a twin, so they are not independent."""
+    """One tally per seed, pooled over all recipes: those of one model share a twin, so they are not independent. `of`:
+    the result of tallies()."""
     return [scoring.pooled(t for key, t in of.items() if key[1] == seed) for seed in sorted({key[1] for key in of})]
 
 
 def summaries(found: list[dict], detector: str, of: dict[tuple[str, int], scoring.Tally], threshold: str) -> dict:
-    """The figures over all recipes, by recipe with a fault, and by recipe without ("models"). `of`: see tallies()."""
+    """The figures over all recipes, by recipe with a fault, and by recipe without ("models"). `of`: the result of
+    tallies() for the same detector and threshold. `own` below: trainings of the recipe that is the twin of `each`."""
     without_fault = controls(found, detector, threshold)
     by_recipe = {}
     for each in recipes.RECIPES:
@@ -100,7 +104,8 @@ def summaries(found: list[dict], detector: str, of: dict[tuple[str, int], scorin
 
 
 def by_control(without_fault: list[scoring.Training], detectors: Iterable[str]) -> dict[str, dict]:
-    """False alarms in the trainings without a fault, by recipe. "most": the upper 95 % bound of "per_10k" (steps)."""
+    """False alarms in the trainings without a fault, by recipe. "most": the upper 95 % bound of "per_10k" (alarms per
+    10 000 steps). Here `found` is the result, and `of` has the counts of one recipe."""
     names = list(detectors)
     found = {}
     for each in recipes.RECIPES:
@@ -126,7 +131,8 @@ def tried(detector: str) -> list[str]:
 def learned_threshold(found: list[dict], detector: str) -> str | None:
     """The lowest threshold with at most MOST_FALSE_PER_10K false alarms in trainings without a fault. For the null
     detector: the step with the largest Tally.lift(), that is, how much more often an event follows an alarm than an
-    arbitrary step. Uses only the seeds for learning. None: no threshold qualifies, or no training can be used."""
+    arbitrary step. Uses only the seeds for learning. None: no threshold qualifies, or no training can be used. `at` is
+    a threshold, `of` the false alarms with this threshold."""
     learning = [one for one in found if is_for_learning(one["seed"])]
     if detector == NULL:
         whole = {at: scoring.pooled(tallies(learning, detector, at).values()).lift() for at in tried(detector)}
@@ -140,7 +146,7 @@ def learned(found: list[dict], detector: str) -> dict:
     """The threshold learned from half of the seeds, and its results on the other half.
 
     The null detector learns one threshold for each recipe. This favours the null detector: recipes differ in length, so
-    one step for all recipes would give worse results.
+    one step for all recipes would give worse results. `at` is the threshold, `of` the tallies on the other seeds.
     """
     scored = [one for one in found if not is_for_learning(one["seed"])]
     if detector != NULL:
@@ -166,6 +172,7 @@ def names_of(found: list[dict]) -> list[str]:
 
 
 def results(found: list[dict], steps: int | None) -> dict:
+    """All results, as the bench stores them. `steps`: the option --steps; None: each recipe had its own length."""
     shipped = {name: summaries(found, name, tallies(found, name, "1.0"), "1.0") for name in names_of(found)}
     errors = attention_errors.results(found)
     ours = {name: of for name, of in shipped.items() if name not in OTHERS}
@@ -207,7 +214,8 @@ def about_making(found: list[dict]) -> dict:
 
 
 def about(what: recipes.Recipe, found: Iterable[dict]) -> dict:
-    """A recipe, with the numbers of its trainings and of their loss events. steps_lost: steps that records lack."""
+    """The recipe `what`, with the numbers of its trainings and of their loss events. missed: number of trainings whose
+    failure the rules for loss events missed. steps_lost: steps that the records of the trainings lack."""
     of = [one for one in found if one["recipe"] == what.name]
     return {
         "name": what.name, "family": what.family, "model": what.model, "what": what.what, "steps": what.steps,
@@ -219,7 +227,7 @@ def about(what: recipes.Recipe, found: Iterable[dict]) -> dict:
 
 
 def curves(found: list[dict]) -> list[dict]:
-    """Losses, onsets and first alarms of the first seed of each recipe, for the charts of the page."""
+    """Losses, onsets and the first 50 alarms of the first seed of each recipe, for the charts of the page."""
     drawn = []
     for each in recipes.RECIPES:
         of = [one for one in found if one["recipe"] == each.name]
@@ -234,7 +242,8 @@ def curves(found: list[dict]) -> list[dict]:
 
 
 def curve(means: list[float | None], points: int = 300) -> list[list[float | None]]:
-    """At most about `points` pairs [first step of a bin, largest of its means]; None: a mean is not finite."""
+    """About `points` pairs [first step of a bin, largest of its means]. `means`: mean losses of blocks of scoring.BLOCK
+    steps. A bin is a number of successive blocks. None instead of a mean: not finite."""
     width = max(1, len(means) // points)
     bins = [(n, means[n : n + width]) for n in range(0, len(means), width)]
     return [[scoring.BLOCK * n + 1, None if None in of else max(of)] for n, of in bins]

@@ -1,8 +1,6 @@
 """A callback for Lightning that acts when one of foreshock's detectors warns.
 
-    trainer = Trainer(callbacks=[ActOnAdvice("lower-rate")])
-
-For the action "raise-precision" the trained module must have a method `raise_precision(layer)`.
+trainer = Trainer(callbacks=[ActOnAdvice("lower-rate")])
 """
 
 from __future__ import annotations
@@ -25,9 +23,10 @@ ACTIONS = ("checkpoint", "lower-rate", "roll-back", "raise-precision")
 class ActOnAdvice(Callback):
     """Acts once for each warning, after the optimizer's step.
 
-    `action`: one of ACTIONS. `directory`: the directory of checkpoints. `keep_every`: steps between two states for
-    "roll-back"; the last four states are kept in memory. `factor`: the learning rate is multiplied by it at a warning.
-    A scheduler that sets the rate at every step overwrites the lower rate, so the scheduler must be changed too.
+    `action`: one of ACTIONS. "raise-precision" needs a method raise_precision(layer) of the trained module.
+    `directory`: where "checkpoint" saves. `keep_every`: steps between two states for "roll-back"; the last four states
+    are kept in memory. `factor`: "lower-rate" and "roll-back" multiply the learning rate by it. A scheduler that sets
+    the rate at every step overwrites the lower rate, so the scheduler must be changed too.
     """
 
     def __init__(
@@ -49,9 +48,11 @@ class ActOnAdvice(Callback):
         self.listener.step_ended(trainer.global_step)
 
     def act(self, advice: Advice) -> None:
+        """Calls the method of the action: checkpoint(), lower_rate(), roll_back() or raise_precision()."""
         getattr(self, self.action.replace("-", "_"))(advice)
 
     def state(self) -> dict[str, Any]:
+        """A copy of the present state, for roll_back()."""
         optimizers = [optimizer.state_dict() for optimizer in self.trainer.optimizers]
         return copy.deepcopy(
             {"step": self.trainer.global_step, "module": self.module.state_dict(), "optimizers": optimizers}
@@ -66,9 +67,9 @@ class ActOnAdvice(Callback):
                 group["lr"] *= self.factor
 
     def roll_back(self, advice: Advice) -> None:
-        """Restores weights and optimizers of the last state before the warning. Lowers the rate, since the training
-        would otherwise fail again. The order of the data and the step count are not set back."""
-        before = [state for state in self.kept if state["step"] < advice.since_step]
+        """Restores weights and optimizers of the last kept state before the warning, if there is one. Lowers the rate,
+        since the training would otherwise fail again. The order of the data and the step count are not set back."""
+        before = [state for state in self.kept if state["step"] < advice.since_step]  # since_step: the warning's step
         if before:
             self.module.load_state_dict(before[-1]["module"])
             for optimizer, state in zip(self.trainer.optimizers, before[-1]["optimizers"]):
@@ -76,5 +77,5 @@ class ActOnAdvice(Callback):
         self.lower_rate(advice)
 
     def raise_precision(self, advice: Advice) -> None:
-        if advice.layer is not None:
+        if advice.layer is not None:  # None: the warning belongs to no layer
             self.module.raise_precision(advice.layer)
