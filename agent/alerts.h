@@ -1,5 +1,5 @@
-// Runs the user's command of --on-alert for events, and finds the strongest detector signal of a node, which
-// is sent to its trainers as advice.
+// AlertCommand runs the user's command of --on-alert for events. Adviser finds the detector with the highest
+// level on a node; its state is sent to the trainers as advice.
 #ifndef FORESHOCK_AGENT_ALERTS_H_
 #define FORESHOCK_AGENT_ALERTS_H_
 
@@ -28,7 +28,7 @@ class AlertCommand {
   // Shortest time between two alerts of one kind: same run, event and detector, on any rank or layer.
   static constexpr std::chrono::seconds kApart{60};
   static constexpr std::chrono::seconds kLongest{60};  // a command that takes longer is killed
-  static constexpr std::chrono::seconds kToDie{5};     // time to end after SIGKILL, until it is given up
+  static constexpr std::chrono::seconds kToDie{5};     // if it exists so long after SIGKILL, it is given up
   static constexpr size_t kMostWaiting = 16;
   static constexpr size_t kMostKinds = 4096;  // kinds of alerts that are remembered for kApart
   // `command` is passed to /bin/sh; if it is empty, nothing is run.
@@ -44,7 +44,7 @@ class AlertCommand {
   void add(const EventLine& event, Clock::time_point now);
   // Reaps a command that has ended, kills one that takes too long, starts the next.
   void poll(Clock::time_point now);
-  // Starts all queued commands immediately and does not wait for them. Called when the agent ends.
+  // Starts all queued commands at once and does not wait for them. Called when the agent ends.
   void start_all(Clock::time_point now);
   // Whether a command runs or is queued.
   bool is_busy() const { return child_ > 0 || !waiting_.empty(); }
@@ -93,7 +93,8 @@ class Adviser {
   // Adds an event of a rank's detectors. `states` has the state of each of the rank's detectors after the
   // event, since one event may reset all of them to quiet.
   void note(int64_t rank, const EventLine& event, const std::array<DetectorState, kDetectors>& states);
-  // Adds the states that an earlier agent saved. since_step becomes 0 for detectors that have never warned.
+  // Adds the states that an earlier agent saved. since_step becomes the last step at which the detector has
+  // warned, or 0 if it has never warned.
   void restore(int64_t rank, const std::array<DetectorState, kDetectors>& states);
   // Returns the signal with the highest level among these ranks; of several, one with the lowest since_step.
   Signal loudest(const std::set<int64_t>& ranks) const;

@@ -1,4 +1,5 @@
-// foreshock docs: prints the generated pages of docs/ for `./dev docs`. main.cpp prints the page "commands".
+// Implements foreshock docs, which prints pages of docs/ for `./dev docs`: tables that are generated from the
+// code. The page "commands" is printed by main.cpp.
 #include <cstdio>
 
 #include "agent/detection.h"
@@ -12,7 +13,6 @@ namespace foreshock::cli {
 
 namespace {
 
-// Returns how the detector computes its score.
 const char* method_of(const DetectorInfo& info) {
   switch (info.look) {
     case Look::kDrift:
@@ -31,6 +31,7 @@ const char* method_of(const DetectorInfo& info) {
   return "";
 }
 
+// Whether the detector is on by default: its benchmark (bench/precursors) has shown that it is reliable.
 bool is_default(const DetectorInfo& info) {
   const Measured* measured = measured_of(info.name);
   return measured != nullptr && measured->is_proven();
@@ -45,9 +46,9 @@ std::string detectors_markdown() {
   for (const DetectorInfo& info : kDetectorTable) {
     std::snprintf(numbers, sizeof numbers, "%d values | %g | ", static_cast<int>(info.learning), info.warn);
     text += std::string("| `") + info.name + "` | " + info.help + " | " + method_of(info) + " | " + numbers;
-    if (info.least > 0) std::snprintf(numbers, sizeof numbers, "%g", info.least);
-    text += std::string(info.least > 0 ? numbers : "–") +
-            (is_default(info) ? " | default |\n" : " | experimental |\n");
+    std::snprintf(numbers, sizeof numbers, "%g", info.least);
+    text += (info.least > 0 ? numbers : "–");  // 0: the detector has no least effect
+    text += is_default(info) ? " | default |\n" : " | experimental |\n";
   }
   return text;
 }

@@ -1,5 +1,5 @@
-// The index by which `foreshock merge` sorts the lines of several records (record_index.h). A temporary file
-// has its sorted parts ("pieces"); a heap has the piece with the next line at its front.
+// The index by which `foreshock merge` sorts the lines of several records (record_index.h). A large index is
+// written to a temporary file in sorted parts ("pieces"), which next() merges with a heap.
 #include "cli/record_index.h"
 
 #include <unistd.h>
@@ -60,7 +60,7 @@ std::string key_of(const RecordLine& line) {
   return "";
 }
 
-// Whether the line is a result of `foreshock merge`, which describes the whole job and not one node.
+// Whether `foreshock merge` made the line: then it describes the whole job, not one node.
 bool is_merged(const RecordLine& line) {
   const auto* tensor = std::get_if<TensorLine>(&line);
   const auto* model = std::get_if<ModelLine>(&line);
@@ -69,7 +69,7 @@ bool is_merged(const RecordLine& line) {
 
 }  // namespace
 
-// Returns an error if another record has this rank too, since each rank belongs to one node.
+// Stores the rank's record. Returns an error if another record has this rank too: a rank belongs to one node.
 std::string RecordIndex::take_rank(int64_t rank, uint32_t record) {
   const auto [known, is_new] = record_of_rank_.emplace(rank, record);
   if (is_new || known->second == record) return "";
@@ -77,45 +77,45 @@ std::string RecordIndex::take_rank(int64_t rank, uint32_t record) {
          ": name each node's record once";
 }
 
-std::string RecordIndex::place(const RecordLine& line, Position* position, IndexedLine* to) {
+std::string RecordIndex::place(const RecordLine& line, Position* position, IndexedLine* entry) {
   const std::string& run = std::visit([](const auto& each) -> const std::string& { return each.run; }, line);
   if (count_ == 0 && run_.empty()) run_ = run;
   if (run != run_)
-    return paths_[0] + " is of run " + run_ + ", " + paths_[to->record] + " of run " + run +
+    return paths_[0] + " is of run " + run_ + ", " + paths_[entry->record] + " of run " + run +
            ": only records of one run can be merged";
-  if (is_merged(line)) return paths_[to->record] + " is merged already: name the records of the nodes";
-  to->kind = kind_of(line);
+  if (is_merged(line)) return paths_[entry->record] + " is merged already: name the records of the nodes";
+  entry->kind = kind_of(line);
   const std::optional<int64_t> rank = rank_of(line);
   if (rank) {
-    if (const std::string problem = take_rank(*rank, to->record); !problem.empty()) return problem;
-    to->subject = static_cast<uint32_t>(*rank);
+    if (const std::string problem = take_rank(*rank, entry->record); !problem.empty()) return problem;
+    entry->subject = static_cast<uint32_t>(*rank);
   }
-  to->step = step_of(line).value_or(-1);
-  if (to->kind == Kind::kStep && rank) {
-    const auto [last, is_new] = position->last_step.emplace(*rank, to->step);
-    if (!is_new && to->step <= last->second) {  // this rank has gone back to an earlier step, as all will
-      ++position->generation;
+  entry->step = step_of(line).value_or(-1);
+  if (entry->kind == Kind::kStep && rank) {
+    const auto [last, is_new] = position->last_step.emplace(*rank, entry->step);
+    if (!is_new && entry->step <= last->second) {  // the training has gone back, e.g. to a checkpoint
+      ++position->generation;  // once for all ranks: the other ranks have no last step in this generation
       position->last_step.clear();
     }
-    position->last_step[*rank] = to->step;
+    position->last_step[*rank] = entry->step;
   }
   const auto last = rank ? position->last_step.find(*rank) : position->last_step.end();
   const int64_t last_step = last != position->last_step.end() ? last->second : -1;
   bool is_first_start = false;  // the first "started" line of its rank
   if (const auto* run_line = std::get_if<RunLine>(&line)) {
     world_size_ = std::max(world_size_, run_line->world_size.value_or(0));
-    is_first_start = to->kind == Kind::kStarted && (!rank || position->started.insert(*rank).second);
+    is_first_start = entry->kind == Kind::kStarted && (!rank || position->started.insert(*rank).second);
     if (!is_first_start) {
       // "ended" is sorted after the last step of its rank. So is a later "started", which follows the last
       // step of the rank's previous process.
-      to->step = last_step;
-      to->kind = Kind::kEnded;
+      entry->step = last_step;
+      entry->kind = Kind::kEnded;
     }
   }
-  if (to->kind == Kind::kEvent) to->step = std::max(to->step, last_step);
-  to->generation = is_first_start ? 0 : position->generation;
+  if (entry->kind == Kind::kEvent) entry->step = std::max(entry->step, last_step);
+  entry->generation = is_first_start ? 0 : position->generation;  // first starts are sorted before all else
   if (const std::string key = key_of(line); !key.empty())
-    to->subject = keys_.emplace(key, static_cast<uint32_t>(keys_.size())).first->second;
+    entry->subject = keys_.emplace(key, static_cast<uint32_t>(keys_.size())).first->second;
   return "";
 }
 
@@ -139,14 +139,14 @@ std::string RecordIndex::add(const std::string& path, const Visitor& visit) {
   const uint64_t before = count_;
   Position position;
   while (const std::optional<RecordLine> line = reader->next()) {
-    IndexedLine to;
-    to.record = record;
-    to.offset = reader->offset();
-    to.bytes = reader->bytes();
-    if (problem = place(*line, &position, &to); !problem.empty()) return problem;
-    lines_.push_back(to);
+    IndexedLine entry;
+    entry.record = record;
+    entry.offset = reader->offset();
+    entry.bytes = reader->bytes();
+    if (problem = place(*line, &position, &entry); !problem.empty()) return problem;
+    lines_.push_back(entry);
     ++count_;
-    visit(*line, to);
+    visit(*line, entry);
     if (lines_.size() >= most_)
       if (problem = write_piece(); !problem.empty()) return problem;
   }

@@ -100,8 +100,8 @@ class RecordIndex {
     }
   };
 
-  // Fills in all of `*to` but record, offset and bytes. Returns "" or why the line cannot be merged.
-  std::string place(const RecordLine& line, Position* position, IndexedLine* to);
+  // Fills in all of `*entry` but record, offset and bytes. Returns "" or why the line cannot be merged.
+  std::string place(const RecordLine& line, Position* position, IndexedLine* entry);
   // Sorts lines_ and moves them to the end of the temporary file, as a new piece.
   std::string write_piece();
   // Reads the piece's next block if the last one is used up. False: at its end, or it cannot be read.

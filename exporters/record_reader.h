@@ -19,9 +19,9 @@ using RecordLine = std::variant<RunLine, StepLine, SampleLine, TensorLine, Model
                                 SpectrumLine, EventLine>;
 
 // Parses a line of a record, without its newline. Fields that are not in the tables of record_line.h are
-// ignored, since a newer foreshock may have added them. Missing fields get their value for "unknown". A
-// number listed in "nonfinite" becomes NaN, even if it was infinite. On failure returns nothing and sets *why
-// to a phrase, e.g. "not JSON". `text` may have any bytes. Thread-safe.
+// ignored, since a newer foreshock may have added them. Missing fields get their value for "unknown". The
+// field "nonfinite" lists the fields whose number was NaN or infinite; they all become NaN. On failure
+// returns nothing and sets *why to a phrase, e.g. "not JSON". `text` may have any bytes. Thread-safe.
 std::optional<RecordLine> parse_record_line(std::string_view text, std::string* why);
 
 // Iterates over the lines of a record. Holds only one line in memory. The last line may be incomplete,
@@ -49,8 +49,7 @@ class RecordReader {
 
   uint64_t lines() const { return lines_; }  // lines read so far, including bad and empty lines
   uint64_t bad_lines() const { return bad_lines_; }
-  // Whether the last line is incomplete. It does not count as a bad line.
-  bool ends_torn() const { return ends_torn_; }
+  bool ends_torn() const { return ends_torn_; }  // the last line is incomplete; it is not a bad line
   // "line 7: not JSON" for the first bad line; "" if there was none.
   const std::string& first_problem() const { return first_problem_; }
   // Returns a one-line error message about the file `path` in which next() has found no valid line.
@@ -58,16 +57,16 @@ class RecordReader {
 
  private:
   RecordReader(std::ifstream file, std::ifstream newer_part);
-  bool read_line(std::string_view* text, bool* whole);
+  bool read_line(std::string_view* text, bool* whole);  // *whole: the line ends with a newline
   void note_bad(const std::string& why);
 
   std::ifstream file_, newer_part_;  // newer_part_ is open while file_ is the older part
   std::vector<char> buffer_;
-  uint64_t offset_ = 0, bytes_ = 0;  // of the last line
+  uint64_t offset_ = 0, bytes_ = 0;  // see offset() and bytes()
   uint64_t read_ = 0;                // offset of the next line
   uint64_t lines_ = 0, bad_lines_ = 0;
   bool ends_torn_ = false;
-  std::string first_problem_, torn_problem_;
+  std::string first_problem_, torn_problem_;  // of the first bad line; of an incomplete last line
 };
 
 // "run", "step", "sample", ...: the field "type" of the line.

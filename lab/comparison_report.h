@@ -1,4 +1,4 @@
-// Writes a comparison of the weights of checkpoints as JSON, as a page of charts, and as tables.
+// Writes distances between the weights of checkpoints (comparison.h) as JSON, as a page of charts, as tables.
 #ifndef FORESHOCK_LAB_COMPARISON_REPORT_H_
 #define FORESHOCK_LAB_COMPARISON_REPORT_H_
 
@@ -12,11 +12,12 @@ namespace foreshock::lab {
 // Numbers that are not finite are null.
 std::string to_json(const Comparison& comparison);
 
-// An HTML page in one file, without outside resources.
+// An HTML page in one file that loads nothing else.
 std::string to_page(const Comparison& comparison);
 
-// Tables for the terminal: one row per pair of checkpoints, for all its tensors pooled; then for each pair
-// the `most` tensors (0: all) with the largest relative L2 distance, and those not finite or not comparable.
+// Tables for the terminal: one row per pair of checkpoints, for all its tensors pooled. Then for each pair
+// the `most` tensors (0: all) with the largest relative L2 distance, and lists of the tensors with NaN or
+// Inf, in only one of the checkpoints, or with unequal shapes or types (at most 20 names in each list).
 std::string table_of(const Comparison& comparison, size_t most);
 
 }  // namespace foreshock::lab

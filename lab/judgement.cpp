@@ -11,9 +11,10 @@
 namespace foreshock::lab {
 namespace {
 
-// Limits of a result. The noise floor is the error of plain, unfused attention in the call's format.
-constexpr double kForwardGate = 2, kBackwardGate = 3;  // of the error, in noise floors
-constexpr double kBiasGate = 0.05, kBiasZ = 6;         // of the bias, in ulp and as a standard score
+// Limits, beyond which a result fails. The noise floor is the error of plain, unfused attention in the call's
+// format. The standard score z is the mean bias of the slices divided by its standard error.
+constexpr double kForwardGate = 2, kBackwardGate = 3;  // limits of the error, in noise floors
+constexpr double kBiasGate = 0.05, kBiasZ = 6;         // limits of the bias, in ulp and as z
 constexpr size_t kBiasSlices = 16;                     // with fewer slices the bias is not judged
 
 // Upper bound of the relative error of the fp64 reference (as of shadow/reference.h). Used as a floor for
@@ -31,10 +32,10 @@ constexpr Field kResults[] = {{"out", "out", true},
                               {"dk", "grad_key", false},
                               {"dv", "grad_value", false}};
 
-bool is_backward(const std::string& stored_name) { return stored_name[0] == 'd'; }
+bool is_backward(const std::string& stored_name) { return stored_name[0] == 'd'; }  // dq, dk, dv
 
 // Returns the rows of a stored tensor for batch element b and kv-head h. A tensor with a row per query has
-// the rows of all query heads that the kv-head serves.
+// the rows of all query heads that the kv-head serves; these heads follow each other in the file.
 Tensor slice_of(const StoredCall& call, const char* name, bool per_query, int b, int h) {
   const DType type = call.file.tensors().at(name).dtype;
   const char* data = call.data.at(name).data();
@@ -47,7 +48,7 @@ Tensor slice_of(const StoredCall& call, const char* name, bool per_query, int b,
   return x;
 }
 
-// The number of keys that each row of a slice sees.
+// Returns the number of keys that each row of a slice sees. Row i belongs to query i % call.queries.
 Tensor visible_keys(const StoredCall& call) {
   const int group = call.heads / call.kv_heads;
   Tensor visible(group * call.queries, 1, call.keys);
@@ -58,9 +59,9 @@ Tensor visible_keys(const StoredCall& call) {
   return visible;
 }
 
-struct Part {                     // the contribution of one slice to one verdict
-  Deviation own, plain, rounded;  // of the result, of plain attention, and of the rounded reference
-  double squares = 0;             // sum over the reference; for a zero gradient, over the terms that cancel
+struct Part {                             // the contribution of one slice to one verdict
+  Deviation own, plain, rounded;          // of the result, of plain attention, and of the rounded reference
+  double squares = 0;                     // sum over the reference; for a zero gradient, see judge()
   uint64_t values = 0, not_compared = 0;  // not_compared: values for which the reference is not finite
 };
 
@@ -82,13 +83,14 @@ uint64_t not_finite(const Tensor& x) {
       std::count_if(x.data.begin(), x.data.end(), [](double v) { return !std::isfinite(v); }));
 }
 
-// Sets elements of *result to 0 where the reference is not finite, as in rows without keys. part_of() does so
-// in all tensors, in the reference last, so that the comparison ignores these elements.
+// Sets elements of *result to 0 where the reference is not finite, as in rows without keys.
 void zero_where_undefined(const Tensor& reference, Tensor* result) {
   for (size_t i = 0; i < reference.data.size(); ++i)
     if (!std::isfinite(reference.data[i])) result->data[i] = 0;
 }
 
+// Compares the results of one slice with the reference. Elements whose reference is not finite are ignored:
+// they are set to 0 in every tensor, in the reference last, since the others are compared with it.
 Part part_of(Tensor own, Tensor plain, Tensor reference, const NumberFormat& format) {
   zero_where_undefined(reference, &own);
   zero_where_undefined(reference, &plain);
@@ -104,16 +106,16 @@ Part part_of(Tensor own, Tensor plain, Tensor reference, const NumberFormat& for
           not_compared};
 }
 
-struct Pooled {
+struct Pooled {            // errors over all slices
   double l2 = 0;           // relative L2 error; absolute if the reference is 0
   double bias = 0, z = 0;  // the bias in ulp, and as a standard score over the slices
 };
 
-Pooled pooled(const std::vector<Part>& parts, Deviation Part::*which) {
+Pooled pooled(const std::vector<Part>& parts, Deviation Part::*deviation) {
   double error = 0, norm = 0, outward = 0, ulps = 0;
   std::vector<double> slices;
   for (const Part& part : parts) {
-    const Deviation& d = part.*which;
+    const Deviation& d = part.*deviation;
     error += d.squares;
     norm += part.squares;
     outward += d.outward;
@@ -123,6 +125,8 @@ Pooled pooled(const std::vector<Part>& parts, Deviation Part::*which) {
   return {norm > 0 ? std::sqrt(error / norm) : std::sqrt(error), ulps > 0 ? outward / ulps : 0, z_of(slices)};
 }
 
+// Returns why the result fails, or "". If the reference of lse is nowhere finite, that of out is neither, so
+// the failure is reported with out.
 std::string failure_of(const Verdict& v, size_t slices, bool is_fp64) {
   const double gate = is_backward(v.name) ? kBackwardGate : kForwardGate;
   const auto is_beyond = [](double ulp, double z) {
@@ -142,6 +146,7 @@ std::string failure_of(const Verdict& v, size_t slices, bool is_fp64) {
   return text;
 }
 
+// `name`: a result of the call, or a model (an algorithm of the lab); a model is measured and not judged.
 Verdict verdict_of(const StoredCall& call, const std::string& name, const std::vector<Part>& parts,
                    bool judged) {
   const bool is_fp64 = call.dtype == DType::kFp64;
@@ -176,6 +181,7 @@ bool shape_is(const StoredCall& call, const char* name, std::vector<int64_t> sha
   return found == call.file.tensors().end() || found->second.shape == shape;
 }
 
+// Sets scale and causal. Returns "" or an error, as read_data() and read_call() do.
 std::string read_metadata(StoredCall* call) {
   call->scale = 1 / std::sqrt(call->d);
   if (const auto scale = call->file.metadata().find("scale"); scale != call->file.metadata().end()) {
@@ -272,11 +278,12 @@ std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>&
     const Tensors reference = run(unfused, fp64), plain = run(unfused, format);
     for (size_t f = 0; f < fields.size(); ++f) {
       const char* name = fields[f]->tensor;
-      // The log-sum-exp may have another type than the call, usually fp32.
+      // The log-sum-exp may have another type than the call's other tensors, usually fp32.
       const NumberFormat stored = *parse_format(name_of(call.file.tensors().at(fields[f]->stored).dtype));
       parts[f][slice] = part_of(slice_of(call, fields[f]->stored, fields[f]->per_query, b, h), plain.at(name),
                                 reference.at(name), stored);
-      // An upper bound of the squares of the two terms whose difference is dq. In dk the query replaces k.
+      // The error of a zero gradient is relative to the terms that cancel. Their squares are at most this
+      // product for dq; for dk the query replaces the key.
       if (is_zero_gradient(call, fields[f]->stored))
         parts[f][slice].squares = call.scale * call.scale * squares_of(inputs["grad_out"]) *
                                   squares_of(inputs["value"]) *

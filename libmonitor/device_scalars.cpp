@@ -1,5 +1,5 @@
-// Copies single numbers and sums of gradients from a device to the host, and estimates the cost of the sums.
-// Each value has a number, by which the host finds it, and is stored in the cell number % kScalarCells.
+// Copies single values and sums of gradients from a device to the host, and estimates the cost of the sums.
+// Each value has a running number, by which the host finds it: value n is stored in cell n % kScalarCells.
 #include "libmonitor/device_scalars.h"
 
 #include <sys/mman.h>
@@ -41,7 +41,7 @@ void ScalarReadback::set_up(const DriverApi& driver, cuda::Module module) {
   driver_ = &driver;
   first_ = next_;
   is_usable_ = false;
-  // Maps new cells: kernels of the earlier context may still store into the old ones.
+  // Maps new cells: kernels of the earlier context may still store into the old ones, which stay mapped.
   cells_ = static_cast<ScalarCell*>(shared_memory(kCellsBytes));
   if (cells_ == nullptr || !driver.find_kernel(module, name_of(DeviceKernel::kScalars), &kernel_)) return;
   const cuda::Result pinned =
@@ -64,6 +64,7 @@ bool ScalarReadback::has_room(size_t count) const {
 }
 
 // Launches as many kernels as needed: a job has at most kMostScalars values, all with the same dtype.
+// source(n) returns the address and the dtype of value n.
 template <class Sources>
 uint64_t ScalarReadback::send_all(size_t count, cuda::Stream stream, const Sources& source) {
   if (count == 0 || !has_room(count)) return 0;
@@ -94,7 +95,7 @@ uint64_t ScalarReadback::send(std::span<const ScalarRow> rows, cuda::Stream stre
   for (const ScalarRow& row : rows) count += row.count;
   return send_all(count, stream, [rows](size_t n) {
     const ScalarRow* row = rows.data();
-    for (; n >= row->count; ++row) n -= row->count;
+    for (; n >= row->count; ++row) n -= row->count;  // finds the row of value n, and its index in the row
     const bool is_sum = row->dtype == kSumOfSquares;
     const size_t bytes = is_sum ? sizeof(GradientSums) : size_of(static_cast<DType>(row->dtype));
     return Source{row->at + n * bytes, row->dtype};
@@ -114,18 +115,19 @@ bool ScalarReadback::find(uint64_t number, double* value) const {
   if (word.load(std::memory_order_acquire) != number) return false;
   const double found = std::atomic_ref<double>(cell.value).load(std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_acquire);
-  if (word.load(std::memory_order_relaxed) != number) return false;
+  if (word.load(std::memory_order_relaxed) != number) return false;  // the cell was reused during the read
   *value = found;
   return true;
 }
 
 namespace {
 
-// The begin of GradientReadback's memory, zero before the first kernel. Sums of tensors and chunks follow.
+// The begin of GradientReadback's device memory, zero before the first kernel. The sums of the tensors follow
+// (kResults), then the sums of their chunks (kPartials), the pieces that the kernel sums in parallel.
 struct Head {
-  GatherClock clock;
-  uint32_t arrived, reserved;
-  uint64_t first[2], last[2];  // begin and end times of the kernels before and after the sums
+  GatherClock clock;           // scratch memory of store_time()
+  uint32_t arrived, reserved;  // arrived: scratch memory of the kernels that sum
+  uint64_t first[2], last[2];  // begin and end of the two store_time() kernels, before and after the sums
 };
 constexpr uint64_t kHeadBytes = 256;
 static_assert(sizeof(Head) <= kHeadBytes);
@@ -165,7 +167,7 @@ int GradientReadback::try_set_up(std::span<const std::byte> code) {
   if (!relaxed || code.empty() || !ok(driver.ctx_get_device(&device)) ||
       !ok(driver.device_get_attribute(&processors, cuda::kProcessors, device)) || processors < 1)
     return FORESHOCK_SKIP_DEVICE;
-  limits_ = {static_cast<uint32_t>(processors), 0};
+  limits_ = {static_cast<uint32_t>(processors), 0};  // 0: the launches below do not depend on it
   size_t free = 0, total = 0;
   if (!ok(driver.mem_get_info(&free, &total))) return FORESHOCK_SKIP_DEVICE;
   if (free / kShareOfFree < kSumsBytes) return FORESHOCK_SKIP_DEVICE_MEMORY;
@@ -184,13 +186,13 @@ bool GradientReadback::store_time(cuda::Address times, cuda::Stream stream) {
 }
 
 // Launches as many kernels as needed for all gradients. Each job takes as many tensors and chunks as it can
-// hold. The kernels run one after the other and share the memory for the sums of chunks.
+// hold. The kernels run one after the other, so they can use the same memory for the sums of chunks.
 bool GradientReadback::sum_all(const foreshock_gradient* gradients, size_t count, cuda::Stream stream) {
   GradientSumsJob job = {};
   job.results = memory_ + kResults;
   job.partials = memory_ + kPartials;
   job.arrived = memory_ + offsetof(Head, arrived);
-  const auto sum = [&] {
+  const auto launch_job = [&] {
     if (job.tensors == 0) return true;
     const bool is_launched = driver_->launch(sums_, launch_of(job, limits_), &job, stream);
     job.results += job.tensors * sizeof(GradientSums);
@@ -201,12 +203,13 @@ bool GradientReadback::sum_all(const foreshock_gradient* gradients, size_t count
     const foreshock_gradient& gradient = gradients[n];
     if (gradient.values.data == nullptr) continue;
     const uint64_t elements = elements_of(gradient), chunks = sum_chunks(elements);
-    if ((job.tensors == kMostSumTensors || job.chunks + chunks > kMostChunks) && !sum()) return false;
+    const bool is_full = job.tensors == kMostSumTensors || job.chunks + chunks > kMostChunks;
+    if (is_full && !launch_job()) return false;
     job.tensor[job.tensors++] = {reinterpret_cast<uint64_t>(gradient.values.data), elements, job.chunks,
                                  gradient.values.dtype, 0};
     job.chunks += chunks;
   }
-  return sum();
+  return launch_job();
 }
 
 int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cuda::Stream stream,
@@ -226,7 +229,7 @@ int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cu
       !store_time(memory_ + offsetof(Head, first), stream) || !sum_all(gradients, count, stream) ||
       !store_time(memory_ + offsetof(Head, last), stream))
     return fail();
-  constexpr auto kWord = static_cast<uint32_t>(DType::kFp64);
+  constexpr auto kWord = static_cast<uint32_t>(DType::kFp64);  // the bits of a time are sent as fp64
   const ScalarRow rows[] = {{memory_ + offsetof(Head, first), kWord, 1},
                             {memory_ + offsetof(Head, last) + sizeof(uint64_t), kWord, 1},
                             {memory_ + kResults, kSumOfSquares, tensors}};
@@ -257,6 +260,7 @@ uint64_t GradientCost::charge_for(uint64_t bytes, uint64_t kernels) {
   return due_ns();
 }
 
+// The charge includes owed_ns_, so it clears owed_ns_, except for an excess greater than the whole estimate.
 uint64_t GradientCost::sent(const SentGradients& at) {
   const double expected = ns_per_byte_ * static_cast<double>(bytes_);
   const uint64_t charged = due_ns();
@@ -271,7 +275,7 @@ uint64_t GradientCost::take_owed() {
   return owed;
 }
 
-// Adds (measured time - estimate) to owed_ns_, and moves the estimate per byte towards the measured one.
+// Adds (measured time - estimate) to owed_ns_, and moves ns_per_byte_ towards the measured time per byte.
 void GradientCost::measured(const Sent& one, uint64_t begin_ns, uint64_t end_ns) {
   if (end_ns < begin_ns) return;
   const auto ns = static_cast<double>(end_ns - begin_ns);

@@ -1,4 +1,4 @@
-// Measures a weight tensor for its record in the segment. Packs its values or their counts (a histogram),
+// Measures a weight tensor for its record in the segment: packs its values or their counts (a histogram),
 // measures the change that an optimizer step made, and sums the optimizer's state. For a tensor on a device,
 // plans the kernels, launches them, and collects their results without waiting.
 #ifndef FORESHOCK_LIBMONITOR_WEIGHT_MEASURE_H_
@@ -28,12 +28,13 @@ class HistogramPacker {
   // For set-up. Returns false if there is no memory for the counters.
   bool reserve();
 
-  // Packs dense values of fp32, bf16 or fp16. Returns the bytes written; kPackFailed: `room` is too small.
+  // Packs dense values of fp32, bf16 or fp16. Returns the number of bytes written to `to`, or kPackFailed
+  // (histogram.h) if the `room` bytes there are too few.
   size_t pack(const void* values, DType type, uint64_t elements, char* to, size_t room,
               segment::HistogramForm* form);
 
-  // Packs the counts of values that a device has counted. `words`: one set of counters, as
-  // kernels/histogram.h lays them out; they are zeroed.
+  // Does the same with values that a device has counted. `words`: one set of counters, as kernels/histogram.h
+  // lays them out; the call zeroes them.
   static size_t pack_counted(void* words, DType type, char* to, size_t room, segment::HistogramForm* form);
 
  private:
@@ -50,7 +51,7 @@ class UpdateSnapshots {
   static constexpr uint64_t kPiece = uint64_t{16} << 10;  // bytes
 
   struct Copy {
-    uint64_t at = 0, bytes = 0;  // offset and size of the copy; 0 bytes: no copy
+    uint64_t at = 0, bytes = 0;  // offset in memory_ and size of the copy; 0 bytes: no copy
     uint64_t whole_bytes = 0;    // size of the whole tensor
     DType type = DType::kNone;
     uint64_t round = 0;  // round_ when the copy was made; forget() begins the next round
@@ -67,7 +68,7 @@ class UpdateSnapshots {
   }
   bool holds(const Copy& copy) const { return copy.bytes > 0 && copy.round == round_; }
 
-  // Copies at most `share` bytes of the `bytes` dense bytes at `values`, and less if the memory is used up.
+  // Copies at most `share` of the `bytes` dense bytes at `values`, and fewer if the memory is used up.
   Copy keep(const void* values, uint64_t bytes, DType type, uint64_t share);
   // Replaces the content of a held copy.
   void renew(const Copy& copy, const void* values);
@@ -76,8 +77,8 @@ class UpdateSnapshots {
   // size and type. Sets *elements to the number of elements compared.
   Update update(const Copy& copy, const void* values, uint64_t* elements) const;
 
-  // Returns a limit per tensor, near the largest possible one, such that `count` tensors of at most this size
-  // fit into `room` bytes. Tensor n has bytes_of(n) bytes; a larger one is copied only up to the limit.
+  // Returns a limit of bytes per tensor, near the largest with which the copies of `count` tensors fit into
+  // `room` bytes. Tensor n has bytes_of(n) bytes, of which at most the limit is copied.
   template <class BytesOf>
   static uint64_t share(uint64_t room, uint64_t count, const BytesOf& bytes_of);
 
@@ -88,14 +89,14 @@ class UpdateSnapshots {
   uint64_t used_ = 0, round_ = 1;
 };
 
-// Begins with equal shares. Each round distributes the memory that small tensors do not use among the large
-// ones. With the share of any round all copies fit, and it is at least the share of the previous round.
+// Begins with equal shares. Each round gives the memory that small tensors (of at most `share` bytes) do not
+// use to the large ones. All copies fit with the share of any round, and the share never becomes smaller.
 template <class BytesOf>
 uint64_t UpdateSnapshots::share(uint64_t room, uint64_t count, const BytesOf& bytes_of) {
   constexpr int kRounds = 8;
   uint64_t share = count > 0 ? room / count : room;
   for (int round = 0; round < kRounds; ++round) {
-    uint64_t small = 0, large = 0;
+    uint64_t small = 0, large = 0;  // bytes of all small tensors, number of large tensors
     for (uint64_t n = 0; n < count; ++n) {
       const uint64_t bytes = bytes_of(n);
       large += bytes > share;
@@ -107,7 +108,8 @@ uint64_t UpdateSnapshots::share(uint64_t room, uint64_t count, const BytesOf& by
   return share;
 }
 
-// An optimizer's state for one tensor; does not own the data. Absent: data NULL; unknown: NaN, step -1.
+// An optimizer's state for one weight tensor; does not own the data. Of an absent tensor, `data` is NULL. An
+// unknown number is NaN, an unknown step is -1.
 struct OptimizerState {
   foreshock_tensor gradient, second_moment;
   int64_t step;  // steps of this tensor, including the one just taken
@@ -120,23 +122,23 @@ OptimizerState optimizer_of(const foreshock_weight_state& state);
 // NaN: unknown, since a tensor is on a device or in another format, or the second moment has another shape.
 void optimizer_numbers(const OptimizerState& state, double* numbers);
 
-// Does the same as optimizer_numbers() with sums that were computed elsewhere; null means unknown. If
-// `moment` is given, `gradient` is not read, since `moment` includes the sums of the gradient.
+// Does the same as optimizer_numbers() with sums that the caller has. A null pointer: these sums are unknown.
+// If `moment` is not null, `gradient` is not read, since `moment` includes its sums.
 void write_optimizer_numbers(const OptimizerState& state, const GradientSums* gradient,
                              const AdamSums* moment, double* numbers);
 
-// Returns a view whose last dimensions are those of the tensor, since rows are read along the last one.
+// Returns a view with four dimensions. The last ones are those of the tensor, the first ones have length 1.
 TensorView view_of(const foreshock_tensor& tensor);
 bool is_same_shape(const foreshock_tensor& a, const foreshock_tensor& b);
 // Gets the parameters of the Adam step. Returns false if step count, beta2 or epsilon is unknown or invalid.
 bool adam_step_of(const OptimizerState& state, AdamStep* step);
 
-// Results at the beginning of the work's memory on the device. All zero before the launch.
+// Results of one measurement (WeightWork), at the beginning of its device memory. All zero before the launch.
 struct WeightResults {
   // Begin and end of the first kernel and of the last one, in ns of the device's clock.
   uint64_t first[2], last[2];
-  GatherClock clock;           // scratch of the kernels that read the clock
-  uint32_t arrived, reserved;  // arrived: scratch of the kernels that sum
+  GatherClock clock;           // scratch memory of the kernels that read the device's clock
+  uint32_t arrived, reserved;  // arrived: scratch memory of the kernels that sum
   uint64_t checksum;           // only if the values are counted
   GradientSums values;         // only if the values are counted
   GradientSums gradient;       // not with `moment`, which includes these sums
@@ -144,8 +146,8 @@ struct WeightResults {
 };
 static_assert(sizeof(WeightResults) == 184);
 
-// The measurement of one tensor on a device. Its memory there holds WeightResults, then the payload at
-// kPayload (the values themselves or their counts), then scratch memory.
+// The measurement of one tensor on a device. Its device memory holds WeightResults, then the payload at
+// offset kPayload (the values themselves or their counts), then scratch memory.
 struct WeightWork {
   static constexpr uint64_t kAlign = 256;
   static constexpr uint64_t kPayload = kAlign;
@@ -172,14 +174,15 @@ bool plan_weight(const foreshock_tensor& values, uint64_t elements, const Optimi
 
 // Copies the values to the payload, and stores the times of this copy in WeightResults::first.
 GatherJob copy_of_values(const WeightWork& work, uint64_t at);
-// Copies nothing and only stores the time. `times`, `clock`: addresses of a uint64_t[2] and of a GatherClock.
+// Copies nothing and only stores begin and end of its own kernel in the uint64_t[2] at address `times`.
+// `clock`: address of a GatherClock.
 GatherJob look_at_clock(uint64_t times, uint64_t clock);
 // Sums the squares of the values (if they are counted) and of the gradient (if has_gradient).
 GradientSumsJob sums_of_values_and_gradient(const WeightWork& work, uint64_t at);
 AdamSumsJob sums_of_moment(const WeightWork& work, uint64_t at);
 
 // Calls launch(kernel, shape, &job) for every job of the work, in order. Returns false at the first launch
-// that returns false. Values that are only copied are counted and summed by the host, from the copy.
+// that returns false. Values that the device only copies are counted and summed by the host, from the copy.
 template <class Launch>
 bool launch_all(const WeightWork& work, uint64_t at, const DeviceLimits& limits, const Launch& launch) {
   const uint64_t clock = at + offsetof(WeightResults, clock);
@@ -211,8 +214,8 @@ bool launch_all(const WeightWork& work, uint64_t at, const DeviceLimits& limits,
 struct SentWork {
   uint64_t context_id;
   uint64_t ticket;  // number of the work, from 1
-  uint64_t offset;  // of the work's memory on the device, and of its results on the host
-  uint32_t place;   // index of the host word that holds the ticket once the results have arrived
+  uint64_t offset;  // of the work's memory in the device memory, and of its results in the copy on the host
+  uint32_t place;   // index of the word in host memory that holds the ticket once the results have arrived
 };
 
 // Sends measurements of weights to one device in one CUDA context, and receives their results. Has memory on
@@ -223,8 +226,8 @@ class WeightStaging : public PerContext {
  public:
   // Room for one histogram of fp32 and many small tensors.
   static constexpr uint64_t kMostBytes = uint64_t{16} << 20;
-  static constexpr uint64_t kLeastBytes = uint64_t{1} << 20;
-  static constexpr uint64_t kShareOfFree = 32;  // takes at most 1/32 of the free memory
+  static constexpr uint64_t kLeastBytes = uint64_t{1} << 20;  // with less memory, the set-up fails
+  static constexpr uint64_t kShareOfFree = 32;                // takes at most 1/32 of the free device memory
 
   void forget() { *this = {}; }
   void set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id);

@@ -11,15 +11,14 @@ namespace {
 
 // Values of CUdevice_attribute: number of multiprocessors, and most bytes of shared memory of a block.
 constexpr int kProcessors = 16, kSharedBytesOptIn = 97;
-constexpr int kMostDynamicShared =
-    8;  // CUfunction_attribute: most bytes of dynamic shared memory of a kernel
+constexpr int kMostDynamicShared = 8;  // of CUfunction_attribute: limit of a kernel's dynamic shared memory
 
 void* driver_library() {
   static void* const opened = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   return opened;
 }
 
-// Returns the driver's error number, 0 on success; -1 if the driver has no such function.
+// Calls a function of the driver. Returns its error number, 0 on success; -1 if there is no such function.
 template <class... Arguments>
 int try_call(const char* name, Arguments... arguments) {
   using Function = int (*)(Arguments...);
@@ -27,6 +26,7 @@ int try_call(const char* name, Arguments... arguments) {
   return function ? function(arguments...) : -1;
 }
 
+// Does the same, and throws an exception if the function fails.
 template <class... Arguments>
 void call(const char* name, Arguments... arguments) {
   if (const int error = try_call(name, arguments...); error != 0)
@@ -90,6 +90,7 @@ void CudaDevice::read(void* to, uint64_t from, size_t bytes) {
   if (bytes > 0) call("cuMemcpyDtoH_v2", to, from, bytes);
 }
 
+// Launches the kernel on the default stream (the null pointers below) and does not wait for it.
 void CudaDevice::enqueue(DeviceKernel kernel, const LaunchShape& shape, const void* job) {
   void* const function = functions_[static_cast<size_t>(kernel)];
   void* parameters[] = {const_cast<void*>(job)};
@@ -107,7 +108,7 @@ void CudaDevice::launch(DeviceKernel kernel, const LaunchShape& shape, const voi
 // in which the device waits for the host.
 void CudaDevice::keep_busy() {
   constexpr size_t kBytes = size_t{64} << 20;
-  constexpr int kTimes = 8;  // takes about 0.2 ms on an H100
+  constexpr int kTimes = 8;  // 8 fills of 64 MiB take about 0.2 ms on an H100
   if (busy_ == 0) busy_ = allocate(kBytes);
   for (int n = 0; n < kTimes; ++n)
     call("cuMemsetD8Async", busy_, static_cast<unsigned char>(n), kBytes, static_cast<void*>(nullptr));
@@ -116,7 +117,7 @@ void CudaDevice::keep_busy() {
 // Calls `work`, which queues one repetition, `times` times. Returns the mean milliseconds of a repetition.
 template <class Work>
 double CudaDevice::milliseconds_of(int times, const Work& work) {
-  void *begin = nullptr, *end = nullptr;
+  void *begin = nullptr, *end = nullptr;  // events, whose times the device records
   float milliseconds = 0;
   work();  // loads the kernel, which is not timed
   call("cuEventCreate", &begin, 0u);

@@ -1,6 +1,7 @@
 // Draws the report of bench/yardsticks.py from its data, `study`: how far apart the weights of two trainings (a pair)
-// move, by pair, checkpoint and replicate. The page's script begins with lab/page/report.js, which defines element,
-// section, table, axis, short and COLOURS. W1 is the Wasserstein distance, d the difference of a weight w in the two.
+// move, by pair, checkpoint and replicate (all trainings once, with one seed). The page's script begins with
+// lab/page/report.js, which defines element, section, table, axis, short and COLOURS. W1 is the Wasserstein distance, d
+// the difference of a weight w in the two trainings.
 (() => {
   const { setup, summary, replicates } = study;
   const NAMES = {
@@ -8,29 +9,29 @@
     precision: 'precision: bf16 and fp32', seed: 'seed: other initial weights',
   };
   const colour = (name) => COLOURS[Object.keys(NAMES).indexOf(name) % COLOURS.length];
-  const drawn = [];  // functions that draw the charts, called once the page is complete
+  const drawers = [];  // functions that draw the charts, called once the page is complete
   const mean = (values) => values.reduce((sum, x) => sum + x, 0) / values.length;
 
   // Returns the element of a chart that draw(canvas) will draw.
   function frame(draw) {
     if (!window.Chart) return element('p', { textContent: 'made without the chart library: tables only' });
     const canvas = element('canvas');
-    drawn.push(() => draw(canvas));
+    drawers.push(() => draw(canvas));
     return element('div', { className: 'chart' }, canvas);
   }
 
-  // Draws, for each pair of trainings in `names`, a thin curve per replicate and a thick one for their mean. `value`:
-  // function of a checkpoint, its replicate and its index; null values are not drawn. `text`: title of the y axis.
+  // Draws, for each pair of trainings in `names`, a thin curve per replicate and a thick one for their mean.
+  // value(p, r, i): the value at the i-th checkpoint, p, of replicate r; null is not drawn. `text`: title of the y axis.
   function curves(canvas, names, value, text, logarithmic) {
     const line = (points, name, thick) => ({
       label: thick ? NAMES[name] : '', data: points.filter((p) => p.y !== null && (!logarithmic || p.y > 0)),
       borderColor: colour(name) + (thick ? '' : '55'), backgroundColor: colour(name), borderWidth: thick ? 2.5 : 1, pointRadius: thick ? 2 : 0,
     });
     const datasets = names.flatMap((name) => {
-      const each = replicates.map((r) => r.pairs[name].map((p, i) => ({ x: p.step, y: value(p, r, i) })));
-      const known = (i) => each.map((points) => points[i].y).filter((y) => y !== null);
-      const middle = each[0].map((p, i) => ({ x: p.x, y: known(i).length ? mean(known(i)) : null }));
-      return [line(middle, name, true), ...each.map((points) => line(points, name, false))];
+      const thin = replicates.map((r) => r.pairs[name].map((p, i) => ({ x: p.step, y: value(p, r, i) })));
+      const known = (i) => thin.map((points) => points[i].y).filter((y) => y !== null);
+      const means = thin[0].map((p, i) => ({ x: p.x, y: known(i).length ? mean(known(i)) : null }));
+      return [line(means, name, true), ...thin.map((points) => line(points, name, false))];
     });
     return new Chart(canvas, {
       type: 'line', data: { datasets },
@@ -48,11 +49,11 @@
     });
   }
 
-  const withInterval = (d) => d.low === null ? short(d.mean) : `${short(d.mean)} [${short(d.low)}, ${short(d.high)}]`;
+  const withInterval = (x) => x.low === null ? short(x.mean) : `${short(x.mean)} [${short(x.low)}, ${short(x.high)}]`;
 
   const sideBySide = (...children) => element('div', { className: 'columns', style: 'grid-template-columns: repeat(auto-fit, minmax(420px, 1fr))' },
     ...children.map((child) => element('div', {}, child)));
-  const pairNames = Object.keys(NAMES).filter((name) => replicates[0].pairs[name]);
+  const pairNames = Object.keys(NAMES).filter((name) => replicates[0].pairs[name]);  // without "again"
   section('claim', 'the claim', 'arXiv 2405.02803: another kernel moves weights 2–5 times less than low precision does',
     element('ul', { className: 'claims' }, ...Object.entries(summary.claim).map(([name, found]) =>
       element('li', { className: found.verdict === 'confirmed' ? '' : 'fails' },
@@ -82,5 +83,5 @@
   document.getElementById('setup').textContent =
     `torch ${setup.torch}, one thread, AdamW; bf16 is autocast over fp32 weights. One training repeated has the same bits: ` +
     `${summary.repeated_to_the_bit === null ? 'not tried' : summary.repeated_to_the_bit ? 'yes' : 'no'}.`;
-  drawn.forEach((draw) => draw());
+  drawers.forEach((draw) => draw());
 })();

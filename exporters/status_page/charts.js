@@ -1,12 +1,14 @@
 // Line charts over the step, drawn with Chart.js: one line per rank. The ARIA label of a chart has its content as text.
 // The loss chart is the wide one. Below its curves, each detector that left level quiet has a lane: a row with marks at
-// the detector's events (lanes.js). The arrow keys move a cursor in the loss chart (reader.js).
+// the detector's events (lanes.js). The arrow keys move a cursor in the loss chart (reader.js). colour("quiet") is the
+// page's colour of secondary text.
 
-// Places each label [text, x, width] right of its x (left if it would pass `end`), in the first row that has room.
+// Places each label [text, x, width] right of its x (left of its x if it would pass `end`), in the first row that has
+// room. Labels keep 4 pixels of distance. Returns text, left edge and row of each label.
 function placedLabels(labels, end) {
   const rows = [];
-  return labels.map(([text, at, width]) => {
-    const left = at + 4 + width > end ? at - 4 - width : at + 4;
+  return labels.map(([text, x, width]) => {
+    const left = x + 4 + width > end ? x - 4 - width : x + 4;
     let row = rows.findIndex((taken) => taken.every((other) => left > other.right + 4 || left + width < other.left - 4));
     if (row < 0) row = rows.push([]) - 1;
     rows[row].push({ left, right: left + width });
@@ -15,14 +17,14 @@ function placedLabels(labels, end) {
 }
 
 // Chart.js plugin that draws the marks of a chart: limits of alarms as dashed lines, detector warnings as triangles at
-// the bottom, loss events as vertical lines. `isNamed`: the loss events have their names beside them (loss chart only).
-// `cursor`: the step selected with the keyboard, or null.
+// the bottom, loss events and the cursor as vertical lines. `isNamed`: the names of the loss events stand beside their
+// lines (loss chart only). `cursor`: the step selected with the keyboard, or null.
 const guides = {
   id: "guides",
   afterDatasetsDraw(chart, _, { lines = [], warnings = [], lossEvents = [], isNamed = false, cursor = null }) {
     const { ctx, chartArea: area, scales: { x } } = chart;
     const inView = (step) => x.getPixelForValue(step) >= area.left - 1 && x.getPixelForValue(step) <= area.right + 1;
-    const upright = (step) => {
+    const drawVerticalLine = (step) => {
       ctx.beginPath();
       ctx.moveTo(x.getPixelForValue(step), area.top);
       ctx.lineTo(x.getPixelForValue(step), area.bottom);
@@ -35,40 +37,41 @@ const guides = {
     for (const step of warnings.filter(inView)) triangle(ctx, x.getPixelForValue(step), area.bottom, 4);
     ctx.lineWidth = isNamed ? 1.5 : 1;
     const shown = lossEvents.filter((event) => inView(event.step));
-    for (const { step } of shown) upright(step);
+    for (const { step } of shown) drawVerticalLine(step);
     ctx.textAlign = "left";
     const labels = isNamed ? placedLabels(shown.map(({ step, what }) => [what, x.getPixelForValue(step), ctx.measureText(what).width]), area.right) : [];
     for (const { text, left, row } of labels) ctx.fillText(text, left, area.top + 10 + 12 * row);
     ctx.strokeStyle = colour("ink");
     ctx.setLineDash([2, 2]);
-    if (cursor !== null && inView(cursor)) upright(cursor);
+    if (cursor !== null && inView(cursor)) drawVerticalLine(cursor);
     ctx.restore();
   },
 
   // Draws the dashed lines. Of lines that are at most 12 pixels apart, only the first one gets its label.
   drawLines({ ctx, chartArea: area, scales: { y } }, lines) {
-    let named = [];
+    const labelled = []; // y of the lines that have got a label
     ctx.setLineDash([4, 3]);
     ctx.strokeStyle = ctx.fillStyle = colour("quiet");
     for (const { value, label } of lines.filter((line) => line.value >= y.min && line.value <= y.max)) {
-      const at = y.getPixelForValue(value);
+      const pixel = y.getPixelForValue(value);
       ctx.beginPath();
-      ctx.moveTo(area.left, at);
-      ctx.lineTo(area.right, at);
+      ctx.moveTo(area.left, pixel);
+      ctx.lineTo(area.right, pixel);
       ctx.stroke();
-      if (named.every((other) => Math.abs(other - at) > 12)) {
-        const below = at - area.top < 14;
-        ctx.fillText(label, area.left + 4, at + (below ? 12 : -3));
-        named.push(at);
+      if (labelled.every((other) => Math.abs(other - pixel) > 12)) {
+        const below = pixel - area.top < 14; // above the line the label would leave the chart
+        ctx.fillText(label, area.left + 4, pixel + (below ? 12 : -3));
+        labelled.push(pixel);
       }
     }
     ctx.setLineDash([]);
   },
 };
 
-// `column`: column of the history. `waits`: what the empty chart waits for. `text`: formats a value. If only one rank is
-// shown, `band` (the column with the maximum) and `control` (the column with the control) are drawn too. `lines`: dashed
-// reference lines. `logarithmic`: the checkbox "logarithmic" applies. `from`, `to`: values that the y axis includes.
+// `column`: column of the history (values by step, /api/v1/history). `waits`: what the empty chart waits for. `text`:
+// formats a value. If only one rank is shown, the columns `band` (the maximum) and `control` (the same bias of the
+// rounded fp64 reference, which is near 0) are drawn too. `lines`: dashed reference lines. `logarithmic`: the checkbox
+// "logarithmic" applies. `from`, `to`: values that the y axis includes.
 const CHARTS = [
   { name: "loss", column: "loss", waits: "the first loss that is seen", text: (v) => number(v), logarithmic: true, band: "loss_max", isWide: true },
   { name: "gradient norm before clipping", column: "gradient_norm", waits: "the first gradient norm: clipping computes one, or named parameters", text: (v) => number(v), logarithmic: true },
@@ -91,7 +94,7 @@ const CHARTS = [
   { name: "seconds per step", column: "step_seconds", waits: "the first step", text: (v) => number(v, 3), from: 0, to: 0 },
 ];
 
-// The known values of a column. Each covers `steps_per_point` steps and is drawn at the last of them.
+// The known values of a column. Value i covers steps_per_point steps, and is drawn at the last of these steps.
 function points(table, column) {
   const values = table.columns[column] || [];
   return values.map((y, i) => ({ x: table.first_step + (i + 1) * table.steps_per_point - 1, y })).filter((p) => finite(p.y));
@@ -99,11 +102,11 @@ function points(table, column) {
 
 const GAP = 8; // a line is interrupted between points that are more than GAP times the median distance apart
 
-// Returns `all` with a NaN point in every long gap, which interrupts the line.
-function withGaps(all) {
-  const gaps = all.slice(1).map((p, i) => p.x - all[i].x).sort((a, b) => a - b);
-  const limit = GAP * gaps[gaps.length >> 1];
-  return all.flatMap((p, i) => (i > 0 && p.x - all[i - 1].x > limit ? [{ x: all[i - 1].x + 1, y: NaN }, p] : [p]));
+// Returns `line`, a list of points, with a NaN point in every long gap, so that the line is interrupted there.
+function withGaps(line) {
+  const gaps = line.slice(1).map((p, i) => p.x - line[i].x).sort((a, b) => a - b);
+  const limit = GAP * gaps[gaps.length >> 1]; // the median
+  return line.flatMap((p, i) => (i > 0 && p.x - line[i - 1].x > limit ? [{ x: line[i - 1].x + 1, y: NaN }, p] : [p]));
 }
 
 // "step 1,200, 14:05:12"; the time is that of the first rank whose history has the step.
@@ -132,6 +135,7 @@ function chartJsOptions(kind) {
   };
 }
 
+// One chart of the page. Until it has a value to draw, it shows what it waits for.
 class StepChart {
   constructor(parent, kind) { // `kind`: an entry of CHARTS
     this.kind = kind;
@@ -146,14 +150,15 @@ class StepChart {
   }
 
   make() {
-    const all = chartJsOptions(this.kind);
+    const options = chartJsOptions(this.kind);
     // The names of the lanes are drawn left of the lanes, so the y axis is made wide enough for them.
-    if (this.kind.isWide) all.scales.y.afterFit = (axis) => (axis.width = this.lanes.length ? Math.min(136, this.frame.clientWidth / 3) : axis.width);
-    this.chart = new Chart(this.canvas, { type: "line", options: all, plugins: this.kind.isWide ? [guides, laneMarks] : [guides], data: { datasets: [] } });
+    if (this.kind.isWide) options.scales.y.afterFit = (axis) => (axis.width = this.lanes.length ? Math.min(136, this.frame.clientWidth / 3) : axis.width);
+    this.chart = new Chart(this.canvas, { type: "line", options, plugins: this.kind.isWide ? [guides, laneMarks] : [guides], data: { datasets: [] } });
   }
 
   // `tables`: the histories of the shown ranks. `index` of a table is the position of its rank among all ranks, which
-  // determines the colour. `limits`: the limits of alarms and the budget. `logarithmic`: the checkbox is checked.
+  // determines the colour. `limits`: the limits of alarms and the budget. `lanes`: the result of lanesOf() (lanes.js).
+  // `logarithmic`: the checkbox is checked.
   update(tables, { limits, lanes, lossEvents, logarithmic, cursor }) {
     this.lanes = lanes;
     const sets = tables.flatMap((table) => this.datasets(table, tables.length === 1));
@@ -164,6 +169,7 @@ class StepChart {
     const positive = sets.every((set) => set.data.every((p) => !(p.y <= 0)));
     this.chart.options.scales.y.type = this.kind.logarithmic && logarithmic && positive ? "logarithmic" : "linear";
     const isNamed = Boolean(this.kind.isWide), lines = this.kind.lines?.(limits).filter((line) => finite(line.value)) ?? [];
+    // In the loss chart the lanes show the warnings.
     this.chart.options.plugins.guides = { lines, warnings: isNamed ? [] : warningSteps(lanes), lossEvents, isNamed, cursor };
     if (isNamed) this.makeRoomForLanes(lanes);
     this.chart.data.datasets = sets;
@@ -183,18 +189,18 @@ class StepChart {
     }
   }
 
-  // The lines of a rank. `alone`: only this rank is shown, so there is room for the lines of maximum and control.
-  datasets(table, alone) {
-    const [line, dash] = [rankColour(table.index), rankDash(table.index)];
-    const sets = [{ label: "rank " + table.rank, data: withGaps(points(table, this.kind.column)), borderColor: line, backgroundColor: line, borderDash: dash }];
-    const more = (column, label, style) => {
+  // The lines of a rank. `isAlone`: only this rank is shown, so there is room for the lines of maximum and control.
+  datasets(table, isAlone) {
+    const [hue, dash] = [rankColour(table.index), rankDash(table.index)];
+    const sets = [{ label: "rank " + table.rank, data: withGaps(points(table, this.kind.column)), borderColor: hue, backgroundColor: hue, borderDash: dash }];
+    const addIfAlone = (column, label, style) => {
       const data = withGaps(points(table, column));
-      if (alone && data.length) sets.push({ label, data, borderWidth: 1, ...style });
+      if (isAlone && data.length) sets.push({ label, data, borderWidth: 1, ...style });
     };
     // The loss of a single step is its own maximum. The other maxima are over samples or tensors of a step too.
     if (this.kind.band && (this.kind.column !== "loss" || table.steps_per_point > 1))
-      more(this.kind.band, "largest", { borderColor: line + "66", backgroundColor: line });
-    if (this.kind.control) more(this.kind.control, "rounded reference", { borderColor: colour("grey"), backgroundColor: colour("grey"), borderDash: [4, 3] });
+      addIfAlone(this.kind.band, "largest", { borderColor: hue + "66", backgroundColor: hue }); // 66: 40 % opaque
+    if (this.kind.control) addIfAlone(this.kind.control, "rounded reference", { borderColor: colour("grey"), backgroundColor: colour("grey"), borderDash: [4, 3] });
     return sets;
   }
 

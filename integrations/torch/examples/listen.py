@@ -1,4 +1,5 @@
-"""Acts on foreshock.advice(), the detectors' warning level. plain_loop.py and lightning_callback.py use it. Copy it.
+"""Acts on foreshock.advice(), the detectors' warning level. The examples plain_loop.py and lightning_callback.py import
+this file. Copy it beside your training script.
 
 A detector may raise a false alarm (docs/precursors.md), so choose an action that does not harm a healthy training.
 """
@@ -13,7 +14,7 @@ from foreshock_torch.advice import Advice
 from torch import distributed
 
 LEVELS = ("quiet", "watch", "warn")
-STALE = 256  # advice is ignored if the agent (the process that judges the training) has more steps still to read
+STALE = 256  # advice is ignored if the agent (the process that judges the training) is more than so many steps behind
 
 
 def device_of_group() -> str:
@@ -32,6 +33,7 @@ def agreed() -> Advice | None:
     mine = foreshock.advice()
     if not (distributed.is_available() and distributed.is_initialized()):
         return mine
+    # All ranks compute the same maximum of each number, so all ranks return here, or all go on.
     numbers = [LEVELS.index(mine.level), mine.from_step, mine.age_steps] if mine else [0, 0, 0]
     maximum = torch.tensor(numbers, dtype=torch.int64, device=device_of_group())
     distributed.all_reduce(maximum, distributed.ReduceOp.MAX)
@@ -40,16 +42,17 @@ def agreed() -> Advice | None:
         return None
     by_rank: list[Advice | None] = [None] * distributed.get_world_size()
     distributed.all_gather_object(by_rank, mine)
+    # since_step: first step of the warning.
     earliest = min((each for each in by_rank if each and each.level == "warn"), key=lambda each: each.since_step)
     return earliest._replace(from_step=from_step, age_steps=age)  # both are maxima, so all ranks act in the same step
 
 
 class Listener:
-    """Acts once for each warning, on all ranks at the same step."""
+    """Calls act(advice) once for each warning, on all ranks at the same step."""
 
     def __init__(self, act: Callable[[Advice], None]) -> None:
         self.act = act
-        self.acted: list[Advice] = []
+        self.acted: list[Advice] = []  # the warnings for which act() was called
 
     def step_ended(self, step: int) -> None:
         """Call it after each step. `step`: number of optimizer steps done, as the status page shows it."""

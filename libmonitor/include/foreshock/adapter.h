@@ -56,13 +56,14 @@ typedef struct foreshock_shim_call {
 
 /* The adapter exports the functions below; libforeshock.so finds them by name. */
 
-/* Called before the shim function. Nonzero: the call is to be sampled. ..._shim_ended is always called. */
+/* Called before the shim function. Returns nonzero if the call is to be sampled. In both cases
+ * foreshock_adapter_shim_ended() is called afterwards. */
 int foreshock_adapter_shim_begins(const foreshock_shim_call* call);
 
-/* Called after the shim function has returned, with its results. `wanted` is what ..._begins has returned. */
+/* Called after the shim function has returned. `wanted`: the result of foreshock_adapter_shim_begins(). */
 void foreshock_adapter_shim_ended(const foreshock_shim_call* call, int wanted);
 
-/* Returns nonzero while this thread runs a backward pass. A forward call is then a recomputation. Serves the
+/* Returns nonzero while this thread runs a backward pass; a forward call in it is a recomputation. Serves the
  * interposed functions of TransformerEngine, which receive no such information from torch. */
 int foreshock_adapter_in_backward(void);
 

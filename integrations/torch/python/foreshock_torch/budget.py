@@ -19,16 +19,16 @@ class OverheadGuard:
     """Detects, once, that the helper takes several times the allowed time. The caller then stops describing tensors.
 
     Own time is the time spent in the helper; all other time is the training's. Own time is too much if it exceeds
-    TIMES x limit x the training's time in two windows in a row, or FLAGRANT_TIMES x limit x that time in one window.
-    TIMES is above 3, because denser sampling after a warning may take three times the limit.
+    TIMES x limit x the training's time in two windows in a row, or FLAGRANT_TIMES x limit x that time in one window,
+    which need not have ended. TIMES is above 3, because denser sampling after a warning may take three times the limit.
 
     Set-up steps do not count, and neither does the most expensive step of a window: naming a new model, a garbage
     collection during our work and a stopped process are exceptions. A limit of 100 % allows everything.
     """
 
     TIMES, FLAGRANT_TIMES = 5, 10
-    LEAST_NS = 500_000_000  # less own time is always allowed: since set-up, and for FLAGRANT_TIMES in the window
-    SET_UP = 6  # the first steps, in which names, modules and further optimizers are found
+    LEAST_NS = 500_000_000  # less own time is always allowed: since set-up (TIMES), in the window (FLAGRANT_TIMES)
+    SET_UP = 6  # number of set-up steps: the first steps, in which names, modules and further optimizers are found
     WINDOW, WINDOW_NS = 100, 1_000_000_000  # minimum length of a window in steps and in nanoseconds
 
     def __init__(self, limit: float) -> None:
@@ -49,7 +49,7 @@ class OverheadGuard:
         `own_ns`: total own time so far. `now_ns`: clock time. `steps`: steps since the last call. `max_step_ns`: own
         time of the most expensive of these steps; None if there was one step.
         """
-        ours, lasted = own_ns - self._own_ns, now_ns - self._last_now_ns
+        ours, lasted = own_ns - self._own_ns, now_ns - self._last_now_ns  # own time and clock time since the last call
         self._own_ns, self._last_now_ns = own_ns, now_ns
         self._steps += steps
         if self._steps <= self.SET_UP:
@@ -64,6 +64,7 @@ class OverheadGuard:
         return self._has_tripped
 
     def _is_exceeded(self) -> bool:
+        """Whether own time is too much. Begins a new window if one has ended. `ours`, `theirs`: times in the window."""
         ours, theirs = self._window_own_ns - self._max_step_ns, max(self._window_ns - self._window_own_ns, 0)
         if ours >= self.LEAST_NS and ours > self.FLAGRANT_TIMES * self._limit * theirs:
             return True
@@ -77,8 +78,8 @@ class OverheadGuard:
 
 
 class RateLimit:
-    """Limits how often expensive work is repeated, such as naming the tensors. The first `free` times are always
-    allowed; later ones only while all previous ones together took at most `share` of the time since construction."""
+    """Limits how often expensive work is repeated, such as naming the tensors. The first `free` repetitions are always
+    allowed. A later one is allowed if all earlier ones together took at most `share` of the time since construction."""
 
     def __init__(self, free: int, share: float = DEFAULT) -> None:
         self._free = free
@@ -92,6 +93,6 @@ class RateLimit:
         return self._times < self._free or self._spent_ns <= self._share * elapsed
 
     def spend(self, nanoseconds: int) -> None:
-        """Call it after each time with the duration of the work."""
+        """Call it after each repetition with its duration."""
         self._times += 1
         self._spent_ns += nanoseconds
