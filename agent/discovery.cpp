@@ -63,7 +63,7 @@ std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::look(size_t most
     }
     const std::string name = file.substr(0, file.size() - 4);
     std::string why;
-    bool is_short = false;
+    bool is_short = false;  // descriptors or memory were short
     auto reader = open(name, &is_short, &why);
     if (!is_short) {  // else the next look() tries the segment again
       known_.insert(file);
@@ -74,7 +74,7 @@ std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::look(size_t most
     else if (!is_short || waiting_.insert(file).second)
       refused->push_back({label_text(name), why, is_short});
   }
-  // A file that names() did not return may still exist, since names() fails without a free descriptor.
+  // A file that is not in `files` may still exist, since names() returns nothing if no descriptor is free.
   const auto is_gone = [&](const std::string& name) {
     return !std::binary_search(files.begin(), files.end(), name) && !directory_.status_of(name);
   };
@@ -115,7 +115,8 @@ std::vector<FoundRun> Tree::look() {
   return std::exchange(found_, {});
 }
 
-// Entries of the root are runs or users; entries of a user are runs. *runs_of_user: the user's followed runs.
+// Entries of the root are runs or users; entries of a user are runs. If `directory` is a user's, the number
+// of its followed runs is added to *runs_of_user.
 void Tree::scan(const Directory& directory, const std::string& prefix, size_t* runs_of_user) {
   std::string why;
   bool was_read = false;
@@ -125,16 +126,16 @@ void Tree::scan(const Directory& directory, const std::string& prefix, size_t* r
     const std::string label = prefix + name;
     const std::optional<struct stat> status = directory.status_of(name);
     if (!status || !S_ISDIR(status->st_mode)) continue;
-    size_t runs_of_entry = 0;  // of a user in the root: the user's followed runs; a run there counts alone
+    size_t runs_of_entry = 0;  // if `directory` is the root: followed runs in this entry, itself included
     size_t* count = prefix.empty() ? &runs_of_entry : runs_of_user;
     const bool is_new = needs_examination(label, *status, count);
     const auto known = seen_.find(label);
-    // A user's directory is scanned each time: a new file in a run does not change the status of the user's.
+    // A user's directory is scanned each time: a new file in a run does not change the status of its parent.
     const bool may_be_user = prefix.empty() && (known == seen_.end() || !known->second.followed);
     if (!is_new && !may_be_user) continue;
     std::unique_ptr<Directory> inside = directory.open_inside(name, &why);
     const bool is_run = inside != nullptr && is_run_directory(*inside, &was_read);
-    if (inside == nullptr ? is_shortage(errno) : !was_read) was_read_ = false;
+    if (inside == nullptr ? is_shortage(errno) : !was_read) was_read_ = false;  // may be readable later
     if (inside == nullptr || !was_read) continue;
     if (is_run) {
       if (is_new) examine(label, std::move(inside), count);
@@ -151,7 +152,7 @@ bool Tree::needs_examination(const std::string& label, const struct stat& now, s
   Seen& seen = known->second;
   seen.was_found = true;
   *runs_of_user += seen.followed;
-  if (seen.followed) return !is_same_directory(seen.status, now);  // true: removed and created again
+  if (seen.followed) return !is_same_directory(seen.status, now);  // it was removed and created again
   return seen.busy || !seen.settled || !is_unchanged(seen.status, now);
 }
 

@@ -1,4 +1,5 @@
-// Writes the state of the weights of a run on this node as metrics for Prometheus and as JSON.
+// Writes the state of the weights of a run on this node as metrics for Prometheus and as JSON. PoolSnapshot:
+// statistics of all tensors, each measured once in an interval of steps; step -1: no interval is complete.
 #include <algorithm>
 
 #include "agent/publish.h"
@@ -18,8 +19,8 @@ nlohmann::json mean_max(const std::optional<double>& mean, const std::optional<d
   return {{"mean", number_or_null(mean)}, {"max", number_or_null(max)}, {"tensor", text_or_null(tensor)}};
 }
 
-// Intervals (steps between two snapshots) after which the last snapshot is stale. More than one, since the
-// trainer may have skipped a snapshot to keep its budget, or may have made the interval longer.
+// After this many intervals the last snapshot is stale. More than one, since the trainer may have skipped
+// snapshots to keep its budget, or may have made the interval longer.
 constexpr int64_t kMostIntervals = 3;
 
 bool is_stale(const PoolSnapshot& model, const RunPosition& now) {
@@ -40,7 +41,7 @@ void publish_weights(const std::string& run, const Weights& weights, const RunPo
   if (model.step >= 0 || weights.snapshots_dropped() > 0)
     registry->set(Metric::kWeightSnapshotsDroppedTotal, {run},
                   static_cast<double>(weights.snapshots_dropped()));
-  // Removes these series, so that unknown values and series of another `interval` are not exported below.
+  // Removes the series of the last call: their values may be unknown now, their label `interval` another one.
   for (Metric metric : {Metric::kWeightWassersteinDistance, Metric::kLayerWeightWassersteinDistance,
                         Metric::kWeightUpdateMeanAbs, Metric::kWeightUpdateCoverageRatio, Metric::kWeightRms,
                         Metric::kWeightSnapshotStep})
@@ -110,15 +111,17 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
                   static_cast<double>(rank.tensors.skipped[reason]));
   // One checksum over all weights of the rank, and the checksum's step: only checksums of one step may be
   // compared. The label `group` is equal on ranks that hold the same tensors.
-  const Replicas::OfRank* sum = replicas.of(rank.identity.rank);
-  if (sum == nullptr) return;  // no checksum is complete yet
+  const Replicas::OfRank* latest = replicas.of(rank.identity.rank);
+  if (latest == nullptr) return;  // no checksum is complete yet
   registry->clear_metric(Metric::kWeightChecksum, rank.run, number);
   registry->clear_metric(Metric::kWeightChecksumStep, rank.run, number);
-  registry->set(Metric::kWeightChecksum, {rank.run, number, sum->group}, sum->checksum);
-  registry->set(Metric::kWeightChecksumStep, {rank.run, number, sum->group}, static_cast<double>(sum->step));
+  registry->set(Metric::kWeightChecksum, {rank.run, number, latest->group}, latest->checksum);
+  registry->set(Metric::kWeightChecksumStep, {rank.run, number, latest->group},
+                static_cast<double>(latest->step));
 }
 
-// "here": a replica on this node was compared with another one. "none": each value is held once in the job.
+// Where the replicas of the weights on this node are. "here": replicas on this node were compared with each
+// other. "elsewhere": on other nodes. "none": each value is held once in the job. Null: unknown.
 const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here) {
   if (weights.replicas().compared() > 0) return "here";
   const Weights::Held held = weights.held();

@@ -38,7 +38,8 @@ PAIRS = {
     "seed": ("base", "init"),
     "again": ("base", "again"),
 }
-# Pairs that are compared in only one replicate, by its number. "again" tests that a repeated training has equal bits.
+# Pairs that are compared in only one replicate: name and its number. "again" tests that repeating a training gives
+# the same bits.
 ONCE = {"again": 0}
 # Figures of `foreshock compare`: w1 is the Wasserstein distance of the values of two arms, mean_abs the mean magnitude
 # of their differences. Slopes are computed for STATISTICS. The figures in KEPT are stored in the results.
@@ -77,21 +78,21 @@ def compared(folder: pathlib.Path, pairs: dict[str, tuple[str, str]], plan: twin
     }
 
 
-def replicate(number: int, plan: twins.Plan, out: pathlib.Path, say: Any) -> dict:
-    """The result of one replicate, from its file. If the file is missing, trains and compares the arms, deletes their
-    weights, and writes the file. `say`: called with the share of this work that is done, and the name of the arm."""
+def replicate(number: int, plan: twins.Plan, out: pathlib.Path, progress: Any) -> dict:
+    """The result of one replicate, from its file. If the file is missing, trains and compares the arms, writes it, and
+    deletes the weights. `progress` is called with the share of this work that is done, and the name of the arm."""
     result = out / f"replicate-{number}.json"
     if result.exists():
         return json.loads(result.read_text())
     folder, pairs, losses = out / f"weights-{number}", pairs_of(number), {}
-    arms = sorted({arm for both in pairs.values() for arm in both}, key=list(twins.ARMS).index)
+    arms = sorted({arm for pair in pairs.values() for arm in pair}, key=list(twins.ARMS).index)
     for n, arm in enumerate(arms):
         losses[arm] = twins.train(
             twins.ARMS[arm], number + 1, plan, folder / arm,
-            lambda share, n=n, arm=arm: say((n + share) / len(arms), arm),
+            lambda share, n=n, arm=arm: progress((n + share) / len(arms), arm),
         )  # fmt: skip
     found = {"replicate": number, "losses": losses, "pairs": compared(folder, pairs, plan)}
-    unfinished = result.with_suffix(".part")
+    unfinished = result.with_suffix(".part")  # renamed when complete, since an existing result is not made again
     unfinished.write_text(json.dumps(found))
     unfinished.rename(result)
     shutil.rmtree(folder)
@@ -99,8 +100,9 @@ def replicate(number: int, plan: twins.Plan, out: pathlib.Path, say: Any) -> dic
 
 
 def summarized(replicates: list[dict]) -> dict[str, Any]:
-    """For each pair the slopes and the values at the last step. The paper's claim is about the ratios of the pair
-    "precision" to the kernel pairs."""
+    """For each pair the slopes over the steps and the values at the last step, with intervals over the replicates. For
+    the paper's claim, the ratios of the pair "precision" to the kernel pairs. repeated_to_the_bit: whether the arm
+    "again" has the weights of "base"; None: these were not compared."""
     summary: dict[str, Any] = {"slopes": {}, "last": {}, "claim": {}}
     for statistic in STATISTICS:
         slope, last = {}, {}
@@ -132,7 +134,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def check_plan(out: pathlib.Path, plan: dict) -> None:
-    """Stores the plan in the directory. Raises an error if the directory holds an experiment with another plan."""
+    """Stores the plan in `out`. Raises an error if `out` holds an experiment with another plan."""
     file = out / "plan.json"
     if file.exists() and json.loads(file.read_text()) != plan:
         raise ExperimentError(f"{out} holds another experiment ({file.read_text()}); give another --out")
@@ -147,11 +149,11 @@ def run(options: argparse.Namespace) -> None:
     begin, replicates = time.monotonic(), []
     for number in range(options.replicates):
 
-        def say(share: float, arm: str, number: int = number) -> None:
+        def progress(share: float, arm: str, number: int = number) -> None:
             whole = (number + share) / options.replicates
             print(f"{whole:6.1%}  replicate {number + 1} of {options.replicates}, {arm}", file=sys.stderr, flush=True)
 
-        replicates.append(replicate(number, plan, out, say))
+        replicates.append(replicate(number, plan, out, progress))
     summary = summarized(replicates)
     setup = {
         "parameters": sum(p.numel() for p in twins.demo.Gpt(plan.size).parameters()),

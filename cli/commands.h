@@ -1,7 +1,8 @@
-// Declares one function per command. agent() is in run.cpp, pause() and resume() in status.cpp,
+// Declares one function per command of foreshock. agent() is in run.cpp, pause() and resume() in status.cpp,
 // export_record() and detect() in records.cpp, all others in the file of their name. Unless noted, a command
-// returns the exit status 0 for success, 1 if it failed, 2 for wrong use. run() ends with the user command's
-// status. status(), pause() and resume() return 1 without a live run; status() 3 if an agent does not answer.
+// returns the exit status 0 for success, 1 for failure, 2 for wrong use. run() returns the status of the
+// user's command. Without a live run, status(), pause() and resume() return 1; status() returns 3 if an agent
+// does not answer.
 #ifndef FORESHOCK_CLI_COMMANDS_H_
 #define FORESHOCK_CLI_COMMANDS_H_
 
@@ -26,14 +27,15 @@ int detect(const Arguments& arguments);
 int report(const std::vector<std::string>& words);
 int merge(const std::vector<std::string>& words);
 
-// Commands of the lab. judge() returns 0 if the errors of a call or function are within the limits, or if it
-// reproduces the agent's results on a stored slice bit for bit; else 1. compare() also returns 2 if the
-// checkpoints cannot be read or have no tensor in common.
+// Commands of the lab. judge() returns 0 if the errors of an attention call or function are within the
+// limits, or, for a stored slice, if it reproduces the agent's results bit for bit; else 1. Both judge() and
+// compare() also return 2 if the input cannot be read, compare() also if the checkpoints have no tensor in
+// common.
 int lab(const std::vector<std::string>& words);
 int judge(const std::vector<std::string>& words);
 int compare(const std::vector<std::string>& words);
 
-// A sweep that `foreshock lab` measures.
+// A sweep (a series of measurements, lab/study.h) that `foreshock lab` makes.
 struct LabSweep {
   const lab::Sweep* sweep = nullptr;  // null: a custom sweep
   std::vector<lab::Point> points;     // the combinations of values that are measured
@@ -43,7 +45,7 @@ struct LabSweep {
 struct LabRequest {
   std::vector<LabSweep> sweeps;
   int threads = 1;
-  std::string json_path, page_path;  // "": the output is not wanted
+  std::string json_path, page_path;  // "": no JSON, no page is written
   bool help = false, list = false;   // print the help or the list of sweeps instead of measuring
 };
 

@@ -1,6 +1,7 @@
-// Names the device kernels and gives access to the fatbin, CUDA's container of their machine code.
+// Names the device kernels, and gives access to the fatbin, CUDA's container of their machine code.
 // libforeshock.so is not linked with CUDA. When it first needs a kernel, it reads the fatbin from a file in
-// its own folder (libmonitor/cuda_driver.h). A kernel has one parameter: a job of device_jobs.h, by value.
+// its own folder (libmonitor/cuda_driver.h), and checks it with the seal below. A kernel has one parameter: a
+// job, a structure of device_jobs.h, by value.
 #ifndef FORESHOCK_KERNELS_DEVICE_CODE_H_
 #define FORESHOCK_KERNELS_DEVICE_CODE_H_
 
@@ -10,7 +11,7 @@
 
 namespace foreshock {
 
-// Identifies the fatbin of this build. The library rejects a file with another size or checksum.
+// Identifies the fatbin of this build. libforeshock.so rejects a file with another size or checksum.
 struct DeviceCodeSeal {
   uint64_t bytes;     // 0: the build had no nvcc
   uint64_t checksum;  // checksum() of kernels/sums.h

@@ -1,5 +1,5 @@
 // Sums over tensors in host memory: squares, changes between two states, statistics of an Adam-like
-// optimizer, and a checksum. Devices use the same formulas (sums_body.h). No heap, no statics.
+// optimizer, and a checksum. Devices use the same formulas (sums_body.h). Uses no heap and no static data.
 #ifndef FORESHOCK_KERNELS_SUMS_H_
 #define FORESHOCK_KERNELS_SUMS_H_
 
@@ -11,10 +11,10 @@
 
 namespace foreshock {
 
-// for_each_joint_block() reads two tensors together, in blocks of at most this many fp64 values of each.
+// for_each_joint_block() reads two tensors together, in joint blocks of at most this many values of each.
 inline constexpr size_t kJointBlock = 256;
 
-// Converts `count` elements exactly, at the offsets first, first + stride ... The type must be floating.
+// Converts `count` elements of a floating type exactly. Their offsets are first, first + stride, and so on.
 void load_block(const TensorView& tensor, int64_t first, int64_t stride, size_t count, double* to);
 
 // Whether both tensors have the same shape, the same order of elements in memory and no gaps: one long row.
@@ -52,8 +52,8 @@ void for_each_joint_block(const TensorView& a, const TensorView& b, const Visit&
 }
 
 // The sum of the squares of a dense array, in fp64. `type` must be floating. A NaN or an infinity in the
-// array makes the result NaN or infinite. The sum is formed in eight chains, so its relative error is at most
-// count / 8 * 2^-53, far below the rounding of any gradient.
+// array makes the result NaN or infinite. It is formed in eight chains (partial sums), so its relative error
+// is at most count / 8 * 2^-53, far below the rounding of any gradient.
 double sum_of_squares(const void* data, DType type, size_t count);
 
 // Sums, in fp64, over the changes d = after - before that a step made in an array, and over the values after
@@ -72,7 +72,7 @@ struct GradientSums {
   uint64_t finite = 0, nonfinite = 0;
 
   constexpr void add(double g) {
-    const bool is_finite = g * 0 == 0;  // NaN and the infinities times 0 are NaN
+    const bool is_finite = g * 0 == 0;  // otherwise g * 0 is NaN
     squares += is_finite ? g * g : 0;
     finite += is_finite;
     nonfinite += !is_finite;
@@ -84,8 +84,8 @@ struct GradientSums {
   }
 };
 
-// Sums a tensor with any strides and a floating type. Elements are added in order within each joint block,
-// then the blocks are added in order. The relative error of the squares is below (blocks + 257) * 2^-53.
+// Adds a tensor with any strides and a floating type to *sums: elements in order within each joint block,
+// then the blocks in order. The relative error of the squares is below (blocks + 257) * 2^-53.
 void add_gradient_sums(const TensorView& gradient, GradientSums* sums);
 
 // Parameters of the Adam step that was just taken.
@@ -97,17 +97,17 @@ struct AdamStep {
 
 // Statistics of an Adam-like optimizer from one pass over a gradient and its second moment. g is the gradient
 // that the optimizer read (after clipping), v its second moment after step t, and v^ = v / (1 - beta2^t);
-// Adam divides by sqrt(v^). The sums are over the counted elements: g is finite, and v is finite and not
-// negative. The results of several tensors or shards can be added.
+// Adam divides by sqrt(v^). An element is counted if g is finite, and v is finite and not negative; all sums
+// are over the counted elements. The results of several tensors or shards can be added.
 struct AdamSums {
   uint64_t counted = 0;
   uint64_t nonfinite_gradient = 0;  // elements not counted because g is NaN or infinite
   uint64_t unusable_state = 0;      // elements not counted because v is NaN, infinite or negative
   double staleness = 0;             // sum of g^2 / max(v^, eps^2); RMS staleness = sqrt(staleness / counted)
   uint64_t epsilon_dominated = 0;   // elements with sqrt(v^) < eps: the update is about g / eps
-  // surprised: elements with g^2 > 50 w^. w = (v - (1 - beta2) g^2) / beta2 is the second moment before the
-  // step, and w^ = w / (1 - beta2^(t - 1)). v^ would hide surprises, since v includes g: v >= (1 - beta2)
-  // g^2. surprise_counted: elements with a known w^; 0 in the first step.
+  // surprised: elements with g^2 > kSurprise w^. w = (v - (1 - beta2) g^2) / beta2 is the second moment
+  // before the step, and w^ = w / (1 - beta2^(t - 1)). v^ would hide surprises, since v includes g: v >= (1 -
+  // beta2) g^2. surprise_counted: elements with a known w^; 0 in the first step.
   uint64_t surprised = 0, surprise_counted = 0;
   double gradient_squares = 0;  // sum of g^2
 
@@ -123,18 +123,18 @@ struct AdamSums {
   }
 };
 
-// Values that are constant over a tensor in one step.
+// Values that are constant over a tensor in one step, for the functions of one element below.
 struct AdamConstants {
-  double correction;   // 1 / (1 - beta2^t)
+  double correction;   // 1 / (1 - beta2^t), so that v^ = v * correction
   double eps_squared;  // eps dominates if v^ is below this
   double floor;        // the least divisor in `staleness`: eps^2, but always above 0
   double new_share;    // 1 - beta2
-  double before;       // beta2 (1 - beta2^(t - 1)): v without this g is before * w^; 0: w^ is unknown
+  double before;       // beta2 (1 - beta2^(t - 1)): v - (1 - beta2) g^2 = before * w^; 0: w^ is unknown
 };
 
 AdamConstants adam_constants(const AdamStep& step);
 
-inline constexpr double kSurprise = 50;  // from SPAM, arXiv 2501.06842; SPAM uses a second threshold, 5000
+inline constexpr double kSurprise = 50;  // from SPAM, arXiv 2501.06842, which also uses 5000
 
 // Adds the statistics of a tensor to *sums. Both tensors must have the same shape and floating formats;
 // formats and strides may differ. The order is fixed: within each joint block element n is added to chain n

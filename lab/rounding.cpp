@@ -1,4 +1,5 @@
-// Rounds to a format: a scalar definition, and vector code with equal results (Highway: for each target CPU).
+// Rounds to a format: a scalar definition, and vector code with equal results. The header foreach_target.h of
+// Highway, a SIMD library, includes this file once for each kind of CPU; HWY_NAMESPACE differs each time.
 #include "lab/rounding.h"
 
 #include <algorithm>
@@ -23,7 +24,7 @@ using V = hn::Vec<D>;
 // Constants of a format. A binade is a power of two, and stands for the numbers from it up to the next one.
 struct Bounds {
   V smallest_binade, beyond_largest;  // binade of the smallest normal number; the one after max_finite's
-  V spacing, max_finite;              // spacing: of the numbers in binade 1
+  V spacing, max_finite;              // spacing: distance of neighbouring numbers in binade 1
   V overflow, finite_overflow;        // the results for infinity; for a finite value beyond max_finite
 };
 
@@ -50,9 +51,10 @@ V rounded(const Bounds& bounds, V x, V u) {
   const auto field = hn::And(hn::BitCast(du, x), hn::Set(du, 0x7ff0000000000000u));
   const V binade = hn::Min(hn::Max(hn::BitCast(d, field), bounds.smallest_binade), bounds.beyond_largest);
   const V quantum = hn::Mul(binade, bounds.spacing);
-  // Reciprocal of a power of two 2^e. Bits 52 to 62 store e + 1023, so both stored exponents add up to 2046.
+  // 1 / quantum, the reciprocal of a power of two 2^e. Bits 52 to 62 of an fp64 number store e + 1023, and
+  // those of its reciprocal -e + 1023, so both fields add up to 2046.
   const V inverse = hn::BitCast(d, hn::Sub(hn::Set(du, uint64_t{2046} << 52), hn::BitCast(du, quantum)));
-  const V steps = hn::Mul(magnitude, inverse);
+  const V steps = hn::Mul(magnitude, inverse);  // |x| in units of the spacing; `whole` is this number rounded
   V whole;
   if constexpr (kRounding == Rounding::kNearestEven) {
     whole = hn::Round(steps);

@@ -1,5 +1,5 @@
-// Defines the sweeps of `foreshock lab` with their points, and writes results as JSON, page and table. A
-// point has one value for each axis: an algorithm, a number format, an input, a size and so on.
+// Defines the sweeps of `foreshock lab`, and writes their results as JSON, page and table. A sweep measures a
+// list of points. A point has one value for each axis: an algorithm, a number format, an input, a size, ...
 #include "lab/study.h"
 
 #include <algorithm>
@@ -17,9 +17,9 @@ namespace foreshock::lab {
 
 namespace {
 
-// Returns every combination of a point of `base` and one of `values` of the axis (a member of Point).
+// Returns every point of `base` with every one of `values` on the axis `axis`, a member of Point.
 template <class Value, class Values>
-std::vector<Point> with(std::vector<Point> base, Value Point::*axis, const Values& values) {
+std::vector<Point> vary(std::vector<Point> base, Value Point::*axis, const Values& values) {
   std::vector<Point> points;
   for (const Point& point : base)
     for (const auto& value : values) {
@@ -31,8 +31,8 @@ std::vector<Point> with(std::vector<Point> base, Value Point::*axis, const Value
 
 using Names = std::vector<const char*>;
 
-// fig3 to fig6 are named after figures of arXiv 2405.02803. With inputs from U(0,1) flash attention deviates
-// ten times more than plain attention, as the paper reports.
+// fig3 to fig6 repeat figures of arXiv 2405.02803. The paper reports that flash attention deviates ten times
+// more than plain attention. This needs inputs from U(0,1).
 std::vector<Point> uniform_base() {
   Point point;
   point.input = "uniform";
@@ -40,14 +40,14 @@ std::vector<Point> uniform_base() {
 }
 
 std::vector<Point> fig3_points() {
-  return with(with(uniform_base(), &Point::format, Names{"bf16", "fp16", "tf32", "fp32", "fp64"}),
+  return vary(vary(uniform_base(), &Point::format, Names{"bf16", "fp16", "tf32", "fp32", "fp64"}),
               &Point::algorithm, Names{"plain", "flash_reimplemented"});
 }
 
 std::vector<Point> fig4_points() {
   const Names algorithms{"plain", "flash_reimplemented", "flash2_reimplemented", "flash2_shipped"};
   std::vector<Point> points =
-      with(with({Point{}}, &Point::input, Names{"uniform", "normal"}), &Point::n, std::vector{1024, 2048});
+      vary(vary({Point{}}, &Point::input, Names{"uniform", "normal"}), &Point::n, std::vector{1024, 2048});
   // As in the error table of the FlashAttention-3 paper, whose reference uses the inputs before rounding.
   Point outlier;
   outlier.input = "outlier";
@@ -55,11 +55,11 @@ std::vector<Point> fig4_points() {
   outlier.d = 128;
   outlier.reference = "original";
   points.push_back(outlier);
-  return with(points, &Point::algorithm, algorithms);
+  return vary(points, &Point::algorithm, algorithms);
 }
 
 std::vector<Point> fig5_points() {
-  return with(with(uniform_base(), &Point::n, std::vector{128, 256, 512, 1024, 2048, 4096}),
+  return vary(vary(uniform_base(), &Point::n, std::vector{128, 256, 512, 1024, 2048, 4096}),
               &Point::algorithm, Names{"plain", "flash_reimplemented", "flash2_shipped"});
 }
 
@@ -73,7 +73,7 @@ std::vector<Point> fig6_points() {
       point.block_q = point.block_k = side;
       points.push_back(point);
     }
-    for (int side : {16, 32, 64}) {  // rectangles with the area of a square of 2 * side, both ways
+    for (int side : {16, 32, 64}) {  // rectangles with the area of a square of 2 * side, upright and lying
       point.block_q = side;
       point.block_k = 4 * side;
       points.push_back(point);
@@ -84,14 +84,15 @@ std::vector<Point> fig6_points() {
   return points;
 }
 
-// Inputs "ties:T:GAP" (inputs.h): T scores of each row share the maximum, or are GAP below it.
+// Inputs "ties:T" and "ties:T:GAP": T scores of each row share the maximum; with a GAP, one has it, and the
+// others are less by GAP.
 std::vector<Point> ties_points() {
   Point base;
   base.n = base.block_k = 512;
   base.rows = 64;
   base.seeds = 16;
-  return with(
-      with({base}, &Point::input,
+  return vary(
+      vary({base}, &Point::input,
            Names{"ties:2", "ties:3", "ties:4", "ties:8", "ties:2:1.9e-3", "ties:4:1.9e-3", "ties:8:1.9e-3",
                  "ties:16:1.9e-3", "ties:2:4e-3", "ties:4:4e-3"}),
       &Point::algorithm,
@@ -99,14 +100,14 @@ std::vector<Point> ties_points() {
 }
 
 std::vector<Point> logits_points() {
-  return with(with({Point{}}, &Point::scale, std::vector{1., 2., 4., 8., 16., 32., 64.}), &Point::algorithm,
+  return vary(vary({Point{}}, &Point::scale, std::vector{1., 2., 4., 8., 16., 32., 64.}), &Point::algorithm,
               Names{"plain", "flash2_shipped"});
 }
 
 std::vector<Point> bias_points() {
   Point base;
   base.seeds = 16;
-  return with(with({base}, &Point::input,
+  return vary(vary({base}, &Point::input,
                    Names{"normal", "uniform", "one_signed", "flat", "ties:2", "ties:4:1.9e-3"}),
               &Point::algorithm,
               Names{"plain", "flash_reimplemented", "flash2_reimplemented", "flash2_dynamic_max",
@@ -121,8 +122,8 @@ std::vector<Point> with_units(const Point& bf16) {
   Point fp8 = bf16;
   fp8.format = "e4m3";
   if (fp8.algorithm == "flash2_shipped") fp8.algorithm = "flash3_fp8";
-  std::vector<Point> points = with({bf16}, &Point::accumulator, kBf16Units);
-  const std::vector<Point> others = with({fp8}, &Point::accumulator, kFp8Units);
+  std::vector<Point> points = vary({bf16}, &Point::accumulator, kBf16Units);
+  const std::vector<Point> others = vary({fp8}, &Point::accumulator, kFp8Units);
   points.insert(points.end(), others.begin(), others.end());
   return points;
 }
@@ -131,7 +132,7 @@ std::vector<Point> accumulators_points() {
   Point product;
   product.algorithm = "matrix_product";
   product.n = product.rows = 64;
-  return with(with_units(product), &Point::d, std::vector{128, 512, 2048});
+  return vary(with_units(product), &Point::d, std::vector{128, 512, 2048});
 }
 
 std::vector<Point> units_points() {
@@ -146,7 +147,7 @@ std::vector<Point> backward_points() {
   Point base;
   base.n = base.block_k = 512;
   base.backward = true;
-  return with(with(with({base}, &Point::input, Names{"normal", "ties:4:1.9e-3"}), &Point::delta,
+  return vary(vary(vary({base}, &Point::input, Names{"normal", "ties:4:1.9e-3"}), &Point::delta,
                    Names{"out", "probabilities"}),
               &Point::algorithm, Names{"plain", "flash2_reimplemented", "flash2_shipped"});
 }
@@ -155,14 +156,14 @@ std::vector<Point> winograd_points() {
   Point base;
   base.n = 14;
   base.rows = 16;
-  return with(with({base}, &Point::format, Names{"bf16", "fp16", "fp32"}), &Point::algorithm,
+  return vary(vary({base}, &Point::format, Names{"bf16", "fp16", "fp32"}), &Point::algorithm,
               Names{"direct", "winograd_f2", "winograd_f4", "winograd_f6"});
 }
 
 std::vector<Point> reductions_points() {
   Point base;
   base.n = 2048;
-  return with(with({base}, &Point::input, Names{"normal", "shifted"}), &Point::algorithm,
+  return vary(vary({base}, &Point::input, Names{"normal", "shifted"}), &Point::algorithm,
               Names{"softmax_two_pass", "softmax_online", "layer_norm_two_pass", "layer_norm_fused",
                     "layer_norm_welford", "cross_entropy_plain", "cross_entropy_chunked",
                     "cross_entropy_chunked_reimplemented"});
@@ -171,8 +172,8 @@ std::vector<Point> reductions_points() {
 std::vector<Point> fp32_points() {
   Point base;
   base.format = "fp32";
-  return with(
-      with(with({base}, &Point::input, Names{"normal", "uniform"}), &Point::n, std::vector{1024, 4096}),
+  return vary(
+      vary(vary({base}, &Point::input, Names{"normal", "uniform"}), &Point::n, std::vector{1024, 4096}),
       &Point::algorithm, Names{"plain", "flash2_shipped"});
 }
 
@@ -312,12 +313,12 @@ ordered_json whole(const Study& study) {
   return root;
 }
 
-// How page/lab.js draws each sweep: the members of Sweep that to_json() does not contain.
+// How page/lab.js draws each sweep: the members of Sweep that to_json() does not write.
 ordered_json drawings(const Study& study) {
   ordered_json list = ordered_json::array();
   for (const SweepResult& result : study.sweeps) {
     ordered_json drawing{{"name", result.name}};
-    if (const Sweep* sweep = result.sweep) {
+    if (const Sweep* sweep = result.sweep) {  // null: a custom sweep
       drawing["question"] = sweep->question;
       drawing["x"] = sweep->x;
       drawing["y"] = sweep->y;
@@ -339,7 +340,7 @@ size_t width_of(const std::string& text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
-std::string written(const char* format, double x) {
+std::string written(const char* format, double x) {  // `format`: a printf format
   if (!std::isfinite(x)) return "-";
   char text[32];
   std::snprintf(text, sizeof text, format, x);
@@ -367,7 +368,7 @@ std::vector<Measurement> shown(const SweepResult& result) {
 }
 
 // Names of the axes that vary among the measurements, and always "algorithm".
-std::set<std::string> varying(const std::vector<Measurement>& measurements) {
+std::set<std::string> varying_axes_of(const std::vector<Measurement>& measurements) {
   std::set<std::string> names;
   const Axes first = axes_of(measurements.front().point);
   for (const Measurement& m : measurements) {
@@ -394,14 +395,16 @@ Row figures(const Measurement& m) {
 const Row kFigures = {"tensor",   "max", "mean",     "std",      "relative L2",
                       "bias ulp", "z",   "L2/plain", "max/plain"};
 
-std::string heading(const SweepResult& result, const Measurement& first, const std::set<std::string>& vary) {
+// The sweep's name and question, and the axes that do not vary and have no default value.
+std::string heading(const SweepResult& result, const Measurement& first,
+                    const std::set<std::string>& varied) {
   std::string text = result.name;
   if (result.sweep) text += ": " + std::string(result.sweep->question);
   text += "\n  ";
   for (const auto& [axis, value] : axes_of(first.point)) {
     const bool is_default = value == "rne" || value == "forward" || value == "out" || value == "stored" ||
                             axis == "first_seed" || axis == "splits" || (axis == "scale" && value == "1");
-    if (!vary.contains(axis) && !is_default) text += axis + " " + value + "  ";
+    if (!varied.contains(axis) && !is_default) text += axis + " " + value + "  ";
   }
   return text + "\n\n";
 }
@@ -442,11 +445,11 @@ std::string aligned(const std::vector<std::vector<std::string>>& rows, size_t le
 std::string table_of(const SweepResult& result, bool colour) {
   const std::vector<Measurement> measurements = shown(result);
   if (measurements.empty()) return "";
-  const std::set<std::string> names = varying(measurements);
+  const std::set<std::string> names = varying_axes_of(measurements);
   std::vector<Row> rows(1);
   for (const auto& [axis, value] : axes_of(measurements.front().point))
     if (names.contains(axis)) rows[0].push_back(axis);
-  const size_t left_columns = rows[0].size() + 1;
+  const size_t left_columns = rows[0].size() + 1;  // the axes and "tensor" are aligned to the left
   rows[0].insert(rows[0].end(), kFigures.begin(), kFigures.end());
   for (const Measurement& m : measurements) {
     Row row;

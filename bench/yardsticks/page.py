@@ -16,7 +16,7 @@ CHART_NAMES = ("chart.min.js", "chart.umd.min.js", "Chart.min.js")
 
 
 def no_nan(value: Any) -> Any:
-    """A copy of `value` with None for numbers that are not finite, which JSON cannot represent."""
+    """A copy of `value`, JSON data, with None in place of numbers that are not finite, which JSON cannot represent."""
     if isinstance(value, dict):
         return {key: no_nan(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -26,19 +26,20 @@ def no_nan(value: Any) -> Any:
 
 def chart_library() -> str:
     """The text of Chart.js; "" if it is not installed. The page then has tables only."""
-    places = (pathlib.Path(folder) / name for folder in CHART_FOLDERS for name in CHART_NAMES)
-    found = next((place for place in places if place.exists()), None)
+    paths = (pathlib.Path(folder) / name for folder in CHART_FOLDERS for name in CHART_NAMES)
+    found = next((path for path in paths if path.exists()), None)
     return found.read_text() if found else ""
 
 
 def report(whole: dict[str, Any], title: str = "foreshock yardsticks", script: pathlib.Path = HERE / "page.js") -> str:
-    """`whole`: the data, without NaN. `script`: the JavaScript file that draws it."""
+    """Fills in the markers of lab/page/report.html and returns the page. `whole`: the data, without NaN. `script`: the
+    JavaScript file that draws it."""
     parts = {
         "/*TITLE*/": title,
         "/*STYLE*/": (LAB / "report.css").read_text(),
         "/*SCRIPT*/": (LAB / "report.js").read_text() + script.read_text(),
         "/*CHART*/": chart_library(),
-        # The data goes last, so that it is not searched for markers. '<' is escaped, since it could close the element.
+        # The data goes last, so that it is not searched for markers. A '<' in it could close the script element.
         "/*DATA*/": json.dumps(whole, allow_nan=False).replace("<", "\\u003c"),
     }
     text = (LAB / "report.html").read_text()

@@ -22,13 +22,14 @@ import stored_tensors  # noqa: E402
 import train as demo  # noqa: E402
 
 LEARNING_RATE = 2e-3
-OTHER_INIT = 1_000_003
+OTHER_INIT = 1_000_003  # far above the seeds of the replicates, so that no two trainings have one seed
 DONE = "done"  # name of the file that marks an arm as complete; it has the last loss
 
 
 @dataclass(frozen=True)
 class Arm:
-    """The settings of one training. bf16 means autocast: fp32 weights, and a forward pass in bf16."""
+    """The settings of one training. bf16 means autocast: fp32 weights, and a forward pass in bf16. FLASH_ATTENTION is
+    torch's fused kernel, MATH its unfused attention."""
 
     backend: SDPBackend = SDPBackend.FLASH_ATTENTION
     precision: torch.dtype = torch.bfloat16
@@ -83,8 +84,8 @@ def save(model: torch.nn.Module, path: pathlib.Path) -> None:
 
 def train(arm: Arm, seed: int, plan: Plan, folder: pathlib.Path, progress: Callable[[float], None]) -> float:
     """Trains one arm and saves its checkpoints in `folder`; returns the mean loss of the last `plan.every` steps. A
-    complete arm is not trained again; an incomplete one is trained from the beginning. `progress` is called with the
-    share of the steps that are done."""
+    complete arm is not trained again; an incomplete one is trained from the beginning. `seed` determines the batches,
+    and with arm.init the initial weights. `progress` is called with the share of the steps that are done."""
     if (folder / DONE).exists():
         return float((folder / DONE).read_text())
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +99,7 @@ def train(arm: Arm, seed: int, plan: Plan, folder: pathlib.Path, progress: Calla
     with attention(arm):
         for step in range(1, plan.steps + 1):
             for group in optimizer.param_groups:
-                group["lr"] = LEARNING_RATE * demo.learning_rate(step / plan.steps)
+                group["lr"] = LEARNING_RATE * demo.learning_rate(step / plan.steps)  # warm-up and cosine
             optimizer.zero_grad()
             loss = demo.loss_of(model, text.batch(plan.size), autocast)
             loss.backward()
