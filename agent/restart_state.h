@@ -22,8 +22,8 @@ namespace foreshock {
 nlohmann::json past_alarms_json(const RankStatistics& rank);
 nlohmann::json events_json(const RankStatistics& rank);
 
-// Stores the alarms and events of the ranks of a run in a file in the run's directory. A rank's process is
-// identified by the name of its segment (its shared-memory file). One thread.
+// Stores the alarms, events and counts of non-finite slices of the ranks of a run in a file in the run's
+// directory. A rank's process is identified by the name of its segment (its shared-memory file). One thread.
 class RankFacts {
  public:
   static constexpr const char* kFile = "facts.json";
@@ -34,7 +34,7 @@ class RankFacts {
   void restore_rank(const std::string& segment, RankStatistics* rank) const;
   // Stores the facts about `rank` for the next save().
   void note(const std::string& segment, const RankStatistics& rank);
-  // Drops a segment that has been removed.
+  // Drops the facts about a segment whose file has been removed.
   void forget(const std::string& segment);
   // Replaces the file if anything has changed. Returns false if it cannot be written; the run continues
   // without it.
@@ -45,13 +45,13 @@ class RankFacts {
   bool has_unsaved_changes_ = false;
 };
 
-// Recognizes lines that a killed agent has already written. If an agent is killed after it has written the
-// line of a step or a slice, and before it has marked the step or slice as consumed, the next agent reads the
-// same data again. One thread.
+// Recognizes lines that a killed agent has already written to the record. If an agent is killed after it has
+// written the line of a step or a slice, and before it has marked the step or slice as consumed, the next
+// agent reads the same data from the segment again. One thread.
 class WrittenLines {
  public:
-  // Only the newest lines are kept. At most this many lines are written before their data is marked as
-  // consumed, so earlier lines cannot be repeated.
+  // Limit of the lines that are kept, the newest ones. At most so many lines are written before their data is
+  // marked as consumed, so earlier lines cannot be repeated.
   static constexpr size_t kMost = 1 << 16;
 
   void note(const StepLine& line) { note(key_of(line)); }
@@ -67,8 +67,8 @@ class WrittenLines {
   }
 
  private:
-  // The key includes the time, since a later process of the rank counts tickets, and maybe steps, from 1
-  // again.
+  // The key includes the time, since a later process of the rank counts tickets (the numbers of slices), and
+  // maybe steps, from 1 again.
   using Key = std::tuple<std::string, int64_t, std::string, int64_t, double>;
   static Key key_of(const StepLine& line) {
     return {line.run, line.rank.value_or(-1), "step", line.step.value_or(-1), line.time.value_or(0)};
@@ -96,18 +96,18 @@ class WatchState {
   static constexpr const char* kFile = "detectors.state";
   static constexpr size_t kMostBytes = 64 << 20;  // a larger file is ignored
 
-  // Must be called before the first observation. Restores the state that an earlier agent has saved. The
-  // lines that the earlier agent wrote to the record after its last save are passed to the detectors and
+  // Must be called before the detectors receive a line. Restores the state that an earlier agent has saved.
+  // The lines that the earlier agent wrote to the record after its last save are passed to the detectors and
   // added to `already_written`. If these lines cause events that the record lacks, the events are written to
   // the record. If there is a record but no readable state, writes the event kDetectorsBeginAnew. `record`
-  // may be null; `path` is its file.
+  // may be null (the run has no record); `path` is its file.
   void restore(const Directory& directory, const std::string& run, const std::string& path,
                RecordWriter* record, Watches* watches, WrittenLines* already_written);
 
   // Replaces the file if a detector has received a line since the last save, and always the first time. A
-  // large file is replaced less often, at a mean rate of kBytesPerSecond, unless `is_last`. The record must
-  // have been flushed before, since the file contains its size. Returns false if the file cannot be written;
-  // the run continues without it.
+  // large file is replaced less often, at a mean rate of kBytesPerSecond, but always if `is_last`. The record
+  // must have been flushed before, since the file contains its size. Returns false if the file cannot be
+  // written; the run continues without it.
   bool save(const Directory& directory, const RecordWriter* record, const Watches& watches,
             bool is_last = false);
 

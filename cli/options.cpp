@@ -1,6 +1,6 @@
-// Parses and checks command-line options (options.h). kOptions is the table of libmonitor/options.h. A row
-// has a flag, a variable, a default, bounds, and one bit per command that has the option ("reader").
-// Functions named ..._problem return "" or what is wrong, ..._wanted "" or what a value must be.
+// Parses and checks command-line options (options.h). A row of the table kOptions (libmonitor/options.h) has
+// a flag, an environment variable, a default, bounds, and a bit for each command that reads it (`reader` is
+// one such bit). ..._problem() returns "" or what is wrong, ..._wanted() returns "" or what a value must be.
 #include "cli/options.h"
 
 #include <arpa/inet.h>
@@ -33,7 +33,7 @@ const Option* find_flag(const std::string& flag, uint32_t reader) {
 
 bool is_listening_address(const std::string& address) {
   unsigned char bytes[sizeof(in6_addr)];
-  // The kernel's address of a Unix socket has 108 bytes for the path, with its final zero.
+  // The kernel's address of a Unix socket has 108 bytes for the path with its final zero; "unix:" has 5.
   return address == "localhost" || (address.starts_with("unix:/") && address.size() < 112) ||
          inet_pton(AF_INET, address.c_str(), bytes) == 1 || inet_pton(AF_INET6, address.c_str(), bytes) == 1;
 }
@@ -110,7 +110,7 @@ std::string from_environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// Returns a valid run id that is as similar to `text` as possible. `text` must not be empty.
+// Makes a valid run id of `text`, which must not be empty: cuts it and replaces invalid characters by '_'.
 std::string valid_run_id(std::string text) {
   if (text.size() > kLongestRunId) text.resize(kLongestRunId);
   for (char& c : text)
@@ -133,14 +133,14 @@ std::string slurm_id() {
 
 namespace fs = std::filesystem;
 
-// Returns "" if the file (or, for --file-sd, the directory) that the option names can be written.
+// Returns "" if the file (or, for --file-sd, the directory) that the option names can be written or created.
 std::string output_problem(const Arguments& arguments, OptionId id) {
   const std::string given = arguments.text(id);
   if (given.empty()) return "";
   const std::string path = absolute(given);
   const std::string folder = fs::path(path).parent_path();
   const bool exists = access(path.c_str(), F_OK) == 0;
-  // Another errno: the name is too long, a file is used as a folder, or links form a cycle.
+  // With another errno, the name is too long, a file is used as a folder, or links form a cycle.
   const bool has_bad_name = !exists && errno != ENOENT;
   std::error_code error;
   const bool is_directory = fs::is_directory(path, error);
@@ -152,6 +152,7 @@ std::string output_problem(const Arguments& arguments, OptionId id) {
   return "";
 }
 
+// Creates the directory of --save-flagged if it is missing. Returns "" if it can be read and written.
 std::string flagged_problem(const Arguments& arguments) {
   const std::string path = absolute(arguments.text(OptionId::kSaveFlagged));
   if (path.empty()) return "";
@@ -162,6 +163,7 @@ std::string flagged_problem(const Arguments& arguments) {
          " is not a writable directory; name one, or a new one in a directory you may write";
 }
 
+// Returns "" if the file of --token-file has a usable token.
 std::string token_problem(const Arguments& arguments) {
   const std::string path = absolute(arguments.text(OptionId::kTokenFile));
   if (path.empty()) return "";
@@ -192,6 +194,7 @@ std::string bind_problem(const Address& address) {
   return problem;
 }
 
+// `text`: a valid value of --bind, but not unix:/PATH.
 std::string address_problem(const std::string& text) {
   sockaddr_storage address = {};
   auto* of_v4 = reinterpret_cast<sockaddr_in*>(&address);
@@ -201,7 +204,7 @@ std::string address_problem(const std::string& text) {
   else if (inet_pton(AF_INET6, text.c_str(), &of_v6->sin6_addr) == 1)
     address.ss_family = AF_INET6;
   else
-    return "";  // localhost
+    return "";  // localhost, which every machine has
   return bind_problem(address);
 }
 
@@ -220,7 +223,7 @@ bool parse_ports(const std::string& text, int* port, int* last_port) {
 }
 
 std::string unknown_variable() {
-  std::vector<std::string> known = {"FORESHOCK_BUILD"};
+  std::vector<std::string> known = {"FORESHOCK_BUILD"};  // set for tests and benches
   for (const Option& row : kOptions)
     if (row.variable != nullptr) known.push_back(row.variable);
   constexpr std::string_view kPrefix = "FORESHOCK_";
@@ -299,7 +302,7 @@ std::string Arguments::parse(const std::vector<std::string>& words, uint32_t rea
   return check_values(reader);
 }
 
-// Takes the option words[*index]. If its value is the next word, increments *index.
+// Stores the option words[*index] in flags_. If its value is the next word, increments *index.
 std::string Arguments::take_flag(const std::vector<std::string>& words, size_t* index, uint32_t reader) {
   const std::string& word = words[*index];
   const size_t equals = word.find('=');
@@ -323,7 +326,7 @@ std::string Arguments::check_values(uint32_t reader) const {
   for (const Option& row : kOptions) {
     if ((row.readers & reader) == 0) continue;
     const std::string value = text(row.id);
-    if (value == row.fallback) continue;
+    if (value == row.fallback) continue;  // a default is valid, even if it is ""
     if (const std::string wanted = value_wanted(row.id, value); !wanted.empty())
       return std::string(has_flag(row.id) ? row.flag : row.variable) + " must be " + wanted + ", not '" +
              value + "'";

@@ -1,6 +1,7 @@
 // Implements foreshock run (run() and run_monitored()): starts the agent, which follows the run, then the
 // user's command with libforeshock.so preloaded; prints the agent's summary at the end. If monitoring is not
-// possible, prints one line and runs the command without it. Also implements foreshock agent.
+// possible, prints one line and runs the command alone. Also implements foreshock agent. ..._problem()
+// functions return "" or an error.
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -46,7 +47,7 @@ int run_unmonitored(const std::vector<std::string>& command, const std::string& 
   return run_alone(command);
 }
 
-// Whether `program` and, if it is a script with a "#!" line, its interpreter exist.
+// Whether the file `program` and, if it is a script with a "#!" line, its interpreter exist.
 bool can_start(const std::string& program) {
   if (program.empty()) return false;
   std::string words, interpreter;
@@ -62,7 +63,7 @@ bool is_followed_by_service(const Arguments& arguments) {
   return arguments.text(OptionId::kAgent) == "service";
 }
 
-// Returns an error if RLIMIT_FSIZE is too low, else "". A write beyond it would kill the trainer (SIGXFSZ).
+// Checks the limit of file sizes (RLIMIT_FSIZE). A write beyond it would kill the trainer (SIGXFSZ).
 std::string file_size_problem() {
   constexpr rlim_t kLeast = 4 << 20;  // enough for a segment without slots, and for the agent's files
   rlimit limit = {};
@@ -71,7 +72,7 @@ std::string file_size_problem() {
          " KiB here; raise `ulimit -f` to 4 MiB or more";
 }
 
-// Returns an error if the directory name is too long for the buffers of the library in the trainer, else "".
+// Checks whether the directory's name fits into the buffers of the library in the trainer.
 std::string length_problem(const Monitored& monitored) {
   constexpr size_t kMost = sizeof(Settings::directory) - 1;
   if (monitored.base.size() + 1 + monitored.run_id.size() <= kMost) return "";
@@ -79,7 +80,7 @@ std::string length_problem(const Monitored& monitored) {
          std::to_string(kMost - 1 - monitored.run_id.size()) + " characters at most";
 }
 
-// Returns an error if options contradict each other or have unusable values, else "".
+// Checks whether options contradict each other or have unusable values.
 std::string run_problem(const Arguments& arguments) {
   const bool service = is_followed_by_service(arguments);
   for (OptionId id : {OptionId::kRecord, OptionId::kTokenFile, OptionId::kFileSd, OptionId::kOnAlert,
@@ -93,8 +94,9 @@ std::string run_problem(const Arguments& arguments) {
   return written_files_problem(arguments);
 }
 
-// Finds or builds the adapter, which connects libforeshock.so with the torch of the command. Returns "" or an
-// error. `*cache`: the directory of adapters; is set to the directory that has this adapter.
+// Finds or builds the adapter, which connects libforeshock.so with the torch of the command: libtorch of a
+// C++ program, or torch of a Python. `*cache`: the directory of adapters; set to the one that has this
+// adapter.
 std::string adapter_problem(const Installation& installation, const std::vector<std::string>& command,
                             std::string* cache) {
   if (const FoundLibtorch libtorch = find_libtorch(command); !libtorch.program.empty()) {
@@ -118,7 +120,7 @@ std::vector<std::string> agent_command(const Installation& installation, const A
   if (is_followed_by_service(arguments)) return {};
   std::vector<std::string> command = {
       installation.executable, "agent", "--dir", directory, "--run-id", run_id};
-  // A Prometheus may be configured for a port that the user has given. So only the default may be replaced.
+  // Only the default port may be replaced: a Prometheus may be configured for a port that the user gave.
   std::string ports = arguments.text(OptionId::kPort);
   if (!arguments.is_given(OptionId::kPort)) ports += "-" + std::to_string(std::stoi(ports) + kPortsTried - 1);
   command.insert(command.end(), {option(OptionId::kPort).flag, ports});
@@ -178,7 +180,7 @@ int64_t last_step_in(const std::string& record) {
   constexpr std::streamoff kEnd = 1 << 20;
   std::ifstream file(record, std::ios::binary | std::ios::ate);
   if (const std::streamoff size = file ? std::streamoff(file.tellg()) : 0; size > kEnd)
-    file.seekg(size - kEnd);
+    file.seekg(size - kEnd);  // perhaps within a line, whose rest is then not JSON and ignored
   else
     file.seekg(0);
   int64_t step = -1;
@@ -199,8 +201,8 @@ void print_missing_summary(const std::string& problem, const std::string& record
       record);
 }
 
-// Prints the agent's summary, or why it is missing, and writes its JSON to `copy` ("": not wanted). `record`:
-// the path of --record; "": none. `off_lines`: why processes of the command were not monitored.
+// Prints the agent's summary, or why it is missing, and writes its JSON to the file `copy` ("": no file).
+// `record`: the path of --record; "": none. `off_lines`: why processes of the command were not monitored.
 void print_summary(const ExitExchange::Answer& answer, const std::string& copy, const std::string& record,
                    const std::vector<std::string>& off_lines, const std::string& directory) {
   const Summary summary = read_summary(answer.summary);
@@ -230,28 +232,28 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
     directory.leave();
     return run_unmonitored(arguments.command(), problem);
   }
-  const OffFiles earlier = off_files(directory.path());
+  const OffFiles earlier = off_files(directory.path());  // left by earlier trainers that were not monitored
   SignalPasser signals;  // from here on, signals stay pending until they are passed to the command
   AgentKeeper keeper(directory.path(),
                      agent_command(installation, arguments, directory.path(), monitored.run_id));
   // If the agent is only slow, the command is started anyway, and keep_agent() below still waits for it.
   if (!keeper.wait_for_address(kAgentStartTimeoutMs)) {
     if (keeper.has_failed()) {
-      const std::string words = keeper.failure_text();  // read before leave() removes the log
+      const std::string failure = keeper.failure_text();  // read before leave() removes the log
       directory.leave();
       sigprocmask(SIG_SETMASK, signals.original_mask(), nullptr);
       // A given port that is in use is wrong use, like a --bind address that this machine does not have.
-      if (arguments.is_given(OptionId::kPort) && words.find(": port ") != std::string::npos &&
-          words.find(strerror(EADDRINUSE)) != std::string::npos)
-        return wrong_use(words + "; choose another --port, or 0 for any free one");
-      return run_unmonitored(arguments.command(), "no agent can be had: " + words);
+      if (arguments.is_given(OptionId::kPort) && failure.find(": port ") != std::string::npos &&
+          failure.find(strerror(EADDRINUSE)) != std::string::npos)
+        return wrong_use(failure + "; choose another --port, or 0 for any free one");
+      return run_unmonitored(arguments.command(), "no agent can be had: " + failure);
     }
     say("no agent yet: " + keeper.failure_text());
   }
   const std::string record = absolute(arguments.text(OptionId::kRecord));
   const std::string flagged = absolute(arguments.text(OptionId::kSaveFlagged));
-  // Restarts a dead agent and prints the address of each new agent. The agent may have been started by
-  // another launcher with the same run id, with other options than ours.
+  // Restarts a dead agent and prints the address of each new agent. If another launcher with the same run id
+  // started the agent, it may have other options than ours, and lines say which of ours have no effect.
   const auto keep_agent = [&keeper, &monitored, &record, &flagged] {
     keeper.tick();
     const auto agent = keeper.new_address();
@@ -270,7 +272,7 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   keep_agent();
   if (const int signal = signals.stop_before_start(); signal != 0) {
     directory.leave();
-    end_like({128 + signal, signal});
+    end_like({.code = 128 + signal, .signal = signal});
   }
 
   pid_t pid = -1;
@@ -302,8 +304,8 @@ std::string without_slashes(std::string path) {
   return path;
 }
 
-// Returns an error if the options of `foreshock agent` cannot be used, else "".
-std::string problem_of(const AgentOptions& options, const Arguments& arguments) {
+// Checks the options of `foreshock agent`.
+std::string agent_problem(const AgentOptions& options, const Arguments& arguments) {
   if (options.directory.empty() && options.tree.empty())
     return "no run given; type foreshock agent --dir DIR, or --tree DIR for all runs below DIR";
   if (!options.directory.empty() && !options.tree.empty()) return "give one of --dir and --tree";
@@ -324,7 +326,7 @@ int run(const Arguments& arguments) {
   parse_switch(arguments.text(OptionId::kEnabled).c_str(), &enabled);
   if (!enabled) return run_alone(command);
   if (const std::string problem = run_problem(arguments); !problem.empty()) return wrong_use(problem);
-  // If the command cannot be started, run_alone() prints why, before anything about a run is printed.
+  // If the command cannot be started, run_alone() prints why. Nothing about a run has been printed yet.
   const char* path = std::getenv("PATH");
   if (!can_start(look_up(command[0], path != nullptr ? path : "/bin:/usr/bin"))) return run_alone(command);
 
@@ -370,7 +372,8 @@ int agent(const Arguments& arguments) {
   parse_count(arguments.text(OptionId::kEvery).c_str(), &options.every);
   parse_count(arguments.text(OptionId::kForgetAfter).c_str(), &options.forget_after_seconds);
   options.keep_alive = arguments.has_flag(OptionId::kKeepAlive);
-  if (const std::string problem = problem_of(options, arguments); !problem.empty()) return wrong_use(problem);
+  if (const std::string problem = agent_problem(options, arguments); !problem.empty())
+    return wrong_use(problem);
   std::signal(SIGXFSZ, SIG_IGN);  // so that a write beyond `ulimit -f` fails and is counted
   const int status = run_agent(options);
   if (options.tree.empty()) remove_after_agent(options.directory);

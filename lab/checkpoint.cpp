@@ -29,7 +29,8 @@ DType dtype_of(const std::string& name) {
   return DType::kNone;
 }
 
-// Computes the number of elements of a shape; false if it is invalid or exceeds `limit`.
+// Computes the number of elements of a shape. Returns false for an invalid shape or more than `limit`
+// elements.
 bool count_of(const std::vector<int64_t>& shape, uint64_t limit, uint64_t* count) {
   *count = 1;
   for (int64_t extent : shape) {
@@ -40,7 +41,8 @@ bool count_of(const std::vector<int64_t>& shape, uint64_t limit, uint64_t* count
   return true;
 }
 
-// Reads a tensor's entry in the header. Its offset is relative to the file's data of `data_size` bytes.
+// Reads a tensor's entry in the header. Sets tensor->offset relative to the data, which follows the header
+// and has `data_size` bytes. Returns "" or what is wrong, as a predicate.
 std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tensor) {
   if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
       !entry.contains("data_offsets"))
@@ -67,8 +69,8 @@ std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tens
   return "";
 }
 
-// Parses the JSON of a header; returns null if the text is invalid or nested too deeply. Sets *has_duplicates
-// to whether a name occurs twice, since other readers might then take the other entry.
+// Parses the JSON of a header. Returns null if the text is invalid or nested too deeply. Sets *has_duplicates
+// to whether a name occurs twice: of two entries, other programs might read the other one.
 json parse_header(const std::string& text, bool* has_duplicates) {
   constexpr int kDepth = 2;  // {name: {"shape": [...]}}
   bool deep = false;
@@ -80,7 +82,7 @@ json parse_header(const std::string& text, bool* has_duplicates) {
             event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
         if (opens && depth > kDepth) deep = true;
         names += event == json::parse_event_t::key && depth == 1;
-        return !opens || depth <= kDepth;
+        return !opens || depth <= kDepth;  // deeper values are skipped
       },
       false);
   *has_duplicates = root.is_object() && root.size() != names;
@@ -150,7 +152,7 @@ void Safetensors::swap(Safetensors* other) {
 }
 
 std::string Safetensors::open(const std::string& path) {
-  *this = Safetensors();
+  *this = Safetensors();  // closes the present file
   path_ = path;
   std::string problem;
   file_ = open_regular(path, &size_, &problem);
@@ -203,12 +205,13 @@ constexpr uint64_t kMostIndex = 100'000'000;  // bytes
 
 std::string file_name(const std::string& path) { return printable(fs::path(path).filename().string()); }
 
-// Opens a file and adds those of its tensors that `wanted` names; null: all its tensors.
+// Opens a file and adds those of its tensors that `wanted` names (null: all) to the checkpoint.
 std::string add_file(const std::string& path, const std::set<std::string>* wanted, Checkpoint* checkpoint) {
   Safetensors opened;
   if (const std::string problem = opened.open(path); !problem.empty()) return problem;
   const size_t index = checkpoint->files.size();
-  // checkpoint->tensors will point to tensors of this file: a moved map keeps the addresses of its elements.
+  // checkpoint->tensors will point into the map of this file. The pointers stay valid when `files` grows and
+  // moves its elements, since a moved map keeps the addresses of its entries.
   checkpoint->files.push_back(std::move(opened));
   const Safetensors& file = checkpoint->files.back();
   for (const auto& [name, tensor] : file.tensors()) {
@@ -312,8 +315,8 @@ bool natural_less(const std::string& a, const std::string& b) {
     if (const int order = a.compare(i, i_end - i, b, j, j_end - j); order != 0) return order < 0;
     i = i_end, j = j_end;
   }
-  if ((i < a.size()) != (j < b.size())) return j < b.size();
-  return a < b;  // they differ at most in leading zeros
+  if ((i < a.size()) != (j < b.size())) return j < b.size();  // a name is less than its continuation
+  return a < b;                                               // they differ at most in leading zeros
 }
 
 }  // namespace foreshock::lab

@@ -1,7 +1,8 @@
-// Copies single values of the trainer (losses, norms) from a device to the host without waiting. A kernel of
-// one block is launched on the trainer's stream, after the work that computes the values. Each value is
-// identified by a running number. The kernel stores the value into a cell in host memory, then its number.
-// The host reads only its own memory; a value that never arrives is never found.
+// ScalarReadback copies single values of the trainer (losses, norms) from a device to the host without
+// waiting. A kernel of one block is launched on the trainer's stream, after the work that computes the
+// values. Each value is identified by a running number. The kernel stores the value into a cell in host
+// memory, then its number. The host reads only its own memory; a value that never arrives is never found.
+// GradientReadback sends the sums of squares of gradients like this; GradientCost estimates their time.
 #ifndef FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 #define FORESHOCK_LIBMONITOR_DEVICE_SCALARS_H_
 
@@ -81,7 +82,7 @@ bool is_gradient_on_device(const foreshock_gradient& gradient);
 class GradientReadback : public PerContext {
  public:
   static constexpr uint64_t kMostTensors = 4096;
-  static constexpr uint64_t kMostChunks = 32768;  // of a tensor: 2^31 elements
+  static constexpr uint64_t kMostChunks = 32768;  // of 2^16 elements, so of a tensor: 2^31 elements
   static constexpr uint64_t kShareOfFree = 32;    // takes at most 1/32 of the device's free memory
   // Number of times (begin and end) that are sent before the sums of the gradients.
   static constexpr size_t kTimes = 2;
@@ -113,16 +114,17 @@ class GradientReadback : public PerContext {
 // is charged and an excess is deducted from later charges. Pure arithmetic, fixed state. Thread-compatible.
 class GradientCost {
  public:
-  // Returns the charge, in ns, for reading `bytes` bytes and launching `kernels` further kernels, which run
-  // before or after the interval that the device's two times enclose.
+  // Returns the charge, in ns, for reading `bytes` bytes and launching `kernels` further kernels. These run
+  // outside of the interval between the device's two times, so their time is never measured.
   uint64_t charge_for(uint64_t bytes, uint64_t kernels);
   // Returns the charge for a repetition of the last charge_for(), in seconds.
   double seconds() const { return static_cast<double>(due_ns()) * 1e-9; }
 
-  // Records that the kernels of the last charge_for() were launched. Returns the charge in ns.
+  // Records that the kernels of the last charge_for() were launched: `at` says where their times will arrive.
+  // Returns the charge in ns.
   uint64_t sent(const SentGradients& at);
 
-  // Reads the times that have arrived, with find(number, &value).
+  // Reads the times that have arrived, with find(number, &value), a call of ScalarReadback::find().
   void collect_times(const auto& find) {
     if (next_ == 0) return;
     for (Sent& one : sent_) {
@@ -139,14 +141,14 @@ class GradientCost {
   struct Sent {
     SentGradients at;
     uint64_t bytes;      // 0: already measured
-    double expected_ns;  // estimate for `bytes`, without the further kernels
+    double expected_ns;  // estimate for `bytes` alone
   };
   uint64_t due_ns() const;  // the estimate for bytes_ and kernels_, corrected by owed_ns_
   void measured(const Sent& one, uint64_t begin_ns, uint64_t end_ns);
 
   // Training GPUs read at least 200 bytes per ns. An empty kernel takes 2 to 3 us from launch to launch.
   static constexpr double kFirstNsPerByte = 1.0 / 200;
-  static constexpr double kKernelNs = 4000;
+  static constexpr double kKernelNs = 4000;  // the estimate for each further kernel
   // Most steps whose times can be pending; the times of older steps are ignored.
   static constexpr uint32_t kMost = 8;
 
