@@ -33,8 +33,7 @@ class AlertCommand {
   static constexpr size_t kMostKinds = 4096;  // kinds of alerts that are remembered for kApart
   // `command` is passed to /bin/sh; if it is empty, nothing is run.
   explicit AlertCommand(std::string command) : command_(std::move(command)) {}
-  // Does not end a command that still runs.
-  ~AlertCommand() = default;
+  ~AlertCommand() = default;  // does not end a command that still runs
   AlertCommand(const AlertCommand&) = delete;
   AlertCommand& operator=(const AlertCommand&) = delete;
 
@@ -46,8 +45,7 @@ class AlertCommand {
   void poll(Clock::time_point now);
   // Starts all queued commands at once and does not wait for them. Called when the agent ends.
   void start_all(Clock::time_point now);
-  // Whether a command runs or is queued.
-  bool is_busy() const { return child_ > 0 || !waiting_.empty(); }
+  bool is_busy() const { return child_ > 0 || !waiting_.empty(); }  // a command runs or is queued
 
   uint64_t started() const { return started_; }    // attempts to start a command
   uint64_t failed() const { return failed_; }      // not started, killed, or exit status not 0
@@ -93,8 +91,7 @@ class Adviser {
   // Adds an event of a rank's detectors. `states` has the state of each of the rank's detectors after the
   // event, since one event may reset all of them to quiet.
   void note(int64_t rank, const EventLine& event, const std::array<DetectorState, kDetectors>& states);
-  // Adds the states that an earlier agent saved. since_step becomes the last step at which the detector has
-  // warned, or 0 if it has never warned.
+  // Adds the states that an earlier agent saved. since_step becomes the step of the last warning; 0: none.
   void restore(int64_t rank, const std::array<DetectorState, kDetectors>& states);
   // Returns the signal with the highest level among these ranks; of several, one with the lowest since_step.
   Signal loudest(const std::set<int64_t>& ranks) const;

@@ -115,8 +115,7 @@ std::vector<FoundRun> Tree::look() {
   return std::exchange(found_, {});
 }
 
-// Entries of the root are runs or users; entries of a user are runs. If `directory` is a user's, the number
-// of its followed runs is added to *runs_of_user.
+// Entries of the root are runs or users; entries of a user are runs. *runs_of_user: the user's followed runs.
 void Tree::scan(const Directory& directory, const std::string& prefix, size_t* runs_of_user) {
   std::string why;
   bool was_read = false;

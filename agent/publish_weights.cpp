@@ -111,17 +111,15 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
                   static_cast<double>(rank.tensors.skipped[reason]));
   // One checksum over all weights of the rank, and the checksum's step: only checksums of one step may be
   // compared. The label `group` is equal on ranks that hold the same tensors.
-  const Replicas::OfRank* latest = replicas.of(rank.identity.rank);
-  if (latest == nullptr) return;  // no checksum is complete yet
+  const Replicas::OfRank* own = replicas.of(rank.identity.rank);
+  if (own == nullptr) return;  // no checksum is complete yet
   registry->clear_metric(Metric::kWeightChecksum, rank.run, number);
   registry->clear_metric(Metric::kWeightChecksumStep, rank.run, number);
-  registry->set(Metric::kWeightChecksum, {rank.run, number, latest->group}, latest->checksum);
-  registry->set(Metric::kWeightChecksumStep, {rank.run, number, latest->group},
-                static_cast<double>(latest->step));
+  registry->set(Metric::kWeightChecksum, {rank.run, number, own->group}, own->checksum);
+  registry->set(Metric::kWeightChecksumStep, {rank.run, number, own->group}, static_cast<double>(own->step));
 }
 
-// Where the replicas of the weights on this node are. "here": replicas on this node were compared with each
-// other. "elsewhere": on other nodes. "none": each value is held once in the job. Null: unknown.
+// "here": replicas on this node were compared. "none": each value is held once in the job. Null: unknown.
 const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here) {
   if (weights.replicas().compared() > 0) return "here";
   const Weights::Held held = weights.held();

@@ -191,7 +191,7 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
   const auto size = status ? static_cast<size_t>(std::max<off_t>(status->st_size, 0)) : 0;
   const std::optional<std::string> bytes =
       size > 0 && size <= kMostBytes ? directory.read(kFile, size) : std::nullopt;
-  uint64_t offset = kNoRecord;  // size of the record when the state was saved
+  uint64_t offset = kNoRecord;  // size of the record when the state was saved; the state covers these lines
   const bool restored = bytes && watches->restore(*bytes, &offset);
   if (size > 0 && !restored)
     spdlog::warn("{}: the state of its detectors cannot be read; they learn again", run);
@@ -205,7 +205,6 @@ void WatchState::restore(const Directory& directory, const std::string& run, con
   }
   std::string error;  // unused: if the record cannot be read, its last lines are not replayed
   const std::unique_ptr<RecordReader> reader = RecordReader::open(path, &error, false);
-  // If the state was saved without a record, it is unknown which lines of the present record it covers.
   if (reader == nullptr || offset == kNoRecord || !reader->seek(offset)) return;
   for (EventLine& event : replay(*reader, watches, already_written)) {
     event.time = seconds_since_1970();

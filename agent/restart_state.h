@@ -34,10 +34,8 @@ class RankFacts {
   void restore_rank(const std::string& segment, RankStatistics* rank) const;
   // Stores the facts about `rank` for the next save().
   void note(const std::string& segment, const RankStatistics& rank);
-  // Drops the facts about a segment whose file has been removed.
-  void forget(const std::string& segment);
-  // Replaces the file if anything has changed. Returns false if it cannot be written; the run continues
-  // without it.
+  void forget(const std::string& segment);  // drops the facts about a segment that has been removed
+  // Replaces the file if anything has changed. Returns false if it cannot be written, which harms no run.
   bool save(const Directory& directory);
 
  private:
@@ -59,16 +57,14 @@ class WrittenLines {
   template <class Line>
   void note(const Line&) {}
 
-  // Whether the record has this line already. If so, the line is removed here, since it cannot occur a third
-  // time.
+  // Whether the record has this line already. If so, removes the line here: it cannot occur a third time.
   template <class Line>
   bool take(const Line& line) {
     return !lines_.empty() && lines_.erase(key_of(line)) > 0;
   }
 
  private:
-  // The key includes the time, since a later process of the rank counts tickets (the numbers of slices), and
-  // maybe steps, from 1 again.
+  // The key includes the time: a later process of the rank counts slices (tickets), and maybe steps, from 1.
   using Key = std::tuple<std::string, int64_t, std::string, int64_t, double>;
   static Key key_of(const StepLine& line) {
     return {line.run, line.rank.value_or(-1), "step", line.step.value_or(-1), line.time.value_or(0)};

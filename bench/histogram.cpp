@@ -30,8 +30,7 @@ double now() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// The shortest time of a run() so far, in nanoseconds per element.
-struct Timing {
+struct Timing {        // the shortest time of a run() so far, in nanoseconds per element
   double best = 1e30;  // before the first run(): longer than any
   template <class Work>
   void run(size_t count, Work work) {
@@ -85,7 +84,6 @@ void print(const char* title, const Timing& counting, double bound, const Timing
   std::printf("\n");
 }
 
-// Times the sort of a copy of `values`. Does nothing without Highway's sort.
 template <class Key>
 void sort_copy([[maybe_unused]] const std::vector<Key>& values, [[maybe_unused]] std::vector<Key>* copy,
                [[maybe_unused]] Timing* timing) {

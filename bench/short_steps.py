@@ -68,8 +68,7 @@ def metered(record: str, rank: dict[str, Any], turn: int) -> Metered:
 
 
 def parts_of_cost(trainers: dict[str, Trainer], steps: int) -> dict[str, float]:
-    """The second line described above, in microseconds per step. The trainers take turns, since the speed of the
-    machine varies."""
+    """The second line, in microseconds per step. The trainers take turns, since the speed of the machine varies."""
     turns = [{kind: trainer.parts(steps) for kind, trainer in trainers.items()} for _ in range(PART_TURNS)]
 
     def added(kind: str, part: str, which: int) -> float:

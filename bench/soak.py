@@ -98,9 +98,8 @@ class Soak:
         )  # fmt: skip
 
     def measure(self, with_trainer: bool) -> tuple[int, dict[str, int]] | None:
-        """Waits for the end of the next part, measures, and lets the trainer go on. Returns the number of steps or
-        restarts so far, and every quantity by its name; None if the run has ended. `with_trainer`: the trainer process
-        itself is measured too."""
+        """Waits for the end of the next part and measures. Returns the number of steps or restarts so far, and every
+        quantity by its name; None if the run has ended. `with_trainer`: the trainer process itself is measured too."""
         line = self.process.stdout.readline()  # "PID DONE"
         if not line:
             return None

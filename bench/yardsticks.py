@@ -38,8 +38,7 @@ PAIRS = {
     "seed": ("base", "init"),
     "again": ("base", "again"),
 }
-# Pairs that are compared in only one replicate: name and its number. "again" tests that repeating a training gives
-# the same bits.
+# Pairs that are compared in one replicate only, by its number. "again" tests that a repeated training has equal bits.
 ONCE = {"again": 0}
 # Figures of `foreshock compare`: w1 is the Wasserstein distance of the values of two arms, mean_abs the mean magnitude
 # of their differences. Slopes are computed for STATISTICS. The figures in KEPT are stored in the results.
@@ -100,9 +99,8 @@ def replicate(number: int, plan: twins.Plan, out: pathlib.Path, progress: Any) -
 
 
 def summarized(replicates: list[dict]) -> dict[str, Any]:
-    """For each pair the slopes over the steps and the values at the last step, with intervals over the replicates. For
-    the paper's claim, the ratios of the pair "precision" to the kernel pairs. repeated_to_the_bit: whether the arm
-    "again" has the weights of "base"; None: these were not compared."""
+    """For each pair the slopes and the values at the last step. The paper's claim is about the ratios of the pair
+    "precision" to the kernel pairs. repeated_to_the_bit: whether "again" has the weights of "base"; None: unknown."""
     summary: dict[str, Any] = {"slopes": {}, "last": {}, "claim": {}}
     for statistic in STATISTICS:
         slope, last = {}, {}

@@ -1,8 +1,7 @@
 // Declares one function per command of foreshock. agent() is in run.cpp, pause() and resume() in status.cpp,
 // export_record() and detect() in records.cpp, all others in the file of their name. Unless noted, a command
-// returns the exit status 0 for success, 1 for failure, 2 for wrong use. run() returns the status of the
-// user's command. Without a live run, status(), pause() and resume() return 1; status() returns 3 if an agent
-// does not answer.
+// returns the exit status 0 for success, 1 for failure, 2 for wrong use. run() ends with the user command's
+// status. status(), pause() and resume() return 1 without a live run, status() 3 if an agent does not answer.
 #ifndef FORESHOCK_CLI_COMMANDS_H_
 #define FORESHOCK_CLI_COMMANDS_H_
 
@@ -28,21 +27,18 @@ int report(const std::vector<std::string>& words);
 int merge(const std::vector<std::string>& words);
 
 // Commands of the lab. judge() returns 0 if the errors of an attention call or function are within the
-// limits, or, for a stored slice, if it reproduces the agent's results bit for bit; else 1. Both judge() and
-// compare() also return 2 if the input cannot be read, compare() also if the checkpoints have no tensor in
-// common.
+// limits, or if it reproduces the agent's results on a stored slice bit for bit; else 1. Both judge() and
+// compare() return 2 if they cannot read the input; compare() also if the checkpoints share no tensor.
 int lab(const std::vector<std::string>& words);
 int judge(const std::vector<std::string>& words);
 int compare(const std::vector<std::string>& words);
 
-// A sweep (a series of measurements, lab/study.h) that `foreshock lab` makes.
-struct LabSweep {
+struct LabSweep {  // a sweep (a series of measurements, lab/study.h) that `foreshock lab` makes
   const lab::Sweep* sweep = nullptr;  // null: a custom sweep
   std::vector<lab::Point> points;     // the combinations of values that are measured
 };
 
-// The command line of `foreshock lab`.
-struct LabRequest {
+struct LabRequest {  // the command line of `foreshock lab`
   std::vector<LabSweep> sweeps;
   int threads = 1;
   std::string json_path, page_path;  // "": no JSON, no page is written

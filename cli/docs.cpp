@@ -1,5 +1,4 @@
-// Implements foreshock docs, which prints pages of docs/ for `./dev docs`: tables that are generated from the
-// code. The page "commands" is printed by main.cpp.
+// foreshock docs: prints generated pages of docs/ for `./dev docs`. main.cpp prints the page "commands".
 #include <cstdio>
 
 #include "agent/detection.h"

@@ -163,7 +163,6 @@ std::string flagged_problem(const Arguments& arguments) {
          " is not a writable directory; name one, or a new one in a directory you may write";
 }
 
-// Returns "" if the file of --token-file has a usable token.
 std::string token_problem(const Arguments& arguments) {
   const std::string path = absolute(arguments.text(OptionId::kTokenFile));
   if (path.empty()) return "";
@@ -194,7 +193,6 @@ std::string bind_problem(const Address& address) {
   return problem;
 }
 
-// `text`: a valid value of --bind, but not unix:/PATH.
 std::string address_problem(const std::string& text) {
   sockaddr_storage address = {};
   auto* of_v4 = reinterpret_cast<sockaddr_in*>(&address);

@@ -1,7 +1,6 @@
-// Implements foreshock run (run() and run_monitored()): starts the agent, which follows the run, then the
-// user's command with libforeshock.so preloaded; prints the agent's summary at the end. If monitoring is not
-// possible, prints one line and runs the command alone. Also implements foreshock agent. ..._problem()
-// functions return "" or an error.
+// Implements foreshock run and foreshock agent. run() starts the agent, which follows the run, then the
+// user's command with libforeshock.so preloaded, and prints the agent's summary at the end. If monitoring is
+// not possible, it prints one line and runs the command alone. ..._problem() return "" or an error.
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -94,9 +93,8 @@ std::string run_problem(const Arguments& arguments) {
   return written_files_problem(arguments);
 }
 
-// Finds or builds the adapter, which connects libforeshock.so with the torch of the command: libtorch of a
-// C++ program, or torch of a Python. `*cache`: the directory of adapters; set to the one that has this
-// adapter.
+// Finds or builds the adapter, which connects libforeshock.so with the command's torch (of a C++ program or
+// of Python). `*cache`: the directory of adapters; is set to the one that has this adapter.
 std::string adapter_problem(const Installation& installation, const std::vector<std::string>& command,
                             std::string* cache) {
   if (const FoundLibtorch libtorch = find_libtorch(command); !libtorch.program.empty()) {
@@ -224,9 +222,8 @@ int run_monitored(const Arguments& arguments, const Installation& installation, 
   const bool has_service = is_followed_by_service(arguments);
   RunDirectory directory;
   if (const std::string problem = directory.enter(monitored.base, monitored.run_id, has_service);
-      !problem.empty()) {
+      !problem.empty())
     return run_unmonitored(arguments.command(), problem);
-  }
   ExitExchange exchange;
   if (const std::string problem = exchange.reserve(directory.path()); !problem.empty()) {
     directory.leave();
@@ -304,7 +301,6 @@ std::string without_slashes(std::string path) {
   return path;
 }
 
-// Checks the options of `foreshock agent`.
 std::string agent_problem(const AgentOptions& options, const Arguments& arguments) {
   if (options.directory.empty() && options.tree.empty())
     return "no run given; type foreshock agent --dir DIR, or --tree DIR for all runs below DIR";

@@ -1,8 +1,7 @@
 """Alerts on trainings without progress, without all ranks, without an answering agent, or with a shared run id, and the
 recording rules that they read. `limits` is the alert's section of values.toml. From rule.py: RUN and AT_STEP are text
 templates for the run's name and step, RUN_KEY and TARGET_KEY the labels of a run or an agent; UNLESS_ENDED excludes
-ended ranks. An Alert has a name, a kind, a component, a dashboard, an expression, a summary, a description, and the
-time `for` which the expression must be true."""
+ended ranks. An Alert has name, kind, component, dashboard, expression, summary, description and hold time."""
 
 from rule import AT_STEP, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, Alert, Group, Record, Values
 

@@ -48,8 +48,7 @@ std::optional<double> robust_z(const double* values, size_t count, double x) {
   return z;
 }
 
-// The window has only losses that were not high. Until it is full, no finite loss is high. The counts of
-// losses in a row stop at kMostInRow, so that they cannot overflow.
+// Until the window is full, no finite loss is high. Counts in a row stop at kMostInRow: they cannot overflow.
 LossVerdict LossEventRule::observe(int64_t step, double loss) {
   LossVerdict verdict;
   const bool finite = std::isfinite(loss);
@@ -72,7 +71,7 @@ LossVerdict LossEventRule::observe(int64_t step, double loss) {
     quiet_in_row_ = std::min(quiet_in_row_ + 1, kMostInRow);
     if (quiet_in_row_ >= kLossPersistence) in_spike_ = diverged_ = false;
   }
-  if (!verdict.high) window_.add(loss);
+  if (!verdict.high) window_.add(loss);  // a spike in the window would hide its own later part
   verdict.in_event = in_spike_ || diverged_;
   return verdict;
 }
@@ -110,10 +109,9 @@ std::optional<LossEvent> LossEventRule::raise(LossEventKind kind, int64_t step) 
   return LossEvent{kind, onset_step_, step};
 }
 
-// A block is kBlock losses that are finite and not high. squares_: sum of squared differences of neighbours.
 std::optional<int64_t> LossRiseRule::observe(int64_t step, double loss, bool is_high, bool in_event) {
   if (in_event) begin_anew();
-  if (in_event || is_high || !std::isfinite(loss)) return std::nullopt;
+  if (in_event || is_high || !std::isfinite(loss)) return std::nullopt;  // no part of a block
   if (in_block_ == 0) block_step_ = step;
   if (in_block_ > 0) squares_ += (loss - last_) * (loss - last_);
   last_ = loss;
@@ -126,8 +124,7 @@ std::optional<int64_t> LossRiseRule::observe(int64_t step, double loss, bool is_
   return end_block(mean, std::sqrt(variance / static_cast<double>(kBlock)));
 }
 
-// Returns the first step of the rise that this block completes, if any. `within`: the standard deviation of
-// `mean`, estimated from the differences of neighbouring losses in the block.
+// `within`: the standard deviation of `mean`, from the differences of neighbouring losses of the block.
 std::optional<int64_t> LossRiseRule::end_block(double mean, double within) {
   if (!is_above(mean)) {
     high_in_row_ = 0;
@@ -153,13 +150,12 @@ void LossRiseRule::learn(double mean, double within) {
   has_best_ = true;
 }
 
-// Keeps differences_ and within_, from which noise() is estimated.
 void LossRiseRule::begin_anew() {
   sum_ = squares_ = 0;
   in_block_ = 0;
   high_in_row_ = 0;
   has_previous_ = has_best_ = false;
-  level_.clear();
+  level_.clear();  // differences_ and within_ stay: noise() needs no second learning period
 }
 
 bool LossRiseRule::is_above(double mean) const {
@@ -170,8 +166,7 @@ bool LossRiseRule::is_above(double mean) const {
   return margin > 0 && mean > best_ + margin;
 }
 
-// Returns the standard deviation of a block's mean: the larger of the estimates between and within blocks.
-std::optional<double> LossRiseRule::noise() const {
+std::optional<double> LossRiseRule::noise() const {  // the standard deviation of a block's mean
   if (differences_.size() < kLearning) return std::nullopt;
   const double between = robust_spread(differences_.data(), differences_.size()) / std::sqrt(2.0);
   return std::max(between, within_.summary()->mean);

@@ -69,8 +69,7 @@ class RecordReader {
   std::string first_problem_, torn_problem_;  // of the first bad line; of an incomplete last line
 };
 
-// "run", "step", "sample", ...: the field "type" of the line.
-const char* type_of(const RecordLine& line);
+const char* type_of(const RecordLine& line);  // the field "type" of the line: "run", "step", "sample", ...
 
 // Returns the names of the CSV (RFC 4180) columns for the type of `line`, with a newline. The columns are the
 // fields of the type, in the order of record_line.h.
@@ -81,8 +80,7 @@ std::string csv_header(const RecordLine& line);
 // by blanks, an object as "a=1 b=2". Independent of the locale.
 std::string csv_row(const RecordLine& line);
 
-// One CSV cell with this text, in quotes if it needs them.
-std::string csv_text(std::string_view text);
+std::string csv_text(std::string_view text);  // one CSV cell with this text, in quotes if it needs them
 
 }  // namespace foreshock
 

@@ -1,7 +1,6 @@
 // Names the device kernels, and gives access to the fatbin, CUDA's container of their machine code.
 // libforeshock.so is not linked with CUDA. When it first needs a kernel, it reads the fatbin from a file in
-// its own folder (libmonitor/cuda_driver.h), and checks it with the seal below. A kernel has one parameter: a
-// job, a structure of device_jobs.h, by value.
+// its own folder (libmonitor/cuda_driver.h). A kernel has one parameter: a job of device_jobs.h, by value.
 #ifndef FORESHOCK_KERNELS_DEVICE_CODE_H_
 #define FORESHOCK_KERNELS_DEVICE_CODE_H_
 

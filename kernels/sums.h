@@ -63,8 +63,7 @@ struct Update {
   double sum_squares_after = 0;                                  // of the values after the step
 };
 
-// `type` must be fp32, bf16 or fp16.
-Update update_between(const void* before, const void* after, DType type, size_t count);
+Update update_between(const void* before, const void* after, DType type, size_t count);  // fp32, bf16, fp16
 
 // The sum of squares of a gradient, and its number of elements. Results of tensors or shards can be added.
 struct GradientSums {
@@ -88,9 +87,8 @@ struct GradientSums {
 // then the blocks in order. The relative error of the squares is below (blocks + 257) * 2^-53.
 void add_gradient_sums(const TensorView& gradient, GradientSums* sums);
 
-// Parameters of the Adam step that was just taken.
-struct AdamStep {
-  double beta2;  // decay of the second moment v, in [0, 1)
+struct AdamStep {  // parameters of the Adam step that was just taken
+  double beta2;    // decay of the second moment v, in [0, 1)
   double eps;
   int64_t step;  // number of this step, from 1
 };

@@ -29,8 +29,7 @@ DType dtype_of(const std::string& name) {
   return DType::kNone;
 }
 
-// Computes the number of elements of a shape. Returns false for an invalid shape or more than `limit`
-// elements.
+// Computes the number of elements of a shape. Returns false if the shape is invalid or has more than `limit`.
 bool count_of(const std::vector<int64_t>& shape, uint64_t limit, uint64_t* count) {
   *count = 1;
   for (int64_t extent : shape) {
@@ -41,8 +40,8 @@ bool count_of(const std::vector<int64_t>& shape, uint64_t limit, uint64_t* count
   return true;
 }
 
-// Reads a tensor's entry in the header. Sets tensor->offset relative to the data, which follows the header
-// and has `data_size` bytes. Returns "" or what is wrong, as a predicate.
+// Reads a tensor's entry in the header. Its offset is relative to the data of `data_size` bytes, which
+// follows the header. Returns "" or what is wrong, as a predicate.
 std::string read_entry(const json& entry, uint64_t data_size, StoredTensor* tensor) {
   if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") ||
       !entry.contains("data_offsets"))
@@ -210,8 +209,7 @@ std::string add_file(const std::string& path, const std::set<std::string>* wante
   Safetensors opened;
   if (const std::string problem = opened.open(path); !problem.empty()) return problem;
   const size_t index = checkpoint->files.size();
-  // checkpoint->tensors will point into the map of this file. The pointers stay valid when `files` grows and
-  // moves its elements, since a moved map keeps the addresses of its entries.
+  // checkpoint->tensors will point into this file's map: if `files` moves the map, its entries stay in place.
   checkpoint->files.push_back(std::move(opened));
   const Safetensors& file = checkpoint->files.back();
   for (const auto& [name, tensor] : file.tensors()) {

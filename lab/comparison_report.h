@@ -12,12 +12,10 @@ namespace foreshock::lab {
 // Numbers that are not finite are null.
 std::string to_json(const Comparison& comparison);
 
-// An HTML page in one file that loads nothing else.
-std::string to_page(const Comparison& comparison);
+std::string to_page(const Comparison& comparison);  // an HTML page in one file that loads nothing else
 
-// Tables for the terminal: one row per pair of checkpoints, for all its tensors pooled. Then for each pair
-// the `most` tensors (0: all) with the largest relative L2 distance, and lists of the tensors with NaN or
-// Inf, in only one of the checkpoints, or with unequal shapes or types (at most 20 names in each list).
+// Tables for the terminal: one row per pair of checkpoints, all tensors pooled. Then for each pair the `most`
+// tensors (0: all) with the largest relative L2 distance, and those with NaN or Inf or that are not alike.
 std::string table_of(const Comparison& comparison, size_t most);
 
 }  // namespace foreshock::lab

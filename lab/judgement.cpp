@@ -11,11 +11,10 @@
 namespace foreshock::lab {
 namespace {
 
-// Limits, beyond which a result fails. The noise floor is the error of plain, unfused attention in the call's
-// format. The standard score z is the mean bias of the slices divided by its standard error.
+// Limits of a result. The noise floor is the error of plain, unfused attention in the call's format.
 constexpr double kForwardGate = 2, kBackwardGate = 3;  // limits of the error, in noise floors
-constexpr double kBiasGate = 0.05, kBiasZ = 6;         // limits of the bias, in ulp and as z
-constexpr size_t kBiasSlices = 16;                     // with fewer slices the bias is not judged
+constexpr double kBiasGate = 0.05, kBiasZ = 6;  // limits of the bias, in ulp and as z: mean / standard error
+constexpr size_t kBiasSlices = 16;              // with fewer slices the bias is not judged
 
 // Upper bound of the relative error of the fp64 reference (as of shadow/reference.h). Used as a floor for
 // fp64 calls only: for other formats it is negligible.
@@ -59,9 +58,9 @@ Tensor visible_keys(const StoredCall& call) {
   return visible;
 }
 
-struct Part {                             // the contribution of one slice to one verdict
-  Deviation own, plain, rounded;          // of the result, of plain attention, and of the rounded reference
-  double squares = 0;                     // sum over the reference; for a zero gradient, see judge()
+struct Part {                     // the contribution of one slice to one verdict
+  Deviation own, plain, rounded;  // of the result, of plain attention, and of the rounded reference
+  double squares = 0;             // sum over the reference; for a zero gradient, over the terms that cancel
   uint64_t values = 0, not_compared = 0;  // not_compared: values for which the reference is not finite
 };
 
@@ -83,14 +82,13 @@ uint64_t not_finite(const Tensor& x) {
       std::count_if(x.data.begin(), x.data.end(), [](double v) { return !std::isfinite(v); }));
 }
 
-// Sets elements of *result to 0 where the reference is not finite, as in rows without keys.
 void zero_where_undefined(const Tensor& reference, Tensor* result) {
   for (size_t i = 0; i < reference.data.size(); ++i)
     if (!std::isfinite(reference.data[i])) result->data[i] = 0;
 }
 
-// Compares the results of one slice with the reference. Elements whose reference is not finite are ignored:
-// they are set to 0 in every tensor, in the reference last, since the others are compared with it.
+// Compares the results of one slice with the reference. Elements without a finite reference (rows without
+// keys) are set to 0 in all tensors, so that they are ignored. The reference is last, since it decides.
 Part part_of(Tensor own, Tensor plain, Tensor reference, const NumberFormat& format) {
   zero_where_undefined(reference, &own);
   zero_where_undefined(reference, &plain);
@@ -125,8 +123,7 @@ Pooled pooled(const std::vector<Part>& parts, Deviation Part::*deviation) {
   return {norm > 0 ? std::sqrt(error / norm) : std::sqrt(error), ulps > 0 ? outward / ulps : 0, z_of(slices)};
 }
 
-// Returns why the result fails, or "". If the reference of lse is nowhere finite, that of out is neither, so
-// the failure is reported with out.
+// Returns why the result fails, or "". If the reference of lse is nowhere finite, out fails for that reason.
 std::string failure_of(const Verdict& v, size_t slices, bool is_fp64) {
   const double gate = is_backward(v.name) ? kBackwardGate : kForwardGate;
   const auto is_beyond = [](double ulp, double z) {
@@ -146,9 +143,8 @@ std::string failure_of(const Verdict& v, size_t slices, bool is_fp64) {
   return text;
 }
 
-// `name`: a result of the call, or a model (an algorithm of the lab); a model is measured and not judged.
 Verdict verdict_of(const StoredCall& call, const std::string& name, const std::vector<Part>& parts,
-                   bool judged) {
+                   bool judged) {  // false: `name` is a model, an algorithm of the lab
   const bool is_fp64 = call.dtype == DType::kFp64;
   const Pooled own = pooled(parts, &Part::own), plain = pooled(parts, &Part::plain),
                rounded = pooled(parts, &Part::rounded);
@@ -181,7 +177,6 @@ bool shape_is(const StoredCall& call, const char* name, std::vector<int64_t> sha
   return found == call.file.tensors().end() || found->second.shape == shape;
 }
 
-// Sets scale and causal. Returns "" or an error, as read_data() and read_call() do.
 std::string read_metadata(StoredCall* call) {
   call->scale = 1 / std::sqrt(call->d);
   if (const auto scale = call->file.metadata().find("scale"); scale != call->file.metadata().end()) {
@@ -282,8 +277,7 @@ std::vector<Verdict> judge(const StoredCall& call, const std::vector<Algorithm>&
       const NumberFormat stored = *parse_format(name_of(call.file.tensors().at(fields[f]->stored).dtype));
       parts[f][slice] = part_of(slice_of(call, fields[f]->stored, fields[f]->per_query, b, h), plain.at(name),
                                 reference.at(name), stored);
-      // The error of a zero gradient is relative to the terms that cancel. Their squares are at most this
-      // product for dq; for dk the query replaces the key.
+      // An upper bound of the squares of the two terms whose difference is dq. In dk the query replaces k.
       if (is_zero_gradient(call, fields[f]->stored))
         parts[f][slice].squares = call.scale * call.scale * squares_of(inputs["grad_out"]) *
                                   squares_of(inputs["value"]) *

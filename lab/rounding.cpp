@@ -51,8 +51,7 @@ V rounded(const Bounds& bounds, V x, V u) {
   const auto field = hn::And(hn::BitCast(du, x), hn::Set(du, 0x7ff0000000000000u));
   const V binade = hn::Min(hn::Max(hn::BitCast(d, field), bounds.smallest_binade), bounds.beyond_largest);
   const V quantum = hn::Mul(binade, bounds.spacing);
-  // 1 / quantum, the reciprocal of a power of two 2^e. Bits 52 to 62 of an fp64 number store e + 1023, and
-  // those of its reciprocal -e + 1023, so both fields add up to 2046.
+  // 1 / quantum. Bits 52 to 62 of a power of two 2^e store e + 1023, those of 2^-e store 1023 - e: sum 2046.
   const V inverse = hn::BitCast(d, hn::Sub(hn::Set(du, uint64_t{2046} << 52), hn::BitCast(du, quantum)));
   const V steps = hn::Mul(magnitude, inverse);  // |x| in units of the spacing; `whole` is this number rounded
   V whole;

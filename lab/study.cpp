@@ -84,8 +84,7 @@ std::vector<Point> fig6_points() {
   return points;
 }
 
-// Inputs "ties:T" and "ties:T:GAP": T scores of each row share the maximum; with a GAP, one has it, and the
-// others are less by GAP.
+// Inputs "ties:T:GAP" (inputs.h): T scores of each row share the maximum, or all but one are less by GAP.
 std::vector<Point> ties_points() {
   Point base;
   base.n = base.block_k = 512;
@@ -395,7 +394,6 @@ Row figures(const Measurement& m) {
 const Row kFigures = {"tensor",   "max", "mean",     "std",      "relative L2",
                       "bias ulp", "z",   "L2/plain", "max/plain"};
 
-// The sweep's name and question, and the axes that do not vary and have no default value.
 std::string heading(const SweepResult& result, const Measurement& first,
                     const std::set<std::string>& varied) {
   std::string text = result.name;

@@ -24,15 +24,14 @@ void* find_behind(const char* library, const char* function, const char* version
 // Gets the path of a mapped library (`library` as in find_in_mapped()). Returns false if none is found.
 bool find_mapped_path(const char* library, char (&path)[512]);
 
-// Whether the environment says that this process is to be monitored.
-bool is_monitored_process();
+bool is_monitored_process();  // whether the environment says that this process is to be monitored
 
 // Loads the adapter for the mapped torch, once. Does nothing if no torch is mapped, or if this process is not
 // to be monitored. Reads a file and maps a library, so it must not be called on a hot path.
 void load_adapter();
 
-// Connects the adapter, a handle from dlopen, with our definitions of the attention functions that
-// AOTInductor programs call (interpose_shims.cpp).
+// Connects `adapter`, the adapter's handle from dlopen, with our definitions of the attention functions that
+// programs compiled ahead of time (AOTInductor) call (interpose_shims.cpp).
 void attach_shims(void* adapter);
 
 // Does the same with our definitions of TransformerEngine's functions (interpose_transformer_engine.cpp).

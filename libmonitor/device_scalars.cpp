@@ -63,8 +63,7 @@ bool ScalarReadback::has_room(size_t count) const {
   return true;
 }
 
-// Launches as many kernels as needed: a job has at most kMostScalars values, all with the same dtype.
-// source(n) returns the address and the dtype of value n.
+// Launches as many kernels as needed: a job has at most kMostScalars values of one dtype. source(n): value n.
 template <class Sources>
 uint64_t ScalarReadback::send_all(size_t count, cuda::Stream stream, const Sources& source) {
   if (count == 0 || !has_room(count)) return 0;
@@ -122,8 +121,7 @@ bool ScalarReadback::find(uint64_t number, double* value) const {
 
 namespace {
 
-// The begin of GradientReadback's device memory, zero before the first kernel. The sums of the tensors follow
-// (kResults), then the sums of their chunks (kPartials), the pieces that the kernel sums in parallel.
+// The begin of GradientReadback's device memory, zero before the first kernel. The sums follow.
 struct Head {
   GatherClock clock;           // scratch memory of store_time()
   uint32_t arrived, reserved;  // arrived: scratch memory of the kernels that sum
@@ -132,7 +130,7 @@ struct Head {
 constexpr uint64_t kHeadBytes = 256;
 static_assert(sizeof(Head) <= kHeadBytes);
 
-constexpr uint64_t kResults = kHeadBytes;
+constexpr uint64_t kResults = kHeadBytes;  // here begin the sums of tensors, at kPartials those of chunks
 constexpr uint64_t kPartials = kResults + GradientReadback::kMostTensors * sizeof(GradientSums);
 constexpr uint64_t kSumsBytes = kPartials + GradientReadback::kMostChunks * sizeof(GradientSums);
 

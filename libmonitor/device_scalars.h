@@ -64,8 +64,7 @@ class ScalarReadback {
   uint64_t first_ = 1;  // first number sent in the present context
 };
 
-// Numbers under which ScalarReadback finds the values of a step's gradients.
-struct SentGradients {
+struct SentGradients {  // numbers under which ScalarReadback finds the values of a step's gradients
   // Numbers of two values that are times: begin of the first kernel, end of the last one. Each is a uint64_t
   // of ns whose bits are sent as those of a double.
   uint64_t begin, end;
@@ -84,8 +83,7 @@ class GradientReadback : public PerContext {
   static constexpr uint64_t kMostTensors = 4096;
   static constexpr uint64_t kMostChunks = 32768;  // of 2^16 elements, so of a tensor: 2^31 elements
   static constexpr uint64_t kShareOfFree = 32;    // takes at most 1/32 of the device's free memory
-  // Number of times (begin and end) that are sent before the sums of the gradients.
-  static constexpr size_t kTimes = 2;
+  static constexpr size_t kTimes = 2;             // times (begin and end) that are sent before the sums
 
   void forget() { *this = {}; }
   void set_up(const DriverApi& driver, std::span<const std::byte> code, uint64_t context_id);
@@ -120,8 +118,7 @@ class GradientCost {
   // Returns the charge for a repetition of the last charge_for(), in seconds.
   double seconds() const { return static_cast<double>(due_ns()) * 1e-9; }
 
-  // Records that the kernels of the last charge_for() were launched: `at` says where their times will arrive.
-  // Returns the charge in ns.
+  // Records a launch of the kernels of the last charge_for(); `at`: their values. Returns the charge in ns.
   uint64_t sent(const SentGradients& at);
 
   // Reads the times that have arrived, with find(number, &value), a call of ScalarReadback::find().
@@ -149,8 +146,7 @@ class GradientCost {
   // Training GPUs read at least 200 bytes per ns. An empty kernel takes 2 to 3 us from launch to launch.
   static constexpr double kFirstNsPerByte = 1.0 / 200;
   static constexpr double kKernelNs = 4000;  // the estimate for each further kernel
-  // Most steps whose times can be pending; the times of older steps are ignored.
-  static constexpr uint32_t kMost = 8;
+  static constexpr uint32_t kMost = 8;  // steps whose times can be pending; those of older steps are ignored
 
   double ns_per_byte_ = kFirstNsPerByte;
   bool is_measured_ = false;          // ns_per_byte_ comes from the device's times

@@ -25,11 +25,9 @@ class HistogramPacker {
  public:
   static constexpr uint64_t kSmallBytes = 16 << 10;  // largest tensor whose values are packed themselves
 
-  // For set-up. Returns false if there is no memory for the counters.
-  bool reserve();
+  bool reserve();  // for set-up; false: no memory for the counters
 
-  // Packs dense values of fp32, bf16 or fp16. Returns the number of bytes written to `to`, or kPackFailed
-  // (histogram.h) if the `room` bytes there are too few.
+  // Packs dense values of fp32, bf16 or fp16. Returns the bytes written; kPackFailed: `room` is too small.
   size_t pack(const void* values, DType type, uint64_t elements, char* to, size_t room,
               segment::HistogramForm* form);
 
@@ -61,17 +59,15 @@ class UpdateSnapshots {
   void reserve(uint64_t bytes) { memory_.reserve(bytes); }
   uint64_t room() const { return memory_.bytes(); }  // the memory for all copies, including the used part
 
-  // Drops all copies.
-  void forget() {
+  void forget() {  // drops all copies
     used_ = 0;
     ++round_;
   }
   bool holds(const Copy& copy) const { return copy.bytes > 0 && copy.round == round_; }
 
-  // Copies at most `share` of the `bytes` dense bytes at `values`, and fewer if the memory is used up.
+  // Copies at most `share` bytes of the `bytes` dense bytes at `values`, fewer if the memory is used up.
   Copy keep(const void* values, uint64_t bytes, DType type, uint64_t share);
-  // Replaces the content of a held copy.
-  void renew(const Copy& copy, const void* values);
+  void renew(const Copy& copy, const void* values);  // replaces the content of a held copy
 
   // Returns the change since the copy was made. holds(copy) must be true, and `values` must have the same
   // size and type. Sets *elements to the number of elements compared.
@@ -108,8 +104,7 @@ uint64_t UpdateSnapshots::share(uint64_t room, uint64_t count, const BytesOf& by
   return share;
 }
 
-// An optimizer's state for one weight tensor; does not own the data. Of an absent tensor, `data` is NULL. An
-// unknown number is NaN, an unknown step is -1.
+// An optimizer's state for one weight; does not own the data. `data` NULL: absent. NaN, and step -1: unknown.
 struct OptimizerState {
   foreshock_tensor gradient, second_moment;
   int64_t step;  // steps of this tensor, including the one just taken
@@ -224,8 +219,7 @@ struct SentWork {
 // longer exist. set_up() and send() must be called in the context `context_id`. Thread-compatible.
 class WeightStaging : public PerContext {
  public:
-  // Room for one histogram of fp32 and many small tensors.
-  static constexpr uint64_t kMostBytes = uint64_t{16} << 20;
+  static constexpr uint64_t kMostBytes = uint64_t{16} << 20;  // one fp32 histogram, many small tensors
   static constexpr uint64_t kLeastBytes = uint64_t{1} << 20;  // with less memory, the set-up fails
   static constexpr uint64_t kShareOfFree = 32;                // takes at most 1/32 of the free device memory
 
@@ -243,8 +237,7 @@ class WeightStaging : public PerContext {
   char* results(const SentWork& sent) const;
   // Whether the results may still arrive: not if the device was set up again in another context.
   bool is_awaited(const SentWork& sent) const { return sent.context_id == context_id(); }
-  // Frees the memory of the results for other work.
-  void release(const SentWork& sent);
+  void release(const SentWork& sent);  // frees the memory of the results for other work
 
  private:
   int try_set_up(std::span<const std::byte> code);

@@ -4,19 +4,18 @@
 //   sum_j dV_j = sum_i dO_i,   sum_j dK_j = 0
 //
 // dO, dK and dV are the gradients of out, keys and values. The check finds errors at keys that no slice
-// samples. It is not valid if the weights of the call's keys do not sum to 1, because log_sum_exp covers more
-// than these keys (context parallelism, attention sinks). The caller must discard the result of such a call.
+// samples. It is not valid if log_sum_exp covers more keys than the call saw (context parallelism, attention
+// sinks), since the weights of its keys then sum to less. The caller must discard the result of such a call.
 //
 // Symbols, for query row i, key j and column c (one component of a key or value):
 //   u      half an ulp at 1 in the storage format (the relative variance of one rounding is at most u^2/3)
-//   e      precision of the arithmetic: 2^-23, for fp64 storage 2^-52
+//   e      precision of the arithmetic: 2^-23, for fp64 2^-52
 //   v, k   twice the largest |v_j| and twice the largest |k_j| of the sampled keys, as a bound for all keys
 //   ulp    unit in the last place of a number in the storage format
-//   scale  the factor of q_i . k_j in a score
 //   eta_i  relative error of the weights of row i, from the errors of scores and log_sum_exp (lse_i):
-//          e' |lse_i| + e scale |q_i| k. e' is e, or the precision of log_sum_exp if that is coarser
+//          e' |lse_i| + e scale |q_i| k, e' being e, or the precision of log_sum_exp if that is coarser
 //   eta    the largest eta_i of the rows with dO_i != 0
-//   delta_i = dO_i . out_i,   dS the gradients of the scores
+//   delta_i = dO_i . out_i,   dS the gradients of the scores, which are scale q_i . k_j
 //   R      how often a sum over the rows is rounded to the storage format, each time with variance ulp^2/12.
 //          PyTorch's CPU kernel adds a block of queries at a time, so R is query heads times blocks. In fp32
 //          and fp64, each row is rounded when it is added, so R is the number of rows
@@ -32,7 +31,7 @@
 // second is the rounding of P inside out: sum_j P_ij^2 (dO_i.v_j)^2 <= 2 sum_j dS_ij^2 + 2 delta_i^2. The sum
 // over dS^2 and the rounding of dS add at most u^2 sum_j dK_jc^2, which is at most sum_j ulp(dK_jc)^2 if the
 // terms of dK_jc do not cancel. The factor 1 + eta^2 3/u^2 enlarges this for weights whose relative variance
-// is u^2/3 + eta^2, not u^2/3. The term with `keys` covers the arithmetic of dO_i . v_j.
+// is u^2/3 + eta^2. The term with `keys` covers the arithmetic of dO_i . v_j.
 #ifndef FORESHOCK_SHADOW_CONSERVATION_H_
 #define FORESHOCK_SHADOW_CONSERVATION_H_
 
@@ -50,8 +49,7 @@ struct ConservationRatios {
 };
 ConservationRatios conservation_of(const KeyColumns& columns);
 
-// Returns R of the formulas above.
-double roundings_of_sum(const KeyColumns& columns);
+double roundings_of_sum(const KeyColumns& columns);  // R of the formulas above
 
 }  // namespace foreshock
 

@@ -90,13 +90,12 @@ void CudaDevice::read(void* to, uint64_t from, size_t bytes) {
   if (bytes > 0) call("cuMemcpyDtoH_v2", to, from, bytes);
 }
 
-// Launches the kernel on the default stream (the null pointers below) and does not wait for it.
 void CudaDevice::enqueue(DeviceKernel kernel, const LaunchShape& shape, const void* job) {
   void* const function = functions_[static_cast<size_t>(kernel)];
   void* parameters[] = {const_cast<void*>(job)};
   call("cuFuncSetAttribute", function, kMostDynamicShared, static_cast<int>(shape.shared_bytes));
   call("cuLaunchKernel", function, shape.blocks, 1u, 1u, shape.threads, 1u, 1u, shape.shared_bytes,
-       static_cast<void*>(nullptr), &parameters[0], static_cast<void**>(nullptr));
+       static_cast<void*>(nullptr), &parameters[0], static_cast<void**>(nullptr));  // the default stream
 }
 
 void CudaDevice::launch(DeviceKernel kernel, const LaunchShape& shape, const void* job) {

@@ -1,9 +1,9 @@
 """Scores all detectors over all trainings, with the shipped thresholds and with thresholds learned from other seeds.
 
 `found` is a list of trainings, as recording.reduced() stores them; `one` is a training of such a list, a dictionary. A
-recipe (recipes.py) describes a training and its fault; `each` is a recipe in loops over RECIPES. A threshold is a text:
-"1.4" stands for 1.4 times the shipped threshold. one["alarms"][detector][threshold] has the first steps of the alarms.
-A twin is the same training without the fault. A Tally counts the alarms and hits of one detector.
+recipe (recipes.py, `each`) describes a training and its fault. A threshold (`at`) is a text: "1.4" stands for 1.4 times
+the shipped one. one["alarms"][detector][threshold] has the first steps of the alarms. A twin is the same training
+without the fault. A Tally counts the alarms and hits of one detector. `of` has the tallies or counts of a detector.
 """
 
 from __future__ import annotations
@@ -44,9 +44,8 @@ def missed(one: dict, twin: dict | None) -> dict:
 
 def training_of(one: dict, threshold: dict[str, str]) -> scoring.Training:
     """The training for scoring, with the alarms at the given thresholds. `threshold`: thresholds by detector. Without
-    an entry, a detector has the shipped threshold "1.0", and the null detector gives no alarm. `at`: the first steps of
-    the alarms by threshold."""
-    begins = {name: at.get(threshold.get(name, "1.0"), []) for name, at in one["alarms"].items()}
+    an entry, a detector has the shipped threshold "1.0", and the null detector gives no alarm."""
+    begins = {name: at.get(threshold.get(name, "1.0"), []) for name, at in one["alarms"].items()}  # `at`: by threshold
     begins[NULL] = [int(threshold[NULL])] if NULL in threshold else []
     masked = [tuple(pair) for pair in one["masked"]]
     return scoring.Training(one["recipe"], one["seed"], one["last_step"], one["onsets"], masked, begins)
@@ -84,28 +83,25 @@ def tallies(found: list[dict], detector: str, threshold: str) -> dict[tuple[str,
 
 
 def over_seeds(of: dict[tuple[str, int], scoring.Tally]) -> list[scoring.Tally]:
-    """One tally per seed, pooled over all recipes: those of one model share a twin, so they are not independent. `of`:
-    the result of tallies()."""
+    """One tally per seed, pooled over all recipes: those of one model share a twin, so they are not independent."""
     return [scoring.pooled(t for key, t in of.items() if key[1] == seed) for seed in sorted({key[1] for key in of})]
 
 
 def summaries(found: list[dict], detector: str, of: dict[tuple[str, int], scoring.Tally], threshold: str) -> dict:
-    """The figures over all recipes, by recipe with a fault, and by recipe without ("models"). `of`: the result of
-    tallies() for the same detector and threshold. `own` below: trainings of the recipe that is the twin of `each`."""
+    """The figures over all recipes, by recipe with a fault, and by recipe without ("models"). `of`: see tallies()."""
     without_fault = controls(found, detector, threshold)
     by_recipe = {}
     for each in recipes.RECIPES:
         groups = [t for key, t in sorted(of.items()) if key[0] == each.name]
         if groups:
-            own = [one for one in without_fault if one.recipe == each.twin]
+            own = [one for one in without_fault if one.recipe == each.twin]  # trainings of the twin
             by_recipe[each.name] = scoring.summary(groups, scoring.quiet(own, [detector]))
     whole = scoring.summary(over_seeds(of), scoring.quiet(without_fault, [detector]))
     return {"all": whole, "recipes": by_recipe, "models": by_control(without_fault, [detector])}
 
 
 def by_control(without_fault: list[scoring.Training], detectors: Iterable[str]) -> dict[str, dict]:
-    """False alarms in the trainings without a fault, by recipe. "most": the upper 95 % bound of "per_10k" (alarms per
-    10 000 steps). Here `found` is the result, and `of` has the counts of one recipe."""
+    """False alarms in the trainings without a fault, by recipe. "most": the upper 95 % bound of "per_10k" (steps)."""
     names = list(detectors)
     found = {}
     for each in recipes.RECIPES:
@@ -131,8 +127,7 @@ def tried(detector: str) -> list[str]:
 def learned_threshold(found: list[dict], detector: str) -> str | None:
     """The lowest threshold with at most MOST_FALSE_PER_10K false alarms in trainings without a fault. For the null
     detector: the step with the largest Tally.lift(), that is, how much more often an event follows an alarm than an
-    arbitrary step. Uses only the seeds for learning. None: no threshold qualifies, or no training can be used. `at` is
-    a threshold, `of` the false alarms with this threshold."""
+    arbitrary step. Uses only the seeds for learning. None: no threshold qualifies, or no training can be used."""
     learning = [one for one in found if is_for_learning(one["seed"])]
     if detector == NULL:
         whole = {at: scoring.pooled(tallies(learning, detector, at).values()).lift() for at in tried(detector)}
@@ -146,7 +141,7 @@ def learned(found: list[dict], detector: str) -> dict:
     """The threshold learned from half of the seeds, and its results on the other half.
 
     The null detector learns one threshold for each recipe. This favours the null detector: recipes differ in length, so
-    one step for all recipes would give worse results. `at` is the threshold, `of` the tallies on the other seeds.
+    one step for all recipes would give worse results.
     """
     scored = [one for one in found if not is_for_learning(one["seed"])]
     if detector != NULL:
@@ -214,8 +209,7 @@ def about_making(found: list[dict]) -> dict:
 
 
 def about(what: recipes.Recipe, found: Iterable[dict]) -> dict:
-    """The recipe `what`, with the numbers of its trainings and of their loss events. missed: number of trainings whose
-    failure the rules for loss events missed. steps_lost: steps that the records of the trainings lack."""
+    """A recipe, with the numbers of its trainings and of their loss events. steps_lost: steps that records lack."""
     of = [one for one in found if one["recipe"] == what.name]
     return {
         "name": what.name, "family": what.family, "model": what.model, "what": what.what, "steps": what.steps,
@@ -242,8 +236,8 @@ def curves(found: list[dict]) -> list[dict]:
 
 
 def curve(means: list[float | None], points: int = 300) -> list[list[float | None]]:
-    """About `points` pairs [first step of a bin, largest of its means]. `means`: mean losses of blocks of scoring.BLOCK
-    steps. A bin is a number of successive blocks. None instead of a mean: not finite."""
+    """About `points` pairs [first step of a bin, largest of its means]; None: a mean is not finite. A bin has several
+    of the `means`, which are mean losses of blocks of scoring.BLOCK steps."""
     width = max(1, len(means) // points)
     bins = [(n, means[n : n + width]) for n in range(0, len(means), width)]
     return [[scoring.BLOCK * n + 1, None if None in of else max(of)] for n, of in bins]

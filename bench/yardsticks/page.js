@@ -1,7 +1,6 @@
 // Draws the report of bench/yardsticks.py from its data, `study`: how far apart the weights of two trainings (a pair)
-// move, by pair, checkpoint and replicate (all trainings once, with one seed). The page's script begins with
-// lab/page/report.js, which defines element, section, table, axis, short and COLOURS. W1 is the Wasserstein distance, d
-// the difference of a weight w in the two trainings.
+// move, by pair, checkpoint and replicate (seed). The page's script begins with lab/page/report.js, which defines
+// element, section, table, axis, short and COLOURS. W1 is the Wasserstein distance, d the difference of a weight w in the two.
 (() => {
   const { setup, summary, replicates } = study;
   const NAMES = {
@@ -21,7 +20,7 @@
   }
 
   // Draws, for each pair of trainings in `names`, a thin curve per replicate and a thick one for their mean.
-  // value(p, r, i): the value at the i-th checkpoint, p, of replicate r; null is not drawn. `text`: title of the y axis.
+  // value(p, r, i): the value at p, the i-th checkpoint of replicate r; null is not drawn. `text`: title of the y axis.
   function curves(canvas, names, value, text, logarithmic) {
     const line = (points, name, thick) => ({
       label: thick ? NAMES[name] : '', data: points.filter((p) => p.y !== null && (!logarithmic || p.y > 0)),

@@ -32,8 +32,7 @@ def chart_library() -> str:
 
 
 def report(whole: dict[str, Any], title: str = "foreshock yardsticks", script: pathlib.Path = HERE / "page.js") -> str:
-    """Fills in the markers of lab/page/report.html and returns the page. `whole`: the data, without NaN. `script`: the
-    JavaScript file that draws it."""
+    """The page report.html with its markers filled in. `whole`: the data, without NaN. `script`: draws the data."""
     parts = {
         "/*TITLE*/": title,
         "/*STYLE*/": (LAB / "report.css").read_text(),

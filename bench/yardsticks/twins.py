@@ -28,10 +28,9 @@ DONE = "done"  # name of the file that marks an arm as complete; it has the last
 
 @dataclass(frozen=True)
 class Arm:
-    """The settings of one training. bf16 means autocast: fp32 weights, and a forward pass in bf16. FLASH_ATTENTION is
-    torch's fused kernel, MATH its unfused attention."""
+    """The settings of one training. bf16 means autocast: fp32 weights, and a forward pass in bf16."""
 
-    backend: SDPBackend = SDPBackend.FLASH_ATTENTION
+    backend: SDPBackend = SDPBackend.FLASH_ATTENTION  # torch's fused kernel; MATH: its unfused attention
     precision: torch.dtype = torch.bfloat16
     init: int = 0  # added to the seed of the initial weights
 

@@ -1,10 +1,9 @@
 // Line charts over the step, drawn with Chart.js: one line per rank. The ARIA label of a chart has its content as text.
 // The loss chart is the wide one. Below its curves, each detector that left level quiet has a lane: a row with marks at
-// the detector's events (lanes.js). The arrow keys move a cursor in the loss chart (reader.js). colour("quiet") is the
-// page's colour of secondary text.
+// the detector's events (lanes.js). The arrow keys move a cursor in the loss chart (reader.js).
 
 // Places each label [text, x, width] right of its x (left of its x if it would pass `end`), in the first row that has
-// room. Labels keep 4 pixels of distance. Returns text, left edge and row of each label.
+// room. Returns text, left edge and row of each label.
 function placedLabels(labels, end) {
   const rows = [];
   return labels.map(([text, x, width]) => {
@@ -51,7 +50,7 @@ const guides = {
   drawLines({ ctx, chartArea: area, scales: { y } }, lines) {
     const labelled = []; // y of the lines that have got a label
     ctx.setLineDash([4, 3]);
-    ctx.strokeStyle = ctx.fillStyle = colour("quiet");
+    ctx.strokeStyle = ctx.fillStyle = colour("quiet"); // the page's colour of secondary text
     for (const { value, label } of lines.filter((line) => line.value >= y.min && line.value <= y.max)) {
       const pixel = y.getPixelForValue(value);
       ctx.beginPath();
@@ -135,7 +134,6 @@ function chartJsOptions(kind) {
   };
 }
 
-// One chart of the page. Until it has a value to draw, it shows what it waits for.
 class StepChart {
   constructor(parent, kind) { // `kind`: an entry of CHARTS
     this.kind = kind;
@@ -157,8 +155,7 @@ class StepChart {
   }
 
   // `tables`: the histories of the shown ranks. `index` of a table is the position of its rank among all ranks, which
-  // determines the colour. `limits`: the limits of alarms and the budget. `lanes`: the result of lanesOf() (lanes.js).
-  // `logarithmic`: the checkbox is checked.
+  // determines the colour. `limits`: limits of alarms, and the budget. `lanes`: from lanesOf(). `logarithmic`: checked.
   update(tables, { limits, lanes, lossEvents, logarithmic, cursor }) {
     this.lanes = lanes;
     const sets = tables.flatMap((table) => this.datasets(table, tables.length === 1));
@@ -169,9 +166,8 @@ class StepChart {
     const positive = sets.every((set) => set.data.every((p) => !(p.y <= 0)));
     this.chart.options.scales.y.type = this.kind.logarithmic && logarithmic && positive ? "logarithmic" : "linear";
     const isNamed = Boolean(this.kind.isWide), lines = this.kind.lines?.(limits).filter((line) => finite(line.value)) ?? [];
-    // In the loss chart the lanes show the warnings.
     this.chart.options.plugins.guides = { lines, warnings: isNamed ? [] : warningSteps(lanes), lossEvents, isNamed, cursor };
-    if (isNamed) this.makeRoomForLanes(lanes);
+    if (isNamed) this.makeRoomForLanes(lanes); // the lanes show the warnings
     this.chart.data.datasets = sets;
     const xs = sets.flatMap((set) => [set.data[0]?.x, set.data[set.data.length - 1]?.x]);
     Object.assign(this.chart.options.scales.x, { min: smallest(xs), max: largest(xs) });

@@ -52,7 +52,8 @@ inline void forget_step() {
 }
 
 // Order of the helper's calls: prepare() once; then look(), look_other() for each further optimizer, and
-// arm(); then begin() and end() in every optimizer hook, and take() whenever the helper needs the counts.
+// arm(); then begin() before and end() after every step of an optimizer, and take() whenever the helper needs
+// the counts. If begin() returns -1 or end() returns false, the helper handles the step.
 class QuietSteps {
  public:
   static QuietSteps& instance() {
@@ -80,10 +81,10 @@ class QuietSteps {
       *name = PythonReference(python.intern(text));
   }
 
-  // Remembers the optimizer that is the clock. False: quiet steps cannot follow. The caller must have checked
-  // that reading the optimizer and its tensors runs no Python code of the trainer. `parameters`: TensorImpl
-  // addresses of the clock's parameters in their order, then of the companions' (see look_other). With count
-  // 0, a step is not quiet if the trainer has computed gradient norms, since they cannot be reported here.
+  // Remembers the optimizer that is the clock. Returns false if no step can be quiet. The caller must have
+  // checked that reading the optimizer and its tensors runs no Python code of the trainer. `parameters`:
+  // TensorImpl addresses of the clock's parameters in their order, then of the companions' (see look_other).
+  // With count 0, gradient norms cannot be reported here: a step with norms of the trainer is not quiet.
   bool look(void* optimizer, const void* const* parameters, size_t count) {
     disarm();
     clock_ = {};
@@ -99,7 +100,7 @@ class QuietSteps {
 
   // Remembers an optimizer other than the clock. Companions must come in the order of `parameters`. `number`:
   // 0 for a companion, which steps after the clock without a backward pass of its own; else the number in the
-  // name of the optimizer's loss ("loss of optimizer 2"). False: quiet steps cannot follow.
+  // name of the optimizer's loss ("loss of optimizer 2"). Returns false if no step can be quiet any more.
   bool look_other(void* optimizer, int64_t number) {
     KnownOptimizer other;
     other.number = number;
@@ -113,11 +114,10 @@ class QuietSteps {
     return true;
   }
 
-  // What the helper allows, and what it has already seen.
-  struct Armed {
+  struct Armed {                     // what the helper allows, and what it has already seen
     bool may_end_quietly;            // the end of the next step may be quiet too
     bool is_counted;                 // no optimizer state has the step number, so steps are counted
-    int64_t seen_step;               // number of the last step
+    int64_t seen_step;               // number of the clock's last step
     const void* seen_address;        // the parameter (TensorImpl) whose state had this number
     int64_t begins_left, ends_left;  // how many more beginnings and ends of steps may be quiet
     ssize_t modules;                 // size of sys.modules when the helper last searched it
@@ -125,7 +125,7 @@ class QuietSteps {
     size_t due_capacity;             // length of this buffer; 0: no weight is measured
   };
 
-  // Lets quiet steps follow. Has no effect after disarm(), until the next look().
+  // Allows quiet steps from now on. Has no effect after disarm(), until the next look().
   void arm(const Armed& armed) {
     armed_ = armed;
     is_armed_ = can_arm_;
@@ -140,8 +140,8 @@ class QuietSteps {
   void run_next_end_in_python() { armed_.may_end_quietly = false; }
 
   // Call it before the optimizer's work. `args`, `kwargs`: those of step(). Returns how many weights are due
-  // (listed in Armed::due_numbers); if there are any, the end of the step is not quiet. -1: the step is not
-  // quiet, and nothing was published. If step() got a closure, end() publishes the gradients.
+  // for a measurement (Armed::due_numbers lists them); if any are, the end of the step is not quiet. -1: the
+  // step is not quiet, and nothing was published. If step() got a closure, end() publishes the gradients.
   int64_t begin(void* optimizer, void* args, void* kwargs) {
     quietly_begun_ = nullptr;
     if (!is_armed_) return -1;
@@ -201,31 +201,28 @@ class QuietSteps {
   }
 
  private:
-  // A cheap fingerprint of an optimizer's parameters. A `kind` is the Python type of an object.
+  // A cheap fingerprint of an optimizer's parameters, to notice changes. A `kind` is an object's Python type.
   struct Shape {
-    void *optimizer, *kind, *state_kind;
-    ssize_t groups;      // number of groups
-    void* first;         // list of parameters of the first group
-    ssize_t first_size;  // length of this list
-    void* first_kind;    // type of the first parameter
-    void* last;          // list of parameters of the last group
+    void *optimizer, *kind, *state_kind;  // the optimizer's object, its type, the type of its `state`
+    ssize_t groups;                       // number of groups
+    void* first;                          // list of parameters of the first group
+    ssize_t first_size;                   // length of this list
+    void* first_kind;                     // type of the first parameter
+    void* last;                           // list of parameters of the last group
     ssize_t last_size;
     void *last_kind, *tensor;  // the last parameter: its type, the address of its TensorImpl
     bool operator==(const Shape&) const = default;
   };
-  // A tensor's Python object and the address of its TensorImpl.
-  struct TensorAddress {
+  struct TensorAddress {  // a tensor's Python object and the address of its TensorImpl
     void *tensor, *address;
   };
-  // An optimizer as it was at the last look().
-  struct KnownOptimizer {
+  struct KnownOptimizer {  // an optimizer as it was at the last look()
     Shape shape = {};
     TensorAddress last = {};   // of its last parameter
     int64_t number = 0;        // see look_other()
     bool has_stepped = false;  // has made a quiet step since the last tick; always false for the clock
   };
-  // A step of the clock that has ended.
-  struct Ending {
+  struct Ending {         // a step of the clock that has ended
     int64_t number;       // becomes Armed::seen_step
     const void* address;  // becomes Armed::seen_address
     double rate;          // learning rate of the first group
@@ -281,7 +278,7 @@ class QuietSteps {
     return python.dict_size(python.modules()) != armed_.modules;
   }
 
-  // False if the optimizer does not have a list of groups and a state.
+  // Fills in *out. Returns false if the optimizer does not have a list of groups and a state.
   bool open(void* optimizer, Opened* out) const {
     const Python& python = Python::get();
     out->own = PythonReference(python.own_dict(optimizer, nullptr));
@@ -293,7 +290,7 @@ class QuietSteps {
     return out->count > 0;
   }
 
-  // False if the group is not a dictionary with a list of parameters, or if this list is empty.
+  // Fills in *out. Returns false if `group` is not a dictionary with a non-empty list of parameters.
   bool read_group(void* group, Group* out) const {
     const Python& python = Python::get();
     if (!is_exactly(group, python.dict_type)) return false;
@@ -319,8 +316,8 @@ class QuietSteps {
     return address;
   }
 
-  // Reads the fingerprint. False if the optimizer has no readable parameters, or other types than `known`
-  // (null: any types). `last_seen`: see address_of().
+  // Reads the fingerprint. Returns false if the optimizer has no readable parameters, or other types than
+  // `known` (null: any types). `last_seen`: for address_of() of the last parameter.
   bool read_shape(void* optimizer, const Shape* known, TensorAddress* last_seen, Shape* out) {
     const Python& python = Python::get();
     Opened opened;
@@ -346,7 +343,7 @@ class QuietSteps {
     return out->tensor != nullptr;
   }
 
-  // The end of the clock's step. False leaves it to the helper, so all checks come before the first change.
+  // Ends a step of the clock. False leaves the end to the helper, so all checks come before the first change.
   bool end_step(void* optimizer) {
     if (armed_.ends_left <= 0) return false;
     const uint64_t begin = now_ns();
@@ -379,8 +376,8 @@ class QuietSteps {
     return true;
   }
 
-  // The end of a step of an optimizer other than the clock. If it had a backward pass, the losses since the
-  // last tick are its own, not those of the clock.
+  // Ends a step of an optimizer other than the clock. If there was a backward pass since the last tick, its
+  // losses are those of this optimizer, not of the clock.
   bool end_other(KnownOptimizer* other) {
     if (!other) return false;
     const uint64_t begin = now_ns();
@@ -394,8 +391,7 @@ class QuietSteps {
     return true;
   }
 
-  // Null if look_other() was not called with this optimizer.
-  KnownOptimizer* find_other(void* optimizer) {
+  KnownOptimizer* find_other(void* optimizer) {  // null if look_other() was not called with this optimizer
     for (KnownOptimizer& other : others_)
       if (other.shape.optimizer == optimizer) return &other;
     return nullptr;
@@ -407,7 +403,7 @@ class QuietSteps {
   }
 
   // Reports the gradient norms that the trainer has computed since the last backward pass, if any, and sets
-  // *in_core to the ns spent in the core. False, and nothing was done: the helper must handle the gradients.
+  // *in_core to the ns spent in the core. Does nothing and returns false if the helper must handle them.
   bool publish_gradients(uint64_t* in_core) {
     if (training_clock().backwards() == 0 || foreshock_step_is_sampled()) return false;
     const uint64_t before = gradient_report().core_ns();
@@ -416,12 +412,12 @@ class QuietSteps {
     return true;
   }
 
-  // False, and nothing was done: the optimizers step other parameters than those given to look(), or one
-  // multiplies gradients itself (grad_scale).
+  // Does nothing and returns false if the optimizers step other parameters than those given to look(), or if
+  // one multiplies gradients itself (grad_scale).
   bool publish_norms() {
     if (parameters_.empty() || !step_known_parameters()) return false;
     try {
-      // The last argument, that gradients may have been clipped unseen, rules out reading their values.
+      // 1.0: the optimizer does not scale. true: gradients may have been clipped unseen, so none is read.
       gradient_report().publish(parameters_.data(), parameters_.size(), 1.0, 0, true);
     } catch (...) {
       foreshock_off("adapter_gradients");
@@ -459,8 +455,8 @@ class QuietSteps {
   }
 
   // Reads the step number from the state of the first parameter. If Armed::is_counted, the number is the last
-  // one plus 1. False: only the helper can handle this step. One case is an unchanged number: the optimizer
-  // has skipped the step. Another is a fused optimizer: it has found_inf, or a step number in the group.
+  // one plus 1. Returns false if only the helper can handle the step, for example if the optimizer has
+  // skipped it (the number is unchanged) or is fused (it has found_inf, or a step number in the group).
   bool read_step(void* optimizer, Ending* ending) {
     const Python& python = Python::get();
     Opened opened;
@@ -497,7 +493,7 @@ class QuietSteps {
   }
 
   // Reads a step number: a Python integer, or a one-element tensor on the CPU. `number` stays empty if
-  // `value` is null, or if reading it would wait for a device. False: only the helper can read the value.
+  // `value` is null, or if reading it would wait for a device. Returns false if only the helper can read it.
   bool read_number(void* value, std::optional<int64_t>* number) {
     const Python& python = Python::get();
     constexpr double kMost = 9007199254740992.0;  // 2^53: up to here a double holds every whole number
@@ -538,8 +534,8 @@ class QuietSteps {
   std::vector<KnownOptimizer> others_;
   std::vector<const void*> parameters_;  // TensorImpl addresses of the parameters given to look()
   Armed armed_ = {};
-  bool can_arm_ = false;  // look() has succeeded, and there was no disarm() since
-  bool is_armed_ = false;
+  bool can_arm_ = false;           // look() has succeeded, and there was no disarm() since
+  bool is_armed_ = false;          // steps may be quiet
   void* quietly_begun_ = nullptr;  // the optimizer whose step in progress began quietly
   bool has_closure_ = false;       // the clock's step() got a closure, which computes the gradients
   // What take() returns: steps, time taken, its part not yet reported, end of the last step, longest step.
@@ -547,7 +543,7 @@ class QuietSteps {
   uint64_t own_at_step_ns_ = 0;  // own_ns_ at the end of the last step
 };
 
-// Wraps the functions above for Python (QuietSteps in core.py). `given`: the `count` arguments of the call. A
+// Wraps the methods above for Python (QuietSteps in core.py). `given`: the `count` arguments of the call. A
 // wrong count is a bug of the helper: Python turns the returned null pointer into a SystemError.
 namespace quiet_functions {
 

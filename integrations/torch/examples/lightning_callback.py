@@ -51,8 +51,7 @@ class ActOnAdvice(Callback):
         """Calls the method of the action: checkpoint(), lower_rate(), roll_back() or raise_precision()."""
         getattr(self, self.action.replace("-", "_"))(advice)
 
-    def state(self) -> dict[str, Any]:
-        """A copy of the present state, for roll_back()."""
+    def state(self) -> dict[str, Any]:  # a copy, for roll_back()
         optimizers = [optimizer.state_dict() for optimizer in self.trainer.optimizers]
         return copy.deepcopy(
             {"step": self.trainer.global_step, "module": self.module.state_dict(), "optimizers": optimizers}

@@ -1,8 +1,5 @@
-"""Acts on foreshock.advice(), the detectors' warning level. The examples plain_loop.py and lightning_callback.py import
-this file. Copy it beside your training script.
-
-A detector may raise a false alarm (docs/precursors.md), so choose an action that does not harm a healthy training.
-"""
+"""Acts on foreshock.advice(), the detectors' warning level. plain_loop.py and lightning_callback.py import this file.
+A detector may raise a false alarm (docs/precursors.md), so choose an action that does not harm a healthy training."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ def agreed() -> Advice | None:
         return None
     by_rank: list[Advice | None] = [None] * distributed.get_world_size()
     distributed.all_gather_object(by_rank, mine)
-    # since_step: first step of the warning.
     earliest = min((each for each in by_rank if each and each.level == "warn"), key=lambda each: each.since_step)
     return earliest._replace(from_step=from_step, age_steps=age)  # both are maxima, so all ranks act in the same step
 
