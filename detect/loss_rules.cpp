@@ -117,7 +117,7 @@ std::optional<int64_t> LossRiseRule::observe(int64_t step, double loss, bool is_
   last_ = loss;
   sum_ += loss / static_cast<double>(kBlock);
   if (++in_block_ < kBlock) return std::nullopt;
-  // The difference of two losses has twice the variance of one, the mean of kBlock losses 1/kBlock of it.
+  // The difference of two losses has twice the variance of a loss, the mean of kBlock losses 1/kBlock of it.
   const double variance = squares_ / (2 * static_cast<double>(kBlock - 1)), mean = sum_;
   sum_ = squares_ = 0;
   in_block_ = 0;

@@ -44,8 +44,8 @@ def missed(one: dict, twin: dict | None) -> dict:
 
 def training_of(one: dict, threshold: dict[str, str]) -> scoring.Training:
     """The training for scoring, with the alarms at the given thresholds. `threshold`: thresholds by detector. Without
-    an entry, a detector has the shipped threshold "1.0", and the null detector gives no alarm."""
-    begins = {name: at.get(threshold.get(name, "1.0"), []) for name, at in one["alarms"].items()}  # `at`: by threshold
+    an entry, a detector has the shipped threshold "1.0", and the null detector no alarm. `at`: alarms by threshold."""
+    begins = {name: at.get(threshold.get(name, "1.0"), []) for name, at in one["alarms"].items()}
     begins[NULL] = [int(threshold[NULL])] if NULL in threshold else []
     masked = [tuple(pair) for pair in one["masked"]]
     return scoring.Training(one["recipe"], one["seed"], one["last_step"], one["onsets"], masked, begins)
