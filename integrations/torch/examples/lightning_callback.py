@@ -1,6 +1,6 @@
 """A callback for Lightning that acts when one of foreshock's detectors warns.
 
-trainer = Trainer(callbacks=[ActOnAdvice("lower-rate")])
+Use: trainer = Trainer(callbacks=[ActOnAdvice("lower-rate")])
 """
 
 from __future__ import annotations
