@@ -29,6 +29,8 @@ Followed::Followed(std::unique_ptr<segment::SegmentReader> segment, const std::s
   pipeline_->resume_from(*segment_, &rank);
 }
 
+bool Followed::poll() { return !is_finished() && pipeline_->poll(*segment_, &rank); }
+
 void Followed::look(Clock::time_point now) {
   if (is_finished()) return;
   // The lock is read before the counters: if the lock is free, the trainer has stored its last counts.

@@ -34,7 +34,7 @@ class Followed {
 
   Followed(std::unique_ptr<segment::SegmentReader> segment, const std::string& run, Pipeline* pipeline);
   // Processes new data. Returns false if there was none, or if the segment is finished.
-  bool poll() { return !is_finished() && pipeline_->poll(*segment_, &rank); }
+  bool poll();
   // Reads the counters, and whether the trainer still holds the lock on its segment: a dead one does not.
   void look(Clock::time_point now);
   // Whether the trainer has released its lock and no counter has changed for `quiet`.
