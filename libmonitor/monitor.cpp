@@ -1,7 +1,8 @@
-// The parts of Monitor that decide which steps and attention calls are sampled, and store samples.
-// `g_process` (process.h) holds the segment, the settings, and the hot word: flags (kHot...) that every
-// attention call reads first. `control` is the file with which the agent, another process, sets the sampling.
-// Locks are only tried (TryLock): if another thread holds a lock, the function does without it.
+// The parts of Monitor that charge a step to the budget, decide which steps and attention calls are sampled,
+// and store samples. `g_process` (process.h) holds the segment, the settings, and the hot word: flags
+// (kHot...) that every attention call reads first. `control` is the file with which the agent, another
+// process, sets the sampling. Locks are only tried (TryLock): if another thread holds a lock, the function
+// does without it.
 #include "libmonitor/monitor.h"
 
 #include <algorithm>
@@ -15,6 +16,14 @@ namespace foreshock {
 
 constinit Monitor g_monitor;
 
+// A call for which enter() returned nonzero and which has not ended.
+struct OpenCall {
+  int32_t op = -1;             // number of the registered operation; -1: the thread has no open call
+  bool sizes_segment = false;  // no segment exists yet: leave() creates it, with slots that fit this call
+  uint64_t call = 0;           // number within the step
+  int ordinal = -1;            // layer number from the order of calls (OrdinalFollower); -1: unknown
+};
+
 namespace {
 
 thread_local OpenCall t_open;  // the call that this thread has begun and not ended
@@ -22,6 +31,15 @@ thread_local OpenCall t_open;  // the call that this thread has begun and not en
 // Sampling intervals until the agent sets one. With several nodes the agents set none: they could not agree.
 constexpr uint64_t kFirstInterval = 8;
 constexpr uint64_t kSeveralNodesInterval = 64;
+
+// The budget may save up this many times the expected cost of the smallest sample. With a factor of 1, a
+// slightly low estimate could keep the balance too small for a sample for ever.
+constexpr double kSavingsMargin = 1.5;
+
+// The adapter's time for describing weight tensors is not measured separately. It is estimated in steps with
+// weights that were not sampled: what such a step costs beyond a bare step (no sample, no weights) is charged
+// to the weights, but at most this many times their measured time, since a stall may have another cause.
+constexpr double kMaxWeightsCharge = 4;
 
 }  // namespace
 
@@ -80,6 +98,72 @@ bool Monitor::samples_without_limit() const {
   return budget_.is_unlimited() || g_process.settings().every_is_promised;
 }
 
+// Returns the time that the agent has spent on this rank since the last call, from totals that the agent
+// writes into the control file. A restarted agent counts from 0 again. The values are limited, so that a
+// faulty agent can only stop the sampling for a while. Sets *tensors_seconds to the part for weight tensors.
+AgentForecast::Report Monitor::take_agent_report(double* tensors_seconds) {
+  constexpr uint64_t kMostNs = 1'000'000'000;
+  auto& agent = const_cast<segment::AgentCost&>(g_process.writer().control()->agent);
+  const auto since = [](uint64_t& total, uint64_t* last, uint64_t most) {
+    const uint64_t now = std::atomic_ref<uint64_t>(total).load(std::memory_order_relaxed);
+    const uint64_t before = std::exchange(*last, now);
+    return std::min(now > before ? now - before : 0, most);
+  };
+  const auto seconds = [&](uint64_t& total, uint64_t* last) {
+    return 1e-9 * static_cast<double>(since(total, last, kMostNs));
+  };
+  *tensors_seconds = seconds(agent.tensors_ns, &last_agent_cost_.tensors_ns);
+  return {seconds(agent.ns, &last_agent_cost_.ns), seconds(agent.slices_ns, &last_agent_cost_.slices_ns),
+          since(agent.slices, &last_agent_cost_.slices, segment::kMaxSlots)};
+}
+
+// Prepares the decisions of begin_step(): charges the step's cost to the budget, the first look and the
+// weights, and stores the number of the next step. The caller must hold clock_busy_.
+void Monitor::settle_step(const EndedStep& ended) {
+  // The time of setting up devices is part of the record. For the budget it is neither cost nor step time.
+  const double set_up_seconds = static_cast<double>(std::exchange(set_up_ns_, 0)) * 1e-9;
+  const double cost_seconds = static_cast<double>(ended.record.cost_ns) * 1e-9 - set_up_seconds;
+  const double step_seconds = static_cast<double>(ended.record.duration_ns) * 1e-9 - set_up_seconds;
+  double smallest_sample_seconds = 0;  // expected cost of a step with one slice, in trainer and agent
+  // Slices and device gradients have cost estimates of their own, so CostModel::observe_step() gets the rest.
+  const uint64_t own_estimate_ns =
+      slices_ns_.exchange(0, std::memory_order_relaxed) + std::exchange(gradients_ns_, 0);
+  const double rest_seconds = std::max(cost_seconds - static_cast<double>(own_estimate_ns) * 1e-9, 0.0);
+  const uint64_t slices = ended.totals.sampled - last_totals_.sampled;
+  const bool is_granted = first_look_.is_open();
+  double tensors_seconds = 0;
+  const AgentForecast::Report report = take_agent_report(&tensors_seconds);
+  double agent_seconds = report.seconds;
+  double weights_seconds = static_cast<double>(weights_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9;
+  if (TryLock busy(cost_busy_); busy) {
+    // Once the cost of a bare step is known, cost_ observes only steps without weights.
+    const double bare = cost_.bare_seconds();  // 0: unknown
+    if (weights_seconds == 0 || bare == 0)
+      cost_.observe_step(step_was_sampled_, std::max(rest_seconds - weights_seconds, 0.0));
+    else if (!step_was_sampled_)
+      weights_seconds = std::clamp(rest_seconds - bare, weights_seconds, kMaxWeightsCharge * weights_seconds);
+    agent_seconds = agent_forecast_.end_step(slices, is_granted, report);
+    smallest_sample_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold()) +
+                              agent_forecast_.slice_seconds() + gradient_cost_.seconds();
+  }
+  // The time that the grant of the first look pays for is removed from the step and from its cost.
+  const double granted = first_look_.end_step(step_was_sampled_, ended.record.calls, slices, cost_seconds);
+  // base_interval_, since the limits of savings and debt must stay the same in a burst of denser sampling.
+  budget_.end_step(step_seconds - granted, cost_seconds - granted + agent_seconds, base_interval_,
+                   kSavingsMargin * smallest_sample_seconds);
+  if (TryLock busy(weights_busy_); busy) {
+    weights_.set_step_source(ended.record.step_source);
+    weights_.end_step(step_seconds, weights_seconds + tensors_seconds, budget_.is_overdrawn());
+  }
+  calls_last_step_.store(ended.record.calls, std::memory_order_relaxed);
+  last_totals_ = {ended.totals.calls, ended.totals.sampled, ended.totals.cost_ns + ended.own_ns};
+  last_tick_ns_ = ended.end_ns;
+  step_was_sampled_ = false;
+  stride_.add(ended.record.step);
+  period_steps_.store(stride_.steps(), std::memory_order_relaxed);
+  next_step_.store(ended.record.step + 1, std::memory_order_relaxed);
+}
+
 // Called by the first forward call after a step has ended.
 void Monitor::begin_step() {
   TryLock lock(clock_busy_);
@@ -104,6 +188,16 @@ void Monitor::begin_step() {
   step_was_sampled_ = true;
   if (TryLock layers(layer_busy_); layers) ordinal_.begin_step();
   g_process.set_bits(kHotSampledStep);  // last: other threads now take samples with the values stored above
+}
+
+// Returns how many slices of rows this step may take, from the budget and the slots that were free when the
+// step began. If possible, the slots of one slice of key positions are kept free.
+uint32_t Monitor::free_slices() const {
+  const uint32_t free = free_slots_.load(std::memory_order_relaxed);
+  const uint32_t per_slice = slots_per_slice_.load(std::memory_order_relaxed);
+  const uint32_t for_columns = slots_per_columns_.load(std::memory_order_relaxed);
+  const uint32_t for_rows = free >= per_slice + for_columns ? free - for_columns : free;
+  return std::min(for_rows / per_slice, affordable_slices_.load(std::memory_order_relaxed));
 }
 
 // Whether `step`, or a later step reported together with it, is to be sampled, regardless of the budget.

@@ -1,13 +1,12 @@
 // The core of libforeshock.so: receives calls, steps, losses, gradients and weights from the hooks, and
 // writes samples and step records to the segment, the shared memory that the agent process reads. Read this
-// file first. monitor.cpp has the attention calls, monitor_steps.cpp everything else.
+// file first. monitor.cpp decides what is sampled and takes samples, monitor_steps.cpp has everything else.
 //
 // A sample of an attention call is a slice of rows: up to 16 query rows with all keys that they see. A
 // backward call may add a slice of key positions (columns): up to 16 keys with all query rows, for dK and dV.
 #ifndef FORESHOCK_LIBMONITOR_MONITOR_H_
 #define FORESHOCK_LIBMONITOR_MONITOR_H_
 
-#include <algorithm>
 #include <optional>
 
 #include "libmonitor/base.h"
@@ -24,13 +23,7 @@
 
 namespace foreshock {
 
-// A call for which enter() returned nonzero and which has not ended.
-struct OpenCall {
-  int32_t op = -1;             // number of the registered operation; -1: the thread has no open call
-  bool sizes_segment = false;  // no segment exists yet: leave() creates it, with slots that fit this call
-  uint64_t call = 0;           // number within the step
-  int ordinal = -1;            // layer number from the order of calls (OrdinalFollower); -1: unknown
-};
+struct OpenCall;  // an attention call that has not ended
 
 // One in so many calls of an operation (a power of two) reads the on/off switches in the control file.
 inline constexpr uint64_t kCallsPerSwitchRead = 1024;
@@ -117,21 +110,21 @@ class Monitor {
   bool is_due(int64_t step) const;
   bool samples_without_limit() const;
   uint32_t plan_slices();
+  uint32_t free_slices() const;
   AgentForecast::Report take_agent_report(double* tensors_seconds);
+  // A step that has ended and whose record is written.
+  struct EndedStep {
+    const segment::StepRecord& record;
+    CallTotals totals;  // at the end of the step, without `own_ns`
+    uint64_t end_ns;    // monotonic time
+    uint64_t own_ns;    // time of end_step(), and of the calls that were only counted
+  };
+  void settle_step(const EndedStep& ended);
   void count_kernels();
   // Whether observations must wait in pending_steps_ until earlier numbers have arrived from a device.
   bool must_wait() { return pending_steps_.has_ended() || pending_steps_.open().events > 0; }
   // Whether the next slot to be used has never been written.
   bool is_cold() const { return ticket_.load(std::memory_order_relaxed) < g_process.writer().slots(); }
-  // Returns how many slices of rows this step may take, from the budget and the slots that were free when the
-  // step began. If possible, the slots of one slice of key positions are kept free.
-  uint32_t free_slices() const {
-    const uint32_t free = free_slots_.load(std::memory_order_relaxed);
-    const uint32_t per_slice = slots_per_slice_.load(std::memory_order_relaxed);
-    const uint32_t for_columns = slots_per_columns_.load(std::memory_order_relaxed);
-    const uint32_t for_rows = free >= per_slice + for_columns ? free - for_columns : free;
-    return std::min(for_rows / per_slice, affordable_slices_.load(std::memory_order_relaxed));
-  }
 
   // Limit of numbers read back from devices per step. A kernel writes each into a cell in host memory. Cells
   // serve pending steps, the present one, and one completed without its numbers, which may still arrive.

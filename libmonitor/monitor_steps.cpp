@@ -21,36 +21,8 @@ namespace foreshock {
 // than the counting. bench/adapter_overhead.py measures 0.3-0.6 us per attention call.
 constexpr uint64_t kUnsampledCallNs = 500;
 
-// The budget may save up this many times the expected cost of the smallest sample. With a factor of 1, a
-// slightly low estimate could keep the balance too small for a sample for ever.
-constexpr double kSavingsMargin = 1.5;
-
-// The adapter's time for describing weight tensors is not measured separately. It is estimated in steps with
-// weights that were not sampled: what such a step costs beyond a bare step (no sample, no weights) is charged
-// to the weights, but at most this many times their measured time, since a stall may have another cause.
-constexpr double kMaxWeightsCharge = 4;
-
 // Reported step numbers of at least this value are taken as unknown, since counting on could overflow.
 constexpr int64_t kTooManySteps = int64_t{1} << 62;
-
-// Returns the time that the agent has spent on this rank since the last call, from totals that the agent
-// writes into the control file. A restarted agent counts from 0 again. The values are limited, so that a
-// faulty agent can only stop the sampling for a while. Sets *tensors_seconds to the part for weight tensors.
-AgentForecast::Report Monitor::take_agent_report(double* tensors_seconds) {
-  constexpr uint64_t kMostNs = 1'000'000'000;
-  auto& agent = const_cast<segment::AgentCost&>(g_process.writer().control()->agent);
-  const auto since = [](uint64_t& total, uint64_t* last, uint64_t most) {
-    const uint64_t now = std::atomic_ref<uint64_t>(total).load(std::memory_order_relaxed);
-    const uint64_t before = std::exchange(*last, now);
-    return std::min(now > before ? now - before : 0, most);
-  };
-  const auto seconds = [&](uint64_t& total, uint64_t* last) {
-    return 1e-9 * static_cast<double>(since(total, last, kMostNs));
-  };
-  *tensors_seconds = seconds(agent.tensors_ns, &last_agent_cost_.tensors_ns);
-  return {seconds(agent.ns, &last_agent_cost_.ns), seconds(agent.slices_ns, &last_agent_cost_.slices_ns),
-          since(agent.slices, &last_agent_cost_.slices, segment::kMaxSlots)};
-}
 
 // Returns the number of the step that ends next; if several steps are reported as one, the first of them.
 int64_t Monitor::ending_step() const {
@@ -142,48 +114,7 @@ void Monitor::end_step(const foreshock_step& step) {
   if (is_late) pending_steps_.end_step(number, record);
   numbers_requested_.store(0, std::memory_order_relaxed);
 
-  // The time of setting up devices is part of the record. For the budget it is neither cost nor step time.
-  const double set_up_seconds = static_cast<double>(std::exchange(set_up_ns_, 0)) * 1e-9;
-  const double cost_seconds = static_cast<double>(record.cost_ns) * 1e-9 - set_up_seconds;
-  const double step_seconds = static_cast<double>(record.duration_ns) * 1e-9 - set_up_seconds;
-  double smallest_sample_seconds = 0;  // expected cost of a step with one slice, in trainer and agent
-  // Slices and device gradients have cost estimates of their own, so CostModel::observe_step() gets the rest.
-  const uint64_t own_estimate_ns =
-      slices_ns_.exchange(0, std::memory_order_relaxed) + std::exchange(gradients_ns_, 0);
-  const double rest_seconds = std::max(cost_seconds - static_cast<double>(own_estimate_ns) * 1e-9, 0.0);
-  const uint64_t slices = totals.sampled - last_totals_.sampled;
-  const bool is_granted = first_look_.is_open();
-  double tensors_seconds = 0;
-  const AgentForecast::Report report = take_agent_report(&tensors_seconds);
-  double agent_seconds = report.seconds;
-  double weights_seconds = static_cast<double>(weights_ns_.exchange(0, std::memory_order_relaxed)) * 1e-9;
-  if (TryLock busy(cost_busy_); busy) {
-    // Once the cost of a bare step is known, cost_ observes only steps without weights.
-    const double bare = cost_.bare_seconds();  // 0: unknown
-    if (weights_seconds == 0 || bare == 0)
-      cost_.observe_step(step_was_sampled_, std::max(rest_seconds - weights_seconds, 0.0));
-    else if (!step_was_sampled_)
-      weights_seconds = std::clamp(rest_seconds - bare, weights_seconds, kMaxWeightsCharge * weights_seconds);
-    agent_seconds = agent_forecast_.end_step(slices, is_granted, report);
-    smallest_sample_seconds = cost_.step_seconds() + cost_.slice_seconds(is_cold()) +
-                              agent_forecast_.slice_seconds() + gradient_cost_.seconds();
-  }
-  // The time that the grant of the first look pays for is removed from the step and from its cost.
-  const double granted = first_look_.end_step(step_was_sampled_, record.calls, slices, cost_seconds);
-  // base_interval_, since the limits of savings and debt must stay the same in a burst of denser sampling.
-  budget_.end_step(step_seconds - granted, cost_seconds - granted + agent_seconds, base_interval_,
-                   kSavingsMargin * smallest_sample_seconds);
-  if (TryLock busy(weights_busy_); busy) {
-    weights_.set_step_source(step.step_source);
-    weights_.end_step(step_seconds, weights_seconds + tensors_seconds, budget_.is_overdrawn());
-  }
-  calls_last_step_.store(record.calls, std::memory_order_relaxed);
-  last_totals_ = {totals.calls, totals.sampled, totals.cost_ns + own};
-  last_tick_ns_ = begin;
-  step_was_sampled_ = false;
-  stride_.add(record.step);
-  period_steps_.store(stride_.steps(), std::memory_order_relaxed);
-  next_step_.store(record.step + 1, std::memory_order_relaxed);
+  settle_step({record, totals, begin, own});
   graphs_.end_step();
   count_kernels();
   read_switches();  // here too, since begin_step() never runs in a trainer without attention calls
