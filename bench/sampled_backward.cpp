@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "agent/pipeline.h"
+#include "kernels/gather.h"
 #include "kernels/key_sums.h"
 #include "libmonitor/call.h"
 #include "segment/parser.h"

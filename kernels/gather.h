@@ -1,5 +1,5 @@
-// Copies rows of a strided tensor into a dense buffer, and chooses the sequence to sample in a batch of
-// sequences without padding. No heap, no statics: safe inside a trainer.
+// Reads rows of a strided tensor: copies them into a dense buffer, counts their NaN and Inf, and chooses the
+// rows of one sequence in a batch of sequences without padding. No heap, no statics: safe inside a trainer.
 #ifndef FORESHOCK_KERNELS_GATHER_H_
 #define FORESHOCK_KERNELS_GATHER_H_
 
@@ -42,6 +42,46 @@ inline uint64_t gather_row_starts(const TensorView& from, int64_t i, int64_t j, 
 inline uint64_t gather_rows(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
                             char* to) {
   return gather_row_starts(from, i, j, first, count, from.shape[3], to);
+}
+
+// Counts the elements of a head whose exponent bits (`exponent`) are all set. If they are adjacent, the loop
+// over a row has a constant step and a counter as wide as an element, so that it is vectorized.
+template <class Bits>
+uint64_t nonfinite_in(const TensorView& view, int64_t batch, int64_t head, Bits exponent) {
+  const int64_t stride = view.stride[3] * static_cast<int64_t>(sizeof(Bits));
+  uint64_t count = 0;
+  for (int64_t n = 0; n < view.shape[2]; ++n) {
+    const char* row = view.row(batch, head, n);
+    Bits of_row = 0;
+    prefetch_row(row + kRowsAhead * view.stride[2] * static_cast<int64_t>(sizeof(Bits)),
+                 view.shape[3] * stride);
+    const auto add = [&](int64_t step) {
+      for (int64_t c = 0; c < view.shape[3]; ++c)
+        of_row = static_cast<Bits>(of_row + ((load_unaligned<Bits>(row + c * step) & exponent) == exponent));
+    };
+    if (view.stride[3] == 1)
+      add(sizeof(Bits));
+    else
+      add(stride);
+    count += of_row;
+  }
+  return count;
+}
+
+// Number of NaN and Inf in one head. The format must be floating.
+inline uint64_t count_nonfinite(const TensorView& view, int64_t batch, int64_t head) {
+  switch (view.dtype) {
+    case DType::kFp64:
+      return nonfinite_in(view, batch, head, uint64_t{0x7ff} << 52);
+    case DType::kFp32:
+      return nonfinite_in(view, batch, head, uint32_t{0xff} << 23);
+    case DType::kBf16:
+      return nonfinite_in(view, batch, head, uint16_t{0x7f80});
+    case DType::kFp16:
+      return nonfinite_in(view, batch, head, uint16_t{0x7c00});
+    default:
+      return 0;
+  }
 }
 
 // A packed batch (sequences stored one after the other without padding) and the choice of the sequence to

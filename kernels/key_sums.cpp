@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "kernels/gather.h"
+
 namespace foreshock {
 namespace {
 
@@ -148,47 +150,7 @@ void sum_rows(const TensorView& view, int64_t batch, int64_t head, ColumnSum* to
   }
 }
 
-// Counts the elements of a head whose exponent bits (mask: `exponent`) are all set: NaN and Inf. If elements
-// of a row are adjacent, the loop over the row has a constant step and a counter as wide as an element, so
-// that it is vectorized.
-template <class Bits>
-uint64_t nonfinite_in(const TensorView& view, int64_t batch, int64_t head, Bits exponent) {
-  const int64_t stride = view.stride[3] * static_cast<int64_t>(sizeof(Bits));
-  uint64_t count = 0;
-  for (int64_t n = 0; n < view.shape[2]; ++n) {
-    const char* row = view.row(batch, head, n);
-    Bits of_row = 0;
-    prefetch_row(row + kRowsAhead * view.stride[2] * static_cast<int64_t>(sizeof(Bits)),
-                 view.shape[3] * stride);
-    const auto add = [&](int64_t step) {
-      for (int64_t c = 0; c < view.shape[3]; ++c)
-        of_row = static_cast<Bits>(of_row + ((load_unaligned<Bits>(row + c * step) & exponent) == exponent));
-    };
-    if (view.stride[3] == 1)
-      add(sizeof(Bits));
-    else
-      add(stride);
-    count += of_row;
-  }
-  return count;
-}
-
 }  // namespace
-
-uint64_t count_nonfinite(const TensorView& view, int64_t batch, int64_t head) {
-  switch (view.dtype) {
-    case DType::kFp64:
-      return nonfinite_in(view, batch, head, uint64_t{0x7ff} << 52);
-    case DType::kFp32:
-      return nonfinite_in(view, batch, head, uint32_t{0xff} << 23);
-    case DType::kBf16:
-      return nonfinite_in(view, batch, head, uint16_t{0x7f80});
-    case DType::kFp16:
-      return nonfinite_in(view, batch, head, uint16_t{0x7c00});
-    default:
-      return 0;
-  }
-}
 
 void sum_over_keys(const TensorView& grad_query, const TensorView& grad_key, const TensorView& grad_value,
                    int64_t batch, int64_t kv_head, ColumnSum* to) {
