@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "detect/watch.h"
-#include "exporters/record_line.h"
+#include "exporters/record.h"
 
 namespace foreshock {
 

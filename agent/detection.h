@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "detect/watch.h"
-#include "exporters/record_line.h"
+#include "exporters/record.h"
 
 namespace foreshock {
 

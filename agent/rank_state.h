@@ -18,7 +18,7 @@
 #include "detect/detector.h"
 #include "detect/watch.h"
 #include "exporters/http_routes.h"
-#include "exporters/record_line.h"
+#include "exporters/record.h"
 #include "segment/layout.h"
 #include "segment/reader.h"
 #include "shadow/judgement.h"

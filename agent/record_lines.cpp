@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "agent/rank_state.h"
-#include "exporters/record_line.h"
+#include "exporters/record.h"
 #include "segment/layout.h"
 
 namespace foreshock {

@@ -7,7 +7,6 @@
 #include "agent/rank_state.h"
 #include "agent/tensor.h"
 #include "exporters/record.h"
-#include "exporters/record_line.h"
 #include "shadow/judgement.h"
 #include "shadow/spectrum.h"
 

@@ -14,7 +14,6 @@
 #include "agent/directory.h"
 #include "agent/rank_state.h"
 #include "exporters/record.h"
-#include "exporters/record_line.h"
 
 namespace foreshock {
 

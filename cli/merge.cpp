@@ -14,7 +14,7 @@
 #include "cli/record_index.h"
 #include "cli/terminal.h"
 #include "cli/words.h"
-#include "exporters/record_line.h"
+#include "exporters/record.h"
 #include "shadow/histogram.h"
 
 namespace foreshock::cli {

@@ -13,7 +13,7 @@
 
 #include "agent/weight_series.h"
 #include "cli/record_index.h"
-#include "exporters/record_line.h"
+#include "exporters/record.h"
 
 namespace foreshock::cli {
 

@@ -19,7 +19,7 @@
 #include "cli/terminal.h"
 #include "cli/words.h"
 #include "detect/thresholds.h"
-#include "exporters/record_line.h"
+#include "exporters/record.h"
 
 namespace foreshock::cli {
 namespace {

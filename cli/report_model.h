@@ -18,7 +18,7 @@
 #include "agent/rank_state.h"
 #include "detect/watch.h"
 #include "exporters/http_routes.h"
-#include "exporters/record_line.h"
+#include "exporters/record.h"
 
 namespace foreshock::cli {
 

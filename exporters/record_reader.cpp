@@ -11,7 +11,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "exporters/record_line.h"
+#include "exporters/record.h"
 
 namespace foreshock {
 namespace {

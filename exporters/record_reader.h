@@ -11,14 +11,14 @@
 #include <variant>
 #include <vector>
 
-#include "exporters/record_line.h"
+#include "exporters/record.h"
 
 namespace foreshock {
 
 using RecordLine = std::variant<RunLine, StepLine, SampleLine, TensorLine, ModelLine, OptimizerLine,
                                 SpectrumLine, EventLine>;
 
-// Parses a line of a record, without its newline. Fields that are not in the tables of record_line.h are
+// Parses a line of a record, without its newline. Fields that are not in the tables of record.h are
 // ignored, since a newer foreshock may have added them. Missing fields get their value for "unknown". The
 // field "nonfinite" lists the fields whose number was NaN or infinite; they all become NaN. On failure
 // returns nothing and sets *why to a phrase, e.g. "not JSON". `text` may have any bytes. Thread-safe.
@@ -72,7 +72,7 @@ class RecordReader {
 const char* type_of(const RecordLine& line);  // the field "type" of the line: "run", "step", "sample", ...
 
 // Returns the names of the CSV (RFC 4180) columns for the type of `line`, with a newline. The columns are the
-// fields of the type, in the order of record_line.h.
+// fields of the type, in the order of record.h.
 std::string csv_header(const RecordLine& line);
 
 // Returns the values of the line as CSV, with a newline. An unknown value is empty. A number that is not

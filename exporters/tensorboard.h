@@ -1,4 +1,4 @@
-// Converts the lines of a record (record_line.h) to scalars by step, and scalars to the bytes of a
+// Converts the lines of a record (record.h) to scalars by step, and scalars to the bytes of a
 // TensorBoard event file in the format of SummaryWriter.add_scalar. The file is a sequence of events, each in
 // a framed_record(): one version_event(), then one scalar_event() per scalar.
 #ifndef FORESHOCK_EXPORTERS_TENSORBOARD_H_

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "agent/record_lines.h"
-#include "exporters/record_line.h"
+#include "exporters/record.h"
 
 namespace foreshock {
 namespace {

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "exporters/record_line.h"
+#include "exporters/record.h"
 
 namespace foreshock {
 namespace {
