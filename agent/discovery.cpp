@@ -12,7 +12,7 @@
 #include <ctime>
 #include <utility>
 
-#include "exporters/registry.h"
+#include "exporters/metrics.h"
 
 namespace foreshock {
 namespace {

@@ -12,7 +12,7 @@
 #include <limits>
 #include <sstream>
 
-#include "exporters/registry.h"
+#include "exporters/metrics.h"
 
 namespace foreshock {
 namespace {

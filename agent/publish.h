@@ -14,7 +14,7 @@
 #include "agent/flagged.h"
 #include "agent/rank_state.h"
 #include "agent/weights.h"
-#include "exporters/registry.h"
+#include "exporters/metrics.h"
 
 namespace foreshock {
 

@@ -22,8 +22,8 @@
 #include "agent/restart_state.h"
 #include "agent/sampling.h"
 #include "agent/summary.h"
+#include "exporters/metrics.h"
 #include "exporters/record.h"
-#include "exporters/registry.h"
 
 namespace foreshock {
 

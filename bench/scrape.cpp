@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "exporters/registry.h"
+#include "exporters/metrics.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include "cli/commands.h"
 #include "cli/terminal.h"
 #include "detect/thresholds.h"
-#include "exporters/catalog.h"
+#include "exporters/metrics.h"
 #include "exporters/record.h"
 
 namespace foreshock::cli {

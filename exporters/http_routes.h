@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "exporters/registry.h"
+#include "exporters/metrics.h"
 
 namespace foreshock {
 

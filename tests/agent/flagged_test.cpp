@@ -9,7 +9,7 @@
 #include <set>
 
 #include "agent/pipeline.h"
-#include "exporters/catalog.h"
+#include "exporters/metrics.h"
 #include "lab/checkpoint.h"
 #include "tests/agent/segment_of_a_trainer.h"
 #include "tests/support/temporary_directory.h"

@@ -142,7 +142,7 @@ def test_named_variables_exist():
 
 
 def test_the_limits_of_a_scrape_are_above_what_an_agent_shows():
-    """What has neither `rank` nor `layer` is shown beyond the budget too (exporters/registry.h)."""
+    """What has neither `rank` nor `layer` is shown beyond the budget too (exporters/metrics.h)."""
     of_a_run = 0
     for line in (ROOT / "docs" / "metrics.md").read_text().splitlines():
         if not line.startswith("| `foreshock_"):
@@ -151,7 +151,7 @@ def test_the_limits_of_a_scrape_are_above_what_an_agent_shows():
         if "`run`" in labels and "`rank`" not in labels and "`layer`" not in labels:
             of_a_run += math.prod(values.count(r"\|") + 1 for values in re.findall(r"= ([^,]*)", labels))
     constant = lambda path, name: int(re.search(rf"{name} = (\d+);", (ROOT / path).read_text())[1])  # noqa: E731
-    budget = constant("exporters/registry.h", "kDefaultSeriesBudget")
+    budget = constant("exporters/metrics.h", "kDefaultSeriesBudget")
     runs = constant("agent/discovery.h", "kMostRuns")
     told = (ROOT / "docs" / "operations.md").read_text()
     of_one, of_tree = map(int, re.search(r"`sample_limit: (\d+)` for agents of one run, `(\d+)` for", told).groups())

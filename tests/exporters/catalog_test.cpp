@@ -1,5 +1,3 @@
-#include "exporters/catalog.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "detect/thresholds.h"
+#include "exporters/metrics.h"
 #include "segment/layout.h"
 
 namespace foreshock {

@@ -1,5 +1,3 @@
-#include "exporters/registry.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,8 @@
 #include <limits>
 #include <locale>
 #include <string>
+
+#include "exporters/metrics.h"
 
 namespace foreshock {
 namespace {
@@ -126,7 +126,7 @@ TEST(Registry, ForgetsTheLayersOfARank) {
   EXPECT_THAT(text, HasSubstr("foreshock_source_info{"));
 }
 
-// The drop order of registry.h: layer series first, the youngest first; rank series next; node series never.
+// The drop order of metrics.h: layer series first, the youngest first; rank series next; node series never.
 TEST(Registry, DropOrder) {
   Registry registry(3);
   EXPECT_TRUE(registry.set(Metric::kLayerGradientNorm, {"r", "0", "000"}, 1));

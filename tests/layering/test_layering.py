@@ -24,8 +24,8 @@ def test_the_tree_is_layered():
     [
         ("segment/reader.h", '#include "agent/rank.h"'),
         ("kernels/sums.cpp", '#include "shadow/slice.h"'),
-        ("libmonitor/monitor.cpp", "#include <exporters/catalog.h>"),
-        ("exporters/catalog.cpp", '  #  include "shadow/slice.h"'),
+        ("libmonitor/monitor.cpp", "#include <exporters/metrics.h>"),
+        ("exporters/metrics.cpp", '  #  include "shadow/slice.h"'),
         ("integrations/torch/adapter.cpp", '#include "libmonitor/options.h"'),
         ("libmonitor/include/foreshock/hook.h", '#include "segment/layout.h"'),
         ("agent/agent.cpp", '#include "cli/terminal.h"'),
