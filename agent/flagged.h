@@ -18,7 +18,7 @@
 
 #include "agent/rank_state.h"
 #include "segment/layout.h"
-#include "segment/parser.h"
+#include "segment/reader.h"
 #include "shadow/judgement.h"
 
 namespace foreshock {

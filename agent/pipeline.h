@@ -15,7 +15,6 @@
 #include "agent/tensor.h"
 #include "agent/weights.h"
 #include "exporters/record.h"
-#include "segment/parser.h"
 #include "segment/reader.h"
 #include "shadow/judgement.h"
 #include "shadow/key_columns.h"

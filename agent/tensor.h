@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "segment/layout.h"
-#include "segment/parser.h"
+#include "segment/reader.h"
 #include "shadow/histogram.h"
 
 namespace foreshock {

@@ -12,7 +12,7 @@
 
 #include "agent/tensor.h"
 #include "segment/layout.h"
-#include "segment/parser.h"
+#include "segment/reader.h"
 
 namespace foreshock {
 namespace {

@@ -19,7 +19,7 @@
 #include "agent/tensor.h"
 #include "agent/weight_series.h"
 #include "segment/layout.h"
-#include "segment/parser.h"
+#include "segment/reader.h"
 #include "shadow/histogram.h"
 #include "shadow/spectrum.h"
 

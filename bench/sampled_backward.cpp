@@ -18,7 +18,7 @@
 #include "kernels/gather.h"
 #include "kernels/key_sums.h"
 #include "libmonitor/call.h"
-#include "segment/parser.h"
+#include "segment/reader.h"
 #include "shadow/judgement.h"
 
 namespace {

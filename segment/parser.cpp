@@ -1,12 +1,12 @@
-// Checks every field that a trainer has written, before the agent uses it. Functions that return const char*
-// return null on success, else the error. Pass 0 is forward, pass 1 backward.
-#include "segment/parser.h"
-
+// The parsing functions of reader.h. They check every field that a trainer has written, before the agent uses
+// it. Functions that return const char* return null on success, else the error. Pass 0 is forward, pass 1
+// backward.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "segment/layout.h"
+#include "segment/reader.h"
 
 namespace foreshock::segment {
 namespace {

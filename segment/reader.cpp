@@ -14,7 +14,6 @@
 #include <cstring>
 
 #include "segment/layout.h"
-#include "segment/parser.h"
 
 namespace foreshock::segment {
 namespace {

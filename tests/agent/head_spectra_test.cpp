@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "agent/weights.h"
-#include "segment/parser.h"
+#include "segment/reader.h"
 
 namespace foreshock {
 namespace {

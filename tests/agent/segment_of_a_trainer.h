@@ -15,7 +15,6 @@
 #include <string>
 
 #include "segment/layout.h"
-#include "segment/parser.h"
 #include "segment/reader.h"
 #include "segment/writer.h"
 

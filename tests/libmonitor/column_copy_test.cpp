@@ -10,7 +10,7 @@
 
 #include "kernels/key_sums.h"
 #include "libmonitor/call.h"
-#include "segment/parser.h"
+#include "segment/reader.h"
 #include "tests/libmonitor/call_on_tensors.h"
 #include "tests/libmonitor/written_slots.h"
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "libmonitor/heads.h"
-#include "segment/parser.h"
+#include "segment/reader.h"
 #include "tests/libmonitor/packed_tensors.h"
 
 namespace foreshock {

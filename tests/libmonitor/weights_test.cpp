@@ -11,7 +11,7 @@
 
 #include "kernels/sums.h"
 #include "libmonitor/base.h"
-#include "segment/parser.h"
+#include "segment/reader.h"
 #include "tests/libmonitor/described_weights.h"
 #include "tests/libmonitor/monitor_fixture.h"
 

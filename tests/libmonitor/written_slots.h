@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "libmonitor/call.h"
-#include "segment/parser.h"
+#include "segment/reader.h"
 
 namespace foreshock {
 

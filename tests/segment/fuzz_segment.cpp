@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "segment/parser.h"
+#include "segment/reader.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <functional>
 #include <vector>
 
-#include "segment/parser.h"
+#include "segment/reader.h"
 #include "tests/segment/segment_files.h"
 
 namespace foreshock::segment {

@@ -1,5 +1,3 @@
-#include "segment/parser.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +7,8 @@
 #include <iterator>
 #include <numeric>
 #include <string>
+
+#include "segment/reader.h"
 
 namespace foreshock::segment {
 namespace {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "segment/parser.h"
+#include "segment/reader.h"
 
 namespace foreshock::segment {
 namespace {
