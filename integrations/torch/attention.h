@@ -52,14 +52,9 @@ struct Semantics {
   bool flat_bias = false;    // a bias of three dimensions is (batch x head, query, key)
 };
 
-// An operation that is hooked: namespace, name and overload of its schema ("": the overload without a name).
-struct AttentionOp {
-  const char* space;
-  const char* name;
-  const char* overload;
-  uint32_t pass;  // FORESHOCK_FORWARD or _BACKWARD
-  const Semantics* semantics;
-};
+// With a causal mask, query i sees key j <= i in the CPU kernel, in the math path (tril() of a queries x keys
+// matrix), and in the documentation of scaled_dot_product_attention.
+inline constexpr Semantics kUpperLeft{Order::kHeadsFirst, FORESHOCK_CAUSAL_TOP_LEFT};
 
 // The arguments of one call that its description needs. Copied before the operation runs, because the
 // operation removes its arguments from the stack. Absent tensors are undefined.
@@ -448,12 +443,12 @@ inline bool enter_attention(int32_t operation, bool backward, const at::Tensor& 
 // The hook of one operation. `number`: the operation's number from foreshock_register_op.
 class AttentionHook final : public c10::OperatorKernel {
  public:
-  AttentionHook(const AttentionOp& op, int32_t number)
+  AttentionHook(const Semantics& semantics, bool backward, int32_t number)
       : number_(number),
-        backward_(op.pass == FORESHOCK_BACKWARD),
-        is_tap_(op.semantics->order == Order::kByArgument),
-        in_function_(op.semantics->in_function),
-        arguments_(*op.semantics, backward_) {}
+        backward_(backward),
+        is_tap_(semantics.order == Order::kByArgument),
+        in_function_(semantics.in_function),
+        arguments_(semantics, backward) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
