@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "detect/thresholds.h"
+#include "exporters/http_routes.h"
 #include "segment/layout.h"
 
 namespace foreshock {

@@ -12,12 +12,12 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "agent/weights.h"
 #include "detect/detector.h"
 #include "detect/watch.h"
-#include "exporters/http_routes.h"
 #include "exporters/record.h"
 #include "segment/layout.h"
 #include "segment/reader.h"
@@ -25,6 +25,8 @@
 #include "shadow/spectrum.h"
 
 namespace foreshock {
+
+struct HistoryTable;  // exporters/http_routes.h
 
 // Values by step over a whole run, in bounded memory. A point covers a range of steps whose length is a power
 // of two and whose first step is a multiple of that length. If there are too many points, neighbours are

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "agent/rank_state.h"
+#include "exporters/http_routes.h"
 
 namespace foreshock {
 namespace {

@@ -11,6 +11,7 @@
 #include "agent/pipeline.h"
 #include "agent/rank_state.h"
 #include "agent/record_lines.h"
+#include "exporters/http_routes.h"
 #include "foreshock/hook.h"
 #include "segment/layout.h"
 #include "tests/agent/segment_of_a_trainer.h"

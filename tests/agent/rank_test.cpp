@@ -5,6 +5,7 @@
 
 #include "agent/publish.h"
 #include "agent/rank_state.h"
+#include "exporters/http_routes.h"
 
 namespace foreshock {
 namespace {

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 
+#include "exporters/http_routes.h"
 #include "exporters/record_reader.h"
 #include "tests/agent/segment_of_a_trainer.h"
 #include "tests/support/few_descriptors.h"
