@@ -1,5 +1,5 @@
 // Parses the JSON lines of a record (the file of --record), reads its files line by line, and writes lines as
-// CSV. The file may have an older part, which is then read first. record_line.h defines the types of lines;
+// CSV. The file may have an older part, which is then read first. record.h defines the types of lines;
 // Line::visit(line, f) calls f(name, value) for each field.
 #include "exporters/record_reader.h"
 
