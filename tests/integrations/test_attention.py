@@ -132,6 +132,7 @@ def test_ways_to_call(trainer) -> None:
     }
 
 
+@pytest.mark.long
 def test_compiled_model_is_seen_once_per_step(trainer) -> None:
     seen = trainer("""
         compiled = torch.compile(lambda q, k, v: sdpa(q * 2, k, v).sum())

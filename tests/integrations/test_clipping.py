@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tiers import keep
 
 pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("adapters")]
 
@@ -23,6 +24,7 @@ for _ in range(3):
 print(json.dumps([events("gradients"), truth]))
 """
 VALUE = "nn.utils.clip_grad_value_(parameters, 1e-3)"
+NORM = "nn.utils.clip_grad_norm_(parameters, 1e-3)"
 LOG = "nn.utils.get_total_norm(grads())"
 
 
@@ -39,7 +41,7 @@ def check(rows: list, truth: list, tolerance: float) -> None:
 @pytest.mark.parametrize(
     "clip",
     [
-        "nn.utils.clip_grad_norm_(parameters, 1e-3)",
+        NORM,
         "nn.utils.clip_grad_norm_(parameters, 1e-3, foreach=False)",
         "t = total([p.grad.data.norm(2) for p in parameters]); [p.grad.data.mul_(1e-3 / t) for p in parameters]",
         "t = total([p.grad.detach().norm() for p in parameters]); [p.grad.data.mul_(1e-3 / t) for p in parameters]",
@@ -56,8 +58,7 @@ def test_norms_that_were_taken_before_are_told(trainer, clip: str) -> None:
 
 @pytest.mark.parametrize("average", ["g.div_(4)", "g.data.div_(4)"])
 def test_gradients_that_were_averaged_by_hand_have_norms(trainer, average: str) -> None:
-    clip = "nn.utils.clip_grad_norm_(parameters, 1e-3)"
-    rows, truth = told(trainer, f"[{average} for g in grads()]; truth[-1] = squares(); {clip}")
+    rows, truth = told(trainer, f"[{average} for g in grads()]; truth[-1] = squares(); {NORM}")
     check(rows, truth, 1e-5)
 
 
@@ -124,7 +125,7 @@ print(json.dumps([events("gradients"), truth]))
     check(rows, truth, 1e-12)
 
 
-@pytest.mark.parametrize("clip", ["nn.utils.clip_grad_norm_(parameters, 1e-3)", "pass"])
+@pytest.mark.parametrize("clip", keep([NORM, "pass"], NORM))
 def test_more_gradients_than_there_is_room_for_are_counted(trainer, clip: str) -> None:
     """Room is for 65536, one of which is the norm of all norms where somebody clips."""
     told = trainer(f"""

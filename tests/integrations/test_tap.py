@@ -120,6 +120,7 @@ facts = dict(digest=total.hexdigest(), breaks=sum(counters["graph_break"].values
 """
 
 
+@pytest.mark.long
 def test_it_survives_compile_and_changes_nothing(trainer, tmp_path) -> None:
     """The same bits with the line and without it, with the monitor and without it; what one of them compiled serves the
     other; no graph break, and the calls are seen out of cached graphs too."""

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/histogram.h"
+#include "tests/support/variations.h"
 
 namespace foreshock {
 namespace {
@@ -82,7 +83,7 @@ TEST(PackedCounters, ChangedBytesNeverGiveMoreThanWasSaid) {
   const size_t size = pack_bins(words.data(), packed.data(), packed.size());
   ASSERT_NE(size, kPackFailed);
   size_t refused = 0;
-  for (size_t n = 0; n < size; ++n) {
+  for (size_t n = 0; n < size; n += test::kVariationStep) {
     std::vector<char> changed = packed;
     changed[n] = static_cast<char>(changed[n] ^ (1 << n % 8));
     std::fill(back.begin(), back.end(), 0);
@@ -96,7 +97,7 @@ TEST(PackedCounters, ChangedBytesNeverGiveMoreThanWasSaid) {
     ASSERT_LE(counted, values.size());
   }
   EXPECT_GT(refused, 0u);
-  for (size_t length = 0; length < size; ++length) {
+  for (size_t length = 0; length < size; length += test::kVariationStep) {
     auto bytes = as_bytes(packed, length);
     std::fill(back.begin(), back.end(), 0);
     ASSERT_FALSE(unpack_bins(&bytes, values.size(), back.data())) << length;

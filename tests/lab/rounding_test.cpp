@@ -8,6 +8,7 @@
 #include "lab/inputs.h"
 #include "tests/lab/every_target.h"
 #include "tests/lab/format_samples.h"
+#include "tests/support/variations.h"
 
 namespace foreshock::lab {
 namespace {
@@ -42,7 +43,7 @@ TEST_P(RoundingOf, AgreesWithMpfrAndWithItsDefinition) {
     std::vector<double> fast = x;
     round_to(format, rounding, fast.data(), fast.size());
     int64_t against_mpfr = 0, against_definition = 0, signs = 0;
-    for (size_t i = 0; i < x.size(); ++i) {
+    for (size_t i = 0; i < x.size(); i += test::kVariationStep) {
       against_mpfr += !same(fast[i], by_mpfr(format, mode, x[i]));
       against_definition += !same(fast[i], round_scalar(format, rounding, x[i]));
       signs += !std::isnan(fast[i]) && std::signbit(fast[i]) != std::signbit(x[i]);

@@ -7,6 +7,7 @@
 #include "segment/reader.h"
 #include "tests/libmonitor/call_on_tensors.h"
 #include "tests/libmonitor/written_slots.h"
+#include "tests/support/variations.h"
 
 namespace foreshock {
 namespace {
@@ -29,7 +30,8 @@ TEST(SlicePlan, PartsJoinedAreTheSliceByteForByte) {
     const std::vector<char> whole_slot = written(checked, slice, plan, 0, whole_bytes);
     const segment::SlotView whole = parsed(whole_slot);
     size_t most_parts = 0;
-    for (size_t capacity = sizeof(segment::Slot); capacity < whole_bytes; capacity += 64) {
+    for (size_t capacity = sizeof(segment::Slot); capacity < whole_bytes;
+         capacity += 64 * test::kVariationStep) {
       kept = slice;
       if (!plan_slice(checked, capacity, segment::kMaxSlots, &kept, &plan) || plan.slots == 1 ||
           kept.rows() < slice.rows())

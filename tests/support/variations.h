@@ -1,0 +1,18 @@
+// How many of its variations a test tries. Some tests repeat one check with thousands of inputs. A sanitizer
+// slows them down by a factor of 10 or more, and looks for errors that do not depend on the exact input. So
+// under a sanitizer they take every fifth variation; the release build takes all.
+#ifndef FORESHOCK_TESTS_SUPPORT_VARIATIONS_H_
+#define FORESHOCK_TESTS_SUPPORT_VARIATIONS_H_
+
+namespace foreshock::test {
+
+#ifdef __has_feature  // clang, with which the presets asan and tsan compile
+inline constexpr bool kIsSanitized = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
+#else
+inline constexpr bool kIsSanitized = false;
+#endif
+inline constexpr int kVariationStep = kIsSanitized ? 5 : 1;
+
+}  // namespace foreshock::test
+
+#endif  // FORESHOCK_TESTS_SUPPORT_VARIATIONS_H_
