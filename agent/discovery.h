@@ -56,7 +56,8 @@ struct FoundRun {
 class Tree {
  public:
   // Most runs followed at the same time: of the tree, and of one user. Further runs wait until others end.
-  static constexpr size_t kMostRuns = 256, kMostRunsOfOne = 64;
+  static constexpr size_t kMostRuns = 256;
+  static constexpr size_t kMostRunsOfOne = 64;
 
   explicit Tree(std::unique_ptr<Directory> root) : root_(std::move(root)) {}
 
