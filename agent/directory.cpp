@@ -168,16 +168,19 @@ std::optional<std::string> Directory::read(const std::string& name, size_t most)
   if (file < 0) return std::nullopt;
   std::string text(most + 1, '\0');  // the last byte shows whether the file is longer than `most`
   size_t length = 0;
-  for (ssize_t got = 1; got > 0 && length < text.size();) {
-    got = ::read(file, text.data() + length, text.size() - length);
-    if (got < 0 && errno == EINTR)
-      got = 1;
-    else if (got > 0)
+  int error = 0;
+  while (error == 0 && length < text.size()) {
+    const ssize_t got = ::read(file, text.data() + length, text.size() - length);
+    if (got == 0) break;  // the end of the file
+    if (got > 0)
       length += static_cast<size_t>(got);
+    else if (errno != EINTR)
+      error = errno;
   }
   close(file);
-  if (length > most) {
-    errno = EFBIG;
+  if (length > most) error = EFBIG;
+  if (error != 0) {
+    errno = error;
     return std::nullopt;
   }
   text.resize(length);

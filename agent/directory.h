@@ -65,8 +65,8 @@ class Directory {
   // Returns the status of the entry itself, even if it is a link; nullopt if it cannot be read.
   std::optional<struct stat> status_of(const std::string& name) const;
 
-  // Returns the content of the file. If open_file() fails or the file has more than `most` bytes, returns
-  // nullopt and sets errno. If reading fails, returns the bytes before the failure.
+  // Returns the content of the file. If open_file() or reading fails, or if the file has more than `most`
+  // bytes, returns nullopt and sets errno.
   std::optional<std::string> read(const std::string& name, size_t most) const;
 
   // Replaces the file as replace_file() does. Returns false if it cannot be written. If this process is root,

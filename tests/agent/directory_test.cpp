@@ -1,5 +1,6 @@
 #include "agent/directory.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
@@ -45,6 +46,15 @@ TEST_F(DirectoryTest, FilesAreReadAndReplacedWhole) {
   EXPECT_EQ(fs::status(path_ / "a.json").permissions(), fs::perms::owner_read | fs::perms::owner_write);
   directory_->remove("a.json");
   EXPECT_FALSE(directory_->has("a.json"));
+}
+
+TEST_F(DirectoryTest, AFileThatCannotBeReadIsNotAnEmptyOne) {
+  std::string why;
+  const auto own =
+      Directory::open("/proc/self", &why);  // its file `mem` opens, but has no byte at the address 0
+  ASSERT_NE(own, nullptr) << why;
+  EXPECT_EQ(own->read("mem", 100), std::nullopt);
+  EXPECT_EQ(errno, EIO);
 }
 
 TEST_F(DirectoryTest, NoLinkIsFollowed) {
