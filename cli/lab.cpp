@@ -154,7 +154,8 @@ std::string check(LabRequest* request) {
   if (most > room)
     return "a point needs " + gibibytes(most) + " of memory, there are " + gibibytes(room) +
            ": lower --n or --rows";
-  request->threads = std::min(request->threads, std::max(1, static_cast<int>(room / most)));
+  const double most_threads = std::min<double>(request->threads, room / most);  // room may be infinite
+  request->threads = std::max(1, static_cast<int>(most_threads));
   return "";
 }
 
