@@ -34,7 +34,7 @@ const Option* find_flag(const std::string& flag, uint32_t reader) {
 bool is_listening_address(const std::string& address) {
   unsigned char bytes[sizeof(in6_addr)];
   // The kernel's address of a Unix socket has 108 bytes for the path with its final zero; "unix:" has 5.
-  return address == "localhost" || (address.starts_with("unix:/") && address.size() < 112) ||
+  return address == "localhost" || (address.starts_with("unix:/") && address.size() <= 112) ||
          inet_pton(AF_INET, address.c_str(), bytes) == 1 || inet_pton(AF_INET6, address.c_str(), bytes) == 1;
 }
 

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/un.h>
 
 #include <cstdlib>
 #include <sstream>
@@ -157,6 +158,10 @@ TEST(Arguments, ListensAtAddressesAndSocketsOnly) {
   for (const char* address : {"", "127.0.0.1.evil.example", "*", "unix:", "unix:relative", "example.com"}) {
     EXPECT_THAT(value_wanted(OptionId::kBind, address), HasSubstr("numeric address")) << address;
   }
+  const std::string longest =
+      "unix:/" + std::string(sizeof(sockaddr_un::sun_path) - 2, 's');  // and the final zero
+  EXPECT_EQ(value_wanted(OptionId::kBind, longest), "");
+  EXPECT_NE(value_wanted(OptionId::kBind, longest + "s"), "");
 }
 
 TEST(Arguments, WhatOthersReachNeedsAToken) {
