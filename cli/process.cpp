@@ -74,6 +74,19 @@ bool came_from_terminal(const siginfo_t& info, pid_t pid) {
   return info.si_code == SI_KERNEL && getpgid(pid) == getpgrp();
 }
 
+// While an object exists, exit statuses can be waited for. If this program was started with SIGCHLD ignored,
+// as after `trap '' CHLD` in a shell, the kernel discards them.
+class ExitStatusesKept {
+ public:
+  ExitStatusesKept() : before_(signal(SIGCHLD, SIG_DFL)) {}
+  ~ExitStatusesKept() { signal(SIGCHLD, before_); }
+  ExitStatusesKept(const ExitStatusesKept&) = delete;
+  ExitStatusesKept& operator=(const ExitStatusesKept&) = delete;
+
+ private:
+  void (*const before_)(int);
+};
+
 }  // namespace
 
 int spawn(const SpawnPlan& plan, pid_t* pid) {
@@ -131,6 +144,7 @@ int status_of_failed_start(int error) { return error == ENOENT ? 127 : 126; }
 
 Captured run_and_capture(const std::vector<std::string>& command, const std::vector<std::string>& environment,
                          int timeout_ms, void (*progress)(const Captured&)) {
+  const ExitStatusesKept kept;
   Captured result;
   Pipe output, errors;
   const SpawnPlan plan = {

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,6 +28,12 @@ TEST(Process, CapturesOutputAndStatus) {
 TEST(Process, TellsSignalsFromStatuses) {
   EXPECT_EQ(shell("kill -KILL $$").status.signal, SIGKILL);
   EXPECT_EQ(shell("exit 137").status.signal, 0);
+}
+
+TEST(Process, StatusesArriveThoughTheShellIgnoresThem) {
+  signal(SIGCHLD, SIG_IGN);  // as after `trap '' CHLD`
+  EXPECT_EQ(shell("exit 3").status.code, 3);
+  EXPECT_EQ(signal(SIGCHLD, SIG_DFL), SIG_IGN);
 }
 
 TEST(Process, StopsWaiting) {
