@@ -49,8 +49,8 @@ function earliestSignals({ step, declared, ranks }) {
     if (!found || signal.lead > found.lead) earliest.set(signal.detector, signal);
   };
   for (const { rank, event } of ranks) {
-    for (const { detector, layer, level, since_step, lead_steps } of event.preceded_by || [])
-      addSignal({ detector, layer, level, since: since_step, lead: lead_steps, rank });
+    for (const { detector, layer, level, since_step } of event.preceded_by || [])
+      addSignal({ detector, layer, level, since: since_step, lead: step - since_step, rank });
   }
   const preceding = new Set(earliest.keys());
   for (const { rank } of ranks) {

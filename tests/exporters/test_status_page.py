@@ -257,6 +257,25 @@ def test_ranks_that_see_the_same_event_are_one_row(page):
     assert named == [["spike", "1,420", "1,422", "0 to 1"], ["slow rise", "1,100", "1,196", "0 to 1"]]
 
 
+def test_a_lead_counts_to_the_first_onset_of_an_event_on_several_ranks(page):
+    """Each rank's signals have leads to the onset on that rank."""
+    state = sample_state(3, 2)
+    ranks = [json.loads(json.dumps(state["ranks"][1]["precursors"])) for _ in range(2)]
+    for rank, onset, since in ((0, 1420, 1414), (1, 1427, 1415)):
+        signal = {"detector": "gradient_growth", "layer": None, "level": "warn"}
+        ranks[rank]["loss_events"] = [
+            {
+                "event": "loss_spike",
+                "step": onset,
+                "declared_step": onset + 2,
+                "preceded_by": [signal | {"since_step": since, "lead_steps": onset - since}],
+            }
+        ]
+        state["ranks"][rank]["precursors"] = ranks[rank]
+    (row,) = [row for row in rows(page(3, 2, state), "Loss events, and what came before") if row[0]]
+    assert row[8:] == ["1,414", "6"]
+
+
 def test_a_proven_warning_is_in_the_verdict(page):
     state = sample_state(1, 4)
     state["ranks"][0]["precursors"] = sample_state(2, 4)["ranks"][1]["precursors"]
