@@ -67,7 +67,8 @@ const laneMarks = {
       for (const mark of marks) {
         const ends = [mark.from, mark.to].map((step) => x.getPixelForValue(step)).filter((endX) => endX >= area.left - 1 && endX <= area.right + 1);
         ctx.fillStyle = mark.level === "warn" ? colour("orange") : colour("quiet");
-        if (ends.length === 2) ctx.fillRect(ends[0], middle - 0.75, ends[1] - ends[0], 1.5);
+        const [left, right] = [mark.from, mark.to].map((step) => Math.min(Math.max(x.getPixelForValue(step), area.left), area.right));
+        ctx.fillRect(left, middle - 0.75, right - left, 1.5);
         for (const endX of new Set(ends)) drawMark(ctx, endX, middle, mark.level);
       }
     });
