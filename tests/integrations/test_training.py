@@ -450,3 +450,19 @@ def test_the_loss_of_a_second_optimizer_is_set_apart(trainer):
         """
     )
     assert told == ["loss", "step", "loss", "loss of optimizer 2"] * 3
+
+
+def test_an_optimizer_keeps_its_number_when_another_one_ends(trainer):
+    told = trainer(
+        """
+        parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(4)]
+        optimizers = [torch.optim.SGD([p], lr=0.1) for p in parameters]
+        def train(n): parameters[n].sum().backward(); optimizers[n].step()
+        for _ in range(3): train(0); train(1); train(2)
+        optimizers[1] = None
+        import gc; gc.collect(); events()
+        for _ in range(2): train(0); train(3); train(2)
+        print(json.dumps([row["name"] for row in events("loss_is_of")]))
+        """
+    )
+    assert told == ["loss of optimizer 2", "loss of optimizer 3"] * 2

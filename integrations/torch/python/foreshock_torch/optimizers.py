@@ -3,6 +3,7 @@ One optimizer is the clock: each of its steps ends a training step (a tick). See
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from typing import Any
 from weakref import ref
@@ -73,8 +74,9 @@ class Partner:
 
     DECIDE_AFTER = 4  # ticks before `keeps_pace` is decided
 
-    def __init__(self, reference: Any) -> None:
+    def __init__(self, reference: Any, number: int) -> None:
         self.reference = reference  # weak reference to the optimizer
+        self.number = number  # see OtherOptimizers.number_of()
         self.ticks = 0  # steps of the clock since this optimizer's first step
         self.steps = 0
         self.keeps_pace: bool | None = None  # None: undecided
@@ -113,7 +115,8 @@ class OtherOptimizers:
                 self._companions = [*self._alive(self._companions), reference]
             else:
                 self._partners = [partner for partner in self._partners if partner.reference() is not None]
-                self._partners.append(Partner(reference))
+                taken = {partner.number for partner in self._partners}
+                self._partners.append(Partner(reference, next(n for n in itertools.count(2) if n not in taken)))
                 self._partners[-1].steps = 1
             return True
         return False
@@ -138,8 +141,10 @@ class OtherOptimizers:
         return any(partner.keeps_pace is None and partner.reference() is not None for partner in self._partners)
 
     def number_of(self, optimizer: Any) -> int:
-        """The number in the name of the optimizer's loss: 2 for the first partner (clock: 1); 0: not a partner."""
-        return next((n for n, partner in enumerate(self._partners, 2) if partner.reference() is optimizer), 0)
+        """The number in the name of the optimizer's loss: 0 if it is not a partner, else 2 or more (the clock has 1). A
+        partner keeps its number. The number of a partner that was destroyed may be given to a new one."""
+        partner = self._partner(optimizer)
+        return 0 if partner is None else partner.number
 
     def is_partner(self, optimizer: Any) -> bool:
         return self._partner(optimizer) is not None
