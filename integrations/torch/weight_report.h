@@ -50,7 +50,8 @@ inline foreshock_tensor view_of_weight(const void* address) noexcept try {
     view.shape[d] = tensor.size(d);
     view.stride[d] = tensor.stride(d);
   }
-  view.shape[kLast] = tensor.stride(kLast - 1);
+  view.shape[kLast] = 1;  // the other dimensions, joined
+  for (int64_t d = kLast; d < tensor.dim(); ++d) view.shape[kLast] *= tensor.size(d);
   view.stride[kLast] = 1;
   return view;
 } catch (...) {

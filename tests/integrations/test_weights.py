@@ -59,6 +59,24 @@ def test_an_optimizer_without_state_has_parameters_and_gradients(trainer):
     assert all(row["step"] == -1 for row in told)
 
 
+def test_dimensions_of_one_element_may_have_any_stride(trainer):
+    """The last of five dimensions are shown as one. In channels_last_3d those of length 1 have the stride 8."""
+    told = trainer(
+        """
+        layer = torch.nn.Conv3d(8, 2, 1).to(memory_format=torch.channels_last_3d)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+        for _ in range(2):
+            events()
+            layer(torch.ones(1, 8, 2, 2, 2)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert layer.weight.stride() == (8, 1, 8, 8, 8)
+        print(json.dumps([row for row in events("weight") if row["when"] == 1]))
+        """
+    )
+    assert [row["parameter"]["shape"] for row in told] == [[2, 8, 1, 1], [2, 1, 1, 1]]
+
+
 TWO = """
 first, second = torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)
 one = torch.optim.SGD(first.parameters(), lr=0.5)
