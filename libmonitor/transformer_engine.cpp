@@ -214,6 +214,9 @@ bool arrangements_of(uint32_t layout, Arrangements* found) {
   return false;
 }
 
+// Whether `handle` may be passed to the library in a call whose query has the handle `query`.
+bool can_be_read(Word handle, Word query);
+
 // Describes one call. `given` has the words of the call, `places` the index of each argument in them.
 class Describer {
  public:
@@ -375,6 +378,8 @@ void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
     return;
   if (given_.pass == FORESHOCK_FORWARD && !is_true(places_.is_training)) return;
   const Word tensor = pack->tensors[0];
+  // are_words_plausible() has checked the address of the pack, but not the handles in it.
+  if (!can_be_read(tensor, word(places_.query))) return;
   foreshock_tensor stats = {};
   if (!view(tensor, {kFormatBhsd, 1, false}, &stats) || stats.dtype != FORESHOCK_FP32 ||
       !std::equal(stats.shape, stats.shape + 3, call->query.shape) || stats.shape[3] != 1)
@@ -462,6 +467,8 @@ class Handles {
  private:
   bool are_addresses_;
 };
+
+bool can_be_read(Word handle, Word query) { return Handles(query).can_be_dereferenced(handle); }
 
 // Whether a word can be an argument of this kind. Enumerations use the lower half of their word.
 bool is_plausible(NvteKind kind, Word word, const Handles& handles) {

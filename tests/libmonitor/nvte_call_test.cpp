@@ -51,6 +51,7 @@ class Call {
     words[static_cast<size_t>(at.out_format)] = 1;
     if (at.grad_out_format >= 0) words[static_cast<size_t>(at.grad_out_format)] = 1;
     if (at.grad_layout >= 0) words[static_cast<size_t>(at.grad_layout)] = kBshd;
+    if (at.aux >= 0) words[static_cast<size_t>(at.aux)] = reinterpret_cast<Word>(aux);
     for (const int8_t window : {at.window_left, at.window_right})
       words[static_cast<size_t>(window)] = ~Word{0};
     const NvteTensors tensors = {data_of, type_of, reinterpret_cast<void*>(shape_of)};
@@ -66,6 +67,7 @@ class Call {
   Tensor query, key, value, out, grad_out, grad_query, grad_key, grad_value;
   foreshock_attention_call described = {};
   uint32_t layout = kBshd;
+  const Word* aux = nullptr;  // ten handles and their number
 
  private:
   uint32_t pass_;
@@ -144,6 +146,20 @@ TEST(NvteCall, WhatIsNotDescribedIsStillACall) {
   EXPECT_EQ(described([](Call& call) { call.query.type = kE4m3; }), FORESHOCK_SKIP_FP8);
   EXPECT_EQ(described([](Call& call) { call.query.shape.dims = 3; }), FORESHOCK_SKIP_LAYOUT);
   EXPECT_EQ(described([](Call& call) { call.layout = 14; }), FORESHOCK_SKIP_LAYOUT);
+}
+
+TEST(NvteCall, LogSumExpIsTakenFromAHandleThatCanBeReadOnly) {
+  Call call;
+  Tensor stats = {call.query.data, 4, {{2, 4, 16, 1}, 4}};  // 4: fp32
+  Word pack[11] = {reinterpret_cast<Word>(&stats)};
+  call.aux = pack;
+  pack[10] = 1;
+  ASSERT_EQ(call.describe(), -1);
+  EXPECT_EQ(call.described.log_sum_exp.data, stats.data);
+  call.described = {};
+  pack[0] = 4096;  // an address without memory
+  ASSERT_EQ(call.describe(), -1);
+  EXPECT_EQ(call.described.log_sum_exp.data, nullptr);
 }
 
 }  // namespace
