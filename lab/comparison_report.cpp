@@ -100,11 +100,11 @@ std::string counted(uint64_t count) {  // 12345678 as "12.3 M"
   constexpr const char* kUnits[] = {"", " k", " M", " G", " T"};
   double x = static_cast<double>(count);
   size_t unit = 0;
-  for (; x >= 1000 && unit + 1 < std::size(kUnits); x /= 1000) ++unit;
+  for (; x >= 999.5 && unit + 1 < std::size(kUnits); x /= 1000) ++unit;  // "%.3g" makes 1e+03 of 999.5
   return written(unit == 0 ? "%.0f" : "%.3g", x) + kUnits[unit];
 }
 
-// W1 with four digits, followed by half the distance of its bounds if that could change the last digit.
+// W1 with four digits, followed by half the distance of its bounds if that is more than 0.05 % of W1.
 std::string distance(const Wasserstein& w) {
   const double half = (w.high - w.low) / 2;
   return written("%.3e", w.value) + (half > 5e-4 * w.value ? written(" ±%.0e", half) : "");
