@@ -24,15 +24,15 @@ struct AgentOptions {
   std::string file_sd;             // file or directory for Prometheus' file_sd, kept current; empty: none
   std::string grafana;             // address of a Grafana that has our dashboards; empty: none
   std::string record;              // JSONL file; empty: none. For a single run only.
-  uint64_t record_histograms = 0;  // bytes for histograms of weights in the record
+  uint64_t record_histograms = 0;  // most bytes that histograms of weights may take in the record
   uint64_t record_size = 0;        // bytes of the record that are kept; 0: all
   std::string save_flagged;    // directory for unusual slices; empty: none is kept. For a single run only.
   uint64_t flagged_quota = 0;  // most bytes in save_flagged
-  double max_slowdown = 0.01;  // limit of the monitor's share of the training time
+  double max_slowdown = 0.01;  // limit of foreshock's share of the training time
   uint64_t every = 0;          // every n-th step is sampled; 0: the agent chooses the interval
   std::string on_alert;        // shell command that is run on alerts; empty: none
   bool keep_alive = false;     // a single run is served until the agent is stopped
-  uint64_t forget_after_seconds = 600;  // how long a run of the tree keeps its series after its end
+  uint64_t forget_after_seconds = 600;  // service: how long a run keeps its metrics after its end
 };
 
 // Runs the agent until a signal stops it or, for a single run without keep_alive, until all trainers and
@@ -43,8 +43,8 @@ int run_agent(const AgentOptions& options);
 // A run that this agent serves.
 struct ServedRun {
   ServedRun(std::unique_ptr<Run> followed, Run::Clock::time_point now);
-  // CPU seconds that the agent has spent on the run's ranks since cpu_seconds was last increased. The agent's
-  // whole CPU time is divided over the runs in proportion to them.
+  // CPU seconds that the agent has spent on the run's ranks since cpu_seconds was last increased. The CPU
+  // time of the whole agent process is divided over the runs in proportion to these seconds.
   double new_rank_seconds() const { return std::max(0.0, run->rank_seconds() - rank_seconds); }
 
   std::unique_ptr<Run> run;
@@ -56,25 +56,26 @@ struct ServedRun {
   Run::Clock::time_point next_document = {};    // when the document is due again
 };
 
-// Makes the due documents: bodies of /api/v1/state, each with the state of one run and the fields of `agent`.
-// A document that takes long is made less often, and 20 ms after the call began no further one is started. So
-// a run of a thousand layers does not delay the samples of other runs.
+// Makes the documents that are due. A document has the state of one run and the fields of `agent`, the state
+// of the agent process. A document that takes long is made less often, and 20 ms after the call began no
+// further document is started. So a run of a thousand layers does not delay the samples of other runs.
 void refresh_documents(const nlohmann::json& agent, std::vector<ServedRun>* runs);
 
 // An address at which Prometheus can scrape an agent.
 struct Target {
   std::string address;  // numeric IP address, or unix:PATH
   int port = 0;         // 0: Prometheus cannot scrape the address
-  std::string run;      // label of the run, if the agent serves a single one; empty: it serves several
+  std::string run;      // label of the run that the agent serves; empty: the agent serves several runs
 };
 
 // Returns the targets as one line of JSON, as Prometheus' file_sd and http_sd read it. Targets with port 0
 // are left out. The addresses 0.0.0.0 and :: are replaced by the host's name. The run becomes the label
-// __meta_foreshock_run, since the series already have a label run.
+// __meta_foreshock_run, since the scraped metrics already have a label run.
 std::string targets_json(const std::vector<Target>& targets);
 
 // The file of targets for file_sd: `path` itself, or, if `path` is a directory, a file in it for this run and
-// node. Of several agents with the same path, only the first writes it until it ends. Not thread-safe.
+// node. Of several agents with the same file, only the first writes the file until that agent ends. Not
+// thread-safe.
 class TargetFile {
  public:
   TargetFile(const std::string& path, const std::string& run);
@@ -84,14 +85,14 @@ class TargetFile {
   // Replaces the file unless it already has this text. Returns "" on success, else the reason.
   std::string write(const std::string& text);
   void remove();  // removes the file unless another agent has locked it
-  // If `path` is a directory, removes the files of killed agents of this host: their locks are free.
+  // If `path` is a directory, removes the files that killed agents of this host have left in it.
   void remove_abandoned() const;
 
  private:
-  bool is_ours();
+  bool is_ours();  // locks the file if it is free; false: another agent has locked it
 
-  std::string path_;
-  bool is_in_directory_ = false;  // `path` is a directory
+  std::string path_;              // of the file of targets
+  bool is_in_directory_ = false;  // the constructor's `path` is a directory
   int lock_ = -1;                 // descriptor of the lock file; -1: not locked by this agent
 };
 

@@ -22,7 +22,7 @@ namespace foreshock {
 // rank with the data-parallel coordinate 0 is their owner. kUnknown: the coordinate is unknown.
 enum class Ownership { kUnknown, kReplica, kOwner };
 Ownership ownership_of(const segment::Identity& identity);
-const char* name_of(Ownership ownership);  // "unknown", "0", "1"
+const char* name_of(Ownership ownership);  // "unknown", "0" or "1": values of the label `owner`
 
 // Decides which rank exports the series of a layer, so that replicas do not export them again.
 class LayerOwners {
@@ -36,7 +36,7 @@ class LayerOwners {
   bool shows(const RankStatistics& rank, const std::string& label) const;
 
  private:
-  std::map<std::string, int> lowest_;  // by label: lowest rank of unknown ownership
+  std::map<std::string, int> lowest_;  // by label: the rank of unknown ownership that exports the layer
 };
 
 // Sets the series of one rank, without those of publish_precursors(). If `owners` is given, layers that other
@@ -47,7 +47,7 @@ void publish_rank(const RankStatistics& rank, int cores_per_rank, Registry* regi
 // Returns one entry of "ranks" in the summary (docs/summary.md). Unknown values are null.
 nlohmann::json summary_of(const RankStatistics& rank, int cores_per_rank);
 
-// Returns summary_of(), and for page and `foreshock status` also layers, events and the monitor's own work.
+// Returns summary_of(), and for page and `foreshock status` also layers, events and the cost of foreshock.
 nlohmann::json state_of(const RankStatistics& rank, int cores_per_rank);
 // Returns the limits of detect/thresholds.h, which the page shows beside the values.
 nlohmann::json thresholds_json();
@@ -69,15 +69,16 @@ void publish_flagged(const std::string& run, const FlaggedWriter& writer, Regist
 // Returns {"directory", "saved": {reason: n}, "dropped": {why: n}, "problem"} (docs/summary.md).
 nlohmann::json flagged_json(const FlaggedWriter& writer);
 
-// Sets the metrics of the detectors, whose warnings may precede a loss event. A detector that has had no
-// value has no metrics: its level is unknown, not quiet.
+// Sets the metrics of the detectors, which are named precursors in metrics and JSON, since their warnings may
+// precede a loss event. A detector that has had no value has no metrics: its level is unknown, not quiet.
 void publish_precursors(const RankStatistics& rank, Registry* registry);
-// Both return {"detectors": [...], "loss_events": [...], "loss_event_count": n} (docs/summary.md).
+// Both return {"detectors": [...], "loss_events": [...], "loss_event_count": n} (docs/summary.md). A
+// RankWatch has all detectors of one rank.
 nlohmann::json precursors_json(const RankStatistics& rank);
 nlohmann::json precursors_json(const RankWatch& watch);
 
-// These functions make the values of the JSON that the agent and `foreshock detect` write. Unknown values are
-// null, never 0. NaN and infinity, which JSON lacks, are null too.
+// The next three functions make the values of the JSON that the agent and `foreshock detect` write. Unknown
+// values are null, never 0. NaN and infinity, which JSON lacks, are null too.
 inline nlohmann::json number_or_null(const std::optional<double>& value) {
   return value && std::isfinite(*value) ? nlohmann::json(*value) : nlohmann::json(nullptr);
 }
@@ -91,16 +92,17 @@ inline nlohmann::json text_or_null(const std::string& text) {
   return text.empty() ? nlohmann::json(nullptr) : nlohmann::json(text);
 }
 
-// The weights of a run (publish_weights.cpp).
+// The functions below publish the weights of a run (publish_weights.cpp).
 
 // The newest step of any rank of a run, and the longest interval of its weight snapshots.
 struct RunPosition {
-  int64_t step = -1;  // -1: unknown
-  uint64_t interval = 0;
+  int64_t step = -1;      // -1: unknown
+  uint64_t interval = 0;  // steps between two snapshots of a tensor; 0: no snapshots
 };
 
-// Sets the series of a run's weights; each tensor of the node counts once. If the last snapshot is older than
-// three intervals at `now`, no series are set, since a reader would assume that they are current.
+// Sets the series of a run's weights; each tensor of the node counts once, even if several ranks hold it. If
+// the last snapshot is more than three intervals older than now.step, its series are removed, since a reader
+// would assume that they are current.
 void publish_weights(const std::string& run, const Weights& weights, const RunPosition& now,
                      Registry* registry);
 
@@ -111,12 +113,13 @@ void publish_spectra(const std::string& run, const HeadSpectra& spectra, Registr
 // Sets the series from which Prometheus compares a rank's weights with those of replicas on other nodes.
 void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Registry* registry);
 
-// Returns where the data-parallel replicas of these weights are: "here", "elsewhere" (on other nodes, so that
-// only Prometheus can compare them) or "none" (each value is held once). Null if unknown.
+// Returns where the data-parallel replicas of these weights are: "here" (on this node), "elsewhere" (on other
+// nodes, so that only Prometheus can compare them) or "none" (each value is held once). Null if unknown.
 const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here);
 
-// These functions return the parts "weights", "optimizer" and "update_spectra" of a rank's summary; the last
-// two describe the whole node. Unknown values are null. `ranks_here`: number of the run's ranks on this node.
+// These functions return the parts "weights", "optimizer" and "update_spectra" of a rank's summary. The
+// optimizer's part is the same for all ranks of the node. Unknown values are null. `ranks_here`: number of
+// the run's ranks on this node.
 nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, size_t ranks_here);
 nlohmann::json optimizer_json(const OptimizerHealth& optimizer);
 nlohmann::json spectra_json(const RankStatistics& rank, const HeadSpectra& spectra);

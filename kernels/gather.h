@@ -12,58 +12,61 @@
 
 namespace foreshock {
 
-// Copies the first `width` elements of the rows (i, j, first) .. (i, j, first + count - 1) of a 4-d tensor to
-// `to`, dense (count * width elements). Indices must be inside the shape. Returns the bytes written.
-inline uint64_t gather_row_starts(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
-                                  int64_t width, char* to) {
-  const size_t element = size_of(from.dtype);
+// Copies the first `width` elements of the rows (i, j, first) .. (i, j, first + count - 1) of a 4-d tensor,
+// one row after the other, to `target`. A row runs along the last dimension. Indices must be inside the
+// shape. Returns the bytes written. Each row is prefetched kRowsAhead rows before it is copied.
+inline uint64_t gather_row_starts(const TensorView& source, int64_t i, int64_t j, int64_t first,
+                                  int64_t count, int64_t width, char* target) {
+  const size_t element = size_of(source.dtype);  // bytes
   const uint64_t row_bytes = static_cast<uint64_t>(width) * element;
-  const bool dense_rows = from.stride[3] == 1 || width <= 1;
-  if (dense_rows && from.stride[2] == width && count > 0) {  // the rows are contiguous
-    std::memcpy(to, from.row(i, j, first), row_bytes * count);
+  const bool dense_rows = source.stride[3] == 1 || width <= 1;
+  if (dense_rows && source.stride[2] == width && count > 0) {  // no gap between two rows
+    std::memcpy(target, source.row(i, j, first), row_bytes * count);
     return row_bytes * count;
   }
   for (int64_t n = 0; n < count; ++n) {
-    const char* row = from.row(i, j, first + n);
+    const char* row = source.row(i, j, first + n);
     if (n + kRowsAhead < count)
-      prefetch_row(from.row(i, j, first + n + kRowsAhead), static_cast<int64_t>(row_bytes));
+      prefetch_row(source.row(i, j, first + n + kRowsAhead), static_cast<int64_t>(row_bytes));
     if (dense_rows) {
-      std::memcpy(to + n * row_bytes, row, row_bytes);
+      std::memcpy(target + n * row_bytes, row, row_bytes);
     } else {
-      const int64_t step = from.stride[3] * static_cast<int64_t>(element);
+      const int64_t step = source.stride[3] * static_cast<int64_t>(element);
       for (int64_t k = 0; k < width; ++k)
-        std::memcpy(to + n * row_bytes + k * element, row + k * step, element);
+        std::memcpy(target + n * row_bytes + k * element, row + k * step, element);
     }
   }
   return row_bytes * count;
 }
 
 // Does the same as gather_row_starts() with whole rows.
-inline uint64_t gather_rows(const TensorView& from, int64_t i, int64_t j, int64_t first, int64_t count,
-                            char* to) {
-  return gather_row_starts(from, i, j, first, count, from.shape[3], to);
+inline uint64_t gather_rows(const TensorView& source, int64_t i, int64_t j, int64_t first, int64_t count,
+                            char* target) {
+  return gather_row_starts(source, i, j, first, count, source.shape[3], target);
 }
 
-// Counts the elements of a head whose exponent bits (`exponent`) are all set. If they are adjacent, the loop
-// over a row has a constant step and a counter as wide as an element, so that it is vectorized.
+// Counts the elements of a head whose exponent bits (`exponent`) are all set. If the elements of a row are
+// adjacent, the loop over the row has a constant step and a counter as wide as an element, so that the
+// compiler vectorizes it.
 template <class Bits>
 uint64_t nonfinite_in(const TensorView& view, int64_t batch, int64_t head, Bits exponent) {
   const int64_t stride = view.stride[3] * static_cast<int64_t>(sizeof(Bits));
   uint64_t count = 0;
   for (int64_t n = 0; n < view.shape[2]; ++n) {
     const char* row = view.row(batch, head, n);
-    Bits of_row = 0;
+    Bits row_count = 0;
     prefetch_row(row + kRowsAhead * view.stride[2] * static_cast<int64_t>(sizeof(Bits)),
                  view.shape[3] * stride);
     const auto add = [&](int64_t step) {
       for (int64_t c = 0; c < view.shape[3]; ++c)
-        of_row = static_cast<Bits>(of_row + ((load_unaligned<Bits>(row + c * step) & exponent) == exponent));
+        row_count =
+            static_cast<Bits>(row_count + ((load_unaligned<Bits>(row + c * step) & exponent) == exponent));
     };
     if (view.stride[3] == 1)
       add(sizeof(Bits));
     else
       add(stride);
-    count += of_row;
+    count += row_count;
   }
   return count;
 }
@@ -85,30 +88,32 @@ inline uint64_t count_nonfinite(const TensorView& view, int64_t batch, int64_t h
 }
 
 // A packed batch (sequences stored one after the other without padding) and the choice of the sequence to
-// sample (`place`). Host and device share find_sequence(): the offsets may be readable only on the device.
+// sample: the one that contains the query position at the fraction place / 2^32 of all query positions. The
+// offsets may be readable only on the device, so find_sequence() is compiled for host and device.
 //
 // Sequence n has the query positions from query offset n up to, but not including, query offset n + 1. Its
 // key positions follow from the key offsets in the same way.
 struct PackedSequences {
   uint64_t query_offsets, key_offsets;  // addresses of int32_t[count + 1]
   uint32_t count;                       // 0: not packed
-  uint32_t queries, keys;               // positions of all sequences, at most 2^31
-  uint32_t longest_query, longest_key;  // a longer sequence is not sampled
-  uint32_t place;  // the sequence with query position place / 2^32 of all query positions is sampled
+  uint32_t queries, keys;               // numbers of positions of all sequences together, at most 2^31
+  uint32_t longest_query, longest_key;  // positions; a longer sequence is not sampled
+  uint32_t place;
 };
 static_assert(sizeof(PackedSequences) == 40);
 
-// The chosen sequence: its number and, for queries and keys, its first position and number of positions.
+// The chosen sequence: its index in the batch, and where its query and key positions are.
 struct SequencePlace {
-  uint32_t number = 0;
-  uint32_t query = 0, queries = 0;  // queries 0: the offsets are invalid, and no sequence was chosen
-  uint32_t key = 0, keys = 0;
+  uint32_t number = 0;              // the index
+  uint32_t query = 0, queries = 0;  // first query position, number of them (0: no sequence was chosen)
+  uint32_t key = 0, keys = 0;       // first key position, number of them
 };
 
 // Finds the sequence that batch.place chooses, by bisection. If `place` is uniform, every query position is
 // equally likely and an empty sequence is never chosen. The offsets may be invalid: the result always lies
-// within `queries` and `keys`, and has no positions if the offsets that were read are negative, do not
-// increase or are too large. Offsets are read with memory.load<int32_t>(address).
+// within batch.queries and batch.keys. It has no positions if offsets that were read are negative, do not
+// increase or are too large, or if the sequence is too long or has no keys.
+// Offsets are read with memory.load<int32_t>(address).
 template <class Memory>
 FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& batch, const Memory& memory) {
   const auto offset = [&memory](uint64_t offsets, uint32_t n) {
@@ -121,13 +126,13 @@ FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& batch, const
   uint32_t low = 0, high = batch.count;
   while (high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;
-    const int64_t at = offset(batch.query_offsets, middle);
-    if (at <= wanted) {
+    const int64_t middle_begin = offset(batch.query_offsets, middle);
+    if (middle_begin <= wanted) {
       low = middle;
-      begin = at;
+      begin = middle_begin;
     } else {
       high = middle;
-      end = at;
+      end = middle_begin;
     }
   }
   const int64_t key = offset(batch.key_offsets, low), key_end = offset(batch.key_offsets, low + 1);
@@ -141,9 +146,9 @@ FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& batch, const
           .keys = static_cast<uint32_t>(key_end - key)};
 }
 
-// Divides a sequence into `parts` equal parts and returns the position that `fraction` / 2^32 chooses in part
-// n. `parts` must not exceed `length`. A smaller `length` never gives a larger position, so a slot that is
-// planned for the longest sequence fits every other one.
+// Divides a sequence of `length` positions into `parts` equal parts and returns the position at `fraction` /
+// 2^32 of part n. `parts` must not exceed `length`. A smaller `length` never gives a larger position, so a
+// slot that is planned for the longest sequence fits every other sequence.
 constexpr uint64_t position_in_part(uint64_t length, uint32_t n, uint32_t parts, uint32_t fraction) {
   const uint64_t begin = length * n / parts, end = length * (n + 1) / parts;
   return begin + ((end - begin) * fraction >> 32);

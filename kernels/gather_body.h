@@ -11,8 +11,8 @@ namespace foreshock {
 
 inline constexpr uint32_t kWarp = 32;
 
-// Returns the bytes to copy at a time, a power of two up to 16: the common alignment of all rows, or of all
-// elements if the columns are not adjacent. `to`: the address to which the piece is copied.
+// Returns the bytes to copy at a time: the largest power of two up to 16 to which all rows are aligned, or
+// all elements if the columns are not adjacent. `to`: the address to which the piece is copied.
 constexpr uint32_t gather_unit(const GatherPiece& piece, uint64_t to) {
   const bool is_dense = piece.column_stride == 1 || piece.width <= 1;
   const uint64_t strides = static_cast<uint64_t>(piece.head_stride) | static_cast<uint64_t>(piece.row_stride);
@@ -26,12 +26,14 @@ struct PieceRows {
   uint32_t rows;
 };
 
-// The rows to copy from a batch of equal sequences. They are the rows of the job, the same for every thread.
+// The rows to copy from a batch of equal sequences: the rows of the job, the same for every thread. Members
+// as in SequenceRows: piece_rows() returns the rows of one piece; position(n) returns the position of the
+// n-th row of a piece with listed rows.
 class JobRows {
  public:
   explicit FORESHOCK_DEVICE JobRows(const GatherJob& job) : job_(job) {}
-  FORESHOCK_DEVICE PieceRows piece_rows(uint32_t piece, uint32_t /*thread*/) const {
-    return {job_.piece[piece].from, job_.piece[piece].rows};
+  FORESHOCK_DEVICE PieceRows piece_rows(uint32_t number, uint32_t /*thread*/) const {
+    return {job_.piece[number].from, job_.piece[number].rows};
   }
   FORESHOCK_DEVICE int64_t position(uint32_t n, uint32_t /*thread*/) const { return job_.position[n]; }
 
@@ -39,8 +41,9 @@ class JobRows {
   const GatherJob& job_;
 };
 
-// The rows to copy from one sequence of a packed batch, which each thread has found with find_sequence(). The
-// sequence's queries are divided into equal parts; one position is sampled in each of the first parts.
+// The rows to copy from one sequence of a packed batch (sequences without padding), which each thread has
+// found with find_sequence(). The sequence's queries are divided into equal parts; one position is sampled in
+// each of the first job.positions parts.
 template <class Block>
 class SequenceRows {
  public:
@@ -51,8 +54,8 @@ class SequenceRows {
   FORESHOCK_DEVICE PieceRows piece_rows(uint32_t number, uint32_t thread) const {
     const GatherPiece& piece = job_.gather.piece[number];
     const SequencePlace& place = place_[thread];
-    // The offset of the sequence's first row. Pieces with listed rows hold queries, the others keys.
-    // sum_piece, a log_sum_exp by (sequence, head, position), has a stride from one sequence to the next.
+    // The sequence's first row, in elements. Pieces with listed rows hold queries, the others keys. The piece
+    // sum_piece is a log_sum_exp indexed by (sequence, head, position), with sum_stride between sequences.
     const int64_t first = number == job_.sum_piece ? place.number * job_.sum_stride
                           : piece.is_listed != 0   ? place.query * piece.row_stride
                                                    : place.key * piece.row_stride;
@@ -96,14 +99,15 @@ FORESHOCK_DEVICE void gather_piece(const GatherJob& job, uint32_t number, const 
   block.each([&](uint32_t thread) {
     if (thread / group >= groups) return;
     const PieceRows copied = rows.piece_rows(number, thread);
-    const uint64_t all = uint64_t{piece.heads} * copied.rows;
+    const uint64_t all_rows = uint64_t{piece.heads} * copied.rows;
     const uint64_t first = uint64_t{block.index()} * groups + thread / group;
-    for (uint64_t row = first; row < all; row += uint64_t{block.blocks()} * groups) {
+    for (uint64_t row = first; row < all_rows; row += uint64_t{block.blocks()} * groups) {
       const uint32_t head = static_cast<uint32_t>(row / copied.rows);
       const uint32_t n = static_cast<uint32_t>(row % copied.rows);
-      const int64_t at = piece.is_listed ? rows.position(n, thread) : int64_t{piece.first_row} + n;
+      const int64_t position = piece.is_listed ? rows.position(n, thread) : int64_t{piece.first_row} + n;
       const uint64_t from =
-          copied.from + static_cast<uint64_t>((head * piece.head_stride + at * piece.row_stride) * element);
+          copied.from +
+          static_cast<uint64_t>((head * piece.head_stride + position * piece.row_stride) * element);
       const uint64_t to = job.to + piece.to + row * row_bytes;
       for (uint64_t unit = thread % group; unit < units; unit += group) {
         const uint64_t byte = unit * sizeof(Unit);
@@ -116,7 +120,8 @@ FORESHOCK_DEVICE void gather_piece(const GatherJob& job, uint32_t number, const 
   });
 }
 
-// Records the time at which this block begins. The largest ~time of all blocks is that of the earliest begin.
+// Records the time at which this block begins. The clock starts at 0 and keeps a maximum, so ~time is stored:
+// the largest ~time of all blocks is that of the block that began first.
 template <class Block>
 FORESHOCK_DEVICE void begin_gather(const GatherJob& job, Block& block) {
   GatherClock* clock = reinterpret_cast<GatherClock*>(job.clock);
@@ -125,6 +130,7 @@ FORESHOCK_DEVICE void begin_gather(const GatherJob& job, Block& block) {
   });
 }
 
+// Copies all pieces of the job, each with the widest unit that its alignment allows.
 template <class Block, class Rows>
 FORESHOCK_DEVICE void gather_pieces(const GatherJob& job, const Rows& rows, Block& block) {
   for (uint32_t n = 0; n < job.pieces; ++n) {
@@ -165,6 +171,7 @@ FORESHOCK_DEVICE void end_gather(const GatherJob& job, Block& block, const AtEnd
   });
 }
 
+// The kernel kGather.
 template <class Block>
 FORESHOCK_DEVICE void gather_body(const GatherJob& job, Block& block) {
   begin_gather(job, block);
@@ -172,6 +179,7 @@ FORESHOCK_DEVICE void gather_body(const GatherJob& job, Block& block) {
   end_gather(job, block, [] {});
 }
 
+// The kernel kPackedGather. It also stores which sequence and which positions it has copied.
 template <class Block>
 FORESHOCK_DEVICE void packed_gather_body(const PackedGatherJob& job, Block& block) {
   begin_gather(job.gather, block);

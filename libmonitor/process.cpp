@@ -25,15 +25,17 @@
 namespace foreshock {
 namespace {
 
-constexpr uint32_t kShared = segment::kThreadBlocks - 1;  // the block of all threads beyond this number
+constexpr uint32_t kSharedBlock =
+    segment::kThreadBlocks - 1;  // index of the block that all later threads share
 
 uint64_t load(uint64_t& word) { return std::atomic_ref<uint64_t>(word).load(std::memory_order_relaxed); }
 
-constexpr uint32_t kSlotsBeforeLarger = 32;  // slots get double size if so many of double size fit
+constexpr uint32_t kSlotsToDouble = 32;  // if this many slots of double size fit, slots get double size
 
 // If fewer than kFewWhole slots that hold a whole slice fit, slices are split over smaller slots: at most
 // kSlotsOfParts slots, each with at least kLeastPart bytes.
 constexpr uint64_t kFewWhole = 8, kSlotsOfParts = 32, kLeastPart = uint64_t{256} << 10;
+// The segment has a ring of records of weight tensors.
 constexpr uint64_t kLeastTensorRingBytes = uint64_t{256} << 10, kMostTensorRingBytes = uint64_t{4} << 20;
 
 // Reads the start of a file and returns its length. The text is empty if the file cannot be read.
@@ -51,14 +53,14 @@ bool read_number(const char* directory, const char* file, uint64_t* value) {
   char path[512], text[64];
   if (std::snprintf(path, sizeof path, "%s/%s", directory, file) >= static_cast<int>(sizeof path))
     return false;
-  // A cgroup without a limit has the text "max".
+  // The limit file of a cgroup without a limit has the text "max".
   if (read_small(path, text, sizeof text) == 0 || text[0] < '0' || text[0] > '9') return false;
   *value = std::strtoull(text, nullptr, 10);
   return true;
 }
 
 // Returns the number in the line "`name` number" of memory.stat; 0: the line is missing.
-uint64_t field(const char* text, const char* name) {
+uint64_t stat_number(const char* text, const char* name) {
   const size_t length = std::strlen(name);
   for (const char* line = text; line != nullptr && *line != '\0';) {
     if (std::strncmp(line, name, length) == 0 && line[length] == ' ')
@@ -69,11 +71,11 @@ uint64_t field(const char* text, const char* name) {
   return 0;
 }
 
-// Returns a number for the cgroup and all cgroups below it, which the usage includes too. In version 1 this
-// is the line `name_in_v1` (total_...), in version 2 the line `name`.
-uint64_t field(const char* text, const char* name, const char* name_in_v1) {
-  const uint64_t in_v1 = field(text, name_in_v1);
-  return in_v1 != 0 ? in_v1 : field(text, name);
+// Returns a number of memory.stat that covers the cgroup and all cgroups below it, as the usage does. Version
+// 1 of cgroups has this number in the line `name_in_v1` (total_...), version 2 in the line `name`.
+uint64_t stat_number(const char* text, const char* name, const char* name_in_v1) {
+  const uint64_t in_v1 = stat_number(text, name_in_v1);
+  return in_v1 != 0 ? in_v1 : stat_number(text, name);
 }
 
 // Returns the bytes charged to a cgroup that the kernel can free before it refuses memory: cached file pages
@@ -83,24 +85,24 @@ uint64_t reclaimable(const char* directory) {
   char path[1300], text[8192];
   std::snprintf(path, sizeof path, "%s/memory.stat", directory);
   if (read_small(path, text, sizeof text) == 0) return 0;
-  const uint64_t cached =
-      field(text, "inactive_file", "total_inactive_file") + field(text, "active_file", "total_active_file");
+  const uint64_t cached = stat_number(text, "inactive_file", "total_inactive_file") +
+                          stat_number(text, "active_file", "total_active_file");
   const uint64_t unwritten =
-      field(text, "file_dirty", "total_dirty") + field(text, "file_writeback", "total_writeback");
+      stat_number(text, "file_dirty", "total_dirty") + stat_number(text, "file_writeback", "total_writeback");
   return cached - std::min(cached, unwritten);
 }
 
-// Names in one version of cgroups. `line`: the text between number and path in the line of /proc/self/cgroup
-// ("0::/user.slice"); `tree`: folder below the root of the mount.
+// Names in one version of cgroups. `marker`: the text between number and path in a line of /proc/self/cgroup
+// ("0::/user.slice"); `tree`: folder below the root of the mount; `limit`, `usage`: files of a cgroup.
 struct CgroupNames {
-  const char *line, *tree, *limit, *usage;
+  const char *marker, *tree, *limit, *usage;
 };
 constexpr CgroupNames kCgroupVersions[] = {
     {"::", "", "memory.max", "memory.current"},
     {":memory:", "/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"}};
 
-// Returns the path of this process's cgroup in `text` (/proc/self/cgroup); it ends at the newline. Null if
-// the process has no cgroup of this version.
+// Returns the path of this process's cgroup, a pointer into `text` (/proc/self/cgroup); the path ends at the
+// newline. Null: no line has this marker, so the process has no cgroup of this version.
 const char* own_path(const char* text, const char* marker) {
   for (const char* line = text; line != nullptr; line = std::strchr(line, '\n')) {
     line += *line == '\n';
@@ -110,16 +112,18 @@ const char* own_path(const char* text, const char* marker) {
   return nullptr;
 }
 
-// Returns the least remaining memory of this process's cgroup and its parents; UINT64_MAX: no limit.
+// Returns the least remaining memory of this process's cgroup and its parents; UINT64_MAX: no limit. `root`:
+// mount of the cgroup files; `text`: content of /proc/self/cgroup.
 uint64_t headroom_of(const CgroupNames& names, const char* root, const char* text) {
-  const char* path = own_path(text, names.line);
+  const char* path = own_path(text, names.marker);
   if (path == nullptr) return UINT64_MAX;
   char directory[1200];
   const size_t root_length = std::strlen(root) + std::strlen(names.tree);
   std::snprintf(directory, sizeof directory, "%s%s%.*s", root, names.tree,
                 static_cast<int>(std::strcspn(path, "\n")), path);
   uint64_t headroom = UINT64_MAX;
-  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= root_length;) {  // then its parents
+  // Begins with this process's cgroup; each round shortens `directory` to the parent.
+  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= root_length;) {
     uint64_t limit = 0, usage = 0;
     if (read_number(directory, names.limit, &limit) && read_number(directory, names.usage, &usage)) {
       usage -= std::min(usage, reclaimable(directory));
@@ -144,22 +148,22 @@ uint64_t cgroup_headroom(const CgroupFiles& files) {
 }  // namespace
 
 Counting claim_block(segment::ThreadBlock* blocks) {
-  for (uint32_t n = 0; n < kShared; ++n) {
+  for (uint32_t n = 0; n < kSharedBlock; ++n) {
     std::atomic_ref<uint64_t> claimed(blocks[n].claimed);
     uint64_t expected = 0;
     if (claimed.load(std::memory_order_relaxed) == 0 && claimed.compare_exchange_strong(expected, 1))
       return {.block = &blocks[n], .shared = false};
   }
-  return {.block = &blocks[kShared], .shared = true};
+  return {.block = &blocks[kSharedBlock], .shared = true};
 }
 
-void drain(segment::ThreadBlock* from, segment::ThreadBlock* to) {
-  auto* source = reinterpret_cast<uint64_t*>(from);  // all words of a block but the first are counters
-  auto* target = reinterpret_cast<uint64_t*>(to);
+void drain(segment::ThreadBlock* source, segment::ThreadBlock* target) {
+  auto* counts = reinterpret_cast<uint64_t*>(source);  // all words of a block but the first are counters
+  auto* totals = reinterpret_cast<uint64_t*>(target);
   for (size_t n = 1; n < sizeof(segment::ThreadBlock) / sizeof(uint64_t); ++n) {
-    if (load(source[n]) == 0) continue;  // usually 0, and an exchange is slow
-    const uint64_t count = std::atomic_ref<uint64_t>(source[n]).exchange(0, std::memory_order_relaxed);
-    if (count != 0) std::atomic_ref<uint64_t>(target[n]).fetch_add(count, std::memory_order_relaxed);
+    if (load(counts[n]) == 0) continue;  // most counts are 0, and an exchange is slow
+    const uint64_t count = std::atomic_ref<uint64_t>(counts[n]).exchange(0, std::memory_order_relaxed);
+    if (count != 0) std::atomic_ref<uint64_t>(totals[n]).fetch_add(count, std::memory_order_relaxed);
   }
 }
 
@@ -170,8 +174,9 @@ CallTotals call_totals(segment::ThreadBlock* blocks) {
     for (uint64_t& sampled : block.sampled) totals.sampled += load(sampled);
     totals.cost_ns += load(block.hook_ns) + load(block.step_ns);
   };
-  for (uint32_t n = 0; n < kShared && load(blocks[n].claimed) != 0; ++n) add(blocks[n]);  // claimed in order
-  add(blocks[kShared]);
+  // Blocks are claimed in the order of their indices, so the first unclaimed block ends the loop.
+  for (uint32_t n = 0; n < kSharedBlock && load(blocks[n].claimed) != 0; ++n) add(blocks[n]);
+  add(blocks[kSharedBlock]);
   return totals;
 }
 
@@ -201,13 +206,13 @@ uint64_t tensor_bytes(uint64_t share) {
 }
 
 SlotPlan plan_slots(uint64_t bytes, uint64_t need) {
-  if (need == 0) return {0, 0};  // no slots are wanted; else a whole slice needs `need` bytes
+  if (need == 0) return {0, 0};  // a whole slice needs `need` bytes; 0: no slots are wanted
   if (bytes / need < kFewWhole && need > kLeastPart) {
     const uint64_t slots = std::min<uint64_t>(bytes / kLeastPart, kSlotsOfParts);
     return slots < 2 ? SlotPlan{0, 0} : SlotPlan{static_cast<uint32_t>(slots), bytes / slots / 64 * 64};
   }
   if (bytes / need < 2) return {0, 0};
-  if (bytes / need >= 2 * kSlotsBeforeLarger) need *= 2;
+  if (bytes / need >= 2 * kSlotsToDouble) need *= 2;
   return {static_cast<uint32_t>(std::min<uint64_t>(bytes / need, segment::kMaxSlots)), need};
 }
 
@@ -219,9 +224,9 @@ namespace {
 constexpr uint64_t kUnknownSlotBytes = uint64_t{2} << 20;
 
 thread_local Counting t_counting;
-thread_local uint32_t t_generation = 0;  // number of the segment that has t_counting; 0: none
+thread_local uint32_t t_generation = 0;  // number of the segment whose block t_counting has; 0: no segment
 
-// Returns the number in the segment's file name. Later processes get larger numbers: the monotonic clock
+// Returns the number for the segment's file name. Later processes get larger numbers: the monotonic clock
 // cannot be set back, and files on tmpfs do not survive a reboot. The low 16 bits are the pid's.
 uint64_t fresh_nonce() {
   return (monotonic_ns() & ~uint64_t{0xffff}) | (static_cast<uint64_t>(getpid()) & 0xffff);
@@ -238,17 +243,19 @@ void copy_word(char* to, size_t capacity, const char* from) {
   to[n] = '\0';
 }
 
-// The exit handler note_exit() gets the exit status; publish_exit(), called later by a destructor, does not.
+// The C library passes the exit status to the exit handler note_exit(). publish_exit(), which the library's
+// destructor calls later, does not get it.
 std::atomic<int> g_exit_status{-1};  // -1: exit() has not run
 void note_exit(int status, void*) { g_exit_status.store(status & 0xff, std::memory_order_relaxed); }
 
-// Writes the launcher's id into the file by which off() reports a reason. On a full tmpfs the file stays
-// empty; then every launcher of the run prints the reason. Returns false if the file cannot be created.
+// Creates the file by which off() reports a reason, and writes the id of this process's launcher (`foreshock
+// run`) into the file, so that only this launcher prints the reason. On a full tmpfs the file stays empty;
+// then every launcher of the run prints the reason. Returns false if the file cannot be created.
 bool write_owner(const char* path, uint64_t launcher_id) {
   const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return false;
   rlimit limit = {};
-  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= 64) {  // a write could raise SIGXFSZ
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur >= 64) {  // beyond the limit: signal SIGXFSZ
     char text[24];
     const int digits = std::snprintf(text, sizeof text, "%llu", static_cast<unsigned long long>(launcher_id));
     [[maybe_unused]] const ssize_t written = write(fd, text, static_cast<size_t>(digits));
@@ -289,7 +296,8 @@ void ProcessState::add_calls_to(uint64_t (&calls)[segment::kPasses]) const {
   for (uint32_t n = 0; n < segment::kThreadBlocks; ++n) add(writer_.threads()[n]);
 }
 
-// Replaces before_set_up_ by a page that the kernel zeroes in a forked child (MADV_WIPEONFORK).
+// Replaces before_set_up_ by a page that the kernel zeroes in a forked child (MADV_WIPEONFORK), unless a
+// thread has already done so. Returns false if such a page cannot be made.
 bool ProcessState::prepare_own_page() {
   OwnPage* initial = &before_set_up_;
   if (own() != initial) return true;
@@ -301,8 +309,9 @@ bool ProcessState::prepare_own_page() {
   return own() != &before_set_up_;
 }
 
-// Returns null, or the reason for off(). `share` is divided into the fixed part (counters, steps, layers),
-// the ring of weight tensor records, and slots.
+// Returns null, or the reason for off(). The process's share of the shared memory is divided into the fixed
+// part (counters, steps, layers), the ring of weight tensor records, and slots. A fixed part beyond the share
+// is accepted up to half of the free memory. kTensorHeadOnly: the size of a ring without records.
 const char* ProcessState::create_segment(uint64_t slot_bytes_needed) {
   if (access(settings_.directory, W_OK | X_OK) != 0) return "no_directory";
   const FreeMemory free = free_shared_memory(settings_.directory);
@@ -354,6 +363,7 @@ segment::Identity ProcessState::identity_of(const segment::SegmentRequest& given
   identity.slots_wanted = settings_.slices ? segment::kMaxSlots : 0;
   identity.slots_given = given.slots;
   identity.slot_bytes = given.slot_bytes;
+  // If --every was given without --max-slowdown, the cost never prevents a sample: the limit is 100 %.
   identity.max_slowdown = settings_.every_is_promised ? 1 : settings_.max_slowdown;
   identity.fixed_interval = settings_.every;
   identity.local_ranks = static_cast<uint32_t>(settings_.local_ranks);
@@ -388,6 +398,7 @@ bool ProcessState::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   const uint32_t known = ops_known_.load(std::memory_order_acquire);
   std::copy_n(ops_, known, writer_.ops());
   prepare();  // before the flag kHotArmed is stored, after which other threads use the segment
+  // The bits of the hot word from kHotGeneration on hold the number of the segment.
   const uint32_t generation = generation_.fetch_add(1) + 1;
   own()->hot.store(kHotArmed + generation * kHotGeneration, std::memory_order_release);
   drain_local();
@@ -422,8 +433,8 @@ void ProcessState::off(const char* reason) {
   write_owner(path, settings.launcher_id);
 }
 
-// If another thread holds the lock, retries, which other functions of the monitor do not: registration takes
-// microseconds, and without a number the operation would be missed for the whole run.
+// Retries while another thread holds the lock, which that thread does for microseconds. Other functions of
+// the monitor return at once instead, but an operation without a number would be missed for the whole run.
 int32_t ProcessState::register_op(const char* name, uint32_t pass) {
   constexpr int kTries = 100'000;
   if (pass >= segment::kPasses || name == nullptr) return -1;
@@ -433,8 +444,8 @@ int32_t ProcessState::register_op(const char* name, uint32_t pass) {
 }
 
 int32_t ProcessState::add_op(const char* name, uint32_t pass) {
-  const uint32_t number = ops_known_.load(std::memory_order_relaxed);
-  for (uint32_t n = 0; n < number; ++n)  // an operation may be registered twice
+  const uint32_t number = ops_known_.load(std::memory_order_relaxed);  // of the operation, if it is new
+  for (uint32_t n = 0; n < number; ++n)                                // an operation may be registered twice
     if (ops_[n].pass == pass && std::strncmp(ops_[n].name, name, sizeof ops_[n].name - 1) == 0)
       return static_cast<int32_t>(n);
   if (number == segment::kMaxOps) return -1;
@@ -476,14 +487,15 @@ void ProcessState::publish_described() {
 
 namespace {
 
-// The agent writes advice within three system calls, but may be preempted. Then the advice counts as missing.
-constexpr int kMostReads = 64;  // reads of the advice until it counts as missing
+// The agent needs microseconds to write advice, but may be preempted meanwhile. So after this many reads of
+// unfinished advice, the advice counts as missing.
+constexpr int kMostReads = 64;
 
 constexpr size_t kWords = sizeof(segment::Advice) / sizeof(uint64_t);
 
 // Copies the advice. Returns false if the agent has written no advice, or does not finish writing it. Word 0
 // is the sequence number: 0 before the first advice, odd while the agent writes. The copy is consistent if
-// the number is even and the same after copying. It is read again last, since every read has acquire order.
+// the number is even and the same after copying. Acquire order of the loads keeps the second read last.
 bool copy_whole(const segment::Advice& shared, segment::Advice* copy) {
   using Word [[gnu::may_alias]] = const uint64_t;
   auto* words = reinterpret_cast<Word*>(&shared);

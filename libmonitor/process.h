@@ -17,37 +17,37 @@
 namespace foreshock {
 
 // Adds to a word whose only writer is this thread, without a locked instruction. Readers see whole values.
-inline void bump(uint64_t& counter, uint64_t by = 1) {
+inline void bump(uint64_t& counter, uint64_t amount = 1) {
   std::atomic_ref<uint64_t> word(counter);
-  word.store(word.load(std::memory_order_relaxed) + by, std::memory_order_relaxed);
+  word.store(word.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
 }
 
 // Adds to a word that has several writers.
-inline void bump_shared(uint64_t& counter, uint64_t by = 1) {
-  std::atomic_ref<uint64_t>(counter).fetch_add(by, std::memory_order_relaxed);
+inline void bump_shared(uint64_t& counter, uint64_t amount = 1) {
+  std::atomic_ref<uint64_t>(counter).fetch_add(amount, std::memory_order_relaxed);
 }
 
-// Where a thread counts: a block of counters of its own, or one shared with other threads.
+// The block of counters to which a thread adds: its own, or one that it shares with other threads.
 struct Counting {
   segment::ThreadBlock* block = nullptr;
   bool shared = true;
 
-  void add(uint64_t& counter, uint64_t by = 1) const {
-    shared ? bump_shared(counter, by) : bump(counter, by);
+  void add(uint64_t& counter, uint64_t amount = 1) const {
+    shared ? bump_shared(counter, amount) : bump(counter, amount);
   }
   // Undoes an earlier add of 1 by this thread: adds 2^64 - 1, which wraps around.
   void take_back(uint64_t& counter) const { add(counter, ~uint64_t{0}); }
 };
 
-// Claims a free block among `blocks` (kThreadBlocks of them), or returns the last one, which is shared.
-// Blocks are never freed, so the counts of a thread stay after its end.
+// Claims a free block among the segment's kThreadBlocks blocks. If none is free, returns the last one, which
+// all later threads share. Blocks are never freed, so the counts of a thread stay after its end.
 Counting claim_block(segment::ThreadBlock* blocks);
 
-// Moves every count of `from` (written with bump_shared()) into the shared block `to`. Counts added meanwhile
-// are not lost: they are moved now or by the next drain().
-void drain(segment::ThreadBlock* from, segment::ThreadBlock* to);
+// Moves every count of `source` (written with bump_shared()) into the shared block `target`. Counts that
+// threads add to `source` meanwhile are not lost: they are moved by this or by the next drain().
+void drain(segment::ThreadBlock* source, segment::ThreadBlock* target);
 
-// Sums over all blocks that are in use.
+// Sums over all blocks that are in use: attention calls, sampled calls, and the monitor's time.
 struct CallTotals {
   uint64_t calls = 0;
   uint64_t sampled = 0;
@@ -58,7 +58,8 @@ CallTotals call_totals(segment::ThreadBlock* blocks);
 // Whether `directory` is on tmpfs. Set-up only: makes system calls.
 bool is_on_tmpfs(const char* directory);
 
-// Files from which the process's memory cgroup is determined.
+// Paths from which the process's memory cgroup is determined: its name (a file), and the mount of all
+// cgroups.
 struct CgroupFiles {
   const char* self = "/proc/self/cgroup";
   const char* root = "/sys/fs/cgroup";
@@ -84,9 +85,9 @@ struct SlotPlan {
   uint32_t slots;  // 0: the segment has counters and steps, but cannot hold samples
   uint64_t slot_bytes;
 };
-// Plans slots for sampled slices of `need` bytes within a total of `bytes` bytes. If memory is ample,
-// a slot is twice as large as a slice, since later calls may have longer keys. If few slices would fit, slots
-// are smaller than a slice, which then uses several. If fewer than two slots fit, the plan has none.
+// Plans slots for sampled slices of `need` bytes each within a total of `bytes` bytes. If memory is ample, a
+// slot is twice as large as a slice, since later calls may have more keys. If few slices would fit, slots are
+// smaller than a slice, which then uses several. If fewer than two slots fit, the plan has no slots.
 SlotPlan plan_slots(uint64_t bytes, uint64_t need);
 
 // Bits of the hot word, which every attention call reads first.
@@ -122,7 +123,8 @@ class ProcessState {
   bool is_inherited() const;
 
   // Creates the segment, once. `slot_bytes_needed`: size of a sampled slice; 0: unknown. Returns whether this
-  // call created it; false at once if another thread is creating it. `prepare` runs before others can see it.
+  // call created it; false at once if another thread is creating it. Calls `prepare` when the segment exists,
+  // before other threads use it.
   bool arm(uint64_t slot_bytes_needed, void (*prepare)());
 
   // Switches the monitor off for the rest of the process. Leaves `reason` in a file name, for the launcher.
@@ -131,7 +133,8 @@ class ProcessState {
   // Returns the block in which this thread counts. Before the segment exists, all threads share `local`.
   Counting counting();
 
-  // Adds the calls of all threads so far to `calls`, by pass. Also works before the segment exists.
+  // Adds the calls of all threads so far to `calls`, by pass (0 forward, 1 backward), also before the segment
+  // exists.
   void add_calls_to(uint64_t (&calls)[segment::kPasses]) const;
 
   // Moves the counts of the local block into the shared block of the segment. Also called at the end of
@@ -146,17 +149,19 @@ class ProcessState {
   int32_t register_op(const char* name, uint32_t pass);
   uint32_t pass_of(int32_t op) const { return ops_[op].pass; }
 
-  // Stores facts about this process that its environment does not contain. Rank, local rank, world size and
-  // attempt are used only if the segment does not exist yet; publish_described() publishes the other facts.
+  // Stores facts about this process that its environment does not contain; -1: unknown. Rank, local rank,
+  // world size and attempt have an effect only before the segment exists; publish_described() publishes the
+  // others.
   void describe(const segment::Identity& described);
 
   // Whether the job has other ranks, according to the environment or describe().
   bool has_other_ranks() const { return settings_.world_size > 1 || described_.world_size > 1; }
 
-  // Publishes the exit status for the agent, if it is known. Must be the last call into this library.
+  // Writes the exit status for the agent into the segment, if it is known. Must be the monitor's last action.
   void publish_exit();
 
-  // Publishes the framework and the parallel ranks from describe(). Called by the thread that ends a step.
+  // Writes the framework and the parallel ranks from describe() into the segment, if describe() was called
+  // since the last time. Called by the thread that ends a step.
   void publish_described();
 
  private:
@@ -167,14 +172,16 @@ class ProcessState {
   void apply_to_settings(const segment::Identity& described);
   segment::Identity identity_of(const segment::SegmentRequest& given) const;
 
-  OwnPage before_set_up_;  // used until prepare_own_page() has mapped the page; a child inherits it
+  // Used until prepare_own_page() has mapped the page that a child does not inherit. A child inherits this
+  // one.
+  OwnPage before_set_up_;
   std::atomic<OwnPage*> own_{&before_set_up_};
   std::atomic<bool> off_{false};
-  std::atomic<pid_t> arming_{0};  // pid of the process in which a thread is creating the segment
-  std::atomic<pid_t> armed_{0};   // pid of the process that has a segment
-  std::atomic<uint32_t> generation_{0};
-  std::atomic<uint32_t> ops_known_{0};
-  std::atomic_flag ops_busy_;
+  std::atomic<pid_t> arming_{0};         // pid of the process in which a thread is creating the segment
+  std::atomic<pid_t> armed_{0};          // pid of the process that has a segment
+  std::atomic<uint32_t> generation_{0};  // segments created so far (kHotGeneration)
+  std::atomic<uint32_t> ops_known_{0};   // number of registered operations in ops_
+  std::atomic_flag ops_busy_;            // set while a thread registers an operation
   segment::Op ops_[segment::kMaxOps] = {};
   segment::Identity described_ = {};  // facts from describe()
   std::atomic<bool> described_is_new_{false};
@@ -185,8 +192,9 @@ class ProcessState {
 
 extern ProcessState g_process;
 
-// Reads the agent's advice from the control file. Returns false if there is none, if the agent is writing it,
-// or if it is invalid. Does not set `size`, `version` and `age_steps`. Any thread; never waits.
+// Reads the agent's advice (the highest level of any detector) from the control file. Returns false if there
+// is no advice, if the agent does not finish writing it, or if its level is invalid. Does not set `size`,
+// `version` and `age_steps`. Any thread; never waits.
 bool read_advice(const segment::Control& control, foreshock_advice* advice);
 
 }  // namespace foreshock

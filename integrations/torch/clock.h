@@ -31,9 +31,10 @@ inline bool is_number_on_device(const at::Tensor& tensor) noexcept {
 }
 
 // Lets the core copy the values of `tensors`, which must be on one device and computed on one stream, and
-// sets their numbers. `what`: FORESHOCK_FETCH_.... Returns false if they will not be copied.
+// sets their numbers. `purpose`: FORESHOCK_FETCH_LOSS, ..._NORM or ..._OTHER. Returns false if they will not
+// be copied.
 template <size_t N>
-bool fetch(const at::Tensor* const (&tensors)[N], uint32_t what, uint64_t (&numbers)[N]) noexcept try {
+bool fetch(const at::Tensor* const (&tensors)[N], uint32_t purpose, uint64_t (&numbers)[N]) noexcept try {
   foreshock_tensor values[N];
   for (size_t n = 0; n < N; ++n) {
     if (!is_number_on_device(*tensors[n]) || tensors[n]->dim() > FORESHOCK_TENSOR_DIMS) return false;
@@ -41,29 +42,29 @@ bool fetch(const at::Tensor* const (&tensors)[N], uint32_t what, uint64_t (&numb
     if (!values[n].data) return false;
   }
   void* stream = stream_of(*tensors[0]);
-  return stream && foreshock_fetch(values, N, stream, what, numbers);
+  return stream && foreshock_fetch(values, N, stream, purpose, numbers);
 } catch (...) {
   return false;
 }
 
 // Lets the core copy one value and returns its number; 0 if the value will not be copied.
-inline uint64_t fetch_number(const at::Tensor& tensor, uint32_t what) noexcept {
+inline uint64_t fetch_number(const at::Tensor& tensor, uint32_t purpose) noexcept {
   uint64_t numbers[1] = {};
-  return fetch({&tensor}, what, numbers) ? numbers[0] : 0;
+  return fetch({&tensor}, purpose, numbers) ? numbers[0] : 0;
 }
 
 // Lets the core copy a list of values on one device and returns their numbers; all are 0 if it cannot.
-inline std::vector<uint64_t> fetch_numbers(const c10::List<at::Tensor>& list, uint32_t what) {
+inline std::vector<uint64_t> fetch_numbers(const c10::List<at::Tensor>& list, uint32_t purpose) {
   std::vector<uint64_t> numbers(list.size());
   std::vector<foreshock_tensor> values;
   for (size_t i = 0; i < list.size(); ++i) {
-    const at::Tensor& each = list.get(i);
-    if (!is_number_on_device(each) || each.dim() > FORESHOCK_TENSOR_DIMS) return numbers;
-    values.push_back(view_of(each));
+    const at::Tensor& tensor = list.get(i);
+    if (!is_number_on_device(tensor) || tensor.dim() > FORESHOCK_TENSOR_DIMS) return numbers;
+    values.push_back(view_of(tensor));
     if (!values.back().data) return numbers;
   }
   void* stream = values.empty() ? nullptr : stream_of(list.get(0));
-  if (stream && !foreshock_fetch(values.data(), values.size(), stream, what, numbers.data()))
+  if (stream && !foreshock_fetch(values.data(), values.size(), stream, purpose, numbers.data()))
     std::fill(numbers.begin(), numbers.end(), 0);
   return numbers;
 }
@@ -78,18 +79,18 @@ class WatchedNumbers {
   void watch(const at::Tensor& tensor, Kind kind, uint64_t number) noexcept {
     const TryGuard turn(busy_);
     if (!turn.is_mine) return;
-    Watched& place = watched_[next_++ % watched_.size()];
+    Watched& oldest = watched_[next_++ % watched_.size()];
     WeakStorage storage(tensor.storage().getWeakStorageImpl());
-    place = {std::move(storage), tensor.storage_offset(), version_of(tensor), kind, number, std::nullopt};
+    oldest = {std::move(storage), tensor.storage_offset(), version_of(tensor), kind, number, std::nullopt};
     any_.store(true, std::memory_order_relaxed);
   }
 
-  // Call it when the training has read `value` from any tensor on a device. A watched loss is passed to the
-  // core; a watched scaler result is kept for value_of().
+  // Called when the training has read `value` from any tensor on a device. If the tensor is a watched loss,
+  // the value is passed to the core; if it is a watched scaler result, the value is kept for value_of().
   void on_read(const at::Tensor& tensor, double value) noexcept {
     if (!any_.load(std::memory_order_relaxed) || !has_data(tensor)) return;
     uint64_t number = 0;
-    {
+    {  // releases busy_ before the core is called
       const TryGuard turn(busy_);
       Watched* seen = turn.is_mine ? find(tensor) : nullptr;
       if (!seen) return;
@@ -121,7 +122,8 @@ class WatchedNumbers {
  private:
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-  // A tensor, identified by its memory. The weak reference keeps the storage's address from being reused.
+  // A tensor, identified by its storage and its offset in the storage. The weak reference keeps the storage's
+  // address from being reused.
   struct Watched {
     WeakStorage storage{c10::intrusive_ptr<c10::StorageImpl>()};
     int64_t offset = 0;
@@ -143,16 +145,16 @@ class WatchedNumbers {
   Watched* find(const at::Tensor& tensor) noexcept {
     const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
     for (uint32_t n = 1; n <= watched_.size(); ++n) {
-      Watched& each = watched_[(next_ - n) % watched_.size()];
-      if (each.storage._unsafe_get_target() == storage && each.offset == tensor.storage_offset())
-        return &each;
+      Watched& entry = watched_[(next_ - n) % watched_.size()];
+      if (entry.storage._unsafe_get_target() == storage && entry.offset == tensor.storage_offset())
+        return &entry;
     }
     return nullptr;
   }
 
   std::array<Watched, 16> watched_;
-  uint32_t next_ = 0;
-  std::atomic<bool> any_{false};
+  uint32_t next_ = 0;             // number of calls of watch(); modulo 16 the entry to overwrite next
+  std::atomic<bool> any_{false};  // watch() has been called
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 
@@ -162,7 +164,8 @@ inline WatchedNumbers& watched_numbers() {
 }
 
 // Hooks _local_scalar_dense, the operation in which `.item()` waits for a device. Numbers on the CPU are
-// ignored, but programs read them very often. So the hook is not boxed: an unboxed hook costs less per call.
+// ignored, but programs read them very often. So this hook has the operation's C++ types (it is not boxed, as
+// the hooks below are), which costs less per call.
 inline at::Scalar local_scalar(c10::DispatchKeySet keys, const at::Tensor& self) {
   static const auto below = c10::Dispatcher::singleton()
                                 .findSchemaOrThrow("aten::_local_scalar_dense", "")
@@ -234,10 +237,11 @@ inline thread_local uint64_t pending_number = 0;
 class TrainingClock {
  public:
   // Called when backward() begins at its root, the tensor whose backward() was called. Reports the root's
-  // value `loss`, unless a gradient scaler may have multiplied it. `is_product`: the root is the result of a
-  // multiplication. Before the first step has shown whether there is a scaler, such a root is reported only
-  // beside a mean cross-entropy, which the core prefers, and summed cross-entropies are dropped, since the
-  // root may be any multiple of them. `divisor`: the number that has divided the loss; 0: none.
+  // value `loss`, but not if there is a gradient scaler, which multiplies the root. `is_product`: the root is
+  // the result of a multiplication. The first step shows whether there is a scaler. Before its end, a product
+  // may be scaled. Then the root is reported only if a mean cross-entropy, which the core prefers, is
+  // reported too, and summed cross-entropies are dropped, since the root may be any multiple of them.
+  // `divisor`: the number that has divided the loss; 0: none.
   void on_root(double loss, bool is_product, double divisor) noexcept {
     root_count_.fetch_add(1, std::memory_order_relaxed);
     const bool maybe_scaled = may_be_scaled(is_product);
@@ -249,16 +253,17 @@ class TrainingClock {
   }
 
   // As on_root(), for a root on a device. A root that is or may be scaled is kept until the scaler divides
-  // the gradients by the scale (on_unscale()), except if there are cross-entropies (dropped ones included).
+  // the gradients by the scale (on_unscale()). But if there are cross-entropies (dropped ones included), no
+  // root is kept.
   void on_root_on_device(const at::Tensor& loss, bool is_product, double divisor) noexcept {
     root_count_.fetch_add(1, std::memory_order_relaxed);
     uint64_t number = watched_numbers().number_of(loss);
     const bool maybe_scaled = may_be_scaled(is_product);
     const bool has_dropped_sums = maybe_scaled && pending_sums.forget();
     const bool has_cross_entropy = begin_backward();
-    const bool is_known = number != 0;
+    const bool is_fetched = number != 0;  // the core copies this loss already
     if (has_cross_entropy ? has_scaler_.load(std::memory_order_relaxed) : has_dropped_sums) return;
-    if (!is_known) number = fetch_number(loss, FORESHOCK_FETCH_LOSS);
+    if (!is_fetched) number = fetch_number(loss, FORESHOCK_FETCH_LOSS);
     if (number == 0) return;
     if (divisor != 0) foreshock_observe_root_divisor(divisor);
     if (has_scaler_.load(std::memory_order_relaxed) || (maybe_scaled && !has_cross_entropy)) {
@@ -267,18 +272,18 @@ class TrainingClock {
       scaled_count_.store(n + 1, std::memory_order_relaxed);
       return;
     }
-    if (!is_known) watched_numbers().watch(loss, WatchedNumbers::Kind::kLoss, number);
+    if (!is_fetched) watched_numbers().watch(loss, WatchedNumbers::Kind::kLoss, number);
     foreshock_observe_fetched_loss(number, 0, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
   // Called when the scaler divides the gradients by its scale. `inverse`: 1 / scale, on a device. Reports the
-  // kept roots of this step, multiplied by `inverse`. If there were more than kMostScaled, none are reported.
+  // kept roots of this step, multiplied by `inverse`. If there were more than kMostScaled, reports no root.
   void on_unscale(const at::Tensor& inverse) noexcept {
     const uint32_t count = scaled_count_.exchange(0, std::memory_order_relaxed);
     if (count == 0 || count > kMostScaled) return;
-    const uint64_t scale = fetch_number(inverse, FORESHOCK_FETCH_OTHER);
-    for (uint32_t n = 0; n < count && scale != 0; ++n)
-      foreshock_observe_fetched_loss(scaled_root_[n], scale, FORESHOCK_LOSS_BACKWARD_ROOT);
+    const uint64_t factor = fetch_number(inverse, FORESHOCK_FETCH_OTHER);
+    for (uint32_t n = 0; n < count && factor != 0; ++n)
+      foreshock_observe_fetched_loss(scaled_root_[n], factor, FORESHOCK_LOSS_BACKWARD_ROOT);
   }
 
   // Called by every attention operation of a backward pass. Detects passes for which on_root() is not called:
@@ -290,6 +295,7 @@ class TrainingClock {
     begin_backward();
   }
 
+  // Called when an operation of a gradient scaler runs.
   void on_scaler() noexcept { has_scaler_.store(true, std::memory_order_relaxed); }
 
   // Reports an optimizer step that ParameterClock has detected; its number is unknown.
@@ -315,7 +321,7 @@ class TrainingClock {
   uint32_t roots() const noexcept { return root_count_.load(std::memory_order_relaxed); }
 
  private:
-  // Whether a gradient scaler may have multiplied this root. The first step shows whether there is a scaler.
+  // Whether a gradient scaler that no operation has shown yet may have multiplied this root.
   bool may_be_scaled(bool is_product) const noexcept {
     return is_product && !has_stepped_.load(std::memory_order_relaxed) &&
            !has_scaler_.load(std::memory_order_relaxed);
@@ -386,9 +392,10 @@ class LossHook final : public c10::OperatorKernel {
   const int arguments_, returns_, self_, reduction_;
 };
 
-// The number by which an autograd node divides, if it is a whole Python number of at least 2; else 0.
-// Trainings that accumulate gradients over n backward passes divide the loss by n. Reads the saved tensor of
-// the node without running the user's saved-tensor hooks; returns 0 if this version of torch cannot do so.
+// Returns the number by which an autograd node divides, if it is a whole Python number of at least 2; else 0.
+// Trainings that accumulate gradients over n backward passes divide the loss by n. Reads the node's saved
+// tensor without running the user's saved-tensor hooks; returns 0 if this version of torch lacks
+// get_raw_data.
 inline double divisor_of(const torch::autograd::Node* node) noexcept try {
   const auto* division = dynamic_cast<const torch::autograd::generated::DivBackward0*>(node);
   if (!division) return 0;
@@ -406,7 +413,8 @@ inline double divisor_of(const torch::autograd::Node* node) noexcept try {
   return 0;
 }
 
-// Hooks ones_like of a scalar with a history, outside backward passes: backward() begins with this call.
+// Hooks ones_like, with which backward() begins; the argument is the root. Ignored are calls inside a
+// backward pass, and arguments that have several elements or were not computed from a tensor with gradients.
 class RootHook final : public c10::OperatorKernel {
  public:
   explicit RootHook(const c10::FunctionSchema& schema)
@@ -425,7 +433,8 @@ class RootHook final : public c10::OperatorKernel {
     if (!meta || !meta->grad_fn_ || in_backward_pass()) return;
     const torch::autograd::Node& node = *meta->grad_fn_;
     const bool is_product = std::strstr(typeid(node).name(), "MulBackward") != nullptr;
-    // A scaler multiplies after the division (loss / n * scale), so the division is then one node further.
+    // If a scaler multiplies the loss, it does so after the division (loss / n * scale). The division is then
+    // the node before the product.
     const bool is_behind_product = is_product && node.num_outputs() > 0;
     const double divisor = divisor_of(is_behind_product ? node.next_edge(0).function.get() : &node);
     if (const auto loss = scalar_on_cpu(self)) return training_clock().on_root(*loss, is_product, divisor);
@@ -440,29 +449,29 @@ class ScalerHook final : public c10::OperatorKernel {
  public:
   explicit ScalerHook(const c10::FunctionSchema& schema)
       : arguments_(static_cast<int>(schema.arguments().size())),
-        found_(argument_index(schema, "found_inf")) {}
+        found_inf_(argument_index(schema, "found_inf")) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
-    if (reaches_kernel(below)) observe(tensor_or_undefined(peek(*stack, arguments_, found_)));
+    if (reaches_kernel(below)) observe(tensor_or_undefined(peek(*stack, arguments_, found_inf_)));
     op.redispatchBoxed(below, stack);
   }
 
  private:
-  static void observe(const at::Tensor& found) noexcept {
+  static void observe(const at::Tensor& found_inf) noexcept {
     training_clock().on_scaler();
-    auto value = scalar_on_cpu(found);
-    if (!value) value = watched_numbers().value_of(found);  // GradScaler.step may have read the same tensor
+    auto value = scalar_on_cpu(found_inf);
+    if (!value) value = watched_numbers().value_of(found_inf);  // GradScaler.step may have read this tensor
     if (value) {
       if (*value > 0) foreshock_step_skipped();
-    } else if (const uint64_t number = fetch_number(found, FORESHOCK_FETCH_OTHER)) {
+    } else if (const uint64_t number = fetch_number(found_inf, FORESHOCK_FETCH_OTHER)) {
       foreshock_step_skipped_if(number);
     } else {
       foreshock_skips_unseen();
     }
   }
 
-  const int arguments_, found_;
+  const int arguments_, found_inf_;
 };
 
 // Detects steps for which no optimizer hook of the Python helper runs: in C++ trainers, without the helper
@@ -489,7 +498,7 @@ class ParameterClock {
   void observe(const at::Tensor& query) noexcept {
     if (!enabled_.load(std::memory_order_relaxed) || busy_.test_and_set(std::memory_order_acquire)) return;
     if (storage_.expired()) {
-      compare();  // the last step of a destroyed weight
+      compare();  // counts the last step of the destroyed weight, whose version counter still exists
       follow(query);
     }
     if (!storage_.expired()) compare();
@@ -561,7 +570,7 @@ class ParameterClock {
   // Element size in bytes, number of elements, and byte offset of the weight in storage_.
   size_t element_bytes_ = 0, elements_ = 0, first_byte_ = 0;
   c10::VariableVersion counter_{c10::VariableVersion::DISABLED};
-  uint32_t version_ = 0;  // of the weight at the last counted step; before the first, at follow()
+  uint32_t version_ = 0;  // of the weight at the last counted step; before the first one, at follow()
   uint64_t values_ = 0;   // weight_digest() at the same time as version_
   uint64_t epoch_ = 0;    // TrainingClock's epoch at the last comparison
 };
