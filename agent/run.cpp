@@ -1,6 +1,6 @@
-// Follows one run on this node: its segments (the shared-memory file of each trainer process), and its
-// launchers (the `foreshock run` processes that start trainers, write exit.<id>.json and wait for
-// summary.<id>.json). Publishes the run's metrics and summaries, and sends the trainers advice.
+// Follows one run on this node: its segments (the shared-memory file of each trainer process; a Followed has
+// one), and its launchers (the `foreshock run` processes that start trainers, write exit.<id>.json and wait
+// for summary.<id>.json). Publishes the run's metrics and summaries, and sends the trainers advice.
 #include "agent/run.h"
 
 #include <fcntl.h>
@@ -33,7 +33,8 @@ bool Followed::poll() { return !is_finished() && pipeline_->poll(*segment_, &ran
 
 void Followed::look(Clock::time_point now) {
   if (is_finished()) return;
-  // The lock is read before the counters: if the lock is free, the trainer has stored its last counts.
+  // Reads the trainer's lock before the counters: if the lock is free, the trainer has stored its last
+  // counts.
   rank.alive = segment_->is_locked();
   pipeline_->refresh(*segment_, &rank);
   if (!rank.alive) rank.exit_status = segment_->exit_status();
@@ -66,7 +67,7 @@ RunState state_from(const std::string& word) {
 
 std::string exit_name(uint64_t launcher_id) { return "exit." + std::to_string(launcher_id) + ".json"; }
 
-// Returns the id between "exit." and ".json", which have 5 characters each; 0 if it is not a number.
+// Returns the id between "exit." and ".json", which have 5 characters each; 0 if the id is not a number.
 uint64_t launcher_in(const std::string& name) {
   uint64_t launcher = 0;
   const char* end = name.data() + name.size() - 5;
@@ -78,14 +79,15 @@ using namespace std::chrono_literals;
 
 // A trainer is considered dead if its lock is free and its counters have not changed for this time.
 constexpr auto kGoneAfter = 10s;
-// Replaces kGoneAfter after the end of the launcher's command, or if a later process of the rank has started.
+// Replaces kGoneAfter when the launcher's command has ended, or if a later process of the rank has started.
 // The free lock then proves that the trainer is dead; its last stores become visible within this time.
 constexpr auto kGoneAfterExit = 100ms;
 // Ranks that still run at this time after their command has ended are summarised as they are.
 constexpr auto kDrainAtMost = 5s;
-// Limit of the segments of one run on one node, including earlier attempts. A live one needs two descriptors.
+// Limit of the segments of one run on one node, with those of earlier attempts. A live one needs 2
+// descriptors.
 constexpr size_t kMostSegments = 512;
-// Limit of ended segments whose rank has a later process. Beyond it, statistics of the oldest are dropped.
+// Limit of ended segments whose rank has a later process. The statistics of the oldest ones are dropped.
 constexpr size_t kMostReplaced = 256;
 // Time from the last exit(0) until the run counts as finished, since a command may start another training.
 constexpr auto kFinishedAfter = 2s;
@@ -108,7 +110,7 @@ std::string summary_name(uint64_t launcher_id) { return "summary." + std::to_str
 std::optional<RunState> exit_of(const Directory& directory, uint64_t launcher_id) {
   if (launcher_id == 0 || !directory.has(exit_name(launcher_id))) return std::nullopt;
   const std::optional<std::string> text = directory.read(exit_name(launcher_id), kMostExitBytes);
-  if (!text && is_shortage(errno)) return std::nullopt;  // no free descriptor: it can be read later
+  if (!text && is_shortage(errno)) return std::nullopt;  // no free descriptor: the file can be read later
   // A file that has no valid state counts as failed.
   const nlohmann::json json = nlohmann::json::parse(text.value_or(""), nullptr, false);
   if (!json.is_object() || !json.contains("state") || !json["state"].is_string()) return RunState::kFailed;
@@ -135,7 +137,7 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   if (lock < 0) {
     const int why = errno;
     if (why != EWOULDBLOCK) *error = directory->path() + "/agent.lock: " + std::strerror(why);
-    errno = why;
+    errno = why;  // for the caller; the line above may have changed it
     return nullptr;
   }
   std::unique_ptr<Run> run(new Run(options, std::move(directory), lock));
@@ -149,7 +151,8 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
     run->flagged_ = std::make_unique<FlaggedSlices>(options.save_flagged, options.flagged_quota);
     run->pipeline_->set_flagged(run->flagged_.get());
   }
-  // The file exists if an earlier agent has followed this run. save_watches() below creates it.
+  // The file of the detectors' state exists if an earlier agent has followed this run: save_watches() makes
+  // it.
   if (run->directory_->status_of(WatchState::kFile)) run->pipeline_->set_followed_before();
   run->watch_state_.restore(*run->directory_, options.label, options.record, run->record_.get(),
                             &run->pipeline_->watches(), &run->pipeline_->written_lines());
@@ -157,8 +160,8 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   for (const auto& [run_and_rank, watch] : run->pipeline_->watches().all())
     run->pipeline_->adviser().restore(run_and_rank.second, watch.states());
   run->record_was_incomplete_ = run->has_incomplete_file_ = run->directory_->has(kRecordIncomplete);
-  // Creates the file of the detectors' state now. When the run ends, the tmpfs may have no free inode except
-  // one that the launcher frees for the summary.
+  // Creates this file now. When the run ends, the tmpfs may have no free inode except one that the launcher
+  // frees for the summary.
   run->save_watches();
   return run;
 }
@@ -206,13 +209,13 @@ bool Run::poll() {
   charge_trainers();
   if (const Pipeline::Changes changes = pipeline_->take_changes(); changes.any) {
     advise();
-    if (changes.rise) begin_burst();  // the level of a detector has risen
+    if (changes.rise) begin_burst();  // denser sampling, since the level of a detector has risen
   }
   return busy;
 }
 
 bool Run::discover(Registry* registry) {
-  // At the limit, dead ranks are finished first, because make_room() drops only finished ones.
+  // At the limit, first finishes dead ranks, because make_room() drops only finished ones.
   if (followed_.size() >= kMostSegments) finish_dead_ranks(Clock::now());
   make_room();
   may_have_descriptors_ = false;
@@ -234,13 +237,13 @@ bool Run::discover(Registry* registry) {
 void Run::make_room() {
   const auto is_over = [](const auto& each) { return each->is_finished() && !each->rank.current; };
   auto over = static_cast<size_t>(std::count_if(followed_.begin(), followed_.end(), is_over));
-  const bool is_full = followed_.size() >= kMostSegments;
+  const bool is_full = followed_.size() >= kMostSegments;  // counts segments that cannot be dropped, too
   if (over <= kMostReplaced && !is_full) return;
   if (!has_warned_of_limit_)
     spdlog::warn("{}: more than {} processes have trained; {}", options_.label, followed_.size(),
                  over > 0 ? "the summary has the latest" : "further ones are not followed");
   has_warned_of_limit_ = true;
-  // If it is full, half are dropped at once, so that this is not repeated for every new segment.
+  // If followed_ is full, drops more at once, so that not every new segment makes room again.
   const size_t kept = is_full ? kMostReplaced / 2 : kMostReplaced;
   std::erase_if(followed_, [&](const auto& each) {
     if (over <= kept || !is_over(each)) return false;
@@ -258,8 +261,8 @@ void Run::follow(std::unique_ptr<segment::SegmentReader> segment, Registry* regi
   spdlog::info("{}: rank {} in {}", options_.label, rank.identity.rank, label_text(followed->name));
   for (auto& other : followed_) {
     if (other->rank.identity.rank != rank.identity.rank) continue;
-    // Names end in a nonce that is larger for later processes. The new segment may be the older one, if it
-    // had to wait for a file descriptor.
+    // Names end in a nonce (a number that is larger for later processes). The new segment may belong to the
+    // earlier process, if the segment had to wait for a file descriptor.
     RankStatistics& replaced = other->name < followed->name ? other->rank : rank;
     replaced.current = false;
     replaced.watch = nullptr;
@@ -286,7 +289,7 @@ void Run::finish_dead_ranks(Clock::time_point now) {
     else if (has_later_process)
       retire(*followed);
   }
-  advise();  // signals of ranks that have ended no longer count
+  advise();  // without the detectors of ranks that have ended
 }
 
 // Writes the "started" line of a rank to the record once. Callers wait until the trainer has written the
@@ -297,8 +300,9 @@ void Run::announce(Followed& followed) {
   record_run(followed.rank, "started");
 }
 
-// Removes the segment at once: a command that trains again and again would fill the node's shared memory.
-// drain() sets the final state later, when the launcher reports how its command ended.
+// Finishes a process whose rank has a later process, and removes its segment at once: a command that trains
+// again and again would fill the node's shared memory. The state stays kRunning until the launcher reports
+// how its command ended; then drain() sets it.
 void Run::retire(Followed& followed) {
   followed.finish(RunState::kRunning);
   may_have_descriptors_ = true;
@@ -339,11 +343,11 @@ void Run::set_final_state(RunState state) {
 }
 
 RunState Run::state() const {
-  // A segment that discover() has not opened yet may belong to a training that still runs.
   const bool all_have_ended = std::all_of(followed_.begin(), followed_.end(), [this](const auto& each) {
     return !each->rank.current || each->is_finished() ||
            (each->has_exited_well() && each->is_gone(looked_at_, kFinishedAfter));
   });
+  // A segment that discover() has not opened yet may belong to a training that still runs.
   if (state_ != RunState::kRunning || followed_.empty() || !all_have_ended || discovery_.waiting() > 0 ||
       discovery_.unread() > 0)
     return state_;
@@ -356,7 +360,7 @@ bool Run::drain(const LauncherExit& exit, Clock::time_point now) {
   for (auto& followed : followed_) {
     if (followed->launcher_id() != exit.launcher_id) continue;
     if (followed->is_finished()) {
-      // Only retire() finishes a process without its final state.
+      // Only retire() leaves a finished process in the state kRunning.
       if (followed->rank.state == RunState::kRunning) followed->rank.state = end_of(*followed, exit.state);
       continue;
     }
@@ -453,7 +457,7 @@ RunPosition position_of(const std::vector<std::unique_ptr<Followed>>& all) {
   RunPosition furthest;
   for (const auto& followed : all) {
     const RankStatistics& rank = followed->rank;
-    if (!rank.current || rank.last_step.sequence == 0) continue;
+    if (!rank.current || rank.last_step.sequence == 0) continue;  // 0: the rank has ended no step yet
     furthest.step = std::max(furthest.step, rank.last_step.step);
     furthest.interval = std::max(furthest.interval, rank.tensors.interval);
   }
@@ -464,7 +468,7 @@ RunPosition position_of(const std::vector<std::unique_ptr<Followed>>& all) {
 
 void Run::write_summary(const LauncherExit& exit) {
   SummaryInput input = summary_input(exit.launcher_id);
-  input.run = options_.run_id;  // the launcher's user needs no <user>/ prefix
+  input.run = options_.run_id;  // without the prefix <user>/ of options_.label, which this user does not need
   input.state = exit.state;
   nlohmann::json summary = document(exit.launcher_id, false);
   summary["run"] = options_.run_id;
@@ -488,6 +492,7 @@ void Run::write_summary(const LauncherExit& exit) {
                   directory_->path());
 }
 
+// Returns the processes of a launcher in the order of their ranks; `launcher_id` 0: those of all launchers.
 std::vector<const Followed*> Run::ranks_of(uint64_t launcher_id) const {
   std::vector<const Followed*> ordered;
   for (const auto& followed : followed_)
@@ -595,11 +600,11 @@ void Run::publish_ranks(Registry* registry) {
 
 namespace {
 
-// The time that the agent, at the lowest CPU priority, may need until all ranks can read new advice.
+// The time that the agent, at the lowest CPU priority, may need to write new advice for all ranks.
 constexpr double kAheadSeconds = 0.25;
 constexpr int64_t kMostAhead = 64;  // steps
 
-// Returns the steps in kAheadSeconds, at most kMostAhead. `step_seconds`: 0 if unknown.
+// Returns the number of steps in kAheadSeconds, at most kMostAhead. `step_seconds`: 0 if unknown.
 int64_t steps_ahead(double step_seconds) {
   if (!(step_seconds > kAheadSeconds / kMostAhead)) return kMostAhead;
   return static_cast<int64_t>(kAheadSeconds / step_seconds);
@@ -608,9 +613,10 @@ int64_t steps_ahead(double step_seconds) {
 }  // namespace
 
 int64_t Run::step_to_act_from() const {
-  const int64_t unreached = effective_step();
+  const int64_t unreached = effective_step();  // a step that no rank has reached
   if (ranks() < 2) return unreached;
-  double step_seconds = 0;  // of the slowest rank; a reported step has as many steps as `stride`
+  // Of the slowest rank. rank.step_seconds is the time between two reported steps, which are `stride` apart.
+  double step_seconds = 0;
   for (const auto& followed : followed_)
     if (!followed->is_finished())
       step_seconds = std::max(step_seconds, mean_of(followed->rank.step_seconds).value_or(0) /

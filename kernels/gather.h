@@ -45,28 +45,26 @@ inline uint64_t gather_rows(const TensorView& source, int64_t i, int64_t j, int6
   return gather_row_starts(source, i, j, first, count, source.shape[3], target);
 }
 
-// Counts the elements of a head whose exponent bits (`exponent`) are all set. If the elements of a row are
-// adjacent, the loop over the row has a constant step and a counter as wide as an element, so that the
-// compiler vectorizes it.
+// Counts the elements of a head whose exponent bits (`exponent`) are all set. For adjacent elements, the loop
+// over a row has a constant step and a counter as wide as an element, so that the compiler vectorizes it.
 template <class Bits>
 uint64_t nonfinite_in(const TensorView& view, int64_t batch, int64_t head, Bits exponent) {
   const int64_t stride = view.stride[3] * static_cast<int64_t>(sizeof(Bits));
   uint64_t count = 0;
   for (int64_t n = 0; n < view.shape[2]; ++n) {
     const char* row = view.row(batch, head, n);
-    Bits row_count = 0;
+    Bits in_row = 0;
     prefetch_row(row + kRowsAhead * view.stride[2] * static_cast<int64_t>(sizeof(Bits)),
                  view.shape[3] * stride);
     const auto add = [&](int64_t step) {
       for (int64_t c = 0; c < view.shape[3]; ++c)
-        row_count =
-            static_cast<Bits>(row_count + ((load_unaligned<Bits>(row + c * step) & exponent) == exponent));
+        in_row = static_cast<Bits>(in_row + ((load_unaligned<Bits>(row + c * step) & exponent) == exponent));
     };
     if (view.stride[3] == 1)
       add(sizeof(Bits));
     else
       add(stride);
-    count += row_count;
+    count += in_row;
   }
   return count;
 }
@@ -112,8 +110,8 @@ struct SequencePlace {
 // Finds the sequence that batch.place chooses, by bisection. If `place` is uniform, every query position is
 // equally likely and an empty sequence is never chosen. The offsets may be invalid: the result always lies
 // within batch.queries and batch.keys. It has no positions if offsets that were read are negative, do not
-// increase or are too large, or if the sequence is too long or has no keys.
-// Offsets are read with memory.load<int32_t>(address).
+// increase or are too large, or if the sequence is too long or has no keys. Offsets are read with
+// memory.load<int32_t>(address).
 template <class Memory>
 FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& batch, const Memory& memory) {
   const auto offset = [&memory](uint64_t offsets, uint32_t n) {

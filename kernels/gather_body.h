@@ -26,9 +26,8 @@ struct PieceRows {
   uint32_t rows;
 };
 
-// The rows to copy from a batch of equal sequences: the rows of the job, the same for every thread. Members
-// as in SequenceRows: piece_rows() returns the rows of one piece; position(n) returns the position of the
-// n-th row of a piece with listed rows.
+// The rows to copy from a batch of equal sequences. They are the rows of the job, the same for every thread.
+// position(n), here and in SequenceRows, is the position of the n-th row of a piece with listed rows.
 class JobRows {
  public:
   explicit FORESHOCK_DEVICE JobRows(const GatherJob& job) : job_(job) {}
@@ -41,9 +40,8 @@ class JobRows {
   const GatherJob& job_;
 };
 
-// The rows to copy from one sequence of a packed batch (sequences without padding), which each thread has
-// found with find_sequence(). The sequence's queries are divided into equal parts; one position is sampled in
-// each of the first job.positions parts.
+// The rows to copy from one sequence of a packed batch, which each thread has found with find_sequence(). The
+// queries are divided into equal parts; one position is sampled in each of the first job.positions parts.
 template <class Block>
 class SequenceRows {
  public:
@@ -120,8 +118,7 @@ FORESHOCK_DEVICE void gather_piece(const GatherJob& job, uint32_t number, const 
   });
 }
 
-// Records the time at which this block begins. The clock starts at 0 and keeps a maximum, so ~time is stored:
-// the largest ~time of all blocks is that of the block that began first.
+// Records the time at which this block begins. The largest ~time of all blocks is that of the earliest begin.
 template <class Block>
 FORESHOCK_DEVICE void begin_gather(const GatherJob& job, Block& block) {
   GatherClock* clock = reinterpret_cast<GatherClock*>(job.clock);
@@ -130,7 +127,6 @@ FORESHOCK_DEVICE void begin_gather(const GatherJob& job, Block& block) {
   });
 }
 
-// Copies all pieces of the job, each with the widest unit that its alignment allows.
 template <class Block, class Rows>
 FORESHOCK_DEVICE void gather_pieces(const GatherJob& job, const Rows& rows, Block& block) {
   for (uint32_t n = 0; n < job.pieces; ++n) {
@@ -171,16 +167,14 @@ FORESHOCK_DEVICE void end_gather(const GatherJob& job, Block& block, const AtEnd
   });
 }
 
-// The kernel kGather.
-template <class Block>
+template <class Block>  // the kernel kGather
 FORESHOCK_DEVICE void gather_body(const GatherJob& job, Block& block) {
   begin_gather(job, block);
   gather_pieces(job, JobRows(job), block);
   end_gather(job, block, [] {});
 }
 
-// The kernel kPackedGather. It also stores which sequence and which positions it has copied.
-template <class Block>
+template <class Block>  // the kernel kPackedGather; also stores which sequence and positions it has copied
 FORESHOCK_DEVICE void packed_gather_body(const PackedGatherJob& job, Block& block) {
   begin_gather(job.gather, block);
   // Every thread finds the sequence itself. All threads of a warp read the same addresses at the same time,

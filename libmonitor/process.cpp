@@ -25,8 +25,7 @@
 namespace foreshock {
 namespace {
 
-constexpr uint32_t kSharedBlock =
-    segment::kThreadBlocks - 1;  // index of the block that all later threads share
+constexpr uint32_t kSharedBlock = segment::kThreadBlocks - 1;  // the last block; later threads share it
 
 uint64_t load(uint64_t& word) { return std::atomic_ref<uint64_t>(word).load(std::memory_order_relaxed); }
 
@@ -35,7 +34,6 @@ constexpr uint32_t kSlotsToDouble = 32;  // if this many slots of double size fi
 // If fewer than kFewWhole slots that hold a whole slice fit, slices are split over smaller slots: at most
 // kSlotsOfParts slots, each with at least kLeastPart bytes.
 constexpr uint64_t kFewWhole = 8, kSlotsOfParts = 32, kLeastPart = uint64_t{256} << 10;
-// The segment has a ring of records of weight tensors.
 constexpr uint64_t kLeastTensorRingBytes = uint64_t{256} << 10, kMostTensorRingBytes = uint64_t{4} << 20;
 
 // Reads the start of a file and returns its length. The text is empty if the file cannot be read.
@@ -112,8 +110,7 @@ const char* own_path(const char* text, const char* marker) {
   return nullptr;
 }
 
-// Returns the least remaining memory of this process's cgroup and its parents; UINT64_MAX: no limit. `root`:
-// mount of the cgroup files; `text`: content of /proc/self/cgroup.
+// Returns the least remaining memory of this process's cgroup and its parents; UINT64_MAX: no limit.
 uint64_t headroom_of(const CgroupNames& names, const char* root, const char* text) {
   const char* path = own_path(text, names.marker);
   if (path == nullptr) return UINT64_MAX;
@@ -122,8 +119,7 @@ uint64_t headroom_of(const CgroupNames& names, const char* root, const char* tex
   std::snprintf(directory, sizeof directory, "%s%s%.*s", root, names.tree,
                 static_cast<int>(std::strcspn(path, "\n")), path);
   uint64_t headroom = UINT64_MAX;
-  // Begins with this process's cgroup; each round shortens `directory` to the parent.
-  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= root_length;) {
+  for (char* cut = directory; cut != nullptr && std::strlen(directory) >= root_length;) {  // cut to parents
     uint64_t limit = 0, usage = 0;
     if (read_number(directory, names.limit, &limit) && read_number(directory, names.usage, &usage)) {
       usage -= std::min(usage, reclaimable(directory));
@@ -174,8 +170,8 @@ CallTotals call_totals(segment::ThreadBlock* blocks) {
     for (uint64_t& sampled : block.sampled) totals.sampled += load(sampled);
     totals.cost_ns += load(block.hook_ns) + load(block.step_ns);
   };
-  // Blocks are claimed in the order of their indices, so the first unclaimed block ends the loop.
-  for (uint32_t n = 0; n < kSharedBlock && load(blocks[n].claimed) != 0; ++n) add(blocks[n]);
+  for (uint32_t n = 0; n < kSharedBlock && load(blocks[n].claimed) != 0; ++n)  // blocks are claimed in order
+    add(blocks[n]);
   add(blocks[kSharedBlock]);
   return totals;
 }
@@ -243,14 +239,12 @@ void copy_word(char* to, size_t capacity, const char* from) {
   to[n] = '\0';
 }
 
-// The C library passes the exit status to the exit handler note_exit(). publish_exit(), which the library's
-// destructor calls later, does not get it.
+// note_exit() gets the exit status from exit(). publish_exit(), called later by our destructor, does not.
 std::atomic<int> g_exit_status{-1};  // -1: exit() has not run
 void note_exit(int status, void*) { g_exit_status.store(status & 0xff, std::memory_order_relaxed); }
 
-// Creates the file by which off() reports a reason, and writes the id of this process's launcher (`foreshock
-// run`) into the file, so that only this launcher prints the reason. On a full tmpfs the file stays empty;
-// then every launcher of the run prints the reason. Returns false if the file cannot be created.
+// Creates the file by which off() reports a reason, with the id of the launcher that will print the reason.
+// On a full tmpfs the file stays empty; then every launcher prints it. Returns false if it cannot be created.
 bool write_owner(const char* path, uint64_t launcher_id) {
   const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (fd < 0) return false;
@@ -296,8 +290,7 @@ void ProcessState::add_calls_to(uint64_t (&calls)[segment::kPasses]) const {
   for (uint32_t n = 0; n < segment::kThreadBlocks; ++n) add(writer_.threads()[n]);
 }
 
-// Replaces before_set_up_ by a page that the kernel zeroes in a forked child (MADV_WIPEONFORK), unless a
-// thread has already done so. Returns false if such a page cannot be made.
+// Replaces before_set_up_, once, by a page that the kernel zeroes in a forked child (MADV_WIPEONFORK).
 bool ProcessState::prepare_own_page() {
   OwnPage* initial = &before_set_up_;
   if (own() != initial) return true;
@@ -309,9 +302,9 @@ bool ProcessState::prepare_own_page() {
   return own() != &before_set_up_;
 }
 
-// Returns null, or the reason for off(). The process's share of the shared memory is divided into the fixed
-// part (counters, steps, layers), the ring of weight tensor records, and slots. A fixed part beyond the share
-// is accepted up to half of the free memory. kTensorHeadOnly: the size of a ring without records.
+// Returns null, or the reason for off(). `share` is divided into the fixed part (counters, steps, layers),
+// the ring of weight tensor records (kTensorHeadOnly: without records), and slots. The fixed part may exceed
+// the share, up to half of the free memory.
 const char* ProcessState::create_segment(uint64_t slot_bytes_needed) {
   if (access(settings_.directory, W_OK | X_OK) != 0) return "no_directory";
   const FreeMemory free = free_shared_memory(settings_.directory);
@@ -398,8 +391,7 @@ bool ProcessState::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
   const uint32_t known = ops_known_.load(std::memory_order_acquire);
   std::copy_n(ops_, known, writer_.ops());
   prepare();  // before the flag kHotArmed is stored, after which other threads use the segment
-  // The bits of the hot word from kHotGeneration on hold the number of the segment.
-  const uint32_t generation = generation_.fetch_add(1) + 1;
+  const uint32_t generation = generation_.fetch_add(1) + 1;  // the upper bits of the hot word count segments
   own()->hot.store(kHotArmed + generation * kHotGeneration, std::memory_order_release);
   drain_local();
   on_exit(note_exit, nullptr);
@@ -433,8 +425,8 @@ void ProcessState::off(const char* reason) {
   write_owner(path, settings.launcher_id);
 }
 
-// Retries while another thread holds the lock, which that thread does for microseconds. Other functions of
-// the monitor return at once instead, but an operation without a number would be missed for the whole run.
+// Retries while another thread holds the lock, for microseconds. Other functions of the monitor return at
+// once instead, but an operation without a number would be missed for the whole run.
 int32_t ProcessState::register_op(const char* name, uint32_t pass) {
   constexpr int kTries = 100'000;
   if (pass >= segment::kPasses || name == nullptr) return -1;
@@ -444,8 +436,8 @@ int32_t ProcessState::register_op(const char* name, uint32_t pass) {
 }
 
 int32_t ProcessState::add_op(const char* name, uint32_t pass) {
-  const uint32_t number = ops_known_.load(std::memory_order_relaxed);  // of the operation, if it is new
-  for (uint32_t n = 0; n < number; ++n)                                // an operation may be registered twice
+  const uint32_t number = ops_known_.load(std::memory_order_relaxed);  // for a new operation
+  for (uint32_t n = 0; n < number; ++n)  // returns the number of an operation that is registered already
     if (ops_[n].pass == pass && std::strncmp(ops_[n].name, name, sizeof ops_[n].name - 1) == 0)
       return static_cast<int32_t>(n);
   if (number == segment::kMaxOps) return -1;
@@ -487,9 +479,8 @@ void ProcessState::publish_described() {
 
 namespace {
 
-// The agent needs microseconds to write advice, but may be preempted meanwhile. So after this many reads of
-// unfinished advice, the advice counts as missing.
-constexpr int kMostReads = 64;
+// The agent writes advice in microseconds, but may be preempted meanwhile. Then the advice counts as missing.
+constexpr int kMostReads = 64;  // reads of unfinished advice until it counts as missing
 
 constexpr size_t kWords = sizeof(segment::Advice) / sizeof(uint64_t);
 

@@ -58,8 +58,7 @@ CallTotals call_totals(segment::ThreadBlock* blocks);
 // Whether `directory` is on tmpfs. Set-up only: makes system calls.
 bool is_on_tmpfs(const char* directory);
 
-// Paths from which the process's memory cgroup is determined: its name (a file), and the mount of all
-// cgroups.
+// Where the memory cgroup of the process is found: a file with its name, and the mount of all cgroups.
 struct CgroupFiles {
   const char* self = "/proc/self/cgroup";
   const char* root = "/sys/fs/cgroup";
@@ -122,9 +121,9 @@ class ProcessState {
   // Whether this is a child (fork, clone) of the process that created the segment. Makes a system call.
   bool is_inherited() const;
 
-  // Creates the segment, once. `slot_bytes_needed`: size of a sampled slice; 0: unknown. Returns whether this
-  // call created it; false at once if another thread is creating it. Calls `prepare` when the segment exists,
-  // before other threads use it.
+  // Creates the segment, once, and calls `prepare` before other threads can use it. `slot_bytes_needed`: size
+  // of a sampled slice; 0: unknown. Returns whether this call created it; false at once if another thread
+  // does.
   bool arm(uint64_t slot_bytes_needed, void (*prepare)());
 
   // Switches the monitor off for the rest of the process. Leaves `reason` in a file name, for the launcher.
@@ -133,7 +132,7 @@ class ProcessState {
   // Returns the block in which this thread counts. Before the segment exists, all threads share `local`.
   Counting counting();
 
-  // Adds the calls of all threads so far to `calls`, by pass (0 forward, 1 backward), also before the segment
+  // Adds the calls of all threads so far to `calls` (forward, backward). Also works before the segment
   // exists.
   void add_calls_to(uint64_t (&calls)[segment::kPasses]) const;
 
@@ -149,9 +148,8 @@ class ProcessState {
   int32_t register_op(const char* name, uint32_t pass);
   uint32_t pass_of(int32_t op) const { return ops_[op].pass; }
 
-  // Stores facts about this process that its environment does not contain; -1: unknown. Rank, local rank,
-  // world size and attempt have an effect only before the segment exists; publish_described() publishes the
-  // others.
+  // Stores facts about this process that its environment lacks; -1: unknown. Rank, local rank, world size and
+  // attempt have an effect only before the segment exists; publish_described() publishes the others.
   void describe(const segment::Identity& described);
 
   // Whether the job has other ranks, according to the environment or describe().
@@ -160,8 +158,7 @@ class ProcessState {
   // Writes the exit status for the agent into the segment, if it is known. Must be the monitor's last action.
   void publish_exit();
 
-  // Writes the framework and the parallel ranks from describe() into the segment, if describe() was called
-  // since the last time. Called by the thread that ends a step.
+  // Writes framework and parallel ranks of a new describe() into the segment. Called when a step ends.
   void publish_described();
 
  private:
@@ -172,9 +169,7 @@ class ProcessState {
   void apply_to_settings(const segment::Identity& described);
   segment::Identity identity_of(const segment::SegmentRequest& given) const;
 
-  // Used until prepare_own_page() has mapped the page that a child does not inherit. A child inherits this
-  // one.
-  OwnPage before_set_up_;
+  OwnPage before_set_up_;  // used until prepare_own_page(); a child process inherits it
   std::atomic<OwnPage*> own_{&before_set_up_};
   std::atomic<bool> off_{false};
   std::atomic<pid_t> arming_{0};         // pid of the process in which a thread is creating the segment
@@ -192,9 +187,8 @@ class ProcessState {
 
 extern ProcessState g_process;
 
-// Reads the agent's advice (the highest level of any detector) from the control file. Returns false if there
-// is no advice, if the agent does not finish writing it, or if its level is invalid. Does not set `size`,
-// `version` and `age_steps`. Any thread; never waits.
+// Reads the agent's advice from the control file. Returns false if it is missing, unfinished or invalid. Does
+// not set `size`, `version` and `age_steps`. Any thread; never waits.
 bool read_advice(const segment::Control& control, foreshock_advice* advice);
 
 }  // namespace foreshock

@@ -17,7 +17,7 @@ constexpr uint64_t scramble(uint64_t x) {  // the finalizer of splitmix64
   return x ^ (x >> 31);
 }
 
-// A number below `bound`. The bias of at most bound / 2^32 does not matter here.
+// A number from 0 to bound - 1. The bias of at most bound / 2^32 does not matter here.
 int64_t below(uint64_t random, int64_t bound) {
   return static_cast<int64_t>(((random >> 32) * static_cast<uint64_t>(bound)) >> 32);
 }
@@ -34,7 +34,7 @@ uint64_t random_of(uint64_t seed, int64_t step, uint64_t call, int rank, uint64_
   return mix(seed, static_cast<uint64_t>(step), call, static_cast<uint64_t>(rank) << 8 | purpose);
 }
 
-// Divides `length` positions into at most `most` equal parts; chooses one in each (purpose 16 + part).
+// Divides `length` positions into at most `most` equal parts; chooses a position in each (purpose 16 + part).
 void choose_positions(int64_t length, int64_t most, const auto& random, Slice* slice) {
   slice->parts = slice->positions = static_cast<int>(std::min(length, most));
   for (uint32_t n = 0; n < static_cast<uint32_t>(slice->parts); ++n) {
@@ -89,7 +89,7 @@ bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, 
                    uint64_t seed, int64_t step, uint64_t call) {
   // The share of calls follows from the elements read: `rows` for a slice of rows (keys and values of a
   // kv-head), `copied` for a slice of key positions (queries, outputs, output gradients), `summed` for its
-  // sums over all keys. Measured costs differ by up to a fourth, so the constant is below the promised 0.3.
+  // sums over all keys. Measured costs differ by up to a fourth, so kExtraCost is below 0.3 (see sampling.h).
   constexpr double kExtraCost = 0.22;
   const double group = static_cast<double>(shape.heads / shape.kv_heads);
   const double rows = static_cast<double>(shape.keys) * static_cast<double>(head_dim + value_dim);
@@ -106,7 +106,7 @@ uint32_t choose_place(uint64_t seed, int64_t step, uint64_t call, int rank) {
 
 void OrdinalFollower::begin_step() { runs_ = run_ = backward_ = last_run_ = 0; }
 
-// Ends a run, i.e. a sequence of forward calls. The period is the usual length of a run (one call per layer).
+// Ends a run (a sequence of forward calls), and updates the period, the usual length of a run.
 void OrdinalFollower::end_run() {
   last_run_ = run_;
   run_ = 0;
@@ -116,7 +116,7 @@ void OrdinalFollower::end_run() {
   if (last_run_ % period_ == 0) {
     ++agreed_;
   } else if (agreed_ >= kRunsToTrust || (!is_first && last_run_ < period_)) {
-    unstable_ = true;  // no ordinals from now on, since those before or after this run would be wrong
+    unstable_ = true;  // no ordinals from now on, since the earlier or the later ones would be wrong
   } else {
     period_ = last_run_;
     agreed_ = 1;
@@ -124,7 +124,7 @@ void OrdinalFollower::end_run() {
 }
 
 int OrdinalFollower::next(bool backward, bool in_backward) {
-  if (!backward && in_backward) return -1;
+  if (!backward && in_backward) return -1;  // a recomputation
   if (!backward) {
     backward_ = 0;
     const uint32_t index = run_++;
@@ -139,10 +139,7 @@ int OrdinalFollower::next(bool backward, bool in_backward) {
 void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interval, double least_seconds) {
   const double trainer_seconds = std::max(step_seconds - cost_seconds, 0.0);
   step_seconds_ += (step_seconds_ == 0 ? 1 : kWeight) * (trainer_seconds - step_seconds_);
-  if (steps_ < kFirstSteps) {
-    ++steps_;
-    return;
-  }
+  if (steps_ < kFirstSteps) return void(++steps_);  // the set-up is not charged
   const auto earnings = [&](uint64_t steps) {
     return max_slowdown_ * static_cast<double>(steps) * step_seconds_;
   };
@@ -154,7 +151,7 @@ void Budget::end_step(double step_seconds, double cost_seconds, uint64_t interva
   is_overdrawn_ = patient_balance_ < (is_overdrawn_ ? 0 : -most_owed / 2);
 }
 
-constexpr double kNewCost = 0.2;  // weight of a new value in the running means of the next two classes
+constexpr double kNewCost = 0.2;  // weight of a new value in the running means of AgentForecast and CostModel
 constexpr double kSurprise = 4;   // an observation counts as at most this many times the expected value
 constexpr double kSpread = 0.01;  // least relative spread of slice sizes from which a slope is fitted
 constexpr uint32_t kMostSlices = 10000;  // in a step; more than any segment holds
@@ -196,7 +193,7 @@ void CostModel::observe_slice(uint64_t bytes, bool cold, double seconds) {
   bytes_ = static_cast<double>(bytes);
   const double warm = warm_seconds(bytes_);
   if (cold) {
-    // 1e-12: so that a cost that has fallen to 0 can rise again.
+    // 1e-12: with a limit of 0, a cost that has fallen to 0 could not rise again.
     const double extra = std::clamp((seconds - warm) / bytes_, 0.0, kSurprise * cold_per_byte_ + 1e-12);
     cold_per_byte_ += kNewCost * (extra - cold_per_byte_);
     return;
@@ -256,15 +253,15 @@ void WeightSchedule::add(double begins_at, bool is_here) {
   ++count_;
 }
 
-// Calls take(number, &state) for every tensor whose turn is one of the `steps` steps from `step` on.
-void WeightSchedule::find(int64_t step, int64_t steps, uint64_t interval, const auto& take) {
+// Calls use(number, &state) for every tensor whose turn is one of the `steps` steps from `step` on.
+void WeightSchedule::for_each_due(int64_t step, int64_t steps, uint64_t interval, const auto& use) {
   const auto length = static_cast<uint32_t>(interval);
   const auto now = static_cast<uint32_t>(static_cast<uint64_t>(step) % length);
   const bool is_power = (length & (length - 1)) == 0;
   for (uint32_t n = 0; n < count_; ++n) {
     const uint32_t own = is_power ? turns()[n] & (length - 1) : turns()[n] % length;
     const uint32_t ahead = own >= now ? own - now : own + (length - now);  // steps from `step` to the turn
-    if (ahead < static_cast<uint64_t>(steps) && states()[n].is_here) take(n, &states()[n]);
+    if (ahead < static_cast<uint64_t>(steps) && states()[n].is_here) use(n, &states()[n]);
   }
 }
 
@@ -277,8 +274,8 @@ size_t WeightSchedule::due(int64_t step, int64_t steps, uint64_t interval, uint3
     ++round_;
   }
   size_t found = 0;
-  find(step, steps, interval, [&](uint32_t number, State* state) {
-    if (state->end_round == round_) return;
+  for_each_due(step, steps, interval, [&](uint32_t number, State* state) {
+    if (state->end_round == round_) return;  // shown or skipped in this step
     if (state->due_round != round_) ++open_, ++count->due;
     state->due_round = round_;
     if (found < room) numbers[found++] = number;
@@ -289,7 +286,7 @@ size_t WeightSchedule::due(int64_t step, int64_t steps, uint64_t interval, uint3
 WeightSchedule::Count WeightSchedule::count_missed(int64_t step, int64_t steps, uint64_t interval) {
   Count count;
   if (step == step_) return count;  // due() has counted the step
-  find(step, steps, interval, [&](uint32_t, State*) { ++count.due; });
+  for_each_due(step, steps, interval, [&](uint32_t, State*) { ++count.due; });
   count.lost = count.due;
   return count;
 }
@@ -319,19 +316,20 @@ void WeightCadence::end_step(double step_seconds, double cost_seconds, double by
   new_cost_ += cost_seconds;
   if (bytes > 0) {
     const double usual = seconds_per_byte() * bytes + kFixedSeconds;
-    const double as_before = std::exchange(last_per_byte_, new_cost_ / bytes) * bytes;  // last cost per byte
-    const double most = std::max(kMostTimes * usual, as_before);
+    const double at_last_price = std::exchange(last_per_byte_, new_cost_ / bytes) * bytes;
+    const double most = std::max(kMostTimes * usual, at_last_price);
     cost_sum_ = kKept * cost_sum_ + std::min(std::exchange(new_cost_, 0), most);
     byte_sum_ = kKept * byte_sum_ + bytes;
   }
+  // Debt is limited to the earnings of 8 intervals, savings to those of one.
   balance_ = std::clamp(balance_ + share_ * trainer_seconds - cost_seconds, -8 * earnings(), earnings());
 }
 
 // Returns the shortest interval, kFirstInterval times a power of two, that pays for measuring `bytes` bytes.
 uint64_t WeightCadence::interval_for(double bytes) const {
   uint64_t interval = kFirstInterval;
-  const double cost = bytes * seconds_per_byte(), earned_a_step = share_ * step_seconds_;
-  while (interval < kLongestInterval && cost > earned_a_step * static_cast<double>(interval)) interval *= 2;
+  const double cost = bytes * seconds_per_byte(), earned_per_step = share_ * step_seconds_;
+  while (interval < kLongestInterval && cost > earned_per_step * static_cast<double>(interval)) interval *= 2;
   return interval;
 }
 

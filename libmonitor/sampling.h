@@ -15,7 +15,7 @@ namespace foreshock {
 
 inline constexpr int kRowsPerSample = 16;  // most query rows, or key positions, of a slice
 
-// A hash of four words (splitmix64's finalizer, applied to each in turn).
+// A hash of four words (splitmix64's finalizer, applied to each word in turn).
 uint64_t mix(uint64_t seed, uint64_t a, uint64_t b, uint64_t c);
 
 // Whether a step is sampled: its absolute number must be a multiple of the interval. An unknown (negative)
@@ -28,9 +28,9 @@ constexpr bool is_sampled_step(int64_t step, uint64_t interval, int64_t steps = 
   return until_multiple < static_cast<uint64_t>(steps);
 }
 
-// Whether call number `call` of a sampled step is sampled. Exactly `slices` of the first `expected_calls`
-// calls are, evenly spread; if `expected_calls` is not above `slices`, all calls are. The choice moves from
-// step to step, so that every call has the same chance and layers take turns.
+// Whether call number `call` of a sampled step is sampled: all calls if `expected_calls` <= `slices`, else
+// exactly `slices` of the first `expected_calls` calls, evenly spread. The choice moves from step to step, so
+// that every call has the same chance and layers take turns.
 bool is_sampled_call(uint64_t seed, int64_t step, uint64_t call, uint32_t slices, uint64_t expected_calls);
 
 struct CallShape {
@@ -41,7 +41,7 @@ struct CallShape {
 // positions: of queries (choose_slice()), or of keys (choose_columns()).
 struct Slice {
   int64_t batch = 0, kv_head = 0;
-  int heads = 0, positions = 0;  // of queries: heads * positions <= 16
+  int heads = 0, positions = 0;  // if the positions are of queries: heads * positions <= 16
   int64_t first_head = 0;        // query heads first_head .. first_head + heads - 1
   int64_t position[kRowsPerSample] = {};
   // Position n is chosen in the n-th of `parts` equal parts of the sequence, at fraction[n] / 2^32 of the
@@ -60,8 +60,8 @@ Slice choose_columns(const CallShape& shape, uint64_t seed, int64_t step, uint64
 
 // Whether a sampled backward call gives a slice of key positions (to check dK and dV) beside its slice of
 // rows (to check dQ). `is_affordable`: the budget holds several times the cost of all slices of rows. Then
-// every second call gives such a slice, or fewer where key positions take more bytes than rows. If false, so
-// few calls give one that the mean cost is at most 1.3 times that of the rows (./dev bench sampled_backward).
+// every second call gives such a slice, or fewer where key positions take more bytes than rows. Else so few
+// calls give one that the mean cost is at most 1.3 times that of the rows (./dev bench sampled_backward).
 bool takes_columns(const CallShape& shape, int64_t head_dim, int64_t value_dim, bool is_affordable,
                    uint64_t seed, int64_t step, uint64_t call);
 
@@ -80,8 +80,8 @@ class OrdinalFollower {
   // Called at the start of a sampled step.
   void begin_step();
 
-  // Returns the ordinal of the next call; -1: unknown. `in_backward`: the call runs during a backward pass.
-  // If it is a forward call, it is a recomputation and does not change the direction.
+  // Returns the ordinal of the next call; -1: unknown. `backward`: it is a backward call. `in_backward`: it
+  // runs during a backward pass; a forward call is then a recomputation and does not change the direction.
   int next(bool backward, bool in_backward);
 
  private:
@@ -89,13 +89,13 @@ class OrdinalFollower {
   void end_run();
   bool is_trusted() const { return !unstable_ && agreed_ >= kRunsToTrust; }
 
-  uint32_t runs_ = 0;      // forward runs that have ended in this step
-  uint32_t run_ = 0;       // forward calls since the direction last changed
+  uint32_t runs_ = 0;      // number of forward runs that have ended in this step
+  uint32_t run_ = 0;       // length of the present run: forward calls since the direction last changed
   uint32_t backward_ = 0;  // backward calls since the direction last changed
   uint32_t last_run_ = 0;  // length of the forward run before the present backward calls
   uint32_t period_ = 0;    // 0: not known yet
   uint32_t agreed_ = 0;    // consecutive runs with this period
-  bool unstable_ = false;
+  bool unstable_ = false;  // no ordinals for the rest of the process
 };
 
 // Limits the monitor's time to the ratio max_slowdown of the training time. Every step, sampled or not, earns
@@ -138,7 +138,7 @@ class Budget {
   static constexpr int kFirstSteps = 2;
 
   double max_slowdown_ = 0.01;
-  double step_seconds_ = 0;  // running mean, without the monitor's part
+  double step_seconds_ = 0;  // running mean of a step's length, without the monitor's time
   double balance_seconds_ = 0;
   double patient_balance_ = 0;  // the balance for is_overdrawn()
   bool is_overdrawn_ = false;
@@ -183,7 +183,7 @@ class FirstLook {
 // Without the estimate, too many slices would be copied before the first report. One caller at a time.
 class AgentForecast {
  public:
-  // The agent's CPU time since the last step, in seconds, divided by the number of the rank's cores.
+  // The agent's CPU time since the previous call of end_step(), divided by the number of the rank's cores.
   struct Report {
     double seconds = 0;         // total, without slices of the first look
     double slices_seconds = 0;  // on slices, including slices of the first look
@@ -269,11 +269,11 @@ class WeightSchedule {
   void add(double begins_at, bool is_here);
   uint32_t count() const { return count_; }
 
-  // Gets the tensors that are due in `step` and were not shown in it yet: at most `room` of them, in
-  // ascending order. Returns how many. A second call in the same step does not count them again. If the
-  // `steps` steps from `step` on are reported as one, the tensors of all these steps are due.
+  // Writes the numbers of the tensors that are due in `step` and were not shown in it yet to `numbers`: at
+  // most `room`, in ascending order. Returns how many. A second call in the same step does not count them
+  // again. If the `steps` steps from `step` on are reported as one, the tensors of all these steps are due.
   size_t due(int64_t step, int64_t steps, uint64_t interval, uint32_t* numbers, size_t room, Count* count);
-  // Returns the count of the tensors of `step`, in which due() could not be called: all are lost.
+  // Returns the count of `step`, in which due() could not be called: all tensors due in it are lost.
   Count count_missed(int64_t step, int64_t steps, uint64_t interval);
   // Records that tensor `number` was shown in `step`, or skipped for a reason that is counted elsewhere.
   // Returns 1 if the tensor was not due or was already shown, else 0.
@@ -283,10 +283,10 @@ class WeightSchedule {
 
  private:
   struct State {
-    uint64_t due_round, end_round;  // the last rounds in which the tensor was due, and was shown or skipped
+    uint64_t due_round, end_round;  // round_ when the tensor was last due, and when last shown or skipped
     bool is_here;
   };
-  void find(int64_t step, int64_t steps, uint64_t interval, const auto& take);
+  void for_each_due(int64_t step, int64_t steps, uint64_t interval, const auto& use);
   // A tensor's turn is the step at which it is due within an interval of 2^32 steps; modulo a shorter
   // interval, within that interval. Separate from State, because all turns are read at every step.
   uint32_t* turns() const { return reinterpret_cast<uint32_t*>(turns_.data()); }
@@ -299,8 +299,8 @@ class WeightSchedule {
   uint64_t open_ = 0;  // due tensors of this round that were not shown
 };
 
-// Chooses the interval between two measurements of a weight tensor, in steps, so that the cost of all
-// measurements stays below a share of the training time: kShare times max_slowdown.
+// Chooses the interval (steps) between two measurements of a weight tensor, so that the cost of measurements
+// stays below kShare times max_slowdown of the training time.
 class WeightCadence {
  public:
   static constexpr uint64_t kFirstInterval = 64;
@@ -345,9 +345,9 @@ class WeightCadence {
   double share_ = 0;
   uint64_t interval_ = kFirstInterval;
   bool is_fixed_ = false, is_unlimited_ = false, waits_ = false;
-  double step_seconds_ = 0, balance_ = 0;  // running mean of a step's length; savings in seconds
+  double step_seconds_ = 0, balance_ = 0;  // running mean of a step's length; savings (negative: debt)
   double last_per_byte_ = 0;               // true cost of the last measurement, not limited by kMostTimes
-  double new_cost_ = 0;  // cost since the last measurement; device costs arrive some steps later
+  double new_cost_ = 0;  // since the last measurement, in seconds; device costs arrive some steps later
   double cost_sum_ = kFirstCost * kFirstBytes, byte_sum_ = kFirstBytes;  // over the last measurements
   int calm_ = 0;                  // consecutive steps in which a shorter interval was affordable
   uint64_t longest_in_calm_ = 0;  // longest interval needed in these steps

@@ -1,5 +1,6 @@
-// Compares a slice's result, row by row, with the fp64 reference, and its error with two noise floors: the
-// errors of two correct algorithms in the trainer's precision, plain (unfused) and fused attention.
+// Compares the trainer's result in a slice, row by row, with the fp64 reference, and its error with two noise
+// floors: the errors of two correct algorithms in the trainer's precision, plain (unfused) and fused
+// attention. Below: the same for slices of key columns, and the bias over many slices (BiasPool).
 #include "shadow/judgement.h"
 
 #include <algorithm>
@@ -56,9 +57,9 @@ void count_all_nonfinite(const AttentionSlice& s, SliceDeviation* d) {
   d->nonfinite_gradient = count_nonfinite(s.grad_query, s.dtype, rows * head);
 }
 
-// One row of the judged tensor in all its versions. `reference` is exact attention over the slice; plain is
-// compared with it. `given` is the exact result for the log_sum_exp and out that the call was given; fused is
-// compared with it, the trainer's result with both. In forward slices `reference` and `given` are equal.
+// One row of the judged tensor in all its versions. `reference` is exact attention over the slice. `given` is
+// the exact result for the log_sum_exp and out that the backward call was given; in forward slices it equals
+// `reference`. Plain is compared with `reference`, fused with `given`, the trainer's result with both.
 struct Row {
   const void* trainer;
   size_t first;  // index of the row's first element in `trainer`
@@ -86,7 +87,7 @@ struct Row {
   }
 };
 
-// `exact` is row.reference or row.given, here and below.
+// Here and below, `exact` is row.reference or row.given.
 double squared_norm(const Row& row, const double* exact) {
   double sum = 0;
   for (int c = 0; c < row.columns; ++c)
@@ -106,9 +107,9 @@ double squared_error(const Row& row, const double* exact, ValueAt value_at) {
   return std::isnan(sum) ? kInfinity : sum;
 }
 
-// Returns the squared error against `given`, without the component of the error along the mean key. Rounding
-// errors of the gradients of the scores add up along the mean key. If the keys of a layer have a large common
-// part, that component alone can exceed the error of a wrong gradient.
+// Returns the squared error against `given`, without the component of the error along the mean key (weighted
+// by attention). Rounding errors of the gradients of the scores add up along the mean key. If the keys of a
+// layer have a large common part, this component alone can exceed the error of a wrong gradient.
 template <class ValueAt>
 double squared_error_across(const Row& row, ValueAt value_at) {
   double along = 0, norm = 0;
@@ -141,7 +142,8 @@ struct AgainstFloor {
   }
 };
 
-// Sums over the compared rows, for summarise(). plain_bias is against `reference`, others against `given`.
+// Sums over the compared rows, for summarise(). plain, plain_bias and the relative errors are against
+// `reference`, the others against `given`. fused_across: errors of squared_error_across().
 struct Errors {
   double relative_sum = 0, relative_max = 0, given_norm = 0;
   AgainstFloor plain, fused, fused_across;
@@ -155,7 +157,8 @@ bool is_resolved(const Row& row, int c) {
   return std::fabs(row.fused[c] - row.given[c]) <= 0.125 * std::fabs(row.given[c]);
 }
 
-// Adds the errors of `value_at` against `exact`, positive if away from zero, and the spacings of `exact`.
+// Adds the errors of `value_at` against `exact` to the numerator, positive if away from zero, and the
+// spacings of the storage format at `exact` (1 ulp) to the denominator.
 template <class ValueAt>
 void add_bias(const Row& row, const double* exact, ValueAt value_at, BiasSums* sums) {
   for (int c = 0; c < row.columns; ++c) {
@@ -180,6 +183,7 @@ void add_biases(const Row& row, Errors* errors, SliceDeviation* d) {
       row, row.given, [&](int c) { return row.fused[c]; }, &errors->fused_bias);
 }
 
+// Adds the errors of one row to the sums, if the norm of its reference is finite and not 0.
 void compare_row(const Row& row, Errors* errors, SliceDeviation* d) {
   const double norm = squared_norm(row, row.reference), given_norm = squared_norm(row, row.given);
   if (!(norm > 0) || !(norm < kInfinity)) {
@@ -204,20 +208,22 @@ void compare_row(const Row& row, Errors* errors, SliceDeviation* d) {
   add_biases(row, errors, d);
 }
 
+// Returns over how many rows an error is spread: sum^2 / sum_of_squares of the rows' errors.
 std::optional<double> effective_count(double sum, double sum_of_squares) {
   const double count = sum / sum_of_squares * sum;
   return std::isfinite(count) && sum_of_squares > 0 ? std::optional(count) : std::nullopt;
 }
 
-// Whether enough rows contribute to a ratio: kLeastEffectiveRows to both errors, or kEnoughPlainRows to the
-// floor's. Always true if not `needs_rows`: in forward slices the elements of a row are rounded separately,
-// and a gradient of a key sums over many rows, so in both cases each row is a sample by itself.
+// Whether enough rows contribute to a ratio: kLeastEffectiveRows to the sum of both errors, or
+// kEnoughPlainRows to the floor's error. Only dQ `needs_rows`. In forward slices each element is rounded by
+// itself, and a gradient of a key is a sum over many rows, so there one row suffices.
 bool is_decided(bool needs_rows, const AgainstFloor& against) {
   const auto both = effective_count(against.kernel + against.floor, against.squares_of_both);
   return !needs_rows || !both || *both >= kLeastEffectiveRows ||
          effective_count(against.floor, against.squares_of_floor).value_or(0) >= kEnoughPlainRows;
 }
 
+// Returns the kernel's error divided by the floor's; absent if both are 0 or too few rows contribute.
 std::optional<double> error_ratio(bool needs_rows, const AgainstFloor& against) {
   if (against.rows == 0 || !(against.kernel > 0 || against.floor > 0) || !is_decided(needs_rows, against))
     return std::nullopt;
@@ -225,7 +231,7 @@ std::optional<double> error_ratio(bool needs_rows, const AgainstFloor& against) 
 }
 
 // Chooses the noise floor for the bias: plain, or fused if plain's error is more than kMuchNoisier times that
-// of fused. The kernel's bias is then the one against the exact values of the chosen floor.
+// of fused (`floor` is squared). The kernel's bias is taken against the exact values of the same floor.
 void choose_control(const Errors& errors, SliceDeviation* d) {
   d->floor_bias = errors.plain_bias;
   if (!(errors.plain.floor > kMuchNoisier * kMuchNoisier * errors.fused.floor)) return;
@@ -233,7 +239,7 @@ void choose_control(const Errors& errors, SliceDeviation* d) {
   d->floor_bias = errors.fused_bias;
 }
 
-// Computes the means, norms and ratios of *d. If `needs_rows`, ratios need kLeastEffectiveRows rows.
+// Computes the means, norms and ratios of *d. `needs_rows`: see is_decided().
 void summarise(const Errors& errors, bool needs_rows, SliceDeviation* d) {
   choose_control(errors, d);
   if (d->rows_compared > 0) {
@@ -264,7 +270,7 @@ void compare(const AttentionSlice& slice, const DeviationWorkspace& w, SliceDevi
     row.first = static_cast<size_t>(r) * row.columns;
     row.key_mean = backward ? w.reference.key_mean.data() + row.first : nullptr;
     row.given = (backward ? w.reference.given_grad_query : w.reference.out).data() + row.first;
-    // The log_sum_exp of a partial row also covers keys of other calls. Only with it the gradient is exact.
+    // The given log_sum_exp of a partial row also covers keys of other calls, so its gradient has to use it.
     row.reference =
         backward && w.reference.partial[r] == 0 ? w.reference.grad_query.data() + row.first : row.given;
     row.plain = (backward ? w.floors.plain.grad_query : w.floors.plain.out).data() + row.first;
@@ -294,8 +300,8 @@ void compare_lse(const AttentionSlice& slice, const Reference& ref, int row, Sli
   raise(error / lse_tolerance(slice.dtype, ref.logit_abs_max[row]), &d->lse_error_ratio);
 }
 
-// A slice counts as partial if at least this share of its rows is partial. The share is less than 1, since in
-// some rows the keys of other calls have almost no weight, and such rows do not look partial.
+// A slice counts as partial (other calls have more keys of its rows) if at least this share of its rows is
+// partial. The share is below 1, since rows in which these keys have almost no weight do not look partial.
 constexpr double kPartialShare = 0.75;
 
 // Sets the results about scores and log_sum_exp, over the rows that see a key.
@@ -418,7 +424,8 @@ bool may_overflow(const KeyColumns& c, const ColumnGradients& exact) {
          std::any_of(exact.grad_value.begin(), exact.grad_value.end(), is_large);
 }
 
-// Sets the results over all keys of the kv-head, from the sums that the trainer's side has computed.
+// Sets the results over all keys of the kv-head, from the sums over dK, dV and dQ that the library in the
+// trainer has computed: first those of dK's columns, then dV's, and last one of all dQ.
 void judge_all_keys(const KeyColumns& c, const ColumnGradients& exact, ColumnDeviation* d) {
   if (c.sums == nullptr) return;
   const auto nonfinite_of = [&](int first, int count) {
@@ -522,6 +529,7 @@ std::optional<Bias> BiasPool::bias() const {
 
 namespace {
 
+// Returns the value as text; "" if it is absent.
 std::string text_of(const std::optional<double>& value) { return value ? exact_text(*value) : ""; }
 
 }  // namespace

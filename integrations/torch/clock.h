@@ -31,8 +31,7 @@ inline bool is_number_on_device(const at::Tensor& tensor) noexcept {
 }
 
 // Lets the core copy the values of `tensors`, which must be on one device and computed on one stream, and
-// sets their numbers. `purpose`: FORESHOCK_FETCH_LOSS, ..._NORM or ..._OTHER. Returns false if they will not
-// be copied.
+// sets their numbers. `purpose`: FORESHOCK_FETCH_.... Returns false if the values will not be copied.
 template <size_t N>
 bool fetch(const at::Tensor* const (&tensors)[N], uint32_t purpose, uint64_t (&numbers)[N]) noexcept try {
   foreshock_tensor values[N];
@@ -122,8 +121,7 @@ class WatchedNumbers {
  private:
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-  // A tensor, identified by its storage and its offset in the storage. The weak reference keeps the storage's
-  // address from being reused.
+  // A tensor, identified by storage and offset. The weak reference keeps the storage's address reserved.
   struct Watched {
     WeakStorage storage{c10::intrusive_ptr<c10::StorageImpl>()};
     int64_t offset = 0;
@@ -164,8 +162,7 @@ inline WatchedNumbers& watched_numbers() {
 }
 
 // Hooks _local_scalar_dense, the operation in which `.item()` waits for a device. Numbers on the CPU are
-// ignored, but programs read them very often. So this hook has the operation's C++ types (it is not boxed, as
-// the hooks below are), which costs less per call.
+// ignored, but programs read them very often. So this hook is not boxed (dispatch.h): it costs less per call.
 inline at::Scalar local_scalar(c10::DispatchKeySet keys, const at::Tensor& self) {
   static const auto below = c10::Dispatcher::singleton()
                                 .findSchemaOrThrow("aten::_local_scalar_dense", "")
@@ -237,11 +234,10 @@ inline thread_local uint64_t pending_number = 0;
 class TrainingClock {
  public:
   // Called when backward() begins at its root, the tensor whose backward() was called. Reports the root's
-  // value `loss`, but not if there is a gradient scaler, which multiplies the root. `is_product`: the root is
-  // the result of a multiplication. The first step shows whether there is a scaler. Before its end, a product
-  // may be scaled. Then the root is reported only if a mean cross-entropy, which the core prefers, is
-  // reported too, and summed cross-entropies are dropped, since the root may be any multiple of them.
-  // `divisor`: the number that has divided the loss; 0: none.
+  // value `loss`, but not if there is a gradient scaler, which multiplies the root. Whether there is one is
+  // seen in the first step. Before its end, a product (`is_product`) may be scaled: it is reported only
+  // beside a mean cross-entropy, which the core prefers, and summed cross-entropies are dropped, since the
+  // root may be any multiple of them. `divisor`: the number that has divided the loss; 0: none.
   void on_root(double loss, bool is_product, double divisor) noexcept {
     root_count_.fetch_add(1, std::memory_order_relaxed);
     const bool maybe_scaled = may_be_scaled(is_product);
@@ -253,8 +249,7 @@ class TrainingClock {
   }
 
   // As on_root(), for a root on a device. A root that is or may be scaled is kept until the scaler divides
-  // the gradients by the scale (on_unscale()). But if there are cross-entropies (dropped ones included), no
-  // root is kept.
+  // the gradients by the scale (on_unscale()). Cross-entropies, even dropped ones, prevent this.
   void on_root_on_device(const at::Tensor& loss, bool is_product, double divisor) noexcept {
     root_count_.fetch_add(1, std::memory_order_relaxed);
     uint64_t number = watched_numbers().number_of(loss);
@@ -295,8 +290,7 @@ class TrainingClock {
     begin_backward();
   }
 
-  // Called when an operation of a gradient scaler runs.
-  void on_scaler() noexcept { has_scaler_.store(true, std::memory_order_relaxed); }
+  void on_scaler() noexcept { has_scaler_.store(true, std::memory_order_relaxed); }  // a gradient scaler runs
 
   // Reports an optimizer step that ParameterClock has detected; its number is unknown.
   void count_step() noexcept {
@@ -433,8 +427,7 @@ class RootHook final : public c10::OperatorKernel {
     if (!meta || !meta->grad_fn_ || in_backward_pass()) return;
     const torch::autograd::Node& node = *meta->grad_fn_;
     const bool is_product = std::strstr(typeid(node).name(), "MulBackward") != nullptr;
-    // If a scaler multiplies the loss, it does so after the division (loss / n * scale). The division is then
-    // the node before the product.
+    // A scaler multiplies after the division (loss / n * scale): the division is the node before the product.
     const bool is_behind_product = is_product && node.num_outputs() > 0;
     const double divisor = divisor_of(is_behind_product ? node.next_edge(0).function.get() : &node);
     if (const auto loss = scalar_on_cpu(self)) return training_clock().on_root(*loss, is_product, divisor);

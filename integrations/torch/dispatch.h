@@ -41,11 +41,11 @@ inline bool has_data(const at::Tensor& tensor) {
   return tensor.defined() && !tensor.key_set().has_any(kWrapped) && tensor.has_storage();
 }
 
-// Whether all elements of a tensor with data are in memory. They are not after its storage was freed or
-// shrunk by resize_(0), as sharding frameworks do; the address is then a null pointer plus an offset.
+// Whether all elements of a tensor with data are in memory. False after its storage was freed or shrunk by
+// resize_(0), as sharding frameworks do; const_data_ptr() is then a null pointer plus an offset.
 inline bool is_in_memory(const at::Tensor& tensor) {
   if (tensor.numel() == 0) return false;
-  uint64_t end = 1 + static_cast<uint64_t>(tensor.storage_offset());
+  uint64_t end = 1 + static_cast<uint64_t>(tensor.storage_offset());  // after the last element
   for (int64_t d = 0; d < tensor.dim(); ++d)
     end += static_cast<uint64_t>(tensor.size(d) - 1) * static_cast<uint64_t>(tensor.stride(d));
   const c10::Storage& storage = tensor.storage();
@@ -93,7 +93,7 @@ inline const at::Tensor& tensor_or_undefined(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : *undefined;
 }
 
-// Registers `Kernel(schema, extra...)` at BackendSelect of an aten operation. False: torch does not have it.
+// Registers the hook `Kernel(schema, extra...)` for an aten operation. False: torch lacks the operation.
 template <typename Kernel, typename... Extra>
 bool hook_op(torch::Library& library, const std::string& name, const std::string& overload,
              Extra&&... extra) {
@@ -105,7 +105,7 @@ bool hook_op(torch::Library& library, const std::string& name, const std::string
   return true;
 }
 
-// A try-lock, since hooks never wait: is_mine is false if another thread has it; then skip the work.
+// A try-lock, since hooks never wait. If is_mine is false, another thread has the lock: skip the work.
 class TryGuard {
  public:
   explicit TryGuard(std::atomic_flag& busy) noexcept
@@ -127,7 +127,7 @@ class TryGuard {
 struct StorageRange {
   const void* storage = nullptr;
   int64_t offset = 0, elements = 0;
-  const void* tensor = nullptr;  // the tensor itself, if its elements are not dense; else null
+  const void* tensor = nullptr;  // if its elements are not dense, so that the range is ambiguous; else null
 
   auto operator<=>(const StorageRange&) const = default;
 };
