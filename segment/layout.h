@@ -15,8 +15,7 @@
 
 namespace foreshock {
 
-// 64-bit FNV-1a hash, for names and for comparing large data. For data in several pieces, pass the hash of
-// the earlier pieces as `hash`.
+// 64-bit FNV-1a hash, for names and for comparing large data. `hash`: the hash of the pieces before `bytes`.
 constexpr uint64_t fnv1a(std::string_view bytes, uint64_t hash = 0xcbf29ce484222325u) {
   for (const char byte : bytes) hash = (hash ^ static_cast<uint8_t>(byte)) * 0x100000001b3u;
   return hash;
@@ -30,8 +29,8 @@ inline std::string hexadecimal(uint64_t hash) {
 }
 
 // Estimates by how much the step number grows from one reported step to the next, since a trainer may report
-// only every tenth step. The estimate depends only on the numbers, so it is the same in the agent and on all
-// ranks that report the same steps. One caller at a time.
+// only every tenth step. The estimate depends only on the step numbers, so it is the same in the agent and on
+// all ranks that report the same steps. One caller at a time.
 class StepStride {
  public:
   // Adds the number of a reported step. Any number is allowed, since the trainer chooses it. A negative
@@ -47,7 +46,7 @@ class StepStride {
   int64_t steps() const { return stride_; }
 
  private:
-  int64_t last_ = -1, difference_ = 1, stride_ = 1;
+  int64_t last_ = -1, difference_ = 1, stride_ = 1;  // last step number (-1: none), last difference, steps()
 };
 
 }  // namespace foreshock
@@ -65,19 +64,19 @@ inline constexpr uint32_t kMaxOps = 64;         // registered attention operatio
 inline constexpr uint32_t kThreadBlocks = 64;   // one per thread; threads from the 64th on share the last one
 inline constexpr uint32_t kStepRecords = 1024;  // a ring: later records overwrite the oldest ones
 inline constexpr uint32_t kMaxLayers = 512;
-inline constexpr uint32_t kMaxSlots = 60;  // with this many Consumption records the .ctl file has 4 KiB
-inline constexpr uint32_t kRowsPerSlice = 16;
+inline constexpr uint32_t kMaxSlots = 60;      // with this many Consumption records the .ctl file has 4 KiB
+inline constexpr uint32_t kRowsPerSlice = 16;  // most rows, or key positions in a slice of columns
 inline constexpr uint32_t kControlBytes = 4096;
-inline constexpr uint32_t kMaxScalars = 16;
-inline constexpr uint32_t kMaxUnseen = 8;
+inline constexpr uint32_t kMaxScalars = 16;  // scalars that the training logs
+inline constexpr uint32_t kMaxUnseen = 8;    // UnseenName records
 
 // Reasons why a call of a sampled step was not copied, in the order of FORESHOCK_SKIP_... in hook.h.
 inline constexpr const char* kSkipReasonNames[kSkipReasons] = {
     "budget", "ring_full", "dropout", "capture", "nested", "fp8",           "mask",
     "layout", "too_large", "off",     "unknown", "device", "device_memory", "set_up"};
 
-// Reasons why a slice in a slot was not judged. kTorn: the trainer died while writing it. kAgentAbsent: never
-// used. kRefused: the parser rejected it. kUnsupported: the reference cannot compute it.
+// Reasons why a slice in a slot was not judged. kTorn: the trainer died while writing it. kAgentAbsent: not
+// in use. kRefused: the parser rejected it. kUnsupported: the reference cannot compute it.
 enum class Lost : uint32_t { kTorn, kAgentAbsent, kRefused, kUnsupported };
 inline constexpr const char* kLostReasonNames[kLostReasons] = {"torn", "agent_absent", "refused",
                                                                "unsupported"};
@@ -150,7 +149,7 @@ struct Op {
 // the last has a single writer; every word is stored atomically. Blocks do not share cache lines, so threads
 // do not slow each other down.
 struct alignas(64) ThreadBlock {
-  uint64_t claimed;         // 1: a thread uses it
+  uint64_t claimed;         // 1: a thread counts here, or did so before it ended
   uint64_t calls[kMaxOps];  // attention calls of each operation
   uint64_t unsampled[kPasses];
   uint64_t sampled[kPasses];
@@ -173,17 +172,17 @@ inline constexpr double kFirstLookSeconds = 0.5;  // the grant of a process
 // them have not arrived from a device yet. They are stored when all have arrived or the trainer stops
 // waiting; then this bit is cleared. All other fields are valid from the start.
 inline constexpr uint32_t kNumbersPending = uint32_t{1} << 30;
-// After this many later records the reader no longer waits for a pending record.
+// If more than this many records follow a pending record, the reader no longer waits for its numbers.
 inline constexpr uint64_t kMostPendingSteps = 4;
 
 // A record of the ring of steps, overwritten in place. A reader must read `sequence`, the data, and then
 // `sequence` again; the data is valid if both are equal and even.
 struct StepRecord {
-  uint64_t sequence;     // 2n if it holds the n-th record of the run (n from 1); 2n - 1 while it is written
+  uint64_t sequence;     // 2n if it holds the segment's n-th record (n from 1); 2n - 1 while it is written
   int64_t step;          // absolute; -1: unknown
   uint64_t time_ns;      // CLOCK_REALTIME at the end of the step
   uint64_t duration_ns;  // since the end of the previous step
-  double loss, learning_rate, gradient_norm;
+  double loss, learning_rate, gradient_norm;  // valid if `given` has their bits
   uint64_t batch_id;
   uint32_t given;               // bits kGiven... (below), kFirstLook, kSkipsUnseen, kNumbersPending
   uint32_t loss_source;         // FORESHOCK_LOSS_...
@@ -301,8 +300,8 @@ enum PayloadId : uint32_t {
 inline constexpr uint64_t kKeySumBytes = 24;  // a sum and a sum of squares in fp64, and a count
 
 // Limits of one slice, so that one user's slice cannot take all memory and time of an agent that serves other
-// users too. A million keys fit if key and value have 128 dimensions of two bytes each; 4 million if they are
-// smaller. A trainer could exceed the limits only with --memory above 512 MiB.
+// users too. A million keys fit if key and value have 128 dimensions of two bytes each; with fewer
+// dimensions, 4 million. A trainer could exceed the limits only with --memory above 512 MiB.
 inline constexpr uint64_t kMostSliceBytes = uint64_t{1} << 29;
 inline constexpr uint64_t kMostSliceKeys = uint64_t{1} << 22;
 
@@ -319,8 +318,8 @@ struct SequenceTold {
   uint32_t position[kRowsPerSlice];
 };
 
-// Values of Slot::packed. kNotPacked: a slice of an ordinary batch. Otherwise a slice of a packed batch;
-// packed_word() encodes FORESHOCK_CAUSAL_... of its call.
+// Values of Slot::packed. kNotPacked: a slice of an ordinary batch. Others: a slice of a packed batch, with
+// the FORESHOCK_CAUSAL_... of its call (0 none, 1 top left, 2 bottom right) encoded by packed_word().
 inline constexpr uint32_t kNotPacked = 0;
 constexpr uint32_t packed_word(int32_t causal) { return 1 + static_cast<uint32_t>(causal); }
 inline constexpr uint32_t kPackedTopLeft = 2, kPackedBottomRight = 3;
@@ -355,8 +354,8 @@ struct Slot {
   uint32_t part, parts;   // parts 0: this slot holds the whole slice
   uint32_t first_key, part_keys;
   uint32_t without_out;  // 1 (forward only): the output is left out, because dropout has changed it
-  // If not kNotPacked, rows, keys, limits, positions and lengths above are those of the longest possible
-  // sequence, and so is the size of the payloads. `told` has the real extent. Data begins each payload.
+  // For a packed batch, the rows, keys, limits, positions, lengths and payload sizes above are those of the
+  // longest possible sequence. `told` has the real extent. The data is at the start of each payload.
   uint32_t packed;
   SequenceTold told;
   // 1: a slice of key positions (columns of the scores), from a backward pass without a mask. Rows and keys
@@ -365,8 +364,9 @@ struct Slot {
   // out, log_sum_exp and grad_out. head[] is the first of these heads, position[row] a key position, and
   // key_limit[row] the first query position that sees it. first_key and part_keys are then query rows.
   uint32_t columns;
-  // Set for some forward calls on the host without a mask, else 0: the number of NaN and Inf in the output of
-  // head[0] over all query positions, at most 2^32 - 1. Also 0 if the inputs of that head are not all finite.
+  // The number of NaN and Inf in the output of head[0] over all query positions, at most 2^32 - 1. Counted in
+  // some forward calls on the host without a mask. 0 if not counted, or if inputs of this head are not
+  // finite.
   uint32_t nonfinite_out;
 };
 static_assert(sizeof(Slot) == 648);
@@ -386,7 +386,7 @@ static_assert(sizeof(Consumption) == 64);
 struct Advice {
   uint64_t sequence;   // odd while it is written; 0: no advice yet
   uint32_t level;      // 0 quiet, 1 watch, 2 warn
-  int32_t rank;        // the rank whose detector this is
+  int32_t rank;        // the rank whose detector has this level; -1: no rank
   int64_t since_step;  // first step of this level
   int64_t from_step;   // a step that no rank of the node has reached, so all can act at it
   double score;        // 1: the detector warns
@@ -403,8 +403,8 @@ inline constexpr int64_t kMostBurstSteps = 4096;
 
 // CPU time that the agent has spent on one rank so far, divided by the cores of the rank.
 struct AgentCost {
-  uint64_t ns;          // on everything but slices of the first look (kFirstLook)
-  uint64_t slices_ns;   // on all slices, those of the first look included
+  uint64_t ns;          // on all work, without slices of the first look (kFirstLook)
+  uint64_t slices_ns;   // on all slices, with those of the first look
   uint64_t slices;      // slices of query rows judged in slices_ns
   uint64_t tensors_ns;  // on tensors (weights, optimizer states); a part of ns
 
@@ -415,7 +415,7 @@ struct AgentCost {
 struct Control {
   char magic[8];
   uint32_t layout_version;
-  uint32_t agent_switch;    // 1: on
+  uint32_t agent_switch;    // 1: on. The trainer samples while both switches are on.
   uint32_t command_switch;  // 1: on; stored by `foreshock pause|resume`
   uint32_t reserved;
   uint64_t nonce;     // Header::nonce of the segment
@@ -442,15 +442,15 @@ enum : uint32_t {
   kGivenLearningRate = 2,
   kGivenGradientNorm = 4,
   kGivenBatchId = 8,
-  kGivenUpTensors = 16,     // tensors are no longer reported, since that was too expensive or failed
-  kGivenUpFailed = 32,      // with kGivenUpTensors: reporting them failed
+  kGivenUpTensors = 16,  // tensors are no longer reported, since reporting them was too expensive or failed
+  kGivenUpFailed = 32,   // with kGivenUpTensors: reporting them failed
   kGivenOtherTraining = 64  // first step of another optimizer; the earlier optimizer was destroyed
 };
 
 constexpr bool knows_skips(const StepRecord& step) { return (step.given & kSkipsUnseen) == 0; }
 constexpr bool is_first_look(const StepRecord& step) { return (step.given & kFirstLook) != 0; }
 constexpr bool is_pending(const StepRecord& step) { return (step.given & kNumbersPending) != 0; }
-constexpr bool given(const StepRecord& step, uint32_t what) { return (step.given & what) != 0; }
+constexpr bool given(const StepRecord& step, uint32_t bit) { return (step.given & bit) != 0; }
 
 constexpr const char* name_of(LayerSource source) {
   constexpr const char* kNames[] = {"unknown", "annotation", "parameter", "ordinal", "unnamed_parameter"};
@@ -541,7 +541,7 @@ struct TensorRing {
   uint64_t skipped[kTensorSkips];
   uint64_t heads_skipped[kTensorHeadSkips];
   uint64_t due;  // tensors whose turn has come so far: taken + skipped + awaited + those of the present step
-  uint64_t unfollowed[kTensorUnfollowed];  // tensors among those that were last named
+  uint64_t unfollowed[kTensorUnfollowed];  // tensors by reason, among those of the last list of names
   uint64_t awaited;                        // due tensors whose results are still on a device
   uint64_t reserved[2];
 };
@@ -557,17 +557,16 @@ enum class TensorKind : uint32_t {
 // The format of the payload kTensorHistogram.
 enum class HistogramForm : uint32_t {
   kNone = 0,
-  kValues = 1,  // the values of a small tensor, in the order of memory
-  kPatterns =
-      2,      // 16-bit formats: for each bit pattern that occurs, its distance from the last and its count
-  kBins = 3,  // fp32: for each bin that is not empty, the same and a residual (kernels/histogram.h)
+  kValues = 1,    // the values of a small tensor, in the order of memory
+  kPatterns = 2,  // 16-bit formats: for each bit pattern that occurs, distance from the previous one, count
+  kBins = 3,      // fp32: for each bin that is not empty, the same two and a residual (kernels/histogram.h)
 };
 
 enum TensorPayloadId : uint32_t {
   kTensorHistogram,
   kTensorReductions,  // fp64 numbers, indexed by TensorReduction
   kTensorOptimizer,   // fp64 numbers, indexed by OptimizerNumber
-  kTensorHeadRows,    // TensorHeads
+  kTensorHeadRows,    // TensorHeads and rows
   kTensorPayloads = 8
 };
 
@@ -628,7 +627,7 @@ constexpr uint64_t values_offset(uint32_t count) { return sizeof(TensorHeads) + 
 
 // Indices in the payload kTensorOptimizer: the optimizer's state of one tensor at one step, as fp64 numbers;
 // NaN is unknown. Sums are over the finite elements of the rank's part. g is the gradient, v^ Adam's second
-// moment with bias correction, w^ the same before this step; kernels/sums.h has the definitions.
+// moment with bias correction, w^ is v^ before this step; kernels/sums.h has the definitions.
 enum OptimizerNumber : uint32_t {
   kGradientSumOfSquares,  // of the gradient that the optimizer used (after clipping)
   kGradientElements,      // finite elements of the gradient

@@ -26,7 +26,7 @@ using Bytes = std::span<const std::byte>;
 // of their struct. Only records of the slots and of the ring of tensors may be larger, up to a limit.
 const char* parse_header(Bytes bytes, uint64_t file_size, Header* header);
 
-// Returns the text of a field up to the first NUL or the end of its array.
+// Returns the text of a struct's field, up to the first NUL or the end of its array.
 template <size_t N>
 std::string text_of(const char (&field)[N]) {
   size_t length = 0;
@@ -34,7 +34,7 @@ std::string text_of(const char (&field)[N]) {
   return std::string(field, length);
 }
 
-// Returns record `index` of a region of Ts, or zeros if the region has no such record.
+// Returns record `index` of a region of records T, or zeros if the region has no such record.
 template <class T>
 T record_at(Bytes region, uint64_t index) {
   T value = {};
@@ -55,10 +55,10 @@ struct Totals {
 Totals parse_threads(Bytes region);
 
 // Returns the completely written step records after number `cursor`, the last one already read, oldest first.
-// Sets *lost to the number of records between `cursor` and the newest one returned that were overwritten.
+// Sets *lost to the number of overwritten records between `cursor` and the newest returned record.
 std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* lost);
 
-struct SlotView {
+struct SlotView {  // a parsed slot
   Slot header;
   Bytes payload[kPayloads];
 };
@@ -107,20 +107,20 @@ class JoinedSlice {
 
   bool is_whole() const { return next_ == whole_.header.parts; }
 
-  // Returns the joined slice; its `parts` is 0. Its payloads point into this object until the next begin().
+  // Returns the joined slice; its `parts` is 0, as in one slot. Its payloads are lost with the next begin().
   SlotView take();
 
  private:
   std::vector<std::byte> bytes_;
   SlotView whole_;
   uint32_t next_ = 0;  // number of the next part
-  uint64_t keys_ = 0;  // keys copied so far
+  uint64_t keys_ = 0;  // keys copied so far (with Slot::columns: query rows)
 };
 
 // Converts a slice of a packed batch, which concatenates sequences, into the slice that a call with only the
 // sampled sequence would have given. Dimensions, limits and positions then follow from Slot::told, the real
-// extent of that sequence, and the payloads are cut to them. The result has no rows if the device copied
-// none, or if a row may see no key, for which kernels define no result. Other slices stay unchanged.
+// extent of the sequence, and the payloads are cut to these dimensions. The result has no rows if the device
+// copied none, or if a row may see no key, for which kernels define no result. Other slices stay unchanged.
 const char* settle_packed(SlotView* view);
 
 inline constexpr uint64_t kMostTensorHeadsBytes = uint64_t{64} << 20;  // a larger payload is invalid
@@ -160,7 +160,7 @@ class SegmentReader {
   std::optional<int> exit_status() const;
   std::vector<Op> ops() const;
   std::vector<Layer> layers() const;
-  Layer layer(uint32_t index) const;  // all zero if it does not exist
+  Layer layer(uint32_t index) const;  // all zero if there is no layer `index`
   // Returns the names of StepRecord::scalars known so far, in their order.
   std::vector<std::string> scalar_names() const;
   std::vector<UnseenName> unseen_names() const;
@@ -168,8 +168,9 @@ class SegmentReader {
   Totals totals() const;
 
   // Returns the step records that are not consumed yet; `now_ns` is CLOCK_REALTIME. Stops before the first
-  // pending record, some numbers of which have not arrived from a device. A pending record is returned once
-  // kMostPendingSteps records follow it or its age is as many times its duration, at least 1 s.
+  // pending record, some numbers of which have not arrived from a device. But if more than kMostPendingSteps
+  // records follow, or after kMostPendingSteps times its duration (at least 1 s), a pending record is
+  // returned.
   std::vector<StepRecord> unread_steps() { return unread_steps(now_ns()); }
   std::vector<StepRecord> unread_steps(uint64_t now_ns);
   // Consumes the result of the last unread_steps(). Records overwritten unread count as steps_lost().
@@ -192,12 +193,12 @@ class SegmentReader {
     const char* why = nullptr;  // the reason if the slice is invalid; then it must be consumed as lost
     SlotView view;              // its payloads are valid until the next call of next_ready()
   };
-  // Finds the next complete slice. Returns false if it finds none. While the trainer publishes nothing,
+  // Finds the next complete slice. Returns false if there is none. Until the trainer publishes another slice,
   // further calls then cost only one read: that of the counters of published slices.
   bool next_ready(Ready* ready);
 
-  // Makes the following next_ready() read every slot even if the counters of published slices have not moved.
-  // Needed if the trainer may have died between publishing a slot and counting it.
+  // Makes the next call of next_ready() read every slot even if the counters of published slices are
+  // unchanged. Needed if the trainer may have died between publishing a slot and counting it.
   void look_again() { look_again_ = true; }
 
   // Returns slices that the trainer left incomplete. Must be called only after the trainer has ended.
@@ -216,8 +217,8 @@ class SegmentReader {
     const char* why = nullptr;  // the reason if the record is invalid
     TensorView view;            // its payloads are valid until the next call of next_tensor()
   };
-  // Finds the next tensor record. Returns false if it finds none. If the record found is invalid and its
-  // length is unknown, consume_tensor() skips all tensor records written so far.
+  // Finds the next tensor record. Returns false if there is none. If the record is invalid and its length is
+  // unknown, consume_tensor() skips all tensor records written so far.
   bool next_tensor(ReadyTensor* ready);
   void consume_tensor();           // consumes the record that next_tensor() found last
   TensorRing tensor_ring() const;  // all zero if the segment has no ring of tensor records
@@ -228,9 +229,9 @@ class SegmentReader {
   bool switched_on() const;  // whether sampling is on. The agent and `foreshock pause` can switch it off.
   // From `from_step` on, the trainer samples one step in `interval`.
   void set_interval(uint64_t interval, int64_t from_step);
-  // In the steps [from_step, until_step), uses `interval` if it is less than that of set_interval().
+  // In the steps [from_step, until_step), the trainer samples one step in `interval`, if this is more often.
   void set_burst(uint64_t interval, int64_t from_step, int64_t until_step);
-  // Publishes what the agent has spent on this rank. The trainer's budget pays for it.
+  // Publishes the agent's CPU time for this rank, for which the trainer's budget pays.
   void set_agent_cost(const AgentCost& cost);
   // Publishes `advice`; its `sequence` is ignored and set here.
   void set_advice(Advice advice);
@@ -253,7 +254,8 @@ class SegmentReader {
   bool read_slot(uint32_t slot, uint64_t sequence, SlotView* view, const char** why);
   bool read_slice(uint32_t slot, uint64_t sequence, Ready* ready);
   bool read_parts(Ready* ready);
-  bool is_orphan(const Slot& tail) const;
+  bool is_orphan(
+      const Slot& tail) const;  // in a slice of several slots, part 0 is the head, others are tails
   bool is_tail_of_another(uint64_t ticket) const;
   uint32_t parts_of(const Slot& head, uint64_t ticket) const;
   void consume(const Ready& ready);
@@ -261,7 +263,7 @@ class SegmentReader {
   void move_tensor_cursor(uint64_t to);
 
   std::string name_;
-  int segment_ = -1;
+  int segment_ = -1;  // descriptors of the .seg and the .ctl file
   int control_file_ = -1;
   Header header_ = {};
   Control control_ = {};
@@ -271,8 +273,8 @@ class SegmentReader {
   } unread_;                         // the records that unread_steps() returned last
   uint32_t next_slot_ = 0;           // the slot that next_ready() looks at first
   Progress progress_ = {};           // counters of published slices when next_ready() last found no slice
-  bool look_again_ = true;
-  bool waits_ = true;                      // unread_steps() waits for pending records
+  bool look_again_ = true;           // next_ready() reads every slot even if progress_ is unchanged
+  bool waits_ = true;                // unread_steps() waits for pending records
   mutable std::vector<std::byte> region_;  // the region that was read last
   std::vector<std::byte> buffer_;          // the slot that was read last
   JoinedSlice joined_;

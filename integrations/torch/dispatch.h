@@ -127,7 +127,7 @@ class TryGuard {
 struct StorageRange {
   const void* storage = nullptr;
   int64_t offset = 0, elements = 0;
-  const void* tensor = nullptr;  // if its elements are not dense, so that the range is ambiguous; else null
+  const void* tensor = nullptr;  // the tensor itself, if its elements are not dense (ambiguous); else null
 
   auto operator<=>(const StorageRange&) const = default;
 };
