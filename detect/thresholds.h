@@ -1,5 +1,6 @@
 // All alarm thresholds, and the table of detectors. Errors and biases are those of a trainer's attention
-// kernel against an fp64 reference, measured on slices, which are pieces of sampled calls.
+// kernel against an fp64 reference, measured on slices, which are pieces of sampled calls. Two correct
+// algorithms in the trainer's precision have errors too: "fused" and "plain" (unfused) attention.
 #ifndef FORESHOCK_DETECT_THRESHOLDS_H_
 #define FORESHOCK_DETECT_THRESHOLDS_H_
 
@@ -8,8 +9,8 @@
 
 namespace foreshock {
 
-// Limits of the kernel's error, divided by the error of plain (unfused) attention in the same precision. The
-// tests of flash-attention allow the same factors: two for the forward pass, three for the backward pass.
+// Limits of the kernel's error divided by the error of plain attention. The tests of flash-attention allow
+// the same factors: two for the forward pass, three for the backward pass.
 inline constexpr double kDeviationRatioForward = 2;
 inline constexpr double kDeviationRatioBackward = 3;
 
@@ -26,20 +27,20 @@ inline constexpr double kRowsOfLimit = 4096;
 // most 0.7 (bench/verdicts.py). If one key of 256 is left out, the ratio is 7 for dK and 2.5 for dV.
 inline constexpr double kConservationRatio = 3;
 
-// The sums of a layer are judged only after this many backward slices have shown that its calls see all keys.
+// These sums are judged after this many backward slices of a layer have shown that its calls see all keys.
 inline constexpr uint64_t kWholeCalls = 4;
 
-// An alarm needs this many of a layer's last 64 slices above the limit. A single slice may exceed it by
-// chance, if plain attention happens to have a small error; a single faulty head among 32 gives two slices.
+// An alarm needs this many of a layer's last 64 slices above the limit of the ratio. A single slice may
+// exceed it by chance, if plain attention has a small error; a single faulty head among 32 gives two slices.
 inline constexpr int kSlicesBeyond = 2;
 // The same number for dK and dV. It is larger, since slices with few nonzero gradients count as well: in a
 // training that has memorized its data, one slice of dK in 800 exceeds the limit.
 inline constexpr int kSlicesBeyondKeys = 3;
 
 // Limits of the bias of a pass, which is the mean signed error over its slices: kBiasUlp limits the bias in
-// ulp, kBiasZ the bias divided by its standard error. A bias alarm needs three conditions. The bias exceeds
-// both limits. So does its excess, with the same sign, over the bias of a correct kernel on the same slices.
-// The exact result, rounded to the trainer's precision, does not exceed both limits.
+// ulp, kBiasZ the bias divided by its standard error. A bias alarm has three conditions: the bias exceeds
+// both limits; the bias minus that of a correct algorithm on the same slices exceeds both, with the same
+// sign; the bias of the exact result, rounded to the trainer's precision, does not exceed both.
 inline constexpr double kBiasUlp = 0.05;
 inline constexpr double kBiasZ = 6;
 // Limit of the bias of dK and dV, in ulp. PyTorch's CPU kernel, which sums them in bf16, exceeds the bias of
@@ -72,7 +73,7 @@ enum class Look : int {
   kDrop,      // z of the recent mean logarithm below the learned baseline (effect: their difference)
   kLimit,     // the second largest of the last values (no effect)
   kForecast,  // t of the slope of a line through the last values (effect: how soon it reaches `least`)
-  kGrowth,    // t of the slope of their logarithms, if the square is below its running mean (effect: rise)
+  kGrowth,    // t of the slope of their logarithms, if value^2 is below its running mean (effect: rise)
 };
 
 // A row of the table of detectors. A detector warns if its statistic reaches `warn` and its effect `least`:
@@ -82,11 +83,11 @@ struct DetectorInfo {
   const char* name;
   const char* help;
   Look look;
-  uint64_t learning;  // values before the first score; kLimit: number of last values
+  uint64_t learning;  // number of values before the first score; kLimit: number of the last values looked at
   double memory;      // values that the baseline or the line remembers
   double recent;      // kRise, kDrop: values of the recent mean; kDrift: the slack of its CUSUM
   double warn;
-  // kDrift, kForecast: in the unit of the series; kRise, kDrop, kGrowth: in natural logarithms; 0: no minimum
+  // Threshold of the effect, in the unit of the series (kDrift, kForecast) or in natural logarithms; 0: none.
   double least;
   double watch;  // lowest score of the level watch
 };

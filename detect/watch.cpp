@@ -1,4 +1,5 @@
-// The detectors and loss rules of one rank. A detector has a series for each `place` (a layer or tensor).
+// The detectors and loss rules of one rank. A detector has a series for each `place` (layer or tensor). While
+// a series is above level quiet, it has an episode, which note() begins, updates and ends.
 #include "detect/watch.h"
 
 #include <algorithm>
@@ -46,7 +47,7 @@ std::vector<Episode> Precursors::before(int64_t onset) const {
 
 namespace {
 
-// Names of places and layers come from trainers, which may choose any length. They are cut to so many bytes.
+// Places and layers have names from trainers, which may choose any length. Names are cut to this many bytes.
 constexpr size_t kLongestName = 256;
 static_assert(kLongestName <= StateReader::kLongestText);
 
@@ -118,7 +119,7 @@ void RankWatch::note_loss_event(WatchEventKind kind, int64_t onset, int64_t decl
   out->push_back({.kind = kind, .step = onset, .value = loss, .place = {}, .layer = {}});
 }
 
-// Removes one series of the detector: of those at the lowest level, the one without a value for longest.
+// Removes one series of the detector: among those at the lowest level, the one without a value for longest.
 void RankWatch::give_up_one(DetectorId detector, int64_t step, std::vector<WatchEvent>* out) {
   const auto begin = series_.lower_bound({static_cast<int>(detector), ""});
   const auto end = series_.lower_bound({static_cast<int>(detector) + 1, ""});
@@ -160,6 +161,7 @@ RankWatch::SeriesMap::iterator RankWatch::series_of(DetectorId detector, const s
   return series_.emplace(key, Series{Detector(detector), layer.substr(0, kLongestName)}).first;
 }
 
+// `control`: the same quantity for the rounded exact result; `span`: steps that the value covers (watch.h).
 Reading RankWatch::observe(DetectorId detector, const std::string& place, const std::string& layer,
                            int64_t step, double value, double control, std::vector<WatchEvent>* out,
                            int64_t span) {

@@ -46,7 +46,7 @@ constexpr size_t kMaxReplyBytes = 64 << 20;  // our client (http_get.h) reads no
 class HttpSession;
 using HttpSessions = std::list<HttpSession*>;  // the connection that has been silent longest comes first
 
-// What the sessions share. Only the server's thread uses it, except `published`, which `mutex` guards.
+// State that all sessions share. Only the server's thread uses it, except `published`, guarded by `mutex`.
 struct HttpShared {
   std::shared_ptr<const Published> current() {
     const std::lock_guard lock(mutex);
@@ -82,7 +82,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
                             });
   }
 
-  // Makes pending operations fail, which ends the session.
+  // Makes the pending operation fail, which ends the session.
   void close() { stream_.close(); }
 
  private:
@@ -101,7 +101,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
     if (error == http::error::header_limit || error == http::error::buffer_overflow)
       return send(refusal(431, "the request head is too large"), false);
     if (error == http::error::body_limit) return send(refusal(413, "no request body is taken"), false);
-    // With these two errors the client has closed. The other errors of their category come from the parser.
+    // These two errors mean that the client has closed. Other errors of their category come from the parser.
     if (error == http::error::end_of_stream || error == http::error::partial_message) return;
     const bool malformed =
         error && error.category() == http::make_error_code(http::error::end_of_stream).category();
@@ -174,12 +174,12 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
 
   beast::basic_stream<StreamProtocol> stream_;
   HttpShared* shared_;
-  HttpSessions::iterator list_entry_;
+  HttpSessions::iterator list_entry_;  // of this session in shared_->sessions
   beast::flat_buffer buffer_{2 * kMaxHeadBytes};
   std::optional<http::request_parser<http::buffer_body>> parser_;  // its body is never read
   std::optional<http::response<http::span_body<const char>>> response_;
   std::shared_ptr<const std::string> body_;  // body of the reply that is being sent
-  size_t discarded_ = 0;
+  size_t discarded_ = 0;                     // bytes
 };
 
 namespace {
@@ -300,7 +300,7 @@ template <class Socket>
 void HttpServer::Impl::on_accept(beast::error_code error, Socket socket) {
   if (error == asio::error::operation_aborted) return;
   if (error) {
-    close_oldest();  // frees a file descriptor
+    close_oldest();  // frees a file descriptor, which accept() may lack
     pause->expires_after(kAcceptPause);
     pause->async_wait([this](beast::error_code cancelled) {
       if (!cancelled) accept();
@@ -315,7 +315,7 @@ void HttpServer::Impl::on_accept(beast::error_code error, Socket socket) {
 void HttpServer::Impl::close_oldest() {
   if (shared.sessions.empty()) return;
   HttpSession* oldest = shared.sessions.front();
-  // The closed session stays in the list until its handlers have run. It must not be chosen again before.
+  // The closed session stays in the list until its handler has run. At the end of the list it is chosen last.
   shared.sessions.splice(shared.sessions.end(), shared.sessions, shared.sessions.begin());
   oldest->close();
 }
@@ -345,7 +345,7 @@ bool HttpServer::start(const std::string& wanted_address, int port, std::string*
   if (const std::string why = refusal_of(address, !token_file.empty()); !why.empty()) return fail(why);
   if (port < 0 || port > 65535 || last_port > 65535)
     return fail("port " + std::to_string(std::max(port, last_port)) + " must be 0 to 65535");
-  stop();
+  stop();  // ends an earlier start()
   std::unique_ptr<BearerToken> token;
   if (!token_file.empty() && (token = BearerToken::open(token_file, error)) == nullptr) return false;
   impl_->shared.routes.require(std::move(token));

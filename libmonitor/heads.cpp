@@ -1,5 +1,6 @@
 // Recognizes query and key projections by their names and shapes, and copies the rows of their heads. kFused
-// projections have all queries, then all keys, then all values. kGrouped ones have these for each kv-head.
+// projections compute all queries, then all keys, then all values; kGrouped ones these for each kv-head in
+// turn.
 #include "libmonitor/heads.h"
 
 #include <algorithm>
@@ -16,35 +17,25 @@ struct NameWord {
   // Models with several query heads per kv-head use this name for kFused and for kGrouped, with equal shapes.
   bool is_ambiguous = false;
 };
+// clang-format off
 // Names in Hugging Face, Megatron, torchtitan, nanoGPT, timm and torch.nn.MultiheadAttention.
 constexpr NameWord kWords[] = {
-    {"q_proj", ProjectionKind::kQuery},
-    {"k_proj", ProjectionKind::kKey},
-    {"wq", ProjectionKind::kQuery},
-    {"wk", ProjectionKind::kKey},
-    {"to_q", ProjectionKind::kQuery},
-    {"to_k", ProjectionKind::kKey},
-    {"q_lin", ProjectionKind::kQuery},
-    {"k_lin", ProjectionKind::kKey},
-    {"q", ProjectionKind::kQuery},
-    {"k", ProjectionKind::kKey},
-    {"query", ProjectionKind::kQuery},
-    {"key", ProjectionKind::kKey},
-    {"query_proj", ProjectionKind::kQuery},
-    {"key_proj", ProjectionKind::kKey},
-    {"linear_q", ProjectionKind::kQuery},
-    {"linear_k", ProjectionKind::kKey},
-    {"qkv", ProjectionKind::kFused},
-    {"qkv_proj", ProjectionKind::kFused},
+    {"q_proj", ProjectionKind::kQuery}, {"k_proj", ProjectionKind::kKey},
+    {"wq", ProjectionKind::kQuery}, {"wk", ProjectionKind::kKey},
+    {"to_q", ProjectionKind::kQuery}, {"to_k", ProjectionKind::kKey},
+    {"q_lin", ProjectionKind::kQuery}, {"k_lin", ProjectionKind::kKey},
+    {"q", ProjectionKind::kQuery}, {"k", ProjectionKind::kKey},
+    {"query", ProjectionKind::kQuery}, {"key", ProjectionKind::kKey},
+    {"query_proj", ProjectionKind::kQuery}, {"key_proj", ProjectionKind::kKey},
+    {"linear_q", ProjectionKind::kQuery}, {"linear_k", ProjectionKind::kKey},
+    {"qkv", ProjectionKind::kFused}, {"qkv_proj", ProjectionKind::kFused},
     {"wqkv", ProjectionKind::kFused, true},  // InternLM2 groups it by kv-head
-    {"to_qkv", ProjectionKind::kFused},
-    {"in_proj", ProjectionKind::kFused},
-    {"in_proj_weight", ProjectionKind::kFused},
-    {"c_attn", ProjectionKind::kFused},
-    {"att_proj", ProjectionKind::kFused},
-    {"linear_qkv", ProjectionKind::kGrouped},
+    {"to_qkv", ProjectionKind::kFused}, {"in_proj", ProjectionKind::kFused},
+    {"in_proj_weight", ProjectionKind::kFused}, {"c_attn", ProjectionKind::kFused},
+    {"att_proj", ProjectionKind::kFused}, {"linear_qkv", ProjectionKind::kGrouped},
     {"query_key_value", ProjectionKind::kGrouped, true},  // ChatGLM2 puts all queries first
 };
+// clang-format on
 
 // The last component of a parameter's name without a final ".weight": "q_proj" of "attention.q_proj.weight".
 struct Component {
@@ -78,7 +69,7 @@ uint64_t outputs_of(ProjectionKind kind, const HeadGeometry& heads) {
   return kind == ProjectionKind::kKey ? keys : queries + 2 * keys;
 }
 
-// Whether the kind of an ambiguous name matters. With one kv-head both kinds have the same order of rows.
+// Whether the kind behind an ambiguous name matters. With one kv-head both kinds have the same order of rows.
 // With one kv-head per query head, no model was found whose kind differs from that in kWords.
 bool has_several_groups(const HeadGeometry& heads) {
   return heads.kv_heads > 1 && heads.kv_heads < heads.heads;
@@ -91,6 +82,7 @@ const NameWord* word_of(const char* name) {
   return nullptr;
 }
 
+// Number of query heads that share a kv-head.
 uint64_t group_size(const HeadGeometry& heads) { return heads.heads / heads.kv_heads; }
 
 }  // namespace
@@ -110,8 +102,8 @@ Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, 
   const uint64_t outputs = outputs_of(kind, heads), rows = static_cast<uint64_t>(shape[0]),
                  columns = static_cast<uint64_t>(shape[1]);
   if (outputs == 0) return {};
-  if (rows == outputs) return {kind, false, outputs, columns};
-  if (columns == outputs) return {kind, true, outputs, rows};
+  if (rows == outputs) return {kind, /*is_transposed=*/false, outputs, columns};
+  if (columns == outputs) return {kind, /*is_transposed=*/true, outputs, rows};
   return {};
 }
 
@@ -120,14 +112,15 @@ void ProjectionOutputs::see(const char* name, const int64_t* shape, uint32_t dim
   const auto store_rows = [shape](uint64_t* outputs, bool* differs) {
     const auto rows = static_cast<uint64_t>(shape[0]);
     *differs |= *outputs != 0 && *outputs != rows;
-    *outputs = *differs ? 0 : rows;  // 0: unknown
+    *outputs = *differs ? 0 : rows;  // 0: unknown, since projections of the model differ
   };
   const ProjectionKind kind = projection_kind(name);
   if (kind == ProjectionKind::kKey) store_rows(&key, &key_differs_);
   if (kind == ProjectionKind::kFused || kind == ProjectionKind::kGrouped) store_rows(&fused, &fused_differs_);
 }
 
-// Derives the number of kv-heads from the model's projections, because its attention calls may repeat keys.
+// Derives the number of kv-heads from the model's projections, because its attention calls may repeat keys:
+// from the key projection, or from a fused one, which has heads + 2 * kv_heads heads of outputs.
 HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs) {
   if (called.head_dim == 0 || called.kv_heads != called.heads) return called;
   const uint64_t key_heads = outputs.key / called.head_dim, fused_heads = outputs.fused / called.head_dim;
@@ -155,38 +148,39 @@ namespace {
 
 using segment::TensorHeads;
 
-// Returns how many sides the projection has. A side is the queries or the keys, so the result is 0, 1 or 2.
+// Returns for how many of the two sides, queries and keys, the projection has outputs: 0, 1 or 2.
 uint64_t sides_of(ProjectionKind kind) { return uint64_t{has_queries(kind)} + uint64_t{has_keys(kind)}; }
 
 uint64_t head_bytes(const Projection& projection, const HeadGeometry& heads, uint32_t dtype) {
   return heads.head_dim * projection.width * size_of(static_cast<DType>(dtype));
 }
 
+// Returns how many kv-heads are copied: as many as fit into kMostHeadBytes, at least one.
 uint32_t kv_heads_in_payload(const Projection& projection, const HeadGeometry& heads, uint32_t dtype) {
   const uint64_t bytes = sides_of(projection.kind) * head_bytes(projection, heads, dtype);  // per kv-head
   if (bytes == 0) return 0;
   return static_cast<uint32_t>(std::clamp<uint64_t>(kMostHeadBytes / bytes, 1, heads.kv_heads));
 }
 
-// Copies outputs first .. first + count - 1 to `to`, each as a row of `width` values. Returns the copy's end.
+// Copies outputs first .. first + count - 1 to `target`, each as a row of `width` values. Returns the end.
 char* copy_outputs(const Projection& projection, const foreshock_tensor& values, uint64_t first,
-                   uint32_t count, char* to) {
+                   uint32_t count, char* target) {
   const size_t bytes = size_of(static_cast<DType>(values.dtype));
-  const int64_t step = static_cast<int64_t>(bytes);
-  const int64_t of_output = step * values.stride[projection.is_transposed ? 1 : 0],
-                of_input = step * values.stride[projection.is_transposed ? 0 : 1];
+  const int64_t step = static_cast<int64_t>(bytes);  // the strides below are in bytes
+  const int64_t output_stride = step * values.stride[projection.is_transposed ? 1 : 0],
+                input_stride = step * values.stride[projection.is_transposed ? 0 : 1];
   for (uint32_t output = 0; output < count; ++output) {
     const char* row =
-        static_cast<const char*>(values.data) + static_cast<int64_t>(first + output) * of_output;
-    if (of_input == step) {
-      std::memcpy(to, row, projection.width * bytes);
-      to += projection.width * bytes;
+        static_cast<const char*>(values.data) + static_cast<int64_t>(first + output) * output_stride;
+    if (input_stride == step) {
+      std::memcpy(target, row, projection.width * bytes);
+      target += projection.width * bytes;
       continue;
     }
-    for (uint64_t n = 0; n < projection.width; ++n, to += bytes)
-      std::memcpy(to, row + static_cast<int64_t>(n) * of_input, bytes);
+    for (uint64_t n = 0; n < projection.width; ++n, target += bytes)
+      std::memcpy(target, row + static_cast<int64_t>(n) * input_stride, bytes);
   }
-  return to;
+  return target;
 }
 
 }  // namespace
@@ -199,7 +193,7 @@ size_t head_payload_bytes(const Projection& projection, const HeadGeometry& head
 }
 
 void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
-                char* to) {
+                char* target) {
   const uint32_t count = kv_heads_in_payload(projection, heads, values.dtype);
   // The n-th of `count` evenly spaced kv-heads.
   const auto kv_head = [&](uint32_t n) {
@@ -213,19 +207,20 @@ void copy_heads(const Projection& projection, const HeadGeometry& heads, const f
                               .count = count,
                               .reserved = 0};
   // The payload: this header, the numbers of the copied kv-heads, then the rows of queries and of keys.
-  std::memset(to, 0, segment::values_offset(count));
-  std::memcpy(to, &header, sizeof header);
+  std::memset(target, 0, segment::values_offset(count));
+  std::memcpy(target, &header, sizeof header);
   for (uint32_t n = 0; n < count; ++n) {
     const uint32_t number = kv_head(n);
-    std::memcpy(to + sizeof header + n * sizeof number, &number, sizeof number);
+    std::memcpy(target + sizeof header + n * sizeof number, &number, sizeof number);
   }
-  char* at = to + segment::values_offset(count);
+  char* end = target + segment::values_offset(count);
+  const auto copy = [&](uint64_t first) {
+    end = copy_outputs(projection, values, first, heads.head_dim, end);
+  };
   for (uint32_t n = 0; n < count && has_queries(projection.kind); ++n)
-    at = copy_outputs(projection, values, first_query_output(projection, heads, kv_head(n)), heads.head_dim,
-                      at);
+    copy(first_query_output(projection, heads, kv_head(n)));
   for (uint32_t n = 0; n < count && has_keys(projection.kind); ++n)
-    at =
-        copy_outputs(projection, values, first_key_output(projection, heads, kv_head(n)), heads.head_dim, at);
+    copy(first_key_output(projection, heads, kv_head(n)));
 }
 
 }  // namespace foreshock

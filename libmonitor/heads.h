@@ -77,9 +77,9 @@ inline constexpr uint64_t kMostHeadBytes = 512 << 10;  // limit per tensor; a si
 size_t head_payload_bytes(const Projection& projection, const HeadGeometry& heads, uint32_t dtype);
 
 // Writes the payload kTensorHeadRows of a tensor record (segment::TensorHeads, numbers of the kv-heads, rows)
-// to `to`, aligned to 8 bytes. `values`: the whole weight, with any strides and 2 or 4 bytes per element.
+// to `target`, aligned to 8 bytes. `values`: the whole weight, with any strides and 2 or 4 bytes per element.
 void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
-                char* to);
+                char* target);
 
 // Collects the heads of the sampled attention calls. Any thread.
 class ObservedHeads {

@@ -1,6 +1,5 @@
-// Computes the noise floors: the error of correct attention in the storage format. The rows of a slice are
-// recomputed by two correct algorithms in the same precision, and the error of a kernel is compared with
-// their errors.
+// Computes the noise floors: the errors of correct attention in the trainer's storage format. Two correct
+// algorithms, plain and fused, recompute the rows of a slice. A kernel's error is compared with their errors.
 //
 // Plain computes like a framework without a fused kernel: scores, weights and results are rounded to the
 // storage format. Fused computes like FlashAttention: scores and sums stay in fp32. It rounds the weights
@@ -17,7 +16,7 @@
 
 namespace foreshock {
 
-// Results, rounded to the storage format. Forward: only `out`. Backward: `grad_query`, in plain also `out`.
+// Results, rounded to the storage format. Forward: only `out`. Backward: `grad_query`; plain also has `out`.
 struct FloorRows {
   std::vector<double> out;         // [rows][value_dim]
   std::vector<double> grad_query;  // [rows][head_dim]
@@ -30,11 +29,12 @@ struct NoiseFloors {
 };
 
 // Computes both floors of a slice. The slice must be valid (judgement.h), and `reference` must be the
-// reference of this slice. In a backward slice fused uses the given log_sum_exp and out (the trainer's), like
-// a kernel, so the error of fused is taken against Reference::given_grad_query. Plain uses its own rounded
-// out and weights, so the error of plain is taken against Reference::grad_query. In a partial row the given
-// log_sum_exp covers keys outside of the slice. Plain then multiplies its weights by Reference::share, uses
-// the given out, and is compared with given_grad_query. A row that sees no key has out 0 and grad_query 0.
+// reference of this slice. In a backward slice, fused uses the given log_sum_exp and out (the trainer's),
+// like a kernel, so the error of fused is taken against Reference::given_grad_query. Plain uses its own
+// rounded out and weights, so the error of plain is taken against Reference::grad_query. In a partial row the
+// given log_sum_exp covers keys outside of the slice. Plain then multiplies its weights by Reference::share,
+// uses the given out, and is compared with given_grad_query. A row that sees no key has out 0 and grad_query
+// 0.
 void compute_noise_floors(const AttentionSlice& slice, const Reference& reference, NoiseFloors* floors);
 
 }  // namespace foreshock

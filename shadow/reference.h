@@ -18,7 +18,7 @@ namespace foreshock {
 
 // Must be raised whenever a bit of any result may change.
 inline constexpr int kReferenceVersion = 2;
-inline constexpr int kReferenceTile = 48;
+inline constexpr int kReferenceTile = 48;  // keys
 // A second largest score this close to the largest (in nats) is a near tie: bf16 rounds both weights to 1.
 inline constexpr double kNearTie = 0x1p-9;
 
@@ -27,28 +27,29 @@ struct Reference {
   std::vector<double> out;            // [rows][value_dim]
   std::vector<double> log_sum_exp;    // [rows], of the scaled, masked scores
   std::vector<double> logit_max;      // [rows], of the scores the row sees; -Inf: the row sees no key
-  std::vector<double> logit_abs_max;  // [rows]; 0: the row sees no key
+  std::vector<double> logit_abs_max;  // [rows], largest |score| that the row sees; 0: the row sees no key
   std::vector<double> entropy_nats;   // [rows], of the attention weights; 0: the row sees no key
   std::vector<uint8_t> near_tie;      // [rows], 1: the second largest score is within kNearTie of the largest
   // Backward slices only. grad_query is the gradient of attention over the keys of the slice.
   std::vector<double> delta;       // [rows], sum of grad_out * out
   std::vector<double> grad_query;  // [rows][head_dim]
-  // The gradient that the given out and log_sum_exp (the trainer's) define, with weights exp(score -
-  // log_sum_exp). A backward kernel must compute this gradient. With context parallelism it differs from
-  // grad_query, since the given out and log_sum_exp then cover more keys than the slice has.
+  // The gradient that the given out and log_sum_exp (the trainer's) define, with weights exp(score - given
+  // log_sum_exp). A backward kernel must compute this gradient. With context parallelism (other ranks have
+  // more keys of the row), it differs from grad_query, since the given values then cover more keys than the
+  // slice has.
   std::vector<double> given_grad_query;  // [rows][head_dim]
   // [rows], sum of exp(score - given log_sum_exp) over the slice's keys: 1, unless the given log_sum_exp
   // covers keys that the slice lacks.
   std::vector<double> share;
   std::vector<double> given_delta;  // [rows], sum of grad_out * given out
   std::vector<double> key_mean;     // [rows][head_dim], mean of the keys, weighted by the attention weights
-  std::vector<uint8_t> partial;     // [rows], 1: is_above() for the given log_sum_exp
+  std::vector<uint8_t> partial;     // [rows], 1: the given log_sum_exp covers more keys (is_above())
 
   std::vector<double> scratch;
 };
 
-// Whether `given`, a row's log-sum-exp from the trainer, exceeds the computed one by more than the error of
-// sums in fp32. If so, `given` covers more keys than the slice has.
+// Whether `given`, a row's log-sum-exp from the trainer, exceeds the computed `log_sum_exp` by more than the
+// error of sums in fp32. If so, `given` covers more keys than the slice has.
 bool is_above(double given, double log_sum_exp, double logit_abs_max);
 
 // Computes the reference of a slice, which must be valid (judgement.h). A row that sees no key has out 0,
@@ -59,15 +60,13 @@ void reference(const AttentionSlice& slice, Reference* result);
 // Defines the result of reference(), one element at a time with std::fma.
 void reference_scalar(const AttentionSlice& slice, Reference* result);
 
-// The first two return the compiled instruction sets that this machine supports, and all compiled ones, as
-// bits of hwy/detect_targets.h. The third names the one in use ("scalar": no fused multiply-add).
+// The first two return instruction sets, as bits of hwy/detect_targets.h: the compiled ones that this machine
+// supports, and all compiled ones. The third names the one in use ("scalar": no fused multiply-add).
 int64_t reference_targets_here();
 int64_t reference_targets_compiled();
 const char* reference_target_name();
 
-// What follows is shared by the two implementations: the sums of a row, and their conversion to results.
-
-// Reductions of one row's scores over the keys.
+// The following is shared by both implementations. RowSums: reductions of one row's scores over the keys.
 struct RowSums {
   double max;       // largest score; -Inf: the row sees no key
   double second;    // second largest score; equals max if two keys tie

@@ -42,7 +42,7 @@ constexpr int padded_rows(int rows) {
   return (rows + lanes_of<T>() - 1) / lanes_of<T>() * lanes_of<T>();
 }
 
-// Converts `count` elements from `first` on: whole vectors, then the rest. Storage: a 16-bit format or float.
+// Converts `count` elements from `first` on: whole vectors, then the rest. Storage: the 16-bit type or float.
 template <class T, class Storage>
 HWY_INLINE void widen(const void* from, size_t first, size_t count, T* HWY_RESTRICT to) {
   const LanesTag<T> d;
@@ -63,7 +63,7 @@ HWY_INLINE void widen(const void* from, size_t first, size_t count, T* HWY_RESTR
   for (; i < count; ++i) to[i] = static_cast<T>(load_as_double(from, kType, first + i));
 }
 
-// Converts `count` elements of a packed array, from `first` on, exactly. T must be as wide as the format.
+// Converts `count` elements of a dense array, from `first` on, exactly. T must be at least as wide as `type`.
 template <class T>
 HWY_INLINE void load_tile(const void* from, DType type, size_t first, size_t count, T* HWY_RESTRICT to) {
   if (size_of(type) == sizeof(T)) {
@@ -102,7 +102,7 @@ struct Product {
   bool accumulate;  // add to the result; otherwise start from zero
 };
 
-// Computes result[j][row] = (p.accumulate: +=) sum over i of lanes[i][row] * matrix(i, j), for j < kColumns.
+// Sets result[j][row] to the sum over i of lanes[i][row] * matrix(i, j), or adds the sum, for j < kColumns.
 template <int kVectors, int kColumns, class T>
 HWY_INLINE void multiply_block(const Product<T>& p, const T* HWY_RESTRICT lanes, const T* HWY_RESTRICT matrix,
                                T* HWY_RESTRICT result) {
@@ -201,9 +201,9 @@ HWY_INLINE V exp_lanes(V x) {
   return hn::Mul(hn::Mul(mantissa, power), hn::Set(d, kExpUnscale));
 }
 
-// Rounds float lanes to the nearest value of fp16 or bf16, ties to even; else returns x. fp16: adding and
-// subtracting 1.5 * 2^23 quanta (spacings of fp16 at x) leaves exactly the bits from the quantum up. bf16:
-// integer arithmetic on the bits, which also overflows to infinity as required.
+// Rounds float lanes to the nearest value of fp16 or bf16, ties to even. Other formats and double lanes stay
+// unchanged. fp16: adding and subtracting 1.5 * 2^23 quanta (spacings of fp16 at x) leaves exactly the bits
+// from the quantum up. bf16: integer arithmetic on the bits also overflows to infinity as required.
 template <class V>
 HWY_INLINE V round_lanes(DType type, V x) {
   const hn::DFromV<V> d;
@@ -231,7 +231,7 @@ HWY_INLINE V round_lanes(DType type, V x) {
 template <class T>
 class ArraysIn {
  public:
-  // Reserves room for `arrays` arrays with `total` elements in all, and for the padding of each.
+  // Reserves room for `arrays` arrays with `total` elements in all, and for the alignment of each.
   ArraysIn(std::vector<double>* scratch, size_t total, size_t arrays) {
     resize_up(scratch, total * sizeof(T) / sizeof(double) + 8 * arrays + 9);
     next_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(scratch->data()) + 63) & ~uintptr_t{63});

@@ -26,7 +26,7 @@ namespace foreshock::adapter {
 enum class Order {
   kHeadsFirst,      // (batch, head, position, d)
   kPositionsFirst,  // (batch, position, head, d)
-  kByArgument       // given by an argument of the operation
+  kByArgument       // given by an argument of the operation, which is foreshock::tap
 };
 
 // A causal mask that may be aligned at the top left or at the bottom right of the queries x keys matrix. Such
@@ -59,8 +59,8 @@ inline constexpr Semantics kUpperLeft{Order::kHeadsFirst, FORESHOCK_CAUSAL_TOP_L
 // The arguments of one call that its description needs. Copied before the operation runs, because the
 // operation removes its arguments from the stack. Absent tensors are undefined.
 struct AttentionInputs {
-  at::Tensor query, key, value, out, log_sum_exp, mask, grad_out, grad_query, sequences_q, sequences_k;
-  at::Tensor grad_key, grad_value;
+  at::Tensor query, key, value, out, log_sum_exp, mask, grad_out, grad_query, grad_key, grad_value;
+  at::Tensor offsets_q, offsets_k;       // of packed sequences
   int64_t longest_q = 0, longest_k = 0;  // maximum lengths of packed sequences; 0: not given
   c10::IValue layer;                     // name of the layer, only from foreshock::tap
   std::optional<double> scale;           // 0 is a valid scale; empty: the operation's default
@@ -68,7 +68,7 @@ struct AttentionInputs {
   int64_t causal = 0;                           // FORESHOCK_CAUSAL_... or kSquareOnly
   int64_t window_left = -1, window_right = -1;  // keys seen on each side of the query; -1: all
   bool positions_first = false;                 // (batch, position, head, d)
-  bool masked_otherwise = false;  // an argument (slopes, soft cap, chunks) changes the scores in another way
+  bool masked_otherwise = false;  // an argument that hook.h cannot describe (slopes, soft cap) changes scores
   bool stored_otherwise = false;  // keys are paged, appended or rotated, or tensors are scaled
   uint64_t keeping_ns = 0;        // time spent in AttentionArguments::keep()
 };
@@ -99,8 +99,8 @@ class AttentionArguments {
         window_right_(index_of({"window_size_right", "window_right"})),
         positions_first_(index_of({"positions_first"})),
         layer_(index_of({"layer"})),
-        sequences_q_(index_of({"cum_seq_q", "cu_seqlens_q"})),
-        sequences_k_(index_of({"cum_seq_k", "cu_seqlens_k"})),
+        offsets_q_(index_of({"cum_seq_q", "cu_seqlens_q"})),
+        offsets_k_(index_of({"cum_seq_k", "cu_seqlens_k"})),
         longest_q_(index_of({"max_q", "max_seqlen_q"})),
         longest_k_(index_of({"max_k", "max_seqlen_k"})),
         masked_(indices_of({"alibi_slopes", "softcap", "attention_chunk", "window_size", "causal_diagonal",
@@ -116,7 +116,7 @@ class AttentionArguments {
   const at::Tensor& query(const Stack& stack) const {
     return tensor_or_undefined(argument_at(stack, query_));
   }
-  // Whether a backward operation returns the gradient of the query. If not, it writes it into an argument.
+  // Whether a backward operation returns the gradients. If not, it writes them into its arguments.
   bool returns_gradient() const { return grad_query_ < 0; }
   const at::Tensor& result(const Stack& stack, int index) const {
     return tensor_or_undefined(peek(stack, returns_, index < returns_ ? index : -1));
@@ -135,12 +135,12 @@ class AttentionArguments {
     const auto offsets = [&](int index) {
       return tensor(index).defined() && tensor(index).numel() ? tensor(index) : at::Tensor();
     };
-    in.sequences_q = offsets(sequences_q_);
-    in.sequences_k = offsets(sequences_k_);
+    in.offsets_q = offsets(offsets_q_);
+    in.offsets_k = offsets(offsets_k_);
     in.longest_q = integer_or(argument_at(stack, longest_q_), 0);
     in.longest_k = integer_or(argument_at(stack, longest_k_), 0);
     // foreshock::tap reports a call that has already happened, so its arguments include the results.
-    const bool is_tap = semantics_.order == Order::kByArgument;  // only foreshock::tap has this order
+    const bool is_tap = semantics_.order == Order::kByArgument;
     if (backward_ || is_tap || semantics_.fills_out) in.out = tensor(out_);
     if (backward_ || is_tap) in.log_sum_exp = tensor(log_sum_exp_);
     if (const c10::IValue& scale = argument_at(stack, scale_); !scale.isNone()) in.scale = real_or(scale, 0);
@@ -201,7 +201,7 @@ class AttentionArguments {
   const int arguments_, returns_;
   const int query_, key_, value_, out_, log_sum_exp_, mask_, grad_out_, grad_query_, grad_key_, grad_value_,
       scale_, dropout_, causal_;
-  const int window_left_, window_right_, positions_first_, layer_, sequences_q_, sequences_k_, longest_q_,
+  const int window_left_, window_right_, positions_first_, layer_, offsets_q_, offsets_k_, longest_q_,
       longest_k_;
   const std::vector<int> masked_, stored_;
 };
@@ -211,14 +211,13 @@ class LazyArguments {
  public:
   LazyArguments(const Semantics& semantics, bool backward) : semantics_(semantics), backward_(backward) {}
 
-  const AttentionArguments& of(const c10::OperatorHandle& op) {
+  const AttentionArguments& arguments_of(const c10::OperatorHandle& op) {
     const c10::FunctionSchema& schema = op.schema();
     const AttentionArguments* known = known_.load(std::memory_order_acquire);
     if (known && known->is_of(schema)) return *known;
-    // Never freed, since another thread may be reading the previous one.
-    const auto* fresh = new AttentionArguments(schema, semantics_, backward_);
-    known_.store(fresh, std::memory_order_release);
-    return *fresh;
+    known = new AttentionArguments(schema, semantics_, backward_);  // never freed: other threads may read it
+    known_.store(known, std::memory_order_release);
+    return *known;
   }
 
  private:
@@ -279,9 +278,9 @@ inline foreshock_tensor packed_view(const at::Tensor& packed) {
 }
 
 // Sets the offsets of a packed call whose query and key are set: sequence s has the positions from offset s
-// to before offset s + 1. Returns false if the offsets are invalid or not on the device of the tensors.
+// to just before offset s + 1. Returns false if the offsets are invalid or not on the device of the tensors.
 inline bool describe_offsets(const AttentionInputs& in, foreshock_attention_call* call) {
-  const at::Tensor &q = in.sequences_q, &k = in.sequences_k.defined() ? in.sequences_k : in.sequences_q;
+  const at::Tensor &q = in.offsets_q, &k = in.offsets_k.defined() ? in.offsets_k : in.offsets_q;
   for (const at::Tensor& offsets : {q, k}) {
     if (!has_data(offsets) || offsets.device() != in.query.device() || offsets.scalar_type() != at::kInt ||
         offsets.dim() != 1 || !offsets.is_contiguous() || !is_in_memory(offsets))
@@ -316,7 +315,7 @@ inline foreshock_tensor without_padding(foreshock_tensor log_sum_exp, int64_t qu
 
 // Sets call->causal. The tensors and offsets must be set. Returns kDescribed or FORESHOCK_SKIP_MASK.
 inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_call* call) {
-  // For packed sequences the upper bounds of their lengths are used.
+  // For packed sequences, the upper bounds of their lengths.
   const bool is_packed = call->query_offsets != nullptr;
   const int64_t queries = is_packed ? call->longest_query : call->query.shape[2];
   const int64_t keys = is_packed ? call->longest_key : call->key.shape[2];
@@ -326,7 +325,8 @@ inline uint32_t describe_causal(const AttentionInputs& in, foreshock_attention_c
     return FORESHOCK_SKIP_MASK;
   // A window that hides keys cannot be described. A window that is wider than the sequence has no effect.
   if (in.window_left >= 0 && in.window_left < keys) return FORESHOCK_SKIP_MASK;
-  if (in.causal == 0 && in.window_right > 0 && in.window_right < std::max(queries, keys))
+  const bool is_causal = in.causal != FORESHOCK_CAUSAL_NONE;  // hides all keys on the right side already
+  if (!is_causal && in.window_right > 0 && in.window_right < std::max(queries, keys))
     return FORESHOCK_SKIP_MASK;
   // A window that ends at the query itself is a causal mask. Only kernels that align causal masks at the
   // bottom right (flash-attn) have an argument for a window.
@@ -362,7 +362,7 @@ inline bool describe_packed(const AttentionInputs& in, bool backward, foreshock_
 
 // Sets the tensors of a call. Returns false if their dimensions or offsets are not supported.
 inline bool describe_tensors(const AttentionInputs& in, bool backward, foreshock_attention_call* call) {
-  if (in.sequences_q.defined()) return describe_packed(in, backward, call);
+  if (in.offsets_q.defined()) return describe_packed(in, backward, call);
   if (in.query.dim() != 4 || in.key.dim() != 4 || in.value.dim() != 4) return false;
   const auto view = [&](const at::Tensor& tensor) {
     return heads_first(view_of(tensor), in.positions_first);
@@ -387,9 +387,9 @@ inline uint32_t describe_call(const AttentionInputs& in, const Semantics& semant
                               foreshock_attention_call* call) {
   if (!in.query.defined()) return FORESHOCK_SKIP_LAYOUT;
   if (is_fp8(in.query)) return FORESHOCK_SKIP_FP8;
-  if (in.stored_otherwise || (in.sequences_q.defined() && !semantics.packs)) return FORESHOCK_SKIP_LAYOUT;
+  if (in.stored_otherwise || (in.offsets_q.defined() && !semantics.packs)) return FORESHOCK_SKIP_LAYOUT;
   // The layout of a bias over packed sequences is not documented anywhere.
-  if (in.masked_otherwise || (in.sequences_q.defined() && in.mask.defined())) return FORESHOCK_SKIP_MASK;
+  if (in.masked_otherwise || (in.offsets_q.defined() && in.mask.defined())) return FORESHOCK_SKIP_MASK;
   call->size = sizeof(*call);
   call->version = FORESHOCK_ABI_VERSION;
   if (!describe_tensors(in, backward, call)) return FORESHOCK_SKIP_LAYOUT;
@@ -397,7 +397,7 @@ inline uint32_t describe_call(const AttentionInputs& in, const Semantics& semant
   if (!view_mask(in.mask, *call, &call->mask, semantics.flat_bias)) return FORESHOCK_SKIP_LAYOUT;
   call->scale = in.scale.value_or(1 / std::sqrt(static_cast<double>(in.query.size(-1))));
   call->dropout = in.dropout;
-  call->layer_identity = layer_of(in.query);
+  call->layer_identity = layer_of(in.query);  // the parameter from which the query was computed
   call->stream = stream_of(in.query);
   if (in.layer.isString()) call->layer_name = in.layer.toStringRef().c_str();
   return describe_causal(in, call);
@@ -435,7 +435,7 @@ inline bool enter_attention(int32_t operation, bool backward, const at::Tensor& 
   } else if (query.requires_grad() && (in_function || c10::GradMode::is_enabled())) {
     flags |= FORESHOCK_NEEDS_GRADIENT;
   }
-  // May detect the end of a step (clock.h), so it comes before this call, which belongs to the next step.
+  // observe() may report the end of a step (clock.h), so it precedes the report of the call after this step.
   if (!in_backward) ParameterClock::instance().observe(query);
   return foreshock_attention_enter(operation, flags) != 0;
 }
@@ -452,7 +452,7 @@ class AttentionHook final : public c10::OperatorKernel {
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
     const c10::DispatchKeySet below = keys & kBelow;
-    const AttentionArguments& arguments = arguments_.of(op);
+    const AttentionArguments& arguments = arguments_.arguments_of(op);
     const at::Tensor& query = arguments.query(*stack);
     // Not counted: parts of another attention operation, and calls without real data (fake, meta, traced).
     const bool is_counted = attention_depth == 0 && reaches_kernel(below) && has_data(query);
@@ -495,7 +495,7 @@ class AttentionHook final : public c10::OperatorKernel {
     try {
       if (!is_tap_) take_results(inputs, arguments, stack);
       reason = describe_call(*inputs, arguments.semantics(), backward_, &call);
-    } catch (...) {
+    } catch (...) {  // `reason` stays FORESHOCK_SKIP_UNKNOWN
     }
     call.prepare_ns = inputs->keeping_ns + now_ns() - begin;
     if (reason == kDescribed) return foreshock_attention_leave(&call);

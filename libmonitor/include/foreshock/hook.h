@@ -9,8 +9,8 @@
  *      as the caller compiled them. If either differs from this header, the struct is not read. An attention
  *      call is then counted as skipped ("unknown"); any other call is ignored.
  *   4. Pointers are borrowed for the duration of the call.
- *   5. Every function may be called from any thread, and from a forked child (there it does nothing until
- *      the child itself trains).
+ *   5. Every function may be called from any thread, and from a forked child. In the child, it does nothing
+ *      until the child itself trains.
  *
  * Link libforeshock.so, preload it, or use <foreshock/annotate.h>, which needs neither.
  */
@@ -63,7 +63,7 @@ enum {
 /* Reasons to skip a call that was to be sampled, in the order of the counters in the segment. */
 enum {
   FORESHOCK_SKIP_BUDGET = 0,         /* the monitor has used up its share of the trainer's time */
-  FORESHOCK_SKIP_RING_FULL = 1,      /* no free memory: the agent or a device has not finished with it yet */
+  FORESHOCK_SKIP_RING_FULL = 1,      /* the agent or a device still uses all the memory for samples */
   FORESHOCK_SKIP_DROPOUT = 2,        /* dropout, in a backward call */
   FORESHOCK_SKIP_CAPTURE = 3,        /* the stream is being captured into a CUDA graph */
   FORESHOCK_SKIP_NESTED = 4,         /* inside of another registered operation */
@@ -81,7 +81,7 @@ enum {
 
 /* Values of `causal`: which keys a query position may see. */
 enum {
-  FORESHOCK_CAUSAL_NONE = 0,
+  FORESHOCK_CAUSAL_NONE = 0,        /* all keys */
   FORESHOCK_CAUSAL_TOP_LEFT = 1,    /* query i sees key j if j <= i */
   FORESHOCK_CAUSAL_BOTTOM_RIGHT = 2 /* query i sees key j if j <= i + keys - queries */
 };
@@ -103,11 +103,11 @@ typedef struct foreshock_attention_call {
   foreshock_tensor out;         /* (B, H, N, DV) */
   foreshock_tensor log_sum_exp; /* (B, H, N), ln of the row sum of exp(scaled score); may be absent */
   foreshock_tensor mask; /* broadcast to (B, H, N, M), aligned to the last dimensions: bool (true = visible)
-                            or additive; absent: no mask */
+                            or added to the scaled scores; absent: no mask */
   foreshock_tensor grad_out;   /* backward only, (B, H, N, DV) */
   foreshock_tensor grad_query; /* backward only, (B, H, N, D) */
   const void* layer_identity;  /* foreshock_parameter.identity of the layer, opaque; NULL: unknown */
-  const char* layer_name;      /* explicit annotation, wins over layer_identity; NULL: none */
+  const char* layer_name;      /* the program's name of the layer, used before layer_identity; NULL: none */
   void* stream;        /* CUDA tensors only: the CUstream on which the operation was launched (1: the legacy
                           default stream, 2: the thread's default stream). NULL: unknown; the call is then
                           not sampled, since the monitor could not order its copy after the operation */
@@ -221,7 +221,7 @@ typedef struct foreshock_weight {
 } foreshock_weight;
 
 /* Values of `unfollowed`. A tensor that cannot be measured is only counted, but must have a `shape`: the
- * sizes of all tensors determine the step in which each other one is measured, alike on all ranks. */
+ * sizes of all tensors determine in which step each tensor is measured, the same step on all ranks. */
 enum {
   FORESHOCK_FOLLOWED = 0,
   FORESHOCK_UNFOLLOWED_FLAT = 1,      /* it consists of several parameters (flat parameters of FSDP1) */
@@ -285,10 +285,10 @@ typedef struct foreshock_advice {
 
 FORESHOCK_EXPORT uint32_t foreshock_abi_version(void);
 
-/* Nonzero while this process is monitored (armed, and switched on). */
+/* Nonzero while this process is monitored: its segment exists, and sampling is switched on. */
 FORESHOCK_EXPORT int foreshock_enabled(void);
 
-/* Switches the monitor off in this process. `reason` (letters, digits, '_'): for the agent and launcher. */
+/* Switches the monitor off in this process. `reason` (letters, digits, '_'): printed by the launcher. */
 FORESHOCK_EXPORT void foreshock_off(const char* reason);
 
 /* Describes the place of this process in the job. rank, local_rank, world_size and attempt are accepted only
@@ -337,7 +337,7 @@ FORESHOCK_EXPORT void foreshock_step_end(const foreshock_step* step);
 /* Reports an optimizer step that a gradient scaler skipped because gradients were not finite. */
 FORESHOCK_EXPORT void foreshock_step_skipped(void);
 
-/* Reports an optimizer step that was skipped if the value behind `number` (from foreshock_fetch) is not 0. */
+/* Reports an optimizer step that was skipped if the value with this number (foreshock_fetch) is not 0. */
 FORESHOCK_EXPORT void foreshock_step_skipped_if(uint64_t number);
 
 /* Marks the count of skipped steps as unknown from now on: the gradient scaler's result cannot be read. */
@@ -346,11 +346,11 @@ FORESHOCK_EXPORT void foreshock_skips_unseen(void);
 /* Marks the gradients of the step that ends next as not reported: they exceed the adapter's capacity. */
 FORESHOCK_EXPORT void foreshock_gradients_too_many(void);
 
-/* Reports a loss value of one micro-batch. The source is chosen once, by the first finite backward root: nll
- * if exactly one nll was observed since the previous root and equals this one, up to a whole divisor
- * (accumulation) and a power of two (gradient scaler); else backward roots, e.g. with label smoothing or an
- * auxiliary loss. If a step with an nll ends before such a root, nll is chosen. Until then logged values are
- * used. From the first reported value on, only reported values are used. */
+/* Reports a loss value of one micro-batch. One source is chosen for the run, at the first finite backward
+ * root: nll (cross-entropy) if exactly one nll was observed since the previous root and equals this root, up
+ * to a whole divisor (accumulation) and a power of two (gradient scaler); else backward roots, e.g. with
+ * label smoothing. If a step with an nll ends before the first root, nll is chosen. Until the choice, logged
+ * values are used. From the first reported value on, only reported values are used. */
 FORESHOCK_EXPORT void foreshock_observe_loss(double value, uint32_t source);
 
 /* Reports that the program divided the loss of a micro-batch by `divisor` (a whole number, 2 or more) before
@@ -375,9 +375,9 @@ FORESHOCK_EXPORT void foreshock_observe_loss_sum(double sum, double weight);
  * the stream of the work that computes them (as in foreshock_attention_call). Returns nonzero and fills in
  * one number per value, to be passed to a function below that takes one; the record of the step is completed
  * when the values have arrived. Returns 0 if the values cannot be copied: the device is not set up yet (first
- * step), the stream is being captured, or something failed. FORESHOCK_FETCH_LOSS succeeds even if the copy
- * fails, because foreshock_fetched may still supply the value. It returns 0 only if the process is not
- * monitored, the trainer reports its loss itself, or the tensors are not as described. */
+ * step), the stream is being captured, or something failed. `what` is the use of the values. For a loss,
+ * numbers are returned even if the copy fails, because foreshock_fetched may still supply the value; the
+ * result is 0 only if the process is unmonitored, the trainer reports its loss, or the tensors are wrong. */
 enum { FORESHOCK_FETCH_LOSS = 1, FORESHOCK_FETCH_NORM = 2, FORESHOCK_FETCH_OTHER = 3 };
 FORESHOCK_EXPORT int foreshock_fetch(const foreshock_tensor* values, size_t count, void* stream,
                                      uint32_t what, uint64_t* numbers);
