@@ -74,8 +74,7 @@ struct Target {
 std::string targets_json(const std::vector<Target>& targets);
 
 // The file of targets for file_sd: `path` itself, or, if `path` is a directory, a file in it for this run and
-// node. Of several agents with the same file, only the first writes the file until that agent ends. Not
-// thread-safe.
+// node. Of several agents with one file, only the first writes it, until that agent ends. Not thread-safe.
 class TargetFile {
  public:
   TargetFile(const std::string& path, const std::string& run);

@@ -54,8 +54,7 @@ nlohmann::json thresholds_json();
 // Adds the histories that the page plots by step: one table for the rank and one for each layer.
 void add_history(const RankStatistics& rank, std::vector<HistoryTable>* tables);
 
-// Serializes `json`. Names come from the trainer, so invalid UTF-8 is replaced instead of throwing an
-// exception. `indent` -1 gives one line.
+// Serializes `json` without throwing: replaces invalid UTF-8 in names of the trainer. `indent` -1: one line.
 std::string text_of(const nlohmann::json& json, int indent);
 
 // Sets the metrics of attention coverage: the share of attention calls that the hooks have seen.
@@ -72,10 +71,9 @@ nlohmann::json flagged_json(const FlaggedWriter& writer);
 // Sets the metrics of the detectors, which are named precursors in metrics and JSON, since their warnings may
 // precede a loss event. A detector that has had no value has no metrics: its level is unknown, not quiet.
 void publish_precursors(const RankStatistics& rank, Registry* registry);
-// Both return {"detectors": [...], "loss_events": [...], "loss_event_count": n} (docs/summary.md). A
-// RankWatch has all detectors of one rank.
+// Both return {"detectors": [...], "loss_events": [...], "loss_event_count": n} (docs/summary.md).
 nlohmann::json precursors_json(const RankStatistics& rank);
-nlohmann::json precursors_json(const RankWatch& watch);
+nlohmann::json precursors_json(const RankWatch& watch);  // `watch`: all detectors of one rank
 
 // The next three functions make the values of the JSON that the agent and `foreshock detect` write. Unknown
 // values are null, never 0. NaN and infinity, which JSON lacks, are null too.
@@ -101,8 +99,7 @@ struct RunPosition {
 };
 
 // Sets the series of a run's weights; each tensor of the node counts once, even if several ranks hold it. If
-// the last snapshot is more than three intervals older than now.step, its series are removed, since a reader
-// would assume that they are current.
+// the last snapshot is more than three intervals older than now.step, its series are removed as outdated.
 void publish_weights(const std::string& run, const Weights& weights, const RunPosition& now,
                      Registry* registry);
 
@@ -115,11 +112,11 @@ void publish_replicas(const RankStatistics& rank, const Replicas& replicas, Regi
 
 // Returns where the data-parallel replicas of these weights are: "here" (on this node), "elsewhere" (on other
 // nodes, so that only Prometheus can compare them) or "none" (each value is held once). Null if unknown.
+// `ranks_here`: number of the run's ranks on this node.
 const char* replicas_place(const Weights& weights, int world_size, size_t ranks_here);
 
 // These functions return the parts "weights", "optimizer" and "update_spectra" of a rank's summary. The
-// optimizer's part is the same for all ranks of the node. Unknown values are null. `ranks_here`: number of
-// the run's ranks on this node.
+// optimizer's part is the same for all ranks of the node. Unknown values are null. `ranks_here`: as above.
 nlohmann::json weights_json(const RankStatistics& rank, const Weights& weights, size_t ranks_here);
 nlohmann::json optimizer_json(const OptimizerHealth& optimizer);
 nlohmann::json spectra_json(const RankStatistics& rank, const HeadSpectra& spectra);

@@ -33,8 +33,7 @@ bool Followed::poll() { return !is_finished() && pipeline_->poll(*segment_, &ran
 
 void Followed::look(Clock::time_point now) {
   if (is_finished()) return;
-  // Reads the trainer's lock before the counters: if the lock is free, the trainer has stored its last
-  // counts.
+  // Reads the trainer's lock before the counters: if it is free, the trainer has stored its last counts.
   rank.alive = segment_->is_locked();
   pipeline_->refresh(*segment_, &rank);
   if (!rank.alive) rank.exit_status = segment_->exit_status();
@@ -84,8 +83,7 @@ constexpr auto kGoneAfter = 10s;
 constexpr auto kGoneAfterExit = 100ms;
 // Ranks that still run at this time after their command has ended are summarised as they are.
 constexpr auto kDrainAtMost = 5s;
-// Limit of the segments of one run on one node, with those of earlier attempts. A live one needs 2
-// descriptors.
+// Limit of the segments of one run on one node, of all attempts. A live segment needs two file descriptors.
 constexpr size_t kMostSegments = 512;
 // Limit of ended segments whose rank has a later process. The statistics of the oldest ones are dropped.
 constexpr size_t kMostReplaced = 256;
@@ -151,8 +149,7 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
     run->flagged_ = std::make_unique<FlaggedSlices>(options.save_flagged, options.flagged_quota);
     run->pipeline_->set_flagged(run->flagged_.get());
   }
-  // The file of the detectors' state exists if an earlier agent has followed this run: save_watches() makes
-  // it.
+  // The file of the detectors' state, made by save_watches(), exists if an earlier agent followed the run.
   if (run->directory_->status_of(WatchState::kFile)) run->pipeline_->set_followed_before();
   run->watch_state_.restore(*run->directory_, options.label, options.record, run->record_.get(),
                             &run->pipeline_->watches(), &run->pipeline_->written_lines());
@@ -160,8 +157,7 @@ std::unique_ptr<Run> Run::open(const RunOptions& options, std::unique_ptr<Direct
   for (const auto& [run_and_rank, watch] : run->pipeline_->watches().all())
     run->pipeline_->adviser().restore(run_and_rank.second, watch.states());
   run->record_was_incomplete_ = run->has_incomplete_file_ = run->directory_->has(kRecordIncomplete);
-  // Creates this file now. When the run ends, the tmpfs may have no free inode except one that the launcher
-  // frees for the summary.
+  // Creates this file now: when the run ends, the last free inode of the tmpfs may be needed for the summary.
   run->save_watches();
   return run;
 }
@@ -232,18 +228,17 @@ bool Run::discover(Registry* registry) {
   return !found.empty();
 }
 
-// If there are too many segments, drops the statistics of the oldest ones that have ended and were replaced
-// by a later process of the same rank.
+// If there are too many segments, drops the oldest ended ones whose rank has a later process.
 void Run::make_room() {
   const auto is_over = [](const auto& each) { return each->is_finished() && !each->rank.current; };
   auto over = static_cast<size_t>(std::count_if(followed_.begin(), followed_.end(), is_over));
-  const bool is_full = followed_.size() >= kMostSegments;  // counts segments that cannot be dropped, too
+  const bool is_full = followed_.size() >= kMostSegments;
   if (over <= kMostReplaced && !is_full) return;
   if (!has_warned_of_limit_)
     spdlog::warn("{}: more than {} processes have trained; {}", options_.label, followed_.size(),
                  over > 0 ? "the summary has the latest" : "further ones are not followed");
   has_warned_of_limit_ = true;
-  // If followed_ is full, drops more at once, so that not every new segment makes room again.
+  // If followed_ is full, drops many at once, so that room need not be made for every new segment.
   const size_t kept = is_full ? kMostReplaced / 2 : kMostReplaced;
   std::erase_if(followed_, [&](const auto& each) {
     if (over <= kept || !is_over(each)) return false;
@@ -301,7 +296,7 @@ void Run::announce(Followed& followed) {
 }
 
 // Finishes a process whose rank has a later process, and removes its segment at once: a command that trains
-// again and again would fill the node's shared memory. The state stays kRunning until the launcher reports
+// again and again would fill the node's shared memory. rank.state stays kRunning until the launcher reports
 // how its command ended; then drain() sets it.
 void Run::retire(Followed& followed) {
   followed.finish(RunState::kRunning);

@@ -110,8 +110,7 @@ struct SequencePlace {
 // Finds the sequence that batch.place chooses, by bisection. If `place` is uniform, every query position is
 // equally likely and an empty sequence is never chosen. The offsets may be invalid: the result always lies
 // within batch.queries and batch.keys. It has no positions if offsets that were read are negative, do not
-// increase or are too large, or if the sequence is too long or has no keys. Offsets are read with
-// memory.load<int32_t>(address).
+// increase or are too large, or if the sequence is too long or has no keys. `memory` reads the offsets.
 template <class Memory>
 FORESHOCK_DEVICE SequencePlace find_sequence(const PackedSequences& batch, const Memory& memory) {
   const auto offset = [&memory](uint64_t offsets, uint32_t n) {

@@ -1,6 +1,5 @@
 // Recognizes query and key projections by their names and shapes, and copies the rows of their heads. kFused
-// projections compute all queries, then all keys, then all values; kGrouped ones these for each kv-head in
-// turn.
+// projections compute all queries, then all keys, then all values; kGrouped ones these for each kv-head.
 #include "libmonitor/heads.h"
 
 #include <algorithm>

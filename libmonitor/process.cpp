@@ -32,7 +32,7 @@ uint64_t load(uint64_t& word) { return std::atomic_ref<uint64_t>(word).load(std:
 constexpr uint32_t kSlotsToDouble = 32;  // if this many slots of double size fit, slots get double size
 
 // If fewer than kFewWhole slots that hold a whole slice fit, slices are split over smaller slots: at most
-// kSlotsOfParts slots, each with at least kLeastPart bytes.
+// kSlotsOfParts slots, each with at least kLeastPart bytes and a multiple of 64.
 constexpr uint64_t kFewWhole = 8, kSlotsOfParts = 32, kLeastPart = uint64_t{256} << 10;
 constexpr uint64_t kLeastTensorRingBytes = uint64_t{256} << 10, kMostTensorRingBytes = uint64_t{4} << 20;
 
@@ -303,8 +303,7 @@ bool ProcessState::prepare_own_page() {
 }
 
 // Returns null, or the reason for off(). `share` is divided into the fixed part (counters, steps, layers),
-// the ring of weight tensor records (kTensorHeadOnly: without records), and slots. The fixed part may exceed
-// the share, up to half of the free memory.
+// the ring of weight tensor records (kTensorHeadOnly: empty), and slots. The fixed part may exceed `share`.
 const char* ProcessState::create_segment(uint64_t slot_bytes_needed) {
   if (access(settings_.directory, W_OK | X_OK) != 0) return "no_directory";
   const FreeMemory free = free_shared_memory(settings_.directory);
@@ -316,6 +315,7 @@ const char* ProcessState::create_segment(uint64_t slot_bytes_needed) {
   SlotPlan plan = {0, 0};
   const uint64_t need = slot_bytes_needed != 0 ? slot_bytes_needed : kUnknownSlotBytes;
   if (settings_.slices && share > fixed + ring) plan = plan_slots(share - fixed - ring, need);
+  // At least half of the free memory must stay free.
   if (fixed > free.bytes / 2) return free.limited_by_cgroup ? "memory_limit" : "no_space";
 
   segment::SegmentRequest request = {settings_.directory, settings_.rank,  fresh_nonce(),

@@ -108,8 +108,7 @@ struct OwnPage {
 };
 static_assert(sizeof(OwnPage) <= 4096);
 
-// The state of the monitor in this process. The only object, g_process, is never destroyed, since threads may
-// still call it while the process ends.
+// The state of the monitor in this process: g_process, never destroyed, since threads may use it during exit.
 class ProcessState {
  public:
   uint32_t hot() const { return own()->hot.load(std::memory_order_relaxed); }
@@ -122,8 +121,7 @@ class ProcessState {
   bool is_inherited() const;
 
   // Creates the segment, once, and calls `prepare` before other threads can use it. `slot_bytes_needed`: size
-  // of a sampled slice; 0: unknown. Returns whether this call created it; false at once if another thread
-  // does.
+  // of a sampled slice; 0: unknown. Returns whether this call created it; does not wait for another thread.
   bool arm(uint64_t slot_bytes_needed, void (*prepare)());
 
   // Switches the monitor off for the rest of the process. Leaves `reason` in a file name, for the launcher.
@@ -132,8 +130,7 @@ class ProcessState {
   // Returns the block in which this thread counts. Before the segment exists, all threads share `local`.
   Counting counting();
 
-  // Adds the calls of all threads so far to `calls` (forward, backward). Also works before the segment
-  // exists.
+  // Adds the calls of all threads so far to `calls` (forward, backward), also before the segment exists.
   void add_calls_to(uint64_t (&calls)[segment::kPasses]) const;
 
   // Moves the counts of the local block into the shared block of the segment. Also called at the end of

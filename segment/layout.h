@@ -33,8 +33,7 @@ inline std::string hexadecimal(uint64_t hash) {
 // all ranks that report the same steps. One caller at a time.
 class StepStride {
  public:
-  // Adds the number of a reported step. Any number is allowed, since the trainer chooses it. A negative
-  // number means that the step is unknown.
+  // Adds the number of a reported step, which the trainer chooses: any number is allowed; negative: unknown.
   void add(int64_t step) {
     const int64_t difference = last_ < 0 || step < 0 ? 1 : step - last_;
     stride_ = std::max<int64_t>(1, std::min(difference, difference_));
@@ -146,8 +145,7 @@ struct Op {
 };
 
 // Counters of a thread. The sum of calls equals the sum of unsampled, skipped and sampled. Every block but
-// the last has a single writer; every word is stored atomically. Blocks do not share cache lines, so threads
-// do not slow each other down.
+// the last has a single writer; every word is stored atomically. For speed, blocks share no cache lines.
 struct alignas(64) ThreadBlock {
   uint64_t claimed;         // 1: a thread counts here, or did so before it ended
   uint64_t calls[kMaxOps];  // attention calls of each operation
@@ -159,8 +157,7 @@ struct alignas(64) ThreadBlock {
 };
 static_assert(sizeof(ThreadBlock) == 832);
 
-// Bit of StepRecord::given: skipped_steps is unknown. A gradient scaler decides on a device whether the
-// optimizer skips its step.
+// Bit of StepRecord::given: skipped_steps is unknown, since a gradient scaler on a device decides on skips.
 inline constexpr uint32_t kSkipsUnseen = uint32_t{1} << 31;
 
 // Bit of StepRecord::given: the step belongs to the first look (libmonitor/sampling.h), the first sampled
@@ -214,8 +211,7 @@ struct UnseenName {
 };
 static_assert(sizeof(UnseenName) == 64);
 
-// Attention and numbers that the hooks miss, counted over the life of the process. Every word except
-// kernel_count_holder is stored atomically.
+// Counts of attention and numbers that hooks miss. All words but kernel_count_holder are stored atomically.
 struct Coverage {
   // CUDA graphs (libmonitor/coverage.h): a launch runs the recorded calls without calling a hook.
   uint64_t graph_launches;           // launches of graphs whose recording was seen
@@ -333,7 +329,7 @@ struct Slot {
   uint64_t call;     // ordinal of the call within its step
   int32_t op;        // index in the region kOps
   uint32_t pass;
-  uint32_t dtype;       // of query, key, value, out, grad_out, grad_query; these are the formats of hook.h
+  uint32_t dtype;       // format (FORESHOCK_... of hook.h) of all payloads but mask, log_sum_exp and key sums
   uint32_t mask_dtype;  // FORESHOCK_DTYPE_NONE (0): no mask
   uint32_t lse_dtype;
   uint32_t layer_source;
@@ -365,8 +361,7 @@ struct Slot {
   // key_limit[row] the first query position that sees it. first_key and part_keys are then query rows.
   uint32_t columns;
   // The number of NaN and Inf in the output of head[0] over all query positions, at most 2^32 - 1. Counted in
-  // some forward calls on the host without a mask. 0 if not counted, or if inputs of this head are not
-  // finite.
+  // some forward calls on the host without a mask, if all inputs of this head are finite; else 0.
   uint32_t nonfinite_out;
 };
 static_assert(sizeof(Slot) == 648);

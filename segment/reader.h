@@ -1,8 +1,7 @@
 // The agent's side of a segment, the shared memory of one trainer process (segment/layout.h): functions that
 // parse its bytes (parser.cpp), and SegmentReader (reader.cpp), which reads the regions of its .seg file and
 // writes its .ctl file, the control file. The bytes may be torn (changed while they were read), truncated or
-// hostile. Parsing functions that return const char* return null on success, else the reason as a static
-// sentence. A fuzzer tests all of them.
+// hostile. Parsing functions that return const char* return null on success, else a reason (a static string).
 #ifndef FORESHOCK_SEGMENT_READER_H_
 #define FORESHOCK_SEGMENT_READER_H_
 
@@ -160,7 +159,7 @@ class SegmentReader {
   std::optional<int> exit_status() const;
   std::vector<Op> ops() const;
   std::vector<Layer> layers() const;
-  Layer layer(uint32_t index) const;  // all zero if there is no layer `index`
+  Layer layer(uint32_t index) const;  // all zero if the layer does not exist
   // Returns the names of StepRecord::scalars known so far, in their order.
   std::vector<std::string> scalar_names() const;
   std::vector<UnseenName> unseen_names() const;
@@ -169,8 +168,7 @@ class SegmentReader {
 
   // Returns the step records that are not consumed yet; `now_ns` is CLOCK_REALTIME. Stops before the first
   // pending record, some numbers of which have not arrived from a device. But if more than kMostPendingSteps
-  // records follow, or after kMostPendingSteps times its duration (at least 1 s), a pending record is
-  // returned.
+  // records follow, or after kMostPendingSteps times its duration (at least 1 s), the record is returned.
   std::vector<StepRecord> unread_steps() { return unread_steps(now_ns()); }
   std::vector<StepRecord> unread_steps(uint64_t now_ns);
   // Consumes the result of the last unread_steps(). Records overwritten unread count as steps_lost().
@@ -193,7 +191,7 @@ class SegmentReader {
     const char* why = nullptr;  // the reason if the slice is invalid; then it must be consumed as lost
     SlotView view;              // its payloads are valid until the next call of next_ready()
   };
-  // Finds the next complete slice. Returns false if there is none. Until the trainer publishes another slice,
+  // Finds the next complete slice; false: no slice is complete. Until the trainer publishes another slice,
   // further calls then cost only one read: that of the counters of published slices.
   bool next_ready(Ready* ready);
 
@@ -217,7 +215,7 @@ class SegmentReader {
     const char* why = nullptr;  // the reason if the record is invalid
     TensorView view;            // its payloads are valid until the next call of next_tensor()
   };
-  // Finds the next tensor record. Returns false if there is none. If the record is invalid and its length is
+  // Finds the next tensor record; false: none was written. If the record is invalid and its length is
   // unknown, consume_tensor() skips all tensor records written so far.
   bool next_tensor(ReadyTensor* ready);
   void consume_tensor();           // consumes the record that next_tensor() found last

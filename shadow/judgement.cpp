@@ -107,8 +107,8 @@ double squared_error(const Row& row, const double* exact, ValueAt value_at) {
   return std::isnan(sum) ? kInfinity : sum;
 }
 
-// Returns the squared error against `given`, without the component of the error along the mean key (weighted
-// by attention). Rounding errors of the gradients of the scores add up along the mean key. If the keys of a
+// Returns the squared error against `given`, without the component of the error along the mean key,
+// row.key_mean. Rounding errors of the gradients of the scores add up along the mean key. If the keys of a
 // layer have a large common part, this component alone can exceed the error of a wrong gradient.
 template <class ValueAt>
 double squared_error_across(const Row& row, ValueAt value_at) {

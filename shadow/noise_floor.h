@@ -33,8 +33,7 @@ struct NoiseFloors {
 // like a kernel, so the error of fused is taken against Reference::given_grad_query. Plain uses its own
 // rounded out and weights, so the error of plain is taken against Reference::grad_query. In a partial row the
 // given log_sum_exp covers keys outside of the slice. Plain then multiplies its weights by Reference::share,
-// uses the given out, and is compared with given_grad_query. A row that sees no key has out 0 and grad_query
-// 0.
+// uses the given out, and is compared with given_grad_query. In a row that sees no key, all results are 0.
 void compute_noise_floors(const AttentionSlice& slice, const Reference& reference, NoiseFloors* floors);
 
 }  // namespace foreshock

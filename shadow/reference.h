@@ -34,12 +34,10 @@ struct Reference {
   std::vector<double> delta;       // [rows], sum of grad_out * out
   std::vector<double> grad_query;  // [rows][head_dim]
   // The gradient that the given out and log_sum_exp (the trainer's) define, with weights exp(score - given
-  // log_sum_exp). A backward kernel must compute this gradient. With context parallelism (other ranks have
-  // more keys of the row), it differs from grad_query, since the given values then cover more keys than the
-  // slice has.
+  // log_sum_exp). A backward kernel must compute this gradient. With context parallelism it differs from
+  // grad_query, since the given values then also cover keys that the slice lacks (other ranks have them).
   std::vector<double> given_grad_query;  // [rows][head_dim]
-  // [rows], sum of exp(score - given log_sum_exp) over the slice's keys: 1, unless the given log_sum_exp
-  // covers keys that the slice lacks.
+  // [rows], sum of exp(score - given log_sum_exp) over the slice's keys: 1 if it covers no other keys.
   std::vector<double> share;
   std::vector<double> given_delta;  // [rows], sum of grad_out * given out
   std::vector<double> key_mean;     // [rows][head_dim], mean of the keys, weighted by the attention weights
@@ -53,8 +51,8 @@ struct Reference {
 bool is_above(double given, double log_sum_exp, double logit_abs_max);
 
 // Computes the reference of a slice, which must be valid (judgement.h). A row that sees no key has out 0,
-// log_sum_exp -Inf and grad_query 0. Infinities and NaN of the inputs propagate. If no log_sum_exp is given,
-// the computed one is used instead.
+// log_sum_exp -Inf and grad_query 0. Infinities and NaN of the inputs propagate. Without a given log_sum_exp,
+// the computed one is used.
 void reference(const AttentionSlice& slice, Reference* result);
 
 // Defines the result of reference(), one element at a time with std::fma.

@@ -381,8 +381,7 @@ inline bool describe_tensors(const AttentionInputs& in, bool backward, foreshock
   return true;
 }
 
-// Describes a call. `in` must also have the results of the operation. Returns kDescribed, or the reason to
-// skip the call (FORESHOCK_SKIP_...).
+// Describes a call. `in` must also have the operation's results. Returns kDescribed or a FORESHOCK_SKIP_....
 inline uint32_t describe_call(const AttentionInputs& in, const Semantics& semantics, bool backward,
                               foreshock_attention_call* call) {
   if (!in.query.defined()) return FORESHOCK_SKIP_LAYOUT;

@@ -388,8 +388,7 @@ class LossHook final : public c10::OperatorKernel {
 
 // Returns the number by which an autograd node divides, if it is a whole Python number of at least 2; else 0.
 // Trainings that accumulate gradients over n backward passes divide the loss by n. Reads the node's saved
-// tensor without running the user's saved-tensor hooks; returns 0 if this version of torch lacks
-// get_raw_data.
+// tensor without running the user's saved-tensor hooks; returns 0 if torch has no function for this.
 inline double divisor_of(const torch::autograd::Node* node) noexcept try {
   const auto* division = dynamic_cast<const torch::autograd::generated::DivBackward0*>(node);
   if (!division) return 0;
