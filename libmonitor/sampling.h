@@ -102,8 +102,8 @@ class OrdinalFollower {
 // max_slowdown times its length and pays for the monitor's time in it. A sampled step is allowed while the
 // balance is not negative, and may take as many slices as the balance is expected to pay for. Savings are
 // limited to the earnings of one sampling interval plus the cost of the smallest sample, so that a quiet hour
-// does not pay for an expensive minute. Debt is limited to the earnings of 64 intervals, so that one stall (a
-// storm of page faults, a stopped process) does not stop the sampling for good.
+// does not pay for an expensive minute. Debt is limited to the earnings of 64 intervals, so that one stall
+// (many page faults, a stopped process) does not stop the sampling for good.
 class Budget {
  public:
   // Sets the limit to `times` times max_slowdown (`times` > 1 in a burst). Below 100 % it stays below 100 %.

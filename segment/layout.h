@@ -309,9 +309,9 @@ struct Payload {
 // The extent of the sampled sequence of a packed batch, which concatenates sequences of different lengths.
 // The lengths are only on the device, so the device writes this struct together with the rows.
 struct SequenceTold {
-  uint32_t number, queries, keys;  // index of the sequence in the batch; its numbers of queries and of keys
-  uint32_t positions;              // sampled positions of each head; 0: no rows were copied
-  uint32_t position[kRowsPerSlice];
+  uint32_t number, queries, keys;    // index of the sequence in the batch; its numbers of queries and of keys
+  uint32_t positions;                // sampled positions of each head; 0: no rows were copied
+  uint32_t position[kRowsPerSlice];  // the sampled query positions, from the start of the sequence
 };
 
 // Values of Slot::packed. kNotPacked: a slice of an ordinary batch. Others: a slice of a packed batch, with
@@ -325,14 +325,14 @@ struct Slot {
   uint64_t sequence;  // 2t if it holds ticket t, 2t - 1 while it is written, 0: never used
   uint64_t ticket;
   int64_t step;
-  uint64_t time_ns;  // CLOCK_REALTIME
-  uint64_t call;     // ordinal of the call within its step
-  int32_t op;        // index in the region kOps
-  uint32_t pass;
+  uint64_t time_ns;     // CLOCK_REALTIME
+  uint64_t call;        // ordinal of the call within its step
+  int32_t op;           // index in the region kOps
+  uint32_t pass;        // 0 forward, 1 backward
   uint32_t dtype;       // format (FORESHOCK_... of hook.h) of all payloads but mask, log_sum_exp and key sums
   uint32_t mask_dtype;  // FORESHOCK_DTYPE_NONE (0): no mask
-  uint32_t lse_dtype;
-  uint32_t layer_source;
+  uint32_t lse_dtype;   // format of log_sum_exp; 0: absent
+  uint32_t layer_source;  // LayerSource
   int32_t layer;  // index in the region kLayers; -1: unknown; with LayerSource::kOrdinal the ordinal itself
   uint32_t rows, keys, head_dim, value_dim;  // of the whole slice
   uint32_t heads_in_slice;                   // rows = heads_in_slice x positions, head-major
@@ -340,16 +340,16 @@ struct Slot {
   uint64_t query_length, key_length;  // of the whole call; keys <= key_length were copied
   double scale;
   uint32_t key_limit[kRowsPerSlice];  // row r sees keys [0, key_limit[r])
-  uint32_t position[kRowsPerSlice];
-  uint32_t head[kRowsPerSlice];
+  uint32_t position[kRowsPerSlice];   // query position of row r
+  uint32_t head[kRowsPerSlice];       // query head of row r
   Payload payload[kPayloads];
-  uint64_t device_begin_ns, device_end_ns;  // of the gather, by the device's clock; 0: no gather
+  uint64_t device_begin_ns, device_end_ns;  // of the copying kernel, by the clock of the device; 0: none
   // A slice larger than a slot is stored in several slots with consecutive tickets. Each slot holds a range
   // of the slice's keys (payloads kKey, kValue, kMask). The first slot also holds all other payloads.
-  uint64_t first_ticket;  // ticket of part 0
-  uint32_t part, parts;   // parts 0: this slot holds the whole slice
-  uint32_t first_key, part_keys;
-  uint32_t without_out;  // 1 (forward only): the output is left out, because dropout has changed it
+  uint64_t first_ticket;          // ticket of part 0
+  uint32_t part, parts;           // parts 0: this slot holds the whole slice
+  uint32_t first_key, part_keys;  // if parts > 1: range of keys in this slot
+  uint32_t without_out;           // 1 (forward only): the output is left out, because dropout has changed it
   // For a packed batch, the rows, keys, limits, positions, lengths and payload sizes above are those of the
   // longest possible sequence. `told` has the real extent. The data is at the start of each payload.
   uint32_t packed;

@@ -249,7 +249,7 @@ class TrainingClock {
   }
 
   // As on_root(), for a root on a device. A root that is or may be scaled is kept until the scaler divides
-  // the gradients by the scale (on_unscale()). Cross-entropies, even dropped ones, prevent this.
+  // the gradients by the scale (on_unscale()), but not if there are cross-entropies, even dropped ones.
   void on_root_on_device(const at::Tensor& loss, bool is_product, double divisor) noexcept {
     root_count_.fetch_add(1, std::memory_order_relaxed);
     uint64_t number = watched_numbers().number_of(loss);
