@@ -388,11 +388,12 @@ bool ProcessState::arm(uint64_t slot_bytes_needed, void (*prepare)()) {
     return false;
   }
   armed_.store(self);
-  const uint32_t known = ops_known_.load(std::memory_order_acquire);
-  std::copy_n(ops_, known, writer_.ops());
+  const uint32_t published = publish_ops(0);
   prepare();  // before the flag kHotArmed is stored, after which other threads use the segment
   const uint32_t generation = generation_.fetch_add(1) + 1;  // the upper bits of the hot word count segments
   own()->hot.store(kHotArmed + generation * kHotGeneration, std::memory_order_release);
+  // Another thread may have registered an operation since publish_ops(0), and may have seen the flag unset.
+  with_ops([&] { return static_cast<int32_t>(publish_ops(published)); });
   drain_local();
   on_exit(note_exit, nullptr);
   arming_.store(0);
@@ -425,14 +426,26 @@ void ProcessState::off(const char* reason) {
   write_owner(path, settings.launcher_id);
 }
 
-// Retries while another thread holds the lock, for microseconds. Other functions of the monitor return at
-// once instead, but an operation without a number would be missed for the whole run.
-int32_t ProcessState::register_op(const char* name, uint32_t pass) {
+// Returns f(), called with the lock of the operations; -1 if the lock stays taken. Retries while another
+// thread holds it, for microseconds. Other functions of the monitor return at once instead, but an operation
+// without a number, or without a name in the segment, would be missed for the whole run.
+int32_t ProcessState::with_ops(auto f) {
   constexpr int kTries = 100'000;
-  if (pass >= segment::kPasses || name == nullptr) return -1;
   for (int n = 0; n < kTries; ++n)
-    if (TryLock lock(ops_busy_); lock) return add_op(name, pass);
+    if (TryLock lock(ops_busy_); lock) return f();
   return -1;
+}
+
+// Copies the operations from number `first` on into the segment. Returns the number of all operations.
+uint32_t ProcessState::publish_ops(uint32_t first) {
+  const uint32_t known = ops_known_.load(std::memory_order_acquire);
+  std::copy(ops_ + first, ops_ + known, writer_.ops() + first);
+  return known;
+}
+
+int32_t ProcessState::register_op(const char* name, uint32_t pass) {
+  if (pass >= segment::kPasses || name == nullptr) return -1;
+  return with_ops([=, this] { return add_op(name, pass); });
 }
 
 int32_t ProcessState::add_op(const char* name, uint32_t pass) {

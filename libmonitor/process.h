@@ -162,6 +162,8 @@ class ProcessState {
   const char* create_segment(uint64_t slot_bytes_needed);
   OwnPage* own() const { return own_.load(std::memory_order_relaxed); }
   bool prepare_own_page();
+  int32_t with_ops(auto f);
+  uint32_t publish_ops(uint32_t first);
   int32_t add_op(const char* name, uint32_t pass);
   void apply_to_settings(const segment::Identity& described);
   segment::Identity identity_of(const segment::SegmentRequest& given) const;

@@ -4,6 +4,7 @@
 #include <thread>
 #include <utility>
 
+#include "libmonitor/process.h"
 #include "tests/libmonitor/monitor_fixture.h"
 
 namespace foreshock {
@@ -239,6 +240,17 @@ TEST_F(Monitor, OneOperationByTwoWaysHasOneNumber) {
     EXPECT_EQ(foreshock_register_op("test::backward", FORESHOCK_BACKWARD), trainer.backward_op);
     EXPECT_NE(foreshock_register_op("test::forward", FORESHOCK_BACKWARD), trainer.forward_op);
   });
+}
+
+// Another thread may register it, for example when a library is imported late.
+TEST_F(Monitor, AnOperationThatComesWhileTheSegmentIsCreatedIsInIt) {
+  in_child({}, [] {
+    foreshock_register_op("test::early", FORESHOCK_FORWARD);
+    ASSERT_TRUE(g_process.arm(0, [] { foreshock_register_op("test::late", FORESHOCK_FORWARD); }));
+  });
+  auto reader = open();
+  ASSERT_NE(reader, nullptr);
+  EXPECT_EQ(reader->ops().size(), 2u);
 }
 
 TEST_F(Monitor, TheLastOperationThatThereIsRoomForIsCountedToo) {
