@@ -162,12 +162,16 @@ std::string search_path() {
   return path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin";
 }
 
-// Returns the options of an interpreter: the words from `begin` to before its script, module or program text.
+// Returns the options of an interpreter without their values: the words from `begin` to before its script,
+// module or program text.
 std::vector<std::string> options_from(const std::vector<std::string>& command, size_t begin) {
   std::vector<std::string> options;
   for (size_t n = begin; n < command.size() && command[n].size() > 1 && command[n][0] == '-'; ++n) {
     if (command[n] == "-c" || command[n] == "-m") break;
     options.push_back(command[n]);
+    const bool has_value =
+        command[n] == "-X" || command[n] == "-W" || command[n] == "--check-hash-based-pycs";
+    n += has_value;
   }
   return options;
 }
@@ -280,8 +284,7 @@ Adapter prepare_adapter_for(const Installation& installation, const FoundLibtorc
     return {"failed", "", "", "the dynamic linker finds no libtorch_cpu.so for it; set LD_LIBRARY_PATH"};
   if (libtorch.home.empty())
     return {"failed", "", "", libtorch.library + " has no headers in ../include; install LibTorch whole"};
-  const char* path = std::getenv("PATH");
-  const std::string python = look_up("python3", path != nullptr ? path : "/usr/bin:/bin");
+  const std::string python = look_up("python3", search_path());
   if (python.empty())
     return {"no_python", "", "", "python3 builds the adapter, and there is none in PATH; install it"};
   return prepare_adapter(installation, python, cache, libtorch.home);
@@ -356,9 +359,9 @@ bool is_static_program(const std::string& path) {
 }
 
 FoundLibtorch find_libtorch(const std::vector<std::string>& command) {
-  const char* path = std::getenv("PATH");
+  const std::string path = search_path();
   for (size_t n = 0; n < command.size(); ++n) {
-    const std::string program = look_up(command[n], path != nullptr ? path : "/usr/bin:/bin");
+    const std::string program = look_up(command[n], path);
     std::string library;
     if (!program.empty() && lists_libtorch(program, &library)) {
       std::error_code ignored;

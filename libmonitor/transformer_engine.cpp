@@ -173,7 +173,7 @@ namespace {
 // Values of NVTE_QKV_Layout, NVTE_QKV_Format and NVTE_Mask_Type, which have not changed since 2.0. A layout
 // names the dimensions in memory: s position, b batch, h head, d element. kSbhdBshd: query sbhd, key bshd.
 enum Layout : uint32_t { kSbhdBshd = 15, kBshdSbhd = 16 };  // other values are used only in kLayouts
-enum Format : uint32_t { kFormatSbhd = 0, kFormatBshd = 1, kFormatBhsd = 7, kNoFormat = 99 };
+enum Format : uint32_t { kFormatSbhd = 0, kFormatBshd = 1, kFormatBhsd = 7 };
 enum Mask : uint32_t { kNoMask = 0, kCausal = 2, kCausalBottomRight = 4 };
 
 // The order of a tensor's dimensions, the number of tensors that are packed together (itself included), and
