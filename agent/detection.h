@@ -1,6 +1,6 @@
-// Passes the lines of the record (steps, checked slices, weights) to the detectors of every rank, while the
-// agent writes them or from a recorded file. A detector warns if a series of numbers, such as the gradient
-// norms, becomes unusual. Detectors have no other input, so the same lines give the same events.
+// Passes the lines of the record (steps, checked slices, weights) to the detectors of each rank, when the
+// agent writes a line or when a command reads a record. A detector warns if a series of numbers, such as the
+// gradient norms, becomes unusual. Detectors have no other input, so the same lines give the same events.
 #ifndef FORESHOCK_AGENT_DETECTION_H_
 #define FORESHOCK_AGENT_DETECTION_H_
 
@@ -16,61 +16,65 @@
 
 namespace foreshock {
 
-// Name of the event in the record that marks where the detectors of a run were reset.
+// Name of the event in the record that marks where the detectors of a run start from an empty state.
 inline constexpr const char* kDetectorsBeginAnew = "detectors_begin_anew";
 
-// The detectors of all ranks of all runs. Not thread-safe.
+// The detectors of all ranks of all runs; a RankWatch has those of one rank. Not thread-safe.
 class Watches {
  public:
-  // Each call processes one line, in the order of the record. Returns the events that it causes, as lines
-  // without a time; valid until the next call. A line without a rank or a step is ignored.
+  // Processes one line; the caller passes lines in the order of the record. Returns the events that the line
+  // causes, as lines without a time, valid until the next call. A line without a rank or a step is ignored.
   const std::vector<EventLine>& observe(const StepLine& line);
   const std::vector<EventLine>& observe(const SampleLine& line);
   const std::vector<EventLine>& observe(const SpectrumLine& line);
-  // Tensor and optimizer lines have no rank: the detectors of the run's lowest rank so far get them.
+  // Tensor and optimizer lines have no rank. They go to the detectors of the lowest rank that the run has so
+  // far, and are ignored before the run has a rank.
   const std::vector<EventLine>& observe(const TensorLine& line);
   const std::vector<EventLine>& observe(const OptimizerLine& line);
-  // Ignores every event other than kDetectorsBeginAnew.
+  // At the event kDetectorsBeginAnew, removes the detectors of its run. Ignores all other events.
   const std::vector<EventLine>& observe(const EventLine& line);
   // Other kinds of lines cause no events.
   template <class Line>
   const std::vector<EventLine>& observe(const Line&) {
-    begin();
-    return lines_found_;
+    clear_results();
+    return event_lines_;
   }
 
-  // Returns the detectors of a rank, or null if there was no line of that rank. Valid as long as this object.
+  // Returns the detectors of a rank, or null if there was no line of that rank. Valid until restore() or
+  // kDetectorsBeginAnew removes them.
   const RankWatch* watch_of(const std::string& run, int64_t rank) const;
   const std::map<std::pair<std::string, int64_t>, RankWatch>& all() const { return watches_; }
 
-  // From now on each observe() replaces *readings by the values that the detectors got. Null ends this.
+  // From now on each observe() sets *readings to the values that it gave to detectors, each with the score
+  // and level that the detector computed. Null ends this.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
   // Number of lines given to the detectors since this object was constructed. restore() does not change it.
   uint64_t lines() const { return lines_; }
-  // Number of lines ignored because there are too many ranks.
+  // Number of lines ignored because there are too many ranks (limit: 4096) or the run's name is too long.
   uint64_t lines_left_out() const { return lines_left_out_; }
   int64_t last_rank() const { return last_rank_; }  // the rank whose detectors received the last line
-  // Serializes the state of all detectors, together with `note`, a number that restore() returns.
+  // Serializes the state of all detectors, together with a number that restore() returns in *note: the agent
+  // passes the size of the record, so that the next agent reads only the lines after it.
   std::string save(uint64_t note) const;
   // Restores the state that save() has written. The bytes are untrusted: returns false and changes nothing if
-  // they are not from save(), or from a version with other detectors or thresholds.
+  // save() did not write them, or wrote them in a version with other detectors or thresholds.
   bool restore(std::string_view bytes, uint64_t* note);
 
  private:
-  void begin();  // clears the events and readings of the previous observe()
-  // Returns the detectors of a rank, created if missing, or null if there are too many ranks.
+  void clear_results();  // clears the events and readings of the previous observe()
+  // Returns the detectors of a rank, created if missing, for one line, and counts the line in lines_. If
+  // there are too many ranks or the run's name is too long, counts it in lines_left_out_ and returns null.
   RankWatch* watch_for(const std::string& run, int64_t rank);
-  // Passes a value of the run to the detectors of its lowest rank. `place` names the series; `span` is the
-  // number of steps that the value covers, or 0 if that is always the same.
+  // Passes a value of a tensor to one detector of the run's lowest rank. `place`: the tensor, whose values
+  // form a series. `span`: the number of steps that the value covers, or 0 if every value covers as many.
   const std::vector<EventLine>& observe_of_run(const std::string& run, DetectorId detector,
                                                const std::string& place, const std::string& layer,
                                                int64_t step, double value, int64_t span = 0);
-  // Converts the events that the detectors found to record lines, and returns these.
-  const std::vector<EventLine>& end(const std::string& run, int64_t rank);
+  const std::vector<EventLine>& convert_events(const std::string& run, int64_t rank);  // to event_lines_
 
   std::map<std::pair<std::string, int64_t>, RankWatch> watches_;
-  std::vector<WatchEvent> found_;       // events of the present observe()
-  std::vector<EventLine> lines_found_;  // the same as lines of the record
+  std::vector<WatchEvent> events_;      // events of the present observe()
+  std::vector<EventLine> event_lines_;  // the same as lines of the record
   std::vector<WatchReading>* readings_ = nullptr;
   uint64_t lines_ = 0, lines_left_out_ = 0;
   int64_t last_rank_ = 0;
@@ -79,7 +83,7 @@ class Watches {
 // One sentence per detector with too many series: "rms_staleness has no room for 91808 of its series".
 std::vector<std::string> series_left_out(const RankWatch& watch);
 // Returns series_left_out() of all ranks, with a prefix "rank 3: " if there are several ranks, and a sentence
-// about ignored ranks if there are any.
+// about lines_left_out() if it is not 0.
 std::vector<std::string> left_out(const Watches& watches);
 
 // Results of the benchmark of detectors (docs/precursors.md) for one detector, over all trainings of the
@@ -87,14 +91,13 @@ std::vector<std::string> left_out(const Watches& watches);
 struct Measured {
   double events, hits;   // loss events, and loss events that an alarm preceded
   double alarms, right;  // alarms, and alarms that an event followed
-  double lift;           // how much more often an event follows an alarm than an arbitrary step; 1: chance
+  double lift;           // how many times more often an event follows an alarm than an arbitrary step
   double lead_median;    // steps from the alarm to the event
   double false_per_10k;  // alarms per 10 000 steps of healthy trainings
-  bool proven;           // on by default (docs/detectors.md)
+  bool proven;           // few false alarms and enough true ones; the other detectors are experimental
   std::optional<double> precision() const {  // share of the alarms that an event followed
     return alarms > 0 ? std::optional<double>(right / alarms) : std::nullopt;
   }
-  // Whether the results show few false alarms and useful true ones. Other detectors are experimental.
   bool is_proven() const { return proven; }
 };
 

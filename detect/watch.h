@@ -1,5 +1,7 @@
-// Runs all detectors (detector.h) and loss rules (loss_rules.h) of one rank, over all restarts of a run.
-// Takes values, returns events, and finds for each loss event the episodes of detectors that preceded it.
+// Class RankWatch runs the detectors (detector.h) and loss rules (loss_rules.h) of one rank, over all
+// restarts of a run. It takes values, returns events, and finds for each loss event (a spike, divergence or
+// rise of the loss) the episodes of detectors that preceded it. A detector has a series of values for each
+// layer or weight tensor, or a single one. Its level (quiet, watch, warn) rises if values become unusual.
 #ifndef FORESHOCK_DETECT_WATCH_H_
 #define FORESHOCK_DETECT_WATCH_H_
 
@@ -23,10 +25,10 @@
 
 namespace foreshock {
 
-// A period in which the series of a detector for one layer or tensor, `place`, was above level quiet.
+// A period in which one series of a detector was above level quiet.
 struct Episode {
   DetectorId detector;
-  std::string place, layer;
+  std::string place, layer;    // label of the layer or name of the tensor of the series; label of its layer
   Level most = Level::kWatch;  // highest level during the episode
   int64_t since_step = 0;      // first step
   int64_t warn_step = -1;      // first step at which it warned; -1: not yet
@@ -37,31 +39,32 @@ struct Episode {
 class Precursors {
  public:
   static constexpr size_t kMost = 128;      // episodes kept; the oldest one that is over is dropped first
-  static constexpr size_t kMostNamed = 16;  // episodes named before one event
-  static constexpr int64_t kHorizon = 256;  // steps; an episode that ended earlier is not a precursor
+  static constexpr size_t kMostNamed = 16;  // episodes that before() returns at most
+  static constexpr int64_t kHorizon = 256;  // steps from the end of an episode to the onset, at most
 
   // Records that the level of a series has changed to `level` at `step`.
   void note(DetectorId detector, const std::string& place, const std::string& layer, Level level,
             int64_t step);
 
-  // The episodes that began before step `onset` and lasted until `onset` or ended at most kHorizon steps
-  // before it. Returns the first kMostNamed: those that warned come first, and among equals the earliest.
+  // Returns the episodes that began before step `onset` and either lasted until `onset` or ended at most
+  // kHorizon steps before `onset`. Those that warned come first, the others after them; both by first step.
   std::vector<Episode> before(int64_t onset) const;
 
   // All episodes in the order of their first step.
   const std::deque<Episode>& episodes() const { return episodes_; }
 
-  // Removes all episodes. Called when another part of the training begins.
+  // Removes all episodes. Called when the training has gone back to an earlier step.
   void clear() { episodes_.clear(); }
 
   template <class State>
-  void fields(State& state);
+  void fields(State& state);  // saves or restores the members (state.h)
 
  private:
   std::deque<Episode> episodes_;
 };
 
-// Reads or writes one episode by a reader or writer of state.h. A detector or level out of range is invalid.
+// The functions ..._fields save or restore objects: `State` is StateWriter or StateReader of state.h, and
+// state(x) writes or reads x. The order of the calls is the format. state.require(false) refuses the bytes.
 template <class State>
 void episode_fields(State& state, Episode& episode) {
   int id = static_cast<int>(episode.detector), most = static_cast<int>(episode.most);
@@ -76,7 +79,7 @@ void episode_fields(State& state, Episode& episode) {
   for (int64_t* step : {&episode.since_step, &episode.warn_step, &episode.end_step}) state(*step);
 }
 
-// Reads or writes a list of at most `most` elements; item(state, element) reads or writes one of them.
+// Writes or reads a list, by item(state, element) for each element. Refuses lists longer than `most`.
 template <class State, class List, class Item>
 void list_fields(State& state, List& list, uint64_t most, const Item& item) {
   if constexpr (State::kReads) {
@@ -94,7 +97,8 @@ void Precursors::fields(State& state) {
   list_fields(state, episodes_, kMost, episode_fields<State>);
 }
 
-// The kinds of events. The comments explain `step` of the WatchEvent.
+// The kinds of events. The comments explain `step`, `value` and `level` of the WatchEvent. The onset of a
+// loss event is the step at which it began; the rule declares the event some steps later.
 enum class WatchEventKind : int {
   kLossSpike,              // `step` is the onset
   kDivergence,             // `step` is the onset
@@ -104,13 +108,13 @@ enum class WatchEventKind : int {
   kPrecursor,              // a detector's level has changed to `level` at `step`
 };
 inline constexpr int kWatchEventKinds = 6;
-inline constexpr int kLossEventKinds = 3;  // the first three kinds, which are found in the loss
+inline constexpr int kLossEventKinds = 3;  // the first three kinds are the loss events
 const char* name_of(WatchEventKind kind);
 
 struct WatchEvent {
   WatchEventKind kind;
   int64_t step;
-  double value;  // the value that caused the event; NaN: not finite, or the series was removed at the limit
+  double value;  // the value that caused the event; NaN: not finite, or a series was removed at its limit
   // kPrecursor only:
   DetectorId detector = DetectorId::kCount;
   std::string place, layer;
@@ -118,7 +122,7 @@ struct WatchEvent {
   double score = 0;
 };
 
-// A value given to a detector, and the detector's reading.
+// A value given to a detector, and the detector's level and score after it.
 struct WatchReading {
   DetectorId detector;
   std::string place;
@@ -127,7 +131,7 @@ struct WatchReading {
   Reading reading;
 };
 
-// A spike, divergence or rise of the loss, with the episodes that preceded it.
+// A loss event, with the episodes that preceded it.
 struct LossEventSeen {
   WatchEventKind kind = WatchEventKind::kLossSpike;
   int64_t onset_step = 0, declared_step = 0;
@@ -144,43 +148,46 @@ struct LossCount {
 struct DetectorState {
   Level level = Level::kQuiet;  // highest level of any series
   std::string layer;            // layer of a series with that level
-  int64_t since_step = -1;      // step since which that series is above quiet; -1: it is quiet
+  int64_t since_step = -1;      // first step of an open episode in that layer; -1: there is none
   int64_t last_warn_step = -1;  // -1: never
-  // Values given to the detector, and how often a level has risen to watch and to warn.
+  // Values given to the detector; how often a level has risen from quiet to watch; and how often to warn.
   uint64_t values = 0, watches = 0, warnings = 0;
   size_t series = 0;            // series at present
   uint64_t series_dropped = 0;  // series refused or removed because of the limit
-  // The last value and score of the series with the highest score. NaN: no series has had a finite value
-  // since this process started or the step count last went back.
+  // The last finite value of the series with the highest score, with its score, layer and step. NaN and step
+  // -1: no series has had a finite value since this process started or the step count last went back.
   double value = NAN, score = 0;
   std::string value_layer;
   int64_t value_step = -1;
 };
 
-// Whether the detector has a series for each weight tensor. The others have one for each layer, or only one.
+// Whether the detector has a series for each weight tensor. Others have one for each layer, or a single one.
 constexpr bool is_per_tensor(DetectorId id) {
   return id == DetectorId::kRmsStaleness || id == DetectorId::kWeightShift;
 }
 
 // All detectors of one rank. Every detector has its own limit of series, so that one detector cannot displace
-// the series of another. A detector of layers accepts every new layer; at the limit it removes a series of
-// the lowest level, the one without a value for longest. A detector of tensors refuses new series at the
-// limit. Tensors are measured in turns, so it would otherwise remove every series before its next value.
+// the series of another. A detector of layers accepts every new layer: at the limit it first removes, of its
+// series at the lowest level, the one without a value for longest. A detector of tensors (is_per_tensor())
+// refuses new series at the limit. Tensors are measured in turns, so with the rule of layers a series would
+// be removed before its next value.
 class RankWatch {
  public:
   static constexpr size_t kMostLayers = 4096;           // series of a detector of layers
   static constexpr size_t kMostTensors = 8192;          // series of a detector of tensors
   static constexpr size_t kMostDroppedNames = 1 << 17;  // a detector counts at most this many refused series
-  static constexpr size_t kMostLossEvents = 64;
+  static constexpr size_t kMostLossEvents = 64;         // only the last ones are kept
 
-  // Takes the numbers of an ended optimizer step; unknown numbers are absent. Appends events to `*out`.
+  // Takes the numbers of an ended optimizer step; unknown numbers are absent. Appends events to `*out`. A
+  // step below the last one means that the training has gone back: all detectors and rules then start again.
   void observe_step(int64_t step, const std::optional<double>& loss,
                     const std::optional<double>& gradient_norm, std::vector<WatchEvent>* out);
 
   // Takes a value of a series of one detector. `place` names the series: a layer's label or a tensor's name.
-  // `layer`: the label of the layer, "" if unknown. `control`: the same quantity for the rounded exact result
-  // (for kDrift). `span`: number of steps that the value covers, 0 if not an interval. A change of the span
-  // makes the series learn again, since its earlier values have another meaning. Appends events to `*out`.
+  // `layer`: the label of the layer, "" if unknown. `control`: the same quantity for the rounded exact
+  // result, which only detectors that look for a drift (Look::kDrift) use. `span`: number of steps that the
+  // value covers; 0 if it belongs to one step. If the span changes, the series learns again, since its
+  // earlier values have another meaning. Appends events to `*out`. A refused series gives a quiet Reading.
   Reading observe(DetectorId detector, const std::string& place, const std::string& layer, int64_t step,
                   double value, double control, std::vector<WatchEvent>* out, int64_t span = 0);
 
@@ -190,7 +197,7 @@ class RankWatch {
   const std::deque<LossEventSeen>& loss_events() const { return loss_events_; }
   // Counts of a kind of loss event, one of the first kLossEventKinds; restarts do not reset them.
   const LossCount& losses(WatchEventKind kind) const { return losses_[static_cast<size_t>(kind)]; }
-  // The level of one series; quiet if it does not exist.
+  // The level of one series; quiet if the detector has no such series.
   Level level_of(DetectorId detector, const std::string& place) const;
   // The states of all detectors. Iterates over all series: do not call it for every value.
   std::array<DetectorState, kDetectors> states() const;
@@ -199,16 +206,16 @@ class RankWatch {
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
 
   template <class State>
-  void fields(State& state);
+  void fields(State& state);  // saves or restores the members (state.h)
 
  private:
-  using Key = std::pair<int, std::string>;
+  using Key = std::pair<int, std::string>;  // detector and place
   struct Series {
     Detector detector;
     std::string layer;
     int64_t span = 0;
-    uint64_t last_used = 0;  // used_ after the last value of this series
-    // The last value and its score; not part of the saved state.
+    uint64_t last_used = 0;  // what used_ was at the last value of this series
+    // The last finite value, its score and its step; not part of the saved state.
     double value = NAN, score = 0;
     int64_t step = -1;
   };
@@ -237,8 +244,9 @@ class RankWatch {
   Precursors precursors_;
   std::deque<LossEventSeen> loss_events_;
   std::array<LossCount, kLossEventKinds> losses_;
-  std::array<DetectorState, kDetectors> counts_;  // only the fields that fields() saves are used
-  bool has_step_ = false, gradient_is_nonfinite_ = false;
+  // Only last_warn_step, values, watches and warnings are used; states() computes the other members.
+  std::array<DetectorState, kDetectors> counts_;
+  bool has_step_ = false, gradient_is_nonfinite_ = false;  // the second: of the last norm observed
   int64_t last_step_ = 0;
   std::vector<WatchReading>* readings_ = nullptr;
 };

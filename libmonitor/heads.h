@@ -1,6 +1,7 @@
 // Finds and copies the rows of a projection's weight that belong to the queries and keys of an attention
 // head. A projection is a linear layer that computes the queries, keys or values of attention. Uses the
-// weight's name and shape and the numbers of heads in the sampled attention calls. No heap, no statics.
+// weight's name and shape and the numbers of heads in the sampled attention calls. Allocates no memory. A
+// kv-head is a key/value head. An output of a projection is one number per token: a row of the weight.
 #ifndef FORESHOCK_LIBMONITOR_HEADS_H_
 #define FORESHOCK_LIBMONITOR_HEADS_H_
 
@@ -14,7 +15,7 @@
 
 namespace foreshock {
 
-// Numbers of query heads and key/value heads of calls; `heads` is a multiple of `kv_heads`. All 0: unknown.
+// Numbers of query heads (a multiple of `kv_heads`) and of kv-heads in attention calls. All 0: unknown.
 struct HeadGeometry {
   uint32_t heads = 0, kv_heads = 0, head_dim = 0;
   bool operator==(const HeadGeometry&) const = default;
@@ -25,16 +26,16 @@ enum class ProjectionKind : uint32_t {
   kQuery = 1,    // q_proj and similar names: heads * head_dim rows
   kKey = 2,      // kv_heads * head_dim rows
   kFused = 3,    // queries and keys: all queries, then all keys, then all values
-  kGrouped = 4,  // queries and keys by kv-head: its queries, its key, its value (Megatron, GPT-NeoX, Falcon)
+  kGrouped = 4,  // for each kv-head in turn, its queries, key and value (Megatron, GPT-NeoX, Falcon)
 };
 
 // Recognizes a projection by the end of its parameter's name: "attention.q_proj.weight", "in_proj_weight".
 ProjectionKind projection_kind(const char* name);
 
-// A weight of `outputs` x `width`, or its transpose (Conv1D of GPT-2).
+// The weight of a projection: an `outputs` x `width` matrix, or the transpose of such a matrix.
 struct Projection {
   ProjectionKind kind = ProjectionKind::kNone;
-  bool is_transposed = false;  // outputs are columns
+  bool is_transposed = false;  // outputs are columns of the weight (Conv1D of GPT-2)
   uint64_t outputs = 0, width = 0;
 };
 
@@ -42,8 +43,8 @@ struct Projection {
 // the name does not determine which rows belong to which head.
 Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, const HeadGeometry& heads);
 
-// Collects from the weights of a model how many outputs a key projection has, and how many a fused (or
-// grouped) projection has. 0: the model has no such projection, or two with different numbers.
+// Numbers of outputs of the model's key projections (`key`), and of its fused or grouped projections
+// (`fused`), collected by one see() per weight. 0: the model has none, or two with different numbers.
 struct ProjectionOutputs {
   uint64_t key = 0, fused = 0;
 
@@ -53,13 +54,14 @@ struct ProjectionOutputs {
   bool key_differs_ = false, fused_differs_ = false;
 };
 
-// Returns the heads of the model from those of its attention calls. Some models with fewer kv-heads than
-// query heads repeat the keys before they call attention, so that the calls have one kv-head per query head.
-// The number of kv-heads is then derived from the projections.
+// Returns `called`, the heads of the model's attention calls, with the number of kv-heads before repetition:
+// some models with fewer kv-heads than query heads repeat the keys before they call attention, so that the
+// calls have one kv-head per query head. Derives that number from `outputs`; unchanged if they do not fit.
 HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs);
 
-// Each head has head_dim consecutive outputs. Return the index of the first output of the first query head
-// that reads this kv-head, or of the kv-head's key, which the projection must compute.
+// Each head has head_dim consecutive outputs. The first function returns the index of the first output of the
+// first query head that reads this kv-head, the second that of the kv-head's key. The projection must compute
+// queries, or keys, respectively.
 uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 uint64_t first_key_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 
@@ -70,18 +72,19 @@ inline bool has_keys(ProjectionKind kind) {
   return kind != ProjectionKind::kNone && kind != ProjectionKind::kQuery;
 }
 
-inline constexpr uint64_t kMostHeadBytes = 512 << 10;  // limit per tensor; a single head may be larger
+inline constexpr uint64_t kMostHeadBytes = 512 << 10;  // of the rows of one weight, unless one head is larger
 
 // Returns the bytes of the payload that copy_heads() writes, or 0 for no payload. The payload has as many
-// evenly spaced kv-heads as fit into kMostHeadBytes, but at least one.
+// evenly spaced kv-heads as fit into kMostHeadBytes, but at least one. `dtype`: format of the weight.
 size_t head_payload_bytes(const Projection& projection, const HeadGeometry& heads, uint32_t dtype);
 
-// Writes the payload kTensorHeadRows of a tensor record (segment::TensorHeads, numbers of the kv-heads, rows)
-// to `target`, aligned to 8 bytes. `values`: the whole weight, with any strides and 2 or 4 bytes per element.
+// Writes a payload to `target`, which is aligned to 8 bytes: a segment::TensorHeads, the indices of the kv-heads,
+// and their rows. `values`: the whole weight, with any strides and 2 or 4 bytes per element.
 void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
                 char* target);
 
-// Collects the heads of the sampled attention calls. Any thread.
+// Remembers the numbers of heads of the sampled attention calls, as long as all calls have the same. Any
+// thread. If two threads store at once, one value is lost; a later call that differs still stores kMixed.
 class ObservedHeads {
  public:
   void reset() { seen_.store(0, std::memory_order_relaxed); }
@@ -97,7 +100,7 @@ class ObservedHeads {
 
   bool has_seen() const { return seen_.load(std::memory_order_relaxed) != 0; }
 
-  // Returns all zero before the first call, and if calls differ, since the heads of a layer are then unknown.
+  // Returns zeros before the first call, and if calls differ, since the heads of a layer are then unknown.
   HeadGeometry get() const {
     const uint64_t seen = seen_.load(std::memory_order_relaxed);
     if (seen == kMixed) return {};
@@ -106,7 +109,8 @@ class ObservedHeads {
   }
 
  private:
-  // `seen_` is one atomic word: heads, kv_heads and head_dim of 20 bits; 0: no call; kMixed: calls differ.
+  // `seen_` packs heads, kv_heads and head_dim with 20 bits each. 0: no call. kMixed: calls differ, or one of
+  // the numbers does not fit into 20 bits (bounded() is 0).
   static constexpr uint64_t kMost = (1u << 20) - 1, kMixed = ~uint64_t{0};
   static uint64_t bounded(int64_t size) {
     return size > 0 && static_cast<uint64_t>(size) <= kMost ? static_cast<uint64_t>(size) : 0;

@@ -14,13 +14,14 @@
 namespace foreshock {
 namespace {
 
+// Hashes an address without its low bits, which are equal in most addresses. `buckets` is a power of 2.
 uint32_t bucket_of(const void* identity, uint32_t buckets) {
   const uint64_t mixed = (reinterpret_cast<uintptr_t>(identity) >> 4) * 0x9e3779b97f4a7c15u;
   return static_cast<uint32_t>(mixed >> (64 - std::countr_zero(buckets)));
 }
 
 template <class T>
-void store(T& word, T value) {
+void store(T& word, T value) {  // atomically, since the agent reads the records at the same time
   std::atomic_ref<T>(word).store(value, std::memory_order_relaxed);
 }
 
@@ -31,7 +32,8 @@ void LayerTable::forget_names() {
   if (!has_names()) return;
   Entry* const entries = entries_;
   for (Entry* entry = entries; entry < entries + kBuckets; ++entry) {
-    if (entry->identity.load(std::memory_order_relaxed) == nullptr) continue;  // unused: stays unmapped
+    // Skips unused entries, since a store would allocate memory for their page.
+    if (entry->identity.load(std::memory_order_relaxed) == nullptr) continue;
     entry->identity.store(nullptr, std::memory_order_relaxed);
     entry->layer.store(-1, std::memory_order_relaxed);
   }
@@ -45,7 +47,7 @@ void LayerTable::forget() {
 }
 
 void LayerTable::attach(segment::Layer* records) {
-  if (records_ != early_layers_) forget();
+  if (records_ != early_layers_) forget();  // the layers are those of an earlier segment
   for (uint32_t n = 0; n < layers_; ++n) {
     std::memcpy(records[n].label, early_layers_[n].label, sizeof records[n].label);
     std::memcpy(records[n].name, early_layers_[n].name, sizeof records[n].name);
@@ -55,12 +57,13 @@ void LayerTable::attach(segment::Layer* records) {
 }
 
 void LayerTable::name_ahead() {
-  if (records_ == early_layers_) return;
+  if (records_ == early_layers_) return;  // was called before
   forget();
   records_ = early_layers_;
 }
 
-// Reduces the layer's name to the components ("blocks.3") that it shares with the start of `name`.
+// Reduces the layer's name to the leading components ("blocks.3") that `name` has too. A component ends where
+// both names have a '.' or their end.
 void LayerTable::shorten(segment::Layer* record, const char* name) {
   size_t common = 0;
   for (size_t n = 0; record->name[n] != '\0' && record->name[n] == name[n]; ++n) {
@@ -70,6 +73,7 @@ void LayerTable::shorten(segment::Layer* record, const char* name) {
   store(record->name[common], '\0');
 }
 
+// A label is compared without its last byte, the terminating 0 to which index_of() may have cut it.
 int LayerTable::find_label(const char* label) {
   for (uint32_t tried = 0; tried < layers_; ++tried) {
     const uint32_t n = (last_found_ + tried) % layers_;
@@ -98,7 +102,7 @@ bool LayerTable::name(const foreshock_parameter& parameter) {
   const int layer = index_of(parameter.layer, parameter.name);
   if (layer < 0) return false;
   if (add(parameter.identity, layer)) return true;
-  is_partial_[layer].store(true, std::memory_order_relaxed);  // the layer's norm would lack this parameter
+  is_partial_[layer].store(true, std::memory_order_relaxed);  // publish() then skips the layer
   return false;
 }
 
@@ -110,6 +114,7 @@ bool LayerTable::add(const void* identity, int layer) {
     Entry& entry = entries[n];
     const void* stored = entry.identity.load(std::memory_order_relaxed);
     if (stored != nullptr && stored != identity) continue;
+    // At most half of the buckets are used, so every search ends at an empty bucket.
     if (stored == nullptr && named_ == kMostNamed) return false;
     entry.layer.store(layer, std::memory_order_relaxed);
     if (stored == nullptr) ++named_;
@@ -130,13 +135,13 @@ int LayerTable::find(const void* identity) const {
 
 void LayerTable::begin_gradients() {
   if (!std::exchange(gradients_.has_any, false)) return;
-  std::memset(gradients_.seen, 0, sizeof gradients_.seen);
+  std::memset(gradients_.is_set, 0, sizeof gradients_.is_set);
 }
 
 void LayerTable::Sums::add(int layer, double square) {
   const uint32_t entry = layer < 0 ? segment::kMaxLayers : static_cast<uint32_t>(layer);  // -1: no layer
-  of_squares[entry] = (seen[entry] ? of_squares[entry] : 0) + square;
-  seen[entry] = has_any = true;
+  of_squares[entry] = (is_set[entry] ? of_squares[entry] : 0) + square;
+  is_set[entry] = has_any = true;
 }
 
 void LayerTable::add_gradient(const void* identity, double sum_of_squares) {
@@ -149,18 +154,19 @@ bool LayerTable::publish_gradients(int64_t step, double* total_norm) {
   return any;
 }
 
-bool LayerTable::publish_late(const PendingGradient* norms, uint32_t count, int64_t step,
+bool LayerTable::publish_late(const PendingGradient* gradients, uint32_t count, int64_t step,
                               double* total_norm) {
   Sums sums = {};
-  for (uint32_t n = 0; n < count; ++n) sums.add(norms[n].layer, norms[n].square());
+  for (uint32_t n = 0; n < count; ++n) sums.add(gradients[n].layer, gradients[n].square());
   return publish(sums, step, total_norm);
 }
 
+// Stores the norm of each layer with a sum into the layer's record, and counts steps with NaN or Inf.
 bool LayerTable::publish(const Sums& sums, int64_t step, double* total_norm) {
   if (!sums.has_any) return false;
   double total = 0;
   for (uint32_t n = 0; n <= segment::kMaxLayers; ++n) {  // the last one: parameters without a layer
-    if (!sums.seen[n]) continue;
+    if (!sums.is_set[n]) continue;
     total += sums.of_squares[n];
     if (n == segment::kMaxLayers || is_partial_[n].load(std::memory_order_relaxed)) continue;
     segment::Layer& layer = records_[n];

@@ -1,4 +1,4 @@
-// Stores which layer each parameter of the model belongs to, and the gradient norm of each layer.
+// Stores which layer each parameter of the model belongs to, and publishes the gradient norm of each layer.
 #ifndef FORESHOCK_LIBMONITOR_LAYERS_H_
 #define FORESHOCK_LIBMONITOR_LAYERS_H_
 
@@ -13,15 +13,17 @@
 namespace foreshock {
 
 // Maps parameters to layers. A parameter is identified by an opaque pointer, its identity; a layer has a
-// label ("003") and a name (its module). Only find() and has_names() may be called while another thread uses
-// the table. The hash table of identities has a fixed size and is mapped when the first parameter is named.
+// label ("003") and a name, that of its module ("blocks.3"). Only find() and has_names() may be called while
+// another thread uses the table. The hash table of identities has a fixed size; its memory is mapped when the
+// first parameter is named.
 class LayerTable {
  public:
-  // Publishes layers from now on in `records`, kMaxLayers entries in a new segment (the memory shared with
-  // the agent). Keeps the layers that were named after name_ahead(), and forgets all others.
+  // From now on publishes layers in `records`, the kMaxLayers entries of a new segment (the memory shared
+  // with the agent). Keeps the layers that were named after name_ahead(), and forgets all others.
   void attach(segment::Layer* records);
 
-  // Called while this process has no segment of its own. Later names are kept for the next attach().
+  // Called before name() while this process has no segment of its own (also in a forked child). Forgets the
+  // layers of an earlier segment. The layers that are named afterwards are kept for the next attach().
   void name_ahead();
 
   // Returns the index of the layer `label`, which is added if it is new, or -1 if kMaxLayers exist. `name`: a
@@ -29,8 +31,8 @@ class LayerTable {
   int index_of(const char* label, const char* name);
 
   // Stores the layer of a parameter. A later call with the same identity replaces it. Returns false if the
-  // parameter cannot be stored. If the hash table is full, the layer then publishes norms no longer, since
-  // they would lack this parameter's part.
+  // parameter cannot be stored. If the hash table has no space, the parameter's layer publishes no more
+  // norms, since they would lack this parameter's part.
   bool name(const foreshock_parameter& parameter);
 
   void forget_names();  // forgets all identities. The layers stay, and parameters may be named again.
@@ -40,7 +42,8 @@ class LayerTable {
   // Whether any parameter has been named.
   bool has_names() const { return named_.load(std::memory_order_relaxed) > 0; }
 
-  // Collects the gradients of one step as sums of squares. begin_gradients() discards those added before.
+  // add_gradient() adds the sum of squares of one parameter's gradient to its layer's sum for the present
+  // step, add_gradient_of() to the sum of `layer` (-1: no layer). begin_gradients() discards these sums.
   void begin_gradients();
   void add_gradient(const void* identity, double sum_of_squares);
   void add_gradient_of(int layer, double sum_of_squares) { gradients_.add(layer, sum_of_squares); }
@@ -49,21 +52,21 @@ class LayerTable {
   // *total_norm to the norm over all added gradients. Returns false if no gradient was added.
   bool publish_gradients(int64_t step, double* total_norm);
 
-  // Does the same as publish_gradients() for a step that has already ended and whose numbers were on a device
-  // until now. `norms` has all its gradients. The sums of the present step are neither used nor discarded.
-  bool publish_late(const PendingGradient* norms, uint32_t count, int64_t step, double* total_norm);
+  // Does the same for an earlier step whose `gradients` were on a device until now. The sums of the present
+  // step are neither used nor discarded.
+  bool publish_late(const PendingGradient* gradients, uint32_t count, int64_t step, double* total_norm);
 
  private:
   struct Sums {
     double of_squares[segment::kMaxLayers + 1];  // by layer; the last entry: parameters without a layer
-    bool seen[segment::kMaxLayers + 1];          // false: the layer's entry of of_squares is not valid
-    bool has_any;                                // an entry of `seen` is true
-    void add(int layer, double square);
+    bool is_set[segment::kMaxLayers + 1];        // false: the same entry of of_squares is not valid
+    bool has_any;                                // an entry of is_set is true
+    void add(int layer, double square);          // layer -1: without a layer
   };
   bool publish(const Sums& sums, int64_t step, double* total_norm);
-  void forget();
-  int find_label(const char* label);
-  bool add(const void* identity, int layer);
+  void forget();                              // forgets names, layers and gradients
+  int find_label(const char* label);          // returns the index of the layer, or -1
+  bool add(const void* identity, int layer);  // to the hash table; false: it has no space
   static void shorten(segment::Layer* record, const char* name);
 
   static constexpr uint32_t kMostNamed = 1u << 16, kBuckets = 2 * kMostNamed;
@@ -72,12 +75,12 @@ class LayerTable {
     std::atomic<int32_t> layer;
   };
   MmapBuffer table_memory_;
-  std::atomic<Entry*> entries_{nullptr};  // array of kBuckets in table_memory_
-  segment::Layer early_layers_[segment::kMaxLayers] = {};
-  segment::Layer* records_ = nullptr;  // in the segment, or early_layers_ after name_ahead()
-  std::atomic<bool> is_partial_[segment::kMaxLayers] = {};  // some parameters of the layer could not be named
+  std::atomic<Entry*> entries_{nullptr};                   // array of kBuckets in table_memory_
+  segment::Layer early_layers_[segment::kMaxLayers] = {};  // layers named before the segment exists
+  segment::Layer* records_ = nullptr;  // in the segment; early_layers_ after name_ahead(); null before both
+  std::atomic<bool> is_partial_[segment::kMaxLayers] = {};  // the table had no space for a parameter of it
   uint32_t layers_ = 0;                                     // number of layers
-  uint32_t last_found_ = 0;         // find_label() tries it first: parameters of a layer are consecutive
+  uint32_t last_found_ = 0;  // the layer found last; find_label() tries it first, as names come by layer
   std::atomic<uint32_t> named_{0};  // number of parameters in entries_
   Sums gradients_ = {};
 };

@@ -1,7 +1,7 @@
-// Computes the elementary functions of the reference: exponential, logarithm, rounding to a storage format.
-// As fixed sequences of IEEE operations they give the same bits on every machine, while C libraries differ in
-// the last bits. rows_in_lanes-inl.h repeats the exponential for vectors with the constants of this file.
-// Rounding is to nearest, ties to even. Overflow gives infinity, and subnormals are kept.
+// Elementary functions of the reference (attention in fp64): exponential, logarithm, rounding to a storage
+// format. They are fixed sequences of IEEE operations, so they give the same bits on every machine, while C
+// libraries differ in the last bits. rows_in_lanes-inl.h has the same exponential for vectors, with the
+// constants of this file. Rounding is to nearest, ties to even. Overflow gives infinity; subnormals are kept.
 #ifndef FORESHOCK_SHADOW_ELEMENTARY_H_
 #define FORESHOCK_SHADOW_ELEMENTARY_H_
 
@@ -15,23 +15,25 @@
 
 namespace foreshock {
 
-// x = n ln 2 + r with |r| <= ln 2 / 2. The high part of ln 2 has 21 trailing zero bits, so n * high is exact.
+// exp(x) = 2^n exp(r) with x = n ln 2 + r and |r| <= ln 2 / 2. ln 2 is the sum of a high and a low part. The
+// high part has 21 trailing zero bits, so n times it is exact.
 inline constexpr double kLog2E = 1.4426950408889634;
 inline constexpr double kLn2High = 6.93147180369123816490e-01;
 inline constexpr double kLn2Low = 1.90821492927058770002e-10;
-// Taylor series of degree 12. The first omitted term, r^13 / 13!, is at most 0.76 * 2^-52 (|r| = ln 2 / 2).
+// Taylor series of exp(r). The first omitted term, r^13 / 13!, is at most 0.76 * 2^-52 (if |r| = ln 2 / 2).
 inline constexpr double kExpCoefficient[13] = {
     1,          1,           1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,      1.0 / 720,
     1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600};
-// Smaller x, for which exp(x) is less than half of the smallest subnormal, are replaced by this: it gives +0.
+// Replaces every smaller x. exp(-746) is less than half of the smallest subnormal, so the result is +0.
 inline constexpr double kExpArgumentMin = -746.0;
-// Adding this number to x / ln 2 rounds to a whole number n and leaves n + 1023 + 512, the biased exponent of
-// 2^(n + 512), in the low bits of the sum. 2^(n + 512) is a normal number for every n in use, so the product
-// with it is exact. Only the final product with 2^-512 can round: once, also for a subnormal result.
+// Adding this number to x / ln 2 rounds x / ln 2 to a whole number n, and leaves n + 1023 + 512, the biased
+// exponent of 2^(n + 512), in the low bits of the sum. 2^(n + 512) is a normal number for every n in use, so
+// exp(r) * 2^(n + 512) is exact. Only its product with 2^-512 can round: once, also for a subnormal result.
 inline constexpr double kExpRoundToInteger = 0x1.8p52 + 1023 + 512;
 inline constexpr double kExpUnscale = 0x1p-512;
 
 // Returns exp(x) for x <= 0; 0 for x <= -746; NaN for NaN. The error is below 3 units in the last place.
+// exp(r) is 1 + r + r^2 tail; the terms of `tail`, c[2] to c[12], are summed in pairs (Estrin's scheme).
 inline double exp_nonpositive(double x) {
   x = x < kExpArgumentMin ? kExpArgumentMin : x;
   const double biased = std::fma(x, kLog2E, kExpRoundToInteger);
@@ -55,11 +57,12 @@ inline double exp_nonpositive(double x) {
   return mantissa * power * kExpUnscale;
 }
 
-// Returns exp(x) for x of any sign; Inf on overflow.
+// Returns exp(x) for x of any sign; Inf if it overflows.
 inline double exp_of_any_sign(double x) { return x > 0 ? 1 / exp_nonpositive(-x) : exp_nonpositive(x); }
 
-// Returns log(x), computed as 2 atanh((f - 1) / (f + 1)) with f in [sqrt 1/2, sqrt 2). -Inf at 0; NaN for NaN
-// and below 0. With s = (f - 1) / (f + 1), |s| <= 0.1716, the first omitted term, s^27 / 27, is < 2^-70 |s|.
+// Returns log(x); -Inf for 0; NaN for NaN and x < 0. Computes it as exponent * ln 2 + log f, where x = f *
+// 2^exponent with f in [sqrt 1/2, sqrt 2), and log f = 2 (s + s^3 / 3 + ... + s^25 / 25), where
+// s = (f - 1) / (f + 1), |s| <= 0.1716. The first omitted term, s^27 / 27, is < 2^-70 |s|.
 inline double log_nonnegative(double x) {
   if (x == 0) return -std::numeric_limits<double>::infinity();
   if (!(x > 0)) return std::numeric_limits<double>::quiet_NaN();
@@ -81,8 +84,8 @@ inline double log_nonnegative(double x) {
 // Returns the value of format `type` nearest to `x`, as a double, rounded once. `type` must be floating.
 double round_to(DType type, double x);
 
-// Returns the spacing of the format at |x|: 2^(e - precision + 1), and for subnormals their spacing. Always
-// positive; NaN if x is not finite.
+// Returns the spacing of the format at |x|: 2^(e - p + 1) for |x| in [2^e, 2^(e + 1)), p being its number of
+// significant bits; the smallest subnormal for 0 and subnormals; NaN if x is not finite.
 double ulp_at(DType type, double x);
 
 }  // namespace foreshock

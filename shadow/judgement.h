@@ -1,7 +1,7 @@
 // Checks one slice. Compares the trainer's result with the fp64 reference, and its error with the noise
-// floors: the errors of two correct algorithms in the trainer's precision, plain and fused (noise_floor.h).
-// The reference, rounded like the trainer's results, is a control: no alarm may fire. BiasPool pools signed
-// errors.
+// floors: the errors of two correct algorithms in the trainer's precision, plain (unfused) and fused
+// attention (noise_floor.h). Also measures the signed bias of the result; BiasPool pools it over slices. The
+// bias of the reference, rounded once to the trainer's format, is a control: it must cause no alarm.
 #ifndef FORESHOCK_SHADOW_JUDGEMENT_H_
 #define FORESHOCK_SHADOW_JUDGEMENT_H_
 
@@ -26,8 +26,8 @@ inline constexpr uint32_t kJudgedTensors = 4;
 inline constexpr const char* kJudgedTensorNames[kJudgedTensors] = {"out", "grad_query", "grad_key",
                                                                    "grad_value"};
 
-// Numerator and denominator of a signed bias (BiasPool). The sums are over the elements that are finite in
-// result x and reference x*, and of which fused attention has at least three correct bits.
+// Numerator and denominator of the signed bias (BiasPool) of a result x against its exact value x*. Sums over
+// the elements for which x and x* are finite and fused attention has at least three correct bits.
 struct BiasSums {
   double numerator = 0;    // sum of (x - x*) sign(x*); positive: away from zero
   double denominator = 0;  // sum of ulp(x*) in the storage format
@@ -36,62 +36,62 @@ struct BiasSums {
 // A backward slice has a deviation ratio only if its error is spread over at least kLeastEffectiveRows rows
 // (SliceDeviation::effective_rows), or plain's error over at least kEnoughPlainRows. The error of a row's
 // gradient is mainly the error of one number, delta = sum (grad_out * out). If one row has nearly all of the
-// error and plain's error is not spread either, the ratio is that of two single draws, which exceeds 3 in one
-// slice of five (two normal draws: 1 - 2/pi atan 3). In eight trainings of a GPT that memorizes its data, 59
-// of 10,714 backward slices exceeded 3. All of them were among the 4,425 with fewer than 3 effective rows,
-// and had fewer than 7 effective rows of plain.
+// trainer's and of plain's error, the ratio is that of two single draws. It exceeds 3 in one slice of five
+// even if the trainer is correct (two normal draws: 1 - 2/pi atan 3). In eight trainings of a GPT that
+// memorizes its data, 59 of 10,714 backward slices exceeded 3. All of them were among the 4,425 with fewer
+// than 3 effective rows, and had fewer than 7 effective rows of plain.
 inline constexpr double kLeastEffectiveRows = 3, kEnoughPlainRows = 8;
 
-// The result of checking one tensor of a slice, the "judged" one: out in a forward slice, grad_query in a
-// backward slice. Errors are taken over the compared rows: those whose reference is finite and not all zero.
-// So a row without a visible key, or with inputs that make the reference non-finite, is not compared. If out
-// is absent, no row is compared. An element is not compared if the reference exceeds the range of the format
-// and the trainer has the Inf to which it rounds. No value here is NaN; an unknown value is absent.
+// The result of checking one tensor of a slice, the judged tensor. In a slice of key positions, a "row" here
+// is a key position. Errors are taken over the compared rows: those whose reference is finite and not all
+// zero. So a row without a visible key, or with inputs that make the reference non-finite, is not compared.
+// If out is absent, no row is compared. An element is not compared if the reference exceeds the range of the
+// format and the trainer has the Inf to which it rounds. No value here is NaN; an unknown value is absent.
 struct SliceDeviation {
-  bool backward = false;
+  bool backward = false;  // true also for key positions
   JudgedTensor tensor = JudgedTensor::kOut;
   int rows_compared = 0;
   int rows_not_comparable = 0;
 
-  // ||x - x*|| / ||x*|| of a row, over the compared rows. +Inf if a compared row of the trainer's result has
-  // NaN or Inf. Absent if no row was compared.
+  // Mean and maximum over the compared rows of ||x - x*|| / ||x*||, where x is a row of the trainer's result
+  // and x* of the reference. +Inf if a compared x has NaN or Inf. Absent if no row was compared.
   std::optional<double> relative_error_mean, relative_error_max;
-  // Roots of the sums of squared errors over the compared rows: of the trainer's result (kernel) and of plain
-  // over those where plain is finite, of fused over those where fused is finite.
+  // Roots of the sums of squared errors over compared rows: of the trainer's result (kernel) and of plain
+  // over the rows where plain is finite, of fused over the rows where fused is finite.
   double kernel_error_norm = 0, plain_error_norm = 0, fused_error_norm = 0;
-  double reference_norm = 0;  // of the reference of fused's error, over the compared rows where it is finite
+  double reference_norm = 0;  // of the exact values with which fused is compared, where they are finite
   // Number of rows over which the error is spread: (sum of e)^2 / sum of e^2, from 1 to the number of rows.
-  // For effective_rows e is the trainer's squared error of a row plus plain's, for plain_effective_rows
-  // plain's alone. Absent if the sum is 0 or not finite.
+  // For effective_rows e is the squared error of the trainer in a row plus that of plain, for
+  // plain_effective_rows that of plain alone. Absent if the sum is 0 or not finite.
   std::optional<double> effective_rows, plain_effective_rows;
   // kernel_error_norm / plain_error_norm. Absent if both are 0, if plain is finite in no compared row, or if
-  // too few rows decide it in a backward slice (kLeastEffectiveRows). +Inf if only plain's norm is 0, or if
-  // the trainer's result is not finite where plain's is.
+  // too few rows of a slice with grad_query decide it (kLeastEffectiveRows). +Inf if only plain_error_norm is
+  // 0, or if the trainer's result is not finite in a row where plain is.
   std::optional<double> deviation_ratio;
-  // The same ratio with fused instead of plain. In a backward slice the errors are taken against the gradient
-  // that the given out and log_sum_exp define (Reference::given_grad_query), and the value is the larger of
-  // two ratios: over all components of the errors, and without the component along the mean key, in which
-  // rounding errors add up. If fused_ratio is above its limit, the call itself is faulty. If only
-  // deviation_ratio is above its limit, a backward call may have been given a wrong output.
+  // The same ratio with fused instead of plain. For grad_query the errors are taken against the gradient that
+  // the given out and log_sum_exp (the trainer's) define (Reference::given_grad_query), and the value is the
+  // larger of two ratios: of the whole errors, and of the errors without their component along the mean key,
+  // in which rounding errors add up. If fused_ratio is above its limit, the call itself is faulty. If only
+  // deviation_ratio is above its limit, the backward call may have got a wrong out from the forward call.
   std::optional<double> fused_ratio;
 
-  BiasSums bias;          // of the trainer's result
+  BiasSums bias;          // of the trainer's result, against the exact values to which floor_bias belongs
   BiasSums rounded_bias;  // control: of the reference rounded once
-  // Control: of plain, or of fused where plain's error is kMuchNoisier times larger (with large scores). Both
-  // are correct algorithms, so a bias that the kernel shares with them is not a fault of the kernel.
+  // Control: of plain, or of fused if plain's error is more than kMuchNoisier times that of fused (with large
+  // scores). Both are correct algorithms, so a bias that the kernel shares with them is not its fault.
   BiasSums floor_bias;
 
   // Backward: number of partial rows (Reference::partial). Their given log_sum_exp also covers keys of other
-  // calls (context parallelism), and these rows are checked with the given log_sum_exp.
+  // calls (context parallelism), and they are compared with the gradient that the given log_sum_exp defines.
   int partial_rows = 0;
-  bool partial = false;  // nearly all rows with keys are partial; the others have lse_error_ratio <= 1
+  bool partial = false;  // three quarters of the rows with keys are partial, and lse_error_ratio is <= 1
 
-  // Largest error of log_sum_exp over the rows that see a key and are not partial. Absent if there is no such
-  // row or no log_sum_exp was given; +Inf if the trainer's is not finite.
+  // Largest error of the given log_sum_exp over the rows that see a key and are not partial. Absent if there
+  // is no such row or no log_sum_exp was given; +Inf if the given one is not finite.
   std::optional<double> lse_error_abs_max;
   // The largest such error relative to lse_tolerance(). Rounding of the scores explains at most 1.
   std::optional<double> lse_error_ratio;
-  // Taken over the rows that see a key; absent if no row does.
+  // Over the rows that see a key (the entropies: and have finite scores); absent if there is no such row.
   std::optional<double> logit_abs_max;              // of scaled, masked scores; +Inf if one is NaN or +Inf
   std::optional<double> entropy_min, entropy_mean;  // nats
   int rows_with_keys = 0;
@@ -113,13 +113,13 @@ struct SliceDeviation {
   // nonfinite_anywhere, for the output at other rows of the head.
   bool nonfinite_anywhere = false, nonfinite_grad_query = false;
 
-  // Backward slices only: sum of grad_out * (out - out*) over the rows whose out can be compared. Absent if
-  // there is no such row or the sum is not finite.
+  // Slices with grad_query only: sum of grad_out * (out - out*), out* being the exact out, over the rows that
+  // are not partial and have a finite log_sum_exp. Absent if there is no such row or the sum is not finite.
   std::optional<double> grad_out_drift;
 };
 
 // Returns the tolerance for an error of log_sum_exp: the largest error that one rounding of every score to
-// the format can cause. The lower bound of the result covers the smaller error of sums of products in fp32.
+// the format can cause, but at least the error of sums of products in fp32 (which counts for fp32 and fp64).
 double lse_tolerance(DType dtype, double logit_abs_max);
 
 // Working memory of judge(). It grows to the largest slice seen. Use one per thread.
@@ -128,7 +128,7 @@ struct DeviationWorkspace {
   NoiseFloors floors;
 };
 
-// If plain's error is this many times that of fused attention, plain is too noisy as a control for a bias.
+// If plain's error is more than this many times that of fused, plain is too noisy as a control for a bias.
 inline constexpr double kMuchNoisier = 4;
 
 // Returns the kernel's bias minus floor_bias, over the same elements. Empty if one of them is empty.
@@ -136,8 +136,8 @@ BiasSums excess_bias(const SliceDeviation& deviation);
 
 // The results for dK and dV of sampled key positions. Each is checked like a slice whose rows are the key
 // positions. The exact values, plain and fused all use the given log_sum_exp and out (the trainer's), so
-// deviation_ratio and fused_ratio have the same reference. Values that only a slice of rows shows
-// (log_sum_exp, scores, drift) are absent.
+// deviation_ratio and fused_ratio have the same reference. Values about log_sum_exp, scores and drift, which
+// need a slice of rows, are absent.
 struct ColumnDeviation {
   SliceDeviation grad_key, grad_value;
 };
@@ -151,7 +151,8 @@ bool is_valid(const AttentionSlice& slice);
 // Checks a slice of rows, which must be valid.
 SliceDeviation judge(const AttentionSlice& slice, DeviationWorkspace* workspace);
 
-// Slices with equal clusters are not independent, since they may share keys, values and their batch.
+// Names the batch element, head, step and rank of a slice. Slices with equal clusters may share keys and
+// values, so they are not independent.
 struct BiasCluster {
   int64_t batch = 0;
   int64_t kv_head = 0;
@@ -164,7 +165,8 @@ struct BiasCluster {
 // The signed bias of a pool of slices.
 struct Bias {
   double ulp;  // in units in the last place; positive: away from zero
-  // Standard score between clusters; absent below kMinClusters or without any spread.
+  // Standard score of the bias, from the spread between clusters. Absent with fewer than kMinClusters
+  // clusters, with fewer than kLeastEffective effective ones, or without any spread.
   std::optional<double> z;
   int slices;
   int clusters;
@@ -184,16 +186,17 @@ struct Bias {
 // the hundreds.
 //
 // A single cluster must not decide: in a run that diverges, one slice can have a million times the gradient
-// of all others. So the weight D_g of a cluster is limited to kMostWeight times the median weight (S_g
-// shrinks with it). Each e_g is divided by 1 - D_g / sum D, since a cluster that dominates b would otherwise
-// have no residual. z needs kLeastEffective effective clusters, (sum D)^2 / sum D^2.
+// of all others. So the weight D_g of a cluster is limited to kMostWeight times the median weight (S_g is
+// scaled by the same factor). Each e_g is divided by 1 - D_g / sum D, since a cluster that dominates b would
+// otherwise have no residual; the factor G / (G - 1) of var b then becomes (G - 1) / G. z needs
+// kLeastEffective effective clusters: (sum D_g)^2 / sum D_g^2.
 class BiasPool {
  public:
   static constexpr size_t kSlices = 64;
   static constexpr int kMinClusters = 16;
   static constexpr double kMostWeight = 4, kLeastEffective = 8;
-  // A slice whose denominator is below this share of the usual one is ignored: its gradient has vanished, and
-  // only the rounding errors of cancelled terms are left.
+  // A slice whose denominator is below this share of the usual one (usual_octave_) is ignored: its gradient
+  // has vanished, and only the rounding errors of cancelled terms are left.
   static constexpr double kNegligible = 0x1p-7;
 
   // Adds the sums of one slice; ignores sums that are empty or not finite.
@@ -222,8 +225,8 @@ class BiasPool {
 std::string exact_text(double value);
 
 struct Figure {
-  const char* name;  // as in the record, if the record has it
-  std::string text;  // exact_text(); empty: unknown
+  const char* name;  // the name of the number in the record, if the record has it
+  std::string text;  // exact_text() of the number; empty: unknown
 };
 
 // Returns every number of the result, always in the same order. Equal texts mean equal bits.

@@ -1,5 +1,7 @@
-// Defines the reference (attention in fp64) to the bit, one element at a time; reference.cpp must give the
-// same bits. Also converts a row's sums to results, for both files.
+// Defines the reference (attention in fp64) to the bit, one element at a time. reference.cpp, the fast
+// implementation, must give the same bits; it also uses the functions of this file that convert a row's sums
+// to results. The `given` out and log_sum_exp are the trainer's. They belong to more keys than the slice has
+// if the trainer splits the keys over several calls (context parallelism).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -26,7 +28,8 @@ double score_of(const AttentionSlice& slice, int row, int key) {
   return masked_score(slice, row, key, sum);
 }
 
-// Updates max, second and min. A NaN score does not change them; it reaches the sums through its weight.
+// Updates max, second (the second largest score) and min (the smallest above -Inf) of a row. A NaN score does
+// not change them; it reaches the other sums through its weight.
 void observe(double score, RowSums* sums) {
   const double lower = score > sums->max ? sums->max : score;
   sums->second = lower > sums->second ? lower : sums->second;
@@ -35,10 +38,12 @@ void observe(double score, RowSums* sums) {
   sums->min = visible < sums->min ? visible : sums->min;
 }
 
+// Makes -Inf finite. exp() is 0 all the same, and products with 0 stay 0 instead of NaN.
 double clamped(double x) { return x < kExpArgumentMin ? kExpArgumentMin : x; }
 
-// Rescales the sums from the old maximum to the new one: with change = old - new, weighted (the sum of weight
-// * (score - max)) becomes exp(change) * (weighted + change * sum).
+// Rescales the sums of a row from the old maximum to the new one, sums->max: with change = old - new,
+// `weighted`, the sum of weight * (score - max), becomes exp(change) * (weighted + change * sum). shift_of()
+// is the maximum, or 0 if the row has seen no key.
 void rescale(double old_max, RowSums* sums, double* out, int value_dim) {
   const double change = clamped(old_max - shift_of(sums->max));
   const double factor = exp_nonpositive(change);
@@ -47,6 +52,8 @@ void rescale(double old_max, RowSums* sums, double* out, int value_dim) {
   for (int c = 0; c < value_dim; ++c) out[c] *= factor;
 }
 
+// Computes out, log_sum_exp and the other forward results of a row by online softmax: sums exp(score - max)
+// and the values with these weights by tiles of keys, and rescales the sums when a tile raises the maximum.
 void forward_row(const AttentionSlice& slice, int row, double* scores, Reference* result) {
   double* out = &result->out[static_cast<size_t>(row) * slice.value_dim];
   std::fill_n(out, slice.value_dim, 0.0);
@@ -74,6 +81,9 @@ void forward_row(const AttentionSlice& slice, int row, double* scores, Reference
   result->scratch[row] = sums.sum;  // for backward_row()
 }
 
+// Computes the gradient of the row's query: the sum over the keys of weight * (grad_weight - delta) * key,
+// with grad_weight = grad_out * value and delta = grad_out * out. With key_sum, the sum of weight * key,
+// finish_gradient() can replace delta by another number.
 void backward_row(const AttentionSlice& slice, int row, double* scratch, Reference* result) {
   double *grad = scratch, *key_sum = scratch + slice.head_dim;
   std::fill_n(scratch, 2 * slice.head_dim, 0.0);
@@ -96,7 +106,7 @@ void backward_row(const AttentionSlice& slice, int row, double* scratch, Referen
     finish_gradient(slice, row, k, result->scratch[row], grad[k], key_sum[k], result);
 }
 
-// Returns the sum of grad_out * out over a row; `out` null: the out of the slice, i.e. the trainer's.
+// Returns the sum of grad_out * out over a row. If `out` is null, the trainer's out is used.
 double delta_of(const AttentionSlice& slice, int row, const double* out) {
   double sum = 0;
   for (int c = 0; c < slice.value_dim; ++c) {
@@ -147,7 +157,8 @@ void prepare_backward(const AttentionSlice& slice, int row, Reference* result) {
   result->partial[row] = 0;
   if (slice.log_sum_exp == nullptr) return;
   const double given = load_as_double(slice.log_sum_exp, slice.log_sum_exp_dtype, row);
-  // If log_sum_exp is far above the given one, share overflows to Inf, which no comparison uses.
+  // `share` is the sum of exp(score - given). If the reference's log_sum_exp is far above the given one, it
+  // overflows to Inf; judgement.cpp does not compare the row with fused attention then.
   result->share[row] = exp_of_any_sign(result->log_sum_exp[row] - given);
   result->partial[row] = is_above(given, result->log_sum_exp[row], result->logit_abs_max[row]);
 }
@@ -155,8 +166,9 @@ void prepare_backward(const AttentionSlice& slice, int row, Reference* result) {
 void finish_gradient(const AttentionSlice& slice, int row, int k, double sum, double grad, double key_sum,
                      Reference* result) {
   const size_t at = static_cast<size_t>(row) * slice.head_dim + k;
-  // `grad` was summed with the reference's delta; dividing by `sum` normalises it over the slice's own keys.
-  // For given_grad_query, `shift` replaces delta by given_delta, `share` normalises by the given log_sum_exp.
+  // `grad` was summed with the reference's delta. Divided by `sum`, the sum of the weights, it is the
+  // gradient over the slice's own keys. given_grad_query is the gradient for the given out and log_sum_exp:
+  // `shift` replaces delta by given_delta, and `share` replaces `sum` by the sum in the given log_sum_exp.
   const double shift = result->delta[row] - result->given_delta[row];
   result->grad_query[at] = sum == 0 ? 0 : grad / sum * slice.scale;
   result->key_mean[at] = sum == 0 ? 0 : key_sum / sum;
