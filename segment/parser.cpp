@@ -1,6 +1,6 @@
 // The parsing functions of reader.h. They check every field that a trainer has written, before the agent uses
-// it. Functions that return const char* return null on success, else the error. Pass 0 is forward, pass 1
-// backward.
+// it. Functions that return const char* return null on success, else the error. A slot holds a slice (a
+// copied part of an attention call) or one of its parts. Pass 0 is forward, pass 1 backward.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -11,8 +11,8 @@
 namespace foreshock::segment {
 namespace {
 
-// For each region of a segment, the size of its records and the bounds of their number. Records of kSlots and
-// of kTensors (one record: the whole ring of tensors) may be larger than record_size.
+// For each region of a segment, the size of its records and the bounds of their number. Records of kSlots,
+// and the single record of kTensors (the whole ring of tensor records), may be larger than record_size.
 struct Expected {
   RegionId id;
   uint64_t record_size;
@@ -37,7 +37,7 @@ constexpr uint64_t kMostSlot = uint64_t{1} << 34;
 // Largest ring of tensors, in bytes. A tensor record may fill the ring, and is read as a whole.
 constexpr uint64_t kMostTensors = uint64_t{64} << 20;
 
-// Storage formats, numbered as in hook.h; 0: the tensor is absent.
+// Storage formats, with the numbers of hook.h; 0: the tensor is absent.
 constexpr uint32_t kFp64 = 1, kFp32 = 2, kBf16 = 3, kFp16 = 4, kBool = 5;
 
 constexpr uint64_t element_bytes(uint32_t dtype) {
@@ -47,7 +47,7 @@ constexpr uint64_t element_bytes(uint32_t dtype) {
 
 bool is_floating(uint32_t dtype) { return dtype >= kFp64 && dtype <= kFp16; }
 
-// Checks an ordinary slice: query rows, with the keys that they see.
+// Checks a slice of query rows with the keys that they see: row r sees the keys below key_limit[r].
 const char* check_rows(const Slot& slot) {
   if (slot.keys > slot.key_length) return "keys out of range";
   if (slot.rows % slot.heads_in_slice != 0) return "heads do not divide rows";
@@ -58,11 +58,12 @@ const char* check_rows(const Slot& slot) {
   return nullptr;
 }
 
-// Checks a slice of key positions, in which `rows` counts sampled keys and `keys` counts query rows.
+// Checks a slice of key positions (slot.columns is 1). Here `rows` counts sampled keys, `keys` counts query
+// rows (of all query heads of the kv-head), and key_limit has the first query that sees each sampled key.
 const char* check_columns(const Slot& slot) {
   if (slot.pass != 1 || slot.mask_dtype != 0 || slot.packed != kNotPacked || slot.lse_dtype == 0)
     return "key positions of a call that has none";
-  // The first condition keeps the product of the second from overflowing.
+  // The first condition bounds query_length, so that the product in the second does not overflow.
   if (slot.query_length > slot.keys || slot.query_length * slot.heads_in_slice != slot.keys)
     return "query rows that are not those of the heads";
   for (uint32_t row = 0; row < slot.rows; ++row) {
@@ -72,7 +73,7 @@ const char* check_columns(const Slot& slot) {
   return nullptr;
 }
 
-// Returns the payload bytes for each of slot.keys. In a slice of key positions these are query rows.
+// Returns the bytes by which the payloads grow with each of slot.keys (keys, or query rows if columns is 1).
 uint64_t bytes_per_key(const Slot& slot) {
   const uint64_t element = element_bytes(slot.dtype), head = slot.head_dim, value = slot.value_dim;
   if (slot.columns == 1) return (head + 2 * value) * element + element_bytes(slot.lse_dtype);
@@ -94,12 +95,13 @@ const char* check_dimensions(const Slot& slot) {
   if (slot.packed > kPackedBottomRight || (slot.packed != kNotPacked && slot.mask_dtype != 0))
     return "unknown kind of packing";
   if (slot.columns > 1) return "unknown kind of slice";
-  // Cannot overflow: 2^22 keys times 3 * 2^12 dimensions times 2^3 bytes.
+  // Does not overflow: at most 2^22 keys times 3 * 2^12 dimensions times 2^3 bytes.
   if (slot.keys * bytes_per_key(slot) > kMostSliceBytes) return "more bytes than a slice may have";
   if (slot.heads_in_slice == 0) return "heads do not divide rows";
   if (!std::isfinite(slot.scale) || slot.scale == 0) return "scale is not a finite number";
   if (slot.layer_source > static_cast<uint32_t>(LayerSource::kUnnamedParameter))
     return "unknown layer source";
+  // With at most one part, the slot holds the whole slice, and first_key and part_keys are not used.
   if (slot.parts > kMaxSlots || (slot.parts > 1 ? slot.part >= slot.parts : slot.part != 0))
     return "part out of range";
   if (slot.parts > 1 &&
@@ -138,9 +140,11 @@ constexpr int64_t kStepsEnd = int64_t{1} << 62;        // all step numbers must 
 constexpr uint64_t kMostElements = uint64_t{1} << 48;  // of a tensor; a limit of the Wasserstein distance
 constexpr uint64_t kMostOfRank = uint64_t{1} << 38;    // elements of a rank's part of a tensor: 1 TiB of fp32
 
+// Checks that the rank's part [offset, offset + part) lies inside the tensor, in each dimension, and that no
+// number of elements exceeds its limit. The conditions keep the products from overflowing.
 const char* check_shapes(const TensorRecord& record) {
   if (record.dims > kTensorDims) return "tensor with too many dimensions";
-  uint64_t elements = 1;  // of the part of the tensor that the rank holds
+  uint64_t elements = 1;  // of the part
   for (uint32_t n = 0; n < kTensorDims; ++n) {
     const int64_t shape = record.shape[n], offset = record.offset[n], part = record.part[n];
     if (shape < 0 || offset < 0 || part < 0 || offset > shape || part > shape - offset)
@@ -150,7 +154,7 @@ const char* check_shapes(const TensorRecord& record) {
       return "tensor of an impossible size";
     elements *= static_cast<uint64_t>(part);
   }
-  uint64_t whole = 1;
+  uint64_t whole = 1;  // elements of the tensor
   for (const int64_t shape : record.shape) {
     if (shape != 0 && whole > kMostElements / static_cast<uint64_t>(shape))
       return "tensor of an impossible size";
@@ -202,10 +206,11 @@ const char* parse_header(Bytes bytes, uint64_t file_size, Header* header) {
 
 Totals parse_threads(Bytes region) {
   Totals totals;
-  const auto add = [](auto& to, const auto& from) {
-    auto* a = reinterpret_cast<uint64_t*>(&to);
-    const auto* b = reinterpret_cast<const uint64_t*>(&from);
-    for (size_t n = 0; n < sizeof(to) / sizeof(uint64_t); ++n) a[n] += b[n];
+  // Adds an array of uint64_t, of one or two dimensions, to another one, element by element.
+  const auto add = [](auto& sums, const auto& counters) {
+    auto* sum = reinterpret_cast<uint64_t*>(&sums);
+    const auto* counter = reinterpret_cast<const uint64_t*>(&counters);
+    for (size_t n = 0; n < sizeof(sums) / sizeof(uint64_t); ++n) sum[n] += counter[n];
   };
   for (uint64_t n = 0; n < region.size() / sizeof(ThreadBlock); ++n) {
     const auto block = record_at<ThreadBlock>(region, n);
@@ -229,6 +234,7 @@ std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* los
             [](const StepRecord& a, const StepRecord& b) { return a.sequence < b.sequence; });
   // Record n has sequence 2n. The numbers are consecutive unless records were overwritten. A record that is
   // being written has an odd sequence and is left out, so the older record that it overwrites is missing too.
+  // A hostile trainer can repeat a number: std::min() keeps the difference from going below 0.
   const uint64_t newest = records.empty() ? cursor : records.back().sequence / 2;
   *lost = newest - cursor - std::min<uint64_t>(records.size(), newest - cursor);
   return records;
@@ -314,8 +320,8 @@ const char* parse_tensor(Bytes bytes, TensorView* view) {
 
 namespace {
 
-// If a slice takes several slots, its keys (in a slice of key positions, its query rows) are split among the
-// slots, and these payloads too. Part 0 has all other payloads.
+// The payloads that are split among the slots if a slice takes several: those with data for each key, or for
+// each query row if the slice is one of key positions (kSplitColumns). Part 0 has all other payloads.
 constexpr PayloadId kSplit[] = {kKey, kValue, kMask}, kSplitColumns[] = {kQuery, kOut, kLogSumExp, kGradOut};
 
 std::span<const PayloadId> split_payloads(const Slot& slot) {
@@ -323,7 +329,7 @@ std::span<const PayloadId> split_payloads(const Slot& slot) {
   return kSplit;
 }
 
-constexpr uint64_t round_up(uint64_t value) { return (value + 63) / 64 * 64; }
+constexpr uint64_t round_up(uint64_t bytes) { return (bytes + 63) / 64 * 64; }  // aligns the payloads
 
 bool is_split(const Slot& slot, uint32_t id) {
   const std::span<const PayloadId> split = split_payloads(slot);
@@ -344,7 +350,7 @@ const char* JoinedSlice::begin(const SlotView& first, uint64_t most_bytes) {
   whole_ = first;
   next_ = 0;
   keys_ = 0;
-  // This part has part_keys of all keys. This gives the size of a split payload for all keys.
+  // A split payload has equal bytes for each key, so its size here gives its size for all keys of the slice.
   const uint64_t part_keys = first.header.part_keys, keys = first.header.keys;
   uint64_t offsets[kPayloads], sizes[kPayloads], end = 0;
   for (uint32_t id = 0; id < kPayloads; ++id) {
@@ -373,14 +379,14 @@ const char* JoinedSlice::add(const SlotView& part) {
     return "parts that overlap or leave a gap";
   for (PayloadId id : split_payloads(slot)) {
     if (part.payload[id].empty()) continue;
-    // The part's bytes are appended to those of the earlier parts. Only the mask has a row for each row of
-    // the slice: the part has some columns of each row, which are appended to this row.
-    const uint64_t rows = id == kMask ? slot.rows : 1;
-    const uint64_t from_bytes = part.payload[id].size() / rows, to_bytes = whole_.payload[id].size() / rows;
-    const uint64_t column = from_bytes / slot.part_keys * keys_;
-    std::byte* to = bytes_.data() + (whole_.payload[id].data() - bytes_.data()) + column;
-    for (uint64_t row = 0; row < rows; ++row)
-      std::memcpy(to + row * to_bytes, part.payload[id].data() + row * from_bytes, from_bytes);
+    // The part's bytes are appended to those of the earlier parts. The mask is a matrix with a line for each
+    // row of the slice, and the part has some columns of each line. Other payloads count as a single line.
+    const uint64_t lines = id == kMask ? slot.rows : 1;
+    const uint64_t from_bytes = part.payload[id].size() / lines, to_bytes = whole_.payload[id].size() / lines;
+    const uint64_t done_bytes = from_bytes / slot.part_keys * keys_;  // of a line, from the earlier parts
+    std::byte* to = bytes_.data() + (whole_.payload[id].data() - bytes_.data()) + done_bytes;
+    for (uint64_t line = 0; line < lines; ++line)
+      std::memcpy(to + line * to_bytes, part.payload[id].data() + line * from_bytes, from_bytes);
   }
   keys_ += slot.part_keys;
   if (++next_ == slot.parts && keys_ != slot.keys) return "parts that do not make up the slice";
@@ -395,8 +401,11 @@ SlotView JoinedSlice::take() {
 
 namespace {
 
-// Returns how many keys the query at `position` of the sampled sequence sees. SequenceTold: the lengths of
-// this sequence of a packed batch and the sampled positions, which the device has written into the slot.
+// A packed batch concatenates sequences, and a slice samples one of them. SequenceTold has the lengths of
+// this sequence and the sampled positions in it, which the device wrote into the slot. kPackedTopLeft and
+// kPackedBottomRight are the two alignments of a causal mask if there are not as many queries as keys.
+
+// Returns how many keys the query at `position` of the sampled sequence sees.
 uint32_t visible_keys(const Slot& slot, uint32_t position) {
   const SequenceTold& told = slot.told;
   if (slot.packed == kPackedTopLeft) return std::min(position + 1, told.keys);
@@ -404,15 +413,15 @@ uint32_t visible_keys(const Slot& slot, uint32_t position) {
   return told.keys;
 }
 
-// Whether the slice of a packed batch has rows that can be judged (settle_packed()). With a causal mask that
-// is aligned at the bottom right, the first queries see no key if there are more queries than keys.
+// Whether the slice of a packed batch has rows that can be judged. With a causal mask that is aligned at the
+// bottom right, the first queries see no key if there are more queries than keys.
 bool has_rows(const Slot& slot) {
   const SequenceTold& told = slot.told;
   if (told.positions == 0 || told.queries == 0 || told.keys == 0) return false;
   return slot.packed != kPackedBottomRight || told.queries <= told.keys;
 }
 
-// Checks that the lengths and positions which the device wrote are within the limits that the host planned.
+// Checks that the lengths and positions from the device are within the limits that the host has planned.
 const char* check_extent(const Slot& slot) {
   const SequenceTold& told = slot.told;
   if (told.queries > slot.query_length || told.keys > slot.key_length) return "a sequence beyond the longest";
@@ -441,8 +450,8 @@ const char* settle_packed(SlotView* view) {
     slot.rows = heads * told.positions;
     for (uint32_t row = 0; row < slot.rows; ++row) {
       const uint32_t position = told.position[row % told.positions];
-      // head[] is head-major and is compacted in place, from the planned to the real number of rows per head.
-      // The head of a row is read from the head's first planned row, which still has this head's number.
+      // head[] is ordered by head, with `planned` rows for each, and is compacted in place to the real number
+      // of rows. The first planned row of a head still has the head's number when it is read here.
       slot.head[row] = slot.head[row / told.positions * planned];
       slot.position[row] = position;
       slot.key_limit[row] = visible_keys(slot, position);
@@ -470,23 +479,24 @@ const char* parse_tensor_heads(std::span<const std::byte> payload, uint64_t elem
   if (head.sides == 0 || head.sides > (kQuerySide | kKeySide)) return "heads of no known side";
   if (head.count == 0 || head.count > head.kv_heads || head.head_dim == 0 || head.width == 0)
     return "heads of an impossible number";
-  // Each factor is bounded before it is used, so that no product overflows.
+  // The payload has head_dim x width values for each head and side. A side is the queries or the keys. Each
+  // factor is bounded before it is used, so that no product overflows.
   const uint64_t room = payload.size();
   if (head.count > room / sizeof(uint32_t) || values_offset(head.count) > room)
     return "more heads than bytes";
   const uint64_t values = uint64_t{head.head_dim} * head.width;
   if (values > room || values * head.count > room) return "more values of heads than bytes";
-  const uint64_t side = values * head.count * element_bytes;
+  const uint64_t side_bytes = values * head.count * element_bytes;
   const uint64_t sides = head.sides == (kQuerySide | kKeySide) ? 2 : 1;
-  if (values_offset(head.count) + sides * side != room) return "heads of another size";
+  if (values_offset(head.count) + sides * side_bytes != room) return "heads of another size";
   view->numbers.resize(head.count);
   std::memcpy(view->numbers.data(), payload.data() + sizeof head, head.count * sizeof(uint32_t));
   for (uint32_t n = 0; n < head.count; ++n)
     if (view->numbers[n] >= head.kv_heads || (n > 0 && view->numbers[n] <= view->numbers[n - 1]))
       return "heads out of order";
   std::span<const std::byte> rest = payload.subspan(values_offset(head.count));
-  if (head.sides & kQuerySide) view->queries = rest.first(side);
-  if (head.sides & kKeySide) view->keys = rest.last(side);
+  if (head.sides & kQuerySide) view->queries = rest.first(side_bytes);
+  if (head.sides & kKeySide) view->keys = rest.last(side_bytes);
   return nullptr;
 }
 

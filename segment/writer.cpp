@@ -46,6 +46,7 @@ bool has_live_segment(const char* directory, int rank) {
     int its_rank = 0, length = 0;
     unsigned long long nonce = 0;
     if (std::sscanf(entry->d_name, "%d-%16llx.seg%n", &its_rank, &nonce, &length) != 2) continue;
+    // `length` is set only if the name has ".seg" too.
     if (length == 0 || entry->d_name[length] != '\0' || its_rank != rank) continue;
     char path[512];
     if (std::snprintf(path, sizeof path, "%s/%s", directory, entry->d_name) >= int(sizeof path)) continue;
@@ -55,8 +56,8 @@ bool has_live_segment(const char* directory, int rank) {
   return is_live;
 }
 
-// Whether an open file still has a name, which means that no process has unlinked it. Uses statx(), since
-// fstat() is a symbol only of glibc 2.33 and later.
+// Whether an open file still has a name, i.e. no process has unlinked it; true if statx() fails. Not by
+// fstat(), which is a symbol only of glibc 2.33 and later.
 bool has_name(int fd) {
   struct statx status = {};
   return syscall(SYS_statx, fd, "", AT_EMPTY_PATH, STATX_NLINK, &status) != 0 || status.stx_nlink > 0;
@@ -95,7 +96,7 @@ int RankLock::lock() {
   fd_ = open(path_, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (fd_ < 0) return errno;
   int error = lock_whole(fd_) ? 0 : errno;
-  if (error == EAGAIN || error == EACCES) error = EBUSY;
+  if (error == EAGAIN || error == EACCES) error = EBUSY;  // fcntl(): another process holds the lock
   if (error == 0 && !has_name(fd_)) error = ESTALE;
   if (error == 0) return 0;
   close(fd_);
@@ -138,20 +139,21 @@ uint64_t lay_out(Region* regions, uint32_t slots, uint64_t slot_bytes, uint64_t 
   return end;
 }
 
+// Paths of a file. It is created under the temporary one, which the agent ignores, and renamed when complete.
 struct Names {
   char final_name[512];
   char temporary[512];
 };
 
 bool make_names(const SegmentRequest& request, const char* suffix, Names* names) {
-  const int a =
+  const int final_length =
       std::snprintf(names->final_name, sizeof names->final_name, "%s/%d-%016llx.%s", request.directory,
                     request.rank, static_cast<unsigned long long>(request.nonce), suffix);
-  const int b =
+  const int temporary_length =
       std::snprintf(names->temporary, sizeof names->temporary, "%s/.%d-%016llx.%s.new", request.directory,
                     request.rank, static_cast<unsigned long long>(request.nonce), suffix);
-  return a > 0 && b > 0 && a < static_cast<int>(sizeof names->final_name) &&
-         b < static_cast<int>(sizeof names->temporary);
+  return final_length > 0 && final_length < static_cast<int>(sizeof names->final_name) &&
+         temporary_length > 0 && temporary_length < static_cast<int>(sizeof names->temporary);
 }
 
 // Reserves `size` bytes for a file. Returns false and sets errno on failure. Reserves in parts: on tmpfs
@@ -241,6 +243,7 @@ bool is_shared_with_group(const char* directory) {
          (status.stx_mode & S_ISGID) != 0;
 }
 
+// The first content of the control file. Later only the agent and the command `foreshock pause` write it.
 Control fresh_control(uint64_t nonce) {
   Control control = {};
   std::memcpy(control.magic, kControlMagic, sizeof control.magic);
@@ -304,6 +307,7 @@ const char* SegmentWriter::create(const SegmentRequest& request) {
     std::memcpy(static_cast<char*>(segment_map) + header.regions[kIdentity].offset, request.identity,
                 sizeof(Identity));
 
+  // The agent looks for .seg files. When it finds this one, the file is locked and its .ctl file exists.
   if (!lock_whole(segment_fd) || rename(control.temporary, control.final_name) != 0 ||
       rename(segment.temporary, segment.final_name) != 0)
     return undo(reason_of(errno));
@@ -322,7 +326,7 @@ Slot* SegmentWriter::slot(uint32_t index) const {
 
 uint64_t SegmentWriter::consumed(uint32_t index) const {
   auto* records = reinterpret_cast<Consumption*>(reinterpret_cast<char*>(control_) + kConsumptionOffset);
-  // atomic_ref needs an lvalue without const. The mapping is read-only, and this only loads.
+  // atomic_ref needs an lvalue without const. The mapping is read-only, and this function only loads.
   return word(records[index].consumed).load(std::memory_order_acquire);
 }
 
@@ -336,7 +340,7 @@ uint32_t SegmentWriter::free_slots() const {
 Slot* SegmentWriter::claim(uint64_t ticket) const {
   const uint32_t index = static_cast<uint32_t>(ticket % slots());
   Slot* slot = this->slot(index);
-  uint64_t expected = 2 * consumed(index);
+  uint64_t expected = 2 * consumed(index);  // the sequence if the slot is free; 0 if it was never used
   if (!word(slot->sequence).compare_exchange_strong(expected, 2 * ticket - 1, std::memory_order_acq_rel))
     return nullptr;
   std::atomic_thread_fence(std::memory_order_release);  // the sequence is odd before any header byte changes
@@ -352,7 +356,7 @@ Slot* SegmentWriter::claim(uint64_t ticket) const {
   return slot;
 }
 
-// Restores the sequence from before claim(): consumed() is unchanged, since the agent skips an odd sequence.
+// Restores the sequence from before claim(). consumed() has not changed, since the agent skips odd sequences.
 void SegmentWriter::release(uint64_t ticket) const {
   const uint32_t index = static_cast<uint32_t>(ticket % slots());
   word(slot(index)->sequence).store(2 * consumed(index), std::memory_order_release);
@@ -381,10 +385,10 @@ void SegmentWriter::give_back(uint64_t ticket, uint32_t count) const {
 }
 
 void SegmentWriter::describe(Slot* slot, const Slot& header) const {
-  // All fields from `step` to the device's times are copied at once.
-  constexpr size_t kFrom = offsetof(Slot, step), kTo = offsetof(Slot, device_begin_ns);
-  std::memcpy(reinterpret_cast<char*>(slot) + kFrom, reinterpret_cast<const char*>(&header) + kFrom,
-              kTo - kFrom);
+  // All fields from `step` to the last one before the device's times are copied at once.
+  constexpr size_t kBegin = offsetof(Slot, step), kEnd = offsetof(Slot, device_begin_ns);
+  std::memcpy(reinterpret_cast<char*>(slot) + kBegin, reinterpret_cast<const char*>(&header) + kBegin,
+              kEnd - kBegin);
   slot->first_key = header.first_key;
   slot->part_keys = header.part_keys;
   slot->without_out = header.without_out;
@@ -394,7 +398,7 @@ void SegmentWriter::describe(Slot* slot, const Slot& header) const {
 }
 
 void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count) const {
-  // The first part is published last, so that a reader that finds it even finds all other parts complete.
+  // The first part is published last: if its sequence is even, all other parts are complete too.
   for (uint32_t part = count; part-- > 0;)
     word(slots[part]->sequence).store(2 * (ticket + part), std::memory_order_release);
   word(at<Progress>(kProgress)->published).fetch_add(1, std::memory_order_release);
@@ -403,7 +407,7 @@ void SegmentWriter::publish(Slot* const* slots, uint64_t ticket, uint32_t count)
 uint64_t SegmentWriter::steps_ahead() const {
   const uint64_t written = steps_written_.load(std::memory_order_relaxed);
   const uint64_t cursor = word(control_->step_cursor).load(std::memory_order_relaxed);
-  return written - std::min(cursor, written);
+  return written - std::min(cursor, written);  // counts an invalid cursor, beyond `written`, as 0 ahead
 }
 
 StepRecord* SegmentWriter::step(uint64_t number) const {
@@ -423,7 +427,7 @@ uint64_t SegmentWriter::append_step(const StepRecord& record) {
 }
 
 // The sequence stays unchanged, so the record is valid even if the trainer dies in this function. `given` is
-// stored last: a reader that sees it without kNumbersPending reads the record again and has all numbers.
+// stored last: after a reader has seen it without kNumbersPending, it reads all numbers of the record.
 void SegmentWriter::complete_step(uint64_t number, const StepRecord& record) {
   StepRecord* to = step(number);
   if (word(to->sequence).load(std::memory_order_relaxed) != 2 * number) return;
@@ -453,7 +457,7 @@ void TensorWriter::attach(TensorRing* ring, uint64_t bytes, const Control* contr
 }
 
 uint64_t TensorWriter::consumed() const {
-  auto& control = const_cast<Control&>(*control_);  // needed by atomic_ref, which only loads
+  auto& control = const_cast<Control&>(*control_);  // atomic_ref needs it; this function only loads
   return std::atomic_ref<uint64_t>(control.tensor_cursor).load(std::memory_order_acquire);
 }
 
@@ -463,8 +467,9 @@ TensorRecord* TensorWriter::begin(uint64_t least, uint64_t* bytes) {
   const uint64_t free = room_ - used, to_end = room_ - written % room_;
   filler_ = 0;
   *bytes = std::min(free, to_end);
-  // A record does not wrap around. If the range up to the end of the ring is short, and the free range at the
-  // ring's start is longer, a filler takes the former and the record begins at the start.
+  // A record does not wrap around the ring's end. If the range up to the end is shorter than `least` or a
+  // quarter of the ring, and the free range at the start (free - to_end bytes) is longer, a filler takes the
+  // range up to the end and the record begins at the start.
   if ((*bytes < room_ / 4 || *bytes < least) && free > 2 * to_end) {
     filler_ = to_end;
     *bytes = free - to_end;

@@ -1,6 +1,7 @@
-// The trainer's side of a segment (segment/layout.h): creates the .seg and .ctl files, writes into .seg and
-// reads .ctl, which the agent writes. Runs inside the trainer, so after create() nothing here allocates,
-// blocks or makes a system call. The slot of ticket t is t mod slots(). Protocol: segment/SEGMENT.md.
+// The trainer's side of a segment, the shared memory of one trainer process (segment/layout.h): creates the
+// .seg and .ctl files, writes into .seg, and reads .ctl, which the agent writes. Runs inside the trainer, so
+// after create() nothing here allocates, blocks or makes a system call. Every use of a slot has a number, its
+// ticket (from 1); ticket t uses the slot t mod slots(). Protocol: segment/SEGMENT.md.
 #ifndef FORESHOCK_SEGMENT_WRITER_H_
 #define FORESHOCK_SEGMENT_WRITER_H_
 
@@ -15,15 +16,15 @@ struct SegmentRequest {
   int rank;
   uint64_t nonce;                      // distinguishes the segments of a rank
   uint32_t slots;                      // 0: only counters, steps and tensors, no slices
-  uint64_t slot_bytes;                 // rounded up to 64
+  uint64_t slot_bytes;                 // rounded up to a multiple of 64
   uint64_t tensor_bytes = 0;           // size of the ring of tensor records with its head; 0: no ring
-  const Identity* identity = nullptr;  // written before the file gets its final name; null: all zeros
+  const Identity* identity = nullptr;  // rank, host and so on, for the agent; null: all zeros
 };
 
 // Returns the bytes of the .seg file for a request.
 uint64_t segment_bytes(uint32_t slots, uint64_t slot_bytes, uint64_t tensor_bytes = 0);
 
-// Atomic access to a word in shared memory; the layout has only plain structs.
+// Gives atomic access to a word in shared memory, since the structs of layout.h have plain members.
 template <class T>
 std::atomic_ref<T> word(T& value) {
   return std::atomic_ref<T>(value);
@@ -33,7 +34,7 @@ class SegmentWriter {
  public:
   // Creates both files. Returns null on success. On failure leaves no file and returns a static word:
   // "no_space", "rank_taken", "no_directory", "no_mapping", "file_limit", "no_descriptor" or "not_permitted".
-  // The .seg file stays open and locked until the process ends; the lock shows that the trainer lives.
+  // The .seg file stays open and locked until the process ends; the lock shows that the process lives.
   const char* create(const SegmentRequest& request);
 
   Identity* identity() const { return at<Identity>(kIdentity); }
@@ -45,7 +46,7 @@ class SegmentWriter {
   Coverage* coverage() const { return at<Coverage>(kCoverage); }
   uint32_t slots() const { return static_cast<uint32_t>(header()->regions[kSlots].count); }
   uint64_t slot_bytes() const { return header()->regions[kSlots].record_size; }
-  // Memory that devices write to. slot_region() and progress() each begin at a page boundary.
+  // The slots and the Progress are memory that devices write to. Each begins at a page boundary.
   char* slot_region() const { return base_ + header()->regions[kSlots].offset; }
   uint64_t slot_region_bytes() const { return slots() * slot_bytes(); }
   Progress* progress() const { return at<Progress>(kProgress); }
@@ -57,8 +58,8 @@ class SegmentWriter {
   uint32_t free_slots() const;
 
   // Claims the slot of `ticket` for a slice that fits into one slot. Returns null if the agent has not
-  // consumed the slot's last slice yet; the ticket must then not be used again. Sets the sequence (odd) and
-  // the ticket, and zeroes the rest of the header. Any thread.
+  // consumed the slot's last slice yet; the ticket must then not be used again. Sets the slot's sequence to
+  // 2 * ticket - 1 (odd: being written) and its ticket, and zeroes the rest of the header. Any thread.
   Slot* claim(uint64_t ticket) const;
 
   // Claims `count` slots with consecutive tickets from `ticket` on for one slice, 1 <= count <= slots(), and
@@ -71,7 +72,7 @@ class SegmentWriter {
   // Copies `header` into a claimed slot, except for the fields that claim() has set and the device's times.
   void describe(Slot* slot, const Slot& header) const;
 
-  // Makes claimed slots visible to the agent as one slice.
+  // Makes claimed slots visible to the agent as one slice: sets their sequences to 2 * their ticket.
   void publish(Slot* slot, uint64_t ticket) const { publish(&slot, ticket, 1); }
   void publish(Slot* const* slots, uint64_t ticket, uint32_t count) const;
 
@@ -81,8 +82,9 @@ class SegmentWriter {
   // Appends a record to the ring of steps and sets its `sequence`. Returns its number. One caller at a time.
   uint64_t append_step(const StepRecord& record);
 
-  // Completes record `number`, which was appended with kNumbersPending, unless it was overwritten: stores
-  // loss, norm, skipped steps and bits `given` of `record`. Must not run together with append_step().
+  // Completes record `number`, which was appended with the bit kNumbersPending, since some of its numbers
+  // were still on a device. Stores loss, norm, skipped steps and the bits `given` of `record`; does nothing
+  // if the record was overwritten. Must not run at the same time as append_step().
   void complete_step(uint64_t number, const StepRecord& record);
 
  private:
@@ -94,14 +96,14 @@ class SegmentWriter {
   StepRecord* step(uint64_t number) const;
   Slot* slot(uint32_t index) const;
   void release(uint64_t ticket) const;
-  uint64_t consumed(uint32_t index) const;
+  uint64_t consumed(uint32_t index) const;  // the slot's last ticket that the agent has consumed, or 0
 
   char* base_ = nullptr;
   Control* control_ = nullptr;
   std::atomic<uint64_t> steps_written_{0};
 };
 
-// The trainer's side of the ring of tensor records. No allocation, no system call. One caller at a time.
+// The trainer's side of the ring of tensor records (snapshots of weights). One caller at a time.
 class TensorWriter {
  public:
   // `ring`: the region kTensors, with `bytes` bytes; null: no ring. `control` has the agent's cursor.
@@ -110,18 +112,19 @@ class TensorWriter {
   // Whether the ring has space for records.
   bool is_attached() const { return room_ > 0; }
   TensorRing* ring() const { return ring_; }
-  // Bytes of the largest record that fits into an empty ring at any position: a record does not wrap around.
+  // Bytes of the largest record that fits into an empty ring from any position: records do not wrap around.
   uint64_t largest_record() const { return room_ / 2; }
 
   // Returns a free range of the ring with at least `least` bytes, in which a record may be built, and sets
   // *bytes to its length. Returns null if the agent must consume records first.
   TensorRecord* begin(uint64_t least, uint64_t* bytes);
 
-  // Publishes the record built in the range of begin(); record->bytes must be set. Counts a snapshot.
+  // Makes the record built in the range of begin() visible; record->bytes must be set. Counts a snapshot.
   void publish(const TensorRecord* record);
   // Publishes a record without histogram. Counts no snapshot, since the caller counted its tensor as skipped.
   void publish_uncounted(const TensorRecord* record);
 
+  // These change the counters of the same names in TensorRing (layout.h).
   void count_due(uint64_t tensors);
   void count_skipped(TensorSkip reason, uint64_t tensors = 1);
   void count_heads_skipped(TensorHeadSkip reason);
@@ -129,13 +132,14 @@ class TensorWriter {
 
  private:
   uint64_t consumed() const;
+  // Positions are numbers of bytes since the first record, as in TensorRing::written.
   char* at(uint64_t position) const { return data_ + position % room_; }
 
   TensorRing* ring_ = nullptr;
-  char* data_ = nullptr;
-  uint64_t room_ = 0;  // bytes at data_
+  char* data_ = nullptr;  // the records
+  uint64_t room_ = 0;     // bytes at data_
   const Control* control_ = nullptr;
-  uint64_t filler_ = 0;  // bytes of filler before the record that is being built
+  uint64_t filler_ = 0;  // bytes left unused at the ring's end, before the record that is being built
 };
 
 }  // namespace foreshock::segment
