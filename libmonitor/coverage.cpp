@@ -1,4 +1,5 @@
-// Counts attention calls in CUDA graphs, counts attention kernels, and stores names of unhooked attention.
+// Counts attention calls in CUDA graphs, counts attention kernels with CUPTI (NVIDIA's profiling library),
+// and stores names of unhooked attention.
 #include "libmonitor/coverage.h"
 
 #include <algorithm>
@@ -16,22 +17,21 @@ namespace {
 using segment::KernelCountState;
 using segment::kPasses;
 
-void add(std::atomic<uint64_t>& to, uint64_t count) { to.fetch_add(count, std::memory_order_relaxed); }
+void add(std::atomic<uint64_t>& total, uint64_t count) { total.fetch_add(count, std::memory_order_relaxed); }
 
 struct KernelName {
   const char* part;  // of the kernel's symbol
   int pass;          // 0 forward, 1 backward
 };
 
+// In turn: flash-attn 2 and PyTorch's copy of it; flash-attn 3; flash-attn 4; memory-efficient attention.
 constexpr KernelName kNames[] = {
-    {"flash_fwd_kernel", 0},  // flash-attn 2, and PyTorch's copy of it
-    {"flash_fwd_splitkv_kernel", 0}, {"flash_bwd_dq_dk_dv_loop", 1}, {"FlashAttnFwdSm", 0},  // flash-attn 3
-    {"FlashAttnBwdSm", 1},           {"FlashAttentionForwardSm", 0},                         // flash-attn 4
-    {"FlashAttentionBackwardSm", 1}, {"fmha_cutlassF_", 0},  // memory-efficient attention
-    {"fmha_cutlassB_", 1},
+    {"flash_fwd_kernel", 0},         {"flash_fwd_splitkv_kernel", 0}, {"flash_bwd_dq_dk_dv_loop", 1},
+    {"FlashAttnFwdSm", 0},           {"FlashAttnBwdSm", 1},           {"FlashAttentionForwardSm", 0},
+    {"FlashAttentionBackwardSm", 1}, {"fmha_cutlassF_", 0},           {"fmha_cutlassB_", 1},
 };
 
-// cuDNN: cudnn_generated_fort_native_sdpa_sm90_flash_fprop_...
+// A full name of cuDNN is cudnn_generated_fort_native_sdpa_sm90_flash_fprop_...
 constexpr KernelName kCudnnNames[] = {{"_flash_fprop", 0}, {"_flash_bprop", 1}};
 
 }  // namespace
@@ -50,7 +50,8 @@ int attention_pass_of_kernel(const char* symbol) {
 }
 
 // Exclusive access to the counter; false if another thread has it. Then the event is dropped, and the next
-// Turn marks all graphs as unknown: the event may have destroyed a graph whose handle the driver has reused.
+// Turn marks all graphs as unknown: the driver may have reused the handle of a graph that the event
+// destroyed.
 class CudaGraphCounter::Turn {
  public:
   explicit Turn(CudaGraphCounter* counter) : lock_(counter->busy_) {
@@ -71,9 +72,10 @@ void CudaGraphCounter::mark_recordings_unknown() {
 
 void CudaGraphCounter::mark_all_unknown() {
   mark_recordings_unknown();
-  for (Graph& graph : graphs_) graph = {};
+  for (Graph& graph : graphs_) graph = {};  // a graph without an entry is unknown
 }
 
+// Returns the recording of the stream and removes it from the table; its `stream` is 0 if there is none.
 CudaGraphCounter::Recording CudaGraphCounter::remove_recording(uintptr_t stream) {
   for (Recording& recording : recordings_) {
     if (stream == 0 || recording.stream != stream) continue;
@@ -98,7 +100,8 @@ void CudaGraphCounter::begin(uintptr_t stream, uintptr_t body, const PassCalls& 
   const Turn turn(this);
   if (!turn || stream == 0) return;
   remove_recording(stream);  // removes an earlier recording whose end was not seen
-  // Calls of recordings at the same time cannot be separated. For a body, end_recording() decides this.
+  // The calls of several recordings at the same time cannot be separated. Only if the body of a conditional
+  // node has no calls, the others stay known; end_recording() decides this.
   if (body == 0) mark_recordings_unknown();
   const uint32_t others = active_recordings_.load(std::memory_order_relaxed);
   if (others == 0) {
@@ -125,8 +128,8 @@ void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const Pa
   uint64_t calls[kPasses], all = 0;
   for (uint32_t pass = 0; pass < kPasses; ++pass)
     all += calls[pass] = so_far.of[pass] - ended.before.of[pass];
-  // Calls in the body of a conditional node, or in a recording whose begin was not seen, were also counted by
-  // the other recordings, which are then unknown.
+  // Calls in the body of a conditional node, or in a recording whose begin was not seen, were also counted
+  // for the recordings that are still active. These become unknown.
   const bool is_body_with_calls = ended.body != 0 && all != 0;
   if (was_seen ? is_body_with_calls : graph != 0) mark_recordings_unknown();
   const bool is_known = was_seen && ended.is_alone && !has_overflowed_;
@@ -135,7 +138,7 @@ void CudaGraphCounter::end_recording(uintptr_t stream, uintptr_t graph, const Pa
     record = graph != 0 ? add_graph(graph) : nullptr;
   else if (all != 0)
     record = graph_of(ended.body);
-  for (uint32_t pass = 0; record != nullptr && pass < kPasses; ++pass)  // earlier calls of the graph are kept
+  for (uint32_t pass = 0; record != nullptr && pass < kPasses; ++pass)  // a body may be recorded in pieces
     calls[pass] = record->calls[pass] != kUnknown ? calls[pass] + record->calls[pass] : kUnknown;
   for (uint32_t pass = 0; record != nullptr && pass < kPasses; ++pass)
     record->calls[pass] = is_known && calls[pass] < kUnknown ? static_cast<uint32_t>(calls[pass]) : kUnknown;
@@ -166,6 +169,7 @@ CudaGraphCounter::Graph* CudaGraphCounter::add_graph(uintptr_t handle) {
   return entry;
 }
 
+// If `graph` is unknown, an entry that an earlier graph left under the handle of the clone becomes unknown.
 void CudaGraphCounter::clone(uintptr_t graph, uintptr_t clone) {
   if (clone == 0) return;
   const Turn turn(this);
@@ -187,8 +191,8 @@ void CudaGraphCounter::destroy_executable(uintptr_t executable) {
   if (gone != nullptr) gone->handle.compare_exchange_strong(executable, kGone, std::memory_order_acq_rel);
 }
 
-// Returns the entry of an executable graph. If it has none, returns a reusable entry (`add`) or null. Any
-// thread; with `add` the thread must hold the lock.
+// Returns the entry of an executable graph. If the table has none, returns an entry that may be used for it
+// (`add`; null: the table is full), else null. Any thread; with `add` the thread must hold the lock.
 CudaGraphCounter::Executable* CudaGraphCounter::executable_of(uintptr_t handle, bool add) {
   // Handles are aligned addresses, so their low bits are dropped before hashing.
   const auto first = static_cast<uint32_t>((handle >> 4) * 0x9e3779b97f4a7c15u >> 54);
@@ -208,7 +212,7 @@ void CudaGraphCounter::instantiate(uintptr_t graph, uintptr_t executable) {
   if (executable <= kGone) return;
   const Turn turn(this);
   const Graph* record = turn ? graph_of(graph) : nullptr;
-  // An unknown graph needs no entry, but an entry that an earlier graph left under this handle is reset.
+  // An executable of an unknown graph needs no entry, but one that exists under its handle becomes unknown.
   Executable* made = executable_of(executable, record != nullptr);
   if (made == nullptr) return;
   for (uint32_t pass = 0; pass < kPasses; ++pass)
@@ -249,7 +253,7 @@ void CudaGraphCounter::store(segment::Coverage* coverage) const {
 }
 
 void CudaGraphCounter::forget() {
-  busy_.clear();  // another thread of the parent may have held it at the fork
+  busy_.clear();  // a thread of the parent, which does not exist here, may have held it at the fork
   has_missed_.store(false, std::memory_order_relaxed);
   for (Recording& recording : recordings_) recording = {};
   active_recordings_.store(0, std::memory_order_relaxed);
@@ -319,7 +323,7 @@ void KernelCounter::begin(const PassCalls& calls, uint64_t calls_in_graphs, segm
     return finish(KernelCountState::kTaken, coverage);
   }
   if (result != cupti::kSuccess) return finish(KernelCountState::kRefused, coverage);
-  is_counting_ = true;
+  is_counting_ = true;  // finish() must unsubscribe from now on
   for (std::atomic<uint64_t>& kernels : g_kernels) kernels.store(0, std::memory_order_relaxed);
   before_ = calls;
   in_graphs_before_ = calls_in_graphs;
@@ -356,7 +360,7 @@ void KernelCounter::end_step(const PassCalls& calls, uint64_t calls_in_graphs, s
 }
 
 void UnhookedAttention::attach(segment::UnseenName* records) {
-  busy_.clear();  // another thread may have held it at the fork
+  busy_.clear();  // a thread of the parent may have held it at the fork
   records_ = records;
   for (uint32_t n = 0; n < known_; ++n) store(n);
 }

@@ -22,15 +22,15 @@ inline constexpr int kDriverApi = 1;  // CUPTI_CB_DOMAIN_DRIVER_API
 // cuLaunchKernelEx, _ptsz. Every kernel launch calls one of these, also a launch by the runtime API.
 inline constexpr uint32_t kLaunches[] = {307, 442, 477, 478, 652, 653};
 
-struct CallbackData {
-  int site;  // 0: entry of the function; 1: its exit
+struct CallbackData {  // the first members of CUpti_CallbackData
+  int site;            // 0: entry of the function; 1: its exit
   const char* function;
   const void* parameters;
   void* result;
   const char* symbol;  // symbol of the kernel
 };
 
-struct SubscriberParams {
+struct SubscriberParams {  // of subscribe_v2()
   size_t size;
   const char* name;
   char* holder;  // buffer for the name of another subscriber
@@ -41,13 +41,13 @@ inline constexpr size_t kHolderSize = 64;
 using Subscriber = void*;
 using Callback = void (*)(void* user_data, int domain, uint32_t function, const void* data);
 
-// Functions of a CUPTI that is already loaded. `subscribe_v2` is null before CUDA 13.
+// Functions of a CUPTI library that is already loaded. `subscribe_v2` is null before CUDA 13.
 struct Library {
   Result (*subscribe)(Subscriber*, Callback, void*);
   Result (*subscribe_v2)(Subscriber*, Callback, void*, SubscriberParams*);
   Result (*unsubscribe)(Subscriber);
   Result (*enable_callback)(uint32_t enable, Subscriber, int domain, uint32_t function);
-  // Whether torch.profiler runs, or a daemon may start it at any time. It needs CUPTI too.
+  // Whether torch.profiler, which needs CUPTI too, runs or may be started by a daemon at any time.
   bool (*profiler_runs)();
 };
 
@@ -60,22 +60,23 @@ namespace foreshock {
 // conversions, combining the parts of a split).
 int attention_pass_of_kernel(const char* symbol);
 
-// Attention calls of all threads so far, by pass: of[0] forward, of[1] backward.
+// Numbers of attention calls of all threads so far: of[0] forward calls, of[1] backward calls.
 struct PassCalls {
   uint64_t of[segment::kPasses] = {};
 };
 
 // Counts attention calls that run inside CUDA graphs, where no hook is called. A graph is recorded from the
 // work of a stream, instantiated as an executable, and launched many times. Each launch adds the calls that
-// the hooks counted while the graph was recorded. An unknown graph is one whose number of calls is unknown;
-// its launches are counted separately. Handles are addresses of the driver, which reuses them, so a new graph
-// must never inherit the counts of an old one. Any thread may call the functions. Memory is fixed. No
-// function waits: if another thread uses the counter at the same time, all graphs become unknown.
+// the hooks counted while the graph was recorded. A graph is called unknown if its number of calls is
+// unknown; its launches are counted separately. Graphs, executables and streams are identified by their
+// handles in the driver. The driver reuses handles, so a new graph must never inherit the counts of an old
+// one. Any thread may call the functions. Memory is fixed. No function waits: an event that meets another
+// thread inside the counter is dropped, and all graphs then become unknown.
 class CudaGraphCounter {
  public:
   // A stream begins or ends the recording of a graph. `so_far`: attention calls of all threads so far.
-  // `graph` is 0 if the recording failed. All calls in between are counted for the graph, since other threads
-  // record the backward pass. If two streams record at the same time, both graphs become unknown.
+  // `graph` is 0 if the recording failed. The calls of all threads in between count for the graph, since
+  // another thread runs the backward pass. If two streams record at once, both graphs become unknown.
   void begin_recording(uintptr_t stream, const PassCalls& so_far);
   void end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far);
 
@@ -86,7 +87,7 @@ class CudaGraphCounter {
   // `executable` was instantiated or updated from `graph`.
   void instantiate(uintptr_t graph, uintptr_t executable);
 
-  void clone(uintptr_t graph, uintptr_t clone);
+  void clone(uintptr_t graph, uintptr_t clone);  // `clone` was made as a copy of `graph`
 
   void launch(uintptr_t executable);
 
@@ -100,12 +101,12 @@ class CudaGraphCounter {
 
   void store(segment::Coverage* coverage) const;  // stores the totals of the process into the segment
 
-  // Clears all state. Called in a forked child process that trains.
+  // Clears all counts. Called in a forked child process that trains.
   void forget();
 
  private:
   static constexpr uint32_t kRecordings = 8;
-  static constexpr uint32_t kGraphs = 64;  // only the latest: graphs are instantiated soon after recording
+  static constexpr uint32_t kGraphs = 64;  // the latest: graphs are instantiated soon after recording
   static constexpr uint32_t kExecutables = 1024;
   static constexpr uint32_t kUnknown = UINT32_MAX;
   static constexpr uintptr_t kGone = 1;         // replaces the handle of an entry that may be reused
@@ -123,13 +124,13 @@ class CudaGraphCounter {
     uint64_t number = 0;                    // graphs_made_ at its creation
     uint32_t calls[segment::kPasses] = {};  // kUnknown: the graph is unknown
   };
-  // An entry of a hash table. launch() finds its entry without a lock. So entries are never emptied, and a
-  // handle is changed by the thread with the lock only, except that any thread may change a handle to kGone.
+  // An entry of a hash table. launch() finds its entry without a lock. So a used entry never becomes empty
+  // (0) again. Only the thread with the lock sets a handle, but any thread may replace the handle by kGone.
   struct Executable {
     std::atomic<uintptr_t> handle{0};
     std::atomic<uint32_t> calls[segment::kPasses] = {};
   };
-  class Turn;  // exclusive use of the counter for one event
+  class Turn;  // exclusive use of the counter for one event, by the lock busy_
 
   void begin(uintptr_t stream, uintptr_t body, const PassCalls& so_far);
   Recording remove_recording(uintptr_t stream);
@@ -144,7 +145,7 @@ class CudaGraphCounter {
   Recording recordings_[kRecordings];
   std::atomic<uint32_t> active_recordings_{0};  // number of streams that record now
   bool has_overflowed_ = false;                 // more than kRecordings streams recorded at the same time
-  PassCalls calls_before_all_;                  // calls when the first of the active recordings began
+  PassCalls calls_before_all_;                  // calls so far when the first of the active recordings began
   Graph graphs_[kGraphs];
   uint64_t graphs_made_ = 0;
   Executable executables_[kExecutables];
@@ -177,7 +178,7 @@ class KernelCounter {
   cupti::Result subscribe(char (&other_subscriber)[cupti::kHolderSize]);
   bool enable(uint32_t on);
 
-  uint64_t steps_ = 0, warm_up_ = 0, counted_ = 0;  // steps: wanted, left until the start, counted so far
+  uint64_t steps_ = 0, warm_up_ = 0, counted_ = 0;  // steps to count; steps until the start; steps counted
   Finder find_ = nullptr;
   bool is_counting_ = false;
   cupti::Library library_ = {};
@@ -186,16 +187,16 @@ class KernelCounter {
   uint64_t in_graphs_before_ = 0;
 };
 
-// Stores the names of attention that no hook sees, also before the segment exists. Any thread; a call is
-// dropped if another thread is using the table. Fixed memory.
+// Stores the names of modules and operations with attention that no hook sees, also before the segment
+// exists. Any thread; a call is dropped if another thread is using the table. Fixed memory.
 class UnhookedAttention {
  public:
   // Copies the names noted so far into the segment's `records` (kMaxUnseen of them). Later names follow.
   void attach(segment::UnseenName* records);
 
-  // Adds a name. `evidence` is FORESHOCK_UNSEEN_...; the smallest one of a name is kept. An empty name is
-  // dropped, and so is a new one if the table is full. `has_segment`: whether the attached records belong to
-  // this process (false in a forked child).
+  // Adds a name. `evidence` is FORESHOCK_UNSEEN_...; a smaller number is better evidence and replaces a
+  // larger one. An empty name is dropped, and so is a new name if the table is full. `has_segment`: whether
+  // the attached records belong to this process (false in a forked child).
   void note(const char* name, uint32_t evidence, bool has_segment);
 
  private:
@@ -203,8 +204,8 @@ class UnhookedAttention {
 
   std::atomic_flag busy_;
   segment::UnseenName names_[segment::kMaxUnseen] = {};
-  uint32_t known_ = 0;                      // number of names
-  segment::UnseenName* records_ = nullptr;  // of the segment; null before attach()
+  uint32_t known_ = 0;                      // number of names in names_
+  segment::UnseenName* records_ = nullptr;  // in the segment; null before attach()
 };
 
 }  // namespace foreshock

@@ -4,6 +4,8 @@
 //
 // A sample of an attention call is a slice of rows: up to 16 query rows with all keys that they see. A
 // backward call may add a slice of key positions (columns): up to 16 keys with all query rows, for dK and dV.
+// The open step is the step that has not ended. A pending step has ended, and some of its numbers (losses,
+// gradient norms) are still on a device; its record is completed when they arrive.
 #ifndef FORESHOCK_LIBMONITOR_MONITOR_H_
 #define FORESHOCK_LIBMONITOR_MONITOR_H_
 
@@ -25,7 +27,7 @@ namespace foreshock {
 
 struct OpenCall;  // an attention call that has not ended
 
-// One in so many calls of an operation (a power of two) reads the on/off switches in the control file.
+// Of a thread's calls of an operation, one in this many (a power of two) reads whether sampling is paused.
 inline constexpr uint64_t kCallsPerSwitchRead = 1024;
 
 // Most public functions implement the function of the C interface (foreshock/hook.h) with the same name. Any
@@ -85,7 +87,7 @@ class Monitor {
   // The slices copied for one call.
   struct Taken {
     uint64_t bytes = 0;    // 0: no slice
-    bool is_cold = false;  // a slot was used for the first time, which costs more
+    bool is_cold = false;  // a slot was used for the first time, which costs more (page faults)
   };
   struct SlotRoom {
     uint64_t bytes;  // of a slot
@@ -130,20 +132,21 @@ class Monitor {
   // serve pending steps, the present one, and one completed without its numbers, which may still arrive.
   static constexpr uint64_t kMaxNumbersPerStep = kScalarCells / (PendingSteps::kMost + 2);
 
-  std::atomic_flag clock_busy_;      // protects the step state below
-  std::atomic_flag layer_busy_;      // protects ordinals and layer names
-  std::atomic_flag loss_busy_;       // protects loss_ and pending_steps_, except the open step's gradients
-  std::atomic_flag scalars_busy_;    // protects scalars_ and logged_norm_
-  std::atomic_flag cost_busy_;       // protects cost_ and agent_forecast_
-  std::atomic_flag weights_busy_;    // protects weights_
+  // Locks (TryLock). Each protects the members that its comment names.
+  std::atomic_flag clock_busy_;      // the step state below
+  std::atomic_flag layer_busy_;      // ordinal_ and the names in layers_
+  std::atomic_flag loss_busy_;       // loss_ and pending_steps_, except the open step's gradients
+  std::atomic_flag scalars_busy_;    // scalars_ and logged_norm_
+  std::atomic_flag cost_busy_;       // cost_ and agent_forecast_
+  std::atomic_flag weights_busy_;    // weights_
   std::atomic<uint64_t> ticket_{0};  // the last ticket given out; every use of a slot has its own ticket
 
   // Step state. Written under clock_busy_, read by every sampled call.
-  std::atomic<int64_t> step_{-1};         // step of the present calls; -1: unknown
+  std::atomic<int64_t> step_{-1};         // number of the step to which present calls belong; -1: unknown
   std::atomic<int64_t> next_step_{-1};    // the step that begins with the next forward call
   std::atomic<int64_t> period_steps_{1};  // expected difference of the numbers of two reported steps
   std::atomic<uint64_t> interval_{8};     // sampling interval in this step, in steps
-  uint64_t base_interval_ = 8;            // sampling interval outside of bursts
+  uint64_t base_interval_ = 8;            // the same outside of bursts (denser sampling after a warning)
   std::atomic<uint64_t> call_in_step_{0};
   std::atomic<uint64_t> calls_last_step_{0};
   std::atomic<uint32_t> free_slots_{0};              // when the step began
@@ -172,9 +175,9 @@ class Monitor {
   // The open step, and ended steps whose numbers are still on a device. clock_busy_ protects the gradients of
   // the open step; loss_busy_ protects everything else. Ending a step needs both locks.
   PendingSteps pending_steps_;
-  TrainerReadbacks fetched_;  // values passed to fetched(); under clock_busy_ and loss_busy_
-  std::atomic<bool> loss_is_reported_{false};
-  std::atomic<uint64_t> numbers_requested_{0};  // from devices, since the last step record
+  TrainerReadbacks fetched_;                   // values passed to fetched(); under clock_busy_ and loss_busy_
+  std::atomic<bool> loss_is_reported_{false};  // the trainer itself has reported a loss
+  std::atomic<uint64_t> numbers_requested_{0};  // copies of numbers from devices since the last step record
   std::atomic<uint64_t> host_numbers_{0};       // losses for which no kernel was launched (fetch())
   Scalars scalars_;
   std::optional<double> logged_norm_;  // gradient norm logged since the last step

@@ -1,5 +1,5 @@
-// Gets data about a tensor for the hooks: a view (foreshock_tensor of hook.h), the current CUDA stream, and
-// the layer weight in its autograd history. Nothing here copies or changes a tensor.
+// Gets data about a tensor for the hooks: a view (foreshock_tensor of hook.h), the current CUDA stream, and,
+// from the autograd history of a query, the weight that identifies its layer. Copies and changes no tensor.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_TENSOR_VIEW_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_TENSOR_VIEW_H_
 
@@ -41,10 +41,11 @@ __asm__(".symver pthread_mutex_trylock, pthread_mutex_trylock@" FORESHOCK_OLD_LO
 
 namespace foreshock::adapter {
 
-// The legacy default stream in hook.h; the CUDA runtime uses a null handle for it.
+// The handle that hook.h uses for CUDA's legacy default stream. The CUDA runtime uses null for this stream.
 inline constexpr uintptr_t kLegacyStream = 1;
 
-// Reads the handle of the current CUDA stream from torch's device guard. False: the guard cannot (torch 2.6).
+// Reads the handle of the current CUDA stream from torch's device guard. Returns false if the guard has no
+// function for it (torch 2.6) or the function throws.
 template <typename Guard>
 bool stream_of_guard(const Guard& guard, c10::Device device, void** handle) noexcept try {
   if constexpr (requires(const Guard& g, c10::Stream s) { g.getStreamNativeHandle(s); }) {
@@ -84,7 +85,8 @@ inline void* stream_of(const at::Tensor& tensor) noexcept {
   const c10::Device device = tensor.device();
   void* handle = nullptr;
   bool known = false;
-  // Not by VirtualGuardImpl: with torch 2.8 it needs a newer C++ runtime than our packages may require.
+  // Not by torch's VirtualGuardImpl, which with torch 2.8 needs a newer C++ runtime than our packages
+  // require.
   const auto* guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(device.type())].load();
   if (guard_has_handle.load(std::memory_order_relaxed) && guard != nullptr) {
     known = stream_of_guard(*guard, device, &handle);
@@ -104,6 +106,7 @@ inline uint32_t dtype_of(const at::Tensor& tensor) {
   return type == at::kBool ? FORESHOCK_BOOL : FORESHOCK_DTYPE_NONE;
 }
 
+// Every floating format of one byte is an fp8 format.
 inline bool is_fp8(const at::Tensor& tensor) {
   return tensor.is_floating_point() && tensor.element_size() == 1;
 }
@@ -113,8 +116,8 @@ inline int32_t device_type_of(const at::Tensor& tensor) {
   return tensor.is_cuda() ? FORESHOCK_DEVICE_CUDA : FORESHOCK_DEVICE_OTHER;
 }
 
-// Returns a view of the tensor; absent (data null) if the tensor is undefined or empty, has too many
-// dimensions or freed memory. Uses const_data_ptr, since data_ptr would copy a copy-on-write tensor.
+// Returns a view of the tensor; an absent one (data null) if the tensor is undefined or empty, has too many
+// dimensions, or its memory was freed. Uses const_data_ptr, since data_ptr would copy a copy-on-write tensor.
 inline foreshock_tensor view_of(const at::Tensor& tensor) {
   foreshock_tensor view{};
   if (!tensor.defined() || tensor.dim() > FORESHOCK_TENSOR_DIMS || !is_in_memory(tensor)) return view;
@@ -131,16 +134,16 @@ inline foreshock_tensor view_of(const at::Tensor& tensor) {
 }
 
 // The functions below find the parameter from which a query was computed; it identifies the layer of a call.
-// Below autograd the query still has its history (the graph of autograd nodes): it is an argument of the
-// forward operation, and a saved tensor of the backward operation.
+// The hooks run after autograd's part of an operation. There the query still has its history (the graph of
+// autograd nodes): it is an argument of the forward operation, and a saved tensor of the backward operation.
 //
 // Rule: search breadth-first from the query's node for the first matrix multiplication ("product"). Its
-// weight argument must be a 2-D leaf, reached only through unary nodes. Two kinds of nodes end the search on
-// their branch, since the previous layer is behind them: a product with a frozen weight, to which the graph
-// has no edge, and a hand-written operation, whose arguments are not known ("opaque"). After the first such
-// node, the search goes on in parallel branches (LoRA). A product found there is accepted only if it was
-// computed from the same input as that node, so it cannot be a product of an earlier layer. Otherwise the
-// layer is unknown; it is never guessed. The search takes about 10 us, so it runs in sampled calls only.
+// weight argument must be a 2-D leaf, reached only through unary nodes. Two kinds of nodes give no weight and
+// end the search on their branch, since the previous layer is behind them: a product with a frozen weight, to
+// which the graph has no edge, and a hand-written operation, whose arguments are not known ("opaque"). After
+// the first such node, the search goes on in parallel branches (LoRA). A product found there is accepted only
+// if it was computed from the input of that node, so it cannot belong to an earlier layer. In all other cases
+// the layer is unknown. The search takes about 10 us, so it runs in sampled calls only.
 
 inline constexpr int kMaxNodes = 64;  // visited in one search
 
@@ -156,7 +159,7 @@ inline NodeKind kind_of(const torch::autograd::Node& node) {
   const char* generated = std::strstr(type, "9generated");
   if (!generated) return NodeKind::kOpaque;  // hand-written, or the border of a compiled graph
   const char* name = generated + std::strlen("9generated");
-  while (*name >= '0' && *name <= '9') ++name;
+  while (*name >= '0' && *name <= '9') ++name;  // the length of the name, as in "14AccumulateGrad"
   const auto is = [name](const char* prefix) { return std::strncmp(name, prefix, std::strlen(prefix)) == 0; };
   for (const char* prefix :
        {"AddmmBackward", "MmBackward", "BmmBackward", "BaddbmmBackward", "LinearBackward"})
@@ -172,7 +175,7 @@ inline NodeKind kind_of(const torch::autograd::Node& node) {
   return NodeKind::kOther;
 }
 
-// Returns the 2-D leaf at the end of a chain of unary nodes; null if the chain ends otherwise.
+// Returns the leaf at the end of a chain of unary nodes; null if the chain does not end at a 2-D leaf.
 inline const void* leaf_behind(const torch::autograd::Node* node) {
   for (int hops = 0; node && hops < kMaxNodes; ++hops) {
     const NodeKind kind = kind_of(*node);
@@ -186,8 +189,8 @@ inline const void* leaf_behind(const torch::autograd::Node* node) {
   return nullptr;
 }
 
-// The weight of a product; null if frozen. The edges of a node are in the order of the operation's arguments:
-// (self, mat2), (input, weight, bias), or (bias, mat1, mat2). Arguments without gradient have empty edges.
+// Returns the weight of a product; null if frozen, since the edge of an argument without gradient is empty.
+// The edges are in the order of the arguments: (self, mat2), (input, weight, bias), or (bias, mat1, mat2).
 inline const void* weight_of(const torch::autograd::Node& product) {
   const char* type = typeid(product).name();
   const bool bias_first = std::strstr(type, "AddmmBackward") || std::strstr(type, "BaddbmmBackward");
@@ -195,10 +198,11 @@ inline const void* weight_of(const torch::autograd::Node& product) {
   return product.num_outputs() <= weight ? nullptr : leaf_behind(product.next_edge(weight).function.get());
 }
 
-// A breadth-first walk over the history of a tensor. next() returns null at the end, or after kMaxNodes.
+// A breadth-first walk over the history of a tensor. next() returns each added node once; null after the last
+// one. Of the added nodes only the first kMaxNodes are kept.
 class HistoryWalk {
  public:
-  explicit HistoryWalk(const torch::autograd::Node* from) { add(from); }
+  explicit HistoryWalk(const torch::autograd::Node* first) { add(first); }
   const torch::autograd::Node* next() { return head_ < tail_ ? queue_[head_++] : nullptr; }
   void add(const torch::autograd::Node* node) {
     const bool seen = std::find(queue_.begin(), queue_.begin() + tail_, node) != queue_.begin() + tail_;
@@ -213,7 +217,7 @@ class HistoryWalk {
   int head_ = 0, tail_ = 0;
 };
 
-// Follows a chain of unary nodes from `node` to its first node that is not unary, which it returns.
+// Returns the first node that is not unary in the chain that begins with `node`.
 inline const torch::autograd::Node* before_unary(const torch::autograd::Node* node) {
   for (int hops = 0; node && hops < kMaxNodes; ++hops) {
     if (kind_of(*node) != NodeKind::kUnary || node->num_outputs() != 1) return node;
@@ -222,8 +226,8 @@ inline const torch::autograd::Node* before_unary(const torch::autograd::Node* no
   return nullptr;
 }
 
-// The node that computed the input of a frozen product or an opaque operation, found as the first argument
-// that is not a weight. Null: unknown.
+// Returns the node that computed the input of a frozen product or an opaque operation, taken to be its first
+// argument that is not a weight. Null: unknown.
 inline const torch::autograd::Node* input_of(const torch::autograd::Node& node) {
   for (const auto& edge : node.next_edges()) {
     const auto* input = before_unary(edge.function.get());
