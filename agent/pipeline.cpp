@@ -11,8 +11,8 @@
 
 namespace foreshock {
 
-// The record may hold `bytes_` of histograms. At the first snapshot of each window (interval of steps), the
-// stride doubles for each sixteenth of these bytes that is spent.
+// The record may have `bytes_` of histograms, in base64. At the first snapshot of each window (interval of
+// steps), the stride is set to 2^n, where n sixteenths of these bytes are spent.
 bool HistogramQuota::takes(const TensorSnapshot& snapshot) {
   if (bytes_ == 0) return false;
   const int64_t window = snapshot.step / static_cast<int64_t>(snapshot.interval);
@@ -33,10 +33,7 @@ using segment::SegmentReader;
 namespace {
 
 // Returns the array in a payload of a slot, or null if the slot does not have this payload.
-template <class T>
-const T* data_of(segment::Bytes bytes) {
-  return bytes.empty() ? nullptr : reinterpret_cast<const T*>(bytes.data());
-}
+const void* data_of(segment::Bytes payload) { return payload.empty() ? nullptr : payload.data(); }
 
 // Returns the layer under which a call is counted. An empty label means that the layer is unknown.
 LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot& slot,
@@ -57,7 +54,7 @@ LayerOfCall layer_of(const segment::SegmentReader& segment, const segment::Slot&
     return layer;
   }
   const segment::Layer record = segment.layer(static_cast<uint32_t>(slot.layer));
-  if (record.ready != 1) return layer;
+  if (record.ready != 1) return layer;  // the trainer has not written the label yet
   layer.label = segment::text_of(record.label);
   layer.name = segment::text_of(record.name);
   return layer;
@@ -69,11 +66,12 @@ constexpr uint32_t kMaxTensorsPerPoll = 16;
 // CPU seconds per rank and poll after which no further slice is read. A slice of 1000 keys takes about a
 // hundredth of this, a slice of a million keys more than all of it.
 constexpr double kMaxSecondsPerPoll = 0.25;
-// Most polls of a segment whose trainer has ended. They suffice for all slots and for 64 x 16 tensors.
+// Limit of the polls of a segment whose trainer has ended: enough for all slots and for 64 x 16 tensors.
 constexpr uint32_t kMaxDrainPolls = 64;
 
-// Rank, world size, attempt and launcher id are accepted once. A segment that kept changing them would create
-// new Prometheus series without limit. Once late_ready is 1, all fields are written and not read again.
+// Copies the identity of the trainer from the segment. Rank, world size, attempt and launcher id are copied
+// only the first time: a segment that kept changing them would create Prometheus series without limit. The
+// trainer writes some fields later, and then sets late_ready to 1. After that the identity is not read again.
 void refresh_identity(const SegmentReader& segment, RankStatistics* rank) {
   if (rank->identity.late_ready == 1) return;
   const segment::Identity before = rank->identity;
@@ -100,16 +98,16 @@ AttentionSlice slice_of(const segment::SlotView& view) {
   slice.value_dim = static_cast<int>(slot.value_dim);
   slice.scale = slot.scale;
   slice.key_limit = slot.key_limit;
-  slice.query = data_of<void*>(view.payload[segment::kQuery]);
-  slice.key = data_of<void*>(view.payload[segment::kKey]);
-  slice.value = data_of<void*>(view.payload[segment::kValue]);
-  slice.out = data_of<void*>(view.payload[segment::kOut]);
-  slice.log_sum_exp = data_of<void*>(view.payload[segment::kLogSumExp]);
+  slice.query = data_of(view.payload[segment::kQuery]);
+  slice.key = data_of(view.payload[segment::kKey]);
+  slice.value = data_of(view.payload[segment::kValue]);
+  slice.out = data_of(view.payload[segment::kOut]);
+  slice.log_sum_exp = data_of(view.payload[segment::kLogSumExp]);
   slice.log_sum_exp_dtype = static_cast<DType>(slot.lse_dtype);
-  slice.mask = data_of<void*>(view.payload[segment::kMask]);
+  slice.mask = data_of(view.payload[segment::kMask]);
   slice.mask_dtype = static_cast<DType>(slot.mask_dtype);
-  slice.grad_out = data_of<void*>(view.payload[segment::kGradOut]);
-  slice.grad_query = data_of<void*>(view.payload[segment::kGradQuery]);
+  slice.grad_out = data_of(view.payload[segment::kGradOut]);
+  slice.grad_query = data_of(view.payload[segment::kGradQuery]);
   return slice;
 }
 
@@ -126,16 +124,16 @@ KeyColumns columns_of(const segment::SlotView& view) {
   columns.value_dim = static_cast<int>(slot.value_dim);
   columns.scale = slot.scale;
   columns.first_query = slot.key_limit;
-  columns.query = data_of<void*>(view.payload[segment::kQuery]);
-  columns.out = data_of<void*>(view.payload[segment::kOut]);
-  columns.grad_out = data_of<void*>(view.payload[segment::kGradOut]);
-  columns.log_sum_exp = data_of<void*>(view.payload[segment::kLogSumExp]);
+  columns.query = data_of(view.payload[segment::kQuery]);
+  columns.out = data_of(view.payload[segment::kOut]);
+  columns.grad_out = data_of(view.payload[segment::kGradOut]);
+  columns.log_sum_exp = data_of(view.payload[segment::kLogSumExp]);
   columns.log_sum_exp_dtype = static_cast<DType>(slot.lse_dtype);
-  columns.key = data_of<void*>(view.payload[segment::kKey]);
-  columns.value = data_of<void*>(view.payload[segment::kValue]);
-  columns.grad_key = data_of<void*>(view.payload[segment::kGradKey]);
-  columns.grad_value = data_of<void*>(view.payload[segment::kGradValue]);
-  columns.sums = data_of<ColumnSum>(view.payload[segment::kKeySums]);
+  columns.key = data_of(view.payload[segment::kKey]);
+  columns.value = data_of(view.payload[segment::kValue]);
+  columns.grad_key = data_of(view.payload[segment::kGradKey]);
+  columns.grad_value = data_of(view.payload[segment::kGradValue]);
+  columns.sums = static_cast<const ColumnSum*>(data_of(view.payload[segment::kKeySums]));
   columns.keys = static_cast<int64_t>(slot.key_length);
   return columns;
 }
@@ -145,11 +143,11 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
   bool found = false;
   for (const segment::StepRecord& step : segment.unread_steps()) {
     found = true;
-    // Bit n of scalars_given: the step has a value of scalar n. If the name of a given scalar is missing, the
-    // names are read again; the trainer writes the name before the first value.
+    // Bit n of scalars_given: the step has a value of scalar n, a number that the training logs. If its name
+    // is missing here, the names are read again; the trainer writes a name before the first value.
     if (step.scalars_given >> rank->scalar_names.size() != 0) rank->scalar_names = segment.scalar_names();
     observe_step(step, rank);
-    // True from written_lines_.take(): a killed agent has written the line. The detectors then have it too.
+    // If take() returns true, a killed agent has written this line, and the detectors already have it.
     if (const StepLine line = step_line(*rank, step); !written_lines_.take(line)) detect(line, rank);
     set_watch(rank);
     if (rank->watch != nullptr) rank->loss_zscore = rank->watch->loss_verdict().z;
@@ -165,7 +163,7 @@ bool Pipeline::poll(SegmentReader& segment, RankStatistics* rank) {
     const double slice_begins = thread_cpu_seconds();
     judge_slot(segment, ready, rank);
     const double now = thread_cpu_seconds();
-    // The first samples of a run (the first look) are paid from a fixed grant, so they have their own sum.
+    // The first samples of a run (the first look) are paid from a grant, so their time is summed separately.
     const bool is_first_look = rank->is_in_first_look(ready.view.header.step);
     (is_first_look ? rank->first_look.agent_seconds : rank->judging_seconds) += now - slice_begins;
     rank->row_slices_handled += ready.view.header.columns == 0;
@@ -183,14 +181,14 @@ bool Pipeline::take_tensors(SegmentReader& segment, RankStatistics* rank) {
   SegmentReader::ReadyTensor ready;
   uint32_t taken = 0;
   for (; taken < kMaxTensorsPerPoll && segment.next_tensor(&ready); ++taken) {
-    // The identity has the rank's parallel coordinates, which the trainer writes before its first tensor.
+    // take() needs the rank's parallel coordinates, which the trainer adds to the identity before any tensor.
     refresh_identity(segment, rank);
     const char* why = ready.why;  // the reason why the tensor is refused; null: it is not refused
     std::vector<TensorSnapshot> done;
     if (why == nullptr) done = weights_.take(ready.view, rank->identity, ranks_here_, &why);
     rank->refused_tensors += why != nullptr;
     if (why == nullptr) take_heads(ready.view, rank);
-    // An earlier agent may have read the first snapshot of a tensor. Its distance from the start is unknown.
+    // If an earlier agent has read the first snapshot of a tensor, distances from that snapshot are unknown.
     if (const auto step = weights_.take_initial_unknown())
       record_event(rank, "weight_initial_unknown", *step, "", std::nullopt);
     add_to_history(weights_, rank);
@@ -235,16 +233,16 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     return segment.consume_lost(ready, segment::Lost::kRefused);
   }
   const double begin = thread_cpu_seconds();
-  // The trainer has registered the operation of this call after the last refresh().
+  // If the trainer has registered the operation of this call after the last refresh(), reads the list again.
   if (rank->ops.size() <= static_cast<size_t>(std::max(slot.op, 0))) rank->ops = segment.ops();
   const LayerOfCall layer = layer_of(segment, slot, *rank);
   if (slot.columns == 1) {
     const KeyColumns columns = columns_of(ready.view);
     if (!is_valid(columns)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
     const ColumnDeviation deviation = judge(columns, &columns_);
-    const double each = (thread_cpu_seconds() - begin) / 2;  // the record has a line for dK and one for dV
-    observe(slot, layer, deviation.grad_key, each, rank);
-    observe(slot, layer, deviation.grad_value, each, rank);
+    const double seconds_per_line = (thread_cpu_seconds() - begin) / 2;  // one line for dK and one for dV
+    observe(slot, layer, deviation.grad_key, seconds_per_line, rank);
+    observe(slot, layer, deviation.grad_value, seconds_per_line, rank);
     if (flagged_ != nullptr)
       flagged_->consider(slot, JudgedColumns{columns, deviation, columns_, layer.label}, layer, *rank,
                          segment.name());
@@ -252,10 +250,10 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
     const AttentionSlice slice = slice_of(ready.view);
     if (!is_valid(slice)) return segment.consume_lost(ready, segment::Lost::kUnsupported);
     SliceDeviation deviation = judge(slice, &workspace_);
-    // The trainer counts NaN and Inf in all output rows of the head, not only in those of the slice.
+    // The trainer has counted NaN and Inf in all output rows of the slice's first head.
     deviation.nonfinite_anywhere = slot.nonfinite_out > 0 && slice.out != nullptr;
     observe(slot, layer, deviation, thread_cpu_seconds() - begin, rank);
-    // Without the output, a stored slice could not be checked again.
+    // A slice without the output (dropout) is not saved, since it could not be checked again.
     if (flagged_ != nullptr && slice.out != nullptr)
       flagged_->consider(slot, JudgedSlice{slice, deviation, workspace_.reference, layer.label}, layer, *rank,
                          segment.name());
@@ -267,7 +265,7 @@ void Pipeline::judge_slot(SegmentReader& segment, const SegmentReader::Ready& re
 void Pipeline::observe(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                        double seconds, RankStatistics* rank) {
   observe_slice(slot, layer, deviation, rank);
-  // The trainer's count nonfinite_out covers the rows of the slice too, so the two counts are not added.
+  // The trainer's count, slot.nonfinite_out, covers rows of the slice too, so the two counts are not added.
   const uint64_t nonfinite =
       std::max<uint64_t>(deviation.nonfinite_out, slot.nonfinite_out) + deviation.nonfinite_gradient;
   const SampleLine line = sample_line(*rank, slot, layer, deviation, seconds);
@@ -278,7 +276,7 @@ void Pipeline::observe(const segment::Slot& slot, const LayerOfCall& layer, cons
   set_watch(rank);
 }
 
-// Once a later process has taken over the rank's number (`current` is false), the watch belongs to that one.
+// Detectors belong to a rank number. If `current` is false, a later process of the run has this number now.
 void Pipeline::set_watch(RankStatistics* rank) const {
   rank->watch = rank->current ? watches_.watch_of(rank->run, rank->identity.rank) : nullptr;
 }
@@ -371,7 +369,8 @@ void Pipeline::detect(const Line& line, RankStatistics* rank) {
 
 void Pipeline::record_event(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
                             std::optional<double> value, bool is_new) {
-  rank->note_event(event, step, layer, value);  // even if not new: the killed agent has not saved its list
+  // Also if not new: the agent that wrote the event was killed before it saved its list of events.
+  rank->note_event(event, step, layer, value);
   if (record_ != nullptr && is_new) record_->write(event_line(*rank, event, step, layer, value));
 }
 

@@ -1,6 +1,6 @@
 // The data path of the agent: reads slices (copied parts of attention calls), steps and weight tensors from
 // segments (the shared-memory files of trainers), checks them, and updates the statistics of the ranks and
-// the record (JSON lines).
+// the record (JSON lines). A segment holds slices in slots; to consume data means to free its space there.
 #ifndef FORESHOCK_AGENT_PIPELINE_H_
 #define FORESHOCK_AGENT_PIPELINE_H_
 
@@ -22,23 +22,23 @@
 
 namespace foreshock {
 
-// Returns the slice in a slot of query rows (a few rows with all keys). Borrows its arrays from the view.
+// Returns the slice of query rows (a few rows with all keys) in a slot. Its arrays are those of the view.
 AttentionSlice slice_of(const segment::SlotView& view);
-// Returns the slice in a slot of key positions (a few keys with all rows). Borrows its arrays from the view.
+// Does the same for a slice of key positions (a few keys with all query rows).
 KeyColumns columns_of(const segment::SlotView& view);
 
-// Decides which weight snapshots keep their histogram in the record, within a fixed number of bytes for a run
-// of any length. Each tensor has one snapshot per interval of steps. Until 1/16 of the bytes is used, the
-// histograms of every interval are written; until 2/16, of every 2nd interval; until 3/16, of every 4th, and
-// so on. An interval is written or omitted for all tensors together. The rule depends on the bytes only, so
-// all nodes of a job write the same intervals, except near the change from one sixteenth to the next.
+// Decides for which snapshots of weights the record gets a histogram of the values, within a fixed number of
+// bytes for a run of any length. Each tensor has one snapshot per interval of steps. Until 1/16 of the bytes
+// is used, the histograms of every interval are written; until 2/16, of every 2nd interval; until 3/16, of
+// every 4th, and so on. An interval is written or omitted for all tensors together. The rule depends only on
+// bytes, so all nodes of a job write the same intervals, except near the change to the next sixteenth.
 class HistogramQuota {
  public:
   // Size of the largest histogram that fits into a line of the record, in bytes.
   static constexpr uint64_t kLongest = uint64_t{3} << 20;
 
   explicit HistogramQuota(uint64_t bytes) : bytes_(bytes) {}
-  // Whether the histogram of `snapshot` is to be written. If so, its bytes are counted.
+  // Returns whether the histogram of `snapshot` is to be written. If so, counts its bytes.
   bool takes(const TensorSnapshot& snapshot);
 
   bool is_on() const { return bytes_ > 0; }        // otherwise no histogram is written
@@ -55,8 +55,7 @@ class HistogramQuota {
 
 class Pipeline {
  public:
-  // `record` and `alerts` may be null and must outlive the pipeline. `histogram_bytes` limits the histograms
-  // in the record.
+  // `record` and `alerts` may be null and must outlive the pipeline. `histogram_bytes`: see HistogramQuota.
   explicit Pipeline(RecordWriter* record, uint64_t histogram_bytes = 0, AlertCommand* alerts = nullptr)
       : record_(record), alerts_(alerts), histograms_(histogram_bytes) {}
 
@@ -68,7 +67,7 @@ class Pipeline {
   WrittenLines& written_lines() { return written_lines_; }
   // Must be called if an earlier agent has followed the run, as it may have read the first weight snapshots.
   void set_followed_before() { weights_.set_followed_before(); }
-  // Sets the number of ranks of the run on this node, which may each hold a part or a replica of a tensor.
+  // Sets the number of the run's ranks on this node. Each may hold a part or a replica of a tensor.
   void set_ranks_here(size_t ranks) { ranks_here_ = ranks; }
   const Weights& weights() const { return weights_; }
   const HistogramQuota& histograms() const { return histograms_; }
@@ -79,12 +78,12 @@ class Pipeline {
     bool any = false, rise = false;
   };
   Changes take_changes() { return std::exchange(changes_, {}); }
-  Adviser& adviser() { return adviser_; }  // has the strongest detector signal of these ranks
+  Adviser& adviser() { return adviser_; }  // has the highest detector level of the run's ranks
   // Processes new data in a segment. Returns whether there was any.
   bool poll(segment::SegmentReader& segment, RankStatistics* rank);
 
-  // Initializes `rank` from the part of a segment that an earlier agent has read, if any. Must be called
-  // after the first refresh() and before the first poll() of the segment.
+  // If an earlier agent has read steps of the segment, initializes `rank` from the last of them and from the
+  // restored detectors. Must be called after the first refresh() and before the first poll() of the segment.
   void resume_from(const segment::SegmentReader& segment, RankStatistics* rank);
   // Copies counters, names and identity from a segment to `rank`. Called before they are published.
   void refresh(const segment::SegmentReader& segment, RankStatistics* rank);
@@ -97,11 +96,10 @@ class Pipeline {
   // Checks a slice and consumes it, so that the trainer can reuse its slot.
   void judge_slot(segment::SegmentReader& segment, const segment::SegmentReader::Ready& ready,
                   RankStatistics* rank);
-  // Passes one checked tensor of a slice to statistics, record and detectors. `seconds` is the CPU time of
-  // the check.
+  // Passes one checked tensor of a slice to statistics, record and detectors. `seconds`: its CPU time.
   void observe(const segment::Slot& slot, const LayerOfCall& layer, const SliceDeviation& deviation,
                double seconds, RankStatistics* rank);
-  // Records an event. `is_new`: the record does not have the event yet.
+  // Adds an event to the rank's list of events and, if `is_new`, to the record.
   void record_event(RankStatistics* rank, const char* event, int64_t step, const std::string& layer,
                     std::optional<double> value, bool is_new = true);
 
@@ -119,6 +117,7 @@ class Pipeline {
   bool take_tensors(segment::SegmentReader& segment, RankStatistics* rank);
   // Adds the rows of attention heads in a tensor record, if it has any, to spectra_.
   void take_heads(const segment::TensorView& tensor, RankStatistics* rank);
+  // Writes the lines of the snapshots, and of the layers whose tensors are now all measured.
   void record_weights(const std::vector<TensorSnapshot>& done, RankStatistics* rank);
 
   RecordWriter* record_;

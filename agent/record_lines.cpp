@@ -33,7 +33,8 @@ void set_distance(const std::optional<Wasserstein>& distance, std::optional<doub
   *high = distance->high;
 }
 
-std::optional<int64_t> known(int64_t number) {  // negative: unknown
+// Converts a number that is negative if it is unknown.
+std::optional<int64_t> known(int64_t number) {
   return number >= 0 ? std::optional<int64_t>(number) : std::nullopt;
 }
 
@@ -49,6 +50,7 @@ void set_identity(const TensorSnapshot& snapshot, TensorLine* line) {
 void set_parts(const TensorSnapshot& snapshot, TensorLine* line) {
   line->parts = snapshot.parts.size();
   line->ranks = snapshot.ranks;
+  // A tensor that is not sharded needs no offsets and shapes.
   if (snapshot.parts.size() == 1 && snapshot.elements == snapshot.whole_elements) return;
   // Sorts the parts, which are in the order in which ranks were read, so that equal parts give equal lines.
   std::vector<TensorPart> parts = snapshot.parts;
@@ -76,7 +78,7 @@ SampleLine sample_line(const RankStatistics& rank, const segment::Slot& slot, co
   line.rank = rank.identity.rank;
   line.ticket = slot.ticket;
   line.step = slot.step;
-  if (rank.last_step.sequence != 0) line.step_judged = rank.last_step.step;  // 0: no step yet
+  if (rank.last_step.sequence != 0) line.step_judged = rank.last_step.step;  // sequence 0: no step has ended
   line.time = 1e-9 * static_cast<double>(slot.time_ns);
   line.call = slot.call;
   line.pass = segment::kPassNames[slot.pass];
@@ -154,6 +156,7 @@ StepLine step_line(const RankStatistics& rank, const segment::StepRecord& step) 
   if (segment::knows_skips(step)) line.skipped_steps = step.skipped_steps;
   line.sample_interval_steps = step.interval;
   line.overhead_seconds = 1e-9 * static_cast<double>(step.cost_ns);
+  // Scalars are numbers that the training logs. Bit n of scalars_given: the step has a value of scalar n.
   for (size_t n = 0; n < rank.scalar_names.size() && n < segment::kMaxScalars; ++n) {
     if ((step.scalars_given >> n & 1) == 0) continue;
     line.logged[rank.scalar_names[n]] = step.scalars[n];
@@ -230,8 +233,8 @@ TensorLine tensor_line(const std::string& run, const TensorSnapshot& snapshot, b
   line.whole_elements = snapshot.whole_elements;
   line.interval_steps = snapshot.interval;
   line.odd_ranks = snapshot.odd_ranks;
-  // A snapshot without parts only reports, in odd_ranks, the ranks whose replica differs from the others. The
-  // values of such a replica are in no line: its rank sent only a checksum, or sent the values too late.
+  // A snapshot without parts only reports, in odd_ranks, the ranks whose replicas differ from the others. The
+  // values of such a replica are in no line: its rank has sent only a checksum, or the values too late.
   if (snapshot.parts.empty()) return line;
   line.elements = snapshot.elements;
   set_parts(snapshot, &line);
@@ -293,7 +296,8 @@ OptimizerLine optimizer_line(const std::string& run, const TensorSnapshot& snaps
   line.epsilon_dominated_ratio = sums.epsilon_dominated_ratio();
   line.update_ratio = sums.update_ratio();
   line.gradient_rms = sums.gradient_rms();
-  const double nonfinite = sums.values[segment::kGradientNonFinite];  // NaN: unknown; exact below 2^53
+  // A count, as a double: NaN if unknown, exact below 2^53. The comparisons are false for NaN.
+  const double nonfinite = sums.values[segment::kGradientNonFinite];
   if (nonfinite >= 0 && nonfinite < 0x1p53) line.nonfinite_gradient_values = static_cast<uint64_t>(nonfinite);
   line.learning_rate = finite(sums.values[segment::kSeenLearningRate]);
   line.beta1 = finite(sums.values[segment::kSeenBeta1]);
