@@ -131,13 +131,15 @@ std::optional<std::string> from_base64(std::string_view text) {
   if (text.size() % 4 != 0) return std::nullopt;
   std::string bytes;
   bytes.reserve(text.size() / 4 * 3);
-  size_t digits = text.size();  // without at most two '=' at the end
+  size_t digits = text.size();  // number of characters without the '=' at the end, of which two are allowed
   while (digits > 0 && text.size() - digits < 2 && text[digits - 1] == '=') --digits;
   uint32_t word = 0;
   for (size_t at = 0; at < digits; ++at) {
     const uint8_t value = kValues[static_cast<uint8_t>(text[at])];
     if (value == kNotADigit) return std::nullopt;
     word = word << 6 | value;
+    // Of four digits (24 bits, 3 bytes), each but the first completes a byte, followed by 4, 2 or 0 more
+    // bits.
     if (at % 4 != 0) bytes += static_cast<char>(word >> (6 - 2 * (at % 4)));
   }
   // The last digit has 4 unused bits after one byte, 2 after two bytes. to_base64() sets them to 0.
@@ -159,20 +161,20 @@ bool starts_like_a_record(int file, off_t size) {
 // Returns the number of bytes up to and including the last newline. If the file cannot be read, returns
 // `size`, so that nothing is cut off.
 off_t whole_lines(int file, off_t size) {
-  char piece[4096];
+  char block[4096];  // the file is searched backwards, in blocks
   for (off_t end = size; end > 0;) {
-    const off_t begin = std::max<off_t>(0, end - static_cast<off_t>(sizeof piece));
-    if (pread(file, piece, static_cast<size_t>(end - begin), begin) != end - begin) return size;
+    const off_t begin = std::max<off_t>(0, end - static_cast<off_t>(sizeof block));
+    if (pread(file, block, static_cast<size_t>(end - begin), begin) != end - begin) return size;
     for (off_t at = end; at > begin; --at) {
-      if (piece[at - begin - 1] == '\n') return at;
+      if (block[at - begin - 1] == '\n') return at;
     }
     end = begin;
   }
   return 0;
 }
 
-// Locks the file, removes an incomplete last line and sets *size to the new size. Returns "", or the reason
-// why the file must not be written.
+// Prepares a regular file of *size bytes for appending: locks it, removes an incomplete last line and sets
+// *size to the new size. Returns "", or the reason why the file must not be written.
 std::string prepare(int file, off_t* size) {
   if (flock(file, LOCK_EX | LOCK_NB) != 0) return "another writer holds it";
   if (*size == 0) return "";
@@ -186,7 +188,7 @@ std::string prepare(int file, off_t* size) {
 
 std::unique_ptr<RecordFile> RecordFile::open(const std::string& path, std::string* error, WriteCall write,
                                              uint64_t max_bytes) {
-  // O_NONBLOCK: if the file is a pipe that is full, a write fails and does not block.
+  // O_NONBLOCK: if the file is a pipe and the pipe is full, a write fails instead of blocking.
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0600);
   struct stat status = {};
   if (file < 0 || fstat(file, &status) != 0) {
@@ -222,7 +224,7 @@ RecordFile::~RecordFile() { close(file_); }
 // before it gets that name, so that no other writer can take it. On failure the present file stays in use.
 void RecordFile::begin_new_part() {
   const std::string next = path_ + ".new";
-  // `next` may exist, empty, if an agent was killed before the second rename().
+  // An agent that was killed before the second rename() may have left an empty file with this name.
   const int file = ::open(next.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_APPEND | O_CLOEXEC, 0600);
   struct stat status = {};
   if (file < 0) return;
@@ -249,7 +251,7 @@ RecordFile::Appended RecordFile::append(std::string_view lines) {
     const ssize_t n = write_(file_, lines.data() + written, lines.size() - written);
     if (n > 0) written += static_cast<size_t>(n);
     if (n < 0 && errno != EINTR) result.error = errno;
-    if (n == 0) result.error = ENOSPC;  // otherwise this loop might never end
+    if (n == 0) result.error = ENOSPC;  // a device that accepts nothing would keep this loop running forever
   }
   const size_t whole = written == 0 ? 0 : lines.rfind('\n', written - 1) + 1;
   size_ += whole;
@@ -264,20 +266,20 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMostWaitingBytes = kLongestRecordLine + 1;  // the longest line and its newline
-constexpr std::chrono::milliseconds kFlushEvery{1000};
+constexpr std::chrono::milliseconds kFlushInterval{1000};
 
 }  // namespace
 
 struct RecordWriter::Shared {
   Shared(std::unique_ptr<RecordFile> record, int spool_file) : file(std::move(record)), spool(spool_file) {}
 
-  const std::unique_ptr<RecordFile> file;  // while is_writing, used only by the thread in attempt()
+  const std::unique_ptr<RecordFile> file;  // while is_writing, only the thread in attempt() uses it
   const bool is_regular = file != nullptr && file->is_regular();
   std::mutex mutex;  // guards everything below; must be held when a function is called, except work()
   std::condition_variable changed;
   RecordSpool spool;
   std::string waiting;           // lines that are not in the file
-  size_t ready_bytes = 0;        // the first bytes of `waiting`, which are in the spool and are written next
+  size_t ready_bytes = 0;        // the first bytes of `waiting`, which were passed to the spool; written next
   uint64_t size = 0, inode = 0;  // of the file, after the last attempt
   uint64_t requested = 0, done = 0;  // numbers of the last requested and the last finished attempt to write
   bool is_writing = false, is_ending = false;
@@ -287,9 +289,10 @@ struct RecordWriter::Shared {
   std::string error;  // for take_error()
   uint64_t errors = 0, lines_lost = 0;
 
+  // Adds a line to `waiting`.
   bool put(const std::string& line);  // returns false if too many bytes wait
   void copy_to_spool();
-  // Whether the ready bytes survive a killed agent.
+  // Whether the ready bytes survive if the agent is killed.
   bool survives() const { return is_regular && spool.is_whole(); }
   void fail(const std::string& why);
   void check_for_hang();
@@ -330,7 +333,7 @@ void RecordWriter::Shared::respool() {
   copy_to_spool();
 }
 
-// Writes the ready bytes. Releases the lock while it writes, so that lines can be added meanwhile.
+// Makes one attempt to write the ready bytes. Releases the lock while it writes, so that lines can be added.
 void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
   const uint64_t number = requested;
   const std::string lines = waiting.substr(0, ready_bytes);
@@ -349,7 +352,7 @@ void RecordWriter::Shared::attempt(std::unique_lock<std::mutex>* lock) {
     fail(std::strerror(appended.error));
   else
     is_failing = false;
-  // In the same file, written lines may stay in the spool: RecordSpool::missing() finds them by their offset.
+  // Written lines may stay in the spool until the file is another one: missing() omits them, by their offset.
   if (ready_bytes == 0)
     spool.clear();
   else if (is_another_file)
@@ -394,7 +397,7 @@ RecordWriter::~RecordWriter() {
   const bool is_done = shared_->requested == shared_->done;
   lock.unlock();
   if (!thread_.joinable()) return;
-  is_done ? thread_.join() : thread_.detach();  // detached: it hangs in a write to the file
+  is_done ? thread_.join() : thread_.detach();  // if not done, the thread hangs in a write to the file
 }
 
 bool RecordWriter::start_thread() {
@@ -439,15 +442,15 @@ void RecordWriter::copy_to_spool() {
     shared_->copy_to_spool();
     if (shared_->survives() || shared_->is_failing) return;
   }
-  // Twice kPatience: only after kPatience can check_for_hang(), at the end of write_out(), find a hang, and
-  // the time of an attempt counts from when the thread starts it.
+  // Waits for twice kPatience: check_for_hang(), at the end of write_out(), finds a hang only if the thread
+  // has begun the attempt more than kPatience ago, and the thread may begin late.
   write_out(2 * kPatience);
 }
 
 void RecordWriter::append(const std::string& line) {
   std::unique_lock lock(shared_->mutex);
   bool is_put = shared_->put(line);
-  if (!is_put && !shared_->is_failing) {  // writes lines to make room, but does not wait for a failing file
+  if (!is_put && !shared_->is_failing) {  // too many lines wait: writes them, unless the last attempt failed
     lock.unlock();
     write_out(kPatience);
     lock.lock();
@@ -455,7 +458,7 @@ void RecordWriter::append(const std::string& line) {
   }
   shared_->lines_lost += !is_put;
   lock.unlock();
-  if (Clock::now() - last_flush_ >= kFlushEvery) begin_flush();
+  if (Clock::now() - last_flush_ >= kFlushInterval) begin_flush();
 }
 
 bool RecordWriter::is_incomplete() const {

@@ -36,6 +36,7 @@ using RecordIntegers = std::vector<int64_t>;
 using RecordNumbers = std::map<std::string, double>;
 using RecordIntegerMap = std::map<std::string, int64_t>;
 
+// Return the JSON type of a field. The argument only selects the overload, and may be null.
 constexpr const char* name_of_type(const RecordText*) { return "string"; }
 constexpr const char* name_of_type(const RecordFlag*) { return "boolean"; }
 constexpr const char* name_of_type(const RecordInteger*) { return "integer"; }
@@ -89,6 +90,7 @@ struct RecordField {
   X(RecordNumber, max_slowdown, "ratio", "Slowdown that is allowed.")
 FORESHOCK_RECORD_LINE(RunLine, "run", FORESHOCK_RUN_FIELDS);
 
+// One optimizer step that has ended.
 #define FORESHOCK_STEP_FIELDS(X)                                                                        \
   X(RecordText, run, "", "Run id.")                                                                     \
   X(RecordInteger, rank, "", "Rank in the job.")                                                        \
@@ -113,9 +115,9 @@ FORESHOCK_RECORD_LINE(RunLine, "run", FORESHOCK_RUN_FIELDS);
   X(RecordIntegerMap, logged_step, "", "The step that the training logged with them, in its own count.")
 FORESHOCK_RECORD_LINE(StepLine, "step", FORESHOCK_STEP_FIELDS);
 
-// One slice compared with its fp64 reference. A slice is a part of one attention call: some query rows or key
-// positions. To combine the bias of several slices, divide the total of bias_error_sum by the total of
-// bias_ulp_sum; do not average the quotients.
+// One tensor of a slice compared with its fp64 reference. A slice is a part of one attention call: some query
+// rows or key positions. To combine the bias of several slices, divide the total of bias_error_sum by the
+// total of bias_ulp_sum; do not average the quotients.
 #define FORESHOCK_SAMPLE_FIELDS(X)                                                                           \
   X(RecordText, run, "", "Run id.")                                                                          \
   X(RecordInteger, rank, "", "Rank in the job.")                                                             \
@@ -305,7 +307,7 @@ FORESHOCK_RECORD_LINE(TensorLine, "tensor", FORESHOCK_TENSOR_FIELDS);
   X(RecordText, histogram_hash, "", "FNV-1a of the stored histogram of all values, in hexadecimal.")
 FORESHOCK_RECORD_LINE(ModelLine, "model", FORESHOCK_MODEL_FIELDS);
 
-// The optimizer's state of one tensor at one step, over the parts on this node. Of replicas, one counts.
+// The optimizer's state of one tensor at one step, over the parts on this node. Replicas are counted once.
 #define FORESHOCK_OPTIMIZER_FIELDS(X)                                                                      \
   X(RecordText, run, "", "Run id.")                                                                        \
   X(RecordInteger, step, "steps", "Step that had just been taken.")                                        \
@@ -355,6 +357,7 @@ FORESHOCK_RECORD_LINE(OptimizerLine, "optimizer", FORESHOCK_OPTIMIZER_FIELDS);
   X(RecordNumber, effective_rank_min, "1", "Smallest effective rank of a head.")
 FORESHOCK_RECORD_LINE(SpectrumLine, "spectrum", FORESHOCK_SPECTRUM_FIELDS);
 
+// An event of the run, which the agent or a detector has found.
 #define FORESHOCK_EVENT_FIELDS(X)                                                                            \
   X(RecordText, run, "", "Run id.")                                                                          \
   X(RecordInteger, rank, "", "Rank in the job.")                                                             \
@@ -379,7 +382,8 @@ FORESHOCK_RECORD_LINE(SpectrumLine, "spectrum", FORESHOCK_SPECTRUM_FIELDS);
   X(RecordNumber, score, "1", "Of a precursor: 1 is where the detector warns.")
 FORESHOCK_RECORD_LINE(EventLine, "event", FORESHOCK_EVENT_FIELDS);
 
-// The file with the earlier lines of the record at `path`, if a limit of its size made the agent split it.
+// Returns the path of the older part of the record at `path`, which exists if a size limit has split the
+// record.
 inline std::string older_part(const std::string& path) { return path + ".1"; }
 
 // Every line of a record begins with these bytes.
@@ -391,10 +395,10 @@ bool has_older_part(const std::string& path);
 // Limit of the bytes of a line. A reader rejects longer lines.
 inline constexpr size_t kLongestRecordLine = 4 << 20;
 
-// The fields of a type of line ("run", "step", ...); empty for an unknown type.
+// Returns the fields of a type of line ("run", "step", ...); empty for an unknown type.
 std::span<const RecordField> record_fields(std::string_view line_type);
 
-std::string record_markdown();  // the tables as Markdown, for docs/record.md
+std::string record_markdown();  // returns the fields of all types as Markdown tables, for docs/record.md
 
 // Converts one of the structs above to its JSON, without a newline.
 template <class Line>
@@ -423,12 +427,11 @@ class RecordFile {
   RecordFile(const RecordFile&) = delete;
   RecordFile& operator=(const RecordFile&) = delete;
 
-  // `bytes`: how many bytes of `lines` are in the file. `error`: the errno if some are missing, else 0. A
-  // partly written line is removed from a regular file, so that a later call can write the whole line. In a
-  // pipe or device the written part stays and is counted in `bytes`; the later call must pass the rest.
+  // A partly written line is removed from a regular file, so that a later call can write the whole line. In a
+  // pipe or device its written part stays and is counted in `bytes`; the later call must pass the rest.
   struct Appended {
-    size_t bytes = 0;
-    int error = 0;
+    size_t bytes = 0;  // the first bytes of `lines`, which are in the file
+    int error = 0;     // errno if bytes are missing, else 0
   };
   Appended append(std::string_view lines);
 
@@ -452,15 +455,15 @@ class RecordFile {
 
 // Writes the record. Only one thread may call it. It starts a second thread that writes the file. Lines wait
 // in memory, up to 4 MiB, and are written once a second. If the disk is full or hangs, the file keeps whole
-// lines only. The other lines wait for the next attempt to write; lines beyond the 4 MiB are counted as lost.
+// lines only. The lines that it lacks wait for the next attempt to write; lines beyond 4 MiB count as lost.
 class RecordWriter {
  public:
-  static constexpr std::chrono::milliseconds kPatience{2000};       // after this, a write counts as hung
+  static constexpr std::chrono::milliseconds kPatience{2000};       // a longer write counts as hung
   static constexpr std::chrono::milliseconds kLongestFlush{10000};  // flush() waits no longer for a hung file
 
   // Opens the file as RecordFile::open() does, and appends the lines of the spool that are not in the file.
-  // `spool`: the descriptor for RecordSpool, or -1. Makes the process ignore SIGXFSZ, so that exceeding a
-  // limit of file sizes is an error of write() and does not end the process.
+  // `spool`: the descriptor for RecordSpool, or -1. Makes the process ignore SIGXFSZ: if the file exceeds the
+  // size limit of the process, write() then fails and the process goes on.
   static std::unique_ptr<RecordWriter> open(const std::string& path, std::string* error, int spool = -1,
                                             WriteCall write = ::write, uint64_t max_bytes = 0);
   // Writes the waiting lines, for at most kPatience. If the file hangs, the writing thread is detached, and
@@ -480,15 +483,15 @@ class RecordWriter {
   void begin_flush();
 
   // Copies the lines passed to write() so far to the spool, where they survive a killed agent. Must be called
-  // before the trainer may reuse the shared memory that the lines describe. If the spool fails, waits until
-  // the lines are in the file, at most 2 * kPatience; not while the file is known to be full or to hang.
+  // before the trainer may reuse the shared memory from which the lines were made. If the spool fails, waits
+  // until the lines are in the file, at most 2 * kPatience; not if the last write has failed or hangs.
   void copy_to_spool();
 
   // Returns a one-line error once after the first of consecutive failed attempts to write; else "".
   std::string take_error();
 
-  // Bytes of whole lines in the file and in the spool. The spool counts, since the next agent writes its
-  // lines to the file if this agent is killed. 0 if the file is not a regular file.
+  // Bytes of whole lines in the file and in the spool: if this agent is killed, the next one writes the lines
+  // of the spool to the file. 0 if the file is not a regular file.
   uint64_t size() const;
 
   uint64_t errors() const;      // attempts to write that failed
@@ -504,10 +507,10 @@ class RecordWriter {
 
   const std::shared_ptr<Shared> shared_;
   std::thread thread_;
-  std::chrono::steady_clock::time_point last_flush_;
+  std::chrono::steady_clock::time_point last_flush_;  // when begin_flush() was called last
 };
 
-// A position in a record: the file and a byte offset in it.
+// A position in a record: the file, by its inode, and a byte offset in the file.
 struct RecordPlace {
   uint64_t inode = 0;
   uint64_t offset = 0;
@@ -525,9 +528,9 @@ class RecordSpool {
   RecordSpool(const RecordSpool&) = delete;
   RecordSpool& operator=(const RecordSpool&) = delete;
 
-  // Returns the lines of an earlier agent that are not in the record. `end`: the end of the record. Returns
-  // all lines if the spool belongs to another file, or if the record has become shorter. Call clear() before
-  // the first add(): under the heading of the earlier agent, new lines would have a wrong position.
+  // Returns the lines of an earlier agent that are not in the record, whose end is at `end`. Returns all
+  // lines of the spool if they belong to another file or behind `end`. Call clear() before the first add():
+  // under the heading of the earlier agent, new lines would have a wrong position.
   std::string missing(const RecordPlace& end) const;
 
   // Adds lines. `place`: the position of the first of them in the record, directly after the lines added
@@ -542,7 +545,7 @@ class RecordSpool {
 
  private:
   const int file_;
-  size_t size_ = 0;
+  size_t size_ = 0;  // bytes in the file, the heading included
   bool is_whole_;
 };
 
