@@ -1,7 +1,8 @@
 // The parts of Monitor for ends of steps, losses, scalars, names, weights and gradients; monitor.cpp has the
-// rest. `g_process` (process.h) holds the segment, the settings, and the hot word. Flags of the hot word are:
-// armed (the segment exists), sampled step, switched off (paused), and tick pending (a step has ended and no
-// forward call has begun the next one). If a TryLock fails (another thread holds it), the work is skipped.
+// rest. `g_process` (process.h) has the segment (the memory shared with the agent), the settings, and the hot
+// word. Flags of the hot word are: armed (the segment exists), sampled step, paused, and tick pending (a step
+// has ended and no forward call has begun the next one). Counting has this thread's counters. If a TryLock
+// fails (another thread holds the lock), the work is skipped.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -21,7 +22,7 @@ namespace foreshock {
 // than the counting. bench/adapter_overhead.py measures 0.3-0.6 us per attention call.
 constexpr uint64_t kUnsampledCallNs = 500;
 
-// Reported step numbers of at least this value are taken as unknown, since counting on could overflow.
+// Reported step numbers from this value on are taken as unknown, since the numbers after them could overflow.
 constexpr int64_t kTooManySteps = int64_t{1} << 62;
 
 // Returns the number of the step that ends next; if several steps are reported as one, the first of them.
@@ -35,15 +36,16 @@ bool Monitor::step_is_sampled() {
   if ((hot & kHotArmed) == 0 || (hot & kHotPaused) != 0) return false;
   if ((hot & kHotTickPending) == 0) return (hot & kHotSampledStep) != 0;
   // No forward call has come since the last step, for example because no hook sees the attention. So
-  // begin_step() has not decided, and the budget is checked here.
+  // begin_step() has not decided, and the decision is made here. During the first look (the first sampled
+  // steps of a run), a fixed grant of time pays instead of the budget.
   TryLock lock(clock_busy_);
   return lock && is_due(ending_step()) &&
          (samples_without_limit() || first_look_.is_open() || budget_.allows());
 }
 
-// Writes the step's record, charges the step's cost to the budgets, and prepares the next step. The order of
-// the parts matters: earlier pending steps are completed before this step's loss is taken, and all time is
-// charged to the counters before their totals are read.
+// Writes the step's record, charges the step's cost to the budgets, and prepares the next step. The order
+// matters: pending steps (earlier ones that wait for numbers from a device) are completed before this step's
+// loss is taken, and time is added to the counters before their totals are read.
 void Monitor::end_step(const foreshock_step& step) {
   uint64_t begin = monotonic_ns();
   ensure_segment(0);  // 0: the slot size is unknown, since no call was described yet
@@ -53,7 +55,8 @@ void Monitor::end_step(const foreshock_step& step) {
   // If ensure_segment() has just created the segment, last_tick_ns_ is later than `begin`.
   begin = std::max(begin, last_tick_ns_);
   if (step.step_source == FORESHOCK_STEP_REPORTED) steps_are_explicit_ = true;
-  if (steps_are_explicit_ && step.step_source != FORESHOCK_STEP_REPORTED) return;  // only detected
+  // If the trainer reports its steps, steps that were only detected by other means are ignored.
+  if (steps_are_explicit_ && step.step_source != FORESHOCK_STEP_REPORTED) return;
   g_process.drain_local();  // calls that were counted before the segment existed
   g_process.publish_described();
   const Counting counting = g_process.counting();
@@ -73,7 +76,7 @@ void Monitor::end_step(const foreshock_step& step) {
   record.step_source = step.step_source;
   if ((step.given & FORESHOCK_GIVEN_LOSS) != 0) observe_loss(step.loss, FORESHOCK_LOSS_REPORTED);
   TryLock losses(loss_busy_);
-  if (losses) complete_pending(true);
+  if (losses) complete_pending(/*is_step_end=*/true);
   const bool is_late = losses && !complete_open();  // numbers of the step are still on a device
   if (losses && !is_late && loss_.take(&record.loss, &record.loss_source))
     record.given |= FORESHOCK_GIVEN_LOSS;
@@ -82,7 +85,7 @@ void Monitor::end_step(const foreshock_step& step) {
     scalars_.take(&record);
     logged_norm = std::exchange(logged_norm_, std::nullopt);
   }
-  // The gradient norm is, best first: reported with the step, measured, logged.
+  // The gradient norm is, best first: reported with the step, measured (`norm`), logged.
   double norm = 0;
   if (layers_.publish_gradients(record.step, &norm) && (step.given & FORESHOCK_GIVEN_GRADIENT_NORM) == 0) {
     record.gradient_norm = norm;
@@ -101,7 +104,7 @@ void Monitor::end_step(const foreshock_step& step) {
   record.skipped_steps = skipped_steps_.load(std::memory_order_relaxed);
   if (skips_unseen_.load(std::memory_order_relaxed)) record.given |= segment::kSkipsUnseen;
   record.interval = interval_.load(std::memory_order_relaxed);
-  // The first step's duration begins when the segment is created; prepare_ns may include earlier time.
+  // prepare_ns, the caller's time for this report, may include time before the segment was created.
   const uint64_t prepare_ns = std::min(step.prepare_ns, record.duration_ns);
   const uint64_t measured_until = monotonic_ns();
   const uint64_t own = measured_until - begin + std::exchange(unreported_ns_, 0) + prepare_ns +
@@ -131,7 +134,8 @@ void Monitor::count_kernels() {
 }
 
 // Writes the records of weight tensors whose results have arrived from devices. Charges the time of their
-// kernels. Returns the host time of this call in ns, to be charged. The caller must hold weights_busy_.
+// kernels. Returns the host time of this call in ns, for callers that do not measure their own time. The
+// caller must hold weights_busy_.
 uint64_t Monitor::collect_weights(const Counting& counting) {
   const WeightSampler::Spent spent = weights_.collect();
   counting.add(counting.block->hook_ns, spent.device_ns);
@@ -139,8 +143,8 @@ uint64_t Monitor::collect_weights(const Counting& counting) {
   return spent.host_ns;
 }
 
-// Charges the device time of copying slices and of summing gradients, which delays the trainer's stream. The
-// time is charged to the step in which it arrives on the host.
+// Charges the device time of copying slices and of summing gradients, which delays the trainer's stream, to
+// the step in which the measured times arrive on the host.
 void Monitor::charge_devices(const Counting& counting) {
   gradient_cost_.collect_times([this](uint64_t number, double* value) { return find_number(number, value); });
   const uint64_t owed_ns = gradient_cost_.take_owed();
@@ -154,7 +158,7 @@ void Monitor::charge_devices(const Counting& counting) {
     cost_.observe_device(spent.slices, static_cast<double>(spent.ns) * 1e-9);
 }
 
-// Called after the step's record was written. The next record contains the time of the set-up.
+// Called after the step's record was written, so the next record contains the time of this set-up.
 void Monitor::set_up_devices(const Counting& counting) {
   const uint64_t begin = monotonic_ns();
   devices_.set_up_wanted();
@@ -175,26 +179,27 @@ int Monitor::observe_scalars(const foreshock_scalar* scalars, size_t count) {
   for (size_t n = 0; n < count; ++n) {
     const foreshock_scalar& scalar = scalars[n];
     kept += scalars_.observe(scalar.name, scalar.value, scalar.step);
-    const Logged as = logged_as(scalar.name);
-    if (as == Logged::kLoss) observe_loss(scalar.value, FORESHOCK_LOSS_LOGGED);
-    if (as == Logged::kGradientNorm) logged_norm_ = scalar.value;
+    const Logged meaning = logged_as(scalar.name);
+    if (meaning == Logged::kLoss) observe_loss(scalar.value, FORESHOCK_LOSS_LOGGED);
+    if (meaning == Logged::kGradientNorm) logged_norm_ = scalar.value;
   }
   return kept;
 }
 
 // -- parameters --
 
+// Stores the layers of parameters and returns how many were stored. A count of 0 forgets all parameters.
 int Monitor::name_parameters(const foreshock_parameter* parameters, size_t count) {
   TryLock lock(layer_busy_);
   if (!lock) return 0;
   // Names alone do not create the segment, since a process may have a model and not train it.
   if ((g_process.hot() & kHotArmed) == 0) layers_.name_ahead();
   if (count == 0) layers_.forget_names();
-  int kept = 0;
-  for (size_t n = 0; n < count; ++n) kept += layers_.name(parameters[n]);
-  if (count > 0) parameters_without_room_ = count - static_cast<size_t>(kept);
+  int stored = 0;
+  for (size_t n = 0; n < count; ++n) stored += layers_.name(parameters[n]);
+  if (count > 0) parameters_without_room_ = count - static_cast<size_t>(stored);
   if ((g_process.hot() & kHotArmed) != 0) store_unnamed_count();
-  return kept;
+  return stored;
 }
 
 void Monitor::store_unnamed_count() {
@@ -202,7 +207,7 @@ void Monitor::store_unnamed_count() {
       .store(parameters_without_room_, std::memory_order_relaxed);
 }
 
-// Counts a step without gradient norms, since it had more gradients than the adapter's table can hold.
+// Counts a step without gradient norms: it had more gradients than the adapter's table can hold.
 void Monitor::count_missing_norms() {
   if ((g_process.hot() & kHotArmed) != 0) bump_shared(g_process.writer().coverage()->norms_untold);
 }
@@ -214,7 +219,8 @@ int Monitor::name_weights(const foreshock_weight* weights, size_t count) {
   if ((g_process.hot() & kHotArmed) == 0) return 0;
   TryLock lock(weights_busy_);
   if (!lock) return -1;
-  if (g_process.has_other_ranks()) weights_.share_interval();  // ranks compare their records of one step
+  // The agent compares the records of different ranks, so all ranks must measure a tensor at the same step.
+  if (g_process.has_other_ranks()) weights_.share_interval();
   return weights_.name(weights, count);
 }
 
@@ -237,8 +243,9 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
   const uint64_t begin = monotonic_ns();
   TryLock lock(weights_busy_);
   if (!lock) return;
-  const bool is_reported = (when & FORESHOCK_ENDED_STEP) != 0;  // the optimizer works after its step's report
-  const int64_t step = ending_step() - (is_reported ? 1 : 0);
+  // In some trainers the optimizer works after the end of its step was reported.
+  const bool has_ended = (when & FORESHOCK_ENDED_STEP) != 0;
+  const int64_t step = ending_step() - (has_ended ? 1 : 0);
   if ((when & FORESHOCK_AFTER_STEP) == 0) {
     weights_.before_step(states, count, step);
   } else {
@@ -246,7 +253,7 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
     weights_.after_step(states, count, step);
   }
   const uint64_t own = monotonic_ns() - begin;
-  // The time for launching kernels joins weights_ns_ later, with their results (collect_weights()).
+  // The time for launching kernels is added to weights_ns_ later, with their results (collect_weights()).
   weights_ns_.fetch_add(own - std::min(own, weights_.take_deferred()), std::memory_order_relaxed);
   const Counting counting = g_process.counting();
   counting.add(counting.block->step_ns, own);
@@ -255,7 +262,8 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
 // -- losses, and numbers that are still on a device when their step ends (step_numbers.h) --
 
 // A number identifies a value that is read back from a device. Its lowest three bits are the device's index.
-// kNoDevice marks a value that no kernel of ours copies; fetched() stores it if the training itself reads it.
+// kNoDevice in these bits marks a value that foreshock does not copy. It becomes known only if the training
+// itself reads the value, and the adapter then calls fetched().
 constexpr uint64_t kNoDevice = 7;
 static bool is_without_kernel(uint64_t number) { return number % 8 == kNoDevice; }
 static_assert(kMostDevices <= kNoDevice);
@@ -265,7 +273,7 @@ static_assert(kMostDevices <= kNoDevice);
 constexpr uint64_t kScalarKernelNs = 4000;
 
 // Launches a kernel that copies the values to the host, and sets their numbers. If the kernel cannot be
-// launched, losses get numbers with kNoDevice, and other values get no number. Returns false without numbers.
+// launched, losses get numbers with kNoDevice, and other values get none. Returns whether numbers are set.
 bool Monitor::fetch(const foreshock_tensor* values, size_t count, void* stream, uint32_t what,
                     uint64_t* numbers) {
   const bool is_loss = what == FORESHOCK_FETCH_LOSS;
@@ -279,7 +287,7 @@ bool Monitor::fetch(const foreshock_tensor* values, size_t count, void* stream, 
   const bool has_room = numbers_requested_.load(std::memory_order_relaxed) + count <= kMaxNumbersPerStep;
   const int why = has_room ? devices_.send_scalars({values[0].device_index, stream}, values, count, numbers)
                            : FORESHOCK_SKIP_TOO_LARGE;
-  const bool is_sent = why < 0;  // else `why` is the reason for which no kernel was launched
+  const bool is_sent = why < 0;  // if not, `why` is the reason for which no kernel was launched
   if (is_sent) numbers_requested_.fetch_add(count, std::memory_order_relaxed);
   for (size_t n = 0; n < count && !is_sent && is_loss; ++n)
     numbers[n] = (host_numbers_.fetch_add(1) + 1) * 8 + kNoDevice;
@@ -294,8 +302,8 @@ bool Monitor::find_number(uint64_t number, double* value) const {
 
 // The observations below must be applied in the order of the training. If an earlier number has not arrived
 // (must_wait()), they are stored as events in the open step, which is the step that has not ended. The fields
-// of an event are: kind or source of the loss; value; factor or weight; whether a gradient scaler sets the
-// factor. Value and factor are {value, number}: a number of 0 means that the value is already on the host.
+// of a PendingEvent are: its kind, or the source of a loss; value; factor or weight; whether a gradient
+// scaler sets the factor. Value and factor are {value, number}; number 0: the value is on the host already.
 
 void Monitor::observe_loss(double value, uint32_t source) {
   TryLock lock(loss_busy_);
@@ -312,7 +320,8 @@ void Monitor::observe_root_divisor(double divisor) {
   pending_steps_.open().add(PendingEvent{PendingEvent::kDivisor, {divisor, 0}, {1, 0}, false});
 }
 
-// The losses so far belong to another optimizer: moves them to the scalar `name`, or drops those on a device.
+// The losses observed so far belong to another optimizer than the one whose steps are counted. Moves their
+// value to the scalar `name`, or drops it if it is on a device.
 void Monitor::loss_is_of(const char* name) {
   double loss = 0;
   uint32_t source = 0;
@@ -371,8 +380,8 @@ void Monitor::skip_step_if(uint64_t number) {
 
 // -- completion of pending steps --
 
-// Applies the events of a step whose numbers have arrived or are no longer waited for. If `with_losses` is
-// false, some losses are missing; only losses that the trainer has reported or logged are then used.
+// Applies the events of a step to loss_ and skipped_steps_, when its numbers have arrived or are given up. If
+// not `with_losses`, some numbers are missing; only losses that the trainer reported or logged are then used.
 void Monitor::apply_events(const PendingStep& step, bool with_losses) {
   for (uint32_t n = 0; n < step.events; ++n) {
     const PendingEvent& event = step.event[n];
@@ -381,7 +390,7 @@ void Monitor::apply_events(const PendingStep& step, bool with_losses) {
       if (!has_value) mark_skips_unknown();
       if (!has_value || event.value.value == 0) continue;  // 0: the step was not skipped
       skipped_steps_.fetch_add(1, std::memory_order_relaxed);
-      loss_.forget_step();  // the losses before belong to the skipped step
+      loss_.forget_step();  // the losses observed before belong to the skipped step
       continue;
     }
     if (event.source == PendingEvent::kOfAnother) {
@@ -406,6 +415,7 @@ void Monitor::apply_events(const PendingStep& step, bool with_losses) {
 void Monitor::complete(PendingStep* step) {
   segment::StepRecord record = step->so_far;
   if (!step->has_events) mark_skips_unknown();  // some events were dropped
+  // If a skip is unknown, losses may belong to a skipped step.
   apply_events(*step, step->knows_losses() && step->knows_skips());
   if (loss_.take(&record.loss, &record.loss_source)) record.given |= FORESHOCK_GIVEN_LOSS;
   double norm = 0;
@@ -421,8 +431,8 @@ void Monitor::complete(PendingStep* step) {
 }
 
 // Completes pending steps, oldest first, until one still waits for a number. At the end of a step
-// (`is_step_end`) a pending step no longer waits for numbers that only the training itself could have read
-// (is_without_kernel()). If pending_steps_ is full, the oldest step does not wait for any number.
+// (`is_step_end`) a pending step no longer waits for numbers that only the training itself can supply
+// (is_without_kernel()). If then pending_steps_ is full, the oldest step does not wait for any number.
 void Monitor::complete_pending(bool is_step_end) {
   const auto find = [this](uint64_t number, double* value) { return find_number(number, value); };
   while (pending_steps_.has_ended()) {
@@ -435,7 +445,8 @@ void Monitor::complete_pending(bool is_step_end) {
   }
 }
 
-// Completes the step that ends now. Returns false if the step must wait for a number or for an earlier step.
+// Applies the events and gradients of the open step, which ends now. Returns false, and applies nothing, if
+// the step must wait for a number or for an earlier step.
 bool Monitor::complete_open() {
   PendingStep& open = pending_steps_.open();
   if (pending_steps_.has_ended()) return false;
@@ -459,7 +470,7 @@ void Monitor::finish_at_exit() {
   if (TryLock busy(weights_busy_); busy) collect_weights(g_process.counting());
 }
 
-// Called when the training itself has read the value of a number from the device.
+// Called when the training itself has read the value behind a number from the device.
 void Monitor::fetched(uint64_t number, double value) {
   TryLock clock(clock_busy_);
   TryLock busy(loss_busy_);
@@ -477,9 +488,9 @@ void Monitor::fetched(uint64_t number, double value) {
 
 namespace {
 
-bool is_any(const foreshock_gradient* gradients, size_t count, const auto& is) {
+bool is_any(const foreshock_gradient* gradients, size_t count, const auto& predicate) {
   for (size_t n = 0; n < count; ++n)
-    if (is(gradients[n])) return true;
+    if (predicate(gradients[n])) return true;
   return false;
 }
 
@@ -487,8 +498,8 @@ bool lies_on_device(const foreshock_gradient& gradient) {
   return gradient.values.data != nullptr && gradient.values.device_type == FORESHOCK_DEVICE_CUDA;
 }
 
-// The gradients of one step whose values lie on a device. `is_whole`: all on one device and one stream, so
-// that kernels can read them.
+// The gradients of one step whose values lie on a device. `is_whole`: kernels can read all, and all are on
+// one device and one stream.
 struct DeviceGradients {
   DeviceStream stream = {-1, nullptr};  // of the first gradient: index of the device, handle
   uint64_t bytes = 0;
@@ -535,7 +546,7 @@ void Monitor::observe_gradients(const foreshock_gradient* gradients, size_t coun
   counting.add(counting.block->step_ns, monotonic_ns() - begin + on_device_ns);
 }
 
-// Marks the step as sampled, since its gradients are read. begin_step() does so only with attention calls.
+// Marks the step as sampled, since its gradients are read. With attention calls, begin_step() has marked it.
 void Monitor::mark_sampled_by_gradients() {
   step_was_sampled_ |= (g_process.hot() & kHotTickPending) != 0 && is_due(ending_step());
 }
@@ -555,7 +566,7 @@ void Monitor::add_gradient(const foreshock_gradient& gradient) {
 
 // Launches the kernels that sum the squares of the gradients on their device. Returns the device time to be
 // charged, in ns; 0: nothing was launched. If the budget cannot pay for the expected time, the gradients are
-// not counted as skipped either, since a step that is not sampled does not count its gradients.
+// not counted as skipped, as in a step that is not sampled.
 uint64_t Monitor::send_gradients(const foreshock_gradient* gradients, size_t count) {
   DeviceGradients wanted;
   for (size_t n = 0; n < count; ++n) wanted.add(gradients[n]);
