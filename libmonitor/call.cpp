@@ -1,8 +1,9 @@
 // Checks attention calls, computes which bytes of a call are copied into which slots of shared memory, and
 // copies them on the host or describes the copy for a device's kernel. A slice of rows has the sampled rows
 // of query, out and their gradients, and all keys that they see. A slice of key positions (Slot::columns is
-// 1) has the sampled rows of key, value and their gradients, and all query rows. In its segment::Slot, `rows`
-// counts sampled keys, `keys` query rows, and key_limit is the first query that sees a key.
+// 1) has the sampled rows of key, value and their gradients, and all query rows. In its segment::Slot (the
+// header of a slot), `rows` counts sampled keys, `keys` query rows, and key_limit is the first query that
+// sees a key. A Slice names the sampled heads and positions; a SlicePlan says how many slots they take.
 #include "libmonitor/call.h"
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 namespace foreshock {
 namespace {
 
+// hook.h (C) and DType number the storage formats equally.
 constexpr bool is_same(DType type, int number) { return static_cast<int>(type) == number; }
 static_assert(is_same(DType::kFp64, FORESHOCK_FP64) && is_same(DType::kFp32, FORESHOCK_FP32) &&
               is_same(DType::kBf16, FORESHOCK_BF16) && is_same(DType::kFp16, FORESHOCK_FP16) &&
@@ -29,7 +31,8 @@ TensorView view_of(const foreshock_tensor& tensor) {
   return view;
 }
 
-// Masks are broadcast: the dimensions of a mask with fewer than 4 are the last ones of the view.
+// Returns a view of a mask. If the mask has fewer than 4 dimensions, they are the last ones of the view, as
+// in broadcasting.
 TensorView right_aligned_view_of(const foreshock_tensor& tensor) {
   TensorView view = view_of(tensor);
   const int missing = 4 - static_cast<int>(std::min<uint32_t>(tensor.dims, 4));
@@ -40,7 +43,9 @@ TensorView right_aligned_view_of(const foreshock_tensor& tensor) {
   return view;
 }
 
-// Whether all tensors that are set are on the query's device. On the CPU the device index is ignored.
+// Whether all tensors that are set are on the query's device. On the CPU the device index is ignored. Does
+// not check grad_key and grad_value: drop_mismatched_key_gradients() does, since a call can be judged without
+// them.
 bool is_on_one_device(const foreshock_attention_call& call) {
   const foreshock_tensor& query = call.query;
   for (const foreshock_tensor* tensor :
@@ -72,7 +77,7 @@ void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
   }
 }
 
-// Removes the gradients of keys and values if one does not match the call. The rest can still be judged.
+// Removes both gradients of keys and values if one does not match the call.
 void drop_mismatched_key_gradients(const foreshock_attention_call& call, ValidatedCall* checked) {
   ValidatedCall& c = *checked;
   const auto [batch, heads, kv_heads, queries, keys] = c.shape;
@@ -197,7 +202,7 @@ int validate_call(const foreshock_attention_call& call, uint32_t pass, Validated
   c.dtype = c.query.dtype;
   c.causal = call.causal;
   c.scale = call.scale;
-  const bool is_finite = c.scale * 0 == 0;
+  const bool is_finite = c.scale * 0 == 0;  // Inf and NaN give NaN
   if (call.query.dims != dims || call.key.dims != dims || call.value.dims != dims || !is_floating(c.dtype) ||
       c.causal < FORESHOCK_CAUSAL_NONE || c.causal > FORESHOCK_CAUSAL_BOTTOM_RIGHT || !is_finite ||
       c.scale == 0)
@@ -242,7 +247,7 @@ int take_sequence(uint32_t place, ValidatedCall* checked) {
   const SequencePlace found = find_sequence(c.packed, HostMemory());
   c.packed = {};  // from here on the call has only this sequence and is not packed
   if (found.queries == 0) return FORESHOCK_SKIP_LAYOUT;  // invalid offsets
-  // With more queries than keys, the first rows see no key. Kernels differ in what they write for such rows.
+  // With more queries than keys, the first rows see no key, and kernels differ in what they write for them.
   if (c.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && found.queries > found.keys) return FORESHOCK_SKIP_MASK;
   c.sequence = found.number;
   c.shape.queries = found.queries;
@@ -314,6 +319,7 @@ void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
   sizes[segment::kGradQuery] = rows * slot.head_dim * element;
 }
 
+// Returns the bytes of a slot that holds `keys` keys: its header and payloads.
 uint64_t slot_bytes(const segment::Slot& slot, uint64_t keys, bool is_first) {
   uint64_t sizes[segment::kPayloads];
   sizes_of(slot, keys, is_first, sizes);
@@ -322,12 +328,14 @@ uint64_t slot_bytes(const segment::Slot& slot, uint64_t keys, bool is_first) {
   return bytes;
 }
 
+// Returns the bytes by which the payloads grow with each key (query row if slot.columns is 1).
 uint64_t bytes_per_key(const segment::Slot& slot) {
   const uint64_t element = size_of_dtype(slot.dtype), head = slot.head_dim, value = slot.value_dim;
   if (slot.columns == 1) return (head + 2 * value) * element + size_of_dtype(slot.lse_dtype);
   return (head + value) * element + slot.rows * size_of_dtype(slot.mask_dtype);
 }
 
+// Returns how many keys (query rows if slot.columns is 1) fit into a slot of `capacity` bytes.
 uint32_t keys_within(const segment::Slot& slot, uint64_t capacity, bool is_first) {
   // At most four payloads grow with the keys. Rounding each up adds less than kAlignment.
   const uint64_t bytes_without_keys = slot_bytes(slot, 0, is_first) + 4 * kAlignment;
@@ -336,6 +344,7 @@ uint32_t keys_within(const segment::Slot& slot, uint64_t capacity, bool is_first
   return static_cast<uint32_t>(std::min<uint64_t>((capacity - bytes_without_keys) / per_key, slot.keys));
 }
 
+// Sets the fields of a slice of rows: its rows, and how many keys are copied, those that any row sees.
 void set_fields_of_rows(const ValidatedCall& call, const Slice& slice, segment::Slot* slot) {
   int64_t most_keys = 1;  // at least one key is copied, even if no row sees any
   for (int row = 0; row < slice.rows(); ++row) {
@@ -368,6 +377,7 @@ void set_fields_of_call(const ValidatedCall& call, const Slice& slice, segment::
 }
 
 // Computes how many slots of `capacity` bytes the slice needs. Returns false if the first cannot hold a key.
+// A later slot, which lacks the payloads of the sampled rows, holds at least as many keys as the first.
 bool split(uint64_t capacity, SlicePlan* plan) {
   const segment::Slot& slot = plan->all;
   plan->slots = 1;
@@ -427,7 +437,7 @@ bool plan_columns(const ValidatedCall& call, uint64_t capacity, uint32_t most_sl
 }
 
 uint32_t count_nonfinite_out(const ValidatedCall& call, const Slice& slice) {
-  // Correct kernels may write NaN for query positions that see no key, and where a mask hides all keys.
+  // Correct kernels may write NaN for query positions that see no key, also because a mask hides all keys.
   const bool has_rows_without_keys =
       call.causal == FORESHOCK_CAUSAL_BOTTOM_RIGHT && call.shape.queries > call.shape.keys;
   if (call.pass != FORESHOCK_FORWARD || call.device_type != FORESHOCK_DEVICE_CPU || !call.out.data ||
@@ -461,7 +471,7 @@ segment::Slot slot_of(const SlicePlan& plan, uint32_t part) {
 
 namespace {
 
-// Copies the first `width` columns of every sampled row, without gaps, head by head.
+// Copies the first `width` elements of every sampled row, without gaps, head by head.
 void copy_rows(const TensorView& from, const Slice& slice, int64_t width, char* to) {
   for (int head = 0; head < slice.heads; ++head)
     for (int n = 0; n < slice.positions; ++n)
@@ -480,7 +490,7 @@ void copy_query_rows(const TensorView& from, const Slice& slice, int64_t queries
   }
 }
 
-// Does the work of copy_slot() for a slice of key positions. The slot's keys are here query rows.
+// Does the work of copy_slot() for a slice of key positions, where first_key and part_keys mean query rows.
 void copy_columns(const ValidatedCall& call, const Slice& slice, const segment::Slot& slot, char* base) {
   const auto at = [&](segment::PayloadId id) { return base + slot.payload[id].offset; };
   const int64_t first = slot.first_key, rows = slot.parts > 1 ? slot.part_keys : slot.keys;
@@ -506,6 +516,7 @@ void copy_columns(const ValidatedCall& call, const Slice& slice, const segment::
                 reinterpret_cast<ColumnSum*>(at(segment::kKeySums)));
 }
 
+// Returns the view without its first `first` columns. Leaves its shape unchanged.
 TensorView from_column(TensorView view, int64_t first) {
   view.data = static_cast<const char*>(view.data) +
               first * view.stride[3] * static_cast<int64_t>(size_of(view.dtype));
@@ -535,8 +546,10 @@ namespace {
 
 static_assert(kMostPositions == kRowsPerSample);
 
-// The functions below describe a copy for the gather kernel, in pieces: ranges of rows of one tensor. This
-// one describes the first `width` columns of the rows [first, first + count) of a head.
+// The functions below describe a copy for the gather kernel of a device, in pieces. A piece has rows of one
+// tensor: a range of rows, or the rows at the positions listed in the job (is_listed).
+
+// Describes the first `width` columns of the rows [first, first + count) of a head.
 GatherPiece consecutive_rows(const TensorView& from, int64_t batch, int64_t head, int64_t first,
                              int64_t count, int64_t width) {
   GatherPiece piece = {};
@@ -551,13 +564,13 @@ GatherPiece consecutive_rows(const TensorView& from, int64_t batch, int64_t head
   return piece;
 }
 
-// Adds the piece to the job. `to`: offset of its first byte from the job's address of the slot's payloads.
+// Adds the piece to the job. `to`: offset of its copy from the address to which the job copies the payloads.
 void put(GatherPiece piece, uint64_t to, GatherJob* job) {
   piece.to = to;
   job->piece[job->pieces++] = piece;
 }
 
-// Describes the row of every sampled head and position: `width` columns from column `first` on.
+// Describes the rows of the sampled heads at the sampled positions: `width` columns from column `first` on.
 GatherPiece chosen_rows(const TensorView& from, const Slice& slice, int64_t first, int64_t width) {
   GatherPiece piece = consecutive_rows(from, slice.batch, slice.first_head, 0, slice.positions, width);
   piece.from += static_cast<uint64_t>(first * from.stride[3] * static_cast<int64_t>(size_of(from.dtype)));
@@ -567,6 +580,7 @@ GatherPiece chosen_rows(const TensorView& from, const Slice& slice, int64_t firs
   return piece;
 }
 
+// Describes the rows of the kv-head at the sampled key positions.
 GatherPiece chosen_keys(const TensorView& from, const Slice& slice, int64_t width) {
   GatherPiece piece = consecutive_rows(from, slice.batch, slice.kv_head, 0, slice.positions, width);
   piece.is_listed = 1;
@@ -595,6 +609,7 @@ void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, i
 // A slice of key positions has four payloads of query rows, with at most three pieces each, and four of keys.
 static_assert(kMostPieces >= 4 * 3 + 4, "a slice of key positions");
 
+// Returns a job without pieces. `to`: device address of the first payload.
 GatherJob gather_of(const Slice& slice, uint64_t to) {
   GatherJob job = {};
   job.to = to;
@@ -615,7 +630,7 @@ DeviceView rows_of(const TensorView& view, int64_t batch, int64_t head, int64_t 
 }  // namespace
 
 PayloadRange payloads_of(const segment::Slot& slot) {
-  PayloadRange range = {~uint64_t{0}, 0};
+  PayloadRange range = {~uint64_t{0}, 0};  // begin: the minimum of the offsets below
   for (const segment::Payload& payload : slot.payload) {
     if (payload.offset == 0) continue;
     range.begin = std::min(range.begin, payload.offset);
@@ -687,7 +702,7 @@ PackedGatherJob packed_gather_for_slot(const ValidatedCall& call, const Slice& s
   job.positions = static_cast<uint32_t>(slice.positions);
   job.sum_piece = kMostPieces;  // means: no piece of the job is indexed by sequence
   if (!call.sums_by_sequence) return job;
-  // The piece of log_sum_exp is indexed by (sequence, head, position). Finds its index in the job.
+  // log_sum_exp is indexed by (sequence, head, position). Finds the piece that copies it, by its offset.
   job.sum_stride = call.log_sum_exp.stride[0];
   const uint64_t sums = slot.payload[segment::kLogSumExp].offset;
   for (uint32_t n = 0; n < job.gather.pieces && sums != 0; ++n)

@@ -4,7 +4,13 @@
 // after clipping are never reported. If a tensor is clipped by value, its later norms are not used.
 //
 // If the training computes no norms, the core computes the norms from the values of the gradients in sampled
-// steps, unless anything but backward passes and the averaging over ranks has written the gradients.
+// steps. It does so only if nothing but backward passes and the averaging over ranks has written the
+// gradients.
+//
+// Terms of dispatch.h: a boxed hook gets the arguments of an operation on a stack, from which peek() reads
+// one. kBelow are the dispatch keys after the hooks; with them a hook calls the operation itself.
+// reaches_kernel() is false for fake and traced tensors. A TryGuard is a lock that never waits; is_mine: this
+// thread got the lock.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_GRADIENTS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_GRADIENTS_H_
 
@@ -30,7 +36,8 @@ namespace foreshock::adapter {
 inline constexpr size_t kMostMarks = 65536;
 
 // Notes the norms that the training has computed since the last backward pass began (TrainingClock::epoch()
-// changed). Any thread; if another thread holds the object, a call is dropped, and match() returns kSome.
+// changes then). Any thread. A call is dropped if another thread holds the object; match() then returns
+// kSome.
 class GradientNorms {
  public:
   // Notes one norm. Only the first norm of a tensor after a backward pass is used, since later ones may be
@@ -45,7 +52,8 @@ class GradientNorms {
   void note_clipped(const at::Tensor& tensor) noexcept { add(tensor, {.is_norm = false}); }
 
   // A gradient scaler multiplies these gradients by `inverse_scale` after their norms were computed, so the
-  // norms are multiplied too. A norm becomes unknown if it or the scale (empty then) is on a device.
+  // norms are multiplied too. A norm becomes unknown if it is on a device, or if `inverse_scale` is empty
+  // because the scale is on a device.
   void unscale(const c10::List<at::Tensor>& tensors, const std::optional<double>& inverse_scale) noexcept {
     const TryGuard turn(busy_);
     if (!owns(turn)) return;
@@ -58,7 +66,7 @@ class GradientNorms {
     }
   }
 
-  // kNone: no norm of the tensors was noted. kAll: a usable norm of each was noted. kSome: anything else.
+  // kNone: no norm of the tensors was noted. kAll: a usable norm of each was noted. kSome: all other cases.
   enum class Found { kNone, kSome, kAll };
 
   // For each tensor i with a norm noted since the last backward pass began: sets squares[i] to the square of
@@ -85,6 +93,7 @@ class GradientNorms {
   // Whether the training may have clipped copies of the gradients. It may if a norm was noted for a tensor
   // that is not a parameter and has as many elements as one gradient, or as all gradients together.
   // `parameters` must be sorted. Call it if match() found no norm of the gradients themselves.
+  // Returns true also if another thread holds the object.
   bool may_be_of_copies(const std::vector<const c10::TensorImpl*>& gradients,
                         const std::vector<StorageRange>& parameters) {
     const TryGuard turn(busy_);
@@ -123,9 +132,9 @@ class GradientNorms {
     double value = 0;       // 0 also if the norm is unknown or on a device
     uint64_t number = 0;    // from foreshock_fetch(); 0: not copied from a device
   };
-  struct Row {
-    StorageMark mark;  // identifies the tensor
-    uint32_t index;    // its position in the order of notes
+  struct Row {         // a note
+    StorageMark mark;  // identifies the tensor by its memory
+    uint32_t index;    // the number of the note: rows_ is sorted by tensor, then by index
     Norm norm;
   };
 
@@ -133,7 +142,7 @@ class GradientNorms {
     const TryGuard turn(busy_);
     if (!owns(turn)) return;
     if (epoch_ != training_clock().epoch()) clear();
-    if (rows_.capacity() == 0) rows_.reserve(kMostMarks);
+    if (rows_.capacity() == 0) rows_.reserve(kMostMarks);  // once, so that later notes allocate nothing
     if (rows_.size() == kMostMarks) is_incomplete_ = is_table_full_ = true;
     if (rows_.size() < kMostMarks) {
       const auto index = static_cast<uint32_t>(rows_.size());
@@ -172,8 +181,8 @@ class GradientNorms {
 
   std::vector<Row> rows_;
   bool sorted_ = true;
-  uint64_t epoch_ = 0;  // TrainingClock::epoch() of the rows
-  std::atomic<bool> is_incomplete_{false}, is_table_full_{false};
+  uint64_t epoch_ = 0;                                             // TrainingClock::epoch() of the rows
+  std::atomic<bool> is_incomplete_{false}, is_table_full_{false};  // a note is missing; for lack of space
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 
@@ -197,7 +206,8 @@ class NormHook final : public c10::OperatorKernel {
     if (!reaches_kernel(below) || in_backward_pass() || in_list ||
         !peek(*stack, arguments_, dimension_).isNone())
       return op.redispatchBoxed(below, stack);
-    const c10::IValue self = peek(*stack, arguments_, self_);  // a copy: the operation pops its arguments
+    // A copy, since the operation pops its arguments. `order` is not used after the operation.
+    const c10::IValue self = peek(*stack, arguments_, self_);
     const c10::IValue& order = peek(*stack, arguments_, order_);
     const bool euclidean =
         (order.isInt() && order.toInt() == 2) || (order.isDouble() && order.toDouble() == 2);
@@ -236,10 +246,11 @@ class NormHook final : public c10::OperatorKernel {
     gradient_norms().note(tensor, euclidean ? scalar_on_cpu(norm) : std::nullopt, number);
   }
 
-  const int arguments_, self_, order_, dimension_;
+  const int arguments_, self_, order_, dimension_;  // number of arguments; positions of three of them
 };
 
-// Hooks _amp_foreach_non_finite_check_and_unscale_, which divides gradients by the scale in place.
+// Hooks _amp_foreach_non_finite_check_and_unscale_, which multiplies gradients in place by the inverse scale
+// of a gradient scaler, and sets found_inf if one of them is not finite.
 class UnscaleHook final : public c10::OperatorKernel {
  public:
   explicit UnscaleHook(const c10::FunctionSchema& schema)
@@ -257,10 +268,11 @@ class UnscaleHook final : public c10::OperatorKernel {
   }
 
  private:
-  static void observe(const c10::IValue& tensors, const at::Tensor& overflow,
+  static void observe(const c10::IValue& tensors, const at::Tensor& found_inf,
                       const at::Tensor& inverse) noexcept {
     training_clock().on_scaler();
-    if (is_number_on_device(overflow)) watched_numbers().watch(overflow, WatchedNumbers::Kind::kFoundInf, 0);
+    if (is_number_on_device(found_inf))
+      watched_numbers().watch(found_inf, WatchedNumbers::Kind::kFoundInf, 0);
     // The same factor also unscales the losses that the clock has kept.
     if (is_number_on_device(inverse)) training_clock().on_unscale(inverse);
     if (tensors.isTensorList()) gradient_norms().unscale(tensors.toTensorList(), scalar_on_cpu(inverse));
@@ -269,9 +281,9 @@ class UnscaleHook final : public c10::OperatorKernel {
   const int arguments_, self_, found_inf_, inverse_scale_;
 };
 
-// Remembers the gradients that backward passes have left in the parameters since the last step. Their version
-// (torch's count of in-place writes) does not identify them: a gradient that the training has assigned
-// (`p.grad = f(p.grad)`) may have the same. Any thread; a call is dropped if another thread holds the object.
+// Remembers the gradients that backward passes have left in the parameters since the last step. A gradient
+// that the training has assigned (`p.grad = f(p.grad)`) is not among them; its version (torch's count of
+// in-place writes) may be the same. Any thread; a call is dropped if another thread holds the object.
 class EngineGradients {
  public:
   void note(const at::Tensor& gradient) noexcept try {
@@ -325,8 +337,8 @@ inline bool in_accumulate_grad() {
 
 // Hooks detach, by which autograd stores the first gradient of a parameter in a step. (If the gradient has
 // other references, autograd copies it instead, which increments its version.) Not boxed, since detach is
-// called very often, mostly outside backward passes. Gradients are remembered only in sampled steps, the only
-// ones in which their values are read.
+// called very often, mostly outside backward passes, and an unboxed hook costs less. Gradients are remembered
+// only in sampled steps, since their values are read only there.
 inline at::Tensor hooked_detach(c10::DispatchKeySet keys, const at::Tensor& self) {
   static const auto below = c10::Dispatcher::singleton()
                                 .findSchemaOrThrow("aten::detach", "")
@@ -421,8 +433,8 @@ class GradientReport {
   }
 
   // Replaces publish() in a step that is not sampled, if no norm was computed: publish() would then report
-  // nothing. Assumes that the gradient that had the lowest version in the last step has it again, and reads
-  // its present version. Returns false, and does nothing, if publish() must be called.
+  // nothing. Assumes that the gradient with the lowest version in the last step has the lowest again, and
+  // reads its present version. Returns false, and does nothing, if publish() must be called.
   bool skip_without_norms() noexcept {
     if (!gradient_norms().is_empty()) return false;
     const TryGuard turn(busy_);
@@ -433,7 +445,8 @@ class GradientReport {
     return true;
   }
 
-  // Time spent inside the core so far, in ns. Callers subtract it from their own, since the core reports it.
+  // Time spent inside the core so far, in ns. Callers subtract it from their own time, since the core itself
+  // charges it.
   uint64_t core_ns() const noexcept { return core_ns_.load(std::memory_order_relaxed); }
 
   // Call it after the step. Remembers the version with which a gradient that is kept over steps (zeroed, not
@@ -494,7 +507,7 @@ class GradientReport {
   bool is_untouched(uint32_t copies) const noexcept {
     const uint32_t passes = training_clock().roots();
     if (passes == 0) return false;
-    if (passes > 1 && copies == 0 && are_new()) return true;
+    if (passes > 1 && copies == 0 && are_new()) return true;  // each pass has created new gradients
     const uint32_t version_of_new = passes - 1 + copies;
     const uint32_t version_of_kept = previous_version_ + 1 + passes + copies;
     if (least_changed_version_ != version_of_new)
@@ -570,7 +583,7 @@ class GradientReport {
   }
 
   // Entry i of each of these four vectors belongs to the same parameter.
-  std::vector<foreshock_gradient> gradients_;    // what is sent to the core
+  std::vector<foreshock_gradient> gradients_;    // sent to the core
   std::vector<const c10::TensorImpl*> tensors_;  // the gradients
   std::vector<double> squares_;    // squares of the norms; 0: the norm is on a device or unknown
   std::vector<uint64_t> numbers_;  // from foreshock_fetch(), for norms on a device; 0: not on a device
