@@ -33,23 +33,21 @@ class Watches {
   const std::vector<EventLine>& observe(const OptimizerLine& line);
   // At the event kDetectorsBeginAnew, removes the detectors of its run. Ignores all other events.
   const std::vector<EventLine>& observe(const EventLine& line);
-  // Other kinds of lines cause no events.
+  // Lines of other kinds cause no events.
   template <class Line>
   const std::vector<EventLine>& observe(const Line&) {
     clear_results();
     return event_lines_;
   }
 
-  // Returns the detectors of a rank, or null if there was no line of that rank. Valid until restore() or
-  // kDetectorsBeginAnew removes them.
+  // Returns the detectors of a rank, or null if it had no line. Valid until they are restored or removed.
   const RankWatch* watch_of(const std::string& run, int64_t rank) const;
   const std::map<std::pair<std::string, int64_t>, RankWatch>& all() const { return watches_; }
 
   // From now on each observe() sets *readings to the values that it gave to detectors, each with the score
   // and level that the detector computed. Null ends this.
   void collect(std::vector<WatchReading>* readings) { readings_ = readings; }
-  // Number of lines given to the detectors since this object was constructed. restore() does not change it.
-  uint64_t lines() const { return lines_; }
+  uint64_t lines() const { return lines_; }  // lines given to detectors so far; restore() does not change it
   // Number of lines ignored because there are too many ranks (limit: 4096) or the run's name is too long.
   uint64_t lines_left_out() const { return lines_left_out_; }
   int64_t last_rank() const { return last_rank_; }  // the rank whose detectors received the last line
@@ -82,8 +80,7 @@ class Watches {
 
 // One sentence per detector with too many series: "rms_staleness has no room for 91808 of its series".
 std::vector<std::string> series_left_out(const RankWatch& watch);
-// Returns series_left_out() of all ranks, with a prefix "rank 3: " if there are several ranks, and a sentence
-// about lines_left_out() if it is not 0.
+// Returns series_left_out() of all ranks, with "rank 3: " if there are several, and reports ignored lines.
 std::vector<std::string> left_out(const Watches& watches);
 
 // Results of the benchmark of detectors (docs/precursors.md) for one detector, over all trainings of the

@@ -336,8 +336,7 @@ void Pipeline::finish(SegmentReader& segment, RankStatistics* rank) {
   refresh(segment, rank);
 }
 
-// The event "resumed" names no detector, but counts as a change of levels: all detectors become quiet when a
-// training returns to an earlier step.
+// The event "resumed" (back to an earlier step) names no detector, but makes all detectors quiet.
 void Pipeline::note_level(const EventLine& event) {
   const bool is_resumed = event.event == name_of(WatchEventKind::kResumed);
   if ((event.detector.empty() && !is_resumed) || !event.rank) return;

@@ -33,8 +33,7 @@ void set_distance(const std::optional<Wasserstein>& distance, std::optional<doub
   *high = distance->high;
 }
 
-// Converts a number that is negative if it is unknown.
-std::optional<int64_t> known(int64_t number) {
+std::optional<int64_t> known(int64_t number) {  // negative: unknown
   return number >= 0 ? std::optional<int64_t>(number) : std::nullopt;
 }
 
@@ -49,8 +48,7 @@ void set_identity(const TensorSnapshot& snapshot, TensorLine* line) {
 
 void set_parts(const TensorSnapshot& snapshot, TensorLine* line) {
   line->parts = snapshot.parts.size();
-  line->ranks = snapshot.ranks;
-  // A tensor that is not sharded needs no offsets and shapes.
+  line->ranks = snapshot.ranks;  // offsets and shapes of parts are left out if the tensor is not sharded
   if (snapshot.parts.size() == 1 && snapshot.elements == snapshot.whole_elements) return;
   // Sorts the parts, which are in the order in which ranks were read, so that equal parts give equal lines.
   std::vector<TensorPart> parts = snapshot.parts;
@@ -296,8 +294,7 @@ OptimizerLine optimizer_line(const std::string& run, const TensorSnapshot& snaps
   line.epsilon_dominated_ratio = sums.epsilon_dominated_ratio();
   line.update_ratio = sums.update_ratio();
   line.gradient_rms = sums.gradient_rms();
-  // A count, as a double: NaN if unknown, exact below 2^53. The comparisons are false for NaN.
-  const double nonfinite = sums.values[segment::kGradientNonFinite];
+  const double nonfinite = sums.values[segment::kGradientNonFinite];  // NaN: unknown; exact below 2^53
   if (nonfinite >= 0 && nonfinite < 0x1p53) line.nonfinite_gradient_values = static_cast<uint64_t>(nonfinite);
   line.learning_rate = finite(sums.values[segment::kSeenLearningRate]);
   line.beta1 = finite(sums.values[segment::kSeenBeta1]);

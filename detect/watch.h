@@ -50,11 +50,8 @@ class Precursors {
   // kHorizon steps before `onset`. Those that warned come first, the others after them; both by first step.
   std::vector<Episode> before(int64_t onset) const;
 
-  // All episodes in the order of their first step.
-  const std::deque<Episode>& episodes() const { return episodes_; }
-
-  // Removes all episodes. Called when the training has gone back to an earlier step.
-  void clear() { episodes_.clear(); }
+  const std::deque<Episode>& episodes() const { return episodes_; }  // in the order of their first step
+  void clear() { episodes_.clear(); }  // called when the training has gone back to an earlier step
 
   template <class State>
   void fields(State& state);  // saves or restores the members (state.h)
@@ -131,7 +128,6 @@ struct WatchReading {
   Reading reading;
 };
 
-// A loss event, with the episodes that preceded it.
 struct LossEventSeen {
   WatchEventKind kind = WatchEventKind::kLossSpike;
   int64_t onset_step = 0, declared_step = 0;
@@ -148,7 +144,7 @@ struct LossCount {
 struct DetectorState {
   Level level = Level::kQuiet;  // highest level of any series
   std::string layer;            // layer of a series with that level
-  int64_t since_step = -1;      // first step of an open episode in that layer; -1: there is none
+  int64_t since_step = -1;      // first step of an open episode in that layer; -1: none
   int64_t last_warn_step = -1;  // -1: never
   // Values given to the detector; how often a level has risen from quiet to watch; and how often to warn.
   uint64_t values = 0, watches = 0, warnings = 0;
@@ -168,15 +164,14 @@ constexpr bool is_per_tensor(DetectorId id) {
 
 // All detectors of one rank. Every detector has its own limit of series, so that one detector cannot displace
 // the series of another. A detector of layers accepts every new layer: at the limit it first removes, of its
-// series at the lowest level, the one without a value for longest. A detector of tensors (is_per_tensor())
-// refuses new series at the limit. Tensors are measured in turns, so with the rule of layers a series would
-// be removed before its next value.
+// series at the lowest level, the one without a value for longest. A detector of tensors, is_per_tensor(),
+// refuses new series: tensors are measured in turns, so every series would be removed before its next value.
 class RankWatch {
  public:
   static constexpr size_t kMostLayers = 4096;           // series of a detector of layers
   static constexpr size_t kMostTensors = 8192;          // series of a detector of tensors
   static constexpr size_t kMostDroppedNames = 1 << 17;  // a detector counts at most this many refused series
-  static constexpr size_t kMostLossEvents = 64;         // only the last ones are kept
+  static constexpr size_t kMostLossEvents = 64;
 
   // Takes the numbers of an ended optimizer step; unknown numbers are absent. Appends events to `*out`. A
   // step below the last one means that the training has gone back: all detectors and rules then start again.
@@ -197,8 +192,7 @@ class RankWatch {
   const std::deque<LossEventSeen>& loss_events() const { return loss_events_; }
   // Counts of a kind of loss event, one of the first kLossEventKinds; restarts do not reset them.
   const LossCount& losses(WatchEventKind kind) const { return losses_[static_cast<size_t>(kind)]; }
-  // The level of one series; quiet if the detector has no such series.
-  Level level_of(DetectorId detector, const std::string& place) const;
+  Level level_of(DetectorId detector, const std::string& place) const;  // quiet if it does not exist
   // The states of all detectors. Iterates over all series: do not call it for every value.
   std::array<DetectorState, kDetectors> states() const;
 
@@ -244,8 +238,7 @@ class RankWatch {
   Precursors precursors_;
   std::deque<LossEventSeen> loss_events_;
   std::array<LossCount, kLossEventKinds> losses_;
-  // Only last_warn_step, values, watches and warnings are used; states() computes the other members.
-  std::array<DetectorState, kDetectors> counts_;
+  std::array<DetectorState, kDetectors> counts_;           // only the members that fields() saves are used
   bool has_step_ = false, gradient_is_nonfinite_ = false;  // the second: of the last norm observed
   int64_t last_step_ = 0;
   std::vector<WatchReading>* readings_ = nullptr;

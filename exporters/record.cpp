@@ -89,10 +89,9 @@ std::string record_markdown() {
   for (const char* type : {"run", "step", "sample", "tensor", "model", "optimizer", "spectrum", "event"}) {
     text += std::string(text.empty() ? "" : "\n") + "### `\"type\": \"" + type + "\"`\n\n" +
             "| field | type | unit | meaning |\n| --- | --- | --- | --- |\n";
-    for (const RecordField& field : record_fields(type)) {
+    for (const RecordField& field : record_fields(type))
       text += std::string("| `") + field.name + "` | " + field.type + " | " + field.unit + " | " +
               field.help + " |\n";
-    }
   }
   return text;
 }
@@ -138,8 +137,7 @@ std::optional<std::string> from_base64(std::string_view text) {
     const uint8_t value = kValues[static_cast<uint8_t>(text[at])];
     if (value == kNotADigit) return std::nullopt;
     word = word << 6 | value;
-    // Of four digits (24 bits, 3 bytes), each but the first completes a byte, followed by 4, 2 or 0 more
-    // bits.
+    // Of four digits (24 bits, 3 bytes), all but the first complete a byte, with 4, 2 or 0 bits left over.
     if (at % 4 != 0) bytes += static_cast<char>(word >> (6 - 2 * (at % 4)));
   }
   // The last digit has 4 unused bits after one byte, 2 after two bytes. to_base64() sets them to 0.
@@ -158,16 +156,14 @@ bool starts_like_a_record(int file, off_t size) {
          std::memcmp(head, kFirstRecordBytes.data(), length) == 0;
 }
 
-// Returns the number of bytes up to and including the last newline. If the file cannot be read, returns
-// `size`, so that nothing is cut off.
+// Returns the number of bytes up to the last newline, or `size` if the file cannot be read: cuts nothing off.
 off_t whole_lines(int file, off_t size) {
   char block[4096];  // the file is searched backwards, in blocks
   for (off_t end = size; end > 0;) {
     const off_t begin = std::max<off_t>(0, end - static_cast<off_t>(sizeof block));
     if (pread(file, block, static_cast<size_t>(end - begin), begin) != end - begin) return size;
-    for (off_t at = end; at > begin; --at) {
+    for (off_t at = end; at > begin; --at)
       if (block[at - begin - 1] == '\n') return at;
-    }
     end = begin;
   }
   return 0;
@@ -289,8 +285,7 @@ struct RecordWriter::Shared {
   std::string error;  // for take_error()
   uint64_t errors = 0, lines_lost = 0;
 
-  // Adds a line to `waiting`.
-  bool put(const std::string& line);  // returns false if too many bytes wait
+  bool put(const std::string& line);  // adds a line to `waiting`; returns false if too many bytes wait
   void copy_to_spool();
   // Whether the ready bytes survive if the agent is killed.
   bool survives() const { return is_regular && spool.is_whole(); }

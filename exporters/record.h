@@ -36,7 +36,7 @@ using RecordIntegers = std::vector<int64_t>;
 using RecordNumbers = std::map<std::string, double>;
 using RecordIntegerMap = std::map<std::string, int64_t>;
 
-// Return the JSON type of a field. The argument only selects the overload, and may be null.
+// Return the JSON type of a field. The argument only selects the overload.
 constexpr const char* name_of_type(const RecordText*) { return "string"; }
 constexpr const char* name_of_type(const RecordFlag*) { return "boolean"; }
 constexpr const char* name_of_type(const RecordInteger*) { return "integer"; }
@@ -382,18 +382,15 @@ FORESHOCK_RECORD_LINE(SpectrumLine, "spectrum", FORESHOCK_SPECTRUM_FIELDS);
   X(RecordNumber, score, "1", "Of a precursor: 1 is where the detector warns.")
 FORESHOCK_RECORD_LINE(EventLine, "event", FORESHOCK_EVENT_FIELDS);
 
-// Returns the path of the older part of the record at `path`, which exists if a size limit has split the
-// record.
+// Returns the path of the older part of the record at `path`, which exists if a size limit split the record.
 inline std::string older_part(const std::string& path) { return path + ".1"; }
 
-// Every line of a record begins with these bytes.
-inline constexpr std::string_view kFirstRecordBytes = R"({"schema":1,)";
+inline constexpr std::string_view kFirstRecordBytes = R"({"schema":1,)";  // every line begins with these
 
 // Whether older_part(path) exists and is a record: an unrelated file may have this name.
 bool has_older_part(const std::string& path);
 
-// Limit of the bytes of a line. A reader rejects longer lines.
-inline constexpr size_t kLongestRecordLine = 4 << 20;
+inline constexpr size_t kLongestRecordLine = 4 << 20;  // in bytes; a reader rejects longer lines
 
 // Returns the fields of a type of line ("run", "step", ...); empty for an unknown type.
 std::span<const RecordField> record_fields(std::string_view line_type);
@@ -419,8 +416,7 @@ class RecordFile {
   // Creates the file, or opens a record to append to it after its last whole line. Returns null and a
   // one-line *error if the file cannot be opened, is not a record, or another writer has locked it. With a
   // `max_bytes` above 0, the record is kept in two parts of at most half of `max_bytes` each: before a part
-  // would become larger, it is renamed to older_part(path), which replaces the earlier older part, and a new
-  // file is started at `path`.
+  // would become larger, it is renamed to older_part(path), replacing that file, and a new one is begun.
   static std::unique_ptr<RecordFile> open(const std::string& path, std::string* error, WriteCall write,
                                           uint64_t max_bytes = 0);
   ~RecordFile();

@@ -2,8 +2,8 @@
 // copies them on the host or describes the copy for a device's kernel. A slice of rows has the sampled rows
 // of query, out and their gradients, and all keys that they see. A slice of key positions (Slot::columns is
 // 1) has the sampled rows of key, value and their gradients, and all query rows. In its segment::Slot (the
-// header of a slot), `rows` counts sampled keys, `keys` query rows, and key_limit is the first query that
-// sees a key. A Slice names the sampled heads and positions; a SlicePlan says how many slots they take.
+// header of a slot), `rows` counts sampled keys, `keys` query rows; key_limit is the first query that sees a
+// key. A Slice names the sampled heads and positions, a SlicePlan its slots.
 #include "libmonitor/call.h"
 
 #include <algorithm>
@@ -31,8 +31,7 @@ TensorView view_of(const foreshock_tensor& tensor) {
   return view;
 }
 
-// Returns a view of a mask. If the mask has fewer than 4 dimensions, they are the last ones of the view, as
-// in broadcasting.
+// Returns a view of a mask. If it has fewer than 4 dimensions, they are the last ones of the view.
 TensorView right_aligned_view_of(const foreshock_tensor& tensor) {
   TensorView view = view_of(tensor);
   const int missing = 4 - static_cast<int>(std::min<uint32_t>(tensor.dims, 4));
@@ -43,9 +42,7 @@ TensorView right_aligned_view_of(const foreshock_tensor& tensor) {
   return view;
 }
 
-// Whether all tensors that are set are on the query's device. On the CPU the device index is ignored. Does
-// not check grad_key and grad_value: drop_mismatched_key_gradients() does, since a call can be judged without
-// them.
+// Whether all tensors that are set, except grad_key and grad_value, are on one device. The CPU has no index.
 bool is_on_one_device(const foreshock_attention_call& call) {
   const foreshock_tensor& query = call.query;
   for (const foreshock_tensor* tensor :
@@ -77,7 +74,7 @@ void broadcast(TensorView* mask, const int64_t (&shape)[4]) {
   }
 }
 
-// Removes both gradients of keys and values if one does not match the call.
+// Removes both gradients of keys and values if one does not match the call, which can be judged without them.
 void drop_mismatched_key_gradients(const foreshock_attention_call& call, ValidatedCall* checked) {
   ValidatedCall& c = *checked;
   const auto [batch, heads, kv_heads, queries, keys] = c.shape;
@@ -319,7 +316,6 @@ void sizes_of(const segment::Slot& slot, uint64_t keys, bool is_first,
   sizes[segment::kGradQuery] = rows * slot.head_dim * element;
 }
 
-// Returns the bytes of a slot that holds `keys` keys: its header and payloads.
 uint64_t slot_bytes(const segment::Slot& slot, uint64_t keys, bool is_first) {
   uint64_t sizes[segment::kPayloads];
   sizes_of(slot, keys, is_first, sizes);
@@ -344,7 +340,6 @@ uint32_t keys_within(const segment::Slot& slot, uint64_t capacity, bool is_first
   return static_cast<uint32_t>(std::min<uint64_t>((capacity - bytes_without_keys) / per_key, slot.keys));
 }
 
-// Sets the fields of a slice of rows: its rows, and how many keys are copied, those that any row sees.
 void set_fields_of_rows(const ValidatedCall& call, const Slice& slice, segment::Slot* slot) {
   int64_t most_keys = 1;  // at least one key is copied, even if no row sees any
   for (int row = 0; row < slice.rows(); ++row) {
@@ -377,7 +372,6 @@ void set_fields_of_call(const ValidatedCall& call, const Slice& slice, segment::
 }
 
 // Computes how many slots of `capacity` bytes the slice needs. Returns false if the first cannot hold a key.
-// A later slot, which lacks the payloads of the sampled rows, holds at least as many keys as the first.
 bool split(uint64_t capacity, SlicePlan* plan) {
   const segment::Slot& slot = plan->all;
   plan->slots = 1;
@@ -516,7 +510,6 @@ void copy_columns(const ValidatedCall& call, const Slice& slice, const segment::
                 reinterpret_cast<ColumnSum*>(at(segment::kKeySums)));
 }
 
-// Returns the view without its first `first` columns. Leaves its shape unchanged.
 TensorView from_column(TensorView view, int64_t first) {
   view.data = static_cast<const char*>(view.data) +
               first * view.stride[3] * static_cast<int64_t>(size_of(view.dtype));
@@ -546,10 +539,8 @@ namespace {
 
 static_assert(kMostPositions == kRowsPerSample);
 
-// The functions below describe a copy for the gather kernel of a device, in pieces. A piece has rows of one
-// tensor: a range of rows, or the rows at the positions listed in the job (is_listed).
-
-// Describes the first `width` columns of the rows [first, first + count) of a head.
+// The functions below describe a copy for the gather kernel of a device, in pieces of one tensor each. This
+// one describes the first `width` columns of the rows [first, first + count) of a head.
 GatherPiece consecutive_rows(const TensorView& from, int64_t batch, int64_t head, int64_t first,
                              int64_t count, int64_t width) {
   GatherPiece piece = {};
@@ -609,7 +600,6 @@ void put_query_rows(const TensorView& from, const Slice& slice, int64_t first, i
 // A slice of key positions has four payloads of query rows, with at most three pieces each, and four of keys.
 static_assert(kMostPieces >= 4 * 3 + 4, "a slice of key positions");
 
-// Returns a job without pieces. `to`: device address of the first payload.
 GatherJob gather_of(const Slice& slice, uint64_t to) {
   GatherJob job = {};
   job.to = to;

@@ -1,5 +1,4 @@
-// Counts attention calls in CUDA graphs, counts attention kernels with CUPTI (NVIDIA's profiling library),
-// and stores names of unhooked attention.
+// Counts attention calls in CUDA graphs, counts attention kernels, and stores names of unhooked attention.
 #include "libmonitor/coverage.h"
 
 #include <algorithm>
@@ -50,8 +49,7 @@ int attention_pass_of_kernel(const char* symbol) {
 }
 
 // Exclusive access to the counter; false if another thread has it. Then the event is dropped, and the next
-// Turn marks all graphs as unknown: the driver may have reused the handle of a graph that the event
-// destroyed.
+// Turn marks all graphs as unknown: the dropped event may have destroyed one whose handle is now reused.
 class CudaGraphCounter::Turn {
  public:
   explicit Turn(CudaGraphCounter* counter) : lock_(counter->busy_) {
@@ -75,7 +73,7 @@ void CudaGraphCounter::mark_all_unknown() {
   for (Graph& graph : graphs_) graph = {};  // a graph without an entry is unknown
 }
 
-// Returns the recording of the stream and removes it from the table; its `stream` is 0 if there is none.
+// Returns the recording of the stream and removes it from the table; if it has none, `stream` is 0.
 CudaGraphCounter::Recording CudaGraphCounter::remove_recording(uintptr_t stream) {
   for (Recording& recording : recordings_) {
     if (stream == 0 || recording.stream != stream) continue;
@@ -100,8 +98,7 @@ void CudaGraphCounter::begin(uintptr_t stream, uintptr_t body, const PassCalls& 
   const Turn turn(this);
   if (!turn || stream == 0) return;
   remove_recording(stream);  // removes an earlier recording whose end was not seen
-  // The calls of several recordings at the same time cannot be separated. Only if the body of a conditional
-  // node has no calls, the others stay known; end_recording() decides this.
+  // Calls of recordings at the same time cannot be separated. For a body without calls, end_recording() can.
   if (body == 0) mark_recordings_unknown();
   const uint32_t others = active_recordings_.load(std::memory_order_relaxed);
   if (others == 0) {

@@ -79,21 +79,15 @@ class CudaGraphCounter {
   // another thread runs the backward pass. If two streams record at once, both graphs become unknown.
   void begin_recording(uintptr_t stream, const PassCalls& so_far);
   void end_recording(uintptr_t stream, uintptr_t graph, const PassCalls& so_far);
-
   // A stream begins to record into an existing graph, the body of a conditional node. Nothing shows how often
   // the body runs. If it contains attention, the graphs recorded at the same time become unknown.
   void begin_recording_into(uintptr_t stream, uintptr_t graph, const PassCalls& so_far);
 
-  // `executable` was instantiated or updated from `graph`.
-  void instantiate(uintptr_t graph, uintptr_t executable);
-
-  void clone(uintptr_t graph, uintptr_t clone);  // `clone` was made as a copy of `graph`
-
+  void instantiate(uintptr_t graph, uintptr_t executable);  // `executable` was made or updated from `graph`
+  void clone(uintptr_t graph, uintptr_t clone);             // `clone` was made as a copy of `graph`
   void launch(uintptr_t executable);
-
   void destroy_graph(uintptr_t graph);  // must be called before the driver can reuse the handle
   void destroy_executable(uintptr_t executable);
-
   // Called at the end of every step. Drops recordings whose end was not seen for kLongestSteps steps.
   void end_step();
 
@@ -101,8 +95,7 @@ class CudaGraphCounter {
 
   void store(segment::Coverage* coverage) const;  // stores the totals of the process into the segment
 
-  // Clears all counts. Called in a forked child process that trains.
-  void forget();
+  void forget();  // clears all counts; called in a forked child process that trains
 
  private:
   static constexpr uint32_t kRecordings = 8;
@@ -193,7 +186,6 @@ class UnhookedAttention {
  public:
   // Copies the names noted so far into the segment's `records` (kMaxUnseen of them). Later names follow.
   void attach(segment::UnseenName* records);
-
   // Adds a name. `evidence` is FORESHOCK_UNSEEN_...; a smaller number is better evidence and replaces a
   // larger one. An empty name is dropped, and so is a new name if the table is full. `has_segment`: whether
   // the attached records belong to this process (false in a forked child).

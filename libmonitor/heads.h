@@ -1,7 +1,7 @@
 // Finds and copies the rows of a projection's weight that belong to the queries and keys of an attention
 // head. A projection is a linear layer that computes the queries, keys or values of attention. Uses the
 // weight's name and shape and the numbers of heads in the sampled attention calls. Allocates no memory. A
-// kv-head is a key/value head. An output of a projection is one number per token: a row of the weight.
+// kv-head is a key/value head. Each output of a projection has a row of the weight.
 #ifndef FORESHOCK_LIBMONITOR_HEADS_H_
 #define FORESHOCK_LIBMONITOR_HEADS_H_
 
@@ -47,21 +47,18 @@ Projection projection_of(const char* name, const int64_t* shape, uint32_t dims, 
 // (`fused`), collected by one see() per weight. 0: the model has none, or two with different numbers.
 struct ProjectionOutputs {
   uint64_t key = 0, fused = 0;
-
   void see(const char* name, const int64_t* shape, uint32_t dims);
 
  private:
   bool key_differs_ = false, fused_differs_ = false;
 };
 
-// Returns `called`, the heads of the model's attention calls, with the number of kv-heads before repetition:
-// some models with fewer kv-heads than query heads repeat the keys before they call attention, so that the
-// calls have one kv-head per query head. Derives that number from `outputs`; unchanged if they do not fit.
+// Returns `called`, the heads of attention calls, with the model's own number of kv-heads, derived from
+// `outputs`: models with fewer kv-heads than query heads may repeat the keys before they call attention.
 HeadGeometry with_own_keys(const HeadGeometry& called, const ProjectionOutputs& outputs);
 
-// Each head has head_dim consecutive outputs. The first function returns the index of the first output of the
-// first query head that reads this kv-head, the second that of the kv-head's key. The projection must compute
-// queries, or keys, respectively.
+// Each head has head_dim consecutive outputs. Return the index of the first output of the first query head
+// that reads this kv-head, and of the key of this kv-head. The projection must compute queries, or keys.
 uint64_t first_query_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 uint64_t first_key_output(const Projection& projection, const HeadGeometry& heads, uint32_t kv_head);
 
@@ -83,8 +80,8 @@ size_t head_payload_bytes(const Projection& projection, const HeadGeometry& head
 void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
                 char* target);
 
-// Remembers the numbers of heads of the sampled attention calls, as long as all calls have the same. Any
-// thread. If two threads store at once, one value is lost; a later call that differs still stores kMixed.
+// Remembers the numbers of heads of the sampled attention calls while all have the same. Any thread: if two
+// store at once, one value is lost, but a later call that differs still stores kMixed.
 class ObservedHeads {
  public:
   void reset() { seen_.store(0, std::memory_order_relaxed); }
@@ -99,7 +96,6 @@ class ObservedHeads {
   }
 
   bool has_seen() const { return seen_.load(std::memory_order_relaxed) != 0; }
-
   // Returns zeros before the first call, and if calls differ, since the heads of a layer are then unknown.
   HeadGeometry get() const {
     const uint64_t seen = seen_.load(std::memory_order_relaxed);
@@ -109,8 +105,7 @@ class ObservedHeads {
   }
 
  private:
-  // `seen_` packs heads, kv_heads and head_dim with 20 bits each. 0: no call. kMixed: calls differ, or one of
-  // the numbers does not fit into 20 bits (bounded() is 0).
+  // `seen_` packs heads, kv_heads, head_dim, 20 bits each. 0: no call. kMixed: calls differ or do not fit.
   static constexpr uint64_t kMost = (1u << 20) - 1, kMixed = ~uint64_t{0};
   static uint64_t bounded(int64_t size) {
     return size > 0 && static_cast<uint64_t>(size) <= kMost ? static_cast<uint64_t>(size) : 0;

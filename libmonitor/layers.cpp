@@ -32,8 +32,7 @@ void LayerTable::forget_names() {
   if (!has_names()) return;
   Entry* const entries = entries_;
   for (Entry* entry = entries; entry < entries + kBuckets; ++entry) {
-    // Skips unused entries, since a store would allocate memory for their page.
-    if (entry->identity.load(std::memory_order_relaxed) == nullptr) continue;
+    if (entry->identity.load(std::memory_order_relaxed) == nullptr) continue;  // saves the page's memory
     entry->identity.store(nullptr, std::memory_order_relaxed);
     entry->layer.store(-1, std::memory_order_relaxed);
   }
@@ -62,8 +61,7 @@ void LayerTable::name_ahead() {
   records_ = early_layers_;
 }
 
-// Reduces the layer's name to the leading components ("blocks.3") that `name` has too. A component ends where
-// both names have a '.' or their end.
+// Reduces the layer's name to the leading components ("blocks.3") that it shares with `name`.
 void LayerTable::shorten(segment::Layer* record, const char* name) {
   size_t common = 0;
   for (size_t n = 0; record->name[n] != '\0' && record->name[n] == name[n]; ++n) {
@@ -114,8 +112,7 @@ bool LayerTable::add(const void* identity, int layer) {
     Entry& entry = entries[n];
     const void* stored = entry.identity.load(std::memory_order_relaxed);
     if (stored != nullptr && stored != identity) continue;
-    // At most half of the buckets are used, so every search ends at an empty bucket.
-    if (stored == nullptr && named_ == kMostNamed) return false;
+    if (stored == nullptr && named_ == kMostNamed) return false;  // half of the buckets are used
     entry.layer.store(layer, std::memory_order_relaxed);
     if (stored == nullptr) ++named_;
     entry.identity.store(identity, std::memory_order_release);  // last: find() then sees the layer too

@@ -14,46 +14,36 @@ namespace foreshock {
 
 // Maps parameters to layers. A parameter is identified by an opaque pointer, its identity; a layer has a
 // label ("003") and a name, that of its module ("blocks.3"). Only find() and has_names() may be called while
-// another thread uses the table. The hash table of identities has a fixed size; its memory is mapped when the
-// first parameter is named.
+// another thread uses the table. Its hash table has a fixed size and is mapped when first needed.
 class LayerTable {
  public:
   // From now on publishes layers in `records`, the kMaxLayers entries of a new segment (the memory shared
   // with the agent). Keeps the layers that were named after name_ahead(), and forgets all others.
   void attach(segment::Layer* records);
-
   // Called before name() while this process has no segment of its own (also in a forked child). Forgets the
   // layers of an earlier segment. The layers that are named afterwards are kept for the next attach().
   void name_ahead();
-
   // Returns the index of the layer `label`, which is added if it is new, or -1 if kMaxLayers exist. `name`: a
   // parameter of the layer, or null. The layer's name is the leading components that all these names share.
   int index_of(const char* label, const char* name);
-
   // Stores the layer of a parameter. A later call with the same identity replaces it. Returns false if the
   // parameter cannot be stored. If the hash table has no space, the parameter's layer publishes no more
   // norms, since they would lack this parameter's part.
   bool name(const foreshock_parameter& parameter);
 
   void forget_names();  // forgets all identities. The layers stay, and parameters may be named again.
-
   int find(const void* identity) const;  // returns the layer of a parameter, or -1 if unknown
 
-  // Whether any parameter has been named.
   bool has_names() const { return named_.load(std::memory_order_relaxed) > 0; }
-
   // add_gradient() adds the sum of squares of one parameter's gradient to its layer's sum for the present
   // step, add_gradient_of() to the sum of `layer` (-1: no layer). begin_gradients() discards these sums.
   void begin_gradients();
   void add_gradient(const void* identity, double sum_of_squares);
   void add_gradient_of(int layer, double sum_of_squares) { gradients_.add(layer, sum_of_squares); }
-
   // Publishes the norm of each layer's added gradients as the norm at `step`, and discards the sums. Sets
   // *total_norm to the norm over all added gradients. Returns false if no gradient was added.
   bool publish_gradients(int64_t step, double* total_norm);
-
-  // Does the same for an earlier step whose `gradients` were on a device until now. The sums of the present
-  // step are neither used nor discarded.
+  // Does the same for an earlier step whose gradients were on a device until now; keeps the present sums.
   bool publish_late(const PendingGradient* gradients, uint32_t count, int64_t step, double* total_norm);
 
  private:

@@ -4,8 +4,7 @@
 //
 // A sample of an attention call is a slice of rows: up to 16 query rows with all keys that they see. A
 // backward call may add a slice of key positions (columns): up to 16 keys with all query rows, for dK and dV.
-// The open step is the step that has not ended. A pending step has ended, and some of its numbers (losses,
-// gradient norms) are still on a device; its record is completed when they arrive.
+// The open step has not ended. A pending step has ended, but losses or norms of it are still on a device.
 #ifndef FORESHOCK_LIBMONITOR_MONITOR_H_
 #define FORESHOCK_LIBMONITOR_MONITOR_H_
 
@@ -60,8 +59,7 @@ class Monitor {
   int observe_scalars(const foreshock_scalar* scalars, size_t count);
   bool step_is_sampled();
   CudaGraphCounter& graphs() { return graphs_; }  // the interposed CUDA functions report to it
-  // Sets the function that finds CUPTI, for --count-kernels.
-  void set_kernel_finder(KernelCounter::Finder find) { find_cupti_ = find; }
+  void set_kernel_finder(KernelCounter::Finder find) { find_cupti_ = find; }  // for --count-kernels
 
   int name_parameters(const foreshock_parameter* parameters, size_t count);
   void observe_gradients(const foreshock_gradient* gradients, size_t count);
@@ -146,7 +144,7 @@ class Monitor {
   std::atomic<int64_t> next_step_{-1};    // the step that begins with the next forward call
   std::atomic<int64_t> period_steps_{1};  // expected difference of the numbers of two reported steps
   std::atomic<uint64_t> interval_{8};     // sampling interval in this step, in steps
-  uint64_t base_interval_ = 8;            // the same outside of bursts (denser sampling after a warning)
+  uint64_t base_interval_ = 8;  // sampling interval outside of bursts (denser sampling after a warning)
   std::atomic<uint64_t> call_in_step_{0};
   std::atomic<uint64_t> calls_last_step_{0};
   std::atomic<uint32_t> free_slots_{0};              // when the step began

@@ -36,8 +36,7 @@ bool Monitor::step_is_sampled() {
   if ((hot & kHotArmed) == 0 || (hot & kHotPaused) != 0) return false;
   if ((hot & kHotTickPending) == 0) return (hot & kHotSampledStep) != 0;
   // No forward call has come since the last step, for example because no hook sees the attention. So
-  // begin_step() has not decided, and the decision is made here. During the first look (the first sampled
-  // steps of a run), a fixed grant of time pays instead of the budget.
+  // begin_step() has not decided, and the budget is checked here. A grant pays for the first look.
   TryLock lock(clock_busy_);
   return lock && is_due(ending_step()) &&
          (samples_without_limit() || first_look_.is_open() || budget_.allows());
@@ -55,7 +54,7 @@ void Monitor::end_step(const foreshock_step& step) {
   // If ensure_segment() has just created the segment, last_tick_ns_ is later than `begin`.
   begin = std::max(begin, last_tick_ns_);
   if (step.step_source == FORESHOCK_STEP_REPORTED) steps_are_explicit_ = true;
-  // If the trainer reports its steps, steps that were only detected by other means are ignored.
+  // Steps that were only detected are ignored if the trainer reports its steps.
   if (steps_are_explicit_ && step.step_source != FORESHOCK_STEP_REPORTED) return;
   g_process.drain_local();  // calls that were counted before the segment existed
   g_process.publish_described();
@@ -134,8 +133,7 @@ void Monitor::count_kernels() {
 }
 
 // Writes the records of weight tensors whose results have arrived from devices. Charges the time of their
-// kernels. Returns the host time of this call in ns, for callers that do not measure their own time. The
-// caller must hold weights_busy_.
+// kernels. Returns the host time of this call in ns, which is not charged. Needs the lock weights_busy_.
 uint64_t Monitor::collect_weights(const Counting& counting) {
   const WeightSampler::Spent spent = weights_.collect();
   counting.add(counting.block->hook_ns, spent.device_ns);
@@ -219,8 +217,7 @@ int Monitor::name_weights(const foreshock_weight* weights, size_t count) {
   if ((g_process.hot() & kHotArmed) == 0) return 0;
   TryLock lock(weights_busy_);
   if (!lock) return -1;
-  // The agent compares the records of different ranks, so all ranks must measure a tensor at the same step.
-  if (g_process.has_other_ranks()) weights_.share_interval();
+  if (g_process.has_other_ranks()) weights_.share_interval();  // the agent compares ranks at equal steps
   return weights_.name(weights, count);
 }
 
@@ -243,8 +240,7 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
   const uint64_t begin = monotonic_ns();
   TryLock lock(weights_busy_);
   if (!lock) return;
-  // In some trainers the optimizer works after the end of its step was reported.
-  const bool has_ended = (when & FORESHOCK_ENDED_STEP) != 0;
+  const bool has_ended = (when & FORESHOCK_ENDED_STEP) != 0;  // its end was reported before this work
   const int64_t step = ending_step() - (has_ended ? 1 : 0);
   if ((when & FORESHOCK_AFTER_STEP) == 0) {
     weights_.before_step(states, count, step);
@@ -262,8 +258,7 @@ void Monitor::observe_weights(const foreshock_weight_state* states, size_t count
 // -- losses, and numbers that are still on a device when their step ends (step_numbers.h) --
 
 // A number identifies a value that is read back from a device. Its lowest three bits are the device's index.
-// kNoDevice in these bits marks a value that foreshock does not copy. It becomes known only if the training
-// itself reads the value, and the adapter then calls fetched().
+// kNoDevice marks a value that no kernel of ours copies; fetched() stores it if the training itself reads it.
 constexpr uint64_t kNoDevice = 7;
 static bool is_without_kernel(uint64_t number) { return number % 8 == kNoDevice; }
 static_assert(kMostDevices <= kNoDevice);
@@ -320,8 +315,7 @@ void Monitor::observe_root_divisor(double divisor) {
   pending_steps_.open().add(PendingEvent{PendingEvent::kDivisor, {divisor, 0}, {1, 0}, false});
 }
 
-// The losses observed so far belong to another optimizer than the one whose steps are counted. Moves their
-// value to the scalar `name`, or drops it if it is on a device.
+// The losses so far belong to another optimizer. Moves them to the scalar `name`, or drops those on a device.
 void Monitor::loss_is_of(const char* name) {
   double loss = 0;
   uint32_t source = 0;
@@ -414,9 +408,8 @@ void Monitor::apply_events(const PendingStep& step, bool with_losses) {
 // Stores the loss, the norm and the skipped steps into the step's record, which was written without them.
 void Monitor::complete(PendingStep* step) {
   segment::StepRecord record = step->so_far;
-  if (!step->has_events) mark_skips_unknown();  // some events were dropped
-  // If a skip is unknown, losses may belong to a skipped step.
-  apply_events(*step, step->knows_losses() && step->knows_skips());
+  if (!step->has_events) mark_skips_unknown();                       // some events were dropped
+  apply_events(*step, step->knows_losses() && step->knows_skips());  // losses may belong to a skipped step
   if (loss_.take(&record.loss, &record.loss_source)) record.given |= FORESHOCK_GIVEN_LOSS;
   double norm = 0;
   if (step->knows_gradients() && layers_.publish_late(step->gradient, step->gradients, record.step, &norm) &&
@@ -445,8 +438,7 @@ void Monitor::complete_pending(bool is_step_end) {
   }
 }
 
-// Applies the events and gradients of the open step, which ends now. Returns false, and applies nothing, if
-// the step must wait for a number or for an earlier step.
+// Applies the events and gradients of the open step, or returns false if it must wait for a number or a step.
 bool Monitor::complete_open() {
   PendingStep& open = pending_steps_.open();
   if (pending_steps_.has_ended()) return false;
@@ -498,8 +490,7 @@ bool lies_on_device(const foreshock_gradient& gradient) {
   return gradient.values.data != nullptr && gradient.values.device_type == FORESHOCK_DEVICE_CUDA;
 }
 
-// The gradients of one step whose values lie on a device. `is_whole`: kernels can read all, and all are on
-// one device and one stream.
+// The gradients of one step whose values lie on a device. `is_whole`: kernels can read all, on one stream.
 struct DeviceGradients {
   DeviceStream stream = {-1, nullptr};  // of the first gradient: index of the device, handle
   uint64_t bytes = 0;

@@ -31,8 +31,7 @@ constexpr Expected kExpected[] = {
     {kTensors, kTensorHeadOnly, 0, 1},
     {kCoverage, sizeof(Coverage), 0, 1},
 };
-// Largest slot, in bytes. Limits what a hostile file can make the agent read at once, and keeps the products
-// of sizes in this file from overflowing.
+// Largest slot, in bytes. Limits what a hostile file can make the agent read, and keeps products in 64 bits.
 constexpr uint64_t kMostSlot = uint64_t{1} << 34;
 // Largest ring of tensors, in bytes. A tensor record may fill the ring, and is read as a whole.
 constexpr uint64_t kMostTensors = uint64_t{64} << 20;
@@ -115,9 +114,8 @@ const char* check_version(uint32_t version) {
   if (version < kLayoutVersion)
     return "its layout is older than this agent reads: upgrade foreshock where the trainer runs";
   if (version > kLayoutVersion)
-    return "its layout is newer than this agent's: upgrade foreshock where the agent runs, and start the "
-           "agent "
-           "again";
+    return "its layout is newer than this agent's: upgrade foreshock where the agent runs, and "
+           "start the agent again";
   return nullptr;
 }
 
@@ -140,8 +138,7 @@ constexpr int64_t kStepsEnd = int64_t{1} << 62;        // all step numbers must 
 constexpr uint64_t kMostElements = uint64_t{1} << 48;  // of a tensor; a limit of the Wasserstein distance
 constexpr uint64_t kMostOfRank = uint64_t{1} << 38;    // elements of a rank's part of a tensor: 1 TiB of fp32
 
-// Checks that the rank's part [offset, offset + part) lies inside the tensor, in each dimension, and that no
-// number of elements exceeds its limit. The conditions keep the products from overflowing.
+// Checks that the rank's part [offset, offset + part) is inside the tensor, and the limits of their sizes.
 const char* check_shapes(const TensorRecord& record) {
   if (record.dims > kTensorDims) return "tensor with too many dimensions";
   uint64_t elements = 1;  // of the part
@@ -234,9 +231,8 @@ std::vector<StepRecord> parse_steps(Bytes region, uint64_t cursor, uint64_t* los
             [](const StepRecord& a, const StepRecord& b) { return a.sequence < b.sequence; });
   // Record n has sequence 2n. The numbers are consecutive unless records were overwritten. A record that is
   // being written has an odd sequence and is left out, so the older record that it overwrites is missing too.
-  // A hostile trainer can repeat a number: std::min() keeps the difference from going below 0.
   const uint64_t newest = records.empty() ? cursor : records.back().sequence / 2;
-  *lost = newest - cursor - std::min<uint64_t>(records.size(), newest - cursor);
+  *lost = newest - cursor - std::min<uint64_t>(records.size(), newest - cursor);  // numbers may be repeated
   return records;
 }
 
@@ -401,11 +397,8 @@ SlotView JoinedSlice::take() {
 
 namespace {
 
-// A packed batch concatenates sequences, and a slice samples one of them. SequenceTold has the lengths of
-// this sequence and the sampled positions in it, which the device wrote into the slot. kPackedTopLeft and
-// kPackedBottomRight are the two alignments of a causal mask if there are not as many queries as keys.
-
-// Returns how many keys the query at `position` of the sampled sequence sees.
+// Returns how many keys the query at `position` of the sampled sequence of a packed batch (sequences without
+// padding) sees. SequenceTold, written by the device, has the sequence's lengths and the sampled positions.
 uint32_t visible_keys(const Slot& slot, uint32_t position) {
   const SequenceTold& told = slot.told;
   if (slot.packed == kPackedTopLeft) return std::min(position + 1, told.keys);
@@ -479,8 +472,7 @@ const char* parse_tensor_heads(std::span<const std::byte> payload, uint64_t elem
   if (head.sides == 0 || head.sides > (kQuerySide | kKeySide)) return "heads of no known side";
   if (head.count == 0 || head.count > head.kv_heads || head.head_dim == 0 || head.width == 0)
     return "heads of an impossible number";
-  // The payload has head_dim x width values for each head and side. A side is the queries or the keys. Each
-  // factor is bounded before it is used, so that no product overflows.
+  // A side: queries or keys. Each factor is bounded before it is used, so that no product overflows.
   const uint64_t room = payload.size();
   if (head.count > room / sizeof(uint32_t) || values_offset(head.count) > room)
     return "more heads than bytes";

@@ -43,10 +43,9 @@ bool has_live_segment(const char* directory, int rank) {
   if (files == nullptr) return false;
   bool is_live = false;
   while (const dirent* entry = readdir(files)) {
-    int its_rank = 0, length = 0;
+    int its_rank = 0, length = 0;  // length stays 0 unless the whole pattern is matched
     unsigned long long nonce = 0;
     if (std::sscanf(entry->d_name, "%d-%16llx.seg%n", &its_rank, &nonce, &length) != 2) continue;
-    // `length` is set only if the name has ".seg" too.
     if (length == 0 || entry->d_name[length] != '\0' || its_rank != rank) continue;
     char path[512];
     if (std::snprintf(path, sizeof path, "%s/%s", directory, entry->d_name) >= int(sizeof path)) continue;
@@ -234,8 +233,7 @@ int create_reserved(const Names& names, uint64_t size) {
   return -1;
 }
 
-// Whether the files are shared with the directory's group. Its set-group-id bit shows that the agent runs as
-// another user of this group.
+// Whether the directory has the set-group-id bit: the agent then runs as another user of its group.
 bool is_shared_with_group(const char* directory) {
   // Uses statx(), since stat() is a symbol only of glibc 2.33 and later.
   struct statx status = {};

@@ -21,8 +21,7 @@ struct SegmentRequest {
   const Identity* identity = nullptr;  // rank, host and so on, for the agent; null: all zeros
 };
 
-// Returns the bytes of the .seg file for a request.
-uint64_t segment_bytes(uint32_t slots, uint64_t slot_bytes, uint64_t tensor_bytes = 0);
+uint64_t segment_bytes(uint32_t slots, uint64_t slot_bytes, uint64_t tensor_bytes = 0);  // of the .seg file
 
 // Gives atomic access to a word in shared memory, since the structs of layout.h have plain members.
 template <class T>
@@ -54,34 +53,25 @@ class SegmentWriter {
   TensorRing* tensors() const { return tensor_bytes() > 0 ? at<TensorRing>(kTensors) : nullptr; }
   uint64_t tensor_bytes() const { return header()->regions[kTensors].record_size; }
 
-  // Returns the number of slots that are unused or whose last slice the agent has consumed.
-  uint32_t free_slots() const;
-
+  uint32_t free_slots() const;  // number of slots that are unused or whose last slice was consumed
   // Claims the slot of `ticket` for a slice that fits into one slot. Returns null if the agent has not
   // consumed the slot's last slice yet; the ticket must then not be used again. Sets the slot's sequence to
   // 2 * ticket - 1 (odd: being written) and its ticket, and zeroes the rest of the header. Any thread.
   Slot* claim(uint64_t ticket) const;
-
   // Claims `count` slots with consecutive tickets from `ticket` on for one slice, 1 <= count <= slots(), and
   // sets their part numbers. If not all are free, claims none and returns false.
   bool claim(uint64_t ticket, uint32_t count, Slot** slots) const;
-
   // Undoes a claim of `count` slots that were not published.
   void give_back(uint64_t ticket, uint32_t count) const;
-
   // Copies `header` into a claimed slot, except for the fields that claim() has set and the device's times.
   void describe(Slot* slot, const Slot& header) const;
-
   // Makes claimed slots visible to the agent as one slice: sets their sequences to 2 * their ticket.
   void publish(Slot* slot, uint64_t ticket) const { publish(&slot, ticket, 1); }
   void publish(Slot* const* slots, uint64_t ticket, uint32_t count) const;
 
-  // Returns the number of step records that the agent has not consumed. Any thread.
-  uint64_t steps_ahead() const;
-
+  uint64_t steps_ahead() const;  // number of step records that the agent has not consumed. Any thread.
   // Appends a record to the ring of steps and sets its `sequence`. Returns its number. One caller at a time.
   uint64_t append_step(const StepRecord& record);
-
   // Completes record `number`, which was appended with the bit kNumbersPending, since some of its numbers
   // were still on a device. Stores loss, norm, skipped steps and the bits `given` of `record`; does nothing
   // if the record was overwritten. Must not run at the same time as append_step().
@@ -109,8 +99,7 @@ class TensorWriter {
   // `ring`: the region kTensors, with `bytes` bytes; null: no ring. `control` has the agent's cursor.
   void attach(TensorRing* ring, uint64_t bytes, const Control* control);
 
-  // Whether the ring has space for records.
-  bool is_attached() const { return room_ > 0; }
+  bool is_attached() const { return room_ > 0; }  // whether the ring has space for records
   TensorRing* ring() const { return ring_; }
   // Bytes of the largest record that fits into an empty ring from any position: records do not wrap around.
   uint64_t largest_record() const { return room_ / 2; }

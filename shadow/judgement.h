@@ -91,7 +91,7 @@ struct SliceDeviation {
   std::optional<double> lse_error_abs_max;
   // The largest such error relative to lse_tolerance(). Rounding of the scores explains at most 1.
   std::optional<double> lse_error_ratio;
-  // Over the rows that see a key (the entropies: and have finite scores); absent if there is no such row.
+  // Over the rows that see a key (the entropies: and have finite scores); absent without such rows.
   std::optional<double> logit_abs_max;              // of scaled, masked scores; +Inf if one is NaN or +Inf
   std::optional<double> entropy_min, entropy_mean;  // nats
   int rows_with_keys = 0;
@@ -114,7 +114,7 @@ struct SliceDeviation {
   bool nonfinite_anywhere = false, nonfinite_grad_query = false;
 
   // Slices with grad_query only: sum of grad_out * (out - out*), out* being the exact out, over the rows that
-  // are not partial and have a finite log_sum_exp. Absent if there is no such row or the sum is not finite.
+  // are not partial and have a finite log_sum_exp. Absent without such rows, or if the sum is not finite.
   std::optional<double> grad_out_drift;
 };
 
@@ -136,8 +136,7 @@ BiasSums excess_bias(const SliceDeviation& deviation);
 
 // The results for dK and dV of sampled key positions. Each is checked like a slice whose rows are the key
 // positions. The exact values, plain and fused all use the given log_sum_exp and out (the trainer's), so
-// deviation_ratio and fused_ratio have the same reference. Values about log_sum_exp, scores and drift, which
-// need a slice of rows, are absent.
+// both ratios have the same reference. Values of log_sum_exp, scores and drift are absent.
 struct ColumnDeviation {
   SliceDeviation grad_key, grad_value;
 };
@@ -151,8 +150,7 @@ bool is_valid(const AttentionSlice& slice);
 // Checks a slice of rows, which must be valid.
 SliceDeviation judge(const AttentionSlice& slice, DeviationWorkspace* workspace);
 
-// Names the batch element, head, step and rank of a slice. Slices with equal clusters may share keys and
-// values, so they are not independent.
+// Where a slice comes from. Slices with equal clusters may share keys and values: they are not independent.
 struct BiasCluster {
   int64_t batch = 0;
   int64_t kv_head = 0;
@@ -173,17 +171,15 @@ struct Bias {
 };
 
 // Pools the bias of the last 64 slices of one layer and pass, of one rank or of several. The kernel's result,
-// its excess over the floor and the rounded reference need separate pools. Plain data that can be copied and
-// saved as bytes.
+// its excess over the floor and the rounded reference need separate pools. Plain data: can be saved as bytes.
 //
 // The bias is a ratio of sums, b = sum S / sum D (BiasSums), because elements near zero would dominate a mean
 // of per-element ratios. With the sums S_g and D_g of G clusters g, the error of b is to first order
 //   b - E b = sum_g e_g / sum D,   e_g = S_g - b D_g,
 // where the clusters are independent and the e_g sum to zero by the choice of b. Hence
 //   var b = G / (G - 1) * sum_g e_g^2 / (sum D)^2,   z = b / sqrt(var b),
-// and z has about Student's distribution with G - 1 degrees of freedom if there is no bias. The rows of one
-// slice share keys and values. If they were treated as independent, |z| of a rounded reference would be in
-// the hundreds.
+// and z has about Student's distribution with G - 1 degrees of freedom if there is no bias. Rows of one slice
+// share keys and values: if they counted as independent, |z| of a rounded reference would be in the hundreds.
 //
 // A single cluster must not decide: in a run that diverges, one slice can have a million times the gradient
 // of all others. So the weight D_g of a cluster is limited to kMostWeight times the median weight (S_g is
@@ -202,8 +198,7 @@ class BiasPool {
   // Adds the sums of one slice; ignores sums that are empty or not finite.
   void add(const BiasCluster& cluster, const BiasSums& sums);
 
-  // Returns the pooled bias, or nothing while the pool is empty.
-  std::optional<Bias> bias() const;
+  std::optional<Bias> bias() const;  // the pooled bias; nothing while the pool is empty
 
  private:
   struct Entry {

@@ -1,7 +1,6 @@
-// Defines the reference (attention in fp64) to the bit, one element at a time. reference.cpp, the fast
-// implementation, must give the same bits; it also uses the functions of this file that convert a row's sums
-// to results. The `given` out and log_sum_exp are the trainer's. They belong to more keys than the slice has
-// if the trainer splits the keys over several calls (context parallelism).
+// Defines the reference (attention in fp64) to the bit, one element at a time; reference.cpp must give the
+// same bits. Also converts a row's sums to results, for both files. The given out and log_sum_exp are the
+// trainer's; they cover more keys than the slice has if the keys are split over calls (context parallelism).
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -28,8 +27,7 @@ double score_of(const AttentionSlice& slice, int row, int key) {
   return masked_score(slice, row, key, sum);
 }
 
-// Updates max, second (the second largest score) and min (the smallest above -Inf) of a row. A NaN score does
-// not change them; it reaches the other sums through its weight.
+// Updates the two largest scores and the smallest above -Inf. NaN reaches only the sums, through its weight.
 void observe(double score, RowSums* sums) {
   const double lower = score > sums->max ? sums->max : score;
   sums->second = lower > sums->second ? lower : sums->second;
@@ -38,12 +36,10 @@ void observe(double score, RowSums* sums) {
   sums->min = visible < sums->min ? visible : sums->min;
 }
 
-// Makes -Inf finite. exp() is 0 all the same, and products with 0 stay 0 instead of NaN.
-double clamped(double x) { return x < kExpArgumentMin ? kExpArgumentMin : x; }
+double clamped(double x) { return x < kExpArgumentMin ? kExpArgumentMin : x; }  // so that 0 * x is not NaN
 
-// Rescales the sums of a row from the old maximum to the new one, sums->max: with change = old - new,
-// `weighted`, the sum of weight * (score - max), becomes exp(change) * (weighted + change * sum). shift_of()
-// is the maximum, or 0 if the row has seen no key.
+// Rescales the sums from the old maximum to the new one: with change = old - new, weighted (the sum of weight
+// * (score - max)) becomes exp(change) * (weighted + change * sum). shift_of(): the maximum; 0 without keys.
 void rescale(double old_max, RowSums* sums, double* out, int value_dim) {
   const double change = clamped(old_max - shift_of(sums->max));
   const double factor = exp_nonpositive(change);
@@ -82,8 +78,7 @@ void forward_row(const AttentionSlice& slice, int row, double* scores, Reference
 }
 
 // Computes the gradient of the row's query: the sum over the keys of weight * (grad_weight - delta) * key,
-// with grad_weight = grad_out * value and delta = grad_out * out. With key_sum, the sum of weight * key,
-// finish_gradient() can replace delta by another number.
+// with grad_weight = grad_out * value, delta = grad_out * out. key_sum (weight * key) later changes delta.
 void backward_row(const AttentionSlice& slice, int row, double* scratch, Reference* result) {
   double *grad = scratch, *key_sum = scratch + slice.head_dim;
   std::fill_n(scratch, 2 * slice.head_dim, 0.0);
@@ -157,8 +152,7 @@ void prepare_backward(const AttentionSlice& slice, int row, Reference* result) {
   result->partial[row] = 0;
   if (slice.log_sum_exp == nullptr) return;
   const double given = load_as_double(slice.log_sum_exp, slice.log_sum_exp_dtype, row);
-  // `share` is the sum of exp(score - given). If the reference's log_sum_exp is far above the given one, it
-  // overflows to Inf; judgement.cpp does not compare the row with fused attention then.
+  // If log_sum_exp is far above the given one, share overflows to Inf; the row is then not compared to fused.
   result->share[row] = exp_of_any_sign(result->log_sum_exp[row] - given);
   result->partial[row] = is_above(given, result->log_sum_exp[row], result->logit_abs_max[row]);
 }

@@ -4,13 +4,10 @@
 // after clipping are never reported. If a tensor is clipped by value, its later norms are not used.
 //
 // If the training computes no norms, the core computes the norms from the values of the gradients in sampled
-// steps. It does so only if nothing but backward passes and the averaging over ranks has written the
-// gradients.
+// steps, provided that only backward passes and the averaging over ranks have written the gradients.
 //
-// Terms of dispatch.h: a boxed hook gets the arguments of an operation on a stack, from which peek() reads
-// one. kBelow are the dispatch keys after the hooks; with them a hook calls the operation itself.
-// reaches_kernel() is false for fake and traced tensors. A TryGuard is a lock that never waits; is_mine: this
-// thread got the lock.
+// Terms of dispatch.h: a boxed hook has the arguments on a stack, from which peek() reads one. With the keys
+// kBelow it calls the hooked operation. A TryGuard is a lock that never waits (is_mine: this thread has it).
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_GRADIENTS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_GRADIENTS_H_
 
@@ -36,8 +33,7 @@ namespace foreshock::adapter {
 inline constexpr size_t kMostMarks = 65536;
 
 // Notes the norms that the training has computed since the last backward pass began (TrainingClock::epoch()
-// changes then). Any thread. A call is dropped if another thread holds the object; match() then returns
-// kSome.
+// changed). Any thread; if another thread holds the object, a call is dropped, and match() returns kSome.
 class GradientNorms {
  public:
   // Notes one norm. Only the first norm of a tensor after a backward pass is used, since later ones may be
@@ -52,8 +48,7 @@ class GradientNorms {
   void note_clipped(const at::Tensor& tensor) noexcept { add(tensor, {.is_norm = false}); }
 
   // A gradient scaler multiplies these gradients by `inverse_scale` after their norms were computed, so the
-  // norms are multiplied too. A norm becomes unknown if it is on a device, or if `inverse_scale` is empty
-  // because the scale is on a device.
+  // norms are multiplied too. A norm on a device becomes unknown; all do if the scale is on a device (empty).
   void unscale(const c10::List<at::Tensor>& tensors, const std::optional<double>& inverse_scale) noexcept {
     const TryGuard turn(busy_);
     if (!owns(turn)) return;
@@ -182,7 +177,7 @@ class GradientNorms {
   std::vector<Row> rows_;
   bool sorted_ = true;
   uint64_t epoch_ = 0;                                             // TrainingClock::epoch() of the rows
-  std::atomic<bool> is_incomplete_{false}, is_table_full_{false};  // a note is missing; for lack of space
+  std::atomic<bool> is_incomplete_{false}, is_table_full_{false};  // a note is missing; due to kMostMarks
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
 };
 
@@ -206,8 +201,7 @@ class NormHook final : public c10::OperatorKernel {
     if (!reaches_kernel(below) || in_backward_pass() || in_list ||
         !peek(*stack, arguments_, dimension_).isNone())
       return op.redispatchBoxed(below, stack);
-    // A copy, since the operation pops its arguments. `order` is not used after the operation.
-    const c10::IValue self = peek(*stack, arguments_, self_);
+    const c10::IValue self = peek(*stack, arguments_, self_);  // a copy: the operation pops its arguments
     const c10::IValue& order = peek(*stack, arguments_, order_);
     const bool euclidean =
         (order.isInt() && order.toInt() == 2) || (order.isDouble() && order.toDouble() == 2);
@@ -249,8 +243,7 @@ class NormHook final : public c10::OperatorKernel {
   const int arguments_, self_, order_, dimension_;  // number of arguments; positions of three of them
 };
 
-// Hooks _amp_foreach_non_finite_check_and_unscale_, which multiplies gradients in place by the inverse scale
-// of a gradient scaler, and sets found_inf if one of them is not finite.
+// Hooks _amp_foreach_non_finite_check_and_unscale_: a gradient scaler divides the gradients by its scale.
 class UnscaleHook final : public c10::OperatorKernel {
  public:
   explicit UnscaleHook(const c10::FunctionSchema& schema)
@@ -445,8 +438,7 @@ class GradientReport {
     return true;
   }
 
-  // Time spent inside the core so far, in ns. Callers subtract it from their own time, since the core itself
-  // charges it.
+  // Time spent inside the core so far, in ns. Callers subtract it from their time, as the core charges it.
   uint64_t core_ns() const noexcept { return core_ns_.load(std::memory_order_relaxed); }
 
   // Call it after the step. Remembers the version with which a gradient that is kept over steps (zeroed, not
@@ -519,8 +511,7 @@ class GradientReport {
   }
 
   // Whether the last backward pass alone has left all gradients and nothing has written them since. After
-  // several passes in a step this happens if the optimizer calls its closure several times (LBFGS): each
-  // evaluation first drops the gradients.
+  // several passes this is so if the optimizer calls a closure that first drops the gradients (LBFGS).
   bool are_new() const noexcept {
     return std::ranges::all_of(tensors_, [](const c10::TensorImpl* gradient) {
       return gradient->version_counter().current_version() == 0 && engine_gradients().has(*gradient);

@@ -44,8 +44,7 @@ namespace foreshock::adapter {
 // The handle that hook.h uses for CUDA's legacy default stream. The CUDA runtime uses null for this stream.
 inline constexpr uintptr_t kLegacyStream = 1;
 
-// Reads the handle of the current CUDA stream from torch's device guard. Returns false if the guard has no
-// function for it (torch 2.6) or the function throws.
+// Reads the handle of the current CUDA stream from torch's device guard. False: the guard cannot (torch 2.6).
 template <typename Guard>
 bool stream_of_guard(const Guard& guard, c10::Device device, void** handle) noexcept try {
   if constexpr (requires(const Guard& g, c10::Stream s) { g.getStreamNativeHandle(s); }) {
@@ -105,8 +104,7 @@ inline uint32_t dtype_of(const at::Tensor& tensor) {
   return type == at::kBool ? FORESHOCK_BOOL : FORESHOCK_DTYPE_NONE;
 }
 
-// Every floating format of one byte is an fp8 format.
-inline bool is_fp8(const at::Tensor& tensor) {
+inline bool is_fp8(const at::Tensor& tensor) {  // all floating formats of one byte are fp8 formats
   return tensor.is_floating_point() && tensor.element_size() == 1;
 }
 
@@ -197,8 +195,7 @@ inline const void* weight_of(const torch::autograd::Node& product) {
   return product.num_outputs() <= weight ? nullptr : leaf_behind(product.next_edge(weight).function.get());
 }
 
-// A breadth-first walk over the history of a tensor. next() returns each added node once; null after the last
-// one. Of the added nodes only the first kMaxNodes are kept.
+// A breadth-first walk over the history of a tensor, each node once. next() is null after at most kMaxNodes.
 class HistoryWalk {
  public:
   explicit HistoryWalk(const torch::autograd::Node* first) { add(first); }
