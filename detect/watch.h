@@ -28,7 +28,7 @@ namespace foreshock {
 // A period in which one series of a detector was above level quiet.
 struct Episode {
   DetectorId detector;
-  std::string place, layer;    // label of the layer or name of the tensor of the series; label of its layer
+  std::string place, layer;    // name of the series (a layer's label or a tensor's name); its layer's label
   Level most = Level::kWatch;  // highest level during the episode
   int64_t since_step = 0;      // first step
   int64_t warn_step = -1;      // first step at which it warned; -1: not yet
@@ -41,11 +41,9 @@ class Precursors {
   static constexpr size_t kMost = 128;      // episodes kept; the oldest one that is over is dropped first
   static constexpr size_t kMostNamed = 16;  // episodes that before() returns at most
   static constexpr int64_t kHorizon = 256;  // steps from the end of an episode to the onset, at most
-
   // Records that the level of a series has changed to `level` at `step`.
   void note(DetectorId detector, const std::string& place, const std::string& layer, Level level,
             int64_t step);
-
   // Returns the episodes that began before step `onset` and either lasted until `onset` or ended at most
   // kHorizon steps before `onset`. Those that warned come first, the others after them; both by first step.
   std::vector<Episode> before(int64_t onset) const;

@@ -422,7 +422,6 @@ class RecordFile {
   ~RecordFile();
   RecordFile(const RecordFile&) = delete;
   RecordFile& operator=(const RecordFile&) = delete;
-
   // A partly written line is removed from a regular file, so that a later call can write the whole line. In a
   // pipe or device its written part stays and is counted in `bytes`; the later call must pass the rest.
   struct Appended {

@@ -154,10 +154,8 @@ class CudaGraphCounter {
 class KernelCounter {
  public:
   using Finder = bool (*)(cupti::Library* found);
-
   // Counts in `steps` steps (0: in no step), after kWarmUpSteps steps. `find` finds CUPTI; null: unavailable.
   void start(uint64_t steps, Finder find);
-
   // Called at the end of every step, by one thread at a time. `calls` are the attention calls so far;
   // `calls_in_graphs` of them ran in CUDA graphs. Stores its state and results in `coverage`.
   void end_step(const PassCalls& calls, uint64_t calls_in_graphs, segment::Coverage* coverage);

@@ -7,7 +7,8 @@
 // steps, provided that only backward passes and the averaging over ranks have written the gradients.
 //
 // Terms of dispatch.h: a boxed hook has the arguments on a stack, from which peek() reads one. With the keys
-// kBelow it calls the hooked operation. A TryGuard is a lock that never waits (is_mine: this thread has it).
+// kBelow it calls the hooked operation. reaches_kernel(): the operation works on real data. A TryGuard is a
+// lock that never waits (is_mine: this thread has it).
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_GRADIENTS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_GRADIENTS_H_
 
@@ -48,7 +49,8 @@ class GradientNorms {
   void note_clipped(const at::Tensor& tensor) noexcept { add(tensor, {.is_norm = false}); }
 
   // A gradient scaler multiplies these gradients by `inverse_scale` after their norms were computed, so the
-  // norms are multiplied too. A norm on a device becomes unknown; all do if the scale is on a device (empty).
+  // norms are multiplied too. A norm on a device becomes unknown. If `inverse_scale` is empty, because the
+  // scale is on a device, all norms become unknown.
   void unscale(const c10::List<at::Tensor>& tensors, const std::optional<double>& inverse_scale) noexcept {
     const TryGuard turn(busy_);
     if (!owns(turn)) return;
@@ -87,8 +89,8 @@ class GradientNorms {
 
   // Whether the training may have clipped copies of the gradients. It may if a norm was noted for a tensor
   // that is not a parameter and has as many elements as one gradient, or as all gradients together.
-  // `parameters` must be sorted. Call it if match() found no norm of the gradients themselves.
-  // Returns true also if another thread holds the object.
+  // `parameters` must be sorted. Call it if match() found no norm of the gradients themselves. Also true if
+  // another thread holds the object.
   bool may_be_of_copies(const std::vector<const c10::TensorImpl*>& gradients,
                         const std::vector<StorageRange>& parameters) {
     const TryGuard turn(busy_);
