@@ -25,6 +25,7 @@ std::vector<int64_t> heads_of_columns(const segment::Slot& slot) {
   return heads;
 }
 
+// Sets a Wasserstein distance and its certified bounds. Without a distance they stay unknown.
 void set_distance(const std::optional<Wasserstein>& distance, std::optional<double>* value,
                   std::optional<double>* low, std::optional<double>* high) {
   if (!distance) return;

@@ -379,7 +379,7 @@ bool split(uint64_t capacity, SlicePlan* plan) {
   if (slot_bytes(slot, slot.keys, true) <= capacity) return true;
   plan->first_keys = keys_within(slot, capacity, true);
   plan->other_keys = keys_within(slot, capacity, false);
-  if (plan->first_keys == 0) return false;
+  if (plan->first_keys == 0) return false;  // other_keys is at least as large, so it is not 0 below
   plan->slots += (slot.keys - plan->first_keys + plan->other_keys - 1) / plan->other_keys;
   return true;
 }

@@ -91,10 +91,8 @@ class CudaGraphCounter {
   // Called at the end of every step. Drops recordings whose end was not seen for kLongestSteps steps.
   void end_step();
 
-  uint64_t calls_in_graphs() const;  // the calls of both passes in launched graphs so far
-
+  uint64_t calls_in_graphs() const;               // the calls of both passes in launched graphs so far
   void store(segment::Coverage* coverage) const;  // stores the totals of the process into the segment
-
   void forget();  // clears all counts; called in a forked child process that trains
 
  private:

@@ -33,7 +33,6 @@ class LayerTable {
 
   void forget_names();  // forgets all identities. The layers stay, and parameters may be named again.
   int find(const void* identity) const;  // returns the layer of a parameter, or -1 if unknown
-
   bool has_names() const { return named_.load(std::memory_order_relaxed) > 0; }
   // add_gradient() adds the sum of squares of one parameter's gradient to its layer's sum for the present
   // step, add_gradient_of() to the sum of `layer` (-1: no layer). begin_gradients() discards these sums.

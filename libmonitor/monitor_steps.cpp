@@ -36,7 +36,7 @@ bool Monitor::step_is_sampled() {
   if ((hot & kHotArmed) == 0 || (hot & kHotPaused) != 0) return false;
   if ((hot & kHotTickPending) == 0) return (hot & kHotSampledStep) != 0;
   // No forward call has come since the last step, for example because no hook sees the attention. So
-  // begin_step() has not decided, and the budget is checked here. A grant pays for the first look.
+  // begin_step() has not decided, and the budget is checked here. The first look has a grant of its own.
   TryLock lock(clock_busy_);
   return lock && is_due(ending_step()) &&
          (samples_without_limit() || first_look_.is_open() || budget_.allows());
@@ -68,7 +68,7 @@ void Monitor::end_step(const foreshock_step& step) {
   record.step = is_known ? step.step : std::max<int64_t>(expected, 1);
   record.time_ns = realtime_ns();
   record.duration_ns = begin - last_tick_ns_;
-  record.given = step.given & ~uint32_t{FORESHOCK_GIVEN_LOSS};
+  record.given = step.given & ~uint32_t{FORESHOCK_GIVEN_LOSS};  // set below if loss_ has a loss
   record.learning_rate = step.learning_rate;
   record.gradient_norm = step.gradient_norm;
   record.batch_id = step.batch_id;

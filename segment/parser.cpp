@@ -35,6 +35,7 @@ constexpr Expected kExpected[] = {
 constexpr uint64_t kMostSlot = uint64_t{1} << 34;
 // Largest ring of tensors, in bytes. A tensor record may fill the ring, and is read as a whole.
 constexpr uint64_t kMostTensors = uint64_t{64} << 20;
+constexpr uint32_t kMaxHeadDim = 4096;  // the trainer's library samples no call with a larger head dimension
 
 // Storage formats, with the numbers of hook.h; 0: the tensor is absent.
 constexpr uint32_t kFp64 = 1, kFp32 = 2, kBf16 = 3, kFp16 = 4, kBool = 5;
@@ -89,7 +90,8 @@ const char* check_dimensions(const Slot& slot) {
   if (slot.rows == 0 || slot.rows > kRowsPerSlice) return "rows out of range";
   if (slot.keys == 0) return "keys out of range";
   if (slot.keys > kMostSliceKeys) return "more keys than a slice may have";
-  if (slot.head_dim == 0 || slot.head_dim > 4096 || slot.value_dim == 0 || slot.value_dim > 4096)
+  if (slot.head_dim == 0 || slot.head_dim > kMaxHeadDim || slot.value_dim == 0 ||
+      slot.value_dim > kMaxHeadDim)
     return "head dimension out of range";
   if (slot.packed > kPackedBottomRight || (slot.packed != kNotPacked && slot.mask_dtype != 0))
     return "unknown kind of packing";
