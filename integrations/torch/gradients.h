@@ -493,7 +493,7 @@ class GradientReport {
 
   // Whether only backward passes, and the `copies` of the averaging over ranks, have written the gradients
   // since the last step. If so, n passes give a new gradient (created by the first of them) the version
-  // n - 1 + copies. They add 1 (zeroing) + n + copies to the version of a gradient kept over the step. If the
+  // n - 1 + copies; the version of a gradient kept over the step grows by 1 (zeroing) + n + copies. If the
   // gradient with the lowest version has neither of these versions, the training has clipped in a way that no
   // hook saw. A gradient with the version of a new one must also have been left by a backward pass, not
   // assigned by the training. The unscaling by a gradient scaler does not count, since torch increments no
