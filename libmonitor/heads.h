@@ -75,8 +75,8 @@ inline constexpr uint64_t kMostHeadBytes = 512 << 10;  // of the rows of one wei
 // evenly spaced kv-heads as fit into kMostHeadBytes, but at least one. `dtype`: format of the weight.
 size_t head_payload_bytes(const Projection& projection, const HeadGeometry& heads, uint32_t dtype);
 
-// Writes a payload to `target`, which is aligned to 8 bytes: a segment::TensorHeads, the indices of the kv-heads,
-// and their rows. `values`: the whole weight, with any strides and 2 or 4 bytes per element.
+// Writes a payload to `target`, which is aligned to 8 bytes: a segment::TensorHeads, the indices of the
+// kv-heads, and their rows. `values`: the whole weight, with any strides and 2 or 4 bytes per element.
 void copy_heads(const Projection& projection, const HeadGeometry& heads, const foreshock_tensor& values,
                 char* target);
 
