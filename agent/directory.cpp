@@ -144,10 +144,10 @@ int Directory::open_file(const std::string& name, int flags) const {
   const int file = ::openat(descriptor_, name.c_str(), flags | kCareful, 0600);
   if (file < 0) return -1;
   struct stat status = {};
-  const bool trusted_directory = owner_ == 0 || owner_ == geteuid();
+  const bool is_trusted_directory = owner_ == 0 || owner_ == geteuid();  // its files may belong to anyone
   // A file with a second link may be one that the hostile user cannot open himself, and has linked here.
   if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink <= 1 &&
-      (status.st_uid == owner_ || status.st_uid == geteuid() || trusted_directory))
+      (status.st_uid == owner_ || status.st_uid == geteuid() || is_trusted_directory))
     return file;
   close(file);
   errno = EPERM;

@@ -66,9 +66,8 @@ struct JudgedColumns {
 
 // Returns the reason to flag a slice, or nothing for an ordinary slice.
 //  nonfinite           the slice has NaN or Inf where the reference is finite
-//  deviation_ratio     the slice's error, divided by that of a correct kernel, exceeds the limit by far; or
-//  it
-//                      exceeds the limit, and so do others of the layer's last 64 slices (one may by chance)
+//  deviation_ratio     the slice's error, divided by that of a correct kernel, exceeds the limit by far, or
+//                      exceeds the limit like others of the layer's last 64 ratios (one may by chance)
 //  bias                the layer has a bias alarm or (forward) the bias detector warns, and the slice's own
 //                      bias is beyond the limit with the same sign
 //  output_error_drift  backward: the detector with this name warns; out differs from the rounded reference

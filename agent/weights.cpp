@@ -1,6 +1,6 @@
 // Joins the parts of weight tensors that the ranks of a node report into snapshots (a tensor at one step),
 // and pools the spectra (singular values) of changes of attention heads. Ranks are read one after the other,
-// so records of one step arrive at different times.
+// so records of one step arrive at different times; a snapshot is pending until all its parts have arrived.
 #include "agent/weights.h"
 
 #include <algorithm>
@@ -60,7 +60,7 @@ TensorPart part_of(const segment::TensorRecord& record) {
   return part;
 }
 
-// Whether this is snapshot 1 (the first) of its tensor in this process, in the run's first interval.
+// Whether the record is the first of its tensor in its process (snapshot 1), in the run's first interval.
 bool is_at_start_of_run(const segment::TensorRecord& record) {
   return record.snapshot == 1 && static_cast<uint64_t>(record.step) <= record.interval;
 }
@@ -139,7 +139,7 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   *why = nullptr;
   begin_attempt(record, identity);
   const RollbackWatch::Verdict verdict = rollback_.take(record, identity.rank);
-  if (verdict == RollbackWatch::Verdict::kStale) {
+  if (verdict == RollbackWatch::Verdict::kStale) {  // the record is from before a rollback of the run
     ++dropped_;
     return {};
   }
@@ -147,8 +147,8 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   if (verdict == RollbackWatch::Verdict::kWentBack) restart(!is_at_start_of_run(record));
   ranks_here_ = ranks_here;
   reached_[identity.rank] = record.step;
-  series_.expect_none_before(passed());  // here too, since the function may return before the call at its end
-  const std::vector<int32_t> odd = replicas_.add(record, identity, ranks_here);  // ranks that differ
+  series_.expect_none_before(passed());  // here too, since this function may return before its last lines
+  const std::vector<int32_t> odd = replicas_.add(record, identity, ranks_here);  // differ from replicas
   const TensorKey key = key_of(record, identity);
   const auto found = known_.find(key);
   std::vector<TensorSnapshot> done;
@@ -205,7 +205,7 @@ void Weights::restart(bool keeps_initial) {
   waiting_.clear();
   pending_bytes_ = 0;
   reached_.clear();
-  expected_ = std::numeric_limits<size_t>::max();
+  expected_ = std::numeric_limits<size_t>::max();  // all ranks of the node
   series_.restart(keeps_initial);
   replicas_.restart();
   optimizer_ = {};
@@ -356,8 +356,8 @@ void Weights::make_room(std::vector<TensorSnapshot>* done) {
   }
 }
 
-// Stores the latest statistics of each tensor. A tensor without statistics for three intervals is dropped: it
-// no longer exists, because the trainer now divides the model into other tensors.
+// Stores the latest optimizer statistics of each tensor. Once per interval, drops tensors without statistics
+// for three intervals: they no longer exist, because the trainer now divides the model into other tensors.
 void Weights::take_optimizer(const TensorSnapshot& snapshot) {
   if (!snapshot.optimizer) return;
   optimizer_.take(snapshot.key, static_cast<uint32_t>(snapshot.shape.size()), snapshot.step,

@@ -59,7 +59,8 @@ constexpr off_t kSpareBytes = 256 << 10;  // a summary has about 3 KiB for each 
 
 bool is_stop_signal(int signal) { return signal == SIGTERM || signal == SIGINT || signal == SIGHUP; }
 
-// Creates a file (a service's group may write it) and allocates its space. Returns 0 or an errno.
+// Creates a file and allocates its space. In a directory shared with a service (an agent of several runs),
+// its group may write the file. Returns 0 or an errno.
 int create_reserved(const std::string& path, off_t bytes) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return errno;
@@ -94,7 +95,8 @@ std::string AgentAddress::url() const {
   return is_service && !run.empty() ? page + "#run=" + percent_encoded(run) : page;
 }
 
-// If agent.json has no pid namespace, a service counts as elsewhere, and an agent of a single run as here.
+// Whether the agent is in another pid namespace, where `pid` is another process. If agent.json has no pid
+// namespace, a service is taken to be in another one, and an agent of a single run in this one.
 bool AgentAddress::is_elsewhere() const {
   return pid_namespace != 0 ? pid_namespace != foreshock::pid_namespace() : is_service;
 }
@@ -173,8 +175,8 @@ void AgentKeeper::tick() {
     return;
   }
   if (steady_clock::now() < next_start_) return;
-  // A launcher may probe agent.lock only while it holds agent.start, because the probe takes agent.lock for a
-  // moment. An agent that starts in that moment could not take it.
+  // is_locked() takes agent.lock for a moment, in which an agent that starts could not take it. So this
+  // launcher holds agent.start, without which no other launcher starts an agent.
   if (!start_lock_.try_lock(directory_ + "/agent.start", LOCK_EX)) return;
   if (is_locked(directory_ + "/agent.lock")) {
     failures_ = 0;  // another launcher's agent follows the run

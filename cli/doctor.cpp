@@ -65,7 +65,7 @@ Check check_base(const BaseDirectory& base) {
 
 Check check_preload(const Installation& installation, const Arguments& arguments, const std::string& base) {
   const std::vector<std::string> environment =
-      command_environment(installation, arguments, {base, "doctor", ""});
+      command_environment(installation, arguments, {base, /*run_id=*/"doctor", /*adapters=*/""});
   const std::string problem = preload_problem(environment, installation.library);
   return {problem.empty(), "preload", problem.empty() ? "libforeshock.so loads into /bin/true" : problem};
 }

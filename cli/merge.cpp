@@ -1,6 +1,7 @@
 // foreshock merge combines the records (JSON lines) of the nodes of a run in the order of steps. TensorShares
-// checks that all parts of each weight tensor are there; TensorMerger combines the lines of the parts. When
-// the run goes back to an earlier step, a new generation begins. A line's subject is its tensor or its rank.
+// checks that the records have all parts of each weight tensor; TensorMerger combines the lines of the parts.
+// When the run goes back to an earlier step, a new generation begins. The subject of a line is its tensor or
+// its model, else its rank.
 #include "cli/merge.h"
 
 #include <algorithm>
@@ -79,7 +80,7 @@ class Merge {
   void print_totals(const Output& output) const;
 
  private:
-  // Lines of one generation, step, kind and subject: of all nodes on one tensor or model, else of one rank.
+  // Lines with the same generation, step, kind and subject; on tensors and models, lines of several nodes.
   using Lines = std::vector<IndexedLine>;
   std::string write_tensor(Lines::const_iterator begin, Lines::const_iterator end, Output* output);
   void write_model(Lines::const_iterator begin, Lines::const_iterator end, Output* output);
@@ -346,8 +347,8 @@ std::string TensorMerger::combine(const std::vector<const NodeLine*>& parts, Ten
 }
 
 // Sets the distances from the previous and the first snapshot of the tensor, and the lines in models_.
-// `initial_step`: the step of the first snapshot according to the agents. If series_ has kept a snapshot of
-// another step as the first, drops it, and the distance from the first snapshot stays unknown.
+// `initial_step`: the step of the first snapshot according to the agents. If the first one that series_ keeps
+// is of another step, drops it, and the distance from the first snapshot stays unknown.
 void TensorMerger::follow(std::optional<int64_t> initial_step, TensorSnapshot* snapshot) {
   if (generation_begins_) {
     // A generation that starts with the run has its first snapshot within the first interval of steps.

@@ -131,7 +131,7 @@ std::string RecordIndex::add(const std::string& path, const Visitor& visit) {
   paths_.push_back(path);
   std::vector<Part>& parts = parts_.emplace_back();
   uint64_t begin = 0;
-  if (has_older_part(path)) {  // with --record-size, the agent keeps a record in two files
+  if (has_older_part(path)) {  // with --record-size, a record has two files; offsets count through both
     begin = std::filesystem::file_size(older_part(path), ignored);
     parts.push_back({std::ifstream(older_part(path), std::ios::binary), 0, 0});
   }

@@ -204,8 +204,8 @@ std::vector<std::string> script_command(const std::string& script, const std::st
 constexpr int kListTimeoutMs = 20000;
 
 // Reads the line `libtorch_cpu.so => /opt/libtorch/lib/libtorch_cpu.so (0x...)` of the dynamic linker's list
-// and sets `*library` to the path; "" if the line has `=> not found`. Returns false if there is no such line:
-// the program is not linked with LibTorch.
+// and sets `*library` to the path; "" if the line has `=> not found`. A line without `=>` begins with the
+// path. Returns false if no line names libtorch_cpu.so: the program is not linked with LibTorch.
 bool read_list(const std::string& list, std::string* library) {
   std::istringstream lines(list);
   for (std::string line; std::getline(lines, line);) {

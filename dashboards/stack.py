@@ -54,7 +54,7 @@ def end_with_signals() -> None:
 
 @contextlib.contextmanager
 def held_signals():
-    """Delays signals until the end of the block. There, the caller starts a process and assigns it to a variable.
+    """Delays signals until the end of the block, in which the caller starts a process and assigns it to a variable.
     Without the delay, a signal between start and assignment would end this program but not the process."""
     received: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (*END_SIGNALS, signal.SIGINT)}
@@ -213,8 +213,8 @@ def query(prometheus_port: int, expression: str) -> list[dict]:
 
 
 def is_silent(port: int) -> bool:
-    """Whether no alert has fired since the start, all rules were evaluated without failure, and the recording rule
-    run:foreshock_step:max found a run. `port`: Prometheus's. [1d] in a query covers the whole time since the start."""
+    """Whether no alert has fired since the start, all rules were evaluated without failure, and at least one evaluation
+    of the recording rule run:foreshock_step:max found a run. `port`: Prometheus's. [1d]: all time since the start."""
     steps_seen = query(port, "count_over_time(run:foreshock_step:max[1d])")
     evaluations = int(sum(float(each["value"][1]) for each in steps_seen))
     failure_count = query(port, "sum(prometheus_rule_evaluation_failures_total)")

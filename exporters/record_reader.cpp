@@ -134,7 +134,7 @@ std::optional<RecordLine> parse_record_line(std::string_view text, std::string* 
   return complain("a type that this foreshock does not know; use a newer one");
 }
 
-bool has_older_part(const std::string& path) {
+bool has_older_part(const std::string& path) {  // only a file that begins like a record counts as one
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(older_part(path), ignored)) return false;
   std::ifstream file(older_part(path), std::ios::binary);
@@ -179,7 +179,7 @@ bool RecordReader::read_line(std::string_view* text, bool* whole) {
   file_.getline(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
   const auto read = static_cast<size_t>(file_.gcount());
   *whole = !file_.eof();
-  offset_ = read_;  // where the line begins; read_: bytes of the file read so far
+  offset_ = read_;  // where the line begins; read_: bytes read so far, of both parts
   read_ += read;
   if (read == 0 && !*whole) {  // the file has ended; if it was the older part, the newer part follows
     if (!newer_part_.is_open()) return false;

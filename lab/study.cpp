@@ -1,5 +1,6 @@
 // Defines the sweeps of `foreshock lab`, and writes their results as JSON, page and table. A sweep measures a
-// list of points. A point has one value for each axis: an algorithm, a number format, an input, a size, ...
+// list of points. A point has one value for each axis: algorithm (see algorithm.cpp), number format, and so
+// on.
 #include "lab/study.h"
 
 #include <algorithm>
@@ -32,7 +33,7 @@ std::vector<Point> vary(std::vector<Point> base, Value Point::*axis, const Value
 using Names = std::vector<const char*>;
 
 // fig3 to fig6 repeat figures of arXiv 2405.02803. The paper reports that flash attention deviates ten times
-// more than plain attention. This needs inputs from U(0,1).
+// more than plain attention. Only inputs from U(0,1) show this.
 std::vector<Point> uniform_base() {
   Point point;
   point.input = "uniform";
@@ -84,7 +85,7 @@ std::vector<Point> fig6_points() {
   return points;
 }
 
-// Inputs "ties:T:GAP" (inputs.h): T scores of each row share the maximum, or all but one are less by GAP.
+// Inputs (inputs.h): "ties:T": T scores of each row share the maximum; "ties:T:GAP": T - 1 are less by GAP.
 std::vector<Point> ties_points() {
   Point base;
   base.n = base.block_k = 512;
@@ -226,7 +227,7 @@ std::vector<std::pair<std::string, std::string>> versions() {
 
 namespace {
 
-std::string shortest(double x) {
+std::string as_text(double x) {
   char text[32];
   std::snprintf(text, sizeof text, "%g", x);
   return text;
@@ -250,7 +251,7 @@ Axes axes_of(const Point& p) {
           {"block_k", std::to_string(p.block_k)},
           {"splits", std::to_string(p.splits)},
           {"key_order", p.reverse ? "reverse" : "forward"},
-          {"scale", shortest(p.scale)},
+          {"scale", as_text(p.scale)},
           {"pass", p.backward ? "backward" : "forward"},
           {"delta", p.delta},
           {"reference", p.reference},
@@ -283,7 +284,7 @@ ordered_json to_json(const Measurement& m) {
   point["std_abs"] = to_json(m.std_abs);
   point["relative_l2"] = to_json(m.relative_l2);
   point["bias_ulp"] = to_json(m.bias_ulp);
-  // One figure for all seeds: z is the mean over its standard error between seeds.
+  // One figure for all seeds: the mean bias divided by its standard error over the seeds.
   point["bias_z"] = {{"mean", number(m.bias_z)}, {"low", nullptr}, {"high", nullptr}};
   point["ratio_to_plain"] = to_json(m.ratio_to_plain);
   point["max_ratio_to_plain"] = to_json(m.max_ratio_to_plain);
@@ -294,7 +295,7 @@ ordered_json to_json(const Measurement& m) {
   return point;
 }
 
-ordered_json whole(const Study& study) {
+ordered_json study_json(const Study& study) {
   ordered_json root{{"schema", 1},
                     {"versions", ordered_json::object()},
                     {"points", ordered_json::array()},
@@ -339,7 +340,7 @@ size_t width_of(const std::string& text) {
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
-std::string written(const char* format, double x) {  // `format`: a printf format
+std::string formatted(const char* format, double x) {  // `format`: a printf format
   if (!std::isfinite(x)) return "-";
   char text[32];
   std::snprintf(text, sizeof text, format, x);
@@ -349,7 +350,7 @@ std::string written(const char* format, double x) {  // `format`: a printf forma
 // Half the width of the 95 % confidence interval over the seeds, as a percentage of the mean: " ±3%".
 std::string spread(const Interval& interval) {
   const double half = (interval.high - interval.low) / 2;
-  return interval.mean == 0 ? "" : written(" ±%.0f%%", 100 * half / std::fabs(interval.mean));
+  return interval.mean == 0 ? "" : formatted(" ±%.0f%%", 100 * half / std::fabs(interval.mean));
 }
 
 // Whether the table shows a measurement. If the sweep names a tensor, only that tensor is shown; else all
@@ -366,7 +367,7 @@ std::vector<Measurement> shown(const SweepResult& result) {
   return measurements;
 }
 
-// Names of the axes that vary among the measurements, and always "algorithm".
+// Names of the axes that vary among the measurements. "algorithm" is always included.
 std::set<std::string> varying_axes_of(const std::vector<Measurement>& measurements) {
   std::set<std::string> names;
   const Axes first = axes_of(measurements.front().point);
@@ -381,14 +382,14 @@ std::set<std::string> varying_axes_of(const std::vector<Measurement>& measuremen
 
 Row figures(const Measurement& m) {
   return {m.tensor,
-          written("%.2e", m.max_abs.mean) + spread(m.max_abs),
-          written("%.2e", m.mean_abs.mean),
-          written("%.1e", m.std_abs.mean),
-          written("%.2e", m.relative_l2.mean) + spread(m.relative_l2),
-          written("%+.3f", m.bias_ulp.mean),
-          written("%+.0f", m.bias_z),
-          written("%.2f", m.ratio_to_plain.mean),
-          written("%.2f", m.max_ratio_to_plain.mean)};
+          formatted("%.2e", m.max_abs.mean) + spread(m.max_abs),
+          formatted("%.2e", m.mean_abs.mean),
+          formatted("%.1e", m.std_abs.mean),
+          formatted("%.2e", m.relative_l2.mean) + spread(m.relative_l2),
+          formatted("%+.3f", m.bias_ulp.mean),
+          formatted("%+.0f", m.bias_z),
+          formatted("%.2f", m.ratio_to_plain.mean),
+          formatted("%.2f", m.max_ratio_to_plain.mean)};
 }
 
 const Row kFigures = {"tensor",   "max", "mean",     "std",      "relative L2",
@@ -400,9 +401,9 @@ std::string heading(const SweepResult& result, const Measurement& first,
   if (result.sweep) text += ": " + std::string(result.sweep->question);
   text += "\n  ";
   for (const auto& [axis, value] : axes_of(first.point)) {
-    const bool is_default = value == "rne" || value == "forward" || value == "out" || value == "stored" ||
+    const bool is_omitted = value == "rne" || value == "forward" || value == "out" || value == "stored" ||
                             axis == "first_seed" || axis == "splits" || (axis == "scale" && value == "1");
-    if (!varied.contains(axis) && !is_default) text += axis + " " + value + "  ";
+    if (!varied.contains(axis) && !is_omitted) text += axis + " " + value + "  ";
   }
   return text + "\n\n";
 }
@@ -415,10 +416,10 @@ std::string verdict(const Claim& claim, bool colour) {
 
 }  // namespace
 
-std::string to_json(const Study& study) { return whole(study).dump(1) + "\n"; }
+std::string to_json(const Study& study) { return study_json(study).dump(1) + "\n"; }
 
 std::string to_page(const Study& study) {
-  ordered_json data = whole(study);
+  ordered_json data = study_json(study);
   data["drawings"] = drawings(study);
   data["seconds"] = study.seconds;
   return report_page("foreshock lab", kLabScript, data.dump());

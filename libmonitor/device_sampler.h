@@ -114,7 +114,8 @@ class DeviceState : public PerContext {
   cuda::Stream stream_ = nullptr;
   cuda::Event event_ = nullptr;
   cuda::Address slots_ = 0, progress_ = 0;  // device addresses of the segment's regions
-  cuda::Address clocks_ = 0, memory_ = 0;   // in device memory: a GatherClock per slice in the ring; the ring
+  cuda::Address clocks_ = 0;  // in device memory: a GatherClock (scratch memory) for each slice in the ring
+  cuda::Address memory_ = 0;  // in device memory: the ring
   StagingRing ring_;
   StagingRing::Place place_;  // where in the ring the slice is that send() is sending
   CopyTiming times_;
@@ -190,6 +191,7 @@ class DeviceSampler {
   static_assert(kMostDevices < kPlaces);
   static constexpr uint64_t kNothing = ~uint64_t{0}, kAnyContext = ~uint64_t{1};  // no context has these ids
 
+  // Does the work of begin() for any purpose, except check().
   int enter(const DeviceStream& stream, Purpose purpose, DeviceTurn* turn);
   bool may_query_context(const DeviceStream& stream, bool may_be_captured) const;
   cuda::Context context_of(const DeviceStream& stream, cuda::Context current) const;

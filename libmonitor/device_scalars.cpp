@@ -51,7 +51,7 @@ void ScalarReadback::set_up(const DriverApi& driver, cuda::Module module) {
 
 // A cell is reused only after its earlier value has arrived; else two kernels could store into it at once.
 bool ScalarReadback::is_free(uint64_t number) const {
-  if (number < first_ + kScalarCells) return true;  // the first number in its cell
+  if (number < first_ + kScalarCells) return true;  // first_: the first number in this context
   const std::atomic_ref<uint64_t> word(cells_[cell_of(number)].number);
   return word.load(std::memory_order_relaxed) == number - kScalarCells;
 }
@@ -96,12 +96,12 @@ uint64_t ScalarReadback::send(std::span<const ScalarRow> rows, cuda::Stream stre
     const ScalarRow* row = rows.data();
     for (; n >= row->count; ++row) n -= row->count;  // finds the row of value n, and its index in the row
     const bool is_sum = row->dtype == kSumOfSquares;
-    const size_t bytes = is_sum ? sizeof(GradientSums) : size_of(static_cast<DType>(row->dtype));
-    return Source{row->at + n * bytes, row->dtype};
+    const size_t stride = is_sum ? sizeof(GradientSums) : size_of(static_cast<DType>(row->dtype));
+    return Source{row->at + n * stride, row->dtype};
   });
 }
 
-// A cell gets a later number only after its earlier number has arrived. So a larger number means arrived too.
+// A cell gets a larger number only after its earlier one has arrived. So a larger number proves arrival, too.
 bool ScalarReadback::has_arrived(uint64_t number) const {
   return cells_ != nullptr &&
          std::atomic_ref<uint64_t>(cells_[cell_of(number)].number).load(std::memory_order_acquire) >= number;
@@ -130,7 +130,8 @@ struct Head {
 constexpr uint64_t kHeadBytes = 256;
 static_assert(sizeof(Head) <= kHeadBytes);
 
-constexpr uint64_t kResults = kHeadBytes;  // here begin the sums of tensors, at kPartials those of chunks
+constexpr uint64_t kResults = kHeadBytes;  // offset of the sums of tensors
+// Offset of the sums of chunks (parts of tensors).
 constexpr uint64_t kPartials = kResults + GradientReadback::kMostTensors * sizeof(GradientSums);
 constexpr uint64_t kSumsBytes = kPartials + GradientReadback::kMostChunks * sizeof(GradientSums);
 
@@ -156,6 +157,7 @@ void GradientReadback::set_up(const DriverApi& driver, std::span<const std::byte
   });
 }
 
+// Returns -1, or the FORESHOCK_SKIP_ reason why gradients cannot be summed in the current context.
 int GradientReadback::try_set_up(std::span<const std::byte> code) {
   const DriverApi& driver = *driver_;
   const CaptureGuard relaxed(driver);
@@ -165,7 +167,7 @@ int GradientReadback::try_set_up(std::span<const std::byte> code) {
   if (!relaxed || code.empty() || !ok(driver.ctx_get_device(&device)) ||
       !ok(driver.device_get_attribute(&processors, cuda::kProcessors, device)) || processors < 1)
     return FORESHOCK_SKIP_DEVICE;
-  limits_ = {static_cast<uint32_t>(processors), 0};  // 0: the launches below do not depend on it
+  limits_ = {static_cast<uint32_t>(processors), 0};  // 0: sum_all() does not use the shared memory's size
   size_t free = 0, total = 0;
   if (!ok(driver.mem_get_info(&free, &total))) return FORESHOCK_SKIP_DEVICE;
   if (free / kShareOfFree < kSumsBytes) return FORESHOCK_SKIP_DEVICE_MEMORY;
@@ -233,7 +235,7 @@ int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cu
                             {memory_ + kResults, kSumOfSquares, tensors}};
   const uint64_t first = scalars->send(rows, stream);
   if (first == 0) return fail();
-  *sent = {first, first + 1, first + kTimes, 1};
+  *sent = {.begin = first, .end = first + 1, .first = first + kTimes, .stride = 1};
   last_stream_ = stream;
   last_ = first + tensors + kTimes - 1;
   return -1;
@@ -242,10 +244,11 @@ int GradientReadback::send(const foreshock_gradient* gradients, size_t count, cu
 namespace {
 
 constexpr double kWeight = 0.2;    // weight of a new value in the running mean ns_per_byte_
-constexpr double kMostBeyond = 4;  // a new value is at most this multiple of ns_per_byte_
+constexpr double kMostBeyond = 4;  // a larger multiple of ns_per_byte_ counts as this multiple
 
 }  // namespace
 
+// owed_ns_: by how much earlier charges were too small, in total; negative: too large.
 uint64_t GradientCost::due_ns() const {
   const double kernels = kKernelNs * static_cast<double>(kernels_);
   const double expected = ns_per_byte_ * static_cast<double>(bytes_) + kernels;
@@ -258,7 +261,8 @@ uint64_t GradientCost::charge_for(uint64_t bytes, uint64_t kernels) {
   return due_ns();
 }
 
-// The charge includes owed_ns_, so it clears owed_ns_, except for an excess greater than the whole estimate.
+// The charge includes owed_ns_, which is 0 afterwards. Only if earlier charges were too large by more than
+// this estimate, the charge is 0, and a part of owed_ns_ stays negative.
 uint64_t GradientCost::sent(const SentGradients& at) {
   const double expected = ns_per_byte_ * static_cast<double>(bytes_);
   const uint64_t charged = due_ns();

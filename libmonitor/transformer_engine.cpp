@@ -110,7 +110,7 @@ NvteKind kind_of(const char* name) {
   return NvteKind::kHandle;
 }
 
-// Returns the index ("place") of `name` in the list `names`, separated by spaces; -1 if it is absent.
+// Returns the index ("place") of `name` in a list separated by spaces; -1 if it is absent.
 int8_t place_of(const char* names, const char* name) {
   int8_t place = 0;
   for (const char* next = names;; ++place) {
@@ -246,7 +246,7 @@ class Describer {
   const NvteWords& places_;
 };
 
-// Whether condition(place) is true for each required tensor. Forward functions lack the two gradients.
+// Whether condition(place) is true for each required tensor. In a forward call, dO and dQ have the place -1.
 bool all_places(const NvteWords& places, auto condition) {
   const int8_t required[] = {places.query, places.key,      places.value,
                              places.out,   places.grad_out, places.grad_query};
@@ -254,8 +254,8 @@ bool all_places(const NvteWords& places, auto condition) {
                      [condition](int8_t place) { return place < 0 || condition(place); });
 }
 
-// Must be checked before shapes are read: for an unknown handle, the library returns null as data, and throws
-// an exception if its shape is read.
+// Must be checked before shapes are read: for an unknown handle, the library returns a null data pointer, but
+// throws an exception if the shape is read.
 bool Describer::all_have_data() const {
   return all_places(places_, [this](int8_t place) { return given_.tensors->data(word(place)) != nullptr; });
 }
@@ -335,8 +335,8 @@ bool Describer::view(Word tensor, Arrangement arranged, foreshock_tensor* to) co
     to->stride[n] = strides[axes[n]];
   }
   to->dims = 4;
-  to->dtype = static_cast<uint32_t>(std::max(dtype_of(tensor), 0));
-  to->device_type = given_.device < 0 ? FORESHOCK_DEVICE_CPU : FORESHOCK_DEVICE_CUDA;
+  to->dtype = static_cast<uint32_t>(std::max(dtype_of(tensor), 0));  // kFp8: FORESHOCK_DTYPE_NONE
+  to->device_type = given_.device < 0 ? FORESHOCK_DEVICE_CPU : FORESHOCK_DEVICE_CUDA;  // -1: host
   to->device_index = std::max(given_.device, 0);
   return true;
 }
@@ -347,8 +347,8 @@ void Describer::add_optional(int8_t place, Arrangement arranged, foreshock_tenso
 }
 
 // Returns FORESHOCK_CAUSAL_..., or -1 if the mask is not supported. Not supported are padding (its lengths
-// are on the device), a bias (its format cannot be determined reliably) and a window (-1: no limit; a causal
-// mask may be passed as the right limit 0).
+// are on the device), a bias (its format cannot be determined reliably) and a window, whose two limits are -1
+// if there is no window. A causal mask may also have the right limit 0.
 int Describer::causal(int64_t queries, int64_t keys) const {
   const auto left = static_cast<int64_t>(word(places_.window_left));
   const auto right = static_cast<int64_t>(word(places_.window_right));
@@ -388,7 +388,7 @@ void Describer::add_log_sum_exp(foreshock_attention_call* call) const {
   call->log_sum_exp = stats;
 }
 
-// Implements describe_nvte_call().
+// Fills in *call and returns -1, or returns the reason why not: FORESHOCK_SKIP_... or kNotAnNvteCall.
 int Describer::describe(foreshock_attention_call* call) const {
   const bool is_backward = given_.pass == FORESHOCK_BACKWARD;
   if (!all_have_data()) return FORESHOCK_SKIP_LAYOUT;
@@ -399,21 +399,21 @@ int Describer::describe(foreshock_attention_call* call) const {
     return FORESHOCK_SKIP_FP8;
   if (number(places_.softmax) != 0) return FORESHOCK_SKIP_UNKNOWN;  // has attention sinks
 
-  Arrangements given, grads;
-  if (!arrangements_of(number(places_.layout), &given) ||
+  Arrangements inputs, grads;
+  if (!arrangements_of(number(places_.layout), &inputs) ||
       !arrangements_of(number(places_.grad_layout, number(places_.layout)), &grads))
     return FORESHOCK_SKIP_LAYOUT;
-  const Arrangement out = {static_cast<Format>(number(places_.out_format, given.query.format)), 1, false};
-  const Arrangement grad_out = {static_cast<Format>(number(places_.grad_out_format, given.query.format)), 1,
+  const Arrangement out = {static_cast<Format>(number(places_.out_format, inputs.query.format)), 1, false};
+  const Arrangement grad_out = {static_cast<Format>(number(places_.grad_out_format, inputs.query.format)), 1,
                                 false};
   *call = {};
   call->size = sizeof *call;
   call->version = FORESHOCK_ABI_VERSION;
   call->scale = given_.scale;
   call->dropout = is_backward || is_true(places_.is_training) ? given_.dropout : 0;
-  if (!view(word(places_.query), given.query, &call->query) ||
-      !view(word(places_.key), given.key, &call->key) ||
-      !view(word(places_.value), given.key, &call->value) || !view(word(places_.out), out, &call->out))
+  if (!view(word(places_.query), inputs.query, &call->query) ||
+      !view(word(places_.key), inputs.key, &call->key) ||
+      !view(word(places_.value), inputs.key, &call->value) || !view(word(places_.out), out, &call->out))
     return FORESHOCK_SKIP_LAYOUT;
   if (is_backward && (!view(word(places_.grad_out), grad_out, &call->grad_out) ||
                       !view(word(places_.grad_query), grads.query, &call->grad_query)))
@@ -423,9 +423,9 @@ int Describer::describe(foreshock_attention_call* call) const {
     add_optional(places_.grad_key, grads.key, &call->grad_key);
     add_optional(places_.grad_value, grads.key, &call->grad_value);
   }
-  const int kind = causal(call->query.shape[2], call->key.shape[2]);
-  if (kind < 0) return FORESHOCK_SKIP_MASK;
-  call->causal = kind;
+  const int mask = causal(call->query.shape[2], call->key.shape[2]);
+  if (mask < 0) return FORESHOCK_SKIP_MASK;
+  call->causal = mask;
   add_log_sum_exp(call);
   return -1;
 }
@@ -442,15 +442,15 @@ namespace {
 
 constexpr Word kFirstAddress = 4096, kEndOfAddresses = Word{1} << 48;
 constexpr Word kEndOfLengths = Word{1} << 31;  // also for windows
-// Handles of later versions are indexes in a table of some 100'000 entries. Addresses are larger: a program
-// without address randomization, and so its heap, begins at 4 MiB.
+// Since 2.8, handles are indexes in a table of some 100'000 entries. Addresses are larger than this limit: a
+// program without address randomization, and so its heap, begins at 4 MiB.
 constexpr Word kEndOfNumbers = Word{1} << 21;
 constexpr size_t kPackBytes = 11 * sizeof(Word);  // NVTETensorPack: ten handles and their number
 
 bool is_address(Word word) { return word >= kFirstAddress && word < kEndOfAddresses; }
 
-// Handles are addresses of tensors until 2.7, and indexes in a table in later versions. 0 always stands for
-// an absent tensor. All handles of a call are of the same kind as the query's handle.
+// Handles are addresses of tensors until 2.7, and indexes in a table since 2.8. 0 always stands for an absent
+// tensor. If the query's handle is an address, so are all handles of the call.
 class Handles {
  public:
   explicit Handles(Word query) : are_addresses_(query >= kEndOfNumbers) {}
@@ -507,8 +507,8 @@ bool is_readable(Word address, size_t bytes) {
   bool can_be_read = true;
   // Calls rt_sigprocmask with the invalid operation ~0. The kernel first copies 8 bytes, which fails with
   // EFAULT if they cannot be read. If they can, it returns EINVAL. No signal mask is changed.
-  for (const Word place : {address, address + bytes - sizeof(Word)}) {
-    syscall(SYS_rt_sigprocmask, ~0, reinterpret_cast<const void*>(place), nullptr, sizeof(Word));
+  for (const Word checked : {address, address + bytes - sizeof(Word)}) {
+    syscall(SYS_rt_sigprocmask, ~0, reinterpret_cast<const void*>(checked), nullptr, sizeof(Word));
     can_be_read &= errno == EINVAL;
   }
   errno = error;
@@ -520,7 +520,7 @@ bool are_words_plausible(const NvteWords& places, const Word* words, float scale
   const Handles handles(words[places.query]);
   for (int n = 0; n < places.count; ++n)
     if (!is_plausible(places.kinds[n], words[n], handles)) return false;
-  // Those of the words that describe_nvte_call() and its caller pass to the library as handles.
+  // The words that describe_nvte_call() and its caller pass to the library as handles.
   const int8_t dereferenced[] = {places.query,    places.key,        places.value,
                                  places.out,      places.grad_out,   places.grad_query,
                                  places.grad_key, places.grad_value, places.workspace};
@@ -532,7 +532,7 @@ namespace {
 
 enum class VersionsFound { kNone, kOne, kSeveral };  // number of different versions in a folder
 
-// Sets `version` from "<package>-<version>.dist-info" or "<package>_cuNN-<version>.dist-info", else to "".
+// Sets `version` from "<package>-<version>.dist-info" or "<package>_cuNN-<version>.dist-info", or else to "".
 void read_entry(const char* entry, const char* package, char (&version)[64]) {
   constexpr const char* kEnd = ".dist-info";
   version[0] = '\0';

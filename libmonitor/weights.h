@@ -92,7 +92,8 @@ class WeightSampler {
   int name(const foreshock_weight* weights, size_t count);
 
   // Sets the numbers of heads of the sampled attention calls, by which the rows of query and key projections
-  // are assigned to heads. All zero: the calls have different numbers. `is_sampled`: a call was sampled.
+  // are assigned to heads. All zero: the calls have different numbers. `is_sampled`: a call was sampled. Some
+  // models copy each key to all its query heads before the call: with_own_keys() then corrects the key heads.
   void set_heads(const HeadGeometry& called, bool is_sampled) {
     heads_ = with_own_keys(called, outputs_);
     knows_heads_ = is_sampled;
@@ -153,7 +154,7 @@ class WeightSampler {
   uint64_t add_heads(const Weight& weight, const foreshock_tensor& data, uint64_t begin, const Draft& draft);
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
   void add(const foreshock_weight& given, double begins_at);
-  void count(const WeightSchedule::Count& turns);
+  void count(const WeightSchedule::Count& turns);  // counts due tensors, and those that were not passed
   void share_copies(const uint32_t* numbers, size_t count);
   bool check(const foreshock_weight_state& state, segment::TensorSkip* why);
   void measure(const foreshock_weight_state& state, int64_t step);  // on host or device; else counts why not

@@ -196,7 +196,7 @@ std::vector<int64_t> shape_of(const ColumnField& field, const KeyColumns& c) {
   return {rows, field.width == ColumnField::kHead ? c.head_dim : c.value_dim};
 }
 
-// Reads type and sizes of a slice of key positions from q, k and v. q has rows of `heads` query heads.
+// Reads type and sizes of a slice of key positions from q, k and v. q has the query rows of `heads` heads.
 std::string read_extents(const StoredArrays& arrays, int heads, KeyColumns* columns) {
   const auto q = arrays.find("q"), k = arrays.find("k"), v = arrays.find("v");
   for (const auto& found : {q, k, v})
@@ -247,8 +247,8 @@ std::string read_first_queries(const StoredArrays& arrays, KeyColumns* columns) 
   return "";
 }
 
-// Reads the optional key_sums, sums over all keys, into *sums. A row has the three fields of ColumnSum as
-// doubles; the last is a count, which must be below 2^53 to be exact.
+// Reads the optional array key_sums into *sums. Each row is a ColumnSum (a sum over all keys of the call):
+// its three fields as doubles. The last is a count, which must be below 2^53 to be exact.
 std::string read_sums(const StoredArrays& arrays, std::vector<ColumnSum>* sums, KeyColumns* columns) {
   const auto found = arrays.find("key_sums");
   if (found == arrays.end()) return "";

@@ -1,5 +1,5 @@
 // Polls /api/v1/state (figures, alarms, layers and events of each rank of a run) every two seconds, reads
-// /api/v1/history (values by step) when it has new steps, and updates the page. The last script of the page: format.js
+// /api/v1/history (values by step) when it has new steps, and updates the page. Uses the page's other scripts: format.js
 // writes numbers and makes elements, tables.js makes tables, rows and key figures, before.js finds the loss events.
 
 const POLL_MS = 2000;
@@ -29,7 +29,8 @@ function alarmText({ rank, alarm }, many) {
   return `${where} has an error up to ${fixed(alarm.value, 1)} times what its precision explains`;
 }
 
-// A sentence on a fault over all layers of a rank, else on an ended alarm, else null. A z is a bias / its standard error.
+// A sentence on a fault over all layers of a rank, else on an ended alarm, else null. `limits`: the thresholds of the
+// state. A z is a bias divided by its standard error.
 function faultOf(rank, limits) {
   const isBiased = (ulp, z) => known(ulp) && known(z) && Math.abs(ulp) > limits?.bias_ulp && Math.abs(z) > limits?.bias_z;
   for (const pass of ["forward", "backward"]) {
@@ -196,7 +197,7 @@ function showCharts(ranks, shown) {
   for (const chart of ui.charts) chart.update(tables, drawing);
 }
 
-// suggest() selects the signal of an alarm if the user has selected none. `pooled`: "RANK LAYER" whose bias has a z.
+// suggest() selects the signal of an alarm if the user has selected none. `pooled`: layers whose bias has a z.
 function showHeat(shown) {
   const layers = (ui.history?.tables || []).filter((t) => known(t.layer) && Object.keys(t.columns).length && shown.some((rank) => rank.rank === t.rank));
   const names = new Map(shown.flatMap((rank) => (rank.layers || []).map((layer) => [layer.layer, layer.name])));
@@ -272,7 +273,8 @@ async function read(path) {
   return response.json();
 }
 
-// Reads the long history of the shown run again at every second poll that finds new steps or judged backward slices.
+// Reads the history of another run at once, and that of the same run at every second poll that finds new steps or newly
+// judged backward slices, because it is long.
 async function readHistory(state) {
   const steps = JSON.stringify((state.ranks || []).map((rank) => [rank.rank, rank.steps, rank.attention?.backward?.judged]));
   const isOther = ui.historyRun !== state.run;

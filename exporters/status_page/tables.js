@@ -1,5 +1,6 @@
 // The tables below the charts of the status page, and the key figures above the charts. Functions ...Row and ...Rows make
-// the cells of a table from the ranks of the state (JSON of /api/v1/state), ...Cell makes one cell. Helpers are in format.js.
+// the cells of a table from the ranks of the state (JSON of /api/v1/state), ...Cell makes one cell. Helpers such as known(),
+// number() and by() are in format.js; layerText() is in page.js.
 
 // A table of texts. A cell is a text or {text, alarm, kind, title, bar}: `kind` is a CSS class, `title` the tooltip,
 // `bar` the length of a bar from 0 to 1. The elements around the rows are created once, so that an update keeps the
@@ -142,8 +143,8 @@ const DETECTORS = {
   weight_shift: { finding: "weights move faster than before", waits: "two snapshots of a tensor" },
 };
 const times = (logarithm) => `${short(Math.exp(logarithm))} \u00D7`;
-// The value at which a detector warns, as text, by the kind of its statistic (`look` in the state). `least`: the smallest
-// change that counts; for rise, drop and growth it is the logarithm of a factor. `warn`: for limit, the fixed limit.
+// The value at which a detector warns, as text, by the kind of its statistic (`look` in the state). `warn`: the fixed limit.
+// `least`: the smallest change that counts (for rise, drop and growth the logarithm of a factor), or the value forecast.
 const LIMITS = {
   drift: (d) => (d.least > 0 ? `${short(d.least)} that lasts` : "a sign that lasts"),
   limit: (d) => `${short(d.warn)}, twice`,
@@ -174,6 +175,7 @@ const detectorCell = (detector, measured) => ({ text: detector, title: [findingO
 const statusCell = (measured) => ({ text: !measured ? "not measured" : measured.proven ? "default" : "experimental", title: benchmarkText(measured) });
 
 // One row per detector, from the rank in which its level is highest. High levels come first, detectors without a value last.
+// The layer of a quiet detector is that of its value; else it is the layer that raised the level.
 function detectorRows(ranks) {
   const worst = new Map();
   for (const rank of ranks) {
@@ -234,8 +236,8 @@ function elapsedText(ranks) {
 function figures(ranks) {
   const all = (pass, key, stat) => ranks.map((rank) => passOf(rank, pass)[key]?.[stat]);
   const alarms = (pass, kind) => ranks.some((rank) => hasAlarm(rank, null, pass, kind));
-  const biased = ranks.reduce((most, rank) => (Math.abs(passOf(rank, "forward").bias_ulp ?? 0) >= Math.abs(passOf(most, "forward").bias_ulp ?? 0) ? rank : most), ranks[0]);
-  const bias = passOf(biased, "forward"), budget = ranks[0].max_slowdown;
+  const mostBiased = ranks.reduce((most, rank) => (Math.abs(passOf(rank, "forward").bias_ulp ?? 0) >= Math.abs(passOf(most, "forward").bias_ulp ?? 0) ? rank : most), ranks[0]);
+  const bias = passOf(mostBiased, "forward"), budget = ranks[0].max_slowdown;
   const spikes = ranks.reduce((sum, rank) => sum + (rank.loss?.spikes || 0), 0);
   return [
     ["step", span(ranks.map(by("step"))), `from ${ranks[0].step_source ?? "–"}; ${number(mean(ranks.map(by("step_seconds"))), 3)} s each${elapsedText(ranks)}`],

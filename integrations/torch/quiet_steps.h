@@ -1,8 +1,8 @@
 // Handles the optimizer hooks of quiet steps in C++, because the Python code for them would cost more time. A
-// step is quiet if the core samples no attention call in it, and if the helper (the Python package
-// foreshock_torch) already has all optimizers and the names of their tensors. In all other steps the helper's
-// clock.py handles the hooks. clock.py also limits how many steps may be quiet, and reads how many were. One
-// optimizer is the clock: its steps are the training steps (ticks). All functions need the interpreter lock.
+// step is quiet if the core (libforeshock.so) samples no attention call in it, and if the helper (the Python
+// package foreshock_torch) already has all optimizers and the names of their tensors. In other steps its file
+// clock.py handles the hooks; it also limits how many steps may be quiet, and reads how many were. One
+// optimizer is the clock: the ends of its steps are the ticks. All functions need the interpreter lock.
 #ifndef FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 #define FORESHOCK_INTEGRATIONS_TORCH_QUIET_STEPS_H_
 
@@ -42,7 +42,7 @@ class NoTorchFunction {
 };
 
 // Clears what was collected for a step. Call it after foreshock_step_end, when the core has decided whether
-// the next step is sampled: if it is, MathWindow::follow enables the hooks of unfused attention (math path).
+// the next step is sampled: MathWindow::follow enables the hooks of unfused attention only in sampled steps.
 inline void forget_step() {
   training_clock().on_step_end();
   gradient_report().on_step_end();
@@ -84,7 +84,7 @@ class QuietSteps {
   // Remembers the optimizer that is the clock. Returns false if no step can be quiet. The caller must have
   // checked that reading the optimizer and its tensors runs no Python code of the trainer. `parameters`:
   // TensorImpl addresses of the clock's parameters in their order, then of the companions' (see look_other).
-  // With count 0, gradient norms cannot be reported here: a step with norms of the trainer is not quiet.
+  // If `count` is 0, a step in which the trainer has computed gradient norms is not quiet.
   bool look(void* optimizer, const void* const* parameters, size_t count) {
     disarm();
     clock_ = {};
@@ -94,7 +94,7 @@ class QuietSteps {
     } catch (const std::bad_alloc&) {
       return false;
     }
-    can_arm_ = read_shape(optimizer, nullptr, &clock_.last, &clock_.shape);
+    can_arm_ = read_fingerprint(optimizer, nullptr, &clock_.last, &clock_.fingerprint);
     return can_arm_;
   }
 
@@ -104,7 +104,8 @@ class QuietSteps {
   bool look_other(void* optimizer, int64_t number) {
     KnownOptimizer other;
     other.number = number;
-    if (others_.size() == kMostOthers || !read_shape(optimizer, nullptr, &other.last, &other.shape))
+    if (others_.size() == kMostOthers ||
+        !read_fingerprint(optimizer, nullptr, &other.last, &other.fingerprint))
       return can_arm_ = false;
     try {
       others_.push_back(other);
@@ -120,9 +121,9 @@ class QuietSteps {
     int64_t seen_step;               // number of the clock's last step
     const void* seen_address;        // the parameter (TensorImpl) whose state had this number
     int64_t begins_left, ends_left;  // how many more beginnings and ends of steps may be quiet
-    ssize_t modules;                 // size of sys.modules when the helper last searched it
-    uint32_t* due_numbers;           // buffer for the numbers of the weights that are due
-    size_t due_capacity;             // length of this buffer; 0: no weight is measured
+    ssize_t modules;                 // size of sys.modules when the helper last searched it for loggers
+    uint32_t* due_numbers;           // buffer: begin() writes the numbers of the weights to be measured
+    size_t due_capacity;             // length of due_numbers; 0: no weight is measured
   };
 
   // Allows quiet steps from now on. Has no effect after disarm(), until the next look().
@@ -139,13 +140,14 @@ class QuietSteps {
 
   void run_next_end_in_python() { armed_.may_end_quietly = false; }
 
-  // Call it before the optimizer's work. `args`, `kwargs`: those of step(). Returns how many weights are due
-  // for a measurement (Armed::due_numbers lists them); if any are, the end of the step is not quiet. -1: the
-  // step is not quiet, and nothing was published. If step() got a closure, end() publishes the gradients.
+  // Call it before the optimizer's work. `args`, `kwargs`: those of the optimizer's step(). Returns how many
+  // weights must be measured (see Armed::due_numbers); if any, the end of the step is not quiet. Returns -1
+  // if the step is not quiet; nothing was published then. Publishes the gradient norms, except in a step with
+  // a closure (a function that computes the gradients during step()): then end() publishes them.
   int64_t begin(void* optimizer, void* args, void* kwargs) {
     quietly_begun_ = nullptr;
     if (!is_armed_) return -1;
-    const bool is_clock = optimizer == clock_.shape.optimizer;
+    const bool is_clock = optimizer == clock_.fingerprint.optimizer;
     KnownOptimizer* const known = is_clock ? &clock_ : find_other(optimizer);
     if (!known) return -1;
     if (is_clock && armed_.begins_left <= 0) return -1;
@@ -179,12 +181,12 @@ class QuietSteps {
   bool end(void* optimizer) {
     if (std::exchange(quietly_begun_, nullptr) != optimizer || !is_armed_ || !armed_.may_end_quietly)
       return false;
-    return optimizer == clock_.shape.optimizer ? end_step(optimizer) : end_other(find_other(optimizer));
+    return optimizer == clock_.fingerprint.optimizer ? end_step(optimizer) : end_other(find_other(optimizer));
   }
 
   // Makes the end of the next step run in Python. Returns a tuple of integers about the quiet steps since the
-  // last call: their number; time (ns) that these functions took; the part of this time that no step has
-  // reported; end of the last step (now_ns); time that the most expensive step took; Armed::seen_step;
+  // last call: their number; time (ns) that this class took; the part of this time that no step has reported
+  // to the core; end of the last step (now_ns); most time that this class took in a step; Armed::seen_step;
   // Armed::seen_address; bits, of which bit n is set if other optimizer n has stepped since the last tick.
   void* take() {
     run_next_end_in_python();
@@ -201,24 +203,24 @@ class QuietSteps {
   }
 
  private:
-  // A cheap fingerprint of an optimizer's parameters, to notice changes. A `kind` is an object's Python type.
-  struct Shape {
+  // Some properties of an optimizer that are cheap to compare, to notice changes. `kind`: a Python type.
+  struct Fingerprint {
     void *optimizer, *kind, *state_kind;  // the optimizer's object, its type, the type of its `state`
     ssize_t groups;                       // number of groups
     void* first;                          // list of parameters of the first group
-    ssize_t first_size;                   // length of this list
+    ssize_t first_size;                   // length of `first`
     void* first_kind;                     // type of the first parameter
     void* last;                           // list of parameters of the last group
-    ssize_t last_size;
-    void *last_kind, *tensor;  // the last parameter: its type, the address of its TensorImpl
-    bool operator==(const Shape&) const = default;
+    ssize_t last_size;                    // length of `last`
+    void *last_kind, *tensor;             // the last parameter: its type, the address of its TensorImpl
+    bool operator==(const Fingerprint&) const = default;
   };
   struct TensorAddress {  // a tensor's Python object and the address of its TensorImpl
     void *tensor, *address;
   };
   struct KnownOptimizer {  // an optimizer as it was at the last look()
-    Shape shape = {};
-    TensorAddress last = {};   // of its last parameter
+    Fingerprint fingerprint = {};
+    TensorAddress last = {};   // the last parameter, for address_of()
     int64_t number = 0;        // see look_other()
     bool has_stepped = false;  // has made a quiet step since the last tick; always false for the clock
   };
@@ -228,8 +230,8 @@ class QuietSteps {
     double rate;          // learning rate of the first group
   };
   // An optimizer's own dictionary, and two of its values, which are borrowed from it.
-  struct Opened {
-    PythonReference own;
+  struct OptimizerFields {
+    PythonReference own;                        // the dictionary
     void *groups = nullptr, *states = nullptr;  // param_groups and state
     ssize_t count = 0;                          // number of groups, at least 1
   };
@@ -244,7 +246,7 @@ class QuietSteps {
     return Python::get().dict_item(dict, key.get());
   }
 
-  // The arguments of step() beside the optimizer itself, where None counts as absent. kCallable: all
+  // The arguments of step() after the first (the optimizer), where None counts as absent. kCallable: all
   // arguments are callable, as a closure is. kOther: an argument is not callable.
   enum class Given { kNothing, kCallable, kOther };
   static Given read_arguments(void* args, void* kwargs) {
@@ -279,7 +281,7 @@ class QuietSteps {
   }
 
   // Fills in *out. Returns false if the optimizer does not have a list of groups and a state.
-  bool open(void* optimizer, Opened* out) const {
+  bool open(void* optimizer, OptimizerFields* out) const {
     const Python& python = Python::get();
     out->own = PythonReference(python.own_dict(optimizer, nullptr));
     if (!out->own) return python.clear_error(), false;
@@ -300,9 +302,10 @@ class QuietSteps {
     return out->size > 0;
   }
 
-  // The TensorImpl of a tensor of a known type; null if it cannot be read. `seen`: the last result, updated.
-  // Reading the attribute `_cdata` is the slowest part of a quiet step. So the first call finds the word of
-  // the tensor's Python object that has the address; later calls read the attribute only if it has changed.
+  // The TensorImpl of a tensor of a known type; null if it cannot be read. Updates *seen, the last tensor and
+  // its address. Reading the attribute `_cdata` is the slowest part of a quiet step. So the first call finds
+  // the word of the tensor's Python object that has the address; later calls read the attribute only if the
+  // tensor or this word has changed.
   void* address_of(void* tensor, TensorAddress* seen) {
     const auto* words = static_cast<void* const*>(tensor);
     if (impl_word_ != 0 && seen->tensor == tensor && words[impl_word_] == seen->address) return seen->address;
@@ -316,20 +319,21 @@ class QuietSteps {
     return address;
   }
 
-  // Reads the fingerprint. Returns false if the optimizer has no readable parameters, or other types than
-  // `known` (null: any types). `last_seen`: for address_of() of the last parameter.
-  bool read_shape(void* optimizer, const Shape* known, TensorAddress* last_seen, Shape* out) {
+  // Reads the fingerprint. Returns false if the optimizer has no readable parameters, or if its types differ
+  // from those of `known` (null: any types). `last_seen`: KnownOptimizer::last.
+  bool read_fingerprint(void* optimizer, const Fingerprint* known, TensorAddress* last_seen,
+                        Fingerprint* out) {
     const Python& python = Python::get();
-    Opened opened;
+    OptimizerFields fields;
     Group first, last;
-    if (!open(optimizer, &opened) || !read_group(python.list_item(opened.groups, 0), &first) ||
-        !read_group(python.list_item(opened.groups, opened.count - 1), &last))
+    if (!open(optimizer, &fields) || !read_group(python.list_item(fields.groups, 0), &first) ||
+        !read_group(python.list_item(fields.groups, fields.count - 1), &last))
       return false;
     void* tensor = python.list_item(last.parameters, last.size - 1);
     *out = {optimizer,
             python_type_of(optimizer).get(),
-            python_type_of(opened.states).get(),
-            opened.count,
+            python_type_of(fields.states).get(),
+            fields.count,
             first.parameters,
             first.size,
             python_type_of(python.list_item(first.parameters, 0)).get(),
@@ -393,13 +397,14 @@ class QuietSteps {
 
   KnownOptimizer* find_other(void* optimizer) {  // null if look_other() was not called with this optimizer
     for (KnownOptimizer& other : others_)
-      if (other.shape.optimizer == optimizer) return &other;
+      if (other.fingerprint.optimizer == optimizer) return &other;
     return nullptr;
   }
 
   bool is_unchanged(KnownOptimizer* known) {
-    Shape now;
-    return read_shape(known->shape.optimizer, &known->shape, &known->last, &now) && now == known->shape;
+    Fingerprint now;
+    return read_fingerprint(known->fingerprint.optimizer, &known->fingerprint, &known->last, &now) &&
+           now == known->fingerprint;
   }
 
   // Reports the gradient norms that the trainer has computed since the last backward pass, if any, and sets
@@ -417,7 +422,8 @@ class QuietSteps {
   bool publish_norms() {
     if (parameters_.empty() || !step_known_parameters()) return false;
     try {
-      // 1.0: the optimizer does not scale. true: gradients may have been clipped unseen, so none is read.
+      // 1.0: the optimizer does not scale. true: gradients may have been clipped unseen, so only norms are
+      // reported. 0, the number of writes by the averaging over ranks, then has no effect.
       gradient_report().publish(parameters_.data(), parameters_.size(), 1.0, 0, true);
     } catch (...) {
       foreshock_off("adapter_gradients");
@@ -429,24 +435,25 @@ class QuietSteps {
   // parameter's object, so that no address of a destroyed tensor is read later.
   bool step_known_parameters() const {
     size_t count = 0;
-    bool are_known = impl_word_ != 0 && has_known_parameters(clock_.shape, &count);
+    bool are_known = impl_word_ != 0 && has_known_parameters(clock_.fingerprint, &count);
     for (const KnownOptimizer& other : others_)
-      if (other.number == 0) are_known = are_known && has_known_parameters(other.shape, &count);
+      if (other.number == 0) are_known = are_known && has_known_parameters(other.fingerprint, &count);
     return are_known && count == parameters_.size();
   }
 
-  // Whether the optimizer has no grad_scale, and has parameters_ from *count on. Adds their number to *count.
-  bool has_known_parameters(const Shape& shape, size_t* count) const {
+  // Whether the optimizer has no grad_scale, and its parameters are those of parameters_ from *count on. Adds
+  // their number to *count. impl_word_ is valid only for objects of the two types in `fingerprint`.
+  bool has_known_parameters(const Fingerprint& fingerprint, size_t* count) const {
     const Python& python = Python::get();
-    Opened opened;
-    if (!open(shape.optimizer, &opened) || item(opened.own.get(), grad_scale_)) return false;
-    for (ssize_t n = 0; n < opened.count; ++n) {
+    OptimizerFields fields;
+    if (!open(fingerprint.optimizer, &fields) || item(fields.own.get(), grad_scale_)) return false;
+    for (ssize_t n = 0; n < fields.count; ++n) {
       Group group;
-      if (!read_group(python.list_item(opened.groups, n), &group)) return false;
+      if (!read_group(python.list_item(fields.groups, n), &group)) return false;
       for (ssize_t i = 0; i < group.size; ++i, ++*count) {
         void* tensor = python.list_item(group.parameters, i);
         const void* kind = python_type_of(tensor).get();
-        if (kind != shape.first_kind && kind != shape.last_kind) return false;
+        if (kind != fingerprint.first_kind && kind != fingerprint.last_kind) return false;
         if (*count == parameters_.size()) return false;
         if (static_cast<void* const*>(tensor)[impl_word_] != parameters_[*count]) return false;
       }
@@ -459,21 +466,21 @@ class QuietSteps {
   // skipped it (the number is unchanged) or is fused (it has found_inf, or a step number in the group).
   bool read_step(void* optimizer, Ending* ending) {
     const Python& python = Python::get();
-    Opened opened;
-    if (!open(optimizer, &opened) || item(opened.own.get(), found_inf_) ||
-        python_type_of(opened.states).get() != clock_.shape.state_kind)
+    OptimizerFields fields;
+    if (!open(optimizer, &fields) || item(fields.own.get(), found_inf_) ||
+        python_type_of(fields.states).get() != clock_.fingerprint.state_kind)
       return false;
     Group group;
-    if (!read_group(python.list_item(opened.groups, 0), &group)) return false;
+    if (!read_group(python.list_item(fields.groups, 0), &group)) return false;
     void* parameter = python.list_item(group.parameters, 0);
-    if (python_type_of(parameter).get() != clock_.shape.first_kind) return false;
+    if (python_type_of(parameter).get() != clock_.fingerprint.first_kind) return false;
     void* rate = item(group.group, lr_);
     if (!rate || !is_exactly(rate, python.float_type) || item(group.group, step_)) return false;
     ending->rate = python.real(rate);
     auto* impl = static_cast<c10::TensorImpl*>(address_of(parameter, &first_parameter_));
-    if (!impl || !has_gradient(*impl)) return false;
+    if (!impl || !has_gradient(*impl)) return false;  // the helper then searches for one with a gradient
     // The hash of a tensor is its address. Passing it avoids Tensor.__hash__, which is written in Python.
-    void* state = python.dict_item_of_hash(opened.states, parameter, reinterpret_cast<ssize_t>(parameter));
+    void* state = python.dict_item_of_hash(fields.states, parameter, reinterpret_cast<ssize_t>(parameter));
     std::optional<int64_t> number;
     if (state && (!is_exactly(state, python.dict_type) || !read_number(item(state, step_), &number)))
       return false;
@@ -516,7 +523,7 @@ class QuietSteps {
     return true;
   }
 
-  // Counts time that these functions took, without the time spent in the core.
+  // Counts time that this class took, without the time spent in the core, which measures that itself.
   void spend(uint64_t nanoseconds) {
     unreported_ns_ += nanoseconds;
     own_ns_ += nanoseconds;
@@ -538,7 +545,7 @@ class QuietSteps {
   bool is_armed_ = false;          // steps may be quiet
   void* quietly_begun_ = nullptr;  // the optimizer whose step in progress began quietly
   bool has_closure_ = false;       // the clock's step() got a closure, which computes the gradients
-  // What take() returns: steps, time taken, its part not yet reported, end of the last step, longest step.
+  // See take(): steps, own time, its unreported part, end of the last step, most own time in one step.
   uint64_t steps_ = 0, own_ns_ = 0, unreported_ns_ = 0, ended_at_ns_ = 0, max_step_ns_ = 0;
   uint64_t own_at_step_ns_ = 0;  // own_ns_ at the end of the last step
 };
