@@ -71,7 +71,7 @@ std::vector<std::unique_ptr<segment::SegmentReader>> Discovery::look(size_t most
     }
     if (reader != nullptr)
       found.push_back(std::move(reader));
-    else if (!is_short || waiting_.insert(file).second)
+    else if (!is_short || waiting_.insert(file).second)  // a shortage is reported once for each file
       refused->push_back({label_text(name), why, is_short});
   }
   // A file that is not in `files` may still exist, since names() returns nothing if no descriptor is free.

@@ -26,8 +26,7 @@ namespace foreshock {
 // The checksum in the JSON header of a file: its key, and the digits that are written before it is computed.
 inline constexpr std::string_view kChecksumKey = "\"checksum\":\"", kNoChecksum = "0000000000000000";
 
-// Returns the offset of the checksum's 16 digits within the first `header` bytes of a file; npos if these
-// bytes have no checksum.
+// Returns the offset of the checksum's 16 digits, which must be in the first `header` bytes; npos: not there.
 inline size_t checksum_place(std::string_view file, size_t header) {
   const size_t key = file.substr(0, header).find(kChecksumKey);
   const size_t place = key == file.npos ? file.npos : key + kChecksumKey.size();
@@ -98,8 +97,7 @@ inline std::string figure_key(JudgedTensor tensor, const Figure& figure) {
   return "figure." + prefix + figure.name;
 }
 
-// A slice to be written. It owns copies of its arrays, because its slot is reused before the disk write has
-// ended.
+// A slice to be written, with copies of its arrays, because its slot is reused before the write has ended.
 struct FlaggedSlice {
   struct Array {
     std::string name, type;
@@ -169,8 +167,7 @@ class FlaggedWriter {
   FlaggedWriter(const FlaggedWriter&) = delete;
   FlaggedWriter& operator=(const FlaggedWriter&) = delete;
 
-  // Queues a slice without waiting; drops it (kBusy) if more than kMostWaitingBytes are queued. The first
-  // call starts the thread.
+  // Queues a slice without waiting; drops it (kBusy) if the queue is full. The first call starts the thread.
   void offer(FlaggedSlice slice);
   // Counts a dropped slice.
   void drop(FlaggedDrop why);

@@ -56,8 +56,7 @@ class Replicas {
   Coverage coverage() const;
 
   uint64_t mismatches(int32_t rank) const;  // how often add() has returned this rank
-  // Returns the largest number of ranks that hold the same part of a tensor, or 0 if each part is on one rank
-  // only.
+  // Returns the largest number of ranks that hold the same part of a tensor; 0: each part is on one rank.
   size_t most_ranks() const { return most_ranks_; }
   uint64_t compared() const { return compared_; }                // comparisons of one replica with another
   size_t tensors_compared() const { return tensors_compared_; }  // tensors compared at least once
@@ -70,8 +69,7 @@ class Replicas {
     std::map<int64_t, Checksums> open;  // by step: checksums that wait for those of other ranks
     std::set<int32_t> holders;          // ranks that have reported this part so far
     bool is_settled = false;            // a step was closed since the last holder was added
-    // False for a tensor that has its rank in its name, until kEqualSteps equal steps show that it is a
-    // replica.
+    // False for a tensor with its rank in its name, until kEqualSteps equal steps show that it is a replica.
     bool is_replica = true;
     // The members below are used only for a tensor that has its rank in its name. is_apart: the tensor
     // differed between ranks while is_replica was false. It then never becomes a replica.
@@ -95,6 +93,7 @@ class Replicas {
   };
   // Whether no other rank will report the part at `step`. `here`: the checksums that were reported.
   bool is_complete(const Compared& compared, int64_t step, const Checksums& here, size_t ranks_here) const;
+  // Compares the oldest open step of a part. Adds the ranks that differ to *odd.
   void close(Compared* compared, const std::string& name, std::vector<int32_t>* odd);
   static bool is_replica(const Checksums& checksums, Compared* compared);  // updates Compared::is_replica
   void add_to_rank(const segment::TensorRecord& record, uint64_t part, Rank* rank);

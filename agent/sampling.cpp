@@ -18,8 +18,7 @@ namespace {
 // unsampled steps alone exceed the budget, a longer interval saves little.
 constexpr double kLeastShare = 0.125;
 
-// Returns the number of reported steps from one sampled step to the next. A trainer may report only every
-// cost.stride-th step.
+// The number of reported steps between two sampled steps. A trainer may report only every stride-th step.
 double reported_steps_in(const SamplingCost& cost, uint64_t interval) {
   return std::max(static_cast<double>(interval) / static_cast<double>(cost.stride), 1.0);
 }
@@ -81,7 +80,8 @@ std::optional<Burst> plan_burst(const SamplingCost& cost, double max_slowdown, u
     interval *= 2;
   if (interval > in_force / 2) return std::nullopt;  // it would not sample twice as often as now
   const int64_t steps = kBurstSamples * static_cast<int64_t>(interval);
-  return Burst{interval, from_step, from_step + std::min(steps, segment::kMostBurstSteps), from_step};
+  const int64_t until_step = from_step + std::min(steps, segment::kMostBurstSteps);
+  return Burst{interval, from_step, until_step, /*planned_step=*/from_step};  // Run sets another planned_step
 }
 
 bool is_pending_or_running(const Burst& burst, int64_t step) {
@@ -94,8 +94,7 @@ bool is_pending_or_running(const Burst& burst, int64_t step) {
 
 namespace {
 
-// A new interval takes effect this many reported steps after the newest step, so that all ranks read it
-// before.
+// A new interval takes effect this many reported steps after the newest, so that all ranks read it in time.
 constexpr int64_t kStepsAhead = 4;
 constexpr double kDefaultSlowdown = 0.01;
 

@@ -195,17 +195,17 @@ std::string RecordIndex::sort() {
 // Reads the next block of a piece if all lines of the present one have been returned. Returns false at the
 // end of the piece, or if it cannot be read.
 bool RecordIndex::fill(Piece* piece) {
-  if (piece->next < piece->read.size()) return true;
-  const size_t block = std::max<size_t>(most_ / pieces_.size(), 1);  // all pieces share the memory for lines
-  piece->read.resize(std::min<uint64_t>(piece->end - piece->at, block));
+  if (piece->next < piece->block.size()) return true;
+  const size_t most = std::max<size_t>(most_ / pieces_.size(), 1);  // all pieces share the memory for lines
+  piece->block.resize(std::min<uint64_t>(piece->end - piece->at, most));
   piece->next = 0;
-  if (piece->read.empty()) return false;
+  if (piece->block.empty()) return false;
   const bool is_read =
       std::fseek(temporary_.get(), static_cast<long>(piece->at * sizeof(IndexedLine)), SEEK_SET) == 0 &&
-      std::fread(piece->read.data(), sizeof(IndexedLine), piece->read.size(), temporary_.get()) ==
-          piece->read.size();
-  piece->at += piece->read.size();
-  if (!is_read) piece->read.clear();
+      std::fread(piece->block.data(), sizeof(IndexedLine), piece->block.size(), temporary_.get()) ==
+          piece->block.size();
+  piece->at += piece->block.size();
+  if (!is_read) piece->block.clear();
   return is_read;
 }
 
@@ -219,7 +219,7 @@ bool RecordIndex::next(IndexedLine* line) {
   const Later later = {&pieces_};
   std::pop_heap(heap_.begin(), heap_.end(), later);
   Piece& piece = pieces_[heap_.back()];
-  *line = piece.read[piece.next++];
+  *line = piece.block[piece.next++];
   if (fill(&piece))
     std::push_heap(heap_.begin(), heap_.end(), later);
   else

@@ -83,9 +83,9 @@ class RecordIndex {
   };
   // A sorted part of the temporary file, which is read in blocks.
   struct Piece {
-    uint64_t at = 0, end = 0;       // the piece's entries that are not read yet: at .. end - 1 in the file
-    std::vector<IndexedLine> read;  // the block that was read last
-    size_t next = 0;                // index in `read` of the piece's next line
+    uint64_t at = 0, end = 0;        // the piece's entries that are not read yet: at .. end - 1 in the file
+    std::vector<IndexedLine> block;  // the entries that were read last
+    size_t next = 0;                 // index in `block` of the piece's next line
   };
   struct CloseFile {
     void operator()(std::FILE* file) const { std::fclose(file); }
@@ -96,7 +96,7 @@ class RecordIndex {
     const std::vector<Piece>* pieces;
     bool operator()(size_t a, size_t b) const {
       const Piece &one = (*pieces)[a], &other = (*pieces)[b];
-      return one.read[one.next] > other.read[other.next];
+      return one.block[one.next] > other.block[other.next];
     }
   };
 

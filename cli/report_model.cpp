@@ -67,6 +67,7 @@ void AttentionErrors::take(const SampleLine& line) {
       fault.last_step = *line.step;
       ++fault.beyond;
       // The agent's rule for an alarm: `several` of the last kLastSlices slices are beyond the limit.
+      // last_beyond has the numbers of the last slices beyond it.
       series.last_beyond.push_back(fault.slices);
       const size_t several = static_cast<size_t>(is_key_gradient(tensor) ? kSlicesBeyondKeys : kSlicesBeyond);
       if (series.last_beyond.size() > several) series.last_beyond.pop_front();
@@ -116,7 +117,7 @@ void Signals::take(const std::string& layer, const std::vector<WatchReading>& re
     if (!layer.empty() && layers.size() < kMostSeries) layers.insert(layer);
     const std::pair key(static_cast<int>(reading.detector), reading.place);
     const auto found = series_.find(key);
-    size_t& count = is_per_tensor(reading.detector) ? tensors_ : others_;
+    size_t& count = is_per_tensor(reading.detector) ? tensors_ : others_;  // numbers of series
     if (found == series_.end() && count >= kMostSeries) continue;
     count += found == series_.end();
     Series& series = found != series_.end() ? found->second : series_[key];

@@ -31,8 +31,7 @@ int wrong_use(const std::string& line);  // prints the line with say() and retur
 std::string fit_line(std::string_view line, size_t columns);
 
 // Returns a frame: `text` with the escape sequences that draw it over the whole screen, from the top left.
-// Lines are cut to `columns`. If the text has more than `rows` lines, the last row shows how many are left
-// out.
+// Lines are cut to `columns`. If the text has more than `rows` lines, the last row has the number of others.
 std::string frame_of(const std::string& text, size_t columns, size_t rows);
 
 // Redraws a text at the same place of a terminal. While a Screen exists, the cursor is hidden. SIGINT,

@@ -97,8 +97,7 @@ std::string last_line(const std::string& text) {
   return text.substr(begin, end + 1 - begin);
 }
 
-// Reads the JSON that build_adapter.py has printed. Adapter's members are state, torch's version, path,
-// reason.
+// Reads the JSON that build_adapter.py has printed. Members of Adapter: state, torch's version, path, reason.
 Adapter read_answer(const Captured& answer, const std::string& python) {
   const nlohmann::json json = nlohmann::json::parse(answer.output, nullptr, false);
   if (!json.is_object()) {

@@ -69,7 +69,7 @@ def errors(values: Values) -> Row:
                 f"abs({of_ranks('layer_attention_bias_ulp', PASS)})",
                 ULP,
                 0,
-                4 * bias["ulp"],
+                4 * bias["ulp"],  # where the colours end
             ),
             lines(
                 "Relative error",

@@ -29,8 +29,7 @@ double robust_spread(const double* values, size_t count);
 // that were not high. (High losses in the window would enlarge its std, so a spike would hide its own later
 // part.) Until the window is full, no finite loss is high.
 //
-// A spike is 3 high losses in a row. Its onset is the first of them. It ends after 3 losses in a row that are
-// not high.
+// A spike is 3 high losses in a row; the first is its onset. It ends when 3 losses in a row are not high.
 //
 // A divergence is 3 losses in a row that are not finite, even if the window is not full, or 128 high losses
 // in a row, the last one finite. After these 128 the window is emptied, so it is filled at the new level.
@@ -97,7 +96,7 @@ class LossEventRule {
   Window<kLossWindow> window_;
   int high_in_row_ = 0, quiet_in_row_ = 0, nonfinite_in_row_ = 0;  // quiet: not high
   int64_t onset_step_ = 0;
-  bool in_spike_ = false;  // both are false again after 3 losses in a row that are not high
+  bool in_spike_ = false;  // this and diverged_ become false after 3 losses in a row that are not high
   bool diverged_ = false;
   uint64_t spikes_ = 0, divergences_ = 0;
 };
@@ -108,15 +107,14 @@ class LossEventRule {
 //
 // Losses are averaged in blocks of kBlock. A rise is three blocks in a row whose mean exceeds the level both
 // by 6 times the noise of a block's mean and by 5 % of the level. The level is the lowest average of kLevel
-// blocks in a row. The lowest single block is not used, since in a long run it would be far below the usual
-// level by chance.
+// blocks in a row. A single block is not enough: in a long run the lowest is far below the usual by chance.
 //
 // The noise of a block's mean is the larger of two estimates:
 //   - Between blocks: robust_spread() of the differences of neighbouring means, divided by sqrt(2). The
 //     spread is about the median difference, which removes a steady fall of the loss. A steep first descent
 //     has no effect after kMemory / 2 further blocks. With few blocks this estimate is inaccurate.
 //   - Within blocks: from the differences of neighbouring losses. This estimate misses slow oscillations.
-// A block above the level may be part of a rise; it changes neither the level nor the noise. High losses are
+// A block above the level changes neither level nor noise, since it may be part of a rise. High losses are
 // left out of blocks.
 class LossRiseRule {
  public:

@@ -1,7 +1,7 @@
-// Counts the values of an array by their bits on the host, packs and unpacks the counters. A 16-bit value has
-// a counter for each pattern. An fp32 value has a bin for its upper bits; its kBinResidualBits lowest bits
-// are its residual. The word of a bin has the number of values from bit kBinCountShift on, and below it the
-// sum of their residuals. More words count -0 and the infinities; these values are in bins too.
+// Counts the values of an array by their bits on the host, packs and unpacks the counters. 16-bit values have
+// one counter for each bit pattern. For fp32 values, the upper bits select a bin; the kBinResidualBits lowest
+// bits are the value's residual. The word of a bin has the number of values from bit kBinCountShift on, and
+// below it the sum of their residuals. Further words count -0 and the infinities, which are in bins too.
 #include "kernels/histogram.h"
 
 #include "kernels/dtype.h"
@@ -124,6 +124,7 @@ bool get_index(std::span<const std::byte>* bytes, size_t end, uint64_t most, siz
 
 }  // namespace
 
+// Like pack_bins(), this also sets all counters to 0. `sets`: number of sets of counters (count_patterns()).
 size_t pack_patterns(uint32_t* words, char* to, size_t room, size_t sets) {
   Packer packer(to, room);
   for (size_t first = 0; first < kPatterns; first += kCounterRun) {

@@ -1,6 +1,6 @@
 // Attention algorithms, which all compute out = softmax(scale * query . key^T) . value. Family::kAttention in
-// algorithm.h lists inputs and outputs. P is exp(score - maximum of the row); in the backward pass it is
-// divided by the row's sum of these. Values "in the format" are rounded to the format of stored tensors
+// algorithm.h lists inputs and outputs. P is exp(score - maximum of the row); in the backward pass P is
+// divided by the sum of its row. Values "in the format" are rounded to the format of stored tensors
 // (Arithmetic::storage()), values "in registers" to fp32.
 #ifndef FORESHOCK_LAB_ATTENTION_H_
 #define FORESHOCK_LAB_ATTENTION_H_
@@ -9,8 +9,8 @@
 
 namespace foreshock::lab {
 
-// The operands of attention's products. In fp8, quantise() of arithmetic.h scales and casts the inputs, with
-// one scale per tensor, [0], as in frameworks. In other formats it changes nothing, and the scale is 1.
+// The operands of attention's products. In fp8, quantise() of arithmetic.h scales and casts each input. All
+// rows get one scale, as in frameworks; [0] is that of row 0. In other formats x is unchanged, the scale 1.
 struct AttentionOperands {
   Tensor query, key, value;
   double score_scale;  // factor from query . key to the scores, the softmax scale included

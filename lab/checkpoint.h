@@ -21,9 +21,8 @@ struct StoredTensor {
   uint64_t elements() const { return dtype == DType::kNone ? 0 : bytes / size_of(dtype); }
 };
 
-// A file in the safetensors format: the header's length, a JSON header, the data. The data is read on
-// request, so a file may be far larger than memory. Files are not mapped: a mapped file that shrinks would
-// cause SIGBUS.
+// A file in the safetensors format: the header's length, a JSON header, the data. Data is read on request, so
+// a file may be far larger than memory. It is not mapped: a mapped file that shrinks would cause SIGBUS.
 class Safetensors {
  public:
   Safetensors() = default;
@@ -34,8 +33,7 @@ class Safetensors {
   // Opens a file and checks its header, which is not trusted. Returns "" or one line that says what is wrong.
   std::string open(const std::string& path);
 
-  // Reads `count` bytes of a tensor of this file from its byte `begin` on. Returns "" or an error.
-  // Thread-safe.
+  // Reads `count` bytes of a tensor from its byte `begin` on. Returns "" or an error. Thread-safe.
   std::string read(const StoredTensor& tensor, uint64_t begin, uint64_t count, char* data) const;
 
   const std::string& path() const { return path_; }

@@ -1,6 +1,5 @@
 // Defines the sweeps of `foreshock lab`, and writes their results as JSON, page and table. A sweep measures a
-// list of points. A point has one value for each axis: algorithm (see algorithm.cpp), number format, and so
-// on.
+// list of points. A point has one value for each axis: algorithm (see algorithm.cpp), format, input, ...
 #include "lab/study.h"
 
 #include <algorithm>

@@ -66,8 +66,7 @@ std::string to_page(const Study& study);
 // that vary and the errors, then the claims and whether they hold (`colour`: green or red).
 std::string table_of(const SweepResult& result, bool colour);
 
-// Formats rows of equal length as aligned columns; the first `left_columns` are aligned to the left, the
-// others to the right.
+// Aligns rows of equal length as columns; the first `left_columns` to the left, the others to the right.
 std::string aligned(const std::vector<std::vector<std::string>>& rows, size_t left_columns);
 
 // The scripts of the pages of `foreshock lab` and `foreshock compare`, from lab/page/.

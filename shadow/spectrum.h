@@ -15,8 +15,7 @@
 
 namespace foreshock {
 
-// Rows of the query and key projections (weight matrices W_Q and W_K) of some heads of one layer after
-// `step`.
+// Rows of the query and key projections (weight matrices W_Q and W_K) of some heads of a layer after `step`.
 struct ProjectionRows {
   int64_t step = 0;
   uint64_t interval = 0;  // steps between two measurements; if it changes, earlier measurements are dropped
@@ -105,8 +104,7 @@ struct HeadProjections {
 // finite, or nothing changed. Any thread; about 16 width head_dim^2 + 300 head_dim^3 operations.
 std::optional<Spectrum> update_spectrum(const HeadProjections& head);
 
-// The spectrum of a matrix with these singular values, in any order. nullopt if all are 0 or one is not
-// finite.
+// The spectrum from singular values in any order. nullopt if all are 0, or if one is not finite.
 std::optional<Spectrum> spectrum_of(std::span<const double> singular_values);
 
 }  // namespace foreshock

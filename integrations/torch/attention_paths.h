@@ -25,18 +25,18 @@ namespace foreshock::adapter {
 inline constexpr const char* kMathPath = "_scaled_dot_product_attention_math";
 
 // Counts forward passes of the math path. While MathWindow is on, MathWindow counts them instead: it has then
-// raised attention_depth (attention.h: the number of attention calls in which this thread is). A call that is
-// chosen for a sample is skipped, since this hook sees only the scores.
+// raised attention_depth (attention.h: the number of attention calls in which this thread is).
+// enter_attention() counts a call and returns whether to sample it, which this hook cannot (no query or key).
 class SafeSoftmaxHook final : public c10::OperatorKernel {
  public:
   SafeSoftmaxHook(const c10::FunctionSchema& schema, int32_t number)
       : number_(number), arguments_(static_cast<int>(schema.arguments().size())) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    const c10::DispatchKeySet below = keys & kBelow;
+    const c10::DispatchKeySet below = keys & kBelow;  // for what torch calls after this hook
     const at::Tensor& scores = tensor_or_undefined(peek(*stack, arguments_, 0));
     const bool is_counted = attention_depth == 0 && reaches_kernel(below) && has_data(scores);
-    if (is_counted && enter_attention(number_, false, scores))
+    if (is_counted && enter_attention(number_, /*backward=*/false, scores))
       foreshock_attention_skip(number_, FORESHOCK_SKIP_OFF);  // reason: samples of the math path are off
     op.redispatchBoxed(below, stack);
   }
@@ -58,7 +58,7 @@ class MathWindow {
     const auto found = c10::Dispatcher::singleton().findSchema({std::string("aten::") + kMathPath, ""});
     if (!on || !found) return;
     number_ = number;
-    arguments_ = new AttentionArguments(found->schema(), kUpperLeft, false);  // causal: at the top left
+    arguments_ = new AttentionArguments(found->schema(), kUpperLeft, /*backward=*/false);
     handle_ = at::addGlobalCallback(at::RecordFunctionCallback(&on_begin, &on_end)
                                         .needsInputs(true)
                                         .needsOutputs(true)
@@ -84,6 +84,7 @@ class MathWindow {
   // torch calls this function before every operation and passes the result to on_end(). Null: the operation
   // is not an outermost call of the math path.
   static std::unique_ptr<at::ObserverContext> on_begin(const at::RecordFunction& function) noexcept try {
+    // The first comparison of names is cheap, and excludes most operations.
     if (attention_depth != 0 || std::strncmp(function.name(), "aten::_scaled", 13) != 0 ||
         std::strcmp(function.name() + std::strlen("aten::"), kMathPath) != 0)
       return nullptr;
@@ -93,7 +94,7 @@ class MathWindow {
     const at::Tensor& query = arguments_->query(stack);
     if (!has_data(query) || query.is_meta()) return nullptr;
     auto call = std::make_unique<Call>();
-    call->sampled = enter_attention(number_, false, query);
+    call->sampled = enter_attention(number_, /*backward=*/false, query);
     if (call->sampled) call->inputs = arguments_->keep(stack);
     return call;
   } catch (...) {
@@ -109,7 +110,7 @@ class MathWindow {
     try {
       if (!function.outputs().empty()) {
         call->inputs.out = tensor_or_undefined(function.outputs()[0]);
-        reason = describe_call(call->inputs, kUpperLeft, false, &description);
+        reason = describe_call(call->inputs, kUpperLeft, /*backward=*/false, &description);
       }
     } catch (...) {  // reason stays FORESHOCK_SKIP_UNKNOWN
     }

@@ -15,8 +15,7 @@ struct KeptException {
   void *type = nullptr, *value = nullptr, *trace = nullptr;
 };
 
-// The pending call. Restores and deletes the KeptException at `pointer`. Returns -1, so that Python raises
-// it.
+// The pending call. Restores and deletes the KeptException at `pointer`. Returns -1: Python then raises it.
 inline int raise_kept(void* pointer) {
   const KeptException exception = *static_cast<KeptException*>(pointer);
   delete static_cast<KeptException*>(pointer);

@@ -94,7 +94,7 @@ class Replicas:
             if getattr(parameter, "placements", None):  # a DTensor
                 return _prefix_of_mesh(parameter, self._coordinate_mesh, self._distributed)
             if self._has_megatron and is_named and not _has_other_tensor_parallelism(parameter):
-                return ""
+                return ""  # the agent distinguishes these tensors by the coordinates, too
         except Exception as error:  # an unknown release of a framework
             if is_of_trainer(error):
                 raise

@@ -73,7 +73,7 @@ def tap(
     compiling = _torch.compiler.is_compiling()
     if not compiling and not is_active:  # a compiled graph has the operation even if the process is not monitored
         return
-    name = f"{layer:03d}" if type(layer) is int else layer
+    name = f"{layer:03d}" if type(layer) is int else layer  # like the labels of other attention layers
     rest = (scale, alignment, positions_first, name)
     if grad_out is None or grad_query is None:
         _call(compiling, _forward, (query, key, value, out, lse, mask, *rest))
