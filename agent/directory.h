@@ -1,7 +1,6 @@
 // Reads and writes files of a directory that may belong to a hostile user. The directory is held open, so
 // that it cannot be replaced by another one. A file's name must have no '/'. Links are not followed, opening
-// a pipe does not block, and nothing outside the directory is read or written. `why`: a short reason. One
-// thread.
+// a pipe does not block, nothing outside the directory is accessed. `why`: a short reason. For one thread.
 #ifndef FORESHOCK_AGENT_DIRECTORY_H_
 #define FORESHOCK_AGENT_DIRECTORY_H_
 

@@ -188,8 +188,7 @@ class FlaggedWriter {
 // Chooses the checked slices of one run to be saved. A layer that stays faulty would fill any quota with
 // similar slices. So for each rank, layer, pass and reason only the first kFirst slices are saved, and then
 // the 8th, 16th, 32nd, ... After the first flagged slice, one ordinary slice of the same rank, layer and pass
-// (a "place") is saved as a control, because it shows the kernel's correct result for similar inputs. One
-// thread.
+// (a "place") is saved as a control: it shows the kernel's correct result for similar inputs. One thread.
 class FlaggedSlices {
  public:
   static constexpr uint64_t kFirst = 4;

@@ -154,8 +154,7 @@ std::vector<TensorSnapshot> Weights::take(const segment::TensorView& view, const
   std::vector<TensorSnapshot> done;
   const bool is_checksum = record.form == segment::HistogramForm::kNone;  // a replica that sends no histogram
   if (is_checksum || (found != known_.end() && record.step <= found->second.last_step)) {
-    // The part of this rank is late: the snapshot was completed without it. Later ones must wait for the
-    // rank.
+    // This rank's part is late: the snapshot was completed without it. Later ones must wait for the rank.
     if (!is_checksum && found->second.holders.insert(identity.rank).second) found->second.is_settled = false;
     if (odd.empty()) return done;
     // A snapshot without parts, which only reports that a replica differs.

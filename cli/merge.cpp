@@ -80,7 +80,7 @@ class Merge {
   void print_totals(const Output& output) const;
 
  private:
-  // Lines with the same generation, step, kind and subject; on tensors and models, lines of several nodes.
+  // Lines with the same generation, step, kind and subject. On a tensor or model, several nodes have lines.
   using Lines = std::vector<IndexedLine>;
   std::string write_tensor(Lines::const_iterator begin, Lines::const_iterator end, Output* output);
   void write_model(Lines::const_iterator begin, Lines::const_iterator end, Output* output);
@@ -353,11 +353,11 @@ void TensorMerger::follow(std::optional<int64_t> initial_step, TensorSnapshot* s
   if (generation_begins_) {
     // A generation that starts with the run has its first snapshot within the first interval of steps.
     continues_run_ = snapshot->step > static_cast<int64_t>(snapshot->interval);
-    series_.restart(continues_run_);
+    series_.restart(/*keeps_initial=*/continues_run_);
     generation_begins_ = false;
   }
   if (initial_step.value_or(-1) != series_.initial_step(snapshot->key)) series_.forget_initial(snapshot->key);
-  series_.take(!continues_run_, snapshot);
+  series_.take(/*is_first=*/!continues_run_, snapshot);
   series_.expect_none_before(snapshot->step);
   for (const PoolSnapshot& pool : series_.completed()) {
     models_.push_back(model_line(tensor_->run, pool));
@@ -391,7 +391,7 @@ std::string TensorMerger::take(const std::vector<NodeLine>& nodes) {
     tensor_ = parts[0]->line;
     const std::string dtype = tensor_->dtype;        // which the snapshot does not have
     follow(parts[0]->line.initial_step, &snapshot);  // also needed for models_ and later snapshots
-    if (!is_whole(*tensor_)) tensor_ = tensor_line(tensor_->run, snapshot, false);
+    if (!is_whole(*tensor_)) tensor_ = tensor_line(tensor_->run, snapshot, /*with_histogram=*/false);
     tensor_->dtype = dtype;
   }
   tensor_->scope = kJob;

@@ -77,7 +77,7 @@ std::string RecordIndex::take_rank(int64_t rank, uint32_t record) {
          ": name each node's record once";
 }
 
-std::string RecordIndex::place(const RecordLine& line, Position* position, IndexedLine* entry) {
+std::string RecordIndex::fill_entry(const RecordLine& line, Position* position, IndexedLine* entry) {
   const std::string& run = std::visit([](const auto& each) -> const std::string& { return each.run; }, line);
   if (count_ == 0 && run_.empty()) run_ = run;
   if (run != run_)
@@ -143,7 +143,7 @@ std::string RecordIndex::add(const std::string& path, const Visitor& visit) {
     entry.record = record;
     entry.offset = reader->offset();
     entry.bytes = reader->bytes();
-    if (problem = place(*line, &position, &entry); !problem.empty()) return problem;
+    if (problem = fill_entry(*line, &position, &entry); !problem.empty()) return problem;
     lines_.push_back(entry);
     ++count_;
     visit(*line, entry);
@@ -187,14 +187,14 @@ std::string RecordIndex::sort() {
   }
   if (std::string problem = write_piece(); !problem.empty()) return problem;
   for (size_t n = 0; n < pieces_.size(); ++n)
-    if (fill(&pieces_[n])) heap_.push_back(n);
+    if (fill_block(&pieces_[n])) heap_.push_back(n);
   std::make_heap(heap_.begin(), heap_.end(), Later{&pieces_});
   return "";
 }
 
 // Reads the next block of a piece if all lines of the present one have been returned. Returns false at the
 // end of the piece, or if it cannot be read.
-bool RecordIndex::fill(Piece* piece) {
+bool RecordIndex::fill_block(Piece* piece) {
   if (piece->next < piece->block.size()) return true;
   const size_t most = std::max<size_t>(most_ / pieces_.size(), 1);  // all pieces share the memory for lines
   piece->block.resize(std::min<uint64_t>(piece->end - piece->at, most));
@@ -220,7 +220,7 @@ bool RecordIndex::next(IndexedLine* line) {
   std::pop_heap(heap_.begin(), heap_.end(), later);
   Piece& piece = pieces_[heap_.back()];
   *line = piece.block[piece.next++];
-  if (fill(&piece))
+  if (fill_block(&piece))
     std::push_heap(heap_.begin(), heap_.end(), later);
   else
     heap_.pop_back();

@@ -101,11 +101,11 @@ class RecordIndex {
   };
 
   // Fills in all of `*entry` but record, offset and bytes. Returns "" or why the line cannot be merged.
-  std::string place(const RecordLine& line, Position* position, IndexedLine* entry);
+  std::string fill_entry(const RecordLine& line, Position* position, IndexedLine* entry);
   // Sorts lines_ and moves them to the end of the temporary file, as a new piece.
   std::string write_piece();
   // Reads the piece's next block if the last one is used up. False: at its end, or it cannot be read.
-  bool fill(Piece* piece);
+  bool fill_block(Piece* piece);
   // Notes that `record` has this rank. Returns "" or an error: another record has the rank too.
   std::string take_rank(int64_t rank, uint32_t record);
 

@@ -1,4 +1,4 @@
-// Collects data for a report from record lines (report_model.h): attention errors, detector inputs, steps.
+// Collects data for a report from record lines: attention errors, detectors' inputs (Signals), steps (Trail).
 #include "cli/report_model.h"
 
 #include <algorithm>
@@ -67,8 +67,7 @@ void AttentionErrors::take(const SampleLine& line) {
       fault.last_step = *line.step;
       ++fault.beyond;
       // The agent's rule for an alarm: `several` of the last kLastSlices slices are beyond the limit.
-      // last_beyond has the numbers of the last slices beyond it.
-      series.last_beyond.push_back(fault.slices);
+      series.last_beyond.push_back(fault.slices);  // the number of this slice
       const size_t several = static_cast<size_t>(is_key_gradient(tensor) ? kSlicesBeyondKeys : kSlicesBeyond);
       if (series.last_beyond.size() > several) series.last_beyond.pop_front();
       series.is_fault = series.is_fault || (series.last_beyond.size() == several &&

@@ -114,8 +114,7 @@ class LossEventRule {
 //     spread is about the median difference, which removes a steady fall of the loss. A steep first descent
 //     has no effect after kMemory / 2 further blocks. With few blocks this estimate is inaccurate.
 //   - Within blocks: from the differences of neighbouring losses. This estimate misses slow oscillations.
-// A block above the level changes neither level nor noise, since it may be part of a rise. High losses are
-// left out of blocks.
+// A block above the level changes neither level nor noise: it may be part of a rise. High losses are skipped.
 class LossRiseRule {
  public:
   static constexpr uint64_t kBlock = 32;

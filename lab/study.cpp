@@ -394,6 +394,7 @@ Row figures(const Measurement& m) {
 const Row kFigures = {"tensor",   "max", "mean",     "std",      "relative L2",
                       "bias ulp", "z",   "L2/plain", "max/plain"};
 
+// Title of a table, with the axes that do not vary, except those with their usual value and a few others.
 std::string heading(const SweepResult& result, const Measurement& first,
                     const std::set<std::string>& varied) {
   std::string text = result.name;

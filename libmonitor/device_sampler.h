@@ -114,8 +114,7 @@ class DeviceState : public PerContext {
   cuda::Stream stream_ = nullptr;
   cuda::Event event_ = nullptr;
   cuda::Address slots_ = 0, progress_ = 0;  // device addresses of the segment's regions
-  cuda::Address clocks_ = 0;  // in device memory: a GatherClock (scratch memory) for each slice in the ring
-  cuda::Address memory_ = 0;  // in device memory: the ring
+  cuda::Address memory_ = 0, clocks_ = 0;   // the ring; a GatherClock (scratch memory) for each slice in it
   StagingRing ring_;
   StagingRing::Place place_;  // where in the ring the slice is that send() is sending
   CopyTiming times_;

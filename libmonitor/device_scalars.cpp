@@ -130,8 +130,7 @@ struct Head {
 constexpr uint64_t kHeadBytes = 256;
 static_assert(sizeof(Head) <= kHeadBytes);
 
-constexpr uint64_t kResults = kHeadBytes;  // offset of the sums of tensors
-// Offset of the sums of chunks (parts of tensors).
+constexpr uint64_t kResults = kHeadBytes;  // offset of the sums of tensors; kPartials: of parts of tensors
 constexpr uint64_t kPartials = kResults + GradientReadback::kMostTensors * sizeof(GradientSums);
 constexpr uint64_t kSumsBytes = kPartials + GradientReadback::kMostChunks * sizeof(GradientSums);
 
@@ -261,8 +260,7 @@ uint64_t GradientCost::charge_for(uint64_t bytes, uint64_t kernels) {
   return due_ns();
 }
 
-// The charge includes owed_ns_, which is 0 afterwards. Only if earlier charges were too large by more than
-// this estimate, the charge is 0, and a part of owed_ns_ stays negative.
+// Charges owed_ns_, too. A charge is at least 0: if owed_ns_ is far below 0, a part of it stays for later.
 uint64_t GradientCost::sent(const SentGradients& at) {
   const double expected = ns_per_byte_ * static_cast<double>(bytes_);
   const uint64_t charged = due_ns();

@@ -99,9 +99,9 @@ class WeightSampler {
     knows_heads_ = is_sampled;
   }
 
-  // Gets the numbers of the tensors due in the `steps` steps from `step` on, which the trainer reports as one
-  // step. Returns how many; 0 if the budget cannot pay for them, since passing a tensor costs the trainer
-  // time. With replicas, the tensors with the fewest snapshots come first, since the ring may get full.
+  // Gets the numbers of at most `room` tensors due in the `steps` steps from `step` on, which the trainer
+  // reports as one step. Returns how many; 0 if the budget cannot pay for them, since passing a tensor takes
+  // time. With replicas, the tensors with the fewest snapshots come first, since the ring may fill up.
   size_t due(int64_t step, int64_t steps, uint32_t* numbers, size_t room);
   // Counts the tensors of `step`, in which due() could not be called, as lost.
   void count_missed(int64_t step, int64_t steps);

@@ -273,8 +273,7 @@ async function read(path) {
   return response.json();
 }
 
-// Reads the history of another run at once, and that of the same run at every second poll that finds new steps or newly
-// judged backward slices, because it is long.
+// Reads another run's history at once, the same run's at every second poll with new steps or judged backward slices.
 async function readHistory(state) {
   const steps = JSON.stringify((state.ranks || []).map((rank) => [rank.rank, rank.steps, rank.attention?.backward?.judged]));
   const isOther = ui.historyRun !== state.run;

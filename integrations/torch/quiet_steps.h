@@ -98,9 +98,9 @@ class QuietSteps {
     return can_arm_;
   }
 
-  // Remembers an optimizer other than the clock. Companions must come in the order of `parameters`. `number`:
-  // 0 for a companion, which steps after the clock without a backward pass of its own; else the number in the
-  // name of the optimizer's loss ("loss of optimizer 2"). Returns false if no step can be quiet any more.
+  // Remembers an optimizer other than the clock. Returns false if no step can be quiet any more. `number`: 0
+  // for a companion, which steps after the clock without a backward pass of its own; else the number in the
+  // name of its loss ("loss of optimizer 2"). Companions must come in the order of look()'s `parameters`.
   bool look_other(void* optimizer, int64_t number) {
     KnownOptimizer other;
     other.number = number;
@@ -187,7 +187,7 @@ class QuietSteps {
   // Makes the end of the next step run in Python. Returns a tuple of integers about the quiet steps since the
   // last call: their number; time (ns) that this class took; the part of this time that no step has reported
   // to the core; end of the last step (now_ns); most time that this class took in a step; Armed::seen_step;
-  // Armed::seen_address; bits, of which bit n is set if other optimizer n has stepped since the last tick.
+  // Armed::seen_address; bits, of which bit n is set if others_[n] has stepped since the last tick.
   void* take() {
     run_next_end_in_python();
     long long stepped = 0;
@@ -229,9 +229,9 @@ class QuietSteps {
     const void* address;  // becomes Armed::seen_address
     double rate;          // learning rate of the first group
   };
-  // An optimizer's own dictionary, and two of its values, which are borrowed from it.
+  // An optimizer's __dict__, and two of its values, which are borrowed from it.
   struct OptimizerFields {
-    PythonReference own;                        // the dictionary
+    PythonReference own;                        // __dict__
     void *groups = nullptr, *states = nullptr;  // param_groups and state
     ssize_t count = 0;                          // number of groups, at least 1
   };

@@ -6,9 +6,9 @@ its result repeats.
 `foreshock run --save-flagged` writes slices whose result exceeded a limit, and some others as controls. A slice holds
 some query rows of a call, with every key they see. Here the rows are placed at their original positions in a call of
 the original size, with zeros elsewhere, so that the kernel uses the same tiles. The zero rows do not affect the result.
-A Slice holds the content of a file, a Call the arguments of the call. Its place() puts rows of the slice at their
-positions, and rows_of_slice() takes them out of a result. The result is the output, or dQ for a backward slice. Exit
-status: 0: no error shows; 1: a kernel is wrong or does not repeat its bits; 2: a slice could not be run.
+A Slice has the arrays and metadata (`facts`) of a file, a Call the arguments of the call. Its place() puts rows of the
+slice at their positions, and rows_of_slice() takes them out of a result. The result is the output, or dQ for a backward
+slice. Exit status: 0: no error shows; 1: a kernel is wrong or does not repeat its bits; 2: a slice could not be run.
 """
 
 from __future__ import annotations
