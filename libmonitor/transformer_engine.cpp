@@ -347,8 +347,8 @@ void Describer::add_optional(int8_t place, Arrangement arranged, foreshock_tenso
 }
 
 // Returns FORESHOCK_CAUSAL_..., or -1 if the mask is not supported. Not supported are padding (its lengths
-// are on the device), a bias (its format cannot be determined reliably) and a window, whose two limits are -1
-// if there is no window. A causal mask may also have the right limit 0.
+// are on the device), a bias (its format cannot be determined reliably) and a window (without one, both
+// limits are -1). A causal mask may also have the right limit 0.
 int Describer::causal(int64_t queries, int64_t keys) const {
   const auto left = static_cast<int64_t>(word(places_.window_left));
   const auto right = static_cast<int64_t>(word(places_.window_right));

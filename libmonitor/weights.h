@@ -153,7 +153,7 @@ class WeightSampler {
   // Adds the rows of some attention heads, at offset `begin` of the record. Returns the end of the record.
   uint64_t add_heads(const Weight& weight, const foreshock_tensor& data, uint64_t begin, const Draft& draft);
   Weight* weight(uint32_t number) { return reinterpret_cast<Weight*>(table_.data()) + number; }
-  void add(const foreshock_weight& given, double begins_at);
+  void add(const foreshock_weight& given, double begins_at);  // begins_at: share of the elements before it
   void count(const WeightSchedule::Count& turns);  // counts due tensors, and those that were not passed
   void share_copies(const uint32_t* numbers, size_t count);
   bool check(const foreshock_weight_state& state, segment::TensorSkip* why);
