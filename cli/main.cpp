@@ -17,11 +17,11 @@ namespace {
 
 struct Command {
   const char* name;
-  // One of the two functions is null. For `function` dispatch() parses the options, which the bit `reader`
-  // selects in the table of options (libmonitor/options.h). `words_function` parses its words itself.
+  // One of the two functions is null. For `function`, dispatch() parses the options; the bit `reader` selects
+  // them in the table of options (libmonitor/options.h). `words_function` parses its words itself.
   int (*function)(const Arguments&);
   int (*words_function)(const std::vector<std::string>&);
-  uint32_t reader;
+  uint32_t reader;  // 0 for `words_function`
   const char* usage;
   const char* help;
   const char* example;

@@ -1,8 +1,7 @@
 """Alerts on attention errors larger than the precision explains, on too large weight changes, and on replicas (equal
 weights on data-parallel ranks) that differ. `limits` is the section of values.toml with an alert's limits and times.
-From rule.py: RUN_KEY, RANK_KEY and TARGET_KEY are lists of labels that identify a run, a rank at one agent, an agent;
-CHOICE selects the series of the alert's run; UNLESS_ENDED excludes ended ranks; AT_STEP, where() and ranks() are
-templates of texts: the current step, layers, ranks.
+From rule.py: RUN_KEY, RANK_KEY, TARGET_KEY list labels that identify a run, a rank at one agent, an agent. CHOICE
+selects the alert's run, UNLESS_ENDED excludes ended ranks. AT_STEP, where(), ranks(): texts on the step, layers, ranks.
 An Alert has name, kind, component, dashboard, expression, summary, description, and the times `for` and `keep`."""
 
 from rule import AT_STEP, CHOICE, RANK_KEY, RUN, RUN_KEY, TARGET_KEY, UNLESS_ENDED, Alert, Group, Record, ranks, where

@@ -6,7 +6,7 @@ import json
 import pathlib
 import re
 
-from standing import RESULTS, standing
+from standing import RESULTS, standing  # standing(): "default" or "experimental"
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "runbook.md"

@@ -51,12 +51,12 @@ FORESHOCK_DEVICE void for_each_value(uint64_t from, uint64_t count, Block& block
 // The kUnitsOfARound of callers that need no barrier between rounds: more units than a device holds.
 inline constexpr uint64_t kOneRound = uint64_t{1} << 40;
 
-// Successive values of a thread with one bin or pattern. They are added to its word in device memory when the
-// run ends, so that in a tensor of zeros the threads do not wait for one word at every value.
+// Successive values of a thread with one bin or pattern. When the run ends, they are added to the word of
+// this bin in device memory: in a tensor of zeros, the threads then do not wait for one word at every value.
 template <class Word>
 struct Run {
   uint32_t bin;
-  Word pending;  // to be added to the word: number of values; in count_bins_body() also their residuals
+  Word pending;  // to be added to this word: number of values; in count_bins_body() also their residuals
 };
 
 // Shared memory has room for 65,536 counters only if they have 16 bits, so two share a word. Before a counter

@@ -123,7 +123,7 @@ void attention_backward_from(const Tensor& probabilities, const Tensors& inputs,
 }
 
 Tensors attention_plain(const Tensors& inputs, const Settings& settings, Arithmetic& arithmetic) {
-  const AttentionOperands x = attention_operands(inputs, settings, arithmetic);
+  const AttentionOperands x = attention_operands(inputs, settings, arithmetic);  // in fp8: scaled and cast
   Tensor scores = arithmetic.multiply(x.query, transposed(x.key));
   arithmetic.store(scores);
   for (double& s : scores.data) s = arithmetic.in_register(s * x.score_scale);

@@ -10,7 +10,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lab/product.cpp"
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)  // without FMA instructions, as the target SSE2
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)  // SSE2 suffices: none of the three has FMA instructions
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

@@ -132,9 +132,9 @@ class DriverApi {
   const char* find_all(const char* library, int oldest);
 
   int version_ = 0;
-  std::atomic_flag opening_;
+  std::atomic_flag opening_;  // a thread is in open()
   std::atomic<const char*> failure_{nullptr};
-  std::atomic<pid_t> opened_by_{0};
+  std::atomic<pid_t> opened_by_{0};  // the process that opened the driver; 0: not open
 };
 
 // Base class of objects that are set up in a context of a device. Stores that context and the result of the

@@ -43,8 +43,8 @@ def seen(one: dict, detector: str) -> dict | None:
 
 def of_recipe(what: recipes.Recipe, found: list[dict]) -> dict:
     """The row of a recipe: its trainings and loss events, and for each detector of WATCHED in how many trainings it had
-    an alarm ("seen"), in how many of those a loss event followed ("before"), and in how many its first alarm
-    named the layer of the error ("right"). "plant" is "" if the recipe has no planted error."""
+    an alarm ("seen"), in how many of those a loss event followed ("before"), in how many its first alarm named the
+    layer of the error ("right"), and medians of "lead" and "after" of seen(). "plant" is "" without a planted error."""
     of = [one for one in found if one["recipe"] == what.name]
     row: dict = {
         "recipe": what.name, "plant": what.plant if what.twin else "", "dose": what.dose, "trainings": len(of),
