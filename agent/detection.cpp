@@ -78,9 +78,9 @@ static std::optional<double> error_ratio(const SampleLine& line) {
   return std::max(*line.deviation_ratio, *line.fused_ratio);
 }
 
-void Watches::clear_results() {
-  event_lines_.clear();
-  events_.clear();
+void Watches::begin() {
+  lines_found_.clear();
+  found_.clear();
   if (readings_ != nullptr) readings_->clear();
 }
 
@@ -97,27 +97,27 @@ RankWatch* Watches::watch_for(const std::string& run, int64_t rank) {
   return watch;
 }
 
-const std::vector<EventLine>& Watches::convert_events(const std::string& run, int64_t rank) {
-  for (const WatchEvent& event : events_) event_lines_.push_back(line_of(event, run, rank));
-  return event_lines_;
+const std::vector<EventLine>& Watches::end(const std::string& run, int64_t rank) {
+  for (const WatchEvent& event : found_) lines_found_.push_back(line_of(event, run, rank));
+  return lines_found_;
 }
 
 const std::vector<EventLine>& Watches::observe(const StepLine& line) {
-  clear_results();
+  begin();
   RankWatch* watch = line.rank && line.step ? watch_for(line.run, *line.rank) : nullptr;
-  if (watch == nullptr) return event_lines_;
-  watch->observe_step(*line.step, line.loss, line.gradient_norm, &events_);
-  return convert_events(line.run, *line.rank);
+  if (watch == nullptr) return lines_found_;
+  watch->observe_step(*line.step, line.loss, line.gradient_norm, &found_);
+  return end(line.run, *line.rank);
 }
 
 const std::vector<EventLine>& Watches::observe(const SampleLine& line) {
-  clear_results();
+  begin();
   RankWatch* watch = line.rank && line.step ? watch_for(line.run, *line.rank) : nullptr;
   // The detectors observe the output and dQ, but not dK and dV.
-  if (watch == nullptr || line.tensor == "grad_key" || line.tensor == "grad_value") return event_lines_;
+  if (watch == nullptr || line.tensor == "grad_key" || line.tensor == "grad_value") return lines_found_;
   // `control`: for kBias the bias of the reference rounded once, whose drift the detector subtracts; else 0.
   const auto give = [&](DetectorId detector, const std::optional<double>& value, double control = 0) {
-    if (value) watch->observe(detector, line.layer, line.layer, *line.step, *value, control, &events_);
+    if (value) watch->observe(detector, line.layer, line.layer, *line.step, *value, control, &found_);
   };
   if (line.pass == "forward") {
     give(DetectorId::kBias, line.bias_ulp, line.rounded_reference_bias_ulp.value_or(0));
@@ -129,29 +129,29 @@ const std::vector<EventLine>& Watches::observe(const SampleLine& line) {
     give(DetectorId::kDeviationBackward, error_ratio(line));
     give(DetectorId::kOutputErrorDrift, line.grad_out_drift);
   }
-  return convert_events(line.run, *line.rank);
+  return end(line.run, *line.rank);
 }
 
 const std::vector<EventLine>& Watches::observe(const SpectrumLine& line) {
-  clear_results();
+  begin();
   RankWatch* watch =
       line.rank && line.step && line.effective_rank_mean ? watch_for(line.run, *line.rank) : nullptr;
-  if (watch == nullptr) return event_lines_;
+  if (watch == nullptr) return lines_found_;
   watch->observe(DetectorId::kUpdateSpectrum, line.layer, line.layer, *line.step, *line.effective_rank_mean,
-                 0, &events_, static_cast<int64_t>(line.steps.value_or(0)));
-  return convert_events(line.run, *line.rank);
+                 0, &found_, static_cast<int64_t>(line.steps.value_or(0)));
+  return end(line.run, *line.rank);
 }
 
 const std::vector<EventLine>& Watches::observe(const TensorLine& line) {
-  clear_results();
-  if (line.scope == "job" || !line.step || !line.wasserstein_previous) return event_lines_;
+  begin();
+  if (line.scope == "job" || !line.step || !line.wasserstein_previous) return lines_found_;
   return observe_of_run(line.run, DetectorId::kWeightShift, line.tensor, line.layer, *line.step,
                         *line.wasserstein_previous, static_cast<int64_t>(line.interval_steps.value_or(0)));
 }
 
 const std::vector<EventLine>& Watches::observe(const OptimizerLine& line) {
-  clear_results();
-  if (!line.step || !line.rms_staleness) return event_lines_;
+  begin();
+  if (!line.step || !line.rms_staleness) return lines_found_;
   return observe_of_run(line.run, DetectorId::kRmsStaleness, line.tensor, line.layer, *line.step,
                         *line.rms_staleness);
 }
@@ -160,17 +160,17 @@ const std::vector<EventLine>& Watches::observe_of_run(const std::string& run, De
                                                       const std::string& place, const std::string& layer,
                                                       int64_t step, double value, int64_t span) {
   const auto lowest = watches_.lower_bound({run, INT64_MIN});
-  if (lowest == watches_.end() || lowest->first.first != run) return event_lines_;
+  if (lowest == watches_.end() || lowest->first.first != run) return lines_found_;
   const int64_t rank = lowest->first.second;
-  watch_for(run, rank)->observe(detector, place, layer, step, value, 0, &events_, span);
-  return convert_events(run, rank);
+  watch_for(run, rank)->observe(detector, place, layer, step, value, 0, &found_, span);
+  return end(run, rank);
 }
 
 const std::vector<EventLine>& Watches::observe(const EventLine& line) {
-  clear_results();
+  begin();
   if (line.event == kDetectorsBeginAnew)
     std::erase_if(watches_, [&](const auto& each) { return each.first.first == line.run; });
-  return event_lines_;
+  return lines_found_;
 }
 
 const RankWatch* Watches::watch_of(const std::string& run, int64_t rank) const {

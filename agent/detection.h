@@ -36,8 +36,8 @@ class Watches {
   // Lines of other kinds cause no events.
   template <class Line>
   const std::vector<EventLine>& observe(const Line&) {
-    clear_results();
-    return event_lines_;
+    begin();
+    return lines_found_;
   }
 
   // Returns the detectors of a rank, or null if it had no line. Valid until they are restored or removed.
@@ -59,7 +59,7 @@ class Watches {
   bool restore(std::string_view bytes, uint64_t* note);
 
  private:
-  void clear_results();  // clears the events and readings of the previous observe()
+  void begin();  // clears the events and readings of the previous observe()
   // Returns the detectors of a rank, created if missing, for one line, and counts the line in lines_. If
   // there are too many ranks or the run's name is too long, counts it in lines_left_out_ and returns null.
   RankWatch* watch_for(const std::string& run, int64_t rank);
@@ -68,11 +68,11 @@ class Watches {
   const std::vector<EventLine>& observe_of_run(const std::string& run, DetectorId detector,
                                                const std::string& place, const std::string& layer,
                                                int64_t step, double value, int64_t span = 0);
-  const std::vector<EventLine>& convert_events(const std::string& run, int64_t rank);  // to event_lines_
+  const std::vector<EventLine>& end(const std::string& run, int64_t rank);  // to lines_found_
 
   std::map<std::pair<std::string, int64_t>, RankWatch> watches_;
-  std::vector<WatchEvent> events_;      // events of the present observe()
-  std::vector<EventLine> event_lines_;  // the same as lines of the record
+  std::vector<WatchEvent> found_;       // events of the present observe()
+  std::vector<EventLine> lines_found_;  // the same as lines of the record
   std::vector<WatchReading>* readings_ = nullptr;
   uint64_t lines_ = 0, lines_left_out_ = 0;
   int64_t last_rank_ = 0;
