@@ -1,5 +1,7 @@
-// Reads a segment with pread, and writes the agent's progress and commands into the control file. A slot or
-// step record has sequence 2t if number t is whole, 2t - 1 during a write.
+// Reads a segment, the shared memory of one trainer process, with pread, and writes the agent's progress and
+// commands into its control file. A segment consists of regions (arrays of records). The trainer numbers its
+// uses of slots (tickets) and its step records from 1 on. Number t goes to place t % count, which begins with
+// a sequence: 2t once number t is complete, 2t - 1 during its write.
 #include "segment/reader.h"
 
 #include <fcntl.h>
@@ -19,22 +21,22 @@ namespace foreshock::segment {
 namespace {
 
 // Reads all `bytes` at `offset`. Returns false on failure.
-bool read_exactly(int fd, void* to, size_t bytes, uint64_t offset) {
-  char* at = static_cast<char*>(to);
+bool read_exactly(int fd, void* destination, size_t bytes, uint64_t offset) {
+  char* next = static_cast<char*>(destination);
   while (bytes > 0) {
-    const ssize_t got = pread(fd, at, bytes, static_cast<off_t>(offset));
+    const ssize_t got = pread(fd, next, bytes, static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return false;
-    at += got;
+    next += got;
     offset += static_cast<uint64_t>(got);
     bytes -= static_cast<size_t>(got);
   }
   return true;
 }
 
+// A failed write is ignored: the field in the file keeps its value.
 template <class T>
 void write_field(int fd, const T& value, uint64_t offset) {
-  // A failed write is ignored: the field in the file keeps its value.
   while (pwrite(fd, &value, sizeof value, static_cast<off_t>(offset)) < 0 && errno == EINTR) {
   }
 }
@@ -53,7 +55,7 @@ std::unique_ptr<SegmentReader> SegmentReader::adopt(const std::string& name, int
                                                     int control_file, std::string* why) {
   std::unique_ptr<SegmentReader> reader(new SegmentReader);
   reader->name_ = name;
-  reader->segment_ = segment_file;
+  reader->segment_file_ = segment_file;
   reader->control_file_ = control_file;
   const auto refuse = [&](const char* reason) {
     *why = reason;
@@ -62,23 +64,23 @@ std::unique_ptr<SegmentReader> SegmentReader::adopt(const std::string& name, int
   if (segment_file < 0) return refuse("cannot be opened");
   if (control_file < 0) return refuse("its control file cannot be opened");
   struct stat status = {};
-  if (fstat(reader->segment_, &status) != 0 || !S_ISREG(status.st_mode)) return refuse("not a regular file");
-  // A trainer reserves its whole file. A sparse file could make the agent read terabytes of zeros.
+  if (fstat(segment_file, &status) != 0 || !S_ISREG(status.st_mode)) return refuse("not a regular file");
+  // A trainer reserves its whole file (blocks of 512 bytes). A sparse one could hold terabytes of zeros to
+  // read.
   if (static_cast<uint64_t>(status.st_blocks) * 512 < static_cast<uint64_t>(status.st_size))
     return refuse("a sparse file, which no trainer makes");
 
   std::byte page[4096];
-  const size_t head = std::min<size_t>(sizeof page, static_cast<size_t>(status.st_size));
-  if (!read_exactly(reader->segment_, page, head, 0)) return refuse("cannot be read");
+  const size_t page_bytes = std::min<size_t>(sizeof page, static_cast<size_t>(status.st_size));
+  if (!read_exactly(segment_file, page, page_bytes, 0)) return refuse("cannot be read");
   if (const char* reason =
-          parse_header({page, head}, static_cast<uint64_t>(status.st_size), &reader->header_))
+          parse_header({page, page_bytes}, static_cast<uint64_t>(status.st_size), &reader->header_))
     return refuse(reason);
 
   struct stat control_status = {};
-  if (fstat(reader->control_file_, &control_status) != 0 || control_status.st_size != kControlBytes ||
-      !read_exactly(reader->control_file_, &reader->control_, sizeof(Control), 0) ||
-      !read_exactly(reader->control_file_, reader->consumption_, sizeof reader->consumption_,
-                    kConsumptionOffset))
+  if (fstat(control_file, &control_status) != 0 || control_status.st_size != kControlBytes ||
+      !read_exactly(control_file, &reader->control_, sizeof(Control), 0) ||
+      !read_exactly(control_file, reader->consumption_, sizeof reader->consumption_, kConsumptionOffset))
     return refuse("its control file cannot be read");
   const Control& control = reader->control_;
   if (std::memcmp(control.magic, kControlMagic, sizeof kControlMagic) != 0 ||
@@ -88,19 +90,19 @@ std::unique_ptr<SegmentReader> SegmentReader::adopt(const std::string& name, int
 }
 
 SegmentReader::~SegmentReader() {
-  if (segment_ >= 0) close(segment_);
+  if (segment_file_ >= 0) close(segment_file_);
   if (control_file_ >= 0) close(control_file_);
 }
 
 bool SegmentReader::read_region(RegionId id, std::vector<std::byte>* into) const {
   const Region& region = header_.regions[id];
   into->resize(region.record_size * region.count);
-  return read_exactly(segment_, into->data(), into->size(), region.offset);
+  return read_exactly(segment_file_, into->data(), into->size(), region.offset);
 }
 
 Identity SegmentReader::identity() const {
-  if (!read_region(kIdentity, &region_)) return {};
-  return record_at<Identity>(region_, 0);
+  if (!read_region(kIdentity, &region_buffer_)) return {};
+  return record_at<Identity>(region_buffer_, 0);
 }
 
 std::optional<int> SegmentReader::exit_status() const {
@@ -112,15 +114,16 @@ std::optional<int> SegmentReader::exit_status() const {
 template <class T>
 std::vector<T> SegmentReader::ready_records(RegionId id) const {
   std::vector<T> records;
-  if (!read_region(id, &region_)) return records;
+  if (!read_region(id, &region_buffer_)) return records;
   for (uint64_t n = 0; n < header_.regions[id].count; ++n) {
-    const auto record = record_at<T>(region_, n);
+    const auto record = record_at<T>(region_buffer_, n);
     if (record.ready != 1) break;
     records.push_back(record);
   }
   return records;
 }
 
+// Ends before the first operation with an invalid pass: without it, the later ones would get wrong indices.
 std::vector<Op> SegmentReader::ops() const {
   std::vector<Op> ops = ready_records<Op>(kOps);
   ops.erase(std::find_if(ops.begin(), ops.end(), [](const Op& op) { return op.pass >= kPasses; }), ops.end());
@@ -133,7 +136,7 @@ Layer SegmentReader::layer(uint32_t index) const {
   const Region& region = header_.regions[kLayers];
   Layer layer = {};
   if (index < region.count)
-    read_exactly(segment_, &layer, sizeof layer, region.offset + sizeof layer * index);
+    read_exactly(segment_file_, &layer, sizeof layer, region.offset + sizeof layer * index);
   return layer;
 }
 
@@ -150,13 +153,13 @@ std::vector<UnseenName> SegmentReader::unseen_names() const {
 
 Coverage SegmentReader::coverage() const {
   const Region& region = header_.regions[kCoverage];
-  if (region.count == 0 || !read_region(kCoverage, &region_)) return {};
-  return record_at<Coverage>(region_, 0);
+  if (region.count == 0 || !read_region(kCoverage, &region_buffer_)) return {};
+  return record_at<Coverage>(region_buffer_, 0);
 }
 
 Totals SegmentReader::totals() const {
-  if (!read_region(kThreads, &region_)) return {};
-  return parse_threads(region_);
+  if (!read_region(kThreads, &region_buffer_)) return {};
+  return parse_threads(region_buffer_);
 }
 
 uint64_t SegmentReader::now_ns() {
@@ -164,62 +167,64 @@ uint64_t SegmentReader::now_ns() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
 }
 
-// Whether unread_steps() still waits for the numbers of `record`; `newest` is the number of the newest
-// record. The wait is limited in time too, since a hanging trainer adds no records.
+// Whether unread_steps() still waits for numbers of `record` that have not arrived from a device. The wait
+// ends when more than kMostPendingSteps records follow (`newest` is the number of the last one) or, since a
+// hanging trainer adds no records, after kMostPendingSteps durations of the recorded step, at least 1 s.
 bool SegmentReader::is_waited_for(const StepRecord& record, uint64_t newest, uint64_t now_ns) const {
-  constexpr uint64_t kAtLeastNs = 1'000'000'000;
+  constexpr uint64_t kLeastWaitNs = 1'000'000'000;
   if (!waits_ || !is_pending(record) || newest - record.sequence / 2 > kMostPendingSteps) return false;
   const uint64_t age = now_ns > record.time_ns ? now_ns - record.time_ns : 0;
-  return age < kAtLeastNs || age / kMostPendingSteps < record.duration_ns;
+  return age < kLeastWaitNs || age / kMostPendingSteps < record.duration_ns;
 }
 
-// Reads the step record `seen` again: sequence, data, sequence. Returns false if it was overwritten in
-// between. If a pending record was completed since `seen`, reads it once more: this read may have mixed old
-// and new numbers, because completing a record does not change its sequence.
+// Reads the step record again of which `seen` is a copy: sequence, data, sequence. Returns false if another
+// record has replaced it. If a pending record was completed since `seen`, reads it once more: this read may
+// have mixed old and new numbers, because completing a record keeps its sequence.
 bool SegmentReader::read_step(const StepRecord& seen, StepRecord* whole) const {
   const Region& region = header_.regions[kSteps];
-  const uint64_t at = region.offset + region.record_size * (seen.sequence / 2 % region.count);
-  uint64_t again = 0;
-  if (!read_exactly(segment_, whole, sizeof *whole, at) || whole->sequence != seen.sequence ||
-      !read_exactly(segment_, &again, sizeof again, at) || again != seen.sequence)
+  const uint64_t offset = region.offset + region.record_size * (seen.sequence / 2 % region.count);
+  uint64_t sequence_after = 0;
+  if (!read_exactly(segment_file_, whole, sizeof *whole, offset) || whole->sequence != seen.sequence ||
+      !read_exactly(segment_file_, &sequence_after, sizeof sequence_after, offset) ||
+      sequence_after != seen.sequence)
     return false;
   return !is_pending(seen) || is_pending(*whole) || read_step(StepRecord(*whole), whole);
 }
 
-// Reads the 16 records from number `next` on into region_, fewer at the end of the ring. Returns whether they
-// include every new record, as usual: the last of them is then still an old one.
+// Reads 16 step records, from the place of number `next` on, into region_buffer_; fewer if the region ends
+// before. Returns whether they include every new record: the last place read then holds an older record.
 bool SegmentReader::read_few_steps(uint64_t next) const {
   constexpr uint64_t kFew = 16;
   const Region& steps = header_.regions[kSteps];
   const uint64_t first = next % steps.count, count = std::min(kFew, steps.count - first);
-  region_.resize(sizeof(StepRecord) * count);
-  const uint64_t at = steps.offset + sizeof(StepRecord) * first;
-  if (!read_exactly(segment_, region_.data(), region_.size(), at)) return false;
-  const auto last = record_at<StepRecord>(region_, count - 1);
+  region_buffer_.resize(sizeof(StepRecord) * count);
+  const uint64_t offset = steps.offset + sizeof(StepRecord) * first;
+  if (!read_exactly(segment_file_, region_buffer_.data(), region_buffer_.size(), offset)) return false;
+  const auto last = record_at<StepRecord>(region_buffer_, count - 1);
   return last.sequence < 2 * (next + count - 1);
 }
 
 std::vector<StepRecord> SegmentReader::unread_steps(uint64_t now_ns) {
   const Region& region = header_.regions[kSteps];
   std::vector<StepRecord> records;
-  // Most polls find nothing new, so first only the sequence of the next record is read.
-  const uint64_t next = control_.step_cursor + 1;
+  // Most calls find nothing new, so first only the sequence of the next record is read.
+  const uint64_t next = control_.step_cursor + 1;  // step_cursor: number of the last consumed record
   uint64_t sequence = 0;
-  if (!read_exactly(segment_, &sequence, sizeof sequence,
+  if (!read_exactly(segment_file_, &sequence, sizeof sequence,
                     region.offset + region.record_size * (next % region.count)) ||
       sequence < 2 * next)
     return records;
   const bool few_suffice = sequence == 2 * next && read_few_steps(next);
-  if (!few_suffice && !read_region(kSteps, &region_)) return records;
-  uint64_t lost = 0;
-  const std::vector<StepRecord> found = parse_steps(region_, control_.step_cursor, &lost);
-  for (const StepRecord& record : found) {
-    const uint64_t number = record.sequence / 2, newest = found.back().sequence / 2;
-    const uint64_t before = records.empty() ? control_.step_cursor : records.back().sequence / 2;
-    const bool is_overwritten = records.empty() && newest - before > region.count - 1;
-    // If records before this one are missing, they were stored while the ring was read. They and this record
-    // are left to the next call, and so is a record that is overwritten before read_step().
-    const bool has_gap = number != before + 1 && !is_overwritten;  // overwritten records will never be found
+  if (!few_suffice && !read_region(kSteps, &region_buffer_)) return records;
+  uint64_t unused_lost = 0;  // consume_steps() counts the lost records
+  const std::vector<StepRecord> candidates = parse_steps(region_buffer_, control_.step_cursor, &unused_lost);
+  for (const StepRecord& record : candidates) {
+    const uint64_t number = record.sequence / 2, newest = candidates.back().sequence / 2;
+    const uint64_t previous = records.empty() ? control_.step_cursor : records.back().sequence / 2;
+    // Missing records between `previous` and this one were overwritten, which is possible only before the
+    // first record returned, or they were stored while the region was read and the next call returns them.
+    const bool may_be_overwritten = records.empty() && newest - previous > region.count - 1;
+    const bool has_gap = number != previous + 1 && !may_be_overwritten;
     StepRecord whole;
     if (has_gap || is_waited_for(record, newest, now_ns) || !read_step(record, &whole)) break;
     records.push_back(whole);
@@ -236,14 +241,14 @@ void SegmentReader::consume_steps() {
   control_.steps_lost += passed - std::min(unread_.count, passed);
   control_.step_cursor = unread_.newest;
   unread_ = {};
-  // Cursor and count are stored by one write. If an agent were killed between two writes, some steps would
-  // count neither as taken nor as lost. agent_pid is between the two fields, so it is written too.
+  // step_cursor and steps_lost are stored by one write, so that an agent killed in between cannot leave a new
+  // cursor with an old count of lost steps. agent_pid is between the two fields, so it is written too.
   struct {
     uint64_t cursor, pid, lost;
-  } const taken = {control_.step_cursor, control_.agent_pid, control_.steps_lost};
+  } const stored = {control_.step_cursor, control_.agent_pid, control_.steps_lost};
   static_assert(offsetof(Control, agent_pid) == offsetof(Control, step_cursor) + 8 &&
                 offsetof(Control, steps_lost) == offsetof(Control, step_cursor) + 16);
-  write_field(control_file_, taken, offsetof(Control, step_cursor));
+  write_field(control_file_, stored, offsetof(Control, step_cursor));
 }
 
 std::vector<StepRecord> SegmentReader::new_steps(uint64_t now_ns) {
@@ -256,7 +261,7 @@ StepRecord SegmentReader::last_step() const {
   const Region& region = header_.regions[kSteps];
   StepRecord record = {};
   const uint64_t at = region.offset + region.record_size * (control_.step_cursor % region.count);
-  if (control_.step_cursor == 0 || !read_exactly(segment_, &record, sizeof record, at)) return {};
+  if (control_.step_cursor == 0 || !read_exactly(segment_file_, &record, sizeof record, at)) return {};
   return record.sequence == 2 * control_.step_cursor ? record : StepRecord{};
 }
 
@@ -272,11 +277,12 @@ uint64_t SegmentReader::lost(uint32_t pass, Lost reason) const {
   return sum;
 }
 
+// The trainer holds a write lock. F_GETLK reports the lock that would prevent a read lock, or F_UNLCK.
 bool SegmentReader::is_locked() const {
   struct flock lock = {};
   lock.l_type = F_RDLCK;
   lock.l_whence = SEEK_SET;
-  return fcntl(segment_, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+  return fcntl(segment_file_, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
 bool SegmentReader::switched_on() const {
@@ -285,7 +291,7 @@ bool SegmentReader::switched_on() const {
 }
 
 void SegmentReader::set_interval(uint64_t interval, int64_t from_step) {
-  // The step is stored first: a trainer that reads between the two stores sees a future step.
+  // from_step is stored first, so that a trainer that reads the new interval also reads the new from_step.
   control_.interval_from_step = from_step;
   control_.interval = interval;
   write_field(control_file_, control_.interval_from_step, offsetof(Control, interval_from_step));
@@ -299,7 +305,7 @@ void SegmentReader::set_agent_cost(const AgentCost& cost) {
 }
 
 void SegmentReader::set_burst(uint64_t interval, int64_t from_step, int64_t until_step) {
-  // With interval 0 there is no burst, so a trainer that reads in between sees none, not a mixture of two.
+  // Interval 0 means no burst. It is stored first, so that a trainer never reads a mixture of two bursts.
   write_field(control_file_, uint64_t{0}, offsetof(Control, burst_interval));
   write_field(control_file_, from_step, offsetof(Control, burst_from_step));
   write_field(control_file_, until_step, offsetof(Control, burst_until_step));
@@ -307,7 +313,7 @@ void SegmentReader::set_burst(uint64_t interval, int64_t from_step, int64_t unti
 }
 
 void SegmentReader::set_advice(Advice advice) {
-  // The next even number, also if an agent that was killed during a write has left an odd sequence.
+  // The sequence is odd during a write. `whole` is the next even one, also if a killed agent left an odd one.
   const uint64_t whole = (control_.advice.sequence / 2 + 1) * 2;
   write_field(control_file_, whole - 1, offsetof(Control, advice));
   advice.sequence = whole - 1;
@@ -326,11 +332,11 @@ void SegmentReader::set_agent_pid(uint64_t pid) {
 
 namespace {
 
-// Most bytes of a slot beside its keys, values and mask: the header, and at most 16 rows of 4096 dimensions
-// in 8 bytes for each of queries, output and gradients.
-constexpr uint64_t kMostBesideKeys = uint64_t{4} << 20;
-// A buffer larger than this is freed when there is nothing to read.
-constexpr size_t kMostKept = size_t{16} << 20;
+// Limit of the bytes of a slot that are not keys, values or mask: the header, and at most 16 rows of 4096
+// elements of 8 bytes (512 KiB) for each of queries, output and gradients.
+constexpr uint64_t kMostBytesBesideKeys = uint64_t{4} << 20;
+// A buffer larger than this is freed when next_ready() finds no slice.
+constexpr size_t kMostKeptBytes = size_t{16} << 20;
 
 }  // namespace
 
@@ -340,18 +346,18 @@ uint64_t SegmentReader::slot_offset(uint32_t slot) const {
 
 uint64_t SegmentReader::sequence_of(uint32_t slot) const {
   uint64_t sequence = 0;
-  read_exactly(segment_, &sequence, sizeof sequence, slot_offset(slot));
+  read_exactly(segment_file_, &sequence, sizeof sequence, slot_offset(slot));
   return sequence;
 }
 
 Slot SegmentReader::header_of(uint32_t slot) const {
   Slot header = {};
-  read_exactly(segment_, &header, sizeof header, slot_offset(slot));
+  read_exactly(segment_file_, &header, sizeof header, slot_offset(slot));
   return header;
 }
 
-// Reads a slot into buffer_, up to the end of its last payload but never beyond the slot, and parses it. Sets
-// *why to the reason if it is invalid. Returns false if the slot's sequence differs from `sequence`.
+// Reads a slot, up to the end of its last payload but never beyond the slot, and parses it. Sets *why to the
+// reason if it is invalid. Returns false if the slot's sequence is not, or no longer, `sequence`.
 bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, const char** why) {
   const Slot head = header_of(slot);
   const uint64_t size = header_.regions[kSlots].record_size;
@@ -359,25 +365,25 @@ bool SegmentReader::read_slot(uint32_t slot, uint64_t sequence, SlotView* view, 
   for (const Payload& payload : head.payload)
     if (payload.offset <= size && payload.bytes <= size - payload.offset)
       end = std::max(end, payload.offset + payload.bytes);
-  if (end > kMostSliceBytes + kMostBesideKeys) {
+  if (end > kMostSliceBytes + kMostBytesBesideKeys) {
     view->header = head;
     *why = "a slot larger than a slice may be";
     return sequence_of(slot) == sequence;
   }
-  buffer_.resize(end);
-  if (!read_exactly(segment_, buffer_.data(), end, slot_offset(slot))) return false;
+  slot_buffer_.resize(end);
+  if (!read_exactly(segment_file_, slot_buffer_.data(), end, slot_offset(slot))) return false;
   if (sequence_of(slot) != sequence) return false;
-  *why = parse_slot({buffer_.data(), end}, view);
+  *why = parse_slot({slot_buffer_.data(), end}, view);
   if (*why == nullptr && view->header.ticket != sequence / 2) *why = "ticket differs";
   return true;
 }
 
-// Reads the other parts of the slice whose first part is in ready->view, and joins them. The other parts were
-// published before the first part. Returns false if a slot changed in between.
+// Reads the later parts of the slice whose first part is in ready->view, and joins them. The first part was
+// published last, so a slice that lacks a part is invalid. Returns false if a slot changed during the reads.
 bool SegmentReader::read_parts(Ready* ready) {
-  const uint64_t most = header_.regions[kSlots].record_size * slots();
+  const uint64_t most_bytes = header_.regions[kSlots].record_size * slots();
   const uint32_t parts = ready->view.header.parts;
-  ready->why = parts > slots() ? "more parts than slots" : joined_.begin(ready->view, most);
+  ready->why = parts > slots() ? "more parts than slots" : joined_.begin(ready->view, most_bytes);
   for (uint32_t part = 1; part < parts && ready->why == nullptr; ++part) {
     const uint32_t slot = (ready->slot + part) % slots();
     const uint64_t sequence = sequence_of(slot);
@@ -392,12 +398,14 @@ bool SegmentReader::read_parts(Ready* ready) {
   return sequence_of(ready->slot) == 2 * ready->ticket;
 }
 
-// Returns the number of slots of the slice whose first slot has this header.
+// Returns the number of slots of the slice whose first slot has the header `head` and should have `ticket`.
+// It is 1 if the header belongs to another ticket or is not that of a first part. `parts` 0 means 1 slot.
 uint32_t SegmentReader::parts_of(const Slot& head, uint64_t ticket) const {
   return head.ticket == ticket && head.part == 0 ? std::clamp(head.parts, 1u, slots()) : 1;
 }
 
-// Reads the slice whose first part is in `slot`. Returns false if a slot changed in between.
+// Reads the slice whose first part is in `slot`. settle_packed() cuts a slice of a packed batch (concatenated
+// sequences) to the real lengths of its sequence. Returns false if a slot changed during the reads.
 bool SegmentReader::read_slice(uint32_t slot, uint64_t sequence, Ready* ready) {
   *ready = {};
   ready->slot = slot;
@@ -409,19 +417,19 @@ bool SegmentReader::read_slice(uint32_t slot, uint64_t sequence, Ready* ready) {
   return true;
 }
 
-// Whether the first part of the slice to which `tail`, a later part, belongs is gone. This happens if an
-// agent consumed the first part and was then killed, or if the first part was never published.
+// Whether `tail`, the header of a later part of a slice, has lost the first part of its slice: an agent
+// consumed the first part and was then killed, or the trainer never published the first part.
 bool SegmentReader::is_orphan(const Slot& tail) const {
   const uint32_t first = static_cast<uint32_t>(tail.first_ticket % slots());
-  // A first part that is still being written has the odd sequence 2t - 1; rounded up it is 2t as well.
+  // Rounded up to an even number, because a first part that is still being written has an odd sequence.
   const uint64_t sequence = (sequence_of(first) + 1) / 2 * 2;
   return sequence != 2 * tail.first_ticket || consumption_[first].consumed == tail.first_ticket;
 }
 
 bool SegmentReader::next_ready(Ready* ready) {
-  // Read before the slots, so that a slice that is published meanwhile is found by the next call.
+  // The counters of published slices are read first, so that a slice published meanwhile is found next time.
   Progress progress = {};
-  read_exactly(segment_, &progress, sizeof progress, header_.regions[kProgress].offset);
+  read_exactly(segment_file_, &progress, sizeof progress, header_.regions[kProgress].offset);
   if (!look_again_ && std::memcmp(&progress, &progress_, sizeof progress) == 0) return false;
   for (uint32_t tried = 0; tried < slots(); ++tried) {
     const uint32_t slot = next_slot_;
@@ -438,14 +446,14 @@ bool SegmentReader::next_ready(Ready* ready) {
   }
   progress_ = progress;
   look_again_ = false;
-  if (buffer_.capacity() > kMostKept) buffer_ = {};
-  joined_.keep_at_most(kMostKept);
+  if (slot_buffer_.capacity() > kMostKeptBytes) slot_buffer_ = {};
+  joined_.keep_at_most(kMostKeptBytes);
   return false;
 }
 
-// Whether a partly written ticket is a later part of a slice, which is counted by its first part. Looks for
-// that first part, since the ticket's own header may not be written yet.
-bool SegmentReader::is_tail_of_another(uint64_t ticket) const {
+// Whether a partly written ticket is a later part of a slice, which is counted by its first part. Searches
+// all slots for that first part, since the ticket's own header may not be written yet.
+bool SegmentReader::is_later_part(uint64_t ticket) const {
   for (uint32_t slot = 0; slot < slots(); ++slot) {
     const Slot head = header_of(slot);
     if (head.part == 0 && head.parts > 1 && head.parts <= slots() && (head.sequence + 1) / 2 == head.ticket &&
@@ -460,7 +468,7 @@ std::vector<SegmentReader::Ready> SegmentReader::torn() {
   for (uint32_t slot = 0; slot < slots(); ++slot) {
     const uint64_t sequence = sequence_of(slot);
     const uint64_t ticket = (sequence + 1) / 2;
-    if (sequence % 2 == 0 || ticket == consumption_[slot].consumed || is_tail_of_another(ticket)) continue;
+    if (sequence % 2 == 0 || ticket == consumption_[slot].consumed || is_later_part(ticket)) continue;
     Ready ready;
     ready.slot = slot;
     ready.ticket = ticket;
@@ -477,9 +485,9 @@ void SegmentReader::store_consumption(uint32_t slot) {
   write_field(control_file_, consumption_[slot], kConsumptionOffset + slot * sizeof(Consumption));
 }
 
-// Consumes the first part, whose Consumption has the counts, before the other parts. If the agent is killed
-// in between, the next agent finds the other parts as orphans (is_orphan()). From then on the trainer may
-// reuse each consumed slot at once, so a slot that already holds another ticket is left out.
+// Consumes the first part, whose Consumption has the counts, before the later parts. If the agent is killed
+// in between, the next agent finds the later parts as orphans (is_orphan()). If the slice lacks a part, the
+// slot of that part has another ticket and is left out.
 void SegmentReader::consume(const Ready& ready) {
   consumption_[ready.slot].consumed = ready.ticket;
   store_consumption(ready.slot);
@@ -491,10 +499,11 @@ void SegmentReader::consume(const Ready& ready) {
   }
 }
 
-// A call is counted by its slice of rows. Its slice of key positions, if it has one, is not counted again.
+// A call is counted by its slice of query rows, not again by its slice of key positions (`columns` is 1).
 bool SegmentReader::is_counted(const Ready& ready) { return ready.view.header.columns == 0; }
 
 void SegmentReader::consume_judged(const Ready& ready) {
+  // An invalid slice may have a pass out of range, hence % kPasses.
   if (is_counted(ready)) ++consumption_[ready.slot].judged[ready.view.header.pass % kPasses];
   consume(ready);
 }
@@ -510,37 +519,39 @@ void SegmentReader::consume_lost(const Ready& ready, Lost reason) {
 TensorRing SegmentReader::tensor_ring() const {
   const Region& region = header_.regions[kTensors];
   TensorRing ring = {};
-  if (region.count == 0 || !read_exactly(segment_, &ring, sizeof ring, region.offset)) return {};
+  if (region.count == 0 || !read_exactly(segment_file_, &ring, sizeof ring, region.offset)) return {};
   ring.interval = std::min(ring.interval, kMostTensorInterval);
   return ring;
 }
 
-void SegmentReader::move_tensor_cursor(uint64_t to) {
-  control_.tensor_cursor = to;
-  write_field(control_file_, to, offsetof(Control, tensor_cursor));
+void SegmentReader::move_tensor_cursor(uint64_t cursor) {
+  control_.tensor_cursor = cursor;
+  write_field(control_file_, cursor, offsetof(Control, tensor_cursor));
 }
 
 bool SegmentReader::next_tensor(ReadyTensor* ready) {
   const Region& region = header_.regions[kTensors];
   uint64_t written = 0;
-  if (region.count == 0 || !read_exactly(segment_, &written, sizeof written, region.offset)) return false;
-  // Cursors count all bytes ever written; the position in the ring is the cursor modulo its `room` bytes.
-  const uint64_t room = (region.record_size - sizeof(TensorRing)) / kTensorAlign * kTensorAlign;
-  const uint64_t first = region.offset + sizeof(TensorRing);
+  if (region.count == 0 || !read_exactly(segment_file_, &written, sizeof written, region.offset))
+    return false;
+  // Cursors count all bytes ever written; the place in the ring is the cursor modulo `ring_bytes`.
+  const uint64_t ring_bytes = (region.record_size - sizeof(TensorRing)) / kTensorAlign * kTensorAlign;
+  const uint64_t ring_offset = region.offset + sizeof(TensorRing);
   *ready = {};
   while (control_.tensor_cursor != written) {
-    const uint64_t cursor = control_.tensor_cursor, left = written - cursor, to_end = room - cursor % room;
+    const uint64_t cursor = control_.tensor_cursor, unread = written - cursor;
+    const uint64_t place = cursor % ring_bytes, record_offset = ring_offset + place;
     std::byte head[16];  // TensorRecord::bytes and kind
     uint64_t length = 0;
-    bool is_filler = false;
-    if (left > room) {
+    bool is_filler = false;  // a filler takes the space before the ring's end that is too small for a record
+    if (unread > ring_bytes) {
       ready->why = "ring of tensors with more in it than fits";
-    } else if (!read_exactly(segment_, head, sizeof head, first + cursor % room)) {
+    } else if (!read_exactly(segment_file_, head, sizeof head, record_offset)) {
       return false;
     } else {
-      ready->why = parse_tensor_length(head, left, to_end, &length, &is_filler);
+      ready->why = parse_tensor_length(head, unread, ring_bytes - place, &length, &is_filler);
     }
-    if (ready->why != nullptr) {
+    if (ready->why != nullptr) {  // the length is unknown, so consume_tensor() will skip all records
       next_tensor_ = written;
       return true;
     }
@@ -549,9 +560,9 @@ bool SegmentReader::next_tensor(ReadyTensor* ready) {
       move_tensor_cursor(next_tensor_);
       continue;
     }
-    tensor_.resize(length);
-    if (!read_exactly(segment_, tensor_.data(), length, first + cursor % room)) return false;
-    ready->why = parse_tensor(tensor_, &ready->view);
+    tensor_buffer_.resize(length);
+    if (!read_exactly(segment_file_, tensor_buffer_.data(), length, record_offset)) return false;
+    ready->why = parse_tensor(tensor_buffer_, &ready->view);
     return true;
   }
   return false;

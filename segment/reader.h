@@ -252,16 +252,16 @@ class SegmentReader {
   bool read_slot(uint32_t slot, uint64_t sequence, SlotView* view, const char** why);
   bool read_slice(uint32_t slot, uint64_t sequence, Ready* ready);
   bool read_parts(Ready* ready);
-  bool is_orphan(
-      const Slot& tail) const;  // in a slice of several slots, part 0 is the head, others are tails
-  bool is_tail_of_another(uint64_t ticket) const;
+  // Of a slice in several slots, the first slot is its head, and the others are its tails.
+  bool is_orphan(const Slot& tail) const;
+  bool is_later_part(uint64_t ticket) const;
   uint32_t parts_of(const Slot& head, uint64_t ticket) const;
   void consume(const Ready& ready);
   void store_consumption(uint32_t slot);
-  void move_tensor_cursor(uint64_t to);
+  void move_tensor_cursor(uint64_t cursor);
 
   std::string name_;
-  int segment_ = -1;  // descriptors of the .seg and the .ctl file
+  int segment_file_ = -1;  // descriptors of the .seg and the .ctl file
   int control_file_ = -1;
   Header header_ = {};
   Control control_ = {};
@@ -273,11 +273,11 @@ class SegmentReader {
   Progress progress_ = {};           // counters of published slices when next_ready() last found no slice
   bool look_again_ = true;           // next_ready() reads every slot even if progress_ is unchanged
   bool waits_ = true;                // unread_steps() waits for pending records
-  mutable std::vector<std::byte> region_;  // the region that was read last
-  std::vector<std::byte> buffer_;          // the slot that was read last
+  mutable std::vector<std::byte> region_buffer_;  // the region that was read last
+  std::vector<std::byte> slot_buffer_;            // the slot that was read last
   JoinedSlice joined_;
-  std::vector<std::byte> tensor_;  // the tensor record that was read last
-  uint64_t next_tensor_ = 0;       // position in the ring after the record in tensor_
+  std::vector<std::byte> tensor_buffer_;  // the tensor record that was read last
+  uint64_t next_tensor_ = 0;              // position in the ring after the record in tensor_buffer_
 };
 
 }  // namespace foreshock::segment
