@@ -16,7 +16,7 @@
 namespace foreshock {
 namespace {
 
-// Whether `a` and `b` are the status of one file that did not change between the two calls of stat().
+// Whether two calls of stat(), which gave `a` and `b`, found the same file, unchanged in between.
 bool is_same(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino && a.st_size == b.st_size && a.st_mode == b.st_mode &&
          a.st_uid == b.st_uid && a.st_mtim.tv_sec == b.st_mtim.tv_sec &&
@@ -24,7 +24,7 @@ bool is_same(const struct stat& a, const struct stat& b) {
          a.st_ctim.tv_nsec == b.st_ctim.tv_nsec;
 }
 
-// Why a file with this status cannot be the token file; "" if it can.
+// Why a file with this status cannot hold the token, the secret that clients must send; "" if it can.
 std::string problem_of(const struct stat& status) {
   if (!S_ISREG(status.st_mode)) return "is not a regular file";
   if (status.st_uid != 0 && status.st_uid != geteuid()) return "belongs to another user; make it yours";
@@ -35,7 +35,7 @@ std::string problem_of(const struct stat& status) {
 
 bool is_visible(char c) { return c > ' ' && c < '\x7f'; }
 
-// Whether the header value `text` begins with this scheme and a space. Sets *rest to what follows the spaces.
+// Whether the header value `text` begins with `scheme` and a space. If so, sets *rest to the text after them.
 bool has_scheme(std::string_view text, std::string_view scheme, std::string_view* rest) {
   if (text.size() <= scheme.size() || text[scheme.size()] != ' ' ||
       strncasecmp(text.data(), scheme.data(), scheme.size()) != 0)
@@ -64,11 +64,12 @@ std::string decode_base64_prefix(std::string_view text) {
 }  // namespace
 
 bool equal_in_constant_time(std::string_view given, std::string_view expected) {
-  // volatile, so that the compiler cannot end the loop at the first difference
+  // The time must not reveal how many characters of a wrong token are right. `difference` is volatile, so
+  // that the compiler cannot end the loop at the first difference.
   volatile unsigned difference = given.size() != expected.size();
   for (size_t n = 0; n < given.size(); ++n) {
-    const char other = expected.empty() ? '\0' : expected[n % expected.size()];
-    difference = difference | static_cast<unsigned char>(given[n] ^ other);
+    const char expected_char = expected.empty() ? '\0' : expected[n % expected.size()];
+    difference = difference | static_cast<unsigned char>(given[n] ^ expected_char);
   }
   return difference == 0 && !expected.empty();
 }
@@ -80,7 +81,7 @@ std::string read_token(const std::string& path, struct stat* status, std::string
   };
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (file < 0) return fail(std::string("cannot be read: ") + std::strerror(errno));
-  char text[kMostTokenBytes + 2];  // so that a line longer than kMostTokenBytes is recognised
+  char text[kMostTokenBytes + 2];  // more than kMostTokenBytes, so that a longer line is recognised
   ssize_t length = -1;
   std::string problem = fstat(file, status) == 0 ? problem_of(*status) : "cannot be read";
   if (problem.empty() && (length = ::read(file, text, sizeof text)) < 0) problem = "cannot be read";
@@ -113,7 +114,7 @@ bool BearerToken::admits(std::string_view authorization) {
   read_if_changed();
   std::string_view given;
   if (has_scheme(authorization, "Bearer", &given)) return equal_in_constant_time(given, token_);
-  if (!has_scheme(authorization, "Basic", &given)) return false;
+  if (!has_scheme(authorization, "Basic", &given)) return false;  // of a browser's login dialog
   const std::string pair = decode_base64_prefix(given);  // USER:PASSWORD, the password being the token
   const size_t colon = pair.find(':');
   return colon != pair.npos && equal_in_constant_time(std::string_view(pair).substr(colon + 1), token_);
@@ -134,19 +135,21 @@ int hex_digit(char c) {
   return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
 }
 
-// Decodes %XX. An invalid sequence stays as it is.
+// Replaces each %XX by the byte with hexadecimal value XX. An invalid sequence stays as it is.
 std::string percent_decoded(std::string_view text) {
   std::string decoded;
   for (size_t n = 0; n < text.size(); ++n) {
     const int high = text[n] == '%' && n + 2 < text.size() ? hex_digit(text[n + 1]) : -1;
     const int low = high >= 0 ? hex_digit(text[n + 2]) : -1;
-    decoded += low >= 0 ? static_cast<char>(high * 16 + low) : text[n];
-    if (low >= 0) n += 2;
+    const bool is_encoded = low >= 0;
+    decoded += is_encoded ? static_cast<char>(high * 16 + low) : text[n];
+    if (is_encoded) n += 2;
   }
   return decoded;
 }
 
-// The state of the run that the request names (`?run=LABEL`). Without a name: the state of the agent.
+// Replies with the JSON state of the run that the request names (`?run=LABEL`), without a name with that of
+// the agent. The body shares memory with `published`, the state that the agent publishes every second.
 HttpReply state(const HttpRequest& request, const std::shared_ptr<const Published>& published) {
   constexpr std::string_view kJson = "application/json";
   const std::string run = query_value(request.target, "run");
@@ -157,7 +160,7 @@ HttpReply state(const HttpRequest& request, const std::shared_ptr<const Publishe
 }
 
 // Returns a reply with status 503 if the published state is older than `max_age`, else nothing. The thread
-// that publishes may hang, on a disk for example, while the HTTP thread still answers.
+// that publishes states may hang, on a disk for example, while the HTTP thread still answers.
 std::optional<HttpReply> refusal_if_old(const Published& published, std::chrono::seconds max_age) {
   const auto age = std::chrono::steady_clock::now() - published.made;
   if (age <= max_age) return std::nullopt;
@@ -189,7 +192,7 @@ bool is_loopback_host(std::string_view host) {
     if (!host.starts_with(name)) continue;
     const std::string_view rest = host.substr(name.size());
     if (rest.empty()) return true;
-    if (rest[0] != ':' || rest.size() > 6) continue;
+    if (rest[0] != ':' || rest.size() > 6) continue;  // a colon and at most 5 digits of a port
     return std::all_of(rest.begin() + 1, rest.end(), [](char c) { return c >= '0' && c <= '9'; });
   }
   return false;
@@ -199,7 +202,7 @@ HttpReply refusal(int status, std::string_view why) {
   return {status, kText, shared(std::string(why) + "\n")};
 }
 
-// kTooOldAfter is longer than the kStaleAfter of health(), because a busy node makes the agent slow.
+// The text of the metrics in Prometheus' format. It is made once for each snapshot of the metrics.
 HttpReply HttpRoutes::metrics(const Published& published) {
   if (const auto refused = refusal_if_old(published, Published::kTooOldAfter)) return *refused;
   if (metrics_text_ == nullptr || metrics_source_ != published.metrics) {
@@ -209,16 +212,17 @@ HttpReply HttpRoutes::metrics(const Published& published) {
   return {200, "text/plain; version=0.0.4; charset=utf-8", metrics_text_};
 }
 
-// The history of the run that the request names; without a name, of all runs. Replies are cached until the
-// history changes, but only for runs with tables, so that names in requests cannot fill the memory.
+// The history (tables of values by step) of the run that the request names; without a name, of all runs.
+// Cached until the history changes, but only for runs with tables: names in requests must not fill the
+// memory.
 HttpReply HttpRoutes::history(const HttpRequest& request, const Published& published) {
   if (history_source_ != published.history) history_texts_.clear();
   history_source_ = published.history;
   const std::string run = query_value(request.target, "run");
   if (const auto known = history_texts_.find(run); known != history_texts_.end())
     return {200, "application/json", known->second};
-  static const std::vector<HistoryTable> kNone;
-  const std::vector<HistoryTable>& tables = history_source_ ? *history_source_ : kNone;
+  static const std::vector<HistoryTable> kNoTables;
+  const std::vector<HistoryTable>& tables = history_source_ ? *history_source_ : kNoTables;
   auto text = shared(history_json(tables, run));
   const auto is_of_run = [&](const HistoryTable& table) { return table.run == run; };
   if (run.empty() || std::any_of(tables.begin(), tables.end(), is_of_run)) history_texts_[run] = text;
@@ -226,7 +230,7 @@ HttpReply HttpRoutes::history(const HttpRequest& request, const Published& publi
 }
 
 // Whether the request may come from a foreign web page. A page that reaches this server through a domain name
-// that resolves to 127.0.0.1 (DNS rebinding) sends that name as Host. A token keeps such pages out as well.
+// that resolves to 127.0.0.1 (DNS rebinding) sends that name as Host. A foreign page does not have the token.
 bool HttpRoutes::is_foreign(std::string_view host) const {
   return token_ == nullptr && !allows_any_host_ && !is_loopback_host(host);
 }
@@ -257,10 +261,10 @@ HttpReply HttpRoutes::answer(const HttpRequest& request, const std::shared_ptr<c
 
 namespace {
 
-// Writes five digits, which are enough for a chart. nlohmann's JSON library would write up to nine and take
-// three times as long, which matters for a history of hundreds of thousands of numbers.
+// Appends `value` with five digits, which are enough for a chart. nlohmann's JSON library would write up to
+// nine and take three times as long, which matters for a history of hundreds of thousands of numbers.
 void append_number(float value, std::string* text) {
-  if (!std::isfinite(value)) return void(*text += "null");
+  if (!std::isfinite(value)) return void(*text += "null");  // JSON has neither NaN nor infinity
   char buffer[32];
   const auto end = std::to_chars(buffer, buffer + sizeof buffer, value, std::chars_format::general, 5);
   text->append(buffer, end.ptr);
@@ -298,6 +302,7 @@ void append_table(const HistoryTable& table, std::string* text) {
 
 }  // namespace
 
+// `run` "" selects the tables of all runs.
 std::string history_json(const std::vector<HistoryTable>& tables, std::string_view run) {
   std::string text = "{\"schema\":1,\"tables\":[";
   bool first = true;

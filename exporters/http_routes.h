@@ -1,6 +1,7 @@
-// Makes the replies of the agent's HTTP server. It has no network code: http_server.h passes each request as
-// a struct and sends the reply. The paths are /metrics (for Prometheus), /api/v1/state, /api/v1/history,
-// /api/v1/targets, /healthz and the files of the status page, a web page that shows the run.
+// Makes the replies of the agent's HTTP server from the published state, without network code: http_server.h
+// passes each request as a struct and sends the reply. The paths are /metrics (for Prometheus),
+// /api/v1/state, /api/v1/history, /api/v1/targets, /healthz and the files of the status page, a web page of
+// the agent's runs.
 #ifndef FORESHOCK_EXPORTERS_HTTP_ROUTES_H_
 #define FORESHOCK_EXPORTERS_HTTP_ROUTES_H_
 
@@ -24,8 +25,8 @@ namespace foreshock {
 struct HistoryTable {
   std::string run;
   int64_t rank = 0;
-  std::string layer;  // "": values of the whole rank
-  int64_t first_step = 0, steps_per_point = 1;
+  std::string layer;                            // "": values of the whole rank
+  int64_t first_step = 0, steps_per_point = 1;  // steps_per_point > 1: a point combines several steps
   std::vector<std::pair<std::string_view, std::vector<float>>> columns;  // by name; names must be literals
 };
 
@@ -34,16 +35,16 @@ struct HistoryTable {
 // columns without a known value are left out.
 std::string history_json(const std::vector<HistoryTable>& tables, std::string_view run = "");
 
-// What the server serves until the agent publishes the next state, every second. Immutable once published.
+// The state that the server serves. The agent publishes a new one every second. Immutable once published.
 struct Published {
-  std::shared_ptr<const Snapshot> metrics;                             // null: /metrics is empty
-  std::string state_json;                                              // body of /api/v1/state
-  bool healthy = true;                                                 // /healthz answers 200, else 503
-  std::string health_text;                                             // one line
+  std::shared_ptr<const Snapshot> metrics;  // of all series; null: /metrics is empty
+  std::string state_json;                   // body of /api/v1/state
+  bool healthy = true;                      // /healthz answers 200, else 503
+  std::string health_text;                  // body of /healthz, one line
   std::shared_ptr<const std::vector<HistoryTable>> history = nullptr;  // null: /api/v1/history has no tables
   // Bodies of /api/v1/state?run=LABEL, by the label of the run. Several published states may share a text.
   std::vector<std::pair<std::string, std::shared_ptr<const std::string>>> run_states = {};
-  std::string targets_json = "[]";  // body of /api/v1/targets, for Prometheus' http_sd
+  std::string targets_json = "[]";  // body of /api/v1/targets, for Prometheus' HTTP service discovery
   std::chrono::steady_clock::time_point made = std::chrono::steady_clock::now();  // for the age of the state
   // /healthz answers 503 once the state is older than this.
   static constexpr std::chrono::seconds kStaleAfter{30};
@@ -55,8 +56,8 @@ struct Published {
 inline constexpr size_t kLeastTokenBytes = 16;
 inline constexpr size_t kMostTokenBytes = 1024;
 
-// The secret that a client must send. It is the first line of a file, which is read again whenever it
-// changes. Thread-compatible.
+// The secret that a client must send: the first line of a file, which is read again when it changes. Not
+// thread-safe.
 class BearerToken {
  public:
   // The file must belong to root or to this user, be at most readable for its group, and give other users no
@@ -78,7 +79,8 @@ class BearerToken {
   std::string token_;      // empty: no request is admitted
 };
 
-// Returns the token in a file and sets *status. Returns "" and sets *error if the file cannot be used.
+// Returns the token in a file and sets *status to that of the file. If the file cannot be used (the
+// conditions are those of BearerToken::open()), returns "" and sets *error.
 std::string read_token(const std::string& path, struct stat* status, std::string* error);
 
 // Compares two strings in a time that depends only on their lengths. False if `expected` is empty.
@@ -105,15 +107,15 @@ HttpReply refusal(int status, std::string_view why);
 // The value of `key` in the target's query, percent-decoded; "" if there is none.
 std::string query_value(std::string_view target, std::string_view key);
 
-// Answers requests. Keeps the rendered text of the last snapshot and history, so that each published state is
-// rendered at most once, and only on request. Thread-compatible.
+// Answers requests. Keeps the texts of the last snapshot and history, so that each snapshot and history is
+// converted to text at most once, and only on request. Not thread-safe.
 class HttpRoutes {
  public:
   // Sets the token that all paths except /healthz require; null: no token is required.
   void require(std::unique_ptr<BearerToken> token) { token_ = std::move(token); }
 
   // Without a token, only requests whose Host header is a loopback name are admitted, which keeps foreign web
-  // pages out. `any` true admits every Host header: for a Unix socket, which web pages cannot reach.
+  // pages out. `any` true admits every Host header; use it for a Unix socket, which web pages cannot reach.
   void allow_any_host(bool any) { allows_any_host_ = any; }
 
   // The body of the reply may share memory with `published`, which is then kept alive.
