@@ -17,16 +17,17 @@ namespace foreshock {
 
 History::History(std::span<const Column> columns, size_t points) : columns_(columns), most_points_(points) {}
 
-// Doubles the number of steps per point, and merges the pairs of points that become one point.
+// Doubles the number of steps per point. Point p has the steps from p << shift_ on, so the points p with
+// equal p >> 1 become one point. cells_ begins with the cells of point first_point_.
 void History::merge_neighbours() {
   const size_t points = cells_.size() / columns_.size();
   std::vector<Cell> merged(cells_.size());
-  size_t last = 0;
+  size_t target = 0;
   for (size_t n = 0; n < points; ++n) {
-    last = static_cast<size_t>(((first_point_ + static_cast<int64_t>(n)) >> 1) - (first_point_ >> 1));
+    target = static_cast<size_t>(((first_point_ + static_cast<int64_t>(n)) >> 1) - (first_point_ >> 1));
     for (size_t c = 0; c < columns_.size(); ++c) {
       const Cell& old_cell = cell(n, c);
-      Cell& new_cell = merged[last * columns_.size() + c];
+      Cell& new_cell = merged[target * columns_.size() + c];
       if (columns_[c].keep == Keep::kMean)
         new_cell.sum += old_cell.sum;
       else if (old_cell.count > 0 && (new_cell.count == 0 || old_cell.sum > new_cell.sum))
@@ -34,7 +35,7 @@ void History::merge_neighbours() {
       new_cell.count += old_cell.count;
     }
   }
-  merged.resize((last + 1) * columns_.size());
+  merged.resize((target + 1) * columns_.size());
   cells_ = std::move(merged);
   first_point_ >>= 1;
   ++shift_;
@@ -43,8 +44,8 @@ void History::merge_neighbours() {
 // Makes sure that there is a point for `step`, which must not be before the first point.
 void History::make_room(int64_t step) {
   while (static_cast<uint64_t>((step >> shift_) - first_point_) >= most_points_) merge_neighbours();
-  const auto wanted = static_cast<size_t>((step >> shift_) - first_point_) + 1;
-  if (cells_.size() < wanted * columns_.size()) cells_.resize(wanted * columns_.size());
+  const auto points = static_cast<size_t>((step >> shift_) - first_point_) + 1;
+  if (cells_.size() < points * columns_.size()) cells_.resize(points * columns_.size());
 }
 
 void History::add(int64_t step, size_t column, double value) {
@@ -52,13 +53,13 @@ void History::add(int64_t step, size_t column, double value) {
   if (first_point_ < 0) first_point_ = step;
   if ((step >> shift_) < first_point_) return;
   make_room(step);
-  Cell& to = cell(static_cast<size_t>((step >> shift_) - first_point_), column);
-  const auto narrow = static_cast<float>(value);
+  Cell& target = cell(static_cast<size_t>((step >> shift_) - first_point_), column);
+  const auto rounded = static_cast<float>(value);
   if (columns_[column].keep == Keep::kMean)
-    to.sum += narrow;
-  else if (to.count == 0 || narrow > to.sum)
-    to.sum = narrow;
-  ++to.count;
+    target.sum += rounded;
+  else if (target.count == 0 || rounded > target.sum)
+    target.sum = rounded;
+  ++target.count;
 }
 
 void History::copy_to(HistoryTable* table) const {
@@ -69,14 +70,16 @@ void History::copy_to(HistoryTable* table) const {
   for (size_t c = 0; c < columns_.size(); ++c) {
     std::vector<float> values(points, std::numeric_limits<float>::quiet_NaN());
     for (size_t n = 0; n < points; ++n) {
-      const Cell& from = cells_[n * columns_.size() + c];
-      if (from.count == 0) continue;
-      values[n] = columns_[c].keep == Keep::kMean ? from.sum / static_cast<float>(from.count) : from.sum;
+      const Cell& source = cells_[n * columns_.size() + c];
+      if (source.count == 0) continue;
+      const float divisor = columns_[c].keep == Keep::kMean ? static_cast<float>(source.count) : 1;
+      values[n] = source.sum / divisor;
     }
     table->columns.emplace_back(columns_[c].name, std::move(values));
   }
 }
 
+// The rounding errors of the summed rows are independent, so the limit grows with the root of their number.
 double ratio_limit_of_keys(uint64_t query_rows) {
   return kDeviationRatioKeys * std::sqrt(std::max(1.0, static_cast<double>(query_rows) / kRowsOfLimit));
 }
@@ -97,7 +100,8 @@ bool is_alarm(const std::optional<Bias>& bias, double limit) {
   return bias && bias->z && std::fabs(*bias->z) > kBiasZ && std::fabs(bias->ulp) > limit;
 }
 
-// Returns the last step that note_alarms() has stored for this kind, else the step of the last slice.
+// Returns the last step that note_alarms() has stored for this kind of alarm; if none, that of the last
+// slice.
 int64_t last_alarm_step(const PassStatistics& pass, const char* kind) {
   const auto found = pass.past.find(kind);
   return found != pass.past.end() ? found->second.last_step : pass.last_step;
@@ -111,31 +115,33 @@ double alarm_nearness(const LayerStatistics& layer) {
     const PassStatistics* statistics = statistics_of(layer, tensor);
     if (statistics == nullptr) continue;
     if (max_of(statistics->nonfinite_slices).value_or(0) > 0) return INFINITY;
-    const auto add = [&](const SampleWindow& values, double limit) {
+    const auto compare = [&](const SampleWindow& values, double limit) {
       nearness = std::max(nearness, max_of(values).value_or(0) / limit);
     };
-    add(statistics->fused_ratio, ratio_limit(*statistics, tensor));
-    add(statistics->conservation_ratio, kConservationRatio);
+    compare(statistics->fused_ratio, ratio_limit(*statistics, tensor));
+    compare(statistics->conservation_ratio, kConservationRatio);
     const std::optional<Bias> excess = statistics->excess_bias.bias();
     if (excess && excess->z && std::fabs(*excess->z) > kBiasZ && !layer.is_mixed &&
         !is_alarm(statistics->rounded_bias.bias(), kBiasUlp))
       nearness = std::max(nearness, std::fabs(excess->ulp) / bias_limit(tensor));
     if (is_key_gradient(tensor)) continue;
-    add(statistics->deviation_ratio, ratio_limit(*statistics, tensor));
-    add(statistics->lse_error_ratio, kLseErrorRatio);
+    compare(statistics->deviation_ratio, ratio_limit(*statistics, tensor));
+    compare(statistics->lse_error_ratio, kLseErrorRatio);
   }
   return nearness;
 }
 
-// Returns the monitor's time / the training time without it. `own`: the monitor's part of `train`.
+// Returns foreshock's time / the training time without foreshock. All times are in seconds. `own`: the part
+// of `train` that foreshock takes in the trainer; `agent`: CPU time of the agent.
 std::optional<double> slowdown_of(double train, double own, double agent, int cores_per_rank) {
   if (train <= own) return std::nullopt;
   return (own + agent / std::max(cores_per_rank, 1)) / (train - own);
 }
 
+// Whether at least `least_count` values exceed `limit`.
 bool several_beyond(const SampleWindow& values, double limit, int least_count = kSlicesBeyond) {
-  return std::count_if(values.data(), values.data() + values.size(), [&](double x) { return x > limit; }) >=
-         least_count;
+  const auto is_beyond = [&](double value) { return value > limit; };
+  return std::count_if(values.data(), values.data() + values.size(), is_beyond) >= least_count;
 }
 
 }  // namespace
@@ -159,8 +165,8 @@ std::vector<LayerAlarm> alarms_of(const LayerStatistics& layer, uint32_t tensor)
   if (is_biased(statistics, tensor) && !layer.is_mixed) add("bias", statistics.bias.bias()->ulp);
   // One fault gives one alarm, so fused_ratio (error relative to fused attention) is used only without an
   // alarm of deviation_ratio (relative to unfused attention). fused_ratio shows faults at large scores, where
-  // unfused attention may be as wrong as a faulty kernel. For dK and dV unfused attention always errs too
-  // much: it rounds its scores, and with the log-sum-exp of the forward pass these roundings do not cancel.
+  // unfused attention may be as wrong as a faulty kernel. dK and dV use only fused_ratio: unfused attention
+  // rounds its scores, and with the log-sum-exp of the forward pass these roundings do not cancel.
   if (!is_key_gradient(tensor) && several_beyond(statistics.deviation_ratio, ratio_limit(statistics, tensor)))
     add("deviation_ratio", max_of(statistics.deviation_ratio));
   else if (several_beyond(statistics.fused_ratio, ratio_limit(statistics, tensor),
@@ -223,18 +229,18 @@ void RankStatistics::note_event(const char* what, int64_t step, const std::strin
   if (events.size() > kMostEvents) events.pop_front();
 }
 
-uint64_t RankStatistics::calls(uint32_t which) const {
+uint64_t RankStatistics::calls(uint32_t wanted_pass) const {
   uint64_t sum = 0;
   for (size_t op = 0; op < ops.size(); ++op)
-    if (ops[op].pass == which) sum += totals.calls[op];
+    if (ops[op].pass == wanted_pass) sum += totals.calls[op];
   return sum;
 }
 
-uint64_t RankStatistics::in_flight(uint32_t which) const {
-  uint64_t ended = judged[which];
-  for (uint64_t count : lost[which]) ended += count;
-  // `ended` is read later than `sampled`, so it may count slices that `sampled` does not.
-  return totals.sampled[which] > ended ? totals.sampled[which] - ended : 0;
+uint64_t RankStatistics::in_flight(uint32_t wanted_pass) const {
+  uint64_t ended = judged[wanted_pass];
+  for (uint64_t count : lost[wanted_pass]) ended += count;
+  // `judged` and `lost` are updated later than `totals`, so they may count slices that `totals` does not.
+  return totals.sampled[wanted_pass] > ended ? totals.sampled[wanted_pass] - ended : 0;
 }
 
 std::optional<LossCount> RankStatistics::losses(WatchEventKind kind) const {
@@ -272,16 +278,17 @@ const LayerStatistics* RankStatistics::worst_layer() const {
 void RankStatistics::shrink_to_summary() {
   history = History(kRankColumns, kRankPoints);
   const LayerStatistics* worst = worst_layer();
-  std::erase_if(layers, [&](const auto& each) {
-    const LayerStatistics& layer = each.second;
+  std::erase_if(layers, [&](const auto& entry) {
+    const LayerStatistics& layer = entry.second;
     bool is_in_summary = &layer == worst || layer.nonfinite_steps > 0;
     for (uint32_t tensor = 0; tensor < kJudgedTensors; ++tensor) {
-      const PassStatistics* known = statistics_of(layer, tensor);
-      is_in_summary |= known != nullptr && (!known->past.empty() || !alarms_of(layer, tensor).empty());
+      const PassStatistics* statistics = statistics_of(layer, tensor);
+      const bool had_alarm = statistics != nullptr && !statistics->past.empty();
+      is_in_summary |= had_alarm || !alarms_of(layer, tensor).empty();
     }
     return !is_in_summary;
   });
-  for (auto& each : layers) each.second.history = History(kLayerColumns, kLayerPoints);
+  for (auto& [label, layer] : layers) layer.history = History(kLayerColumns, kLayerPoints);
 }
 
 std::vector<LayerAlarm> RankStatistics::alarms() const {
@@ -297,7 +304,7 @@ namespace {
 
 using segment::given;
 
-void add(SampleWindow& window, const std::optional<double>& value) {
+void add_known(SampleWindow& window, const std::optional<double>& value) {
   if (value) window.add(*value);
 }
 
@@ -308,11 +315,11 @@ void add_pass(const SliceDeviation& deviation, const BiasCluster& cluster, PassS
   pass->with_partial_rows += deviation.partial_rows > 0;
   pass->nonfinite += is_nonfinite(deviation);
   pass->nonfinite_slices.add(is_nonfinite(deviation));
-  add(pass->relative_error_mean, deviation.relative_error_mean);
-  add(pass->relative_error_max, deviation.relative_error_max);
-  add(pass->deviation_ratio, deviation.deviation_ratio);
-  add(pass->fused_ratio, deviation.fused_ratio);
-  add(pass->lse_error_ratio, deviation.lse_error_ratio);
+  add_known(pass->relative_error_mean, deviation.relative_error_mean);
+  add_known(pass->relative_error_max, deviation.relative_error_max);
+  add_known(pass->deviation_ratio, deviation.deviation_ratio);
+  add_known(pass->fused_ratio, deviation.fused_ratio);
+  add_known(pass->lse_error_ratio, deviation.lse_error_ratio);
   pass->bias.add(cluster, deviation.bias);
   pass->excess_bias.add(cluster, excess_bias(deviation));
   pass->rounded_bias.add(cluster, deviation.rounded_bias);
@@ -343,11 +350,11 @@ void add_to_history(const segment::Slot& slot, const SliceDeviation& deviation, 
 }
 
 void add_scores(const SliceDeviation& deviation, ScoreStatistics* scores) {
-  add(scores->lse_error, deviation.lse_error_abs_max);
-  add(scores->logit, deviation.logit_abs_max);
-  add(scores->entropy_min, deviation.entropy_min);
-  add(scores->entropy_mean, deviation.entropy_mean);
-  add(scores->near_tie_ratio, near_tie_ratio(deviation));
+  add_known(scores->lse_error, deviation.lse_error_abs_max);
+  add_known(scores->logit, deviation.logit_abs_max);
+  add_known(scores->entropy_min, deviation.entropy_min);
+  add_known(scores->entropy_mean, deviation.entropy_mean);
+  add_known(scores->near_tie_ratio, near_tie_ratio(deviation));
 }
 
 // Returns the better of two layer sources, in the order annotation, parameter, ordinal, unknown.
@@ -392,18 +399,18 @@ void add_cost(const RankStatistics::Cost& step, double decay, RankStatistics::Co
   sum->agent_seconds = decay * sum->agent_seconds + step.agent_seconds;
 }
 
-// A step that took at least kShortestPause seconds and more than kMostTimes the median contains a pause, such
-// as a stopped trainer or a checkpoint. If the pause counted as training time, the monitor's share would look
-// small for minutes. The median is used from kStepsToKnow steps on.
-constexpr double kMostTimes = 20, kShortestPause = 1;
-constexpr size_t kStepsToKnow = 16;
+// A step that took at least kShortestPause seconds and more than kMostMedians times the median of the last
+// steps contains a pause: the trainer was stopped, or wrote a checkpoint. If the pause counted as training
+// time, the monitor's share would look small for minutes. The median is used from kStepsForMedian steps on.
+constexpr double kMostMedians = 20, kShortestPause = 1;
+constexpr size_t kStepsForMedian = 16;
 
 // Returns the duration of a step that took `seconds`, without a pause. `cost` is the monitor's part of it;
 // `usual` has the durations of the last steps without the monitor's part.
 double training_seconds(double seconds, double cost, const StepWindow& usual) {
-  if (seconds < kShortestPause || usual.size() < kStepsToKnow) return seconds;
+  if (seconds < kShortestPause || usual.size() < kStepsForMedian) return seconds;
   const double median = median_of(usual);
-  return seconds - cost > kMostTimes * median ? median + cost : seconds;
+  return seconds - cost > kMostMedians * median ? median + cost : seconds;
 }
 
 // Takes the cost of a step from the grant of the first look (the first samples of a process), as far as the
@@ -421,7 +428,7 @@ void observe_cost(const segment::StepRecord& step, RankStatistics* rank) {
                cost = 1e-9 * static_cast<double>(step.cost_ns);
   const double granted = take_grant(step, cost, &rank->first_look);
   const double trained = training_seconds(seconds, cost, rank->step_seconds);
-  // The agent's time since the previous step. rank->cost.agent_seconds is its time until the previous step.
+  // The agent's CPU time since the previous step; rank->cost.agent_seconds is that until the previous step.
   const double agent = rank->agent_seconds - rank->first_look.agent_seconds - rank->cost.agent_seconds;
   const RankStatistics::Cost spent = {trained, cost - granted, std::max(agent, 0.0)};
   add_cost(spent, 1, &rank->cost);
@@ -456,9 +463,9 @@ void note_given_up_tensors(const segment::StepRecord& step, RankStatistics* rank
   rank->note_event("tensors_given_up", step.step, "", std::nullopt);
 }
 
-// Non-finite attention gradients wait in RankStatistics::pending_gradient and are counted when their step
-// ends. If a step ends with an unexpected number, its end is not recognized. The gradients are then counted
-// after kEndsToWaitFor ends of steps, or, if no step ends, after kNanosecondsToWait.
+// NaN and Inf in attention gradients wait in RankStatistics::pending_gradient and are counted when their
+// step, or a later one, ends. If only steps with smaller numbers end, or none, the values are counted after
+// kEndsToWaitFor ends, or at the next such gradient after kNanosecondsToWait.
 constexpr int kEndsToWaitFor = 2;
 constexpr uint64_t kNanosecondsToWait = 120'000'000'000;
 
@@ -528,8 +535,8 @@ void add_whole_call(const SliceDeviation& deviation, const segment::Slot& slot, 
   if (slot.columns == 0) return;
   PassStatistics& rows = layer->pass[1];
   if (rows.judged >= kWholeCalls && rows.with_partial_rows == 0)
-    add(statistics_of(static_cast<uint32_t>(deviation.tensor), layer).conservation_ratio,
-        deviation.conservation_ratio);
+    add_known(statistics_of(static_cast<uint32_t>(deviation.tensor), layer).conservation_ratio,
+              deviation.conservation_ratio);
   if (!deviation.nonfinite_grad_query) return;
   ++rows.nonfinite;
   rows.nonfinite_slices.add(1);
@@ -537,7 +544,7 @@ void add_whole_call(const SliceDeviation& deviation, const segment::Slot& slot, 
 
 // Returns a hash of the properties that all calls of one layer share. Never 0, which means no call yet.
 uint64_t kind_of(const segment::Slot& slot) {
-  uint64_t hash = 1;
+  uint64_t hash = 1;  // each step multiplies by 2^64 / golden ratio, which spreads the bits
   for (const uint64_t part : {uint64_t{slot.dtype}, uint64_t{slot.head_dim}, uint64_t{slot.value_dim},
                               std::bit_cast<uint64_t>(slot.scale), uint64_t{slot.heads_in_slice}})
     hash = (hash ^ part) * 0x9e3779b97f4a7c15;
@@ -569,14 +576,14 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
   const uint32_t tensor = slot.columns == 1 ? static_cast<uint32_t>(deviation.tensor) : slot.pass;
   add_pass(deviation, cluster, &statistics_of(tensor, rank));
   if (slot.pass == 0) add_scores(deviation, &rank->scores);
-  if (!is_key_gradient(tensor)) add_to_history(slot, deviation, rank);
+  if (!is_key_gradient(tensor)) add_to_history(slot, deviation, rank);  // histories show slices of rows only
   rank->layer_source = better_source(rank->layer_source, layer.source);
   if (layer.label.empty() && !is_key_gradient(tensor)) ++rank->slices_without_layer[layer.source];
   rank->nonfinite_output += deviation.nonfinite_out + deviation.nonfinite_lse;
   observe_attention_gradient(deviation.nonfinite_gradient, slot, rank);
   LayerStatistics* named_layer = layer.label.empty() ? nullptr : rank->layer_of(layer.label);
   LayerStatistics& statistics = named_layer != nullptr ? *named_layer : rank->unnamed;
-  // Comes before add_pass(), which makes `judged` positive.
+  // A layer is counted at its first slice, hence before add_pass(), which makes `judged` positive.
   if (!is_key_gradient(tensor))
     rank->layers_judged[slot.pass] += named_layer != nullptr && named_layer->pass[slot.pass].judged == 0;
   add_pass(deviation, cluster, &statistics_of(tensor, &statistics));
@@ -595,7 +602,7 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
 }
 
 void observe_event(const EventLine& line, RankStatistics* rank) {
-  if (line.level == name_of(Level::kQuiet)) return;  // the end of a warning is not listed
+  if (line.level == name_of(Level::kQuiet)) return;  // the end of a detector's warning is not listed
   const std::string what = line.detector.empty() ? line.event : line.level + "_" + line.detector;
   rank->note_event(what.c_str(), *line.step, line.layer, line.value);
 }

@@ -1,7 +1,7 @@
 // The state of one rank (one trainer process) in the agent, and the functions that update it from a checked
 // slice, an ended step, an event or a tensor snapshot. A slice is a copied part of one attention call; the
-// agent checks it by computing the same part in fp64 (the reference). Plain data: the pipeline writes it, the
-// publishing code only reads it.
+// agent checks (judges) it by computing the same part in fp64 (the reference). SliceDeviation is the result
+// for one tensor of the slice. Plain data: the pipeline writes it, the publishing code only reads it.
 #ifndef FORESHOCK_AGENT_RANK_STATE_H_
 #define FORESHOCK_AGENT_RANK_STATE_H_
 
@@ -38,7 +38,7 @@ class History {
     std::string_view name;  // must have static lifetime
     Keep keep;
   };
-  // Keeps at most `points` points; `points` must be at least 2.
+  // Keeps at most `points` points; `points` must be at least 2. The array `columns` must outlive the history.
   History(std::span<const Column> columns, size_t points);
   // Ignores a step before the first point. Ignores NaN and Inf, which are reported as events instead.
   void add(int64_t step, size_t column, double value);
@@ -66,6 +66,7 @@ class History {
 using SampleWindow = Window<BiasPool::kSlices>;
 using StepWindow = Window<64>;
 
+// figure_of(), mean_of(), min_of() and max_of() return nothing for an empty window.
 template <size_t n>
 std::optional<double> figure_of(const Window<n>& window, double WindowSummary::*figure) {
   const auto summary = window.summary();
@@ -99,7 +100,7 @@ struct PastAlarm {
 };
 
 // Statistics of one checked tensor of a rank or a layer: the output in the forward pass; dQ, dK or dV in the
-// backward pass. The windows and pools cover the last 64 slices; `past` and the counts cover all slices.
+// backward pass. The windows and the pools (of signed errors) cover the last 64 slices, all else all slices.
 struct PassStatistics {
   uint64_t judged = 0;                    // checked slices
   uint64_t nonfinite = 0;                 // slices with NaN or Inf; for a layer's dQ also slices of keys
@@ -128,7 +129,7 @@ struct PassStatistics {
 using KeyStatistics = std::vector<PassStatistics>;
 
 // Whether the kernel itself is biased: its bias and its excess bias are large, significant and of one sign,
-// and the rounded reference is not biased. `tensor` is a JudgedTensor.
+// and the rounded reference is not biased. `tensor`: 0 output, 1 dQ, 2 dK, 3 dV (JudgedTensor).
 bool is_biased(const PassStatistics& pass, uint32_t tensor);
 
 // Figures of forward slices: largest error of the log-sum-exp, largest scaled score, entropy of the attention
@@ -197,7 +198,7 @@ inline constexpr History::Column kLayerColumns[] = {
     {"weight_wasserstein", History::Keep::kMax},
     {"update_effective_rank", History::Keep::kMean},
 };
-inline constexpr size_t kRankPoints = 512, kLayerPoints = 64;
+inline constexpr size_t kRankPoints = 512, kLayerPoints = 64;  // limits of the points of the histories
 
 struct LayerStatistics {
   std::string label, name, source;  // as in LayerOfCall below
@@ -232,7 +233,7 @@ struct LoggedScalar {
   int64_t step;  // step logged with the value, else the optimizer's step
 };
 
-// Limit of the layers of a rank. A trainer may replace its kMaxLayers names without end.
+// Limit of the layers of a rank. A trainer has at most kMaxLayers names at a time, but may replace them.
 inline constexpr size_t kMostLayers = 2 * segment::kMaxLayers;
 
 // A JudgedTensor is 0 for out, 1 for grad_query, 2 for grad_key and 3 for grad_value; a pass is 0 for forward
@@ -296,7 +297,7 @@ struct RankStatistics {
   segment::Totals totals;                   // the trainer's counters of calls and samples
   // Samples that this agent and the agents before it have checked, and those that could not be checked.
   uint64_t judged[segment::kPasses] = {}, lost[segment::kPasses][segment::kLostReasons] = {};
-  bool alive = true;
+  bool alive = true;        // the process still runs
   bool current = true;      // false: a later process has taken over this rank's number
   bool switched_on = true;  // false: sampling is paused
   RunState state = RunState::kRunning;
@@ -322,8 +323,8 @@ struct RankStatistics {
   std::optional<double> first_loss, last_loss;
   uint32_t loss_source = 0;  // FORESHOCK_LOSS_... of the last step that had a loss
   std::optional<double> gradient_norm, learning_rate;
-  // The detectors of this rank, over all attempts. Null until they have received a line. Also null once a
-  // later process has replaced this one, so that their events are published only once.
+  // The detectors of this rank, over all attempts. Null until they have received a line of the record. Also
+  // null once a later process has replaced this one, so that their events are published only once.
   const RankWatch* watch = nullptr;
   // The last step that an earlier agent has processed, if this agent has replaced it; else -1.
   int64_t taken_up_step = -1;
@@ -336,7 +337,7 @@ struct RankStatistics {
   std::optional<double> loss_zscore;      // of the last step, against the last 128 losses that were not high
   std::optional<double> gradient_zscore;  // of the last step, against the norms of the 128 steps before it
   // Duration of the steps, the part of it that the monitor takes in the trainer (own), and CPU time of the
-  // agent for the rank. The last two are without the cost of the first look (FirstLookCost).
+  // agent for the rank. Own and agent's time exclude the cost of the first look (FirstLookCost).
   struct Cost {
     double train_seconds = 0, own_seconds = 0, agent_seconds = 0;
   };
@@ -366,9 +367,9 @@ struct RankStatistics {
   uint64_t row_slices_handled = 0;  // slices of query rows that the agent checked or refused
   uint64_t nonfinite_loss = 0, nonfinite_gradient = 0;              // steps with a loss or norm of NaN or Inf
   uint64_t nonfinite_output = 0, nonfinite_attention_gradient = 0;  // values of NaN or Inf in slices
-  // Non-finite attention gradients of a step that has not ended. They are added to
-  // nonfinite_attention_gradient when the step ends, since only then it is known whether a gradient scaler
-  // skips the step.
+  // NaN and Inf in attention gradients of a step that has not ended. nonfinite_attention_gradient counts them
+  // when it ends, together with skipped_steps: the alert ignores those of a step that a gradient scaler
+  // skips.
   struct PendingGradient {
     uint64_t values = 0, since_ns = 0;  // number of values; time of the first of them
     int64_t step = 0;
@@ -386,8 +387,8 @@ struct RankStatistics {
   // Returns the layer with this label, created if missing, or null if there are too many layers.
   LayerStatistics* layer_of(const std::string& label);
   void note_event(const char* what, int64_t step, const std::string& layer, std::optional<double> value);
-  uint64_t calls(uint32_t pass) const;
-  uint64_t in_flight(uint32_t pass) const;  // samples that wait for their check
+  uint64_t calls(uint32_t wanted_pass) const;
+  uint64_t in_flight(uint32_t wanted_pass) const;  // samples that wait for their check
   // Whether enough steps have passed to conclude that the hooks do not see this model's attention.
   bool no_attention_seen() const { return steps >= 10 && calls(0) + calls(1) == 0; }
   // Returns the monitor's time in the trainer, plus the agent's CPU time divided by the cores of the rank, as
@@ -426,14 +427,15 @@ void observe_slice(const segment::Slot& slot, const LayerOfCall& layer, const Sl
 
 // Returns the number of checked slices of key positions. For each, both dK and dV are checked.
 inline uint64_t key_slices_of(const RankStatistics& rank) {
-  const PassStatistics* known = statistics_of(rank, static_cast<uint32_t>(JudgedTensor::kGradKey));
-  return known != nullptr ? known->judged : 0;
+  const PassStatistics* grad_key = statistics_of(rank, static_cast<uint32_t>(JudgedTensor::kGradKey));
+  return grad_key != nullptr ? grad_key->judged : 0;
 }
 
 // Continues a rank whose steps up to `last` a replaced agent has processed. `watch` has the detectors' state
 // after `last`; null if unknown.
 void resume_from(const segment::StepRecord& last, const RankWatch* watch, RankStatistics* rank);
 
+// Adds an ended step.
 void observe_step(const segment::StepRecord& step, RankStatistics* rank);
 // Adds an event of the detectors to the rank's list.
 void observe_event(const EventLine& line, RankStatistics* rank);
