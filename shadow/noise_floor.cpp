@@ -1,5 +1,6 @@
 // Recomputes a slice with the roundings of two correct algorithms, plain (unfused) and fused
-// (FlashAttention), in float (double for fp64 storage). Highway compiles this file per instruction set.
+// (FlashAttention), in float (double for fp64 storage). The rows of the slice are in the lanes of SIMD
+// vectors. Highway (namespace hn), a SIMD library, compiles this file once per instruction set.
 #include "shadow/noise_floor.h"
 
 #include <algorithm>
@@ -23,8 +24,10 @@ namespace HWY_NAMESPACE {
 constexpr int kFloorTile = 48;
 
 // Arrays of one slice: [element or key][row], except `tile`, which holds keys or values as [key][element].
-// The arrays of weights have room for all keys: an unfused kernel stores the whole matrix, and the maximum of
-// a row must be known before its first weight.
+// `plain` and `fused` have the scores, later the weights of all keys: an unfused kernel stores the whole
+// matrix, and the maximum of a row must be known before its first weight. `rounded`, grad_weight and
+// grad_score have the keys of a tile; `partial` is the product of a tile. plain_delta and given_delta are the
+// sums of grad_out * out, with the out of plain and with that of the trainer.
 template <class T>
 struct FloorArrays {
   int stride;
@@ -111,7 +114,7 @@ void exponentiate(const AttentionSlice& slice, const FloorArrays<T>& a, T* score
   }
 }
 
-// values[key][row] = change(values[key][row], of_row[row])
+// values[key][row] = change(values[key][row], of_row[row]);
 template <class T, class F>
 HWY_INLINE void for_rows(const FloorArrays<T>& a, int keys, const T* of_row, T* values, F change) {
   const LanesTag<T> d;
@@ -137,7 +140,7 @@ void plain_weights(const AttentionSlice& slice, const Reference& reference, cons
 }
 
 // Sets a.fused to the weights: exp(score - max) in a forward slice, exp(score - log_sum_exp) in a backward
-// slice. In a backward slice a weight of 0 stays 0 even if the factor exp(max - log_sum_exp) is infinite.
+// slice. There a weight of 0 stays 0 even if the factor exp(max - log_sum_exp), a.factor, is infinite.
 template <class T>
 void fused_weights(const AttentionSlice& slice, const Reference& reference, const FloorArrays<T>& a) {
   exponentiate(slice, a, a.fused);
@@ -190,6 +193,7 @@ void compute_delta(const AttentionSlice& slice, const FloorArrays<T>& a, T* delt
 }
 
 // Computes a.grad_score = weight * (grad_weight - delta) of one tile, rounded. `of_row`: delta of each row.
+// If rounds_grad_weight, grad_weight is rounded too.
 template <class T>
 HWY_INLINE void compute_grad_scores(const AttentionSlice& slice, const FloorArrays<T>& a, const T* weights,
                                     const T* of_row, int count, bool rounds_grad_weight) {
@@ -231,7 +235,8 @@ void compute_grad_query(const AttentionSlice& slice, const FloorArrays<T>& a, No
 }
 
 // Computes both floors. The order matters: compute_out() needs the a.sum of the weights that were
-// exponentiated last, and compute_delta() needs the a.out of plain first, then that of the slice.
+// exponentiated last, and compute_delta() needs the a.out of plain first, then the trainer's. A partial row
+// has keys outside of the slice, so plain cannot compute its out and uses the trainer's.
 template <class T>
 void floors_as(const AttentionSlice& slice, const Reference& reference, NoiseFloors* floors) {
   const FloorArrays<T> a(slice, &floors->scratch);

@@ -1,8 +1,9 @@
 #include "shadow/reference.h"
 
-// The fast implementation of reference(), i.e. of attention in fp64. The rows of a slice are in the lanes of
-// SIMD vectors. Each lane does the operations of reference_scalar.cpp in the same order, so both give the
-// same bits. Highway, a SIMD library, compiles this file once per instruction set.
+// The fast implementation of reference(), i.e. of attention in fp64 for the query rows of one slice. The rows
+// are in the lanes of SIMD vectors. Each lane does the operations of reference_scalar.cpp in the same order,
+// so both give the same bits. Highway (namespace hn), a SIMD library, compiles this file once per instruction
+// set. Keys are processed in tiles of kReferenceTile; t is a key's index in its tile.
 
 #include <algorithm>
 #include <cmath>
@@ -29,8 +30,10 @@ constexpr int kLanes = lanes_of<double>();
 
 // The working arrays in the scratch memory of a Reference: doubles, 64-byte aligned. `keys` and `values` hold
 // a tile as [key][element]. The other arrays are [element or key][row], with `stride` (the padded number of
-// rows) from one element to the next: the fields of RowSums, the maxima before the current tile (`factor`),
-// the number of keys that a row sees (`limit`), sum grad_out * out (`delta`), sums of backward().
+// rows) from one element to the next. By row: the largest, second largest and smallest score (max, second,
+// min); sums of the weights exp(score - max) and of weight * (score - max) (sum, weighted); the maximum
+// before the current tile (factor); the number of keys that it sees (limit); the sum of grad_out * out
+// (delta).
 struct Workspace {
   int stride;
   double *query, *out, *scores, *keys, *values;
@@ -70,7 +73,7 @@ struct Workspace {
 HWY_INLINE V greater_of(V a, V b) { return hn::IfThenElse(hn::Gt(a, b), a, b); }
 
 // Updates max, second and min with the scores of one tile. If `limited`, first sets the scores of keys at or
-// beyond a row's limit to -Inf. Stores the old maxima in factor, and returns whether any maximum changed.
+// beyond a row's limit to -Inf. Stores the old maxima in w.factor, and returns whether any maximum changed.
 HWY_INLINE bool observe_tile(const Workspace& w, int first, int count, bool limited) {
   const D d;
   const V lowest = hn::Set(d, -std::numeric_limits<double>::infinity());
@@ -101,20 +104,21 @@ HWY_INLINE bool observe_tile(const Workspace& w, int first, int count, bool limi
   return moved;
 }
 
-// shift_of() of every lane: the maximum, or 0 for a row that has seen no key.
+// The number to subtract from the scores of each row: the maximum, or 0 for a row that has seen no key.
 HWY_INLINE V shift_lanes(V max) {
   const D d;
   return hn::IfThenElse(hn::Eq(max, hn::Set(d, -std::numeric_limits<double>::infinity())), hn::Zero(d), max);
 }
 
+// Raises x to at least kExpArgumentMin, whose exp is 0. With -Inf, the product 0 * x would be NaN.
 HWY_INLINE V clamp_lanes(V x) {
   const V least = hn::Set(D(), kExpArgumentMin);
   return hn::IfThenElse(hn::Lt(x, least), least, x);
 }
 
-// Rescales the sums from the old maxima (in factor) to the new ones. With change = old - new maximum,
-// weighted = sum of weight * (score - max) becomes exp(change) * (weighted + change * sum). Lanes whose
-// maximum is unchanged are multiplied by exactly 1.
+// Rescales the sums from the old maxima (in w.factor) to the new ones. With change = old - new maximum,
+// weighted = sum of weight * (score - max) becomes exp(change) * (weighted + change * sum). Sum and out are
+// multiplied by exp(change), the local `factor`; it is exactly 1 in lanes whose maximum is unchanged.
 HWY_INLINE void rescale(const Workspace& w, int value_dim) {
   const D d;
   for (int row = 0; row < w.stride; row += kLanes) {
@@ -151,8 +155,9 @@ HWY_INLINE void weigh_tile(const Workspace& w, int count) {
   }
 }
 
-// Computes the scores of keys [first, first + count), and applies the mask of the slice, if any. In the calls
-// of multiply() the fields of Product are: lanes, stride, matrix, inner_step, outer_step, inner, accumulate.
+// Computes the scores of keys [first, first + count), and applies the mask, if any. multiply({lanes, stride,
+// matrix, inner_step, outer_step, inner, accumulate}, columns, result) sets result[j][row], or adds to it, to
+// the sum over i < inner of lanes[i][row] * matrix[i * inner_step + j * outer_step].
 HWY_INLINE void score_tile(const AttentionSlice& slice, const Workspace& w, int first, int count) {
   const size_t dim = slice.head_dim;
   load_tile(slice.key, slice.dtype, first * dim, count * dim, w.keys);
@@ -160,7 +165,8 @@ HWY_INLINE void score_tile(const AttentionSlice& slice, const Workspace& w, int 
   if (slice.mask != nullptr) apply_mask(slice, first, count, w.stride, w.scores);
 }
 
-// `least_limit` is the smallest key limit of all rows. Tiles that end before this key need no masking.
+// Computes the sums and the unnormalized output of all rows in one pass over the keys (online softmax).
+// `least_limit` is the smallest key limit of all rows. Tiles that end at or before this key need no limiting.
 HWY_INLINE void forward(const AttentionSlice& slice, const Workspace& w, int least_limit) {
   const size_t dim = slice.value_dim;
   for (int first = 0; first < slice.keys; first += kReferenceTile) {
@@ -193,7 +199,7 @@ HWY_INLINE void grad_score_tile(const Workspace& w, int first, int count, bool l
   }
 }
 
-// Sums grad_score * key (grad_query) and weight * key (key_sum) over the keys; finish_gradient() scales them.
+// Sums grad_score * key (grad_query) and weight * key (key_sum) over the keys; finish_gradient() normalizes.
 HWY_INLINE void backward(const AttentionSlice& slice, const Workspace& w, int least_limit) {
   const size_t head = slice.head_dim, value = slice.value_dim;
   for (int first = 0; first < slice.keys; first += kReferenceTile) {
@@ -208,7 +214,8 @@ HWY_INLINE void backward(const AttentionSlice& slice, const Workspace& w, int le
   }
 }
 
-// Loads the scaled queries, sets all sums to their start values, and returns the smallest key limit.
+// Loads the scaled queries, sets the sums of forward() to their start values, and returns the smallest key
+// limit. Rows from slice.rows on are padding; their results are not used.
 int load_rows(const AttentionSlice& slice, const Workspace& w) {
   load_lanes(slice.query, slice.dtype, slice.rows, slice.head_dim, slice.scale, w.query);
   std::fill_n(w.out, slice.value_dim * w.stride, 0.0);

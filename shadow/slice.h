@@ -1,5 +1,5 @@
-// The data of one sampled slice of an attention call: the sampled query rows, all keys that they see, and the
-// results of the trainer's kernel. Also the mask and causal limit of its scores.
+// The data of one sampled slice of an attention call: the sampled query rows, all keys that they see, the
+// results of the trainer's kernel, and the mask and causal limit of the scores, with functions to apply them.
 #ifndef FORESHOCK_SHADOW_SLICE_H_
 #define FORESHOCK_SHADOW_SLICE_H_
 
@@ -14,14 +14,14 @@ namespace foreshock {
 
 inline constexpr int kMaxSliceRows = 16;  // a row is one query position of one query head
 
-// Grows `values` to at least `size` elements. Result vectors are reused for many slices and never shrink, so
-// they may be larger than the shape in their comment.
+// Grows `values` to at least `size` elements. The vectors that receive results are reused for many slices and
+// never shrink, so they may be larger than the shape in the comment beside their declaration.
 inline void resize_up(std::vector<double>* values, size_t size) {
   if (values->size() < size) values->resize(size);
 }
 
-// All arrays are packed, row-major, borrowed for the call, and aligned to 8 bytes. Rows of one slice share
-// batch and kv-head, and therefore keys and values.
+// All arrays are dense, row-major, borrowed for the call, and aligned to 8 bytes. Rows of one slice share
+// batch element and key/value head (several query heads may read one), and therefore keys and values.
 struct AttentionSlice {
   DType dtype = DType::kNone;  // of every floating array but log_sum_exp and mask
   int rows = 0;                // 1..kMaxSliceRows
@@ -64,7 +64,7 @@ T masked_score(const AttentionSlice& slice, int row, int key, T score) {
 }
 
 // Applies mask and key limit to the scores of keys [first, first + count), stored as scores[key - first][row]
-// with `stride` elements from one key to the next.
+// with `stride` elements from one key to the next. Rows that need neither are skipped.
 template <class T>
 void apply_mask(const AttentionSlice& slice, int first, int count, size_t stride, T* scores) {
   for (int row = 0; row < slice.rows; ++row) {
