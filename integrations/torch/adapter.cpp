@@ -27,12 +27,14 @@ namespace {
 
 // -- the attention operations --
 //
-// The table below lists those that are hooked, each once its schema is registered: torch's fused operations,
+// kAttentionOps lists those that are hooked, each once its schema is registered: torch's fused operations,
 // and custom operations of other packages, which may be imported later or never. Composite operations
-// (scaled_dot_product_attention itself, the math path) are not in it: they never reach BackendSelect, the key
-// of our hooks, and a hook at an autograd key removes gradients of compiled graphs.
+// (scaled_dot_product_attention itself, the math path) are not listed: they never reach BackendSelect, the
+// dispatch key of our hooks, and a hook at an autograd key removes gradients of compiled graphs. A Semantics
+// (attention.h) describes the arguments of an operation: the order of the dimensions (heads or positions
+// first), then which keys a query sees under a causal mask. kUpperLeft: heads first, query i sees keys <= i.
 
-// "Lower right" according to torch/nn/attention/bias.py, which calls this operation.
+// The causal mask is "lower right" according to torch/nn/attention/bias.py, which calls this operation.
 constexpr Semantics kSdpaFlash{Order::kHeadsFirst, FORESHOCK_CAUSAL_BOTTOM_RIGHT};
 
 // is_causal becomes CausalFromTopLeft: aten/src/ATen/native/transformers/cuda/attention.cu.
@@ -42,7 +44,7 @@ constexpr Semantics kSdpaEfficient = kUpperLeft;
 // (documentation of cudnn-frontend). Packed calls are not described: their log-sum-exp has another layout.
 constexpr Semantics kCudnn = kUpperLeft;
 
-// Devices of other vendors use it. The causal mask has an unknown alignment, so it must be square.
+// For devices of other vendors. The causal mask has an unknown alignment, so it must be square.
 constexpr Semantics kOverrideable{Order::kHeadsFirst, kSquareOnly};
 
 // flash-attention aligns at the bottom right since 2.1 (its README). torch.nn.attention.varlen, nested
@@ -66,7 +68,7 @@ constexpr uint32_t kForward = FORESHOCK_FORWARD, kBackward = FORESHOCK_BACKWARD;
 
 // An operation that is hooked: namespace, name and overload of its schema ("": the overload without a name).
 struct AttentionOp {
-  const char* space;
+  const char* name_space;
   const char* name;
   const char* overload;
   uint32_t pass;  // FORESHOCK_FORWARD or _BACKWARD
@@ -108,16 +110,17 @@ constexpr AttentionOp kAttentionOps[] = {
     {"xformers_flash3", "flash_bwd", "", kBackward, &kFlash},
 };
 
-// Puts an AttentionHook on an operation whose schema is registered. Returns false if there is no schema or
-// the core's table of operations is full. Leaks the torch::Library, since its destructor removes the kernel.
+// Puts an AttentionHook on an operation whose schema is registered: a kernel that reports the call and runs
+// the operation. Returns false if there is no schema or the core's table of operations is full. Leaks the
+// torch::Library, since its destructor removes the kernel.
 bool hook_attention_op(const AttentionOp& op) {
-  const std::string qualified = std::string(op.space) + "::" + op.name;
+  const std::string qualified = std::string(op.name_space) + "::" + op.name;
   if (!c10::Dispatcher::singleton().findSchema({qualified, op.overload})) return false;
-  const bool is_torch = !std::strcmp(op.space, "aten");
+  const bool is_torch = !std::strcmp(op.name_space, "aten");
   const int32_t number = foreshock_register_op((is_torch ? op.name : qualified).c_str(), op.pass);
   if (number < 0) return false;
-  auto* library =
-      new torch::Library(torch::Library::IMPL, op.space, c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+  auto* library = new torch::Library(torch::Library::IMPL, op.name_space, c10::DispatchKey::BackendSelect,
+                                     __FILE__, __LINE__);
   const std::string name = *op.overload ? std::string(op.name) + "." + op.overload : op.name;
   library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<AttentionHook>(
                                   *op.semantics, op.pass == kBackward, number)));
@@ -151,7 +154,8 @@ class LateOps final : public c10::OpRegistrationListener {
   void onOperatorRegistered(const c10::OperatorHandle& op) override {
     const c10::OperatorName& name = op.operator_name();
     for (const AttentionOp& known : kAttentionOps) {
-      if (name.overload_name != known.overload || name.name != std::string(known.space) + "::" + known.name)
+      if (name.overload_name != known.overload ||
+          name.name != std::string(known.name_space) + "::" + known.name)
         continue;
       if (!has_arrived_.exchange(true, std::memory_order_relaxed)) hook_in_pending_call();
     }
@@ -167,14 +171,14 @@ class LateOps final : public c10::OpRegistrationListener {
   }
 
   void hook_new() noexcept try {
-    const TryGuard turn(busy_);
-    if (!turn.is_mine) return;
+    const TryGuard guard(busy_);
+    if (!guard.is_mine) return;  // another thread is in this function
     // Cleared before the loop, so that an operation that is registered during the loop sets the flag again.
     has_arrived_.store(false, std::memory_order_relaxed);
     for (size_t n = 0; n < kOps; ++n) {
       if (is_hooked_[n] || !hook_attention_op(kAttentionOps[n])) continue;
       is_hooked_[n] = true;
-      hooked_of_torch_ += !std::strcmp(kAttentionOps[n].space, "aten");
+      hooked_of_torch_ += !std::strcmp(kAttentionOps[n].name_space, "aten");
     }
   } catch (...) {
     foreshock_off("adapter_late_ops");
@@ -182,8 +186,8 @@ class LateOps final : public c10::OpRegistrationListener {
 
   // Does nothing without Python. Py_AddPendingCall may be called without the interpreter lock.
   static void hook_in_pending_call() noexcept {
-    const auto add = Python::get().add_pending;
-    if (add) add([](void*) { return hook_arrived(), 0; }, nullptr);
+    const auto add_pending = Python::get().add_pending;  // Py_AddPendingCall, null without Python
+    if (add_pending) add_pending([](void*) { return hook_arrived(), 0; }, nullptr);
   }
 
   std::array<bool, kOps> is_hooked_{};
@@ -203,10 +207,10 @@ bool has_tensor(const c10::FunctionSchema& schema, const char* name, const char*
 
 // Whether the operation is in kAttentionOps, or in a namespace whose attention calls those operations.
 bool is_known_op(const c10::OperatorName& op) {
-  for (const char* space : {"aten::", "prims::", "foreshock::", "torch_attn::", "inductor::", "onnx::"})
-    if (op.name.rfind(space, 0) == 0) return true;
+  for (const char* prefix : {"aten::", "prims::", "foreshock::", "torch_attn::", "inductor::", "onnx::"})
+    if (op.name.rfind(prefix, 0) == 0) return true;
   for (const AttentionOp& known : kAttentionOps)
-    if (op.name == std::string(known.space) + "::" + known.name) return true;
+    if (op.name == std::string(known.name_space) + "::" + known.name) return true;
   return false;
 }
 
@@ -217,11 +221,11 @@ class UnhookedOps final : public c10::OpRegistrationListener {
   void onOperatorRegistered(const c10::OperatorHandle& op) override {
     try {
       const c10::FunctionSchema& schema = op.schema();
-      const bool attends = has_tensor(schema, "query", "q") && has_tensor(schema, "key", "k") &&
-                           has_tensor(schema, "value", "v");
-      if (attends && !is_known_op(op.operator_name()))
+      const bool looks_like_attention = has_tensor(schema, "query", "q") && has_tensor(schema, "key", "k") &&
+                                        has_tensor(schema, "value", "v");
+      if (looks_like_attention && !is_known_op(op.operator_name()))
         foreshock_note_unseen(op.operator_name().name.c_str(), FORESHOCK_UNSEEN_REGISTERED);
-    } catch (...) {
+    } catch (...) {  // must not disturb the import that registers the operation
     }
   }
   void onOperatorDeregistered(const c10::OperatorHandle&) override {}
@@ -235,21 +239,23 @@ class UnhookedOps final : public c10::OpRegistrationListener {
 
 // -- the start of the adapter --
 
-// The hook of detach. Since detach is called often, it also hooks attention operations that were registered
-// late, for processes without Python.
+// The hook of torch's detach. Since programs call detach often, this hook also hooks attention operations
+// that were registered late, which processes without Python need.
 at::Tensor detach_and_hook_arrived(c10::DispatchKeySet keys, const at::Tensor& self) {
   LateOps::hook_arrived();
   return hooked_detach(keys, self);
 }
 
-// Hooks the unfused implementation of attention (the math path).
+// Hooks the unfused implementation of attention (the math path) at its softmax.
 void hook_math_path(torch::Library& aten) {
   const int32_t number = foreshock_register_op(kMathPath, FORESHOCK_FORWARD);
   if (number < 0 || !hook_op<SafeSoftmaxHook>(aten, "_safe_softmax", "", number)) return;
   MathWindow::prepare(number);
 }
 
-// Returns how many attention operations of torch are hooked.
+// Sets up all hooks: of attention operations, and of the operations that show the loss, the backward root
+// (the tensor on which backward() is called), the gradient scaler and gradient norms. ParameterClock counts
+// steps from versions of weights. Returns how many attention operations of torch are hooked.
 int hook_all() {
   // Leaked, since destroying a torch::Library removes its kernels.
   auto& aten =
