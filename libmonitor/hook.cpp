@@ -1,6 +1,7 @@
-// The C ABI: checks the arguments of each call and forwards them to the monitor. foreshock_attention_enter()
-// has a fast path, which only counts calls of unsampled steps. g_process.hot() is the hot word: flags of this
-// process (armed, switched off, sampled step, ...), above them the number of its segment (its generation).
+// The C ABI (hook.h): checks the arguments of each call and forwards them to the monitor. Calls of unsampled
+// steps are only counted, on a fast path in foreshock_attention_enter(). g_process.hot() is the hot word:
+// flags of this process (kHotArmed: its segment exists; kHotPaused, ...), above them the number of its
+// segment (the generation, in units of kHotGeneration).
 #include "foreshock/hook.h"
 
 #include <cstdio>
@@ -15,27 +16,28 @@ namespace {
 
 // While the hot word equals t_quiet_state, the monitor is armed and on, and the step is not sampled. This
 // thread then only counts its calls, in t_block: the block of the segment that has this thread's counters.
-thread_local uint32_t t_quiet_state = ~0u;  // ~0: none yet
+thread_local uint32_t t_quiet_state = ~0u;  // ~0: not set yet
 thread_local foreshock::segment::ThreadBlock* t_block = nullptr;
 
-// Whether the caller was compiled with this version of hook.h; otherwise its struct must not be read.
+// Whether the struct is present and has the layout of this version of hook.h. If not, it must not be read.
 template <class T>
 bool is_known(const T* given) {
   return given != nullptr && given->version == FORESHOCK_ABI_VERSION && given->size == sizeof(T);
 }
 
-// Not inlined, so that the fast path saves no registers for this call.
+// Returns whether the call is sampled. Prepares the fast path of this thread if the step is not. Not inlined,
+// so that the fast path saves no registers for this call.
 __attribute__((noinline)) int enter_slowly(int32_t op, uint32_t flags) {
-  const int wanted = g_monitor.enter(op, flags);
+  const int is_sampled = g_monitor.enter(op, flags);
   // The bits below kHotGeneration are flags. The state is quiet if kHotArmed is the only flag that is set.
   const uint32_t generation = g_process.hot() & ~(foreshock::kHotGeneration - 1);
   const uint32_t quiet = generation | foreshock::kHotArmed;
-  if (g_process.hot() != quiet) return wanted;
+  if (g_process.hot() != quiet) return is_sampled;
   const foreshock::Counting counting = g_process.counting();
-  if (counting.shared) return wanted;  // other threads count in it too; the fast path is not atomic
+  if (counting.shared) return is_sampled;  // other threads use the block too; the fast path is not atomic
   t_block = counting.block;
   t_quiet_state = quiet;
-  return wanted;
+  return is_sampled;
 }
 
 }  // namespace
@@ -54,12 +56,12 @@ void foreshock_off(const char* reason) { g_process.off(reason != nullptr ? reaso
 int foreshock_read_advice(foreshock_advice* advice) {
   if (!is_known(advice)) return 0;
   if ((g_process.hot() & foreshock::kHotArmed) == 0) return 0;
-  foreshock_advice known = {};
-  if (!foreshock::read_advice(*g_process.writer().control(), &known)) return 0;
-  known.size = advice->size;
-  known.version = advice->version;
-  known.age_steps = g_process.writer().steps_ahead();
-  *advice = known;
+  foreshock_advice latest = {};
+  if (!foreshock::read_advice(*g_process.writer().control(), &latest)) return 0;
+  latest.size = advice->size;
+  latest.version = advice->version;
+  latest.age_steps = g_process.writer().steps_ahead();  // step records that the agent has not consumed yet
+  *advice = latest;
   return 1;
 }
 
@@ -121,6 +123,7 @@ int foreshock_fetch(const foreshock_tensor* values, size_t count, void* stream, 
   return g_monitor.fetch(values, count, stream, what, numbers) ? 1 : 0;
 }
 
+// Below, the integers are numbers that foreshock_fetch() gave to values on a device; 0: not copied.
 void foreshock_observe_fetched_loss(uint64_t number, uint64_t scale, uint32_t source) {
   if (number != 0 && !g_process.is_off()) g_monitor.observe_fetched_loss(number, scale, source);
 }
