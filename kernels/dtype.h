@@ -1,5 +1,5 @@
 // Storage formats with their exact conversion to wider formats, and TensorView, a strided view of a tensor.
-// The values of DType are those of FORESHOCK_FP64 ... in hook.h, the trainer's C interface.
+// The values of DType are those of FORESHOCK_FP64 ... in hook.h, the trainer's C interface. kNone: no tensor.
 #ifndef FORESHOCK_KERNELS_DTYPE_H_
 #define FORESHOCK_KERNELS_DTYPE_H_
 
@@ -7,51 +7,29 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 
 namespace foreshock {
 
 enum class DType : uint32_t { kNone = 0, kFp64 = 1, kFp32 = 2, kBf16 = 3, kFp16 = 4, kBool = 5 };
 
 constexpr size_t size_of(DType type) {
-  switch (type) {
-    case DType::kFp64:
-      return 8;
-    case DType::kFp32:
-      return 4;
-    case DType::kBf16:
-    case DType::kFp16:
-      return 2;
-    case DType::kBool:
-      return 1;
-    case DType::kNone:
-      break;
-  }
-  return 0;
+  constexpr size_t kSizes[] = {0, 8, 4, 2, 2, 1};  // in bytes, by DType
+  const auto index = static_cast<size_t>(type);
+  return index < std::size(kSizes) ? kSizes[index] : 0;
 }
 
 constexpr const char* name_of(DType type) {
-  switch (type) {
-    case DType::kFp64:
-      return "fp64";
-    case DType::kFp32:
-      return "fp32";
-    case DType::kBf16:
-      return "bf16";
-    case DType::kFp16:
-      return "fp16";
-    case DType::kBool:
-      return "bool";
-    case DType::kNone:
-      break;
-  }
-  return "none";
+  constexpr const char* kNames[] = {"none", "fp64", "fp32", "bf16", "fp16", "bool"};
+  const auto index = static_cast<size_t>(type);
+  return index < std::size(kNames) ? kNames[index] : kNames[0];
 }
 
 constexpr bool is_floating(DType type) {
   return type == DType::kFp64 || type == DType::kFp32 || type == DType::kBf16 || type == DType::kFp16;
 }
 
-// A floating-point format. For types that are not floating, format_of() returns the format of fp64.
+// A floating-point format. For fp64 and for types that are not floating, format_of() returns that of fp64.
 struct Format {
   int precision;     // significand bits, including the hidden one
   int min_exponent;  // of the smallest normal number
@@ -79,7 +57,7 @@ constexpr float fp16_to_float(uint16_t bits) {
   if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | fraction << 13);
   constexpr uint32_t kBiasDifference = 127 - 15;  // exponent biases of fp32 and fp16
   if (exponent != 0) return std::bit_cast<float>(sign | (exponent + kBiasDifference) << 23 | fraction << 13);
-  const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
+  const float magnitude = static_cast<float>(fraction) * 0x1p-24f;  // zero or subnormal in fp16
   return sign ? -magnitude : magnitude;
 }
 
@@ -89,24 +67,24 @@ constexpr uint32_t fp32_bits(uint16_t bits, DType type) {
 }
 
 template <class T>
-T load_unaligned(const void* at) {
+T load_unaligned(const void* address) {
   T value;
-  std::memcpy(&value, at, sizeof value);
+  std::memcpy(&value, address, sizeof value);
   return value;
 }
 
 // Element `index` of a dense array of `type`, converted exactly. `type` must be floating.
 inline double load_as_double(const void* data, DType type, size_t index) {
-  const char* at = static_cast<const char*>(data) + index * size_of(type);
+  const char* element = static_cast<const char*>(data) + index * size_of(type);
   switch (type) {
     case DType::kFp64:
-      return load_unaligned<double>(at);
+      return load_unaligned<double>(element);
     case DType::kFp32:
-      return load_unaligned<float>(at);
+      return load_unaligned<float>(element);
     case DType::kBf16:
-      return bf16_to_float(load_unaligned<uint16_t>(at));
+      return bf16_to_float(load_unaligned<uint16_t>(element));
     case DType::kFp16:
-      return fp16_to_float(load_unaligned<uint16_t>(at));
+      return fp16_to_float(load_unaligned<uint16_t>(element));
     default:
       return 0;
   }
@@ -116,7 +94,8 @@ inline double load_as_double(const void* data, DType type, size_t index) {
 // apart, where the hardware prefetcher does not follow. Any address is allowed: a prefetch never faults.
 inline constexpr int64_t kRowsAhead = 16;
 inline void prefetch_row(const char* row, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
+  constexpr int64_t kCacheLine = 64;
+  for (int64_t offset = 0; offset < bytes; offset += kCacheLine) __builtin_prefetch(row + offset);
 }
 
 // A strided view of at most four dimensions. Does not own the data.
