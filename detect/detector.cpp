@@ -1,4 +1,5 @@
-// Computes detectors' scores. A detector warns if statistic / info.warn and effect / info.least reach 1.
+// Computes the scores of detectors. A score is the smaller of statistic / info.warn and effect / info.least,
+// where `info` is the detector's row in the table of thresholds.h. A detector warns if its score reaches 1.
 #include "detect/detector.h"
 
 #include <algorithm>
@@ -29,6 +30,7 @@ void Baseline::add(double x, double memory, uint64_t learning) {
   variance_ = (1 - weight) * (variance_ + weight * off * off);
 }
 
+// Values are divided by `spread`, the larger of two standard deviations, and summed (CUSUM) up to `most`.
 double Drift::observe(const DetectorInfo& info, double value, double control) {
   const bool learned = spread_.count() >= info.learning && spread_.std() > 0;
   spread_.add(value, info.memory, info.learning);
@@ -49,6 +51,7 @@ double Drift::observe(const DetectorInfo& info, double value, double control) {
   return std::max(score(up_, control_up_), score(down_, control_down_));
 }
 
+// Compares recent_, the exponential mean of the last logarithms, with the mean of the baseline usual_.
 double Shift::observe(const DetectorInfo& info, double value) {
   const double x = std::log(std::max(value, kSmallest));
   const double weight = 1 / info.recent;
@@ -74,6 +77,8 @@ double Limit::observe(const DetectorInfo& info, double value) {
   return std::min(second / info.warn, kMostScore);
 }
 
+// weight_ is the sum of the weights of all points; xx_, xy_ and yy_ are weighted sums of the products of
+// their distances from the weighted means mean_x_ and mean_y_.
 void Line::add(double x, double y, double memory) {
   const double kept = 1 - 1 / memory;
   const double before = kept * weight_;
@@ -90,7 +95,7 @@ void Line::add(double x, double y, double memory) {
 
 double Line::t() const {
   if (count_ < 4 || !(xx_ > 0)) return 0;
-  // The lower bound keeps the residuals of a perfect line, only rounding errors, from giving a huge t.
+  // The lower bound: the residuals of a perfect line are only rounding errors, and would give a huge t.
   const double residual = std::max(yy_ - slope() * xy_, 1e-12 * yy_) / std::max(weight_ - 2, 1.0);
   return residual > 0 ? slope() / std::sqrt(residual / xx_) : 0;
 }
@@ -98,6 +103,7 @@ double Line::t() const {
 // If values are evenly spaced over s steps, the variance of their step numbers is s^2 / 12.
 double Line::span() const { return weight_ > 0 ? std::sqrt(12 * xx_ / weight_) : 0; }
 
+// `hidden` (kGrowth only): the value is still below the root mean square of the last kLongMemory values.
 double Growth::observe(const DetectorInfo& info, int64_t step, double value) {
   const double x = static_cast<double>(step);
   const bool logarithmic = info.look == Look::kGrowth;
@@ -110,6 +116,7 @@ double Growth::observe(const DetectorInfo& info, int64_t step, double value) {
   return std::clamp(logarithmic ? hidden * growth(info) : forecast(info, x), 0.0, kMostScore);
 }
 
+// `left`: steps until the line reaches info.least; the score needs them to be at most the span of the line.
 double Growth::forecast(const DetectorInfo& info, double step) const {
   const double left = (info.least - line_.at(step)) / line_.slope();
   const double nearness = left > 0 ? line_.span() / left : kMostScore;

@@ -1,9 +1,9 @@
 // Detectors. Each computes a statistic of one series of values (of one layer or tensor), a score from the
 // statistic and the detector's row in the table of thresholds.h, and a level from the scores. The results
 // depend only on the values and their order. No clock, no input or output, no heap. The member fields() of
-// each class reads or writes its members, so that a restarted agent continues where it stopped (state.h).
-// A row (DetectorInfo `info`) has: learning, the number of values before the first score; memory, the number
-// of values that count in a baseline or line; warn and least, the statistic and the effect from which on the
+// each class reads or writes its members, so that a restarted agent continues where it stopped (state.h). A
+// row (DetectorInfo `info`) has: learning, the number of values before the first score; memory, the number of
+// values that count in a baseline or line; warn and least, the statistic and the effect from which on the
 // detector warns; look, the kind of statistic; recent, see Drift and Shift.
 //
 //   Window    the last values of a series, and their summary
@@ -42,7 +42,7 @@ constexpr const char* name_of(Look look) {
   return kNames[static_cast<int>(look)];
 }
 
-// The result of a detector for one value. It warns from score 1 on; while it learns, the score is 0.
+// The result of a detector for one value. The detector warns from score 1 on; the score is 0 while it learns.
 struct Reading {
   Level level = Level::kQuiet;
   double score = 0;
@@ -155,8 +155,7 @@ class Window {
 // The usual mean and spread (standard deviation) of a series. The first `memory` values have equal weights,
 // later ones exponential weights with that memory. After `learning` values, each value is clipped to kClip
 // standard deviations from the mean, so that a spike hardly changes the baseline. Every clipped value
-// enlarges the spread by a share of about 15/(2 memory), so the baseline reaches a lasting new level in the
-// end, and no alarm lasts forever.
+// enlarges the spread by a share of about 15/(2 memory), so the baseline follows a lasting change.
 class Baseline {
  public:
   static constexpr double kClip = 4;
@@ -182,8 +181,7 @@ class Baseline {
 };
 
 // One side of Page's cumulative sum (CUSUM), the standard test for a small lasting shift: S = max(0, S + z -
-// slack). z must have unit spread, and has mean 0 without a shift. S is limited to `most`, so that it falls
-// soon after the shift ends.
+// slack), where z has unit spread, and mean 0 without a shift. `most` limits S, so that it falls soon after.
 class Cusum {
  public:
   // `value` is what z was computed from, in the unit of the series; mean() averages it.
@@ -337,9 +335,8 @@ class Detector {
  public:
   explicit Detector(DetectorId id);
 
-  // Takes a value. If the value or its control is not finite, the state does not change, and the reading has
-  // the present level and the score 0. `control` is used by Drift only. `step` is the x coordinate of the
-  // lines of Growth, and may go back.
+  // Adds a value. `step`, the x coordinate of the lines of Growth, may go back. Only Drift uses `control`. If
+  // the value or its control is not finite, the reading is the present level and score 0; the state stays.
   Reading observe(int64_t step, double value, double control = 0);
 
   Level level() const { return rule_.level(); }

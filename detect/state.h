@@ -1,6 +1,6 @@
 // Saves and restores the state of detectors as bytes, so that a restarted agent continues where the earlier
-// one stopped. A class lists its members once, in `template <class State> void fields(State& state)`, which
-// calls state(member) for each: a StateWriter (kReads false) writes the member, a StateReader (true) sets it.
+// one stopped. A class has a `template <class State> void fields(State& state)`, which calls state(x) for
+// each of its saved members x: a StateWriter (kReads false) writes x, a StateReader (kReads true) sets x.
 #ifndef FORESHOCK_DETECT_STATE_H_
 #define FORESHOCK_DETECT_STATE_H_
 
@@ -65,7 +65,7 @@ class StateReader {
     text.assign(rest_.substr(0, good_ ? size : 0));
     rest_.remove_prefix(good_ ? size : 0);
   }
-  // Reads the number of items that follow, each of at least eight bytes; more than `most` are invalid.
+  // Reads the number of items that follow, each of at least eight bytes. A number above `most` is invalid.
   uint64_t count(uint64_t most) {
     uint64_t number = 0;
     (*this)(number);
