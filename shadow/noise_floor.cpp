@@ -193,7 +193,6 @@ void compute_delta(const AttentionSlice& slice, const FloorArrays<T>& a, T* delt
 }
 
 // Computes a.grad_score = weight * (grad_weight - delta) of one tile, rounded. `of_row`: delta of each row.
-// If rounds_grad_weight, grad_weight is rounded too.
 template <class T>
 HWY_INLINE void compute_grad_scores(const AttentionSlice& slice, const FloorArrays<T>& a, const T* weights,
                                     const T* of_row, int count, bool rounds_grad_weight) {

@@ -30,10 +30,9 @@ constexpr int kLanes = lanes_of<double>();
 
 // The working arrays in the scratch memory of a Reference: doubles, 64-byte aligned. `keys` and `values` hold
 // a tile as [key][element]. The other arrays are [element or key][row], with `stride` (the padded number of
-// rows) from one element to the next. By row: the largest, second largest and smallest score (max, second,
-// min); sums of the weights exp(score - max) and of weight * (score - max) (sum, weighted); the maximum
-// before the current tile (factor); the number of keys that it sees (limit); the sum of grad_out * out
-// (delta).
+// rows) from one element to the next. By row: the largest, second and smallest score (max, second, min); sums
+// of the weights exp(score - max) and of weight * (score - max) (sum, weighted); the maximum before this tile
+// (factor); the number of keys that the row sees (limit); the sum of grad_out * out (delta).
 struct Workspace {
   int stride;
   double *query, *out, *scores, *keys, *values;
@@ -214,8 +213,7 @@ HWY_INLINE void backward(const AttentionSlice& slice, const Workspace& w, int le
   }
 }
 
-// Loads the scaled queries, sets the sums of forward() to their start values, and returns the smallest key
-// limit. Rows from slice.rows on are padding; their results are not used.
+// Loads the scaled queries, sets the start values of forward()'s sums, and returns the smallest key limit.
 int load_rows(const AttentionSlice& slice, const Workspace& w) {
   load_lanes(slice.query, slice.dtype, slice.rows, slice.head_dim, slice.scale, w.query);
   std::fill_n(w.out, slice.value_dim * w.stride, 0.0);

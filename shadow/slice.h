@@ -34,8 +34,7 @@ struct AttentionSlice {
   const void* query = nullptr;  // [rows][head_dim]
   const void* key = nullptr;    // [keys][head_dim]
   const void* value = nullptr;  // [keys][value_dim]
-  // [rows][value_dim], the trainer's result. Null (forward only): dropout has changed it; only scores are
-  // checked.
+  // [rows][value_dim], the trainer's result. Null (forward only): dropout changed it; scores are checked.
   const void* out = nullptr;
 
   const void* log_sum_exp = nullptr;  // [rows], the trainer's; null: not given
