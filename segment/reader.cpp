@@ -65,8 +65,7 @@ std::unique_ptr<SegmentReader> SegmentReader::adopt(const std::string& name, int
   if (control_file < 0) return refuse("its control file cannot be opened");
   struct stat status = {};
   if (fstat(segment_file, &status) != 0 || !S_ISREG(status.st_mode)) return refuse("not a regular file");
-  // A trainer reserves its whole file (blocks of 512 bytes). A sparse one could hold terabytes of zeros to
-  // read.
+  // A trainer reserves its whole file (512 bytes a block). A sparse file could make the agent read terabytes.
   if (static_cast<uint64_t>(status.st_blocks) * 512 < static_cast<uint64_t>(status.st_size))
     return refuse("a sparse file, which no trainer makes");
 
@@ -241,8 +240,8 @@ void SegmentReader::consume_steps() {
   control_.steps_lost += passed - std::min(unread_.count, passed);
   control_.step_cursor = unread_.newest;
   unread_ = {};
-  // step_cursor and steps_lost are stored by one write, so that an agent killed in between cannot leave a new
-  // cursor with an old count of lost steps. agent_pid is between the two fields, so it is written too.
+  // step_cursor and steps_lost are stored by one write, so that a killed agent cannot leave a new cursor with
+  // an old count. agent_pid is between the two fields, so it is written too.
   struct {
     uint64_t cursor, pid, lost;
   } const stored = {control_.step_cursor, control_.agent_pid, control_.steps_lost};
@@ -398,14 +397,14 @@ bool SegmentReader::read_parts(Ready* ready) {
   return sequence_of(ready->slot) == 2 * ready->ticket;
 }
 
-// Returns the number of slots of the slice whose first slot has the header `head` and should have `ticket`.
-// It is 1 if the header belongs to another ticket or is not that of a first part. `parts` 0 means 1 slot.
+// Returns the number of slots of the slice whose first slot has this header; 1 if the header is not that of a
+// first part with this ticket. `parts` 0 means one slot.
 uint32_t SegmentReader::parts_of(const Slot& head, uint64_t ticket) const {
   return head.ticket == ticket && head.part == 0 ? std::clamp(head.parts, 1u, slots()) : 1;
 }
 
-// Reads the slice whose first part is in `slot`. settle_packed() cuts a slice of a packed batch (concatenated
-// sequences) to the real lengths of its sequence. Returns false if a slot changed during the reads.
+// Reads the slice whose first part is in `slot`. Returns false if a slot changed during the reads. A slice of
+// a packed batch (concatenated sequences) is cut to the real length of its sequence.
 bool SegmentReader::read_slice(uint32_t slot, uint64_t sequence, Ready* ready) {
   *ready = {};
   ready->slot = slot;
