@@ -128,21 +128,15 @@ std::shared_ptr<const std::string> shared(std::string text) {
   return std::make_shared<const std::string>(std::move(text));
 }
 
-// The value of a hexadecimal digit; -1 for another character.
-int hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  const char lower = static_cast<char>(c | 0x20);
-  return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
-}
-
 // Replaces each %XX by the byte with hexadecimal value XX. An invalid sequence stays as it is.
 std::string percent_decoded(std::string_view text) {
   std::string decoded;
   for (size_t n = 0; n < text.size(); ++n) {
-    const int high = text[n] == '%' && n + 2 < text.size() ? hex_digit(text[n + 1]) : -1;
-    const int low = high >= 0 ? hex_digit(text[n + 2]) : -1;
-    const bool is_encoded = low >= 0;
-    decoded += is_encoded ? static_cast<char>(high * 16 + low) : text[n];
+    unsigned byte = 0;
+    const char* const digits = text.data() + n + 1;
+    const bool is_encoded = text[n] == '%' && n + 2 < text.size() &&
+                            std::from_chars(digits, digits + 2, byte, 16).ptr == digits + 2;
+    decoded += is_encoded ? static_cast<char>(byte) : text[n];
     if (is_encoded) n += 2;
   }
   return decoded;
@@ -213,8 +207,7 @@ HttpReply HttpRoutes::metrics(const Published& published) {
 }
 
 // The history (tables of values by step) of the run that the request names; without a name, of all runs.
-// Cached until the history changes, but only for runs with tables: names in requests must not fill the
-// memory.
+// Cached until it changes, but only for runs with tables, so that names in requests cannot fill the memory.
 HttpReply HttpRoutes::history(const HttpRequest& request, const Published& published) {
   if (history_source_ != published.history) history_texts_.clear();
   history_source_ = published.history;

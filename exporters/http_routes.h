@@ -1,7 +1,6 @@
-// Makes the replies of the agent's HTTP server from the published state, without network code: http_server.h
-// passes each request as a struct and sends the reply. The paths are /metrics (for Prometheus),
-// /api/v1/state, /api/v1/history, /api/v1/targets, /healthz and the files of the status page, a web page of
-// the agent's runs.
+// Makes the replies of the agent's HTTP server from the published state. http_server.h passes each request as
+// a struct and sends the reply. The paths are /metrics (for Prometheus), /api/v1/state, /api/v1/history,
+// /api/v1/targets, /healthz and the files of the status page, a web page of the agent's runs.
 #ifndef FORESHOCK_EXPORTERS_HTTP_ROUTES_H_
 #define FORESHOCK_EXPORTERS_HTTP_ROUTES_H_
 
@@ -56,13 +55,11 @@ struct Published {
 inline constexpr size_t kLeastTokenBytes = 16;
 inline constexpr size_t kMostTokenBytes = 1024;
 
-// The secret that a client must send: the first line of a file, which is read again when it changes. Not
-// thread-safe.
+// The secret that a client must send: the first line of a file, read again when it changes. Not thread-safe.
 class BearerToken {
  public:
-  // The file must belong to root or to this user, be at most readable for its group, and give other users no
-  // permissions. Its first line must have 16 to 1024 visible ASCII characters. On failure returns null and
-  // sets *error to one line.
+  // The file must belong to root or to this user; the group may only read it, others must have no permission.
+  // Its first line must have 16 to 1024 visible ASCII characters. On failure returns null and sets *error.
   static std::unique_ptr<BearerToken> open(const std::string& path, std::string* error);
 
   // Whether the request has the token. `authorization`: the value of the Authorization header: "Bearer

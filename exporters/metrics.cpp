@@ -1,5 +1,5 @@
-// The metrics in two parts: the table, from its label lists to its Markdown; and the registry, which keeps
-// the values of all series, by metric and by label values, within a limit of their number.
+// The metrics in two parts: the table of metrics, from its label lists to its Markdown; and the registry,
+// which keeps the values of a limited number of series (a series is a metric with one combination of labels).
 #include "exporters/metrics.h"
 
 #include <prometheus/text_serializer.h>
@@ -17,57 +17,57 @@
 namespace foreshock {
 namespace {
 
-using Values = std::string_view;
+using Value = std::string_view;
 using enum Metric;
 using enum MetricType;
 
-// Closed sets of label values. kTable explains most of them, foreshock/hook.h the reasons for skipping.
-constexpr Values kPasses[] = {"forward", "backward"};
-constexpr Values kMeanMax[] = {"mean", "max"};
-constexpr Values kMinMean[] = {"min", "mean"};
-constexpr Values kMinMeanMax[] = {"min", "mean", "max"};
-constexpr Values kBiasOf[] = {"kernel", "rounded_reference"};
-constexpr Values kAlarms[] = {"deviation_ratio", "bias", "nonfinite"};
-constexpr Values kRunStates[] = {"running", "finished", "failed", "preempted", "interrupted"};
-constexpr Values kSkippedSteps[] = {"overflow"};
-constexpr Values kSkipReasons[] = {"budget",  "ring_full", "dropout",       "capture",   "nested",
-                                   "fp8",     "mask",      "layout",        "too_large", "off",
-                                   "unknown", "device",    "device_memory", "set_up"};
-constexpr Values kLostReasons[] = {"torn", "refused", "unsupported"};
-constexpr Values kCoverageSources[] = {"none", "graphs", "kernels"};
-constexpr Values kKernelCountStateNames[] = {"waiting", "counting", "done",   "no_library",
-                                             "taken",   "profiler", "refused"};
-constexpr Values kGraphKnowledge[] = {"known", "unknown"};
-constexpr Values kEvidence[] = {"used", "imported", "registered", "unknown"};
-constexpr Values kReferences[] = {"previous", "initial"};
-constexpr Values kScopes[] = {"node"};
-constexpr Values kPooledMax[] = {"pooled", "max"};
-constexpr Values kWeightSkips[] = {"budget",  "ring_full", "too_large",     "device",      "format", "layout",
-                                   "unknown", "capture",   "device_memory", "device_full", "set_up"};
-constexpr Values kSites[] = {"loss", "gradient", "attention_output", "attention_gradient"};
-constexpr Values kCostPlaces[] = {"attention", "step", "agent"};
-constexpr Values kComponents[] = {"trainer", "slices", "tensors"};
-constexpr Values kErrorComponents[] = {"segment", "record"};
-constexpr Values kStepSources[] = {"reported", "optimizer_state", "counted", "unknown"};
-constexpr Values kLayerSources[] = {"annotation", "parameter", "ordinal", "unknown"};
-constexpr Values kLossSources[] = {"reported", "nll", "backward_root", "logged", "unknown"};
-// kFlagReasonNames and kFlaggedDropNames of agent/flagged.h, which exporters may not include.
-constexpr Values kFlagReasons[] = {"nonfinite",          "deviation_ratio", "bias",
-                                   "output_error_drift", "logit",           "control"};
-constexpr Values kFlaggedDrops[] = {"alike", "busy", "quota", "error"};
-// The names of the detectors in detect/thresholds.h, which exporters may not include.
-constexpr Values kDetectorNames[] = {"bias",
-                                     "output_error_drift",
-                                     "deviation_forward",
-                                     "deviation_backward",
-                                     "max_logit",
-                                     "logit_growth",
-                                     "entropy_drop",
-                                     "gradient_norm",
-                                     "gradient_growth",
-                                     "rms_staleness",
-                                     "update_spectrum",
-                                     "weight_shift"};
+// Closed sets of label values. kTable explains most of them, foreshock/hook.h the reasons of kSkipReasons.
+constexpr Value kPasses[] = {"forward", "backward"};
+constexpr Value kMeanMax[] = {"mean", "max"};
+constexpr Value kMinMean[] = {"min", "mean"};
+constexpr Value kMinMeanMax[] = {"min", "mean", "max"};
+constexpr Value kBiasOf[] = {"kernel", "rounded_reference"};
+constexpr Value kAlarms[] = {"deviation_ratio", "bias", "nonfinite"};
+constexpr Value kRunStates[] = {"running", "finished", "failed", "preempted", "interrupted"};
+constexpr Value kSkippedSteps[] = {"overflow"};
+constexpr Value kSkipReasons[] = {"budget",  "ring_full", "dropout",       "capture",   "nested",
+                                  "fp8",     "mask",      "layout",        "too_large", "off",
+                                  "unknown", "device",    "device_memory", "set_up"};
+constexpr Value kLostReasons[] = {"torn", "refused", "unsupported"};
+constexpr Value kCoverageSources[] = {"none", "graphs", "kernels"};
+constexpr Value kKernelCountStateNames[] = {"waiting", "counting", "done",   "no_library",
+                                            "taken",   "profiler", "refused"};
+constexpr Value kGraphKnowledge[] = {"known", "unknown"};
+constexpr Value kEvidence[] = {"used", "imported", "registered", "unknown"};
+constexpr Value kReferences[] = {"previous", "initial"};
+constexpr Value kScopes[] = {"node"};
+constexpr Value kPooledMax[] = {"pooled", "max"};
+constexpr Value kWeightSkips[] = {"budget",  "ring_full", "too_large",     "device",      "format", "layout",
+                                  "unknown", "capture",   "device_memory", "device_full", "set_up"};
+constexpr Value kSites[] = {"loss", "gradient", "attention_output", "attention_gradient"};
+constexpr Value kCostPlaces[] = {"attention", "step", "agent"};
+constexpr Value kComponents[] = {"trainer", "slices", "tensors"};
+constexpr Value kErrorComponents[] = {"segment", "record"};
+constexpr Value kStepSources[] = {"reported", "optimizer_state", "counted", "unknown"};
+constexpr Value kLayerSources[] = {"annotation", "parameter", "ordinal", "unknown"};
+constexpr Value kLossSources[] = {"reported", "nll", "backward_root", "logged", "unknown"};
+// Copies of kFlagReasonNames and kFlaggedDropNames of agent/flagged.h, which exporters may not include.
+constexpr Value kFlagReasons[] = {"nonfinite",          "deviation_ratio", "bias",
+                                  "output_error_drift", "logit",           "control"};
+constexpr Value kFlaggedDrops[] = {"alike", "busy", "quota", "error"};
+// Copies of the names of the detectors in detect/thresholds.h, which may not be included either.
+constexpr Value kDetectorNames[] = {"bias",
+                                    "output_error_drift",
+                                    "deviation_forward",
+                                    "deviation_backward",
+                                    "max_logit",
+                                    "logit_growth",
+                                    "entropy_drop",
+                                    "gradient_norm",
+                                    "gradient_growth",
+                                    "rms_staleness",
+                                    "update_spectrum",
+                                    "weight_shift"};
 
 // Label lists, in the order in which Registry::set takes the values. `run` and `rank` come first: the
 // registry keys a series by its label values and clears those of a run or rank by the prefix of this key.
@@ -321,9 +321,8 @@ constexpr MetricInfo kTable[] = {
 };
 
 constexpr bool table_is_in_order() {
-  for (size_t i = 0; i < kMetricCount; ++i) {
+  for (size_t i = 0; i < kMetricCount; ++i)
     if (kTable[i].metric != static_cast<Metric>(i)) return false;
-  }
   return std::size(kTable) == kMetricCount;
 }
 static_assert(table_is_in_order());
@@ -364,7 +363,8 @@ constexpr size_t kMaxDroppedNames = 1 << 16;
 // Ends each label value in a key. No value contains it, since label_text() replaces control characters.
 constexpr char kSeparator = '\x1f';
 
-// Groups of series. When the series budget is used up, a new series replaces one of a group that comes later.
+// Tiers of series: without a rank label, needed by alerts for every rank, of a rank, of a layer. When the
+// series budget is used up, a new series replaces one of a later tier.
 enum Tier { kNodeTier, kLivenessTier, kRankTier, kLayerTier, kTiers };
 
 // A label is open if the table allows any value of it.
@@ -407,9 +407,8 @@ bool is_allowed(const LabelInfo& label, std::string_view value) {
 std::string label_text(std::string_view text) {
   if (text.empty()) return "unknown";
   std::string result(text.substr(0, kMaxLabelBytes));
-  for (char& c : result) {
+  for (char& c : result)
     if (!is_label_character(c)) c = '_';
-  }
   return result;
 }
 
@@ -439,8 +438,8 @@ struct Registry::Store {
   // of every scrape are in the same order.
   std::array<std::map<std::string, Series, std::less<>>, kMetricCount> families;
   std::array<std::list<std::pair<Metric, std::string>>, kTiers> by_age;  // metric and key, oldest first
-  std::unordered_set<std::string> dropped_names;  // series that were refused or dropped, each counted once
-  std::string key;  // of the series in question; set by make_key(); a member, so that its memory is reused
+  std::unordered_set<std::string> dropped_names;  // series that are now left out, each counted in `dropped`
+  std::string key;  // set by make_key(), read by find_or_admit(); a member, so that its memory is reused
 
   bool make_key(const MetricInfo& info, std::initializer_list<std::string_view> label_values);
   double* find_or_admit(const MetricInfo& info);
@@ -464,7 +463,7 @@ bool Registry::Store::make_key(const MetricInfo& info, std::initializer_list<std
   return true;
 }
 
-// Returns the address of the value of the series `key`, which is added if it is new; null if it is refused.
+// Returns the address of the value of series `key`, which is added if new; null if the budget has no room.
 double* Registry::Store::find_or_admit(const MetricInfo& info) {
   auto& family = families[static_cast<size_t>(info.metric)];
   auto value_of = [&](Series& series) {
@@ -491,8 +490,8 @@ double* Registry::Store::find_or_admit(const MetricInfo& info) {
   return value_of(series);
 }
 
-// Drops the youngest series of the highest group above `tier` that has any. Returns whether a series of
-// `tier` may be added: one was dropped, or it is a node series, which may exceed the budget.
+// Drops the youngest series of the last tier after `tier` that has any. Returns whether a series of `tier`
+// may be added: another one was dropped, or `tier` is kNodeTier, whose series may exceed the budget.
 bool Registry::Store::drop_one_for(Tier tier) {
   for (int victim = kLayerTier; victim > tier; --victim) {
     if (by_age[victim].empty()) continue;
@@ -506,7 +505,7 @@ bool Registry::Store::drop_one_for(Tier tier) {
 }
 
 void Registry::Store::note_dropped(Metric metric, const std::string& series_key) {
-  // The set is limited, since a trainer that keeps using new names would fill the memory. After it is
+  // The set is limited, since a trainer that keeps using new names would fill the memory. After the set was
   // cleared, a series may be counted twice.
   if (dropped_names.size() >= kMaxDroppedNames) dropped_names.clear();
   if (dropped_names.insert(std::string(metric_info(metric).name) + kSeparator + series_key).second) ++dropped;
@@ -520,10 +519,8 @@ void Registry::Store::erase(Metric metric, std::map<std::string, Series, std::le
 
 void Registry::Store::clear(Metric metric, const std::string& prefix) {
   auto& family = families[static_cast<size_t>(metric)];
-  for (auto series = family.lower_bound(prefix);
-       series != family.end() && series->first.starts_with(prefix);) {
+  for (auto series = family.lower_bound(prefix); series != family.end() && series->first.starts_with(prefix);)
     erase(metric, series++);
-  }
 }
 
 Registry::Registry(size_t series_budget) : store_(std::make_unique<Store>(series_budget)) {}
@@ -531,11 +528,11 @@ Registry::~Registry() = default;
 
 bool Registry::set(Metric metric, std::initializer_list<std::string_view> label_values, double value) {
   const MetricInfo& info = metric_info(metric);
-  const bool counter = info.type == MetricType::kCounter;
-  if (counter && !(std::isfinite(value) && value >= 0)) return false;
+  const bool is_counter = info.type == MetricType::kCounter;
+  if (is_counter && !(std::isfinite(value) && value >= 0)) return false;
   if (!store_->make_key(info, label_values)) return false;
   double* stored = store_->find_or_admit(info);
-  if (stored == nullptr || (counter && value < *stored)) return false;
+  if (stored == nullptr || (is_counter && value < *stored)) return false;
   *stored = value;
   return true;
 }
@@ -582,7 +579,7 @@ std::shared_ptr<const Snapshot> Registry::snapshot() const {
     family.help = info.help;
     family.type =
         info.type == MetricType::kCounter ? prometheus::MetricType::Counter : prometheus::MetricType::Gauge;
-    if (info.metric == Metric::kSeriesDroppedTotal)
+    if (info.metric == Metric::kSeriesDroppedTotal)  // the registry's own count; never set()
       family.metric.emplace_back().counter.value = static_cast<double>(store_->dropped);
     for (const auto& [key, series] : store_->families[static_cast<size_t>(info.metric)])
       family.metric.push_back(series.client);

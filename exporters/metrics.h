@@ -1,6 +1,6 @@
 // The metrics that the agent exports to Prometheus: the table of their names, types, units, help and labels,
-// and the registry of their values. docs/metrics.md is generated from the table. Tests check that dashboards
-// and rules use only these metrics. One thread sets values; any thread may read snapshots.
+// and the registry of their values. A metric with one combination of label values is a series.
+// docs/metrics.md is generated from the table. Tests check that dashboards and rules use only these metrics.
 #ifndef FORESHOCK_EXPORTERS_METRICS_H_
 #define FORESHOCK_EXPORTERS_METRICS_H_
 
@@ -138,8 +138,8 @@ std::span<const MetricInfo> all_metrics();
 
 std::string metrics_markdown();  // the table as Markdown, for docs/metrics.md
 
-// The values of all series at one time. Immutable. Families are in the order of the enum Metric, series are
-// sorted by their labels.
+// The values of all series at one time. Immutable. A family has the series of one metric, sorted by their
+// labels. Families are in the order of the enum Metric.
 struct Snapshot {
   std::vector<prometheus::MetricFamily> families;
 };
@@ -151,15 +151,14 @@ std::string exposition(const Snapshot& snapshot);
 // become '_', and an empty text becomes "unknown".
 std::string label_text(std::string_view text);
 
-// Thread-compatible; its snapshots may be passed to other threads.
+// The values of all series. Only one thread may use it; its snapshots may be passed to other threads.
 //
 // Series are admitted until there are `series_budget` of them. From then on, a new series replaces the
-// youngest series of the first nonempty group before its own group, or is refused:
+// youngest series of the first nonempty group of this list, or is refused if no group before its own has any:
 //  1. series of a layer, except those of foreshock_precursor_layer_info;
 //  2. other series with a `rank` label;
-//  3. series that alerts need of every rank: whether it is alive, its step, loss, NaN and alarms.
-// All other series are always admitted and never dropped. Each dropped or refused series is counted once in
-// foreshock_series_dropped_total.
+//  3. series that alerts need for every rank: whether it is alive, its step, loss, NaN and alarms.
+// Other series are always admitted. foreshock_series_dropped_total counts the dropped and refused series.
 class Registry {
  public:
   static constexpr size_t kDefaultSeriesBudget = 4096;
@@ -181,7 +180,7 @@ class Registry {
   void clear_rank(std::string_view run, std::string_view rank);
   void clear_layers(std::string_view run, std::string_view rank);
 
-  // Remove the series of one metric, for example before a metric like rank_info changes its labels.
+  // Remove the series of one metric, for example before a metric like rank_info gets other label values.
   void clear_metric(Metric metric, std::string_view run, std::string_view rank);
   void clear_metric(Metric metric, std::string_view run);
 
